@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +36,7 @@ struct Model {
     std::vector<OptimizerParam> params() {
         std::vector<OptimizerParam> out;
         for (size_t p = 0; p < values.size(); ++p) {
-            out.push_back({"p" + std::to_string(p), tensor_of(std::span<T>(values[p]), dtype_of<T>),
+            out.push_back({fmt::format("p{}", p), tensor_of(std::span<T>(values[p]), dtype_of<T>),
                            tensor_of(std::span<T>(grads[p]), dtype_of<T>)});
         }
         return out;
