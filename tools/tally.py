@@ -50,7 +50,8 @@ def from_junit(path: Path, tally: Tally, *, gtest: bool) -> None:
         name = f"{case.get('classname') or ''}.{case.get('name')}" if not gtest else str(case.get("name"))
         output = case.findtext("system-out") or ""
         skip = case.find("skipped")
-        if case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail":
+        missing = skip is not None and (skip.get("message") or "").startswith("Unable to find executable")
+        if missing or case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail":
             before = len(tally.failed)
             if not (gtest and from_gtest_output(name, output, tally)) or len(tally.failed) == before:
                 tally.failed.append(name)

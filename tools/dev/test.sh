@@ -124,7 +124,10 @@ run_rust() {
   [[ -f bindings/rust/Cargo.toml ]] || return 0
   RESULT=$LOGS/test-rust.log
   local args=()
-  [[ $long == no ]] || args=(--include-ignored)
+  if [[ $long == yes ]]; then
+    args=(--include-ignored)
+    command -v nvidia-smi >/dev/null || args+=(--skip gpu)
+  fi
   say "cargo test"
   TESSERA_LOG_LINES=400 run_logged test-rust limited 40 cargo test --workspace --no-fail-fast \
     --manifest-path bindings/rust/Cargo.toml ${filter:+"$filter"} -- "${args[@]}"
