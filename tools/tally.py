@@ -1,8 +1,8 @@
 """Read what the test runners of one `./dev test` wrote, print a line for each section, and close with the total.
 
-The folder given holds `sections.tsv` (title, kind, report, exit status, seconds), written by tools/dev/test.sh. Kinds are
-`ctest` and `pytest` (a JUnit XML file), `surefire` (a folder of them), `cargo` (the runner's text) and `none`. A section
-that exited non-zero without a failed test to show for it (a crash, a build error) counts as one failure.
+The folder given holds `sections.tsv` (title, kind, report, exit status, seconds), written by tools/dev/test.sh. Kinds
+are `ctest` and `pytest` (a JUnit XML file), `surefire` (a folder of them), `cargo` (the runner's text) and `none`. A
+section that exited non-zero without a failed test to show for it (a crash, a build error) counts as one failure.
 
 The exit status is 1 when anything failed, when nothing ran, or, with --strict-skips=yes, when a test was skipped for
 another reason than a missing GPU: its reason has to say `needs a GPU`.
@@ -51,7 +51,12 @@ def from_junit(path: Path, tally: Tally, *, gtest: bool) -> None:
         output = case.findtext("system-out") or ""
         skip = case.find("skipped")
         missing = skip is not None and (skip.get("message") or "").startswith("Unable to find executable")
-        if missing or case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail":
+        if (
+            missing
+            or case.find("failure") is not None
+            or case.find("error") is not None
+            or case.get("status") == "fail"
+        ):
             before = len(tally.failed)
             if not (gtest and from_gtest_output(name, output, tally)) or len(tally.failed) == before:
                 tally.failed.append(name)
