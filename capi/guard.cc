@@ -1,0 +1,145 @@
+#include "guard.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <mutex>
+
+namespace tsr::capi {
+
+namespace {
+
+struct Quarantine {
+    struct Entry {
+        void* memory;
+        void (*release)(void*);
+    };
+    std::mutex mutex;  // guards entries
+    std::deque<Entry> entries;
+
+    ~Quarantine() {
+        for (const Entry& entry : entries) entry.release(entry.memory);
+    }
+};
+
+constexpr size_t quarantine_length = 1024;
+
+}  // namespace
+
+void quarantine(void* memory, void (*release)(void*)) noexcept {
+    static Quarantine instance;
+    Quarantine::Entry oldest{nullptr, nullptr};
+    try {
+        const std::lock_guard lock(instance.mutex);
+        instance.entries.push_back({memory, release});
+        if (instance.entries.size() > quarantine_length) {
+            oldest = instance.entries.front();
+            instance.entries.pop_front();
+        }
+    } catch (...) {
+        oldest = {memory, release};
+    }
+    if (oldest.release != nullptr) oldest.release(oldest.memory);
+}
+
+void throw_bad_handle(const char* what, uint64_t magic) {
+    if (magic == dead_magic) {
+        throw Error(Code::invalid_state, fmt::format("{} was destroyed before this call", what));
+    }
+    throw Error(Code::invalid_argument, fmt::format("{} is not a handle of the expected type", what));
+}
+
+void text_out(const std::string& value, char* buf, size_t capacity, size_t* size) {
+    required(size, "size") = value.size() + 1;
+    if (capacity > 0 && buf == nullptr) throw Error(Code::invalid_argument, "the text buffer is NULL");
+    if (capacity > value.size()) std::memcpy(buf, value.c_str(), value.size() + 1);
+}
+
+Tensor tensor_in(const tsr_tensor* tensor, const char* what) {
+    const tsr_tensor& in = required(tensor, what);
+    Tensor out;
+    out.dtype = static_cast<DType>(in.dtype);
+    if (!is_known(out.dtype)) {
+        throw Error(Code::invalid_argument, fmt::format("{} has the unknown dtype {}", what, in.dtype));
+    }
+    if (in.device_type != TSR_DEVICE_CPU && in.device_type != TSR_DEVICE_CUDA) {
+        throw Error(Code::invalid_argument, fmt::format("{} has the unknown device type {}", what, in.device_type));
+    }
+    out.device = {static_cast<DeviceType>(in.device_type), in.device_index};
+    if (in.ndim < 0 || in.ndim > TSR_MAX_NDIM) {
+        throw Error(Code::invalid_argument, fmt::format("{} has {} dimensions; 0 to {} are supported", what, in.ndim,
+                                                        TSR_MAX_NDIM));
+    }
+    if (in.ndim > 0 && in.shape == nullptr) throw Error(Code::invalid_argument, fmt::format("{} has no shape", what));
+    for (const uint64_t word : in.reserved) {
+        if (word != 0) throw Error(Code::invalid_argument, fmt::format("{} has reserved words that are not zero", what));
+    }
+    out.shape = Dims(std::span<const int64_t>(in.shape, static_cast<size_t>(in.ndim)));
+    check_shape(out.shape, out.dtype, what);
+    const int64_t numel = out.numel();
+    if (in.strides != nullptr && numel > 0) {
+        int64_t expected = 1;
+        for (int d = in.ndim - 1; d >= 0; --d) {
+            if (out.shape[d] != 1 && in.strides[d] != expected) {
+                throw Error(Code::invalid_argument,
+                            fmt::format("{} is not contiguous: stride {} of dimension {}, expected {}; make a "
+                                        "contiguous copy",
+                                        what, in.strides[d], d, expected));
+            }
+            expected *= out.shape[d];
+        }
+    }
+    if (in.data == nullptr && numel > 0) throw Error(Code::invalid_argument, fmt::format("{} has no data", what));
+    if (in.data != nullptr) out.data = static_cast<std::byte*>(in.data) + in.byte_offset;
+    return out;
+}
+
+std::vector<Tensor> tensors_in(const tsr_tensor* tensors, size_t n, const char* what) {
+    if (n > 0) required(tensors, what);
+    std::vector<Tensor> out;
+    out.reserve(n);
+    for (size_t i = 0; i < n; ++i) out.push_back(tensor_in(&tensors[i], fmt::format("{}[{}]", what, i).c_str()));
+    return out;
+}
+
+tsr_tensor tensor_out(const Tensor& tensor) {
+    tsr_tensor out{};
+    out.data = tensor.data;
+    out.shape = tensor.shape.data();
+    out.ndim = tensor.shape.ndim();
+    out.dtype = static_cast<tsr_dtype>(tensor.dtype);
+    out.device_type = static_cast<int32_t>(tensor.device.type);
+    out.device_index = tensor.device.index;
+    return out;
+}
+
+void read_options(const void* from, void* defaults, size_t own_size, const char* what) {
+    if (from == nullptr) return;
+    size_t given = 0;
+    std::memcpy(&given, from, sizeof given);
+    if (given < sizeof given) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("{}.struct_size is {}; call its _init function first", what, given));
+    }
+    if (given > own_size) {
+        const auto* bytes = static_cast<const unsigned char*>(from);
+        if (!std::all_of(bytes + own_size, bytes + given, [](unsigned char b) { return b == 0; })) {
+            throw Error(Code::unsupported,
+                        fmt::format("{} sets fields that this library ({} bytes of options, not {}) does not know", what,
+                                    own_size, given));
+        }
+    }
+    std::memcpy(defaults, from, std::min(given, own_size));
+    std::memcpy(defaults, &own_size, sizeof own_size);
+}
+
+void write_options(void* to, size_t struct_size, const void* defaults, size_t own_size, const char* what) {
+    if (to == nullptr) throw Error(Code::invalid_argument, fmt::format("{} is NULL", what));
+    if (struct_size < sizeof struct_size) {
+        throw Error(Code::invalid_argument, fmt::format("struct_size {} of {}; pass sizeof", struct_size, what));
+    }
+    std::memset(to, 0, struct_size);
+    std::memcpy(to, defaults, std::min(struct_size, own_size));
+    std::memcpy(to, &struct_size, sizeof struct_size);
+}
+
+}  // namespace tsr::capi

@@ -1,0 +1,112 @@
+// The border between C and C++: the only place where exceptions become status codes and pointers become objects.
+// Every function of capi/ is one guard() over src/. A handle carries a magic word, poisoned when it is destroyed;
+// destroyed handles rest in a bounded quarantine, so that a late use reads the poison, not freed memory.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "tensor/tensor.hpp"
+#include "tessera/tessera.h"
+
+namespace tsr::capi {
+
+// Sets the calling thread's last error; returns its code.
+tsr_status fail(const Error& error) noexcept;
+
+// A detached error object for the caller, freed by tsr_error_destroy.
+tsr_error* detached(const Error& error);
+
+// Runs `body`; TSR_OK, or the status of what it threw.
+template <class Body>
+tsr_status guard(Body&& body) noexcept {
+    try {
+        body();
+        return TSR_OK;
+    } catch (...) {
+        return fail(current_error());
+    }
+}
+
+inline constexpr uint64_t dead_magic = 0xdeaddeaddeaddead;
+
+// What every handle is: a magic word of its type, then a shared pointer to the object.
+template <class T, uint64_t Magic>
+struct Handle {
+    static constexpr uint64_t type_magic = Magic;
+    uint64_t magic = Magic;
+    std::shared_ptr<T> object;
+};
+
+// Keeps `memory` alive for a while after destroy; `release` frees it.
+void quarantine(void* memory, void (*release)(void*)) noexcept;
+
+[[noreturn]] void throw_bad_handle(const char* what, uint64_t magic);
+
+// The object behind a handle argument; throws INVALID_ARGUMENT (NULL, another type) or INVALID_STATE (destroyed).
+template <class H>
+auto& object_of(const H* handle, const char* what) {
+    if (handle == nullptr) throw Error(Code::invalid_argument, fmt::format("{} is NULL", what));
+    if (handle->magic != H::type_magic) throw_bad_handle(what, handle->magic);
+    return handle->object;
+}
+
+template <class T>
+T& required(T* out, const char* what) {
+    if (out == nullptr) throw Error(Code::invalid_argument, fmt::format("{} is NULL", what));
+    return *out;
+}
+
+// Creates a handle for `object` into `*out`, which is NULL if anything throws before.
+template <class H, class Make>
+void create(H** out, Make&& make) {
+    H*& slot = required(out, "out");
+    slot = nullptr;
+    auto handle = std::make_unique<H>();
+    handle->object = make();
+    slot = handle.release();
+}
+
+// Destroys a handle: NULL is taken, one destroyed before is left alone.
+template <class H>
+void destroy(H* handle) noexcept {
+    if (handle == nullptr || handle->magic != H::type_magic) return;
+    handle->magic = dead_magic;
+    handle->object.reset();
+    quarantine(handle, [](void* memory) { delete static_cast<H*>(memory); });
+}
+
+// A C string argument: not NULL.
+inline std::string text(const char* value, const char* what) { return std::string(&required(value, what)); }
+
+// Copies `value` and a final 0 into buf if it fits; always tells the size.
+void text_out(const std::string& value, char* buf, size_t capacity, size_t* size);
+
+// Checks and converts a tensor argument: known dtype, sane shape, contiguous, not NULL unless empty.
+Tensor tensor_in(const tsr_tensor* tensor, const char* what);
+std::vector<Tensor> tensors_in(const tsr_tensor* tensors, size_t n, const char* what);
+// A view of `tensor`; `tensor.shape` must outlive it.
+tsr_tensor tensor_out(const Tensor& tensor);
+
+// Reads min(struct_size, sizeof) bytes of the caller's options over the defaults; non-zero bytes beyond what this
+// library knows are UNSUPPORTED; struct_size 0 is INVALID_ARGUMENT; NULL gives the defaults.
+void read_options(const void* from, void* defaults, size_t own_size, const char* what);
+template <class O>
+O options_in(const O* from, O defaults, const char* what) {
+    read_options(from, &defaults, sizeof(O), what);
+    return defaults;
+}
+// Writes `defaults` into the caller's struct of `struct_size` bytes and sets its struct_size.
+void write_options(void* to, size_t struct_size, const void* defaults, size_t own_size, const char* what);
+template <class O>
+tsr_status options_init(O* to, size_t struct_size, const O& defaults, const char* what) noexcept {
+    return guard([&] { write_options(to, struct_size, &defaults, sizeof(O), what); });
+}
+
+}  // namespace tsr::capi

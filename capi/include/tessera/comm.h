@@ -1,0 +1,284 @@
+/* Tessera: the ranks of a group and their collectives. */
+#ifndef TESSERA_COMM_H
+#define TESSERA_COMM_H
+
+#include "types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Options of a communicator. `_init` writes the defaults; then every field is literal. */
+typedef struct tsr_comm_options {
+    size_t struct_size;
+    int32_t timeout_ms;   /* deadline of each collective; default 600000, or TESSERA_TIMEOUT_MS */
+    int32_t spin_count;   /* busy turns before a waiting rank yields; -1 (default): from ranks and usable cores */
+    const char *backend;  /* NULL (default): TESSERA_BACKEND or "auto"; "shm", "gloo", "cpu:gloo,cuda:nccl" */
+    const char *name;     /* in messages and logs; NULL (default): "world" */
+} tsr_comm_options;
+
+/** Write the defaults into `options`.
+ *  @param options      out
+ *  @param struct_size  sizeof(tsr_comm_options) of the caller
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_options_init(tsr_comm_options *options, size_t struct_size);
+
+/** Join the job that the environment describes: `tessera run` or torchrun (RANK, WORLD_SIZE, MASTER_ADDR,
+ *  MASTER_PORT), mpirun (OMPI_*, PMI_*), srun (SLURM_*); with none of them a communicator of one rank.
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the communicator
+ *  @return TSR_OK, INVALID_ARGUMENT, TIMEOUT (a rank never came), PERMISSION (token), IO, UNSUPPORTED, INTERRUPTED
+ *  @threadsafety any thread  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_from_env(const tsr_comm_options *options, tsr_comm **out);
+
+/** Join `world_size` ranks that use the same store.
+ *  @param store       borrowed until destroy of the communicator
+ *  @param rank        0 to world_size - 1, each once
+ *  @param world_size  1 to 4096
+ *  @param options     borrowed for the call; NULL: all defaults
+ *  @param out         the communicator
+ *  @return TSR_OK, INVALID_ARGUMENT, TIMEOUT (a rank never came), MISMATCH, IO, UNSUPPORTED, INTERRUPTED
+ *  @threadsafety any thread  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_create(tsr_store *store, int32_t rank, int32_t world_size,
+                                                const tsr_comm_options *options, tsr_comm **out);
+
+/** Divide the ranks into groups: those of one `color` form one, ordered by `key`, then by rank.
+ *  @param comm     borrowed for the call; the new communicator does not need it
+ *  @param color    negative: this rank joins no group and `out` becomes NULL
+ *  @param key      order inside the group
+ *  @param options  borrowed for the call; NULL: those of `comm`
+ *  @param out      the communicator of this rank's group
+ *  @return TSR_OK, INVALID_ARGUMENT, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED
+ *  @threadsafety exclusive comm  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_split(tsr_comm *comm, int32_t color, int32_t key,
+                                               const tsr_comm_options *options, tsr_comm **out);
+
+/** Wait for all ranks and all issued work; no collective may follow.
+ *  @param comm  borrowed for the call
+ *  @return TSR_OK, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED
+ *  @threadsafety exclusive comm  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_finalize(tsr_comm *comm);
+
+/** Fail every waiting and later operation, here and at the peers, with ABORTED. Idempotent.
+ *  @param comm    borrowed for the call
+ *  @param reason  UTF-8, told to the peers; may be NULL
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_abort(const tsr_comm *comm, const char *reason);
+
+/** Leave the communicator: aborts what is still running. NULL is taken. Works, buffers and other objects made
+ *  from it stay valid handles; their calls fail.
+ *  @param comm  transferred
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API void tsr_comm_destroy(tsr_comm *comm);
+
+/** This rank's number.
+ *  @param comm  borrowed for the call
+ *  @param rank  out: 0 to world size - 1
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_rank(const tsr_comm *comm, int32_t *rank);
+
+/** The number of ranks.
+ *  @param comm        borrowed for the call
+ *  @param world_size  out
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_world_size(const tsr_comm *comm, int32_t *world_size);
+
+/** The transport in use, "shm", "gloo" or "self" (one rank).
+ *  @param comm  borrowed for the call
+ *  @param name  out: borrowed until destroy
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_transport(const tsr_comm *comm, const char **name);
+
+/** The error that failed the communicator; NULL while it is well. Noticed by a call or by a peer's death.
+ *  @param comm   borrowed for the call
+ *  @param error  out: a detached error, to be freed by tsr_error_destroy, or NULL
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_error(const tsr_comm *comm, tsr_error **error);
+
+/** Reduce `n` tensors over the ranks, in place, in the order given; every rank gets the same bits.
+ *  @param comm     borrowed until the work is done
+ *  @param tensors  n tensors of one dtype, in place, borrowed until the work is done
+ *  @param n        the same on every rank
+ *  @param op       a TSR_REDUCE_ value
+ *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param work     out, may be NULL: then the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
+ *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_all_reduce(tsr_comm *comm, const tsr_tensor *tensors, size_t n, tsr_reduce_op
+                                                    op, void *stream, tsr_work **work);
+
+/** Reduce `input` and leave the r-th of world-size equal parts on rank r.
+ *  @param comm     borrowed until the work is done
+ *  @param input    borrowed until the work is done; elements = world size * output elements
+ *  @param output   borrowed until the work is done; may be the r-th part of input
+ *  @param op       a TSR_REDUCE_ value
+ *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param work     out, may be NULL: then the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
+ *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_reduce_scatter(tsr_comm *comm, const tsr_tensor *input, const tsr_tensor
+                                                        *output, tsr_reduce_op op, void *stream, tsr_work **work);
+
+/** Concatenate all ranks' `input` in rank order.
+ *  @param comm     borrowed until the work is done
+ *  @param input    borrowed until the work is done
+ *  @param output   borrowed until the work is done; elements = world size * input elements; input may be its r-th part
+ *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param work     out, may be NULL: then the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
+ *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_all_gather(tsr_comm *comm, const tsr_tensor *input, const tsr_tensor *output,
+                                                    void *stream, tsr_work **work);
+
+/** Gather inputs of different lengths: outputs[r] receives rank r's input.
+ *  @param comm     borrowed until the work is done
+ *  @param input    borrowed until the work is done
+ *  @param outputs  world-size tensors, borrowed until the work is done; the same lengths on every rank
+ *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param work     out, may be NULL: then the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
+ *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_all_gather_v(tsr_comm *comm, const tsr_tensor *input, const tsr_tensor
+                                                      *outputs, void *stream, tsr_work **work);
+
+/** Give every rank the root's tensors.
+ *  @param comm     borrowed until the work is done
+ *  @param tensors  n tensors of one dtype, in place, borrowed until the work is done
+ *  @param n        the same on every rank
+ *  @param root     a rank
+ *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param work     out, may be NULL: then the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
+ *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_broadcast(tsr_comm *comm, const tsr_tensor *tensors, size_t n, int32_t root,
+                                                   void *stream, tsr_work **work);
+
+/** Reduce `input`; the result is on the root alone.
+ *  @param comm     borrowed until the work is done
+ *  @param input    borrowed until the work is done
+ *  @param output   borrowed until the work is done; read on the root only, NULL elsewhere; may be input
+ *  @param op       a TSR_REDUCE_ value
+ *  @param root     a rank
+ *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param work     out, may be NULL: then the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
+ *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_reduce(tsr_comm *comm, const tsr_tensor *input, const tsr_tensor *output,
+                                                tsr_reduce_op op, int32_t root, void *stream, tsr_work **work);
+
+/** Concatenate all ranks' `input` on the root.
+ *  @param comm     borrowed until the work is done
+ *  @param input    borrowed until the work is done
+ *  @param output   borrowed until the work is done; on the root: world size * input elements; NULL elsewhere
+ *  @param root     a rank
+ *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param work     out, may be NULL: then the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
+ *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_gather(tsr_comm *comm, const tsr_tensor *input, const tsr_tensor *output,
+                                                int32_t root, void *stream, tsr_work **work);
+
+/** Give rank r the r-th of world-size equal parts of the root's `input`.
+ *  @param comm     borrowed until the work is done
+ *  @param input    borrowed until the work is done; on the root: world size * output elements; NULL elsewhere
+ *  @param output   borrowed until the work is done
+ *  @param root     a rank
+ *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param work     out, may be NULL: then the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
+ *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_scatter(tsr_comm *comm, const tsr_tensor *input, const tsr_tensor *output,
+                                                 int32_t root, void *stream, tsr_work **work);
+
+/** Send the r-th of world-size equal parts of `input` to rank r; parts arrive in rank order.
+ *  @param comm     borrowed until the work is done
+ *  @param input    borrowed until the work is done
+ *  @param output   borrowed until the work is done; as many elements as input
+ *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param work     out, may be NULL: then the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
+ *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_all_to_all(tsr_comm *comm, const tsr_tensor *input, const tsr_tensor *output,
+                                                    void *stream, tsr_work **work);
+
+/** Send a tensor to `peer`, which receives it with the same tag. Not collective.
+ *  @param comm     borrowed until the work is done
+ *  @param tensor   borrowed until the work is done
+ *  @param peer     a rank other than this one
+ *  @param tag      0 to 2^31 - 1
+ *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param work     out, may be NULL: then the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
+ *  @threadsafety exclusive comm  @collective no  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_send(tsr_comm *comm, const tsr_tensor *tensor, int32_t peer, int32_t tag,
+                                              void *stream, tsr_work **work);
+
+/** Receive a tensor from `peer`; dtype and element count must be those sent. Not collective.
+ *  @param comm     borrowed until the work is done
+ *  @param tensor   borrowed until the work is done
+ *  @param peer     a rank other than this one
+ *  @param tag      0 to 2^31 - 1
+ *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param work     out, may be NULL: then the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
+ *  @threadsafety exclusive comm  @collective no  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_recv(tsr_comm *comm, const tsr_tensor *tensor, int32_t peer, int32_t tag,
+                                              void *stream, tsr_work **work);
+
+/** Return when every rank has called it.
+ *  @param comm  borrowed until the work is done
+ *  @param work  out, may be NULL: then the call returns when all ranks have come
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
+ *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_work **work);
+
+/** Wait until the work is done.
+ *  @param work        borrowed for the call
+ *  @param timeout_ms  negative: until the operation's own deadline
+ *  @return TSR_OK, NOT_READY (timeout_ms passed; the work lives on), INTERRUPTED, or the operation's error
+ *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_work_wait(const tsr_work *work, int32_t timeout_ms);
+
+/** Whether the work is done, well or not.
+ *  @param work  borrowed for the call
+ *  @param done  out: 1 or 0
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_work_test(const tsr_work *work, int32_t *done);
+
+/** The error of work that is done.
+ *  @param work   borrowed for the call
+ *  @param error  out: a detached error, to be freed by tsr_error_destroy; NULL if the work went well
+ *  @return TSR_OK, NOT_READY, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_work_error(const tsr_work *work, tsr_error **error);
+
+/** Called once when the work is done, on a library thread or inside tsr_work_on_done. `status` is its result.
+ *  It must neither block nor call a function of the communicator. */
+typedef void (*tsr_work_fn)(tsr_status status, void *user_data);
+
+/** Register the completion callback; one per work.
+ *  @param work       borrowed for the call
+ *  @param fn         called exactly once
+ *  @param user_data  passed to fn
+ *  @param destroy    may be NULL; called on user_data after fn
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (there is one already)
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_work_on_done(const tsr_work *work, tsr_work_fn fn, void *user_data,
+                                                 tsr_destroy_fn destroy);
+
+/** Forget the work; it goes on, and what it borrowed must live until it is done. NULL is taken.
+ *  @param work  transferred
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API void tsr_work_destroy(tsr_work *work);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,70 @@
+/* Tessera: the distributed sampler: which samples this rank takes next. */
+#ifndef TESSERA_DATA_H
+#define TESSERA_DATA_H
+
+#include "types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Options of a sampler. `_init` writes the defaults; then every field is literal. */
+typedef struct tsr_sampler_options {
+    size_t struct_size;
+    uint64_t seed;     /* of the shuffle; the same on every rank; default 0 */
+    int32_t shuffle;   /* 1 (default): a new order each epoch; 0: 0, 1, 2, ... */
+    int32_t drop_last; /* 0 (default): an epoch's short end is filled from its beginning; 1: it is dropped */
+} tsr_sampler_options;
+
+/** Write the defaults into `options`.
+ *  @param options      out
+ *  @param struct_size  sizeof(tsr_sampler_options) of the caller
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_sampler_options_init(tsr_sampler_options *options, size_t struct_size);
+
+/** A sampler of `length` samples over the ranks of `comm`. The order of an epoch depends on seed, epoch and length
+ *  alone, not on the world size, so that training goes on in mid-epoch at another one.
+ *  @param comm     borrowed for the call (rank and world size are read)
+ *  @param length   samples of the data set, at least 1
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the sampler
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_sampler_create(const tsr_comm *comm, int64_t length,
+                                                   const tsr_sampler_options *options, tsr_sampler **out);
+
+/** This rank's next batch. All ranks must ask for the same size in the same order. Begins the next epoch by itself when
+ *  one is used up; a batch never spans two epochs, so the last one of an epoch may be shorter (the same on all ranks).
+ *  @param sampler  borrowed for the call
+ *  @param indices  out: at least `size` numbers
+ *  @param size     samples wanted on this rank, at least 1
+ *  @param count    out: samples given, 1 to size
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_sampler_next(tsr_sampler *sampler, int64_t *indices, size_t size, size_t *count);
+
+/** The epoch that the next batch belongs to, and how many of its samples all ranks together have taken.
+ *  @param sampler   borrowed for the call
+ *  @param epoch     out, may be NULL: from 0
+ *  @param consumed  out, may be NULL
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_sampler_position(const tsr_sampler *sampler, int64_t *epoch, int64_t *consumed);
+
+/** Go to the beginning of `epoch`.
+ *  @param sampler  borrowed for the call
+ *  @param epoch    not negative
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_sampler_set_epoch(tsr_sampler *sampler, int64_t epoch);
+
+/** Free the sampler. NULL is taken.
+ *  @param sampler  transferred
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API void tsr_sampler_destroy(tsr_sampler *sampler);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,27 @@
+/* Tessera: what the launcher tells the ranks. */
+#ifndef TESSERA_LAUNCH_H
+#define TESSERA_LAUNCH_H
+
+#include "types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Whether the launcher was asked to stop (SIGTERM to its agent): save and return soon. Reads a flag, costs nothing.
+ *  @return 1 or 0; always 0 outside `tessera run`
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API int32_t tsr_preempt_requested(void);
+
+/** Tell the launcher why this process fails, for its error summary. Writes the error file that the environment names
+ *  (TESSERA_ERROR_FILE, TORCHELASTIC_ERROR_FILE); the first call of a process counts, later ones do nothing.
+ *  @param message    UTF-8, one line, borrowed for the call
+ *  @param traceback  UTF-8, may be NULL, borrowed for the call
+ *  @return TSR_OK (also outside a launcher), INVALID_ARGUMENT, IO
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_record_error(const char *message, const char *traceback);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

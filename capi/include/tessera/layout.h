@@ -1,0 +1,77 @@
+/* Tessera: how a global tensor lies on the ranks of a mesh. Arithmetic only, no messages. */
+#ifndef TESSERA_LAYOUT_H
+#define TESSERA_LAYOUT_H
+
+#include "types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** What one mesh dimension does to a tensor. */
+enum { TSR_PLACE_REPLICATE = 1, TSR_PLACE_SHARD = 2 };
+
+typedef struct tsr_placement {
+    int32_t kind; /* TSR_PLACE_ */
+    int32_t dim;  /* the tensor dimension of SHARD; 0 otherwise */
+} tsr_placement;
+
+/** One piece that a rank holds, as a box of the global tensor. Offsets and sizes count elements. */
+typedef struct tsr_box {
+    int64_t offsets[TSR_MAX_NDIM];
+    int64_t sizes[TSR_MAX_NDIM];
+} tsr_box;
+
+/** A layout from placements: mesh dimensions are applied in order; SHARD cuts like torch.chunk (equal parts of
+ *  ceil(size / parts), then a shorter one, then empty ones).
+ *  @param shape       ndim sizes, borrowed for the call
+ *  @param ndim        0 to 8
+ *  @param mesh_sizes  mesh_ndim sizes, row-major ranks, borrowed for the call
+ *  @param placements  mesh_ndim placements, borrowed for the call
+ *  @param mesh_ndim   1 to 8
+ *  @param out         the layout
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_layout_create(const int64_t *shape, int32_t ndim, const int32_t *mesh_sizes,
+                                                  const tsr_placement *placements, int32_t mesh_ndim,
+                                                  tsr_layout **out);
+
+/** A layout from explicit boxes: `counts[r]` boxes belong to rank r, listed in rank order. Boxes must lie inside the
+ *  tensor; two boxes are equal (replicas) or disjoint.
+ *  @param shape       ndim sizes, borrowed for the call
+ *  @param ndim        0 to 8
+ *  @param boxes       borrowed for the call
+ *  @param counts      world_size numbers, borrowed for the call
+ *  @param world_size  1 to 4096
+ *  @param out         the layout
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_layout_from_boxes(const int64_t *shape, int32_t ndim, const tsr_box *boxes,
+                                                      const int32_t *counts, int32_t world_size, tsr_layout **out);
+
+/** How many boxes `rank` holds; empty boxes are not counted (0-d tensors have one box).
+ *  @param layout  borrowed for the call
+ *  @param rank    0 to world size - 1
+ *  @param count   out
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_layout_box_count(const tsr_layout *layout, int32_t rank, int32_t *count);
+
+/** The `index`-th box of `rank`. Entries beyond the tensor's ndim are zero.
+ *  @param layout  borrowed for the call
+ *  @param rank    0 to world size - 1
+ *  @param index   0 to count - 1
+ *  @param box     out
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_layout_box(const tsr_layout *layout, int32_t rank, int32_t index, tsr_box *box);
+
+/** Free the layout. NULL is taken.
+ *  @param layout  transferred
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API void tsr_layout_destroy(tsr_layout *layout);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

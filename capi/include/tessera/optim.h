@@ -1,0 +1,160 @@
+/* Tessera: optimizers over local parameters: SGD, Adam, AdamW. */
+#ifndef TESSERA_OPTIM_H
+#define TESSERA_OPTIM_H
+
+#include "types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Options of SGD. `_init` writes the defaults; then every field is literal. */
+typedef struct tsr_sgd_options {
+    size_t struct_size;
+    double lr;            /* default 0.001 */
+    double momentum;      /* default 0 */
+    double dampening;     /* default 0 */
+    double weight_decay;  /* added to the gradient; default 0 */
+    int32_t nesterov;     /* 1 needs momentum > 0 and dampening 0; default 0 */
+} tsr_sgd_options;
+
+/** Write the defaults into `options`.
+ *  @param options      out
+ *  @param struct_size  sizeof(tsr_sgd_options) of the caller
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_sgd_options_init(tsr_sgd_options *options, size_t struct_size);
+
+/** Stochastic gradient descent as PyTorch defines it (momentum after Sutskever et al. 2013).
+ *  @param params   n contiguous f32 or f64 tensors with different names, memory borrowed until destroy
+ *  @param grads    n tensors like them, memory borrowed until destroy
+ *  @param n        at least 1
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_sgd_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
+                                   const tsr_sgd_options *options, tsr_optimizer **out);
+
+/** The same over the parameters and gradient views of `ddp`.
+ *  @param ddp      borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @threadsafety exclusive ddp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_ddp_sgd(tsr_ddp *ddp, const tsr_sgd_options *options, tsr_optimizer **out);
+
+/** Options of Adam. `_init` writes the defaults; then every field is literal. */
+typedef struct tsr_adam_options {
+    size_t struct_size;
+    double lr;            /* default 0.001 */
+    double beta1;         /* default 0.9 */
+    double beta2;         /* default 0.999 */
+    double eps;           /* default 1e-8 */
+    double weight_decay;  /* added to the gradient; default 0 */
+} tsr_adam_options;
+
+/** Write the defaults into `options`.
+ *  @param options      out
+ *  @param struct_size  sizeof(tsr_adam_options) of the caller
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_adam_options_init(tsr_adam_options *options, size_t struct_size);
+
+/** Adam (Kingma and Ba 2015), with bias correction.
+ *  @param params   n contiguous f32 or f64 tensors with different names, memory borrowed until destroy
+ *  @param grads    n tensors like them, memory borrowed until destroy
+ *  @param n        at least 1
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_adam_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
+                                   const tsr_adam_options *options, tsr_optimizer **out);
+
+/** The same over the parameters and gradient views of `ddp`.
+ *  @param ddp      borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @threadsafety exclusive ddp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_ddp_adam(tsr_ddp *ddp, const tsr_adam_options *options, tsr_optimizer **out);
+
+/** Options of AdamW. `_init` writes the defaults; then every field is literal. */
+typedef struct tsr_adamw_options {
+    size_t struct_size;
+    double lr;            /* default 0.001 */
+    double beta1;         /* default 0.9 */
+    double beta2;         /* default 0.999 */
+    double eps;           /* default 1e-8 */
+    double weight_decay;  /* decoupled: param *= 1 - lr * weight_decay; default 0.01 */
+} tsr_adamw_options;
+
+/** Write the defaults into `options`.
+ *  @param options      out
+ *  @param struct_size  sizeof(tsr_adamw_options) of the caller
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_adamw_options_init(tsr_adamw_options *options, size_t struct_size);
+
+/** AdamW (Loshchilov and Hutter 2019): Adam with decoupled weight decay.
+ *  @param params   n contiguous f32 or f64 tensors with different names, memory borrowed until destroy
+ *  @param grads    n tensors like them, memory borrowed until destroy
+ *  @param n        at least 1
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_adamw_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
+                                   const tsr_adamw_options *options, tsr_optimizer **out);
+
+/** The same over the parameters and gradient views of `ddp`.
+ *  @param ddp      borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @threadsafety exclusive ddp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_ddp_adamw(tsr_ddp *ddp, const tsr_adamw_options *options, tsr_optimizer **out);
+
+/** Update every parameter from its gradient. Gradients are left as they are.
+ *  @param optimizer  borrowed for the call
+ *  @return TSR_OK, INVALID_STATE (a ddp's gradients are being reduced)
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_optimizer_step(tsr_optimizer *optimizer);
+
+/** Set every gradient to zero.
+ *  @param optimizer  borrowed for the call
+ *  @return TSR_OK, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_optimizer_zero_grad(tsr_optimizer *optimizer);
+
+/** The learning rate of the next step.
+ *  @param optimizer  borrowed for the call
+ *  @param lr         out
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_optimizer_lr(const tsr_optimizer *optimizer, double *lr);
+
+/** Set the learning rate of the next step.
+ *  @param optimizer  borrowed for the call
+ *  @param lr         finite, not negative
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_optimizer_set_lr(tsr_optimizer *optimizer, double lr);
+
+/** How many steps were made, those before a checkpoint included.
+ *  @param optimizer  borrowed for the call
+ *  @param steps      out
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_optimizer_steps(const tsr_optimizer *optimizer, int64_t *steps);
+
+/** Free the optimizer. NULL is taken.
+ *  @param optimizer  transferred
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API void tsr_optimizer_destroy(tsr_optimizer *optimizer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

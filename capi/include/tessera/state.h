@@ -1,0 +1,132 @@
+/* Tessera: what a checkpoint saves and loads in place: named tensors with layouts, and named values. */
+#ifndef TESSERA_STATE_H
+#define TESSERA_STATE_H
+
+#include "types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** An empty state.
+ *  @param out  the state
+ *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_create(tsr_state **out);
+
+/** Add a tensor that every rank holds whole and equal.
+ *  @param state   borrowed for the call
+ *  @param name    UTF-8, not empty, at most 1 KiB, different from every other name; a "module." or "_orig_mod." part is
+ *                 stripped
+ *  @param tensor  contiguous, on the CPU; its memory is borrowed until destroy
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_add_tensor(tsr_state *state, const char *name, const tsr_tensor *tensor);
+
+/** Add this rank's pieces of a tensor that lies on the ranks by `layout`.
+ *  @param state    borrowed for the call
+ *  @param name     as tsr_state_add_tensor
+ *  @param layout   borrowed for the call (copied); its world size is the saver's
+ *  @param dtype    of the whole tensor
+ *  @param pieces   contiguous tensors, one per box that the layout gives this rank, of the boxes' sizes; memory borrowed
+ *                  until destroy; NULL if there is none
+ *  @param rank     this rank
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_add_sharded(tsr_state *state, const char *name, const tsr_layout *layout,
+                                                      tsr_dtype dtype, const tsr_tensor *pieces, int32_t rank);
+
+/** Add a DDP model's parameters as `<prefix>.<parameter>`.
+ *  @param state   borrowed for the call
+ *  @param prefix  "model", say; borrowed for the call
+ *  @param ddp     borrowed until destroy of the state
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_add_ddp(tsr_state *state, const char *prefix, tsr_ddp *ddp);
+
+/** Add an optimizer's moments as `<prefix>.state.<parameter>.<moment>` and its settings as
+ *  `<prefix>.param_groups.0.<setting>`. A load sets the settings too.
+ *  @param state      borrowed for the call
+ *  @param prefix     "optim", say; borrowed for the call
+ *  @param optimizer  borrowed until destroy of the state
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_add_optimizer(tsr_state *state, const char *prefix, tsr_optimizer *optimizer);
+
+/** Add a sampler's position as `<prefix>.*`.
+ *  @param state    borrowed for the call
+ *  @param prefix   "data", say; borrowed for the call
+ *  @param sampler  borrowed until destroy of the state
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_add_sampler(tsr_state *state, const char *prefix, tsr_sampler *sampler);
+
+/** Set the value `name` to an integer.
+ *  @param state  borrowed for the call
+ *  @param name   UTF-8, borrowed for the call
+ *  @param value  copied
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_set_int64(tsr_state *state, const char *name, int64_t value);
+
+/** The value `name`, which must be an integer.
+ *  @param state  borrowed for the call
+ *  @param name   borrowed for the call
+ *  @param value  out
+ *  @return TSR_OK, NOT_FOUND, INVALID_ARGUMENT (of another kind), INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_get_int64(const tsr_state *state, const char *name, int64_t *value);
+
+/** Set the value `name` to a floating-point number (NaN and infinities too).
+ *  @param state  borrowed for the call
+ *  @param name   UTF-8, borrowed for the call
+ *  @param value  copied
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_set_double(tsr_state *state, const char *name, double value);
+
+/** The value `name`, which must be a floating-point number (NaN and infinities too).
+ *  @param state  borrowed for the call
+ *  @param name   borrowed for the call
+ *  @param value  out
+ *  @return TSR_OK, NOT_FOUND, INVALID_ARGUMENT (of another kind), INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_get_double(const tsr_state *state, const char *name, double *value);
+
+/** Set the value `name` to any value of docs/FORMAT.md's typed JSON (null, bool, int, big int, double, string, bytes,
+ *  list, tuple, map; nested at most 64 deep).
+ *  @param state  borrowed for the call
+ *  @param name   UTF-8, borrowed for the call
+ *  @param json   UTF-8, borrowed for the call
+ *  @return TSR_OK, INVALID_ARGUMENT (says where the JSON is wrong), INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_set_value(tsr_state *state, const char *name, const char *json);
+
+/** The value `name` as typed JSON.
+ *  @param state     borrowed for the call
+ *  @param name      borrowed for the call
+ *  @param json      out: `capacity` bytes, ended by 0; not written if it does not fit; may be NULL if capacity is 0
+ *  @param capacity  bytes
+ *  @param size      out: bytes needed, the final 0 included
+ *  @return TSR_OK (compare size with capacity), NOT_FOUND, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_get_value(const tsr_state *state, const char *name, char *json,
+                                                    size_t capacity, size_t *size);
+
+/** Set a metric of the next save ("loss"); shown by `tessera ckpt ls`.
+ *  @param state  borrowed for the call
+ *  @param name   UTF-8, borrowed for the call
+ *  @param value  any double
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_set_metric(tsr_state *state, const char *name, double value);
+
+/** Free the state. NULL is taken. No save or load may be using it.
+ *  @param state  transferred
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API void tsr_state_destroy(tsr_state *state);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

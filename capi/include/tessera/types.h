@@ -1,0 +1,105 @@
+/* Tessera: basic types shared by every header. C99, and clean as C++17. */
+#ifndef TESSERA_TYPES_H
+#define TESSERA_TYPES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define TSR_API __attribute__((visibility("default")))
+#define TSR_MUST_USE __attribute__((warn_unused_result))
+#else
+#define TSR_API
+#define TSR_MUST_USE
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** What every call that can fail returns: 0 (TSR_OK) or a TSR_E_ code of error.h. */
+typedef int32_t tsr_status;
+
+/* Handles. Each is created by a `_create`/`_open` function and freed by its own `_destroy`. */
+typedef struct tsr_error tsr_error;
+typedef struct tsr_store tsr_store;
+typedef struct tsr_store_server tsr_store_server;
+typedef struct tsr_comm tsr_comm;
+typedef struct tsr_work tsr_work;
+typedef struct tsr_buffer tsr_buffer;
+typedef struct tsr_mesh tsr_mesh;
+typedef struct tsr_layout tsr_layout;
+typedef struct tsr_ddp tsr_ddp;
+typedef struct tsr_optimizer tsr_optimizer;
+typedef struct tsr_sampler tsr_sampler;
+typedef struct tsr_state tsr_state;
+typedef struct tsr_saver tsr_saver;
+typedef struct tsr_checkpoint tsr_checkpoint;
+
+/** Element types. Stored as int32_t; numbers are never reused. */
+enum {
+    TSR_DTYPE_F16 = 1,
+    TSR_DTYPE_BF16 = 2,
+    TSR_DTYPE_F32 = 3,
+    TSR_DTYPE_F64 = 4,
+    TSR_DTYPE_I8 = 5,
+    TSR_DTYPE_U8 = 6,
+    TSR_DTYPE_I32 = 7,
+    TSR_DTYPE_I64 = 8,
+    TSR_DTYPE_I16 = 9,  /* checkpoints only: no reduction */
+    TSR_DTYPE_BOOL = 10 /* one byte, 0 or 1; checkpoints only: no reduction */
+};
+typedef int32_t tsr_dtype;
+
+/** Device kinds; the numbers are DLPack's. */
+enum { TSR_DEVICE_CPU = 1, TSR_DEVICE_CUDA = 2 };
+
+/** Reductions. AVG divides the sum by the number of ranks (integers: truncated towards zero). */
+enum {
+    TSR_REDUCE_SUM = 1,
+    TSR_REDUCE_AVG = 2,
+    TSR_REDUCE_MIN = 3,
+    TSR_REDUCE_MAX = 4,
+    TSR_REDUCE_PROD = 5
+};
+typedef int32_t tsr_reduce_op;
+
+#define TSR_MAX_NDIM 8
+
+/** A view of memory that the caller owns. The size of this struct is frozen.
+ *  `shape` and `strides` hold `ndim` numbers; strides count elements, NULL means row-major contiguous.
+ *  A 0-d tensor (ndim 0) has one element. `reserved` must be zero. */
+typedef struct tsr_tensor {
+    void *data;             /* first byte of the allocation; NULL only if the tensor is empty */
+    const int64_t *shape;   /* may be NULL if ndim is 0 */
+    const int64_t *strides; /* may be NULL */
+    int32_t ndim;           /* 0 to TSR_MAX_NDIM */
+    tsr_dtype dtype;
+    int32_t device_type;    /* TSR_DEVICE_ */
+    int32_t device_index;   /* 0 on the CPU */
+    uint64_t byte_offset;   /* the view begins at data + byte_offset */
+    uint64_t reserved[3];
+} tsr_tensor;
+
+/** A named tensor: one parameter of a model. `name` is UTF-8, dots between modules ("fc1.weight"). */
+typedef struct tsr_param {
+    const char *name;
+    tsr_tensor tensor;
+} tsr_param;
+
+/** Frees `user_data` of a callback, once, when the library no longer needs it. May be NULL. */
+typedef void (*tsr_destroy_fn)(void *user_data);
+
+#if !defined(__cplusplus)
+/* C conveniences: contiguous CPU tensors as values. The shape lives as long as the enclosing block. */
+#define TSR_CPU_TENSOR(ptr, type, nd, ...) \
+    ((tsr_tensor){(ptr), (const int64_t[]){__VA_ARGS__}, NULL, (nd), (type), TSR_DEVICE_CPU, 0, 0, {0, 0, 0}})
+#define tsr_f32_1d(ptr, d0) TSR_CPU_TENSOR(ptr, TSR_DTYPE_F32, 1, d0)
+#define tsr_f32_2d(ptr, d0, d1) TSR_CPU_TENSOR(ptr, TSR_DTYPE_F32, 2, d0, d1)
+#define tsr_i64_1d(ptr, d0) TSR_CPU_TENSOR(ptr, TSR_DTYPE_I64, 1, d0)
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,90 @@
+#include "base/log.hpp"
+
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <string_view>
+
+namespace tsr::log {
+
+namespace {
+
+spdlog::level::level_enum to_spdlog(Level level) {
+    switch (level) {
+        case Level::debug: return spdlog::level::debug;
+        case Level::info: return spdlog::level::info;
+        case Level::warning: return spdlog::level::warn;
+        case Level::error: return spdlog::level::err;
+        case Level::off: return spdlog::level::off;
+    }
+    return spdlog::level::off;
+}
+
+Level level_from_environment() {
+    const char* text = std::getenv("TESSERA_LOG");
+    const std::string_view name = text != nullptr ? text : "";
+    if (name == "debug") return Level::debug;
+    if (name == "info") return Level::info;
+    if (name == "error") return Level::error;
+    if (name == "off") return Level::off;
+    return Level::warning;
+}
+
+std::shared_ptr<spdlog::logger> stderr_logger() {
+    auto logger = std::make_shared<spdlog::logger>("tessera", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    logger->set_pattern("%H:%M:%S.%e tessera[%P] %l: %v");
+    logger->set_level(spdlog::level::trace);  // the threshold is kept here, in Logger::level
+    return logger;
+}
+
+struct Logger {
+    std::atomic<int32_t> level{static_cast<int32_t>(level_from_environment())};
+    std::mutex mutex;  // guards what follows
+    std::shared_ptr<spdlog::logger> standard_error = stderr_logger();
+    Sink sink = nullptr;
+    void* user_data = nullptr;
+    void (*destroy)(void*) = nullptr;
+};
+
+// Never destroyed: threads may still log while the process exits.
+Logger& logger() {
+    static auto* instance = new Logger;
+    return *instance;
+}
+
+}  // namespace
+
+void set_level(Level level) { logger().level.store(static_cast<int32_t>(level), std::memory_order_relaxed); }
+
+void set_sink(Sink sink, void* user_data, void (*destroy)(void*)) {
+    Logger& l = logger();
+    void (*old_destroy)(void*) = nullptr;
+    void* old_data = nullptr;
+    {
+        const std::lock_guard lock(l.mutex);
+        old_destroy = std::exchange(l.destroy, destroy);
+        old_data = std::exchange(l.user_data, user_data);
+        l.sink = sink;
+    }
+    if (old_destroy != nullptr) old_destroy(old_data);
+}
+
+bool enabled(Level level) {
+    return static_cast<int32_t>(level) >= logger().level.load(std::memory_order_relaxed);
+}
+
+void write(Level level, const std::string& line) {
+    Logger& l = logger();
+    const std::lock_guard lock(l.mutex);
+    if (l.sink != nullptr) {
+        l.sink(static_cast<int32_t>(level), line.c_str(), l.user_data);
+    } else {
+        l.standard_error->log(to_spdlog(level), line);
+    }
+}
+
+}  // namespace tsr::log

@@ -1,0 +1,40 @@
+// The log: one line a message, to standard error or to the caller's function. Besides a thread's last error this is
+// the only global mutable state of the library. Format strings are fmt's: log::warning("rank {} is late", r).
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace tsr::log {
+
+enum class Level : int32_t { debug = 1, info = 2, warning = 3, error = 4, off = 5 };
+
+using Sink = void (*)(int32_t level, const char* line, void* user_data);
+
+void set_level(Level level);
+void set_sink(Sink sink, void* user_data, void (*destroy)(void*));  // sink nullptr: standard error
+
+[[nodiscard]] bool enabled(Level level);
+void write(Level level, const std::string& line);
+
+template <class... Args>
+void debug(fmt::format_string<Args...> format, Args&&... args) {
+    if (enabled(Level::debug)) write(Level::debug, fmt::format(format, std::forward<Args>(args)...));
+}
+template <class... Args>
+void info(fmt::format_string<Args...> format, Args&&... args) {
+    if (enabled(Level::info)) write(Level::info, fmt::format(format, std::forward<Args>(args)...));
+}
+template <class... Args>
+void warning(fmt::format_string<Args...> format, Args&&... args) {
+    if (enabled(Level::warning)) write(Level::warning, fmt::format(format, std::forward<Args>(args)...));
+}
+template <class... Args>
+void error(fmt::format_string<Args...> format, Args&&... args) {
+    if (enabled(Level::error)) write(Level::error, fmt::format(format, std::forward<Args>(args)...));
+}
+
+}  // namespace tsr::log

@@ -1,0 +1,67 @@
+// The ranks of a group. Collectives run in issue order: a synchronous call on an empty queue runs on the caller's
+// thread, an asynchronous one on the communicator's single progress thread. A collective that failed poisons the
+// communicator: later calls throw ABORTED whose cause is the first error. One thread at a time may issue; abort(),
+// error() and the getters may be called from any thread.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "comm/request.hpp"
+#include "comm/work.hpp"
+#include "store/store.hpp"
+
+namespace tsr {
+
+struct CommOptions {
+    milliseconds timeout{600000};
+    int spin_count = -1;  // -1: from ranks and usable cores
+    std::string backend = "auto";
+    std::string name = "world";
+
+    [[nodiscard]] static CommOptions from_environment();
+};
+
+// Memory of a communicator that its transport reaches without copies. Freed when the last holder lets go.
+class Buffer {
+   public:
+    virtual ~Buffer() = default;
+    [[nodiscard]] virtual std::byte* data() const = 0;
+    [[nodiscard]] virtual size_t size() const = 0;
+};
+
+class Communicator {
+   public:
+    // Collective over the store: returns when all `world_size` ranks have come; TIMEOUT names those missing.
+    [[nodiscard]] static std::shared_ptr<Communicator> create(std::shared_ptr<Store> store, int rank, int world_size,
+                                                              const CommOptions& options);
+    // One rank, no store.
+    [[nodiscard]] static std::shared_ptr<Communicator> self();
+
+    virtual ~Communicator() = default;
+
+    [[nodiscard]] virtual int rank() const = 0;
+    [[nodiscard]] virtual int world_size() const = 0;
+    [[nodiscard]] virtual const std::string& name() const = 0;
+    [[nodiscard]] virtual std::string_view transport() const = 0;
+    [[nodiscard]] virtual const CommOptions& options() const = 0;
+
+    // Runs to the end, with the communicator's timeout. Tensors are checked here (INVALID_ARGUMENT names what is wrong).
+    virtual void run(const Request& request) = 0;
+    // Queues; the tensors' memory must live until the work is done, the spans only for the call.
+    [[nodiscard]] virtual WorkPtr submit(const Request& request) = 0;
+
+    // Collective. color < 0: nullptr.
+    [[nodiscard]] virtual std::shared_ptr<Communicator> split(int color, int key, const CommOptions& options) = 0;
+    // Collective. Zeroed, aligned to 4096.
+    [[nodiscard]] virtual std::shared_ptr<Buffer> allocate(size_t size) = 0;
+
+    virtual void finalize() = 0;
+    virtual void abort(const std::string& reason) = 0;
+    [[nodiscard]] virtual std::optional<Error> error() const = 0;
+};
+
+}  // namespace tsr

@@ -1,0 +1,38 @@
+// One operation in flight. Shared by the thread that does it and by those who wait; done exactly once.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+
+namespace tsr {
+
+class Work {
+   public:
+    // Called by the producer, once; runs the completion callback on the producer's thread.
+    void finish(std::optional<Error> error);
+
+    // Returns when done; throws the operation's error, NOT_READY if `deadline` passes first, or INTERRUPTED.
+    void wait(Deadline deadline) const;
+    [[nodiscard]] bool done() const;
+    [[nodiscard]] std::optional<Error> error() const;  // NOT_READY is thrown while not done
+    // One callback a work; called at once if the work is done already.
+    void on_done(std::function<void(const std::optional<Error>&)> callback);
+
+   private:
+    mutable std::mutex mutex_;  // guards all below
+    mutable std::condition_variable changed_;
+    bool done_ = false;
+    bool has_callback_ = false;
+    std::optional<Error> error_;
+    std::function<void(const std::optional<Error>&)> callback_;
+};
+
+using WorkPtr = std::shared_ptr<Work>;
+
+}  // namespace tsr
