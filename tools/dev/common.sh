@@ -25,7 +25,7 @@ die() {
 # run_logged NAME COMMAND...: output goes to build/logs/NAME.log and is shown only on failure; a heartbeat shows the
 # log's last line meanwhile. The command stays in the foreground, so that Ctrl-C reaches it and SIGINT is not ignored in it.
 run_logged() {
-  local name=$1 rc=0
+  local name=$1 rc=0 outer=$BEAT # a run may hold another one
   shift
   mkdir -p "$LOGS"
   local log=$LOGS/$name.log
@@ -38,7 +38,7 @@ run_logged() {
   "$@" </dev/null >"$log" 2>&1 || rc=$?
   kill "$BEAT" 2>/dev/null || true
   wait "$BEAT" 2>/dev/null || true
-  BEAT=""
+  BEAT=$outer
   if ((rc != 0)); then
     printf -- '---- the end of %s (exit status %d) ----\n' "${log#"$ROOT"/}" "$rc"
     tail -n "${TESSERA_LOG_LINES:-80}" "$log"

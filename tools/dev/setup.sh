@@ -48,11 +48,27 @@ ensure_bench() {
 
 ensure_lint() {
   local key
-  key=$(hash_of deps/lint.txt)
+  key=$(hash_of deps/lint.txt tools/dev/setup.sh)
   stamp_ok lint "$key" && return
   say "Python: the linters of deps/lint.txt"
   pip_install lint-tools -r deps/lint.txt
+  install_rust_linters
   stamp_set lint "$key"
+}
+
+# rustfmt and clippy, from where cargo came.
+install_rust_linters() {
+  local cargo
+  cargo=$(find_cargo_dir)
+  if PATH=$cargo:$PATH cargo fmt --version >/dev/null 2>&1 && PATH=$cargo:$PATH cargo clippy --version >/dev/null 2>&1; then
+    return
+  elif [[ -x $cargo/rustup ]]; then
+    run_logged rustup-lint retry 3 "$cargo/rustup" component add clippy rustfmt || die "rustup could not add clippy and rustfmt"
+  elif is_installed rustc-web; then
+    apt_install rustfmt-web rust-web-clippy
+  else
+    apt_install rustfmt rust-clippy
+  fi
 }
 
 # ---- system packages ----
@@ -262,7 +278,7 @@ ensure_torch() {
   want=$(sed -n 's/^torch==//p' deps/torch.txt)
   say "PyTorch $want: looking for one that is installed"
   local cache
-  cache=$TESSERA_CACHE/torch-$(hash_of deps/torch.txt | cut -c 1-8)-$("$VENV/bin/python" -c 'import sys; print(sys.implementation.cache_tag)')
+  cache=$TESSERA_CACHE/torch-$want-$("$VENV/bin/python" -c 'import sys; print(sys.implementation.cache_tag)')
   local base
   base=$("$VENV/bin/python" -c 'import sys; print(sys._base_executable)')
   for python in ${TESSERA_TORCH_PYTHON:+"$TESSERA_TORCH_PYTHON"} "$cache/bin/python" "$base"; do
@@ -305,7 +321,7 @@ make_torch_cache() {
   flock "$torch_lock" # another clone may be installing it
   if ! has_torch "$cache/bin/python"; then
     say "PyTorch: installing into $cache (about 5 GB, some minutes, once a machine)"
-    "$base" -m venv --clear "$cache"
+    "$cache/bin/python" -c 'import pip' 2>/dev/null || "$base" -m venv --clear "$cache"
     run_logged pip-torch retry 3 "$cache/bin/python" -m pip install --disable-pip-version-check --no-input --no-cache-dir \
       --retries 5 --timeout 120 --prefer-binary -r deps/torch.txt ||
       die "pip could not install PyTorch; the whole log is build/logs/pip-torch.log"
