@@ -69,11 +69,11 @@ maven() {
   shift 2
   key=$(cat "$(dirname "$pom")"/pom.xml "$(dirname "$pom")"/*/pom.xml 2>/dev/null | hash_of -)-$*
   if stamp_ok "maven-$name" "$key"; then
-    run_logged "$name" mvn -B -ntp -Dstyle.color=never -o -f "$pom" "$@"
+    run_logged "$name" limited 40 mvn -B -ntp -Dstyle.color=never -o -f "$pom" "$@"
     return
   fi
   for try in 1 2 3; do
-    run_logged "$name" mvn -B -ntp -Dstyle.color=never -f "$pom" "$@" && { stamp_set "maven-$name" "$key"; return; }
+    run_logged "$name" limited 40 mvn -B -ntp -Dstyle.color=never -f "$pom" "$@" && { stamp_set "maven-$name" "$key"; return; }
     grep -qE 'Could not transfer|Connection (reset|timed out)|Read timed out' "$LOGS/$name.log" || return 1
     say "Maven: try $try of 3 failed on a transfer"
   done

@@ -57,6 +57,13 @@ heartbeat() {
   done
 }
 
+# limited MINUTES COMMAND...: no test runner goes on for ever.
+limited() {
+  local minutes=$1
+  shift
+  timeout --foreground --kill-after=20 "${minutes}m" "$@"
+}
+
 # retry TIMES COMMAND...: registries fail now and then; a download is worth another try, a compiler error is not.
 retry() {
   local times=$1 try

@@ -57,13 +57,6 @@ section() {
   if ((rc == 0)); then say "$title: passed in $((SECONDS - begin)) s"; else say "$title: FAILED after $((SECONDS - begin)) s"; fi
 }
 
-# limited MINUTES COMMAND...: no test runner goes on for ever.
-limited() {
-  local minutes=$1
-  shift
-  timeout --foreground --kill-after=20 "${minutes}m" "$@"
-}
-
 section_ctest() { section "$2" ctest run_ctest "$1" "$3"; }
 
 run_ctest() {
