@@ -89,7 +89,7 @@ pick_alternative() {
   echo "${names[0]}"
 }
 
-has_candidate() { apt-cache policy "$1" 2>/dev/null | grep -q 'Candidate: [0-9]'; }
+has_candidate() { [[ $(apt-cache policy "$1" 2>/dev/null) == *"Candidate: "[0-9]* ]]; }
 
 # install_system GROUP...: nothing at all where all are installed, so that no root and no network is needed then.
 install_system() {
