@@ -70,9 +70,8 @@ tidy() {
 }
 
 types_of_python() {
-  local place
-  place=$(compgen -G 'bindings/python/src/tessera' || compgen -G 'bindings/python/tessera') || return 0
-  "$VENV/bin/python" -m mypy --strict "$place"
+  [[ -d bindings/python/src/tessera ]] || return 0
+  "$VENV/bin/python" -m mypy --strict --config-file bindings/python/pyproject.toml bindings/python/src/tessera
 }
 
 rust_places() { for place in bindings/rust examples/rust; do [[ ! -f $place/Cargo.toml ]] || echo "$place"; done; }
