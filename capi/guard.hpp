@@ -85,6 +85,12 @@ void destroy(H* handle) noexcept {
 // A C string argument: not NULL.
 inline std::string text(const char* value, const char* what) { return std::string(&required(value, what)); }
 
+// An int32_t of the options that means yes or no: 0 or 1.
+inline bool flag(int32_t value, const char* what) {
+    if (value == 0 || value == 1) return value == 1;
+    throw Error(Code::invalid_argument, fmt::format("{} is {}; it is 0 or 1", what, value));
+}
+
 // Copies `value` and a final 0 into buf if it fits; always tells the size.
 void text_out(const std::string& value, char* buf, size_t capacity, size_t* size);
 

@@ -1,0 +1,105 @@
+// tessera/optim.h: SGD, Adam and AdamW over local parameters.
+#include "tessera/optim.h"
+
+#include "handles.hpp"
+#include "optim/adam.hpp"
+#include "optim/sgd.hpp"
+
+namespace {
+
+using namespace tsr::capi;
+
+constexpr tsr_sgd_options default_sgd{sizeof(tsr_sgd_options), 1e-3, 0, 0, 0, 0};
+constexpr tsr_adam_options default_adam{sizeof(tsr_adam_options), 1e-3, 0.9, 0.999, 1e-8, 0};
+constexpr tsr_adamw_options default_adamw{sizeof(tsr_adamw_options), 1e-3, 0.9, 0.999, 1e-8, 0.01};
+
+std::vector<tsr::OptimizerParam> params_in(const tsr_param* params, const tsr_tensor* grads, size_t n) {
+    required(params, "params");
+    required(grads, "grads");
+    std::vector<tsr::OptimizerParam> out;
+    out.reserve(n);
+    for (size_t i = 0; i < n; ++i) {
+        const std::string name = text(params[i].name, "a parameter's name");
+        const std::string what = fmt::format("parameter {} (\"{}\")", i, name);
+        out.push_back({name, tensor_in(&params[i].tensor, what.c_str()),
+                       tensor_in(&grads[i], ("the gradient of " + what).c_str())});
+    }
+    return out;
+}
+
+// One of each kind: the caller's options to an optimizer over `params`.
+std::shared_ptr<tsr::Optimizer> sgd(std::vector<tsr::OptimizerParam> params, const tsr_sgd_options* options) {
+    const auto o = options_in(options, default_sgd, "options");
+    return std::make_shared<tsr::Sgd>(std::move(params),
+                                      tsr::SgdOptions{o.lr, o.momentum, o.dampening, o.weight_decay,
+                                                      flag(o.nesterov, "nesterov")});
+}
+
+template <class Options>
+std::shared_ptr<tsr::Optimizer> adam(std::vector<tsr::OptimizerParam> params, const Options* options,
+                                     const Options& defaults, tsr::Decay decay) {
+    const auto o = options_in(options, defaults, "options");
+    return std::make_shared<tsr::Adam>(std::move(params),
+                                       tsr::AdamOptions{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, decay});
+}
+
+}  // namespace
+
+extern "C" {
+
+tsr_status tsr_sgd_options_init(tsr_sgd_options* options, size_t struct_size) {
+    return options_init(options, struct_size, default_sgd, "options");
+}
+
+tsr_status tsr_adam_options_init(tsr_adam_options* options, size_t struct_size) {
+    return options_init(options, struct_size, default_adam, "options");
+}
+
+tsr_status tsr_adamw_options_init(tsr_adamw_options* options, size_t struct_size) {
+    return options_init(options, struct_size, default_adamw, "options");
+}
+
+tsr_status tsr_sgd_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_sgd_options* options,
+                          tsr_optimizer** out) {
+    return guard([&] { create(out, [&] { return sgd(params_in(params, grads, n), options); }); });
+}
+
+tsr_status tsr_adam_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_adam_options* options,
+                           tsr_optimizer** out) {
+    return guard([&] {
+        create(out,
+               [&] { return adam(params_in(params, grads, n), options, default_adam, tsr::Decay::in_gradient); });
+    });
+}
+
+tsr_status tsr_adamw_create(const tsr_param* params, const tsr_tensor* grads, size_t n,
+                            const tsr_adamw_options* options, tsr_optimizer** out) {
+    return guard([&] {
+        create(out,
+               [&] { return adam(params_in(params, grads, n), options, default_adamw, tsr::Decay::decoupled); });
+    });
+}
+
+tsr_status tsr_optimizer_step(tsr_optimizer* optimizer) {
+    return guard([&] { object_of(optimizer, "optimizer")->step(); });
+}
+
+tsr_status tsr_optimizer_zero_grad(tsr_optimizer* optimizer) {
+    return guard([&] { object_of(optimizer, "optimizer")->zero_grad(); });
+}
+
+tsr_status tsr_optimizer_lr(const tsr_optimizer* optimizer, double* lr) {
+    return guard([&] { required(lr, "lr") = object_of(optimizer, "optimizer")->lr(); });
+}
+
+tsr_status tsr_optimizer_set_lr(tsr_optimizer* optimizer, double lr) {
+    return guard([&] { object_of(optimizer, "optimizer")->set_lr(lr); });
+}
+
+tsr_status tsr_optimizer_steps(const tsr_optimizer* optimizer, int64_t* steps) {
+    return guard([&] { required(steps, "steps") = object_of(optimizer, "optimizer")->steps(); });
+}
+
+void tsr_optimizer_destroy(tsr_optimizer* optimizer) { destroy(optimizer); }
+
+}  // extern "C"

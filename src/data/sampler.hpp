@@ -1,0 +1,70 @@
+// The distributed sampler: which samples each rank takes next. All ranks walk one global order of the epoch together,
+// `size * world` samples a step; rank r takes every world-th of them, beginning with the r-th. The position is one
+// number, the samples that all ranks together have taken, so training goes on in mid-epoch at any world size with no
+// sample lost or doubled.
+//
+// The order of an epoch is a function of (seed, epoch, length) alone: Fisher-Yates from the last place down, driven by
+// SplitMix64 with the state mix(mix(seed) + epoch). Any language can compute it again; it never changes within a major
+// version, since checkpoints hold positions in it. Owned by one thread; const methods may be called by others between
+// its calls.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tsr {
+
+struct SamplerOptions {
+    uint64_t seed = 0;
+    bool shuffle = true;
+    bool drop_last = false;
+};
+
+// What a checkpoint keeps. `epoch` and `consumed` are the position; the rest says which order it is a position in.
+struct SamplerState {
+    int64_t length = 0;
+    uint64_t seed = 0;
+    bool shuffle = true;
+    bool drop_last = false;
+    int64_t epoch = 0;
+    int64_t consumed = 0;
+    friend bool operator==(const SamplerState&, const SamplerState&) = default;
+};
+
+class Sampler {
+   public:
+    Sampler(int rank, int world_size, int64_t length, const SamplerOptions& options);
+
+    // Fills the front of `indices` with this rank's next samples and returns how many: all of them, or fewer at the end
+    // of an epoch (the same number on every rank). Without drop_last the epoch's last step is filled up from the
+    // beginning of its order; with it, fewer than world_size left samples are dropped.
+    size_t next(std::span<int64_t> indices);
+
+    // The epoch that the next batch belongs to, and how many of its samples all ranks together have taken.
+    [[nodiscard]] int64_t epoch() const { return epoch_; }
+    [[nodiscard]] int64_t consumed() const { return consumed_; }
+    void set_epoch(int64_t epoch);
+
+    [[nodiscard]] SamplerState state() const;
+    // Throws MISMATCH, changing nothing, if the state is a position in another order than this sampler's.
+    void load_state(const SamplerState& state);
+
+   private:
+    void move_to(int64_t epoch, int64_t consumed);
+
+    int64_t rank_;
+    int64_t world_size_;
+    int64_t length_;
+    SamplerOptions options_;
+    int64_t epoch_ = 0;
+    int64_t consumed_ = 0;
+    std::vector<int64_t> order_;  // of epoch order_epoch_; empty without shuffle
+    int64_t order_epoch_ = -1;    // -1: none yet
+};
+
+// The order of one epoch: a permutation of 0 .. length - 1.
+[[nodiscard]] std::vector<int64_t> shuffled_order(uint64_t seed, int64_t epoch, int64_t length);
+
+}  // namespace tsr

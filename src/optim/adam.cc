@@ -1,0 +1,91 @@
+#include "optim/adam.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+
+#include "base/error.hpp"
+#include "optim/kernels.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr std::array<std::string_view, 3> moment_names{"exp_avg", "exp_avg_sq", step_moment};
+
+void check(const AdamOptions& options) {
+    for (const auto& [name, beta] : {std::pair{"beta1", options.beta1}, std::pair{"beta2", options.beta2}}) {
+        if (beta >= 0 && beta < 1) continue;
+        throw Error(Code::invalid_argument, fmt::format("{} is {}; it must be at least 0 and below 1", name, beta));
+    }
+    check_not_negative("eps", options.eps);
+    check_not_negative("weight_decay", options.weight_decay);
+}
+
+template <class T>
+AdamStep<T> prepared(const AdamOptions& options, double lr, int64_t step) {
+    const double bias_correction1 = 1 - std::pow(options.beta1, static_cast<double>(step));
+    const double bias_correction2 = 1 - std::pow(options.beta2, static_cast<double>(step));
+    const bool decoupled = options.decay == Decay::decoupled;
+    AdamStep<T> result{};
+    result.beta1 = static_cast<T>(options.beta1);
+    result.one_minus_beta1 = static_cast<T>(1 - options.beta1);
+    result.beta2 = static_cast<T>(options.beta2);
+    result.one_minus_beta2 = static_cast<T>(1 - options.beta2);
+    result.step_size = static_cast<T>(lr / bias_correction1);
+    result.bias_correction2_sqrt = static_cast<T>(std::sqrt(bias_correction2));
+    result.eps = static_cast<T>(options.eps);
+    result.weight_decay = static_cast<T>(decoupled ? 0 : options.weight_decay);
+    result.keep = static_cast<T>(decoupled ? 1 - lr * options.weight_decay : 1);
+    return result;
+}
+
+}  // namespace
+
+Adam::Adam(std::vector<OptimizerParam> params, const AdamOptions& options)
+    : Optimizer(std::move(params), options.lr, moment_names), options_(options) {
+    check(options);
+}
+
+std::string_view Adam::kind() const { return options_.decay == Decay::decoupled ? "adamw" : "adam"; }
+
+void Adam::update(int64_t step) {
+    const auto in_float = prepared<float>(options_, lr(), step);
+    const auto in_double = prepared<double>(options_, lr(), step);
+    for (size_t p = 0; p < params().size(); ++p) {
+        const auto& [name, value, grad] = params()[p];
+        std::byte* exp_avg = moment_data(p, 0);
+        std::byte* exp_avg_sq = moment_data(p, 1);
+        const auto n = static_cast<size_t>(value.numel());
+        if (value.dtype == DType::f32) {
+            adam_update(value.as<float>().data(), grad.as<float>().data(), reinterpret_cast<float*>(exp_avg),
+                        reinterpret_cast<float*>(exp_avg_sq), n, in_float);
+        } else {
+            adam_update(value.as<double>().data(), grad.as<double>().data(), reinterpret_cast<double*>(exp_avg),
+                        reinterpret_cast<double*>(exp_avg_sq), n, in_double);
+        }
+    }
+}
+
+Settings Adam::own_settings() const {
+    return {{"betas", std::vector<double>{options_.beta1, options_.beta2}},
+            {"eps", options_.eps},
+            {"weight_decay", options_.weight_decay}};
+}
+
+void Adam::load_own_settings(const Settings& settings) {
+    const auto betas = setting<std::vector<double>>(settings, "betas");
+    if (betas.size() != 2) {
+        throw Error(Code::invalid_argument, fmt::format("the setting \"betas\" has {} numbers, not 2", betas.size()));
+    }
+    AdamOptions loaded = options_;
+    loaded.beta1 = betas[0];
+    loaded.beta2 = betas[1];
+    loaded.eps = setting<double>(settings, "eps");
+    loaded.weight_decay = setting<double>(settings, "weight_decay");
+    check(loaded);
+    options_ = loaded;
+}
+
+}  // namespace tsr

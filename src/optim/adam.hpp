@@ -1,0 +1,33 @@
+// Adam and AdamW as torch.optim's: bias-corrected moments; weight decay in the gradient (Adam) or applied to the
+// parameter (AdamW).
+#pragma once
+
+#include "optim/optimizer.hpp"
+
+namespace tsr {
+
+enum class Decay { in_gradient, decoupled };
+
+struct AdamOptions {
+    double lr = 1e-3;
+    double beta1 = 0.9;
+    double beta2 = 0.999;
+    double eps = 1e-8;
+    double weight_decay = 0;
+    Decay decay = Decay::in_gradient;
+};
+
+class Adam final : public Optimizer {
+   public:
+    Adam(std::vector<OptimizerParam> params, const AdamOptions& options);
+    [[nodiscard]] std::string_view kind() const override;
+
+   private:
+    void update(int64_t step) override;
+    [[nodiscard]] Settings own_settings() const override;
+    void load_own_settings(const Settings& settings) override;
+
+    AdamOptions options_;  // lr apart, which the base owns
+};
+
+}  // namespace tsr

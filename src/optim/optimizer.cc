@@ -1,0 +1,157 @@
+#include "optim/optimizer.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <optional>
+#include <unordered_set>
+
+#include "base/error.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr size_t alignment = 64;  // a cache line, and the widest vector
+
+size_t aligned(size_t size) { return (size + alignment - 1) / alignment * alignment; }
+
+void check(const OptimizerParam& param) {
+    const auto refuse = [&](const std::string& why) {
+        throw Error(Code::invalid_argument, fmt::format("parameter \"{}\" {}", param.name, why));
+    };
+    if (param.value.dtype != DType::f32 && param.value.dtype != DType::f64) {
+        refuse(fmt::format("is {}; optimizers update f32 and f64", name_of(param.value.dtype)));
+    }
+    if (param.value.device.type != DeviceType::cpu) refuse("is not on the CPU");
+    if (param.grad.dtype != param.value.dtype || param.grad.device != param.value.device) {
+        refuse(fmt::format("is {}, its gradient is {} or on another device", name_of(param.value.dtype),
+                           name_of(param.grad.dtype)));
+    }
+    if (param.grad.shape != param.value.shape) {
+        refuse(fmt::format("has the shape {}, its gradient {}", param.value.shape.str(), param.grad.shape.str()));
+    }
+}
+
+Tensor moment_like(const Tensor& value, std::string_view name) {
+    Tensor tensor = value;
+    if (name == step_moment) tensor = Tensor{nullptr, Dims{}, DType::f32, value.device};
+    return tensor;
+}
+
+}  // namespace
+
+void Optimizer::Free::operator()(std::byte* memory) const { ::operator delete[](memory, std::align_val_t{alignment}); }
+
+Optimizer::Optimizer(std::vector<OptimizerParam> params, double lr, std::span<const std::string_view> moment_names)
+    : params_(std::move(params)), moments_per_param_(moment_names.size()), lr_(lr) {
+    if (params_.empty()) throw Error(Code::invalid_argument, "an optimizer without parameters");
+    check_not_negative("lr", lr);
+    std::unordered_set<std::string_view> names;
+    size_t size = 0;
+    for (const OptimizerParam& param : params_) {
+        check(param);
+        if (!names.insert(param.name).second) {
+            throw Error(Code::invalid_argument, fmt::format("two parameters are named \"{}\"", param.name));
+        }
+        for (const std::string_view name : moment_names) {
+            moments_.push_back({param.name, std::string(name), moment_like(param.value, name)});
+            size += aligned(moments_.back().tensor.size_bytes());
+        }
+    }
+    if (size == 0) return;
+    memory_.reset(static_cast<std::byte*>(::operator new[](size, std::align_val_t{alignment})));
+    std::memset(memory_.get(), 0, size);
+    size_t offset = 0;
+    for (Moment& moment : moments_) {
+        moment.tensor.data = memory_.get() + offset;
+        offset += aligned(moment.tensor.size_bytes());
+    }
+}
+
+std::byte* Optimizer::moment_data(size_t param, size_t moment) const {
+    return moments_[param * moments_per_param_ + moment].tensor.data;
+}
+
+void Optimizer::step() {
+    if (gate_) gate_();
+    update(steps_ + 1);
+    ++steps_;
+    const auto count = static_cast<float>(steps_);
+    for (const Moment& moment : moments_) {
+        if (moment.name == step_moment) std::memcpy(moment.tensor.data, &count, sizeof count);
+    }
+}
+
+void Optimizer::zero_grad() {
+    if (gate_) gate_();
+    for (const OptimizerParam& param : params_) {
+        if (param.grad.size_bytes() > 0) std::memset(param.grad.data, 0, param.grad.size_bytes());
+    }
+}
+
+void Optimizer::set_lr(double lr) {
+    check_not_negative("lr", lr);
+    lr_ = lr;
+}
+
+Settings Optimizer::settings() const {
+    Settings result{{"lr", lr_}};
+    for (auto& own : own_settings()) result.push_back(std::move(own));
+    result.emplace_back("step", steps_);
+    return result;
+}
+
+void Optimizer::load_settings(const Settings& settings) {
+    const Settings known = this->settings();
+    for (const auto& [name, value] : settings) {
+        const auto same_name = [&name = name](const auto& entry) { return entry.first == name; };
+        if (std::none_of(known.begin(), known.end(), same_name)) {
+            throw Error(Code::invalid_argument, fmt::format("{} has no setting \"{}\"", kind(), name));
+        }
+    }
+    const auto lr = setting<double>(settings, "lr");
+    check_not_negative("lr", lr);
+    int64_t steps = 0;
+    if (std::any_of(settings.begin(), settings.end(), [](const auto& entry) { return entry.first == "step"; })) {
+        steps = setting<int64_t>(settings, "step");
+    } else {
+        for (const Moment& moment : moments_) {
+            if (moment.name != step_moment) continue;
+            const float count = moment.tensor.as<float>()[0];
+            if (!(count >= 0 && count < 0x1p62F)) {
+                throw Error(Code::invalid_argument, fmt::format("the step of \"{}\" is {}", moment.param, count));
+            }
+            steps = std::max(steps, static_cast<int64_t>(count));
+        }
+    }
+    if (steps < 0) throw Error(Code::invalid_argument, fmt::format("step is {}; steps count from 0", steps));
+    load_own_settings(settings);
+    lr_ = lr;
+    steps_ = steps;
+}
+
+template <class T>
+T setting(const Settings& settings, std::string_view name) {
+    for (const auto& [key, value] : settings) {
+        if (key != name) continue;
+        if (const T* found = std::get_if<T>(&value)) return *found;
+        throw Error(Code::invalid_argument, fmt::format("the setting \"{}\" has another type", name));
+    }
+    throw Error(Code::invalid_argument, fmt::format("the setting \"{}\" is missing", name));
+}
+
+template bool setting<bool>(const Settings&, std::string_view);
+template int64_t setting<int64_t>(const Settings&, std::string_view);
+template double setting<double>(const Settings&, std::string_view);
+template std::vector<double> setting<std::vector<double>>(const Settings&, std::string_view);
+
+void check_not_negative(const char* name, double value) {
+    if (std::isfinite(value) && value >= 0) return;
+    throw Error(Code::invalid_argument, fmt::format("{} is {}; it must be finite and not negative", name, value));
+}
+
+}  // namespace tsr

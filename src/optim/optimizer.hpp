@@ -1,0 +1,99 @@
+// What all optimizers share: parameters and gradients are the caller's memory, moments are the optimizer's own, in one
+// allocation, and settings are named values. Moments and settings are what a checkpoint saves; they are written in
+// place by a load. The formulas are PyTorch's (torch.optim, the single-tensor forms), computed element by element
+// without fused multiply-add, so that every machine gets the same bits. Owned by one thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "tensor/tensor.hpp"
+
+namespace tsr {
+
+struct OptimizerParam {
+    std::string name;
+    Tensor value;
+    Tensor grad;
+};
+
+// State that belongs to one parameter: "exp_avg" of "fc1.weight". `tensor` lives as long as the optimizer.
+struct Moment {
+    std::string param;
+    std::string name;
+    Tensor tensor;
+};
+
+using Setting = std::variant<bool, int64_t, double, std::vector<double>>;
+using Settings = std::vector<std::pair<std::string, Setting>>;
+
+class Optimizer {
+   public:
+    virtual ~Optimizer() = default;
+    Optimizer(const Optimizer&) = delete;
+    Optimizer& operator=(const Optimizer&) = delete;
+
+    [[nodiscard]] virtual std::string_view kind() const = 0;  // "sgd", "adam", "adamw"
+
+    void step();
+    void zero_grad();
+
+    [[nodiscard]] double lr() const { return lr_; }
+    void set_lr(double lr);
+    [[nodiscard]] int64_t steps() const { return steps_; }
+
+    // In order of parameters, then of names; the same list for the life of the optimizer.
+    [[nodiscard]] const std::vector<Moment>& moments() const { return moments_; }
+    // PyTorch's names of a parameter group ("lr", "betas", ...) and "step".
+    [[nodiscard]] Settings settings() const;
+    // Takes settings of an optimizer of this kind, after the moments were loaded. All names must be there, but "step",
+    // which is then read from the "step" moments. Throws INVALID_ARGUMENT and changes nothing.
+    void load_settings(const Settings& settings);
+
+    // Called before gradients or parameters are touched; may throw INVALID_STATE. Keeps alive what it captures.
+    void set_gate(std::function<void()> gate) { gate_ = std::move(gate); }
+
+   protected:
+    Optimizer(std::vector<OptimizerParam> params, double lr, std::span<const std::string_view> moment_names);
+
+    // Makes step number `step` (from 1).
+    virtual void update(int64_t step) = 0;
+    // The settings of the kind besides lr and step; the second takes them back, all or none.
+    [[nodiscard]] virtual Settings own_settings() const = 0;
+    virtual void load_own_settings(const Settings& settings) = 0;
+
+    [[nodiscard]] const std::vector<OptimizerParam>& params() const { return params_; }
+    [[nodiscard]] std::byte* moment_data(size_t param, size_t moment) const;
+
+   private:
+    struct Free {
+        void operator()(std::byte* memory) const;
+    };
+
+    std::vector<OptimizerParam> params_;
+    std::vector<Moment> moments_;
+    size_t moments_per_param_;
+    std::unique_ptr<std::byte[], Free> memory_;  // of all moments
+    double lr_;
+    int64_t steps_ = 0;
+    std::function<void()> gate_;
+};
+
+// The "step" moment: a 0-d f32 tensor a parameter, for PyTorch's readers; the count itself is the setting "step".
+inline constexpr std::string_view step_moment = "step";
+
+// A setting by name; throws INVALID_ARGUMENT if it is missing or of another type.
+template <class T>
+[[nodiscard]] T setting(const Settings& settings, std::string_view name);
+
+// Throws INVALID_ARGUMENT unless `value` is finite and not negative.
+void check_not_negative(const char* name, double value);
+
+}  // namespace tsr

@@ -1,0 +1,30 @@
+// Stochastic gradient descent as torch.optim.SGD: weight decay in the gradient, momentum (the first step's buffer is the
+// gradient itself, undampened), Nesterov.
+#pragma once
+
+#include "optim/optimizer.hpp"
+
+namespace tsr {
+
+struct SgdOptions {
+    double lr = 1e-3;
+    double momentum = 0;
+    double dampening = 0;
+    double weight_decay = 0;
+    bool nesterov = false;
+};
+
+class Sgd final : public Optimizer {
+   public:
+    Sgd(std::vector<OptimizerParam> params, const SgdOptions& options);
+    [[nodiscard]] std::string_view kind() const override { return "sgd"; }
+
+   private:
+    void update(int64_t step) override;
+    [[nodiscard]] Settings own_settings() const override;
+    void load_own_settings(const Settings& settings) override;
+
+    SgdOptions options_;  // lr apart, which the base owns
+};
+
+}  // namespace tsr

@@ -1,0 +1,45 @@
+// The keys and values of a store and what its operations mean: one place for the memory store and the TCP server.
+// Not thread-safe: the owner (a mutex, or the server's thread) keeps it to one thread at a time. What a job may put
+// in is bounded, so that a runaway rank gets an error and does not fill the agent's memory.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace tsr {
+
+// Throws INVALID_ARGUMENT for an empty or too long key, or a too long value.
+void check_key(std::string_view key);
+void check_value(std::string_view key, std::string_view value);
+
+// `current` (nullptr: 0) plus `delta`; throws INVALID_ARGUMENT if it is no decimal integer or the sum overflows.
+[[nodiscard]] int64_t sum_of(std::string_view key, const std::string* current, int64_t delta);
+
+// Values are immutable and shared, so that one that many ranks ask for is held once.
+using Value = std::shared_ptr<const std::string>;
+
+class Table {
+   public:
+    static constexpr size_t max_keys = size_t{1} << 20;
+    static constexpr size_t max_total_bytes = size_t{1} << 30;
+
+    [[nodiscard]] Value find(std::string_view key) const;  // nullptr if absent
+    void set(std::string_view key, std::string_view value);
+    int64_t add(std::string_view key, int64_t delta);
+    // expected nullopt: the key must be absent.
+    bool compare_set(std::string_view key, std::optional<std::string_view> expected, std::string_view desired);
+    bool erase(std::string_view key);
+
+    [[nodiscard]] size_t size() const { return values_.size(); }
+
+   private:
+    std::map<std::string, Value, std::less<>> values_;
+    size_t total_bytes_ = 0;  // of keys and values
+};
+
+}  // namespace tsr

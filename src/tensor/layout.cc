@@ -1,0 +1,311 @@
+#include "tensor/layout.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/error.hpp"
+
+namespace tsr {
+
+Box Box::whole(const Dims& shape) {
+    Box box{shape, shape};
+    for (int d = 0; d < shape.ndim(); ++d) box.offsets[d] = 0;
+    return box;
+}
+
+Box Box::intersect(const Box& other) const {
+    Box result = *this;
+    for (int d = 0; d < sizes.ndim(); ++d) {
+        const int64_t begin = std::max(offsets[d], other.offsets[d]);
+        const int64_t end = std::min(offsets[d] + sizes[d], other.offsets[d] + other.sizes[d]);
+        result.offsets[d] = begin;
+        result.sizes[d] = std::max<int64_t>(end - begin, 0);
+    }
+    return result;
+}
+
+bool Box::inside(const Dims& shape) const {
+    if (offsets.ndim() != shape.ndim() || sizes.ndim() != shape.ndim()) return false;
+    for (int d = 0; d < shape.ndim(); ++d) {
+        if (offsets[d] < 0 || sizes[d] < 0) return false;
+        if (offsets[d] > shape[d] || sizes[d] > shape[d] - offsets[d]) return false;
+    }
+    return true;
+}
+
+std::string Box::str() const {
+    std::string text = "[";
+    for (int d = 0; d < sizes.ndim(); ++d) {
+        if (d > 0) text += ", ";
+        text += fmt::format("{}:{}", offsets[d], offsets[d] + sizes[d]);
+    }
+    return text + "]";
+}
+
+std::string Placement::str() const {
+    return kind == PlacementKind::replicate ? "R" : fmt::format("S({})", dim);
+}
+
+std::optional<Placement> Placement::parse(std::string_view text) {
+    if (text == "R") return replicate();
+    if (text.size() != 4 || !text.starts_with("S(") || text[3] != ')') return std::nullopt;
+    const int dim = text[2] - '0';
+    if (dim < 0 || dim >= max_ndim) return std::nullopt;
+    return shard(dim);
+}
+
+Range chunk(int64_t size, int64_t parts, int64_t index) {
+    const int64_t full = size / parts + (size % parts != 0 ? 1 : 0);
+    const auto edge = [&](int64_t i) { return full > 0 && i > size / full ? size : std::min(size, i * full); };
+    return {edge(index), edge(index + 1)};
+}
+
+Layout Layout::placed(const Dims& shape, std::span<const int> mesh_sizes, std::span<const Placement> placements) {
+    if (mesh_sizes.empty() || mesh_sizes.size() > static_cast<size_t>(max_ndim)) {
+        throw Error(Code::invalid_argument, fmt::format("a mesh of {} dimensions; 1 to {} are supported",
+                                                        mesh_sizes.size(), max_ndim));
+    }
+    if (mesh_sizes.size() != placements.size()) {
+        throw Error(Code::invalid_argument, fmt::format("{} placements for a mesh of {} dimensions", placements.size(),
+                                                        mesh_sizes.size()));
+    }
+    Layout layout;
+    layout.shape_ = shape;
+    int64_t world = 1;
+    int64_t shards = 1;
+    for (size_t m = 0; m < mesh_sizes.size(); ++m) {
+        if (mesh_sizes[m] < 1) {
+            throw Error(Code::invalid_argument, fmt::format("mesh dimension {} has the size {}", m, mesh_sizes[m]));
+        }
+        world *= mesh_sizes[m];
+        if (world > max_layout_ranks) {
+            throw Error(Code::invalid_argument, fmt::format("a mesh of more than {} ranks", max_layout_ranks));
+        }
+        const Placement& placement = placements[m];
+        if (placement.kind == PlacementKind::replicate) continue;
+        if (placement.kind != PlacementKind::shard) {
+            throw Error(Code::invalid_argument,
+                        fmt::format("placement {} is of the unknown kind {}", m, static_cast<int>(placement.kind)));
+        }
+        if (placement.dim < 0 || placement.dim >= shape.ndim()) {
+            throw Error(Code::invalid_argument, fmt::format("placement {} shards dimension {} of a tensor of shape {}",
+                                                            m, placement.dim, shape.str()));
+        }
+        shards *= mesh_sizes[m];
+    }
+    layout.world_size_ = static_cast<int>(world);
+    layout.shard_count_ = static_cast<int>(shards);
+    layout.mesh_sizes_.assign(mesh_sizes.begin(), mesh_sizes.end());
+    layout.placements_.assign(placements.begin(), placements.end());
+    return layout;
+}
+
+Layout Layout::replicated(const Dims& shape, int world_size) {
+    const Placement everywhere = Placement::replicate();
+    return placed(shape, std::span(&world_size, 1), std::span(&everywhere, 1));
+}
+
+namespace {
+
+// Two boxes are equal or disjoint. Sorting by the first dimension keeps this near n log n for row-like layouts.
+void check_disjoint(std::span<const Box> boxes) {
+    std::vector<const Box*> sorted;
+    for (const Box& box : boxes) {
+        if (!box.empty()) sorted.push_back(&box);
+    }
+    if (sorted.size() < 2 || sorted.front()->sizes.ndim() == 0) return;
+    // Sweep over the dimension that separates most boxes.
+    int sweep = 0;
+    size_t best = 0;
+    for (int d = 0; d < sorted.front()->sizes.ndim(); ++d) {
+        std::vector<int64_t> begins;
+        for (const Box* box : sorted) begins.push_back(box->offsets[d]);
+        std::sort(begins.begin(), begins.end());
+        const auto different = static_cast<size_t>(std::unique(begins.begin(), begins.end()) - begins.begin());
+        if (different > best) {
+            best = different;
+            sweep = d;
+        }
+    }
+    // Equal boxes beside each other, so that replicas are compared once.
+    std::sort(sorted.begin(), sorted.end(), [&](const Box* a, const Box* b) {
+        if (a->offsets[sweep] != b->offsets[sweep]) return a->offsets[sweep] < b->offsets[sweep];
+        if (!std::equal(a->offsets.begin(), a->offsets.end(), b->offsets.begin())) {
+            return std::lexicographical_compare(a->offsets.begin(), a->offsets.end(), b->offsets.begin(),
+                                                b->offsets.end());
+        }
+        return std::lexicographical_compare(a->sizes.begin(), a->sizes.end(), b->sizes.begin(), b->sizes.end());
+    });
+    sorted.erase(std::unique(sorted.begin(), sorted.end(), [](const Box* a, const Box* b) { return *a == *b; }),
+                 sorted.end());
+    for (size_t i = 0; i < sorted.size(); ++i) {
+        const int64_t end = sorted[i]->offsets[sweep] + sorted[i]->sizes[sweep];
+        for (size_t j = i + 1; j < sorted.size() && sorted[j]->offsets[sweep] < end; ++j) {
+            if (sorted[i]->intersect(*sorted[j]).empty()) continue;
+            throw Error(Code::invalid_argument,
+                        fmt::format("the boxes {} and {} overlap in part; boxes must be equal or disjoint",
+                                    sorted[i]->str(), sorted[j]->str()));
+        }
+    }
+}
+
+}  // namespace
+
+Layout Layout::from_boxes(const Dims& shape, std::span<const Box> boxes, std::span<const int> counts) {
+    if (counts.empty() || counts.size() > static_cast<size_t>(max_layout_ranks)) {
+        throw Error(Code::invalid_argument, fmt::format("a layout of {} ranks; 1 to {} are supported", counts.size(),
+                                                        max_layout_ranks));
+    }
+    auto parts = std::make_shared<Explicit>();
+    parts->first.push_back(0);
+    int64_t total = 0;
+    for (const int count : counts) {
+        if (count < 0) throw Error(Code::invalid_argument, fmt::format("a rank has {} boxes", count));
+        total += count;
+        if (total > static_cast<int64_t>(boxes.size())) break;
+        parts->first.push_back(static_cast<int>(total));
+    }
+    if (total != static_cast<int64_t>(boxes.size())) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("the counts of the ranks do not add up to the {} boxes given", boxes.size()));
+    }
+    for (const Box& box : boxes) {
+        if (!box.inside(shape)) {
+            throw Error(Code::invalid_argument,
+                        fmt::format("the box with offsets {} and sizes {} is not inside the shape {}",
+                                    box.offsets.str(), box.sizes.str(), shape.str()));
+        }
+    }
+    check_disjoint(boxes);
+    parts->boxes.assign(boxes.begin(), boxes.end());
+    Layout layout;
+    layout.shape_ = shape;
+    layout.world_size_ = static_cast<int>(counts.size());
+    layout.explicit_ = std::move(parts);
+    return layout;
+}
+
+std::vector<Box> Layout::boxes_of(int rank) const {
+    if (rank < 0 || rank >= world_size_) {
+        throw Error(Code::invalid_argument, fmt::format("rank {} of a layout of {} ranks", rank, world_size_));
+    }
+    std::vector<Box> boxes;
+    if (is_explicit()) {
+        for (int i = explicit_->first[static_cast<size_t>(rank)]; i < explicit_->first[static_cast<size_t>(rank) + 1];
+             ++i) {
+            const Box& box = explicit_->boxes[static_cast<size_t>(i)];
+            if (!box.empty()) boxes.push_back(box);
+        }
+        return boxes;
+    }
+    Box box = shape_.product() == 0 ? Box::whole(shape_) : shard(shard_of(rank));
+    if (shape_.product() == 0 || !box.empty()) boxes.push_back(box);
+    return boxes;
+}
+
+Box Layout::shard(int index) const {
+    Box box = Box::whole(shape_);
+    int below = shard_count_;  // shards that share the coordinates taken so far
+    for (size_t m = 0; m < mesh_sizes_.size(); ++m) {
+        if (placements_[m].kind != PlacementKind::shard) continue;
+        below /= mesh_sizes_[m];
+        const int coordinate = index / below;
+        index %= below;
+        const int d = placements_[m].dim;
+        const Range part = chunk(box.sizes[d], mesh_sizes_[m], coordinate);
+        box.offsets[d] += part.begin;
+        box.sizes[d] = part.end - part.begin;
+    }
+    return box;
+}
+
+// The row-major number of `rank`'s coordinates in the sharded (or the replicated) mesh dimensions.
+int Layout::coordinate_sum(int rank, bool of_shards) const {
+    int number = 0;
+    int below = world_size_;
+    for (size_t m = 0; m < mesh_sizes_.size(); ++m) {
+        below /= mesh_sizes_[m];
+        const int coordinate = rank / below;
+        rank %= below;
+        if ((placements_[m].kind == PlacementKind::shard) == of_shards) number = number * mesh_sizes_[m] + coordinate;
+    }
+    return number;
+}
+
+int Layout::shard_of(int rank) const { return coordinate_sum(rank, true); }
+int Layout::replica_of(int rank) const { return coordinate_sum(rank, false); }
+
+int Layout::rank_of(int shard, int replica) const {
+    int shards_below = shard_count_;
+    int replicas_below = replica_count();
+    int rank = 0;
+    for (size_t m = 0; m < mesh_sizes_.size(); ++m) {
+        const bool sharded = placements_[m].kind == PlacementKind::shard;
+        int& below = sharded ? shards_below : replicas_below;
+        int& rest = sharded ? shard : replica;
+        below /= mesh_sizes_[m];
+        rank = rank * mesh_sizes_[m] + rest / below;
+        rest %= below;
+    }
+    return rank;
+}
+
+void Layout::for_each_overlap(const Box& wanted, const std::function<void(int shard, const Box& box)>& visit) const {
+    // Descends the mesh dimensions and takes, in each, only the chunks that meet the wanted range.
+    const std::function<void(size_t, int, const Box&)> descend = [&](size_t m, int number, const Box& box) {
+        while (m < mesh_sizes_.size() && placements_[m].kind != PlacementKind::shard) ++m;
+        if (m == mesh_sizes_.size()) {
+            if (!box.intersect(wanted).empty()) visit(number, box);
+            return;
+        }
+        const int d = placements_[m].dim;
+        const int64_t parts = mesh_sizes_[m];
+        const int64_t size = box.sizes[d];
+        const int64_t begin = std::max(wanted.offsets[d] - box.offsets[d], int64_t{0});
+        const int64_t end = std::min(wanted.offsets[d] + wanted.sizes[d] - box.offsets[d], size);
+        if (begin >= end) return;
+        const int64_t full = size / parts + (size % parts != 0 ? 1 : 0);
+        for (int64_t i = begin / full; i <= (end - 1) / full; ++i) {
+            const Range part = chunk(size, parts, i);
+            Box cut = box;
+            cut.offsets[d] += part.begin;
+            cut.sizes[d] = part.end - part.begin;
+            descend(m + 1, number * mesh_sizes_[m] + static_cast<int>(i), cut);
+        }
+    };
+    descend(0, 0, Box::whole(shape_));
+}
+
+std::span<const Box> Layout::all_boxes() const {
+    if (!is_explicit()) return {};
+    return explicit_->boxes;
+}
+
+int Layout::first_box(int rank) const { return explicit_->first[static_cast<size_t>(rank)]; }
+
+std::string Layout::str() const {
+    std::string text;
+    if (is_explicit()) {
+        text = "boxes";
+        for (int rank = 0; rank < world_size_; ++rank) {
+            text += fmt::format(" {}:", rank);
+            for (const Box& box : boxes_of(rank)) text += box.str();
+        }
+        return text;
+    }
+    text = "mesh [";
+    for (size_t m = 0; m < mesh_sizes_.size(); ++m) text += fmt::format("{}{}", m > 0 ? ", " : "", mesh_sizes_[m]);
+    text += "],";
+    for (const Placement& placement : placements_) text.append(" ").append(placement.str());
+    return text;
+}
+
+bool operator==(const Layout& a, const Layout& b) {
+    if (a.shape_ != b.shape_ || a.world_size_ != b.world_size_ || a.is_explicit() != b.is_explicit()) return false;
+    if (a.is_explicit()) return a.explicit_->boxes == b.explicit_->boxes && a.explicit_->first == b.explicit_->first;
+    return a.mesh_sizes_ == b.mesh_sizes_ && a.placements_ == b.placements_;
+}
+
+}  // namespace tsr

@@ -1,0 +1,110 @@
+// Who holds which part of a tensor, by arithmetic: a layout is a shape, an n-D mesh and one placement a mesh dimension
+// (or, for irregular tensors, explicit boxes a rank), and every rank's boxes follow from it without messages.
+// A *shard* is one distinct box; ranks that hold the same shard are its replicas. Values, immutable, cheap to copy.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tensor/tensor.hpp"
+
+namespace tsr {
+
+// A part of a tensor. Offsets and sizes have the tensor's number of dimensions.
+struct Box {
+    Dims offsets;
+    Dims sizes;
+
+    [[nodiscard]] static Box whole(const Dims& shape);
+    [[nodiscard]] int64_t numel() const { return sizes.product(); }
+    [[nodiscard]] bool empty() const { return numel() == 0; }
+    [[nodiscard]] Box intersect(const Box& other) const;  // may be empty
+    [[nodiscard]] bool inside(const Dims& shape) const;   // no overflow, whatever the numbers
+    [[nodiscard]] std::string str() const;                // "[0:64, 0:128]"
+    friend bool operator==(const Box&, const Box&) = default;
+};
+
+enum class PlacementKind : int32_t { replicate = 1, shard = 2 };
+
+struct Placement {
+    PlacementKind kind = PlacementKind::replicate;
+    int dim = 0;  // the tensor dimension that is cut; 0 for replicate
+
+    [[nodiscard]] static Placement replicate() { return {}; }
+    [[nodiscard]] static Placement shard(int dim) { return {PlacementKind::shard, dim}; }
+    [[nodiscard]] std::string str() const;  // "R" or "S(0)"
+    [[nodiscard]] static std::optional<Placement> parse(std::string_view text);
+    friend bool operator==(const Placement&, const Placement&) = default;
+};
+
+// The `index`-th of `parts` parts of `size` elements as torch.chunk cuts: parts of ceil(size / parts), then a shorter
+// one, then empty ones.
+struct Range {
+    int64_t begin = 0;
+    int64_t end = 0;
+};
+[[nodiscard]] Range chunk(int64_t size, int64_t parts, int64_t index);
+
+inline constexpr int max_layout_ranks = 1 << 20;
+
+class Layout {
+   public:
+    // INVALID_ARGUMENT: sizes and placements of different number, a shard dimension that the shape lacks, more than
+    // max_layout_ranks ranks.
+    [[nodiscard]] static Layout placed(const Dims& shape, std::span<const int> mesh_sizes,
+                                       std::span<const Placement> placements);
+    [[nodiscard]] static Layout replicated(const Dims& shape, int world_size);
+    // `counts[r]` boxes belong to rank r, in rank order. Boxes lie inside the shape; two are equal or disjoint.
+    [[nodiscard]] static Layout from_boxes(const Dims& shape, std::span<const Box> boxes, std::span<const int> counts);
+
+    [[nodiscard]] const Dims& shape() const { return shape_; }
+    [[nodiscard]] int world_size() const { return world_size_; }
+    [[nodiscard]] bool is_explicit() const { return explicit_ != nullptr; }
+    [[nodiscard]] std::span<const int> mesh_sizes() const { return mesh_sizes_; }
+    [[nodiscard]] std::span<const Placement> placements() const { return placements_; }
+
+    // What `rank` holds, in order. Empty boxes are left out; but a tensor of no elements has one, whole box a rank
+    // where it is not explicit.
+    [[nodiscard]] std::vector<Box> boxes_of(int rank) const;
+
+    // Regular layouts: shards are numbered row-major over the sharded mesh dimensions, replicas row-major over the
+    // others. A shard may be empty.
+    [[nodiscard]] int shard_count() const { return shard_count_; }
+    [[nodiscard]] int replica_count() const { return world_size_ / shard_count_; }
+    [[nodiscard]] Box shard(int index) const;
+    [[nodiscard]] int shard_of(int rank) const;
+    [[nodiscard]] int replica_of(int rank) const;
+    [[nodiscard]] int rank_of(int shard, int replica) const;
+    // Calls `visit` for each shard that overlaps `wanted`, in order; costs what overlaps, not what exists.
+    void for_each_overlap(const Box& wanted, const std::function<void(int shard, const Box& box)>& visit) const;
+
+    // Explicit layouts: all boxes in rank order, and the first of each rank.
+    [[nodiscard]] std::span<const Box> all_boxes() const;
+    [[nodiscard]] int first_box(int rank) const;
+
+    // "mesh [2, 2], R S(0)" or "boxes ...": equal texts of equal shapes mean equal layouts.
+    [[nodiscard]] std::string str() const;
+    friend bool operator==(const Layout& a, const Layout& b);
+
+   private:
+    struct Explicit {
+        std::vector<Box> boxes;
+        std::vector<int> first;  // world_size + 1 entries
+    };
+
+    Layout() = default;
+    [[nodiscard]] int coordinate_sum(int rank, bool of_shards) const;
+
+    Dims shape_;
+    int world_size_ = 1;
+    int shard_count_ = 1;
+    std::vector<int> mesh_sizes_;
+    std::vector<Placement> placements_;
+    std::shared_ptr<const Explicit> explicit_;
+};
+
+}  // namespace tsr

@@ -1,0 +1,151 @@
+#include "tensor/layout.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "base/error.hpp"
+
+namespace tsr {
+namespace {
+
+Layout placed(const Dims& shape, std::vector<int> mesh, std::vector<Placement> placements) {
+    return Layout::placed(shape, mesh, placements);
+}
+
+TEST(Chunk, CutsAsTorchChunkDoes) {
+    // torch.chunk(arange(10), 4): 3, 3, 3, 1; torch.chunk(arange(5), 4): 2, 2, 1 and DTensor's empty last one.
+    const auto sizes = [](int64_t size, int64_t parts) {
+        std::vector<int64_t> out;
+        for (int64_t i = 0; i < parts; ++i) out.push_back(chunk(size, parts, i).end - chunk(size, parts, i).begin);
+        return out;
+    };
+    EXPECT_EQ(sizes(10, 4), (std::vector<int64_t>{3, 3, 3, 1}));
+    EXPECT_EQ(sizes(5, 4), (std::vector<int64_t>{2, 2, 1, 0}));
+    EXPECT_EQ(sizes(0, 3), (std::vector<int64_t>{0, 0, 0}));
+    EXPECT_EQ(sizes(2, 5), (std::vector<int64_t>{1, 1, 0, 0, 0}));
+    EXPECT_EQ(chunk(INT64_MAX, 3, 2).end, INT64_MAX);
+    EXPECT_EQ(chunk(INT64_MAX - 1, 1 << 20, (1 << 20) - 1).end, INT64_MAX - 1);
+}
+
+TEST(Layout, RowsOverFourRanks) {
+    const Layout layout = placed({10, 4}, {4}, {Placement::shard(0)});
+    EXPECT_EQ(layout.boxes_of(0), (std::vector<Box>{{{0, 0}, {3, 4}}}));
+    EXPECT_EQ(layout.boxes_of(3), (std::vector<Box>{{{9, 0}, {1, 4}}}));
+    EXPECT_EQ(layout.shard_count(), 4);
+    EXPECT_EQ(layout.replica_count(), 1);
+}
+
+TEST(Layout, EmptyShardsAreLeftOut) {
+    const Layout layout = placed({2}, {4}, {Placement::shard(0)});
+    EXPECT_TRUE(layout.boxes_of(3).empty());
+    EXPECT_EQ(layout.boxes_of(1), (std::vector<Box>{{{1}, {1}}}));
+}
+
+TEST(Layout, ATensorWithoutElementsAndAScalarHaveOneBox) {
+    EXPECT_EQ(placed({0, 3}, {2}, {Placement::shard(0)}).boxes_of(1).size(), 1u);
+    EXPECT_EQ(Layout::replicated({}, 3).boxes_of(2), (std::vector<Box>{Box{}}));
+}
+
+TEST(Layout, MeshDimensionsApplyInOrder) {
+    // 2 x 3 mesh, rows first, then columns: rank 4 is row part 1, column part 1.
+    const Layout grid = placed({8, 9}, {2, 3}, {Placement::shard(0), Placement::shard(1)});
+    EXPECT_EQ(grid.boxes_of(4), (std::vector<Box>{{{4, 3}, {4, 3}}}));
+    // Both cut the rows: 8 -> 4 + 4, then each 4 into 2, 2, 0.
+    const Layout twice = placed({8}, {2, 3}, {Placement::shard(0), Placement::shard(0)});
+    EXPECT_EQ(twice.boxes_of(4), (std::vector<Box>{{{6}, {2}}}));
+    EXPECT_TRUE(twice.boxes_of(2).empty());
+}
+
+TEST(Layout, ReplicasHoldTheSameShard) {
+    const Layout hybrid = placed({8}, {2, 2}, {Placement::replicate(), Placement::shard(0)});
+    EXPECT_EQ(hybrid.boxes_of(1), hybrid.boxes_of(3));
+    EXPECT_EQ(hybrid.shard_of(3), 1);
+    EXPECT_EQ(hybrid.replica_of(3), 1);
+    EXPECT_EQ(hybrid.rank_of(1, 0), 1);
+}
+
+TEST(Layout, RefusesWhatMakesNoSense) {
+    EXPECT_THROW(placed({8}, {2}, {Placement::shard(1)}), Error);
+    EXPECT_THROW(placed({8}, {0}, {Placement::shard(0)}), Error);
+    EXPECT_THROW(placed({8}, {2, 2}, {Placement::shard(0)}), Error);
+    EXPECT_THROW(placed({8}, {}, {}), Error);
+    EXPECT_THROW(placed({8}, {1 << 15, 1 << 15}, {Placement::shard(0), Placement::replicate()}), Error);
+    EXPECT_THROW((void)placed({8}, {2}, {Placement::shard(0)}).boxes_of(2), Error);
+}
+
+// Every element is held by exactly replica_count ranks, rank_of inverts shard_of, and overlaps are those that a scan
+// over all shards finds.
+TEST(Layout, RandomLayoutsCoverEveryElement) {
+    const uint32_t seed = 20261121;
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    const auto below = [&](int n) { return static_cast<int>(random() % static_cast<uint32_t>(n)); };
+    for (int round = 0; round < 400; ++round) {
+        Dims shape = below(3) == 0 ? Dims{1 + below(12)} : Dims{1 + below(7), 1 + below(7), 1 + below(3)};
+        std::vector<int> mesh;
+        std::vector<Placement> placements;
+        for (int m = 0; m <= below(3); ++m) {
+            mesh.push_back(1 + below(4));
+            placements.push_back(below(3) == 0 ? Placement::replicate() : Placement::shard(below(shape.ndim())));
+        }
+        const Layout layout = placed(shape, mesh, placements);
+        std::map<std::array<int64_t, 3>, int> held;
+        for (int rank = 0; rank < layout.world_size(); ++rank) {
+            ASSERT_EQ(layout.rank_of(layout.shard_of(rank), layout.replica_of(rank)), rank);
+            for (const Box& box : layout.boxes_of(rank)) {
+                ASSERT_TRUE(box.inside(shape));
+                const auto size = [&](int d) { return d < shape.ndim() ? box.sizes[d] : 1; };
+                const auto offset = [&](int d) { return d < shape.ndim() ? box.offsets[d] : 0; };
+                for (int64_t i = 0; i < size(0); ++i)
+                    for (int64_t j = 0; j < size(1); ++j)
+                        for (int64_t k = 0; k < size(2); ++k)
+                            ++held[{offset(0) + i, offset(1) + j, offset(2) + k}];
+            }
+        }
+        ASSERT_EQ(static_cast<int64_t>(held.size()), shape.product()) << layout.str();
+        for (const auto& [element, count] : held) ASSERT_EQ(count, layout.replica_count()) << layout.str();
+
+        Box wanted = Box::whole(shape);
+        for (int d = 0; d < shape.ndim(); ++d) {
+            wanted.offsets[d] = below(static_cast<int>(shape[d]));
+            wanted.sizes[d] = below(static_cast<int>(shape[d] - wanted.offsets[d]) + 1);
+        }
+        std::vector<int> expected;
+        for (int s = 0; s < layout.shard_count(); ++s) {
+            if (!layout.shard(s).intersect(wanted).empty()) expected.push_back(s);
+        }
+        std::vector<int> found;
+        layout.for_each_overlap(wanted, [&](int s, const Box& box) {
+            EXPECT_EQ(box, layout.shard(s));
+            found.push_back(s);
+        });
+        ASSERT_EQ(found, expected) << layout.str() << " wanted " << wanted.str();
+    }
+}
+
+TEST(ExplicitLayout, KeepsEachRanksBoxesAndReplicas) {
+    const std::vector<Box> boxes{{{0, 0}, {2, 4}}, {{2, 0}, {1, 2}}, {{0, 0}, {2, 4}}};
+    const Layout layout = Layout::from_boxes({3, 4}, boxes, std::vector<int>{2, 0, 1});
+    EXPECT_EQ(layout.world_size(), 3);
+    EXPECT_EQ(layout.boxes_of(0).size(), 2u);
+    EXPECT_TRUE(layout.boxes_of(1).empty());
+    EXPECT_EQ(layout.boxes_of(2)[0], boxes[0]);
+}
+
+TEST(ExplicitLayout, RefusesPartialOverlapAndWhatLiesOutside) {
+    const auto make = [](std::vector<Box> boxes) {
+        return Layout::from_boxes({4, 4}, boxes, std::vector<int>{static_cast<int>(boxes.size())});
+    };
+    EXPECT_THROW(make({{{0, 0}, {2, 4}}, {{1, 0}, {2, 4}}}), Error);
+    EXPECT_THROW(make({{{0, 0}, {4, 2}}, {{0, 1}, {4, 2}}}), Error);
+    EXPECT_THROW(make({{{0, 0}, {5, 4}}}), Error);
+    EXPECT_THROW(make({{{-1, 0}, {2, 4}}}), Error);
+    EXPECT_THROW(make({{{1, 0}, {INT64_MAX, 4}}}), Error);
+    EXPECT_THROW((void)Layout::from_boxes({4}, std::vector<Box>{{{0}, {4}}}, std::vector<int>{0}), Error);
+    EXPECT_NO_THROW(make({{{0, 0}, {2, 4}}, {{2, 0}, {2, 4}}}));
+}
+
+}  // namespace
+}  // namespace tsr
