@@ -7,10 +7,8 @@ namespace {
 
 using namespace tsr::capi;
 
-constexpr tsr_sampler_options default_options{.struct_size = sizeof(tsr_sampler_options),
-                                              .seed = 0,
-                                              .shuffle = 1,
-                                              .drop_last = 0};
+constexpr tsr_sampler_options default_options{
+    .struct_size = sizeof(tsr_sampler_options), .seed = 0, .shuffle = 1, .drop_last = 0};
 
 }  // namespace
 

@@ -7,10 +7,12 @@
 #include "guard.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/ddp/ddp.hpp"
+#include "store/server.hpp"
 #include "store/store.hpp"
 #include "tensor/layout.hpp"
 
 struct tsr_store : tsr::capi::Handle<tsr::Store, 0x545352'53544f5245> {};
+struct tsr_store_server : tsr::capi::Handle<tsr::StoreServer, 0x545352'53525652> {};
 struct tsr_comm : tsr::capi::Handle<tsr::Communicator, 0x545352'434f4d4d> {};
 struct tsr_work : tsr::capi::Handle<tsr::Work, 0x545352'574f524b> {};
 struct tsr_buffer : tsr::capi::Handle<tsr::Buffer, 0x545352'425546> {};

@@ -50,9 +50,8 @@ void create_over(tsr_ddp* ddp, tsr_optimizer** out, Make&& make) {
 // One of each kind: the caller's options to an optimizer over `params`.
 std::shared_ptr<tsr::Optimizer> sgd(std::vector<tsr::OptimizerParam> params, const tsr_sgd_options* options) {
     const auto o = options_in(options, default_sgd, "options");
-    return std::make_shared<tsr::Sgd>(std::move(params),
-                                      tsr::SgdOptions{o.lr, o.momentum, o.dampening, o.weight_decay,
-                                                      flag(o.nesterov, "nesterov")});
+    return std::make_shared<tsr::Sgd>(std::move(params), tsr::SgdOptions{o.lr, o.momentum, o.dampening, o.weight_decay,
+                                                                         flag(o.nesterov, "nesterov")});
 }
 
 template <class Options>
@@ -91,8 +90,7 @@ tsr_status tsr_ddp_sgd(tsr_ddp* ddp, const tsr_sgd_options* options, tsr_optimiz
 tsr_status tsr_adam_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_adam_options* options,
                            tsr_optimizer** out) {
     return guard([&] {
-        create(out,
-               [&] { return adam(params_in(params, grads, n), options, default_adam, tsr::Decay::in_gradient); });
+        create(out, [&] { return adam(params_in(params, grads, n), options, default_adam, tsr::Decay::in_gradient); });
     });
 }
 
@@ -107,8 +105,7 @@ tsr_status tsr_ddp_adam(tsr_ddp* ddp, const tsr_adam_options* options, tsr_optim
 tsr_status tsr_adamw_create(const tsr_param* params, const tsr_tensor* grads, size_t n,
                             const tsr_adamw_options* options, tsr_optimizer** out) {
     return guard([&] {
-        create(out,
-               [&] { return adam(params_in(params, grads, n), options, default_adamw, tsr::Decay::decoupled); });
+        create(out, [&] { return adam(params_in(params, grads, n), options, default_adamw, tsr::Decay::decoupled); });
     });
 }
 

@@ -47,7 +47,8 @@ static void read_arguments(int argc, char **argv) {
     for (int k = STEPS; k < OPTIONS; ++k) {
         char *end;
         number[k] = strtol(text[k], &end, 10);
-        if (*text[k] == '\0' || *end != '\0' || number[k] < (k == STEPS || k == BATCH) || (k == BATCH && number[k] > TRAIN))
+        if (*text[k] == '\0' || *end != '\0' || number[k] < (k == STEPS || k == BATCH) ||
+            (k == BATCH && number[k] > TRAIN))
             usage(names[k], "cannot be that");
     }
 }
@@ -62,7 +63,8 @@ static void read_data(void) {
         int *y = is_held_out ? &test_y[held_out++] : &train_y[train++];
         int good = 1;
         for (int k = 0; k < PIXELS; ++k, ++x) good &= fscanf(file, "%f,", x) == 1, *x /= 16;
-        if (!good || fscanf(file, "%d", y) != 1 || *y < 0 || *y >= CLASSES) usage("not handwritten digits:", text[DATA]);
+        if (!good || fscanf(file, "%d", y) != 1 || *y < 0 || *y >= CLASSES)
+            usage("not handwritten digits:", text[DATA]);
     }
     fclose(file);
 }
@@ -169,8 +171,10 @@ int main(int argc, char **argv) {
     CHECK(tsr_comm_from_env(NULL, &comm)); /* tessera run, torchrun, mpirun, srun, or alone */
     CHECK(tsr_comm_rank(comm, &rank));
     CHECK(tsr_comm_world_size(comm, &world));
-    const tsr_param params[PARAMS] = {{"fc1.weight", tsr_f32_2d(w1, HIDDEN, PIXELS)}, {"fc1.bias", tsr_f32_1d(b1, HIDDEN)},
-                                      {"fc2.weight", tsr_f32_2d(w2, CLASSES, HIDDEN)}, {"fc2.bias", tsr_f32_1d(b2, CLASSES)}};
+    const tsr_param params[PARAMS] = {{"fc1.weight", tsr_f32_2d(w1, HIDDEN, PIXELS)},
+                                      {"fc1.bias", tsr_f32_1d(b1, HIDDEN)},
+                                      {"fc2.weight", tsr_f32_2d(w2, CLASSES, HIDDEN)},
+                                      {"fc2.bias", tsr_f32_1d(b2, CLASSES)}};
     tsr_ddp *ddp;
     CHECK(tsr_ddp_create(comm, params, PARAMS, NULL, &ddp)); /* every rank now has rank 0's values */
     tsr_adamw_options adamw;
@@ -196,8 +200,9 @@ int main(int argc, char **argv) {
 
     int64_t step;
     CHECK(tsr_saver_resume(saver, state, &step)); /* 0 when there is nothing yet */
-    if (rank == 0) printf(step > 0 ? "digits: %d ranks, resumed after step %lld\n" : "digits: %d ranks, from the beginning\n",
-                          (int)world, (long long)step);
+    if (rank == 0)
+        printf(step > 0 ? "digits: %d ranks, resumed after step %lld\n" : "digits: %d ranks, from the beginning\n",
+               (int)world, (long long)step);
     float *grads[PARAMS];
     for (size_t i = 0; i < PARAMS; ++i) {
         tsr_tensor grad;
@@ -216,7 +221,8 @@ int main(int argc, char **argv) {
         CHECK(tsr_optimizer_step(optimizer));
         ++step;
         if (step % 10 == 0 || step == number[STEPS]) {
-            if (rank == 0) printf("step %lld/%ld loss %.4f\n", (long long)step, number[STEPS], (double)loss), fflush(stdout);
+            if (rank == 0)
+                printf("step %lld/%ld loss %.4f\n", (long long)step, number[STEPS], (double)loss), fflush(stdout);
             log_line(step, "loss", (double)loss);
         }
         stopped = asked_to_stop(comm);

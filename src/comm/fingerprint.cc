@@ -63,10 +63,12 @@ void check_same_on_all_ranks(Communicator& comm, const std::vector<std::string>&
     std::vector<uint8_t> all(entry_size * world_size);
     const Tensor input = tensor_of(std::span<uint8_t>(own), DType::u8);
     const Tensor output = tensor_of(std::span<uint8_t>(all), DType::u8);
-    comm.run({.collective = Collective::all_gather, .inputs = {&input, 1}, .outputs = {&output, 1},
-              .label = "fingerprint"});
+    comm.run(
+        {.collective = Collective::all_gather, .inputs = {&input, 1}, .outputs = {&output, 1}, .label = "fingerprint"});
 
-    const auto entry = [&](size_t rank) { return std::span<const uint8_t>(all).subspan(rank * entry_size, entry_size); };
+    const auto entry = [&](size_t rank) {
+        return std::span<const uint8_t>(all).subspan(rank * entry_size, entry_size);
+    };
     size_t other = 1;
     while (other < world_size && std::ranges::equal(entry(other), entry(0))) ++other;
     if (other >= world_size) return;
@@ -76,9 +78,9 @@ void check_same_on_all_ranks(Communicator& comm, const std::vector<std::string>&
     const size_t count = std::max(zero_lines.size(), other_lines.size());
     size_t first = 0;
     while (first + 1 < count && line_or_nothing(zero_lines, first) == line_or_nothing(other_lines, first)) ++first;
-    throw Error(Code::mismatch, fmt::format("{}: rank {} has {}, rank 0 has {}; make them the same on every rank", what,
-                                            other, line_or_nothing(other_lines, first),
-                                            line_or_nothing(zero_lines, first)))
+    throw Error(Code::mismatch,
+                fmt::format("{}: rank {} has {}, rank 0 has {}; make them the same on every rank", what, other,
+                            line_or_nothing(other_lines, first), line_or_nothing(zero_lines, first)))
         .with_rank(comm.rank())
         .with_peer(static_cast<int>(other));
 }

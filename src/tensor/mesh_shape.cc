@@ -24,7 +24,8 @@ MeshShape::MeshShape(std::vector<std::string> names, std::vector<int> sizes)
             throw Error(Code::invalid_argument, fmt::format("two mesh dimensions are named \"{}\"", names_[d]));
         }
         if (sizes_[d] < 1) {
-            throw Error(Code::invalid_argument, fmt::format("mesh dimension \"{}\" has the size {}", names_[d], sizes_[d]));
+            throw Error(Code::invalid_argument,
+                        fmt::format("mesh dimension \"{}\" has the size {}", names_[d], sizes_[d]));
         }
         strides_[d] = rank_count_;
         if (__builtin_mul_overflow(rank_count_, sizes_[d], &rank_count_)) {

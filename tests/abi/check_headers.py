@@ -23,7 +23,10 @@ def main():
     bad = []
     pairs = compilers()
     for c, cxx in pairs:
-        for compiler, language in ((c, ["-x", "c", "-std=c99", "-Wstrict-prototypes"]), (cxx, ["-x", "c++", "-std=c++17"])):
+        for compiler, language in (
+            (c, ["-x", "c", "-std=c99", "-Wstrict-prototypes"]),
+            (cxx, ["-x", "c++", "-std=c++17"]),
+        ):
             for header in headers():
                 command = [compiler, *language, *FLAGS, "-I", INCLUDE, "-include", header, "/dev/null"]
                 result = subprocess.run(command, capture_output=True, text=True, check=False)

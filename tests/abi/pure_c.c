@@ -6,19 +6,19 @@
 
 #include "tessera/tessera.h"
 
-#define CHECK(call)                                                                                            \
-    do {                                                                                                       \
-        if ((call) != TSR_OK) {                                                                                \
-            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #call, tsr_error_message(tsr_error_last()));        \
-            exit(1);                                                                                           \
-        }                                                                                                      \
+#define CHECK(call)                                                                                     \
+    do {                                                                                                \
+        if ((call) != TSR_OK) {                                                                         \
+            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #call, tsr_error_message(tsr_error_last())); \
+            exit(1);                                                                                    \
+        }                                                                                               \
     } while (0)
-#define EXPECT(condition)                                                            \
-    do {                                                                             \
-        if (!(condition)) {                                                          \
-            fprintf(stderr, "line %d: not so: %s\n", __LINE__, #condition);          \
-            exit(1);                                                                 \
-        }                                                                            \
+#define EXPECT(condition)                                                   \
+    do {                                                                    \
+        if (!(condition)) {                                                 \
+            fprintf(stderr, "line %d: not so: %s\n", __LINE__, #condition); \
+            exit(1);                                                        \
+        }                                                                   \
     } while (0)
 
 static void train(tsr_comm *comm, const char *root) {

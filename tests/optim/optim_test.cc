@@ -98,13 +98,10 @@ TEST(Adam, DoesWhatPyTorchDoes) {
 TEST(AdamW, DoesWhatPyTorchDoes) {
     expect_golden<Adam>(AdamOptions{.lr = 0.01, .weight_decay = 0.01, .decay = Decay::decoupled},
                         golden::adamw_default);
-    expect_golden<Adam>(AdamOptions{.lr = 0.01,
-                                    .beta1 = 0.8,
-                                    .beta2 = 0.95,
-                                    .eps = 1e-6,
-                                    .weight_decay = 0.1,
-                                    .decay = Decay::decoupled},
-                        golden::adamw_decay);
+    expect_golden<Adam>(
+        AdamOptions{
+            .lr = 0.01, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1, .decay = Decay::decoupled},
+        golden::adamw_decay);
 }
 
 // With a constant gradient g both bias-corrected moments are exact (g and g^2), so each step moves by

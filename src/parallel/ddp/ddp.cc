@@ -44,7 +44,7 @@ void check(const std::vector<NamedTensor>& params, const DdpOptions& options) {
 std::vector<std::string> description(const std::vector<NamedTensor>& params, const DdpOptions& options) {
     std::vector<std::string> lines;
     lines.reserve(params.size() + 1);
-    lines.push_back(fmt::format("the options op {}, bucket_bytes {}, first_bucket_bytes {}", name_of(options.op),
+    lines.push_back(fmt::format("the options op {}, bucket_bytes {}, first_bucket_bytes {}", options.op == ReduceOp::avg ? "avg" : "sum",
                                 options.bucket_bytes, options.first_bucket_bytes));
     for (size_t i = 0; i < params.size(); ++i) {
         const auto& [name, tensor] = params[i];
@@ -129,7 +129,8 @@ void Ddp::broadcast_values() {
         };
         if (is_source) copy_each(true);
         const Tensor tensor = bucket_tensor(b);
-        comm_->run({.collective = Collective::broadcast, .outputs = {&tensor, 1}, .peer = 0, .label = "initial values"});
+        comm_->run(
+            {.collective = Collective::broadcast, .outputs = {&tensor, 1}, .peer = 0, .label = "initial values"});
         if (!is_source) copy_each(false);
     }
     clear_gradients();
@@ -250,8 +251,8 @@ void Ddp::check_idle(const char* what) const {
 }
 
 Error Ddp::failure() const {
-    return Error(Code::aborted, fmt::format("rank {}: gradients cannot be reduced any more: {}", comm_->rank(),
-                                            failed_->what()))
+    return Error(Code::aborted,
+                 fmt::format("rank {}: gradients cannot be reduced any more: {}", comm_->rank(), failed_->what()))
         .with_rank(comm_->rank())
         .caused_by(*failed_);
 }

@@ -37,7 +37,9 @@ class Ddp {
     Ddp(const Ddp&) = delete;
     Ddp& operator=(const Ddp&) = delete;
 
-    [[nodiscard]] const std::vector<NamedTensor>& params() const { return params_; }  // names without wrappers' prefixes
+    [[nodiscard]] const std::vector<NamedTensor>& params() const {
+        return params_;
+    }  // names without wrappers' prefixes
     [[nodiscard]] const NamedTensor& param(size_t index) const;
     [[nodiscard]] const Tensor& grad(size_t index) const;
     [[nodiscard]] const std::vector<Bucket>& buckets() const { return buckets_; }
@@ -67,11 +69,11 @@ class Ddp {
     std::shared_ptr<Buffer> buffer_;      // all buckets
     std::vector<Tensor> grads_;
 
-    std::vector<char> ready_;       // of each parameter, this step
+    std::vector<char> ready_;  // of each parameter, this step
     size_t ready_count_ = 0;
-    std::vector<size_t> missing_;   // of each bucket: parameters not ready yet
-    size_t launched_ = 0;           // buckets, this step
-    std::vector<WorkPtr> works_;    // of the launched buckets; nullptr for an empty one
+    std::vector<size_t> missing_;  // of each bucket: parameters not ready yet
+    size_t launched_ = 0;          // buckets, this step
+    std::vector<WorkPtr> works_;   // of the launched buckets; nullptr for an empty one
     std::optional<Error> failed_;
 };
 
