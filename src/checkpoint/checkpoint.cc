@@ -22,7 +22,7 @@ std::string manifest_text_of(FileSystem& files, const std::string& directory) {
 std::string listed(const std::vector<std::string>& items) {
     constexpr size_t shown = 50;
     std::string text;
-    for (size_t i = 0; i < std::min(items.size(), shown); ++i) text += "\n  " + items[i];
+    for (size_t i = 0; i < std::min(items.size(), shown); ++i) text.append("\n  ").append(items[i]);
     if (items.size() > shown) text += fmt::format("\n  and {} more", items.size() - shown);
     return text;
 }
@@ -144,6 +144,8 @@ LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
         throw Error(Code::mismatch, fmt::format("{} does not fit the state; {} differences:{}", path_,
                                                 differences.size(), listed(differences)));
     }
+
+    state.check(loaded);
 
     std::vector<Transfer> transfers;
     for (const auto& [name, tensor] : state.tensors()) {

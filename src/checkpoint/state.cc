@@ -21,7 +21,7 @@ void check_name(std::string_view name, std::string_view what) {
     }
 }
 
-std::string without_wrappers(std::string_view name) {
+std::string registered_name(std::string_view name) {
     std::string result;
     while (true) {
         const size_t dot = name.find('.');
@@ -47,7 +47,7 @@ std::optional<int> private_rank(std::string_view name) {
 
 void State::insert(std::string_view name, StateTensor tensor) {
     check_name(name, "a tensor's name");
-    const std::string key = without_wrappers(name);
+    const std::string key = registered_name(name);
     if (private_rank(key)) {
         throw Error(Code::invalid_argument,
                     fmt::format("tensor '{}': names under rank/<r>/ are for values, which one rank owns; store its bytes "
@@ -171,15 +171,25 @@ Values State::collect() const {
     return all;
 }
 
-void State::apply(const Values& values) {
-    for (const auto& source : sources_) {
-        const std::string begin = source->prefix() + ".";
-        Values own;
-        for (auto it = values.lower_bound(begin); it != values.end() && it->first.starts_with(begin); ++it) {
-            own.insert(*it);
-        }
-        source->apply(own);
+namespace {
+
+Values under(const Values& values, const std::string& prefix) {
+    const std::string begin = prefix + ".";
+    Values found;
+    for (auto it = values.lower_bound(begin); it != values.end() && it->first.starts_with(begin); ++it) {
+        found.insert(*it);
     }
+    return found;
+}
+
+}  // namespace
+
+void State::check(const Values& values) const {
+    for (const auto& source : sources_) source->check(under(values, source->prefix()));
+}
+
+void State::apply(const Values& values) {
+    for (const auto& source : sources_) source->apply(under(values, source->prefix()));
     for (const auto& [name, value] : values) {
         if (source_of(name) == nullptr) values_.insert_or_assign(name, value);
     }

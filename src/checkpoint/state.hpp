@@ -46,6 +46,8 @@ class State {
     [[nodiscard]] const Values& metrics() const { return metrics_; }
     // All values, those of the sources as they are now.
     [[nodiscard]] Values collect() const;
+    // Throws if a source refuses its part of the values of a load.
+    void check(const Values& values) const;
     // Takes values of a load: every source gets those under its prefix, the others are set.
     void apply(const Values& values);
 
@@ -63,7 +65,7 @@ class State {
 // Throws INVALID_ARGUMENT unless `name` is UTF-8 of 1 to max_name_bytes bytes without control characters.
 void check_name(std::string_view name, std::string_view what);
 // Without "module." and "_orig_mod." parts, which wrappers put before parameter names.
-[[nodiscard]] std::string without_wrappers(std::string_view name);
+[[nodiscard]] std::string registered_name(std::string_view name);
 // The rank r of a name "rank/<r>/...", whose value belongs to that rank alone.
 [[nodiscard]] std::optional<int> private_rank(std::string_view name);
 

@@ -16,6 +16,8 @@ class StateSource {
     [[nodiscard]] virtual const std::string& prefix() const = 0;
     // The values as they are now, with full names. Called before each save, and before a load to learn the names.
     [[nodiscard]] virtual Values collect() const = 0;
+    // Throws MISMATCH if apply() would refuse these values; called before a load overwrites anything.
+    virtual void check(const Values& values) const { (void)values; }
     // Called after the tensors of a load are in place, with the values found under the prefix.
     virtual void apply(const Values& values) = 0;
 };
