@@ -2,6 +2,7 @@
 #include "tessera/comm.h"
 
 #include "handles.hpp"
+#include "launch/from_environment.hpp"
 
 namespace {
 
@@ -91,6 +92,14 @@ tsr_status tsr_comm_options_init(tsr_comm_options* options, size_t struct_size) 
     return guard([&] {
         const tsr_comm_options defaults = in_c(CommOptions::from_environment());
         tsr::capi::write_options(options, struct_size, &defaults, sizeof defaults, "options");
+    });
+}
+
+tsr_status tsr_comm_from_env(const tsr_comm_options* options, tsr_comm** out) {
+    return guard([&] {
+        create(out, [&] {
+            return tsr::communicator_from_environment(options_over(CommOptions::from_environment(), options));
+        });
     });
 }
 
