@@ -100,7 +100,8 @@ TEST(DdpApi, BadArgumentsAreRefused) {
     Model model(1);
     auto params = model.params();
     api::Owned<tsr_ddp> ddp;
-    EXPECT_FAILS(tsr_ddp_create(comm, params.data(), 0, nullptr, ddp.out()), TSR_E_INVALID_ARGUMENT, "without parameters");
+    EXPECT_FAILS(tsr_ddp_create(comm, params.data(), 0, nullptr, ddp.out()), TSR_E_INVALID_ARGUMENT,
+                 "without parameters");
     EXPECT_FAILS(tsr_ddp_create(comm, nullptr, 2, nullptr, ddp.out()), TSR_E_INVALID_ARGUMENT, "params is NULL");
     EXPECT_FAILS(tsr_ddp_create(comm, params.data(), 2, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "out is NULL");
     params[1].name = nullptr;
@@ -121,7 +122,8 @@ TEST(DdpApi, BadArgumentsAreRefused) {
     tsr_ddp_options options;
     ASSERT_OK(tsr_ddp_options_init(&options, sizeof options));
     options.op = TSR_REDUCE_MAX;
-    EXPECT_FAILS(tsr_ddp_create(comm, model.params().data(), 2, &options, ddp.out()), TSR_E_INVALID_ARGUMENT, "AVG or SUM");
+    EXPECT_FAILS(tsr_ddp_create(comm, model.params().data(), 2, &options, ddp.out()), TSR_E_INVALID_ARGUMENT,
+                 "AVG or SUM");
 }
 
 TEST(OptimizerApi, UpdatesTheCallersMemory) {
@@ -156,10 +158,13 @@ TEST(OptimizerApi, BadParametersAreRefused) {
     const tsr_param param{"w", value.tensor()};
     tsr_tensor g = grad.tensor();
     api::Owned<tsr_optimizer> optimizer;
-    EXPECT_FAILS(tsr_adam_create(&param, &g, 1, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT, "shape [4], its gradient [3]");
-    EXPECT_FAILS(tsr_adam_create(&param, nullptr, 1, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT, "grads is NULL");
+    EXPECT_FAILS(tsr_adam_create(&param, &g, 1, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT,
+                 "shape [4], its gradient [3]");
+    EXPECT_FAILS(tsr_adam_create(&param, nullptr, 1, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT,
+                 "grads is NULL");
     EXPECT_FAILS(tsr_adam_create(nullptr, &g, 1, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT, "params is NULL");
-    EXPECT_FAILS(tsr_adam_create(&param, &g, 0, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT, "without parameters");
+    EXPECT_FAILS(tsr_adam_create(&param, &g, 0, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT,
+                 "without parameters");
     g.dtype = 0;
     EXPECT_FAILS(tsr_adam_create(&param, &g, 1, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT,
                  "the gradient of parameter 0 (\"w\") has the unknown dtype 0");

@@ -45,9 +45,12 @@ TEST(MeshApi, BadShapesAreRefused) {
     const std::array<const char*, 2> names{"dp", "dp"};
     const std::array<int32_t, 2> sizes{1, 1};
     api::Owned<tsr_mesh> mesh;
-    EXPECT_FAILS(tsr_mesh_create(comm, names.data(), sizes.data(), 2, mesh.out()), TSR_E_INVALID_ARGUMENT, "two mesh dimensions");
-    EXPECT_FAILS(tsr_mesh_create(comm, names.data(), sizes.data(), 0, mesh.out()), TSR_E_INVALID_ARGUMENT, "0 dimensions");
-    EXPECT_FAILS(tsr_mesh_create(comm, names.data(), sizes.data(), 9, mesh.out()), TSR_E_INVALID_ARGUMENT, "9 dimensions");
+    EXPECT_FAILS(tsr_mesh_create(comm, names.data(), sizes.data(), 2, mesh.out()), TSR_E_INVALID_ARGUMENT,
+                 "two mesh dimensions");
+    EXPECT_FAILS(tsr_mesh_create(comm, names.data(), sizes.data(), 0, mesh.out()), TSR_E_INVALID_ARGUMENT,
+                 "0 dimensions");
+    EXPECT_FAILS(tsr_mesh_create(comm, names.data(), sizes.data(), 9, mesh.out()), TSR_E_INVALID_ARGUMENT,
+                 "9 dimensions");
     EXPECT_FAILS(tsr_mesh_create(comm, nullptr, sizes.data(), 1, mesh.out()), TSR_E_INVALID_ARGUMENT, "names is NULL");
     EXPECT_FAILS(tsr_mesh_create(comm, names.data(), nullptr, 1, mesh.out()), TSR_E_INVALID_ARGUMENT, "sizes is NULL");
     const std::array<int32_t, 1> two{2};

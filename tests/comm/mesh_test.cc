@@ -9,10 +9,10 @@ namespace tsr {
 namespace {
 
 using testing::expect_all_well;
+using ::testing::HasSubstr;
 using testing::Outcomes;
 using testing::run_ranks;
 using testing::test_options;
-using ::testing::HasSubstr;
 
 // The sum of the numbers of the ranks that `comm` joins, each told by itself.
 float sum_of(Communicator& comm, int own) {
