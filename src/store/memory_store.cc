@@ -25,7 +25,7 @@ class MemoryStore final : public Store {
     std::optional<std::string> get(std::string_view key, Deadline) override {
         check_key(key);
         const std::lock_guard lock(mutex_);
-        const std::string* value = table_.find(key);
+        const Value value = table_.find(key);
         return value == nullptr ? std::nullopt : std::optional(*value);
     }
 
@@ -33,7 +33,7 @@ class MemoryStore final : public Store {
         check_key(key);
         std::unique_lock lock(mutex_);
         for (;;) {
-            if (const std::string* value = table_.find(key)) return *value;
+            if (const Value value = table_.find(key)) return *value;
             if (deadline.expired()) {
                 throw Error(Code::timeout, fmt::format("timed out waiting for the store's key '{}'", key));
             }

@@ -26,9 +26,9 @@ void check_value(std::string_view key, std::string_view value) {
     }
 }
 
-int64_t sum_of(std::string_view key, const std::optional<std::string>& current, int64_t delta) {
+int64_t sum_of(std::string_view key, const std::string* current, int64_t delta) {
     int64_t number = 0;
-    if (current) {
+    if (current != nullptr) {
         const char* end = current->data() + current->size();
         const auto [rest, failure] = std::from_chars(current->data(), end, number);
         if (failure != std::errc{} || rest != end) {
@@ -43,16 +43,16 @@ int64_t sum_of(std::string_view key, const std::optional<std::string>& current, 
     return sum;
 }
 
-const std::string* Table::find(std::string_view key) const {
+Value Table::find(std::string_view key) const {
     const auto at = values_.find(key);
-    return at == values_.end() ? nullptr : &at->second;
+    return at == values_.end() ? nullptr : at->second;
 }
 
 void Table::set(std::string_view key, std::string_view value) {
     check_key(key);
     check_value(key, value);
     const auto at = values_.find(key);
-    const size_t freed = at == values_.end() ? 0 : at->second.size();
+    const size_t freed = at == values_.end() ? 0 : at->second->size();
     const size_t needed = value.size() + (at == values_.end() ? key.size() : 0);
     if (at == values_.end() && values_.size() >= max_keys) {
         throw Error(Code::no_memory, fmt::format("set '{}': the store holds {} keys, its limit", key, max_keys));
@@ -61,24 +61,24 @@ void Table::set(std::string_view key, std::string_view value) {
         throw Error(Code::no_memory, fmt::format("set '{}' ({} bytes): the store holds {} of at most {} bytes", key,
                                                  value.size(), total_bytes_, max_total_bytes));
     }
+    auto shared = std::make_shared<const std::string>(value);
     if (at == values_.end()) {
-        values_.emplace(key, value);
+        values_.emplace(key, std::move(shared));
     } else {
-        at->second.assign(value);
+        at->second = std::move(shared);
     }
     total_bytes_ = total_bytes_ - freed + needed;
 }
 
 int64_t Table::add(std::string_view key, int64_t delta) {
-    const std::string* current = find(key);
-    const int64_t sum = sum_of(key, current == nullptr ? std::nullopt : std::optional(*current), delta);
+    const int64_t sum = sum_of(key, find(key).get(), delta);
     set(key, std::to_string(sum));
     return sum;
 }
 
 bool Table::compare_set(std::string_view key, std::optional<std::string_view> expected, std::string_view desired) {
     check_key(key);
-    const std::string* current = find(key);
+    const Value current = find(key);
     const bool as_expected = expected ? current != nullptr && *current == *expected : current == nullptr;
     if (as_expected) set(key, desired);
     return as_expected;
@@ -87,7 +87,7 @@ bool Table::compare_set(std::string_view key, std::optional<std::string_view> ex
 bool Table::erase(std::string_view key) {
     const auto at = values_.find(key);
     if (at == values_.end()) return false;
-    total_bytes_ -= at->first.size() + at->second.size();
+    total_bytes_ -= at->first.size() + at->second->size();
     values_.erase(at);
     return true;
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,15 +17,18 @@ namespace tsr {
 void check_key(std::string_view key);
 void check_value(std::string_view key, std::string_view value);
 
-// `current` plus `delta` as decimal text; throws INVALID_ARGUMENT if it is no integer or the sum overflows.
-[[nodiscard]] int64_t sum_of(std::string_view key, const std::optional<std::string>& current, int64_t delta);
+// `current` (nullptr: 0) plus `delta`; throws INVALID_ARGUMENT if it is no decimal integer or the sum overflows.
+[[nodiscard]] int64_t sum_of(std::string_view key, const std::string* current, int64_t delta);
+
+// Values are immutable and shared, so that one that many ranks ask for is held once.
+using Value = std::shared_ptr<const std::string>;
 
 class Table {
    public:
     static constexpr size_t max_keys = size_t{1} << 20;
     static constexpr size_t max_total_bytes = size_t{1} << 30;
 
-    [[nodiscard]] const std::string* find(std::string_view key) const;
+    [[nodiscard]] Value find(std::string_view key) const;  // nullptr if absent
     void set(std::string_view key, std::string_view value);
     int64_t add(std::string_view key, int64_t delta);
     // expected nullopt: the key must be absent.
@@ -34,7 +38,7 @@ class Table {
     [[nodiscard]] size_t size() const { return values_.size(); }
 
    private:
-    std::map<std::string, std::string, std::less<>> values_;
+    std::map<std::string, Value, std::less<>> values_;
     size_t total_bytes_ = 0;  // of keys and values
 };
 

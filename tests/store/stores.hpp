@@ -2,21 +2,61 @@
 // directory) and opens as many clients as the test wants.
 #pragma once
 
+#include <stdlib.h>
+
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <string_view>
 
 #include "base/error.hpp"
+#include "store/server.hpp"
 #include "store/store.hpp"
 
 namespace tsr::testing {
 
-enum class StoreKind { memory };
-inline constexpr StoreKind store_kinds[] = {StoreKind::memory};
+inline const std::string test_token(64, 'a');
+
+inline StoreOptions test_store_options() {
+    StoreOptions options;
+    options.timeout = milliseconds{20000};
+    options.token = test_token;
+    options.job_id = "test";
+    options.epoch = 3;
+    return options;
+}
+
+// A directory that goes with the object.
+class TemporaryDirectory {
+   public:
+    TemporaryDirectory() {
+        std::string path = (std::filesystem::temp_directory_path() / "tessera-test.XXXXXX").string();
+        if (::mkdtemp(path.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+        path_ = path;
+    }
+    ~TemporaryDirectory() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path_, ignored);
+    }
+    TemporaryDirectory(const TemporaryDirectory&) = delete;
+    TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+    [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+
+   private:
+    std::filesystem::path path_;
+};
+
+enum class StoreKind { memory, tcp, tcp_insecure, file };
+inline constexpr StoreKind store_kinds[] = {StoreKind::memory, StoreKind::tcp, StoreKind::tcp_insecure, StoreKind::file};
 
 inline std::string_view name_of(StoreKind kind) {
     switch (kind) {
         case StoreKind::memory: return "memory";
+        case StoreKind::tcp: return "tcp";
+        case StoreKind::tcp_insecure: return "tcp_insecure";
+        case StoreKind::file: return "file";
     }
     return "";
 }
@@ -35,9 +75,36 @@ class MemoryHouse final : public StoreHouse {
     std::shared_ptr<Store> store_ = make_memory_store(milliseconds{20000});
 };
 
+class TcpHouse final : public StoreHouse {
+   public:
+    explicit TcpHouse(StoreOptions options)
+        : options_(std::move(options)), server_(StoreServer::start("127.0.0.1", 0, options_)) {}
+    std::shared_ptr<Store> open() override { return Store::open(server_->uri(), options_); }
+
+   private:
+    StoreOptions options_;
+    std::shared_ptr<StoreServer> server_;
+};
+
+class FileHouse final : public StoreHouse {
+   public:
+    std::shared_ptr<Store> open() override {
+        return Store::open("file://" + directory_.path().string(), test_store_options());
+    }
+
+   private:
+    TemporaryDirectory directory_;
+};
+
 inline std::unique_ptr<StoreHouse> make_house(StoreKind kind) {
+    StoreOptions options = test_store_options();
     switch (kind) {
         case StoreKind::memory: return std::make_unique<MemoryHouse>();
+        case StoreKind::tcp: return std::make_unique<TcpHouse>(options);
+        case StoreKind::tcp_insecure:
+            options.insecure = true;
+            return std::make_unique<TcpHouse>(options);
+        case StoreKind::file: return std::make_unique<FileHouse>();
     }
     return nullptr;
 }

@@ -1,0 +1,31 @@
+// Starting library threads. They take no signals, which belong to the threads of the program that uses the library
+// (a Python handler, a JVM's safepoints), and they have names that a debugger shows.
+#pragma once
+
+#include <pthread.h>
+
+#include <csignal>
+#include <thread>
+#include <utility>
+
+namespace tsr {
+
+// `name` has at most 15 characters.
+template <class Body>
+[[nodiscard]] std::thread start_thread(const char* name, Body&& body) {
+    struct BlockedSignals {
+        sigset_t former;
+        BlockedSignals() {
+            sigset_t all;
+            sigfillset(&all);
+            for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS}) sigdelset(&all, fault);
+            pthread_sigmask(SIG_BLOCK, &all, &former);
+        }
+        ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &former, nullptr); }
+    } const blocked;
+    std::thread thread(std::forward<Body>(body));  // inherits the mask
+    pthread_setname_np(thread.native_handle(), name);
+    return thread;
+}
+
+}  // namespace tsr

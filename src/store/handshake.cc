@@ -1,0 +1,245 @@
+#include "store/handshake.hpp"
+
+#include <fmt/format.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+
+#include <cstring>
+#include <span>
+
+#include "base/error.hpp"
+
+namespace tsr::handshake {
+
+namespace {
+
+constexpr std::string_view magic = "TSRSTORE";
+constexpr std::string_view algorithm = "HMAC-SHA-256";
+
+enum class Mode : uint8_t { insecure = 0, token = 1 };
+enum class Refusal : uint8_t { none = 0, mode = 1, version = 2 };
+enum class Role : uint8_t { client = 1, server = 2 };
+
+Mode mode_of(const Party& party) { return party.insecure ? Mode::insecure : Mode::token; }
+
+Digest hmac(std::span<const uint8_t> key, std::string_view text) {
+    Digest digest{};
+    unsigned int size = 0;
+    if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), reinterpret_cast<const uint8_t*>(text.data()),
+             text.size(), digest.data(), &size) == nullptr ||
+        size != digest.size()) {
+        throw Error(Code::internal, "OpenSSL refuses to compute HMAC-SHA-256");
+    }
+    return digest;
+}
+
+Digest sha256(std::string_view text) {
+    Digest digest{};
+    unsigned int size = 0;
+    if (EVP_Digest(text.data(), text.size(), digest.data(), &size, EVP_sha256(), nullptr) != 1) {
+        throw Error(Code::internal, "OpenSSL refuses to compute SHA-256");
+    }
+    return digest;
+}
+
+// Messages are written and read field by field, little-endian.
+class Writer {
+   public:
+    Writer& bytes(std::string_view part) {
+        text_ += part;
+        return *this;
+    }
+    Writer& digest(const Digest& part) {
+        text_.append(reinterpret_cast<const char*>(part.data()), part.size());
+        return *this;
+    }
+    template <class T>
+    Writer& number(T value) {
+        for (size_t i = 0; i < sizeof(T); ++i) text_ += static_cast<char>(static_cast<uint64_t>(value) >> (8 * i));
+        return *this;
+    }
+    [[nodiscard]] const std::string& text() const { return text_; }
+
+   private:
+    std::string text_;
+};
+
+class Reader {
+   public:
+    explicit Reader(std::string_view text) : text_(text) {}
+    std::string_view bytes(size_t size) {
+        const std::string_view part = text_.substr(0, size);
+        text_.remove_prefix(size);
+        return part;
+    }
+    Digest digest() {
+        Digest part{};
+        std::memcpy(part.data(), bytes(part.size()).data(), part.size());
+        return part;
+    }
+    template <class T>
+    T number() {
+        uint64_t value = 0;
+        const std::string_view part = bytes(sizeof(T));
+        for (size_t i = 0; i < sizeof(T); ++i) value |= uint64_t{static_cast<uint8_t>(part[i])} << (8 * i);
+        return static_cast<T>(value);
+    }
+
+   private:
+    std::string_view text_;
+};
+
+struct Transcript {
+    Digest job;
+    uint64_t client_epoch;
+    uint64_t server_epoch;
+    Digest client_nonce;
+    Digest server_nonce;
+};
+
+Digest mac_of(const Party& party, Role role, const Transcript& transcript) {
+    if (party.insecure) return {};
+    Writer text;
+    text.bytes("tessera store handshake\n")
+        .number(protocol_version)
+        .bytes(algorithm)
+        .number(static_cast<uint8_t>(role))
+        .number(static_cast<uint8_t>(mode_of(party)))
+        .digest(transcript.job)
+        .number(transcript.client_epoch)
+        .number(transcript.server_epoch)
+        .digest(transcript.client_nonce)
+        .digest(transcript.server_nonce);
+    return hmac(role == Role::client ? party.client_key : party.server_key, text.text());
+}
+
+bool same(const Digest& a, const Digest& b) { return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
+
+}  // namespace
+
+Party Party::of(const StoreOptions& options, bool loopback, const std::string& address) {
+    Party party;
+    party.insecure = options.insecure;
+    party.job_id = options.job_id;
+    party.job = sha256(options.job_id);
+    party.epoch = options.epoch;
+    if (party.insecure) return party;
+    const Token token = find_token(options.token, loopback, address);
+    party.token_source = token.source;
+    party.client_key = hmac(token.bytes, "tessera store 1 client");
+    party.server_key = hmac(token.bytes, "tessera store 1 server");
+    return party;
+}
+
+bool Server::plausible(std::string_view bytes) {
+    const size_t known = std::min(bytes.size(), magic.size());
+    return bytes.substr(0, known) == magic.substr(0, known);
+}
+
+std::string Server::answer(std::string_view hello) {
+    Reader in(hello);
+    (void)in.bytes(magic.size());
+    const auto version = in.number<uint16_t>();
+    const auto mode = static_cast<Mode>(in.number<uint16_t>());
+    client_epoch_ = in.number<uint64_t>();
+    client_job_ = in.digest();
+    client_nonce_ = in.digest();
+    Refusal refusal = Refusal::none;
+    if (mode != mode_of(party_)) refusal = Refusal::mode;
+    if (version != protocol_version) refusal = Refusal::version;
+    refused_ = refusal != Refusal::none;
+    random_bytes(server_nonce_.data(), server_nonce_.size());
+    const Digest mac =
+        refused_ ? Digest{}
+                 : mac_of(party_, Role::server,
+                          {client_job_, client_epoch_, party_.epoch, client_nonce_, server_nonce_});
+    return Writer()
+        .bytes(magic)
+        .number(protocol_version)
+        .number(static_cast<uint8_t>(mode_of(party_)))
+        .number(static_cast<uint8_t>(refusal))
+        .number(party_.epoch)
+        .digest(server_nonce_)
+        .digest(mac)
+        .text();
+}
+
+Verdict Server::judge(std::string_view proof) const {
+    const Digest expected =
+        mac_of(party_, Role::client, {client_job_, client_epoch_, party_.epoch, client_nonce_, server_nonce_});
+    if (!same(Reader(proof).digest(), expected)) return Verdict::wrong_token;
+    if (!same(client_job_, party_.job)) return Verdict::other_job;
+    if (client_epoch_ != party_.epoch) return Verdict::other_epoch;
+    return Verdict::accepted;
+}
+
+Client::Client(const Party& party, std::string address) : party_(party), address_(std::move(address)) {
+    random_bytes(nonce_.data(), nonce_.size());
+}
+
+std::string Client::hello() const {
+    return Writer()
+        .bytes(magic)
+        .number(protocol_version)
+        .number(static_cast<uint16_t>(mode_of(party_)))
+        .number(party_.epoch)
+        .digest(party_.job)
+        .digest(nonce_)
+        .text();
+}
+
+std::string Client::prove(std::string_view answer) {
+    Reader in(answer);
+    if (in.bytes(magic.size()) != magic) {
+        throw Error(Code::version, fmt::format("what answers at {} is not a Tessera store", address_));
+    }
+    const auto version = in.number<uint16_t>();
+    const auto mode = static_cast<Mode>(in.number<uint8_t>());
+    const auto refusal = static_cast<Refusal>(in.number<uint8_t>());
+    server_epoch_ = in.number<uint64_t>();
+    const Digest server_nonce = in.digest();
+    const Digest mac = in.digest();
+    if (version != protocol_version || refusal == Refusal::version) {
+        throw Error(Code::version, fmt::format("the store at {} speaks protocol {}, this library {}: use one version of "
+                                               "Tessera for all ranks and the launcher",
+                                               address_, version, protocol_version));
+    }
+    if (mode != mode_of(party_) || refusal != Refusal::none) {
+        throw Error(Code::permission,
+                    party_.insecure
+                        ? fmt::format("the store at {} asks for the job token, but this process runs insecure: unset "
+                                      "TESSERA_INSECURE here, or start the launcher with --insecure",
+                                      address_)
+                        : fmt::format("the store at {} runs insecure, without a job token, but this process has one "
+                                      "({}): set TESSERA_INSECURE=1 here too, or start the store with the token",
+                                      address_, party_.token_source));
+    }
+    const Transcript transcript{party_.job, party_.epoch, server_epoch_, nonce_, server_nonce};
+    if (!same(mac, mac_of(party_, Role::server, transcript))) {
+        throw Error(Code::permission, fmt::format("the store at {} holds another job token than this process, which "
+                                                  "took its own from {}: is this the address of another job?",
+                                                  address_, party_.token_source));
+    }
+    return Writer().digest(mac_of(party_, Role::client, transcript)).text();
+}
+
+void Client::accept(std::string_view verdict) const {
+    switch (static_cast<Verdict>(verdict.front())) {
+        case Verdict::accepted: return;
+        case Verdict::other_job:
+            throw Error(Code::permission,
+                        fmt::format("the store at {} belongs to another job than '{}' (TESSERA_JOB_ID)", address_,
+                                    party_.job_id));
+        case Verdict::other_epoch:
+            throw Error(Code::permission,
+                        fmt::format("the store at {} serves epoch {} of the job, this process belongs to epoch {}: a "
+                                    "process of a former round must end",
+                                    address_, server_epoch_, party_.epoch));
+        case Verdict::wrong_token: break;
+    }
+    throw Error(Code::permission, fmt::format("the store at {} refuses this process's job token, taken from {}", address_,
+                                              party_.token_source));
+}
+
+}  // namespace tsr::handshake

@@ -1,0 +1,36 @@
+// Store::open and what a store's options take from the environment.
+#include <fmt/format.h>
+
+#include "base/env.hpp"
+#include "base/error.hpp"
+#include "store/address.hpp"
+#include "store/file_store.hpp"
+#include "store/store.hpp"
+#include "store/tcp_store.hpp"
+
+namespace tsr {
+
+StoreOptions StoreOptions::from_environment() {
+    StoreOptions options;
+    options.insecure = env_flag("TESSERA_INSECURE");
+    options.job_id = env_text("TESSERA_JOB_ID").value_or("");
+    options.epoch = static_cast<uint64_t>(env_number("TESSERA_EPOCH", 0, INT64_MAX).value_or(0));
+    return options;
+}
+
+std::shared_ptr<Store> Store::open(const std::string& uri, const StoreOptions& options) {
+    constexpr std::string_view file_scheme = "file://";
+    if (uri.starts_with("tcp://")) return open_tcp_store(Address::parse(uri), options);
+    if (!uri.starts_with(file_scheme)) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("the store address '{}' must be tcp://host:port or file:///directory", uri));
+    }
+    const std::string directory = uri.substr(file_scheme.size());
+    if (!directory.starts_with('/')) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("the store address '{}' must name an absolute directory: file:///directory", uri));
+    }
+    return open_file_store(directory, options);
+}
+
+}  // namespace tsr

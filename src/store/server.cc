@@ -1,0 +1,460 @@
+#include "store/server.hpp"
+
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/fd.hpp"
+#include "base/log.hpp"
+#include "base/thread.hpp"
+#include "store/address.hpp"
+#include "store/handshake.hpp"
+#include "store/table.hpp"
+#include "store/wire.hpp"
+
+namespace tsr {
+
+namespace {
+
+// One client. Bytes come into `in`; replies leave through `out`, whose values are shared with the table.
+struct Connection {
+    enum class Stage { hello, proof, open, closing };  // closing: what is in `out` goes, then the connection
+
+    Connection(Fd fd, uint64_t number, const handshake::Party& party)
+        : socket(std::move(fd)), id(number), handshake(party) {}
+
+    Fd socket;
+    uint64_t id;
+    Stage stage = Stage::hello;
+    Clock::time_point since = Clock::now();
+    handshake::Server handshake;
+    std::string in;
+    std::deque<Value> out;
+    size_t out_sent = 0;  // bytes of out.front()
+    std::string waiting;  // key; empty: no wait is pending
+    uint32_t events = 0;  // what epoll was told
+};
+
+class TcpStoreServer final : public StoreServer {
+   public:
+    TcpStoreServer(const std::string& host, uint16_t port, const StoreOptions& options)
+        : address_{host, port},
+          party_(handshake::Party::of(options, is_loopback(host), host)),
+          listener_(listen_on(address_)),
+          epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+          stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+        if (!epoll_.valid() || !stop_.valid()) throw os_error("starting the store's server", errno);
+        watch(EPOLL_CTL_ADD, listener_.get(), listener_id, EPOLLIN);
+        watch(EPOLL_CTL_ADD, stop_.get(), stop_id, EPOLLIN);
+        thread_ = start_thread("tsr-store", [this] { serve(); });
+    }
+
+    ~TcpStoreServer() override {
+        if (owner_ != ::getpid()) {  // in a forked child there is no such thread to join
+            thread_.detach();
+            return;
+        }
+        const uint64_t one = 1;
+        (void)!::write(stop_.get(), &one, sizeof one);
+        thread_.join();
+    }
+
+    uint16_t port() const override { return address_.port; }
+    std::string uri() const override { return address_.uri(); }
+
+    Census census() const override {
+        return {stranger_count_.load(std::memory_order_relaxed), client_count_.load(std::memory_order_relaxed),
+                key_count_.load(std::memory_order_relaxed), refused_count_.load(std::memory_order_relaxed)};
+    }
+
+   private:
+    static constexpr uint64_t listener_id = 0;
+    static constexpr uint64_t stop_id = 1;
+    static constexpr uint64_t first_connection_id = 2;
+
+    void watch(int operation, int fd, uint64_t id, uint32_t events) {
+        epoll_event event{};
+        event.events = events;
+        event.data.u64 = id;
+        if (::epoll_ctl(epoll_.get(), operation, fd, &event) != 0) throw os_error("epoll_ctl", errno);
+    }
+
+    // The thread. An error of one connection ends that connection; only memory or epoll failing ends the server.
+    void serve() noexcept {
+        try {
+            for (bool going = true; going;) going = turn();
+        } catch (...) {
+            log::error("the store at {} ends: {}", address_.uri(), current_error().what());
+        }
+        // Also tells clients whose connection a forked child still holds open.
+        for (const auto& [id, connection] : connections_) ::shutdown(connection->socket.get(), SHUT_RDWR);
+        connections_.clear();
+        listener_.reset();
+    }
+
+    bool turn() {
+        std::array<epoll_event, 64> events;
+        const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), next_timeout());
+        if (count < 0 && errno != EINTR) throw os_error("epoll_wait", errno);
+        bool arrivals = false;
+        for (int i = 0; i < count; ++i) {
+            const epoll_event& event = events[static_cast<size_t>(i)];
+            if (event.data.u64 == stop_id) return false;
+            if (event.data.u64 == listener_id) {
+                arrivals = true;
+            } else {
+                tend(event.data.u64, event.events);
+            }
+        }
+        drop_late_strangers();
+        if (arrivals || !listening_) accept_strangers();
+        publish_census();
+        return true;
+    }
+
+    int next_timeout() const {
+        if (strangers_.empty()) return listening_ ? -1 : static_cast<int>(poll_slice.count());
+        if (!listening_) return static_cast<int>(stranger_grace.count()) / 5;
+        const auto oldest = connections_.at(strangers_.front())->since;
+        return static_cast<int>(Deadline(oldest + stranger_lifetime).remaining().count()) + 1;
+    }
+
+    void set_listening(bool listening) {
+        if (listening == listening_) return;
+        watch(EPOLL_CTL_MOD, listener_.get(), listener_id, listening ? static_cast<uint32_t>(EPOLLIN) : 0U);
+        listening_ = listening;
+    }
+
+    void accept_strangers() {
+        for (;;) {
+            if (strangers_.size() >= max_strangers) {
+                // Ranks finish their handshake in a round trip; who is still here after the grace is idle.
+                const uint64_t oldest = strangers_.front();
+                if (Clock::now() - connections_.at(oldest)->since < stranger_grace) return set_listening(false);
+                drop(oldest);
+            }
+            Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+            if (!socket.valid()) {
+                if (errno == EINTR || errno == ECONNABORTED) continue;
+                if (errno == EAGAIN || errno == EWOULDBLOCK) return set_listening(true);
+                log::warning("the store at {} cannot take a connection: {}", address_.uri(), std::strerror(errno));
+                return set_listening(false);  // out of descriptors or memory: tried again a moment later
+            }
+            const int on = 1;
+            (void)::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+            const uint64_t id = next_id_++;
+            auto connection = std::make_unique<Connection>(std::move(socket), id, party_);
+            watch(EPOLL_CTL_ADD, connection->socket.get(), id, EPOLLIN);
+            connection->events = EPOLLIN;
+            connections_.emplace(id, std::move(connection));
+            strangers_.push_back(id);
+        }
+    }
+
+    void drop_late_strangers() {
+        while (!strangers_.empty()) {
+            const uint64_t oldest = strangers_.front();
+            if (Clock::now() - connections_.at(oldest)->since < stranger_lifetime) return;
+            drop(oldest);
+        }
+    }
+
+    void drop(uint64_t id) {
+        const auto at = connections_.find(id);
+        if (at == connections_.end()) return;
+        forget_wait(*at->second);
+        if (std::erase(strangers_, id) > 0) refused_count_.fetch_add(1, std::memory_order_relaxed);
+        connections_.erase(at);
+    }
+
+    void tend(uint64_t id, uint32_t events) {
+        const auto at = connections_.find(id);
+        if (at == connections_.end()) return;  // dropped in this same turn
+        Connection& connection = *at->second;
+        try {
+            bool alive = true;
+            if ((events & EPOLLOUT) != 0) {
+                alive = flush(connection);
+                if (alive && connection.stage == Connection::Stage::open) alive = run_requests(connection);
+            }
+            if (alive && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) alive = read(connection);
+            if (!alive) return drop(id);
+            tell_epoll(connection);
+        } catch (const Error& error) {
+            log::warning("the store at {} drops a connection: {}", address_.uri(), error.what());
+            drop(id);
+        }
+    }
+
+    // While a reply is on its way nothing more is read: a client that never reads cannot pile up replies.
+    void tell_epoll(Connection& connection) {
+        const uint32_t wanted = connection.out.empty() ? EPOLLIN : EPOLLOUT;
+        if (wanted == connection.events) return;
+        watch(EPOLL_CTL_MOD, connection.socket.get(), connection.id, wanted);
+        connection.events = wanted;
+    }
+
+    // How much may be read now: the handshake's bytes exactly, else a chunk.
+    size_t appetite(const Connection& connection) const {
+        switch (connection.stage) {
+            case Connection::Stage::hello: return handshake::hello_size - connection.in.size();
+            case Connection::Stage::proof: return handshake::proof_size - connection.in.size();
+            case Connection::Stage::open: return chunk_.size();
+            case Connection::Stage::closing: return 0;
+        }
+        return 0;
+    }
+
+    // Reads once; false when the connection has ended.
+    bool read(Connection& connection) {
+        const size_t most = appetite(connection);
+        if (most == 0) return true;
+        const ssize_t got = ::recv(connection.socket.get(), chunk_.data(), most, 0);
+        if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+        if (got == 0) return false;
+        connection.in.append(chunk_.data(), static_cast<size_t>(got));
+        switch (connection.stage) {
+            case Connection::Stage::hello: return read_hello(connection);
+            case Connection::Stage::proof: return read_proof(connection);
+            default: return run_requests(connection);
+        }
+    }
+
+    bool read_hello(Connection& connection) {
+        if (!handshake::Server::plausible(connection.in)) return false;
+        if (connection.in.size() < handshake::hello_size) return true;
+        const std::string answer = connection.handshake.answer(connection.in);
+        connection.in.clear();
+        connection.stage = connection.handshake.refused() ? Connection::Stage::closing : Connection::Stage::proof;
+        return send(connection, answer);
+    }
+
+    bool read_proof(Connection& connection) {
+        if (connection.in.size() < handshake::proof_size) return true;
+        const handshake::Verdict verdict = connection.handshake.judge(connection.in);
+        connection.in.clear();
+        if (verdict == handshake::Verdict::accepted) {
+            connection.stage = Connection::Stage::open;
+            std::erase(strangers_, connection.id);
+        } else {
+            report_refusal(verdict);
+            connection.stage = Connection::Stage::closing;
+        }
+        return send(connection, std::string(1, static_cast<char>(verdict)));
+    }
+
+    // A stranger may try for ever; the log shall not fill with it.
+    void report_refusal(handshake::Verdict verdict) const {
+        if (verdict == handshake::Verdict::other_job) {  // ranks that look for their own store come by here
+            return log::debug("the store at {} refuses a connection: another job", address_.uri());
+        }
+        if (refused_count_.load(std::memory_order_relaxed) >= max_logged_refusals) return;
+        log::warning("the store at {} refuses a connection: {}", address_.uri(),
+                     verdict == handshake::Verdict::wrong_token ? "wrong job token" : "another epoch");
+    }
+
+    // Runs the requests that have come in full, one at a time: the next when the reply to the last has gone.
+    bool run_requests(Connection& connection) {
+        std::string_view rest = connection.in;
+        bool alive = true;
+        while (alive && connection.out.empty() && rest.size() >= wire::length_size) {
+            std::string_view peek = rest;
+            const auto length = wire::take_number<uint32_t>(peek);
+            if (length > wire::max_request) {
+                throw Error(Code::corrupt, fmt::format("a request of {} bytes; at most {} are taken", length,
+                                                       wire::max_request));
+            }
+            if (peek.size() < length) break;
+            alive = execute(connection, wire::decode(peek.substr(0, length)));
+            rest = peek.substr(length);
+        }
+        connection.in.erase(0, connection.in.size() - rest.size());
+        if (connection.in.empty() && connection.in.capacity() > keep_capacity) std::string().swap(connection.in);
+        return alive;
+    }
+
+    bool execute(Connection& connection, const wire::Request& request) {
+        if (!connection.waiting.empty()) {
+            if (request.operation != wire::Operation::cancel) {
+                throw Error(Code::corrupt, "a client sent a request while its wait was pending");
+            }
+            forget_wait(connection);
+            return reply(connection, wire::Outcome::cancelled);
+        }
+        try {
+            return answer(connection, request);
+        } catch (const Error& error) {
+            std::string detail(1, static_cast<char>(error.code()));
+            return reply(connection, wire::Outcome::failed, detail + error.what());
+        }
+    }
+
+    bool answer(Connection& connection, const wire::Request& request) {
+        const auto done = [](bool yes) { return yes ? wire::Outcome::ok : wire::Outcome::no; };
+        if (request.operation != wire::Operation::cancel) check_key(request.key);
+        switch (request.operation) {
+            case wire::Operation::set:
+                table_.set(request.key, request.value);
+                wake(request.key);
+                return reply(connection, wire::Outcome::ok);
+            case wire::Operation::get: {
+                const Value value = table_.find(request.key);
+                return value ? reply_value(connection, value) : reply(connection, wire::Outcome::no);
+            }
+            case wire::Operation::wait: {
+                if (const Value value = table_.find(request.key)) return reply_value(connection, value);
+                connection.waiting = request.key;
+                waiters_.emplace(connection.waiting, connection.id);
+                return true;
+            }
+            case wire::Operation::add: {
+                std::string sum;
+                wire::append(sum, table_.add(request.key, request.delta));
+                wake(request.key);
+                return reply(connection, wire::Outcome::ok, sum);
+            }
+            case wire::Operation::compare_set: {
+                const bool swapped = table_.compare_set(request.key, request.expected, request.value);
+                if (swapped) wake(request.key);
+                return reply(connection, done(swapped));
+            }
+            case wire::Operation::erase: return reply(connection, done(table_.erase(request.key)));
+            case wire::Operation::cancel: return true;  // its wait was answered already
+        }
+        return false;
+    }
+
+    // Answers everybody who waits for `key`, which now exists.
+    void wake(std::string_view key) {
+        const auto [first, last] = waiters_.equal_range(key);
+        std::vector<uint64_t> woken;
+        for (auto at = first; at != last; ++at) woken.push_back(at->second);
+        waiters_.erase(first, last);
+        const Value value = table_.find(key);
+        for (const uint64_t id : woken) {
+            Connection& waiter = *connections_.at(id);
+            waiter.waiting.clear();
+            if (reply_value(waiter, value)) {
+                tell_epoll(waiter);
+            } else {
+                drop(id);
+            }
+        }
+    }
+
+    void forget_wait(Connection& connection) {
+        if (connection.waiting.empty()) return;
+        const auto [first, last] = waiters_.equal_range(connection.waiting);
+        const auto own = std::find_if(first, last, [&](const auto& entry) { return entry.second == connection.id; });
+        if (own != last) waiters_.erase(own);
+        connection.waiting.clear();
+    }
+
+    bool reply(Connection& connection, wire::Outcome outcome, std::string_view payload = {}) {
+        std::string frame;
+        wire::append(frame, static_cast<uint32_t>(1 + payload.size()));
+        wire::append(frame, static_cast<uint8_t>(outcome));
+        frame += payload;
+        return send(connection, std::move(frame));
+    }
+
+    bool reply_value(Connection& connection, const Value& value) {
+        std::string head;
+        wire::append(head, static_cast<uint32_t>(1 + value->size()));
+        wire::append(head, static_cast<uint8_t>(wire::Outcome::ok));
+        connection.out.push_back(std::make_shared<const std::string>(std::move(head)));
+        if (!value->empty()) connection.out.push_back(value);
+        return flush(connection);
+    }
+
+    bool send(Connection& connection, std::string bytes) {
+        connection.out.push_back(std::make_shared<const std::string>(std::move(bytes)));
+        return flush(connection);
+    }
+
+    // Writes what the socket takes; false when the connection has ended.
+    bool flush(Connection& connection) {
+        while (!connection.out.empty()) {
+            std::array<iovec, 2> parts{};
+            size_t count = 0;
+            for (; count < std::min(parts.size(), connection.out.size()); ++count) {
+                const size_t skip = count == 0 ? connection.out_sent : 0;
+                const Value& value = connection.out[count];
+                parts[count] = {const_cast<char*>(value->data()) + skip, value->size() - skip};
+            }
+            msghdr message{};
+            message.msg_iov = parts.data();
+            message.msg_iovlen = count;
+            const ssize_t sent = ::sendmsg(connection.socket.get(), &message, MSG_NOSIGNAL);
+            if (sent < 0) {
+                if (errno == EINTR) continue;
+                return errno == EAGAIN || errno == EWOULDBLOCK;
+            }
+            connection.out_sent += static_cast<size_t>(sent);
+            while (!connection.out.empty() && connection.out_sent >= connection.out.front()->size()) {
+                connection.out_sent -= connection.out.front()->size();
+                connection.out.pop_front();
+            }
+        }
+        return connection.stage != Connection::Stage::closing;
+    }
+
+    void publish_census() {
+        stranger_count_.store(strangers_.size(), std::memory_order_relaxed);
+        client_count_.store(connections_.size() - strangers_.size(), std::memory_order_relaxed);
+        key_count_.store(table_.size(), std::memory_order_relaxed);
+    }
+
+    static constexpr size_t keep_capacity = 65536;
+    static constexpr uint64_t max_logged_refusals = 16;
+
+    Address address_;
+    handshake::Party party_;
+    Fd listener_;
+    Fd epoll_;
+    Fd stop_;
+
+    // Owned by the thread.
+    bool listening_ = true;
+    uint64_t next_id_ = first_connection_id;
+    std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
+    std::deque<uint64_t> strangers_;  // before the handshake's end, oldest first
+    std::multimap<std::string, uint64_t, std::less<>> waiters_;  // key -> connection
+    Table table_;
+    std::array<char, 65536> chunk_{};
+
+    // Relaxed: each number is for people and tests that poll it; no other data is read on their account.
+    std::atomic<size_t> stranger_count_{0};
+    std::atomic<size_t> client_count_{0};
+    std::atomic<size_t> key_count_{0};
+    std::atomic<uint64_t> refused_count_{0};
+
+    pid_t owner_ = ::getpid();
+    std::thread thread_;
+};
+
+}  // namespace
+
+std::shared_ptr<StoreServer> StoreServer::start(const std::string& host, uint16_t port, const StoreOptions& options) {
+    return std::make_shared<TcpStoreServer>(host, port, options);
+}
+
+}  // namespace tsr

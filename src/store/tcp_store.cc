@@ -1,0 +1,210 @@
+#include "store/tcp_store.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/fd.hpp"
+#include "store/handshake.hpp"
+#include "store/table.hpp"
+#include "store/wire.hpp"
+
+namespace tsr {
+
+namespace {
+
+class TcpStore final : public Store {
+   public:
+    TcpStore(const Address& address, const StoreOptions& options)
+        : Store(options.timeout),
+          address_(address),
+          uri_(address.uri()),
+          party_(handshake::Party::of(options, is_loopback(address.host), uri_)) {}
+
+    // The first connection: the server may start later than this process.
+    void connect_first() {
+        const Deadline deadline = default_deadline();
+        milliseconds pause{5};
+        for (;;) {
+            try {
+                return connect_now(deadline);
+            } catch (const Error& error) {
+                if (!error.record()->retriable && error.code() != Code::timeout) throw;
+                if (Deadline::in(pause).at() >= deadline.at()) {
+                    throw Error(Code::timeout,
+                                fmt::format("no store at {} after {} ms: the process that serves it (the launcher's "
+                                            "agent, or rank 0) is not there yet, has ended, or cannot be reached",
+                                            uri_, timeout().count()))
+                        .caused_by(error);
+                }
+            }
+            poll_interrupt();
+            std::this_thread::sleep_for(pause);
+            pause = std::min(pause * 2, poll_slice);
+        }
+    }
+
+    void connect_now(Deadline deadline) { give_back(connect(deadline)); }
+
+    void set(std::string_view key, std::string_view value, Deadline deadline) override {
+        check_value(key, value);
+        (void)call({.operation = wire::Operation::set, .key = key, .value = value}, deadline, "set");
+    }
+
+    std::optional<std::string> get(std::string_view key, Deadline deadline) override {
+        Reply reply = call({.operation = wire::Operation::get, .key = key}, deadline, "get");
+        if (reply.outcome == wire::Outcome::no) return std::nullopt;
+        return std::move(reply.payload);
+    }
+
+    std::string wait(std::string_view key, Deadline deadline) override {
+        Reply reply = call({.operation = wire::Operation::wait, .key = key}, deadline, "wait");
+        if (reply.outcome == wire::Outcome::cancelled) {
+            throw Error(Code::timeout, fmt::format("timed out waiting for the key '{}' of the store at {}", key, uri_));
+        }
+        return std::move(reply.payload);
+    }
+
+    int64_t add(std::string_view key, int64_t delta, Deadline deadline) override {
+        const Reply reply = call({.operation = wire::Operation::add, .key = key, .delta = delta}, deadline, "add");
+        std::string_view number = reply.payload;
+        return wire::take_number<int64_t>(number);
+    }
+
+    bool compare_set(std::string_view key, std::optional<std::string_view> expected, std::string_view desired,
+                     Deadline deadline) override {
+        check_value(key, desired);
+        if (expected) check_value(key, *expected);
+        const Reply reply = call(
+            {.operation = wire::Operation::compare_set, .key = key, .value = desired, .expected = expected}, deadline,
+            "compare_set");
+        return reply.outcome == wire::Outcome::ok;
+    }
+
+    bool erase(std::string_view key, Deadline deadline) override {
+        return call({.operation = wire::Operation::erase, .key = key}, deadline, "delete").outcome == wire::Outcome::ok;
+    }
+
+   private:
+    struct Reply {
+        wire::Outcome outcome;
+        std::string payload;
+    };
+
+    // Connected and through the handshake. IO that may go away is marked retriable.
+    Fd connect(Deadline deadline) {
+        Fd socket = connect_to(address_, deadline);
+        const std::string what = fmt::format("the handshake with the store at {}", uri_);
+        handshake::Client client(party_, uri_);
+        try {
+            send_all(socket.get(), client.hello(), deadline, what);
+            char answer[handshake::answer_size];
+            receive_all(socket.get(), answer, sizeof answer, deadline, what);
+            send_all(socket.get(), client.prove({answer, sizeof answer}), deadline, what);
+            char verdict[handshake::verdict_size];
+            receive_all(socket.get(), verdict, sizeof verdict, deadline, what);
+            client.accept({verdict, sizeof verdict});
+        } catch (const Error& error) {
+            if (error.code() == Code::io) throw error.retry_may_help();  // a crowded server made room for others
+            throw;
+        }
+        return socket;
+    }
+
+    Fd take_connection(Deadline deadline) {
+        {
+            const std::lock_guard lock(mutex_);
+            if (owner_ != ::getpid()) {  // a forked child must not speak on its parent's connections
+                idle_.clear();
+                owner_ = ::getpid();
+            }
+            if (!idle_.empty()) {
+                Fd socket = std::move(idle_.back());
+                idle_.pop_back();
+                return socket;
+            }
+        }
+        return connect(deadline);
+    }
+
+    void give_back(Fd socket) {
+        const std::lock_guard lock(mutex_);
+        if (owner_ == ::getpid() && idle_.size() < max_idle) idle_.push_back(std::move(socket));
+    }
+
+    Reply call(const wire::Request& request, Deadline deadline, const char* verb) {
+        check_key(request.key);
+        const std::string what = fmt::format("{} of '{}' at the store at {}", verb, request.key, uri_);
+        try {
+            Fd socket = take_connection(deadline);
+            send_all(socket.get(), wire::encode(request), deadline, what);
+            if (request.operation == wire::Operation::wait && !readable(socket.get(), deadline)) {
+                deadline = Deadline::in(cancel_grace);
+                send_all(socket.get(), wire::encode({.operation = wire::Operation::cancel}), deadline, what);
+            }
+            Reply reply = read_reply(socket.get(), deadline, what);
+            give_back(std::move(socket));
+            return checked(std::move(reply), what);
+        } catch (const Error& error) {
+            if (error.code() != Code::io || error.record()->native_code == 0) throw;
+            throw Error(Code::io, fmt::format("lost the store at {} during {} of '{}': the process that serves it (the "
+                                              "launcher's agent, or rank 0) has ended",
+                                              uri_, verb, request.key))
+                .with_native(NativeDomain::os, error.record()->native_code)
+                .caused_by(error);
+        }
+    }
+
+    static Reply read_reply(int socket, Deadline deadline, const std::string& what) {
+        char head[wire::length_size + 1];
+        receive_all(socket, head, sizeof head, deadline, what);
+        std::string_view bytes(head, sizeof head);
+        const auto length = wire::take_number<uint32_t>(bytes);
+        if (length < 1 || length > wire::max_reply) {
+            throw Error(Code::corrupt, fmt::format("{}: the reply claims {} bytes", what, length));
+        }
+        Reply reply{static_cast<wire::Outcome>(bytes[0]), std::string(length - 1, '\0')};
+        receive_all(socket, reply.payload.data(), reply.payload.size(), deadline, what);
+        return reply;
+    }
+
+    // Throws the server's error if the call failed there.
+    static Reply checked(Reply reply, const std::string& what) {
+        if (reply.outcome != wire::Outcome::failed) return reply;
+        if (reply.payload.empty()) throw Error(Code::corrupt, what + ": the server's error is empty");
+        throw Error(static_cast<Code>(reply.payload[0]), reply.payload.substr(1));
+    }
+
+    static constexpr size_t max_idle = 64;
+    static constexpr milliseconds cancel_grace{2000};
+
+    const Address address_;
+    const std::string uri_;
+    const handshake::Party party_;
+    std::mutex mutex_;  // guards what follows
+    std::vector<Fd> idle_;
+    pid_t owner_ = ::getpid();
+};
+
+}  // namespace
+
+std::shared_ptr<Store> open_tcp_store(const Address& address, const StoreOptions& options) {
+    auto store = std::make_shared<TcpStore>(address, options);
+    store->connect_first();
+    return store;
+}
+
+std::shared_ptr<Store> connect_tcp_store(const Address& address, const StoreOptions& options, Deadline deadline) {
+    auto store = std::make_shared<TcpStore>(address, options);
+    store->connect_now(deadline);
+    return store;
+}
+
+}  // namespace tsr

@@ -1,0 +1,110 @@
+# shellcheck shell=bash
+# ./dev build: the core by CMake into build/<preset>, installed into build/prefix; then each binding against that prefix,
+# exactly as a user's own build would find it. A binding is built again only when its sources or the prefix changed.
+
+cmd_build() {
+  local preset=release
+  while (($#)); do
+    case $1 in
+      --preset) need_value "$@" && preset=$2 && shift ;;
+      *) die "build: unknown option $1 (known: --preset P)" ;;
+    esac
+    shift
+  done
+  source tools/dev/setup.sh
+  SETUP_QUIET=1 cmd_setup --no-torch
+  use_tools
+  build_core "$preset" TESTS EXAMPLES || die "the core did not build"
+  install_core "$preset"
+  local part failed=()
+  for part in python java rust examples; do
+    "build_$part" || failed+=("$part")
+  done
+  ((${#failed[@]} == 0)) || die "these did not build: ${failed[*]}"
+  say "built; installed into ${TESSERA_PREFIX#"$ROOT"/}"
+}
+
+# build_core PRESET OPTION...: each OPTION is a TESSERA_BUILD_<OPTION> that has to be on. What an earlier command switched
+# on stays on, so that `./dev demo` and `./dev test` in turn do not configure each time.
+build_core() {
+  local preset=$1 dir=build/$1 option args=() configure=no
+  shift
+  [[ -f $dir/build.ninja ]] || configure=yes
+  [[ $configure == no ]] || args+=(-DTESSERA_BUILD_TESTS=OFF -DTESSERA_BUILD_BENCHMARKS=OFF -DTESSERA_BUILD_EXAMPLES=OFF)
+  for option in "$@"; do
+    grep -qsE "^TESSERA_BUILD_$option:[A-Z]+=ON$" "$dir/CMakeCache.txt" && continue
+    configure=yes
+    args+=("-DTESSERA_BUILD_$option=ON")
+  done
+  if [[ $configure == yes ]]; then
+    say "core: configuring preset $preset"
+    run_logged "configure-$preset" cmake --preset "$preset" -DCMAKE_INSTALL_PREFIX="$TESSERA_PREFIX" \
+      -DCMAKE_INSTALL_LIBDIR=lib "${args[@]}" || return
+  fi
+  say "core: building preset $preset"
+  run_logged "build-$preset" cmake --build "$dir"
+}
+
+install_core() {
+  run_logged "install-$1" cmake --install "build/$1" --prefix "$TESSERA_PREFIX" || die "the core could not be installed"
+}
+
+# What a binding sees of the core.
+prefix_hash() { hash_of "$TESSERA_PREFIX"/lib/libtessera*.so* "$TESSERA_PREFIX"/include/tessera/*.h; }
+
+build_python() {
+  local key
+  [[ -f bindings/python/pyproject.toml ]] || return 0
+  key=$(tree_hash bindings/python)-$(prefix_hash)
+  stamp_ok python-binding "$key" && "$VENV/bin/python" -c 'import importlib.util as u; exit(u.find_spec("tessera") is None)' && return
+  say "Python: building the wheel into .venv"
+  run_logged build-python "$VENV/bin/python" -m pip install --no-build-isolation --no-deps --no-input --quiet \
+    --config-settings=build-dir="$ROOT/build/python" ./bindings/python || return
+  stamp_set python-binding "$key"
+}
+
+# maven POM ARGUMENTS...: offline once this set of POMs was resolved; a transfer that broke is tried again.
+maven() {
+  local pom=$1 name=$2 key try
+  shift 2
+  key=$(cat "$(dirname "$pom")"/pom.xml "$(dirname "$pom")"/*/pom.xml 2>/dev/null | hash_of -)-$*
+  if stamp_ok "maven-$name" "$key"; then
+    run_logged "$name" limited 40 mvn -B -ntp -Dstyle.color=never -o -f "$pom" "$@"
+    return
+  fi
+  for try in 1 2 3; do
+    run_logged "$name" limited 40 mvn -B -ntp -Dstyle.color=never -f "$pom" "$@" && { stamp_set "maven-$name" "$key"; return; }
+    grep -qE 'Could not transfer|Connection (reset|timed out)|Read timed out' "$LOGS/$name.log" || return 1
+    say "Maven: try $try of 3 failed on a transfer"
+  done
+  return 1
+}
+
+build_java() {
+  local key goal=package
+  [[ -f bindings/java/pom.xml ]] || return 0
+  # An example project of its own finds the binding in the local repository; as a module of the binding's it need not.
+  [[ -f examples/java/pom.xml ]] && ! grep -q 'examples/java' bindings/java/pom.xml && goal=install
+  key=$(tree_hash bindings/java examples/java)-$(prefix_hash)-$goal
+  stamp_ok java-binding "$key" && compgen -G 'bindings/java/target/*.jar' >/dev/null && return
+  say "Java: building bindings/java"
+  maven bindings/java/pom.xml build-java -DskipTests "$goal" || return
+  if [[ $goal == install ]]; then
+    say "Java: building examples/java"
+    maven examples/java/pom.xml build-java-example -DskipTests package || return
+  fi
+  stamp_set java-binding "$key"
+}
+
+build_rust() {
+  [[ -f bindings/rust/Cargo.toml ]] || return 0
+  say "Rust: building bindings/rust"
+  run_logged build-rust cargo build --workspace --manifest-path bindings/rust/Cargo.toml
+}
+
+# The Rust example; those in C are a part of the CMake build, those in Java of build_java.
+build_examples() {
+  [[ -f examples/rust/Cargo.toml ]] || return 0
+  say "Rust: building examples/rust"
+  run_logged build-rust-example cargo build --release --manifest-path examples/rust/Cargo.toml
+}

@@ -1,0 +1,142 @@
+# shellcheck shell=bash
+# What the commands of ./dev share: messages, quiet runs with a heartbeat, stamps, and the environment of tools.
+# Sourced by ./dev with ROOT set and the working directory there.
+
+VENV=$ROOT/.venv
+LOGS=$ROOT/build/logs
+STAMPS=$VENV/.tessera-stamps
+export TESSERA_PREFIX=$ROOT/build/prefix
+
+# The machine's cache of what is too large to keep once per clone.
+TESSERA_CACHE=${TESSERA_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tessera}
+
+# A descriptor that never delivers: `read -t` on it is a sleep that leaves no child process behind.
+exec {NEVER}<> <(:)
+BEAT=""
+trap '[[ -z $BEAT ]] || kill "$BEAT" 2>/dev/null || true' EXIT
+
+say() { printf '[%3ds] %s\n' "$SECONDS" "$*"; }
+warn() { printf '[%3ds] warning: %s\n' "$SECONDS" "$*" >&2; }
+die() {
+  printf 'dev: %s\n' "$*" >&2
+  exit 1
+}
+
+# run_logged NAME COMMAND...: output goes to build/logs/NAME.log and is shown only on failure; a heartbeat shows the
+# log's last line meanwhile. The command stays in the foreground, so that Ctrl-C reaches it and SIGINT is not ignored in it.
+run_logged() {
+  local name=$1 rc=0 outer=$BEAT # a run may hold another one
+  shift
+  mkdir -p "$LOGS"
+  local log=$LOGS/$name.log
+  if [[ ${TESSERA_VERBOSE:-0} == 1 ]]; then
+    "$@" </dev/null 2>&1 | tee "$log"
+    return
+  fi
+  heartbeat "$log" &
+  BEAT=$!
+  "$@" </dev/null >"$log" 2>&1 || rc=$?
+  kill "$BEAT" 2>/dev/null || true
+  wait "$BEAT" 2>/dev/null || true
+  BEAT=$outer
+  if ((rc != 0)); then
+    printf -- '---- the end of %s (exit status %d) ----\n' "${log#"$ROOT"/}" "$rc"
+    tail -n "${TESSERA_LOG_LINES:-80}" "$log"
+    printf -- '----\n'
+  fi
+  return "$rc"
+}
+
+heartbeat() {
+  local pause=20 last
+  trap - EXIT
+  while kill -0 $$ 2>/dev/null; do
+    read -rt "$pause" -u "$NEVER" _ || true
+    last=$(tail -c 400 "$1" 2>/dev/null | tr '\r' '\n' | grep -v '^[[:space:]]*$' | tail -n 1 | cut -c 1-100) || true
+    printf '[%3ds]     … %s\n' "$SECONDS" "$last"
+  done
+}
+
+# limited MINUTES COMMAND...: no test runner goes on for ever.
+limited() {
+  local minutes=$1
+  shift
+  timeout --foreground --kill-after=20 "${minutes}m" "$@"
+}
+
+# retry TIMES COMMAND...: registries fail now and then; a download is worth another try, a compiler error is not.
+retry() {
+  local times=$1 try
+  shift
+  for ((try = 1; try <= times; try++)); do
+    "$@" && return
+    ((try == times)) || { echo "try $try of $times failed: $*"; read -rt $((try * 5)) -u "$NEVER" _ || true; }
+  done
+  return 1
+}
+
+# version_ge A B: is version A at least B?
+version_ge() { [[ $(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1) == "$2" ]]; }
+
+minimum() { awk -v tool="$1" '$1 == tool { print $2 }' deps/versions.txt; }
+
+hash_of() { sha256sum "$@" 2>/dev/null | sha256sum | cut -c 1-32; }
+
+# tree_hash DIR...: of all files that git knows or would add, by content.
+tree_hash() {
+  if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+    git ls-files -z --cached --others --exclude-standard -- "$@"
+  else
+    find "$@" -type f -not -path '*/target/*' -not -path '*/__pycache__/*' -print0 | sort -z
+  fi | xargs -0 -r sha256sum 2>/dev/null | sha256sum | cut -c 1-32
+}
+
+stamp_ok() { [[ -f $STAMPS/$1 && $(<"$STAMPS/$1") == "$2" ]]; }
+stamp_set() {
+  mkdir -p "$STAMPS"
+  printf '%s\n' "$2" >"$STAMPS/$1"
+}
+
+# find_jdk: the home of the first JDK that is new enough, from JAVA_HOME, PATH and the distribution's folder.
+find_jdk() {
+  local want home version
+  want=$(minimum java)
+  for home in "${JAVA_HOME:-}" "$(dirname "$(dirname "$(readlink -f "$(command -v javac || echo /)")")")" /usr/lib/jvm/*; do
+    [[ -x $home/bin/javac && -f $home/release ]] || continue
+    version=$(sed -n 's/^JAVA_VERSION="\([0-9]*\).*/\1/p' "$home/release")
+    ((${version:-0} >= want)) && { echo "$home"; return; }
+  done
+  return 1
+}
+
+# find_cargo_dir: the folder of a cargo whose rustc is new enough.
+find_cargo_dir() {
+  local want dir version
+  want=$(minimum rust)
+  for dir in "$(dirname "$(command -v cargo || echo /none/cargo)")" "${CARGO_HOME:-$HOME/.cargo}/bin" /usr/bin; do
+    [[ -x $dir/cargo && -x $dir/rustc ]] || continue
+    version=$("$dir/rustc" --version 2>/dev/null | awk '{ print $2 }') || continue
+    version_ge "${version:-0}" "$want" && { echo "$dir"; return; }
+  done
+  return 1
+}
+
+# use_tools: the environment in which everything is built and run. Called after setup.
+use_tools() {
+  local home cargo
+  if home=$(find_jdk); then
+    export JAVA_HOME=$home PATH=$home/bin:$PATH
+  fi
+  if cargo=$(find_cargo_dir); then
+    PATH=$cargo:$PATH
+  fi
+  export PATH=$VENV/bin:$TESSERA_PREFIX/bin:$PATH VIRTUAL_ENV=$VENV
+  export CMAKE_PREFIX_PATH=$TESSERA_PREFIX${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}
+  export PKG_CONFIG_PATH=$TESSERA_PREFIX/lib/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
+  # So that a second clone of the same sources compiles from ccache.
+  export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1
+  export CARGO_NET_RETRY=${CARGO_NET_RETRY:-5} CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
+  export PIP_DISABLE_PIP_VERSION_CHECK=1
+}
+
+need_value() { [[ $# -ge 2 && -n $2 ]] || die "$1 needs a value"; }

@@ -1,0 +1,13 @@
+# shellcheck shell=bash
+# ./dev docs: the pages stay true: links lead somewhere, promised pages are there, PARITY.md is made anew.
+
+cmd_docs() {
+  source tools/dev/setup.sh
+  SETUP_QUIET=1 cmd_setup --no-torch
+  use_tools
+  if [[ -f tools/parity.py ]]; then
+    say "docs/PARITY.md"
+    "$VENV/bin/python" tools/parity.py
+  fi
+  "$VENV/bin/python" tools/check_docs.py
+}

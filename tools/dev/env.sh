@@ -1,0 +1,10 @@
+# shellcheck shell=bash
+# ./dev env: what `eval "$(./dev env)"` needs to make this build the one that a shell uses.
+
+cmd_env() {
+  use_tools
+  local name
+  for name in PATH VIRTUAL_ENV JAVA_HOME TESSERA_PREFIX CMAKE_PREFIX_PATH PKG_CONFIG_PATH; do
+    [[ -z ${!name:-} ]] || printf 'export %s=%q\n' "$name" "${!name}"
+  done
+}
