@@ -28,6 +28,16 @@ pub struct Layout {
     pub fields: &'static [Field],
 }
 
+/// The names of the functions called so far, for tests that see to it that none is left out.
+#[cfg(feature = "record-calls")]
+pub(crate) static CALLED: std::sync::Mutex<std::collections::BTreeSet<&str>> =
+    std::sync::Mutex::new(std::collections::BTreeSet::new());
+
+#[cfg(feature = "record-calls")]
+pub(crate) fn record(name: &'static str) {
+    CALLED.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(name);
+}
+
 /// Declares the functions of one header: a table of pointers that the loader fills, and a function of the same name for
 /// each, whose cost over a linked call is one load and one well-predicted branch.
 macro_rules! functions {
@@ -58,6 +68,8 @@ macro_rules! functions {
             /// [`load`](crate::load) has succeeded, and the arguments are as the C header demands.
             #[inline]
             pub unsafe fn $name($($arg: $type),*) $(-> $result)? {
+                #[cfg(feature = "record-calls")]
+                crate::declare::record(stringify!($name));
                 match TABLE.get() {
                     // SAFETY: the caller's promise is the C function's.
                     Some(table) => unsafe { (table.$name)($($arg),*) },

@@ -48,19 +48,22 @@ pub use version::*;
 #[doc(hidden)]
 pub mod meta {
     pub use crate::declare::{Field, Function, Layout};
-    use crate::*;
 
     macro_rules! all {
-        ($table:ident, $type:ty: $($module:ident)*) => {
-            #[doc(hidden)]
-            pub fn $table() -> Vec<$type> {
-                let mut all = Vec::new();
-                $(all.extend_from_slice(crate::$module::$table);)*
-                all
+        ($name:ident, $table:ident, $type:ty: $($module:ident)*) => {
+            pub fn $name() -> Vec<$type> {
+                [$(crate::$module::$table),*].concat()
             }
         };
     }
-    all!(FUNCTIONS, Function: checkpoint comm data ddp error launch layout log memory mesh optim state store version);
-    all!(CONSTANTS, (&'static str, i64): error layout log types version);
-    all!(LAYOUTS, Layout: checkpoint comm data ddp layout optim store types);
+    all!(functions, FUNCTIONS, Function:
+        checkpoint comm data ddp error launch layout log memory mesh optim state store version);
+    all!(constants, CONSTANTS, (&'static str, i64): error layout log types version);
+    all!(layouts, LAYOUTS, Layout: checkpoint comm data ddp layout optim store types);
+
+    /// Whether the function of that name was called; known only with the feature `record-calls`.
+    #[cfg(feature = "record-calls")]
+    pub fn was_called(name: &str) -> bool {
+        crate::declare::CALLED.lock().is_ok_and(|called| called.contains(name))
+    }
 }

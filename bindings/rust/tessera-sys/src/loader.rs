@@ -116,7 +116,7 @@ pub unsafe fn load(path: &Path) -> Result<(), Error> {
     if abi != TSR_ABI_VERSION {
         return Err(Error::Version { path: real, found: Some((abi, text("tsr_version"))) });
     }
-    let missing: Vec<_> = crate::meta::FUNCTIONS()
+    let missing: Vec<_> = crate::meta::functions()
         .iter()
         .map(|function| function.name)
         .filter(|name| find(name).is_null())

@@ -39,10 +39,10 @@ fn c_type(rust: &str) -> String {
 
 fn generated() -> String {
     let mut c = String::from("#include <tessera/tessera.h>\n");
-    for (name, value) in meta::CONSTANTS() {
+    for (name, value) in meta::constants() {
         writeln!(c, "_Static_assert({name} == {value}, \"{name}\");").unwrap();
     }
-    for layout in meta::LAYOUTS() {
+    for layout in meta::layouts() {
         let name = layout.name;
         writeln!(c, "_Static_assert(sizeof({name}) == {}, \"size of {name}\");", layout.size).unwrap();
         writeln!(c, "_Static_assert(_Alignof({name}) == {}, \"alignment of {name}\");", layout.align)
@@ -71,7 +71,7 @@ fn generated() -> String {
             .unwrap();
         }
     }
-    for function in meta::FUNCTIONS() {
+    for function in meta::functions() {
         // Declared a second time: the compiler refuses a prototype that differs from the header's.
         let arguments: Vec<_> = function.arguments.iter().map(|argument| c_type(argument)).collect();
         let arguments = if arguments.is_empty() { "void".to_owned() } else { arguments.join(", ") };
@@ -165,13 +165,13 @@ fn nothing_of_the_headers_is_left_out() {
     }
     constants.remove("");
     let own = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect::<BTreeSet<_>>();
-    assert_eq!(functions, own(meta::FUNCTIONS().iter().map(|f| f.name).collect()));
-    assert_eq!(constants, own(meta::CONSTANTS().iter().map(|c| c.0).collect()));
+    assert_eq!(functions, own(meta::functions().iter().map(|f| f.name).collect()));
+    assert_eq!(constants, own(meta::constants().iter().map(|c| c.0).collect()));
     let fields =
         |layout: &meta::Layout| layout.fields.iter().map(|field| field.name.to_owned()).collect::<Vec<_>>();
     assert_eq!(
         structs,
-        meta::LAYOUTS().iter().map(|l| (l.name.to_owned(), fields(l))).collect::<BTreeMap<_, _>>()
+        meta::layouts().iter().map(|l| (l.name.to_owned(), fields(l))).collect::<BTreeMap<_, _>>()
     );
     let symbols = std::fs::read_to_string(repository().join("capi/abi/symbols.txt")).unwrap();
     assert_eq!(functions, own(symbols.lines().collect()));

@@ -83,7 +83,8 @@ pub struct Ddp<'c> {
 }
 
 /// Shared with the optimizers and states whose C side points at it.
-pub(crate) struct Inner {
+#[derive(Debug)]
+pub struct Inner {
     handle: NonNull<sys::tsr_ddp>,
     /// Dropped after the handle; the gradients point into the handle's buckets.
     pub(crate) group: Group,

@@ -148,7 +148,7 @@ unsafe extern "C" fn poll(user_data: *mut c_void) -> i32 {
     let Ok(mut interrupted) = check.interrupted.try_borrow_mut() else {
         return 0; // the callback itself waits on the library
     };
-    match panic::catch_unwind(AssertUnwindSafe(|| interrupted())) {
+    match panic::catch_unwind(AssertUnwindSafe(&mut *interrupted)) {
         Ok(stop) => i32::from(stop),
         Err(panic) => {
             check.panic.set(Some(panic));

@@ -16,7 +16,7 @@ use crate::tensor::Tensor;
 
 mod sealed {
     /// Where parameters and gradients come from.
-    #[derive(Clone)]
+    #[derive(Clone, Debug)]
     pub enum Source {
         Ddp(std::rc::Rc<super::Inner>),
         Local(std::rc::Rc<super::Group>),
@@ -57,7 +57,6 @@ impl<'c> Trainable<'c> for Local {}
 macro_rules! setter {
     ($raw:ident, $field:ident: bool, $doc:literal) => {
         #[doc = $doc]
-        #[must_use]
         pub fn $field(mut self, $field: bool) -> Self {
             self.settings.push(Box::new(move |raw: &mut sys::$raw| raw.$field = i32::from($field)));
             self
@@ -65,7 +64,6 @@ macro_rules! setter {
     };
     ($raw:ident, $field:ident: f64, $doc:literal) => {
         #[doc = $doc]
-        #[must_use]
         pub fn $field(mut self, $field: f64) -> Self {
             self.settings.push(Box::new(move |raw: &mut sys::$raw| raw.$field = $field));
             self

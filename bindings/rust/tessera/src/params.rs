@@ -12,7 +12,7 @@ use crate::tensor::{IntoTensor, Tensor, View, ViewMut};
 /// Named tensors in the order of registration; [`params!`](crate::params) writes them as a table.
 ///
 /// A wrong length is remembered and comes back from the call that takes the parameters.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Params {
     items: Vec<(String, Tensor)>,
     error: Option<Error>,
@@ -95,7 +95,8 @@ impl RawParams {
 }
 
 /// Parameters and their gradients, as optimizers see them. Shared by the objects whose C side points into them.
-pub(crate) struct Group {
+#[derive(Debug)]
+pub struct Group {
     pub(crate) params: Vec<(String, Tensor)>,
     pub(crate) grads: Vec<Tensor>,
 }
@@ -243,6 +244,7 @@ pub(crate) use group_accessors;
 /// assert_eq!(model.param(0)?[..], [0.0, 3.0]);
 /// # Ok(()) }
 /// ```
+#[derive(Debug)]
 pub struct Local {
     pub(crate) group: Rc<Group>,
 }

@@ -22,6 +22,7 @@ use crate::store::{created, StoreHandle};
 use crate::work::{Shared, Views, Work};
 
 /// Builds a [`Saver`]. What is not set is the library's default.
+#[derive(Debug)]
 #[must_use = "it is a builder: call open()"]
 pub struct SaverBuilder<'a> {
     comm: Option<&'a Comm>,
@@ -269,7 +270,9 @@ fn finish_in_background(handle: Handle) {
     let spawned = thread::Builder::new().name("tessera-saver".to_owned()).spawn(move || drop(handle));
     if let Ok(thread) = spawned {
         // SAFETY: the callback is plain Rust that does not unwind.
-        AT_EXIT.call_once(|| drop(unsafe { atexit(join_all) }));
+        AT_EXIT.call_once(|| {
+            let _ = unsafe { atexit(join_all) };
+        });
         let mut threads = FINISHING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         threads.retain(|thread| !thread.is_finished());
         threads.push(thread);

@@ -51,7 +51,7 @@ pub struct State<'c> {
 enum Kept {
     Tensor(String, Tensor),
     Ddp(Rc<Inner>),
-    Optimizer(Rc<OptimizerInner>),
+    Optimizer { _kept: Rc<OptimizerInner> },
     Sampler(Arc<SamplerInner>),
 }
 
@@ -88,7 +88,7 @@ impl<'c, 'd: 'c> sealed::Sealed<'c> for Optimizer<'d> {
     fn add_to(&self, state: &mut State<'c>, name: &str) -> Result<()> {
         let (inner, name) = (self.inner(), raw::c_string("the prefix", name)?);
         check(unsafe { sys::tsr_state_add_optimizer(state.as_ptr()?, name.as_ptr(), inner.as_ptr()) })?;
-        state.kept.push(Kept::Optimizer(Rc::clone(inner)));
+        state.kept.push(Kept::Optimizer { _kept: Rc::clone(inner) });
         Ok(())
     }
 }
@@ -277,7 +277,7 @@ impl<'c> State<'c> {
             match kept {
                 Kept::Tensor(name, tensor) => permitted(tensor, name)?,
                 Kept::Ddp(inner) => inner.group.check_params(permitted)?,
-                Kept::Optimizer(_) => {} // its moments are its own; no view of them exists
+                Kept::Optimizer { .. } => {} // its moments are its own; no view of them exists
                 Kept::Sampler(inner) => samplers.push(inner),
             }
         }

@@ -51,6 +51,7 @@ impl Drop for Handle {
 #[derive(Default)]
 pub(crate) struct Views {
     tensors: Vec<sys::tsr_tensor>,
+    #[allow(clippy::vec_box)] // their addresses must stay when the vector grows
     _shapes: Vec<Box<[i64; 1]>>,
 }
 
