@@ -236,7 +236,7 @@ impl Error {
         self.0.operation.as_deref()
     }
 
-    /// The number of the collective that failed, counted from 0 in its communicator.
+    /// The number of the collective that failed, counted in its communicator.
     pub fn sequence(&self) -> Option<u64> {
         self.0.sequence
     }
