@@ -57,7 +57,7 @@ class ShmTransport final : public Transport {
     };
 
     // --- making it (shm_transport.cc)
-    void meet(const Endpoint& endpoint, Deadline deadline);
+    void meet(const Endpoint& endpoint, Deadline deadline, const SliceCheck& check);
     [[nodiscard]] std::shared_ptr<Segment> share(size_t size, Deadline deadline, const SliceCheck& check);
 
     // --- synchronisation and errors (shm_transport.cc)
