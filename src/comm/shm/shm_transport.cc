@@ -98,11 +98,11 @@ ShmTransport::ShmTransport(Bootstrap bootstrap)
       outboxes_(peers_.size()),
       inboxes_(peers_.size()) {
     const SliceCheck check = [&] {
-        const int dead = watch_.first_dead();
-        if (dead < 0) return;
+        const std::vector<int> dead = watch_.dead_ranks();
+        if (dead.empty()) return;
         throw Error(Code::peer_lost,
-                    fmt::format("rank {}: {} died while the communicator was made", rank_, name_peer(dead)))
-            .with_peer(dead);
+                    fmt::format("rank {}: {} died while the communicator was made", rank_, name_peer(dead[0])))
+            .with_peer(dead[0]);
     };
     meet(bootstrap.endpoint, bootstrap.deadline, check);
     segment_ = share(plan_.total(), bootstrap.deadline, check);
@@ -373,12 +373,21 @@ void ShmTransport::throw_if_alarmed(const std::string& headline) const {
         const std::lock_guard lock(failure_mutex_);
         if (failure_) throw Error(*failure_);
     }
-    if (const int dead = watch_.first_dead(); dead >= 0) throw lost(dead, headline, true);
+    if (const int dead = first_dead(); dead >= 0) throw lost(dead, headline, true);
     if (const auto told = told_failure(headline)) {
         const std::lock_guard lock(failure_mutex_);
         adopted_ = true;
         throw Error(*told);
     }
+}
+
+int ShmTransport::first_dead() const {
+    for (const int rank : watch_.dead_ranks()) {
+        const RankPage& theirs = page(static_cast<size_t>(rank));
+        const bool told = theirs.failure.state.load(std::memory_order_acquire) == FailureRecord::told;
+        if (!told && theirs.left.load(std::memory_order_acquire) == 0) return rank;
+    }
+    return -1;
 }
 
 std::vector<int> ShmTransport::late_ranks() const {
@@ -398,7 +407,7 @@ void ShmTransport::check(Call& call) {
     try {
         throw_if_alarmed(name);
         // Evidence first, then the stamps: a rank that arrived and then left in peace is not missed.
-        const int dead = watch_.first_dead();
+        const int dead = first_dead();
         std::vector<char> left(world());
         for (size_t r = 0; r < world(); ++r) left[r] = page(r).left.load(std::memory_order_acquire) != 0;
         const std::vector<int> late = late_ranks();
@@ -487,10 +496,7 @@ void ShmTransport::abort(const Error& error) {
 }
 
 std::optional<Error> ShmTransport::peer_error() const {
-    const int dead = watch_.first_dead();
-    if (dead >= 0 && page(static_cast<size_t>(dead)).left.load(std::memory_order_acquire) == 0) {
-        return lost(dead, "", true);
-    }
+    if (const int dead = first_dead(); dead >= 0) return lost(dead, "", true);
     if (header().alarm.load(std::memory_order_seq_cst) == 0) return std::nullopt;
     return told_failure("");
 }
