@@ -12,7 +12,7 @@ except ImportError as _error:
     if "tsr_" not in str(_error) and "libtessera" not in str(_error):
         raise
     _found = ""
-    for _name in (str(Path(__file__).parent / "libtessera.so.0.1"), "libtessera.so.0.1"):
+    for _name in ("libtessera.so.0.1", str(Path(__file__).parent / "libtessera.so.0.1")):
         try:
             _library = ctypes.CDLL(_name)
             _library.tsr_library_path.restype = ctypes.c_char_p

@@ -56,7 +56,7 @@ class Sharded:
         self.layout = layout
         self.pieces = list(pieces)
         self.rank = rank
-        self.dtype = dtype
+        self.dtype = None if dtype is None else dtype_of(dtype)
         if dtype is None and not self.pieces:
             raise InvalidArgument("a rank that holds no piece has to name the dtype")
 
@@ -142,7 +142,7 @@ class State(MutableMapping[str, Any]):
     def _prepare(self, metrics: Mapping[str, float] | None = None) -> tuple[_core.State, Callable[[], None]]:
         """The handle with the values of now, and what takes them over after a load."""
         leaves: list[_Leaf] = []
-        finish: list[Callable[[], None]] = []
+        finish: list[Callable[[], object]] = []
         for name, part in self._parts.items():
             _walk(name, part, lambda value, name=name: self.__setitem__(name, value), leaves, finish)  # type: ignore[misc]
         handle = self._build(leaves)
@@ -185,7 +185,7 @@ def _walk(
     part: Any,
     store: Callable[[Any], None],
     leaves: list[_Leaf],
-    finish: list[Callable[[], None]],
+    finish: list[Callable[[], object]],
 ) -> None:
     if isinstance(part, PerRank):
         leaves.append(_Leaf(f"rank/{part.rank}/{name}", part.value, lambda value: setattr(part, "value", value)))
@@ -195,7 +195,7 @@ def _walk(
         inner = part.state_dict()
         for key, member in inner.items():
             _walk(f"{name}.{key}", member, _item_setter(inner, key), leaves, finish)
-        finish.append(lambda: part.load_state_dict(inner) and None)
+        finish.append(lambda: part.load_state_dict(inner))
     elif _is_namespace(part):
         items = part.items() if isinstance(part, Mapping) else enumerate(part)
         for key, member in items:
@@ -241,7 +241,7 @@ def _add(handle: _core.State, name: str, part: Any) -> None:
         _core.state_add_sampler(handle, name, part._handle)
     elif isinstance(part, Sharded):
         pieces = [tensor(piece, part.dtype) for piece in part.pieces]
-        dtype = pieces[0].dtype if pieces else int(dtype_of(part.dtype))
+        dtype = pieces[0].dtype if pieces else int(part.dtype or 0)
         _core.state_add_sharded(handle, name, part.layout._handle, dtype, pieces, part.rank)
     else:
         _core.state_add_tensor(handle, name, tensor(part))

@@ -6,6 +6,7 @@ NumPy arrays, `array.array`, `memoryview`, PyTorch's CPU tensors. Nothing is cop
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -82,7 +83,8 @@ def _numpy_of(dtype: DType) -> np.dtype[Any]:
         import ml_dtypes
     except ImportError:
         return np.dtype("uint16")
-    return np.dtype(ml_dtypes.bfloat16)
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
 
 
 def dtype_of(dtype: DTypeLike) -> DType:
@@ -103,15 +105,15 @@ def tensor(source: ArrayLike, dtype: DTypeLike | None = None, *, writable: bool 
     return _core.Tensor(source, 0 if dtype is None else int(dtype_of(dtype)), writable)
 
 
-def tensors(source: object, dtype: DTypeLike | None = None) -> list[_core.Tensor]:
+def tensors(source: ArrayLike | Sequence[ArrayLike], dtype: DTypeLike | None = None) -> list[_core.Tensor]:
     """One array or a list or tuple of them, as a list."""
-    arrays = source if isinstance(source, (list, tuple)) else [source]
+    arrays: Sequence[Any] = source if isinstance(source, (list, tuple)) else [source]
     return [tensor(array, dtype) for array in arrays]
 
 
 def array_over(memory: _core.Memory, dtype: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """A NumPy array over memory of the library, which it keeps alive."""
-    return np.ndarray(shape, _numpy_of(DType(dtype)), memory)
+    return np.ndarray(shape, _numpy_of(DType(dtype)), memoryview(memory))
 
 
 def is_array(value: object) -> bool:

@@ -77,17 +77,22 @@ def _decimal(number: int) -> str:
     if number < 10**4000:
         return str(number)
     half = int(number.bit_length() * 0.30103) // 2
-    high, low = divmod(number, 10**half)
+    high, low = divmod(number, _power_of_ten(half))
     return _decimal(high) + _decimal(low).rjust(half, "0")
 
 
 def _integer(digits: str) -> int:
-    if len(digits) <= 4000:
-        return int(digits)
     if digits.startswith("-"):
         return -_integer(digits[1:])
+    if len(digits) <= 4000:
+        return int(digits)
     half = len(digits) // 2
-    return _integer(digits[:half]) * 10 ** (len(digits) - half) + _integer(digits[half:].lstrip("0") or "0")
+    high, low = _integer(digits[:half]), _integer(digits[half:].lstrip("0") or "0")
+    return high * _power_of_ten(len(digits) - half) + low
+
+
+def _power_of_ten(exponent: int) -> int:
+    return int(pow(10, exponent))
 
 
 def _decoded(document: Any) -> Any:
