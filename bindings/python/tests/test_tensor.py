@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 import tessera as ts
-from tessera.tensor import DType, array_over, dtype_of, tensor
+from tessera.tensor import DType, dtype_of, tensor
 
 NUMPY_TYPES = ["float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"]
 
@@ -76,10 +76,10 @@ def test_python_arrays_are_taken(alone: ts.Comm):
     assert data == b"hi"
 
 
-@pytest.mark.parametrize("bad", [[1.0, 2.0], None, 3, "text", object()], ids=str)
+@pytest.mark.parametrize("bad", [[1.0, 2.0], None, 3, "text", object()], ids=lambda bad: type(bad).__name__)
 def test_what_is_no_array_is_a_type_error(bad, alone: ts.Comm):
-    with pytest.raises(TypeError):
-        alone.all_reduce(bad if not isinstance(bad, list) else bad[0])
+    with pytest.raises(TypeError, match="no tensor"):
+        alone.all_reduce(bad)
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,13 @@ def test_bad_arrays_are_refused_in_words(bad, message, alone: ts.Comm):
 def test_a_read_only_array_is_taken_for_input_only(wrap, alone: ts.Comm):
     x = np.ones(2, np.float32)
     x.flags.writeable = False
-    try:
-        source = wrap(x)
+    source = wrap(x)
+    if getattr(source, "old", False):  # that protocol cannot say "read-only", so its producer refuses
+        with pytest.raises(ts.InvalidArgument, match="readonly"):
+            tensor(source, writable=False)
+    else:
         tensor(source, writable=False)
-    except BufferError:
-        pytest.fail("an old DLPack cannot tell")
-    except ts.InvalidArgument:
-        raise
-    with pytest.raises((ts.InvalidArgument, BufferError)):
+    with pytest.raises(ts.InvalidArgument, match=r"read-?only|not writ"):
         alone.all_reduce(source)
 
 
@@ -154,4 +153,3 @@ def test_memory_of_the_library_outlives_its_handles(alone: ts.Comm):
     gc.collect()
     assert (part == 2).all()
     assert alone.buffer(100).dtype == np.uint8
-    assert array_over is not None

@@ -14,6 +14,7 @@ Timeout = float | timedelta | None
 """Seconds, or a timedelta; None takes the library's default."""
 
 _Self = TypeVar("_Self", bound="Closable")
+_T = TypeVar("_T")
 
 
 class Closable:
@@ -30,7 +31,7 @@ class Closable:
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._handle.closed
+        return handle.closed if (handle := getattr(self, "_handle", None)) is not None else True
 
     def close(self) -> None:
         """Free the object. Closing twice is fine."""
@@ -55,6 +56,13 @@ class Closable:
     def __repr__(self) -> str:
         state = " (closed)" if self.closed else ""
         return f"<tessera.{type(self).__name__}{state}>"
+
+
+def checked(value: _T, kind: type[_T]) -> _T:
+    """`value`, if it is a `kind`; else a TypeError in words."""
+    if not isinstance(value, kind):
+        raise TypeError(f"wanted is a tessera.{kind.__name__}, not a {type(value).__name__}")
+    return value
 
 
 def milliseconds(timeout: float | timedelta) -> int:

@@ -450,9 +450,12 @@ cdef class Tensor:
             raise InvalidArgument(f"the {type(source).__name__} lies on DLPack device {kind}; this call takes tensors "
                                   "in the memory of the CPU")
         try:
-            capsule = source.__dlpack__(max_version=(1, 1))
-        except TypeError:
-            capsule = source.__dlpack__()
+            try:
+                capsule = source.__dlpack__(max_version=(1, 1))
+            except TypeError:
+                capsule = source.__dlpack__()
+        except (BufferError, RuntimeError) as error:
+            raise InvalidArgument(f"the {type(source).__name__} cannot be used here: {error}") from None
         cdef dl_tensor *tensor
         cdef dl_versioned *versioned
         if PyCapsule_IsValid(capsule, "dltensor_versioned"):

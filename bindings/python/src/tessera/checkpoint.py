@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from . import _core
-from ._base import Closable, Timeout, given, milliseconds
+from ._base import Closable, Timeout, checked, given, milliseconds
 from .comm import Comm
 from .errors import NotFound
 from .state import State
@@ -67,7 +67,7 @@ class Saver(Closable):
             writer_version=platform.python_version(),
         )
         self._root = os.fspath(root)
-        self._handle = _core.saver_create(None if comm is None else comm._handle, self._root, options)
+        self._handle = _core.saver_create(None if comm is None else checked(comm, Comm)._handle, self._root, options)
         if comm is not None:
             comm._own(self)
 
@@ -95,7 +95,7 @@ class Saver(Closable):
         TesseraIOError, TesseraTimeout, PeerLost, CommitUnknown
             The save failed; all ranks get the same error, and the former checkpoint is untouched.
         """
-        handle, _ = state._prepare(metrics)
+        handle, _ = checked(state, State)._prepare(metrics)
         _core.saver_save(self._handle, step, handle)
 
     def save_async(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> Work:
@@ -113,7 +113,7 @@ class Saver(Closable):
         Work
             Done when the checkpoint is committed. May be dropped: `wait` raises the error too.
         """
-        handle, _ = state._prepare(metrics)
+        handle, _ = checked(state, State)._prepare(metrics)
         return Work(_core.saver_save_async(self._handle, step, handle))
 
     def wait(self) -> None:
@@ -140,7 +140,7 @@ class Saver(Closable):
         Corrupt
             A checksum is wrong; file and offset are named.
         """
-        handle, take_over = state._prepare()
+        handle, take_over = checked(state, State)._prepare()
         before = _core.saver_resume(self._handle, handle)
         take_over()
         return before
@@ -294,7 +294,7 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         Mismatch
             All differences are listed; nothing was loaded.
         """
-        handle, take_over = state._prepare()
+        handle, take_over = checked(state, State)._prepare()
         options = given(
             verify=verify, allow_missing=allow_missing, allow_unexpected=allow_unexpected, allow_cast=allow_cast
         )

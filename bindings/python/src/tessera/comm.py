@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core
-from ._base import Closable, Timeout, given, milliseconds
+from ._base import Closable, Timeout, checked, given, milliseconds
 from .errors import InvalidArgument, TesseraError
 from .store import Store
 from .tensor import ArrayLike, DTypeLike, array_over, dtype_of, tensor, tensors
@@ -150,7 +150,7 @@ class Comm(Closable):
             A rank never came; the message names it.
         """
         options = _options(timeout, spin_count, backend, name)
-        return cls._adopt(_core.comm_create(store._handle, rank, world_size, options))
+        return cls._adopt(_core.comm_create(checked(store, Store)._handle, rank, world_size, options))
 
     @property
     def rank(self) -> int:

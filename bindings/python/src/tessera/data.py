@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core
-from ._base import Closable, given
+from ._base import Closable, checked, given
 from .comm import Comm
 from .tensor import tensor
 
@@ -45,7 +45,7 @@ class Sampler(Closable):
         drop_last: bool | None = None,
     ) -> None:
         self._handle = _core.sampler_create(
-            comm._handle, length, given(seed=seed, shuffle=shuffle, drop_last=drop_last)
+            checked(comm, Comm)._handle, length, given(seed=seed, shuffle=shuffle, drop_last=drop_last)
         )
 
     def batch(self, size: int) -> npt.NDArray[np.int64]:

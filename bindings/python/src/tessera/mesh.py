@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from . import _core
-from ._base import Closable
+from ._base import Closable, checked
 from .comm import Comm
 
 __all__ = ["Mesh"]
@@ -38,7 +38,7 @@ class Mesh(Closable):
     def __init__(self, comm: Comm, sizes: Mapping[str, int]) -> None:
         self._names = tuple(sizes)
         self._comms: dict[str, Comm] = {}
-        self._handle = _core.mesh_create(comm._handle, list(sizes), list(sizes.values()))
+        self._handle = _core.mesh_create(checked(comm, Comm)._handle, list(sizes), list(sizes.values()))
         comm._own(self)
 
     @property
