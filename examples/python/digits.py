@@ -14,7 +14,6 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import tessera as ts
@@ -25,8 +24,8 @@ MASK = (1 << 64) - 1
 def read_digits(path):
     """The training set and the held-out set, each (pixels [n, 64], labels [n])."""
     rows = np.loadtxt(path, delimiter=",", dtype=np.int64, ndmin=2)
-    if rows.shape[1] != 65 or len(rows) < 1782:
-        raise ValueError(f"expected 65 columns and 1797 rows, found {rows.shape[1]} and {len(rows)}")
+    if rows.shape != (1797, 65):
+        raise ValueError(f"{path} has {rows.shape[0]} rows of {rows.shape[1]} numbers, not 1797 of 65")
     pixels, labels = (rows[:, :64] / 16).astype(np.float32), rows[:, 64]
     number = np.arange(len(rows))
     held_out = (number < 1782) & (number % 6 == 5)
@@ -92,33 +91,32 @@ def train(options, training, held_out):
         saver = ts.Saver(comm, options.checkpoints, keep_latest=3)
         state = ts.State(model=ddp, optim=opt, data=data)
 
-        begin = saver.resume(state)
+        step = saver.resume(state)  # 0 when there is nothing yet
         if first:
-            where = f"resumed after step {begin}" if begin else "from the beginning"
+            where = f"resumed after step {step}" if step else "from the beginning"
             print(f"digits: {comm.world_size} ranks, {where}", flush=True)
-        for step in range(begin + 1, options.steps + 1):
-            started = time.monotonic()
+        stop = np.zeros(1, np.int32)
+        while step < options.steps and not stop[0]:
             batch = data.batch(options.batch)
             loss = forward_backward(params, ddp, training[0][batch], training[1][batch])
-            ddp.wait()
+            ddp.wait()  # the gradients are the average of all ranks now
             opt.step()
-
+            step += 1
             if step % 10 == 0 or step == options.steps:
                 log(options, comm, step=step, loss=round(loss, 6))
                 if first:
                     print(f"step {step}/{options.steps} loss {loss:.4f}", flush=True)
-            if options.save_every and step % options.save_every == 0:
+            stop[0] = ts.preempt_requested()
+            comm.all_reduce(stop, "max")  # the same answer on all ranks
+            if stop[0] or (options.save_every and step % options.save_every == 0):
                 saver.save_async(step, state, metrics={"loss": loss})
-            stop = np.array([ts.preempt_requested()], np.int32)
-            comm.all_reduce(stop, "max")  # all ranks leave at the same step
-            if stop[0]:
-                saver.save(step, state, metrics={"loss": loss})
-                if first:
-                    print(f"digits: stopped after step {step}", flush=True)
-                return
-            time.sleep(max(0.0, options.pace / 1000 - (time.monotonic() - started)))
+            time.sleep(options.pace / 1000)
 
         saver.wait()
+        if stop[0]:
+            if first:
+                print(f"digits: stopped after step {step}", flush=True)
+            return
         predicted = forward(params, held_out[0])[1].argmax(axis=1)
         accuracy = float((predicted == held_out[1]).mean())
         log(options, comm, step=options.steps, accuracy=round(accuracy, 6))
@@ -135,23 +133,34 @@ def log(options, comm, **facts):
         os.close(file)
 
 
-def parse_options():
-    parser = argparse.ArgumentParser(description="Train the digits network.", exit_on_error=False)
-    parser.add_argument("--data", default="examples/data/digits.csv")
-    parser.add_argument("--checkpoints", default="checkpoints")
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--save-every", type=int, default=50)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--log", type=Path)
-    parser.add_argument("--pace", type=float, default=0)
-    parser.error = lambda message: sys.exit(usage_error(message))
-    return parser.parse_args()
+def number(least):
+    """The type of an argument: an integer that is not below `least`."""
+
+    def parse(text):
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is below {least}")
+        return int(text)
+
+    return parse
 
 
 def usage_error(message):
-    print(f"digits: {message}", file=sys.stderr)
-    return 2
+    print(f"digits: {message}; see examples/README.md", file=sys.stderr)
+    sys.exit(2)
+
+
+def parse_options():
+    parser = argparse.ArgumentParser(description="Train the digits network.", allow_abbrev=False)
+    parser.error = usage_error
+    parser.add_argument("--data", default="examples/data/digits.csv")
+    parser.add_argument("--checkpoints", default="checkpoints")
+    parser.add_argument("--steps", type=number(1), default=600)
+    parser.add_argument("--save-every", type=number(0), default=50)
+    parser.add_argument("--batch", type=number(1), default=32)
+    parser.add_argument("--seed", type=number(0), default=7)
+    parser.add_argument("--log")
+    parser.add_argument("--pace", type=number(0), default=0)
+    return parser.parse_args()
 
 
 @ts.record
@@ -160,14 +169,13 @@ def main():
     try:
         training, held_out = read_digits(options.data)
     except (OSError, ValueError) as error:
-        return usage_error(f"cannot read the digits from {options.data}: {error}")
+        usage_error(f"cannot read the digits: {error}")
     train(options, training, held_out)
-    return 0
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        main()
     except ts.TesseraError as error:
         print(f"digits: {error}", file=sys.stderr)
         sys.exit(1)

@@ -210,21 +210,23 @@ def train(ddp: ts.DDP, opt: ts.Optimizer, data: ts.Sampler, steps: int) -> list[
 
 def test_a_job_resumes_where_it_was(ranks, tmp_path):
     def whole(comm: ts.Comm):
-        params, ddp, opt, data, *_, saver = training(comm, tmp_path / "unused")
-        saver.close()
-        return train(ddp, opt, data, 8), params
+        params, ddp, opt, data, _, saver = training(comm, tmp_path / "unused")
+        with saver:
+            return train(ddp, opt, data, 8), params
 
     def first(comm: ts.Comm):
         _, ddp, opt, data, state, saver = training(comm, tmp_path / "root")
-        assert saver.resume(state) == 0
-        taken = train(ddp, opt, data, 5)
-        saver.save_async(5, state, metrics={"loss": 0.5}).wait()
+        with saver:
+            assert saver.resume(state) == 0
+            taken = train(ddp, opt, data, 5)
+            saver.save_async(5, state, metrics={"loss": 0.5})
         return taken
 
     def second(comm: ts.Comm):
         params, ddp, opt, data, state, saver = training(comm, tmp_path / "root")
         state["rng"] = None
-        assert saver.resume(state) == 5
+        with saver:
+            assert saver.resume(state) == 5
         assert state["rng"] == f"generator of {comm.rank}"
         assert opt.steps == 5
         return train(ddp, opt, data, 3), params
@@ -248,13 +250,15 @@ def test_a_job_resumes_at_another_world_size(ranks, tmp_path):
         _, ddp, opt, data, state, saver = training(comm, tmp_path)
         del state["rng"]
         taken = train(ddp, opt, data, 3)
-        saver.save(3, state)
+        with saver:
+            saver.save(3, state)
         return taken
 
     def second(comm: ts.Comm):
         _, ddp, opt, data, state, saver = training(comm, tmp_path)
         del state["rng"]
-        assert saver.resume(state) == 3
+        with saver:
+            assert saver.resume(state) == 3
         taken = []
         while data.epoch == 0:
             taken += train(ddp, opt, data, 1)
@@ -406,7 +410,6 @@ def test_damage_is_told_by_file(saver: ts.Saver, damage):
                 read()
         if damage == "flipped byte":
             checkpoint.verify(full=False)
-    assert "tessera" in str(ts.TesseraError.__module__)
 
 
 def test_a_checkpoint_reads_as_a_mapping(saver: ts.Saver):
@@ -427,9 +430,9 @@ def test_a_checkpoint_reads_as_a_mapping(saver: ts.Saver):
             checkpoint["nothing"]
         with pytest.raises(ts.Mismatch):
             checkpoint.read("a", np.zeros((3, 2), np.float32))
+        frozen = np.zeros((2, 3), np.float32)
+        frozen.flags.writeable = False
         with pytest.raises(ts.InvalidArgument, match="read-only"):
-            frozen = np.zeros((2, 3), np.float32)
-            frozen.flags.writeable = False
             checkpoint.read("a", frozen)
     with pytest.raises(ts.InvalidState, match="closed"):
         checkpoint["a"]
