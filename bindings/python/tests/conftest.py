@@ -84,9 +84,8 @@ def alone() -> Iterator[ts.Comm]:
 @pytest.fixture(autouse=True)
 def no_job_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith(("TESSERA_", "OMPI_", "PMI_", "SLURM_")) or name in ("RANK", "WORLD_SIZE"):
-            if name not in ("TESSERA_PREFIX",):
-                monkeypatch.delenv(name)
+        if name.startswith(("TESSERA_", "OMPI_", "PMI_", "SLURM_", "RANK", "WORLD_SIZE")) and name != "TESSERA_PREFIX":
+            monkeypatch.delenv(name)
 
 
 class Program:

@@ -1,5 +1,6 @@
 """States, savers and checkpoints: what is saved comes back, in place, at any world size; damage is told."""
 
+import itertools
 import json
 import math
 import os
@@ -264,8 +265,8 @@ def test_a_job_resumes_at_another_world_size(ranks, tmp_path):
             taken += train(ddp, opt, data, 1)
         return taken
 
-    taken = sum(ranks(4, first), []) + sum(ranks(2, second), [])
-    assert sorted(taken) == list(range(40))
+    taken = [*ranks(4, first), *ranks(2, second)]
+    assert sorted(itertools.chain(*taken)) == list(range(40))
 
 
 def test_shards_are_loaded_into_other_shards(ranks, tmp_path):
@@ -348,7 +349,9 @@ def test_differences_can_be_allowed(saver: ts.Saver):
     path = saved(saver, a=np.ones(2), b=np.full(2, 0.5), extra=3)
     b, new = np.zeros(2, np.float32), np.full(1, 9.0)
     with ts.Checkpoint(path) as checkpoint:
-        checkpoint.load(ts.State(b=b, new=new), allow_missing=True, allow_unexpected=True, allow_cast=True, verify=False)
+        checkpoint.load(
+            ts.State(b=b, new=new), allow_missing=True, allow_unexpected=True, allow_cast=True, verify=False
+        )
     assert b.tolist() == [0.5, 0.5]
     assert new[0] == 9
 

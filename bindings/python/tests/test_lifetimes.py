@@ -130,7 +130,12 @@ def test_a_forked_child_may_not_use_its_parents_handles():
     with ts.init() as comm:
         memory = comm.empty(3)
         sampler = ts.Sampler(comm, 10)
-        for call in (comm.barrier, lambda: comm.all_reduce(np.ones(2)), lambda: sampler.batch(2), lambda: comm.transport):
+        for call in (
+            comm.barrier,
+            lambda: comm.all_reduce(np.ones(2)),
+            lambda: sampler.batch(2),
+            lambda: comm.transport,
+        ):
             assert "InvalidState" in in_child(call)
             assert "forked" in in_child(call)
 
@@ -161,7 +166,7 @@ def test_a_forked_child_can_make_its_own():
 
 def test_errors_travel_between_processes():
     context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool, pytest.raises(ts.InvalidArgument, match="not supported|no tensor|dtype") as caught:
+    with context.Pool(1) as pool, pytest.raises(ts.InvalidArgument, match="not supported") as caught:
         pool.apply(_fail)
     assert caught.value.code == 1
 

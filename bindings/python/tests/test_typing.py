@@ -39,9 +39,7 @@ def test_the_stub_is_true(tmp_path: Path):
         "\n"
     )
     command = ["mypy.stubtest", "tessera._core", "--allowlist", str(allowed), "--ignore-unused-allowlist"]
-    result = subprocess.run(
-        [sys.executable, "-m", *command], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
+    result = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

@@ -28,7 +28,7 @@ VALUES = [
     math.inf,
     -math.inf,
     "",
-    "ünï\U0001f600\"\\\n",
+    'ünï\U0001f600"\\\n',
     b"",
     b"\0\xff",
     [],

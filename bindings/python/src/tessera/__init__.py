@@ -18,8 +18,11 @@ Ranks of one job may be written in C, Python, Java or Rust; all read and write t
 `TesseraError`. Blocking calls release the GIL, have a deadline, and end at Ctrl-C.
 """
 
-from . import _abi  # checks the library before anything uses it
-from . import errors, log
+from . import (
+    _abi,  # checks the library before anything uses it
+    errors,
+    log,
+)
 from .checkpoint import Checkpoint, Saver, TensorInfo
 from .comm import Comm, ReduceOp, init
 from .data import Sampler

@@ -26,8 +26,8 @@ except ImportError as _error:
 if _core.abi_version() != _core.ABI_VERSION:
     raise ImportError(
         f"tessera was built for ABI {_core.ABI_VERSION} of libtessera; loaded was ABI {_core.abi_version()} (version "
-        f"{_core.version()}) from {_core.library_path()}. Remove that library from the search path (LD_LIBRARY_PATH), or "
-        "install the tessera package that belongs to it."
+        f"{_core.version()}) from {_core.library_path()}. Remove that library from the search path (LD_LIBRARY_PATH), "
+        "or install the tessera package that belongs to it."
     )
 
 VERSION: str = _core.version()

@@ -241,10 +241,31 @@ class Comm(Closable):
         return array_over(_core.buffer_data(handle), kind, dims)
 
     @overload
-    def all_reduce(self, tensors: ArrayLike | Sequence[ArrayLike], op: ReduceOp = "sum", *, async_op: Literal[False] = False, dtype: DTypeLike | None = None) -> None: ...
+    def all_reduce(
+        self,
+        tensors: ArrayLike | Sequence[ArrayLike],
+        op: ReduceOp = "sum",
+        *,
+        async_op: Literal[False] = False,
+        dtype: DTypeLike | None = None,
+    ) -> None: ...
     @overload
-    def all_reduce(self, tensors: ArrayLike | Sequence[ArrayLike], op: ReduceOp = "sum", *, async_op: Literal[True], dtype: DTypeLike | None = None) -> Work: ...
-    def all_reduce(self, tensors: ArrayLike | Sequence[ArrayLike], op: ReduceOp = "sum", *, async_op: bool = False, dtype: DTypeLike | None = None) -> Work | None:
+    def all_reduce(
+        self,
+        tensors: ArrayLike | Sequence[ArrayLike],
+        op: ReduceOp = "sum",
+        *,
+        async_op: Literal[True],
+        dtype: DTypeLike | None = None,
+    ) -> Work: ...
+    def all_reduce(
+        self,
+        tensors: ArrayLike | Sequence[ArrayLike],
+        op: ReduceOp = "sum",
+        *,
+        async_op: bool = False,
+        dtype: DTypeLike | None = None,
+    ) -> Work | None:
         """Reduce arrays over the ranks, in place; every rank gets the same bits.
 
         Parameters
@@ -257,10 +278,34 @@ class Comm(Closable):
         return _work(_core.comm_all_reduce(self._handle, _tensors(tensors, dtype), op_of(op), async_op))
 
     @overload
-    def reduce_scatter(self, input: ArrayLike, output: ArrayLike, op: ReduceOp = "sum", *, async_op: Literal[False] = False, dtype: DTypeLike | None = None) -> None: ...
+    def reduce_scatter(
+        self,
+        input: ArrayLike,
+        output: ArrayLike,
+        op: ReduceOp = "sum",
+        *,
+        async_op: Literal[False] = False,
+        dtype: DTypeLike | None = None,
+    ) -> None: ...
     @overload
-    def reduce_scatter(self, input: ArrayLike, output: ArrayLike, op: ReduceOp = "sum", *, async_op: Literal[True], dtype: DTypeLike | None = None) -> Work: ...
-    def reduce_scatter(self, input: ArrayLike, output: ArrayLike, op: ReduceOp = "sum", *, async_op: bool = False, dtype: DTypeLike | None = None) -> Work | None:
+    def reduce_scatter(
+        self,
+        input: ArrayLike,
+        output: ArrayLike,
+        op: ReduceOp = "sum",
+        *,
+        async_op: Literal[True],
+        dtype: DTypeLike | None = None,
+    ) -> Work: ...
+    def reduce_scatter(
+        self,
+        input: ArrayLike,
+        output: ArrayLike,
+        op: ReduceOp = "sum",
+        *,
+        async_op: bool = False,
+        dtype: DTypeLike | None = None,
+    ) -> Work | None:
         """Reduce `input` and leave the r-th of ``world_size`` equal parts on rank r.
 
         Parameters
@@ -272,13 +317,21 @@ class Comm(Closable):
         op : {"sum", "avg", "min", "max", "prod"}
             The reduction.
         """
-        return _work(_core.comm_reduce_scatter(self._handle, _input(input, dtype), _tensor(output, dtype), op_of(op), async_op))
+        return _work(
+            _core.comm_reduce_scatter(self._handle, _input(input, dtype), _tensor(output, dtype), op_of(op), async_op)
+        )
 
     @overload
-    def all_gather(self, input: ArrayLike, output: ArrayLike, *, async_op: Literal[False] = False, dtype: DTypeLike | None = None) -> None: ...
+    def all_gather(
+        self, input: ArrayLike, output: ArrayLike, *, async_op: Literal[False] = False, dtype: DTypeLike | None = None
+    ) -> None: ...
     @overload
-    def all_gather(self, input: ArrayLike, output: ArrayLike, *, async_op: Literal[True], dtype: DTypeLike | None = None) -> Work: ...
-    def all_gather(self, input: ArrayLike, output: ArrayLike, *, async_op: bool = False, dtype: DTypeLike | None = None) -> Work | None:
+    def all_gather(
+        self, input: ArrayLike, output: ArrayLike, *, async_op: Literal[True], dtype: DTypeLike | None = None
+    ) -> Work: ...
+    def all_gather(
+        self, input: ArrayLike, output: ArrayLike, *, async_op: bool = False, dtype: DTypeLike | None = None
+    ) -> Work | None:
         """Concatenate all ranks' `input` in rank order.
 
         Parameters
@@ -291,10 +344,21 @@ class Comm(Closable):
         return _work(_core.comm_all_gather(self._handle, _input(input, dtype), _tensor(output, dtype), async_op))
 
     @overload
-    def all_gather_v(self, input: ArrayLike, outputs: Sequence[ArrayLike], *, async_op: Literal[False] = False, dtype: DTypeLike | None = None) -> None: ...
+    def all_gather_v(
+        self,
+        input: ArrayLike,
+        outputs: Sequence[ArrayLike],
+        *,
+        async_op: Literal[False] = False,
+        dtype: DTypeLike | None = None,
+    ) -> None: ...
     @overload
-    def all_gather_v(self, input: ArrayLike, outputs: Sequence[ArrayLike], *, async_op: Literal[True], dtype: DTypeLike | None = None) -> Work: ...
-    def all_gather_v(self, input: ArrayLike, outputs: Sequence[ArrayLike], *, async_op: bool = False, dtype: DTypeLike | None = None) -> Work | None:
+    def all_gather_v(
+        self, input: ArrayLike, outputs: Sequence[ArrayLike], *, async_op: Literal[True], dtype: DTypeLike | None = None
+    ) -> Work: ...
+    def all_gather_v(
+        self, input: ArrayLike, outputs: Sequence[ArrayLike], *, async_op: bool = False, dtype: DTypeLike | None = None
+    ) -> Work | None:
         """Gather inputs of different lengths.
 
         Parameters
@@ -304,13 +368,36 @@ class Comm(Closable):
         outputs : sequence of ``world_size`` arrays
             ``outputs[r]`` receives rank r's input; the same lengths on every rank.
         """
-        return _work(_core.comm_all_gather_v(self._handle, _input(input, dtype), _tensors(list(outputs), dtype), async_op))
+        return _work(
+            _core.comm_all_gather_v(self._handle, _input(input, dtype), _tensors(list(outputs), dtype), async_op)
+        )
 
     @overload
-    def broadcast(self, tensors: ArrayLike | Sequence[ArrayLike], root: int = 0, *, async_op: Literal[False] = False, dtype: DTypeLike | None = None) -> None: ...
+    def broadcast(
+        self,
+        tensors: ArrayLike | Sequence[ArrayLike],
+        root: int = 0,
+        *,
+        async_op: Literal[False] = False,
+        dtype: DTypeLike | None = None,
+    ) -> None: ...
     @overload
-    def broadcast(self, tensors: ArrayLike | Sequence[ArrayLike], root: int = 0, *, async_op: Literal[True], dtype: DTypeLike | None = None) -> Work: ...
-    def broadcast(self, tensors: ArrayLike | Sequence[ArrayLike], root: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None) -> Work | None:
+    def broadcast(
+        self,
+        tensors: ArrayLike | Sequence[ArrayLike],
+        root: int = 0,
+        *,
+        async_op: Literal[True],
+        dtype: DTypeLike | None = None,
+    ) -> Work: ...
+    def broadcast(
+        self,
+        tensors: ArrayLike | Sequence[ArrayLike],
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        dtype: DTypeLike | None = None,
+    ) -> Work | None:
         """Give every rank the root's arrays, in place.
 
         Parameters
@@ -323,10 +410,37 @@ class Comm(Closable):
         return _work(_core.comm_broadcast(self._handle, _tensors(tensors, dtype), root, async_op))
 
     @overload
-    def reduce(self, input: ArrayLike, output: ArrayLike | None = None, op: ReduceOp = "sum", root: int = 0, *, async_op: Literal[False] = False, dtype: DTypeLike | None = None) -> None: ...
+    def reduce(
+        self,
+        input: ArrayLike,
+        output: ArrayLike | None = None,
+        op: ReduceOp = "sum",
+        root: int = 0,
+        *,
+        async_op: Literal[False] = False,
+        dtype: DTypeLike | None = None,
+    ) -> None: ...
     @overload
-    def reduce(self, input: ArrayLike, output: ArrayLike | None = None, op: ReduceOp = "sum", root: int = 0, *, async_op: Literal[True], dtype: DTypeLike | None = None) -> Work: ...
-    def reduce(self, input: ArrayLike, output: ArrayLike | None = None, op: ReduceOp = "sum", root: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None) -> Work | None:
+    def reduce(
+        self,
+        input: ArrayLike,
+        output: ArrayLike | None = None,
+        op: ReduceOp = "sum",
+        root: int = 0,
+        *,
+        async_op: Literal[True],
+        dtype: DTypeLike | None = None,
+    ) -> Work: ...
+    def reduce(
+        self,
+        input: ArrayLike,
+        output: ArrayLike | None = None,
+        op: ReduceOp = "sum",
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        dtype: DTypeLike | None = None,
+    ) -> Work | None:
         """Reduce `input`; the result is on the root alone.
 
         Parameters
@@ -346,10 +460,34 @@ class Comm(Closable):
         return _work(_core.comm_reduce(self._handle, source, target, op_of(op), root, async_op))
 
     @overload
-    def gather(self, input: ArrayLike, output: ArrayLike | None = None, root: int = 0, *, async_op: Literal[False] = False, dtype: DTypeLike | None = None) -> None: ...
+    def gather(
+        self,
+        input: ArrayLike,
+        output: ArrayLike | None = None,
+        root: int = 0,
+        *,
+        async_op: Literal[False] = False,
+        dtype: DTypeLike | None = None,
+    ) -> None: ...
     @overload
-    def gather(self, input: ArrayLike, output: ArrayLike | None = None, root: int = 0, *, async_op: Literal[True], dtype: DTypeLike | None = None) -> Work: ...
-    def gather(self, input: ArrayLike, output: ArrayLike | None = None, root: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None) -> Work | None:
+    def gather(
+        self,
+        input: ArrayLike,
+        output: ArrayLike | None = None,
+        root: int = 0,
+        *,
+        async_op: Literal[True],
+        dtype: DTypeLike | None = None,
+    ) -> Work: ...
+    def gather(
+        self,
+        input: ArrayLike,
+        output: ArrayLike | None = None,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        dtype: DTypeLike | None = None,
+    ) -> Work | None:
         """Concatenate all ranks' `input` on the root.
 
         Parameters
@@ -365,10 +503,34 @@ class Comm(Closable):
         return _work(_core.comm_gather(self._handle, _input(input, dtype), target, root, async_op))
 
     @overload
-    def scatter(self, input: ArrayLike | None, output: ArrayLike, root: int = 0, *, async_op: Literal[False] = False, dtype: DTypeLike | None = None) -> None: ...
+    def scatter(
+        self,
+        input: ArrayLike | None,
+        output: ArrayLike,
+        root: int = 0,
+        *,
+        async_op: Literal[False] = False,
+        dtype: DTypeLike | None = None,
+    ) -> None: ...
     @overload
-    def scatter(self, input: ArrayLike | None, output: ArrayLike, root: int = 0, *, async_op: Literal[True], dtype: DTypeLike | None = None) -> Work: ...
-    def scatter(self, input: ArrayLike | None, output: ArrayLike, root: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None) -> Work | None:
+    def scatter(
+        self,
+        input: ArrayLike | None,
+        output: ArrayLike,
+        root: int = 0,
+        *,
+        async_op: Literal[True],
+        dtype: DTypeLike | None = None,
+    ) -> Work: ...
+    def scatter(
+        self,
+        input: ArrayLike | None,
+        output: ArrayLike,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        dtype: DTypeLike | None = None,
+    ) -> Work | None:
         """Give rank r the r-th of ``world_size`` equal parts of the root's `input`.
 
         Parameters
@@ -384,10 +546,16 @@ class Comm(Closable):
         return _work(_core.comm_scatter(self._handle, source, _tensor(output, dtype), root, async_op))
 
     @overload
-    def all_to_all(self, input: ArrayLike, output: ArrayLike, *, async_op: Literal[False] = False, dtype: DTypeLike | None = None) -> None: ...
+    def all_to_all(
+        self, input: ArrayLike, output: ArrayLike, *, async_op: Literal[False] = False, dtype: DTypeLike | None = None
+    ) -> None: ...
     @overload
-    def all_to_all(self, input: ArrayLike, output: ArrayLike, *, async_op: Literal[True], dtype: DTypeLike | None = None) -> Work: ...
-    def all_to_all(self, input: ArrayLike, output: ArrayLike, *, async_op: bool = False, dtype: DTypeLike | None = None) -> Work | None:
+    def all_to_all(
+        self, input: ArrayLike, output: ArrayLike, *, async_op: Literal[True], dtype: DTypeLike | None = None
+    ) -> Work: ...
+    def all_to_all(
+        self, input: ArrayLike, output: ArrayLike, *, async_op: bool = False, dtype: DTypeLike | None = None
+    ) -> Work | None:
         """Send the r-th of ``world_size`` equal parts of `input` to rank r; parts arrive in rank order.
 
         Parameters
@@ -400,10 +568,22 @@ class Comm(Closable):
         return _work(_core.comm_all_to_all(self._handle, _input(input, dtype), _tensor(output, dtype), async_op))
 
     @overload
-    def send(self, tensor: ArrayLike, peer: int, tag: int = 0, *, async_op: Literal[False] = False, dtype: DTypeLike | None = None) -> None: ...
+    def send(
+        self,
+        tensor: ArrayLike,
+        peer: int,
+        tag: int = 0,
+        *,
+        async_op: Literal[False] = False,
+        dtype: DTypeLike | None = None,
+    ) -> None: ...
     @overload
-    def send(self, tensor: ArrayLike, peer: int, tag: int = 0, *, async_op: Literal[True], dtype: DTypeLike | None = None) -> Work: ...
-    def send(self, tensor: ArrayLike, peer: int, tag: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None) -> Work | None:
+    def send(
+        self, tensor: ArrayLike, peer: int, tag: int = 0, *, async_op: Literal[True], dtype: DTypeLike | None = None
+    ) -> Work: ...
+    def send(
+        self, tensor: ArrayLike, peer: int, tag: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None
+    ) -> Work | None:
         """Send an array to `peer`, which receives it with the same tag. Not collective.
 
         Parameters
@@ -418,10 +598,22 @@ class Comm(Closable):
         return _work(_core.comm_send(self._handle, _input(tensor, dtype), peer, tag, async_op))
 
     @overload
-    def recv(self, tensor: ArrayLike, peer: int, tag: int = 0, *, async_op: Literal[False] = False, dtype: DTypeLike | None = None) -> None: ...
+    def recv(
+        self,
+        tensor: ArrayLike,
+        peer: int,
+        tag: int = 0,
+        *,
+        async_op: Literal[False] = False,
+        dtype: DTypeLike | None = None,
+    ) -> None: ...
     @overload
-    def recv(self, tensor: ArrayLike, peer: int, tag: int = 0, *, async_op: Literal[True], dtype: DTypeLike | None = None) -> Work: ...
-    def recv(self, tensor: ArrayLike, peer: int, tag: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None) -> Work | None:
+    def recv(
+        self, tensor: ArrayLike, peer: int, tag: int = 0, *, async_op: Literal[True], dtype: DTypeLike | None = None
+    ) -> Work: ...
+    def recv(
+        self, tensor: ArrayLike, peer: int, tag: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None
+    ) -> Work | None:
         """Receive an array from `peer`. Not collective.
 
         Parameters

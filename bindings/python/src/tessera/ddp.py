@@ -77,7 +77,9 @@ class DDP(Closable):
         options = given(
             bucket_bytes=bucket_bytes, first_bucket_bytes=first_bucket_bytes, op=None if op is None else op_of(op)
         )
-        self._handle = _core.ddp_create(checked(comm, Comm)._handle, names, [tensor(array) for array in arrays], options)
+        self._handle = _core.ddp_create(
+            checked(comm, Comm)._handle, names, [tensor(array) for array in arrays], options
+        )
         count = _core.ddp_param_count(self._handle)
         self._names = tuple(_core.ddp_param(self._handle, i)[0] for i in range(count))
         self._index = {name: i for i, name in enumerate(names)} | {name: i for i, name in enumerate(self._names)}

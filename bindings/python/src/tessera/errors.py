@@ -130,9 +130,7 @@ class TesseraError(Exception):
 _FACTS = ("rank", "peer", "operation", "sequence", "native", "retriable", "errno")
 
 
-def _rebuild(
-    cls: type[TesseraError], message: str, facts: dict[str, Any], cause: BaseException | None
-) -> TesseraError:
+def _rebuild(cls: type[TesseraError], message: str, facts: dict[str, Any], cause: BaseException | None) -> TesseraError:
     error = cls(message)
     for name, value in facts.items():
         setattr(error, name, value)

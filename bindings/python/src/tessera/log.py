@@ -1,6 +1,6 @@
 """The library's log: to standard error, to a function, or into Python's `logging`.
 
-The environment's ``TESSERA_LOG`` (debug, info, warning, error, off) sets the level at the start; the default is warning.
+The environment's ``TESSERA_LOG`` (debug, info, warning, error, off) sets the first level; the default is warning.
 """
 
 from __future__ import annotations

@@ -49,9 +49,7 @@ class Optimizer(Closable):
         _core.optimizer_destroy(self._handle)
 
 
-def _arrays(
-    params: Params, grads: Params | None
-) -> tuple[list[str], list[_core.Tensor], list[_core.Tensor]]:
+def _arrays(params: Params, grads: Params | None) -> tuple[list[str], list[_core.Tensor], list[_core.Tensor]]:
     names, arrays = named(params)
     if grads is None:
         raise InvalidArgument("gradients are missing: give a DDP, or parameters and gradients")
@@ -94,9 +92,7 @@ class SGD(Optimizer):
         weight_decay: float | None = None,
         nesterov: bool | None = None,
     ) -> None:
-        options = given(
-            lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov
-        )
+        options = given(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov)
         if isinstance(params, DDP):
             self._handle = _core.ddp_sgd(params._handle, options)
         else:

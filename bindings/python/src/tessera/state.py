@@ -50,9 +50,7 @@ class Sharded:
         The element type; needed where this rank holds no piece.
     """
 
-    def __init__(
-        self, layout: Layout, pieces: Sequence[ArrayLike], rank: int, dtype: DTypeLike | None = None
-    ) -> None:
+    def __init__(self, layout: Layout, pieces: Sequence[ArrayLike], rank: int, dtype: DTypeLike | None = None) -> None:
         self.layout = layout
         self.pieces = list(pieces)
         self.rank = rank

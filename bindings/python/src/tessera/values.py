@@ -1,4 +1,4 @@
-"""Python values as the typed JSON of docs/FORMAT.md, so that a checkpoint gives back what it was given, in any language.
+"""Python values as the typed JSON of docs/FORMAT.md, so that a checkpoint gives back what it got, in any language.
 
 None, bool, int of any size, float (NaN and infinities too), str, bytes, list, tuple and dict with keys of these types;
 NumPy's scalars become Python's. Nothing is pickled: other types are refused.
