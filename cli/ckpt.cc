@@ -244,8 +244,9 @@ int show_info(const std::string& path, bool as_json) {
     line("step", std::to_string(manifest.step));
     line("committed", local_time(manifest.committed));
     line("save id", manifest.save_id);
-    line("written by", fmt::format("{} from {} {}", manifest.writer.library, manifest.writer.language,
-                                   manifest.writer.version));
+    const Writer& writer = manifest.writer;
+    line("written by", fmt::format("{} from {}{}{}", writer.library, writer.language, writer.version.empty() ? "" : " ",
+                                   writer.version));
     line("ranks", std::to_string(manifest.world_size));
     line("tensors", fmt::format("{}, {} elements{}", manifest.tensors.size(), elements,
                                 manifest.aliases.empty() ? "" : ", " + count_text(manifest.aliases.size(), "alias")));
