@@ -8,8 +8,8 @@ use std::sync::mpsc;
 
 use common::{block_on, ranks, DEADLINE};
 use tessera::{
-    params, AdamW, Bool, Checkpoint, Code, Comm, DType, Ddp, Layout, LoadOptions, Optimizer, Placement,
-    Region, Sampler, Saver, State, Tensor, Value, Verify,
+    params, AdamW, Bool, Checkpoint, Code, Comm, DType, Ddp, Layout, LoadOptions, Local, Optimizer, Placement, Region,
+    Sampler, Saver, State, Tensor, Value, Verify,
 };
 
 struct Trainer<'c> {
@@ -20,8 +20,7 @@ struct Trainer<'c> {
 
 impl<'c> Trainer<'c> {
     fn new(comm: &'c Comm) -> Self {
-        let weights =
-            params!["fc.weight" => (vec![0.5f32; 64 * 8], [64, 8]), "fc.bias" => (vec![0.0f32; 64], [64])];
+        let weights = params!["fc.weight" => (vec![0.5f32; 64 * 8], [64, 8]), "fc.bias" => (vec![0.0f32; 64], [64])];
         let mut ddp = Ddp::new(comm, weights).unwrap();
         let opt = AdamW::new(&mut ddp).lr(0.01).build().unwrap();
         let data = Sampler::new(comm, 100).seed(1).build().unwrap();
@@ -192,18 +191,14 @@ fn a_checkpoint_tells_and_gives_what_it_holds() {
     let shorts = Tensor::new(vec![-5i16, 300], [2, 1]).unwrap();
     let scalar = Tensor::new(vec![2.5f64], []).unwrap();
     let empty = Tensor::new(Vec::<f32>::new(), [0, 4]).unwrap();
-    let state = State::new()
-        .with("flags", &flags)
-        .with("shorts", &shorts)
-        .with("scalar", &scalar)
-        .with("empty", &empty);
+    let state =
+        State::new().with("flags", &flags).with("shorts", &shorts).with("scalar", &scalar).with("empty", &empty);
     Saver::alone(folder.path()).open().unwrap().save(3, &state).unwrap();
 
     let checkpoint = Checkpoint::open(folder.path().join("latest")).unwrap();
     assert_eq!(checkpoint.step().unwrap(), 3);
     assert!(checkpoint.path().unwrap().starts_with(fs::canonicalize(folder.path()).unwrap()));
-    let told: Vec<_> =
-        checkpoint.tensors().unwrap().into_iter().map(|t| (t.name, t.dtype, t.shape)).collect();
+    let told: Vec<_> = checkpoint.tensors().unwrap().into_iter().map(|t| (t.name, t.dtype, t.shape)).collect();
     let expected = [
         ("empty", DType::F32, vec![0, 4]),
         ("flags", DType::Bool, vec![2]),
@@ -225,6 +220,22 @@ fn a_checkpoint_tells_and_gives_what_it_holds() {
     assert_eq!(checkpoint.read_into("shorts", &shorts).unwrap_err().code(), Code::InvalidState);
     drop(view);
     checkpoint.read_into("shorts", &shorts).unwrap();
+}
+
+#[test]
+fn a_model_without_ranks_is_saved_as_one_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let weights = |fill| params!["fc.weight" => (vec![fill; 512], [64, 8]), "fc.bias" => (vec![fill; 64], [64])];
+    let model = Local::new(weights(1.5f32)).unwrap();
+    Saver::alone(folder.path()).open().unwrap().save(1, &State::new().with("model", &model)).unwrap();
+    ranks(2, |comm| {
+        let ddp = Ddp::new(&comm, weights(0.0)).unwrap();
+        assert_eq!(
+            Saver::open(&comm, folder.path()).unwrap().resume(&mut State::new().with("model", &ddp)).unwrap(),
+            1
+        );
+        assert_eq!(ddp.param(1).unwrap()[..], [1.5; 64]);
+    });
 }
 
 #[test]
@@ -259,8 +270,8 @@ fn sharded_tensors_are_saved_by_some_ranks_and_loaded_by_others() {
     let value = |row: usize, column: usize| (row * 10 + column) as i32;
     let piece = |region: &Region| {
         let rows = region.offsets[0]..region.offsets[0] + region.sizes[0];
-        let cells = rows
-            .flat_map(|r| (region.offsets[1]..region.offsets[1] + region.sizes[1]).map(move |c| value(r, c)));
+        let cells =
+            rows.flat_map(|r| (region.offsets[1]..region.offsets[1] + region.sizes[1]).map(move |c| value(r, c)));
         Tensor::new(cells.collect::<Vec<_>>(), &region.sizes).unwrap()
     };
     ranks(3, |comm| {
@@ -276,12 +287,8 @@ fn sharded_tensors_are_saved_by_some_ranks_and_loaded_by_others() {
         let whole = Region { offsets: vec![0, 0], sizes: vec![7, 1] };
         let rest = Region { offsets: vec![0, 1], sizes: vec![7, 2] };
         let layout = Layout::from_regions(&[7, 3], &[vec![whole], vec![rest]]).unwrap();
-        let pieces: Vec<_> = layout
-            .regions(rank)
-            .unwrap()
-            .iter()
-            .map(|r| Tensor::zeros(DType::I32, &r.sizes).unwrap())
-            .collect();
+        let pieces: Vec<_> =
+            layout.regions(rank).unwrap().iter().map(|r| Tensor::zeros(DType::I32, &r.sizes).unwrap()).collect();
         let mut state = State::new();
         state.add_sharded("w", &layout, DType::I32, &pieces, rank).unwrap();
         assert_eq!(Saver::at(&comm, folder.path()).open().unwrap().resume(&mut state).unwrap(), 1);
@@ -322,9 +329,7 @@ fn a_states_first_error_comes_from_its_first_use() {
     }
     let mut twice = State::new().with("a", &tensor).with("a", &tensor);
     assert_eq!(saver.resume(&mut twice).unwrap_err().code(), Code::InvalidArgument);
-    assert!(
-        format!("{twice:?}").contains("InvalidArgument") || format!("{twice:?}").contains("INVALID_ARGUMENT")
-    );
+    assert!(format!("{twice:?}").contains("InvalidArgument") || format!("{twice:?}").contains("INVALID_ARGUMENT"));
     let mut state = State::new();
     state.add("a", &tensor).unwrap();
     assert_eq!(state.add("a", &tensor).unwrap_err().code(), Code::InvalidArgument);
@@ -407,11 +412,9 @@ fn a_flipped_bit_is_found() {
     bytes[last] ^= 4;
     fs::write(rank_file(&path), bytes).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
-    for error in [
-        load(&path).unwrap_err(),
-        checkpoint.read("w").unwrap_err(),
-        checkpoint.verify(Verify::Full).unwrap_err(),
-    ] {
+    for error in
+        [load(&path).unwrap_err(), checkpoint.read("w").unwrap_err(), checkpoint.verify(Verify::Full).unwrap_err()]
+    {
         assert_eq!(error.code(), Code::Corrupt);
         assert!(format!("{error:?}").contains("rank-00000.safetensors"), "names the file: {error:?}");
     }
@@ -469,15 +472,11 @@ fn a_checkpoint_is_read_by_many_threads() {
 #[test]
 fn arrays_and_safetensors_come_and_go() {
     let array = ndarray::arr2(&[[1.0f32, 2.0], [3.0, 4.0], [5.0, 6.0]]);
-    let model =
-        tessera::Local::new(params!["w" => array.clone(), "t" => array.clone().reversed_axes()]).unwrap();
+    let model = tessera::Local::new(params!["w" => array.clone(), "t" => array.clone().reversed_axes()]).unwrap();
     assert_eq!(model.param(0).unwrap().as_array(&[3, 2]).unwrap(), array.clone().into_dyn());
     assert_eq!(model.tensor(1).unwrap().to_array::<f32>().unwrap(), array.t().into_dyn());
     let tail = array.clone().slice_move(ndarray::s![1.., ..]);
-    assert_eq!(
-        tessera::IntoTensor::into_tensor(tail).unwrap().to_vec::<f32>().unwrap(),
-        [3.0, 4.0, 5.0, 6.0]
-    );
+    assert_eq!(tessera::IntoTensor::into_tensor(tail).unwrap().to_vec::<f32>().unwrap(), [3.0, 4.0, 5.0, 6.0]);
     model.param_mut(0).unwrap().as_array_mut(&[3, 2]).unwrap()[[2, 1]] = 9.0;
     assert_eq!(model.param(0).unwrap()[5], 9.0);
     assert_eq!(model.param(0).unwrap().as_array(&[7]).unwrap_err().code(), Code::InvalidArgument);

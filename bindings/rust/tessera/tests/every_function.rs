@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use common::{options, ranks, serve, DEADLINE};
 use tessera::{
-    params, Adam, AdamW, Checkpoint, Code, Comm, DType, Ddp, Layout, Level, LoadOptions, Local, Mesh,
-    Placement, ReduceOp, Region, Sampler, Saver, Sgd, State, Store, Tensor, Verify,
+    params, Adam, AdamW, Checkpoint, Code, Comm, DType, Ddp, Layout, Level, LoadOptions, Local, Mesh, Placement,
+    ReduceOp, Region, Sampler, Saver, Sgd, State, Store, Tensor, Verify,
 };
 
 #[test]
@@ -101,10 +101,7 @@ fn collectives(comm: &Comm) {
 
     let group = comm.split(Some(0), 0).unwrap().unwrap();
     let error = group.broadcast(&mut one, 5).unwrap_err();
-    assert_eq!(
-        (error.code(), error.code().to_string().as_str()),
-        (Code::InvalidArgument, "INVALID_ARGUMENT")
-    );
+    assert_eq!((error.code(), error.code().to_string().as_str()), (Code::InvalidArgument, "INVALID_ARGUMENT"));
     assert!(tessera::Error::last().is_none(), "taken");
     group.abort("enough").unwrap();
     assert!(group.error().unwrap().is_some());
@@ -147,11 +144,8 @@ fn checkpoints(comm: &Comm, root: &std::path::Path) {
     let layout = Layout::new(&[4], &[2], &[Placement::Shard(0)]).unwrap();
     let part = Region { offsets: vec![0], sizes: vec![4] };
     assert_eq!(Layout::from_regions(&[4], &[vec![part.clone()]]).unwrap().regions(0).unwrap(), [part]);
-    let mut state =
-        State::new().with("model", &ddp).with("optim", &opt).with("data", &data).with("plain", &plain);
-    state
-        .add_sharded("parts", &layout, DType::F32, &[Tensor::zeros(DType::F32, [2]).unwrap()], rank)
-        .unwrap();
+    let mut state = State::new().with("model", &ddp).with("optim", &opt).with("data", &data).with("plain", &plain);
+    state.add_sharded("parts", &layout, DType::F32, &[Tensor::zeros(DType::F32, [2]).unwrap()], rank).unwrap();
     state.set("int", 1i64).unwrap();
     state.set("double", 0.5).unwrap();
     state.set("text", "x").unwrap();

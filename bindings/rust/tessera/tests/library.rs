@@ -12,8 +12,7 @@ fn library(folder: &Path, name: &str, source: &str) -> PathBuf {
     let (file, path) = (folder.join("fake.c"), folder.join(name));
     std::fs::write(&file, source).unwrap();
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
-    let status =
-        Command::new(compiler).args(["-shared", "-fPIC", "-o"]).arg(&path).arg(&file).status().unwrap();
+    let status = Command::new(compiler).args(["-shared", "-fPIC", "-o"]).arg(&path).arg(&file).status().unwrap();
     assert!(status.success());
     path
 }
@@ -38,10 +37,7 @@ fn a_library_of_another_version_is_refused_by_name() {
     assert_eq!(Comm::from_env().unwrap_err().message(), error.message());
     assert_eq!(tessera::Checkpoint::open("x").unwrap_err().code(), Code::Version);
     assert_eq!(tessera::Saver::alone("x").open().unwrap_err().code(), Code::Version);
-    assert_eq!(
-        tessera::Layout::new(&[1], &[1], &[tessera::Placement::Replicate]).unwrap_err().code(),
-        Code::Version
-    );
+    assert_eq!(tessera::Layout::new(&[1], &[1], &[tessera::Placement::Replicate]).unwrap_err().code(), Code::Version);
     assert_eq!(tessera::State::new().set("x", 1i64).unwrap_err().code(), Code::Version);
     let mut model = tessera::Local::new(tessera::params!["w" => (vec![1.0f32], [1])]).unwrap();
     assert_eq!(tessera::Sgd::new(&mut model).build().unwrap_err().code(), Code::Version);

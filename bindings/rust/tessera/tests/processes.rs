@@ -8,9 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use tessera::{
-    Checkpoint, Code, Comm, CommOptions, DType, ReduceOp, Saver, State, Store, StoreOptions, Tensor,
-};
+use tessera::{Checkpoint, Code, Comm, CommOptions, DType, ReduceOp, Saver, State, Store, StoreOptions, Tensor};
 
 const ROLE: &str = "TESSERA_TEST_RANK";
 const FOLDER: &str = "TESSERA_TEST_FOLDER";
@@ -110,8 +108,7 @@ fn launcher() -> Command {
     let mut places: Vec<_> = prefixes.flat_map(|prefix| [prefix.join("bin"), prefix]).collect();
     places.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
     let file = places.iter().map(|place| place.join("tessera")).find(|file| file.is_file());
-    let mut command =
-        Command::new(file.unwrap_or_else(|| panic!("no command `tessera` in any of {places:?}")));
+    let mut command = Command::new(file.unwrap_or_else(|| panic!("no command `tessera` in any of {places:?}")));
     command.arg("run");
     command
 }
@@ -157,11 +154,7 @@ fn fails() -> ExitCode {
 fn a_rank_learns_that_it_shall_stop() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = launcher();
-    command
-        .args(["-n", "1"])
-        .arg(env::current_exe().unwrap())
-        .env(ROLE, "is_stopped")
-        .env(FOLDER, folder.path());
+    command.args(["-n", "1"]).arg(env::current_exe().unwrap()).env(ROLE, "is_stopped").env(FOLDER, folder.path());
     let mut agent = command.stdout(Stdio::piped()).spawn().unwrap();
     until(&mut agent, || folder.path().join("started").exists());
     assert!(Command::new("kill").args(["-TERM", &agent.id().to_string()]).status().unwrap().success());
