@@ -5,14 +5,12 @@
 
 namespace {
 
-constexpr tsr_sampler_options default_options{.struct_size = sizeof(tsr_sampler_options),
-                                              .seed = 0,
-                                              .shuffle = 1,
-                                              .drop_last = 0};
+using namespace tsr::capi;
+
+constexpr tsr_sampler_options default_options{
+    .struct_size = sizeof(tsr_sampler_options), .seed = 0, .shuffle = 1, .drop_last = 0};
 
 }  // namespace
-
-using namespace tsr::capi;
 
 extern "C" {
 

@@ -2,9 +2,11 @@
 #pragma once
 
 #include "comm/communicator.hpp"
+#include "comm/mesh.hpp"
 #include "data/sampler.hpp"
 #include "guard.hpp"
 #include "optim/optimizer.hpp"
+#include "parallel/ddp/ddp.hpp"
 #include "store/server.hpp"
 #include "store/store.hpp"
 #include "tensor/layout.hpp"
@@ -17,3 +19,18 @@ struct tsr_buffer : tsr::capi::Handle<tsr::Buffer, 0x545352'425546> {};
 struct tsr_layout : tsr::capi::Handle<tsr::Layout, 0x545352'4c41594f> {};
 struct tsr_optimizer : tsr::capi::Handle<tsr::Optimizer, 0x545352'4f5054494d> {};
 struct tsr_sampler : tsr::capi::Handle<tsr::Sampler, 0x545352'53414d504c> {};
+struct tsr_ddp : tsr::capi::Handle<tsr::Ddp, 0x545352'444450> {};
+
+namespace tsr::capi {
+
+// A mesh owns the handles that it lends by tsr_mesh_comm, one a dimension.
+struct MeshObject {
+    MeshObject(Communicator& comm, MeshShape shape);
+
+    DeviceMesh mesh;
+    std::vector<std::unique_ptr<tsr_comm, void (*)(tsr_comm*)>> handles;
+};
+
+}  // namespace tsr::capi
+
+struct tsr_mesh : tsr::capi::Handle<tsr::capi::MeshObject, 0x545352'4d455348> {};

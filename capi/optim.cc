@@ -27,12 +27,31 @@ std::vector<tsr::OptimizerParam> params_in(const tsr_param* params, const tsr_te
     return out;
 }
 
+std::vector<tsr::OptimizerParam> params_in(const tsr::Ddp& ddp) {
+    std::vector<tsr::OptimizerParam> out;
+    out.reserve(ddp.params().size());
+    for (size_t i = 0; i < ddp.params().size(); ++i) {
+        out.push_back({ddp.param(i).name, ddp.param(i).tensor, ddp.grad(i)});
+    }
+    return out;
+}
+
+// An optimizer over `ddp` keeps it alive and does not touch gradients that are being reduced.
+template <class Make>
+void create_over(tsr_ddp* ddp, tsr_optimizer** out, Make&& make) {
+    create(out, [&] {
+        const std::shared_ptr<tsr::Ddp>& model = object_of(ddp, "ddp");
+        std::shared_ptr<tsr::Optimizer> optimizer = make(params_in(*model));
+        optimizer->set_gate([model] { model->check_idle("the optimizer cannot use the gradients"); });
+        return optimizer;
+    });
+}
+
 // One of each kind: the caller's options to an optimizer over `params`.
 std::shared_ptr<tsr::Optimizer> sgd(std::vector<tsr::OptimizerParam> params, const tsr_sgd_options* options) {
     const auto o = options_in(options, default_sgd, "options");
-    return std::make_shared<tsr::Sgd>(std::move(params),
-                                      tsr::SgdOptions{o.lr, o.momentum, o.dampening, o.weight_decay,
-                                                      flag(o.nesterov, "nesterov")});
+    return std::make_shared<tsr::Sgd>(std::move(params), tsr::SgdOptions{o.lr, o.momentum, o.dampening, o.weight_decay,
+                                                                         flag(o.nesterov, "nesterov")});
 }
 
 template <class Options>
@@ -64,19 +83,37 @@ tsr_status tsr_sgd_create(const tsr_param* params, const tsr_tensor* grads, size
     return guard([&] { create(out, [&] { return sgd(params_in(params, grads, n), options); }); });
 }
 
+tsr_status tsr_ddp_sgd(tsr_ddp* ddp, const tsr_sgd_options* options, tsr_optimizer** out) {
+    return guard([&] { create_over(ddp, out, [&](auto params) { return sgd(std::move(params), options); }); });
+}
+
 tsr_status tsr_adam_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_adam_options* options,
                            tsr_optimizer** out) {
     return guard([&] {
-        create(out,
-               [&] { return adam(params_in(params, grads, n), options, default_adam, tsr::Decay::in_gradient); });
+        create(out, [&] { return adam(params_in(params, grads, n), options, default_adam, tsr::Decay::in_gradient); });
+    });
+}
+
+tsr_status tsr_ddp_adam(tsr_ddp* ddp, const tsr_adam_options* options, tsr_optimizer** out) {
+    return guard([&] {
+        create_over(ddp, out, [&](auto params) {
+            return adam(std::move(params), options, default_adam, tsr::Decay::in_gradient);
+        });
     });
 }
 
 tsr_status tsr_adamw_create(const tsr_param* params, const tsr_tensor* grads, size_t n,
                             const tsr_adamw_options* options, tsr_optimizer** out) {
     return guard([&] {
-        create(out,
-               [&] { return adam(params_in(params, grads, n), options, default_adamw, tsr::Decay::decoupled); });
+        create(out, [&] { return adam(params_in(params, grads, n), options, default_adamw, tsr::Decay::decoupled); });
+    });
+}
+
+tsr_status tsr_ddp_adamw(tsr_ddp* ddp, const tsr_adamw_options* options, tsr_optimizer** out) {
+    return guard([&] {
+        create_over(ddp, out, [&](auto params) {
+            return adam(std::move(params), options, default_adamw, tsr::Decay::decoupled);
+        });
     });
 }
 

@@ -2,9 +2,12 @@
 // call builds it on the stack over the caller's tensors; an asynchronous one is copied into an OwnedRequest.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "tensor/tensor.hpp"
 
@@ -25,6 +28,7 @@ enum class Collective : int32_t {
     all_to_all,
     send,
     recv,
+    allocate,  // Communicator::allocate, in messages
 };
 
 [[nodiscard]] std::string_view name_of(Collective collective);
@@ -39,6 +43,48 @@ struct Request {
     int peer = -1;  // root, destination or source
     int tag = 0;
     std::string_view label;  // "bucket 5", in messages; lives as long as the program or the communicator
+};
+
+[[nodiscard]] inline bool is_point_to_point(Collective c) { return c == Collective::send || c == Collective::recv; }
+
+// Throws INVALID_ARGUMENT or UNSUPPORTED for a request that rank `rank` of `world_size` cannot make. What only the peers
+// can know to be wrong (counts that differ) is found by the transport.
+void validate(const Request& request, int rank, int world_size);
+
+// What a rank tells its peers of the operation that it is in: plain data, the same on all ranks if they agree.
+struct Operation {
+    Collective collective = Collective::barrier;
+    int32_t dtype = 0;  // 0: none
+    ReduceOp op = ReduceOp::none;
+    int32_t peer = -1;
+    int32_t tag = 0;
+    uint32_t tensors = 0;
+    uint64_t count = 0;  // elements: of the list, or of this rank's input (scatter, recv: output)
+    std::array<char, 32> label{};
+
+    [[nodiscard]] uint64_t size_bytes() const;
+};
+
+[[nodiscard]] Operation operation_of(const Request& request);
+
+// Equal if and (but for hash collisions of 2^-64) only if the ranks agree; covers the length of each tensor of a list.
+[[nodiscard]] uint64_t fingerprint_of(const Request& request, const Operation& operation);
+
+// "all_reduce of 100 f32 (sum)", "broadcast of 50 f64 from rank 0"
+[[nodiscard]] std::string describe(const Operation& operation);
+// "all_reduce #412 (bucket 5, 25.0 MiB)"
+[[nodiscard]] std::string headline(const Operation& operation, uint64_t sequence);
+
+// A request that owns its lists of tensors; the tensors' memory stays the caller's.
+struct OwnedRequest {
+    explicit OwnedRequest(const Request& request);
+
+    [[nodiscard]] Request view() const;
+
+   private:
+    Request fields_;
+    std::vector<Tensor> inputs_;
+    std::vector<Tensor> outputs_;
 };
 
 }  // namespace tsr

@@ -71,18 +71,18 @@ SamplerState Sampler::state() const {
 void Sampler::load_state(const SamplerState& saved) {
     const auto must_match = [](const char* what, auto saved_value, auto own_value) {
         if (saved_value == own_value) return;
-        throw Error(Code::mismatch,
-                    fmt::format("the saved position belongs to a sampler with {} {}, this one has {}; "
-                                "create the sampler as it was when it was saved",
-                                what, saved_value, own_value));
+        throw Error(Code::mismatch, fmt::format("the saved position belongs to a sampler with {} {}, this one has {}; "
+                                                "create the sampler as it was when it was saved",
+                                                what, saved_value, own_value));
     };
     must_match("length", saved.length, length_);
     must_match("seed", saved.seed, options_.seed);
     must_match("shuffle", saved.shuffle, options_.shuffle);
     must_match("drop_last", saved.drop_last, options_.drop_last);
     if (saved.epoch < 0 || saved.consumed < 0 || saved.consumed > length_) {
-        throw Error(Code::mismatch, fmt::format("the saved position, epoch {} sample {}, is not one of a data set of {}",
-                                                saved.epoch, saved.consumed, length_));
+        throw Error(Code::mismatch,
+                    fmt::format("the saved position, epoch {} sample {}, is not one of a data set of {}", saved.epoch,
+                                saved.consumed, length_));
     }
     move_to(saved.epoch, saved.consumed);
 }

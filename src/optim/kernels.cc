@@ -9,7 +9,9 @@ template <class T>
 void sgd_update(T* __restrict param, const T* __restrict grad, T* __restrict buffer, size_t n, const SgdStep<T>& s) {
     const SgdStep<T> c = s;  // a local copy: stores through T* cannot change it
     const T lr = c.lr;
-    const auto gradient_at = [&](size_t i) { return c.weight_decay != 0 ? grad[i] + c.weight_decay * param[i] : grad[i]; };
+    const auto gradient_at = [&](size_t i) {
+        return c.weight_decay != 0 ? grad[i] + c.weight_decay * param[i] : grad[i];
+    };
     if (c.momentum == 0) {
         for (size_t i = 0; i < n; ++i) param[i] -= lr * gradient_at(i);
         return;

@@ -50,7 +50,8 @@ void Sgd::update(int64_t step) {
         std::byte* buffer = options_.momentum != 0 ? moment_data(p, 0) : nullptr;
         const auto n = static_cast<size_t>(value.numel());
         if (value.dtype == DType::f32) {
-            sgd_update(value.as<float>().data(), grad.as<float>().data(), reinterpret_cast<float*>(buffer), n, in_float);
+            sgd_update(value.as<float>().data(), grad.as<float>().data(), reinterpret_cast<float*>(buffer), n,
+                       in_float);
         } else {
             sgd_update(value.as<double>().data(), grad.as<double>().data(), reinterpret_cast<double*>(buffer), n,
                        in_double);

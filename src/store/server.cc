@@ -7,6 +7,7 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -67,6 +68,10 @@ class TcpStoreServer final : public StoreServer {
     }
 
     ~TcpStoreServer() override {
+        if (owner_ != ::getpid()) {  // in a forked child there is no such thread to join
+            thread_.detach();
+            return;
+        }
         const uint64_t one = 1;
         (void)!::write(stop_.get(), &one, sizeof one);
         thread_.join();
@@ -258,11 +263,12 @@ class TcpStoreServer final : public StoreServer {
 
     // A stranger may try for ever; the log shall not fill with it.
     void report_refusal(handshake::Verdict verdict) const {
+        if (verdict == handshake::Verdict::other_job) {  // ranks that look for their own store come by here
+            return log::debug("the store at {} refuses a connection: another job", address_.uri());
+        }
         if (refused_count_.load(std::memory_order_relaxed) >= max_logged_refusals) return;
-        const char* reason = verdict == handshake::Verdict::wrong_token ? "wrong job token"
-                             : verdict == handshake::Verdict::other_job ? "another job"
-                                                                        : "another epoch";
-        log::warning("the store at {} refuses a connection: {}", address_.uri(), reason);
+        log::warning("the store at {} refuses a connection: {}", address_.uri(),
+                     verdict == handshake::Verdict::wrong_token ? "wrong job token" : "another epoch");
     }
 
     // Runs the requests that have come in full, one at a time: the next when the reply to the last has gone.
@@ -441,6 +447,7 @@ class TcpStoreServer final : public StoreServer {
     std::atomic<size_t> key_count_{0};
     std::atomic<uint64_t> refused_count_{0};
 
+    pid_t owner_ = ::getpid();
     std::thread thread_;
 };
 

@@ -34,10 +34,7 @@ class TcpStore final : public Store {
         milliseconds pause{5};
         for (;;) {
             try {
-                Fd socket = connect(deadline);
-                const std::lock_guard lock(mutex_);
-                idle_.push_back(std::move(socket));
-                return;
+                return connect_now(deadline);
             } catch (const Error& error) {
                 if (!error.record()->retriable && error.code() != Code::timeout) throw;
                 if (Deadline::in(pause).at() >= deadline.at()) {
@@ -53,6 +50,8 @@ class TcpStore final : public Store {
             pause = std::min(pause * 2, poll_slice);
         }
     }
+
+    void connect_now(Deadline deadline) { give_back(connect(deadline)); }
 
     void set(std::string_view key, std::string_view value, Deadline deadline) override {
         check_value(key, value);
@@ -199,6 +198,12 @@ class TcpStore final : public Store {
 std::shared_ptr<Store> open_tcp_store(const Address& address, const StoreOptions& options) {
     auto store = std::make_shared<TcpStore>(address, options);
     store->connect_first();
+    return store;
+}
+
+std::shared_ptr<Store> connect_tcp_store(const Address& address, const StoreOptions& options, Deadline deadline) {
+    auto store = std::make_shared<TcpStore>(address, options);
+    store->connect_now(deadline);
     return store;
 }
 

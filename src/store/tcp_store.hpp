@@ -12,4 +12,8 @@ namespace tsr {
 // Tries until the store answers or options.timeout passes. Throws TIMEOUT, PERMISSION, VERSION, INTERRUPTED.
 [[nodiscard]] std::shared_ptr<Store> open_tcp_store(const Address& address, const StoreOptions& options);
 
+// One attempt, for callers that look in several places. Throws also IO when nobody listens there.
+[[nodiscard]] std::shared_ptr<Store> connect_tcp_store(const Address& address, const StoreOptions& options,
+                                                       Deadline deadline);
+
 }  // namespace tsr

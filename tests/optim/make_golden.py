@@ -11,16 +11,16 @@ import torch
 
 N, STEPS = 6, 5
 CASES = {
-    "sgd_plain": (torch.optim.SGD, dict(lr=0.1)),
-    "sgd_decay": (torch.optim.SGD, dict(lr=0.1, weight_decay=0.05)),
-    "sgd_momentum": (torch.optim.SGD, dict(lr=0.1, momentum=0.9)),
-    "sgd_damped": (torch.optim.SGD, dict(lr=0.1, momentum=0.9, dampening=0.5, weight_decay=0.05)),
-    "sgd_nesterov": (torch.optim.SGD, dict(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.05)),
-    "adam_plain": (torch.optim.Adam, dict(lr=0.01)),
-    "adam_decay": (torch.optim.Adam, dict(lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)),
-    "adam_low_beta1": (torch.optim.Adam, dict(lr=0.01, betas=(0.25, 0.9))),
-    "adamw_default": (torch.optim.AdamW, dict(lr=0.01)),
-    "adamw_decay": (torch.optim.AdamW, dict(lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)),
+    "sgd_plain": (torch.optim.SGD, {"lr": 0.1}),
+    "sgd_decay": (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.05}),
+    "sgd_momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "sgd_damped": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "weight_decay": 0.05}),
+    "sgd_nesterov": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.05}),
+    "adam_plain": (torch.optim.Adam, {"lr": 0.01}),
+    "adam_decay": (torch.optim.Adam, {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}),
+    "adam_low_beta1": (torch.optim.Adam, {"lr": 0.01, "betas": (0.25, 0.9)}),
+    "adamw_default": (torch.optim.AdamW, {"lr": 0.01}),
+    "adamw_decay": (torch.optim.AdamW, {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}),
 }
 
 

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +36,7 @@ struct Model {
     std::vector<OptimizerParam> params() {
         std::vector<OptimizerParam> out;
         for (size_t p = 0; p < values.size(); ++p) {
-            out.push_back({"p" + std::to_string(p), tensor_of(std::span<T>(values[p]), dtype_of<T>),
+            out.push_back({fmt::format("p{}", p), tensor_of(std::span<T>(values[p]), dtype_of<T>),
                            tensor_of(std::span<T>(grads[p]), dtype_of<T>)});
         }
         return out;
@@ -97,13 +98,10 @@ TEST(Adam, DoesWhatPyTorchDoes) {
 TEST(AdamW, DoesWhatPyTorchDoes) {
     expect_golden<Adam>(AdamOptions{.lr = 0.01, .weight_decay = 0.01, .decay = Decay::decoupled},
                         golden::adamw_default);
-    expect_golden<Adam>(AdamOptions{.lr = 0.01,
-                                    .beta1 = 0.8,
-                                    .beta2 = 0.95,
-                                    .eps = 1e-6,
-                                    .weight_decay = 0.1,
-                                    .decay = Decay::decoupled},
-                        golden::adamw_decay);
+    expect_golden<Adam>(
+        AdamOptions{
+            .lr = 0.01, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1, .decay = Decay::decoupled},
+        golden::adamw_decay);
 }
 
 // With a constant gradient g both bias-corrected moments are exact (g and g^2), so each step moves by

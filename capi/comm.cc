@@ -1,0 +1,251 @@
+// tessera/comm.h: communicators, collectives and work.
+#include "tessera/comm.h"
+
+#include "handles.hpp"
+#include "launch/from_environment.hpp"
+
+namespace {
+
+using tsr::Collective;
+using tsr::CommOptions;
+using tsr::Communicator;
+using tsr::Request;
+using tsr::Tensor;
+using tsr::capi::create;
+using tsr::capi::destroy;
+using tsr::capi::guard;
+using tsr::capi::object_of;
+using tsr::capi::required;
+using tsr::capi::tensor_in;
+using tsr::capi::tensors_in;
+
+static_assert(static_cast<int>(tsr::ReduceOp::sum) == TSR_REDUCE_SUM);
+static_assert(static_cast<int>(tsr::ReduceOp::avg) == TSR_REDUCE_AVG);
+static_assert(static_cast<int>(tsr::ReduceOp::min) == TSR_REDUCE_MIN);
+static_assert(static_cast<int>(tsr::ReduceOp::max) == TSR_REDUCE_MAX);
+static_assert(static_cast<int>(tsr::ReduceOp::prod) == TSR_REDUCE_PROD);
+
+tsr_comm_options in_c(const CommOptions& options) {
+    tsr_comm_options result{};
+    result.struct_size = sizeof result;
+    result.timeout_ms = static_cast<int32_t>(options.timeout.count());
+    result.spin_count = options.spin_count;
+    return result;
+}
+
+// The caller's options over `base`; NULL fields keep what `base` has.
+CommOptions options_over(CommOptions base, const tsr_comm_options* options) {
+    const tsr_comm_options given = tsr::capi::options_in(options, in_c(base), "options");
+    base.timeout = tsr::milliseconds{given.timeout_ms};
+    base.spin_count = given.spin_count;
+    if (given.backend != nullptr) base.backend = given.backend;
+    if (given.name != nullptr) base.name = given.name;
+    return base;
+}
+
+void check_stream(const void* stream) {
+    if (stream == nullptr) return;
+    throw tsr::Error(tsr::Code::unsupported, "a CUDA stream was given, but this communicator has no CUDA transport");
+}
+
+// Runs the request, or submits it if the caller wants work.
+void issue(Communicator& comm, const Request& request, tsr_work** work) {
+    if (work == nullptr) return comm.run(request);
+    create(work, [&] { return comm.submit(request); });
+}
+
+// One optional tensor as a list of none or one.
+struct Optional {
+    Tensor tensor;
+    size_t count = 0;
+
+    Optional(const tsr_tensor* from, const char* what) : count(from == nullptr ? 0 : 1) {
+        if (from != nullptr) tensor = tensor_in(from, what);
+    }
+    [[nodiscard]] std::span<const Tensor> list() const { return {&tensor, count}; }
+};
+
+// The common form: at most one input, at most one output.
+void issue(tsr_comm* comm, Collective collective, const tsr_tensor* input, const tsr_tensor* output, tsr_reduce_op op,
+           int32_t peer, int32_t tag, const void* stream, tsr_work** work) {
+    Communicator& object = *object_of(comm, "comm");
+    check_stream(stream);
+    const Optional in(input, "input");
+    const Optional out(output, "output");
+    issue(object, {collective, in.list(), out.list(), static_cast<tsr::ReduceOp>(op), peer, tag, {}}, work);
+}
+
+void issue_list(tsr_comm* comm, Collective collective, const tsr_tensor* input, const tsr_tensor* tensors, size_t n,
+                const char* what, tsr_reduce_op op, int32_t peer, const void* stream, tsr_work** work) {
+    Communicator& object = *object_of(comm, "comm");
+    check_stream(stream);
+    const Optional in(input, "input");
+    const std::vector<Tensor> list = tensors_in(tensors, n, what);
+    issue(object, {collective, in.list(), list, static_cast<tsr::ReduceOp>(op), peer, 0, {}}, work);
+}
+
+}  // namespace
+
+extern "C" {
+
+tsr_status tsr_comm_options_init(tsr_comm_options* options, size_t struct_size) {
+    return guard([&] {
+        const tsr_comm_options defaults = in_c(CommOptions::from_environment());
+        tsr::capi::write_options(options, struct_size, &defaults, sizeof defaults, "options");
+    });
+}
+
+tsr_status tsr_comm_from_env(const tsr_comm_options* options, tsr_comm** out) {
+    return guard([&] {
+        create(out, [&] {
+            return tsr::communicator_from_environment(options_over(CommOptions::from_environment(), options));
+        });
+    });
+}
+
+tsr_status tsr_comm_create(tsr_store* store, int32_t rank, int32_t world_size, const tsr_comm_options* options,
+                           tsr_comm** out) {
+    return guard([&] {
+        create(out, [&] {
+            return Communicator::create(object_of(store, "store"), rank, world_size,
+                                        options_over(CommOptions::from_environment(), options));
+        });
+    });
+}
+
+tsr_status tsr_comm_split(tsr_comm* comm, int32_t color, int32_t key, const tsr_comm_options* options, tsr_comm** out) {
+    return guard([&] {
+        required(out, "out") = nullptr;
+        auto& parent = object_of(comm, "comm");
+        auto group = parent->split(color, key, options_over(parent->options(), options));
+        if (group) create(out, [&] { return std::move(group); });
+    });
+}
+
+tsr_status tsr_comm_finalize(tsr_comm* comm) {
+    return guard([&] { object_of(comm, "comm")->finalize(); });
+}
+
+tsr_status tsr_comm_abort(const tsr_comm* comm, const char* reason) {
+    return guard([&] { object_of(comm, "comm")->abort(reason == nullptr ? "" : reason); });
+}
+
+void tsr_comm_destroy(tsr_comm* comm) { destroy(comm); }
+
+tsr_status tsr_comm_rank(const tsr_comm* comm, int32_t* rank) {
+    return guard([&] { required(rank, "rank") = object_of(comm, "comm")->rank(); });
+}
+
+tsr_status tsr_comm_world_size(const tsr_comm* comm, int32_t* world_size) {
+    return guard([&] { required(world_size, "world_size") = object_of(comm, "comm")->world_size(); });
+}
+
+tsr_status tsr_comm_transport(const tsr_comm* comm, const char** name) {
+    return guard([&] { required(name, "name") = object_of(comm, "comm")->transport().data(); });
+}
+
+tsr_status tsr_comm_error(const tsr_comm* comm, tsr_error** error) {
+    return guard([&] {
+        const auto found = object_of(comm, "comm")->error();
+        required(error, "error") = found ? tsr::capi::detached(*found) : nullptr;
+    });
+}
+
+tsr_status tsr_comm_all_reduce(tsr_comm* comm, const tsr_tensor* tensors, size_t n, tsr_reduce_op op, void* stream,
+                               tsr_work** work) {
+    return guard([&] {
+        issue_list(comm, Collective::all_reduce, nullptr, tensors, n, "tensors", op, -1, stream, work);
+    });
+}
+
+tsr_status tsr_comm_reduce_scatter(tsr_comm* comm, const tsr_tensor* input, const tsr_tensor* output, tsr_reduce_op op,
+                                   void* stream, tsr_work** work) {
+    return guard([&] { issue(comm, Collective::reduce_scatter, input, output, op, -1, 0, stream, work); });
+}
+
+tsr_status tsr_comm_all_gather(tsr_comm* comm, const tsr_tensor* input, const tsr_tensor* output, void* stream,
+                               tsr_work** work) {
+    return guard([&] { issue(comm, Collective::all_gather, input, output, 0, -1, 0, stream, work); });
+}
+
+tsr_status tsr_comm_all_gather_v(tsr_comm* comm, const tsr_tensor* input, const tsr_tensor* outputs, void* stream,
+                                 tsr_work** work) {
+    return guard([&] {
+        const auto n = static_cast<size_t>(object_of(comm, "comm")->world_size());
+        issue_list(comm, Collective::all_gather_v, input, outputs, n, "outputs", 0, -1, stream, work);
+    });
+}
+
+tsr_status tsr_comm_broadcast(tsr_comm* comm, const tsr_tensor* tensors, size_t n, int32_t root, void* stream,
+                              tsr_work** work) {
+    return guard([&] {
+        issue_list(comm, Collective::broadcast, nullptr, tensors, n, "tensors", 0, root, stream, work);
+    });
+}
+
+tsr_status tsr_comm_reduce(tsr_comm* comm, const tsr_tensor* input, const tsr_tensor* output, tsr_reduce_op op,
+                           int32_t root, void* stream, tsr_work** work) {
+    return guard([&] { issue(comm, Collective::reduce, input, output, op, root, 0, stream, work); });
+}
+
+tsr_status tsr_comm_gather(tsr_comm* comm, const tsr_tensor* input, const tsr_tensor* output, int32_t root,
+                           void* stream, tsr_work** work) {
+    return guard([&] { issue(comm, Collective::gather, input, output, 0, root, 0, stream, work); });
+}
+
+tsr_status tsr_comm_scatter(tsr_comm* comm, const tsr_tensor* input, const tsr_tensor* output, int32_t root,
+                            void* stream, tsr_work** work) {
+    return guard([&] { issue(comm, Collective::scatter, input, output, 0, root, 0, stream, work); });
+}
+
+tsr_status tsr_comm_all_to_all(tsr_comm* comm, const tsr_tensor* input, const tsr_tensor* output, void* stream,
+                               tsr_work** work) {
+    return guard([&] { issue(comm, Collective::all_to_all, input, output, 0, -1, 0, stream, work); });
+}
+
+tsr_status tsr_comm_send(tsr_comm* comm, const tsr_tensor* tensor, int32_t peer, int32_t tag, void* stream,
+                         tsr_work** work) {
+    return guard([&] { issue(comm, Collective::send, tensor, nullptr, 0, peer, tag, stream, work); });
+}
+
+tsr_status tsr_comm_recv(tsr_comm* comm, const tsr_tensor* tensor, int32_t peer, int32_t tag, void* stream,
+                         tsr_work** work) {
+    return guard([&] { issue(comm, Collective::recv, nullptr, tensor, 0, peer, tag, stream, work); });
+}
+
+tsr_status tsr_comm_barrier(tsr_comm* comm, tsr_work** work) {
+    return guard([&] { issue(comm, Collective::barrier, nullptr, nullptr, 0, -1, 0, nullptr, work); });
+}
+
+tsr_status tsr_work_wait(const tsr_work* work, int32_t timeout_ms) {
+    return guard([&] {
+        // A work ends by its operation's own deadline; a year is longer than any.
+        const auto patience = timeout_ms < 0 ? tsr::milliseconds{std::chrono::hours{24 * 365}} : tsr::milliseconds{timeout_ms};
+        object_of(work, "work")->wait(tsr::Deadline::in(patience));
+    });
+}
+
+tsr_status tsr_work_test(const tsr_work* work, int32_t* done) {
+    return guard([&] { required(done, "done") = object_of(work, "work")->done() ? 1 : 0; });
+}
+
+tsr_status tsr_work_error(const tsr_work* work, tsr_error** error) {
+    return guard([&] {
+        const auto found = object_of(work, "work")->error();
+        required(error, "error") = found ? tsr::capi::detached(*found) : nullptr;
+    });
+}
+
+tsr_status tsr_work_on_done(const tsr_work* work, tsr_work_fn fn, void* user_data, tsr_destroy_fn destroy_data) {
+    return guard([&] {
+        if (fn == nullptr) throw tsr::Error(tsr::Code::invalid_argument, "fn is NULL");
+        object_of(work, "work")->on_done([fn, user_data, destroy_data](const std::optional<tsr::Error>& error) {
+            fn(error ? static_cast<tsr_status>(error->code()) : TSR_OK, user_data);
+            if (destroy_data != nullptr) destroy_data(user_data);
+        });
+    });
+}
+
+void tsr_work_destroy(tsr_work* work) { destroy(work); }
+
+}  // extern "C"

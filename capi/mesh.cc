@@ -1,0 +1,65 @@
+// tessera/mesh.h: named arrangements of ranks.
+#include "tessera/mesh.h"
+
+#include "handles.hpp"
+
+namespace {
+
+using namespace tsr::capi;
+
+tsr::MeshShape shape_in(const char* const* names, const int32_t* sizes, int32_t ndim) {
+    if (ndim < 1 || ndim > TSR_MAX_NDIM) {
+        throw tsr::Error(tsr::Code::invalid_argument,
+                         fmt::format("a mesh of {} dimensions; 1 to {} are supported", ndim, TSR_MAX_NDIM));
+    }
+    required(names, "names");
+    required(sizes, "sizes");
+    std::vector<std::string> copied;
+    for (int32_t d = 0; d < ndim; ++d) copied.push_back(text(names[d], "a dimension's name"));
+    return {std::move(copied), {sizes, sizes + ndim}};
+}
+
+}  // namespace
+
+tsr::capi::MeshObject::MeshObject(Communicator& comm, MeshShape shape) : mesh(comm, std::move(shape)) {
+    for (int d = 0; d < mesh.shape().ndim(); ++d) {
+        handles.emplace_back(new tsr_comm, &tsr::capi::destroy<tsr_comm>);
+        handles.back()->object = mesh.comm(d);
+    }
+}
+
+extern "C" {
+
+tsr_status tsr_mesh_create(tsr_comm* comm, const char* const* names, const int32_t* sizes, int32_t ndim,
+                           tsr_mesh** out) {
+    return guard([&] {
+        create(out,
+               [&] { return std::make_shared<MeshObject>(*object_of(comm, "comm"), shape_in(names, sizes, ndim)); });
+    });
+}
+
+tsr_status tsr_mesh_ndim(const tsr_mesh* mesh, int32_t* ndim) {
+    return guard([&] { required(ndim, "ndim") = object_of(mesh, "mesh")->mesh.shape().ndim(); });
+}
+
+tsr_status tsr_mesh_dim(const tsr_mesh* mesh, const char* name, int32_t* size, int32_t* coordinate) {
+    return guard([&] {
+        const tsr::DeviceMesh& m = object_of(mesh, "mesh")->mesh;
+        const int dim = m.shape().dim(text(name, "name"));
+        if (size != nullptr) *size = m.shape().size(dim);
+        if (coordinate != nullptr) *coordinate = m.coordinate(dim);
+    });
+}
+
+tsr_status tsr_mesh_comm(const tsr_mesh* mesh, const char* name, tsr_comm** comm) {
+    return guard([&] {
+        tsr_comm*& out = required(comm, "comm");
+        out = nullptr;
+        MeshObject& m = *object_of(mesh, "mesh");
+        out = m.handles[static_cast<size_t>(m.mesh.shape().dim(text(name, "name")))].get();
+    });
+}
+
+void tsr_mesh_destroy(tsr_mesh* mesh) { destroy(mesh); }
+
+}  // extern "C"

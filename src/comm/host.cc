@@ -1,0 +1,113 @@
+#include "comm/host.hpp"
+
+#include <sched.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include <fmt/format.h>
+
+namespace tsr {
+
+namespace {
+
+std::string first_line(const std::string& path) {
+    std::ifstream file(path);
+    std::string line;
+    std::getline(file, line);
+    return line;
+}
+
+uint64_t inode_of(const char* path) {
+    struct stat status {};
+    return ::stat(path, &status) == 0 ? status.st_ino : 0;
+}
+
+// Cores granted by one control group's "cpu.max" ("200000 100000", or "max 100000").
+std::optional<double> quota_of(const std::string& directory) {
+    std::istringstream text(first_line(directory + "/cpu.max"));
+    double quota = 0;
+    double period = 0;
+    if (text >> quota >> period && period > 0) return quota / period;
+    return std::nullopt;
+}
+
+// The smallest quota of this process's control group and those around it, version 2.
+std::optional<double> cgroup_quota() {
+    std::string path = first_line("/proc/self/cgroup");
+    if (path.rfind("0::", 0) != 0) return std::nullopt;
+    path = path.substr(3);
+    std::optional<double> smallest;
+    while (true) {
+        const auto quota = quota_of("/sys/fs/cgroup" + path);
+        if (quota && (!smallest || *quota < *smallest)) smallest = quota;
+        const size_t slash = path.rfind('/');
+        if (slash == std::string::npos || path.empty() || path == "/") break;
+        path.resize(slash);
+    }
+    return smallest;
+}
+
+// The fields of /proc/PID/stat from the third on. The second, the command, is in brackets and may contain anything, so
+// count from the last bracket.
+std::string stat_fields(int64_t pid) {
+    const std::string line = first_line(fmt::format("/proc/{}/stat", pid));
+    const size_t bracket = line.rfind(')');
+    return bracket == std::string::npos ? std::string() : line.substr(bracket + 1);
+}
+
+}  // namespace
+
+std::string host_id() {
+    if (const char* given = std::getenv("TESSERA_HOST_ID"); given != nullptr && *given != '\0') return given;
+    return fmt::format("{}:{}:{}", first_line("/proc/sys/kernel/random/boot_id"), pid_namespace(),
+                       inode_of("/proc/self/ns/net"));
+}
+
+std::string host_name() {
+    char name[65] = {};
+    return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
+}
+
+uint64_t pid_namespace() { return inode_of("/proc/self/ns/pid"); }
+
+bool process_is_stopped(int64_t pid) {
+    const std::string fields = stat_fields(pid);
+    return fields.size() > 1 && (fields[1] == 'T' || fields[1] == 't');
+}
+
+std::optional<uint64_t> process_start_time(int64_t pid) {
+    std::istringstream fields(stat_fields(pid));
+    std::string skipped;
+    for (int field = 3; field < 22; ++field) fields >> skipped;
+    uint64_t start = 0;
+    if (!(fields >> start)) return std::nullopt;
+    return start;
+}
+
+int usable_cores() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    // The call fails where there are more cores than the set holds (1024).
+    int cores = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
+                                                              : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+    if (const auto quota = cgroup_quota()) cores = std::min(cores, static_cast<int>(*quota + 0.5));
+    return std::max(cores, 1);
+}
+
+std::optional<uint64_t> available_memory() {
+    std::ifstream file("/proc/meminfo");
+    std::string name;
+    uint64_t kib = 0;
+    std::string rest;
+    while (file >> name >> kib && std::getline(file, rest)) {
+        if (name == "MemAvailable:") return kib * 1024;
+    }
+    return std::nullopt;
+}
+
+}  // namespace tsr

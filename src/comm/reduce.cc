@@ -1,0 +1,262 @@
+#include "comm/reduce.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "base/error.hpp"
+
+namespace tsr {
+
+namespace {
+
+// Inlined into each kernel, which is compiled once for each instruction set.
+#define TSR_INLINE [[gnu::always_inline]] inline
+
+struct Half {
+    uint16_t bits;
+};
+struct BFloat {
+    uint16_t bits;
+};
+
+// --- conversions, in integer arithmetic without branches on the data, so that the compiler vectorises them
+
+TSR_INLINE float widen(BFloat value) { return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16); }
+
+TSR_INLINE BFloat narrow_bfloat(float value) {
+    const auto bits = std::bit_cast<uint32_t>(value);
+    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const uint32_t quiet_nan = (bits >> 16) | 0x40;
+    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+    return {static_cast<uint16_t>(nan ? quiet_nan : rounded)};
+}
+
+TSR_INLINE float widen(Half value) {
+    const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
+    const uint32_t magnitude = static_cast<uint32_t>(value.bits & 0x7fff) << 13;
+    // Normal numbers: move the exponent's bias from 15 to 127. Subnormals: let the unit normalise them by a subtraction.
+    // Infinities and NaNs: an exponent of all ones.
+    const uint32_t normal = magnitude + (uint32_t{112} << 23);
+    const uint32_t special = magnitude | 0x7f800000 | (magnitude > (uint32_t{31} << 23) ? 0x400000 : 0);
+    const float subnormal = std::bit_cast<float>(magnitude + (uint32_t{113} << 23)) -
+                            std::bit_cast<float>(uint32_t{113} << 23);
+    const uint32_t exponent = magnitude & (uint32_t{31} << 23);
+    const uint32_t finite = exponent == 0 ? std::bit_cast<uint32_t>(subnormal) : normal;
+    return std::bit_cast<float>(sign | (exponent == (uint32_t{31} << 23) ? special : finite));
+}
+
+TSR_INLINE Half narrow_half(float value) {
+    const auto bits = std::bit_cast<uint32_t>(value);
+    const uint32_t sign = (bits >> 16) & 0x8000;
+    const uint32_t magnitude = bits & 0x7fffffff;
+    // Subnormal results: adding 0.5 puts the last bit of a half's subnormal at the last bit of the float, and rounds.
+    const uint32_t small =
+        std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - std::bit_cast<uint32_t>(0.5F);
+    const uint32_t normal = (magnitude - (uint32_t{112} << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+    const uint32_t nan = 0x7e00 | ((magnitude >> 13) & 0x1ff);
+    uint32_t result = magnitude < (uint32_t{113} << 23) ? small : normal;
+    result = magnitude >= 0x47800000 ? 0x7c00 : result;  // 65536 and up; 65520 to there round up to infinity by itself
+    result = magnitude > 0x7f800000 ? nan : result;
+    return {static_cast<uint16_t>(sign | result)};
+}
+
+// --- what each dtype is accumulated in
+
+template <class T>
+struct Element {
+    using Accumulator = T;
+    using Wide = T;  // for avg
+    TSR_INLINE static T load(T value) { return value; }
+    TSR_INLINE static T store(T value) { return value; }
+};
+template <>
+struct Element<Half> {
+    using Accumulator = float;
+    using Wide = float;
+    TSR_INLINE static float load(Half value) { return widen(value); }
+    TSR_INLINE static Half store(float value) { return narrow_half(value); }
+};
+template <>
+struct Element<BFloat> {
+    using Accumulator = float;
+    using Wide = float;
+    TSR_INLINE static float load(BFloat value) { return widen(value); }
+    TSR_INLINE static BFloat store(float value) { return narrow_bfloat(value); }
+};
+
+template <class T>
+using WideOf = std::conditional_t<
+    std::is_integral_v<T>,
+    std::conditional_t<(sizeof(T) < 4), int32_t, std::conditional_t<(sizeof(T) < 8), int64_t, __int128>>,
+    typename Element<T>::Wide>;
+
+// --- operations on accumulators
+
+struct Sum {
+    template <class A>
+    TSR_INLINE static A apply(A a, A b) {
+        if constexpr (std::is_floating_point_v<A> || sizeof(A) > 8) {
+            return a + b;
+        } else {
+            using U = std::make_unsigned_t<A>;  // wraps
+            return static_cast<A>(static_cast<U>(a) + static_cast<U>(b));
+        }
+    }
+};
+struct Prod {
+    template <class A>
+    TSR_INLINE static A apply(A a, A b) {
+        if constexpr (std::is_floating_point_v<A>) {
+            return a * b;
+        } else {
+            using U = std::conditional_t<(sizeof(A) < 4), uint32_t, std::make_unsigned_t<A>>;
+            return static_cast<A>(static_cast<U>(a) * static_cast<U>(b));
+        }
+    }
+};
+// A NaN wins: from `a` since no comparison with it is true, from `b` by the second test.
+struct Min {
+    template <class A>
+    TSR_INLINE static A apply(A a, A b) {
+        if constexpr (std::is_floating_point_v<A>) return (b < a) | (b != b) ? b : a;
+        else return b < a ? b : a;
+    }
+};
+struct Max {
+    template <class A>
+    TSR_INLINE static A apply(A a, A b) {
+        if constexpr (std::is_floating_point_v<A>) return (b > a) | (b != b) ? b : a;
+        else return b > a ? b : a;
+    }
+};
+
+// --- kernels
+
+using Inputs = std::span<const std::byte* const>;
+
+template <class T>
+TSR_INLINE const T* typed(const std::byte* data) {
+    return reinterpret_cast<const T*>(data);
+}
+
+// A fixed number of inputs in one pass, without memory for the accumulators.
+template <class T, class Op, size_t N>
+TSR_INLINE void reduce_fixed(T* out, Inputs inputs, size_t count) {
+    std::array<const T*, N> in{};
+    for (size_t k = 0; k < N; ++k) in[k] = typed<T>(inputs[k]);
+#pragma GCC ivdep  // `out` may be an input, but then element by element
+    for (size_t i = 0; i < count; ++i) {
+        auto sum = Element<T>::load(in[0][i]);
+#pragma GCC unroll 8
+        for (size_t k = 1; k < N; ++k) sum = Op::apply(sum, Element<T>::load(in[k][i]));
+        out[i] = Element<T>::store(sum);
+    }
+}
+
+// Any number of inputs, a block at a time, whose accumulators stay in the first-level cache.
+template <class T, class Op, bool average>
+TSR_INLINE void reduce_blocks(T* out, Inputs inputs, size_t count) {
+    using A = std::conditional_t<average, WideOf<T>, typename Element<T>::Accumulator>;
+    constexpr size_t block = 2048;
+    alignas(64) std::array<A, block> sums;
+    for (size_t begin = 0; begin < count; begin += block) {
+        const size_t n = std::min(block, count - begin);
+        const T* first = typed<T>(inputs[0]) + begin;
+        for (size_t i = 0; i < n; ++i) sums[i] = static_cast<A>(Element<T>::load(first[i]));
+        for (size_t k = 1; k < inputs.size(); ++k) {
+            const T* in = typed<T>(inputs[k]) + begin;
+            for (size_t i = 0; i < n; ++i) sums[i] = Op::apply(sums[i], static_cast<A>(Element<T>::load(in[i])));
+        }
+        T* to = out + begin;
+        if constexpr (average) {
+            const A ranks = static_cast<A>(inputs.size());
+            for (size_t i = 0; i < n; ++i) {
+                to[i] = Element<T>::store(static_cast<typename Element<T>::Accumulator>(sums[i] / ranks));
+            }
+        } else {
+            for (size_t i = 0; i < n; ++i) to[i] = Element<T>::store(sums[i]);
+        }
+    }
+}
+
+template <class T, class Op, bool average>
+TSR_INLINE void body(std::byte* out_bytes, Inputs inputs, size_t count) {
+    T* out = reinterpret_cast<T*>(out_bytes);
+    if constexpr (!average) {
+        switch (inputs.size()) {
+            case 2: return reduce_fixed<T, Op, 2>(out, inputs, count);
+            case 3: return reduce_fixed<T, Op, 3>(out, inputs, count);
+            case 4: return reduce_fixed<T, Op, 4>(out, inputs, count);
+            case 8: return reduce_fixed<T, Op, 8>(out, inputs, count);
+            default: break;
+        }
+    }
+    reduce_blocks<T, Op, average>(out, inputs, count);
+}
+
+using Kernel = void (*)(std::byte*, Inputs, size_t);
+
+template <class T, class Op, bool average>
+void plain_kernel(std::byte* out, Inputs inputs, size_t count) {
+    body<T, Op, average>(out, inputs, count);
+}
+
+#if defined(__x86_64__)
+template <class T, class Op, bool average>
+[[gnu::target("avx2")]] void avx2_kernel(std::byte* out, Inputs inputs, size_t count) {
+    body<T, Op, average>(out, inputs, count);
+}
+#endif
+
+template <class T, class Op, bool average = false>
+Kernel best_kernel() {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) return avx2_kernel<T, Op, average>;
+#endif
+    return plain_kernel<T, Op, average>;
+}
+
+template <class T>
+Kernel kernel_of(ReduceOp op) {
+    switch (op) {
+        case ReduceOp::sum: return best_kernel<T, Sum>();
+        case ReduceOp::avg: return best_kernel<T, Sum, true>();
+        case ReduceOp::min: return best_kernel<T, Min>();
+        case ReduceOp::max: return best_kernel<T, Max>();
+        case ReduceOp::prod: return best_kernel<T, Prod>();
+        case ReduceOp::none: break;
+    }
+    throw Error(Code::internal, "no such reduction");
+}
+
+Kernel kernel_of(DType dtype, ReduceOp op) {
+    switch (dtype) {
+        case DType::f16: return kernel_of<Half>(op);
+        case DType::bf16: return kernel_of<BFloat>(op);
+        case DType::f32: return kernel_of<float>(op);
+        case DType::f64: return kernel_of<double>(op);
+        case DType::i8: return kernel_of<int8_t>(op);
+        case DType::u8: return kernel_of<uint8_t>(op);
+        case DType::i32: return kernel_of<int32_t>(op);
+        case DType::i64: return kernel_of<int64_t>(op);
+        default: break;
+    }
+    throw Error(Code::internal, "a dtype that cannot be reduced");
+}
+
+}  // namespace
+
+void reduce(std::byte* out, std::span<const std::byte* const> inputs, size_t count, DType dtype, ReduceOp op) {
+    if (count == 0) return;
+    if (inputs.size() == 1) {
+        if (out != inputs[0]) std::memcpy(out, inputs[0], count * size_of(dtype));
+        return;
+    }
+    kernel_of(dtype, op)(out, inputs, count);
+}
+
+}  // namespace tsr

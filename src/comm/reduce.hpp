@@ -1,0 +1,18 @@
+// Reduction kernels: out[i] = in[0][i] op in[1][i] op ... in exactly this order, so that the same inputs give the same
+// bits wherever and whenever. f16 and bf16 are accumulated in f32 and rounded once, to nearest even; avg divides the
+// sum by the number of inputs at the end (integers in a wider type, truncated towards zero); integer sum and prod wrap.
+// min and max pass a NaN of any input on; of zeros with different signs either may be taken, but the same everywhere.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "comm/request.hpp"
+#include "tensor/dtype.hpp"
+
+namespace tsr {
+
+// All pointers are aligned to the element. `out` may be one of the inputs; otherwise it overlaps none.
+void reduce(std::byte* out, std::span<const std::byte* const> inputs, size_t count, DType dtype, ReduceOp op);
+
+}  // namespace tsr

@@ -1,0 +1,217 @@
+#include "comm/rendezvous.hpp"
+
+#include <fmt/format.h>
+#include <openssl/rand.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "base/error.hpp"
+#include "comm/host.hpp"
+
+namespace tsr {
+
+namespace {
+
+static_assert(std::is_trivially_copyable_v<Peer>);
+
+// The first byte of a value: what it is.
+constexpr char peer_kind = 'P';
+constexpr char gave_up_kind = 'G';
+constexpr char error_kind = 'E';
+
+// What a rank that failed still allows itself, to tell the others.
+constexpr milliseconds farewell{2000};
+
+template <size_t N>
+void copy_text(std::array<char, N>& to, const std::string& from) {
+    std::memcpy(to.data(), from.data(), std::min(from.size(), N - 1));
+}
+
+std::string key_of(int rank) { return fmt::format("peer/{}", rank); }
+
+std::string packed(const Peer& peer) {
+    std::string value(1, peer_kind);
+    return value.append(reinterpret_cast<const char*>(&peer), sizeof peer);
+}
+
+Peer unpacked(std::string_view bytes, int rank) {
+    Peer peer;
+    if (bytes.size() != sizeof peer) {
+        throw Error(Code::version, fmt::format("rank {} uses another version of Tessera: its record has {} bytes, not {}",
+                                               rank, bytes.size(), sizeof peer));
+    }
+    std::memcpy(&peer, bytes.data(), sizeof peer);
+    if (peer.magic != Peer::current_magic || peer.rank != rank) {
+        throw Error(Code::version, fmt::format("rank {} uses another version of Tessera", rank));
+    }
+    peer.host_id.back() = peer.host_name.back() = peer.backend.back() = '\0';
+    return peer;
+}
+
+std::vector<int> missing_ranks(Store& store, int world_size) {
+    std::vector<int> missing;
+    for (int rank = 0; rank < world_size; ++rank) {
+        const auto value = store.get(key_of(rank), Deadline::in(farewell));
+        if (!value || value->empty() || value->front() != peer_kind) missing.push_back(rank);
+    }
+    return missing;
+}
+
+Error timeout_error(Store& store, const Peer& own) {
+    std::vector<int> missing;
+    try {
+        missing = missing_ranks(store, own.world_size);
+    } catch (const Error&) {
+        // The store does not answer either; the message says less.
+    }
+    const std::string who = missing.empty() ? "the others" : name_ranks(missing);
+    return Error(Code::timeout,
+                 fmt::format("rank {}: {} did not join the communicator of {} ranks in time. Look at the logs of those "
+                             "that are missing, check that each rank number is used once and that all use one store, "
+                             "or raise timeout_ms",
+                             own.rank, who, own.world_size))
+        .with_rank(own.rank)
+        .with_peer(missing.size() == 1 ? missing[0] : -1)
+        .with_operation("create")
+        .retry_may_help();
+}
+
+// Rank 0's part: collects all records. Throws what every rank shall throw.
+std::vector<Peer> collect(Store& store, const Peer& own, Deadline deadline) {
+    std::vector<Peer> peers{own};
+    for (int rank = 1; rank < own.world_size; ++rank) {
+        std::string value;
+        try {
+            value = store.wait(key_of(rank), deadline);
+        } catch (const Error& e) {
+            if (e.code() != Code::timeout) throw;
+            throw timeout_error(store, own).caused_by(e);
+        }
+        if (value.empty() || value.front() != peer_kind) {
+            throw Error(Code::timeout, fmt::format("rank {} gave up joining the communicator before all had come", rank))
+                .with_peer(rank)
+                .with_operation("create")
+                .retry_may_help();
+        }
+        peers.push_back(unpacked(std::string_view(value).substr(1), rank));
+        if (peers.back().world_size != own.world_size) {
+            throw Error(Code::mismatch, fmt::format("rank {} joins a communicator of {} ranks, rank 0 one of {}", rank,
+                                                    peers.back().world_size, own.world_size))
+                .with_peer(rank)
+                .with_operation("create");
+        }
+    }
+    return peers;
+}
+
+std::vector<Peer> lead(Store& store, const Peer& own, Deadline deadline) {
+    try {
+        const std::vector<Peer> peers = collect(store, own, deadline);
+        std::string all(1, peer_kind);
+        all.append(reinterpret_cast<const char*>(peers.data()), peers.size() * sizeof(Peer));
+        store.set("all", all, deadline);
+        return peers;
+    } catch (const Error& e) {
+        try {
+            store.set("all", fmt::format("{}{} {}", error_kind, static_cast<int>(e.code()), e.what()),
+                      Deadline::in(farewell));
+        } catch (const Error&) {
+            // The others come to their own deadline.
+        }
+        throw;
+    }
+}
+
+std::vector<Peer> follow(Store& store, const Peer& own, Deadline deadline) {
+    store.set(key_of(own.rank), packed(own), deadline);
+    std::string all;
+    try {
+        all = store.wait("all", deadline);
+    } catch (const Error& e) {
+        const Error told = e.code() == Code::timeout ? timeout_error(store, own).caused_by(e) : e;
+        try {
+            store.set(key_of(own.rank), std::string(1, gave_up_kind), Deadline::in(farewell));
+        } catch (const Error&) {
+            // Rank 0 will find out when it connects.
+        }
+        throw told;
+    }
+    if (!all.empty() && all.front() == error_kind) {
+        size_t used = 0;
+        const int code = std::stoi(all.substr(1), &used);
+        throw Error(static_cast<Code>(code), all.substr(1 + used + 1)).with_rank(own.rank).with_operation("create");
+    }
+    if (all.size() != 1 + sizeof(Peer) * static_cast<size_t>(own.world_size)) {
+        throw Error(Code::mismatch, fmt::format("rank {} joins a communicator of {} ranks; rank 0's list has {} bytes",
+                                                own.rank, own.world_size, all.size()))
+            .with_operation("create");
+    }
+    std::vector<Peer> peers;
+    for (int rank = 0; rank < own.world_size; ++rank) {
+        peers.push_back(unpacked(std::string_view(all).substr(1 + sizeof(Peer) * static_cast<size_t>(rank), sizeof(Peer)),
+                                 rank));
+    }
+    return peers;
+}
+
+}  // namespace
+
+Nonce random_nonce() {
+    Nonce nonce{};
+    if (RAND_bytes(reinterpret_cast<unsigned char*>(nonce.data()), sizeof nonce) != 1) {
+        throw Error(Code::internal, "the random generator of OpenSSL has failed");
+    }
+    return nonce;
+}
+
+std::string hex(const Nonce& nonce) { return fmt::format("{:016x}{:016x}", nonce[0], nonce[1]); }
+
+std::string name_ranks(const std::vector<int>& ranks) {
+    constexpr size_t shown = 8;
+    if (ranks.size() == 1) return fmt::format("rank {}", ranks[0]);
+    std::string text = "ranks ";
+    for (size_t i = 0; i < std::min(ranks.size(), shown); ++i) {
+        const bool last = i + 1 == ranks.size();
+        text += (i == 0 ? "" : last ? " and " : ", ") + std::to_string(ranks[i]);
+    }
+    if (ranks.size() > shown) text += fmt::format(" and {} more", ranks.size() - shown);
+    return text;
+}
+
+Peer make_peer(int rank, int world_size, const CommOptions& options, const Endpoint& endpoint) {
+    Peer peer;
+    peer.rank = rank;
+    peer.world_size = world_size;
+    peer.pid = ::getpid();
+    peer.start_time = process_start_time(peer.pid).value_or(0);
+    peer.pid_namespace = pid_namespace();
+    peer.endpoint = endpoint.name();
+    copy_text(peer.host_id, host_id());
+    copy_text(peer.host_name, host_name());
+    copy_text(peer.backend, options.backend);
+    return peer;
+}
+
+std::vector<Peer> exchange_peers(Store& store, const Peer& own, Deadline deadline) {
+    return own.rank == 0 ? lead(store, own, deadline) : follow(store, own, deadline);
+}
+
+void forget_peers(Store& store, const Peer& own) noexcept {
+    try {
+        store.erase(own.rank == 0 ? "all" : key_of(own.rank), Deadline::in(farewell));
+    } catch (...) {
+        // A key that stays costs a few bytes of the store; its name is never used again.
+    }
+}
+
+std::shared_ptr<Store> next_communicator(const std::shared_ptr<Store>& store, int rank, const std::string& name,
+                                         Deadline deadline) {
+    // Each rank counts the communicators that it has joined under this name; all count alike, failed attempts included.
+    const int64_t generation = store->add(fmt::format("comm/{}/joined/{}", name, rank), 1, deadline);
+    return prefixed(store, fmt::format("comm/{}/{}/", name, generation));
+}
+
+}  // namespace tsr

@@ -1,0 +1,79 @@
+// How the ranks of a new communicator learn of each other: each publishes one Peer record and gets everybody's.
+// The records of a communicator made from a store go through the store (rank 0 collects and publishes the list); those
+// of a split go through the parent communicator. Keys are unique to one communicator and erased when it stands.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "comm/communicator.hpp"
+#include "comm/endpoint.hpp"
+#include "store/store.hpp"
+
+namespace tsr {
+
+// 128 random bits.
+using Nonce = std::array<uint64_t, 2>;
+[[nodiscard]] Nonce random_nonce();
+[[nodiscard]] std::string hex(const Nonce& nonce);
+
+// What a rank tells of itself. Plain bytes of a fixed size, so that it goes through a store and an all-gather alike.
+struct Peer {
+    static constexpr uint64_t current_magic = 0x3130'5245'4550'5354;  // "TSPEER01"
+    uint64_t magic = current_magic;
+    int32_t rank = 0;
+    int32_t world_size = 0;
+    int32_t color = 0;  // of a split
+    int32_t key = 0;
+    int64_t pid = 0;
+    uint64_t start_time = 0;  // of the process, so that a pid used again is not taken for it
+    uint64_t pid_namespace = 0;
+    Nonce endpoint{};  // of the rank: names the socket on which it hands over memory
+    std::array<char, 128> host_id{};  // ranks with equal host ids reach each other's memory
+    std::array<char, 64> host_name{};
+    std::array<char, 64> backend{};
+
+    // Ranks that are threads of one process.
+    [[nodiscard]] bool same_process(const Peer& other) const {
+        return pid == other.pid && start_time == other.start_time && pid_namespace == other.pid_namespace &&
+               same_host(other);
+    }
+    [[nodiscard]] bool same_host(const Peer& other) const { return host_id == other.host_id; }
+};
+
+// What a transport is made from.
+struct Bootstrap {
+    int rank = 0;
+    std::vector<Peer> peers;  // in rank order, this rank among them
+    Endpoint endpoint;        // this rank's socket, listening since before its Peer record was published
+    std::shared_ptr<Store> store;  // keys unique to this communicator; for transports that must exchange more
+    CommOptions options;
+    Deadline deadline;
+
+    [[nodiscard]] int world_size() const { return static_cast<int>(peers.size()); }
+    [[nodiscard]] const Peer& self() const { return peers[static_cast<size_t>(rank)]; }
+};
+
+// This process and host, and a fresh endpoint.
+[[nodiscard]] Peer make_peer(int rank, int world_size, const CommOptions& options, const Endpoint& endpoint);
+
+// Collective. Throws TIMEOUT naming the ranks that did not come, INVALID_ARGUMENT or MISMATCH on every rank if the
+// ranks disagree on the world size. `store` has keys of this communicator only.
+[[nodiscard]] std::vector<Peer> exchange_peers(Store& store, const Peer& own, Deadline deadline);
+
+// Called when all ranks have what they need: erases this rank's keys.
+void forget_peers(Store& store, const Peer& own) noexcept;
+
+// A view of `store` for the communicator that the ranks create next under this name.
+[[nodiscard]] std::shared_ptr<Store> next_communicator(const std::shared_ptr<Store>& store, int rank,
+                                                       const std::string& name, Deadline deadline);
+
+// "rank 3", "ranks 1, 2 and 5", "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 20 more"
+[[nodiscard]] std::string name_ranks(const std::vector<int>& ranks);
+
+}  // namespace tsr

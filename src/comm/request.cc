@@ -1,0 +1,311 @@
+#include "comm/request.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.hpp"
+
+namespace tsr {
+
+std::string_view name_of(Collective collective) {
+    switch (collective) {
+        case Collective::barrier: return "barrier";
+        case Collective::all_reduce: return "all_reduce";
+        case Collective::reduce_scatter: return "reduce_scatter";
+        case Collective::all_gather: return "all_gather";
+        case Collective::all_gather_v: return "all_gather_v";
+        case Collective::broadcast: return "broadcast";
+        case Collective::reduce: return "reduce";
+        case Collective::gather: return "gather";
+        case Collective::scatter: return "scatter";
+        case Collective::all_to_all: return "all_to_all";
+        case Collective::send: return "send";
+        case Collective::recv: return "recv";
+        case Collective::allocate: return "allocate";
+    }
+    return "unknown operation";
+}
+
+std::string_view name_of(ReduceOp op) {
+    switch (op) {
+        case ReduceOp::none: return "none";
+        case ReduceOp::sum: return "sum";
+        case ReduceOp::avg: return "avg";
+        case ReduceOp::min: return "min";
+        case ReduceOp::max: return "max";
+        case ReduceOp::prod: return "prod";
+    }
+    return "unknown op";
+}
+
+namespace {
+
+bool reduces(Collective c) {
+    return c == Collective::all_reduce || c == Collective::reduce_scatter || c == Collective::reduce;
+}
+
+bool has_root(Collective c) {
+    return c == Collective::broadcast || c == Collective::reduce || c == Collective::gather || c == Collective::scatter;
+}
+
+template <class... Args>
+[[noreturn]] void refuse(const Request& request, fmt::format_string<Args...> format, Args&&... args) {
+    throw Error(Code::invalid_argument, fmt::format("{}: {}", name_of(request.collective),
+                                                    fmt::format(format, std::forward<Args>(args)...)))
+        .with_operation(std::string(name_of(request.collective)));
+}
+
+const Tensor& only(const Request& request, std::span<const Tensor> list, const char* what) {
+    if (list.size() != 1) refuse(request, "needs one {} tensor, got {}", what, list.size());
+    return list[0];
+}
+
+void check_tensor(const Request& request, const Tensor& tensor, const char* what, size_t index) {
+    if (!is_known(tensor.dtype)) {
+        refuse(request, "{}[{}] has the unknown dtype {}", what, index, static_cast<int>(tensor.dtype));
+    }
+    if (tensor.device.type != DeviceType::cpu) {
+        throw Error(Code::unsupported,
+                    fmt::format("{}: {}[{}] is on a CUDA device; this communicator has no transport for it",
+                                name_of(request.collective), what, index));
+    }
+    if (tensor.data == nullptr && tensor.numel() > 0) refuse(request, "{}[{}] has no data", what, index);
+    if (reinterpret_cast<uintptr_t>(tensor.data) % size_of(tensor.dtype) != 0) {
+        refuse(request, "{}[{}] is not aligned to its {} elements", what, index, name_of(tensor.dtype));
+    }
+}
+
+void check_same_dtype(const Request& request, DType a, DType b) {
+    if (a != b) refuse(request, "tensors of different dtypes, {} and {}", name_of(a), name_of(b));
+}
+
+// Input and output may share memory only as the same part of it.
+void check_overlap(const Request& request, const Tensor& input, const Tensor& output, size_t allowed_offset,
+                   bool may_alias) {
+    const auto in = reinterpret_cast<uintptr_t>(input.data);
+    const auto out = reinterpret_cast<uintptr_t>(output.data);
+    if (input.size_bytes() == 0 || output.size_bytes() == 0) return;
+    if (in + input.size_bytes() <= out || out + output.size_bytes() <= in) return;
+    const size_t offset = input.size_bytes() > output.size_bytes() ? out - in : in - out;
+    if (may_alias && offset == allowed_offset) return;
+    refuse(request, "input and output overlap");
+}
+
+void check_counts(const Request& request, const Tensor& whole, const char* whole_name, const Tensor& part,
+                  const char* part_name, int world_size) {
+    if (whole.numel() != part.numel() * world_size) {
+        refuse(request, "{} has {} elements; {} ranks times the {}'s {} make {}", whole_name, whole.numel(), world_size,
+               part_name, part.numel(), part.numel() * world_size);
+    }
+}
+
+}  // namespace
+
+void validate(const Request& request, int rank, int world_size) {
+    const Collective c = request.collective;
+    for (size_t i = 0; i < request.inputs.size(); ++i) check_tensor(request, request.inputs[i], "input", i);
+    for (size_t i = 0; i < request.outputs.size(); ++i) check_tensor(request, request.outputs[i], "output", i);
+    if (has_root(c) && (request.peer < 0 || request.peer >= world_size)) {
+        refuse(request, "root {} is not a rank; there are {}", request.peer, world_size);
+    }
+    if (is_point_to_point(c)) {
+        if (request.peer < 0 || request.peer >= world_size) {
+            refuse(request, "peer {} is not a rank; there are {}", request.peer, world_size);
+        }
+        if (request.peer == rank) refuse(request, "rank {} cannot be its own peer", rank);
+        if (request.tag < 0) refuse(request, "tag {} is negative", request.tag);
+    }
+    if (reduces(c)) {
+        if (request.op < ReduceOp::sum || request.op > ReduceOp::prod) {
+            refuse(request, "unknown reduction {}", static_cast<int>(request.op));
+        }
+        for (const auto list : {request.inputs, request.outputs}) {
+            for (const Tensor& tensor : list) {
+                if (!can_reduce(tensor.dtype)) refuse(request, "{} cannot be reduced", name_of(tensor.dtype));
+            }
+        }
+    }
+    const bool is_root = rank == request.peer;
+    const auto own_part = [&](const Tensor& part) { return part.size_bytes() * static_cast<size_t>(rank); };
+    switch (c) {
+        case Collective::barrier:
+        case Collective::allocate: return;
+        case Collective::all_reduce:
+        case Collective::broadcast:
+            for (const Tensor& tensor : request.outputs) {
+                check_same_dtype(request, request.outputs[0].dtype, tensor.dtype);
+            }
+            return;
+        case Collective::reduce_scatter: {
+            const Tensor& in = only(request, request.inputs, "input");
+            const Tensor& out = only(request, request.outputs, "output");
+            check_same_dtype(request, in.dtype, out.dtype);
+            check_counts(request, in, "input", out, "output", world_size);
+            return check_overlap(request, in, out, own_part(out), true);
+        }
+        case Collective::all_gather: {
+            const Tensor& in = only(request, request.inputs, "input");
+            const Tensor& out = only(request, request.outputs, "output");
+            check_same_dtype(request, in.dtype, out.dtype);
+            check_counts(request, out, "output", in, "input", world_size);
+            return check_overlap(request, in, out, own_part(in), true);
+        }
+        case Collective::all_gather_v: {
+            const Tensor& in = only(request, request.inputs, "input");
+            if (request.outputs.size() != static_cast<size_t>(world_size)) {
+                refuse(request, "needs one output a rank, {}, got {}", world_size, request.outputs.size());
+            }
+            for (size_t r = 0; r < request.outputs.size(); ++r) {
+                check_same_dtype(request, in.dtype, request.outputs[r].dtype);
+                check_overlap(request, in, request.outputs[r], 0, r == static_cast<size_t>(rank));
+            }
+            const int64_t expected = request.outputs[static_cast<size_t>(rank)].numel();
+            if (in.numel() != expected) {
+                refuse(request, "input has {} elements, but outputs[{}] {}", in.numel(), rank, expected);
+            }
+            return;
+        }
+        case Collective::reduce: {
+            const Tensor& in = only(request, request.inputs, "input");
+            if (!is_root) return;
+            const Tensor& out = only(request, request.outputs, "output");
+            check_same_dtype(request, in.dtype, out.dtype);
+            if (in.numel() != out.numel()) {
+                refuse(request, "input has {} elements, output {}", in.numel(), out.numel());
+            }
+            return check_overlap(request, in, out, 0, true);
+        }
+        case Collective::gather: {
+            const Tensor& in = only(request, request.inputs, "input");
+            if (!is_root) return;
+            const Tensor& out = only(request, request.outputs, "output");
+            check_same_dtype(request, in.dtype, out.dtype);
+            check_counts(request, out, "output", in, "input", world_size);
+            return check_overlap(request, in, out, own_part(in), true);
+        }
+        case Collective::scatter: {
+            const Tensor& out = only(request, request.outputs, "output");
+            if (!is_root) return;
+            const Tensor& in = only(request, request.inputs, "input");
+            check_same_dtype(request, in.dtype, out.dtype);
+            check_counts(request, in, "input", out, "output", world_size);
+            return check_overlap(request, in, out, own_part(out), true);
+        }
+        case Collective::all_to_all: {
+            const Tensor& in = only(request, request.inputs, "input");
+            const Tensor& out = only(request, request.outputs, "output");
+            check_same_dtype(request, in.dtype, out.dtype);
+            if (in.numel() != out.numel()) {
+                refuse(request, "input has {} elements, output {}", in.numel(), out.numel());
+            }
+            if (in.numel() % world_size != 0) {
+                refuse(request, "{} elements cannot be divided by {} ranks", in.numel(), world_size);
+            }
+            return check_overlap(request, in, out, 0, false);
+        }
+        case Collective::send: only(request, request.inputs, "input"); return;
+        case Collective::recv: only(request, request.outputs, "output"); return;
+    }
+    refuse(request, "unknown operation {}", static_cast<int>(c));
+}
+
+uint64_t Operation::size_bytes() const {
+    const auto type = static_cast<DType>(dtype);
+    return is_known(type) ? count * size_of(type) : 0;
+}
+
+Operation operation_of(const Request& request) {
+    Operation result;
+    result.collective = request.collective;
+    if (reduces(request.collective)) result.op = request.op;
+    if (has_root(request.collective) || is_point_to_point(request.collective)) result.peer = request.peer;
+    if (is_point_to_point(request.collective)) result.tag = request.tag;
+    const auto told = [&](std::span<const Tensor> list) {
+        result.tensors = static_cast<uint32_t>(list.size());
+        for (const Tensor& tensor : list) result.count += static_cast<uint64_t>(tensor.numel());
+        if (!list.empty()) result.dtype = static_cast<int32_t>(list[0].dtype);
+    };
+    switch (request.collective) {
+        case Collective::barrier:
+        case Collective::allocate: break;
+        case Collective::all_reduce:
+        case Collective::all_gather_v:
+        case Collective::broadcast:
+        case Collective::scatter:
+        case Collective::recv: told(request.outputs); break;
+        default: told(request.inputs); break;
+    }
+    const size_t label = std::min(request.label.size(), result.label.size() - 1);
+    std::memcpy(result.label.data(), request.label.data(), label);
+    return result;
+}
+
+uint64_t fingerprint_of(const Request& request, const Operation& operation) {
+    uint64_t hash = 0x9e3779b97f4a7c15;
+    const auto mix = [&hash](uint64_t word) {
+        hash = (hash ^ word) * 0xff51afd7ed558ccd;
+        hash ^= hash >> 32;
+    };
+    mix(static_cast<uint64_t>(operation.collective) << 48 | static_cast<uint64_t>(operation.op) << 40 |
+        static_cast<uint64_t>(operation.dtype) << 32 | static_cast<uint32_t>(operation.peer));
+    mix(operation.count);
+    mix(operation.tensors);
+    if (operation.tensors > 1) {
+        for (const Tensor& tensor : request.outputs) mix(static_cast<uint64_t>(tensor.numel()));
+    }
+    return hash;
+}
+
+std::string describe(const Operation& operation) {
+    std::string text(name_of(operation.collective));
+    if (operation.collective == Collective::barrier) return text;
+    if (operation.collective == Collective::allocate) return text + fmt::format(" of {} bytes", operation.count);
+    const auto dtype = static_cast<DType>(operation.dtype);
+    text += fmt::format(" of {} {}", operation.count, is_known(dtype) ? name_of(dtype) : "elements");
+    if (operation.tensors != 1) text += fmt::format(" in {} tensors", operation.tensors);
+    if (operation.op != ReduceOp::none) text += fmt::format(" ({})", name_of(operation.op));
+    if (has_root(operation.collective)) text += fmt::format(" with root {}", operation.peer);
+    if (operation.collective == Collective::send) text += fmt::format(" to rank {}", operation.peer);
+    if (operation.collective == Collective::recv) text += fmt::format(" from rank {}", operation.peer);
+    if (is_point_to_point(operation.collective)) text += fmt::format(" with tag {}", operation.tag);
+    return text;
+}
+
+namespace {
+
+std::string human_size(uint64_t bytes) {
+    if (bytes < 1024) return fmt::format("{} B", bytes);
+    if (bytes < (uint64_t{1} << 20)) return fmt::format("{:.1f} KiB", static_cast<double>(bytes) / 1024);
+    if (bytes < (uint64_t{1} << 30)) return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
+    return fmt::format("{:.1f} GiB", static_cast<double>(bytes) / (1 << 30));
+}
+
+}  // namespace
+
+std::string headline(const Operation& operation, uint64_t sequence) {
+    std::string text = fmt::format("{} #{}", name_of(operation.collective), sequence);
+    std::string detail(operation.label.data(), strnlen(operation.label.data(), operation.label.size()));
+    if (is_point_to_point(operation.collective)) {
+        if (!detail.empty()) detail += ", ";
+        detail += fmt::format("{} rank {}, tag {}", operation.collective == Collective::send ? "to" : "from",
+                              operation.peer, operation.tag);
+    }
+    if (operation.dtype != 0) detail += (detail.empty() ? "" : ", ") + human_size(operation.size_bytes());
+    return detail.empty() ? text : fmt::format("{} ({})", text, detail);
+}
+
+OwnedRequest::OwnedRequest(const Request& request)
+    : fields_(request),
+      inputs_(request.inputs.begin(), request.inputs.end()),
+      outputs_(request.outputs.begin(), request.outputs.end()) {}
+
+Request OwnedRequest::view() const {
+    Request result = fields_;
+    result.inputs = inputs_;
+    result.outputs = outputs_;
+    return result;
+}
+
+}  // namespace tsr

@@ -1,0 +1,117 @@
+// What lies in the memory that the ranks of a communicator share on one host.
+//
+//   Header | RankPage x n | staging x n | channels n x n
+//
+// A staging area has two halves, each of an input and a result part; which half is in use goes by the parity of the
+// synchronisation point (see ShmTransport). channel(i, j) carries messages from rank i to rank j. Every word in here can
+// be scribbled on by a peer: it is copied once, then checked, before it serves as an address or a length.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/request.hpp"
+
+namespace tsr::shm {
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+
+inline constexpr size_t cache_line = 64;
+inline constexpr size_t page_size = 4096;
+
+// Where sleepers wait. A waker changes `rings` and calls the kernel only if somebody sleeps.
+struct alignas(cache_line) Bell {
+    std::atomic<uint32_t> rings;
+    std::atomic<uint32_t> sleepers;
+};
+
+// A place in a buffer of the communicator; buffer 0: in none.
+struct Location {
+    uint64_t buffer;
+    uint64_t offset;
+};
+
+// What a rank shows to its peers at a synchronisation point. `stamp` is stored last and tells that the rest is there.
+struct alignas(2 * cache_line) Arrival {
+    static constexpr size_t payload_size = 48;
+    std::atomic<uint64_t> stamp;
+    uint64_t fingerprint;
+    std::array<std::byte, payload_size> payload;  // a small collective's whole data, in the line of its stamp
+    Location input;
+    Location output;
+};
+static_assert(sizeof(Arrival) == 2 * cache_line && offsetof(Arrival, input) == cache_line);
+
+// The operation that a rank began last, readable at any time by peers that want to say why they wait. A sequence lock:
+// `version` is odd while the words change. Words are stored with release and loaded with acquire, so that a reader who
+// sees a new word also sees the odd version before it.
+struct alignas(cache_line) Journal {
+    static constexpr size_t words = sizeof(Operation) / sizeof(uint64_t);
+    std::atomic<uint64_t> version;
+    std::atomic<uint64_t> sequence;  // 0: none yet
+    std::atomic<uint64_t> finished;  // 1: it is done
+    std::array<std::atomic<uint64_t>, words> operation;
+};
+static_assert(sizeof(Operation) % sizeof(uint64_t) == 0);
+
+// The error that ended a rank's part; written once, before `state` becomes told.
+struct alignas(cache_line) FailureRecord {
+    static constexpr uint32_t none = 0;
+    static constexpr uint32_t told = 1;
+    std::atomic<uint32_t> state;
+    int32_t code;
+    int32_t peer;
+    std::array<char, 948> text;
+};
+
+struct alignas(page_size) RankPage {
+    std::array<Arrival, 2> arrivals;  // by the parity of the synchronisation point
+    Bell bell;                        // of this rank's transfers
+    Journal journal;
+    FailureRecord failure;
+    alignas(cache_line) std::atomic<uint32_t> left;  // 1: the rank has destroyed its communicator
+};
+static_assert(sizeof(RankPage) == page_size);
+
+struct alignas(page_size) Header {
+    static constexpr uint64_t current_magic = 0x3130'4d48'5352'5354;  // "TSRSHM01"
+    uint64_t magic;
+    uint64_t world_size;
+    uint64_t channel_size;
+    uint64_t total_size;
+    alignas(cache_line) std::atomic<uint32_t> alarm;  // not 0: some rank has a failure to tell
+    Bell bell;                                         // rung when a synchronisation point is complete
+};
+static_assert(sizeof(Header) == page_size);
+
+// A byte ring from one rank to another. head: bytes ever written, tail: bytes ever read.
+struct Channel {
+    alignas(2 * cache_line) std::atomic<uint64_t> head;
+    alignas(2 * cache_line) std::atomic<uint64_t> tail;
+};
+
+// Staging of a rank. 256 KiB measured best: smaller segments synchronise too often, larger ones fall out of the cache.
+inline constexpr size_t segment_size = size_t{256} << 10;
+inline constexpr size_t staging_size = 4 * segment_size;  // two halves of input and result
+
+// Offsets of the parts, from the number of ranks alone, so that all ranks compute the same.
+struct Plan {
+    size_t world_size;
+    size_t channel_size;  // bytes of a ring, a power of two
+
+    explicit Plan(size_t ranks) : world_size(ranks), channel_size(segment_size) {
+        // Rings of 256 KiB up to 32 ranks, then smaller, so that all of them stay within 256 MiB of address space.
+        while (channel_size > page_size && channel_size * ranks * ranks > (size_t{256} << 20)) channel_size /= 2;
+    }
+    [[nodiscard]] size_t rank_page(size_t rank) const { return sizeof(Header) + rank * sizeof(RankPage); }
+    [[nodiscard]] size_t staging(size_t rank) const { return rank_page(world_size) + rank * staging_size; }
+    [[nodiscard]] size_t channel_stride() const { return page_size + channel_size; }
+    [[nodiscard]] size_t channel(size_t from, size_t to) const {
+        return staging(world_size) + (from * world_size + to) * channel_stride();
+    }
+    [[nodiscard]] size_t total() const { return channel(world_size, 0); }
+};
+
+}  // namespace tsr::shm

@@ -1,0 +1,504 @@
+#include "comm/shm/shm_transport.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/log.hpp"
+#include "comm/host.hpp"
+
+namespace tsr {
+
+std::unique_ptr<Transport> make_shm_transport(Bootstrap bootstrap) {
+    return std::make_unique<shm::ShmTransport>(std::move(bootstrap));
+}
+
+namespace shm {
+
+namespace {
+
+constexpr uint64_t hello_magic = 0x4f4c4c4548525354;
+constexpr uint64_t handover_magic = 0x5245564f48525354;
+
+// The first message of a connecting rank.
+struct Hello {
+    uint64_t magic = hello_magic;
+    int64_t rank = 0;
+    Nonce endpoint{};  // of that rank, as its record in the rendezvous says
+};
+
+// Rank 0's message with a segment: the descriptor goes with it or, to a rank of the same process, a heap-allocated
+// shared pointer to the mapping, which the receiver frees.
+struct Handover {
+    uint64_t magic = handover_magic;
+    uint64_t size = 0;
+    std::shared_ptr<Segment>* in_process = nullptr;
+    int32_t code = 0;  // not 0: rank 0 has no segment; why is in text
+    std::array<char, 228> text{};
+};
+
+template <class T>
+std::span<const std::byte> bytes_of(const T& value) {
+    return std::as_bytes(std::span(&value, 1));
+}
+
+template <class T>
+std::span<std::byte> writable_bytes_of(T& value) {
+    return std::as_writable_bytes(std::span(&value, 1));
+}
+
+size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+struct JournalEntry {
+    uint64_t sequence = 0;
+    bool finished = false;
+    Operation operation;
+};
+
+JournalEntry read_journal(const Journal& journal) {
+    JournalEntry entry;
+    for (int attempt = 0; attempt < 1000; ++attempt) {
+        const uint64_t before = journal.version.load(std::memory_order_acquire);
+        std::array<uint64_t, Journal::words> words{};
+        entry.sequence = journal.sequence.load(std::memory_order_acquire);
+        entry.finished = journal.finished.load(std::memory_order_acquire) != 0;
+        for (size_t i = 0; i < words.size(); ++i) words[i] = journal.operation[i].load(std::memory_order_acquire);
+        entry.operation = std::bit_cast<Operation>(words);
+        if (before % 2 == 0 && journal.version.load(std::memory_order_acquire) == before) return entry;
+    }
+    entry.sequence = 0;  // stopped in mid-write
+    return entry;
+}
+
+// Enough spinning to bridge a wait of some microseconds where each rank has a core; little where ranks share cores,
+// since then a spinning rank keeps the one it waits for from running.
+WaitPolicy policy_for(const CommOptions& options, size_t world_size) {
+    WaitPolicy policy;
+    const bool crowded = world_size > static_cast<size_t>(usable_cores());
+    policy.spins = options.spin_count >= 0 ? options.spin_count : crowded ? 200 : 4000;
+    return policy;
+}
+
+}  // namespace
+
+// --- making it
+
+ShmTransport::ShmTransport(Bootstrap bootstrap)
+    : rank_(static_cast<size_t>(bootstrap.rank)),
+      peers_(std::move(bootstrap.peers)),
+      name_(bootstrap.options.name),
+      plan_(peers_.size()),
+      watch_(peers_, bootstrap.rank),
+      policy_(policy_for(bootstrap.options, peers_.size())),
+      sources_(peers_.size()),
+      places_(peers_.size()),
+      block_(size_t{16} << 10),
+      outboxes_(peers_.size()),
+      inboxes_(peers_.size()) {
+    const auto check = [&] {
+        const int dead = watch_.first_dead();
+        if (dead >= 0) {
+            throw Error(Code::peer_lost, fmt::format("rank {}: {} died while the communicator was made", rank_,
+                                                     name_peer(dead)))
+                .with_rank(static_cast<int>(rank_))
+                .with_peer(dead)
+                .with_operation("create");
+        }
+    };
+    meet(bootstrap.endpoint, bootstrap.deadline);
+    segment_ = share(plan_.total(), bootstrap.deadline, check);
+    if (rank_ == 0) {
+        // Ordered before every other rank's look by the first synchronisation point.
+        header().magic = Header::current_magic;
+        header().world_size = world();
+        header().channel_size = plan_.channel_size;
+        header().total_size = plan_.total();
+    }
+    Call call{Request{}, Operation{}};
+    std::memcpy(call.operation.label.data(), "create", 6);
+    call.deadline = bootstrap.deadline;
+    call.timeout = bootstrap.deadline.remaining();
+    sync(call);
+    if (header().magic != Header::current_magic || header().world_size != world() ||
+        header().channel_size != plan_.channel_size || header().total_size != plan_.total()) {
+        throw Error(Code::version, fmt::format("rank {}: rank 0 lays out shared memory otherwise than this rank: it "
+                                               "uses another version of Tessera",
+                                               rank_));
+    }
+}
+
+ShmTransport::~ShmTransport() {
+    if (segment_) page(rank_).left.store(1, std::memory_order_release);
+}
+
+void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline) {
+    const auto check_peers = [&] {
+        const int dead = watch_.first_dead();
+        if (dead < 0) return;
+        throw Error(Code::peer_lost,
+                    fmt::format("rank {}: {} died while the communicator was made", rank_, name_peer(dead)))
+            .with_peer(dead);
+    };
+    const auto pid_matches = [&](const Link& link, const Peer& peer) {
+        return peer.pid_namespace != peers_[rank_].pid_namespace || link.peer_pid() == peer.pid;
+    };
+    if (rank_ != 0) {
+        Link link = Endpoint::connect(peers_[0].endpoint);
+        while (!link) {
+            check_peers();
+            poll_interrupt();
+            if (deadline.expired()) throw Error(Code::timeout, "timed out connecting to rank 0's unix socket");
+            ::sched_yield();
+            link = Endpoint::connect(peers_[0].endpoint);
+        }
+        if (!pid_matches(link, peers_[0])) {
+            throw Error(Code::permission, "another process than rank 0 answers at its unix socket");
+        }
+        link.send(bytes_of(Hello{hello_magic, static_cast<int64_t>(rank_), peers_[rank_].endpoint}), -1, deadline,
+                  check_peers);
+        links_.push_back(std::move(link));
+        return;
+    }
+    links_.resize(world());
+    for (size_t connected = 1; connected < world();) {
+        Link link = endpoint.accept(deadline.slice());
+        if (link) {
+            Hello hello;
+            try {
+                static_cast<void>(link.receive(writable_bytes_of(hello), deadline.earlier(Deadline::in(milliseconds{2000})),
+                                               check_peers));
+                const auto rank = static_cast<size_t>(hello.rank);
+                const bool known = hello.magic == hello_magic && rank > 0 && rank < world() && !links_[rank] &&
+                                   hello.endpoint == peers_[rank].endpoint && pid_matches(link, peers_[rank]);
+                if (!known) throw Error(Code::permission, "it is no rank of this communicator");
+                links_[rank] = std::move(link);
+                ++connected;
+            } catch (const Error& e) {
+                if (e.code() == Code::interrupted) throw;
+                log::warning("rank 0 of '{}': refused a connection: {}", name_, e.what());
+            }
+            continue;
+        }
+        check_peers();
+        poll_interrupt();
+        if (!deadline.expired()) continue;
+        std::vector<int> missing;
+        for (size_t r = 1; r < world(); ++r) {
+            if (!links_[r]) missing.push_back(static_cast<int>(r));
+        }
+        throw Error(Code::timeout, fmt::format("rank 0: {} did not connect in time", name_ranks(missing)))
+            .with_peer(missing.front())
+            .with_operation("create");
+    }
+}
+
+std::shared_ptr<Segment> ShmTransport::share(size_t size, Deadline deadline, const SliceCheck& check) {
+    if (rank_ != 0) {
+        Handover message;
+        const Fd memfd = links_[0].receive(writable_bytes_of(message), deadline, check);
+        message.text.back() = '\0';
+        if (message.magic != handover_magic) throw Error(Code::internal, "an unknown message from rank 0");
+        if (message.code != 0) throw Error(static_cast<Code>(message.code), message.text.data());
+        if (message.in_process != nullptr && peers_[0].same_process(peers_[rank_])) {
+            const std::unique_ptr<std::shared_ptr<Segment>> shared(message.in_process);
+            return *shared;
+        }
+        return Segment::attach(memfd, size);
+    }
+    Handover message;
+    message.size = size;
+    std::shared_ptr<Segment> segment;
+    Fd memfd;
+    std::optional<Error> error;
+    try {
+        const auto available = available_memory();
+        if (available && size > *available && size > plan_.total()) {
+            throw Error(Code::no_memory, fmt::format("{} bytes of shared memory for all ranks are more than the {} "
+                                                     "bytes that are available",
+                                                     size, *available));
+        }
+        std::tie(segment, memfd) = Segment::create(size);
+    } catch (const Error& e) {
+        error = e;
+        message.code = static_cast<int32_t>(e.code());
+        std::strncpy(message.text.data(), e.what(), message.text.size() - 1);
+    }
+    for (size_t r = 1; r < world(); ++r) {
+        const bool in_process = segment && peers_[r].same_process(peers_[0]);
+        auto shared = in_process ? std::make_unique<std::shared_ptr<Segment>>(segment) : nullptr;
+        message.in_process = shared.get();
+        links_[r].send(bytes_of(message), in_process || !memfd ? -1 : memfd.get(), deadline, check);
+        static_cast<void>(shared.release());
+    }
+    if (error) throw Error(*error);
+    return segment;
+}
+
+std::shared_ptr<Buffer> ShmTransport::allocate(size_t size, uint64_t sequence, milliseconds timeout) {
+    Request request;
+    request.collective = Collective::allocate;
+    Call call{request, operation_of(request), sequence, timeout};
+    call.operation.count = size;
+    begin(call);
+    sync(call);
+    const size_t stride = round_up(std::max<size_t>(size, 1), page_size);
+    Region region{last_buffer_ + 1, nullptr, stride, rank_};
+    std::optional<Error> error;
+    try {
+        size_t total = 0;
+        if (stride < size || __builtin_mul_overflow(stride, world(), &total)) {
+            throw Error(Code::no_memory, fmt::format("{} bytes a rank are more than any memory", size));
+        }
+        region.segment = share(total, Deadline::in(timeout), [&] { check(call); });
+        populate(region.of_rank(rank_), stride);
+    } catch (const Error& e) {
+        if (e.code() != Code::no_memory && e.code() != Code::io) throw;
+        error = e;
+    }
+    // All ranks learn whether all have it, and none touches a peer's part before.
+    next_arrival().payload[0] = std::byte{error ? uint8_t{1} : uint8_t{0}};
+    sync(call);
+    finish(call);
+    ++last_buffer_;
+    for (size_t r = 0; r < world(); ++r) {
+        if (arrival(r).payload[0] == std::byte{0}) continue;
+        const Error base(Code::no_memory, fmt::format("rank {}: no buffer of {} bytes a rank: rank {} has no memory for it",
+                                                      rank_, size, r));
+        throw (error ? base.caused_by(*error) : base)
+            .with_rank(static_cast<int>(rank_))
+            .with_peer(static_cast<int>(r))
+            .with_operation("allocate", static_cast<int64_t>(sequence));
+    }
+    buffers_->add(region);
+    return std::make_shared<SharedBuffer>(buffers_, region, size);
+}
+
+// --- synchronisation
+
+void ShmTransport::write_journal(const Operation& operation, uint64_t sequence) {
+    Journal& journal = page(rank_).journal;
+    const uint64_t version = journal.version.load(std::memory_order_relaxed);
+    journal.version.store(version + 1, std::memory_order_relaxed);
+    journal.sequence.store(sequence, std::memory_order_release);
+    journal.finished.store(0, std::memory_order_release);
+    std::array<uint64_t, Journal::words> words{};
+    std::memcpy(words.data(), &operation, sizeof words);
+    for (size_t i = 0; i < words.size(); ++i) journal.operation[i].store(words[i], std::memory_order_release);
+    journal.version.store(version + 2, std::memory_order_release);
+}
+
+void ShmTransport::begin(Call& call) {
+    call.fingerprint = fingerprint_of(call.request, call.operation);
+    write_journal(call.operation, call.sequence);
+    throw_if_alarmed(headline(call.operation, call.sequence));
+}
+
+void ShmTransport::finish(Call& call) {
+    static_cast<void>(call);
+    page(rank_).journal.finished.store(1, std::memory_order_release);
+}
+
+void ShmTransport::sync(Call& call) {
+    Arrival& own = next_arrival();
+    if (!call.entered) {
+        own.fingerprint = call.fingerprint;
+        own.input = call.input;
+        own.output = call.output;
+    }
+    ++stamp_;
+    own.stamp.store(stamp_, std::memory_order_seq_cst);
+    size_t next = 0;
+    const auto all_here = [&] {
+        for (; next < world(); ++next) {
+            if (arrival(next).stamp.load(std::memory_order_seq_cst) < stamp_) return false;
+        }
+        return true;
+    };
+    if (all_here()) {
+        // Maybe the last to come (the last in the single order of the stores sees all stamps, so one rank gets here).
+        ring(header().bell);
+    } else {
+        shm::wait(
+            header().bell, policy_, all_here,
+            [this] { return header().alarm.load(std::memory_order_relaxed) != 0; }, [&] { check(call); });
+    }
+    if (!call.entered) {
+        call.entered = true;
+        compare_fingerprints(call);
+    }
+}
+
+void ShmTransport::wake() { ring(page(rank_).bell); }
+
+// --- errors
+
+std::string ShmTransport::name_peer(int rank) const {
+    return fmt::format("rank {} (pid {})", rank, peers_[static_cast<size_t>(rank)].pid);
+}
+
+std::string ShmTransport::last_operation(int rank) const {
+    if (!segment_) return "it had not begun any operation";
+    const JournalEntry entry = read_journal(page(static_cast<size_t>(rank)).journal);
+    if (entry.sequence == 0) return "it had not begun any operation";
+    return fmt::format("its last operation was {}{}", tsr::headline(entry.operation, entry.sequence),
+                       entry.finished ? "" : ", not finished");
+}
+
+Error ShmTransport::lost(int rank, const std::string& headline, bool died) const {
+    const std::string what = headline.empty() ? std::string() : headline + " failed: ";
+    return Error(Code::peer_lost, fmt::format("rank {}: {}{} {}; {}", rank_, what, name_peer(rank),
+                                              died ? "died" : "left the communicator", last_operation(rank)))
+        .with_rank(static_cast<int>(rank_))
+        .with_peer(rank);
+}
+
+std::optional<Error> ShmTransport::told_failure(const std::string& headline) const {
+    for (size_t r = 0; r < world(); ++r) {
+        const FailureRecord& record = page(r).failure;
+        if (r == rank_ || record.state.load(std::memory_order_acquire) != FailureRecord::told) continue;
+        std::array<char, sizeof record.text> text = record.text;
+        text.back() = '\0';
+        Code code = static_cast<Code>(record.code);
+        const int peer = record.peer >= 0 && static_cast<size_t>(record.peer) < world() ? record.peer : static_cast<int>(r);
+        // What is known of a third rank, or of all, holds here too; the rest is that rank's own trouble.
+        if (code != Code::timeout && code != Code::peer_lost && code != Code::mismatch) code = Code::aborted;
+        const std::string what = headline.empty() ? std::string() : headline + " ended: ";
+        return Error(code, fmt::format("rank {}: {}rank {} failed: {}", rank_, what, r, text.data()))
+            .with_rank(static_cast<int>(rank_))
+            .with_peer(peer);
+    }
+    return std::nullopt;
+}
+
+void ShmTransport::throw_if_alarmed(const std::string& headline) const {
+    if (header().alarm.load(std::memory_order_seq_cst) == 0) return;
+    {
+        const std::lock_guard lock(failure_mutex_);
+        if (failure_) throw Error(*failure_);
+    }
+    if (const int dead = watch_.first_dead(); dead >= 0) throw lost(dead, headline, true);
+    if (const auto told = told_failure(headline)) {
+        const std::lock_guard lock(failure_mutex_);
+        adopted_ = true;
+        throw Error(*told);
+    }
+}
+
+std::vector<int> ShmTransport::late_ranks() const {
+    std::vector<int> late;
+    for (size_t r = 0; r < world(); ++r) {
+        if (arrival(r).stamp.load(std::memory_order_seq_cst) < stamp_) late.push_back(static_cast<int>(r));
+    }
+    return late;
+}
+
+void ShmTransport::check(Call& call) {
+    const std::string name = headline(call.operation, call.sequence);
+    const auto told = [&](const Error& e) {
+        return e.with_rank(static_cast<int>(rank_))
+            .with_operation(std::string(name_of(call.operation.collective)), static_cast<int64_t>(call.sequence));
+    };
+    try {
+        throw_if_alarmed(name);
+        // Evidence first, then the stamps: a rank that arrived and then left in peace is not missed.
+        const int dead = watch_.first_dead();
+        std::vector<char> left(world());
+        for (size_t r = 0; r < world(); ++r) left[r] = page(r).left.load(std::memory_order_acquire) != 0;
+        const std::vector<int> late = late_ranks();
+        if (late.empty()) return;
+        if (dead >= 0) throw lost(dead, name, true);
+        for (const int rank : late) {
+            if (left[static_cast<size_t>(rank)]) throw lost(rank, name, false);
+        }
+        poll_interrupt();
+        if (!call.deadline) call.deadline = Deadline::in(call.timeout - poll_slice / 2);
+        if (call.deadline->expired()) throw_timeout(call, late);
+    } catch (const Error& e) {
+        throw told(e);
+    }
+}
+
+void ShmTransport::throw_timeout(const Call& call, const std::vector<int>& late) const {
+    std::string who;
+    for (size_t i = 0; i < late.size() && i < 8; ++i) {
+        const int rank = late[i];
+        const JournalEntry entry = read_journal(page(static_cast<size_t>(rank)).journal);
+        const bool entered = entry.sequence == call.sequence && entry.operation.collective == call.operation.collective;
+        const bool stopped = process_is_stopped(peers_[static_cast<size_t>(rank)].pid);
+        who += fmt::format("{}{} {}{}", i == 0 ? "" : "; ", name_peer(rank),
+                           entered ? "entered it but does not go on"
+                                   : fmt::format("never entered it; {}", last_operation(rank)),
+                           stopped ? "; the process is stopped" : "");
+    }
+    if (late.size() > 8) who += fmt::format("; and {} more", late.size() - 8);
+    throw Error(Code::timeout,
+                fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, or raise timeout_ms", rank_,
+                            headline(call.operation, call.sequence), static_cast<double>(call.timeout.count()) / 1000,
+                            who, late[0]))
+        .with_peer(late[0]);
+}
+
+void ShmTransport::compare_fingerprints(const Call& call) const {
+    bool equal = true;
+    for (size_t r = 0; r < world(); ++r) equal = equal && arrival(r).fingerprint == call.fingerprint;
+    if (equal) return;
+    // Ranks of one mind together, in order of the first of each.
+    std::vector<std::pair<uint64_t, std::vector<int>>> groups;
+    int other = -1;
+    for (size_t r = 0; r < world(); ++r) {
+        const uint64_t fingerprint = arrival(r).fingerprint;
+        if (fingerprint != call.fingerprint && other < 0) other = static_cast<int>(r);
+        const auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == fingerprint; });
+        if (group == groups.end()) {
+            groups.push_back({fingerprint, {static_cast<int>(r)}});
+        } else {
+            group->second.push_back(static_cast<int>(r));
+        }
+    }
+    std::string text;
+    std::vector<std::string> calls;
+    for (const auto& [fingerprint, ranks] : groups) {
+        const JournalEntry entry = read_journal(page(static_cast<size_t>(ranks[0])).journal);
+        calls.push_back(describe(entry.operation));
+        text += fmt::format("{}{} {}{}", text.empty() ? "" : ", ", name_ranks(ranks), text.empty() ? "called " : "",
+                            calls.back());
+    }
+    if (std::adjacent_find(calls.begin(), calls.end()) != calls.end()) text += "; the lengths of single tensors differ";
+    throw Error(Code::mismatch, fmt::format("rank {}: the ranks disagree on operation #{}: {}. No data has moved", rank_,
+                                            call.sequence, text))
+        .with_rank(static_cast<int>(rank_))
+        .with_peer(other)
+        .with_operation(std::string(name_of(call.operation.collective)), static_cast<int64_t>(call.sequence));
+}
+
+void ShmTransport::abort(const Error& error) {
+    {
+        const std::lock_guard lock(failure_mutex_);
+        if (failure_) return;
+        failure_ = error;
+        if (!adopted_) {
+            FailureRecord& record = page(rank_).failure;
+            record.code = static_cast<int32_t>(error.code());
+            record.peer = error.record()->peer;
+            std::strncpy(record.text.data(), error.what(), record.text.size() - 1);
+            record.state.store(FailureRecord::told, std::memory_order_release);
+        }
+    }
+    header().alarm.store(1, std::memory_order_seq_cst);
+    ring_always(header().bell);
+    for (size_t r = 0; r < world(); ++r) ring_always(page(r).bell);
+}
+
+std::optional<Error> ShmTransport::peer_error() const {
+    const int dead = watch_.first_dead();
+    if (dead >= 0 && page(static_cast<size_t>(dead)).left.load(std::memory_order_acquire) == 0) {
+        return lost(dead, "", true);
+    }
+    if (header().alarm.load(std::memory_order_seq_cst) == 0) return std::nullopt;
+    return told_failure("");
+}
+
+}  // namespace shm
+}  // namespace tsr

@@ -1,0 +1,134 @@
+// The transport between ranks of one host. All ranks map one segment (layout.hpp); a collective is a sequence of
+// synchronisation points, which all ranks pass alike.
+//
+// The rule on which all algorithms stand. Points are numbered 1, 2, 3 ... by `stamp_`. Before point k a rank writes only
+// to half k & 1 of its own Arrival and staging (and, where ranks write into each other's buffers, to places that nobody
+// else touches between the same two points). After point k it reads half k & 1 of its peers, until it arrives at point
+// k + 1. Half k & 1 is written again between k + 1 and k + 2: since all have arrived at k + 1, nobody reads it any more.
+// So one point per step suffices. The stamp is stored with release and loaded with acquire (in fact sequentially
+// consistent, see wait.hpp), which orders all data around it, on weakly ordered processors too.
+//
+// The first point of a collective carries the fingerprint of what each rank wants: all compare before any data moves.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "comm/shm/buffers.hpp"
+#include "comm/shm/channel.hpp"
+#include "comm/shm/layout.hpp"
+#include "comm/shm/peers.hpp"
+#include "comm/shm/wait.hpp"
+#include "comm/transport.hpp"
+
+namespace tsr::shm {
+
+class ShmTransport final : public Transport {
+   public:
+    explicit ShmTransport(Bootstrap bootstrap);
+    ~ShmTransport() override;
+
+    [[nodiscard]] std::string_view name() const override { return "shm"; }
+    void run(const Request& request, uint64_t sequence, milliseconds timeout) override;
+    [[nodiscard]] std::unique_ptr<Transfer> start(const Request& request, uint64_t sequence,
+                                                  Deadline deadline) override;
+    void wait(std::span<Transfer* const> transfers, const std::atomic<bool>& woken) override;
+    void wake() override;
+    [[nodiscard]] std::shared_ptr<Buffer> allocate(size_t size, uint64_t sequence, milliseconds timeout) override;
+    void abort(const Error& error) override;
+    [[nodiscard]] std::optional<Error> peer_error() const override;
+
+   private:
+    friend class ShmTransfer;
+
+    // One collective in progress, on the stack of run().
+    struct Call {
+        const Request& request;
+        Operation operation;
+        uint64_t sequence = 0;
+        milliseconds timeout{0};
+        std::optional<Deadline> deadline{};  // set at the first wait that is not short: reading the clock costs
+        uint64_t fingerprint = 0;
+        bool entered = false;  // the fingerprints have been compared
+        Location input{};
+        Location output{};
+    };
+
+    // --- making it (shm_transport.cc)
+    void meet(const Endpoint& endpoint, Deadline deadline);
+    [[nodiscard]] std::shared_ptr<Segment> share(size_t size, Deadline deadline, const SliceCheck& check);
+
+    // --- synchronisation and errors (shm_transport.cc)
+    void begin(Call& call);
+    void finish(Call& call);
+    void sync(Call& call);  // the next synchronisation point
+    void compare_fingerprints(const Call& call) const;
+    void check(Call& call);  // in each slice of a wait
+    void throw_if_alarmed(const std::string& headline) const;
+    [[noreturn]] void throw_timeout(const Call& call, const std::vector<int>& late) const;
+    [[nodiscard]] std::optional<Error> told_failure(const std::string& headline) const;
+    [[nodiscard]] std::vector<int> late_ranks() const;
+    void write_journal(const Operation& operation, uint64_t sequence);
+    [[nodiscard]] Error lost(int rank, const std::string& headline, bool died) const;
+    [[nodiscard]] std::string name_peer(int rank) const;       // "rank 3 (pid 8123)"
+    [[nodiscard]] std::string last_operation(int rank) const;  // "its last operation was broadcast #411"
+
+    // --- collectives (collectives.cc)
+    void all_reduce(Call& call);
+    void reduce_scatter(Call& call);
+    void all_gather(Call& call);
+    void all_gather_v(Call& call);
+    void broadcast(Call& call);
+    void reduce(Call& call);
+    void gather(Call& call);
+    void scatter(Call& call);
+    void all_to_all(Call& call);
+    void staged_reduce(Call& call, const class ByteList& input, const class ByteList* output);
+    // The region in which every rank has its `which` location, id 0 if there is none; places_[r] becomes the offset in
+    // rank r's region, checked to leave room for `size` bytes.
+    [[nodiscard]] Region common_region(Location Arrival::*which, size_t size);
+
+    [[nodiscard]] size_t world() const { return plan_.world_size; }
+    [[nodiscard]] Header& header() const { return *reinterpret_cast<Header*>(segment_->data()); }
+    [[nodiscard]] RankPage& page(size_t rank) const {
+        return *reinterpret_cast<RankPage*>(segment_->data() + plan_.rank_page(rank));
+    }
+    [[nodiscard]] const Arrival& arrival(size_t rank) const { return page(rank).arrivals[stamp_ & 1]; }
+    [[nodiscard]] Arrival& next_arrival() { return page(rank_).arrivals[(stamp_ + 1) & 1]; }
+    // The input part of a rank's staging, in the half of this point or, for writing, of the next.
+    [[nodiscard]] std::byte* staging(size_t rank) const {
+        return segment_->data() + plan_.staging(rank) + (stamp_ & 1) * 2 * segment_size;
+    }
+    [[nodiscard]] std::byte* next_staging() const {
+        return segment_->data() + plan_.staging(rank_) + ((stamp_ + 1) & 1) * 2 * segment_size;
+    }
+    [[nodiscard]] std::byte* result(size_t rank) const { return staging(rank) + segment_size; }
+    [[nodiscard]] std::byte* next_result() const { return next_staging() + segment_size; }
+    [[nodiscard]] ChannelEnd channel(size_t from, size_t to) const;
+
+    const size_t rank_;
+    const std::vector<Peer> peers_;
+    const std::string name_;
+    const Plan plan_;
+    PeerWatch watch_;
+    std::vector<Link> links_;  // rank 0: to each rank; others: [0] to rank 0. Empty for this rank
+    std::shared_ptr<Segment> segment_;
+    WaitPolicy policy_;
+
+    uint64_t stamp_ = 0;  // of the last synchronisation point; the issuing thread's
+    std::shared_ptr<BufferTable> buffers_ = std::make_shared<BufferTable>();
+    uint64_t last_buffer_ = 0;
+    std::vector<const std::byte*> sources_;  // scratch of reductions
+    std::vector<size_t> places_;             // scratch of common_region
+    std::vector<std::byte> block_;           // scratch: one block of results
+    std::vector<Outbox> outboxes_;           // by peer; the issuing thread's
+    std::vector<Inbox> inboxes_;
+
+    mutable std::mutex failure_mutex_;  // guards both below
+    std::optional<Error> failure_;      // by which this rank ended
+    mutable bool adopted_ = false;      // it came from a peer, which has told everybody
+};
+
+}  // namespace tsr::shm

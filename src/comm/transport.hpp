@@ -1,0 +1,64 @@
+// What carries the bytes of one communicator: the interface that shm, gloo and self implement. The communicator above
+// validates requests, keeps the issue order and the poison; a transport only moves data, watches its peers and keeps
+// deadlines. Threads: run, start, advance, wait and allocate are called by one thread at a time (the issuer or the
+// progress thread); abort, peer_error and wake by any thread at any time.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "comm/communicator.hpp"
+#include "comm/rendezvous.hpp"
+#include "comm/request.hpp"
+
+namespace tsr {
+
+// A send or recv in progress. Several may be in progress at once; those of one pair of ranks and one tag match in the
+// order in which they were started. A transfer is destroyed before its transport, done or not.
+class Transfer {
+   public:
+    enum class Progress { stuck, moved, done };
+    virtual ~Transfer() = default;
+    // Moves what can be moved now; never blocks. Throws MISMATCH, or TIMEOUT once its deadline has passed.
+    virtual Progress advance() = 0;
+};
+
+class Transport {
+   public:
+    virtual ~Transport() = default;
+    [[nodiscard]] virtual std::string_view name() const = 0;
+
+    // Runs a validated collective to its end. `sequence` counts collectives and is the same on every rank. Throws
+    // MISMATCH, TIMEOUT, PEER_LOST, ABORTED or INTERRUPTED; the transport is not used for another operation after that.
+    virtual void run(const Request& request, uint64_t sequence, milliseconds timeout) = 0;
+
+    // Begins a validated send or recv. `sequence` counts this rank's transfers.
+    [[nodiscard]] virtual std::unique_ptr<Transfer> start(const Request& request, uint64_t sequence,
+                                                          Deadline deadline) = 0;
+    // Returns when a started transfer may be able to move, `woken` is true or a poll slice has passed. Throws
+    // PEER_LOST, ABORTED or INTERRUPTED.
+    virtual void wait(std::span<Transfer* const> transfers, const std::atomic<bool>& woken) = 0;
+    // Ends a wait() of another thread, which has set `woken` before.
+    virtual void wake() = 0;
+
+    // Collective, in order with run(); see Communicator::allocate.
+    [[nodiscard]] virtual std::shared_ptr<Buffer> allocate(size_t size, uint64_t sequence, milliseconds timeout) = 0;
+
+    // This rank has failed, or gives up: ends what waits in this transport, and tells the peers, whose waits end too.
+    // Idempotent; the first error counts.
+    virtual void abort(const Error& error) = 0;
+    // What has become of the peers, without waiting: a death or a failure that one of them told.
+    [[nodiscard]] virtual std::optional<Error> peer_error() const = 0;
+};
+
+// Each is collective over the ranks of `peers`, which are in rank order and include this rank.
+[[nodiscard]] std::unique_ptr<Transport> make_self_transport();
+[[nodiscard]] std::unique_ptr<Transport> make_shm_transport(Bootstrap bootstrap);
+
+}  // namespace tsr

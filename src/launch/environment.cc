@@ -1,0 +1,179 @@
+#include "launch/environment.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <optional>
+
+#include "base/env.hpp"
+#include "base/error.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr int max_world_size = 4096;
+// How many ports rank 0 tries. The base is derived from what the launcher gives, never from chance: ranks on other
+// hosts must come to the same list.
+constexpr int candidate_ports = 16;
+
+int required_number(const char* name, int64_t least, int64_t most, Launcher launcher) {
+    const auto number = env_number(name, least, most);
+    if (!number) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("this process seems to be started by {}, but {} is not set", name_of(launcher), name));
+    }
+    return static_cast<int>(*number);
+}
+
+// Reads rank and sizes from a launcher's four variables; the local two may be missing.
+JobEnvironment ranks_from(Launcher launcher, const char* rank, const char* size, const char* local_rank,
+                          const char* local_size) {
+    JobEnvironment job;
+    job.launcher = launcher;
+    job.world_size = required_number(size, 1, max_world_size, launcher);
+    job.rank = required_number(rank, 0, job.world_size - 1, launcher);
+    job.local_world_size = static_cast<int>(env_number(local_size, 1, job.world_size).value_or(0));
+    const int most_local = job.local_world_size > 0 ? job.local_world_size - 1 : job.world_size - 1;
+    job.local_rank = static_cast<int>(env_number(local_rank, 0, most_local).value_or(0));
+    return job;
+}
+
+bool on_one_host(const JobEnvironment& job) { return job.local_world_size == job.world_size; }
+
+// Ports for rank 0's store. TESSERA_STORE_PORT fixes one; else those after MASTER_PORT, which torchrun's own store
+// occupies, or after a number that the launcher's job id gives.
+std::vector<Address> candidates_at(const std::string& host, int64_t base_port) {
+    if (const auto fixed = env_number("TESSERA_STORE_PORT", 1, 65535)) {
+        return {{host, static_cast<uint16_t>(*fixed)}};
+    }
+    std::vector<Address> candidates;
+    for (int i = 1; i <= candidate_ports; ++i) {
+        int64_t port = base_port + i;
+        if (port > 65535) port -= 65535 - 1024;
+        candidates.push_back({host, static_cast<uint16_t>(port)});
+    }
+    return candidates;
+}
+
+// A port from 20000 to 31999, below the range of ephemeral ports, from a launcher's job id.
+int64_t port_from(std::string_view id) {
+    uint64_t hash = 0xcbf29ce484222325;  // FNV-1a: ranks must agree on it over versions, so it is not std::hash
+    for (const char c : id) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    return 20000 + static_cast<int64_t>(hash % 12000);
+}
+
+std::string master_address(const JobEnvironment& job) {
+    if (on_one_host(job)) return "127.0.0.1";
+    if (const auto address = env_text("MASTER_ADDR")) return *address;
+    if (job.launcher == Launcher::slurm) {
+        const auto nodes = env_text("SLURM_STEP_NODELIST");
+        const std::string host = nodes ? first_host(*nodes) : "";
+        if (!host.empty()) return host;
+    }
+    throw Error(Code::invalid_argument,
+                fmt::format("rank {} of {} under {} does not know where the ranks meet: set MASTER_ADDR to the host of "
+                            "rank 0 for all ranks, or TESSERA_STORE to a store's address",
+                            job.rank, job.world_size, name_of(job.launcher)));
+}
+
+JobEnvironment from_tessera() {
+    JobEnvironment job = ranks_from(Launcher::tessera, "TESSERA_RANK", "TESSERA_WORLD_SIZE", "TESSERA_LOCAL_RANK",
+                                    "TESSERA_LOCAL_WORLD_SIZE");
+    job.store_uri = env_text("TESSERA_STORE").value_or("");
+    if (job.store_uri.empty() && job.world_size > 1) {
+        throw Error(Code::invalid_argument, "TESSERA_RANK is set, but TESSERA_STORE is not: both come from `tessera run`");
+    }
+    return job;
+}
+
+JobEnvironment from_torchrun() {
+    JobEnvironment job = ranks_from(Launcher::torchrun, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
+    if (job.world_size == 1) return job;
+    const auto port = env_number("MASTER_PORT", 1, 65535);
+    const std::string host = master_address(job);
+    if (!port && !env_text("TESSERA_STORE_PORT")) {
+        throw Error(Code::invalid_argument,
+                    "RANK and WORLD_SIZE are set, but neither MASTER_PORT nor TESSERA_STORE_PORT: the ranks cannot meet");
+    }
+    // Not MASTER_ADDR: one rank may say localhost and another 127.0.0.1.
+    job.job_id = fmt::format("torchrun {} {}", env_text("TORCHELASTIC_RUN_ID").value_or(""), port.value_or(0));
+    job.epoch = static_cast<uint64_t>(env_number("TORCHELASTIC_RESTART_COUNT", 0, INT32_MAX).value_or(0));
+    job.candidates = candidates_at(host, port.value_or(0));
+    return job;
+}
+
+JobEnvironment from_mpi(JobEnvironment job, const std::string& id) {
+    if (job.world_size == 1) return job;
+    job.job_id = fmt::format("{} {}", name_of(job.launcher), id);
+    job.candidates = candidates_at(master_address(job), env_number("MASTER_PORT", 1, 65535).value_or(port_from(job.job_id)));
+    return job;
+}
+
+std::string first_of(std::initializer_list<const char*> names) {
+    for (const char* name : names) {
+        if (const auto value = env_text(name)) return *value;
+    }
+    return "";
+}
+
+JobEnvironment from_slurm() {
+    JobEnvironment job = ranks_from(Launcher::slurm, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "");
+    if (env_number("SLURM_STEP_NUM_NODES", 1, max_world_size).value_or(0) == 1) job.local_world_size = job.world_size;
+    return from_mpi(job, fmt::format("{}.{}", first_of({"SLURM_JOB_ID", "SLURM_JOBID"}), *env_text("SLURM_STEP_ID")));
+}
+
+JobEnvironment found() {
+    if (env_text("TESSERA_RANK")) return from_tessera();
+    if (env_text("RANK") && env_text("WORLD_SIZE")) return from_torchrun();
+    if (env_text("OMPI_COMM_WORLD_RANK")) {
+        return from_mpi(ranks_from(Launcher::open_mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                                   "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+                        first_of({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"}));
+    }
+    if (env_text("PMI_RANK") && env_text("PMI_SIZE")) {
+        return from_mpi(
+            ranks_from(Launcher::pmi, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+            first_of({"PMI_ID", "HYDI_CONTROL_FD", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"}));
+    }
+    // Inside a batch script but outside a step SLURM_PROCID is set too: that script is no rank.
+    if (env_text("SLURM_PROCID") && env_text("SLURM_STEP_ID") && env_text("SLURM_STEP_NUM_TASKS")) return from_slurm();
+    return {};
+}
+
+}  // namespace
+
+std::string_view name_of(Launcher launcher) {
+    switch (launcher) {
+        case Launcher::none: return "no launcher";
+        case Launcher::tessera: return "tessera run";
+        case Launcher::torchrun: return "torchrun";
+        case Launcher::open_mpi: return "mpirun (Open MPI)";
+        case Launcher::pmi: return "mpirun (PMI)";
+        case Launcher::slurm: return "srun";
+    }
+    return "";
+}
+
+JobEnvironment JobEnvironment::detect() {
+    JobEnvironment job = found();
+    if (job.local_world_size == 0) job.local_world_size = 1;
+    if (job.launcher != Launcher::none) {
+        // Said explicitly, they win over what was derived.
+        if (const auto uri = env_text("TESSERA_STORE")) job.store_uri = *uri;
+        if (const auto id = env_text("TESSERA_JOB_ID")) job.job_id = *id;
+        if (const auto epoch = env_number("TESSERA_EPOCH", 0, INT64_MAX)) job.epoch = static_cast<uint64_t>(*epoch);
+    }
+    return job;
+}
+
+std::string first_host(std::string_view node_list) {
+    const size_t end = node_list.find_first_of(",[");
+    std::string host(node_list.substr(0, end));
+    if (end == std::string_view::npos || node_list[end] == ',') return host;
+    const std::string_view range = node_list.substr(end + 1);
+    host += range.substr(0, range.find_first_of("-,]"));
+    return host;
+}
+
+}  // namespace tsr

@@ -1,0 +1,40 @@
+// What the launcher tells a process through its environment: which rank it is, of how many, and where the ranks meet.
+// Known, in this order: `tessera run` (TESSERA_RANK), torchrun and those who set its variables (RANK), Open MPI's
+// mpirun (OMPI_COMM_WORLD_RANK), MPICH's and Intel's (PMI_RANK), srun (SLURM_PROCID inside a step); else one rank alone.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "store/address.hpp"
+
+namespace tsr {
+
+enum class Launcher { none, tessera, torchrun, open_mpi, pmi, slurm };
+
+[[nodiscard]] std::string_view name_of(Launcher launcher);
+
+struct JobEnvironment {
+    Launcher launcher = Launcher::none;
+    int rank = 0;
+    int world_size = 1;
+    int local_rank = 0;
+    int local_world_size = 1;
+    std::string job_id;  // the same for all ranks, different for jobs that could meet on one host
+    uint64_t epoch = 0;  // restart round
+
+    // Where the ranks meet. Not empty: an agent serves this store. Empty: rank 0 serves it on the first free one of
+    // `candidates`, and the others look for it there, telling other jobs' stores apart by the handshake.
+    std::string store_uri;
+    std::vector<Address> candidates;
+
+    // Throws INVALID_ARGUMENT that names the variable which is missing or cannot be understood.
+    [[nodiscard]] static JobEnvironment detect();
+};
+
+// The first host of a Slurm node list: "node[07-09,12],x" -> "node07".
+[[nodiscard]] std::string first_host(std::string_view node_list);
+
+}  // namespace tsr

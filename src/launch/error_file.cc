@@ -1,0 +1,109 @@
+#include "launch/error_file.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+
+#include "base/env.hpp"
+#include "base/error.hpp"
+#include "base/fd.hpp"
+#include "base/json.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr size_t max_file_bytes = size_t{1} << 20;
+
+// JSON must be UTF-8; a message that is not still deserves to be read.
+std::string readable_text(std::string_view text) {
+    std::string out(text.substr(0, max_file_bytes / 4));
+    while (!out.empty() && text.size() > out.size() && (static_cast<unsigned char>(out.back()) & 0xc0) == 0x80) {
+        out.pop_back();  // do not end inside a character
+    }
+    if (is_utf8(out)) return out;
+    for (char& c : out) {
+        if (static_cast<unsigned char>(c) >= 0x80) c = '?';
+    }
+    return out;
+}
+
+double now_seconds() {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// Both launchers' forms: {"message": {"message": m, "extraInfo": {...}}} and {"message": m}.
+RecordedError parse(const std::string& text, const std::string& path) {
+    RecordedError error;
+    const Json document = Json::parse(text, path);
+    const Json* body = &document.at("message");
+    if (body->is(Json::Kind::object)) {
+        const Json* extra = body->find("extraInfo");
+        if (extra != nullptr) {
+            if (const Json* stack = extra->find("py_callstack")) error.traceback = stack->as_string();
+            if (const Json* stamp = extra->find("timestamp")) {
+                if (stamp->is(Json::Kind::string)) {
+                    const std::string& digits = stamp->as_string();
+                    std::from_chars(digits.data(), digits.data() + digits.size(), error.timestamp);
+                } else {
+                    error.timestamp = stamp->as_double();
+                }
+            }
+        }
+        body = &body->at("message");
+    }
+    error.message = body->as_string();
+    return error;
+}
+
+}  // namespace
+
+void record_error(std::string_view message, std::string_view traceback) {
+    auto path = env_text("TESSERA_ERROR_FILE");
+    if (!path) path = env_text("TORCHELASTIC_ERROR_FILE");
+    static std::atomic<bool> recorded{false};  // of this process, as its environment is
+    if (recorded.exchange(true) || !path) return;
+
+    Json extra{Json::Object{}};
+    extra.set("py_callstack", readable_text(traceback));
+    extra.set("timestamp", fmt::format("{:.6f}", now_seconds()));
+    Json body{Json::Object{}};
+    body.set("message", readable_text(message));
+    body.set("extraInfo", std::move(extra));
+    Json document{Json::Object{}};
+    document.set("message", std::move(body));
+    const std::string text = document.dump() + "\n";
+
+    // A draft first: the agent never reads half of it.
+    const std::string draft = fmt::format("{}.{}", *path, ::getpid());
+    const Fd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!file.valid()) throw os_error(fmt::format("writing the error file {}", draft), errno);
+    const ssize_t written = ::write(file.get(), text.data(), text.size());
+    const int failure = written < 0 ? errno : ENOSPC;
+    if (written != static_cast<ssize_t>(text.size()) || ::rename(draft.c_str(), path->c_str()) != 0) {
+        ::unlink(draft.c_str());
+        throw os_error(fmt::format("writing the error file {}", *path), failure);
+    }
+}
+
+std::optional<RecordedError> read_error_file(const std::string& path) {
+    const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    struct stat info {};
+    if (!file.valid() || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
+    std::string text(std::min(static_cast<size_t>(info.st_size), max_file_bytes), '\0');
+    const ssize_t got = ::pread(file.get(), text.data(), text.size(), 0);
+    if (got != static_cast<ssize_t>(text.size())) return std::nullopt;
+    try {
+        return parse(text, path);
+    } catch (const Error&) {
+        return std::nullopt;
+    }
+}
+
+}  // namespace tsr

@@ -1,0 +1,14 @@
+// From the environment to a communicator, under any launcher.
+#pragma once
+
+#include <memory>
+
+#include "comm/communicator.hpp"
+
+namespace tsr {
+
+// Collective. The n-th call in one process meets the n-th call in the others. Throws INVALID_ARGUMENT (the environment
+// is contradictory), PERMISSION (token), TIMEOUT (rank 0 or another rank never came), IO.
+[[nodiscard]] std::shared_ptr<Communicator> communicator_from_environment(const CommOptions& options);
+
+}  // namespace tsr

@@ -1,0 +1,144 @@
+#include "launch/meeting.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "base/env.hpp"
+#include "base/error.hpp"
+#include "store/server.hpp"
+#include "store/tcp_store.hpp"
+
+namespace tsr {
+
+namespace {
+
+// At the end of rank 0's process the server stays this long for ranks that have not yet left.
+constexpr milliseconds farewell{2000};
+// Until then a store that refuses this process's token may be another job's that has one of our ports.
+constexpr milliseconds patience_with_strangers{10000};
+
+StoreOptions options_for(const JobEnvironment& job, milliseconds timeout) {
+    StoreOptions options = StoreOptions::from_environment();
+    options.job_id = job.job_id;
+    options.epoch = job.epoch;
+    options.timeout = timeout;
+    return options;
+}
+
+std::shared_ptr<StoreServer> serve(const JobEnvironment& job) {
+    const StoreOptions options = options_for(job, milliseconds{1});
+    std::string taken;
+    for (const Address& candidate : job.candidates) {
+        const std::string host = env_text("TESSERA_STORE_BIND").value_or(candidate.host);
+        try {
+            return StoreServer::start(host, candidate.port, options);
+        } catch (const Error& error) {
+            if (error.record()->native_code == EADDRNOTAVAIL) {
+                throw Error(Code::io, fmt::format("rank 0 cannot serve the store on {}: no such address on this host; is "
+                                                  "rank 0 on the host that MASTER_ADDR names? TESSERA_STORE_BIND sets "
+                                                  "another address to listen on",
+                                                  host))
+                    .caused_by(error);
+            }
+            if (error.record()->native_code != EADDRINUSE) throw;
+            taken += fmt::format("{}{}", taken.empty() ? "" : ", ", candidate.port);
+        }
+    }
+    throw Error(Code::io, fmt::format("rank 0 cannot serve the store: the ports {} are all in use; set TESSERA_STORE_PORT "
+                                      "to a free one for all ranks",
+                                      taken));
+}
+
+// Looks for rank 0's store on the candidate ports, round and round.
+std::shared_ptr<Store> find_store(const JobEnvironment& job, milliseconds timeout) {
+    const Deadline deadline = Deadline::in(timeout);
+    const Deadline patience = Deadline::in(std::min(timeout, patience_with_strangers));
+    if (job.candidates.size() == 1) return Store::open(job.candidates.front().uri(), options_for(job, timeout));
+    for (milliseconds pause{5};; pause = std::min(pause * 2, poll_slice)) {
+        std::optional<Error> refused;
+        std::optional<Error> last;
+        for (const Address& candidate : job.candidates) {
+            try {
+                // Long enough for one connection and its handshake, short enough to look at the next in time.
+                return connect_tcp_store(candidate, options_for(job, timeout),
+                                         Deadline::in(milliseconds{2000}).earlier(deadline));
+            } catch (const Error& error) {
+                if (error.code() == Code::interrupted) throw;
+                const bool stranger = error.code() == Code::permission || error.code() == Code::version;
+                (stranger ? refused : last) = error;
+            }
+        }
+        if (refused && patience.expired()) throw *refused;
+        if (deadline.expired()) {
+            throw Error(Code::timeout,
+                        fmt::format("rank {} found no store of rank 0 at {} (and the {} ports after it) within {} ms: has "
+                                    "rank 0 started, and does it run on that host?",
+                                    job.rank, job.candidates.front().uri(), job.candidates.size() - 1, timeout.count()))
+                .with_rank(job.rank)
+                .with_peer(0)
+                .caused_by(*last);
+        }
+        poll_interrupt();
+        std::this_thread::sleep_for(pause);
+    }
+}
+
+// The environment belongs to the process, and so does what is made of it: the server in rank 0 and the number of calls.
+class Meeting {
+   public:
+    ~Meeting() {
+        if (!server_ || owner_ != ::getpid()) return;
+        const Deadline deadline = Deadline::in(farewell);
+        while (server_->census().clients > 0 && !deadline.expired()) std::this_thread::sleep_for(milliseconds{5});
+    }
+
+    std::shared_ptr<Store> store(const JobEnvironment& job, milliseconds timeout) {
+        const std::lock_guard lock(mutex_);
+        if (std::shared_ptr<Store> open = store_.lock()) return open;
+        std::shared_ptr<Store> fresh;
+        if (!job.store_uri.empty()) {
+            fresh = Store::open(job.store_uri, options_for(job, timeout));
+        } else if (job.rank == 0) {
+            if (!server_) server_ = serve(job);
+            fresh = Store::open(server_->uri(), options_for(job, timeout));
+        } else {
+            fresh = find_store(job, timeout);
+        }
+        store_ = fresh;
+        return fresh;
+    }
+
+    int next_call() {
+        const std::lock_guard lock(mutex_);
+        return calls_++;
+    }
+
+   private:
+    std::mutex mutex_;  // guards what follows
+    std::shared_ptr<StoreServer> server_;
+    std::weak_ptr<Store> store_;
+    int calls_ = 0;
+    pid_t owner_ = ::getpid();
+};
+
+Meeting& meeting() {
+    static Meeting instance;
+    return instance;
+}
+
+}  // namespace
+
+std::shared_ptr<Store> store_from_environment(const JobEnvironment& job, milliseconds timeout) {
+    return meeting().store(job, timeout);
+}
+
+int next_meeting() { return meeting().next_call(); }
+
+}  // namespace tsr

@@ -1,0 +1,19 @@
+// Where the ranks of a process's environment meet: an agent's store, or one that rank 0 serves from the first call to the
+// end of its process, so that later communicators and slow peers still find it.
+#pragma once
+
+#include <memory>
+
+#include "launch/environment.hpp"
+#include "store/store.hpp"
+
+namespace tsr {
+
+// Serves or connects; all callers of a process share the client. Throws PERMISSION (token), TIMEOUT (rank 0 never
+// came), IO (no free port).
+[[nodiscard]] std::shared_ptr<Store> store_from_environment(const JobEnvironment& job, milliseconds timeout);
+
+// Counts the communicators that this process made of its environment: the n-th meets the n-th of the other ranks.
+[[nodiscard]] int next_meeting();
+
+}  // namespace tsr

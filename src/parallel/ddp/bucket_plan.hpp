@@ -1,0 +1,42 @@
+// Which gradients are reduced together: arithmetic on sizes alone, so that every rank finds the same plan without a
+// message. Parameters are taken in reverse order of registration, the order in which a backward pass finishes them; a
+// bucket holds one dtype and closes as soon as it reaches its limit. Gradients lie in the bucket one after another, each
+// at a multiple of 64 bytes:
+//
+//     bucket 0 (f32)                           bucket 1 (f32)
+//     | fc2.bias | pad | fc2.weight     |      | fc1.bias | fc1.weight             |
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "tensor/tensor.hpp"
+
+namespace tsr {
+
+struct BucketLimits {
+    size_t first_bytes;  // of the first bucket of each dtype: small, so that communication begins early
+    size_t bytes;        // of the others
+};
+
+struct Bucket {
+    struct Slot {
+        size_t param;   // index of registration
+        size_t offset;  // bytes from the bucket's beginning
+    };
+    DType dtype = DType::f32;
+    std::vector<Slot> slots;
+    size_t size = 0;  // bytes, padding included; 0 if every parameter in it is empty
+};
+
+inline constexpr size_t slot_alignment = 64;  // a cache line, and the widest vector
+
+// Buckets in the order in which a reverse pass completes them: the order in which they are launched.
+[[nodiscard]] std::vector<Bucket> plan_buckets(std::span<const Tensor> params, BucketLimits limits);
+
+// "bucket 5", alive as long as the program.
+[[nodiscard]] std::string_view bucket_label(size_t index);
+
+}  // namespace tsr

@@ -1,0 +1,285 @@
+// Every collective against a plain reference, over worlds, dtypes, operations, sizes and kinds of memory. Inputs are
+// small integers, so that every order of every dtype gives the same exact result; the order itself is tested apart.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/communicator.hpp"
+#include "ranks.hpp"
+#include "values.hpp"
+
+namespace tsr::testing {
+namespace {
+
+// --- where a test's tensors live
+
+enum class Memory { foreign, buffers, mixed };
+
+// Bytes for one tensor of one rank.
+class Place {
+   public:
+    Place(Communicator& comm, Memory memory, size_t size) {
+        const bool shared = memory == Memory::buffers || (memory == Memory::mixed && comm.rank() % 2 == 0);
+        // Every rank must take part in the allocation, also one that then uses its own memory.
+        if (memory != Memory::foreign) buffer_ = comm.allocate(size);
+        if (shared) {
+            data_ = buffer_->data();
+        } else {
+            own_.resize(size + 1);
+            data_ = own_.data();
+        }
+    }
+    [[nodiscard]] std::byte* data() const { return data_; }
+
+   private:
+    std::shared_ptr<Buffer> buffer_;
+    std::vector<std::byte> own_;
+    std::byte* data_ = nullptr;
+};
+
+Tensor view(const Place& place, DType dtype, size_t count, size_t offset = 0) {
+    return {place.data() + offset * size_of(dtype), Dims{static_cast<int64_t>(count)}, dtype, {}};
+}
+
+void fill(const Tensor& tensor, int rank) {
+    for (int64_t i = 0; i < tensor.numel(); ++i) put(tensor, i, input_value(rank, i));
+}
+
+void clear(const Tensor& tensor) {
+    if (tensor.size_bytes() > 0) std::memset(tensor.data, 0x5a, tensor.size_bytes());
+}
+
+struct Case {
+    int world;
+    Memory memory;
+};
+
+class Collectives : public ::testing::TestWithParam<Case> {
+   protected:
+    void on_ranks(const std::function<void(Communicator&)>& body) {
+        expect_all_well(run_ranks(GetParam().world, test_options(), body));
+    }
+    // Sizes (elements a rank) that meet each way: empty, tiny, one-shot, staged or direct, several segments, odd.
+    [[nodiscard]] static std::vector<size_t> sizes() { return {0, 1, 7, 1023, 70001, (size_t{1} << 18) + 3}; }
+};
+
+constexpr DType all_dtypes[] = {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i8, DType::u8, DType::i32, DType::i64};
+constexpr ReduceOp all_ops[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max, ReduceOp::prod};
+
+Request reduction(Collective collective, std::span<const Tensor> in, std::span<const Tensor> out, ReduceOp op, int root = -1) {
+    return {collective, in, out, op, root, 0, {}};
+}
+
+TEST_P(Collectives, AllReduceGivesEveryDtypeAndOp) {
+    on_ranks([&](Communicator& comm) {
+        const Place place(comm, GetParam().memory, 70001 * 8);
+        for (const DType dtype : all_dtypes) {
+            for (const ReduceOp op : all_ops) {
+                for (const size_t count : {size_t{3}, size_t{1023}, size_t{70001}}) {
+                    const Tensor tensor = view(place, dtype, count);
+                    fill(tensor, comm.rank());
+                    comm.run(reduction(Collective::all_reduce, {}, {&tensor, 1}, op));
+                    for (size_t i = 0; i < count; ++i) {
+                        const auto at = static_cast<int64_t>(i);
+                        ASSERT_EQ(get(tensor, at), expected_value(comm.world_size(), at, dtype, op))
+                            << name_of(dtype) << " " << name_of(op) << " element " << i << " of " << count;
+                    }
+                }
+            }
+        }
+    });
+}
+
+TEST_P(Collectives, AllReduceOfEverySize) {
+    on_ranks([&](Communicator& comm) {
+        for (const size_t count : sizes()) {
+            const Place place(comm, GetParam().memory, count * 4 + 64);
+            for (const size_t offset : {size_t{0}, size_t{3}}) {
+                const Tensor tensor = view(place, DType::f32, count, offset);
+                for (int repeat = 0; repeat < 3; ++repeat) {
+                    fill(tensor, comm.rank());
+                    comm.run(reduction(Collective::all_reduce, {}, {&tensor, 1}, ReduceOp::sum));
+                    for (size_t i = 0; i < count; ++i) {
+                        const auto at = static_cast<int64_t>(i);
+                        ASSERT_EQ(get(tensor, at), expected_value(comm.world_size(), at, DType::f32, ReduceOp::sum))
+                            << i << " of " << count;
+                    }
+                }
+            }
+        }
+    });
+}
+
+TEST_P(Collectives, ListsOfTensorsAreReducedAndBroadcastTogether) {
+    on_ranks([&](Communicator& comm) {
+        const Place place(comm, GetParam().memory, size_t{4} << 20);
+        // Gaps, neighbours and empty ones; together more than a segment.
+        std::vector<Tensor> list;
+        size_t at = 0;
+        for (const size_t count : {5, 0, 1000, 70001, 1, 64, 130000}) {
+            list.push_back(view(place, DType::f32, count, at));
+            at += count + (list.size() % 2);
+        }
+        for (const Tensor& tensor : list) fill(tensor, comm.rank());
+        comm.run(reduction(Collective::all_reduce, {}, list, ReduceOp::max));
+        for (const Tensor& tensor : list) {
+            for (int64_t i = 0; i < tensor.numel(); ++i) {
+                ASSERT_EQ(get(tensor, i), expected_value(comm.world_size(), i, DType::f32, ReduceOp::max));
+            }
+        }
+        const int root = comm.world_size() - 1;
+        for (const Tensor& tensor : list) fill(tensor, comm.rank());
+        comm.run(reduction(Collective::broadcast, {}, list, ReduceOp::none, root));
+        for (const Tensor& tensor : list) {
+            for (int64_t i = 0; i < tensor.numel(); ++i) ASSERT_EQ(get(tensor, i), input_value(root, i));
+        }
+        comm.run(reduction(Collective::all_reduce, {}, {}, ReduceOp::sum));
+    });
+}
+
+TEST_P(Collectives, ReduceScatter) {
+    on_ranks([&](Communicator& comm) {
+        const auto n = static_cast<size_t>(comm.world_size());
+        const auto rank = static_cast<size_t>(comm.rank());
+        for (const size_t count : sizes()) {
+            const Place in_place(comm, GetParam().memory, n * count * 4);
+            const Place out_place(comm, GetParam().memory, count * 4);
+            const Tensor input = view(in_place, DType::i32, n * count);
+            for (const bool in_part : {false, true}) {
+                const Tensor output = in_part ? view(in_place, DType::i32, count, rank * count) : view(out_place, DType::i32, count);
+                fill(input, comm.rank());
+                comm.run(reduction(Collective::reduce_scatter, {&input, 1}, {&output, 1}, ReduceOp::sum));
+                for (size_t i = 0; i < count; ++i) {
+                    ASSERT_EQ(get(output, static_cast<int64_t>(i)),
+                              expected_value(comm.world_size(), static_cast<int64_t>(rank * count + i), DType::i32, ReduceOp::sum))
+                        << i << " of " << count;
+                }
+            }
+        }
+    });
+}
+
+TEST_P(Collectives, AllGather) {
+    on_ranks([&](Communicator& comm) {
+        const auto n = static_cast<size_t>(comm.world_size());
+        const auto rank = static_cast<size_t>(comm.rank());
+        for (const size_t count : sizes()) {
+            const Place in_place(comm, GetParam().memory, count * 4);
+            const Place out_place(comm, GetParam().memory, n * count * 4);
+            const Tensor output = view(out_place, DType::f32, n * count);
+            for (const bool in_part : {false, true}) {
+                const Tensor input = in_part ? view(out_place, DType::f32, count, rank * count) : view(in_place, DType::f32, count);
+                clear(output);
+                fill(input, comm.rank());
+                comm.run(reduction(Collective::all_gather, {&input, 1}, {&output, 1}, ReduceOp::none));
+                for (size_t i = 0; i < n * count; ++i) {
+                    ASSERT_EQ(get(output, static_cast<int64_t>(i)),
+                              input_value(static_cast<int>(i / count), static_cast<int64_t>(i % count)));
+                }
+            }
+        }
+    });
+}
+
+TEST_P(Collectives, AllGatherOfDifferentLengths) {
+    on_ranks([&](Communicator& comm) {
+        const auto n = static_cast<size_t>(comm.world_size());
+        for (const size_t base : {size_t{0}, size_t{5}, size_t{80000}}) {
+            std::vector<size_t> lengths;
+            size_t total = 0;
+            for (size_t r = 0; r < n; ++r) lengths.push_back((r % 3) * base + r), total += lengths.back();
+            const Place in_place(comm, GetParam().memory, *std::max_element(lengths.begin(), lengths.end()) * 4);
+            const Place out_place(comm, GetParam().memory, total * 4);
+            std::vector<Tensor> outputs;
+            size_t at = 0;
+            for (const size_t length : lengths) outputs.push_back(view(out_place, DType::f32, length, at)), at += length;
+            const Tensor input = view(in_place, DType::f32, lengths[static_cast<size_t>(comm.rank())]);
+            fill(input, comm.rank());
+            comm.run(reduction(Collective::all_gather_v, {&input, 1}, outputs, ReduceOp::none));
+            for (size_t r = 0; r < n; ++r) {
+                for (int64_t i = 0; i < outputs[r].numel(); ++i) {
+                    ASSERT_EQ(get(outputs[r], i), input_value(static_cast<int>(r), i));
+                }
+            }
+        }
+    });
+}
+
+TEST_P(Collectives, BroadcastReduceGatherScatterFromEveryRoot) {
+    on_ranks([&](Communicator& comm) {
+        const auto n = static_cast<size_t>(comm.world_size());
+        for (const size_t count : sizes()) {
+            const Place small(comm, GetParam().memory, count * 4);
+            const Place other(comm, GetParam().memory, count * 4);
+            const Place large(comm, GetParam().memory, n * count * 4);
+            const Tensor part = view(small, DType::f32, count);
+            const Tensor result = view(other, DType::f32, count);
+            const Tensor whole = view(large, DType::f32, n * count);
+            for (int root = 0; root < comm.world_size(); ++root) {
+                const bool is_root = comm.rank() == root;
+                const auto only_on_root = [&](const Tensor& tensor) {
+                    return std::span<const Tensor>(&tensor, is_root ? 1 : 0);
+                };
+                fill(part, comm.rank());
+                comm.run(reduction(Collective::broadcast, {}, {&part, 1}, ReduceOp::none, root));
+                for (size_t i = 0; i < count; ++i) {
+                    ASSERT_EQ(get(part, static_cast<int64_t>(i)), input_value(root, static_cast<int64_t>(i)));
+                }
+                fill(part, comm.rank());
+                comm.run(reduction(Collective::reduce, {&part, 1}, only_on_root(result), ReduceOp::sum, root));
+                for (size_t i = 0; is_root && i < count; ++i) {
+                    ASSERT_EQ(get(result, static_cast<int64_t>(i)),
+                              expected_value(comm.world_size(), static_cast<int64_t>(i), DType::f32, ReduceOp::sum));
+                }
+                comm.run(reduction(Collective::gather, {&part, 1}, only_on_root(whole), ReduceOp::none, root));
+                for (size_t i = 0; is_root && i < n * count; ++i) {
+                    ASSERT_EQ(get(whole, static_cast<int64_t>(i)),
+                              input_value(static_cast<int>(i / count), static_cast<int64_t>(i % count)));
+                }
+                fill(whole, comm.rank());
+                comm.run(reduction(Collective::scatter, only_on_root(whole), {&result, 1}, ReduceOp::none, root));
+                for (size_t i = 0; i < count; ++i) {
+                    ASSERT_EQ(get(result, static_cast<int64_t>(i)),
+                              input_value(root, static_cast<int64_t>(static_cast<size_t>(comm.rank()) * count + i)));
+                }
+            }
+        }
+    });
+}
+
+TEST_P(Collectives, AllToAll) {
+    on_ranks([&](Communicator& comm) {
+        const auto n = static_cast<size_t>(comm.world_size());
+        for (const size_t count : sizes()) {
+            const Place in_place(comm, GetParam().memory, n * count * 4);
+            const Place out_place(comm, GetParam().memory, n * count * 4);
+            const Tensor input = view(in_place, DType::f32, n * count);
+            const Tensor output = view(out_place, DType::f32, n * count);
+            fill(input, comm.rank());
+            clear(output);
+            comm.run(reduction(Collective::all_to_all, {&input, 1}, {&output, 1}, ReduceOp::none));
+            for (size_t i = 0; i < n * count; ++i) {
+                ASSERT_EQ(get(output, static_cast<int64_t>(i)),
+                          input_value(static_cast<int>(i / count),
+                                      static_cast<int64_t>(static_cast<size_t>(comm.rank()) * count + i % count)));
+            }
+        }
+    });
+}
+
+std::string case_name(const ::testing::TestParamInfo<Case>& info) {
+    const char* memory[] = {"Foreign", "Buffers", "Mixed"};
+    return std::to_string(info.param.world) + memory[static_cast<int>(info.param.memory)];
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, Collectives,
+                         ::testing::Values(Case{1, Memory::foreign}, Case{1, Memory::buffers}, Case{2, Memory::foreign},
+                                           Case{2, Memory::buffers}, Case{2, Memory::mixed}, Case{3, Memory::foreign},
+                                           Case{3, Memory::buffers}, Case{4, Memory::foreign}, Case{4, Memory::buffers},
+                                           Case{4, Memory::mixed}, Case{5, Memory::foreign}, Case{5, Memory::buffers},
+                                           Case{8, Memory::foreign}, Case{8, Memory::buffers}, Case{8, Memory::mixed}),
+                         case_name);
+
+}  // namespace
+}  // namespace tsr::testing

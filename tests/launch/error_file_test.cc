@@ -1,0 +1,70 @@
+#include "launch/error_file.hpp"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "base/json.hpp"
+#include "processes.hpp"
+
+namespace tsr {
+namespace {
+
+class ErrorFile : public ::testing::Test {
+   protected:
+    void write(const std::string& text) const { std::ofstream(path_) << text; }
+    testing::TemporaryDirectory directory_;
+    std::string path_ = (directory_.path() / "error.json").string();
+};
+
+TEST_F(ErrorFile, FirstErrorOfAProcessIsReadBack) {
+    testing::Child child = testing::in_child({{"TESSERA_ERROR_FILE", path_}}, [] {
+        record_error("ValueError: loss is \"nan\"", "  File train.py, line 3\n  in step");
+        record_error("a later one", "");
+    });
+    ASSERT_EQ(child.wait(), 0);
+    const auto error = read_error_file(path_);
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->message, "ValueError: loss is \"nan\"");
+    EXPECT_EQ(error->traceback, "  File train.py, line 3\n  in step");
+    EXPECT_GT(error->timestamp, 1.7e9);
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1) << "no draft is left";
+}
+
+TEST_F(ErrorFile, TorchelasticsVariableServesToo) {
+    testing::Child child =
+        testing::in_child({{"TORCHELASTIC_ERROR_FILE", path_}}, [] { record_error("boom", ""); });
+    ASSERT_EQ(child.wait(), 0);
+    EXPECT_EQ(read_error_file(path_).value().message, "boom");
+}
+
+TEST_F(ErrorFile, WithoutALauncherNothingHappens) {
+    testing::Child child = testing::in_child({}, [] { record_error("boom", ""); });
+    EXPECT_EQ(child.wait(), 0);
+}
+
+TEST_F(ErrorFile, TextThatIsNotUtf8StaysReadable) {
+    testing::Child child =
+        testing::in_child({{"TESSERA_ERROR_FILE", path_}}, [] { record_error("bad \xff byte", "\xc3"); });
+    ASSERT_EQ(child.wait(), 0);
+    EXPECT_EQ(read_error_file(path_).value().message, "bad ? byte");
+}
+
+TEST_F(ErrorFile, OtherWritersFormsAreUnderstood) {
+    write(R"({"message": "plain"})");
+    EXPECT_EQ(read_error_file(path_).value().message, "plain");
+    write(R"({"message": {"message": "m", "extraInfo": {"py_callstack": "s", "timestamp": 12}}})");
+    EXPECT_EQ(read_error_file(path_).value().timestamp, 12.0);
+}
+
+TEST_F(ErrorFile, BrokenFilesAreNoError) {
+    EXPECT_FALSE(read_error_file(path_));
+    for (const char* text : {"", "{", "[]", "{\"message\": 3}", "{\"message\": {\"message\": \"half"}) {
+        write(text);
+        EXPECT_FALSE(read_error_file(path_)) << text;
+    }
+}
+
+}  // namespace
+}  // namespace tsr
