@@ -1,6 +1,7 @@
 // What each opaque handle of types.h is. Magic words are ASCII of the type's name.
 #pragma once
 
+#include "checkpoint/saver.hpp"
 #include "comm/communicator.hpp"
 #include "comm/mesh.hpp"
 #include "data/sampler.hpp"
@@ -20,6 +21,9 @@ struct tsr_layout : tsr::capi::Handle<tsr::Layout, 0x545352'4c41594f> {};
 struct tsr_optimizer : tsr::capi::Handle<tsr::Optimizer, 0x545352'4f5054494d> {};
 struct tsr_sampler : tsr::capi::Handle<tsr::Sampler, 0x545352'53414d504c> {};
 struct tsr_ddp : tsr::capi::Handle<tsr::Ddp, 0x545352'444450> {};
+struct tsr_state : tsr::capi::Handle<tsr::State, 0x545352'5354415445> {};
+struct tsr_saver : tsr::capi::Handle<tsr::Saver, 0x545352'5341564552> {};
+struct tsr_checkpoint : tsr::capi::Handle<const tsr::Checkpoint, 0x545352'43484543> {};
 
 namespace tsr::capi {
 

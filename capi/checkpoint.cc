@@ -1,0 +1,161 @@
+// tessera/checkpoint.h: savers and committed checkpoints.
+#include "tessera/checkpoint.h"
+
+#include "base/env.hpp"
+#include "handles.hpp"
+
+namespace {
+
+using namespace tsr::capi;
+
+tsr_saver_options default_saver_options() {
+    tsr_saver_options options{};
+    options.struct_size = sizeof options;
+    options.timeout_ms = static_cast<int32_t>(tsr::env_number("TESSERA_TIMEOUT_MS", 1, INT32_MAX).value_or(600000));
+    return options;
+}
+
+constexpr tsr_load_options default_load_options{
+    .struct_size = sizeof(tsr_load_options), .verify = 1, .allow_missing = 0, .allow_unexpected = 0, .allow_cast = 0};
+
+tsr::SaverOptions saver_options_in(const tsr_saver_options* options) {
+    const auto o = options_in(options, default_saver_options(), "options");
+    if (o.timeout_ms <= 0) {
+        throw tsr::Error(tsr::Code::invalid_argument, fmt::format("timeout_ms is {}; it is above 0", o.timeout_ms));
+    }
+    tsr::SaverOptions out;
+    out.keep_latest = o.keep_latest;
+    out.timeout = tsr::milliseconds{o.timeout_ms};
+    out.writer = {fmt::format("tessera {}", tsr_version()), o.writer != nullptr ? o.writer : "c",
+                  o.writer_version != nullptr ? o.writer_version : ""};
+    for (const std::string& text : {out.writer.language, out.writer.version}) {
+        if (!tsr::is_utf8(text)) throw tsr::Error(tsr::Code::invalid_argument, "the writer's name is not UTF-8");
+    }
+    return out;
+}
+
+tsr::Allow allow(int32_t value, const char* what) { return flag(value, what) ? tsr::Allow::yes : tsr::Allow::no; }
+
+tsr::LoadOptions load_options_in(const tsr_load_options* options) {
+    const auto o = options_in(options, default_load_options, "options");
+    tsr::LoadOptions out;
+    out.verify = flag(o.verify, "verify") ? tsr::Verify::blocks : tsr::Verify::none;
+    out.missing = allow(o.allow_missing, "allow_missing");
+    out.unexpected = allow(o.allow_unexpected, "allow_unexpected");
+    out.cast = allow(o.allow_cast, "allow_cast");
+    return out;
+}
+
+}  // namespace
+
+extern "C" {
+
+tsr_status tsr_saver_options_init(tsr_saver_options* options, size_t struct_size) {
+    return guard([&] {
+        const tsr_saver_options defaults = default_saver_options();
+        write_options(options, struct_size, &defaults, sizeof defaults, "options");
+    });
+}
+
+tsr_status tsr_saver_create(tsr_comm* comm, const char* root, const tsr_saver_options* options, tsr_saver** out) {
+    return guard([&] {
+        create(out, [&] {
+            const std::shared_ptr<tsr::Communicator> ranks = comm != nullptr ? object_of(comm, "comm") : nullptr;
+            return std::make_shared<tsr::Saver>(ranks, text(root, "root"), saver_options_in(options));
+        });
+    });
+}
+
+tsr_status tsr_saver_save(tsr_saver* saver, int64_t step, tsr_state* state) {
+    return guard([&] { object_of(saver, "saver")->save(step, *object_of(state, "state")); });
+}
+
+tsr_status tsr_saver_save_async(tsr_saver* saver, int64_t step, tsr_state* state, tsr_work** work) {
+    return guard([&] {
+        if (work != nullptr) *work = nullptr;
+        const auto& s = object_of(saver, "saver");
+        const auto& values = object_of(state, "state");
+        if (work == nullptr) {
+            (void)s->save_async(step, *values);
+        } else {
+            create(work, [&] { return s->save_async(step, *values); });
+        }
+    });
+}
+
+tsr_status tsr_saver_wait(tsr_saver* saver) {
+    return guard([&] { object_of(saver, "saver")->wait(); });
+}
+
+tsr_status tsr_saver_resume(tsr_saver* saver, tsr_state* state, int64_t* step) {
+    return guard([&] {
+        required(step, "step") = 0;
+        *step = object_of(saver, "saver")->resume(*object_of(state, "state"));
+    });
+}
+
+void tsr_saver_destroy(tsr_saver* saver) { destroy(saver); }
+
+tsr_status tsr_load_options_init(tsr_load_options* options, size_t struct_size) {
+    return options_init(options, struct_size, default_load_options, "options");
+}
+
+tsr_status tsr_checkpoint_open(const char* path, tsr_checkpoint** out) {
+    return guard([&] { create(out, [&] { return tsr::Checkpoint::open(text(path, "path")); }); });
+}
+
+tsr_status tsr_checkpoint_path(const tsr_checkpoint* checkpoint, char* out, size_t capacity, size_t* size) {
+    return guard([&] { text_out(object_of(checkpoint, "checkpoint")->path(), out, capacity, size); });
+}
+
+tsr_status tsr_checkpoint_manifest(const tsr_checkpoint* checkpoint, char* out, size_t capacity, size_t* size) {
+    return guard([&] { text_out(object_of(checkpoint, "checkpoint")->manifest_text(), out, capacity, size); });
+}
+
+tsr_status tsr_checkpoint_step(const tsr_checkpoint* checkpoint, int64_t* step) {
+    return guard([&] { required(step, "step") = object_of(checkpoint, "checkpoint")->manifest().step; });
+}
+
+tsr_status tsr_checkpoint_tensor_count(const tsr_checkpoint* checkpoint, size_t* count) {
+    return guard([&] { required(count, "count") = object_of(checkpoint, "checkpoint")->names().size(); });
+}
+
+tsr_status tsr_checkpoint_tensor(const tsr_checkpoint* checkpoint, size_t index, const char** name, tsr_dtype* dtype,
+                                 const int64_t** shape, int32_t* ndim) {
+    return guard([&] {
+        const auto& c = object_of(checkpoint, "checkpoint");
+        if (index >= c->names().size()) {
+            throw tsr::Error(tsr::Code::invalid_argument,
+                             fmt::format("tensor {} of {}; indices begin at 0", index, c->names().size()));
+        }
+        const std::string& found = c->names()[index];
+        const tsr::SavedTensor& tensor = *c->manifest().find(found);
+        required(name, "name") = found.c_str();
+        required(dtype, "dtype") = static_cast<tsr_dtype>(tensor.dtype);
+        required(shape, "shape") = tensor.shape.data();
+        required(ndim, "ndim") = tensor.shape.ndim();
+    });
+}
+
+tsr_status tsr_checkpoint_read(const tsr_checkpoint* checkpoint, const char* name, const tsr_tensor* tensor) {
+    return guard([&] {
+        object_of(checkpoint, "checkpoint")->read(text(name, "name"), tensor_in(tensor, "tensor"));
+    });
+}
+
+tsr_status tsr_checkpoint_load(const tsr_checkpoint* checkpoint, tsr_state* state, const tsr_load_options* options) {
+    return guard([&] {
+        (void)object_of(checkpoint, "checkpoint")->load(*object_of(state, "state"), load_options_in(options));
+    });
+}
+
+tsr_status tsr_checkpoint_verify(const tsr_checkpoint* checkpoint, int32_t full) {
+    return guard([&] {
+        object_of(checkpoint, "checkpoint")
+            ->check(flag(full, "full") ? tsr::Checkpoint::Depth::everything : tsr::Checkpoint::Depth::headers);
+    });
+}
+
+void tsr_checkpoint_destroy(tsr_checkpoint* checkpoint) { destroy(checkpoint); }
+
+}  // extern "C"

@@ -1,0 +1,250 @@
+// tessera/state.h: what a checkpoint saves and loads. Optimizers and samplers are adapted to StateSource here, because
+// checkpoint/ knows neither.
+#include "tessera/state.h"
+
+#include <charconv>
+
+#include "handles.hpp"
+
+namespace {
+
+using namespace tsr::capi;
+using tsr::Json;
+using tsr::Values;
+
+Json to_value(const tsr::Setting& setting) {
+    if (const auto* flag_value = std::get_if<bool>(&setting)) return Json(*flag_value);
+    if (const auto* integer = std::get_if<int64_t>(&setting)) return Json(*integer);
+    if (const auto* number = std::get_if<double>(&setting)) return tsr::double_value(*number);
+    Json::Array list;
+    for (const double number : std::get<std::vector<double>>(setting)) list.push_back(tsr::double_value(number));
+    return Json(std::move(list));
+}
+
+// Of the same type as `like`, which is the setting that it will replace.
+tsr::Setting to_setting(const Json& value, const tsr::Setting& like, const std::string& name) {
+    if (std::holds_alternative<bool>(like) && value.is(Json::Kind::boolean)) return value.as_bool();
+    if (std::holds_alternative<int64_t>(like)) return tsr::int_of(value, name);
+    if (std::holds_alternative<double>(like)) return tsr::double_of(value, name);
+    if (std::holds_alternative<std::vector<double>>(like) && value.is(Json::Kind::array)) {
+        std::vector<double> list;
+        for (const Json& number : value.as_array()) list.push_back(tsr::double_of(number, name));
+        return list;
+    }
+    throw tsr::Error(tsr::Code::mismatch, fmt::format("the saved setting '{}' is {}, of another type", name, value.dump()));
+}
+
+// "<prefix>.param_groups.0.<setting>"
+class OptimizerValues final : public tsr::StateSource {
+   public:
+    OptimizerValues(std::string prefix, std::shared_ptr<tsr::Optimizer> optimizer)
+        : prefix_(std::move(prefix)), optimizer_(std::move(optimizer)) {}
+
+    const std::string& prefix() const override { return prefix_; }
+
+    Values collect() const override {
+        Values values;
+        for (const auto& [name, setting] : optimizer_->settings()) values.emplace(full(name), to_value(setting));
+        return values;
+    }
+
+    void check(const Values& values) const override { (void)merged(values); }
+    void apply(const Values& values) override { optimizer_->load_settings(merged(values)); }
+
+   private:
+    std::string full(const std::string& name) const { return prefix_ + ".param_groups.0." + name; }
+
+    // What was not saved (a load may allow that) stays as it is.
+    tsr::Settings merged(const Values& values) const {
+        tsr::Settings settings = optimizer_->settings();
+        for (auto& [name, setting] : settings) {
+            const auto saved = values.find(full(name));
+            if (saved != values.end()) setting = to_setting(saved->second, setting, saved->first);
+        }
+        return settings;
+    }
+
+    std::string prefix_;
+    std::shared_ptr<tsr::Optimizer> optimizer_;
+};
+
+Json unsigned_value(uint64_t number) {
+    const Json json(number);
+    if (json.is(Json::Kind::int64)) return json;
+    Json tagged;
+    tagged.set("~", "int");
+    tagged.set("v", std::to_string(number));
+    return tagged;
+}
+
+uint64_t unsigned_of(const Json& value, const std::string& name) {
+    if (value.is(Json::Kind::int64) && value.as_int() >= 0) return static_cast<uint64_t>(value.as_int());
+    if (value.is(Json::Kind::object) && value.find("v") != nullptr && value.at("v").is(Json::Kind::string)) {
+        const std::string& digits = value.at("v").as_string();
+        uint64_t number = 0;
+        const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+        if (error == std::errc{} && end == digits.data() + digits.size()) return number;
+    }
+    throw tsr::Error(tsr::Code::mismatch, fmt::format("the saved '{}' is {}, not an unsigned number", name, value.dump()));
+}
+
+// "<prefix>.epoch", "<prefix>.consumed" and the order that they are a position in.
+class SamplerValues final : public tsr::StateSource {
+   public:
+    SamplerValues(std::string prefix, std::shared_ptr<tsr::Sampler> sampler)
+        : prefix_(std::move(prefix)), sampler_(std::move(sampler)) {}
+
+    const std::string& prefix() const override { return prefix_; }
+
+    Values collect() const override {
+        const tsr::SamplerState state = sampler_->state();
+        Values values;
+        values.emplace(full("length"), state.length);
+        values.emplace(full("seed"), unsigned_value(state.seed));
+        values.emplace(full("shuffle"), state.shuffle);
+        values.emplace(full("drop_last"), state.drop_last);
+        values.emplace(full("epoch"), state.epoch);
+        values.emplace(full("consumed"), state.consumed);
+        return values;
+    }
+
+    void check(const Values& values) const override {
+        tsr::Sampler copy = *sampler_;
+        copy.load_state(merged(values));
+    }
+    void apply(const Values& values) override { sampler_->load_state(merged(values)); }
+
+   private:
+    std::string full(const char* name) const { return prefix_ + "." + name; }
+
+    tsr::SamplerState merged(const Values& values) const {
+        tsr::SamplerState state = sampler_->state();
+        const auto take = [&](const char* name, auto&& set) {
+            const auto saved = values.find(full(name));
+            if (saved != values.end()) set(saved->second, saved->first);
+        };
+        const auto take_int = [&](const char* name, int64_t& out) {
+            take(name, [&](const Json& value, const std::string& what) { out = tsr::int_of(value, what); });
+        };
+        const auto take_bool = [&](const char* name, bool& out) {
+            take(name, [&](const Json& value, const std::string& what) {
+                if (!value.is(Json::Kind::boolean)) {
+                    throw tsr::Error(tsr::Code::mismatch, fmt::format("the saved '{}' is {}", what, value.dump()));
+                }
+                out = value.as_bool();
+            });
+        };
+        take_int("length", state.length);
+        take("seed", [&](const Json& value, const std::string& what) { state.seed = unsigned_of(value, what); });
+        take_bool("shuffle", state.shuffle);
+        take_bool("drop_last", state.drop_last);
+        take_int("epoch", state.epoch);
+        take_int("consumed", state.consumed);
+        return state;
+    }
+
+    std::string prefix_;
+    std::shared_ptr<tsr::Sampler> sampler_;
+};
+
+std::string prefix_in(const char* prefix) {
+    std::string out = text(prefix, "prefix");
+    tsr::check_name(out, "prefix");
+    return out;
+}
+
+}  // namespace
+
+extern "C" {
+
+tsr_status tsr_state_create(tsr_state** out) {
+    return guard([&] { create(out, [] { return std::make_shared<tsr::State>(); }); });
+}
+
+tsr_status tsr_state_add_tensor(tsr_state* state, const char* name, const tsr_tensor* tensor) {
+    return guard([&] {
+        object_of(state, "state")->add_tensor(text(name, "name"), tensor_in(tensor, "tensor"));
+    });
+}
+
+tsr_status tsr_state_add_sharded(tsr_state* state, const char* name, const tsr_layout* layout, tsr_dtype dtype,
+                                 const tsr_tensor* pieces, int32_t rank) {
+    return guard([&] {
+        const tsr::Layout& l = *object_of(layout, "layout");
+        const auto list = tensors_in(pieces, l.boxes_of(rank).size(), "pieces");
+        object_of(state, "state")->add_sharded(text(name, "name"), l, static_cast<tsr::DType>(dtype), list, rank);
+    });
+}
+
+tsr_status tsr_state_add_ddp(tsr_state* state, const char* prefix, tsr_ddp* ddp) {
+    return guard([&] {
+        const auto& s = object_of(state, "state");
+        const auto& model = object_of(ddp, "ddp");
+        const std::string begin = prefix_in(prefix) + ".";
+        for (const tsr::NamedTensor& param : model->params()) s->add_tensor(begin + param.name, param.tensor);
+        s->keep(model);
+    });
+}
+
+tsr_status tsr_state_add_optimizer(tsr_state* state, const char* prefix, tsr_optimizer* optimizer) {
+    return guard([&] {
+        const auto& s = object_of(state, "state");
+        const auto& o = object_of(optimizer, "optimizer");
+        const std::string begin = prefix_in(prefix);
+        s->add_source(std::make_shared<OptimizerValues>(begin, o));
+        for (const tsr::Moment& moment : o->moments()) {
+            s->add_tensor(fmt::format("{}.state.{}.{}", begin, moment.param, moment.name), moment.tensor);
+        }
+    });
+}
+
+tsr_status tsr_state_add_sampler(tsr_state* state, const char* prefix, tsr_sampler* sampler) {
+    return guard([&] {
+        object_of(state, "state")
+            ->add_source(std::make_shared<SamplerValues>(prefix_in(prefix), object_of(sampler, "sampler")));
+    });
+}
+
+tsr_status tsr_state_set_int64(tsr_state* state, const char* name, int64_t value) {
+    return guard([&] { object_of(state, "state")->set_value(text(name, "name"), Json(value)); });
+}
+
+tsr_status tsr_state_get_int64(const tsr_state* state, const char* name, int64_t* value) {
+    return guard([&] {
+        const std::string key = text(name, "name");
+        required(value, "value") = tsr::int_of(object_of(state, "state")->value(key), fmt::format("value '{}'", key));
+    });
+}
+
+tsr_status tsr_state_set_double(tsr_state* state, const char* name, double value) {
+    return guard([&] { object_of(state, "state")->set_value(text(name, "name"), tsr::double_value(value)); });
+}
+
+tsr_status tsr_state_get_double(const tsr_state* state, const char* name, double* value) {
+    return guard([&] {
+        const std::string key = text(name, "name");
+        required(value, "value") = tsr::double_of(object_of(state, "state")->value(key), fmt::format("value '{}'", key));
+    });
+}
+
+tsr_status tsr_state_set_value(tsr_state* state, const char* name, const char* json) {
+    return guard([&] {
+        const std::string key = text(name, "name");
+        object_of(state, "state")
+            ->set_value(key, tsr::parse_value(text(json, "json"), fmt::format("value '{}'", key)));
+    });
+}
+
+tsr_status tsr_state_get_value(const tsr_state* state, const char* name, char* json, size_t capacity, size_t* size) {
+    return guard([&] {
+        text_out(object_of(state, "state")->value(text(name, "name")).dump(), json, capacity, size);
+    });
+}
+
+tsr_status tsr_state_set_metric(tsr_state* state, const char* name, double value) {
+    return guard([&] { object_of(state, "state")->set_metric(text(name, "name"), value); });
+}
+
+void tsr_state_destroy(tsr_state* state) { destroy(state); }
+
+}  // extern "C"

@@ -1,0 +1,39 @@
+// The `tessera` command: one sub-command a file.
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <exception>
+
+#include "base/error.hpp"
+#include "commands.hpp"
+
+namespace {
+
+// A closed standard descriptor would be taken by the next file that is opened, and be written to as if it were it.
+void open_standard_descriptors() {
+    for (int fd = 0; fd <= 2; ++fd) {
+        if (::fcntl(fd, F_GETFD) < 0) (void)!::open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY);  // takes the lowest
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    open_standard_descriptors();
+    CLI::App app("Tessera: distributed training for C, Python, Java and Rust in one job", "tessera");
+    app.require_subcommand(1);
+    app.set_version_flag("--version", TESSERA_VERSION);
+    int exit_code = 0;
+    tsr::cli::add_run(app, exit_code);
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        const int code = app.exit(error);  // prints help, or what is wrong
+        return code == 0 ? 0 : 2;
+    } catch (...) {
+        const tsr::Error error = tsr::current_error();
+        fmt::print(stderr, "tessera: {}\n", error.what());
+        return error.code() == tsr::Code::invalid_argument ? 2 : error.code() == tsr::Code::not_found ? 127 : 1;
+    }
+    return exit_code;
+}

@@ -1,0 +1,212 @@
+// `tessera run`: reads the command line into RunOptions; src/launch does the rest.
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "commands.hpp"
+#include "launch/agent.hpp"
+#include "launch/job.hpp"
+#include "launch/process.hpp"
+
+namespace tsr::cli {
+
+namespace {
+
+Error wrong(std::string why) { return Error(Code::invalid_argument, std::move(why)); }
+
+int usable_cores() {
+    cpu_set_t set;
+    return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+int gpus() {
+    std::error_code failure;
+    const std::filesystem::directory_iterator list("/proc/driver/nvidia/gpus", failure);
+    return failure ? 0 : static_cast<int>(std::distance(list, {}));
+}
+
+int number(std::string_view text, std::string_view option) {
+    int value = 0;
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (failure != std::errc{} || end != text.data() + text.size()) {
+        throw wrong(fmt::format("{} '{}' is no number", option, text));
+    }
+    return value;
+}
+
+// "4", "3:4", "auto", "cpu", "gpu".
+struct Count {
+    int least = 0;  // 0: not said
+    int ranks = 1;
+};
+
+Count count_of(const std::string& text) {
+    if (text == "auto" || text == "cpu") return {0, usable_cores()};
+    if (text == "gpu") {
+        if (gpus() == 0) throw wrong("-n gpu: this machine has no NVIDIA GPU");
+        return {0, gpus()};
+    }
+    const size_t colon = text.find(':');
+    if (colon == std::string::npos) return {0, number(text, "-n")};
+    const Count count{number(std::string_view(text).substr(0, colon), "-n"),
+                      number(std::string_view(text).substr(colon + 1), "-n")};
+    if (count.least < 1 || count.least > count.ranks) {
+        throw wrong(fmt::format("-n {}: write MIN:MAX with 1 <= MIN <= MAX", text));
+    }
+    return count;
+}
+
+std::pair<std::string, std::string> variable(const std::string& text) {
+    const size_t equals = text.find('=');
+    if (equals == 0 || equals == std::string::npos) throw wrong(fmt::format("--env '{}': write NAME=VALUE", text));
+    return {text.substr(0, equals), text.substr(equals + 1)};
+}
+
+milliseconds span(double seconds, const char* option) {
+    if (!(seconds >= 0) || seconds > 1e6) throw wrong(fmt::format("{} {}: write seconds, 0 to 1000000", option, seconds));
+    return milliseconds{static_cast<int64_t>(seconds * 1000)};
+}
+
+struct Arguments {
+    std::string count = "1";
+    std::vector<std::string> environment;
+    int min_ranks = 0;
+    int max_restarts = 0;
+    std::string on_loss = "restart";
+    std::string log_directory;
+    std::string events_file;
+    bool no_prefix = false;
+    bool insecure = false;
+    bool standalone = false;
+    std::string nodes = "1";
+    double grace = 30;
+    double kill_grace = 5;
+    double timeout = 0;
+};
+
+void add_program_options(CLI::App& app, Arguments& arguments) {
+    app.prefix_command();
+    app.add_option("-n,--nproc-per-node,--nproc_per_node", arguments.count,
+                   "ranks: a number, MIN:MAX (elastic), auto or cpu (usable cores), gpu")
+        ->type_name("N");
+    app.add_option("--env", arguments.environment, "set a variable for these ranks (repeatable)")
+        ->type_name("NAME=VALUE")
+        ->allow_extra_args(false);
+}
+
+// Splits "A … : -n 2 B …" at the colons that stand alone.
+std::vector<std::vector<std::string>> split(const std::vector<std::string>& words) {
+    std::vector<std::vector<std::string>> parts(1);
+    for (const std::string& word : words) {
+        if (word == ":") {
+            parts.emplace_back();
+        } else {
+            parts.back().push_back(word);
+        }
+    }
+    return parts;
+}
+
+Program program_of(const Arguments& arguments, std::vector<std::string> command) {
+    if (!command.empty() && command.front() == "--") command.erase(command.begin());
+    if (command.empty()) throw wrong("no command: write `tessera run -n 4 CMD ARGS...`, programs apart by ` : `");
+    if (command.front().starts_with('-')) {
+        throw wrong(fmt::format("unknown option '{}'; options of `tessera run` come before the command", command.front()));
+    }
+    Program program;
+    program.command = std::move(command);
+    program.ranks = count_of(arguments.count).ranks;
+    for (const std::string& text : arguments.environment) program.environment.push_back(variable(text));
+    return program;
+}
+
+// A program after a colon: "-n 2 --env K=V CMD ARGS".
+Program parse_program(std::vector<std::string> words) {
+    CLI::App app("", "a program after ':'");
+    app.set_help_flag();
+    Arguments arguments;
+    add_program_options(app, arguments);
+    std::reverse(words.begin(), words.end());  // as CLI11 wants them
+    app.parse(words);
+    if (arguments.count.find(':') != std::string::npos) {
+        throw wrong(fmt::format("-n {}: with several programs say how many ranks may be left by --min-ranks", arguments.count));
+    }
+    return program_of(arguments, app.remaining());
+}
+
+RunOptions options_of(const Arguments& arguments, const std::vector<std::string>& words) {
+    if (arguments.nodes != "1" && arguments.nodes != "1:1") {
+        throw Error(Code::unsupported, fmt::format("--nnodes {}: this version runs jobs on one host", arguments.nodes));
+    }
+    RunOptions options;
+    std::vector<std::vector<std::string>> parts = split(words);
+    const Count count = count_of(arguments.count);
+    options.programs.push_back(program_of(arguments, parts.front()));
+    for (size_t i = 1; i < parts.size(); ++i) options.programs.push_back(parse_program(parts[i]));
+    if (count.least > 0 && options.programs.size() > 1) {
+        throw wrong(fmt::format("-n {}: with several programs say how many ranks may be left by --min-ranks", arguments.count));
+    }
+    if (count.least > 0 && arguments.min_ranks > 0 && count.least != arguments.min_ranks) {
+        throw wrong(fmt::format("-n {} and --min-ranks {} contradict each other", arguments.count, arguments.min_ranks));
+    }
+    options.min_ranks = count.least > 0 ? count.least : arguments.min_ranks;
+    options.max_restarts = arguments.max_restarts;
+    if (arguments.on_loss != "restart" && arguments.on_loss != "shrink") {
+        throw wrong(fmt::format("--on-loss {}: write restart or shrink", arguments.on_loss));
+    }
+    options.on_loss = arguments.on_loss == "shrink" ? OnLoss::shrink : OnLoss::restart;
+    if (options.on_loss == OnLoss::shrink && options.min_ranks == 0) {
+        throw wrong("--on-loss shrink needs to know how few ranks are enough: add -n MIN:MAX or --min-ranks");
+    }
+    options.prefix = !arguments.no_prefix;
+    options.insecure = arguments.insecure;
+    options.log_directory = arguments.log_directory;
+    options.events_file = arguments.events_file;
+    options.grace = span(arguments.grace, "--grace-s");
+    options.kill_grace = span(arguments.kill_grace, "--kill-grace-s");
+    if (arguments.timeout > 0) options.timeout = span(arguments.timeout, "--timeout-s");
+    options.check();
+    return options;
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, int& exit_code) {
+    auto arguments = std::make_shared<Arguments>();
+    CLI::App* run = app.add_subcommand("run", "Start the ranks of a job on this machine and watch them");
+    run->footer(
+        "\nThen the command:  CMD [ARGS...] [: [-n N] [--env K=V] CMD [ARGS...]]...\n\n"
+        "  tessera run -n 4 python train.py\n"
+        "  tessera run -n 1 ./a : -n 1 python b.py : -n 2 ./c      several programs, one job\n"
+        "  tessera run -n 3:4 --on-loss shrink python train.py     goes on with 3 when one is lost");
+    add_program_options(*run, *arguments);
+    run->add_option("--min-ranks", arguments->min_ranks, "the job may go on with this many ranks");
+    run->add_option("--max-restarts", arguments->max_restarts, "how often all ranks are started again after a failure");
+    run->add_option("--on-loss", arguments->on_loss,
+                    "what is tried first: restart (as many ranks, while restarts are left) or shrink (those left)");
+    run->add_option("--log-dir", arguments->log_directory, "keep each rank's output in DIR/round-R/rank-N.log");
+    run->add_option("--events", arguments->events_file, "write what happens as JSON lines");
+    run->add_flag("--no-prefix", arguments->no_prefix, "print the ranks' lines without [rank N program]");
+    run->add_flag("--insecure", arguments->insecure, "no job token: every user of this machine can reach the job's store");
+    run->add_option("--grace-s", arguments->grace, "seconds for the ranks to save after SIGTERM or Ctrl-C (30)");
+    run->add_option("--kill-grace-s", arguments->kill_grace, "seconds from SIGTERM to SIGKILL for a rank (5)");
+    run->add_option("--timeout-s", arguments->timeout, "deadline of the ranks' collectives (TESSERA_TIMEOUT_MS)");
+    run->add_flag("--standalone", arguments->standalone, "accepted for torchrun's sake: jobs run on one host");
+    run->add_option("--nnodes", arguments->nodes, "1: jobs run on one host");
+    run->callback([run, arguments, &exit_code] {
+        const RunOptions options = options_of(*arguments, run->remaining());
+        for (const Program& program : options.programs) (void)find_executable(program.command.front());
+        exit_code = run_guarded([&](int guardian, const sigset_t& signal_mask) {
+            return Agent(options, guardian, signal_mask).run();
+        });
+    });
+}
+
+}  // namespace tsr::cli

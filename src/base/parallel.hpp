@@ -1,0 +1,14 @@
+// A bounded loop over independent tasks on a few threads. The first task that throws stops the others from starting and
+// its error is rethrown; the calling thread waits, polls the interrupt callback, and works itself when one thread is
+// enough. No thread outlives the call.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+namespace tsr {
+
+// Calls run(task, worker) for every task in [0, tasks), in order of start; worker is in [0, threads).
+void run_parallel(size_t tasks, int threads, const std::function<void(size_t task, int worker)>& run);
+
+}  // namespace tsr

@@ -1,0 +1,153 @@
+#include "checkpoint/io/file_system.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+
+#include "base/error.hpp"
+
+namespace tsr {
+
+namespace {
+
+void check(int64_t result, std::string_view what, const std::string& path) {
+    if (result >= 0) return;
+    throw os_error(fmt::format("cannot {} {}", what, path), static_cast<int>(-result));
+}
+
+}  // namespace
+
+std::unique_ptr<File> open_file(FileSystem& files, const std::string& path, OpenMode mode) {
+    std::unique_ptr<File> file;
+    const int64_t result = files.open(path, mode, file);
+    if (result == -ENOENT) throw Error(Code::not_found, fmt::format("there is no file {}", path));
+    check(result, mode == OpenMode::read || mode == OpenMode::read_direct ? "open" : "create", path);
+    return file;
+}
+
+void read_all(File& file, const std::string& path, std::span<std::byte> into, int64_t offset) {
+    while (!into.empty()) {
+        const int64_t got = file.read(into, offset);
+        if (got == -EINTR || got == -EAGAIN) continue;
+        if (got == -EINVAL && file.is_direct()) {
+            check(file.leave_direct(), "read", path);
+            continue;
+        }
+        if (got < 0) throw os_error(fmt::format("cannot read {} at byte {}", path, offset), static_cast<int>(-got));
+        if (got == 0) {
+            throw Error(Code::corrupt, fmt::format("{} ends at byte {}, {} bytes too soon: it was truncated", path,
+                                                   offset, into.size()));
+        }
+        into = into.subspan(static_cast<size_t>(got));
+        offset += got;
+    }
+}
+
+void write_all(File& file, const std::string& path, std::span<const std::byte> from, int64_t offset) {
+    while (!from.empty()) {
+        const int64_t put = file.write(from, offset);
+        if (put == -EINTR || put == -EAGAIN) continue;
+        if (put == -EINVAL && file.is_direct()) {
+            check(file.leave_direct(), "write", path);
+            continue;
+        }
+        if (put < 0) throw os_error(fmt::format("cannot write {} at byte {}", path, offset), static_cast<int>(-put));
+        if (put == 0) throw os_error(fmt::format("cannot write {} at byte {}", path, offset), EIO);
+        // A short direct write may end off the alignment; the rest then goes through the page cache.
+        if (static_cast<size_t>(put) < from.size() && put % direct_alignment != 0 && file.is_direct()) {
+            check(file.leave_direct(), "write", path);
+        }
+        from = from.subspan(static_cast<size_t>(put));
+        offset += put;
+    }
+}
+
+void sync_file(File& file, const std::string& path) { check(file.sync(), "fsync", path); }
+
+void sync_directory(FileSystem& files, const std::string& path) { check(files.sync_directory(path), "fsync", path); }
+
+void make_directories(FileSystem& files, const std::string& path) {
+    FileStatus status;
+    const int64_t found = files.status(path, status);
+    if (found == 0) {
+        if (status.kind == FileStatus::Kind::directory) return;
+        throw Error(Code::invalid_argument, fmt::format("{} is not a directory", path));
+    }
+    if (found != -ENOENT) check(found, "look at", path);
+    const std::string parent = parent_of(path);
+    if (parent != path) make_directories(files, parent);
+    const int64_t made = files.make_directory(path);
+    if (made != -EEXIST) check(made, "create the directory", path);
+    sync_directory(files, parent);
+}
+
+bool exists(FileSystem& files, const std::string& path) {
+    FileStatus status;
+    const int64_t found = files.status(path, status);
+    if (found == -ENOENT || found == -ENOTDIR) return false;
+    check(found, "look at", path);
+    return true;
+}
+
+std::string read_text(FileSystem& files, const std::string& path, int64_t max_size) {
+    const auto file = open_file(files, path, OpenMode::read);
+    const int64_t size = file->size();
+    check(size, "look at", path);
+    if (size > max_size) {
+        throw Error(Code::corrupt, fmt::format("{} has {} bytes; at most {} make sense", path, size, max_size));
+    }
+    std::string text(static_cast<size_t>(size), '\0');
+    read_all(*file, path, std::as_writable_bytes(std::span(text)), 0);
+    return text;
+}
+
+void write_new_text(FileSystem& files, const std::string& path, std::string_view text) {
+    const auto file = open_file(files, path, OpenMode::create);
+    write_all(*file, path, std::as_bytes(std::span(text)), 0);
+    sync_file(*file, path);
+}
+
+void replace_text(FileSystem& files, const std::string& path, std::string_view text, std::string_view tag) {
+    const std::string temporary = fmt::format("{}.tmp-{}", path, tag);
+    (void)files.remove_file(temporary);  // a leftover of a process that died here
+    try {
+        write_new_text(files, temporary, text);
+        check(files.rename(temporary, path), "rename to", path);
+    } catch (...) {
+        (void)files.remove_file(temporary);
+        throw;
+    }
+    sync_directory(files, parent_of(path));
+}
+
+std::string join(std::string_view directory, std::string_view name) {
+    if (directory.empty()) return std::string(name);
+    if (directory.back() == '/') return fmt::format("{}{}", directory, name);
+    return fmt::format("{}/{}", directory, name);
+}
+
+std::string parent_of(std::string_view path) {
+    while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
+    const size_t slash = path.rfind('/');
+    if (slash == std::string_view::npos) return ".";
+    if (slash == 0) return "/";
+    return std::string(path.substr(0, slash));
+}
+
+std::string_view name_in_path(std::string_view path) {
+    while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
+    const size_t slash = path.rfind('/');
+    return slash == std::string_view::npos ? path : path.substr(slash + 1);
+}
+
+AlignedBuffer::AlignedBuffer(size_t size) : size_(size) {
+    const size_t rounded = (size + direct_alignment - 1) / direct_alignment * direct_alignment;
+    memory_.reset(static_cast<std::byte*>(std::aligned_alloc(direct_alignment, rounded == 0 ? direct_alignment : rounded)));
+    if (memory_ == nullptr) throw Error(Code::no_memory, fmt::format("no memory for a buffer of {} bytes", size));
+}
+
+void AlignedBuffer::Free::operator()(std::byte* memory) const { std::free(memory); }
+
+}  // namespace tsr

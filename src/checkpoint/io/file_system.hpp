@@ -1,0 +1,110 @@
+// Every file operation of a checkpoint goes through these two interfaces, so that a test can make any single call fail,
+// write short, be interrupted or be the last one before a crash. The methods are as thin as system calls: they return
+// bytes, or a negative errno, and never throw. The free functions below them are what the rest of checkpoint/ uses:
+// they finish short transfers, repeat interrupted ones and throw tsr::Error naming the path.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tsr {
+
+// O_DIRECT asks for offsets, sizes and memory in multiples of this; data of a rank file begins at one.
+inline constexpr int64_t direct_alignment = 4096;
+
+// An open regular file; closed by its destructor. Reads and writes of different ranges may come from several threads.
+class File {
+   public:
+    virtual ~File() = default;
+    [[nodiscard]] virtual int64_t read(std::span<std::byte> into, int64_t offset) = 0;
+    [[nodiscard]] virtual int64_t write(std::span<const std::byte> from, int64_t offset) = 0;
+    [[nodiscard]] virtual int64_t size() = 0;
+    [[nodiscard]] virtual int64_t allocate(int64_t size) = 0;  // reserves space; the size may grow
+    [[nodiscard]] virtual int64_t truncate(int64_t size) = 0;
+    [[nodiscard]] virtual int64_t sync() = 0;
+    // Starts writing back what was written there, without waiting; a hint.
+    virtual void start_writeback(int64_t offset, int64_t size) = 0;
+    // Whether page cache is bypassed; leave_direct() turns that off for good (a file system may refuse it late).
+    [[nodiscard]] virtual bool is_direct() const = 0;
+    [[nodiscard]] virtual int64_t leave_direct() = 0;
+    // Whether the byte at `offset` is in the page cache.
+    [[nodiscard]] virtual bool is_cached(int64_t offset) = 0;
+};
+
+enum class OpenMode {
+    read,         // page cache
+    read_direct,  // O_DIRECT where the file system takes it
+    create,       // must not exist
+    create_direct,
+};
+
+struct FileStatus {
+    enum class Kind { file, directory, other };
+    Kind kind = Kind::other;
+    int64_t size = 0;
+    int64_t modified_ns = 0;  // the file system's clock, since 1970
+};
+
+class FileSystem {
+   public:
+    virtual ~FileSystem() = default;
+    // Each returns 0 or a negative errno. Symbolic links are not followed in the last component when creating.
+    [[nodiscard]] virtual int64_t open(const std::string& path, OpenMode mode, std::unique_ptr<File>& out) = 0;
+    [[nodiscard]] virtual int64_t make_directory(const std::string& path) = 0;  // -EEXIST if it is there
+    [[nodiscard]] virtual int64_t rename(const std::string& from, const std::string& to) = 0;
+    [[nodiscard]] virtual int64_t link(const std::string& from, const std::string& to) = 0;  // -EEXIST if `to` exists
+    [[nodiscard]] virtual int64_t remove_file(const std::string& path) = 0;
+    [[nodiscard]] virtual int64_t remove_directory(const std::string& path) = 0;
+    [[nodiscard]] virtual int64_t sync_directory(const std::string& path) = 0;
+    [[nodiscard]] virtual int64_t list(const std::string& path, std::vector<std::string>& names) = 0;  // sorted
+    [[nodiscard]] virtual int64_t status(const std::string& path, FileStatus& out) = 0;
+    [[nodiscard]] virtual int64_t touch(const std::string& path) = 0;  // modified := now
+};
+
+// The operating system's files. Never destroyed.
+[[nodiscard]] FileSystem& posix_file_system();
+
+[[nodiscard]] std::unique_ptr<File> open_file(FileSystem& files, const std::string& path, OpenMode mode);
+// Reads until `into` is full; CORRUPT if the file ends before.
+void read_all(File& file, const std::string& path, std::span<std::byte> into, int64_t offset);
+// A direct write that the file system refuses (EINVAL) goes on through the page cache.
+void write_all(File& file, const std::string& path, std::span<const std::byte> from, int64_t offset);
+// fsync. Never repeated: after a failure the kernel may have dropped the data.
+void sync_file(File& file, const std::string& path);
+void sync_directory(FileSystem& files, const std::string& path);
+// Makes `path` and what is missing above it, durably.
+void make_directories(FileSystem& files, const std::string& path);
+[[nodiscard]] bool exists(FileSystem& files, const std::string& path);
+// A small file whole; CORRUPT beyond `max_size`.
+[[nodiscard]] std::string read_text(FileSystem& files, const std::string& path, int64_t max_size);
+// Writes `<path>.tmp-<tag>`, fsyncs, renames it to `path` and fsyncs the directory: old or new, never half.
+void replace_text(FileSystem& files, const std::string& path, std::string_view text, std::string_view tag);
+void write_new_text(FileSystem& files, const std::string& path, std::string_view text);  // fsynced; must not exist
+
+[[nodiscard]] std::string join(std::string_view directory, std::string_view name);
+[[nodiscard]] std::string parent_of(std::string_view path);
+[[nodiscard]] std::string_view name_in_path(std::string_view path);
+
+// Page-aligned memory that is given back on destruction.
+class AlignedBuffer {
+   public:
+    AlignedBuffer() = default;
+    explicit AlignedBuffer(size_t size);  // NO_MEMORY
+    [[nodiscard]] std::byte* data() const { return memory_.get(); }
+    [[nodiscard]] size_t size() const { return size_; }
+    [[nodiscard]] std::span<std::byte> first(size_t n) const { return {memory_.get(), n}; }
+
+   private:
+    struct Free {
+        void operator()(std::byte* memory) const;
+    };
+    std::unique_ptr<std::byte[], Free> memory_;
+    size_t size_ = 0;
+};
+
+}  // namespace tsr

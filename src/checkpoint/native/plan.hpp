@@ -1,0 +1,52 @@
+// Which rank writes what, by arithmetic: every rank computes the same answer from the same state, so no plan is ever
+// gathered. Sharded data is written by its holder. Of replicas one writes: large tensors are split into row blocks over
+// the replicas, small ones are packed together, and packs go to whoever has least so far. That choice is the writer's
+// affair; the manifest tells readers the outcome.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "checkpoint/native/manifest.hpp"
+#include "checkpoint/native/rank_file.hpp"
+#include "checkpoint/state.hpp"
+
+namespace tsr {
+
+// Sixteen bytes that are equal exactly when two ranks' states have the same names, dtypes, shapes and layouts.
+using Digest = std::array<uint8_t, 16>;
+
+// Names that share memory with another: name -> the first of them in order. Whole, non-empty tensors only.
+using Aliases = std::map<std::string, std::string, std::less<>>;
+[[nodiscard]] Aliases find_aliases(const State& state);
+
+// The structure as text, one line a tensor or value in order of names. Private values are left out.
+[[nodiscard]] std::string describe(const State& state, const Values& values, int world_size);
+[[nodiscard]] Digest digest_of(std::string_view text);
+// "it has tensor 'x' f32 [3] where rank 0 has ...": the first line in which `mine` differs from rank 0's.
+[[nodiscard]] std::string first_difference(std::string_view rank0, std::string_view mine);
+
+struct PlanOptions {
+    int64_t split_bytes = int64_t{4} << 20;  // replicated tensors from here on are split
+    int64_t pack_bytes = int64_t{4} << 20;   // small ones are packed up to here
+};
+
+struct SavePlan {
+    std::vector<std::vector<Piece>> files;  // what this rank writes: its files, each in file order; names are state's
+    // Every tensor as the manifest will tell it, but with ranks in place of file numbers, and in explicit pieces the
+    // rank's file in `nth_file`. Filled on rank 0 only.
+    std::map<std::string, SavedTensor, std::less<>> tensors;
+    std::map<std::string, std::vector<int>, std::less<>> nth_file;  // a piece of an explicit tensor -> its rank's k-th
+};
+
+// INVALID_ARGUMENT if a layout is of another world size or leaves elements to no rank, or a piece is of another rank.
+[[nodiscard]] SavePlan make_plan(const State& state, const Aliases& aliases, int rank, int world_size,
+                                 const PlanOptions& options = {});
+
+// Turns ranks into numbers of `files`, which hold every rank's files in order of (index, rank).
+void number_files(SavePlan& plan, const std::vector<std::vector<SavedFile>>& of_ranks, std::vector<SavedFile>& files);
+
+}  // namespace tsr

@@ -1,0 +1,37 @@
+// Moves parts of saved pieces into memory: sorts what is wanted of a file by blocks of 1 MiB, reads each block once,
+// checks it, and either reads straight into the destination or scatters from a buffer. A few threads, bounded memory.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "checkpoint/io/file_system.hpp"
+#include "checkpoint/native/rank_file.hpp"
+#include "tensor/layout.hpp"
+
+namespace tsr {
+
+enum class Verify { blocks, none };
+
+// `part` of the tensor, which lies in both boxes, goes from the piece saved in a file to the piece in memory.
+struct Transfer {
+    const RankFile* file = nullptr;
+    const FileEntry* entry = nullptr;
+    Box part;
+    Box memory_box;
+    DType memory_dtype = DType::f32;  // may differ from the entry's among floating-point types: then it is converted
+    std::byte* memory = nullptr;
+};
+
+struct ReadOptions {
+    Verify verify = Verify::blocks;
+    int threads = 4;
+};
+
+// CORRUPT names file and byte range of the first block that fails.
+void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const ReadOptions& options);
+
+// Reads all data of `file` and returns a message for each block that fails its checksum.
+[[nodiscard]] std::vector<std::string> check_blocks(FileSystem& files, const RankFile& file, int threads);
+
+}  // namespace tsr

@@ -1,0 +1,183 @@
+#include "checkpoint/native/root.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <tuple>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "checkpoint/native/manifest.hpp"
+#include "checkpoint/native/rank_file.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr int64_t head_bytes = 256;
+
+std::vector<std::string> list(FileSystem& files, const std::string& path) {
+    std::vector<std::string> names;
+    const int64_t result = files.list(path, names);
+    if (result == -ENOENT) throw Error(Code::not_found, fmt::format("there is no directory {}", path));
+    if (result < 0) throw os_error(fmt::format("cannot list {}", path), static_cast<int>(-result));
+    return names;
+}
+
+bool is_digits(std::string_view text, std::string_view digits) {
+    return !text.empty() && text.find_first_not_of(digits) == std::string_view::npos;
+}
+
+std::string first_bytes(FileSystem& files, const std::string& path) {
+    const auto file = open_file(files, path, OpenMode::read);
+    std::string text(head_bytes, '\0');
+    const int64_t got = file->read(std::as_writable_bytes(std::span(text)), 0);
+    text.resize(static_cast<size_t>(std::max<int64_t>(got, 0)));
+    return text;
+}
+
+}  // namespace
+
+std::string step_directory_name(int64_t step, std::string_view save_id) {
+    return fmt::format("step-{:08}-{}", step, save_id.substr(0, 8));
+}
+
+bool is_step_directory_name(std::string_view name) {
+    if (!name.starts_with("step-")) return false;
+    name.remove_prefix(5);
+    const size_t dash = name.find('-');
+    return dash != std::string_view::npos && dash >= 8 && dash < 20 && is_digits(name.substr(0, dash), "0123456789") &&
+           name.size() == dash + 9 && is_digits(name.substr(dash + 1), "0123456789abcdef");
+}
+
+std::vector<SavedStep> scan_root(FileSystem& files, const std::string& root) {
+    std::vector<SavedStep> saves;
+    for (const std::string& name : list(files, root)) {
+        if (!is_step_directory_name(name)) continue;
+        SavedStep save;
+        save.directory = name;
+        const std::string manifest = join(join(root, name), manifest_name);
+        save.committed = exists(files, manifest);
+        if (save.committed) {
+            try {
+                if (const auto head = parse_manifest_head(first_bytes(files, manifest))) {
+                    save.readable = true;
+                    save.sequence = head->sequence;
+                    save.step = head->step;
+                }
+            } catch (const Error& error) {
+                // Removed since it was listed, by a retention beside us; anything else is told by who opens it.
+                if (error.code() == Code::not_found) save.committed = false;
+            }
+        }
+        saves.push_back(std::move(save));
+    }
+    std::sort(saves.begin(), saves.end(), [](const SavedStep& a, const SavedStep& b) {
+        return std::tie(a.committed, a.readable, a.sequence, a.step, a.directory) <
+               std::tie(b.committed, b.readable, b.sequence, b.step, b.directory);
+    });
+    return saves;
+}
+
+std::optional<std::string> newest_save(FileSystem& files, const std::string& root) {
+    const std::vector<SavedStep> saves = scan_root(files, root);
+    std::string hint;
+    try {
+        hint = read_text(files, join(root, latest_name), 4096);
+        while (!hint.empty() && (hint.back() == '\n' || hint.back() == ' ')) hint.pop_back();
+    } catch (const Error&) {
+        hint.clear();  // it is but a hint
+    }
+    for (const SavedStep& save : saves) {
+        if (!save.committed || save.readable) continue;
+        const std::string manifest = join(join(root, save.directory), manifest_name);
+        if (save.directory == hint) {
+            throw Error(Code::corrupt, fmt::format("{} is damaged, and it is the newest save; open an older one by its "
+                                                   "path if that is what you want",
+                                                   manifest));
+        }
+        log::warning("{} is damaged; the save is passed over", manifest);
+    }
+    if (saves.empty() || !saves.back().committed || !saves.back().readable) return std::nullopt;
+    return saves.back().directory;
+}
+
+void remove_save(FileSystem& files, const std::string& root, const std::string& directory) {
+    const std::string path = join(root, directory);
+    const auto remove = [&](std::string_view name) {
+        const int64_t result = files.remove_file(join(path, name));
+        if (result < 0 && result != -ENOENT) {
+            throw os_error(fmt::format("cannot remove {}", join(path, name)), static_cast<int>(-result));
+        }
+    };
+    if (exists(files, join(path, manifest_name))) {
+        remove(manifest_name);
+        sync_directory(files, path);
+    }
+    std::vector<std::string> names;
+    const int64_t listed = files.list(path, names);
+    if (listed == -ENOENT) return;
+    if (listed < 0) throw os_error(fmt::format("cannot list {}", path), static_cast<int>(-listed));
+    // The lease goes last: while it is there, no one else takes the directory for abandoned.
+    std::string begin_of_temporary = fmt::format("{}.tmp-", manifest_name);
+    for (const std::string& name : names) {
+        if (is_rank_file_name(name) || name.starts_with(begin_of_temporary)) remove(name);
+    }
+    remove(writing_name);
+    const int64_t result = files.remove_directory(path);
+    if (result == -ENOTEMPTY || result == -EEXIST) {
+        log::warning("{} holds files that Tessera did not write; they were left", path);
+    } else if (result < 0 && result != -ENOENT) {
+        throw os_error(fmt::format("cannot remove {}", path), static_cast<int>(-result));
+    }
+}
+
+std::string resolve_checkpoint(FileSystem& files, const std::string& path) {
+    if (path.empty()) throw Error(Code::invalid_argument, "the path of a checkpoint is empty");
+    FileStatus status;
+    const int64_t found = files.status(path, status);
+    const bool is_latest = name_in_path(path) == latest_name;
+    if (found == -ENOENT || found == -ENOTDIR) {
+        if (is_latest && exists(files, parent_of(path))) return resolve_checkpoint(files, parent_of(path));
+        throw Error(Code::not_found, fmt::format("there is no checkpoint {}", path));
+    }
+    if (found < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-found));
+    if (status.kind == FileStatus::Kind::file) {
+        if (is_latest) return resolve_checkpoint(files, parent_of(path));
+        if (name_in_path(path) == manifest_name) return resolve_checkpoint(files, parent_of(path));
+        throw Error(Code::not_found, fmt::format("{} is a file, not the directory of a checkpoint", path));
+    }
+    if (status.kind != FileStatus::Kind::directory) {
+        throw Error(Code::not_found, fmt::format("{} is not the directory of a checkpoint", path));
+    }
+    if (exists(files, join(path, manifest_name))) return path;
+
+    const std::vector<SavedStep> saves = scan_root(files, path);
+    if (const auto newest = newest_save(files, path)) return join(path, *newest);
+    if (!saves.empty()) {
+        throw Error(Code::not_found, fmt::format("{} holds {} saves, but none is committed: each lacks its {}", path,
+                                                 saves.size(), manifest_name));
+    }
+    const std::vector<std::string> names = list(files, path);
+    const bool has_parts = std::any_of(names.begin(), names.end(), [](const std::string& name) {
+        return is_rank_file_name(name) || name == writing_name;
+    });
+    if (has_parts || is_step_directory_name(name_in_path(path))) {
+        std::string advice;
+        try {
+            const std::string root = parent_of(path);
+            if (const auto newest = newest_save(files, root)) {
+                advice = fmt::format("; the newest committed one beside it is {}", join(root, *newest));
+            }
+        } catch (const Error&) {
+            advice.clear();
+        }
+        throw Error(Code::not_found, fmt::format("{} is not a committed checkpoint: it has no {}, so the save is still "
+                                                 "running or was cut short{}",
+                                                 path, manifest_name, advice));
+    }
+    throw Error(Code::not_found, fmt::format("{} holds no checkpoint", path));
+}
+
+}  // namespace tsr

@@ -1,0 +1,45 @@
+// A root directory: which saves it holds, which is the newest, what may be removed. The truth is the scan for
+// manifests; `latest` is a hint for people and scripts. Only directories whose names this library makes are ever
+// touched, and in them only files whose names it makes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/io/file_system.hpp"
+
+namespace tsr {
+
+inline constexpr std::string_view latest_name = "latest";
+inline constexpr std::string_view writing_name = ".writing";
+
+struct SavedStep {
+    std::string directory;  // its name in the root
+    bool committed = false;  // it has a manifest
+    bool readable = false;   // the manifest begins as it should; then the numbers below are known
+    int64_t sequence = 0;
+    int64_t step = 0;
+};
+
+// "step-00000042-5f3a91c2"
+[[nodiscard]] std::string step_directory_name(int64_t step, std::string_view save_id);
+[[nodiscard]] bool is_step_directory_name(std::string_view name);
+
+// All saves, committed or not; committed and readable ones last, in the order of their commits.
+[[nodiscard]] std::vector<SavedStep> scan_root(FileSystem& files, const std::string& root);
+// The directory name of the newest committed save. CORRUPT if `latest` names one whose manifest cannot be read: going
+// back behind it is the caller's decision.
+[[nodiscard]] std::optional<std::string> newest_save(FileSystem& files, const std::string& root);
+
+// Removes a save: manifest first, so that it is never half there; then the files this library made, then the directory.
+// What it does not know stays, and so does the directory.
+void remove_save(FileSystem& files, const std::string& root, const std::string& directory);
+
+// The directory that a path argument means: a save, a root (its newest save) or a root's `latest`. NOT_FOUND says what
+// is there instead.
+[[nodiscard]] std::string resolve_checkpoint(FileSystem& files, const std::string& path);
+
+}  // namespace tsr

@@ -1,0 +1,112 @@
+#include "checkpoint/native/writer.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "base/crc32c.hpp"
+#include "base/error.hpp"
+#include "base/parallel.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr int64_t chunk_bytes = int64_t{4} << 20;
+static_assert(chunk_bytes % block_bytes == 0);
+
+int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+bool is_aligned(const std::byte* memory) {
+    return reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(direct_alignment) == 0;
+}
+
+}  // namespace
+
+ByteRuns::ByteRuns(std::span<const Piece> pieces) {
+    for (const Piece& piece : pieces) {
+        const int64_t bytes = piece.size_bytes();
+        if (bytes == 0) continue;
+        if (data_.empty() || data_.back() + (size_ - begins_.back()) != piece.data) {
+            begins_.push_back(size_);
+            data_.push_back(piece.data);
+        }
+        size_ += bytes;
+    }
+}
+
+ByteRuns::ByteRuns(const std::byte* image, int64_t size) : begins_{0}, data_{image}, size_(size) {}
+
+const std::byte* ByteRuns::contiguous(int64_t begin, int64_t end) const {
+    const size_t run = run_of(begin);
+    return end <= run_end(run) ? data_[run] + (begin - begins_[run]) : nullptr;
+}
+
+void ByteRuns::copy(int64_t begin, int64_t end, std::byte* to) const {
+    for (size_t run = run_of(begin); begin < end; ++run) {
+        const int64_t stop = std::min(end, run_end(run));
+        std::memcpy(to, data_[run] + (begin - begins_[run]), static_cast<size_t>(stop - begin));
+        to += stop - begin;
+        begin = stop;
+    }
+}
+
+size_t ByteRuns::run_of(int64_t offset) const {
+    return static_cast<size_t>(std::upper_bound(begins_.begin(), begins_.end(), offset) - begins_.begin()) - 1;
+}
+
+SavedFile write_rank_file(FileSystem& files, const std::string& directory, const std::string& name, FileHeader header,
+                          const ByteRuns& stream, const WriteOptions& options) {
+    const std::string path = join(directory, name);
+    const auto data_begin = static_cast<int64_t>(header.text.size());
+    const int64_t size = header.file_bytes();
+
+    const auto file = open_file(files, path, OpenMode::create_direct);
+    // Reserving says "disk full" before anything is written, and keeps direct writes from extending the file each time.
+    const int64_t reserved = file->allocate(round_up(size, direct_alignment));
+    if (reserved == -ENOSPC || reserved == -EDQUOT || reserved == -EFBIG || reserved == -EIO) {
+        throw os_error(fmt::format("cannot reserve {} bytes for {}", size, path), static_cast<int>(-reserved));
+    }
+
+    std::vector<uint32_t> crcs(header.block_count());
+    const auto chunks = static_cast<size_t>(round_up(stream.size(), chunk_bytes) / chunk_bytes);
+    std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(options.threads, 1)));
+    run_parallel(chunks, options.threads, [&](size_t chunk, int worker) {
+        const int64_t begin = static_cast<int64_t>(chunk) * chunk_bytes;
+        const int64_t end = std::min(begin + chunk_bytes, stream.size());
+        const int64_t written = file->is_direct() ? round_up(end - begin, direct_alignment) : end - begin;
+        const std::byte* data = stream.contiguous(begin, end);
+        const bool as_it_stands = data != nullptr && (!file->is_direct() || (is_aligned(data) && written == end - begin));
+        if (!as_it_stands) {
+            AlignedBuffer& buffer = buffers[static_cast<size_t>(worker)];
+            if (buffer.size() == 0) {
+                const int64_t largest = std::min(chunk_bytes, round_up(stream.size(), direct_alignment));
+                buffer = AlignedBuffer(static_cast<size_t>(largest));
+            }
+            stream.copy(begin, end, buffer.data());
+            std::memset(buffer.data() + (end - begin), 0, static_cast<size_t>(written - (end - begin)));
+            data = buffer.data();
+        }
+        for (int64_t block = begin; block < end; block += block_bytes) {
+            const auto bytes = static_cast<size_t>(std::min(block_bytes, end - block));
+            crcs[static_cast<size_t>(block / block_bytes)] = crc32c(std::span(data + (block - begin), bytes));
+        }
+        write_all(*file, path, std::span(data, static_cast<size_t>(written)), data_begin + begin);
+        if (!file->is_direct()) file->start_writeback(data_begin + begin, end - begin);
+    });
+
+    header.set_crcs(crcs);
+    AlignedBuffer aligned(header.text.size());
+    std::memcpy(aligned.data(), header.text.data(), header.text.size());
+    write_all(*file, path, aligned.first(header.text.size()), 0);
+    if (const int64_t cut = file->truncate(size); cut < 0) {
+        throw os_error(fmt::format("cannot set the size of {}", path), static_cast<int>(-cut));
+    }
+    sync_file(*file, path);
+    return {name, size, crc32c(header.text)};
+}
+
+}  // namespace tsr

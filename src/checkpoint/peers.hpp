@@ -1,0 +1,67 @@
+// The ranks of a save talking to each other in small, fixed messages: votes that carry a record, and the exchange of
+// errors by which every rank ends with the same one. Over a private communicator, or over none (one rank).
+// A method throws only if the communicator fails; a rank's "no" is a result.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.hpp"
+#include "comm/communicator.hpp"
+
+namespace tsr {
+
+class Peers {
+   public:
+    explicit Peers(std::shared_ptr<Communicator> comm) : comm_(std::move(comm)) {}
+
+    [[nodiscard]] int rank() const { return comm_ ? comm_->rank() : 0; }
+    [[nodiscard]] int world_size() const { return comm_ ? comm_->world_size() : 1; }
+
+    // Every rank's text, in order of ranks.
+    [[nodiscard]] std::vector<std::string> gather(std::string_view mine);
+    // Rank 0's text.
+    [[nodiscard]] std::string from_rank0(std::string_view mine);
+
+    // All ranks say yes (no error) or no. Returns the error of the lowest rank that said no, the same on every rank.
+    [[nodiscard]] std::optional<Error> vote(const std::optional<Error>& mine) {
+        std::vector<char> records;
+        return vote(mine, '\0', records);
+    }
+    // The same, and every rank's record comes with its vote.
+    template <class Record>
+    [[nodiscard]] std::optional<Error> vote(const std::optional<Error>& mine, const Record& record,
+                                            std::vector<Record>& records) {
+        static_assert(std::is_trivially_copyable_v<Record>);
+        const size_t size = sizeof(int32_t) + sizeof(Record);
+        std::string ballot(size, '\0');
+        const int32_t no = mine ? 1 : 0;
+        std::memcpy(ballot.data(), &no, sizeof no);
+        std::memcpy(ballot.data() + sizeof no, &record, sizeof record);
+        const std::string all = gather_fixed(ballot);
+        records.resize(static_cast<size_t>(world_size()));
+        bool all_well = true;
+        for (size_t rank = 0; rank < records.size(); ++rank) {
+            int32_t said = 0;
+            std::memcpy(&said, all.data() + rank * size, sizeof said);
+            std::memcpy(static_cast<void*>(&records[rank]), all.data() + rank * size + sizeof said, sizeof(Record));
+            all_well = all_well && said == 0;
+        }
+        if (all_well) return std::nullopt;
+        return exchange(mine);
+    }
+
+   private:
+    [[nodiscard]] std::string gather_fixed(std::string_view mine);  // equal sizes on all ranks
+    [[nodiscard]] std::optional<Error> exchange(const std::optional<Error>& mine);
+
+    std::shared_ptr<Communicator> comm_;
+};
+
+}  // namespace tsr

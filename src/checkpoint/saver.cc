@@ -1,0 +1,455 @@
+#include "checkpoint/saver.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <ctime>
+
+#include "base/log.hpp"
+#include "checkpoint/native/root.hpp"
+
+namespace tsr {
+
+// One save, from the agreement to the commit.
+struct Saver::Job {
+    int64_t step = 0;
+    std::string save_id;
+    std::string directory;  // its path
+    SavePlan plan;
+    struct File {
+        FileHeader header;
+        ByteRuns data;
+    };
+    std::vector<File> files;
+    Values values;  // rank 0's, with every rank's private ones
+    Aliases aliases;
+    Values metrics;
+    std::optional<Error> error;  // what this rank votes
+    bool made_directory = false;
+};
+
+namespace {
+
+template <class Body>
+std::optional<Error> attempt(Body&& body) {
+    try {
+        body();
+        return std::nullopt;
+    } catch (...) {
+        return current_error();
+    }
+}
+
+std::string utc_now() {
+    const auto now = std::chrono::system_clock::now();
+    const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
+    const auto ms = std::chrono::duration_cast<milliseconds>(now.time_since_epoch()).count() % 1000;
+    std::tm utc{};
+    ::gmtime_r(&seconds, &utc);
+    return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
+                       utc.tm_hour, utc.tm_min, utc.tm_sec, ms);
+}
+
+std::shared_ptr<Communicator> private_comm(const std::shared_ptr<Communicator>& comm, const SaverOptions& options) {
+    if (!comm || comm->world_size() == 1) return nullptr;
+    CommOptions own = comm->options();
+    own.timeout = options.timeout;
+    own.name = comm->name() + ".saver";
+    return comm->split(0, comm->rank(), own);
+}
+
+Json to_json(const Values& values) {
+    Json::Object members;
+    for (const auto& [name, value] : values) members.push_back({name, value});
+    return Json(std::move(members));
+}
+
+std::string report_of(const std::vector<SavedFile>& files) {
+    Json::Array list;
+    for (const SavedFile& file : files) {
+        list.push_back(Json(Json::Array{Json(file.name), Json(file.size), Json(int64_t{file.header_crc})}));
+    }
+    return Json(std::move(list)).dump();
+}
+
+std::vector<SavedFile> files_of(std::string_view report) {
+    std::vector<SavedFile> files;
+    const Json list = Json::parse(report, "a rank's report");
+    for (const Json& entry : list.as_array()) {
+        const Json::Array& fields = entry.as_array();
+        files.push_back({fields.at(0).as_string(), fields.at(1).as_int(), static_cast<uint32_t>(fields.at(2).as_int())});
+    }
+    return files;
+}
+
+}  // namespace
+
+Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverOptions options)
+    : options_(std::move(options)),
+      files_(options_.files != nullptr ? *options_.files : posix_file_system()),
+      root_(std::move(root)),
+      id_(random_id()),
+      peers_(private_comm(comm, options_)) {
+    auto error = attempt([&] {
+        if (root_.empty()) throw Error(Code::invalid_argument, "the root of a saver is empty");
+        if (root_.find('\0') != std::string::npos || !is_utf8(root_)) {
+            throw Error(Code::invalid_argument, "the root of a saver is not UTF-8");
+        }
+        if (options_.keep_latest < 0) {
+            throw Error(Code::invalid_argument,
+                        fmt::format("keep_latest is {}; it is 0 (keep all) or more", options_.keep_latest));
+        }
+        while (root_.size() > 1 && root_.back() == '/') root_.pop_back();
+    });
+    std::vector<Digest> roots;
+    auto agreed = peers_.vote(error, digest_of(root_), roots);
+    if (agreed) throw Error(*agreed);
+    for (size_t rank = 1; rank < roots.size(); ++rank) {
+        if (roots[rank] != roots[0]) {
+            throw Error(Code::mismatch, fmt::format("rank {} saves into another root than rank 0", rank))
+                .with_peer(static_cast<int>(rank));
+        }
+    }
+    if (peers_.rank() == 0) {
+        error = attempt([&] {
+            make_directories(files_, root_);
+            lease_ = std::make_unique<Lease>(files_, root_, id_, options_.lease);
+        });
+    }
+    agreed = peers_.vote(error);
+    if (agreed) throw Error(*agreed);
+}
+
+Saver::~Saver() {
+    if (background_.joinable()) background_.join();  // its votes have deadlines
+}
+
+void Saver::wait() {
+    if (!in_flight_) return;
+    // The work's own deadline is that of its votes; waiting here only adds the interrupt callback.
+    while (!in_flight_->done()) {
+        try {
+            in_flight_->wait(Deadline::in(std::chrono::hours{1}));
+        } catch (const Error& error) {
+            if (error.code() == Code::not_ready) continue;
+            if (!in_flight_->done()) throw;  // interrupted: the save goes on
+        }
+    }
+    background_.join();
+    const auto error = std::exchange(in_flight_, nullptr)->error();
+    if (error) throw Error(*error);
+}
+
+void Saver::save(int64_t step, const State& state) {
+    wait();
+    const auto job = prepare(step, state, false);
+    run(*job);
+}
+
+WorkPtr Saver::save_async(int64_t step, const State& state) {
+    wait();
+    std::shared_ptr<Job> job = prepare(step, state, true);
+    auto work = std::make_shared<Work>();
+    in_flight_ = work;
+    background_ = std::thread([this, job, work] { work->finish(attempt([&] { run(*job); })); });
+    return work;
+}
+
+void Saver::agree_on_state(Job& job, const State& state, const Values& values, std::optional<Error> error) {
+    struct Record {
+        Digest structure;
+        Digest aliases;
+        int64_t step;
+        std::array<char, 36> save_id;
+        int32_t has_private_values;
+    };
+    Record record{};
+    std::string structure;
+    Aliases aliases;
+    Values own;
+    if (!error) {
+        error = attempt([&] {
+            if (job.step < 0) {
+                throw Error(Code::invalid_argument, fmt::format("step {}; steps are counted from 0", job.step));
+            }
+            structure = describe(state, values, peers_.world_size());
+            record.structure = digest_of(structure);
+            aliases = find_aliases(state);
+            std::string alias_text;
+            for (const auto& [name, target] : aliases) alias_text += fmt::format("{}\n{}\n", name, target);
+            record.aliases = digest_of(alias_text);
+            record.step = job.step;
+            for (const auto& [name, value] : values) {
+                const auto rank = private_rank(name);
+                if (!rank) continue;
+                if (*rank != peers_.rank()) {
+                    throw Error(Code::invalid_argument,
+                                fmt::format("the value '{}' belongs to rank {}; a rank sets its own alone", name, *rank));
+                }
+                own.emplace(name, value);
+            }
+            record.has_private_values = own.empty() ? 0 : 1;
+            const std::string uuid = random_uuid();
+            std::copy_n(uuid.begin(), record.save_id.size(), record.save_id.begin());
+        });
+    }
+    std::vector<Record> records;
+    if (const auto agreed = peers_.vote(error, record, records)) throw Error(agreed->with_operation("save"));
+
+    // Every rank sees the same records, so all take the same turn here.
+    bool same = true;
+    bool same_aliases = true;
+    bool any_private = false;
+    for (size_t rank = 0; rank < records.size(); ++rank) {
+        same = same && records[rank].structure == records[0].structure && records[rank].step == records[0].step;
+        same_aliases = same_aliases && records[rank].aliases == records[0].aliases;
+        any_private = any_private || records[rank].has_private_values != 0;
+    }
+    if (!same) {
+        const std::string of_rank0 = peers_.from_rank0(structure);
+        std::optional<Error> difference;
+        if (record.step != records[0].step) {
+            difference = Error(Code::mismatch, fmt::format("it saves step {} while rank 0 saves step {}", record.step,
+                                                           records[0].step));
+        } else if (structure != of_rank0) {
+            difference = Error(Code::mismatch, fmt::format("its state differs from rank 0's: {}",
+                                                           first_difference(of_rank0, structure)));
+        }
+        const auto agreed = peers_.vote(difference);
+        throw Error(agreed.value_or(Error(Code::mismatch, "the ranks' states differ")).with_operation("save"));
+    }
+    job.save_id.assign(records[0].save_id.begin(), records[0].save_id.end());
+    job.directory = join(root_, step_directory_name(job.step, job.save_id));
+    if (any_private) {
+        const std::vector<std::string> texts = peers_.gather(to_json(own).dump());
+        for (size_t rank = 0; peers_.rank() == 0 && rank < texts.size(); ++rank) {
+            for (const Json::Member& member : Json::parse(texts[rank], "private values").as_object()) {
+                job.values.insert_or_assign(member.key, member.value);
+            }
+        }
+    }
+    if (!same_aliases) aliases.clear();  // tied on some ranks only: each name is saved for itself
+    job.error = attempt([&] {
+        job.plan = make_plan(state, aliases, peers_.rank(), peers_.world_size(), options_.plan);
+        if (peers_.rank() != 0) return;
+        for (const auto& [name, value] : values) {
+            if (!private_rank(name)) job.values.insert_or_assign(name, value);
+        }
+        job.metrics = state.metrics();
+    });
+    if (!job.error) {
+        for (const auto& [name, target] : aliases) job.aliases.emplace(name, target);
+    }
+}
+
+std::unique_ptr<Saver::Job> Saver::prepare(int64_t step, const State& state, bool stage) {
+    auto job = std::make_unique<Job>();
+    job->step = step;
+    Values values;
+    auto error = attempt([&] { values = state.collect(); });
+    agree_on_state(*job, state, values, std::move(error));
+
+    // From here on a rank's own failure waits for the next vote: the others already count on it.
+    if (!job->error) {
+        job->error = attempt([&] {
+            size_t staged_bytes = 0;
+            for (const auto& pieces : job->plan.files) {
+                job->files.push_back({make_header(pieces, job->save_id), ByteRuns(pieces)});
+                const auto bytes = static_cast<size_t>(job->files.back().data.size());
+                staged_bytes += (bytes + direct_alignment - 1) / direct_alignment * direct_alignment;
+            }
+            if (!stage) return;
+            if (staging_.size() < staged_bytes) {
+                staging_ = AlignedBuffer();
+                staging_ = AlignedBuffer(staged_bytes);
+            }
+            std::byte* image = staging_.data();
+            for (Job::File& file : job->files) {
+                const int64_t bytes = file.data.size();
+                if (bytes > 0) file.data.copy(0, bytes, image);
+                file.data = ByteRuns(image, bytes);
+                image += (bytes + direct_alignment - 1) / direct_alignment * direct_alignment;
+            }
+        });
+    }
+    return job;
+}
+
+void Saver::run(Job& job) {
+    const auto started = Clock::now();
+    const bool is_rank0 = peers_.rank() == 0;
+    if (is_rank0 && !job.error) {
+        job.error = attempt([&] {
+            lease_->check();
+            const int64_t made = files_.make_directory(job.directory);
+            if (made < 0) {
+                throw os_error(fmt::format("cannot create the directory {}", job.directory), static_cast<int>(-made));
+            }
+            job.made_directory = true;
+            write_new_text(files_, join(job.directory, writing_name), Holder::this_process(id_).dump());
+            sync_directory(files_, root_);
+        });
+    }
+    auto agreed = peers_.vote(job.error);
+    if (agreed) {
+        abandon(job);
+        throw Error(agreed->with_operation("save"));
+    }
+
+    std::vector<SavedFile> written;
+    auto error = attempt([&] {
+        for (size_t index = 0; index < job.files.size(); ++index) {
+            const std::string name = rank_file_name(peers_.rank(), static_cast<int>(index));
+            written.push_back(write_rank_file(files_, job.directory, name, std::move(job.files[index].header),
+                                              job.files[index].data, options_.write));
+        }
+    });
+    agreed = peers_.vote(error);
+    if (agreed) {
+        abandon(job);
+        throw Error(agreed->with_operation("save"));
+    }
+    const std::vector<std::string> reports = peers_.gather(report_of(written));
+
+    if (is_rank0) error = attempt([&] { commit(job, reports); });
+    try {
+        agreed = peers_.vote(error);
+    } catch (const Error& lost) {
+        // Rank 0 knows; the others can only look.
+        if (is_rank0) {
+            if (error) throw Error(error->with_operation("save"));
+            log::warning("{} is committed, but not every rank could be told: {}", job.directory, lost.what());
+            return;
+        }
+        const std::string manifest = join(job.directory, manifest_name);
+        bool committed = false;
+        try {
+            committed = exists(files_, manifest);
+        } catch (const Error&) {
+            committed = false;
+        }
+        if (committed) {
+            log::warning("rank 0 was lost after it committed {}: {}", job.directory, lost.what());
+            return;
+        }
+        throw Error(Code::commit_unknown,
+                    fmt::format("rank 0 was lost after all ranks had written {}; the checkpoint is committed if {} "
+                                "appears",
+                                job.directory, manifest))
+            .with_peer(0)
+            .with_operation("save")
+            .caused_by(lost);
+    }
+    if (agreed) {
+        abandon(job);
+        throw Error(agreed->with_operation("save"));
+    }
+    if (is_rank0) {
+        log::info("committed {} in {} ms", job.directory,
+                  std::chrono::duration_cast<milliseconds>(Clock::now() - started).count());
+    }
+}
+
+void Saver::commit(Job& job, const std::vector<std::string>& reports) {
+    std::vector<std::vector<SavedFile>> of_ranks;
+    for (const std::string& report : reports) of_ranks.push_back(files_of(report));
+    Manifest manifest;
+    number_files(job.plan, of_ranks, manifest.files);
+    for (const SavedStep& save : scan_root(files_, root_)) {
+        manifest.sequence = std::max(manifest.sequence, save.sequence + 1);
+    }
+    manifest.step = job.step;
+    manifest.save_id = job.save_id;
+    manifest.committed = utc_now();
+    manifest.writer = options_.writer;
+    manifest.world_size = peers_.world_size();
+    manifest.tensors = std::move(job.plan.tensors);
+    manifest.aliases = std::move(job.aliases);
+    manifest.values = std::move(job.values);
+    manifest.metrics = std::move(job.metrics);
+    const std::string text = manifest.dump();
+
+    sync_directory(files_, job.directory);
+    lease_->check();
+    replace_text(files_, join(job.directory, manifest_name), text, job.save_id.substr(0, 8));
+
+    // The checkpoint exists. What follows is convenience, and its failure no failure of the save.
+    const std::string directory(name_in_path(job.directory));
+    try {
+        (void)files_.remove_file(join(job.directory, writing_name));
+        replace_text(files_, join(root_, latest_name), directory + "\n", job.save_id.substr(0, 8));
+        tidy(directory);
+    } catch (const Error& error) {
+        log::warning("{} is committed; tidying {} up failed: {}", directory, root_, error.what());
+    }
+}
+
+// Removes saves beyond keep_latest, and leftovers of writers that are gone.
+void Saver::tidy(const std::string& newest) {
+    std::vector<std::string> committed;
+    for (const SavedStep& save : scan_root(files_, root_)) {
+        if (save.committed) {
+            if (save.readable) committed.push_back(save.directory);
+            continue;
+        }
+        const std::string lease = join(join(root_, save.directory), writing_name);
+        if (!exists(files_, lease)) continue;  // not ours to judge: a copy on its way, say
+        bool live = false;
+        try {
+            const Holder holder = Holder::parse(read_text(files_, lease, 4096));
+            live = holder.id != id_ && is_live(files_, lease, holder, options_.lease);
+        } catch (const Error&) {
+            live = is_live(files_, lease, Holder{}, options_.lease);  // cut short: judged by its age
+        }
+        if (live) continue;
+        log::info("removing {}, left by a save that was cut short", save.directory);
+        remove_save(files_, root_, save.directory);
+    }
+    const auto keep = static_cast<size_t>(options_.keep_latest);
+    if (keep == 0 || committed.size() <= keep) return;
+    for (size_t i = 0; i + keep < committed.size(); ++i) {
+        if (committed[i] == newest) continue;
+        // Marked first: a removal that is cut short is then a leftover that a later save collects.
+        const std::string lease = join(join(root_, committed[i]), writing_name);
+        (void)files_.remove_file(lease);
+        write_new_text(files_, lease, Holder::this_process(id_).dump());
+        remove_save(files_, root_, committed[i]);
+    }
+}
+
+// After a vote of no: what was written is of no use. Rank 0 removes it at once, since a full disk wants the room.
+void Saver::abandon(const Job& job) noexcept {
+    if (!job.made_directory) return;
+    try {
+        remove_save(files_, root_, std::string(name_in_path(job.directory)));
+    } catch (const Error& error) {
+        log::warning("could not remove {} after its save failed: {}", job.directory, error.what());
+    } catch (...) {
+        log::warning("could not remove {} after its save failed", job.directory);
+    }
+}
+
+int64_t Saver::resume(State& state) {
+    wait();
+    // Rank 0 looks: other ranks' views of a shared directory may be older.
+    std::string newest;
+    std::optional<Error> error;
+    if (peers_.rank() == 0) {
+        error = attempt([&] { newest = newest_save(files_, root_).value_or(""); });
+    }
+    if (const auto agreed = peers_.vote(error)) throw Error(agreed->with_operation("resume"));
+    newest = peers_.from_rank0(newest);
+    if (newest.empty()) return 0;
+    int64_t step = 0;
+    error = attempt([&] {
+        const auto checkpoint = Checkpoint::open(join(root_, newest), files_);
+        (void)checkpoint->load(state);
+        step = checkpoint->manifest().step;
+    });
+    if (const auto agreed = peers_.vote(error)) throw Error(agreed->with_operation("resume"));
+    return step;
+}
+
+}  // namespace tsr

@@ -1,0 +1,198 @@
+#include "checkpoint/state.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/error.hpp"
+
+namespace tsr {
+
+void check_name(std::string_view name, std::string_view what) {
+    if (name.empty()) throw Error(Code::invalid_argument, fmt::format("{} is empty", what));
+    if (name.size() > max_name_bytes) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("{} has {} bytes; at most {} are taken", what, name.size(), max_name_bytes));
+    }
+    if (!is_utf8(name)) throw Error(Code::invalid_argument, fmt::format("{} is not UTF-8", what));
+    if (std::any_of(name.begin(), name.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; })) {
+        throw Error(Code::invalid_argument, fmt::format("{} holds a control character", what));
+    }
+}
+
+std::string registered_name(std::string_view name) {
+    std::string result;
+    while (true) {
+        const size_t dot = name.find('.');
+        if (dot == std::string_view::npos) return result.append(name);
+        const std::string_view part = name.substr(0, dot);
+        if (part != "module" && part != "_orig_mod") result.append(name.substr(0, dot + 1));
+        name.remove_prefix(dot + 1);
+    }
+}
+
+std::optional<int> private_rank(std::string_view name) {
+    if (!name.starts_with("rank/")) return std::nullopt;
+    name.remove_prefix(5);
+    const size_t slash = name.find('/');
+    if (slash == std::string_view::npos || slash == 0 || slash + 1 == name.size()) return std::nullopt;
+    const std::string_view digits = name.substr(0, slash);
+    if (digits.size() > 1 && digits.front() == '0') return std::nullopt;
+    int rank = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
+    if (error != std::errc{} || end != digits.data() + digits.size() || rank < 0) return std::nullopt;
+    return rank;
+}
+
+void State::insert(std::string_view name, StateTensor tensor) {
+    check_name(name, "a tensor's name");
+    const std::string key = registered_name(name);
+    if (private_rank(key)) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("tensor '{}': names under rank/<r>/ are for values, which one rank owns; store its bytes "
+                                "as a value, or give the tensor a layout",
+                                key));
+    }
+    if (tensors_.contains(key) || values_.contains(key)) {
+        throw Error(Code::invalid_argument, fmt::format("the state has the name '{}' already", key));
+    }
+    for (const Tensor& piece : tensor.pieces) {
+        if (piece.device.type != DeviceType::cpu) {
+            throw Error(Code::invalid_argument, fmt::format("tensor '{}' is not on the CPU", key));
+        }
+    }
+    tensors_.emplace(key, std::move(tensor));
+}
+
+void State::add_tensor(std::string_view name, const Tensor& tensor) {
+    StateTensor entry;
+    entry.dtype = tensor.dtype;
+    entry.shape = tensor.shape;
+    entry.boxes = {Box::whole(tensor.shape)};
+    entry.pieces = {tensor};
+    insert(name, std::move(entry));
+}
+
+void State::add_sharded(std::string_view name, const Layout& layout, DType dtype, std::span<const Tensor> pieces,
+                        int rank) {
+    if (!is_known(dtype)) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("tensor '{}' has the unknown dtype {}", name, static_cast<int>(dtype)));
+    }
+    check_shape(layout.shape(), dtype, fmt::format("tensor '{}'", name));
+    StateTensor entry;
+    entry.dtype = dtype;
+    entry.shape = layout.shape();
+    entry.layout = layout;
+    entry.boxes = layout.boxes_of(rank);
+    entry.rank = rank;
+    if (entry.boxes.size() != pieces.size()) {
+        throw Error(Code::invalid_argument, fmt::format("tensor '{}': {} pieces, but the layout gives rank {} {} boxes",
+                                                        name, pieces.size(), rank, entry.boxes.size()));
+    }
+    for (size_t i = 0; i < pieces.size(); ++i) {
+        if (pieces[i].dtype != dtype || pieces[i].shape != entry.boxes[i].sizes) {
+            throw Error(Code::invalid_argument,
+                        fmt::format("tensor '{}': piece {} is {} {}, the layout gives rank {} the box {} of {}", name, i,
+                                    name_of(pieces[i].dtype), pieces[i].shape.str(), rank, entry.boxes[i].str(),
+                                    name_of(dtype)));
+        }
+    }
+    entry.pieces.assign(pieces.begin(), pieces.end());
+    insert(name, std::move(entry));
+}
+
+void State::add_source(std::shared_ptr<StateSource> source) {
+    check_name(source->prefix(), "a prefix");
+    const std::string begin = source->prefix() + ".";
+    for (const auto& other : sources_) {
+        const std::string other_begin = other->prefix() + ".";
+        if (other_begin.starts_with(begin) || begin.starts_with(other_begin)) {
+            throw Error(Code::invalid_argument, fmt::format("the state has values under the prefix '{}' already",
+                                                            other->prefix()));
+        }
+    }
+    const auto value = values_.lower_bound(begin);
+    if (value != values_.end() && value->first.starts_with(begin)) {
+        throw Error(Code::invalid_argument, fmt::format("the state has the value '{}' already", value->first));
+    }
+    sources_.push_back(std::move(source));
+}
+
+const StateSource* State::source_of(std::string_view name) const {
+    for (const auto& source : sources_) {
+        if (name.size() > source->prefix().size() && name.starts_with(source->prefix()) &&
+            name[source->prefix().size()] == '.') {
+            return source.get();
+        }
+    }
+    return nullptr;
+}
+
+void State::set_value(std::string_view name, Json value) {
+    check_name(name, "a value's name");
+    check_value(value, fmt::format("value '{}'", name));
+    if (const StateSource* source = source_of(name)) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("the value '{}' belongs to what was added as '{}'", name, source->prefix()));
+    }
+    if (tensors_.contains(name)) {
+        throw Error(Code::invalid_argument, fmt::format("'{}' is a tensor of the state", name));
+    }
+    values_.insert_or_assign(std::string(name), std::move(value));
+}
+
+Json State::value(std::string_view name) const {
+    if (const auto found = values_.find(name); found != values_.end()) return found->second;
+    if (const StateSource* source = source_of(name)) {
+        const Values values = source->collect();
+        if (const auto found = values.find(name); found != values.end()) return found->second;
+    }
+    throw Error(Code::not_found, fmt::format("the state has no value '{}'", name));
+}
+
+void State::set_metric(std::string_view name, double value) {
+    check_name(name, "a metric's name");
+    metrics_.insert_or_assign(std::string(name), double_value(value));
+}
+
+Values State::collect() const {
+    Values all = values_;
+    for (const auto& source : sources_) {
+        for (auto& [name, value] : source->collect()) {
+            check_value(value, fmt::format("value '{}'", name));
+            if (!name.starts_with(source->prefix() + ".") || tensors_.contains(name)) {
+                throw Error(Code::internal, fmt::format("the source '{}' made the value '{}'", source->prefix(), name));
+            }
+            all.insert_or_assign(name, value);
+        }
+    }
+    return all;
+}
+
+namespace {
+
+Values under(const Values& values, const std::string& prefix) {
+    const std::string begin = prefix + ".";
+    Values found;
+    for (auto it = values.lower_bound(begin); it != values.end() && it->first.starts_with(begin); ++it) {
+        found.insert(*it);
+    }
+    return found;
+}
+
+}  // namespace
+
+void State::check(const Values& values) const {
+    for (const auto& source : sources_) source->check(under(values, source->prefix()));
+}
+
+void State::apply(const Values& values) {
+    for (const auto& source : sources_) source->apply(under(values, source->prefix()));
+    for (const auto& [name, value] : values) {
+        if (source_of(name) == nullptr) values_.insert_or_assign(name, value);
+    }
+}
+
+}  // namespace tsr

@@ -1,0 +1,25 @@
+// An object whose values belong to a state: an optimizer's settings, a sampler's position. checkpoint/ does not know
+// the classes; capi/ adapts each to this interface. Its tensors, if any, are added to the state as plain tensors.
+#pragma once
+
+#include <string>
+
+#include "checkpoint/value.hpp"
+
+namespace tsr {
+
+class StateSource {
+   public:
+    virtual ~StateSource() = default;
+
+    // Every value of the source is named "<prefix>.<...>"; no one else may set such a value.
+    [[nodiscard]] virtual const std::string& prefix() const = 0;
+    // The values as they are now, with full names. Called before each save, and before a load to learn the names.
+    [[nodiscard]] virtual Values collect() const = 0;
+    // Throws MISMATCH if apply() would refuse these values; called before a load overwrites anything.
+    virtual void check(const Values& values) const { (void)values; }
+    // Called after the tensors of a load are in place, with the values found under the prefix.
+    virtual void apply(const Values& values) = 0;
+};
+
+}  // namespace tsr

@@ -1,0 +1,434 @@
+#include "launch/agent.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+#include <utility>
+
+#include "base/error.hpp"
+#include "launch/error_file.hpp"
+
+extern char** environ;
+
+namespace tsr {
+
+namespace {
+
+constexpr milliseconds burial_deadline{10000};
+constexpr milliseconds drain_deadline{2000};
+
+std::string host_name() {
+    char name[256] = {};
+    return ::gethostname(name, sizeof name - 1) == 0 ? name : "localhost";
+}
+
+std::string random_id() {
+    const Token token = Token::random();
+    return token.hex().substr(0, 16);
+}
+
+// The token where ranks can read it and others cannot; gone with the agent.
+Fd token_memory(const Token& token) {
+    Fd file(::memfd_create("tessera-token", MFD_CLOEXEC));
+    const std::string text = token.hex() + "\n";
+    if (!file.valid() || ::fchmod(file.get(), 0600) != 0 ||
+        ::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+        throw os_error("keeping the job token", errno);
+    }
+    // Ranks get it for reading only.
+    Fd reader(::open(fmt::format("/proc/self/fd/{}", file.get()).c_str(), O_RDONLY | O_CLOEXEC));
+    if (!reader.valid()) throw os_error("keeping the job token", errno);
+    return reader;
+}
+
+Fd signal_descriptor() {
+    sigset_t set;
+    sigemptyset(&set);
+    for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&set, signal);
+    if (::sigprocmask(SIG_BLOCK, &set, nullptr) != 0) throw os_error("sigprocmask", errno);
+    Fd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (!fd.valid()) throw os_error("signalfd", errno);
+    // Output that nobody reads any more is an error of write(), not the end of the job.
+    struct sigaction ignore {};
+    ignore.sa_handler = SIG_IGN;
+    ::sigaction(SIGPIPE, &ignore, nullptr);
+    return fd;
+}
+
+void make_directory(const std::string& path) {
+    std::error_code failure;
+    std::filesystem::create_directories(path, failure);
+    if (failure) throw os_error(fmt::format("making the directory {}", path), failure.value());
+}
+
+std::string temporary_directory() {
+    const char* base = std::getenv("TMPDIR");
+    std::string path = fmt::format("{}/tessera-run.XXXXXX", base != nullptr && *base != '\0' ? base : "/tmp");
+    if (::mkdtemp(path.data()) == nullptr) throw os_error(fmt::format("making a directory like {}", path), errno);
+    return path;
+}
+
+std::pair<Fd, Fd> make_pipe() {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) throw os_error("pipe", errno);
+    return {Fd(ends[0]), Fd(ends[1])};
+}
+
+// The environment as a map that later settings override.
+class Variables {
+   public:
+    Variables() {
+        for (char** entry = environ; *entry != nullptr; ++entry) {
+            const std::string_view text = *entry;
+            const size_t equals = text.find('=');
+            if (equals != std::string_view::npos) values_[std::string(text.substr(0, equals))] = text.substr(equals + 1);
+        }
+    }
+    void set(const std::string& name, std::string value) { values_[name] = std::move(value); }
+    void set(const std::string& name, int64_t value) { values_[name] = std::to_string(value); }
+    void set_default(const std::string& name, std::string value) { values_.try_emplace(name, std::move(value)); }
+    void erase(const std::string& name) { values_.erase(name); }
+    [[nodiscard]] std::vector<std::string> entries() const {
+        std::vector<std::string> out;
+        for (const auto& [name, value] : values_) out.push_back(name + "=" + value);
+        return out;
+    }
+
+   private:
+    std::map<std::string, std::string> values_;
+};
+
+std::string plural(int count, const char* noun) { return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s"); }
+
+double seconds(milliseconds span) { return std::chrono::duration<double>(span).count(); }
+
+}  // namespace
+
+Agent::Agent(RunOptions options, int guardian, const sigset_t& signal_mask)
+    : options_(std::move(options)),
+      guardian_(guardian),
+      signal_mask_(signal_mask),
+      host_(host_name()),
+      token_(Token::random()),
+      job_id_(random_id()),
+      token_file_(token_memory(token_)),
+      signals_(signal_descriptor()),
+      events_(options_.events_file),
+      logs_(STDOUT_FILENO, STDERR_FILENO, options_.prefix) {
+    own_error_directory_ = options_.log_directory.empty();
+    error_directory_ = own_error_directory_ ? temporary_directory() : options_.log_directory;
+}
+
+Agent::~Agent() {
+    std::error_code ignored;
+    if (own_error_directory_) std::filesystem::remove_all(error_directory_, ignored);
+}
+
+int Agent::run() {
+    for (const Program& program : options_.programs) (void)find_executable(program.command.front());
+    std::vector<Member> members = first_round(options_);
+    for (;; ++round_) {
+        const Outcome outcome = run_round(members);
+        if (guardian_died_) return 128 + SIGKILL;
+        if (outcome.failures.empty()) {
+            const bool cut_short = stage_ != Stage::running && stage_ != Stage::saving;
+            const int code = stop_signal_ != 0 && cut_short ? 128 + stop_signal_ : 0;
+            events_.write("end", wall_time(), {{"exit_code", code}});
+            return code;
+        }
+        const int code = exit_code_of(outcome.failures.front().wait_status);
+        auto next = stop_signal_ != 0 ? std::nullopt
+                                      : next_round(options_, members, outcome.lost, options_.max_restarts - restarts_);
+        if (!next) {
+            logs_.say(summary_of(outcome.failures));
+            logs_.drain(Deadline::in(drain_deadline));
+            events_.write("end", wall_time(), {{"exit_code", code}});
+            return code;
+        }
+        if (next->uses_restart) ++restarts_;
+        const Failure& root = outcome.failures.front();
+        std::string reason = fmt::format("rank {} (pid {}) {}", root.rank, root.pid, describe_status(root.wait_status));
+        if (root.error) reason += ": " + root.error->message.substr(0, root.error->message.find('\n'));
+        logs_.say(fmt::format("{}; round {} begins with {}{}", reason, round_ + 1,
+                              plural(static_cast<int>(next->members.size()), "rank"),
+                              next->uses_restart
+                                  ? fmt::format(", restart {} of {}", restarts_, options_.max_restarts)
+                                  : fmt::format(" of {}", members.size())));
+        Json::Array lost;
+        for (const int rank : outcome.lost) lost.emplace_back(rank);
+        events_.write("restart", wall_time(),
+                      {{"round", round_ + 1},
+                       {"world_size", static_cast<int64_t>(next->members.size())},
+                       {"former_world_size", static_cast<int64_t>(members.size())},
+                       {"lost", std::move(lost)},
+                       {"reason", reason}});
+        members = std::move(next->members);
+    }
+}
+
+Agent::Outcome Agent::run_round(const std::vector<Member>& members) {
+    stage_ = Stage::running;
+    workers_.clear();
+    failures_.clear();
+    StoreOptions store;
+    store.token = token_.hex();
+    store.insecure = options_.insecure;
+    store.job_id = job_id_;
+    store.epoch = static_cast<uint64_t>(round_);
+    store_ = StoreServer::start("127.0.0.1", 0, store);
+    master_port_ = std::make_unique<PortReservation>();
+    try {
+        start_workers(members);
+        while (!all_ended()) turn();
+    } catch (...) {
+        bury_round();
+        throw;
+    }
+    bury_round();
+    store_.reset();
+    master_port_.reset();
+    return outcome();
+}
+
+void Agent::start_workers(const std::vector<Member>& members) {
+    const std::string directory = fmt::format("{}/round-{}", error_directory_, round_);
+    make_directory(directory);
+    workers_.reserve(members.size());
+    for (int rank = 0; rank < static_cast<int>(members.size()); ++rank) start_worker(rank, members);
+}
+
+void Agent::start_worker(int rank, const std::vector<Member>& members) {
+    Worker worker;
+    worker.member = members[static_cast<size_t>(rank)];
+    const Program& program = options_.programs[static_cast<size_t>(worker.member.program)];
+    const std::string stem = fmt::format("{}/round-{}/rank-{}", error_directory_, round_, rank);
+    worker.error_file = stem + ".error.json";
+    Fd log;
+    if (!options_.log_directory.empty()) {
+        worker.log_file = stem + ".log";
+        log = Fd(::open(worker.log_file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
+        if (!log.valid()) throw os_error(fmt::format("the log file {}", worker.log_file), errno);
+        ::unlink(worker.error_file.c_str());  // of a former job with the same directory
+    }
+    auto [out_read, out_write] = make_pipe();
+    auto [err_read, err_write] = make_pipe();
+    Spawn order;
+    order.path = find_executable(program.command.front());
+    order.arguments = program.command;
+    order.environment = environment_of(rank, members, worker);
+    order.input = rank == 0 ? STDIN_FILENO : -1;  // as mpirun does: one reader
+    order.output = out_write.get();
+    order.error = err_write.get();
+    order.inherited = {preempt_.fd()};
+    if (!options_.insecure) order.inherited.push_back(token_file_.get());
+    order.signal_mask = signal_mask_;
+    worker.pid = spawn(order);
+    logs_.add_rank(rank, program.name(), std::move(out_read), std::move(err_read), std::move(log));
+    events_.write("start", wall_time(),
+                  {{"round", round_},
+                   {"rank", rank},
+                   {"pid", static_cast<int64_t>(worker.pid)},
+                   {"host", host_},
+                   {"program", program.name()},
+                   {"world_size", static_cast<int64_t>(members.size())}});
+    workers_.push_back(std::move(worker));
+}
+
+std::vector<std::string> Agent::environment_of(int rank, const std::vector<Member>& members, const Worker& worker) const {
+    const auto world = static_cast<int64_t>(members.size());
+    Variables v;
+    // What an outer job or the shell says would contradict what follows.
+    for (const char* name : {"TESSERA_TOKEN", "TESSERA_TOKEN_FILE", "TESSERA_TOKEN_FD", "TESSERA_STORE_PORT",
+                             "TESSERA_STORE_BIND", "TESSERA_INSECURE"}) {
+        v.erase(name);
+    }
+    // torchrun's. Programs for it, torch.distributed among them, run unchanged.
+    for (const char* name : {"RANK", "LOCAL_RANK", "ROLE_RANK", "TESSERA_RANK", "TESSERA_LOCAL_RANK"}) v.set(name, rank);
+    for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE", "TESSERA_WORLD_SIZE",
+                             "TESSERA_LOCAL_WORLD_SIZE"}) {
+        v.set(name, world);
+    }
+    v.set("GROUP_RANK", 0);
+    v.set("GROUP_WORLD_SIZE", 1);
+    v.set("ROLE_NAME", "default");
+    v.set("MASTER_ADDR", "127.0.0.1");
+    v.set("MASTER_PORT", master_port_->port());
+    v.set("TORCHELASTIC_RESTART_COUNT", round_);
+    v.set("TORCHELASTIC_MAX_RESTARTS", options_.max_restarts);
+    v.set("TORCHELASTIC_RUN_ID", job_id_);
+    v.set("TORCHELASTIC_USE_AGENT_STORE", "False");
+    v.set("TORCHELASTIC_ERROR_FILE", worker.error_file);
+    if (world > 1) v.set_default("OMP_NUM_THREADS", "1");
+    v.set_default("PYTHONUNBUFFERED", "1");  // what a rank printed before it died shall be seen
+    // Tessera's own.
+    v.set("TESSERA_STORE", store_->uri());
+    v.set("TESSERA_JOB_ID", job_id_);
+    v.set("TESSERA_EPOCH", round_);
+    v.set("TESSERA_ERROR_FILE", worker.error_file);
+    const pid_t self = ::getpid();
+    v.set("TESSERA_PREEMPT_FD", preempt_.fd());
+    v.set("TESSERA_PREEMPT_FILE", fmt::format("/proc/{}/fd/{}", self, preempt_.fd()));
+    if (options_.insecure) {
+        v.set("TESSERA_INSECURE", "1");
+    } else {
+        v.set("TESSERA_TOKEN_FD", token_file_.get());
+        v.set("TESSERA_TOKEN_FILE", fmt::format("/proc/{}/fd/{}", self, token_file_.get()));
+    }
+    if (options_.timeout) v.set("TESSERA_TIMEOUT_MS", options_.timeout->count());
+    for (const auto& [name, value] : options_.programs[static_cast<size_t>(worker.member.program)].environment) {
+        v.set(name, value);
+    }
+    return v.entries();
+}
+
+// Waits for whatever comes first: output, a signal, the guardian's death, the stage's deadline.
+void Agent::turn() {
+    std::vector<pollfd> polls;
+    polls.push_back({signals_.get(), POLLIN, 0});
+    polls.push_back({guardian_died_ ? -1 : guardian_, POLLIN, 0});
+    const size_t own = polls.size();
+    logs_.append_polls(polls);
+    if (::poll(polls.data(), polls.size(), timeout_ms()) < 0 && errno != EINTR) throw os_error("poll", errno);
+    logs_.handle_polls(polls.data() + own, polls.size() - own);
+    if (polls[1].revents != 0) {
+        guardian_died_ = true;
+        kill_workers();
+    }
+    take_signals();
+    pass_deadline();
+}
+
+void Agent::take_signals() {
+    signalfd_siginfo info{};
+    while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+        const int signal = static_cast<int>(info.ssi_signo);
+        if (signal != SIGCHLD) asked_to_stop(signal);
+    }
+    reap();  // one SIGCHLD may stand for many
+}
+
+void Agent::reap() {
+    ++reap_turn_;
+    int status = 0;
+    for (pid_t pid; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
+        for (size_t rank = 0; rank < workers_.size(); ++rank) {
+            if (workers_[rank].pid == pid && !workers_[rank].status) note_exit(static_cast<int>(rank), status);
+        }
+    }
+    if (!failures_.empty() && stage_ == Stage::running) end_workers();
+}
+
+void Agent::note_exit(int rank, int status) {
+    Worker& worker = workers_[static_cast<size_t>(rank)];
+    worker.status = status;
+    const double now = wall_time();
+    Json::Object fields = {{"round", round_}, {"rank", rank}, {"pid", static_cast<int64_t>(worker.pid)}, {"host", host_}};
+    if (WIFSIGNALED(status)) {
+        fields.push_back({"signal", signal_name(WTERMSIG(status))});
+    } else {
+        fields.push_back({"code", WEXITSTATUS(status)});
+    }
+    // Once the agent ends the ranks, how they end is its doing.
+    const bool by_agent = stage_ == Stage::ending || stage_ == Stage::killing;
+    fields.push_back({"ended_by_agent", by_agent});
+    events_.write("exit", now, std::move(fields));
+    if (status == 0 || by_agent) return;
+    failures_.push_back({rank, host_, worker.pid, status, now, reap_turn_, worker.log_file, std::nullopt});
+}
+
+void Agent::asked_to_stop(int signal) {
+    events_.write("stop", wall_time(), {{"signal", signal_name(signal)}});
+    const bool again = stop_signal_ != 0;
+    if (!again) stop_signal_ = signal;
+    preempt_.request();
+    if (again || signal == SIGQUIT) {
+        logs_.say(fmt::format("{}: the ranks are killed", signal_name(signal)));
+        return kill_workers();
+    }
+    if (stage_ != Stage::running) return;
+    stage_ = Stage::saving;
+    stage_deadline_ = Deadline::in(options_.grace);
+    logs_.say(fmt::format("{}: the ranks have {:.0f} s to save and end; a second one kills them", signal_name(signal),
+                          seconds(options_.grace)));
+}
+
+void Agent::end_workers() {
+    stage_ = Stage::ending;
+    stage_deadline_ = Deadline::in(options_.kill_grace);
+    signal_workers(SIGTERM);
+}
+
+void Agent::kill_workers() {
+    stage_ = Stage::killing;
+    stage_deadline_ = Deadline::in(burial_deadline);
+    signal_workers(SIGKILL);
+}
+
+// To the process groups; a group's number is not another's before its leader, the rank, is reaped.
+void Agent::signal_workers(int signal) {
+    for (const Worker& worker : workers_) {
+        if (worker.status) continue;
+        ::kill(-worker.pid, signal);
+        ::kill(worker.pid, signal);  // in case it made another group its own
+        if (signal != SIGKILL) ::kill(worker.pid, SIGCONT);  // one that is stopped shall hear it
+    }
+}
+
+void Agent::pass_deadline() {
+    if (stage_ == Stage::running || !stage_deadline_.expired()) return;
+    if (stage_ == Stage::saving) {
+        logs_.say("the time to save is over");
+        return end_workers();
+    }
+    if (stage_ == Stage::ending) return kill_workers();
+    std::string alive;
+    for (size_t rank = 0; rank < workers_.size(); ++rank) {
+        if (!workers_[rank].status) alive += fmt::format("{}rank {} (pid {})", alive.empty() ? "" : ", ", rank, workers_[rank].pid);
+    }
+    throw Error(Code::timeout, fmt::format("{} cannot be killed: in an uninterruptible system call?", alive));
+}
+
+int Agent::timeout_ms() const {
+    return stage_ == Stage::running ? -1 : static_cast<int>(stage_deadline_.remaining().count());
+}
+
+bool Agent::all_ended() const {
+    return std::all_of(workers_.begin(), workers_.end(), [](const Worker& worker) { return worker.status.has_value(); });
+}
+
+void Agent::bury_round() {
+    kill_all_children(Deadline::in(burial_deadline), [&](pid_t pid, int status) {
+        for (Worker& worker : workers_) {
+            if (worker.pid == pid) worker.status = status;
+        }
+    });
+    logs_.drain(Deadline::in(drain_deadline));
+}
+
+Agent::Outcome Agent::outcome() const {
+    Outcome outcome;
+    outcome.failures = failures_;
+    for (Failure& failure : outcome.failures) {
+        failure.error = read_error_file(workers_[static_cast<size_t>(failure.rank)].error_file);
+    }
+    order_failures(outcome.failures);
+    for (const Failure& failure : outcome.failures) {
+        // Others may have failed because of the first; one that was killed was not.
+        const bool killed = WIFSIGNALED(failure.wait_status) && WTERMSIG(failure.wait_status) == SIGKILL;
+        if (killed || &failure == &outcome.failures.front()) outcome.lost.push_back(failure.rank);
+    }
+    return outcome;
+}
+
+}  // namespace tsr

@@ -1,0 +1,109 @@
+// The launcher's agent: serves the job's store, starts the ranks, merges what they print, and watches them. When one fails it
+// ends the others and, if allowed, opens a new round (an epoch of the store) with the same ranks or with those left, but
+// only after every process of the former round is dead: the ranks write into each other's memory.
+//
+// One thread. It is the process that run_guarded() makes: it reaps every child of its process.
+#pragma once
+
+#include <signal.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "launch/events.hpp"
+#include "launch/job.hpp"
+#include "launch/log_mux.hpp"
+#include "launch/port.hpp"
+#include "launch/preempt.hpp"
+#include "launch/process.hpp"
+#include "launch/summary.hpp"
+#include "store/server.hpp"
+#include "store/token.hpp"
+
+namespace tsr {
+
+class Agent {
+   public:
+    // `guardian` becomes readable when the guardian has died; `signal_mask` is what ranks start with.
+    Agent(RunOptions options, int guardian, const sigset_t& signal_mask);
+    ~Agent();
+
+    // Runs the job to its end; the exit code for the shell.
+    [[nodiscard]] int run();
+
+   private:
+    struct Worker {
+        Member member;
+        pid_t pid = 0;
+        std::optional<int> status;  // of waitpid, once it has ended
+        std::string error_file;
+        std::string log_file;
+    };
+
+    // What a round ended with.
+    struct Outcome {
+        std::vector<Failure> failures;  // ranks that failed by themselves, the root cause first
+        std::vector<int> lost;          // the root cause, and others that were killed from outside
+    };
+
+    enum class Stage {
+        running,
+        saving,    // asked to stop: the ranks may save until the deadline
+        ending,    // SIGTERM was sent; SIGKILL at the deadline
+        killing,   // SIGKILL was sent
+    };
+
+    [[nodiscard]] Outcome run_round(const std::vector<Member>& members);
+    void start_workers(const std::vector<Member>& members);
+    void start_worker(int rank, const std::vector<Member>& members);
+    [[nodiscard]] std::vector<std::string> environment_of(int rank, const std::vector<Member>& members,
+                                                          const Worker& worker) const;
+    void turn();
+    void take_signals();
+    void reap();
+    void note_exit(int rank, int status);
+    void asked_to_stop(int signal);
+    void end_workers();   // SIGTERM to all that live
+    void kill_workers();  // SIGKILL
+    void signal_workers(int signal);
+    void bury_round();    // no process of the round lives after it
+    [[nodiscard]] bool all_ended() const;
+    [[nodiscard]] int timeout_ms() const;
+    void pass_deadline();
+    [[nodiscard]] Outcome outcome() const;
+    void tell_start() const;
+
+    const RunOptions options_;
+    const int guardian_;
+    const sigset_t signal_mask_;
+    const std::string host_;
+    const Token token_;
+    const std::string job_id_;
+    Fd token_file_;  // a memfd, 0600
+    Fd signals_;
+    PreemptPage preempt_;
+    EventLog events_;
+    LogMux logs_;
+    std::string error_directory_;
+    bool own_error_directory_ = false;
+
+    int round_ = 0;
+    int restarts_ = 0;
+    int stop_signal_ = 0;  // the first one that asked to stop
+    bool guardian_died_ = false;
+
+    // Of the round.
+    std::shared_ptr<StoreServer> store_;
+    std::unique_ptr<PortReservation> master_port_;
+    std::vector<Worker> workers_;
+    Stage stage_ = Stage::running;
+    Deadline stage_deadline_ = Deadline::in(milliseconds{0});
+    std::vector<Failure> failures_;
+    int reap_turn_ = 0;
+};
+
+}  // namespace tsr

@@ -1,0 +1,62 @@
+// What `tessera run` was asked to run, and which ranks the next round has: plain values and one pure function.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.hpp"
+
+namespace tsr {
+
+// One command and how many ranks run it.
+struct Program {
+    std::vector<std::string> command;
+    int ranks = 1;
+    std::vector<std::pair<std::string, std::string>> environment;
+
+    [[nodiscard]] std::string name() const;  // of the executable, without directories
+};
+
+enum class OnLoss { restart, shrink };
+
+struct RunOptions {
+    std::vector<Program> programs;
+    int min_ranks = 0;  // fewer end the job; 0: all of them are needed
+    int max_restarts = 0;
+    OnLoss on_loss = OnLoss::restart;
+    bool prefix = true;
+    bool insecure = false;
+    std::string log_directory;  // empty: no files
+    std::string events_file;    // empty: none
+    milliseconds grace{30000};      // from the first signal until the ranks are told to end
+    milliseconds kill_grace{5000};  // from SIGTERM to SIGKILL
+    std::optional<milliseconds> timeout;  // of the ranks' collectives
+
+    [[nodiscard]] int ranks() const;
+    // Throws INVALID_ARGUMENT for what cannot be run.
+    void check() const;
+};
+
+// A rank's identity through the rounds; its number is its index in the round.
+struct Member {
+    int program = 0;
+    int instance = 0;  // of that program
+    friend bool operator==(const Member&, const Member&) = default;
+};
+
+[[nodiscard]] std::vector<Member> first_round(const RunOptions& options);
+
+struct NextRound {
+    std::vector<Member> members;
+    bool uses_restart = false;
+};
+
+// What follows a round in which the members at the indices `lost` failed: the same ranks again while restarts are left,
+// or those that are left while they are enough; which of the two is tried first is `on_loss`. nullopt: the job fails.
+[[nodiscard]] std::optional<NextRound> next_round(const RunOptions& options, const std::vector<Member>& members,
+                                                  const std::vector<int>& lost, int restarts_left);
+
+}  // namespace tsr

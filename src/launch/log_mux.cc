@@ -1,0 +1,161 @@
+#include "launch/log_mux.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace tsr {
+
+namespace {
+
+// Any pipe or terminal that poll() calls writable takes this much without blocking.
+constexpr size_t safe_write = 4096;
+
+bool wants_colours(int fd) { return ::isatty(fd) == 1 && std::getenv("NO_COLOR") == nullptr; }
+
+std::string prefix_of(int rank, const std::string& program, bool colours) {
+    const std::string text = fmt::format("[rank {} {}]", rank, program);
+    constexpr std::array<int, 6> palette = {36, 33, 32, 35, 34, 31};
+    if (!colours) return text + " ";
+    return fmt::format("\x1b[{}m{}\x1b[0m ", palette[static_cast<size_t>(rank) % palette.size()], text);
+}
+
+}  // namespace
+
+void LineBuffer::feed(std::string_view bytes, const std::function<void(std::string_view line)>& line) {
+    while (!bytes.empty()) {
+        const size_t newline = bytes.find('\n');
+        const bool whole = newline != std::string_view::npos && partial_.size() + newline <= max_line;
+        const size_t taken = whole ? newline : std::min(bytes.size(), max_line - partial_.size());
+        partial_ += bytes.substr(0, taken);
+        bytes.remove_prefix(whole ? taken + 1 : taken);
+        if (whole || partial_.size() >= max_line) emit(line);
+    }
+}
+
+void LineBuffer::finish(const std::function<void(std::string_view line)>& line) {
+    if (!partial_.empty()) emit(line);
+}
+
+void LineBuffer::emit(const std::function<void(std::string_view line)>& line) {
+    std::string_view text = partial_;
+    if (text.ends_with('\r')) text.remove_suffix(1);
+    const size_t back = text.rfind('\r');
+    if (back != std::string_view::npos) text.remove_prefix(back + 1);
+    line(text);
+    partial_.clear();
+}
+
+void OutputQueue::push(std::string_view bytes) {
+    if (!broken_) pending_ += bytes;
+}
+
+void OutputQueue::write_some() {
+    while (!empty()) {
+        pollfd entry{fd_, POLLOUT, 0};
+        if (::poll(&entry, 1, 0) <= 0) break;
+        const ssize_t written = ::write(fd_, pending_.data() + sent_, std::min(pending_.size() - sent_, safe_write));
+        if (written < 0 && (errno == EINTR || errno == EAGAIN)) break;
+        if (written < 0) {
+            broken_ = true;
+            sent_ = pending_.size();
+            break;
+        }
+        sent_ += static_cast<size_t>(written);
+    }
+    if (empty() || sent_ > high_water) {
+        pending_.erase(0, sent_);
+        sent_ = 0;
+    }
+}
+
+void OutputQueue::write_all(Deadline deadline) {
+    for (write_some(); !empty() && !deadline.expired(); write_some()) {
+        pollfd entry{fd_, POLLOUT, 0};
+        (void)::poll(&entry, 1, static_cast<int>(deadline.slice().count()));
+    }
+}
+
+LogMux::LogMux(int out, int err, bool prefix) : out_(out), err_(err), prefix_(prefix) {}
+
+void LogMux::add_rank(int rank, const std::string& program, Fd out, Fd err, Fd file) {
+    const auto shared = file.valid() ? std::make_shared<Fd>(std::move(file)) : nullptr;
+    for (auto& [pipe, output] : {std::pair<Fd*, OutputQueue*>{&out, &out_}, {&err, &err_}}) {
+        ::fcntl(pipe->get(), F_SETFL, O_NONBLOCK);  // our end alone: the rank's is another description
+        const std::string prefix = prefix_ ? prefix_of(rank, program, wants_colours(output->fd())) : "";
+        streams_.push_back({std::move(*pipe), output, prefix, {}, shared});
+    }
+}
+
+void LogMux::say(std::string_view line) {
+    err_.push(fmt::format("tessera: {}\n", line));
+    err_.write_some();
+}
+
+void LogMux::append_polls(std::vector<pollfd>& polls) const {
+    if (!out_.empty()) polls.push_back({out_.fd(), POLLOUT, 0});
+    if (!err_.empty()) polls.push_back({err_.fd(), POLLOUT, 0});
+    if (congested()) return;
+    for (const Stream& stream : streams_) polls.push_back({stream.pipe.get(), POLLIN, 0});
+}
+
+void LogMux::handle_polls(const pollfd* polls, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+        if (polls[i].revents == 0) continue;
+        const auto stream = std::find_if(streams_.begin(), streams_.end(),
+                                         [&](const Stream& s) { return s.pipe.get() == polls[i].fd; });
+        if (stream != streams_.end() && !read_some(*stream)) streams_.erase(stream);
+    }
+    out_.write_some();
+    err_.write_some();
+}
+
+bool LogMux::read_some(Stream& stream) {
+    std::array<char, 65536> chunk;
+    const ssize_t got = ::read(stream.pipe.get(), chunk.data(), chunk.size());
+    if (got < 0) return errno == EAGAIN || errno == EINTR;
+    const auto print = [&](std::string_view line) { emit(stream, line); };
+    if (got == 0) {
+        stream.lines.finish(print);
+        return false;
+    }
+    const std::string_view bytes(chunk.data(), static_cast<size_t>(got));
+    if (stream.file && ::write(stream.file->get(), bytes.data(), bytes.size()) != got) {
+        say(fmt::format("writing a rank's log file fails ({}); it ends here", std::strerror(errno)));
+        stream.file.reset();
+    }
+    stream.lines.feed(bytes, print);
+    return true;
+}
+
+void LogMux::emit(Stream& stream, std::string_view line) {
+    stream.output->push(stream.prefix);
+    stream.output->push(line);
+    stream.output->push("\n");
+}
+
+void LogMux::drain(Deadline deadline) {
+    while (!streams_.empty() && !deadline.expired()) {
+        std::vector<pollfd> polls;
+        append_polls(polls);
+        if (::poll(polls.data(), polls.size(), static_cast<int>(deadline.slice().count())) < 0 && errno != EINTR) break;
+        handle_polls(polls.data(), polls.size());
+    }
+    for (Stream& stream : streams_) {
+        stream.lines.finish([&](std::string_view line) { emit(stream, line); });
+    }
+    streams_.clear();
+    out_.write_all(deadline);
+    err_.write_all(deadline);
+}
+
+}  // namespace tsr

@@ -1,0 +1,249 @@
+#include "launch/process.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "base/error.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr milliseconds death_deadline{10000};
+
+std::vector<char*> pointers(const std::vector<std::string>& texts) {
+    std::vector<char*> out;
+    for (const std::string& text : texts) out.push_back(const_cast<char*>(text.c_str()));
+    out.push_back(nullptr);
+    return out;
+}
+
+// After fork in a process with threads: only async-signal-safe calls, no allocation.
+[[noreturn]] void become(const Spawn& spawn, char* const* arguments, char* const* environment, pid_t parent,
+                         int report) {
+    const auto give_up = [&] {
+        const int failure = errno;
+        (void)!::write(report, &failure, sizeof failure);
+        ::_exit(127);
+    };
+    if (::setsid() < 0) give_up();
+    if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) give_up();
+    if (::getppid() != parent) ::_exit(127);  // it died before the line above
+    if (::dup2(spawn.input, 0) < 0 || ::dup2(spawn.output, 1) < 0 || ::dup2(spawn.error, 2) < 0) give_up();
+    for (const int fd : spawn.inherited) {
+        if (::fcntl(fd, F_SETFD, 0) != 0) give_up();
+    }
+    for (int signal = 1; signal < NSIG; ++signal) {
+        struct sigaction action {};
+        action.sa_handler = SIG_DFL;
+        (void)::sigaction(signal, &action, nullptr);  // fails for SIGKILL, SIGSTOP and the C library's own
+    }
+    if (::sigprocmask(SIG_SETMASK, &spawn.signal_mask, nullptr) != 0) give_up();
+    ::execve(spawn.path.c_str(), arguments, environment);
+    give_up();
+    ::_exit(127);
+}
+
+// The parent of a process by /proc; nullopt if it has gone.
+std::optional<pid_t> parent_of(std::string_view pid) {
+    std::ifstream file(fmt::format("/proc/{}/stat", pid));
+    std::string line;
+    if (!std::getline(file, line)) return std::nullopt;
+    const size_t name_end = line.rfind(')');  // the name before it may hold anything
+    if (name_end == std::string::npos || name_end + 4 >= line.size()) return std::nullopt;
+    pid_t parent = 0;
+    std::from_chars(line.data() + name_end + 4, line.data() + line.size(), parent);
+    return parent;
+}
+
+std::vector<pid_t> children() {
+    const pid_t self = ::getpid();
+    std::vector<pid_t> found;
+    const std::unique_ptr<DIR, int (*)(DIR*)> proc(::opendir("/proc"), &::closedir);
+    if (!proc) throw os_error("opening /proc", errno);
+    while (const dirent* entry = ::readdir(proc.get())) {
+        const std::string_view name = entry->d_name;
+        pid_t pid = 0;
+        const auto [end, failure] = std::from_chars(name.data(), name.data() + name.size(), pid);
+        if (failure != std::errc{} || end != name.data() + name.size()) continue;
+        if (parent_of(name) == self) found.push_back(pid);
+    }
+    return found;
+}
+
+sigset_t agent_signals() {
+    sigset_t set;
+    sigemptyset(&set);
+    for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&set, signal);
+    return set;
+}
+
+}  // namespace
+
+std::string signal_name(int signal) {
+    const char* name = ::sigabbrev_np(signal);
+    return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);
+}
+
+std::string describe_status(int wait_status) {
+    if (WIFSIGNALED(wait_status)) return fmt::format("was killed by {}", signal_name(WTERMSIG(wait_status)));
+    return fmt::format("ended with exit code {}", WEXITSTATUS(wait_status));
+}
+
+int exit_code_of(int wait_status) {
+    return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
+}
+
+std::string find_executable(const std::string& command) {
+    const auto check = [&](const std::string& path) -> int {
+        struct stat info {};
+        if (::stat(path.c_str(), &info) != 0) return errno;
+        if (!S_ISREG(info.st_mode)) return EISDIR;
+        return ::access(path.c_str(), X_OK) == 0 ? 0 : EACCES;
+    };
+    if (command.find('/') != std::string::npos) {
+        const int failure = check(command);
+        if (failure == 0) return command;
+        if (failure == ENOENT) throw Error(Code::not_found, fmt::format("there is no program '{}'", command));
+        throw Error(Code::permission, fmt::format("'{}' cannot be executed: {}", command, std::strerror(failure)));
+    }
+    const char* variable = std::getenv("PATH");
+    std::string_view list = variable != nullptr ? variable : "/usr/local/bin:/usr/bin:/bin";
+    bool forbidden = false;
+    while (true) {
+        const size_t colon = list.find(':');
+        const std::string directory(list.substr(0, colon));
+        const std::string path = fmt::format("{}/{}", directory.empty() ? "." : directory, command);
+        const int failure = check(path);
+        if (failure == 0) return path;
+        forbidden |= failure == EACCES;
+        if (colon == std::string_view::npos) break;
+        list.remove_prefix(colon + 1);
+    }
+    if (forbidden) throw Error(Code::permission, fmt::format("'{}' is in PATH, but may not be executed", command));
+    throw Error(Code::not_found, fmt::format("there is no program '{}' in PATH", command));
+}
+
+pid_t spawn(const Spawn& spawn) {
+    const std::vector<char*> arguments = pointers(spawn.arguments);
+    const std::vector<char*> environment = pointers(spawn.environment);
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) throw os_error("pipe", errno);
+    const Fd report_in(ends[0]);
+    Fd report_out(ends[1]);
+    Spawn ready = spawn;
+    Fd null;
+    if (ready.input < 0) {
+        null = Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+        if (!null.valid()) throw os_error("opening /dev/null", errno);
+        ready.input = null.get();
+    }
+    const pid_t self = ::getpid();
+    const pid_t pid = ::fork();
+    if (pid < 0) throw os_error(fmt::format("starting '{}'", spawn.path), errno);
+    if (pid == 0) become(ready, arguments.data(), environment.data(), self, report_out.get());
+    report_out.reset();
+    int failure = 0;
+    ssize_t got = 0;
+    do {
+        got = ::read(report_in.get(), &failure, sizeof failure);  // ends when exec has closed the other side
+    } while (got < 0 && errno == EINTR);
+    if (got == 0) return pid;
+    ::waitpid(pid, nullptr, 0);
+    if (failure == ENOEXEC) {
+        throw Error(Code::permission, fmt::format("'{}' is neither a program of this machine nor a script that begins with "
+                                                  "#! and its interpreter",
+                                                  spawn.path));
+    }
+    throw os_error(fmt::format("starting '{}'", spawn.path), failure);
+}
+
+void kill_all_children(Deadline deadline, const std::function<void(pid_t pid, int wait_status)>& reaped) {
+    for (;;) {
+        // A killed child's own children become ours and are found in the next turn.
+        for (const pid_t pid : children()) ::kill(pid, SIGKILL);
+        const Deadline slice = Deadline::in(milliseconds{5});
+        for (;;) {
+            int status = 0;
+            const pid_t pid = ::waitpid(-1, &status, WNOHANG);
+            if (pid < 0 && errno == ECHILD) return;
+            if (pid > 0) reaped(pid, status);
+            if (pid == 0) {
+                if (slice.expired()) break;
+                ::usleep(200);
+            }
+        }
+        if (!deadline.expired()) continue;
+        const std::vector<pid_t> alive = children();
+        throw Error(Code::timeout, fmt::format("processes that cannot be killed remain: {}", fmt::join(alive, ", ")));
+    }
+}
+
+void become_subreaper() {
+    if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) throw os_error("prctl(PR_SET_CHILD_SUBREAPER)", errno);
+}
+
+int run_guarded(const std::function<int(int guardian, const sigset_t& signal_mask)>& agent) {
+    become_subreaper();
+    const sigset_t signals = agent_signals();
+    sigset_t former;
+    if (::sigprocmask(SIG_BLOCK, &signals, &former) != 0) throw os_error("sigprocmask", errno);
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) throw os_error("pipe", errno);
+    Fd alive_in(ends[0]);
+    Fd alive_out(ends[1]);  // stays open in the guardian alone, and closes with it
+    const pid_t pid = ::fork();
+    if (pid < 0) throw os_error("fork", errno);
+    if (pid == 0) {
+        alive_out.reset();
+        ::setsid();  // the terminal's signals come through the guardian only, once
+        int code = 1;
+        try {
+            become_subreaper();
+            code = agent(alive_in.get(), former);
+        } catch (...) {
+            fmt::print(stderr, "tessera: {}\n", current_error().what());
+        }
+        std::fflush(nullptr);
+        ::_exit(code);
+    }
+    alive_in.reset();
+    int status = 0;
+    for (;;) {
+        siginfo_t info;
+        const int signal = ::sigwaitinfo(&signals, &info);
+        if (signal < 0) continue;
+        if (signal != SIGCHLD) {
+            ::kill(pid, signal);
+            continue;
+        }
+        bool ended = false;
+        int any = 0;
+        for (pid_t child; (child = ::waitpid(-1, &any, WNOHANG)) > 0;) {
+            if (child != pid) continue;
+            ended = true;
+            status = any;
+        }
+        if (ended) break;
+    }
+    kill_all_children(Deadline::in(death_deadline), [](pid_t, int) {});
+    if (WIFSIGNALED(status)) fmt::print(stderr, "tessera: the agent {}; its ranks were killed\n", describe_status(status));
+    return exit_code_of(status);
+}
+
+}  // namespace tsr

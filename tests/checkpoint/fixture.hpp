@@ -1,0 +1,273 @@
+// What the checkpoint tests share: a directory that goes away, ranks as threads over a communicator of the test's own
+// (votes need all-gather and broadcast alone), and states filled with numbers that follow from name and place.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "checkpoint/saver.hpp"
+#include "ranks.hpp"
+
+namespace tsr::testing {
+
+class TempDir {
+   public:
+    TempDir() {
+        std::string pattern = (std::filesystem::temp_directory_path() / "tessera-test-XXXXXX").string();
+        if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp");
+        path_ = pattern;
+    }
+    ~TempDir() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path_, ignored);
+    }
+    TempDir(const TempDir&) = delete;
+    TempDir& operator=(const TempDir&) = delete;
+    [[nodiscard]] const std::string& path() const { return path_; }
+    [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+   private:
+    std::string path_;
+};
+
+inline std::string slurp(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+inline void spill(const std::string& path, const std::string& text) {
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
+}
+
+// A communicator between threads of this process: all-gather and broadcast by a meeting under one mutex.
+class Meeting {
+   public:
+    explicit Meeting(int world_size) : contributions_(static_cast<size_t>(world_size)) {}
+
+    // Returns what every rank brought, when all have come; throws PEER_LOST once someone left.
+    std::vector<std::string> meet(int rank, std::string mine) {
+        std::unique_lock lock(mutex_);
+        const uint64_t turn = turn_;
+        contributions_[static_cast<size_t>(rank)] = std::move(mine);
+        if (++arrived_ == contributions_.size()) {
+            result_ = contributions_;
+            arrived_ = 0;
+            ++turn_;
+            changed_.notify_all();
+            return result_;
+        }
+        const auto deadline = Clock::now() + std::chrono::seconds(30);
+        while (turn_ == turn) {
+            if (lost_ >= 0) throw Error(Code::peer_lost, "rank " + std::to_string(lost_) + " is gone").with_peer(lost_);
+            if (changed_.wait_until(lock, deadline) == std::cv_status::timeout) {
+                throw Error(Code::timeout, "a rank never came");
+            }
+        }
+        return result_;
+    }
+    void leave(int rank) {
+        const std::lock_guard lock(mutex_);
+        lost_ = rank;
+        changed_.notify_all();
+    }
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::vector<std::string> contributions_;
+    std::vector<std::string> result_;
+    size_t arrived_ = 0;
+    uint64_t turn_ = 0;
+    int lost_ = -1;
+};
+
+class MeetingComm final : public Communicator {
+   public:
+    MeetingComm(std::shared_ptr<Meeting> meeting, int rank, int world_size)
+        : meeting_(std::move(meeting)), rank_(rank), world_size_(world_size) {}
+    int rank() const override { return rank_; }
+    int world_size() const override { return world_size_; }
+    const std::string& name() const override { return name_; }
+    std::string_view transport() const override { return "meeting"; }
+    const CommOptions& options() const override { return options_; }
+    void run(const Request& request) override {
+        if (request.collective == Collective::all_gather) {
+            const auto all = meeting_->meet(rank_, text(request.inputs[0]));
+            std::byte* to = request.outputs[0].data;
+            for (const std::string& one : all) {
+                std::memcpy(to, one.data(), one.size());
+                to += one.size();
+            }
+        } else if (request.collective == Collective::broadcast) {
+            const auto all = meeting_->meet(rank_, text(request.outputs[0]));
+            const std::string& root = all[static_cast<size_t>(request.peer)];
+            std::memcpy(request.outputs[0].data, root.data(), root.size());
+        } else {
+            throw Error(Code::unsupported, "not in this test's communicator");
+        }
+    }
+    WorkPtr submit(const Request&) override { throw Error(Code::unsupported, "submit"); }
+    std::shared_ptr<Communicator> split(int, int, const CommOptions&) override {
+        return std::make_shared<MeetingComm>(meeting_, rank_, world_size_);
+    }
+    std::shared_ptr<Buffer> allocate(size_t) override { throw Error(Code::unsupported, "allocate"); }
+    void finalize() override {}
+    void abort(const std::string&) override { meeting_->leave(rank_); }
+    std::optional<Error> error() const override { return std::nullopt; }
+
+   private:
+    static std::string text(const Tensor& tensor) {
+        return {reinterpret_cast<const char*>(tensor.data), tensor.size_bytes()};
+    }
+    std::shared_ptr<Meeting> meeting_;
+    int rank_;
+    int world_size_;
+    std::string name_ = "meeting";
+    CommOptions options_;
+};
+
+using RankBody = std::function<void(const std::shared_ptr<Communicator>& comm)>;
+
+inline Outcomes run_meeting(int world_size, const RankBody& body) {
+    auto meeting = std::make_shared<Meeting>(world_size);
+    return run_threads(world_size, [&](int rank) {
+        const auto comm = std::make_shared<MeetingComm>(meeting, rank, world_size);
+        try {
+            body(comm);
+        } catch (...) {
+            meeting->leave(rank);
+            throw;
+        }
+    });
+}
+
+// The content of one element follows from the tensor's name and the element's place in the whole tensor.
+inline uint64_t pattern(const std::string& name, int64_t element) {
+    uint64_t x = std::hash<std::string>{}(name) + static_cast<uint64_t>(element) * 0x9e3779b97f4a7c15u;
+    x ^= x >> 31;
+    x *= 0xbf58476d1ce4e5b9u;
+    return x ^ x >> 29;
+}
+
+inline int64_t place_in(const Box& box, const Dims& shape, int64_t local) {
+    int64_t place = 0;
+    int64_t stride = 1;
+    for (int d = shape.ndim() - 1; d >= 0; --d) {
+        place += (box.offsets[d] + local % box.sizes[d]) * stride;
+        local /= box.sizes[d];
+        stride *= shape[d];
+    }
+    return place;
+}
+
+// A tensor's specification, the same for every world: how it is laid out over `world_size` ranks is drawn from `layout`.
+struct Spec {
+    std::string name;
+    DType dtype;
+    Dims shape;
+};
+
+// A state with memory of its own.
+class OwnedState {
+   public:
+    State state;
+
+    void add_whole(const Spec& spec) {
+        memory_.push_back({spec, {Box::whole(spec.shape)}, {}});
+        Entry& entry = memory_.back();
+        state.add_tensor(spec.name, allocate(entry, 0));
+    }
+    void add_sharded(const Spec& spec, const Layout& layout, int rank) {
+        memory_.push_back({spec, layout.boxes_of(rank), {}});
+        Entry& entry = memory_.back();
+        std::vector<Tensor> pieces;
+        for (size_t i = 0; i < entry.boxes.size(); ++i) pieces.push_back(allocate(entry, i));
+        state.add_sharded(spec.name, layout, spec.dtype, pieces, rank);
+    }
+    void fill(uint64_t salt = 0) {
+        for_each([&](const Entry& entry, const Box& box, std::byte* data, int64_t element) {
+            const uint64_t value = pattern(entry.spec.name, place_in(box, entry.spec.shape, element)) + salt;
+            std::memcpy(data, &value, size_of(entry.spec.dtype));
+        });
+    }
+    void poison() {
+        for (Entry& entry : memory_) {
+            for (auto& piece : entry.pieces) std::fill(piece.begin(), piece.end(), std::byte{0xcd});
+        }
+    }
+    // The number of elements that differ from what fill(salt) writes.
+    int64_t differences(uint64_t salt = 0) {
+        int64_t count = 0;
+        for_each([&](const Entry& entry, const Box& box, std::byte* data, int64_t element) {
+            const uint64_t value = pattern(entry.spec.name, place_in(box, entry.spec.shape, element)) + salt;
+            if (std::memcmp(data, &value, size_of(entry.spec.dtype)) != 0) ++count;
+        });
+        return count;
+    }
+
+   private:
+    struct Entry {
+        Spec spec;
+        std::vector<Box> boxes;
+        std::vector<std::vector<std::byte>> pieces;
+    };
+    static Tensor allocate(Entry& entry, size_t index) {
+        const Box& box = entry.boxes[index];
+        entry.pieces.emplace_back(static_cast<size_t>(box.numel()) * size_of(entry.spec.dtype));
+        return {entry.pieces.back().data(), box.sizes, entry.spec.dtype, {}};
+    }
+    template <class Visit>
+    void for_each(Visit visit) {
+        for (Entry& entry : memory_) {
+            for (size_t i = 0; i < entry.boxes.size(); ++i) {
+                for (int64_t e = 0; e < entry.boxes[i].numel(); ++e) {
+                    visit(entry, entry.boxes[i],
+                          entry.pieces[i].data() + static_cast<size_t>(e) * size_of(entry.spec.dtype), e);
+                }
+            }
+        }
+    }
+    std::list<Entry> memory_;
+};
+
+inline SaverOptions saver_options() {
+    SaverOptions options;
+    options.timeout = milliseconds{30000};
+    options.writer = {"tessera test", "c++", "20"};
+    return options;
+}
+
+// The one save directory in `root`.
+inline std::string only_save(const std::string& root) {
+    std::string found;
+    for (const auto& entry : std::filesystem::directory_iterator(root)) {
+        if (entry.is_directory()) {
+            EXPECT_TRUE(found.empty());
+            found = entry.path().string();
+        }
+    }
+    return found;
+}
+
+template <class Body>
+Error error_of(Body&& body) {
+    try {
+        body();
+    } catch (const Error& error) {
+        return error;
+    }
+    ADD_FAILURE() << "nothing was thrown";
+    return Error(Code::ok, "");
+}
+
+}  // namespace tsr::testing
