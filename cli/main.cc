@@ -6,6 +6,7 @@
 
 #include "base/error.hpp"
 #include "commands.hpp"
+#include "launch/process.hpp"
 
 namespace {
 
@@ -33,7 +34,7 @@ int main(int argc, char** argv) {
     } catch (...) {
         const tsr::Error error = tsr::current_error();
         fmt::print(stderr, "tessera: {}\n", error.what());
-        return error.code() == tsr::Code::invalid_argument ? 2 : error.code() == tsr::Code::not_found ? 127 : 1;
+        return tsr::exit_code_of(error);
     }
     return exit_code;
 }

@@ -109,6 +109,15 @@ int exit_code_of(int wait_status) {
     return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
 }
 
+int exit_code_of(const Error& error) {
+    switch (error.code()) {
+        case Code::invalid_argument: return 2;
+        case Code::permission: return 126;
+        case Code::not_found: return 127;
+        default: return 1;
+    }
+}
+
 std::string find_executable(const std::string& command) {
     const auto check = [&](const std::string& path) -> int {
         struct stat info {};
@@ -217,7 +226,9 @@ int run_guarded(const std::function<int(int guardian, const sigset_t& signal_mas
             become_subreaper();
             code = agent(alive_in.get(), former);
         } catch (...) {
-            fmt::print(stderr, "tessera: {}\n", current_error().what());
+            const Error error = current_error();
+            fmt::print(stderr, "tessera: {}\n", error.what());
+            code = exit_code_of(error);
         }
         std::fflush(nullptr);
         ::_exit(code);

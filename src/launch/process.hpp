@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/error.hpp"
 #include "base/fd.hpp"
 
 namespace tsr {
@@ -26,6 +27,10 @@ namespace tsr {
 [[nodiscard]] std::string describe_status(int wait_status);
 // What a shell would say: the exit code, or 128 + signal.
 [[nodiscard]] int exit_code_of(int wait_status);
+
+// For a command that could not do its work: 2 for wrong usage, 126 for what may not be executed, 127 for what is not
+// there, else 1: a shell's conventions.
+[[nodiscard]] int exit_code_of(const Error& error);
 
 // The file that execution of `command` would run, found in PATH; throws NOT_FOUND or PERMISSION.
 [[nodiscard]] std::string find_executable(const std::string& command);

@@ -1,0 +1,78 @@
+package dev.tessera;
+
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+
+/**
+ * Memory that a communicator's transport reaches without copies: on one host it is shared by the ranks, and collectives on
+ * tensors inside it need no staging. It begins as zeros, aligned to 4096 bytes.
+ *
+ * <p>Closing it gives the memory back at once, or, while views of it are reachable, when the garbage collector finds the
+ * last one gone: a view never points at memory that is not there.
+ */
+public final class Buffer extends NativeObject {
+    private final long size;
+    private final Views.View view;
+
+    private Buffer(long handle) {
+        super(new Ref("Buffer", handle, Native::bufferDestroy));
+        final long[] data = ref.call(Native::bufferData);
+        size = data[1];
+        view = new Views.View(ref, data[0], size);
+    }
+
+    /**
+     * Allocate on every rank. Collective.
+     *
+     * @param comm the ranks; in exclusive use during the call
+     * @param sizeBytes the same on every rank
+     * @return the buffer
+     * @throws TesseraMismatchException if the sizes differ
+     */
+    public static Buffer create(Comm comm, long sizeBytes) {
+        if (sizeBytes < 0) {
+            throw new IllegalArgumentException("a buffer of " + sizeBytes + " bytes");
+        }
+        return new Buffer(comm.ref.callLongExclusive(c -> Native.bufferCreate(c, sizeBytes)));
+    }
+
+    /**
+     * The size.
+     *
+     * @return bytes
+     */
+    public long sizeBytes() {
+        return size;
+    }
+
+    /**
+     * All its bytes.
+     *
+     * @return a direct buffer, native byte order
+     * @throws UnsupportedOperationException if it has 2 GiB or more; take {@link #tensor} then
+     */
+    public ByteBuffer bytes() {
+        final Tensor all = ref.call(h -> Tensor.overNative(view.address(), DType.U8, new long[] {size}, view.owner()));
+        return all.bytes().order(ByteOrder.nativeOrder());
+    }
+
+    /**
+     * A tensor inside the buffer.
+     *
+     * @param offsetBytes where it begins, a multiple of the element size
+     * @param dtype the element type
+     * @param shape sizes of the dimensions; none: a 0-d tensor
+     * @return the tensor
+     * @throws IndexOutOfBoundsException if it does not lie in the buffer
+     */
+    public Tensor tensor(long offsetBytes, DType dtype, long... shape) {
+        return ref.call(h -> {
+            final Tensor tensor = Tensor.overNative(view.address() + offsetBytes, dtype, shape, view.owner());
+            if (offsetBytes < 0 || offsetBytes % dtype.size() != 0 || tensor.sizeBytes() > size - offsetBytes) {
+                throw new IndexOutOfBoundsException(tensor + " at byte " + offsetBytes + " does not lie, aligned, in "
+                        + size + " bytes");
+            }
+            return tensor;
+        });
+    }
+}

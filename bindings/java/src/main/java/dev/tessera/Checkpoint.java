@@ -1,0 +1,200 @@
+package dev.tessera;
+
+import java.lang.ref.Reference;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collections;
+import java.util.List;
+
+/**
+ * A committed checkpoint, opened for reading, from any number of ranks and without a job. All methods may be called from
+ * any thread.
+ */
+public final class Checkpoint extends NativeObject {
+    private Checkpoint(long handle) {
+        super(new Ref("Checkpoint", handle, Native::checkpointDestroy));
+    }
+
+    /** Name, dtype and global shape of a tensor in a checkpoint. */
+    public static final class Entry {
+        private final String name;
+        private final DType dtype;
+        private final long[] shape;
+
+        private Entry(String name, long[] words) {
+            this.name = name;
+            dtype = DType.of(words[0]);
+            shape = Arrays.copyOfRange(words, 1, words.length);
+        }
+
+        /**
+         * The name.
+         *
+         * @return "model.fc1.weight"
+         */
+        public String name() {
+            return name;
+        }
+
+        /**
+         * The element type.
+         *
+         * @return the dtype
+         */
+        public DType dtype() {
+            return dtype;
+        }
+
+        /**
+         * The sizes of the whole tensor.
+         *
+         * @return a copy
+         */
+        public long[] shape() {
+            return shape.clone();
+        }
+
+        /** Name, dtype and shape. */
+        @Override
+        public String toString() {
+            return name + " " + dtype + Arrays.toString(shape);
+        }
+    }
+
+    /** How much {@link #verify} reads. */
+    public enum Verify {
+        /** Sizes and headers. */
+        HEADERS,
+        /** Every byte. */
+        FULL
+    }
+
+    /**
+     * Open a checkpoint.
+     *
+     * @param path its directory; or a root, or a root's "latest", for the newest one
+     * @return the checkpoint
+     * @throws TesseraNotFoundException if there is no manifest: not a committed checkpoint
+     * @throws TesseraCorruptException if the manifest is damaged
+     */
+    public static Checkpoint open(Path path) {
+        return new Checkpoint(Native.checkpointOpen(Native.utf8(path.toString(), "path")));
+    }
+
+    /**
+     * The directory that was opened.
+     *
+     * @return its path
+     */
+    public Path path() {
+        final String text = ref.call(h -> Native.text(Native.checkpointPath(h)));
+        return Path.of(text);
+    }
+
+    /**
+     * The manifest as it stands in the file.
+     *
+     * @return JSON
+     */
+    public String manifest() {
+        return ref.call(h -> Native.text(Native.checkpointManifest(h)));
+    }
+
+    /**
+     * The step that it was saved at.
+     *
+     * @return steps completed
+     */
+    public long step() {
+        return ref.callLong(Native::checkpointStep);
+    }
+
+    /**
+     * What it holds, aliases included.
+     *
+     * @return in order of names
+     */
+    public List<Entry> tensors() {
+        return ref.call(h -> {
+            final List<Entry> entries = new ArrayList<>();
+            final long count = Native.checkpointTensorCount(h);
+            for (long i = 0; i < count; ++i) {
+                entries.add(new Entry(
+                        Native.text(Native.checkpointTensorName(h, i)), Native.checkpointTensorShape(h, i)));
+            }
+            return Collections.unmodifiableList(entries);
+        });
+    }
+
+    /**
+     * Read one whole tensor, from whatever ranks wrote it, and check its checksums.
+     *
+     * @param name of the tensor
+     * @return in memory of its own
+     * @throws TesseraNotFoundException if there is no such tensor
+     * @throws TesseraCorruptException if a checksum fails
+     */
+    public Tensor read(String name) {
+        for (Entry entry : tensors()) {
+            if (entry.name.equals(name)) {
+                final Tensor tensor = Tensor.zeros(entry.dtype, entry.shape);
+                read(name, tensor);
+                return tensor;
+            }
+        }
+        // The library's own words for a name that is not there.
+        read(name, Tensor.zeros(DType.U8, 0));
+        throw new IllegalStateException("a tensor \"" + name + "\" that is not listed");
+    }
+
+    /**
+     * Read one whole tensor in place, as {@link #read(String)}.
+     *
+     * @param name of the tensor
+     * @param tensor of its dtype and shape
+     * @throws TesseraMismatchException if dtype or shape differ
+     */
+    public void read(String name, Tensor tensor) {
+        final byte[] text = Native.utf8(name, "name");
+        final long[] descriptor = tensor.descriptor();
+        try {
+            ref.run(h -> Native.checkpointRead(h, text, descriptor));
+        } finally {
+            Reference.reachabilityFence(tensor);
+        }
+    }
+
+    /**
+     * Load this rank's part into {@code state}, strictly.
+     *
+     * @param state in exclusive use during the call
+     * @throws TesseraMismatchException if names, dtypes or shapes differ: lists all; nothing was overwritten then
+     * @throws TesseraCorruptException if a checksum fails; parts of the state may have been overwritten
+     */
+    public void load(State state) {
+        load(state, new LoadOptions());
+    }
+
+    /**
+     * Load this rank's part into {@code state}, in place, whatever the world size and layouts of the save were.
+     *
+     * @param state in exclusive use during the call
+     * @param options what may differ
+     * @throws TesseraMismatchException if names, dtypes or shapes differ: lists all; nothing was overwritten then
+     * @throws TesseraCorruptException if a checksum fails; parts of the state may have been overwritten
+     */
+    public void load(State state, LoadOptions options) {
+        ref.run(h -> state.ref.runExclusive(s -> Native.checkpointLoad(h, s, options.given, options.values)));
+    }
+
+    /**
+     * Check it without loading it.
+     *
+     * @param how much to read
+     * @throws TesseraCorruptException naming file and offset; causes list the others
+     */
+    public void verify(Verify how) {
+        ref.run(h -> Native.checkpointVerify(h, how == Verify.FULL));
+    }
+}

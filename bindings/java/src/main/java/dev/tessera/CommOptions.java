@@ -1,0 +1,61 @@
+package dev.tessera;
+
+import java.time.Duration;
+
+/** Options of a {@link Comm}. What is not set has the library's default. */
+public final class CommOptions {
+    int given;
+    int timeoutMs;
+    int spinCount;
+    byte[] backend;
+    byte[] name;
+
+    /** All defaults. */
+    public CommOptions() {}
+
+    /**
+     * Deadline of each collective; the default is 10 minutes, or the environment's TESSERA_TIMEOUT_MS.
+     *
+     * @param timeout rounded up to milliseconds
+     * @return this
+     */
+    public CommOptions timeout(Duration timeout) {
+        timeoutMs = Native.millis(timeout, "timeout");
+        given |= 1;
+        return this;
+    }
+
+    /**
+     * Busy turns before a waiting rank yields; by default chosen from the number of ranks and usable cores.
+     *
+     * @param count -1: chosen by the library
+     * @return this
+     */
+    public CommOptions spinCount(int count) {
+        spinCount = count;
+        given |= 2;
+        return this;
+    }
+
+    /**
+     * The transport; the default is the environment's TESSERA_BACKEND, or "auto".
+     *
+     * @param value "auto", "shm", "gloo" or "cpu:gloo,cuda:nccl"
+     * @return this
+     */
+    public CommOptions backend(String value) {
+        backend = Native.utf8(value, "backend");
+        return this;
+    }
+
+    /**
+     * The name in messages and logs; the default is "world".
+     *
+     * @param value any text
+     * @return this
+     */
+    public CommOptions name(String value) {
+        name = Native.utf8(value, "name");
+        return this;
+    }
+}

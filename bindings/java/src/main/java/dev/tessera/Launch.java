@@ -1,0 +1,73 @@
+package dev.tessera;
+
+import java.io.PrintWriter;
+import java.io.StringWriter;
+
+/** What {@code tessera run} tells the ranks, and what they tell it. */
+public final class Launch {
+    private Launch() {}
+
+    /** A program whose failure the launcher shall hear of. */
+    @FunctionalInterface
+    public interface Program {
+        /**
+         * Runs it.
+         *
+         * @throws Exception how it fails
+         */
+        void run() throws Exception;
+    }
+
+    /**
+     * Whether the launcher was asked to stop: save and return soon. Reads a flag, costs nothing.
+     *
+     * @return always false outside {@code tessera run}
+     */
+    public static boolean preemptRequested() {
+        return Native.preemptRequested();
+    }
+
+    /**
+     * Tell the launcher why this process fails, for its error summary. The first call of a process counts. Outside a
+     * launcher it does nothing.
+     *
+     * @param message one line
+     */
+    public static void recordError(String message) {
+        Native.recordError(Native.utf8(message, "message"), null);
+    }
+
+    /**
+     * Tell the launcher why this process fails, with the stack trace.
+     *
+     * @param error what was thrown
+     */
+    public static void recordError(Throwable error) {
+        final StringWriter trace = new StringWriter();
+        error.printStackTrace(new PrintWriter(trace));
+        Native.recordError(oneLine(error.toString()), oneText(trace.toString()));
+    }
+
+    /**
+     * Run {@code program}; what it throws is recorded and thrown on.
+     *
+     * @param program the body of a {@code main} method
+     * @throws Exception what the program throws
+     */
+    public static void record(Program program) throws Exception {
+        try {
+            program.run();
+        } catch (Throwable error) {
+            recordError(error);
+            throw error;
+        }
+    }
+
+    private static byte[] oneLine(String text) {
+        return oneText(text.replace('\n', ' '));
+    }
+
+    private static byte[] oneText(String text) {
+        return Native.utf8(text.replace('\0', ' '), "text");
+    }
+}

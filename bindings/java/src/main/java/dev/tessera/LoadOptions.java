@@ -1,0 +1,56 @@
+package dev.tessera;
+
+/** How a {@link Checkpoint} is loaded. What is not set has the library's default: strict and verified. */
+public final class LoadOptions {
+    int given;
+    int values;
+
+    /** All defaults. */
+    public LoadOptions() {}
+
+    /**
+     * Check the checksum of every block read; the default is true.
+     *
+     * @param value on or off
+     * @return this
+     */
+    public LoadOptions verify(boolean value) {
+        return set(0, value);
+    }
+
+    /**
+     * Names of the state that the checkpoint lacks stay as they are; the default is false.
+     *
+     * @param value on or off
+     * @return this
+     */
+    public LoadOptions allowMissing(boolean value) {
+        return set(1, value);
+    }
+
+    /**
+     * Names of the checkpoint that the state lacks are left out; the default is false.
+     *
+     * @param value on or off
+     * @return this
+     */
+    public LoadOptions allowUnexpected(boolean value) {
+        return set(2, value);
+    }
+
+    /**
+     * Floating-point tensors of another dtype are converted; the default is false.
+     *
+     * @param value on or off
+     * @return this
+     */
+    public LoadOptions allowCast(boolean value) {
+        return set(3, value);
+    }
+
+    private LoadOptions set(int bit, boolean value) {
+        given |= 1 << bit;
+        values = value ? values | 1 << bit : values & ~(1 << bit);
+        return this;
+    }
+}

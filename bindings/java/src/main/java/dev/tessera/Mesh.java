@@ -1,0 +1,109 @@
+package dev.tessera;
+
+import java.util.LinkedHashMap;
+import java.util.Map;
+import java.util.Objects;
+import java.util.concurrent.ConcurrentHashMap;
+
+/**
+ * An n-dimensional named arrangement of ranks, row-major, with a communicator for each dimension (of the ranks that differ
+ * in that coordinate alone).
+ */
+public final class Mesh extends NativeObject {
+    private final Map<String, Comm> comms = new ConcurrentHashMap<>();
+
+    private Mesh(long handle) {
+        super(new Ref("Mesh", handle, Native::meshDestroy));
+    }
+
+    /**
+     * Begin a mesh over the ranks of {@code comm}.
+     *
+     * @param comm the ranks
+     * @return a builder without dimensions
+     */
+    public static Builder over(Comm comm) {
+        return new Builder(comm);
+    }
+
+    /** Collects the dimensions of a mesh. */
+    public static final class Builder {
+        private final Comm comm;
+        private final Map<String, Integer> dims = new LinkedHashMap<>();
+
+        private Builder(Comm comm) {
+            this.comm = Objects.requireNonNull(comm, "comm");
+        }
+
+        /**
+         * Add a dimension, inside those added before.
+         *
+         * @param name "dp", "tp"
+         * @param size number of ranks along it
+         * @return this
+         */
+        public Builder dim(String name, int size) {
+            if (dims.putIfAbsent(name, size) != null) {
+                throw new IllegalArgumentException("the mesh has a dimension \"" + name + "\" already");
+            }
+            return this;
+        }
+
+        /**
+         * Make the mesh and its communicators. Collective.
+         *
+         * @return the mesh
+         * @throws TesseraInvalidArgumentException if the sizes' product is not the world size
+         */
+        public Mesh build() {
+            final byte[][] names = dims.keySet().stream().map(n -> Native.utf8(n, "name")).toArray(byte[][]::new);
+            final int[] sizes = dims.values().stream().mapToInt(Integer::intValue).toArray();
+            return new Mesh(comm.ref.callLongExclusive(c -> Native.meshCreate(c, names, sizes)));
+        }
+    }
+
+    /**
+     * The number of dimensions.
+     *
+     * @return at least 1
+     */
+    public int ndim() {
+        return (int) ref.callLong(Native::meshNdim);
+    }
+
+    /**
+     * The size of a dimension.
+     *
+     * @param name of the dimension
+     * @return number of ranks along it
+     * @throws TesseraNotFoundException if there is no such dimension
+     */
+    public int size(String name) {
+        final byte[] text = Native.utf8(name, "name");
+        return (int) (ref.callLong(h -> Native.meshDim(h, text)) >> 32);
+    }
+
+    /**
+     * This rank's coordinate in a dimension.
+     *
+     * @param name of the dimension
+     * @return 0 to size - 1
+     * @throws TesseraNotFoundException if there is no such dimension
+     */
+    public int coordinate(String name) {
+        final byte[] text = Native.utf8(name, "name");
+        return (int) ref.callLong(h -> Native.meshDim(h, text));
+    }
+
+    /**
+     * The communicator of a dimension, always the same object; it is closed with the mesh.
+     *
+     * @param name of the dimension
+     * @return the communicator
+     * @throws TesseraNotFoundException if there is no such dimension
+     */
+    public Comm comm(String name) {
+        final byte[] text = Native.utf8(name, "name");
+        return ref.call(h -> comms.computeIfAbsent(name, n -> Comm.ofMesh(this, Native.meshComm(h, text))));
+    }
+}

@@ -1,0 +1,210 @@
+package dev.tessera;
+
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.Objects;
+
+/**
+ * The native methods, one for one with the shims of {@code src/main/native}, in the same order. Handles are
+ * {@code long}, text is UTF-8 in {@code byte[]}, tensors are descriptors (see {@link Tensor}), options are a word of
+ * bits that says which fields were set, then the fields. Loading this class loads the library.
+ */
+final class Native {
+    static {
+        Loader.load();
+    }
+
+    private Native() {}
+
+    // version.cc
+    static native int abiVersion();
+    static native int headerAbiVersion();
+    static native byte[] version();
+    static native byte[] libraryPath();
+    static native byte[] statusName(int status);
+    static native int lastErrorCode();
+    static native long[] headerNumbers();
+
+    // log.cc
+    static native void logSetLevel(int level);
+    static native void logSetHandler(Object handler);
+
+    // launch.cc
+    static native boolean preemptRequested();
+    static native void recordError(byte[] message, byte[] traceback);
+
+    // store.cc
+    static native long storeOpen(
+            byte[] uri, int given, int timeoutMs, boolean insecure, long epoch, byte[] token, byte[] jobId);
+    static native long storeServe(
+            byte[] host, int port, int given, int timeoutMs, boolean insecure, long epoch, byte[] token, byte[] jobId);
+    static native int storeServerPort(long server);
+    static native void storeServerDestroy(long server);
+    static native void storeDestroy(long store);
+    static native void storeSet(long store, byte[] key, byte[] value);
+    static native byte[] storeGet(long store, byte[] key);
+    static native void storeWait(long store, byte[] key, int timeoutMs);
+    static native long storeAdd(long store, byte[] key, long delta);
+    static native boolean storeCompareSet(long store, byte[] key, byte[] expected, byte[] desired);
+    static native boolean storeDelete(long store, byte[] key);
+
+    // comm.cc
+    static native long commFromEnv(int given, int timeoutMs, int spinCount, byte[] backend, byte[] name);
+    static native long commCreate(
+            long store, int rank, int worldSize, int given, int timeoutMs, int spinCount, byte[] backend, byte[] name);
+    static native long commSplit(
+            long comm, int color, int key, boolean inherit, int given, int timeoutMs, int spinCount, byte[] backend,
+            byte[] name);
+    static native void commFinalize(long comm);
+    static native void commAbort(long comm, byte[] reason);
+    static native void commDestroy(long comm);
+    static native int commRank(long comm);
+    static native int commWorldSize(long comm);
+    static native byte[] commTransport(long comm);
+    static native Object commError(long comm);
+    static native long commAllReduce(long comm, long[] tensors, int op, boolean async);
+    static native long commReduceScatter(long comm, long[] input, long[] output, int op, boolean async);
+    static native long commAllGather(long comm, long[] input, long[] output, boolean async);
+    static native long commAllGatherV(long comm, long[] input, long[] outputs, boolean async);
+    static native long commBroadcast(long comm, long[] tensors, int root, boolean async);
+    static native long commReduce(long comm, long[] input, long[] output, int op, int root, boolean async);
+    static native long commGather(long comm, long[] input, long[] output, int root, boolean async);
+    static native long commScatter(long comm, long[] input, long[] output, int root, boolean async);
+    static native long commAllToAll(long comm, long[] input, long[] output, boolean async);
+    static native long commSend(long comm, long[] tensor, int peer, int tag, boolean async);
+    static native long commRecv(long comm, long[] tensor, int peer, int tag, boolean async);
+    static native long commBarrier(long comm, boolean async);
+
+    // work.cc
+    static native void workOnDone(long work, Object completion);
+    static native boolean workWait(long work, int timeoutMs);
+    static native boolean workTest(long work);
+    static native Object workError(long work);
+    static native void workDestroy(long work);
+
+    // memory.cc
+    static native long bufferCreate(long comm, long size);
+    static native long[] bufferData(long buffer);
+    static native void bufferDestroy(long buffer);
+    static native long directAddress(Object buffer);
+    static native Object directBuffer(long address, long size);
+
+    // mesh.cc
+    static native long meshCreate(long comm, byte[][] names, int[] sizes);
+    static native int meshNdim(long mesh);
+    static native long meshDim(long mesh, byte[] name);
+    static native long meshComm(long mesh, byte[] name);
+    static native void meshDestroy(long mesh);
+
+    // layout.cc
+    static native long layoutCreate(long[] shape, int[] meshSizes, int[] placements);
+    static native long layoutFromBoxes(long[] shape, long[] boxes, int[] counts);
+    static native int layoutBoxCount(long layout, int rank);
+    static native long[] layoutBox(long layout, int rank, int index);
+    static native void layoutDestroy(long layout);
+
+    // ddp.cc
+    static native long ddpCreate(
+            long comm, byte[][] names, long[] tensors, int given, long bucketBytes, long firstBucketBytes, int op);
+    static native int ddpParamCount(long ddp);
+    static native byte[] ddpParamName(long ddp, int index);
+    static native long[] ddpGrad(long ddp, int index);
+    static native void ddpReady(long ddp, int index);
+    static native void ddpReadyAll(long ddp);
+    static native void ddpWait(long ddp);
+    static native void ddpZeroGrad(long ddp);
+    static native void ddpDestroy(long ddp);
+
+    // optim.cc
+    static native long ddpSgd(
+            long ddp, int given, double lr, double momentum, double dampening, double weightDecay, boolean nesterov);
+    static native long sgdCreate(
+            byte[][] names, long[] tensors, long[] grads, int given, double lr, double momentum, double dampening,
+            double weightDecay, boolean nesterov);
+    static native long ddpAdam(
+            long ddp, int given, double lr, double beta1, double beta2, double eps, double weightDecay);
+    static native long adamCreate(
+            byte[][] names, long[] tensors, long[] grads, int given, double lr, double beta1, double beta2, double eps,
+            double weightDecay);
+    static native long ddpAdamw(
+            long ddp, int given, double lr, double beta1, double beta2, double eps, double weightDecay);
+    static native long adamwCreate(
+            byte[][] names, long[] tensors, long[] grads, int given, double lr, double beta1, double beta2, double eps,
+            double weightDecay);
+    static native void optimizerStep(long optimizer);
+    static native void optimizerZeroGrad(long optimizer);
+    static native double optimizerLr(long optimizer);
+    static native void optimizerSetLr(long optimizer, double lr);
+    static native long optimizerSteps(long optimizer);
+    static native void optimizerDestroy(long optimizer);
+
+    // data.cc
+    static native long samplerCreate(
+            long comm, long length, int given, long seed, boolean shuffle, boolean dropLast);
+    static native long[] samplerNext(long sampler, int size);
+    static native long[] samplerPosition(long sampler);
+    static native void samplerSetEpoch(long sampler, long epoch);
+    static native void samplerDestroy(long sampler);
+
+    // state.cc
+    static native long stateCreate();
+    static native void stateAddTensor(long state, byte[] name, long[] tensor);
+    static native void stateAddSharded(long state, byte[] name, long layout, int dtype, long[] pieces, int rank);
+    static native void stateAddDdp(long state, byte[] prefix, long ddp);
+    static native void stateAddOptimizer(long state, byte[] prefix, long optimizer);
+    static native void stateAddSampler(long state, byte[] prefix, long sampler);
+    static native void stateSetLong(long state, byte[] name, long value);
+    static native long stateGetLong(long state, byte[] name);
+    static native void stateSetDouble(long state, byte[] name, double value);
+    static native double stateGetDouble(long state, byte[] name);
+    static native void stateSetValue(long state, byte[] name, byte[] json);
+    static native byte[] stateGetValue(long state, byte[] name);
+    static native void stateSetMetric(long state, byte[] name, double value);
+    static native void stateDestroy(long state);
+
+    // checkpoint.cc
+    static native long saverCreate(long comm, byte[] root, int given, int keepLatest, int timeoutMs, byte[] version);
+    static native void saverSave(long saver, long step, long state);
+    static native long saverSaveAsync(long saver, long step, long state);
+    static native void saverWait(long saver);
+    static native long saverResume(long saver, long state);
+    static native void saverDestroy(long saver);
+    static native long checkpointOpen(byte[] path);
+    static native byte[] checkpointPath(long checkpoint);
+    static native byte[] checkpointManifest(long checkpoint);
+    static native long checkpointStep(long checkpoint);
+    static native long checkpointTensorCount(long checkpoint);
+    static native byte[] checkpointTensorName(long checkpoint, long index);
+    static native long[] checkpointTensorShape(long checkpoint, long index);
+    static native void checkpointRead(long checkpoint, byte[] name, long[] tensor);
+    static native void checkpointLoad(long checkpoint, long state, int given, int values);
+    static native void checkpointVerify(long checkpoint, boolean full);
+    static native void checkpointDestroy(long checkpoint);
+
+    /** UTF-8 of {@code text}, which must not be null nor contain a NUL character. */
+    static byte[] utf8(String text, String what) {
+        Objects.requireNonNull(text, what);
+        if (text.indexOf('\0') >= 0) {
+            throw new IllegalArgumentException(what + " contains a NUL character: \"" + text.replace('\0', '?') + '"');
+        }
+        return text.getBytes(StandardCharsets.UTF_8);
+    }
+
+    /** As {@link #utf8}, but null stays null: not set. */
+    static byte[] optionalUtf8(String text, String what) {
+        return text == null ? null : utf8(text, what);
+    }
+
+    static String text(byte[] utf8) {
+        return new String(utf8, StandardCharsets.UTF_8);
+    }
+
+    /** Milliseconds of a timeout, rounded up. */
+    static int millis(Duration timeout, String what) {
+        Objects.requireNonNull(timeout, what);
+        if (timeout.isNegative() || timeout.compareTo(Duration.ofMillis(Integer.MAX_VALUE)) > 0) {
+            throw new IllegalArgumentException(what + " is " + timeout + "; 0 to 2^31-1 ms are possible");
+        }
+        return (int) Math.min(Integer.MAX_VALUE, timeout.plusNanos(999_999).toMillis());
+    }
+}

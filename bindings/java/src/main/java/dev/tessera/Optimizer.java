@@ -1,0 +1,330 @@
+package dev.tessera;
+
+import java.util.List;
+import java.util.Objects;
+
+/**
+ * SGD, Adam or AdamW over local parameters, as PyTorch defines them. Made by a builder, over a {@link Ddp} (its parameters
+ * and gradients) or over tensors. {@link #step}, {@link #zeroGrad} and {@link #setLr} are exclusive.
+ */
+public final class Optimizer extends NativeObject {
+    private final Object over; // keeps the Ddp object reachable
+
+    private Optimizer(Ref ref, Object over) {
+        super(ref);
+        this.over = over;
+    }
+
+    /** What an optimizer updates: a Ddp, or params and grads. */
+    private static final class Target {
+        private final Ddp ddp;
+        private final Params params;
+        private final List<Tensor> grads;
+
+        Target(Ddp ddp) {
+            this.ddp = Objects.requireNonNull(ddp, "ddp");
+            params = null;
+            grads = null;
+        }
+
+        Target(Params params, List<Tensor> grads) {
+            if (params.size() != grads.size()) {
+                throw new IllegalArgumentException(grads.size() + " gradients for " + params.size() + " parameters");
+            }
+            ddp = null;
+            this.params = params;
+            this.grads = List.copyOf(grads);
+        }
+
+        Optimizer make(java.util.function.LongUnaryOperator ofDdp, Factory ofTensors) {
+            if (ddp != null) {
+                return new Optimizer(new Ref("Optimizer", ddp.ref.callLongExclusive(ofDdp), Native::optimizerDestroy)
+                        .dependOn(ddp.ref), ddp);
+            }
+            final long handle =
+                    ofTensors.create(params.nameBytes(), params.descriptors(), Tensor.descriptors(grads));
+            return new Optimizer(new Ref("Optimizer", handle, Native::optimizerDestroy)
+                    .keep(new Object[] {params, grads}), null);
+        }
+    }
+
+    private interface Factory {
+        long create(byte[][] names, long[] tensors, long[] grads);
+    }
+
+    /**
+     * Begin stochastic gradient descent over a DDP object.
+     *
+     * @param ddp whose parameters are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Sgd sgd(Ddp ddp) {
+        return new Sgd(new Target(ddp));
+    }
+
+    /**
+     * Begin stochastic gradient descent over tensors.
+     *
+     * @param params F32 or F64; kept reachable until the optimizer is closed
+     * @param grads one for each parameter, of its dtype and shape; kept reachable too
+     * @return a builder with the library's defaults
+     */
+    public static Sgd sgd(Params params, List<Tensor> grads) {
+        return new Sgd(new Target(params, grads));
+    }
+
+    /**
+     * Begin Adam over a DDP object.
+     *
+     * @param ddp whose parameters are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Adam adam(Ddp ddp) {
+        return new Adam(new Target(ddp), false);
+    }
+
+    /**
+     * Begin Adam over tensors.
+     *
+     * @param params F32 or F64; kept reachable until the optimizer is closed
+     * @param grads one for each parameter, of its dtype and shape; kept reachable too
+     * @return a builder with the library's defaults
+     */
+    public static Adam adam(Params params, List<Tensor> grads) {
+        return new Adam(new Target(params, grads), false);
+    }
+
+    /**
+     * Begin AdamW (Adam with decoupled weight decay) over a DDP object.
+     *
+     * @param ddp whose parameters are updated; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Adam adamW(Ddp ddp) {
+        return new Adam(new Target(ddp), true);
+    }
+
+    /**
+     * Begin AdamW (Adam with decoupled weight decay) over tensors.
+     *
+     * @param params F32 or F64; kept reachable until the optimizer is closed
+     * @param grads one for each parameter, of its dtype and shape; kept reachable too
+     * @return a builder with the library's defaults
+     */
+    public static Adam adamW(Params params, List<Tensor> grads) {
+        return new Adam(new Target(params, grads), true);
+    }
+
+    /** Settings of stochastic gradient descent; what is not set has the library's default. */
+    public static final class Sgd {
+        private final Target target;
+        private int given;
+        private double lr;
+        private double momentum;
+        private double dampening;
+        private double weightDecay;
+        private boolean nesterov;
+
+        private Sgd(Target target) {
+            this.target = target;
+        }
+
+        /**
+         * The learning rate; the default is 0.001.
+         *
+         * @param value not negative
+         * @return this
+         */
+        public Sgd lr(double value) {
+            lr = value;
+            given |= 1;
+            return this;
+        }
+
+        /**
+         * The momentum; the default is 0.
+         *
+         * @param value not negative
+         * @return this
+         */
+        public Sgd momentum(double value) {
+            momentum = value;
+            given |= 2;
+            return this;
+        }
+
+        /**
+         * Dampening of the momentum; the default is 0.
+         *
+         * @param value any number
+         * @return this
+         */
+        public Sgd dampening(double value) {
+            dampening = value;
+            given |= 4;
+            return this;
+        }
+
+        /**
+         * Weight decay, added to the gradient; the default is 0.
+         *
+         * @param value not negative
+         * @return this
+         */
+        public Sgd weightDecay(double value) {
+            weightDecay = value;
+            given |= 8;
+            return this;
+        }
+
+        /**
+         * Nesterov's momentum, which needs momentum and no dampening; the default is false.
+         *
+         * @param value on or off
+         * @return this
+         */
+        public Sgd nesterov(boolean value) {
+            nesterov = value;
+            given |= 16;
+            return this;
+        }
+
+        /**
+         * Make the optimizer.
+         *
+         * @return the optimizer
+         * @throws TesseraInvalidArgumentException if a setting or a tensor cannot be taken
+         */
+        public Optimizer build() {
+            return target.make(
+                    ddp -> Native.ddpSgd(ddp, given, lr, momentum, dampening, weightDecay, nesterov),
+                    (names, tensors, grads) -> Native.sgdCreate(
+                            names, tensors, grads, given, lr, momentum, dampening, weightDecay, nesterov));
+        }
+    }
+
+    /** Settings of Adam and AdamW; what is not set has the library's default. */
+    public static final class Adam {
+        private final Target target;
+        private final boolean decoupled;
+        private int given;
+        private double lr;
+        private double beta1;
+        private double beta2;
+        private double eps;
+        private double weightDecay;
+
+        private Adam(Target target, boolean decoupled) {
+            this.target = target;
+            this.decoupled = decoupled;
+        }
+
+        /**
+         * The learning rate; the default is 0.001.
+         *
+         * @param value not negative
+         * @return this
+         */
+        public Adam lr(double value) {
+            lr = value;
+            given |= 1;
+            return this;
+        }
+
+        /**
+         * Decay of the two moments; the defaults are 0.9 and 0.999.
+         *
+         * @param first 0 to below 1
+         * @param second 0 to below 1
+         * @return this
+         */
+        public Adam betas(double first, double second) {
+            beta1 = first;
+            beta2 = second;
+            given |= 2 | 4;
+            return this;
+        }
+
+        /**
+         * Added to the root of the second moment; the default is 1e-8.
+         *
+         * @param value not negative
+         * @return this
+         */
+        public Adam eps(double value) {
+            eps = value;
+            given |= 8;
+            return this;
+        }
+
+        /**
+         * Weight decay: with AdamW decoupled (default 0.01), with Adam added to the gradient (default 0).
+         *
+         * @param value not negative
+         * @return this
+         */
+        public Adam weightDecay(double value) {
+            weightDecay = value;
+            given |= 16;
+            return this;
+        }
+
+        /**
+         * Make the optimizer.
+         *
+         * @return the optimizer
+         * @throws TesseraInvalidArgumentException if a setting or a tensor cannot be taken
+         */
+        public Optimizer build() {
+            if (decoupled) {
+                return target.make(ddp -> Native.ddpAdamw(ddp, given, lr, beta1, beta2, eps, weightDecay),
+                        (names, tensors, grads) -> Native.adamwCreate(
+                                names, tensors, grads, given, lr, beta1, beta2, eps, weightDecay));
+            }
+            return target.make(ddp -> Native.ddpAdam(ddp, given, lr, beta1, beta2, eps, weightDecay),
+                    (names, tensors, grads) -> Native.adamCreate(
+                            names, tensors, grads, given, lr, beta1, beta2, eps, weightDecay));
+        }
+    }
+
+    /**
+     * Update every parameter from its gradient. Gradients are left as they are.
+     *
+     * @throws TesseraInvalidStateException if the DDP object's gradients are being reduced
+     */
+    public void step() {
+        ref.runExclusive(Native::optimizerStep);
+    }
+
+    /** Set every gradient to zero. */
+    public void zeroGrad() {
+        ref.runExclusive(Native::optimizerZeroGrad);
+    }
+
+    /**
+     * The learning rate of the next step.
+     *
+     * @return the rate
+     */
+    public double lr() {
+        return ref.call(Native::optimizerLr);
+    }
+
+    /**
+     * Set the learning rate of the next step.
+     *
+     * @param lr finite, not negative
+     */
+    public void setLr(double lr) {
+        ref.runExclusive(h -> Native.optimizerSetLr(h, lr));
+    }
+
+    /**
+     * How many steps were made, those before a checkpoint included.
+     *
+     * @return steps
+     */
+    public long steps() {
+        return ref.callLong(Native::optimizerSteps);
+    }
+}

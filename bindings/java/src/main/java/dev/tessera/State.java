@@ -1,0 +1,218 @@
+package dev.tessera;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Objects;
+
+/**
+ * What a checkpoint saves and loads, in place: named tensors and values. It borrows the objects that are added: closing one
+ * of them closes the state. A state that is not closed is freed by the garbage collector. All methods are exclusive; those
+ * that add return the state itself.
+ */
+public final class State extends NativeObject {
+    private final List<Object> members = new ArrayList<>(); // keeps them, or their memory, reachable
+
+    /** An empty state. */
+    public State() {
+        super(new Ref("State", Native.stateCreate(), Native::stateDestroy).mayLeak());
+        ref.keep(members);
+    }
+
+    /**
+     * A state of a DDP model's parameters.
+     *
+     * @param prefix "model"
+     * @param ddp the model
+     * @return the state
+     */
+    public static State of(String prefix, Ddp ddp) {
+        return new State().with(prefix, ddp);
+    }
+
+    /**
+     * A state of one tensor that every rank holds whole and equal.
+     *
+     * @param name of the tensor
+     * @param tensor on the CPU
+     * @return the state
+     */
+    public static State of(String name, Tensor tensor) {
+        return new State().with(name, tensor);
+    }
+
+    /**
+     * Add a DDP model's parameters as {@code <prefix>.<parameter>}.
+     *
+     * @param prefix "model"
+     * @param ddp the model
+     * @return this
+     */
+    public State with(String prefix, Ddp ddp) {
+        final byte[] text = Native.utf8(prefix, "prefix");
+        return join(ddp, ddp.ref, h -> ddp.ref.run(d -> Native.stateAddDdp(h, text, d)));
+    }
+
+    /**
+     * Add an optimizer's moments as {@code <prefix>.state.<parameter>.<moment>} and its settings as
+     * {@code <prefix>.param_groups.0.<setting>}. A load sets the settings too.
+     *
+     * @param prefix "optim"
+     * @param optimizer the optimizer
+     * @return this
+     */
+    public State with(String prefix, Optimizer optimizer) {
+        final byte[] text = Native.utf8(prefix, "prefix");
+        return join(optimizer, optimizer.ref, h -> optimizer.ref.run(o -> Native.stateAddOptimizer(h, text, o)));
+    }
+
+    /**
+     * Add a sampler's position as {@code <prefix>.*}.
+     *
+     * @param prefix "data"
+     * @param sampler the sampler
+     * @return this
+     */
+    public State with(String prefix, Sampler sampler) {
+        final byte[] text = Native.utf8(prefix, "prefix");
+        return join(sampler, sampler.ref, h -> sampler.ref.run(s -> Native.stateAddSampler(h, text, s)));
+    }
+
+    /**
+     * Add a tensor that every rank holds whole and equal.
+     *
+     * @param name not empty, at most 1 KiB, different from every other; a "module." or "_orig_mod." part is stripped
+     * @param tensor on the CPU; its memory is kept reachable
+     * @return this
+     */
+    public State with(String name, Tensor tensor) {
+        final byte[] text = Native.utf8(name, "name");
+        final long[] descriptor = tensor.descriptor();
+        ref.runExclusive(h -> {
+            Native.stateAddTensor(h, text, descriptor);
+            members.add(tensor);
+        });
+        return this;
+    }
+
+    /**
+     * Add this rank's pieces of a tensor that lies on the ranks by {@code layout}.
+     *
+     * @param name as {@link #with(String, Tensor)}
+     * @param layout whose world size is the saver's; copied
+     * @param dtype of the whole tensor
+     * @param rank this rank
+     * @param pieces one for each box that the layout gives this rank, of the boxes' sizes; kept reachable
+     * @return this
+     */
+    public State with(String name, Layout layout, DType dtype, int rank, List<Tensor> pieces) {
+        final byte[] text = Native.utf8(name, "name");
+        final List<Tensor> kept = List.copyOf(pieces);
+        ref.runExclusive(h -> {
+            layout.ref.run(l -> Native.stateAddSharded(h, text, l, dtype.number(), Tensor.descriptors(kept), rank));
+            members.add(kept);
+        });
+        return this;
+    }
+
+    private State join(Object member, Ref other, java.util.function.LongConsumer add) {
+        ref.runExclusive(h -> {
+            add.accept(h);
+            members.add(member);
+            ref.dependOn(other);
+        });
+        return this;
+    }
+
+    /**
+     * Set a value to an integer.
+     *
+     * @param name of the value
+     * @param value any number
+     * @return this
+     */
+    public State put(String name, long value) {
+        final byte[] text = Native.utf8(name, "name");
+        ref.runExclusive(h -> Native.stateSetLong(h, text, value));
+        return this;
+    }
+
+    /**
+     * Set a value to a floating-point number.
+     *
+     * @param name of the value
+     * @param value any number, NaN and infinities too
+     * @return this
+     */
+    public State put(String name, double value) {
+        final byte[] text = Native.utf8(name, "name");
+        ref.runExclusive(h -> Native.stateSetDouble(h, text, value));
+        return this;
+    }
+
+    /**
+     * Set a value to null, a Boolean, a number, a String, bytes, a list or a map, nested at most 64 deep; {@link Values}
+     * says which Java classes.
+     *
+     * @param name of the value
+     * @param value copied
+     * @return this
+     * @throws IllegalArgumentException if its class, or that of something inside, is none of them
+     */
+    public State put(String name, Object value) {
+        final byte[] text = Native.utf8(name, "name");
+        final byte[] json = Native.utf8(Values.toJson(value), "value");
+        ref.runExclusive(h -> Native.stateSetValue(h, text, json));
+        return this;
+    }
+
+    /**
+     * An integer.
+     *
+     * @param name of the value
+     * @return the value
+     * @throws TesseraNotFoundException if there is no such value
+     * @throws TesseraInvalidArgumentException if it is of another kind
+     */
+    public long getLong(String name) {
+        final byte[] text = Native.utf8(name, "name");
+        return ref.callLongExclusive(h -> Native.stateGetLong(h, text));
+    }
+
+    /**
+     * A floating-point number.
+     *
+     * @param name of the value
+     * @return the value
+     * @throws TesseraNotFoundException if there is no such value
+     * @throws TesseraInvalidArgumentException if it is of another kind
+     */
+    public double getDouble(String name) {
+        final byte[] text = Native.utf8(name, "name");
+        return ref.callExclusive(h -> Native.stateGetDouble(h, text));
+    }
+
+    /**
+     * A value of any kind, as the Java object that {@link Values} says.
+     *
+     * @param name of the value
+     * @return the value; may be null
+     * @throws TesseraNotFoundException if there is no such value
+     */
+    public Object get(String name) {
+        final byte[] text = Native.utf8(name, "name");
+        return Values.fromJson(ref.callExclusive(h -> Native.text(Native.stateGetValue(h, text))));
+    }
+
+    /**
+     * Set a metric of the next save, which {@code tessera ckpt ls} shows.
+     *
+     * @param name "loss"
+     * @param value any number
+     * @return this
+     */
+    public State metric(String name, double value) {
+        final byte[] text = Native.utf8(Objects.requireNonNull(name, "name"), "name");
+        ref.runExclusive(h -> Native.stateSetMetric(h, text, value));
+        return this;
+    }
+}

@@ -1,0 +1,48 @@
+package dev.tessera;
+
+/** The TCP server of a {@link Store}; it serves from its own thread until it is closed. */
+public final class StoreServer extends NativeObject {
+    private StoreServer(long handle) {
+        super(new Ref("StoreServer", handle, Native::storeServerDestroy));
+    }
+
+    /**
+     * Start a server on exactly the named address, with default options.
+     *
+     * @param host numeric address or name
+     * @param port 0 takes a free one
+     * @return the server
+     * @throws TesseraIoException if the address is in use
+     * @throws TesseraPermissionException if there is no token
+     */
+    public static StoreServer serve(String host, int port) {
+        return serve(host, port, new StoreOptions());
+    }
+
+    /**
+     * Start a server on exactly the named address.
+     *
+     * @param host numeric address or name
+     * @param port 0 takes a free one
+     * @param options token, epoch and so on
+     * @return the server
+     * @throws TesseraIoException if the address is in use
+     * @throws TesseraPermissionException if there is no token
+     */
+    public static StoreServer serve(String host, int port, StoreOptions options) {
+        if (port < 0 || port > 65535) {
+            throw new IllegalArgumentException("port " + port + "; 0 to 65535 are possible");
+        }
+        return new StoreServer(Native.storeServe(Native.utf8(host, "host"), port, options.given, options.timeoutMs,
+                options.insecure, options.epoch, options.token, options.jobId));
+    }
+
+    /**
+     * The port that it listens on.
+     *
+     * @return 1 to 65535
+     */
+    public int port() {
+        return (int) ref.callLong(Native::storeServerPort);
+    }
+}

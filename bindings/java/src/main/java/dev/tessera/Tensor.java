@@ -1,0 +1,449 @@
+package dev.tessera;
+
+import java.nio.Buffer;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.DoubleBuffer;
+import java.nio.FloatBuffer;
+import java.nio.IntBuffer;
+import java.nio.LongBuffer;
+import java.nio.ShortBuffer;
+import java.util.Arrays;
+import java.util.Collection;
+import java.util.List;
+import java.util.Objects;
+
+/**
+ * A view of memory: address, element type and shape; contiguous, row-major. It owns no native handle, needs no closing, and
+ * keeps the buffer that it was made from reachable. Operations read and write the memory in place.
+ *
+ * <p>Buffers must be direct, writable and in native byte order; a tensor covers them from position to limit. The shape may
+ * be left out: then it has one dimension, the number of elements. {@code reshape()} makes a 0-d tensor of one element.
+ */
+public final class Tensor {
+    /** Words of a descriptor before the sizes: address, dtype, device type, device index, number of dimensions. */
+    private static final int HEADER_WORDS = 5;
+    private static final int MAX_NDIM = 8;
+
+    private final long address;
+    private final DType dtype;
+    private final Device device;
+    private final long[] shape;
+    private final long numel;
+    private final Object owner; // what keeps the memory; null if that is the caller's affair
+
+    private Tensor(long address, DType dtype, Device device, long[] shape, Object owner) {
+        this.address = address;
+        this.dtype = Objects.requireNonNull(dtype, "dtype");
+        this.device = Objects.requireNonNull(device, "device");
+        this.shape = shape.clone();
+        this.numel = numel(shape, dtype);
+        this.owner = owner;
+    }
+
+    /**
+     * A tensor of F32 over a direct buffer.
+     *
+     * @param data direct, native byte order
+     * @param shape sizes of the dimensions; none: one dimension
+     * @return the tensor
+     * @throws IllegalArgumentException if the buffer is on the heap, read-only, of foreign byte order, or not of that shape
+     */
+    public static Tensor of(FloatBuffer data, long... shape) {
+        return over(data, data.order(), DType.F32, 4, shape);
+    }
+
+    /**
+     * A tensor of F64 over a direct buffer.
+     *
+     * @param data direct, native byte order
+     * @param shape sizes of the dimensions; none: one dimension
+     * @return the tensor
+     * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}
+     */
+    public static Tensor of(DoubleBuffer data, long... shape) {
+        return over(data, data.order(), DType.F64, 8, shape);
+    }
+
+    /**
+     * A tensor of I32 over a direct buffer.
+     *
+     * @param data direct, native byte order
+     * @param shape sizes of the dimensions; none: one dimension
+     * @return the tensor
+     * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}
+     */
+    public static Tensor of(IntBuffer data, long... shape) {
+        return over(data, data.order(), DType.I32, 4, shape);
+    }
+
+    /**
+     * A tensor of I64 over a direct buffer.
+     *
+     * @param data direct, native byte order
+     * @param shape sizes of the dimensions; none: one dimension
+     * @return the tensor
+     * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}
+     */
+    public static Tensor of(LongBuffer data, long... shape) {
+        return over(data, data.order(), DType.I64, 8, shape);
+    }
+
+    /**
+     * A tensor of two-byte elements over a direct buffer.
+     *
+     * @param data direct, native byte order
+     * @param dtype F16, BF16 or I16
+     * @param shape sizes of the dimensions; none: one dimension
+     * @return the tensor
+     * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}, or if elements of the dtype have not two bytes
+     */
+    public static Tensor of(ShortBuffer data, DType dtype, long... shape) {
+        if (dtype.size() != 2) {
+            throw new IllegalArgumentException("a ShortBuffer holds elements of 2 bytes; " + dtype + " has " + dtype.size());
+        }
+        return over(data, data.order(), dtype, 2, shape);
+    }
+
+    /**
+     * A tensor of any dtype over the bytes of a direct buffer.
+     *
+     * @param data direct; native byte order unless elements have one byte
+     * @param dtype the element type
+     * @param shape sizes of the dimensions; none: one dimension
+     * @return the tensor
+     * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}
+     */
+    public static Tensor of(ByteBuffer data, DType dtype, long... shape) {
+        return over(data, dtype.size() == 1 ? ByteOrder.nativeOrder() : data.order(), dtype, 1, shape);
+    }
+
+    /**
+     * A tensor over memory that the caller answers for: it must stay allocated for as long as an operation or object that
+     * was given this tensor uses it. For memory of other libraries, and for more than 2 GiB.
+     *
+     * @param address of the first element
+     * @param dtype the element type
+     * @param device where the address points
+     * @param shape sizes of the dimensions; none: a 0-d tensor
+     * @return the tensor
+     * @throws IllegalArgumentException if the shape is none, or the address is 0 and the tensor not empty
+     */
+    public static Tensor ofAddress(long address, DType dtype, Device device, long... shape) {
+        final Tensor tensor = new Tensor(address, dtype, device, shape, null);
+        if (address == 0 && tensor.numel > 0) {
+            throw new IllegalArgumentException("a tensor of " + tensor.numel + " elements at address 0");
+        }
+        return tensor;
+    }
+
+    /**
+     * A new tensor of zeros in memory of its own, aligned to 64 bytes.
+     *
+     * @param dtype the element type
+     * @param shape sizes of the dimensions; none: a 0-d tensor
+     * @return the tensor
+     * @throws IllegalArgumentException if it has 2 GiB or more (use {@link dev.tessera.Buffer} or {@link #ofAddress})
+     */
+    public static Tensor zeros(DType dtype, long... shape) {
+        final long bytes = numel(shape, dtype) * dtype.size();
+        if (bytes > Integer.MAX_VALUE - 64) {
+            throw new IllegalArgumentException("a ByteBuffer ends at 2 GiB; " + dtype + Arrays.toString(shape) + " has "
+                    + bytes + " bytes");
+        }
+        final ByteBuffer raw = ByteBuffer.allocateDirect((int) bytes + 64);
+        final int begin = (64 - raw.alignmentOffset(0, 64)) % 64;
+        raw.position(begin).limit(begin + (int) bytes);
+        final ByteBuffer data = raw.slice().order(ByteOrder.nativeOrder());
+        return new Tensor(Native.directAddress(data), dtype, Device.cpu(), shape, data);
+    }
+
+    /**
+     * A new tensor of F32 with a copy of {@code values}.
+     *
+     * @param values the elements, row-major
+     * @param shape sizes of the dimensions; none: one dimension
+     * @return the tensor
+     * @throws IllegalArgumentException if the shape has another number of elements
+     */
+    public static Tensor copyOf(float[] values, long... shape) {
+        final Tensor tensor = zeros(DType.F32, shape.length == 0 ? new long[] {values.length} : shape);
+        tensor.requireNumel(values.length);
+        tensor.floats().put(values);
+        return tensor;
+    }
+
+    /** A tensor over memory of the library that {@code owner} keeps. */
+    static Tensor overNative(long[] descriptor, Object owner) {
+        final long[] shape = Arrays.copyOfRange(descriptor, HEADER_WORDS, descriptor.length);
+        return new Tensor(descriptor[0], DType.of(descriptor[1]),
+                descriptor[2] == 1 ? Device.cpu() : Device.cuda((int) descriptor[3]), shape, owner);
+    }
+
+    static Tensor overNative(long address, DType dtype, long[] shape, Object owner) {
+        return new Tensor(address, dtype, Device.cpu(), shape, owner);
+    }
+
+    private static Tensor over(Buffer data, ByteOrder order, DType dtype, int unit, long[] shape) {
+        if (!data.isDirect()) {
+            throw new IllegalArgumentException("a " + data.getClass().getSuperclass().getSimpleName() + " on the heap: the"
+                    + " library needs a direct buffer (ByteBuffer.allocateDirect(n).order(ByteOrder.nativeOrder()))");
+        }
+        if (data.isReadOnly()) {
+            throw new IllegalArgumentException("a read-only buffer: operations write tensors in place");
+        }
+        if (order != ByteOrder.nativeOrder()) {
+            throw new IllegalArgumentException("the buffer's byte order is " + order + ", the machine's is "
+                    + ByteOrder.nativeOrder() + ": call order(ByteOrder.nativeOrder()) on the ByteBuffer first");
+        }
+        final long bytes = (long) data.remaining() * unit;
+        if (bytes % dtype.size() != 0) {
+            throw new IllegalArgumentException(bytes + " bytes are no whole number of " + dtype + " elements");
+        }
+        final long[] sizes = shape.length == 0 ? new long[] {bytes / dtype.size()} : shape;
+        final long address = Native.directAddress(data) + (long) data.position() * unit;
+        if (address % dtype.size() != 0) {
+            throw new IllegalArgumentException("the buffer's first " + dtype + " element is not aligned to "
+                    + dtype.size() + " bytes");
+        }
+        final Tensor tensor = new Tensor(address, dtype, Device.cpu(), sizes, data);
+        tensor.requireNumel(bytes / dtype.size());
+        return tensor;
+    }
+
+    private void requireNumel(long given) {
+        if (given != numel) {
+            throw new IllegalArgumentException("the shape " + Arrays.toString(shape) + " has " + numel
+                    + " elements, but " + given + " were given");
+        }
+    }
+
+    private static long numel(long[] shape, DType dtype) {
+        Objects.requireNonNull(dtype, "dtype");
+        if (shape.length > MAX_NDIM) {
+            throw new IllegalArgumentException("a shape of " + shape.length + " dimensions; at most 8 are supported");
+        }
+        long product = 1;
+        boolean empty = false;
+        for (long size : shape) {
+            if (size < 0) {
+                throw new IllegalArgumentException("a negative size in the shape " + Arrays.toString(shape));
+            }
+            empty |= size == 0;
+        }
+        if (empty) {
+            return 0;
+        }
+        try {
+            for (long size : shape) {
+                product = Math.multiplyExact(product, size);
+            }
+            Math.multiplyExact(product, (long) dtype.size());
+        } catch (ArithmeticException overflow) {
+            throw new IllegalArgumentException("the shape " + Arrays.toString(shape) + " has more than 2^63 bytes");
+        }
+        return product;
+    }
+
+    /**
+     * The address of the first element.
+     *
+     * @return the address; valid while this tensor, or what it was made from, is reachable and not closed
+     */
+    public long address() {
+        return address;
+    }
+
+    /**
+     * The element type.
+     *
+     * @return the dtype
+     */
+    public DType dtype() {
+        return dtype;
+    }
+
+    /**
+     * Where the memory is.
+     *
+     * @return the device
+     */
+    public Device device() {
+        return device;
+    }
+
+    /**
+     * The sizes of the dimensions.
+     *
+     * @return a copy
+     */
+    public long[] shape() {
+        return shape.clone();
+    }
+
+    /**
+     * The number of elements.
+     *
+     * @return the product of the sizes, 1 for a 0-d tensor
+     */
+    public long numel() {
+        return numel;
+    }
+
+    /**
+     * The size in bytes.
+     *
+     * @return elements times their size
+     */
+    public long sizeBytes() {
+        return numel * dtype.size();
+    }
+
+    /**
+     * The same memory in another shape.
+     *
+     * @param newShape of as many elements
+     * @return a tensor over the same memory
+     * @throws IllegalArgumentException if the number of elements differs
+     */
+    public Tensor reshape(long... newShape) {
+        final Tensor tensor = new Tensor(address, dtype, device, newShape, owner);
+        tensor.requireNumel(numel);
+        return tensor;
+    }
+
+    /**
+     * A range of the elements, as one dimension.
+     *
+     * @param from first element, in row-major order
+     * @param count number of elements
+     * @return a tensor over a part of the same memory
+     * @throws IndexOutOfBoundsException if the range does not lie in this tensor
+     */
+    public Tensor slice(long from, long count) {
+        if (from < 0 || count < 0 || from > numel - count) {
+            throw new IndexOutOfBoundsException("elements " + from + " to " + (from + count) + " of " + numel);
+        }
+        return new Tensor(address + from * dtype.size(), dtype, device, new long[] {count}, owner);
+    }
+
+    /**
+     * The bytes as a buffer.
+     *
+     * @return a direct buffer over the same memory, native byte order
+     * @throws UnsupportedOperationException if the memory is not the CPU's or has 2 GiB or more
+     */
+    public ByteBuffer bytes() {
+        if (!device.equals(Device.cpu())) {
+            throw new UnsupportedOperationException("memory of " + device + " cannot be a ByteBuffer");
+        }
+        if (sizeBytes() > Integer.MAX_VALUE) {
+            throw new UnsupportedOperationException("a ByteBuffer ends at 2 GiB; take a slice()");
+        }
+        if (owner instanceof ByteBuffer) { // cut it out of the owner, which the new buffer then keeps reachable
+            final ByteBuffer all = ((ByteBuffer) owner).duplicate();
+            final int offset = (int) (address - Native.directAddress(all));
+            all.limit(offset + (int) sizeBytes()).position(offset);
+            return all.slice().order(ByteOrder.nativeOrder());
+        }
+        final ByteBuffer view = numel == 0 ? ByteBuffer.allocateDirect(0)
+                : (ByteBuffer) Native.directBuffer(address, sizeBytes());
+        if (owner != null) {
+            final Object keep = owner;
+            NativeObject.CLEANER.register(view, () -> java.lang.ref.Reference.reachabilityFence(keep));
+        }
+        return view.order(ByteOrder.nativeOrder());
+    }
+
+    /**
+     * The elements of a tensor of F32.
+     *
+     * @return a direct buffer over the same memory
+     * @throws IllegalArgumentException if the dtype is another
+     */
+    public FloatBuffer floats() {
+        return require(DType.F32).asFloatBuffer();
+    }
+
+    /**
+     * The elements of a tensor of F64.
+     *
+     * @return a direct buffer over the same memory
+     * @throws IllegalArgumentException if the dtype is another
+     */
+    public DoubleBuffer doubles() {
+        return require(DType.F64).asDoubleBuffer();
+    }
+
+    /**
+     * The elements of a tensor of I32.
+     *
+     * @return a direct buffer over the same memory
+     * @throws IllegalArgumentException if the dtype is another
+     */
+    public IntBuffer ints() {
+        return require(DType.I32).asIntBuffer();
+    }
+
+    /**
+     * The elements of a tensor of I64.
+     *
+     * @return a direct buffer over the same memory
+     * @throws IllegalArgumentException if the dtype is another
+     */
+    public LongBuffer longs() {
+        return require(DType.I64).asLongBuffer();
+    }
+
+    /**
+     * The elements of a tensor of F16, BF16 or I16, as their bits.
+     *
+     * @return a direct buffer over the same memory
+     * @throws IllegalArgumentException if the dtype is another
+     */
+    public ShortBuffer shorts() {
+        return (dtype.size() == 2 ? bytes() : require(DType.I16)).asShortBuffer();
+    }
+
+    private ByteBuffer require(DType wanted) {
+        if (dtype != wanted) {
+            throw new IllegalArgumentException("this tensor is " + dtype + ", not " + wanted);
+        }
+        return bytes();
+    }
+
+    /** The dtype, the shape and the device. */
+    @Override
+    public String toString() {
+        return "Tensor(" + dtype + Arrays.toString(shape) + ", " + device + ")";
+    }
+
+    // Descriptors: what the shims take.
+
+    long[] descriptor() {
+        return descriptors(List.of(this));
+    }
+
+    static long[] optionalDescriptor(Tensor tensor) {
+        return tensor == null ? null : tensor.descriptor();
+    }
+
+    static long[] descriptors(Collection<Tensor> tensors) {
+        int words = 0;
+        for (Tensor tensor : tensors) {
+            words += HEADER_WORDS + Objects.requireNonNull(tensor, "a tensor of the list is null").shape.length;
+        }
+        final long[] out = new long[words];
+        int at = 0;
+        for (Tensor tensor : tensors) {
+            out[at++] = tensor.address;
+            out[at++] = tensor.dtype.number();
+            out[at++] = tensor.device.type();
+            out[at++] = tensor.device.index();
+            out[at++] = tensor.shape.length;
+            System.arraycopy(tensor.shape, 0, out, at, tensor.shape.length);
+            at += tensor.shape.length;
+        }
+        return out;
+    }
+}

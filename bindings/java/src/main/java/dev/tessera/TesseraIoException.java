@@ -1,0 +1,10 @@
+package dev.tessera;
+
+/** The operating system refused; {@link #nativeCode()} is its errno. */
+public final class TesseraIoException extends TesseraException {
+    private static final long serialVersionUID = 1;
+
+    TesseraIoException(Details details) {
+        super(details);
+    }
+}

@@ -1,0 +1,10 @@
+package dev.tessera;
+
+/** A rank died; {@link #peer()} says which. */
+public final class TesseraPeerLostException extends TesseraException {
+    private static final long serialVersionUID = 1;
+
+    TesseraPeerLostException(Details details) {
+        super(details);
+    }
+}

@@ -1,0 +1,10 @@
+package dev.tessera;
+
+/** A deadline passed; {@link #peer()} and the message name who was awaited. */
+public final class TesseraTimeoutException extends TesseraException {
+    private static final long serialVersionUID = 1;
+
+    TesseraTimeoutException(Details details) {
+        super(details);
+    }
+}

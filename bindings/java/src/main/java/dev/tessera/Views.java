@@ -1,0 +1,44 @@
+package dev.tessera;
+
+import java.nio.ByteOrder;
+import java.nio.ByteBuffer;
+
+/** Views of memory that belongs to a native object, which is not freed while one of them is reachable. */
+final class Views {
+    private Views() {}
+
+    /** A range of memory of {@code ref}'s native half. */
+    static final class View {
+        private final Ref ref;
+        private final long address;
+        private final long size;
+        private java.lang.ref.WeakReference<Object> owner = new java.lang.ref.WeakReference<>(null);
+
+        View(Ref ref, long address, long size) {
+            this.ref = ref;
+            this.address = address;
+            this.size = size;
+        }
+
+        long address() {
+            return address;
+        }
+
+        /**
+         * What tensors over this memory keep reachable, and what keeps the native half alive: the byte buffer of the whole
+         * range (from which other buffers are cut), or, from 2 GiB on, an object without a meaning of its own.
+         */
+        synchronized Object owner() {
+            Object object = owner.get();
+            if (object == null) {
+                object = size == 0 || size > Integer.MAX_VALUE ? new Object()
+                        : ((ByteBuffer) Native.directBuffer(address, size)).order(ByteOrder.nativeOrder());
+                ref.retain();
+                final Ref held = ref; // the cleaner must not hold the view itself
+                NativeObject.CLEANER.register(object, held::release);
+                owner = new java.lang.ref.WeakReference<>(object);
+            }
+            return object;
+        }
+    }
+}

@@ -1,0 +1,130 @@
+package dev.tessera;
+
+import java.time.Duration;
+import java.util.concurrent.CompletableFuture;
+
+/**
+ * One operation in flight. The memory of its tensors must not be touched until it is done; it is kept reachable until then,
+ * also if this object is forgotten. {@link #close} forgets it and does not cancel: the operation goes on. All methods may
+ * be called from any thread.
+ */
+public final class Work extends NativeObject {
+    private final Completion completion;
+
+    /** @param pinned what must stay reachable until the work is done */
+    Work(long handle, Object pinned) {
+        super(new Ref("Work", handle, Native::workDestroy).mayLeak());
+        completion = new Completion(ref, pinned);
+        ref.run(h -> Native.workOnDone(h, completion));
+    }
+
+    /**
+     * What the library calls when the work is done; a global reference keeps it, and so the operation's memory, until then.
+     */
+    static final class Completion {
+        private final Ref work;
+        private Object pinned;
+        private boolean done;
+        private CompletableFuture<Void> future;
+
+        Completion(Ref work, Object pinned) {
+            this.work = work;
+            this.pinned = pinned;
+            work.retain(); // so that the error can still be read
+        }
+
+        /** Called once by the shims, on a thread of the library: must not block, and runs no user code. */
+        synchronized void done(int status) {
+            done = true;
+            pinned = null;
+            if (future == null) {
+                work.releaseLater();
+            } else {
+                final CompletableFuture<Void> target = future;
+                target.defaultExecutor().execute(() -> {
+                    try {
+                        complete(target, status);
+                    } finally {
+                        work.release();
+                    }
+                });
+            }
+        }
+
+        private void complete(CompletableFuture<Void> target, int status) {
+            if (status == 0) {
+                target.complete(null);
+                return;
+            }
+            // A user of the handle itself: the work may be closed by now, its native half is not.
+            target.completeExceptionally(work.callRetained(h -> (TesseraException) Native.workError(h)));
+        }
+
+        synchronized CompletableFuture<Void> future() {
+            if (future == null) {
+                future = new CompletableFuture<>();
+                if (done) {
+                    final TesseraException error = work.call(h -> (TesseraException) Native.workError(h));
+                    if (error == null) {
+                        future.complete(null);
+                    } else {
+                        future.completeExceptionally(error);
+                    }
+                }
+            }
+            return future;
+        }
+    }
+
+    /**
+     * Wait until the work is done, at most the operation's own deadline.
+     *
+     * @throws TesseraException the operation's error
+     * @throws TesseraInterruptedException if the thread is interrupted; the work goes on
+     */
+    public void await() {
+        ref.run(h -> Native.workWait(h, -1));
+    }
+
+    /**
+     * Wait until the work is done, at most {@code timeout}.
+     *
+     * @param timeout how long to wait
+     * @return whether it is done; if not it goes on
+     * @throws TesseraException the operation's error
+     * @throws TesseraInterruptedException if the thread is interrupted; the work goes on
+     */
+    public boolean await(Duration timeout) {
+        final int millis = Native.millis(timeout, "timeout");
+        return ref.call(h -> Native.workWait(h, millis));
+    }
+
+    /**
+     * Whether the work is done, well or not.
+     *
+     * @return true if so
+     */
+    public boolean isDone() {
+        return ref.call(Native::workTest);
+    }
+
+    /**
+     * The error of work that is done.
+     *
+     * @return the error, or null if the work went well
+     * @throws TesseraException with {@link ErrorCode#NOT_READY} while it is not done
+     */
+    public TesseraException error() {
+        return ref.call(h -> (TesseraException) Native.workError(h));
+    }
+
+    /**
+     * The work as a future, always the same one. It is completed on the common pool, so its stages may block. Cancelling it
+     * does not cancel the operation.
+     *
+     * @return completes with null, or exceptionally with a {@link TesseraException}
+     */
+    public CompletableFuture<Void> toFuture() {
+        return ref.call(h -> completion.future());
+    }
+}

@@ -1,0 +1,212 @@
+// What every shim is made of. A shim runs its body in shim(): a tsr_status that is not TSR_OK becomes a Java exception
+// in the same native frame, and no C++ exception leaves it. Handles cross as jlong, text as UTF-8 bytes, tensors as one
+// long[] of descriptors; elements never cross. Nothing here holds a critical region.
+#pragma once
+
+#include <jni.h>
+#include <tessera/tessera.h>
+
+#include <cstdint>
+#include <new>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace tsr::jni {
+
+// Unwinds a shim while a Java exception is pending.
+struct Pending {};
+
+// The environment of the calling thread, which is attached as a daemon if it is a thread of the library; detached when
+// the thread ends. NULL once the JVM is gone.
+JNIEnv* attached_env() noexcept;
+
+void throw_java(JNIEnv* env, const char* class_name, const char* message) noexcept;
+// Throws the calling thread's last Tessera error as a dev.tessera.TesseraException.
+void throw_last_error(JNIEnv* env, tsr_status status) noexcept;
+// The Java object of an error with its causes; NULL with an exception pending if the JVM has no memory.
+jobject exception_of(JNIEnv* env, const tsr_error* error);
+
+inline void check_pending(JNIEnv* env) {
+    if (env->ExceptionCheck()) throw Pending{};
+}
+
+inline void check(JNIEnv* env, tsr_status status) {
+    if (status == TSR_OK) return;
+    throw_last_error(env, status);
+    throw Pending{};
+}
+
+// Runs a shim's body; on failure a Java exception is pending and the result is zero.
+template <class Body>
+auto shim(JNIEnv* env, Body&& body) noexcept -> std::invoke_result_t<Body> {
+    using Result = std::invoke_result_t<Body>;
+    try {
+        return body();
+    } catch (const Pending&) {
+    } catch (const std::bad_alloc&) {
+        throw_java(env, "java/lang/OutOfMemoryError", "native memory of a Tessera call");
+    } catch (const std::exception& error) {
+        throw_java(env, "java/lang/IllegalStateException", error.what());
+    }
+    if constexpr (!std::is_void_v<Result>) return Result{};
+}
+
+// While it lives, blocking calls of this thread end with INTERRUPTED once Thread.isInterrupted() is true.
+class Interruptible {
+   public:
+    explicit Interruptible(JNIEnv* env);
+    ~Interruptible();
+    Interruptible(const Interruptible&) = delete;
+    Interruptible& operator=(const Interruptible&) = delete;
+};
+
+// A call that may block: interruptible, and checked.
+template <class Call>
+void blocking(JNIEnv* env, Call&& call) {
+    tsr_status status = TSR_OK;
+    {
+        const Interruptible scope(env);
+        status = call();
+    }
+    check(env, status);
+}
+
+template <class Handle>
+Handle* as(jlong handle) {
+    return reinterpret_cast<Handle*>(static_cast<uintptr_t>(handle));
+}
+
+inline jlong as_long(const void* pointer) { return static_cast<jlong>(reinterpret_cast<uintptr_t>(pointer)); }
+
+// A byte[] of UTF-8 (without a final 0) as a C string; c_str() is NULL if the array was null.
+class Text {
+   public:
+    Text(JNIEnv* env, jbyteArray bytes);
+    [[nodiscard]] const char* c_str() const { return null_ ? nullptr : value_.c_str(); }
+    [[nodiscard]] const void* data() const { return null_ ? nullptr : value_.data(); }
+    [[nodiscard]] size_t size() const { return value_.size(); }
+
+   private:
+    std::string value_;
+    bool null_;
+};
+
+std::vector<Text> texts(JNIEnv* env, jobjectArray arrays);
+std::vector<int64_t> longs(JNIEnv* env, jlongArray array);
+std::vector<int32_t> ints(JNIEnv* env, jintArray array);
+jbyteArray bytes_of(JNIEnv* env, const void* data, size_t size);
+jbyteArray bytes_of(JNIEnv* env, const char* text);
+jlongArray longs_of(JNIEnv* env, const int64_t* values, size_t count);
+
+// Reads text that the library writes into a caller's buffer: get(buffer, capacity, &size).
+template <class Get>
+jbyteArray text_of(JNIEnv* env, Get&& get) {
+    std::string buffer(1024, '\0');
+    for (;;) {
+        size_t size = 0;
+        check(env, get(buffer.data(), buffer.size(), &size));
+        if (size <= buffer.size()) return bytes_of(env, buffer.data(), size - 1);
+        buffer.resize(size);
+    }
+}
+
+// Tensors out of descriptors laid end to end: address, dtype, device type, device index, ndim, then ndim sizes
+// (dev.tessera.Tensor writes them). A null array is no tensors.
+class Tensors {
+   public:
+    Tensors(JNIEnv* env, jlongArray descriptors);
+    [[nodiscard]] const tsr_tensor* data() const { return tensors_.empty() ? nullptr : tensors_.data(); }
+    [[nodiscard]] size_t size() const { return tensors_.size(); }
+    [[nodiscard]] const tsr_tensor& operator[](size_t i) const { return tensors_[i]; }
+
+   private:
+    std::vector<int64_t> words_;  // the shapes point into it
+    std::vector<tsr_tensor> tensors_;
+};
+
+// The descriptor of a tensor that the library hands out.
+jlongArray descriptor_of(JNIEnv* env, const tsr_tensor& tensor);
+
+// Named tensors: the names and the descriptors have the same length.
+class Params {
+   public:
+    Params(JNIEnv* env, jobjectArray names, jlongArray descriptors);
+    [[nodiscard]] const tsr_param* data() const { return params_.data(); }
+    [[nodiscard]] size_t size() const { return params_.size(); }
+
+   private:
+    std::vector<Text> names_;
+    Tensors tensors_;
+    std::vector<tsr_param> params_;
+};
+
+// Options cross as a word of bits, one for each field that the caller set, and the fields; what was not set keeps the
+// library's default.
+template <class Field, class Value>
+void set_if(jint given, int bit, Field& field, Value value) {
+    if ((given >> bit) & 1) field = static_cast<Field>(value);
+}
+
+// The descriptor string of a C++ shim, so that a Java declaration that differs from it fails when the library loads.
+template <class T>
+constexpr const char* type_code() {
+    if constexpr (std::is_same_v<T, void>) return "V";
+    else if constexpr (std::is_same_v<T, jboolean>) return "Z";
+    else if constexpr (std::is_same_v<T, jint>) return "I";
+    else if constexpr (std::is_same_v<T, jlong>) return "J";
+    else if constexpr (std::is_same_v<T, jdouble>) return "D";
+    else if constexpr (std::is_same_v<T, jbyteArray>) return "[B";
+    else if constexpr (std::is_same_v<T, jintArray>) return "[I";
+    else if constexpr (std::is_same_v<T, jlongArray>) return "[J";
+    else if constexpr (std::is_same_v<T, jobjectArray>) return "[[B";
+    else {
+        static_assert(std::is_same_v<T, jobject>, "a type that no shim has used yet");
+        return "Ljava/lang/Object;";
+    }
+}
+
+template <class Result, class... Args>
+std::string signature_of(Result (*)(JNIEnv*, jclass, Args...)) {
+    std::string signature = "(";
+    ((signature += type_code<Args>()), ...);
+    return signature + ")" + type_code<Result>();
+}
+
+template <auto Function>
+JNINativeMethod method(const char* name) {
+    static std::string signature = signature_of(Function);
+    return {const_cast<char*>(name), signature.data(), reinterpret_cast<void*>(Function)};
+}
+
+using Methods = std::vector<JNINativeMethod>;
+
+// One list a concept, all natives of the class dev.tessera.Native.
+Methods version_methods();
+Methods log_methods();
+Methods launch_methods();
+Methods store_methods();
+Methods comm_methods();
+Methods work_methods();
+Methods memory_methods();
+Methods mesh_methods();
+Methods layout_methods();
+Methods ddp_methods();
+Methods optim_methods();
+Methods data_methods();
+Methods state_methods();
+Methods checkpoint_methods();
+
+// Called by JNI_OnLoad: look up the classes that upcalls need.
+void load_error_classes(JNIEnv* env);
+void load_interrupt_classes(JNIEnv* env);
+void load_log_classes(JNIEnv* env);
+void load_work_classes(JNIEnv* env);
+
+// A class kept for the life of the library, and its methods; throw Pending if the Java side lacks them.
+jclass global_class(JNIEnv* env, const char* name);
+jmethodID static_method(JNIEnv* env, jclass type, const char* name, const char* signature);
+jmethodID instance_method(JNIEnv* env, jclass type, const char* name, const char* signature);
+
+}  // namespace tsr::jni

@@ -1,0 +1,20 @@
+// What the launcher tells a rank, and what a rank tells the launcher.
+#include "jni.hpp"
+
+namespace tsr::jni {
+
+namespace {
+
+jboolean preempt_requested(JNIEnv*, jclass) { return tsr_preempt_requested() != 0; }
+
+void record_error(JNIEnv* env, jclass, jbyteArray message, jbyteArray traceback) {
+    shim(env, [&] { check(env, tsr_record_error(Text(env, message).c_str(), Text(env, traceback).c_str())); });
+}
+
+}  // namespace
+
+Methods launch_methods() {
+    return {method<preempt_requested>("preemptRequested"), method<record_error>("recordError")};
+}
+
+}  // namespace tsr::jni

@@ -1,0 +1,127 @@
+// What a checkpoint saves and loads: named tensors and values.
+#include <stdexcept>
+
+#include "jni.hpp"
+
+namespace tsr::jni {
+
+namespace {
+
+jlong state_create(JNIEnv* env, jclass) {
+    return shim(env, [&] {
+        tsr_state* state = nullptr;
+        check(env, tsr_state_create(&state));
+        return as_long(state);
+    });
+}
+
+void state_add_tensor(JNIEnv* env, jclass, jlong state, jbyteArray name, jlongArray tensor) {
+    shim(env, [&] {
+        const Tensors one(env, tensor);
+        check(env, tsr_state_add_tensor(as<tsr_state>(state), Text(env, name).c_str(), one.data()));
+    });
+}
+
+// The library reads as many pieces as the layout gives `rank` boxes, so their number is checked here.
+void state_add_sharded(JNIEnv* env, jclass, jlong state, jbyteArray name, jlong layout, jint dtype, jlongArray pieces,
+                       jint rank) {
+    shim(env, [&] {
+        const Tensors list(env, pieces);
+        int32_t boxes = 0;
+        check(env, tsr_layout_box_count(as<tsr_layout>(layout), rank, &boxes));
+        if (list.size() != static_cast<size_t>(boxes)) {
+            const std::string message = "the layout gives rank " + std::to_string(rank) + " " + std::to_string(boxes) +
+                                        " boxes, but " + std::to_string(list.size()) + " pieces were passed";
+            throw_java(env, "java/lang/IllegalArgumentException", message.c_str());
+            throw Pending{};
+        }
+        check(env, tsr_state_add_sharded(as<tsr_state>(state), Text(env, name).c_str(), as<tsr_layout>(layout), dtype,
+                                         list.data(), rank));
+    });
+}
+
+void state_add_ddp(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jlong ddp) {
+    shim(env,
+         [&] { check(env, tsr_state_add_ddp(as<tsr_state>(state), Text(env, prefix).c_str(), as<tsr_ddp>(ddp))); });
+}
+
+void state_add_optimizer(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jlong optimizer) {
+    shim(env, [&] {
+        check(env, tsr_state_add_optimizer(as<tsr_state>(state), Text(env, prefix).c_str(),
+                                           as<tsr_optimizer>(optimizer)));
+    });
+}
+
+void state_add_sampler(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jlong sampler) {
+    shim(env, [&] {
+        check(env,
+              tsr_state_add_sampler(as<tsr_state>(state), Text(env, prefix).c_str(), as<tsr_sampler>(sampler)));
+    });
+}
+
+void state_set_long(JNIEnv* env, jclass, jlong state, jbyteArray name, jlong value) {
+    shim(env, [&] { check(env, tsr_state_set_int64(as<tsr_state>(state), Text(env, name).c_str(), value)); });
+}
+
+jlong state_get_long(JNIEnv* env, jclass, jlong state, jbyteArray name) {
+    return shim(env, [&]() -> jlong {
+        int64_t value = 0;
+        check(env, tsr_state_get_int64(as<tsr_state>(state), Text(env, name).c_str(), &value));
+        return value;
+    });
+}
+
+void state_set_double(JNIEnv* env, jclass, jlong state, jbyteArray name, jdouble value) {
+    shim(env, [&] { check(env, tsr_state_set_double(as<tsr_state>(state), Text(env, name).c_str(), value)); });
+}
+
+jdouble state_get_double(JNIEnv* env, jclass, jlong state, jbyteArray name) {
+    return shim(env, [&]() -> jdouble {
+        double value = 0;
+        check(env, tsr_state_get_double(as<tsr_state>(state), Text(env, name).c_str(), &value));
+        return value;
+    });
+}
+
+void state_set_value(JNIEnv* env, jclass, jlong state, jbyteArray name, jbyteArray json) {
+    shim(env, [&] {
+        check(env,
+              tsr_state_set_value(as<tsr_state>(state), Text(env, name).c_str(), Text(env, json).c_str()));
+    });
+}
+
+jbyteArray state_get_value(JNIEnv* env, jclass, jlong state, jbyteArray name) {
+    return shim(env, [&] {
+        const Text key(env, name);
+        return text_of(env, [&](char* text, size_t capacity, size_t* size) {
+            return tsr_state_get_value(as<tsr_state>(state), key.c_str(), text, capacity, size);
+        });
+    });
+}
+
+void state_set_metric(JNIEnv* env, jclass, jlong state, jbyteArray name, jdouble value) {
+    shim(env, [&] { check(env, tsr_state_set_metric(as<tsr_state>(state), Text(env, name).c_str(), value)); });
+}
+
+void state_destroy(JNIEnv*, jclass, jlong state) { tsr_state_destroy(as<tsr_state>(state)); }
+
+}  // namespace
+
+Methods state_methods() {
+    return {method<state_create>("stateCreate"),
+            method<state_add_tensor>("stateAddTensor"),
+            method<state_add_sharded>("stateAddSharded"),
+            method<state_add_ddp>("stateAddDdp"),
+            method<state_add_optimizer>("stateAddOptimizer"),
+            method<state_add_sampler>("stateAddSampler"),
+            method<state_set_long>("stateSetLong"),
+            method<state_get_long>("stateGetLong"),
+            method<state_set_double>("stateSetDouble"),
+            method<state_get_double>("stateGetDouble"),
+            method<state_set_value>("stateSetValue"),
+            method<state_get_value>("stateGetValue"),
+            method<state_set_metric>("stateSetMetric"),
+            method<state_destroy>("stateDestroy")};
+}
+
+}  // namespace tsr::jni

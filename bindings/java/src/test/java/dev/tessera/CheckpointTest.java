@@ -1,0 +1,260 @@
+package dev.tessera;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.IOException;
+import java.nio.channels.FileChannel;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.nio.file.StandardOpenOption;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
+
+class CheckpointTest {
+    @TempDir
+    Path root;
+
+    private static Tensor ramp(int n) {
+        final Tensor tensor = Tensor.zeros(DType.F32, n);
+        for (int i = 0; i < n; ++i) {
+            tensor.floats().put(i, i);
+        }
+        return tensor;
+    }
+
+    /** A checkpoint of one rank with a tensor "w" of n floats and a value. */
+    private Path save(int n) {
+        try (Saver saver = Saver.at(null, root).open()) {
+            saver.save(3, State.of("w", ramp(n)).put("note", "hello"));
+        }
+        try (Checkpoint checkpoint = Checkpoint.open(root)) {
+            return checkpoint.path();
+        }
+    }
+
+    private static Path dataFile(Path checkpoint) throws IOException {
+        try (Stream<Path> files = Files.list(checkpoint)) {
+            return files.filter(p -> p.toString().endsWith(".safetensors")).findFirst().orElseThrow();
+        }
+    }
+
+    @Test
+    void trainingGoesOnWhereItStoodAtAnotherWorldSize() throws Exception {
+        final float[][] expected = new float[1][];
+        final long[] lr = new long[1];
+        Ranks.run(3, comm -> {
+            final Tensor weight = ramp(1000);
+            try (Ddp ddp = Ddp.create(comm, Params.of("fc.weight", weight));
+                    Optimizer opt = Optimizer.adamW(ddp).lr(0.1).build();
+                    Sampler data = Sampler.of(comm, 90).seed(7).build();
+                    Saver saver = Saver.at(comm, root).keepLatest(2).timeout(Ranks.DEADLINE).writerVersion("test").open()) {
+                final State state = State.of("model", ddp).with("optim", opt).with("data", data).put("note", List.of(1, "x"));
+                assertEquals(0, saver.resume(state), "nothing yet");
+                final List<CompletableFuture<Saver.Commit>> saves = new ArrayList<>();
+                for (long step = 0; step < 4; ++step) {
+                    data.batch(5);
+                    ddp.grad(0).put(0, 1);
+                    ddp.readyAll();
+                    ddp.await();
+                    opt.step();
+                    saves.add(saver.saveAsync(step + 1, state.metric("loss", 1.0 / (step + 1))));
+                }
+                for (int i = 0; i < saves.size(); ++i) {
+                    assertEquals(i + 1, saves.get(i).get(20, TimeUnit.SECONDS).step());
+                }
+                saver.await();
+                comm.barrier();
+                if (comm.rank() == 0) {
+                    expected[0] = new float[1000];
+                    weight.floats().get(expected[0]);
+                    lr[0] = data.consumed();
+                    try (Checkpoint third = saves.get(2).get().open()) { // not the newest
+                        assertEquals(3, third.step());
+                    }
+                    assertThrows(TesseraNotFoundException.class, () -> saves.get(0).get().open()); // retention
+                }
+                comm.barrier();
+            }
+        });
+        Ranks.run(2, comm -> {
+            final Tensor weight = Tensor.zeros(DType.F32, 1000);
+            try (Ddp ddp = Ddp.create(comm, Params.of("fc.weight", weight));
+                    Optimizer opt = Optimizer.adamW(ddp).lr(0.7).build();
+                    Sampler data = Sampler.of(comm, 90).seed(7).build();
+                    Saver saver = Saver.at(comm, root).open()) {
+                final State state =
+                        State.of("model", ddp).with("optim", opt).with("data", data).put("note", (Object) null);
+                assertEquals(4, saver.resume(state));
+                final float[] loaded = new float[1000];
+                weight.floats().get(loaded);
+                assertArrayEquals(expected[0], loaded);
+                assertEquals(0.1, opt.lr(), 1e-12);
+                assertEquals(4, opt.steps());
+                assertEquals(lr[0], data.consumed());
+                assertEquals(List.of(1L, "x"), state.get("note"));
+                assertEquals(root, saver.root());
+            }
+        });
+    }
+
+    @Test
+    void shardsOfALayout() throws Exception {
+        Ranks.run(2, comm -> {
+            try (Layout rows = Layout.of(new long[] {3, 4}, new int[] {2}, Placement.shard(0));
+                    Saver saver = Saver.at(comm, root).open()) {
+                final int mine = comm.rank() == 0 ? 2 : 1;
+                final Tensor piece = Tensor.zeros(DType.F32, mine, 4);
+                for (int i = 0; i < piece.numel(); ++i) {
+                    piece.floats().put(i, comm.rank() * 8 + i);
+                }
+                final State state = new State().with("table", rows, DType.F32, comm.rank(), List.of(piece));
+                assertThrows(IllegalArgumentException.class,
+                        () -> new State().with("table", rows, DType.F32, comm.rank(), List.of()));
+                final Saver.Commit commit = saver.save(1, state);
+                assertEquals(1, commit.step());
+                assertEquals(root, commit.root());
+            }
+        });
+        try (Checkpoint checkpoint = Checkpoint.open(root)) {
+            assertEquals(List.of("table F32[3, 4]"),
+                    checkpoint.tensors().stream().map(Object::toString).collect(Collectors.toList()));
+            assertEquals(11f, checkpoint.read("table").floats().get(11));
+            checkpoint.verify(Checkpoint.Verify.FULL);
+            checkpoint.verify(Checkpoint.Verify.HEADERS);
+            assertTrue(checkpoint.manifest().contains("\"java\""), checkpoint.manifest());
+            assertTrue(checkpoint.manifest().endsWith("\"}\n") || checkpoint.manifest().endsWith("\"}"));
+        }
+    }
+
+    @Test
+    void loadsSayWhatDiffers() {
+        save(8);
+        try (Checkpoint checkpoint = Checkpoint.open(root)) {
+            final Tensor w = Tensor.zeros(DType.F32, 8);
+            checkpoint.load(State.of("w", w).put("note", ""));
+            assertEquals(7f, w.floats().get(7));
+            final Tensor other = Tensor.zeros(DType.F32, 9);
+            final TesseraMismatchException error = assertThrows(TesseraMismatchException.class,
+                    () -> checkpoint.load(State.of("w", other).with("absent", Tensor.zeros(DType.F32, 1)).put("note", "")));
+            assertTrue(error.getMessage().contains("absent") && error.getMessage().contains("w"), error.getMessage());
+            assertThrows(TesseraMismatchException.class, () -> checkpoint.load(State.of("w", w)), "the value is left out");
+            checkpoint.load(State.of("w", w).with("absent", Tensor.zeros(DType.F32, 1)),
+                    new LoadOptions().allowMissing(true).allowUnexpected(true).verify(false));
+            final Tensor wide = Tensor.zeros(DType.F64, 8);
+            assertThrows(TesseraMismatchException.class, () -> checkpoint.load(State.of("w", wide).put("note", "")));
+            checkpoint.load(State.of("w", wide).put("note", ""), new LoadOptions().allowCast(true));
+            assertEquals(7.0, wide.doubles().get(7));
+            assertThrows(TesseraMismatchException.class, () -> checkpoint.read("w", Tensor.zeros(DType.F32, 4, 2)));
+            assertThrows(TesseraNotFoundException.class, () -> checkpoint.read("v"));
+        }
+    }
+
+    @Test
+    void damageIsFound() throws Exception {
+        final Path checkpoint = save(300_000);
+        final Path file = dataFile(checkpoint);
+        try (FileChannel channel = FileChannel.open(file, StandardOpenOption.WRITE)) {
+            channel.write(java.nio.ByteBuffer.wrap(new byte[] {1, 2, 3}), channel.size() - 100_000);
+        }
+        try (Checkpoint damaged = Checkpoint.open(checkpoint)) {
+            assertThrows(TesseraCorruptException.class, () -> damaged.read("w"));
+            final TesseraCorruptException error =
+                    assertThrows(TesseraCorruptException.class, () -> damaged.verify(Checkpoint.Verify.FULL));
+            assertTrue(error.getMessage().contains(file.getFileName().toString()), error.getMessage());
+            assertThrows(TesseraCorruptException.class,
+                    () -> damaged.load(State.of("w", Tensor.zeros(DType.F32, 300_000)).put("note", "")));
+        }
+    }
+
+    @Test
+    void truncatedAndMissingFilesAreFound() throws Exception {
+        final Path checkpoint = save(100_000);
+        try (FileChannel channel = FileChannel.open(dataFile(checkpoint), StandardOpenOption.WRITE)) {
+            channel.truncate(channel.size() / 2);
+        }
+        try (Checkpoint damaged = Checkpoint.open(checkpoint)) {
+            assertThrows(TesseraCorruptException.class, () -> damaged.verify(Checkpoint.Verify.HEADERS));
+            assertThrows(TesseraException.class, () -> damaged.read("w"));
+        } catch (TesseraCorruptException atOnce) {
+            // found when it was opened: as good
+        }
+    }
+
+    @Test
+    void withoutAManifestThereIsNoCheckpoint() throws Exception {
+        final Path checkpoint = save(4);
+        final Path manifest = checkpoint.resolve("manifest.json");
+        final byte[] text = Files.readAllBytes(manifest);
+        text[text.length / 2] ^= 1;
+        Files.write(manifest, text);
+        assertThrows(TesseraCorruptException.class, () -> Checkpoint.open(checkpoint));
+        Files.delete(manifest);
+        final TesseraNotFoundException error =
+                assertThrows(TesseraNotFoundException.class, () -> Checkpoint.open(checkpoint));
+        assertTrue(error.getMessage().contains("manifest"), error.getMessage());
+        assertThrows(TesseraNotFoundException.class, () -> Checkpoint.open(root.resolve("nowhere")));
+        try (Saver saver = Saver.at(null, root).open()) {
+            assertEquals(0, saver.resume(State.of("w", ramp(4)).put("note", "")));
+        }
+    }
+
+    @Test
+    void aFailedSaveComesUpWhenTheSaverIsClosed() throws Exception {
+        Ranks.run(2, comm -> {
+            final Saver saver = Saver.at(comm, root).timeout(Ranks.DEADLINE).open();
+            final State state = State.of("w", Tensor.zeros(DType.F32, 4 + comm.rank())); // not the same on both
+            boolean thrown = false;
+            try {
+                saver.saveAsync(1, state);
+            } catch (TesseraMismatchException atOnce) {
+                thrown = true;
+            }
+            try {
+                saver.close();
+            } catch (TesseraMismatchException atTheEnd) {
+                thrown = true;
+            }
+            assertTrue(thrown, "the failed save went unnoticed");
+            assertTrue(saver.isClosed());
+            comm.barrier(); // the trainer's communicator is as good as before
+        });
+    }
+
+    @Test
+    void oneJobAtATimeOwnsARoot() throws Exception {
+        try (Saver first = Saver.at(null, root).open()) {
+            final TesseraInvalidStateException error =
+                    assertThrows(TesseraInvalidStateException.class, () -> Saver.at(null, root).open());
+            assertTrue(error.getMessage().contains(String.valueOf(ProcessHandle.current().pid())), error.getMessage());
+            first.save(1, State.of("w", ramp(4)));
+        }
+        Saver.at(null, root).open().close();
+    }
+
+    @Test
+    void badArguments() {
+        assertThrows(NullPointerException.class, () -> Saver.at(null, null));
+        assertThrows(NullPointerException.class, () -> State.of("w", (Tensor) null));
+        try (Saver saver = Saver.at(null, root).open()) {
+            assertThrows(TesseraInvalidArgumentException.class, () -> saver.save(-1, State.of("w", ramp(4))));
+            assertThrows(NullPointerException.class, () -> saver.save(1, null));
+            final State closed = State.of("w", ramp(4));
+            closed.close();
+            assertThrows(IllegalStateException.class, () -> saver.save(1, closed));
+            assertThrows(TesseraInvalidArgumentException.class,
+                    () -> State.of("w", ramp(4)).with("w", ramp(4)));
+        }
+        assertThrows(IllegalArgumentException.class, () -> Saver.at(null, root).timeout(Duration.ofDays(1000)));
+        assertThrows(TesseraException.class, () -> Saver.at(null, Path.of("/proc/no/checkpoints/here")).open());
+    }
+}

@@ -1,0 +1,440 @@
+package dev.tessera;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.time.Duration;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicReference;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+class CommTest {
+    private static Tensor floats(float... values) {
+        return Tensor.copyOf(values);
+    }
+
+    private static float[] values(Tensor tensor) {
+        final float[] out = new float[(int) tensor.numel()];
+        tensor.floats().get(out);
+        return out;
+    }
+
+    private static void assertValues(Tensor tensor, float... expected) {
+        assertArrayEquals(expected, values(tensor));
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"shm"})
+    void everyCollective(String backend) throws Exception {
+        Ranks.run(3, Ranks.options().backend(backend).name("three").spinCount(10), comm -> {
+            final int r = comm.rank();
+            assertEquals(3, comm.worldSize());
+            assertEquals(backend, comm.transport());
+
+            final Tensor sum = floats(r, 10 + r);
+            comm.allReduce(sum, ReduceOp.SUM);
+            assertValues(sum, 3, 33);
+            final Tensor avg = floats(r);
+            final Tensor avg2 = floats(3 * r);
+            comm.allReduce(List.of(avg, avg2), ReduceOp.AVG);
+            assertValues(avg, 1);
+            assertValues(avg2, 3);
+            final Tensor max = Tensor.zeros(DType.I64, 1);
+            max.longs().put(0, r);
+            comm.allReduce(max, ReduceOp.MAX);
+            assertEquals(2, max.longs().get(0));
+            comm.allReduce(max, ReduceOp.MIN);
+            assertEquals(2, max.longs().get(0));
+            final Tensor product = Tensor.zeros(DType.F64, 1);
+            product.doubles().put(0, r + 1);
+            comm.allReduce(product, ReduceOp.PROD);
+            assertEquals(6, product.doubles().get(0));
+
+            final Tensor part = floats(0, 0);
+            comm.reduceScatter(floats(r, r, r, r, r, 1), part, ReduceOp.SUM);
+            assertValues(part, r < 2 ? new float[] {3, 3} : new float[] {3, 3});
+
+            final Tensor all = floats(0, 0, 0);
+            comm.allGather(floats(r + 1), all);
+            assertValues(all, 1, 2, 3);
+
+            final List<Tensor> ragged = List.of(floats(0), floats(0, 0), floats(0, 0, 0));
+            final float[] mine = new float[r + 1];
+            java.util.Arrays.fill(mine, r + 1);
+            comm.allGather(floats(mine), ragged);
+            assertValues(ragged.get(0), 1);
+            assertValues(ragged.get(1), 2, 2);
+            assertValues(ragged.get(2), 3, 3, 3);
+
+            final Tensor from1 = floats(r, r);
+            comm.broadcast(from1, 1);
+            assertValues(from1, 1, 1);
+            final Tensor a = floats(r);
+            final Tensor b = floats(-r);
+            comm.broadcast(List.of(a, b), 2);
+            assertValues(a, 2);
+            assertValues(b, -2);
+
+            final Tensor reduced = r == 0 ? floats(0) : null;
+            comm.reduce(floats(r), reduced, ReduceOp.SUM, 0);
+            if (r == 0) {
+                assertValues(reduced, 3);
+            }
+
+            final Tensor gathered = r == 2 ? floats(0, 0, 0) : null;
+            comm.gather(floats(r * r), gathered, 2);
+            if (r == 2) {
+                assertValues(gathered, 0, 1, 4);
+            }
+
+            final Tensor scattered = floats(0);
+            comm.scatter(r == 1 ? floats(5, 6, 7) : null, scattered, 1);
+            assertValues(scattered, 5 + r);
+
+            final Tensor exchanged = floats(0, 0, 0);
+            comm.allToAll(floats(10 * r, 10 * r + 1, 10 * r + 2), exchanged);
+            assertValues(exchanged, r, 10 + r, 20 + r);
+
+            if (r == 0) {
+                comm.send(floats(1.5f, 2.5f), 2, 7);
+            } else if (r == 2) {
+                final Tensor received = floats(0, 0);
+                comm.receive(received, 0, 7);
+                assertValues(received, 1.5f, 2.5f);
+            }
+            comm.barrier();
+            assertNull(comm.error());
+            comm.finish();
+        });
+    }
+
+    @Test
+    void everyCollectiveInTheBackground() throws Exception {
+        Ranks.run(2, comm -> {
+            final int r = comm.rank();
+            final Tensor sum = floats(r);
+            final Tensor list = floats(r);
+            final Tensor part = floats(0);
+            final Tensor all = floats(0, 0);
+            final List<Tensor> ragged = List.of(floats(0), floats(0));
+            final Tensor broadcast = floats(r + 5);
+            final Tensor broadcast2 = floats(r + 5);
+            final Tensor reduced = floats(0);
+            final Tensor gathered = floats(0, 0);
+            final Tensor scattered = floats(0);
+            final Tensor exchanged = floats(0, 0);
+            final Tensor received = floats(0);
+            final List<Work> works = List.of(
+                    comm.allReduceAsync(sum, ReduceOp.SUM),
+                    comm.allReduceAsync(List.of(list), ReduceOp.MAX),
+                    comm.reduceScatterAsync(floats(1, 2), part, ReduceOp.SUM),
+                    comm.allGatherAsync(floats(r), all),
+                    comm.allGatherAsync(floats(r), ragged),
+                    comm.broadcastAsync(broadcast, 0),
+                    comm.broadcastAsync(List.of(broadcast2), 1),
+                    comm.reduceAsync(floats(1), r == 0 ? reduced : null, ReduceOp.SUM, 0),
+                    comm.gatherAsync(floats(r + 1), r == 0 ? gathered : null, 0),
+                    comm.scatterAsync(r == 0 ? floats(3, 4) : null, scattered, 0),
+                    comm.allToAllAsync(floats(10 * r, 10 * r + 1), exchanged),
+                    r == 0 ? comm.sendAsync(floats(9), 1, 0) : comm.receiveAsync(received, 0, 0),
+                    comm.barrierAsync());
+            for (Work work : works) {
+                work.toFuture().get(20, TimeUnit.SECONDS);
+                assertTrue(work.isDone());
+                assertNull(work.error());
+                work.await();
+                work.close();
+                assertThrows(IllegalStateException.class, work::isDone);
+            }
+            assertValues(sum, 1);
+            assertValues(list, 1);
+            assertValues(part, 2 * (r + 1));
+            assertValues(all, 0, 1);
+            assertValues(ragged.get(1), 1);
+            assertValues(broadcast, 5);
+            assertValues(broadcast2, 6);
+            assertValues(exchanged, r, 10 + r);
+            assertValues(scattered, 3 + r);
+            if (r == 0) {
+                assertValues(reduced, 2);
+                assertValues(gathered, 1, 2);
+            } else {
+                assertValues(received, 9);
+            }
+        });
+    }
+
+    @Test
+    void futuresCompleteOffTheLibrarysThread() throws Exception {
+        Ranks.run(2, comm -> {
+            final Work work = comm.barrierAsync();
+            final CompletableFuture<Void> future = work.toFuture();
+            assertSame(future, work.toFuture());
+            // A stage that calls the communicator would hang the library's own thread.
+            final CompletableFuture<Float> next = future.thenApply(nothing -> {
+                final Tensor one = floats(1);
+                comm.allReduce(one, ReduceOp.SUM);
+                return one.floats().get(0);
+            });
+            assertEquals(2f, next.get(20, TimeUnit.SECONDS));
+        });
+    }
+
+    @Test
+    void aWaitMayExpireAndTheWorkLivesOn() throws Exception {
+        Ranks.runStores(2, (store, rank) -> {
+            try (Comm comm = Comm.create(store, rank, 2, Ranks.options())) {
+                if (rank == 1) {
+                    store.await("rank 0 has waited");
+                    comm.barrier();
+                    return;
+                }
+                try (Work work = comm.barrierAsync()) {
+                    assertFalse(work.await(Duration.ofMillis(20)));
+                    assertFalse(work.isDone());
+                    assertEquals(ErrorCode.NOT_READY, assertThrows(TesseraException.class, work::error).code());
+                    store.set("rank 0 has waited", new byte[0]);
+                    work.await();
+                    assertTrue(work.isDone());
+                }
+            }
+        });
+    }
+
+    @Test
+    void groupsAreCommunicatorsOfTheirOwn() throws Exception {
+        Ranks.run(4, comm -> {
+            final int r = comm.rank();
+            try (Comm pair = comm.split(r / 2, -r);
+                    Comm named = comm.split(0, r, new CommOptions().name("again").timeout(Ranks.DEADLINE))) {
+                assertEquals(2, pair.worldSize());
+                assertEquals(1 - r % 2, pair.rank(), "ordered by key");
+                final Tensor sum = floats(r);
+                pair.allReduce(sum, ReduceOp.SUM);
+                assertValues(sum, r < 2 ? 1 : 5);
+                assertEquals(r, named.rank());
+            }
+            final Comm none = comm.split(r == 0 ? -1 : 0, 0);
+            if (r == 0) {
+                assertNull(none);
+            } else {
+                assertEquals(3, none.worldSize());
+                none.close();
+            }
+        });
+    }
+
+    @Test
+    void meshesHaveACommunicatorPerDimension() throws Exception {
+        Ranks.run(4, comm -> {
+            final Comm dp;
+            try (Mesh mesh = Mesh.over(comm).dim("dp", 2).dim("tp", 2).build()) {
+                assertEquals(2, mesh.ndim());
+                assertEquals(2, mesh.size("dp"));
+                assertEquals(comm.rank() / 2, mesh.coordinate("dp"));
+                assertEquals(comm.rank() % 2, mesh.coordinate("tp"));
+                dp = mesh.comm("dp");
+                assertSame(dp, mesh.comm("dp"));
+                final Tensor sum = floats(comm.rank());
+                dp.allReduce(sum, ReduceOp.SUM);
+                assertValues(sum, comm.rank() % 2 == 0 ? 2 : 4);
+                assertThrows(TesseraNotFoundException.class, () -> mesh.size("pp"));
+                assertThrows(TesseraNotFoundException.class, () -> mesh.comm("pp"));
+                comm.barrier(); // nobody leaves while others still talk
+            }
+            assertTrue(dp.isClosed());
+            final String message = assertThrows(IllegalStateException.class, () -> dp.barrier()).getMessage();
+            assertTrue(message.contains("Mesh that it belongs to"), message);
+            assertThrows(IllegalArgumentException.class, () -> Mesh.over(comm).dim("a", 2).dim("a", 2));
+            assertThrows(TesseraInvalidArgumentException.class, () -> Mesh.over(comm).dim("a", 3).build());
+        });
+    }
+
+    @Test
+    void buffersAreReachedWithoutCopies() throws Exception {
+        Ranks.run(2, comm -> {
+            try (Buffer buffer = Buffer.create(comm, 4096)) {
+                assertEquals(4096, buffer.sizeBytes());
+                assertEquals(4096, buffer.bytes().remaining());
+                final Tensor tensor = buffer.tensor(64, DType.F32, 4);
+                assertEquals(0, (tensor.address() - 64) % 4096);
+                tensor.floats().put(0, comm.rank() + 1);
+                comm.allReduce(tensor, ReduceOp.SUM);
+                assertEquals(3f, tensor.floats().get(0));
+                assertEquals(3f, buffer.bytes().getFloat(64));
+                assertThrows(IndexOutOfBoundsException.class, () -> buffer.tensor(4090, DType.F32, 2));
+                assertThrows(IndexOutOfBoundsException.class, () -> buffer.tensor(2, DType.F32, 2));
+                assertThrows(IndexOutOfBoundsException.class, () -> buffer.tensor(-4, DType.F32, 1));
+            }
+            assertThrows(IllegalArgumentException.class, () -> Buffer.create(comm, -1));
+        });
+    }
+
+    @Test
+    void ranksThatDisagreeAreNamed() throws Exception {
+        Ranks.runStores(2, (store, rank) -> {
+            try (Comm comm = Comm.create(store, rank, 2, Ranks.options())) {
+                final Tensor tensor = Tensor.zeros(DType.F32, 4 + rank);
+                final TesseraException error =
+                        assertThrows(TesseraMismatchException.class, () -> comm.allReduce(tensor, ReduceOp.SUM));
+                assertEquals(ErrorCode.MISMATCH, error.code());
+                assertTrue(error.getMessage().contains("rank"), error.getMessage());
+                // Poisoned: what comes after is aborted, with the first error as its cause.
+                final TesseraAbortedException later = assertThrows(TesseraAbortedException.class, comm::barrier);
+                assertEquals(TesseraMismatchException.class, later.getCause().getClass());
+                assertEquals(ErrorCode.MISMATCH, comm.error().code());
+                store.set("failed on " + rank, new byte[0]);
+                store.await("failed on " + (1 - rank));
+            }
+        });
+    }
+
+    @Test
+    void aRankThatNeverComesIsNamedAtTheDeadline() throws Exception {
+        Ranks.runStores(2, (store, rank) -> {
+            try (Comm comm = Comm.create(store, rank, 2, new CommOptions().timeout(Duration.ofMillis(300)))) {
+                if (rank == 0) {
+                    final TesseraTimeoutException error =
+                            assertThrows(TesseraTimeoutException.class, comm::barrier);
+                    assertEquals(1, error.peer(), error.getMessage());
+                    assertEquals("barrier", error.operation());
+                    assertTrue(error.getMessage().contains("rank 1"), error.getMessage());
+                    store.set("timed out", new byte[0]);
+                }
+                store.await("timed out");
+            }
+        });
+    }
+
+    @Test
+    void aCommunicatorWithoutItsPeersTimesOut() throws Exception {
+        Ranks.runStores(1, (store, rank) -> assertThrows(TesseraTimeoutException.class,
+                () -> Comm.create(store, 0, 2, new CommOptions().timeout(Duration.ofMillis(200)))));
+    }
+
+    @Test
+    void interruptionEndsACollectiveAndItsFuture() throws Exception {
+        Ranks.runStores(2, (store, rank) -> {
+            try (Comm comm = Comm.create(store, rank, 2, Ranks.options())) {
+                if (rank == 0) {
+                    final Thread self = Thread.currentThread();
+                    final Thread interrupter = new Thread(self::interrupt);
+                    interrupter.start();
+                    final TesseraInterruptedException error =
+                            assertThrows(TesseraInterruptedException.class, comm::barrier);
+                    assertEquals(ErrorCode.INTERRUPTED, error.code());
+                    assertTrue(Thread.interrupted(), "the interrupted status is kept");
+                    interrupter.join();
+                    store.set("interrupted", new byte[0]);
+                } else {
+                    store.await("interrupted");
+                }
+            }
+        });
+    }
+
+    @Test
+    void anAbortReachesThePeers() throws Exception {
+        Ranks.run(2, comm -> {
+            if (comm.rank() == 0) {
+                comm.abort("the test says so");
+                comm.abort(null);
+                assertThrows(TesseraAbortedException.class, comm::barrier);
+            } else {
+                final TesseraAbortedException error = assertThrows(TesseraAbortedException.class, comm::barrier);
+                assertTrue(chain(error).contains("the test says so"), chain(error));
+            }
+        });
+    }
+
+    private static String chain(Throwable error) {
+        final StringBuilder text = new StringBuilder();
+        for (Throwable e = error; e != null; e = e.getCause()) {
+            text.append(e.getMessage()).append(" <- ");
+        }
+        return text.toString();
+    }
+
+    @Test
+    void aFailedOperationFailsItsFuture() throws Exception {
+        Ranks.runStores(2, (store, rank) -> {
+            try (Comm comm = Comm.create(store, rank, 2, Ranks.options())) {
+                if (rank == 0) {
+                    final Work work = comm.barrierAsync();
+                    final CompletableFuture<Void> future = work.toFuture();
+                    work.close(); // forgotten: the future still hears of it
+                    comm.abort("enough");
+                    final Throwable cause = assertThrows(CompletionException.class,
+                            () -> future.orTimeout(20, TimeUnit.SECONDS).join()).getCause();
+                    assertEquals(TesseraAbortedException.class, cause.getClass(), cause::toString);
+                }
+                store.set("done " + rank, new byte[0]);
+                store.await("done " + (1 - rank));
+            }
+        });
+    }
+
+    @Test
+    void aFutureAskedForAfterTheFailure() throws Exception {
+        Ranks.run(1, comm -> {
+            comm.abort("before");
+            final AtomicReference<Work> work = new AtomicReference<>();
+            try {
+                work.set(comm.barrierAsync());
+            } catch (TesseraAbortedException atOnce) {
+                return; // as good
+            }
+            Ranks.eventually("it is done", work.get()::isDone);
+            assertTrue(work.get().toFuture().isCompletedExceptionally());
+        });
+    }
+
+    @Test
+    void badArgumentsAreRefusedBeforeAnythingMoves() throws Exception {
+        Ranks.run(1, comm -> {
+            assertThrows(TesseraInvalidArgumentException.class, () -> comm.broadcast(floats(1), 1));
+            assertThrows(TesseraInvalidArgumentException.class, () -> comm.allGather(floats(1), floats(1, 2)));
+            assertThrows(TesseraException.class,
+                    () -> comm.allReduce(Tensor.zeros(DType.BOOL, 2), ReduceOp.SUM));
+            assertThrows(TesseraException.class, () -> comm.allReduce(
+                    Tensor.ofAddress(4096, DType.F32, Device.cuda(0), 4), ReduceOp.SUM));
+            assertThrows(IllegalArgumentException.class, () -> comm.allGather(floats(1), List.of()));
+            assertThrows(NullPointerException.class, () -> comm.allReduce((Tensor) null, ReduceOp.SUM));
+            assertThrows(NullPointerException.class, () -> comm.allReduce(floats(1), null));
+            assertThrows(NullPointerException.class, () -> comm.allGather(null, floats(1)));
+            assertThrows(TesseraException.class, () -> comm.send(floats(1), 0, 0));
+            comm.barrier(); // as good as before
+        });
+        assertThrows(NullPointerException.class, () -> Comm.create(null, 0, 1));
+        assertThrows(IllegalArgumentException.class, () -> new CommOptions().timeout(Duration.ofMillis(-5)));
+        Ranks.runStores(1, (store, rank) -> {
+            assertThrows(TesseraInvalidArgumentException.class, () -> Comm.create(store, 2, 1));
+            assertThrows(TesseraInvalidArgumentException.class, () -> Comm.create(store, 0, 0));
+            assertThrows(TesseraException.class,
+                    () -> Comm.create(store, 0, 1, new CommOptions().backend("carrier pigeon")));
+        });
+    }
+
+    @Test
+    void withoutALauncherThereIsOneRank() {
+        try (Comm comm = Comm.fromEnv(Ranks.options())) {
+            assertEquals(1, comm.worldSize());
+            assertEquals(0, comm.rank());
+            assertEquals("self", comm.transport());
+            final Tensor same = floats(4);
+            comm.allReduce(same, ReduceOp.SUM);
+            assertValues(same, 4);
+        }
+        Comm.fromEnv().close();
+    }
+}

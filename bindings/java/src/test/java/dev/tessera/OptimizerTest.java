@@ -1,0 +1,85 @@
+package dev.tessera;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+
+import java.util.List;
+import org.junit.jupiter.api.Test;
+
+/** Optimizers over tensors, against one step computed by hand. */
+class OptimizerTest {
+    private final Tensor weight = Tensor.copyOf(new float[] {1f, -2f});
+    private final Tensor grad = Tensor.copyOf(new float[] {0.5f, 0.25f});
+    private final Params params = Params.of("w", weight);
+
+    private void expect(double... values) {
+        for (int i = 0; i < values.length; ++i) {
+            assertEquals(values[i], weight.floats().get(i), 1e-6, "element " + i);
+        }
+    }
+
+    @Test
+    void sgdWithMomentumAndNesterov() {
+        try (Optimizer sgd = Optimizer.sgd(params, List.of(grad)).lr(0.1).momentum(0.9).weightDecay(0).dampening(0)
+                .nesterov(true).build()) {
+            sgd.step();
+            expect(1 - 0.1 * (0.5 + 0.9 * 0.5), -2 - 0.1 * (0.25 + 0.9 * 0.25));
+            assertEquals(1, sgd.steps());
+            sgd.zeroGrad();
+            assertEquals(0f, grad.floats().get(0));
+        }
+    }
+
+    @Test
+    void adamMovesByTheRateAtFirst() {
+        try (Optimizer adam = Optimizer.adam(params, List.of(grad)).lr(0.1).betas(0.9, 0.999).eps(1e-8).build()) {
+            adam.step();
+            expect(0.9, -2.1);
+        }
+    }
+
+    @Test
+    void adamWDecaysByItself() {
+        try (Optimizer adamW = Optimizer.adamW(params, List.of(grad)).lr(0.1).weightDecay(0.5).build()) {
+            adamW.step();
+            expect(1 * (1 - 0.1 * 0.5) - 0.1, -2 * (1 - 0.1 * 0.5) - 0.1);
+        }
+    }
+
+    @Test
+    void defaultsAreTheLibrarys() {
+        try (Optimizer adamW = Optimizer.adamW(params, List.of(grad)).build();
+                Optimizer adam = Optimizer.adam(params, List.of(grad)).build();
+                Optimizer sgd = Optimizer.sgd(params, List.of(grad)).build()) {
+            assertEquals(1e-3, adamW.lr());
+            assertEquals(1e-3, adam.lr());
+            assertEquals(1e-3, sgd.lr());
+            sgd.setLr(0.5);
+            assertEquals(0.5, sgd.lr());
+            sgd.step();
+            expect(1 - 0.5 * 0.5, -2 - 0.5 * 0.25);
+        }
+    }
+
+    @Test
+    void badSettingsAndTensorsAreRefused() {
+        assertThrows(IllegalArgumentException.class, () -> Optimizer.sgd(params, List.of()));
+        assertThrows(TesseraInvalidArgumentException.class,
+                () -> Optimizer.sgd(params, List.of(grad)).lr(Double.NaN).build());
+        assertThrows(TesseraInvalidArgumentException.class,
+                () -> Optimizer.sgd(params, List.of(grad)).nesterov(true).build());
+        assertThrows(TesseraInvalidArgumentException.class,
+                () -> Optimizer.adam(params, List.of(grad)).betas(1.5, 0.9).build());
+        assertThrows(TesseraInvalidArgumentException.class,
+                () -> Optimizer.adam(params, List.of(Tensor.zeros(DType.F64, 2))).build());
+        assertThrows(TesseraInvalidArgumentException.class,
+                () -> Optimizer.adam(params, List.of(Tensor.zeros(DType.F32, 3))).build());
+        assertThrows(TesseraInvalidArgumentException.class, () -> Optimizer.adamW(
+                Params.of("i", Tensor.zeros(DType.I32, 2)), List.of(Tensor.zeros(DType.I32, 2))).build());
+        assertThrows(NullPointerException.class, () -> Optimizer.adamW((Ddp) null));
+        assertThrows(IllegalArgumentException.class, () -> Params.of("w", weight).and("w", grad));
+        final Optimizer closed = Optimizer.sgd(params, List.of(grad)).build();
+        closed.close();
+        assertThrows(IllegalStateException.class, closed::step);
+    }
+}

@@ -1,0 +1,79 @@
+//! `tessera/checkpoint.h`.
+
+use crate::{tsr_checkpoint, tsr_comm, tsr_dtype, tsr_saver, tsr_state, tsr_status, tsr_tensor, tsr_work};
+use std::ffi::c_char;
+
+structs! {
+    /// `tsr_saver_options`.
+    struct tsr_saver_options {
+        struct_size: usize,
+        keep_latest: i32,
+        timeout_ms: i32,
+        writer: *const c_char,
+        writer_version: *const c_char,
+    }
+    /// `tsr_load_options`.
+    struct tsr_load_options {
+        struct_size: usize,
+        verify: i32,
+        allow_missing: i32,
+        allow_unexpected: i32,
+        allow_cast: i32,
+    }
+}
+
+functions! { "checkpoint":
+    fn tsr_saver_options_init(options: *mut tsr_saver_options, struct_size: usize) -> tsr_status;
+    fn tsr_saver_create(
+        comm: *mut tsr_comm,
+        root: *const c_char,
+        options: *const tsr_saver_options,
+        out: *mut *mut tsr_saver,
+    ) -> tsr_status;
+    fn tsr_saver_save(saver: *mut tsr_saver, step: i64, state: *mut tsr_state) -> tsr_status;
+    fn tsr_saver_save_async(
+        saver: *mut tsr_saver,
+        step: i64,
+        state: *mut tsr_state,
+        work: *mut *mut tsr_work,
+    ) -> tsr_status;
+    fn tsr_saver_wait(saver: *mut tsr_saver) -> tsr_status;
+    fn tsr_saver_resume(saver: *mut tsr_saver, state: *mut tsr_state, step: *mut i64) -> tsr_status;
+    fn tsr_saver_destroy(saver: *mut tsr_saver);
+    fn tsr_load_options_init(options: *mut tsr_load_options, struct_size: usize) -> tsr_status;
+    fn tsr_checkpoint_open(path: *const c_char, out: *mut *mut tsr_checkpoint) -> tsr_status;
+    fn tsr_checkpoint_path(
+        checkpoint: *const tsr_checkpoint,
+        text: *mut c_char,
+        capacity: usize,
+        size: *mut usize,
+    ) -> tsr_status;
+    fn tsr_checkpoint_manifest(
+        checkpoint: *const tsr_checkpoint,
+        text: *mut c_char,
+        capacity: usize,
+        size: *mut usize,
+    ) -> tsr_status;
+    fn tsr_checkpoint_step(checkpoint: *const tsr_checkpoint, step: *mut i64) -> tsr_status;
+    fn tsr_checkpoint_tensor_count(checkpoint: *const tsr_checkpoint, count: *mut usize) -> tsr_status;
+    fn tsr_checkpoint_tensor(
+        checkpoint: *const tsr_checkpoint,
+        index: usize,
+        name: *mut *const c_char,
+        dtype: *mut tsr_dtype,
+        shape: *mut *const i64,
+        ndim: *mut i32,
+    ) -> tsr_status;
+    fn tsr_checkpoint_read(
+        checkpoint: *const tsr_checkpoint,
+        name: *const c_char,
+        tensor: *const tsr_tensor,
+    ) -> tsr_status;
+    fn tsr_checkpoint_load(
+        checkpoint: *const tsr_checkpoint,
+        state: *mut tsr_state,
+        options: *const tsr_load_options,
+    ) -> tsr_status;
+    fn tsr_checkpoint_verify(checkpoint: *const tsr_checkpoint, full: i32) -> tsr_status;
+    fn tsr_checkpoint_destroy(checkpoint: *mut tsr_checkpoint);
+}

@@ -1,0 +1,131 @@
+//! The macros by which the modules declare the C API. Each declares the item itself and a line of metadata about it.
+
+/// One C function: its name, the types of its arguments and of its result, in Rust's words.
+#[doc(hidden)]
+#[derive(Clone, Copy)]
+pub struct Function {
+    pub name: &'static str,
+    pub arguments: &'static [&'static str],
+    pub result: &'static str,
+}
+
+/// One field of a C struct.
+#[doc(hidden)]
+#[derive(Clone, Copy)]
+pub struct Field {
+    pub name: &'static str,
+    pub offset: usize,
+    pub type_name: &'static str,
+}
+
+/// One C struct.
+#[doc(hidden)]
+#[derive(Clone, Copy)]
+pub struct Layout {
+    pub name: &'static str,
+    pub size: usize,
+    pub align: usize,
+    pub fields: &'static [Field],
+}
+
+/// The names of the functions called so far, for tests that see to it that none is left out.
+#[cfg(feature = "record-calls")]
+pub(crate) static CALLED: std::sync::Mutex<std::collections::BTreeSet<&str>> =
+    std::sync::Mutex::new(std::collections::BTreeSet::new());
+
+#[cfg(feature = "record-calls")]
+pub(crate) fn record(name: &'static str) {
+    CALLED.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(name);
+}
+
+/// Declares the functions of one header: a table of pointers that the loader fills, and a function of the same name for
+/// each, whose cost over a linked call is one load and one well-predicted branch.
+macro_rules! functions {
+    ($header:literal: $(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
+        struct Table { $($name: unsafe extern "C" fn($($type),*) $(-> $result)?),* }
+
+        static TABLE: std::sync::OnceLock<Table> = std::sync::OnceLock::new();
+
+        /// Fills the table. The library stays loaded for the life of the process.
+        ///
+        /// # Safety
+        /// `symbol` returns the address of the C function of that name, never null.
+        pub(crate) unsafe fn bind(symbol: &dyn Fn(&str) -> *mut std::ffi::c_void) {
+            let table = Table {
+                // SAFETY: each pointer is the function of that name; tests/abi.rs compares the types with C's.
+                $($name: unsafe {
+                    std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($type),*) $(-> $result)?>(
+                        symbol(stringify!($name)))
+                }),*
+            };
+            let _ = TABLE.set(table);
+        }
+
+        $(
+            #[doc = concat!("`", stringify!($name), "` of `tessera/", $header, ".h`.")]
+            ///
+            /// # Safety
+            /// [`load`](crate::load) has succeeded, and the arguments are as the C header demands.
+            #[inline]
+            pub unsafe fn $name($($arg: $type),*) $(-> $result)? {
+                #[cfg(feature = "record-calls")]
+                crate::declare::record(stringify!($name));
+                match TABLE.get() {
+                    // SAFETY: the caller's promise is the C function's.
+                    Some(table) => unsafe { (table.$name)($($arg),*) },
+                    None => crate::loader::not_loaded(stringify!($name)),
+                }
+            }
+        )*
+
+        #[doc(hidden)]
+        pub(crate) const FUNCTIONS: &[crate::declare::Function] = &[$(crate::declare::Function {
+            name: stringify!($name),
+            arguments: &[$(stringify!($type)),*],
+            result: functions!(@result $($result)?),
+        }),*];
+    };
+    (@result) => { "()" };
+    (@result $result:ty) => { stringify!($result) };
+}
+
+/// Declares constants with their C names and values.
+macro_rules! constants {
+    ($type:ty: $($(#[$attr:meta])* $name:ident = $value:literal;)*) => {
+        $(
+            $(#[$attr])*
+            #[doc = concat!("`", stringify!($name), "`.")]
+            pub const $name: $type = $value;
+        )*
+        #[doc(hidden)]
+        pub(crate) const CONSTANTS: &[(&str, i64)] = &[$((stringify!($name), $value)),*];
+    };
+}
+
+/// Declares structs with C's layout.
+macro_rules! structs {
+    ($($(#[$attr:meta])* struct $name:ident { $($field:ident: $type:ty,)* })*) => {
+        $(
+            $(#[$attr])*
+            #[repr(C)]
+            #[derive(Clone, Copy)]
+            pub struct $name {
+                $(
+                    #[doc = concat!("`", stringify!($name), ".", stringify!($field), "` of the C header.")]
+                    pub $field: $type,
+                )*
+            }
+        )*
+        #[doc(hidden)]
+        pub(crate) const LAYOUTS: &[crate::declare::Layout] = &[$(crate::declare::Layout {
+            name: stringify!($name),
+            size: std::mem::size_of::<$name>(),
+            align: std::mem::align_of::<$name>(),
+            fields: &[$(crate::declare::Field {
+                name: stringify!($field),
+                offset: std::mem::offset_of!($name, $field),
+                type_name: stringify!($type),
+            }),*],
+        }),*];
+    };
+}

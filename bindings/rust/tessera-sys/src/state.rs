@@ -1,0 +1,38 @@
+//! `tessera/state.h`.
+
+use crate::{tsr_ddp, tsr_dtype, tsr_layout, tsr_optimizer, tsr_sampler, tsr_state, tsr_status, tsr_tensor};
+use std::ffi::c_char;
+
+functions! { "state":
+    fn tsr_state_create(out: *mut *mut tsr_state) -> tsr_status;
+    fn tsr_state_add_tensor(state: *mut tsr_state, name: *const c_char, tensor: *const tsr_tensor) -> tsr_status;
+    fn tsr_state_add_sharded(
+        state: *mut tsr_state,
+        name: *const c_char,
+        layout: *const tsr_layout,
+        dtype: tsr_dtype,
+        pieces: *const tsr_tensor,
+        rank: i32,
+    ) -> tsr_status;
+    fn tsr_state_add_ddp(state: *mut tsr_state, prefix: *const c_char, ddp: *mut tsr_ddp) -> tsr_status;
+    fn tsr_state_add_optimizer(
+        state: *mut tsr_state,
+        prefix: *const c_char,
+        optimizer: *mut tsr_optimizer,
+    ) -> tsr_status;
+    fn tsr_state_add_sampler(state: *mut tsr_state, prefix: *const c_char, sampler: *mut tsr_sampler) -> tsr_status;
+    fn tsr_state_set_int64(state: *mut tsr_state, name: *const c_char, value: i64) -> tsr_status;
+    fn tsr_state_get_int64(state: *const tsr_state, name: *const c_char, value: *mut i64) -> tsr_status;
+    fn tsr_state_set_double(state: *mut tsr_state, name: *const c_char, value: f64) -> tsr_status;
+    fn tsr_state_get_double(state: *const tsr_state, name: *const c_char, value: *mut f64) -> tsr_status;
+    fn tsr_state_set_value(state: *mut tsr_state, name: *const c_char, json: *const c_char) -> tsr_status;
+    fn tsr_state_get_value(
+        state: *const tsr_state,
+        name: *const c_char,
+        json: *mut c_char,
+        capacity: usize,
+        size: *mut usize,
+    ) -> tsr_status;
+    fn tsr_state_set_metric(state: *mut tsr_state, name: *const c_char, value: f64) -> tsr_status;
+    fn tsr_state_destroy(state: *mut tsr_state);
+}

@@ -1,0 +1,238 @@
+//! A committed checkpoint, opened for reading.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::ptr::{self, NonNull};
+
+use tessera_sys as sys;
+
+use crate::element::DType;
+use crate::error::{check, Code, Error, Result};
+use crate::raw;
+use crate::saver::path_string;
+use crate::state::State;
+use crate::store::created;
+use crate::tensor::{slice, Tensor};
+
+/// How to load. What is not set is the library's default: verified and strict.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOptions {
+    verify: Option<bool>,
+    allow_missing: Option<bool>,
+    allow_unexpected: Option<bool>,
+    allow_cast: Option<bool>,
+}
+
+macro_rules! flags {
+    ($($name:ident: $doc:literal,)*) => {
+        $(
+            #[doc = $doc]
+            #[must_use]
+            pub fn $name(mut self, $name: bool) -> Self {
+                self.$name = Some($name);
+                self
+            }
+        )*
+
+        fn apply(&self, raw: &mut sys::tsr_load_options) {
+            $(if let Some($name) = self.$name {
+                raw.$name = i32::from($name);
+            })*
+        }
+    };
+}
+
+impl LoadOptions {
+    /// All defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    flags! {
+        verify: "Whether to check the checksum of every block read.",
+        allow_missing: "Whether names of the state that the checkpoint lacks may stay as they are.",
+        allow_unexpected: "Whether names of the checkpoint that the state lacks may be left out.",
+        allow_cast: "Whether floating-point tensors of another dtype are converted.",
+    }
+}
+
+/// How much of a checkpoint [`Checkpoint::verify`] reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verify {
+    /// Sizes and headers.
+    Headers,
+    /// Every byte.
+    Full,
+}
+
+/// A tensor of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TensorInfo {
+    /// Its name.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its global shape.
+    pub shape: Vec<usize>,
+}
+
+/// A committed checkpoint, written by ranks of whatever number and language. It needs no job, and may be read from many
+/// threads at once.
+///
+/// ```no_run
+/// # fn main() -> tessera::Result<()> {
+/// use tessera::Checkpoint;
+/// let checkpoint = Checkpoint::open("checkpoints/latest")?;
+/// for tensor in checkpoint.tensors()? {
+///     println!("{} {} {:?}", tensor.name, tensor.dtype, tensor.shape);
+/// }
+/// let w = checkpoint.read("model.fc1.weight")?.to_vec::<f32>()?;
+/// # Ok(()) }
+/// ```
+pub struct Checkpoint {
+    handle: NonNull<sys::tsr_checkpoint>,
+}
+
+// SAFETY: all functions but destroy take it `const`, which the C API defines as thread-safe.
+unsafe impl Send for Checkpoint {}
+unsafe impl Sync for Checkpoint {}
+
+impl Checkpoint {
+    /// Opens a checkpoint's directory, or the newest checkpoint of a root (or of a root's `latest`).
+    ///
+    /// # Errors
+    /// `NotFound`: no manifest, so no committed checkpoint; `Corrupt`, `Version`, `Io`, `InvalidArgument`; those of
+    /// [`load`](crate::load).
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        crate::load()?;
+        let path = path_string(path.as_ref())?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the path is borrowed for the call.
+        check(unsafe { sys::tsr_checkpoint_open(path.as_ptr(), &mut handle) })?;
+        Ok(Checkpoint { handle: created(handle)? })
+    }
+
+    /// The directory that was opened.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn path(&self) -> Result<PathBuf> {
+        // SAFETY: the handle is alive, the buffer as large as said; so in every method below.
+        Ok(PathBuf::from(raw::read_text(|text, capacity, size| unsafe {
+            sys::tsr_checkpoint_path(self.handle.as_ptr(), text.cast(), capacity, size)
+        })?))
+    }
+
+    /// The manifest as it stands in the file: JSON.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn manifest(&self) -> Result<String> {
+        raw::read_text(|text, capacity, size| unsafe {
+            sys::tsr_checkpoint_manifest(self.handle.as_ptr(), text.cast(), capacity, size)
+        })
+    }
+
+    /// The step that it was saved at.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn step(&self) -> Result<u64> {
+        let mut step = 0;
+        check(unsafe { sys::tsr_checkpoint_step(self.handle.as_ptr(), &mut step) })?;
+        Ok(u64::try_from(step).unwrap_or(0))
+    }
+
+    /// All tensors, in order of their names.
+    ///
+    /// # Errors
+    /// `Version`: one is of a dtype that these bindings do not know.
+    pub fn tensors(&self) -> Result<Vec<TensorInfo>> {
+        let mut count = 0;
+        check(unsafe { sys::tsr_checkpoint_tensor_count(self.handle.as_ptr(), &mut count) })?;
+        (0..count).map(|index| self.tensor(index)).collect()
+    }
+
+    fn tensor(&self, index: usize) -> Result<TensorInfo> {
+        let (mut name, mut dtype, mut shape, mut ndim) = (ptr::null(), 0, ptr::null(), 0);
+        // SAFETY: name and shape live as long as the handle, and are copied.
+        unsafe {
+            let handle = self.handle.as_ptr();
+            check(sys::tsr_checkpoint_tensor(handle, index, &mut name, &mut dtype, &mut shape, &mut ndim))?;
+            let name = raw::text(name);
+            let dtype = DType::from_raw(dtype)
+                .ok_or_else(|| Error::new(Code::Version, format!("{name} is of unknown dtype {dtype}")))?;
+            let shape = slice(shape, usize::try_from(ndim).unwrap_or(0));
+            Ok(TensorInfo {
+                name,
+                dtype,
+                shape: shape.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect(),
+            })
+        }
+    }
+
+    /// Reads one whole tensor and checks its checksums.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such tensor; `Corrupt`, `Io`, `Interrupted`.
+    pub fn read(&self, name: &str) -> Result<Tensor> {
+        let found = self.tensors()?.into_iter().find(|tensor| tensor.name == name);
+        let info = found
+            .ok_or_else(|| Error::new(Code::NotFound, format!("the checkpoint has no tensor {name:?}")))?;
+        let tensor = Tensor::zeros(info.dtype, &info.shape)?;
+        self.read_into(name, &tensor)?;
+        Ok(tensor)
+    }
+
+    /// Reads one whole tensor into memory that is there, of its dtype and shape.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::read`]; `Mismatch`: dtype or shape differ; `InvalidState`: a view of the tensor is alive.
+    pub fn read_into(&self, name: &str, tensor: &Tensor) -> Result<()> {
+        tensor.check_writable(name)?;
+        let name = raw::c_string("the name", name)?;
+        check(unsafe { sys::tsr_checkpoint_read(self.handle.as_ptr(), name.as_ptr(), &tensor.as_raw()) })
+    }
+
+    /// Loads this rank's part into `state`, in place, whatever the number of ranks and the layouts at the save were. No
+    /// communication: each rank calls it for itself. After an error other than `Mismatch`, parts of the state may have
+    /// been overwritten.
+    ///
+    /// # Errors
+    /// `Mismatch`: lists all differences; `Corrupt`, `Io`, `InvalidArgument`, `Interrupted`; `InvalidState`: a view of
+    /// something in the state is alive.
+    pub fn load(&self, state: &mut State<'_>, options: &LoadOptions) -> Result<()> {
+        // SAFETY: a struct of numbers, of which zero is a value.
+        let mut raw: sys::tsr_load_options = unsafe { std::mem::zeroed() };
+        check(unsafe { sys::tsr_load_options_init(&mut raw, size_of::<sys::tsr_load_options>()) })?;
+        options.apply(&mut raw);
+        // SAFETY: the handles are alive; what the state holds may be written.
+        state.writing(|state| check(unsafe { sys::tsr_checkpoint_load(self.handle.as_ptr(), state, &raw) }))
+    }
+
+    /// Checks the checkpoint without loading it.
+    ///
+    /// # Errors
+    /// `Corrupt`: names file and offset, and its causes list the others; `Io`, `Interrupted`.
+    pub fn verify(&self, how: Verify) -> Result<()> {
+        check(unsafe { sys::tsr_checkpoint_verify(self.handle.as_ptr(), i32::from(how == Verify::Full)) })
+    }
+}
+
+impl Drop for Checkpoint {
+    fn drop(&mut self) {
+        // SAFETY: the handle is ours and not used again.
+        unsafe { sys::tsr_checkpoint_destroy(self.handle.as_ptr()) }
+    }
+}
+
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Checkpoint")
+            .field("path", &self.path().ok())
+            .field("step", &self.step().ok())
+            .finish()
+    }
+}

@@ -1,0 +1,191 @@
+//! The distributed sampler.
+
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tessera_sys as sys;
+
+use crate::comm::Comm;
+use crate::error::{check, Result};
+use crate::raw;
+use crate::store::created;
+
+/// Which samples this rank takes next. The order of an epoch depends on seed, epoch and length alone, not on the number
+/// of ranks, so that training goes on in mid-epoch on another number of them.
+///
+/// Unlike [`Ddp`](crate::Ddp), it may be moved to another thread (one that loads data, say) although a
+/// [`State`](crate::State) saves it: a save and a batch exclude each other.
+///
+/// ```
+/// # fn main() -> tessera::Result<()> {
+/// use tessera::{Comm, Sampler};
+/// let comm = Comm::from_env()?;
+/// let mut data = Sampler::new(&comm, 10).seed(7).build()?;
+/// let mut seen = data.batch(4)?;
+/// seen.extend(data.batch(4)?);
+/// seen.extend(data.batch(4)?); // 2 are left in the epoch
+/// seen.sort();
+/// assert_eq!(seen, (0..10).collect::<Vec<_>>());
+/// # Ok(()) }
+/// ```
+pub struct Sampler {
+    inner: Arc<SamplerInner>,
+}
+
+/// Shared with the states whose C side points at it.
+pub(crate) struct SamplerInner(Mutex<Handle>);
+
+struct Handle(NonNull<sys::tsr_sampler>);
+
+// SAFETY: reached under the mutex only.
+unsafe impl Send for Handle {}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: this was the last owner.
+        unsafe { sys::tsr_sampler_destroy(self.0.as_ptr()) }
+    }
+}
+
+/// Excludes every other use of a sampler while it lives.
+pub(crate) struct Exclusive<'a>(MutexGuard<'a, Handle>);
+
+impl Exclusive<'_> {
+    pub(crate) fn as_ptr(&self) -> *mut sys::tsr_sampler {
+        self.0 .0.as_ptr()
+    }
+}
+
+impl SamplerInner {
+    pub(crate) fn lock(&self) -> Exclusive<'_> {
+        Exclusive(self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    }
+}
+
+/// Builds a [`Sampler`]. What is not set is the library's default.
+#[must_use = "it is a builder: call build()"]
+pub struct SamplerBuilder<'a> {
+    comm: &'a Comm,
+    length: usize,
+    seed: Option<u64>,
+    shuffle: Option<bool>,
+    drop_last: Option<bool>,
+}
+
+impl SamplerBuilder<'_> {
+    /// Of the shuffle; the same on every rank.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// A new order each epoch, or 0, 1, 2 and so on.
+    pub fn shuffle(mut self, shuffle: bool) -> Self {
+        self.shuffle = Some(shuffle);
+        self
+    }
+
+    /// Whether an epoch's short end is dropped, or filled from its beginning.
+    pub fn drop_last(mut self, drop_last: bool) -> Self {
+        self.drop_last = Some(drop_last);
+        self
+    }
+
+    /// The sampler, at the beginning of epoch 0.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no sample.
+    pub fn build(self) -> Result<Sampler> {
+        // SAFETY: a struct of numbers, of which zero is a value.
+        let mut raw: sys::tsr_sampler_options = unsafe { std::mem::zeroed() };
+        // SAFETY: the communicator exists, so the library is loaded; the struct is ours.
+        check(unsafe { sys::tsr_sampler_options_init(&mut raw, size_of::<sys::tsr_sampler_options>()) })?;
+        if let Some(seed) = self.seed {
+            raw.seed = seed;
+        }
+        if let Some(shuffle) = self.shuffle {
+            raw.shuffle = i32::from(shuffle);
+        }
+        if let Some(drop_last) = self.drop_last {
+            raw.drop_last = i32::from(drop_last);
+        }
+        let length = raw::int64("the length", self.length)?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: communicator and options are borrowed for the call.
+        check(unsafe { sys::tsr_sampler_create(self.comm.as_ptr(), length, &raw, &mut handle) })?;
+        Ok(Sampler { inner: Arc::new(SamplerInner(Mutex::new(Handle(created(handle)?)))) })
+    }
+}
+
+impl Sampler {
+    /// Begins a sampler of `length` samples over the ranks of `comm`; `build()` ends it.
+    #[allow(clippy::new_ret_no_self)]
+    pub fn new(comm: &Comm, length: usize) -> SamplerBuilder<'_> {
+        SamplerBuilder { comm, length, seed: None, shuffle: None, drop_last: None }
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<SamplerInner> {
+        &self.inner
+    }
+
+    /// This rank's next batch: the numbers of up to `size` samples. All ranks ask for the same sizes. The next epoch
+    /// begins by itself; a batch never spans two, so the last of an epoch may be shorter.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the size is 0.
+    pub fn batch(&mut self, size: usize) -> Result<Vec<usize>> {
+        let mut indices = vec![0i64; size];
+        let mut count = 0;
+        let inner = self.inner.lock();
+        // SAFETY: the handle is locked, the vector has `size` places; so in every method below.
+        check(unsafe { sys::tsr_sampler_next(inner.as_ptr(), indices.as_mut_ptr(), size, &mut count) })?;
+        Ok(indices.into_iter().take(count).map(|index| usize::try_from(index).unwrap_or(0)).collect())
+    }
+
+    /// The epoch that the next batch belongs to, from 0.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn epoch(&self) -> Result<u64> {
+        Ok(self.position()?.0)
+    }
+
+    /// How many samples of that epoch all ranks together have taken.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn consumed(&self) -> Result<u64> {
+        Ok(self.position()?.1)
+    }
+
+    fn position(&self) -> Result<(u64, u64)> {
+        let (mut epoch, mut consumed) = (0, 0);
+        check(unsafe { sys::tsr_sampler_position(self.inner.lock().as_ptr(), &mut epoch, &mut consumed) })?;
+        Ok((u64::try_from(epoch).unwrap_or(0), u64::try_from(consumed).unwrap_or(0)))
+    }
+
+    /// Goes to the beginning of `epoch`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it is beyond 2^63 - 1.
+    pub fn set_epoch(&mut self, epoch: u64) -> Result<()> {
+        let epoch = i64::try_from(epoch).map_err(|_| {
+            crate::Error::argument(format!("the epoch is {epoch}; it must be at most {}", i64::MAX))
+        })?;
+        check(unsafe { sys::tsr_sampler_set_epoch(self.inner.lock().as_ptr(), epoch) })
+    }
+}
+
+impl fmt::Debug for Sampler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (epoch, consumed) = self.position().unwrap_or((0, 0));
+        f.debug_struct("Sampler").field("epoch", &epoch).field("consumed", &consumed).finish()
+    }
+}
+
+impl fmt::Debug for SamplerBuilder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SamplerBuilder").field("length", &self.length).finish_non_exhaustive()
+    }
+}

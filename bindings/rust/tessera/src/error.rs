@@ -1,0 +1,296 @@
+//! What every call that can fail returns.
+
+use std::fmt;
+use std::ptr;
+
+use tessera_sys as sys;
+
+use crate::raw;
+
+/// The result of a call into this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident = $value:ident,)*) => {
+        /// The kind of an [`Error`].
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Code {
+            $($(#[$doc])* $name,)*
+            /// A code of a newer library.
+            Other(i32),
+        }
+
+        impl Code {
+            pub(crate) fn from_raw(status: sys::tsr_status) -> Self {
+                match status {
+                    $(sys::$value => Code::$name,)*
+                    other => Code::Other(other),
+                }
+            }
+
+            /// The number that the C API uses.
+            pub fn as_raw(self) -> i32 {
+                match self {
+                    $(Code::$name => sys::$value,)*
+                    Code::Other(other) => other,
+                }
+            }
+        }
+    };
+}
+
+codes! {
+    /// A value that the call cannot take.
+    InvalidArgument = TSR_E_INVALID_ARGUMENT,
+    /// The right value at the wrong moment.
+    InvalidState = TSR_E_INVALID_STATE,
+    /// A deadline passed; the message names who was awaited.
+    Timeout = TSR_E_TIMEOUT,
+    /// The communicator failed before; [`source`](std::error::Error::source) says how.
+    Aborted = TSR_E_ABORTED,
+    /// A rank died; [`Error::peer`] names it.
+    PeerLost = TSR_E_PEER_LOST,
+    /// Ranks disagree on what they are doing, or a checkpoint and a state on what they hold.
+    Mismatch = TSR_E_MISMATCH,
+    /// The operating system refused; [`Error::native`] is errno.
+    Io = TSR_E_IO,
+    /// Data fails its checksum or its format.
+    Corrupt = TSR_E_CORRUPT,
+    /// There is no such thing.
+    NotFound = TSR_E_NOT_FOUND,
+    /// A wait expired, the work lives on.
+    NotReady = TSR_E_NOT_READY,
+    /// The interrupt callback asked to return.
+    Interrupted = TSR_E_INTERRUPTED,
+    /// Rank 0 was lost after the votes of a save: the manifest's presence decides.
+    CommitUnknown = TSR_E_COMMIT_UNKNOWN,
+    /// Memory is used up.
+    NoMemory = TSR_E_NO_MEMORY,
+    /// This build, transport or data type cannot do it.
+    Unsupported = TSR_E_UNSUPPORTED,
+    /// Library, binding or format of another version.
+    Version = TSR_E_VERSION,
+    /// Wrong or missing job token, or access denied.
+    Permission = TSR_E_PERMISSION,
+    /// CUDA failed; [`Error::native`] is its code.
+    Cuda = TSR_E_CUDA,
+    /// NCCL failed; [`Error::native`] is its code.
+    Nccl = TSR_E_NCCL,
+    /// A callback returned a failure.
+    User = TSR_E_USER,
+    /// A defect of Tessera.
+    Internal = TSR_E_INTERNAL,
+}
+
+impl fmt::Display for Code {
+    /// The name as in the C API, `TIMEOUT`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if crate::load().is_err() {
+            return write!(f, "{self:?}"); // the very error that says why there is no library to ask
+        }
+        // SAFETY: the library is loaded; the string is static.
+        f.write_str(&unsafe { raw::text(sys::tsr_status_name(self.as_raw())) })
+    }
+}
+
+/// A code of the layer beneath: errno, CUDA, NCCL, or what a callback returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Native {
+    /// The operating system's errno.
+    Errno(i32),
+    /// A CUDA result.
+    Cuda(i32),
+    /// An NCCL result.
+    Nccl(i32),
+    /// The value of a callback.
+    User(i32),
+    /// The code of a layer that these bindings do not know.
+    Other(i32),
+}
+
+/// Why a call failed: which operation, on which rank, with which value, and what to try.
+///
+/// `Display` gives the message; `Debug`, which `main` prints, the code and the whole chain of causes.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Error(Box<Record>);
+
+#[derive(Clone)]
+struct Record {
+    code: Code,
+    message: String,
+    rank: Option<usize>,
+    peer: Option<usize>,
+    operation: Option<String>,
+    sequence: Option<u64>,
+    native: Option<Native>,
+    retriable: bool,
+    cause: Option<Error>,
+}
+
+impl Error {
+    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
+        Error(Box::new(Record {
+            code,
+            message: message.into(),
+            rank: None,
+            peer: None,
+            operation: None,
+            sequence: None,
+            native: None,
+            retriable: false,
+            cause: None,
+        }))
+    }
+
+    pub(crate) fn argument(message: impl Into<String>) -> Self {
+        Self::new(Code::InvalidArgument, message)
+    }
+
+    pub(crate) fn state(message: impl Into<String>) -> Self {
+        Self::new(Code::InvalidState, message)
+    }
+
+    /// Copies a C error and its causes; the C object stays the caller's.
+    ///
+    /// # Safety
+    /// `error` is a live error object, and the library is loaded.
+    unsafe fn from_raw(error: *const sys::tsr_error) -> Self {
+        // SAFETY: the caller's promise; causes live as long as the error.
+        unsafe {
+            let mut domain = sys::TSR_NATIVE_NONE;
+            let native = sys::tsr_error_native(error, &mut domain);
+            let cause = sys::tsr_error_cause(error);
+            Error(Box::new(Record {
+                code: Code::from_raw(sys::tsr_error_code(error)),
+                message: raw::text(sys::tsr_error_message(error)),
+                rank: usize::try_from(sys::tsr_error_rank(error)).ok(),
+                peer: usize::try_from(sys::tsr_error_peer(error)).ok(),
+                operation: Some(raw::text(sys::tsr_error_operation(error))).filter(|name| !name.is_empty()),
+                sequence: u64::try_from(sys::tsr_error_sequence(error)).ok(),
+                native: match domain {
+                    sys::TSR_NATIVE_NONE => None,
+                    sys::TSR_NATIVE_ERRNO => Some(Native::Errno(native)),
+                    sys::TSR_NATIVE_CUDA => Some(Native::Cuda(native)),
+                    sys::TSR_NATIVE_NCCL => Some(Native::Nccl(native)),
+                    sys::TSR_NATIVE_USER => Some(Native::User(native)),
+                    _ => Some(Native::Other(native)),
+                },
+                retriable: sys::tsr_error_retriable(error) != 0,
+                cause: (!cause.is_null()).then(|| Self::from_raw(cause)),
+            }))
+        }
+    }
+
+    /// Copies and frees a detached C error; `None` for null.
+    ///
+    /// # Safety
+    /// `error` is null or a detached error that nobody else frees, and the library is loaded.
+    pub(crate) unsafe fn from_detached(error: *mut sys::tsr_error) -> Option<Self> {
+        if error.is_null() {
+            return None;
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            let copy = Self::from_raw(error);
+            sys::tsr_error_destroy(error);
+            Some(copy)
+        }
+    }
+
+    /// The error of the calling thread's last failed call into the library, through whatever binding it was made; `None`
+    /// if none failed, or if it was taken already, as every method of this crate does.
+    pub fn last() -> Option<Self> {
+        crate::load().ok()?;
+        // SAFETY: the library is loaded; the error lives until this thread's next failing call.
+        unsafe {
+            let error = sys::tsr_error_last();
+            (!error.is_null()).then(|| Self::from_raw(error))
+        }
+    }
+
+    /// The kind of error.
+    pub fn code(&self) -> Code {
+        self.0.code
+    }
+
+    /// What failed, with which value, and what to try.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The rank on which the error arose.
+    pub fn rank(&self) -> Option<usize> {
+        self.0.rank
+    }
+
+    /// The rank that the error is about: the dead, the late or the differing one.
+    pub fn peer(&self) -> Option<usize> {
+        self.0.peer
+    }
+
+    /// The operation that failed: `"all_reduce"`, `"save"`.
+    pub fn operation(&self) -> Option<&str> {
+        self.0.operation.as_deref()
+    }
+
+    /// The number of the collective that failed, counted in its communicator.
+    pub fn sequence(&self) -> Option<u64> {
+        self.0.sequence
+    }
+
+    /// The code beneath.
+    pub fn native(&self) -> Option<Native> {
+        self.0.native
+    }
+
+    /// Whether the same call may succeed if it is made again with nothing rebuilt.
+    pub fn is_retriable(&self) -> bool {
+        self.0.retriable
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.0.code, self.0.message)?;
+        let mut cause = self.0.cause.as_ref();
+        while let Some(error) = cause {
+            write!(f, "\n  caused by {}: {}", error.0.code, error.0.message)?;
+            cause = error.0.cause.as_ref();
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.cause.as_ref().map(|cause| cause as _)
+    }
+}
+
+/// Turns a status into a result, with the calling thread's error object.
+pub(crate) fn check(status: sys::tsr_status) -> Result<()> {
+    if status == sys::TSR_OK {
+        return Ok(());
+    }
+    let mut error = ptr::null_mut();
+    // SAFETY: a status came from the library, so it is loaded; a taken error is ours to free.
+    let detached = unsafe {
+        match sys::tsr_error_take(&mut error) {
+            sys::TSR_OK => Error::from_detached(error),
+            _ => None,
+        }
+    };
+    let code = Code::from_raw(status);
+    Err(detached
+        .filter(|error| error.code() == code)
+        .unwrap_or_else(|| Error::new(code, format!("{code} (no details)"))))
+}

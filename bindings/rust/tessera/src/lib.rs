@@ -1,0 +1,97 @@
+//! Tessera for Rust: collectives, data-parallel training and distributed checkpoints. Ranks of one job may be written in
+//! Rust, Python, Java or C; they share collectives and checkpoints.
+//!
+//! ```
+//! # fn main() -> tessera::Result<()> {
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let root = folder.path();
+//! # fn forward_backward(_: Vec<usize>, ddp: &Ddp) -> tessera::Result<f32> {
+//! #     ddp.grad_mut(0)?.fill(0.1);
+//! #     ddp.ready_all()?;
+//! #     Ok(1.0)
+//! # }
+//! # let (w1, b1) = (vec![0.0f32; 128 * 64], vec![0.0f32; 128]);
+//! use tessera::{params, AdamW, Comm, Ddp, Sampler, Saver, State};
+//!
+//! let comm = Comm::from_env()?; // tessera run, torchrun, mpirun, srun, or alone
+//! let mut ddp = Ddp::new(&comm, params!["fc1.weight" => (w1, [128, 64]), "fc1.bias" => (b1, [128])])?;
+//! let mut opt = AdamW::new(&mut ddp).lr(1e-3).build()?;
+//! let mut data = Sampler::new(&comm, 1500).seed(7).build()?;
+//! let saver = Saver::at(&comm, root).keep_latest(3).open()?;
+//! let mut state = State::new().with("model", &ddp).with("optim", &opt).with("data", &data);
+//! for step in saver.resume(&mut state)?..100 {
+//!     let loss = forward_backward(data.batch(32)?, &ddp)?; // writes ddp.grad_mut(i), says ddp.ready(i)
+//!     ddp.wait()?; // gradients are the average of all ranks now
+//!     opt.step()?;
+//!     if step % 50 == 49 {
+//!         state.set_metric("loss", loss.into())?;
+//!         saver.save_async(step + 1, &state)?;
+//!     }
+//! }
+//! saver.wait()?;
+//! # assert_eq!(tessera::Checkpoint::open(root)?.step()?, 100);
+//! # Ok(()) }
+//! ```
+//!
+//! # What to know
+//! - **Errors.** Every call that can fail returns [`Result`]; an [`Error`] has a [`Code`], a message that says what to
+//!   try, the ranks concerned, and its causes. Nothing here panics on bad input, and no destructor panics or blocks.
+//! - **Deadlines.** Every wait has one. A rank that died is named within seconds, one that is late at the deadline.
+//! - **Memory.** What the library reads or writes later is owned by the object that says so: [`Ddp`] owns parameters, a
+//!   [`Work`] its buffers, a [`State`] keeps all it was given. Access to [`Tensor`]s is counted, see [`View`].
+//! - **Threads.** A [`Comm`] may move between threads but not be shared; [`AbortHandle`], [`Store`] and [`Checkpoint`]
+//!   may. [`Ddp`], [`Optimizer`] and [`State`] stay on the thread that made them.
+//! - **The library** is found and opened at run time; see [`load`] for where, and for why no `LD_LIBRARY_PATH` is needed.
+//!
+//! # Features
+//! `half` (elements `f16` and `bf16`), `ndarray` (arrays from and into tensors), `safetensors` (tensors from and into
+//! that crate's).
+#![deny(missing_docs, unsafe_op_in_unsafe_fn)]
+#![warn(missing_debug_implementations)]
+
+mod buffer;
+mod checkpoint;
+mod comm;
+mod data;
+mod ddp;
+mod element;
+mod error;
+mod launch;
+mod layout;
+mod library;
+mod log;
+mod mesh;
+#[cfg(feature = "ndarray")]
+mod ndarray;
+mod optim;
+mod params;
+mod raw;
+#[cfg(feature = "safetensors")]
+mod safetensors;
+mod saver;
+mod state;
+mod store;
+mod tensor;
+mod value;
+mod work;
+
+pub use buffer::{Buffer, OwnedSlice};
+pub use checkpoint::{Checkpoint, LoadOptions, TensorInfo, Verify};
+pub use comm::{AbortHandle, Comm, CommOptions};
+pub use data::{Sampler, SamplerBuilder};
+pub use ddp::{Ddp, DdpOptions};
+pub use element::{Bool, DType, Element, ReduceOp};
+pub use error::{Code, Error, Native, Result};
+pub use launch::{preempt_requested, record_error};
+pub use layout::{Layout, Placement, Region};
+pub use library::{abi_version, library_path, load, version, ABI_VERSION};
+pub use log::{reset_log_callback, set_log_callback, set_log_level, with_interrupt, Level};
+pub use mesh::Mesh;
+pub use optim::{Adam, AdamW, Optimizer, Sgd, Trainable};
+pub use params::{Local, Params};
+pub use saver::{Save, Saver, SaverBuilder};
+pub use state::{State, Stateful};
+pub use store::{Store, StoreOptions, StoreServer};
+pub use tensor::{IntoTensor, Tensor, View, ViewMut};
+pub use value::Value;
+pub use work::Work;

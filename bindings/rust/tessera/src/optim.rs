@@ -1,0 +1,251 @@
+//! Optimizers: SGD, Adam, AdamW.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+use std::rc::Rc;
+
+use tessera_sys as sys;
+
+use crate::comm::Comm;
+use crate::ddp::{Ddp, Inner};
+use crate::error::{check, Result};
+use crate::params::{Group, Local, RawParams};
+use crate::store::created;
+use crate::tensor::Tensor;
+
+mod sealed {
+    /// Where parameters and gradients come from.
+    #[derive(Clone, Debug)]
+    pub enum Source {
+        Ddp(std::rc::Rc<super::Inner>),
+        Local(std::rc::Rc<super::Group>),
+    }
+
+    pub trait Sealed {
+        fn source(&self) -> Source;
+    }
+}
+use sealed::{Sealed, Source};
+
+impl Source {
+    fn group(&self) -> &Group {
+        match self {
+            Source::Ddp(inner) => &inner.group,
+            Source::Local(group) => group,
+        }
+    }
+}
+
+/// What an optimizer updates: a [`Ddp`] or a [`Local`]. `'c` is the time for which its communicator is borrowed.
+pub trait Trainable<'c>: Sealed {}
+
+impl Sealed for Ddp<'_> {
+    fn source(&self) -> Source {
+        Source::Ddp(Rc::clone(self.inner()))
+    }
+}
+impl<'c> Trainable<'c> for Ddp<'c> {}
+
+impl Sealed for Local {
+    fn source(&self) -> Source {
+        Source::Local(Rc::clone(&self.group))
+    }
+}
+impl<'c> Trainable<'c> for Local {}
+
+macro_rules! setter {
+    ($raw:ident, $field:ident: bool, $doc:literal) => {
+        #[doc = $doc]
+        pub fn $field(mut self, $field: bool) -> Self {
+            self.settings.push(Box::new(move |raw: &mut sys::$raw| raw.$field = i32::from($field)));
+            self
+        }
+    };
+    ($raw:ident, $field:ident: f64, $doc:literal) => {
+        #[doc = $doc]
+        pub fn $field(mut self, $field: f64) -> Self {
+            self.settings.push(Box::new(move |raw: &mut sys::$raw| raw.$field = $field));
+            self
+        }
+    };
+}
+
+macro_rules! builder {
+    (
+        $(#[$doc:meta])*
+        $name:ident, $raw:ident, $init:ident, $over_ddp:ident, $create:ident:
+        $($field:ident: $type:tt = $text:literal,)*
+    ) => {
+        $(#[$doc])*
+        ///
+        /// What is not set is the library's default.
+        #[must_use = "it is a builder: call build()"]
+        pub struct $name<'c> {
+            source: Source,
+            settings: Vec<Box<dyn FnOnce(&mut sys::$raw)>>,
+            comm: PhantomData<&'c Comm>,
+        }
+
+        impl<'c> $name<'c> {
+            /// An optimizer of these parameters.
+            pub fn new(model: &mut impl Trainable<'c>) -> Self {
+                $name { source: model.source(), settings: Vec::new(), comm: PhantomData }
+            }
+
+            $(setter!($raw, $field: $type, $text);)*
+
+            /// The optimizer; its moments are zero.
+            ///
+            /// # Errors
+            /// `InvalidArgument`: a setting is out of range, or a parameter is neither `f32` nor `f64`; `NoMemory`; those
+            /// of [`load`](crate::load).
+            pub fn build(self) -> Result<Optimizer<'c>> {
+                crate::load()?;
+                // SAFETY: a struct of numbers, of which zero is a value.
+                let mut raw: sys::$raw = unsafe { std::mem::zeroed() };
+                // SAFETY: the library is loaded; the struct is ours.
+                check(unsafe { sys::$init(&mut raw, size_of::<sys::$raw>()) })?;
+                self.settings.into_iter().for_each(|set| set(&mut raw));
+                let mut handle = ptr::null_mut();
+                match &self.source {
+                    // SAFETY: the optimizer keeps the DDP object, and both borrow the communicator.
+                    Source::Ddp(inner) => check(unsafe { sys::$over_ddp(inner.as_ptr(), &raw, &mut handle) })?,
+                    Source::Local(group) => {
+                        let params = RawParams::new(&group.params)?;
+                        let grads: Vec<_> = group.grads.iter().map(Tensor::as_raw).collect();
+                        // SAFETY: the optimizer keeps parameters and gradients.
+                        check(unsafe { sys::$create(params.as_ptr(), grads.as_ptr(), grads.len(), &raw, &mut handle) })?;
+                    }
+                }
+                let handle = created(handle)?;
+                Ok(Optimizer { inner: Rc::new(OptimizerInner { handle, source: self.source }), comm: PhantomData })
+            }
+        }
+
+        impl fmt::Debug for $name<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name)).finish_non_exhaustive()
+            }
+        }
+    };
+}
+
+builder! {
+    /// Stochastic gradient descent as PyTorch defines it.
+    Sgd, tsr_sgd_options, tsr_sgd_options_init, tsr_ddp_sgd, tsr_sgd_create:
+    lr: f64 = "The learning rate.",
+    momentum: f64 = "The share of the former update that is kept.",
+    dampening: f64 = "The share of the gradient that momentum leaves out.",
+    weight_decay: f64 = "Added to the gradient, times the parameter.",
+    nesterov: bool = "Whether momentum looks ahead; needs momentum above 0 and no dampening.",
+}
+
+builder! {
+    /// Adam (Kingma and Ba 2015) with bias correction.
+    Adam, tsr_adam_options, tsr_adam_options_init, tsr_ddp_adam, tsr_adam_create:
+    lr: f64 = "The learning rate.",
+    beta1: f64 = "The decay of the mean of gradients.",
+    beta2: f64 = "The decay of the mean of their squares.",
+    eps: f64 = "Added to the root of the latter.",
+    weight_decay: f64 = "Added to the gradient, times the parameter.",
+}
+
+builder! {
+    /// AdamW (Loshchilov and Hutter 2019): Adam with decoupled weight decay.
+    AdamW, tsr_adamw_options, tsr_adamw_options_init, tsr_ddp_adamw, tsr_adamw_create:
+    lr: f64 = "The learning rate.",
+    beta1: f64 = "The decay of the mean of gradients.",
+    beta2: f64 = "The decay of the mean of their squares.",
+    eps: f64 = "Added to the root of the latter.",
+    weight_decay: f64 = "Decoupled: a step first multiplies the parameter by `1 - lr * weight_decay`.",
+}
+
+/// An optimizer, made by [`Sgd`], [`Adam`] or [`AdamW`]. It keeps what it updates alive.
+pub struct Optimizer<'c> {
+    inner: Rc<OptimizerInner>,
+    comm: PhantomData<&'c Comm>,
+}
+
+/// Shared with the states whose C side points at it.
+pub(crate) struct OptimizerInner {
+    handle: NonNull<sys::tsr_optimizer>,
+    source: Source, // dropped after the handle
+}
+
+impl Drop for OptimizerInner {
+    fn drop(&mut self) {
+        // SAFETY: this was the last owner; the DDP object or the tensors are dropped after this.
+        unsafe { sys::tsr_optimizer_destroy(self.handle.as_ptr()) }
+    }
+}
+
+impl OptimizerInner {
+    pub(crate) fn as_ptr(&self) -> *mut sys::tsr_optimizer {
+        self.handle.as_ptr()
+    }
+}
+
+impl Optimizer<'_> {
+    pub(crate) fn inner(&self) -> &Rc<OptimizerInner> {
+        &self.inner
+    }
+
+    fn group(&self) -> &Group {
+        self.inner.source.group()
+    }
+
+    /// Updates every parameter from its gradient, which stays as it is.
+    ///
+    /// # Errors
+    /// `InvalidState`: gradients are being reduced, or a view of a parameter (or a mutable one of a gradient) is alive.
+    pub fn step(&mut self) -> Result<()> {
+        self.group().check_params(Tensor::check_writable)?;
+        self.group().check_grads(Tensor::check_readable)?;
+        // SAFETY: the handle is alive and used by this thread alone; no view is alive; so in every method below.
+        check(unsafe { sys::tsr_optimizer_step(self.inner.as_ptr()) })
+    }
+
+    /// Sets every gradient to zero.
+    ///
+    /// # Errors
+    /// `InvalidState`: gradients are being reduced, or a view of one is alive.
+    pub fn zero_grad(&mut self) -> Result<()> {
+        self.group().check_grads(Tensor::check_writable)?;
+        check(unsafe { sys::tsr_optimizer_zero_grad(self.inner.as_ptr()) })
+    }
+
+    /// The learning rate of the next step.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn lr(&self) -> Result<f64> {
+        let mut lr = 0.0;
+        check(unsafe { sys::tsr_optimizer_lr(self.inner.as_ptr(), &mut lr) })?;
+        Ok(lr)
+    }
+
+    /// Sets the learning rate of the next step.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it is negative, or not finite.
+    pub fn set_lr(&mut self, lr: f64) -> Result<()> {
+        check(unsafe { sys::tsr_optimizer_set_lr(self.inner.as_ptr(), lr) })
+    }
+
+    /// How many steps were made, those before a checkpoint included.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn steps(&self) -> Result<u64> {
+        let mut steps = 0;
+        check(unsafe { sys::tsr_optimizer_steps(self.inner.as_ptr(), &mut steps) })?;
+        Ok(u64::try_from(steps).unwrap_or(0))
+    }
+}
+
+impl fmt::Debug for Optimizer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Optimizer").field("lr", &self.lr().ok()).field("steps", &self.steps().ok()).finish()
+    }
+}

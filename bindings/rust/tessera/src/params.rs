@@ -1,0 +1,273 @@
+//! The parameters of a model: named tensors, and those with gradients of their own.
+
+use std::ffi::CString;
+use std::rc::Rc;
+
+use tessera_sys as sys;
+
+use crate::error::{Error, Result};
+use crate::raw;
+use crate::tensor::{IntoTensor, Tensor, View, ViewMut};
+
+/// Named tensors in the order of registration; [`params!`](crate::params) writes them as a table.
+///
+/// A wrong length is remembered and comes back from the call that takes the parameters.
+#[derive(Debug, Default)]
+pub struct Params {
+    items: Vec<(String, Tensor)>,
+    error: Option<Error>,
+}
+
+impl Params {
+    /// No parameter yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// One parameter more. `name` is UTF-8 with dots between modules: `"fc1.weight"`.
+    #[must_use]
+    pub fn with(mut self, name: impl Into<String>, tensor: impl IntoTensor) -> Self {
+        let name = name.into();
+        match tensor.into_tensor() {
+            Ok(tensor) => self.items.push((name, tensor)),
+            Err(error) if self.error.is_none() => {
+                self.error = Some(Error::new(error.code(), format!("{name}: {}", error.message())));
+            }
+            Err(_) => {}
+        }
+        self
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    pub(crate) fn into_items(self) -> Result<Vec<(String, Tensor)>> {
+        match self.error {
+            Some(error) => Err(error),
+            None => Ok(self.items),
+        }
+    }
+}
+
+/// [`Params`] as a table of `name => (Vec, shape)`, or `name => tensor`.
+///
+/// ```
+/// use tessera::params;
+/// let (w, b) = (vec![0.0f32; 10 * 64], vec![0.0f32; 10]);
+/// let params = params!["fc.weight" => (w, [10, 64]), "fc.bias" => (b, [10])];
+/// assert_eq!(params.len(), 2);
+/// ```
+#[macro_export]
+macro_rules! params {
+    ($($name:expr => $tensor:expr),* $(,)?) => {
+        $crate::Params::new()$(.with($name, $tensor))*
+    };
+}
+
+/// Names and tensors as C's `tsr_param`s, which borrow from it.
+pub(crate) struct RawParams {
+    _names: Vec<CString>,
+    params: Vec<sys::tsr_param>,
+}
+
+impl RawParams {
+    pub(crate) fn new(items: &[(String, Tensor)]) -> Result<Self> {
+        let names =
+            items.iter().map(|(name, _)| raw::c_string("the name", name)).collect::<Result<Vec<_>>>()?;
+        let params = names
+            .iter()
+            .zip(items)
+            .map(|(name, (_, tensor))| sys::tsr_param { name: name.as_ptr(), tensor: tensor.as_raw() })
+            .collect();
+        Ok(RawParams { _names: names, params })
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const sys::tsr_param {
+        self.params.as_ptr()
+    }
+}
+
+/// Parameters and their gradients, as optimizers see them. Shared by the objects whose C side points into them.
+#[derive(Debug)]
+pub struct Group {
+    pub(crate) params: Vec<(String, Tensor)>,
+    pub(crate) grads: Vec<Tensor>,
+}
+
+impl Group {
+    pub(crate) fn param(&self, index: usize) -> Result<&Tensor> {
+        self.params.get(index).map(|(_, tensor)| tensor).ok_or_else(|| self.no_such(index))
+    }
+
+    pub(crate) fn grad(&self, index: usize) -> Result<&Tensor> {
+        self.grads.get(index).ok_or_else(|| self.no_such(index))
+    }
+
+    pub(crate) fn name(&self, index: usize) -> &str {
+        self.params.get(index).map_or("", |(name, _)| name)
+    }
+
+    pub(crate) fn index(&self, name: &str) -> Option<usize> {
+        self.params.iter().position(|(other, _)| other == name)
+    }
+
+    fn no_such(&self, index: usize) -> Error {
+        Error::argument(format!("there is no parameter {index}; there are {}", self.params.len()))
+    }
+
+    pub(crate) fn check_params(&self, check: fn(&Tensor, &str) -> Result<()>) -> Result<()> {
+        self.params.iter().try_for_each(|(name, tensor)| check(tensor, name))
+    }
+
+    pub(crate) fn check_grads(&self, check: fn(&Tensor, &str) -> Result<()>) -> Result<()> {
+        self.grads
+            .iter()
+            .enumerate()
+            .try_for_each(|(i, grad)| check(grad, &format!("gradient of {}", self.name(i))))
+    }
+}
+
+macro_rules! group_accessors {
+    () => {
+        /// How many parameters there are.
+        pub fn len(&self) -> usize {
+            self.group().params.len()
+        }
+
+        /// Whether there is no parameter; never so.
+        pub fn is_empty(&self) -> bool {
+            self.len() == 0
+        }
+
+        /// The index of the parameter `name`.
+        pub fn index(&self, name: &str) -> Option<usize> {
+            self.group().index(name)
+        }
+
+        /// The name of parameter `index`; `None` beyond the last.
+        pub fn name(&self, index: usize) -> Option<&str> {
+            (index < self.len()).then(|| self.group().name(index))
+        }
+
+        /// The tensor of parameter `index`, whatever its dtype: another handle of the same memory, to keep.
+        ///
+        /// # Errors
+        /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): there is no such parameter.
+        pub fn tensor(&self, index: usize) -> Result<Tensor> {
+            self.group().param(index).cloned()
+        }
+
+        /// Parameter `index`, an `f32` tensor, to read.
+        ///
+        /// # Errors
+        /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): there is no such parameter, or it is no `f32`;
+        /// [`Code::InvalidState`](crate::Code::InvalidState): a mutable view of it is alive.
+        pub fn param(&self, index: usize) -> Result<View<'_, f32>> {
+            self.param_as(index)
+        }
+
+        /// Parameter `index`, an `f32` tensor, to write.
+        ///
+        /// # Errors
+        /// As [`Self::param`], and while any view of it is alive.
+        pub fn param_mut(&self, index: usize) -> Result<ViewMut<'_, f32>> {
+            self.param_mut_as(index)
+        }
+
+        /// The gradient of parameter `index`, an `f32` tensor, to read.
+        ///
+        /// # Errors
+        /// As [`Self::param`], and [`Code::InvalidState`](crate::Code::InvalidState) while it is being reduced.
+        pub fn grad(&self, index: usize) -> Result<View<'_, f32>> {
+            self.grad_as(index)
+        }
+
+        /// The gradient of parameter `index`, an `f32` tensor, to write.
+        ///
+        /// # Errors
+        /// As [`Self::grad`], and while any view of it is alive.
+        pub fn grad_mut(&self, index: usize) -> Result<ViewMut<'_, f32>> {
+            self.grad_mut_as(index)
+        }
+
+        /// [`Self::param`] of any dtype.
+        ///
+        /// # Errors
+        /// As there.
+        pub fn param_as<T: Element>(&self, index: usize) -> Result<View<'_, T>> {
+            self.group().param(index)?.view()
+        }
+
+        /// [`Self::param_mut`] of any dtype.
+        ///
+        /// # Errors
+        /// As there.
+        pub fn param_mut_as<T: Element>(&self, index: usize) -> Result<ViewMut<'_, T>> {
+            self.group().param(index)?.view_mut()
+        }
+
+        /// [`Self::grad`] of any dtype.
+        ///
+        /// # Errors
+        /// As there.
+        pub fn grad_as<T: Element>(&self, index: usize) -> Result<View<'_, T>> {
+            self.group().grad(index)?.view()
+        }
+
+        /// [`Self::grad_mut`] of any dtype.
+        ///
+        /// # Errors
+        /// As there.
+        pub fn grad_mut_as<T: Element>(&self, index: usize) -> Result<ViewMut<'_, T>> {
+            self.group().grad(index)?.view_mut()
+        }
+    };
+}
+pub(crate) use group_accessors;
+
+/// Parameters with gradients that no other rank has a part in: for an optimizer without data parallelism.
+///
+/// ```
+/// # fn main() -> tessera::Result<()> {
+/// use tessera::{params, Local, Sgd};
+/// let mut model = Local::new(params!["w" => (vec![1.0f32, 2.0], [2])])?;
+/// let mut opt = Sgd::new(&mut model).lr(0.5).build()?;
+/// model.grad_mut(0)?.copy_from_slice(&[2.0, -2.0]);
+/// opt.step()?;
+/// assert_eq!(model.param(0)?[..], [0.0, 3.0]);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Local {
+    pub(crate) group: Rc<Group>,
+}
+
+use crate::element::Element;
+
+impl Local {
+    /// Parameters with gradients of zero.
+    ///
+    /// # Errors
+    /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): a length does not fit its shape.
+    pub fn new(params: Params) -> Result<Self> {
+        let params = params.into_items()?;
+        let grads = params
+            .iter()
+            .map(|(_, tensor)| Tensor::zeros(tensor.dtype(), tensor.shape()))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Local { group: Rc::new(Group { params, grads }) })
+    }
+
+    fn group(&self) -> &Group {
+        &self.group
+    }
+
+    group_accessors!();
+}

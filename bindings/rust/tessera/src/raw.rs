@@ -1,0 +1,69 @@
+//! Between Rust's types and C's: strings, sizes, times, buffers of text.
+
+use std::ffi::{c_char, CStr, CString};
+use std::time::Duration;
+
+use crate::error::{check, Code, Error, Result};
+
+/// # Safety
+/// `text` is null or a string that ends with 0.
+pub(crate) unsafe fn text(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+pub(crate) fn c_string(what: &str, value: &str) -> Result<CString> {
+    CString::new(value)
+        .map_err(|_| Error::new(Code::InvalidArgument, format!("{what} {value:?} contains a zero byte")))
+}
+
+/// The C string that `value` becomes, kept by the caller for as long as C reads it; null for `None`.
+pub(crate) fn optional(what: &str, value: &Option<String>) -> Result<Option<CString>> {
+    value.as_deref().map(|value| c_string(what, value)).transpose()
+}
+
+pub(crate) fn pointer(value: &Option<CString>) -> *const c_char {
+    value.as_ref().map_or(std::ptr::null(), |value| value.as_ptr())
+}
+
+/// Whole milliseconds, rounded up so that a short wait is not no wait, and capped at what C can say (24 days).
+pub(crate) fn milliseconds(duration: Duration) -> i32 {
+    i32::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)
+}
+
+pub(crate) fn int32(what: &str, value: usize) -> Result<i32> {
+    i32::try_from(value).map_err(|_| {
+        Error::new(Code::InvalidArgument, format!("{what} is {value}; it must be at most {}", i32::MAX))
+    })
+}
+
+pub(crate) fn int64(what: &str, value: usize) -> Result<i64> {
+    i64::try_from(value).map_err(|_| {
+        Error::new(Code::InvalidArgument, format!("{what} is {value}; it must be at most {}", i64::MAX))
+    })
+}
+
+/// Reads what a C function of the kind `(buffer, capacity, &size)` returns, asking again while it grows.
+pub(crate) fn read_sized(mut call: impl FnMut(*mut u8, usize, *mut usize) -> i32) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    loop {
+        let mut size = 0;
+        let data = if bytes.is_empty() { std::ptr::null_mut() } else { bytes.as_mut_ptr() };
+        check(call(data, bytes.len(), &mut size))?;
+        if size <= bytes.len() {
+            bytes.truncate(size);
+            return Ok(bytes);
+        }
+        bytes.resize(size, 0);
+    }
+}
+
+pub(crate) fn read_text(call: impl FnMut(*mut u8, usize, *mut usize) -> i32) -> Result<String> {
+    let mut bytes = read_sized(call)?;
+    bytes.pop(); // the final 0
+    Ok(String::from_utf8(bytes)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+}

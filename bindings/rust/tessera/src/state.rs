@@ -1,0 +1,296 @@
+//! What a checkpoint saves and loads in place: named tensors, and named values.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tessera_sys as sys;
+
+use crate::comm::Comm;
+use crate::data::{Sampler, SamplerInner};
+use crate::ddp::{Ddp, Inner};
+use crate::element::DType;
+use crate::error::{check, Error, Result};
+use crate::layout::Layout;
+use crate::optim::{Optimizer, OptimizerInner};
+use crate::raw;
+use crate::store::created;
+use crate::tensor::Tensor;
+use crate::value::Value;
+
+/// The model, optimizers, samplers, tensors and values of one training job. It keeps alive what was added, and a load
+/// writes into it. `'c` is the time for which their communicators are borrowed.
+///
+/// ```
+/// # fn main() -> tessera::Result<()> {
+/// use tessera::{Comm, Saver, State, Tensor};
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let root = folder.path().join("checkpoints");
+/// let comm = Comm::from_env()?;
+/// let weights = Tensor::new(vec![1.0f32, 2.0], [2])?;
+/// let mut state = State::new().with("weights", &weights);
+/// state.set("note", "first try")?;
+/// let saver = Saver::at(&comm, &root).open()?;
+/// saver.save(10, &state)?;
+/// weights.view_mut::<f32>()?.fill(0.0);
+/// assert_eq!(saver.resume(&mut state)?, 10);
+/// assert_eq!(weights.view::<f32>()?[..], [1.0, 2.0]);
+/// # Ok(()) }
+/// ```
+pub struct State<'c> {
+    handle: Option<NonNull<sys::tsr_state>>,
+    /// The first error of `new` or `with`, which later uses return.
+    error: Option<Error>,
+    kept: Vec<Kept>,
+    comm: PhantomData<&'c Comm>,
+}
+
+/// What the C object points at.
+enum Kept {
+    Tensor(String, Tensor),
+    Ddp(Rc<Inner>),
+    Optimizer { _kept: Rc<OptimizerInner> },
+    Sampler(Arc<SamplerInner>),
+}
+
+impl Drop for State<'_> {
+    fn drop(&mut self) {
+        if let Some(handle) = self.handle {
+            // SAFETY: the handle is ours and not used again; what it points at is dropped after this.
+            unsafe { sys::tsr_state_destroy(handle.as_ptr()) }
+        }
+    }
+}
+
+mod sealed {
+    pub trait Sealed<'c> {
+        fn add_to(&self, state: &mut super::State<'c>, name: &str) -> crate::Result<()>;
+    }
+}
+
+/// What a [`State`] takes: a [`Ddp`], an [`Optimizer`], a [`Sampler`], a [`Tensor`].
+pub trait Stateful<'c>: sealed::Sealed<'c> {}
+impl<'c, T: sealed::Sealed<'c>> Stateful<'c> for T {}
+
+impl<'c, 'd: 'c> sealed::Sealed<'c> for Ddp<'d> {
+    fn add_to(&self, state: &mut State<'c>, name: &str) -> Result<()> {
+        let (inner, name) = (self.inner(), raw::c_string("the prefix", name)?);
+        // SAFETY: the state keeps the object; handles are used by this thread alone; so below.
+        check(unsafe { sys::tsr_state_add_ddp(state.as_ptr()?, name.as_ptr(), inner.as_ptr()) })?;
+        state.kept.push(Kept::Ddp(Rc::clone(inner)));
+        Ok(())
+    }
+}
+
+impl<'c, 'd: 'c> sealed::Sealed<'c> for Optimizer<'d> {
+    fn add_to(&self, state: &mut State<'c>, name: &str) -> Result<()> {
+        let (inner, name) = (self.inner(), raw::c_string("the prefix", name)?);
+        check(unsafe { sys::tsr_state_add_optimizer(state.as_ptr()?, name.as_ptr(), inner.as_ptr()) })?;
+        state.kept.push(Kept::Optimizer { _kept: Rc::clone(inner) });
+        Ok(())
+    }
+}
+
+impl<'c> sealed::Sealed<'c> for Sampler {
+    fn add_to(&self, state: &mut State<'c>, name: &str) -> Result<()> {
+        let (inner, name) = (self.inner(), raw::c_string("the prefix", name)?);
+        check(unsafe { sys::tsr_state_add_sampler(state.as_ptr()?, name.as_ptr(), inner.lock().as_ptr()) })?;
+        state.kept.push(Kept::Sampler(Arc::clone(inner)));
+        Ok(())
+    }
+}
+
+impl<'c> sealed::Sealed<'c> for Tensor {
+    fn add_to(&self, state: &mut State<'c>, name: &str) -> Result<()> {
+        let c_name = raw::c_string("the name", name)?;
+        check(unsafe { sys::tsr_state_add_tensor(state.as_ptr()?, c_name.as_ptr(), &self.as_raw()) })?;
+        state.kept.push(Kept::Tensor(name.to_owned(), self.clone()));
+        Ok(())
+    }
+}
+
+impl Default for State<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<'c> State<'c> {
+    /// An empty state.
+    pub fn new() -> Self {
+        let create = || {
+            crate::load()?;
+            let mut handle = ptr::null_mut();
+            // SAFETY: the library is loaded.
+            check(unsafe { sys::tsr_state_create(&mut handle) })?;
+            created(handle)
+        };
+        let (handle, error) = match create() {
+            Ok(handle) => (Some(handle), None),
+            Err(error) => (None, Some(error)),
+        };
+        State { handle, error, kept: Vec::new(), comm: PhantomData }
+    }
+
+    /// Adds `object` as `name`, or its parts as `name.part`. So that a state is built in one expression, an error is kept
+    /// and comes from the first save, load or other use; [`State::add`] returns it at once.
+    #[must_use]
+    pub fn with(mut self, name: &str, object: &impl Stateful<'c>) -> Self {
+        if self.error.is_none() {
+            self.error = self.add(name, object).err();
+        }
+        self
+    }
+
+    /// Adds a DDP model's parameters as `name.<parameter>`, an optimizer's moments and settings, a sampler's position, or
+    /// a tensor that every rank holds whole and equal.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the name is empty, too long, or there already.
+    pub fn add(&mut self, name: &str, object: &impl Stateful<'c>) -> Result<()> {
+        object.add_to(self, name)
+    }
+
+    /// Adds this rank's pieces of a tensor that lies on the ranks by `layout`: one tensor for each of its
+    /// [`regions`](Layout::regions), of the region's sizes.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: number, dtype or shape of the pieces do not fit.
+    pub fn add_sharded(
+        &mut self,
+        name: &str,
+        layout: &Layout,
+        dtype: DType,
+        pieces: &[Tensor],
+        rank: usize,
+    ) -> Result<()> {
+        let regions = layout.regions(rank)?;
+        if regions.len() != pieces.len() {
+            return Err(Error::argument(format!(
+                "{name}: the layout gives rank {rank} {} pieces, but {} were given",
+                regions.len(),
+                pieces.len()
+            )));
+        }
+        let c_name = raw::c_string("the name", name)?;
+        let tensors: Vec<_> = pieces.iter().map(Tensor::as_raw).collect();
+        let data = if tensors.is_empty() { ptr::null() } else { tensors.as_ptr() };
+        // SAFETY: there is a piece for each box; the state keeps the pieces.
+        check(unsafe {
+            let rank = raw::int32("the rank", rank)?;
+            let state = self.as_ptr()?;
+            sys::tsr_state_add_sharded(state, c_name.as_ptr(), layout.as_ptr(), dtype.as_raw(), data, rank)
+        })?;
+        self.kept.extend(pieces.iter().map(|piece| Kept::Tensor(name.to_owned(), piece.clone())));
+        Ok(())
+    }
+
+    /// Sets the value `name`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the name, or what a checkpoint cannot hold.
+    pub fn set(&mut self, name: &str, value: impl Into<Value>) -> Result<()> {
+        let (c_name, state) = (raw::c_string("the name", name)?, self.as_ptr()?);
+        // SAFETY: handle and strings are alive; so in every method below.
+        match value.into() {
+            Value::Int(value) => check(unsafe { sys::tsr_state_set_int64(state, c_name.as_ptr(), value) }),
+            Value::Double(value) => {
+                check(unsafe { sys::tsr_state_set_double(state, c_name.as_ptr(), value) })
+            }
+            value => {
+                let json = raw::c_string("the value", &value.to_json()?)?;
+                check(unsafe { sys::tsr_state_set_value(state, c_name.as_ptr(), json.as_ptr()) })
+            }
+        }
+    }
+
+    /// The value `name`.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn get(&self, name: &str) -> Result<Value> {
+        let (name, state) = (raw::c_string("the name", name)?, self.as_ptr()?);
+        Value::from_json(&raw::read_text(|data, capacity, size| unsafe {
+            sys::tsr_state_get_value(state, name.as_ptr(), data.cast(), capacity, size)
+        })?)
+    }
+
+    /// The value `name`, an integer.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidArgument`: it is no integer.
+    pub fn get_int(&self, name: &str) -> Result<i64> {
+        let mut value = 0;
+        let (name, state) = (raw::c_string("the name", name)?, self.as_ptr()?);
+        check(unsafe { sys::tsr_state_get_int64(state, name.as_ptr(), &mut value) })?;
+        Ok(value)
+    }
+
+    /// The value `name`, a floating-point number.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidArgument`: it is no floating-point number.
+    pub fn get_double(&self, name: &str) -> Result<f64> {
+        let mut value = 0.0;
+        let (name, state) = (raw::c_string("the name", name)?, self.as_ptr()?);
+        check(unsafe { sys::tsr_state_get_double(state, name.as_ptr(), &mut value) })?;
+        Ok(value)
+    }
+
+    /// Sets a metric of the next save (`"loss"`), which `tessera ckpt ls` shows.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the name.
+    pub fn set_metric(&mut self, name: &str, value: f64) -> Result<()> {
+        let (name, state) = (raw::c_string("the name", name)?, self.as_ptr()?);
+        check(unsafe { sys::tsr_state_set_metric(state, name.as_ptr(), value) })
+    }
+
+    fn as_ptr(&self) -> Result<*mut sys::tsr_state> {
+        match (&self.error, self.handle) {
+            (None, Some(handle)) => Ok(handle.as_ptr()),
+            (Some(error), _) => Err(error.clone()),
+            (None, None) => Err(Error::state("the state was never made")),
+        }
+    }
+
+    /// Runs `body` while the library reads what the state holds.
+    pub(crate) fn reading<R>(&self, body: impl FnOnce(*mut sys::tsr_state) -> Result<R>) -> Result<R> {
+        self.access(Tensor::check_readable, body)
+    }
+
+    /// Runs `body` while the library writes what the state holds.
+    pub(crate) fn writing<R>(&mut self, body: impl FnOnce(*mut sys::tsr_state) -> Result<R>) -> Result<R> {
+        self.access(Tensor::check_writable, body)
+    }
+
+    fn access<R>(
+        &self,
+        permitted: fn(&Tensor, &str) -> Result<()>,
+        body: impl FnOnce(*mut sys::tsr_state) -> Result<R>,
+    ) -> Result<R> {
+        let state = self.as_ptr()?;
+        let mut samplers = Vec::new();
+        for kept in &self.kept {
+            match kept {
+                Kept::Tensor(name, tensor) => permitted(tensor, name)?,
+                Kept::Ddp(inner) => inner.group.check_params(permitted)?,
+                Kept::Optimizer { .. } => {} // its moments are its own; no view of them exists
+                Kept::Sampler(inner) => samplers.push(inner),
+            }
+        }
+        // Each once and in one order everywhere, so that two states of two threads never wait for each other.
+        samplers.sort_by_key(|inner| Arc::as_ptr(inner));
+        samplers.dedup_by_key(|inner| Arc::as_ptr(inner));
+        let _locked: Vec<_> = samplers.iter().map(|inner| inner.lock()).collect();
+        body(state)
+    }
+}
+
+impl fmt::Debug for State<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State").field("objects", &self.kept.len()).field("error", &self.error).finish()
+    }
+}

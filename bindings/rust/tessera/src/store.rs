@@ -1,0 +1,259 @@
+//! The key-value store by which the ranks of a job find each other.
+
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tessera_sys as sys;
+
+use crate::error::{check, Code, Error, Result};
+use crate::raw;
+
+/// Settings of a [`Store`] and a [`StoreServer`]. What is not set is the library's default.
+#[derive(Clone, Debug, Default)]
+pub struct StoreOptions {
+    timeout: Option<Duration>,
+    insecure: Option<bool>,
+    token: Option<String>,
+    job_id: Option<String>,
+    epoch: Option<u64>,
+}
+
+impl StoreOptions {
+    /// All defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The deadline of the connection, and of each call that names none.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Whether to go without job token and handshake.
+    #[must_use]
+    pub fn insecure(mut self, insecure: bool) -> Self {
+        self.insecure = Some(insecure);
+        self
+    }
+
+    /// The job token: 64 hexadecimal digits. Unset, it comes from the launcher or the environment.
+    #[must_use]
+    pub fn token(mut self, token: impl Into<String>) -> Self {
+        self.token = Some(token.into());
+        self
+    }
+
+    /// The job's name, which both sides of a connection must agree on.
+    #[must_use]
+    pub fn job_id(mut self, job_id: impl Into<String>) -> Self {
+        self.job_id = Some(job_id.into());
+        self
+    }
+
+    /// The job's epoch: ranks of another one are refused.
+    #[must_use]
+    pub fn epoch(mut self, epoch: u64) -> Self {
+        self.epoch = Some(epoch);
+        self
+    }
+
+    fn with_raw<R>(&self, body: impl FnOnce(&sys::tsr_store_options) -> Result<R>) -> Result<R> {
+        // SAFETY: a struct of numbers and pointers, of which zero is a value.
+        let mut raw: sys::tsr_store_options = unsafe { std::mem::zeroed() };
+        // SAFETY: the library is loaded by the callers; the struct is ours.
+        check(unsafe { sys::tsr_store_options_init(&mut raw, size_of::<sys::tsr_store_options>()) })?;
+        let (token, job_id) =
+            (raw::optional("the token", &self.token)?, raw::optional("the job id", &self.job_id)?);
+        if let Some(timeout) = self.timeout {
+            raw.timeout_ms = raw::milliseconds(timeout);
+        }
+        if let Some(insecure) = self.insecure {
+            raw.insecure = i32::from(insecure);
+        }
+        if token.is_some() {
+            raw.token = raw::pointer(&token);
+        }
+        if job_id.is_some() {
+            raw.job_id = raw::pointer(&job_id);
+        }
+        if let Some(epoch) = self.epoch {
+            raw.epoch = epoch;
+        }
+        body(&raw)
+    }
+}
+
+/// A store's TCP server. It serves from a thread of its own until it is dropped; its clients then get errors.
+#[derive(Debug)]
+pub struct StoreServer {
+    handle: NonNull<sys::tsr_store_server>,
+}
+
+// SAFETY: the C object is served by its own thread; reading its port is thread-safe, and dropping is exclusive.
+unsafe impl Send for StoreServer {}
+unsafe impl Sync for StoreServer {}
+
+impl StoreServer {
+    /// Serves on exactly `host`, a numeric address or a name; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// [`Code::Io`]: the address is in use; [`Code::Permission`]: there is no job token; [`Code::InvalidArgument`].
+    pub fn bind(host: &str, port: u16, options: &StoreOptions) -> Result<Self> {
+        crate::load()?;
+        let host = raw::c_string("the host", host)?;
+        let mut handle = ptr::null_mut();
+        options.with_raw(|options| {
+            // SAFETY: all arguments are borrowed for the call.
+            check(unsafe { sys::tsr_store_serve(host.as_ptr(), port, options, &mut handle) })
+        })?;
+        Ok(StoreServer { handle: created(handle)? })
+    }
+
+    /// The port it listens on.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn port(&self) -> Result<u16> {
+        let mut port = 0;
+        // SAFETY: the handle is alive.
+        check(unsafe { sys::tsr_store_server_port(self.handle.as_ptr(), &mut port) })?;
+        Ok(port)
+    }
+}
+
+impl Drop for StoreServer {
+    fn drop(&mut self) {
+        // SAFETY: the handle is ours and not used again.
+        unsafe { sys::tsr_store_server_destroy(self.handle.as_ptr()) }
+    }
+}
+
+/// A connection to a store. It may be used from many threads at once.
+#[derive(Clone, Debug)]
+pub struct Store(pub(crate) Arc<StoreHandle>);
+
+/// Communicators keep a clone: the C object must outlive them.
+#[derive(Debug)]
+pub(crate) struct StoreHandle(NonNull<sys::tsr_store>);
+
+// SAFETY: every function of a store but destroy takes it `const`, which the C API defines as thread-safe.
+unsafe impl Send for StoreHandle {}
+unsafe impl Sync for StoreHandle {}
+
+impl Drop for StoreHandle {
+    fn drop(&mut self) {
+        // SAFETY: this was the last owner.
+        unsafe { sys::tsr_store_destroy(self.0.as_ptr()) }
+    }
+}
+
+impl Store {
+    /// Connects to `tcp://host:port`, or to `file:///directory` on a file system that all ranks see.
+    ///
+    /// # Errors
+    /// [`Code::Timeout`]: nobody answers; [`Code::Permission`]: the token is refused; [`Code::Io`], [`Code::Version`],
+    /// [`Code::InvalidArgument`].
+    pub fn open(uri: &str, options: &StoreOptions) -> Result<Self> {
+        crate::load()?;
+        let uri = raw::c_string("the address", uri)?;
+        let mut handle = ptr::null_mut();
+        options.with_raw(|options| {
+            // SAFETY: all arguments are borrowed for the call.
+            check(unsafe { sys::tsr_store_open(uri.as_ptr(), options, &mut handle) })
+        })?;
+        Ok(Store(Arc::new(StoreHandle(created(handle)?))))
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut sys::tsr_store {
+        self.0 .0.as_ptr()
+    }
+
+    /// Sets `key` (at most 1 KiB) to `value` (at most 8 MiB).
+    ///
+    /// # Errors
+    /// [`Code::Io`], [`Code::Timeout`], [`Code::InvalidArgument`].
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        let key = raw::c_string("the key", key)?;
+        // SAFETY: all arguments are borrowed for the call; so in every method below.
+        check(unsafe { sys::tsr_store_set(self.as_ptr(), key.as_ptr(), value.as_ptr().cast(), value.len()) })
+    }
+
+    /// The value of `key` as it is now, or `None`.
+    ///
+    /// # Errors
+    /// [`Code::Io`], [`Code::Timeout`], [`Code::InvalidArgument`].
+    pub fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        let key = raw::c_string("the key", key)?;
+        let read = raw::read_sized(|data, capacity, size| unsafe {
+            sys::tsr_store_get(self.as_ptr(), key.as_ptr(), data.cast(), capacity, size)
+        });
+        match read {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if error.code() == Code::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits until `key` exists; `None` takes the store's own deadline.
+    ///
+    /// # Errors
+    /// [`Code::Timeout`], [`Code::Io`], [`Code::Interrupted`], [`Code::InvalidArgument`].
+    pub fn wait(&self, key: &str, timeout: Option<Duration>) -> Result<()> {
+        let key = raw::c_string("the key", key)?;
+        let timeout = timeout.map_or(-1, raw::milliseconds);
+        check(unsafe { sys::tsr_store_wait(self.as_ptr(), key.as_ptr(), timeout) })
+    }
+
+    /// Adds `delta` to the integer at `key` (0 if absent), atomically, and returns the sum.
+    ///
+    /// # Errors
+    /// [`Code::InvalidArgument`]: the value is no integer; [`Code::Io`], [`Code::Timeout`].
+    pub fn add(&self, key: &str, delta: i64) -> Result<i64> {
+        let key = raw::c_string("the key", key)?;
+        let mut sum = 0;
+        check(unsafe { sys::tsr_store_add(self.as_ptr(), key.as_ptr(), delta, &mut sum) })?;
+        Ok(sum)
+    }
+
+    /// Sets `key` to `desired` if it holds `expected` (`None`: if it is absent), atomically; says whether it did.
+    ///
+    /// # Errors
+    /// [`Code::Io`], [`Code::Timeout`], [`Code::InvalidArgument`].
+    pub fn compare_set(&self, key: &str, expected: Option<&[u8]>, desired: &[u8]) -> Result<bool> {
+        let key = raw::c_string("the key", key)?;
+        let (data, size) = expected.map_or((ptr::null(), 0), |value| (value.as_ptr().cast(), value.len()));
+        let mut swapped = 0;
+        check(unsafe {
+            let desired_data = desired.as_ptr().cast();
+            sys::tsr_store_compare_set(
+                self.as_ptr(),
+                key.as_ptr(),
+                data,
+                size,
+                desired_data,
+                desired.len(),
+                &mut swapped,
+            )
+        })?;
+        Ok(swapped != 0)
+    }
+
+    /// Deletes `key`; says whether there was one.
+    ///
+    /// # Errors
+    /// [`Code::Io`], [`Code::Timeout`], [`Code::InvalidArgument`].
+    pub fn delete(&self, key: &str) -> Result<bool> {
+        let key = raw::c_string("the key", key)?;
+        let mut existed = 0;
+        check(unsafe { sys::tsr_store_delete(self.as_ptr(), key.as_ptr(), &mut existed) })?;
+        Ok(existed != 0)
+    }
+}
+
+/// A handle that a successful call has created.
+pub(crate) fn created<T>(handle: *mut T) -> Result<NonNull<T>> {
+    NonNull::new(handle).ok_or_else(|| Error::new(Code::Internal, "the library returned no handle"))
+}

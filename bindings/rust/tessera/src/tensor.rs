@@ -1,0 +1,418 @@
+//! Tensors: memory that Rust and the library both work on, and the views that keep them out of each other's way.
+//!
+//! The library writes into memory it was given long ago: an optimizer's step changes parameters, a load fills a state. A
+//! `&[f32]` into such memory must not live while that happens, and no lifetime can say so where several objects share
+//! it. So access goes through [`View`] and [`ViewMut`], counted at run time like `RefCell`'s borrows: a call that would
+//! write under a living view fails with [`Code::InvalidState`](crate::Code::InvalidState) instead.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::rc::Rc;
+
+use tessera_sys as sys;
+
+use crate::element::{DType, Element};
+use crate::error::{Error, Result};
+use crate::raw;
+
+/// A contiguous, row-major tensor on the CPU whose memory it owns. A clone is another handle of the same memory.
+///
+/// ```
+/// # fn main() -> tessera::Result<()> {
+/// use tessera::Tensor;
+/// let tensor = Tensor::new(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3])?;
+/// tensor.view_mut::<f32>()?[5] = 7.0;
+/// assert_eq!(tensor.view::<f32>()?[..], [1.0, 2.0, 3.0, 4.0, 5.0, 7.0]);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Tensor(Rc<Memory>);
+
+struct Memory {
+    data: *mut c_void,
+    len: usize,
+    dtype: DType,
+    shape: Box<[i64]>,
+    access: Access,
+    /// What `data` points into; `None` where a DDP object, which outlives this, owns the memory.
+    _owner: Option<Box<dyn Any>>,
+}
+
+/// Who is using a tensor's memory now.
+struct Access(Cell<isize>);
+
+impl Access {
+    const WRITER: isize = -1;
+    const LIBRARY: isize = -2;
+
+    fn free() -> Self {
+        Access(Cell::new(0))
+    }
+
+    fn refusal(&self) -> Error {
+        Error::state(match self.0.get() {
+            Self::LIBRARY => "the tensor is being reduced over the ranks; wait() ends that",
+            Self::WRITER => "a mutable view of the tensor is alive; drop it first",
+            _ => "a view of the tensor is alive; drop it first",
+        })
+    }
+
+    fn check_readable(&self) -> Result<()> {
+        if self.0.get() >= 0 {
+            Ok(())
+        } else {
+            Err(self.refusal())
+        }
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        if self.0.get() == 0 {
+            Ok(())
+        } else {
+            Err(self.refusal())
+        }
+    }
+}
+
+impl Tensor {
+    /// A tensor of `data`, which has as many elements as `shape`'s sizes multiply to.
+    ///
+    /// # Errors
+    /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): the lengths differ.
+    pub fn new<T: Element>(mut data: Vec<T>, shape: impl AsRef<[usize]>) -> Result<Self> {
+        let shape = shape.as_ref();
+        let elements = count(shape)?;
+        if elements != data.len() {
+            return Err(Error::argument(format!(
+                "a tensor of shape {shape:?} has {elements} elements, but {} values were given",
+                data.len()
+            )));
+        }
+        let shape = shape.iter().map(|&size| raw::int64("a size", size)).collect::<Result<_>>()?;
+        Ok(Tensor(Rc::new(Memory {
+            data: data.as_mut_ptr().cast(),
+            len: data.len(),
+            dtype: T::DTYPE,
+            shape,
+            access: Access::free(),
+            _owner: Some(Box::new(data)), // moving a Vec leaves its elements where they are
+        })))
+    }
+
+    /// A tensor of zeros.
+    ///
+    /// # Errors
+    /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): the shape is too large.
+    pub fn zeros(dtype: DType, shape: impl AsRef<[usize]>) -> Result<Self> {
+        let shape = shape.as_ref();
+        let len = count(shape)?;
+        let bytes = len.checked_mul(dtype.size()).ok_or_else(|| too_large(shape))?;
+        let mut words = vec![0u64; bytes.div_ceil(8)]; // aligned for every dtype
+        Ok(Tensor(Rc::new(Memory {
+            data: words.as_mut_ptr().cast(),
+            len,
+            dtype,
+            shape: shape.iter().map(|&size| raw::int64("a size", size)).collect::<Result<_>>()?,
+            access: Access::free(),
+            _owner: Some(Box::new(words)),
+        })))
+    }
+
+    /// A tensor over memory that the library owns.
+    ///
+    /// # Safety
+    /// `view` is contiguous, and its memory outlives every use of the tensor and of its clones.
+    pub(crate) unsafe fn borrowed(view: &sys::tsr_tensor) -> Result<Self> {
+        let dtype = DType::from_raw(view.dtype).ok_or_else(|| {
+            Error::state(format!("the library gave a tensor of unknown dtype {}", view.dtype))
+        })?;
+        let ndim = usize::try_from(view.ndim).unwrap_or(0);
+        // SAFETY: a tensor's shape holds ndim numbers; it is not read if there are none.
+        let shape: Box<[i64]> = if ndim == 0 {
+            Box::new([])
+        } else {
+            unsafe { std::slice::from_raw_parts(view.shape, ndim) }.into()
+        };
+        let len = shape.iter().map(|&size| usize::try_from(size).unwrap_or(0)).product();
+        // SAFETY: the offset lies inside the allocation, or is 0.
+        let data = unsafe { view.data.cast::<u8>().add(usize::try_from(view.byte_offset).unwrap_or(0)) };
+        Ok(Tensor(Rc::new(Memory {
+            data: data.cast(),
+            len,
+            dtype,
+            shape,
+            access: Access::free(),
+            _owner: None,
+        })))
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    /// The sizes; empty for a tensor of no dimension, which has one element.
+    pub fn shape(&self) -> Vec<usize> {
+        self.0.shape.iter().map(|&size| usize::try_from(size).unwrap_or(0)).collect()
+    }
+
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// The elements, in row-major order, to read.
+    ///
+    /// # Errors
+    /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): the dtype is another;
+    /// [`Code::InvalidState`](crate::Code::InvalidState): a mutable view is alive, or the library is writing.
+    pub fn view<T: Element>(&self) -> Result<View<'_, T>> {
+        self.check_dtype(T::DTYPE)?;
+        self.0.access.check_readable()?;
+        let counter = &self.0.access.0;
+        counter.set(counter.get() + 1);
+        // SAFETY: dtype and length are right, and until the counter is 0 again nothing writes.
+        Ok(View { elements: unsafe { slice(self.0.data.cast(), self.0.len) }, counter })
+    }
+
+    /// The elements, in row-major order, to write.
+    ///
+    /// # Errors
+    /// As [`Tensor::view`], and [`Code::InvalidState`](crate::Code::InvalidState) while any view is alive.
+    pub fn view_mut<T: Element>(&self) -> Result<ViewMut<'_, T>> {
+        self.check_dtype(T::DTYPE)?;
+        self.0.access.check_writable()?;
+        let counter = &self.0.access.0;
+        counter.set(Access::WRITER);
+        // SAFETY: dtype and length are right, and until the counter is 0 again nobody else reads or writes.
+        Ok(ViewMut { elements: unsafe { slice_mut(self.0.data.cast(), self.0.len) }, counter })
+    }
+
+    /// The bytes of the elements, whatever their type.
+    ///
+    /// # Errors
+    /// [`Code::InvalidState`](crate::Code::InvalidState), as [`Tensor::view`].
+    pub fn bytes(&self) -> Result<View<'_, u8>> {
+        self.0.access.check_readable()?;
+        let counter = &self.0.access.0;
+        counter.set(counter.get() + 1);
+        // SAFETY: every element type is plain data of that size; nothing writes until the counter is 0 again.
+        Ok(View { elements: unsafe { slice(self.0.data.cast(), self.0.len * self.0.dtype.size()) }, counter })
+    }
+
+    /// The bytes of the elements, to write. Every bit pattern is a value of every element type.
+    ///
+    /// # Errors
+    /// [`Code::InvalidState`](crate::Code::InvalidState), as [`Tensor::view_mut`].
+    pub fn bytes_mut(&self) -> Result<ViewMut<'_, u8>> {
+        self.0.access.check_writable()?;
+        let counter = &self.0.access.0;
+        counter.set(Access::WRITER);
+        // SAFETY: as above, and nobody else reads or writes.
+        Ok(ViewMut {
+            elements: unsafe { slice_mut(self.0.data.cast(), self.0.len * self.0.dtype.size()) },
+            counter,
+        })
+    }
+
+    /// A copy of the elements.
+    ///
+    /// # Errors
+    /// As [`Tensor::view`].
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        Ok(self.view::<T>()?.to_vec())
+    }
+
+    fn check_dtype(&self, asked: DType) -> Result<()> {
+        if self.0.dtype == asked {
+            Ok(())
+        } else {
+            Err(Error::argument(format!("the tensor's elements are {}, not {asked}", self.0.dtype)))
+        }
+    }
+
+    /// The C view of this tensor, valid as long as the tensor.
+    pub(crate) fn as_raw(&self) -> sys::tsr_tensor {
+        raw_tensor(self.0.data, &self.0.shape, self.0.dtype)
+    }
+
+    /// # Errors
+    /// If the library must not read the memory now; `name` says which tensor that is.
+    pub(crate) fn check_readable(&self, name: &str) -> Result<()> {
+        self.0.access.check_readable().map_err(|error| named(name, &error))
+    }
+
+    /// # Errors
+    /// If the library must not write the memory now.
+    pub(crate) fn check_writable(&self, name: &str) -> Result<()> {
+        self.0.access.check_writable().map_err(|error| named(name, &error))
+    }
+
+    /// Gives the memory to the library until [`Tensor::take_back`]: no view is handed out meanwhile.
+    pub(crate) fn lend(&self, name: &str) -> Result<()> {
+        self.check_writable(name)?;
+        self.0.access.0.set(Access::LIBRARY);
+        Ok(())
+    }
+
+    pub(crate) fn is_lent(&self) -> bool {
+        self.0.access.0.get() == Access::LIBRARY
+    }
+
+    pub(crate) fn take_back(&self) {
+        if self.is_lent() {
+            self.0.access.0.set(0);
+        }
+    }
+}
+
+fn named(name: &str, error: &Error) -> Error {
+    Error::new(error.code(), format!("{name}: {}", error.message()))
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({}, {:?})", self.0.dtype, self.0.shape)
+    }
+}
+
+/// What can become a [`Tensor`]: `(Vec<T>, shape)`, a tensor, and with the feature `ndarray` an `ndarray::Array`.
+pub trait IntoTensor {
+    /// The tensor.
+    ///
+    /// # Errors
+    /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): data and shape do not fit.
+    fn into_tensor(self) -> Result<Tensor>;
+}
+
+impl<T: Element, S: AsRef<[usize]>> IntoTensor for (Vec<T>, S) {
+    fn into_tensor(self) -> Result<Tensor> {
+        Tensor::new(self.0, self.1)
+    }
+}
+
+impl IntoTensor for Tensor {
+    fn into_tensor(self) -> Result<Tensor> {
+        Ok(self)
+    }
+}
+
+impl IntoTensor for &Tensor {
+    fn into_tensor(self) -> Result<Tensor> {
+        Ok(self.clone())
+    }
+}
+
+/// A tensor's elements, to read; a slice while it lives.
+pub struct View<'a, T> {
+    elements: &'a [T],
+    counter: &'a Cell<isize>,
+}
+
+impl<T> Deref for View<'_, T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        self.elements
+    }
+}
+
+impl<T> Drop for View<'_, T> {
+    fn drop(&mut self) {
+        self.counter.set(self.counter.get() - 1);
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for View<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.elements.fmt(f)
+    }
+}
+
+/// A tensor's elements, to write; a mutable slice while it lives.
+pub struct ViewMut<'a, T> {
+    elements: &'a mut [T],
+    counter: &'a Cell<isize>,
+}
+
+impl<T> Deref for ViewMut<'_, T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        self.elements
+    }
+}
+
+impl<T> DerefMut for ViewMut<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        self.elements
+    }
+}
+
+impl<T> Drop for ViewMut<'_, T> {
+    fn drop(&mut self) {
+        self.counter.set(0);
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for ViewMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.elements.fmt(f)
+    }
+}
+
+/// # Safety
+/// `data` points to `len` elements that nothing writes during `'a`; it may be null if `len` is 0.
+pub(crate) unsafe fn slice<'a, T>(data: *const T, len: usize) -> &'a [T] {
+    if len == 0 {
+        &[]
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(data, len) }
+    }
+}
+
+/// # Safety
+/// `data` points to `len` elements that nobody else reads or writes during `'a`; it may be null if `len` is 0.
+pub(crate) unsafe fn slice_mut<'a, T>(data: *mut T, len: usize) -> &'a mut [T] {
+    if len == 0 {
+        &mut []
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(data, len) }
+    }
+}
+
+/// A contiguous CPU tensor as C sees it; it borrows `data` and `shape`.
+pub(crate) fn raw_tensor(data: *mut c_void, shape: &[i64], dtype: DType) -> sys::tsr_tensor {
+    sys::tsr_tensor {
+        data,
+        shape: shape.as_ptr(),
+        strides: std::ptr::null(),
+        ndim: i32::try_from(shape.len()).unwrap_or(i32::MAX), // the library refuses more than 8
+        dtype: dtype.as_raw(),
+        device_type: sys::TSR_DEVICE_CPU,
+        device_index: 0,
+        byte_offset: 0,
+        reserved: [0; 3],
+    }
+}
+
+/// The shape of a slice. Slices have at most `isize::MAX` elements.
+pub(crate) fn flat_shape(len: usize) -> [i64; 1] {
+    [i64::try_from(len).unwrap_or(i64::MAX)]
+}
+
+pub(crate) fn count(shape: &[usize]) -> Result<usize> {
+    shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size)).ok_or_else(|| too_large(shape))
+}
+
+fn too_large(shape: &[usize]) -> Error {
+    Error::argument(format!("a tensor of shape {shape:?} is larger than memory can be"))
+}

@@ -1,0 +1,249 @@
+//! Asynchronous operations.
+//!
+//! While an operation runs, the library reads and writes its buffers from another thread. A borrow cannot guarantee that
+//! they stay: `mem::forget` ends a borrow without running any `Drop`, and a `Drop` that waited would block. So the
+//! operation owns its buffers. They are moved into memory that two parties hold, this handle and the library's
+//! completion callback, and are freed when both have let go: drop the handle at any time, nothing waits and nothing
+//! dangles.
+
+use std::fmt;
+use std::future::Future;
+use std::panic::{self, AssertUnwindSafe};
+use std::pin::Pin;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use std::{ffi::c_void, mem};
+
+use tessera_sys as sys;
+
+use crate::element::Element;
+use crate::error::{check, Code, Error, Result};
+use crate::raw;
+use crate::store::created;
+use crate::tensor::{flat_shape, raw_tensor};
+
+/// An operation that runs, and the buffers it owns until it is done.
+///
+/// Take them back with [`wait`](Work::wait) or `.await` (no particular runtime is needed). Dropped, the operation goes on
+/// and its buffers are freed at its end.
+#[must_use = "the buffers are in it; dropped, the operation goes on unobserved"]
+pub struct Work<B> {
+    handle: Handle,
+    shared: Arc<Shared<B>>,
+}
+
+struct Handle(NonNull<sys::tsr_work>);
+
+// SAFETY: every function of a work but destroy takes it `const`, which the C API defines as thread-safe.
+unsafe impl Send for Handle {}
+unsafe impl Sync for Handle {}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: the handle is ours and not used again; the operation goes on without it.
+        unsafe { sys::tsr_work_destroy(self.0.as_ptr()) }
+    }
+}
+
+/// One-dimensional C tensors and their shapes, at addresses that do not change when this is moved.
+#[derive(Default)]
+pub(crate) struct Views {
+    tensors: Vec<sys::tsr_tensor>,
+    #[allow(clippy::vec_box)] // their addresses must stay when the vector grows
+    _shapes: Vec<Box<[i64; 1]>>,
+}
+
+// SAFETY: plain data; the buffers that it points into are kept beside it, and are `Send`.
+unsafe impl Send for Views {}
+
+impl Views {
+    pub(crate) fn of<T: Element>(mut self, data: *mut T, len: usize) -> Self {
+        let shape = Box::new(flat_shape(len));
+        self.tensors.push(raw_tensor(data.cast(), &*shape, T::DTYPE));
+        self._shapes.push(shape);
+        self
+    }
+}
+
+pub(crate) struct Shared<B>(Mutex<Progress<B>>);
+
+struct Progress<B> {
+    /// Taken out by whoever waits, once the operation is done.
+    buffers: Option<B>,
+    /// What C was handed: views of the buffers, which it may read until the operation is done.
+    _views: Views,
+    status: Option<sys::tsr_status>,
+    waker: Option<Waker>,
+    callback: Option<Callback>,
+}
+
+type Callback = Box<dyn FnOnce(Result<(), Code>) + Send>;
+
+impl<B> Shared<B> {
+    fn lock(&self) -> MutexGuard<'_, Progress<B>> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.lock().status.is_some()
+    }
+}
+
+impl<B: Send + 'static> Work<B> {
+    /// Starts an operation on `buffers`, of which `views` are views.
+    ///
+    /// # Safety
+    /// `issue` calls one C function that starts an operation, on nothing but these views, with the work pointer it is
+    /// given. The memory that the views show does not move when `buffers` is moved.
+    pub(crate) unsafe fn start(
+        buffers: B,
+        views: Views,
+        issue: impl FnOnce(&[sys::tsr_tensor], *mut *mut sys::tsr_work) -> sys::tsr_status,
+    ) -> Result<Self> {
+        let mut work = ptr::null_mut();
+        check(issue(&views.tensors, &mut work))?; // refused: nothing was started
+        let buffers = Some(buffers);
+        let progress = Progress { buffers, _views: views, status: None, waker: None, callback: None };
+        let shared = Arc::new(Shared(Mutex::new(progress)));
+        let Some(handle) = NonNull::new(work) else {
+            mem::forget(Arc::clone(&shared)); // may be in use for ever; never so in practice
+            return created(work).map(|_| unreachable!("it is null"));
+        };
+        let user_data = Arc::into_raw(Arc::clone(&shared)).cast_mut().cast();
+        // SAFETY: the callback gets a reference of its own, which `release` gives back after the call.
+        let registered = check(unsafe {
+            sys::tsr_work_on_done(handle.as_ptr(), Some(done::<B>), user_data, Some(release::<B>))
+        });
+        // If it could not be registered, that reference keeps the buffers for ever: a leak, but nothing dangles.
+        registered.map(|()| Work { handle: Handle(handle), shared })
+    }
+
+    /// Waits until the operation is done, at most until its own deadline, and gives the buffers back.
+    ///
+    /// # Errors
+    /// The operation's error: the buffers' content is then unspecified and they are freed. Or [`Code::Interrupted`]:
+    /// the operation goes on; to try again, use [`Work::wait_for`].
+    pub fn wait(mut self) -> Result<B> {
+        // SAFETY: the handle is alive.
+        check(unsafe { sys::tsr_work_wait(self.handle.0.as_ptr(), -1) })?;
+        self.take()
+    }
+
+    /// Waits at most `timeout`: whether the operation is done.
+    ///
+    /// # Errors
+    /// The operation's error, or [`Code::Interrupted`].
+    pub fn wait_for(&mut self, timeout: Duration) -> Result<bool> {
+        // SAFETY: the handle is alive.
+        match check(unsafe { sys::tsr_work_wait(self.handle.0.as_ptr(), raw::milliseconds(timeout)) }) {
+            Ok(()) => Ok(true),
+            Err(error) if error.code() == Code::NotReady => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the operation is done, well or not.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn is_done(&self) -> Result<bool> {
+        let mut done = 0;
+        // SAFETY: the handle is alive.
+        check(unsafe { sys::tsr_work_test(self.handle.0.as_ptr(), &mut done) })?;
+        Ok(done != 0)
+    }
+
+    /// The error of an operation that is done; `None` if it went well.
+    ///
+    /// # Errors
+    /// [`Code::NotReady`]: it is not done.
+    pub fn error(&self) -> Result<Option<Error>> {
+        let mut error = ptr::null_mut();
+        // SAFETY: the handle is alive; the error is ours to free.
+        unsafe {
+            check(sys::tsr_work_error(self.handle.0.as_ptr(), &mut error))?;
+            Ok(Error::from_detached(error))
+        }
+    }
+
+    /// Calls `callback` once when the operation is done: on a thread of the library, or at once if it is done already.
+    /// It must neither block nor use the communicator. A panic in it is caught and ends there.
+    ///
+    /// A second callback replaces one that has not been called.
+    pub fn on_done(&mut self, callback: impl FnOnce(Result<(), Code>) + Send + 'static) {
+        let mut progress = self.shared.lock();
+        match progress.status {
+            None => progress.callback = Some(Box::new(callback)),
+            Some(status) => {
+                drop(progress);
+                run(Box::new(callback), status);
+            }
+        }
+    }
+
+    pub(crate) fn shared(&self) -> Arc<Shared<B>> {
+        Arc::clone(&self.shared)
+    }
+
+    /// The buffers of an operation that is done, or its error.
+    fn take(&mut self) -> Result<B> {
+        if let Some(error) = self.error()? {
+            return Err(error);
+        }
+        let taken = self.shared.lock().buffers.take();
+        taken.ok_or_else(|| Error::state("the result was taken before"))
+    }
+}
+
+impl<B: Send + 'static> Future for Work<B> {
+    type Output = Result<B>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut progress = self.shared.lock();
+        if progress.status.is_none() {
+            progress.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        drop(progress);
+        Poll::Ready(self.take())
+    }
+}
+
+impl<B> Unpin for Work<B> {}
+
+impl<B> fmt::Debug for Work<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Work").field("done", &self.shared.is_done()).finish()
+    }
+}
+
+fn run(callback: Callback, status: sys::tsr_status) {
+    let result = if status == sys::TSR_OK { Ok(()) } else { Err(Code::from_raw(status)) };
+    // The panic hook has reported it; unwinding into C would be undefined.
+    let _ = panic::catch_unwind(AssertUnwindSafe(|| callback(result)));
+}
+
+/// The library's completion callback.
+unsafe extern "C" fn done<B>(status: sys::tsr_status, user_data: *mut c_void) {
+    // SAFETY: `start` passed a reference of an Arc, which lives until `release`.
+    let shared = unsafe { &*user_data.cast_const().cast::<Shared<B>>() };
+    let (waker, callback) = {
+        let mut progress = shared.lock();
+        progress.status = Some(status);
+        (progress.waker.take(), progress.callback.take())
+    };
+    if let Some(callback) = callback {
+        run(callback, status);
+    }
+    if let Some(waker) = waker {
+        let _ = panic::catch_unwind(AssertUnwindSafe(|| waker.wake()));
+    }
+}
+
+unsafe extern "C" fn release<B>(user_data: *mut c_void) {
+    // SAFETY: the reference that `start` made, given back once.
+    let shared = unsafe { Arc::from_raw(user_data.cast_const().cast::<Shared<B>>()) };
+    let _ = panic::catch_unwind(AssertUnwindSafe(|| drop(shared)));
+}

@@ -1,0 +1,201 @@
+/* A small network learns to read handwritten digits, data-parallel, on any number of ranks. The contract that it keeps
+ * with its sisters in other languages (options, initial values, what is printed) is in examples/README.md. */
+#define _POSIX_C_SOURCE 200809L
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tessera/tessera.h"
+
+enum { PIXELS = 64, HIDDEN = 128, CLASSES = 10, TRAIN = 1500, HELD_OUT = 297 };
+enum { W1, B1, W2, B2, PARAMS };
+enum { DATA, CHECKPOINTS, LOG, STEPS, SAVE_EVERY, BATCH, SEED, PACE, OPTIONS };
+
+static const char *const options[] = {"--data",       "--checkpoints", "--log",  "--steps",
+                                      "--save-every", "--batch",       "--seed", "--pace"};
+static const char *text[] = {"examples/data/digits.csv", "checkpoints", "", "600", "50", "32", "7", "0"};
+static long number[OPTIONS]; /* from STEPS on */
+static float train_x[TRAIN][PIXELS], test_x[HELD_OUT][PIXELS];
+static int train_y[TRAIN], test_y[HELD_OUT];
+static float w1[HIDDEN][PIXELS], b1[HIDDEN], w2[CLASSES][HIDDEN], b2[CLASSES];
+static int32_t rank, world;
+
+static void usage(const char *what, const char *value) {
+    fprintf(stderr, "digits: %s %s; see examples/README.md\n", what, value);
+    exit(2);
+}
+
+static void fail(const char *call) {
+    const char *why = tsr_error_message(tsr_error_last());
+    fprintf(stderr, "digits: %s: %s\n", call, why);
+    if (tsr_record_error(why, NULL) != TSR_OK) fprintf(stderr, "digits: the launcher could not be told\n");
+    exit(1);
+}
+
+#define CHECK(call) ((call) == TSR_OK ? (void)0 : fail(#call))
+
+static void read_arguments(int argc, char **argv) {
+    for (int i = 1; i < argc; i += 2) {
+        int k = 0;
+        while (k < OPTIONS && strcmp(argv[i], options[k]) != 0) ++k;
+        if (k == OPTIONS || i + 1 == argc) usage("unknown option, or one without a value:", argv[i]);
+        text[k] = argv[i + 1];
+    }
+    for (int k = STEPS; k < OPTIONS; ++k) {
+        char *end;
+        number[k] = strtol(text[k], &end, 10);
+        if (end == text[k] || *end != '\0' || number[k] < (k == STEPS || k == BATCH)) usage(options[k], "cannot be so");
+    }
+}
+
+/* 64 pixels and the label a line. Every sixth row is held out, as long as there are 297 of them. */
+static void read_data(void) {
+    FILE *file = fopen(text[DATA], "r");
+    if (file == NULL) usage("cannot read", text[DATA]);
+    for (int row = 0, train = 0, test = 0; row < TRAIN + HELD_OUT; ++row) {
+        const int is_test = row % 6 == 5 && test < HELD_OUT;
+        float *x = is_test ? test_x[test] : train_x[train];
+        int *y = is_test ? &test_y[test++] : &train_y[train++], good = 1;
+        for (int k = 0; k < PIXELS; ++k, ++x) good &= fscanf(file, "%f,", x) == 1, *x /= 16;
+        if (!good || fscanf(file, "%d", y) != 1 || *y < 0 || *y >= CLASSES) usage("not the digits:", text[DATA]);
+    }
+    fclose(file);
+}
+
+static void initialize(float *values, int n, int fan_in, uint64_t *state) {
+    for (int i = 0; i < n; ++i) { /* SplitMix64 */
+        uint64_t z = *state += 0x9e3779b97f4a7c15u;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+        values[i] = (float)((2 * ((double)((z ^ (z >> 31)) >> 40) / 16777216) - 1) / sqrt(fan_in));
+    }
+}
+
+/* The hidden layer and the logits of one image; returns the class with the largest logit. */
+static int forward(const float *x, float *h, float *logits) {
+    int best = 0;
+    for (int j = 0; j < HIDDEN; ++j) {
+        h[j] = b1[j];
+        for (int k = 0; k < PIXELS; ++k) h[j] += w1[j][k] * x[k];
+        if (h[j] < 0) h[j] = 0;
+    }
+    for (int c = 0; c < CLASSES; ++c) {
+        logits[c] = b2[c];
+        for (int j = 0; j < HIDDEN; ++j) logits[c] += w2[c][j] * h[j];
+        if (logits[c] > logits[best]) best = c;
+    }
+    return best;
+}
+
+/* The mean loss over the batch; its gradients are added to the views of the buckets. */
+static double forward_backward(const int64_t *batch, size_t n, const tsr_tensor *grads) {
+    double loss = 0;
+    float *g[PARAMS];
+    for (int i = 0; i < PARAMS; ++i) g[i] = grads[i].data;
+    for (size_t i = 0; i < n; ++i) {
+        const float *x = train_x[batch[i]];
+        float h[HIDDEN], p[CLASSES], dh[HIDDEN] = {0}, sum = 0;
+        const float top = p[forward(x, h, p)];
+        for (int c = 0; c < CLASSES; ++c) sum += p[c] = expf(p[c] - top);
+        loss -= log(fmax(p[train_y[batch[i]]] / sum, 1e-30)) / (double)n;
+        for (int c = 0; c < CLASSES; ++c) {
+            const float d = (p[c] / sum - (c == train_y[batch[i]] ? 1.F : 0.F)) / (float)n;
+            g[B2][c] += d;
+            for (int j = 0; j < HIDDEN; ++j) g[W2][c * HIDDEN + j] += d * h[j], dh[j] += d * w2[c][j];
+        }
+        for (int j = 0; j < HIDDEN; ++j) {
+            if (h[j] <= 0) continue;
+            g[B1][j] += dh[j];
+            for (int k = 0; k < PIXELS; ++k) g[W1][j * PIXELS + k] += dh[j] * x[k];
+        }
+    }
+    return loss;
+}
+
+/* One write a line, by fclose: the file may be shared by all ranks. */
+static void log_line(int64_t step, const char *what, double value) {
+    FILE *file = *text[LOG] != '\0' ? fopen(text[LOG], "a") : NULL;
+    struct timespec now;
+    if (file == NULL || clock_gettime(CLOCK_REALTIME, &now) != 0) return;
+    fprintf(file, "{\"time\":%.3f,\"rank\":%d,\"world\":%d,\"step\":%lld,\"%s\":%.6f,\"lang\":\"c\"}\n",
+            (double)now.tv_sec + (double)now.tv_nsec * 1e-9, (int)rank, (int)world, (long long)step, what, value);
+    fclose(file);
+}
+
+int main(int argc, char **argv) {
+    read_arguments(argc, argv);
+    read_data();
+    uint64_t random = (uint64_t)number[SEED];
+    initialize(w1[0], HIDDEN * PIXELS, PIXELS, &random), initialize(b1, HIDDEN, PIXELS, &random);
+    initialize(w2[0], CLASSES * HIDDEN, HIDDEN, &random), initialize(b2, CLASSES, HIDDEN, &random);
+    tsr_comm *comm;
+    CHECK(tsr_comm_from_env(NULL, &comm)); /* tessera run, torchrun, mpirun, srun, or alone */
+    CHECK(tsr_comm_rank(comm, &rank));
+    CHECK(tsr_comm_world_size(comm, &world));
+    const tsr_param params[PARAMS] = {{"fc1.weight", tsr_f32_2d(w1, HIDDEN, PIXELS)},
+                                      {"fc1.bias", tsr_f32_1d(b1, HIDDEN)},
+                                      {"fc2.weight", tsr_f32_2d(w2, CLASSES, HIDDEN)},
+                                      {"fc2.bias", tsr_f32_1d(b2, CLASSES)}};
+    tsr_ddp *ddp;
+    CHECK(tsr_ddp_create(comm, params, PARAMS, NULL, &ddp)); /* every rank now has rank 0's values */
+    tsr_adamw_options adamw;
+    CHECK(tsr_adamw_options_init(&adamw, sizeof adamw));
+    adamw.lr = 0.003;
+    tsr_optimizer *optimizer;
+    CHECK(tsr_ddp_adamw(ddp, &adamw, &optimizer));
+    const tsr_sampler_options order = {.struct_size = sizeof order, .seed = (uint64_t)number[SEED], .shuffle = 1};
+    tsr_sampler *sampler;
+    CHECK(tsr_sampler_create(comm, TRAIN, &order, &sampler));
+    tsr_state *state;
+    CHECK(tsr_state_create(&state));
+    CHECK(tsr_state_add_ddp(state, "model", ddp));
+    CHECK(tsr_state_add_optimizer(state, "optim", optimizer));
+    CHECK(tsr_state_add_sampler(state, "data", sampler));
+    tsr_saver_options saving;
+    CHECK(tsr_saver_options_init(&saving, sizeof saving));
+    saving.keep_latest = 3;
+    tsr_saver *saver;
+    CHECK(tsr_saver_create(comm, text[CHECKPOINTS], &saving, &saver));
+    int64_t step, batch[TRAIN];
+    int32_t stop = 0;
+    const tsr_tensor stop_flag = TSR_CPU_TENSOR(&stop, TSR_DTYPE_I32, 1, 1);
+    CHECK(tsr_saver_resume(saver, state, &step)); /* 0 when there is nothing yet */
+    if (rank == 0 && step == 0) printf("digits: %d ranks, from the beginning\n", (int)world);
+    if (rank == 0 && step > 0) printf("digits: %d ranks, resumed after step %lld\n", (int)world, (long long)step);
+    tsr_tensor grads[PARAMS];
+    for (size_t i = 0; i < PARAMS; ++i) CHECK(tsr_ddp_grad(ddp, i, &grads[i]));
+    while (step < number[STEPS] && !stop) {
+        size_t n;
+        CHECK(tsr_sampler_next(sampler, batch, (size_t)(number[BATCH] < TRAIN ? number[BATCH] : TRAIN), &n));
+        CHECK(tsr_ddp_zero_grad(ddp));
+        const double loss = forward_backward(batch, n, grads);
+        for (size_t i = PARAMS; i-- > 0;) CHECK(tsr_ddp_ready(ddp, i));
+        CHECK(tsr_ddp_wait(ddp)); /* the gradients are the average of all ranks now */
+        CHECK(tsr_optimizer_step(optimizer));
+        if (++step % 10 == 0 || step == number[STEPS]) {
+            if (rank == 0) printf("step %lld/%ld loss %.4f\n", (long long)step, number[STEPS], loss), fflush(stdout);
+            log_line(step, "loss", loss);
+        }
+        stop = tsr_preempt_requested(); /* by the launcher, of any rank: the same answer on all */
+        CHECK(tsr_comm_all_reduce(comm, &stop_flag, 1, TSR_REDUCE_MAX, NULL, NULL));
+        if (stop || (number[SAVE_EVERY] > 0 && step % number[SAVE_EVERY] == 0)) {
+            CHECK(tsr_state_set_metric(state, "loss", loss));
+            CHECK(tsr_saver_save_async(saver, step, state, NULL));
+        }
+        nanosleep(&(struct timespec){number[PACE] / 1000, number[PACE] % 1000 * 1000000}, NULL);
+    }
+    CHECK(tsr_saver_wait(saver));
+    if (rank == 0 && stop) printf("digits: stopped after step %lld\n", (long long)step);
+    if (!stop) {
+        float h[HIDDEN], logits[CLASSES];
+        int right = 0;
+        for (int i = 0; i < HELD_OUT; ++i) right += forward(test_x[i], h, logits) == test_y[i];
+        log_line(step, "accuracy", (double)right / HELD_OUT);
+        if (rank == 0) printf("held-out accuracy %.4f\n", (double)right / HELD_OUT);
+    }
+    CHECK(tsr_comm_finalize(comm));
+    tsr_saver_destroy(saver), tsr_state_destroy(state), tsr_sampler_destroy(sampler);
+    tsr_optimizer_destroy(optimizer), tsr_ddp_destroy(ddp), tsr_comm_destroy(comm);
+}

@@ -1,0 +1,61 @@
+// tessera/mesh.h through the C ABI.
+#include "api.hpp"
+
+namespace {
+
+TEST(MeshApi, DimensionsHaveTheirCommunicators) {
+    api::run_ranks(4, [](tsr_comm* comm, int32_t rank) {
+        const std::array<const char*, 2> names{"dp", "tp"};
+        const std::array<int32_t, 2> sizes{2, 2};
+        api::Owned<tsr_mesh> mesh;
+        ASSERT_OK(tsr_mesh_create(comm, names.data(), sizes.data(), 2, mesh.out()));
+        int32_t ndim = 0;
+        EXPECT_OK(tsr_mesh_ndim(mesh, &ndim));
+        EXPECT_EQ(ndim, 2);
+        int32_t size = 0;
+        int32_t coordinate = -1;
+        EXPECT_OK(tsr_mesh_dim(mesh, "tp", &size, &coordinate));
+        EXPECT_EQ(size, 2);
+        EXPECT_EQ(coordinate, rank % 2);
+        EXPECT_OK(tsr_mesh_dim(mesh, "dp", nullptr, &coordinate));
+        EXPECT_EQ(coordinate, rank / 2);
+        EXPECT_OK(tsr_mesh_dim(mesh, "dp", nullptr, nullptr));
+
+        tsr_comm* tp = nullptr;
+        ASSERT_OK(tsr_mesh_comm(mesh, "tp", &tp));
+        api::Array<int32_t> own({rank});
+        const tsr_tensor tensor = own.tensor();
+        ASSERT_OK(tsr_comm_all_reduce(tp, &tensor, 1, TSR_REDUCE_SUM, nullptr, nullptr));
+        EXPECT_EQ(own.values[0], rank < 2 ? 0 + 1 : 2 + 3);
+
+        EXPECT_FAILS(tsr_mesh_dim(mesh, "pp", &size, nullptr), TSR_E_NOT_FOUND, "\"pp\"; it has dp, tp");
+        EXPECT_FAILS(tsr_mesh_comm(mesh, "pp", &tp), TSR_E_NOT_FOUND, "\"pp\"");
+        EXPECT_EQ(tp, nullptr);
+        EXPECT_FAILS(tsr_mesh_dim(mesh, nullptr, &size, nullptr), TSR_E_INVALID_ARGUMENT, "name is NULL");
+
+        ASSERT_OK(tsr_mesh_comm(mesh, "dp", &tp));
+        mesh.reset();
+        int32_t gone = 0;
+        EXPECT_FAILS(tsr_comm_rank(tp, &gone), TSR_E_INVALID_STATE, "destroyed");
+    });
+}
+
+TEST(MeshApi, BadShapesAreRefused) {
+    const api::Owned<tsr_comm> comm = api::alone();
+    const std::array<const char*, 2> names{"dp", "dp"};
+    const std::array<int32_t, 2> sizes{1, 1};
+    api::Owned<tsr_mesh> mesh;
+    EXPECT_FAILS(tsr_mesh_create(comm, names.data(), sizes.data(), 2, mesh.out()), TSR_E_INVALID_ARGUMENT,
+                 "two mesh dimensions");
+    EXPECT_FAILS(tsr_mesh_create(comm, names.data(), sizes.data(), 0, mesh.out()), TSR_E_INVALID_ARGUMENT,
+                 "0 dimensions");
+    EXPECT_FAILS(tsr_mesh_create(comm, names.data(), sizes.data(), 9, mesh.out()), TSR_E_INVALID_ARGUMENT,
+                 "9 dimensions");
+    EXPECT_FAILS(tsr_mesh_create(comm, nullptr, sizes.data(), 1, mesh.out()), TSR_E_INVALID_ARGUMENT, "names is NULL");
+    EXPECT_FAILS(tsr_mesh_create(comm, names.data(), nullptr, 1, mesh.out()), TSR_E_INVALID_ARGUMENT, "sizes is NULL");
+    const std::array<int32_t, 1> two{2};
+    EXPECT_FAILS(tsr_mesh_create(comm, names.data(), two.data(), 1, mesh.out()), TSR_E_INVALID_ARGUMENT,
+                 "(dp 2) has 2 places, the communicator 1 ranks");
+}
+
+}  // namespace

@@ -1,0 +1,154 @@
+// The launcher's parts that need no process: what the next round is, cutting lines, ordering failures, ports.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "launch/job.hpp"
+#include "launch/log_mux.hpp"
+#include "launch/port.hpp"
+#include "launch/process.hpp"
+#include "launch/summary.hpp"
+#include "processes.hpp"
+
+namespace tsr {
+namespace {
+
+RunOptions job(int ranks, int min_ranks, OnLoss on_loss) {
+    RunOptions options;
+    options.programs.push_back({{"a"}, ranks - 1, {}});
+    options.programs.push_back({{"b"}, 1, {}});
+    options.min_ranks = min_ranks;
+    options.on_loss = on_loss;
+    return options;
+}
+
+TEST(NextRound, RestartKeepsTheSizeWhileRestartsLastThenShrinks) {
+    const RunOptions options = job(4, 3, OnLoss::restart);
+    const auto members = first_round(options);
+    const auto again = next_round(options, members, {1}, 1);
+    ASSERT_TRUE(again);
+    EXPECT_EQ(again->members, members);
+    EXPECT_TRUE(again->uses_restart);
+    const auto fewer = next_round(options, members, {1}, 0);
+    ASSERT_TRUE(fewer);
+    EXPECT_FALSE(fewer->uses_restart);
+    EXPECT_EQ(fewer->members, (std::vector<Member>{{0, 0}, {0, 2}, {1, 0}}));
+}
+
+TEST(NextRound, ShrinkComesFirstWhereAskedAndEndsAtTheLeast) {
+    const RunOptions options = job(4, 3, OnLoss::shrink);
+    const auto members = first_round(options);
+    const auto fewer = next_round(options, members, {3}, 5);
+    ASSERT_TRUE(fewer);
+    EXPECT_EQ(fewer->members, (std::vector<Member>{{0, 0}, {0, 1}, {0, 2}}));
+    const auto again = next_round(options, fewer->members, {0}, 1);
+    ASSERT_TRUE(again) << "too few are left, but a restart is";
+    EXPECT_TRUE(again->uses_restart);
+    EXPECT_EQ(again->members, fewer->members);
+    EXPECT_FALSE(next_round(options, fewer->members, {0}, 0));
+}
+
+TEST(NextRound, FixedSizeWithoutRestartsEnds) {
+    const RunOptions options = job(2, 0, OnLoss::restart);
+    EXPECT_FALSE(next_round(options, first_round(options), {0}, 0));
+}
+
+TEST(NextRound, AllLostIsNoRound) {
+    const RunOptions options = job(2, 1, OnLoss::shrink);
+    EXPECT_FALSE(next_round(options, first_round(options), {0, 1}, 0));
+}
+
+std::vector<std::string> cut(const std::vector<std::string>& pieces) {
+    LineBuffer buffer;
+    std::vector<std::string> lines;
+    const auto take = [&](std::string_view line) { lines.emplace_back(line); };
+    for (const std::string& piece : pieces) buffer.feed(piece, take);
+    buffer.finish(take);
+    return lines;
+}
+
+TEST(LineBuffer, CutsWhereverThePiecesEnd) {
+    using Lines = std::vector<std::string>;
+    EXPECT_EQ(cut({}), Lines{});
+    EXPECT_EQ(cut({"a\nb\n"}), (Lines{"a", "b"}));
+    EXPECT_EQ(cut({"a", "b\n\n", "\nc"}), (Lines{"ab", "", "", "c"}));
+    EXPECT_EQ(cut({"a\r\n", "b\r", "\n"}), (Lines{"a", "b"}));
+    EXPECT_EQ(cut({" 1%\r 2%\r", "100%\nnext\n"}), (Lines{"100%", "next"}));
+}
+
+TEST(LineBuffer, AnyCutGivesTheSameLines) {
+    const uint32_t seed = std::random_device{}();
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    std::string text;
+    for (int i = 0; i < 5000; ++i) text += random() % 7 == 0 ? '\n' : static_cast<char>('a' + random() % 26);
+    const auto whole = cut({text});
+    std::vector<std::string> pieces;
+    for (std::string_view rest = text; !rest.empty();) {
+        const size_t size = std::min<size_t>(1 + random() % 20, rest.size());
+        pieces.emplace_back(rest.substr(0, size));
+        rest.remove_prefix(size);
+    }
+    EXPECT_EQ(cut(pieces), whole);
+}
+
+TEST(LineBuffer, EndlessLineIsCutAndNothingIsLost) {
+    const std::string endless(LineBuffer::max_line * 2 + 10, 'x');
+    const auto lines = cut({endless, "\n"});
+    ASSERT_EQ(lines.size(), 3U);
+    EXPECT_EQ(lines[0] + lines[1] + lines[2], endless);
+    const auto exact = cut({std::string(LineBuffer::max_line, 'y') + "\nz\n"});
+    EXPECT_EQ(exact, (std::vector<std::string>{std::string(LineBuffer::max_line, 'y'), "z"}));
+}
+
+Failure failure(int rank, int status, double time, int order, std::optional<double> recorded = std::nullopt) {
+    Failure f{rank, "host", 100 + rank, status, time, order, "", std::nullopt};
+    if (recorded) f.error = RecordedError{"boom", "", *recorded};
+    return f;
+}
+
+TEST(Failures, RootCauseIsTheEarliestAndAKilledRankBeforeItsVictims) {
+    constexpr int exit_1 = 1 << 8;
+    std::vector<Failure> failures = {failure(0, exit_1, 10.2, 2, 10.1), failure(1, exit_1, 10.0, 1, 9.9),
+                                     failure(2, SIGKILL, 10.0, 1), failure(3, exit_1, 10.0, 1, 9.8)};
+    order_failures(failures);
+    std::vector<int> ranks;
+    for (const Failure& f : failures) ranks.push_back(f.rank);
+    EXPECT_EQ(ranks, (std::vector<int>{2, 3, 1, 0}));
+    const std::string text = summary_of(failures);
+    EXPECT_LT(text.find("rank 2 was killed by SIGKILL"), text.find("boom"));
+}
+
+TEST(Port, ReservationsNeverGiveTheSamePort) {
+    std::set<uint16_t> ports;
+    std::vector<PortReservation> held(50);
+    for (const PortReservation& reservation : held) {
+        EXPECT_TRUE(ports.insert(reservation.port()).second);
+        Address address{"127.0.0.1", reservation.port()};
+        EXPECT_TRUE(listen_on(address).valid()) << "a rank can listen on it";
+    }
+}
+
+TEST(Executable, IsFoundInPathOrNamedAsMissing) {
+    EXPECT_EQ(find_executable("/bin/sh"), "/bin/sh");
+    EXPECT_THAT(find_executable("sh"), ::testing::EndsWith("/sh"));
+    const auto code = [](const char* command) {
+        try {
+            (void)find_executable(command);
+        } catch (const Error& error) {
+            return error.code();
+        }
+        return Code::ok;
+    };
+    EXPECT_EQ(code("/etc/passwd"), Code::permission);
+    EXPECT_EQ(code("/tmp"), Code::permission);
+    EXPECT_EQ(code("tessera-no-such-program"), Code::not_found);
+}
+
+}  // namespace
+}  // namespace tsr
