@@ -225,7 +225,8 @@ void Saver::agree_on_state(Job& job, const State& state, const Values& values, s
     if (any_private) {
         const std::vector<std::string> texts = peers_.gather(to_json(own).dump());
         for (size_t rank = 0; peers_.rank() == 0 && rank < texts.size(); ++rank) {
-            for (const Json::Member& member : Json::parse(texts[rank], "private values").as_object()) {
+            const Json own_of_rank = Json::parse(texts[rank], "private values");
+            for (const Json::Member& member : own_of_rank.as_object()) {
                 job.values.insert_or_assign(member.key, member.value);
             }
         }

@@ -78,6 +78,7 @@ class Group final : public Communicator {
     };
     struct ActiveTransfer {
         Task task;
+        uint64_t sequence = 0;
         std::unique_ptr<Transfer> transfer;
     };
 
@@ -191,11 +192,6 @@ void Group::await(const Task& task) {
 }
 
 void Group::await_queue() {
-    WorkPtr last;
-    {
-        const std::lock_guard lock(mutex_);
-        if (unfinished_.load(std::memory_order_acquire) == 0) return;
-    }
     wait_until([this] { return unfinished_.load(std::memory_order_acquire) == 0; }, no_deadline(), "issued work");
 }
 
@@ -256,7 +252,7 @@ void Group::start_queued_transfers(std::vector<ActiveTransfer>& active) {
         }
         const Request request = task.request->view();
         const uint64_t sequence = ++transfers_;
-        active.push_back({std::move(task), nullptr});
+        active.push_back({std::move(task), sequence, nullptr});
         try {
             active.back().transfer = transport_->start(request, sequence, Deadline::in(options_.timeout));
         } catch (...) {
@@ -275,7 +271,7 @@ void Group::progress_transfers(std::vector<ActiveTransfer>& active) {
         try {
             progress = active[i].transfer->advance();
         } catch (...) {
-            const Error error = named(current_error(), active[i].task.request->view(), transfers_);
+            const Error error = named(current_error(), active[i].task.request->view(), active[i].sequence);
             const Task task = std::move(active[i].task);
             active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
             poison(error);
@@ -297,7 +293,7 @@ void Group::progress_transfers(std::vector<ActiveTransfer>& active) {
     try {
         transport_->wait(waiting, queued_);
     } catch (...) {
-        const Error error = named(current_error(), active.front().task.request->view(), transfers_);
+        const Error error = named(current_error(), active.front().task.request->view(), active.front().sequence);
         poison(error);
         for (ActiveTransfer& a : active) {
             a.transfer.reset();

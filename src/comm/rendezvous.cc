@@ -54,8 +54,7 @@ Peer unpacked(std::string_view bytes, int rank) {
 std::vector<int> missing_ranks(Store& store, int world_size) {
     std::vector<int> missing;
     for (int rank = 0; rank < world_size; ++rank) {
-        const auto value = store.get(key_of(rank), Deadline::in(farewell));
-        if (!value || value->empty() || value->front() != peer_kind) missing.push_back(rank);
+        if (!store.get(key_of(rank), Deadline::in(farewell))) missing.push_back(rank);
     }
     return missing;
 }
@@ -69,13 +68,11 @@ Error timeout_error(Store& store, const Peer& own) {
     }
     const std::string who = missing.empty() ? "the others" : name_ranks(missing);
     return Error(Code::timeout,
-                 fmt::format("rank {}: {} did not join the communicator of {} ranks in time. Look at the logs of those "
-                             "that are missing, check that each rank number is used once and that all use one store, "
-                             "or raise timeout_ms",
-                             own.rank, who, own.world_size))
-        .with_rank(own.rank)
+                 fmt::format("{} did not join the communicator of {} ranks in time. Look at the logs of those that are "
+                             "missing, check that each rank number is used once and that all use one store, or raise "
+                             "timeout_ms",
+                             who, own.world_size))
         .with_peer(missing.size() == 1 ? missing[0] : -1)
-        .with_operation("create")
         .retry_may_help();
 }
 
@@ -93,22 +90,31 @@ std::vector<Peer> collect(Store& store, const Peer& own, Deadline deadline) {
         if (value.empty() || value.front() != peer_kind) {
             throw Error(Code::timeout, fmt::format("rank {} gave up joining the communicator before all had come", rank))
                 .with_peer(rank)
-                .with_operation("create")
                 .retry_may_help();
         }
         peers.push_back(unpacked(std::string_view(value).substr(1), rank));
         if (peers.back().world_size != own.world_size) {
             throw Error(Code::mismatch, fmt::format("rank {} joins a communicator of {} ranks, rank 0 one of {}", rank,
                                                     peers.back().world_size, own.world_size))
-                .with_peer(rank)
-                .with_operation("create");
+                .with_peer(rank);
         }
     }
     return peers;
 }
 
+// The same error as the rank that throws it says it.
+Error said_by(const Error& error, const Peer& own) {
+    Error result = Error(error.code(), fmt::format("rank {}: {}", own.rank, error.what()))
+                       .with_rank(own.rank)
+                       .with_peer(error.record()->peer)
+                       .with_operation("create");
+    if (error.record()->cause) result = result.caused_by(Error(error.record()->cause));
+    return error.record()->retriable ? result.retry_may_help() : result;
+}
+
 std::vector<Peer> lead(Store& store, const Peer& own, Deadline deadline) {
     try {
+        store.set(key_of(own.rank), packed(own), deadline);
         const std::vector<Peer> peers = collect(store, own, deadline);
         std::string all(1, peer_kind);
         all.append(reinterpret_cast<const char*>(peers.data()), peers.size() * sizeof(Peer));
@@ -121,7 +127,7 @@ std::vector<Peer> lead(Store& store, const Peer& own, Deadline deadline) {
         } catch (const Error&) {
             // The others come to their own deadline.
         }
-        throw;
+        throw said_by(e, own);
     }
 }
 
@@ -137,12 +143,12 @@ std::vector<Peer> follow(Store& store, const Peer& own, Deadline deadline) {
         } catch (const Error&) {
             // Rank 0 will find out when it connects.
         }
-        throw told;
+        throw said_by(told, own);
     }
     if (!all.empty() && all.front() == error_kind) {
         size_t used = 0;
         const int code = std::stoi(all.substr(1), &used);
-        throw Error(static_cast<Code>(code), all.substr(1 + used + 1)).with_rank(own.rank).with_operation("create");
+        throw said_by(Error(static_cast<Code>(code), all.substr(1 + used + 1)), own);
     }
     if (all.size() != 1 + sizeof(Peer) * static_cast<size_t>(own.world_size)) {
         throw Error(Code::mismatch, fmt::format("rank {} joins a communicator of {} ranks; rank 0's list has {} bytes",
@@ -175,7 +181,7 @@ std::string name_ranks(const std::vector<int>& ranks) {
     std::string text = "ranks ";
     for (size_t i = 0; i < std::min(ranks.size(), shown); ++i) {
         const bool last = i + 1 == ranks.size();
-        text += (i == 0 ? "" : last ? " and " : ", ") + std::to_string(ranks[i]);
+        text += fmt::format("{}{}", i == 0 ? "" : last ? " and " : ", ", ranks[i]);
     }
     if (ranks.size() > shown) text += fmt::format(" and {} more", ranks.size() - shown);
     return text;
@@ -201,7 +207,8 @@ std::vector<Peer> exchange_peers(Store& store, const Peer& own, Deadline deadlin
 
 void forget_peers(Store& store, const Peer& own) noexcept {
     try {
-        store.erase(own.rank == 0 ? "all" : key_of(own.rank), Deadline::in(farewell));
+        store.erase(key_of(own.rank), Deadline::in(farewell));
+        if (own.rank == 0) store.erase("all", Deadline::in(farewell));
     } catch (...) {
         // A key that stays costs a few bytes of the store; its name is never used again.
     }

@@ -158,6 +158,7 @@ void ShmTransfer::accept(Inbox::Message& message) {
 }
 
 bool ShmTransfer::pull() {
+    if (done_) return true;  // another receiver of this peer has moved its message
     Inbox& inbox = transport_.inboxes_[static_cast<size_t>(peer())];
     // A message that was set aside before this receiver came?
     if (!inbox.current || inbox.current->sink != this) {

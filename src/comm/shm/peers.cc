@@ -37,11 +37,12 @@ bool PeerWatch::dead(const Watched& watched) {
     return ::poll(&entry, 1, 0) > 0;
 }
 
-int PeerWatch::first_dead() const {
+std::vector<int> PeerWatch::dead_ranks() const {
+    std::vector<int> ranks;
     for (const Watched& watched : watched_) {
-        if (dead(watched)) return watched.rank;
+        if (dead(watched)) ranks.push_back(watched.rank);
     }
-    return -1;
+    return ranks;
 }
 
 bool PeerWatch::is_dead(int rank) const {

@@ -12,8 +12,8 @@ class PeerWatch {
    public:
     PeerWatch(const std::vector<Peer>& peers, int own_rank);
 
-    // The first rank whose process has ended, or -1. Ranks of this process are never dead.
-    [[nodiscard]] int first_dead() const;
+    // The ranks whose processes have ended. Ranks of this process are never dead.
+    [[nodiscard]] std::vector<int> dead_ranks() const;
     [[nodiscard]] bool is_dead(int rank) const;
 
    private:

@@ -97,17 +97,14 @@ ShmTransport::ShmTransport(Bootstrap bootstrap)
       block_(size_t{16} << 10),
       outboxes_(peers_.size()),
       inboxes_(peers_.size()) {
-    const auto check = [&] {
-        const int dead = watch_.first_dead();
-        if (dead >= 0) {
-            throw Error(Code::peer_lost, fmt::format("rank {}: {} died while the communicator was made", rank_,
-                                                     name_peer(dead)))
-                .with_rank(static_cast<int>(rank_))
-                .with_peer(dead)
-                .with_operation("create");
-        }
+    const SliceCheck check = [&] {
+        const std::vector<int> dead = watch_.dead_ranks();
+        if (dead.empty()) return;
+        throw Error(Code::peer_lost,
+                    fmt::format("rank {}: {} died while the communicator was made", rank_, name_peer(dead[0])))
+            .with_peer(dead[0]);
     };
-    meet(bootstrap.endpoint, bootstrap.deadline);
+    meet(bootstrap.endpoint, bootstrap.deadline, check);
     segment_ = share(plan_.total(), bootstrap.deadline, check);
     if (rank_ == 0) {
         // Ordered before every other rank's look by the first synchronisation point.
@@ -120,7 +117,12 @@ ShmTransport::ShmTransport(Bootstrap bootstrap)
     std::memcpy(call.operation.label.data(), "create", 6);
     call.deadline = bootstrap.deadline;
     call.timeout = bootstrap.deadline.remaining();
-    sync(call);
+    try {
+        sync(call);
+    } catch (...) {
+        page(rank_).left.store(1, std::memory_order_release);
+        throw;
+    }
     if (header().magic != Header::current_magic || header().world_size != world() ||
         header().channel_size != plan_.channel_size || header().total_size != plan_.total()) {
         throw Error(Code::version, fmt::format("rank {}: rank 0 lays out shared memory otherwise than this rank: it "
@@ -133,21 +135,14 @@ ShmTransport::~ShmTransport() {
     if (segment_) page(rank_).left.store(1, std::memory_order_release);
 }
 
-void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline) {
-    const auto check_peers = [&] {
-        const int dead = watch_.first_dead();
-        if (dead < 0) return;
-        throw Error(Code::peer_lost,
-                    fmt::format("rank {}: {} died while the communicator was made", rank_, name_peer(dead)))
-            .with_peer(dead);
-    };
+void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline, const SliceCheck& check) {
     const auto pid_matches = [&](const Link& link, const Peer& peer) {
         return peer.pid_namespace != peers_[rank_].pid_namespace || link.peer_pid() == peer.pid;
     };
     if (rank_ != 0) {
         Link link = Endpoint::connect(peers_[0].endpoint);
         while (!link) {
-            check_peers();
+            check();
             poll_interrupt();
             if (deadline.expired()) throw Error(Code::timeout, "timed out connecting to rank 0's unix socket");
             ::sched_yield();
@@ -157,7 +152,7 @@ void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline) {
             throw Error(Code::permission, "another process than rank 0 answers at its unix socket");
         }
         link.send(bytes_of(Hello{hello_magic, static_cast<int64_t>(rank_), peers_[rank_].endpoint}), -1, deadline,
-                  check_peers);
+                  check);
         links_.push_back(std::move(link));
         return;
     }
@@ -168,7 +163,7 @@ void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline) {
             Hello hello;
             try {
                 static_cast<void>(link.receive(writable_bytes_of(hello), deadline.earlier(Deadline::in(milliseconds{2000})),
-                                               check_peers));
+                                               check));
                 const auto rank = static_cast<size_t>(hello.rank);
                 const bool known = hello.magic == hello_magic && rank > 0 && rank < world() && !links_[rank] &&
                                    hello.endpoint == peers_[rank].endpoint && pid_matches(link, peers_[rank]);
@@ -181,7 +176,7 @@ void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline) {
             }
             continue;
         }
-        check_peers();
+        check();
         poll_interrupt();
         if (!deadline.expired()) continue;
         std::vector<int> missing;
@@ -378,12 +373,21 @@ void ShmTransport::throw_if_alarmed(const std::string& headline) const {
         const std::lock_guard lock(failure_mutex_);
         if (failure_) throw Error(*failure_);
     }
-    if (const int dead = watch_.first_dead(); dead >= 0) throw lost(dead, headline, true);
+    if (const int dead = first_dead(); dead >= 0) throw lost(dead, headline, true);
     if (const auto told = told_failure(headline)) {
         const std::lock_guard lock(failure_mutex_);
         adopted_ = true;
         throw Error(*told);
     }
+}
+
+int ShmTransport::first_dead() const {
+    for (const int rank : watch_.dead_ranks()) {
+        const RankPage& theirs = page(static_cast<size_t>(rank));
+        const bool told = theirs.failure.state.load(std::memory_order_acquire) == FailureRecord::told;
+        if (!told && theirs.left.load(std::memory_order_acquire) == 0) return rank;
+    }
+    return -1;
 }
 
 std::vector<int> ShmTransport::late_ranks() const {
@@ -403,7 +407,7 @@ void ShmTransport::check(Call& call) {
     try {
         throw_if_alarmed(name);
         // Evidence first, then the stamps: a rank that arrived and then left in peace is not missed.
-        const int dead = watch_.first_dead();
+        const int dead = first_dead();
         std::vector<char> left(world());
         for (size_t r = 0; r < world(); ++r) left[r] = page(r).left.load(std::memory_order_acquire) != 0;
         const std::vector<int> late = late_ranks();
@@ -492,10 +496,7 @@ void ShmTransport::abort(const Error& error) {
 }
 
 std::optional<Error> ShmTransport::peer_error() const {
-    const int dead = watch_.first_dead();
-    if (dead >= 0 && page(static_cast<size_t>(dead)).left.load(std::memory_order_acquire) == 0) {
-        return lost(dead, "", true);
-    }
+    if (const int dead = first_dead(); dead >= 0) return lost(dead, "", true);
     if (header().alarm.load(std::memory_order_seq_cst) == 0) return std::nullopt;
     return told_failure("");
 }

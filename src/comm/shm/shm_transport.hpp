@@ -57,7 +57,7 @@ class ShmTransport final : public Transport {
     };
 
     // --- making it (shm_transport.cc)
-    void meet(const Endpoint& endpoint, Deadline deadline);
+    void meet(const Endpoint& endpoint, Deadline deadline, const SliceCheck& check);
     [[nodiscard]] std::shared_ptr<Segment> share(size_t size, Deadline deadline, const SliceCheck& check);
 
     // --- synchronisation and errors (shm_transport.cc)
@@ -70,6 +70,8 @@ class ShmTransport final : public Transport {
     [[noreturn]] void throw_timeout(const Call& call, const std::vector<int>& late) const;
     [[nodiscard]] std::optional<Error> told_failure(const std::string& headline) const;
     [[nodiscard]] std::vector<int> late_ranks() const;
+    // A rank whose process ended without a word: neither did it leave nor tell of a failure. -1 if there is none.
+    [[nodiscard]] int first_dead() const;
     void write_journal(const Operation& operation, uint64_t sequence);
     [[nodiscard]] Error lost(int rank, const std::string& headline, bool died) const;
     [[nodiscard]] std::string name_peer(int rank) const;       // "rank 3 (pid 8123)"

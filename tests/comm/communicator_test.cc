@@ -1,0 +1,284 @@
+// Issue order, asynchronous work, splitting, buffers, and what may not be asked.
+#include "comm/communicator.hpp"
+
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <cstring>
+#include <random>
+
+#include "ranks.hpp"
+#include "values.hpp"
+
+namespace tsr::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+Request all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::sum, std::string_view label = {}) {
+    return {Collective::all_reduce, {}, {&tensor, 1}, op, -1, 0, label};
+}
+
+Request barrier() { return {}; }
+
+template <class T>
+Tensor over(std::vector<T>& values, DType dtype) {
+    return tensor_of(std::span<T>(values), dtype);
+}
+
+TEST(Communicator, OneRankNeedsNoOther) {
+    const auto comm = Communicator::self();
+    EXPECT_EQ(comm->transport(), "self");
+    EXPECT_EQ(comm->world_size(), 1);
+    std::vector<float> values{3, 4};
+    const Tensor tensor = over(values, DType::f32);
+    comm->run(all_reduce(tensor, ReduceOp::avg));
+    EXPECT_EQ(values, (std::vector<float>{3, 4}));
+    comm->submit(all_reduce(tensor))->wait(Deadline::in(milliseconds{10000}));
+    comm->run(barrier());
+    EXPECT_EQ(comm->allocate(100)->size(), 100U);
+    EXPECT_EQ(comm->split(0, 0, comm->options())->world_size(), 1);
+    comm->finalize();
+}
+
+TEST(Communicator, AsynchronousWorkIsDoneInIssueOrder) {
+    expect_all_well(run_ranks(3, test_options(), [](Communicator& comm) {
+        std::vector<double> value{1};
+        const Tensor tensor = over(value, DType::f64);
+        std::vector<WorkPtr> works;
+        std::vector<int> order;
+        for (int i = 0; i < 20; ++i) {
+            works.push_back(comm.submit(all_reduce(tensor)));
+            works.back()->on_done([&order, i](const std::optional<Error>& error) {
+                if (!error) order.push_back(i);
+            });
+        }
+        comm.run(all_reduce(tensor, ReduceOp::max));  // behind them
+        EXPECT_EQ(value[0], std::pow(3, 20));
+        for (const WorkPtr& work : works) EXPECT_TRUE(work->done());
+        EXPECT_EQ(order.size(), 20U);
+        EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+        comm.run(barrier());  // inline again
+    }));
+}
+
+TEST(Communicator, AllRanksAndRunsGiveTheSameBits) {
+    const unsigned seed = std::random_device{}();
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    for (const size_t count : {size_t{11}, size_t{3000}, size_t{200003}}) {
+        std::vector<std::vector<float>> results(5);
+        for (const bool buffers : {false, true}) {
+            expect_all_well(run_ranks(5, test_options(), [&](Communicator& comm) {
+                std::mt19937 random(seed + static_cast<unsigned>(comm.rank()));
+                std::normal_distribution<float> normal(0, 1000);
+                std::vector<float> input(count);
+                for (float& value : input) value = normal(random);
+                const auto buffer = comm.allocate(count * sizeof(float));
+                std::vector<float> own(count);
+                float* data = buffers ? reinterpret_cast<float*>(buffer->data()) : own.data();
+                const Tensor tensor = tensor_of(std::span(data, count), DType::f32);
+                for (int repeat = 0; repeat < 3; ++repeat) {
+                    std::copy(input.begin(), input.end(), data);
+                    comm.run(all_reduce(tensor));
+                    auto& result = results[static_cast<size_t>(comm.rank())];
+                    const std::vector<float> now(data, data + count);
+                    if (result.empty()) result = now;
+                    ASSERT_EQ(std::memcmp(result.data(), now.data(), count * sizeof(float)), 0);
+                }
+            }));
+        }
+        for (const auto& result : results) {
+            ASSERT_EQ(std::memcmp(result.data(), results[0].data(), count * sizeof(float)), 0);
+        }
+    }
+}
+
+TEST(Communicator, SplitsByColorAndOrdersByKey) {
+    expect_all_well(run_ranks(5, test_options(), [](Communicator& comm) {
+        const int color = comm.rank() == 4 ? -1 : comm.rank() % 2;
+        const auto group = comm.split(color, -comm.rank(), comm.options());
+        if (color < 0) {
+            EXPECT_EQ(group, nullptr);
+            comm.run(barrier());
+            return;
+        }
+        ASSERT_NE(group, nullptr);
+        EXPECT_EQ(group->world_size(), 2);
+        EXPECT_EQ(group->rank(), comm.rank() < 2 ? 1 : 0);
+        std::vector<int32_t> value{comm.rank()};
+        const Tensor tensor = over(value, DType::i32);
+        group->run(all_reduce(tensor));
+        EXPECT_EQ(value[0], color == 0 ? 0 + 2 : 1 + 3);
+        // Both at work at once, and a split of the split.
+        std::vector<int32_t> other{1};
+        const Tensor other_tensor = over(other, DType::i32);
+        const auto work = group->submit(all_reduce(other_tensor));
+        comm.run(barrier());
+        work->wait(Deadline::in(milliseconds{10000}));
+        EXPECT_EQ(other[0], 2);
+        EXPECT_EQ(group->split(group->rank(), 0, comm.options())->transport(), "self");
+    }));
+}
+
+TEST(Communicator, OutlivesItsParentAndTwoLiveOnOneStore) {
+    const auto store = make_memory_store(milliseconds{20000});
+    expect_all_well(run_threads(3, [&](int rank) {
+        auto first = Communicator::create(store, rank, 3, test_options());
+        auto second = Communicator::create(store, rank, 3, test_options());
+        const auto group = first->split(0, 0, test_options());
+        first.reset();
+        for (const auto& comm : {second, group}) {
+            std::vector<int64_t> value{rank};
+            const Tensor tensor = over(value, DType::i64);
+            comm->run(all_reduce(tensor));
+            EXPECT_EQ(value[0], 3);
+        }
+    }));
+}
+
+TEST(Communicator, BuffersAreZeroedAlignedAndOutliveIt) {
+    std::array<std::shared_ptr<Buffer>, 2> kept;
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        for (const size_t size : {size_t{0}, size_t{1}, size_t{4097}, size_t{3} << 20}) {
+            const auto buffer = comm.allocate(size);
+            EXPECT_EQ(buffer->size(), size);
+            EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 4096, 0U);
+            EXPECT_TRUE(std::all_of(buffer->data(), buffer->data() + size, [](std::byte b) { return b == std::byte{0}; }));
+            kept[static_cast<size_t>(comm.rank())] = buffer;
+        }
+    }));
+    for (const auto& buffer : kept) std::memset(buffer->data(), 1, buffer->size());
+}
+
+TEST(Communicator, TensorsAtDifferentPlacesOfABufferAreFine) {
+    expect_all_well(run_ranks(3, test_options(), [&](Communicator& comm) {
+        const size_t count = 50000;
+        const auto buffer = comm.allocate(2 * count * sizeof(float));
+        auto* data = reinterpret_cast<float*>(buffer->data()) + static_cast<size_t>(comm.rank()) * 37;
+        for (size_t i = 0; i < count; ++i) data[i] = static_cast<float>(i);
+        const Tensor tensor = tensor_of(std::span(data, count), DType::f32);
+        comm.run(all_reduce(tensor));
+        for (size_t i = 0; i < count; ++i) ASSERT_EQ(data[i], static_cast<float>(3 * i));
+    }));
+}
+
+TEST(Communicator, TooLargeABufferIsRefusedEverywhereAndTheRanksGoOn) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        for (const size_t size : {size_t{1} << 50, ~size_t{0}}) {
+            try {
+                static_cast<void>(comm.allocate(size));
+                FAIL() << "allocated";
+            } catch (const Error& e) {
+                EXPECT_EQ(e.code(), Code::no_memory) << e.what();
+            }
+        }
+        comm.run(barrier());
+        EXPECT_EQ(comm.error(), std::nullopt);
+    }));
+}
+
+TEST(Communicator, ManyRanksOnFewCores) {
+    expect_all_well(run_ranks(40, test_options(), [](Communicator& comm) {
+        std::vector<int32_t> values(10000, 1);
+        const Tensor tensor = over(values, DType::i32);
+        comm.run(all_reduce(tensor));
+        EXPECT_EQ(values.front(), 40);
+        EXPECT_EQ(values.back(), 40);
+    }));
+}
+
+// --- bad requests: a clear error before anything is sent, and the communicator goes on
+
+void expect_refused(Communicator& comm, const Request& request, const std::string& text) {
+    try {
+        comm.run(request);
+        ADD_FAILURE() << "accepted, but should say: " << text;
+    } catch (const Error& e) {
+        EXPECT_TRUE(e.code() == Code::invalid_argument || e.code() == Code::unsupported) << e.what();
+        EXPECT_THAT(e.what(), HasSubstr(text));
+    }
+}
+
+TEST(Communicator, BadRequestsAreRefusedBeforeTheyBegin) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        std::vector<float> values(8);
+        std::vector<double> doubles(8);
+        const Tensor four = tensor_of(std::span(values).first(4), DType::f32);
+        const Tensor eight = over(values, DType::f32);
+        const Tensor wide = over(doubles, DType::f64);
+        Tensor gpu = four;
+        gpu.device.type = DeviceType::cuda;
+        Tensor boolean = four;
+        boolean.dtype = DType::boolean;
+        Tensor nowhere = four;
+        nowhere.data = nullptr;
+        Tensor crooked = four;
+        crooked.data += 1;
+        const std::vector<Tensor> two_types{four, wide};
+        expect_refused(comm, all_reduce(four, static_cast<ReduceOp>(9)), "unknown reduction 9");
+        expect_refused(comm, all_reduce(four, ReduceOp::none), "unknown reduction 0");
+        expect_refused(comm, all_reduce(gpu), "CUDA");
+        expect_refused(comm, all_reduce(boolean), "cannot be reduced");
+        expect_refused(comm, all_reduce(nowhere), "no data");
+        expect_refused(comm, all_reduce(crooked), "not aligned");
+        expect_refused(comm, {Collective::all_reduce, {}, two_types, ReduceOp::sum, -1, 0, {}}, "different dtypes, f32 and f64");
+        expect_refused(comm, {Collective::broadcast, {}, {&four, 1}, ReduceOp::none, 2, 0, {}}, "root 2 is not a rank");
+        expect_refused(comm, {Collective::broadcast, {}, {&four, 1}, ReduceOp::none, -1, 0, {}}, "root -1");
+        expect_refused(comm, {Collective::all_gather, {&four, 1}, {&four, 1}, ReduceOp::none, -1, 0, {}}, "2 ranks times");
+        expect_refused(comm, {Collective::all_gather, {&four, 1}, {&wide, 1}, ReduceOp::none, -1, 0, {}}, "different dtypes");
+        expect_refused(comm, {Collective::reduce_scatter, {&four, 1}, {}, ReduceOp::sum, -1, 0, {}}, "one output tensor, got 0");
+        expect_refused(comm, {Collective::all_to_all, {&eight, 1}, {&eight, 1}, ReduceOp::none, -1, 0, {}}, "overlap");
+        expect_refused(comm, {Collective::all_gather_v, {&four, 1}, {&eight, 1}, ReduceOp::none, -1, 0, {}}, "one output a rank, 2");
+        expect_refused(comm, {Collective::send, {&four, 1}, {}, ReduceOp::none, comm.rank(), 0, {}}, "own peer");
+        expect_refused(comm, {Collective::send, {&four, 1}, {}, ReduceOp::none, 5, 0, {}}, "peer 5 is not a rank");
+        expect_refused(comm, {Collective::recv, {}, {&four, 1}, ReduceOp::none, 1 - comm.rank(), -1, {}}, "tag -1");
+        expect_refused(comm, {static_cast<Collective>(77), {}, {}, ReduceOp::none, -1, 0, {}}, "unknown operation 77");
+        comm.run(barrier());
+    }));
+}
+
+TEST(Communicator, BadCreationsAreRefused) {
+    const auto store = make_memory_store(milliseconds{1000});
+    const auto refused = [&](int rank, int world_size, CommOptions options, const char* text) {
+        try {
+            static_cast<void>(Communicator::create(store, rank, world_size, options));
+            ADD_FAILURE() << "made, but should say: " << text;
+        } catch (const Error& e) {
+            EXPECT_EQ(e.code(), Code::invalid_argument);
+            EXPECT_THAT(e.what(), HasSubstr(text));
+        }
+    };
+    CommOptions no_time = test_options();
+    no_time.timeout = milliseconds{0};
+    CommOptions no_name = test_options();
+    no_name.name.clear();
+    refused(0, 0, test_options(), "world size 0");
+    refused(0, 5000, test_options(), "world size 5000");
+    refused(2, 2, test_options(), "rank 2");
+    refused(-1, 2, test_options(), "rank -1");
+    refused(0, 1, no_time, "timeout_ms");
+    refused(0, 1, no_name, "name");
+    refused(0, 1, test_options("carrier-pigeon"), "carrier-pigeon");
+}
+
+TEST(Communicator, NothingFollowsFinalize) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        std::vector<float> values(4);
+        const Tensor tensor = over(values, DType::f32);
+        const auto work = comm.submit(all_reduce(tensor));
+        comm.finalize();
+        EXPECT_TRUE(work->done());
+        for (const auto& call : std::vector<std::function<void()>>{[&] { comm.run(barrier()); }, [&] { comm.finalize(); },
+                                                                    [&] { static_cast<void>(comm.submit(barrier())); }}) {
+            try {
+                call();
+                ADD_FAILURE();
+            } catch (const Error& e) {
+                EXPECT_EQ(e.code(), Code::invalid_state);
+            }
+        }
+    }));
+}
+
+}  // namespace
+}  // namespace tsr::testing

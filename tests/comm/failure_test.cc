@@ -1,0 +1,388 @@
+// What goes wrong between ranks: they disagree, one is late, leaves, is interrupted or aborts. Every rank gets an error
+// that names who and what, in time; nothing hangs and no data moves on a disagreement.
+#include <gmock/gmock.h>
+
+#include <atomic>
+
+#include "comm/communicator.hpp"
+#include "ranks.hpp"
+
+namespace tsr::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+Tensor over(std::vector<float>& values) { return tensor_of(std::span<float>(values), DType::f32); }
+
+Request all_reduce(const Tensor& tensor) { return {Collective::all_reduce, {}, {&tensor, 1}, ReduceOp::sum, -1, 0, {}}; }
+
+// --- disagreement
+
+// Large enough that a wrong path would move data.
+std::vector<float> values_of(int rank) { return std::vector<float>(100000, static_cast<float>(rank)); }
+
+void expect_mismatch(int world_size, const std::function<Request(std::vector<float>&, std::vector<Tensor>&, int rank)>& make,
+                     const std::vector<std::string>& told) {
+    const auto outcomes = run_ranks(world_size, test_options(), [&](Communicator& comm) {
+        std::vector<float> values = values_of(comm.rank());
+        std::vector<Tensor> tensors;
+        const Request request = make(values, tensors, comm.rank());
+        try {
+            comm.run(request);
+        } catch (...) {
+            EXPECT_EQ(values, values_of(comm.rank())) << "data moved";
+            EXPECT_TRUE(comm.error().has_value());
+            throw;
+        }
+    });
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::mismatch) << outcome->what();
+        EXPECT_GE(outcome->record()->peer, 0);
+        for (const std::string& text : told) EXPECT_THAT(outcome->what(), HasSubstr(text));
+    }
+}
+
+Tensor front(std::vector<float>& values, size_t count, size_t offset = 0) {
+    return tensor_of(std::span(values).subspan(offset, count), DType::f32);
+}
+
+TEST(Mismatch, OfTheCollective) {
+    expect_mismatch(3, [](auto& values, auto& tensors, int rank) -> Request {
+        tensors = {front(values, 50000)};
+        if (rank == 1) return {Collective::broadcast, {}, tensors, ReduceOp::none, 2, 0, {}};
+        return {Collective::all_reduce, {}, tensors, ReduceOp::sum, -1, 0, {}};
+    }, {"ranks 0 and 2 called all_reduce of 50000 f32 (sum)", "rank 1 broadcast of 50000 f32 with root 2"});
+}
+
+TEST(Mismatch, OfTheCount) {
+    for (const size_t size : {size_t{1}, size_t{2000}, size_t{50000}}) {
+        expect_mismatch(2, [&](auto& values, auto& tensors, int rank) -> Request {
+            tensors = {front(values, size + static_cast<size_t>(rank))};
+            return {Collective::all_reduce, {}, tensors, ReduceOp::sum, -1, 0, {}};
+        }, {"of " + std::to_string(size) + " f32", "of " + std::to_string(size + 1) + " f32"});
+    }
+}
+
+TEST(Mismatch, OfTheDtype) {
+    expect_mismatch(2, [](auto& values, auto& tensors, int rank) -> Request {
+        Tensor tensor = front(values, 1000);
+        if (rank == 1) tensor.dtype = DType::i32;
+        tensors = {tensor};
+        return {Collective::all_reduce, {}, tensors, ReduceOp::sum, -1, 0, {}};
+    }, {"1000 f32", "1000 i32"});
+}
+
+TEST(Mismatch, OfTheOperation) {
+    expect_mismatch(2, [](auto& values, auto& tensors, int rank) -> Request {
+        tensors = {front(values, 1000)};
+        return {Collective::all_reduce, {}, tensors, rank == 0 ? ReduceOp::sum : ReduceOp::max, -1, 0, {}};
+    }, {"(sum)", "(max)"});
+}
+
+TEST(Mismatch, OfTheRoot) {
+    expect_mismatch(2, [](auto& values, auto& tensors, int rank) -> Request {
+        tensors = {front(values, 1000)};
+        return {Collective::broadcast, {}, tensors, ReduceOp::none, rank, 0, {}};
+    }, {"root 0", "root 1"});
+}
+
+TEST(Mismatch, OfTheNumberOfTensors) {
+    expect_mismatch(2, [](auto& values, auto& tensors, int rank) -> Request {
+        if (rank == 0) tensors = {front(values, 1000)};
+        else tensors = {front(values, 400), front(values, 600, 400)};
+        return {Collective::all_reduce, {}, tensors, ReduceOp::sum, -1, 0, {}};
+    }, {"in 2 tensors"});
+}
+
+TEST(Mismatch, OfTheLengthOfOneTensorOfAList) {
+    expect_mismatch(2, [](auto& values, auto& tensors, int rank) -> Request {
+        const size_t first = rank == 0 ? 400 : 500;
+        tensors = {front(values, first), front(values, 1000 - first, first)};
+        return {Collective::all_reduce, {}, tensors, ReduceOp::sum, -1, 0, {}};
+    }, {"lengths of single tensors differ"});
+}
+
+TEST(Mismatch, OfGatheredLengths) {
+    expect_mismatch(2, [](auto& values, auto& tensors, int rank) -> Request {
+        static thread_local Tensor input;
+        input = front(values, 100);
+        tensors = {front(values, rank == 0 ? 100 : 200, 1000), front(values, 100, 5000)};
+        return {Collective::all_gather_v, {&input, 1}, tensors, ReduceOp::none, -1, 0, {}};
+    }, {"all_gather_v of 200 f32", "all_gather_v of 300 f32"});
+}
+
+TEST(Mismatch, OfABuffersSize) {
+    const auto outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
+        static_cast<void>(comm.allocate(static_cast<size_t>(100 + comm.rank())));
+    });
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::mismatch);
+        EXPECT_THAT(outcome->what(), AllOf(HasSubstr("allocate of 100 bytes"), HasSubstr("rank 1 allocate of 101 bytes")));
+    }
+}
+
+TEST(Mismatch, PoisonsTheCommunicator) {
+    const auto outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
+        std::vector<float> values(10);
+        const Tensor tensor = front(values, comm.rank() == 0 ? 10 : 5);
+        EXPECT_THROW(comm.run(all_reduce(tensor)), Error);
+        comm.run({});
+    });
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::aborted);
+        ASSERT_TRUE(outcome->record()->cause);
+        EXPECT_EQ(outcome->record()->cause->code, Code::mismatch);
+    }
+}
+
+// --- those who do not come
+
+TEST(Failure, RankThatNeverJoinsIsNamed) {
+    CommOptions options = test_options();
+    options.timeout = milliseconds{300};
+    const auto store = make_memory_store(milliseconds{20000});
+    const auto outcomes = run_threads(4, [&](int rank) {
+        if (rank == 2) return;
+        static_cast<void>(Communicator::create(store, rank, 4, options));
+    });
+    for (const int rank : {0, 1, 3}) {
+        ASSERT_TRUE(outcomes[static_cast<size_t>(rank)]);
+        const Error& error = *outcomes[static_cast<size_t>(rank)];
+        EXPECT_EQ(error.code(), Code::timeout);
+        EXPECT_EQ(error.record()->rank, rank);
+        EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(rank) + ": rank 2 did not join"));
+    }
+    // After that the ranks can meet again.
+    options.timeout = milliseconds{20000};
+    expect_all_well(run_threads(4, [&](int rank) {
+        if (rank == 2) {
+            EXPECT_THROW(static_cast<void>(Communicator::create(store, rank, 4, options)), Error);
+        }
+        Communicator::create(store, rank, 4, options)->run({});
+    }));
+}
+
+TEST(Failure, DifferingWorldSizesAreNamed) {
+    const auto store = make_memory_store(milliseconds{20000});
+    const auto outcomes = run_threads(2, [&](int rank) {
+        static_cast<void>(Communicator::create(store, rank, rank == 0 ? 2 : 3, test_options()));
+    });
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::mismatch);
+        EXPECT_THAT(outcome->what(), HasSubstr("rank 1 joins a communicator of 3 ranks, rank 0 one of 2"));
+    }
+}
+
+TEST(Failure, DifferingBackendsAreNamed) {
+    const auto store = make_memory_store(milliseconds{20000});
+    const auto outcomes = run_threads(2, [&](int rank) {
+        static_cast<void>(Communicator::create(store, rank, 2, test_options(rank == 0 ? "shm" : "auto")));
+    });
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::mismatch);
+        EXPECT_THAT(outcome->what(), HasSubstr("'shm'"));
+    }
+}
+
+TEST(Failure, LateRankIsNamedWithItsLastOperation) {
+    CommOptions options = test_options();
+    options.timeout = milliseconds{300};
+    std::atomic<int> failed{0};
+    const auto outcomes = run_ranks(3, options, [&](Communicator& comm) {
+        std::vector<float> values(64, 1);
+        const Tensor tensor = over(values);
+        comm.run({Collective::broadcast, {}, {&tensor, 1}, ReduceOp::none, 0, 0, {}});
+        if (comm.rank() == 1) {
+            wait_until([&] { return failed.load() == 2; }, Deadline::in(milliseconds{20000}), "the others' timeouts");
+        }
+        try {
+            comm.run({Collective::all_reduce, {}, {&tensor, 1}, ReduceOp::sum, -1, 0, "bucket 5"});
+        } catch (...) {
+            ++failed;
+            throw;
+        }
+    });
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::timeout) << outcome->what();
+        EXPECT_THAT(outcome->what(), HasSubstr("all_reduce #2 (bucket 5, 256 B)"));
+        EXPECT_THAT(outcome->what(), HasSubstr("never entered it; its last operation was broadcast #1 (256 B)"));
+        EXPECT_EQ(outcome->record()->sequence, 2);
+        EXPECT_EQ(outcome->record()->operation, "all_reduce");
+        EXPECT_EQ(outcome->record()->peer, 1);
+    }
+    EXPECT_THAT(outcomes[0]->what(), HasSubstr("rank 0: "));
+}
+
+TEST(Failure, RankThatLeavesIsNotedBeforeTheDeadline) {
+    const auto begin = Clock::now();
+    const auto outcomes = run_ranks(3, test_options(), [&](Communicator& comm) {
+        comm.run({});
+        if (comm.rank() != 2) comm.run({});
+    });
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+    EXPECT_FALSE(outcomes[2]);
+    for (const int rank : {0, 1}) {
+        ASSERT_TRUE(outcomes[static_cast<size_t>(rank)]);
+        const Error& error = *outcomes[static_cast<size_t>(rank)];
+        EXPECT_EQ(error.code(), Code::peer_lost) << error.what();
+        EXPECT_EQ(error.record()->peer, 2);
+        EXPECT_THAT(error.what(), HasSubstr("left the communicator; its last operation was barrier #1"));
+    }
+}
+
+TEST(Failure, LeavingAfterTheLastCollectiveDisturbsNobody) {
+    for (int repeat = 0; repeat < 50; ++repeat) {
+        expect_all_well(run_ranks(4, test_options(), [](Communicator& comm) {
+            std::vector<float> values(100, 1);
+            const Tensor tensor = over(values);
+            comm.run(all_reduce(tensor));
+        }));
+    }
+}
+
+// --- abort, destruction, interruption
+
+TEST(Failure, AbortEndsWaitsHereAndAtThePeers) {
+    const auto begin = Clock::now();
+    const auto outcomes = run_ranks(3, test_options(), [&](Communicator& comm) {
+        if (comm.rank() == 2) {
+            comm.abort("loss is not a number");
+            comm.abort("again");
+            comm.run({});
+            return;
+        }
+        std::thread other;
+        if (comm.rank() == 0) other = std::thread([&] { EXPECT_NO_THROW(static_cast<void>(comm.error())); });
+        try {
+            comm.run({});
+        } catch (...) {
+            if (other.joinable()) other.join();
+            throw;
+        }
+    });
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::aborted);
+        EXPECT_THAT(outcome->what(), HasSubstr("loss is not a number"));
+    }
+}
+
+TEST(Failure, AbortFromAnotherThreadEndsThisRanksOwnWait) {
+    const auto outcomes = run_ranks(2, test_options(), [&](Communicator& comm) {
+        if (comm.rank() == 1) {
+            wait_until([&] { return comm.error().has_value(); }, Deadline::in(milliseconds{20000}), "the abort");
+            EXPECT_EQ(comm.error()->code(), Code::aborted);
+            return;
+        }
+        std::vector<float> values(10);
+        const Tensor tensor = over(values);
+        const WorkPtr work = comm.submit(all_reduce(tensor));
+        const WorkPtr behind = comm.submit(all_reduce(tensor));
+        comm.abort("enough");
+        EXPECT_THROW(behind->wait(Deadline::in(milliseconds{20000})), Error);
+        EXPECT_EQ(behind->error()->code(), Code::aborted);
+        work->wait(Deadline::in(milliseconds{20000}));
+    });
+    ASSERT_TRUE(outcomes[0]);
+    EXPECT_EQ(outcomes[0]->code(), Code::aborted);
+    EXPECT_THAT(outcomes[0]->what(), HasSubstr("enough"));
+    EXPECT_FALSE(outcomes[1]) << outcomes[1]->what();
+}
+
+TEST(Failure, WorkOutlivesItsCommunicator) {
+    const auto store = make_memory_store(milliseconds{20000});
+    expect_all_well(run_threads(2, [&](int rank) {
+        auto comm = Communicator::create(store, rank, 2, test_options());
+        std::vector<float> values(10);
+        const Tensor tensor = over(values);
+        std::vector<WorkPtr> works;
+        // Rank 1 never takes part; rank 0 destroys its communicator with work in it.
+        if (rank == 0) works = {comm->submit(all_reduce(tensor)), comm->submit(all_reduce(tensor))};
+        comm.reset();
+        for (const WorkPtr& work : works) {
+            ASSERT_TRUE(work->done());
+            ASSERT_TRUE(work->error());
+            EXPECT_TRUE(work->error()->code() == Code::aborted || work->error()->code() == Code::peer_lost);
+        }
+    }));
+}
+
+TEST(Failure, InterruptEndsASynchronousWaitAndTellsThePeers) {
+    std::atomic<bool> pressed{false};
+    const auto begin = Clock::now();
+    const auto outcomes = run_ranks(2, test_options(), [&](Communicator& comm) {
+        if (comm.rank() == 1) {
+            pressed = true;
+            wait_until([&] { return comm.error().has_value(); }, Deadline::in(milliseconds{20000}), "the interruption");
+            comm.run({});
+            return;
+        }
+        set_interrupt([](void* flag) { return static_cast<std::atomic<bool>*>(flag)->load() ? 1 : 0; }, &pressed);
+        comm.run({});
+    });
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+    ASSERT_TRUE(outcomes[0]);
+    EXPECT_EQ(outcomes[0]->code(), Code::interrupted);
+    ASSERT_TRUE(outcomes[1]);
+    EXPECT_EQ(outcomes[1]->code(), Code::aborted) << outcomes[1]->what();
+    EXPECT_THAT(outcomes[1]->what(), HasSubstr("interrupted"));
+}
+
+TEST(Failure, InterruptedCallBehindAsynchronousWorkLetsGoOfItsMemory) {
+    std::atomic<bool> pressed{false};
+    const auto outcomes = run_ranks(2, test_options(), [&](Communicator& comm) {
+        if (comm.rank() == 1) {
+            wait_until([&] { return comm.error().has_value(); }, Deadline::in(milliseconds{20000}), "the interruption");
+            return;
+        }
+        set_interrupt([](void* flag) { return static_cast<std::atomic<bool>*>(flag)->load() ? 1 : 0; }, &pressed);
+        std::vector<float> first(100000);
+        const Tensor tensor = over(first);
+        const WorkPtr work = comm.submit(all_reduce(tensor));
+        {
+            std::vector<float> second(100000);
+            const Tensor other = over(second);
+            pressed = true;
+            EXPECT_THROW(comm.run(all_reduce(other)), Error);
+        }
+        pressed = false;
+        work->wait(Deadline::in(milliseconds{20000}));
+    });
+    ASSERT_TRUE(outcomes[0]);
+    EXPECT_TRUE(outcomes[0]->code() == Code::interrupted || outcomes[0]->code() == Code::aborted) << outcomes[0]->what();
+    EXPECT_FALSE(outcomes[1]) << outcomes[1]->what();
+}
+
+TEST(Failure, WaitingWithADeadlineLeavesTheWorkAlive) {
+    std::atomic<bool> go{false};
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        std::vector<float> values(10, 1);
+        const Tensor tensor = over(values);
+        if (comm.rank() == 1) {
+            wait_until([&] { return go.load(); }, Deadline::in(milliseconds{20000}), "rank 0");
+            comm.run(all_reduce(tensor));
+            return;
+        }
+        const WorkPtr work = comm.submit(all_reduce(tensor));
+        try {
+            work->wait(Deadline::in(milliseconds{20}));
+            ADD_FAILURE() << "done without rank 1";
+        } catch (const Error& e) {
+            EXPECT_EQ(e.code(), Code::not_ready);
+        }
+        go = true;
+        work->wait(Deadline::in(milliseconds{20000}));
+        EXPECT_EQ(values[0], 2);
+    }));
+}
+
+}  // namespace
+}  // namespace tsr::testing

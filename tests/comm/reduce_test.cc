@@ -1,0 +1,166 @@
+// The reduction kernels against plain loops, on random bits, special values and every number of inputs.
+#include "comm/reduce.hpp"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "values.hpp"
+
+namespace tsr::testing {
+namespace {
+
+template <class T>
+std::vector<const std::byte*> pointers(const std::vector<std::vector<T>>& inputs) {
+    std::vector<const std::byte*> result;
+    for (const auto& input : inputs) result.push_back(reinterpret_cast<const std::byte*>(input.data()));
+    return result;
+}
+
+template <class T>
+std::vector<T> reduced(const std::vector<std::vector<T>>& inputs, DType dtype, ReduceOp op) {
+    std::vector<T> out(inputs[0].size());
+    reduce(reinterpret_cast<std::byte*>(out.data()), pointers(inputs), out.size(), dtype, op);
+    return out;
+}
+
+template <class T>
+std::vector<T> one_of_each(const std::vector<T>& values, DType dtype, ReduceOp op) {
+    std::vector<std::vector<T>> inputs;
+    for (const T value : values) inputs.push_back({value});
+    return reduced(inputs, dtype, op);
+}
+
+TEST(Reduce, FloatSumsInRankOrderForEveryNumberOfInputs) {
+    const unsigned seed = std::random_device{}();
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal(0, 1000);
+    for (size_t n = 1; n <= 17; ++n) {
+        std::vector<std::vector<float>> inputs(n, std::vector<float>(5003));
+        for (auto& input : inputs) {
+            for (float& value : input) value = normal(random);
+        }
+        const auto sum = reduced(inputs, DType::f32, ReduceOp::sum);
+        const auto mean = reduced(inputs, DType::f32, ReduceOp::avg);
+        for (size_t i = 0; i < sum.size(); ++i) {
+            float expected = inputs[0][i];
+            for (size_t k = 1; k < n; ++k) expected += inputs[k][i];
+            ASSERT_EQ(sum[i], expected) << n << " inputs, element " << i;
+            ASSERT_EQ(mean[i], expected / static_cast<float>(n));
+        }
+    }
+}
+
+TEST(Reduce, OutputMayBeAnyInput) {
+    for (size_t n : {2, 3, 4, 5, 8}) {
+        for (size_t at = 0; at < n; ++at) {
+            std::vector<std::vector<int32_t>> inputs(n, std::vector<int32_t>(4100));
+            for (size_t k = 0; k < n; ++k) {
+                for (size_t i = 0; i < 4100; ++i) inputs[k][i] = static_cast<int32_t>(i * (k + 1));
+            }
+            reduce(reinterpret_cast<std::byte*>(inputs[at].data()), pointers(inputs), 4100, DType::i32, ReduceOp::sum);
+            for (size_t i = 0; i < 4100; ++i) ASSERT_EQ(inputs[at][i], static_cast<int32_t>(i * n * (n + 1) / 2));
+        }
+    }
+}
+
+// All 65536 bit patterns: adding zero must give the same number back.
+TEST(Reduce, EveryHalfSurvivesItsConversions) {
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+        std::vector<uint16_t> all(65536);
+        for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
+        const int mantissa_bits = dtype == DType::f16 ? 10 : 7;
+        const uint16_t exponent = static_cast<uint16_t>(0x7fff & ~((1 << mantissa_bits) - 1));
+        const auto out = reduced<uint16_t>({all, std::vector<uint16_t>(all.size(), 0)}, dtype, ReduceOp::sum);
+        for (size_t i = 0; i < all.size(); ++i) {
+            const bool nan = (i & 0x7fff) > exponent;
+            if (nan) {
+                ASSERT_GT(out[i] & 0x7fff, exponent) << std::hex << i;
+            } else if (i == 0x8000) {
+                ASSERT_EQ(out[i], 0);  // -0 + 0
+            } else {
+                ASSERT_EQ(out[i], i) << std::hex << i;
+            }
+        }
+    }
+}
+
+// Neighbouring halves' sums fall between representable numbers, on ties too.
+TEST(Reduce, HalfRoundsOnceToNearestEven) {
+    const unsigned seed = std::random_device{}();
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    std::vector<std::vector<uint16_t>> inputs(3, std::vector<uint16_t>(20000));
+    for (auto& input : inputs) {
+        for (uint16_t& bits : input) bits = static_cast<uint16_t>((random() & 0x83ff) | ((10 + random() % 12) << 10));
+    }
+    const auto sums = reduced(inputs, DType::f16, ReduceOp::sum);
+    for (size_t i = 0; i < sums.size(); ++i) {
+        float exact = 0;
+        for (const auto& input : inputs) exact += static_cast<float>(half_to_double(input[i]));
+        const double got = half_to_double(sums[i]);
+        // The nearest half: no neighbour is nearer, and on a tie the last bit is even.
+        for (const int step : {-1, 1}) {
+            const uint16_t other = static_cast<uint16_t>(sums[i] + step);
+            if ((sums[i] & 0x7fff) == 0) continue;
+            const double distance = std::fabs(got - static_cast<double>(exact));
+            const double other_distance = std::fabs(half_to_double(other) - static_cast<double>(exact));
+            ASSERT_TRUE(distance < other_distance || (distance == other_distance && sums[i] % 2 == 0)) << i;
+        }
+    }
+}
+
+TEST(Reduce, HalfOverflowsToInfinityAndUnderflowsGradually) {
+    EXPECT_EQ(one_of_each<uint16_t>({0x7bff, 0x7bff}, DType::f16, ReduceOp::sum)[0], 0x7c00);  // 65504 + 65504
+    EXPECT_EQ(one_of_each<uint16_t>({0x7bff, 0x4c00}, DType::f16, ReduceOp::sum)[0], 0x7c00);  // + 16: a tie, up to infinity
+    EXPECT_EQ(one_of_each<uint16_t>({0x7bff, 0x4b80}, DType::f16, ReduceOp::sum)[0], 0x7bff);  // + 15: down
+    EXPECT_EQ(one_of_each<uint16_t>({0x0400, 0x3800}, DType::f16, ReduceOp::prod)[0], 0x0200);  // 2^-14 / 2
+    EXPECT_EQ(one_of_each<uint16_t>({0x0001, 0x3800}, DType::f16, ReduceOp::prod)[0], 0x0000);  // 2^-25: a tie, to even
+    EXPECT_EQ(one_of_each<uint16_t>({0x0003, 0x3800}, DType::f16, ReduceOp::prod)[0], 0x0002);
+}
+
+// 256 + 1 + ... is lost in f16's and bf16's own precision, not in f32.
+TEST(Reduce, SmallFloatsAccumulateInSingle) {
+    const std::vector<uint16_t> bf16 = {0x4380, 0x3f80, 0x3f80, 0x3f80, 0x3f80};  // 256, 1, 1, 1, 1
+    EXPECT_EQ(one_of_each<uint16_t>(bf16, DType::bf16, ReduceOp::sum)[0], 0x4382);  // 260
+    const std::vector<uint16_t> f16 = {0x6800, 0x3c00, 0x3c00};  // 2048, 1, 1
+    EXPECT_EQ(one_of_each<uint16_t>(f16, DType::f16, ReduceOp::sum)[0], 0x6801);  // 2050
+}
+
+TEST(Reduce, NanWinsWhereverItIs) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    for (const ReduceOp op : {ReduceOp::min, ReduceOp::max, ReduceOp::sum, ReduceOp::prod, ReduceOp::avg}) {
+        for (size_t n : {2, 3, 4, 5, 8, 9}) {
+            for (size_t at = 0; at < n; ++at) {
+                std::vector<float> values(n, 1);
+                values[at] = nan;
+                EXPECT_TRUE(std::isnan(one_of_each(values, DType::f32, op)[0])) << name_of(op) << " " << at << " of " << n;
+                std::vector<uint16_t> halves(n, 0x3c00);
+                halves[at] = 0x7e01;
+                EXPECT_GT(one_of_each(halves, DType::f16, op)[0] & 0x7fff, 0x7c00);
+            }
+        }
+    }
+}
+
+TEST(Reduce, IntegersWrapInSumButNotInAverage) {
+    EXPECT_EQ(one_of_each<int8_t>({100, 100}, DType::i8, ReduceOp::sum)[0], -56);
+    EXPECT_EQ(one_of_each<int8_t>({100, 101}, DType::i8, ReduceOp::avg)[0], 100);
+    EXPECT_EQ(one_of_each<int8_t>({-100, -101}, DType::i8, ReduceOp::avg)[0], -100);
+    EXPECT_EQ(one_of_each<uint8_t>({255, 254}, DType::u8, ReduceOp::avg)[0], 254);
+    const int32_t big = std::numeric_limits<int32_t>::max();
+    EXPECT_EQ(one_of_each<int32_t>({big, big, big}, DType::i32, ReduceOp::avg)[0], big);
+    const int64_t large = std::numeric_limits<int64_t>::max();
+    EXPECT_EQ(one_of_each<int64_t>({large, large}, DType::i64, ReduceOp::avg)[0], large);
+    EXPECT_EQ(one_of_each<int64_t>({large, 1}, DType::i64, ReduceOp::sum)[0], std::numeric_limits<int64_t>::min());
+    EXPECT_EQ(one_of_each<int8_t>({16, 16}, DType::i8, ReduceOp::prod)[0], 0);
+    EXPECT_EQ(one_of_each<int32_t>({65536, 65536}, DType::i32, ReduceOp::prod)[0], 0);
+}
+
+}  // namespace
+}  // namespace tsr::testing

@@ -1,0 +1,247 @@
+// The shm transport between real processes: results, death, stopping, and that nothing is left behind.
+#include "processes.hpp"
+
+#include <dirent.h>
+#include <gmock/gmock.h>
+
+#include <fstream>
+
+namespace tsr::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+CommOptions options_with(milliseconds timeout) {
+    CommOptions options;
+    options.timeout = timeout;
+    return options;
+}
+
+Request all_reduce(const Tensor& tensor) { return {Collective::all_reduce, {}, {&tensor, 1}, ReduceOp::sum, -1, 0, {}}; }
+
+void check(bool condition, const char* what) {
+    if (!condition) throw std::runtime_error(what);
+}
+
+size_t open_descriptors() {
+    size_t count = 0;
+    DIR* directory = ::opendir("/proc/self/fd");
+    while (::readdir(directory) != nullptr) ++count;
+    ::closedir(directory);
+    return count;
+}
+
+std::string file_text(const std::string& path) {
+    std::ifstream file(path);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Everything once in each kind of memory.
+void exercise(Communicator& comm) {
+    const auto n = static_cast<size_t>(comm.world_size());
+    for (const size_t count : {size_t{1}, size_t{1000}, size_t{100003}, size_t{1} << 20}) {
+        const auto buffer = comm.allocate(count * sizeof(float));
+        std::vector<float> own(count);
+        for (float* data : {own.data(), reinterpret_cast<float*>(buffer->data())}) {
+            for (size_t i = 0; i < count; ++i) data[i] = static_cast<float>(i % 100 + static_cast<size_t>(comm.rank()));
+            const Tensor tensor = tensor_of(std::span(data, count), DType::f32);
+            comm.run(all_reduce(tensor));
+            for (size_t i = 0; i < count; ++i) {
+                check(data[i] == static_cast<float>(i % 100 * n + n * (n - 1) / 2), "wrong sum");
+            }
+        }
+    }
+    std::vector<int32_t> value(300000, comm.rank());
+    std::vector<int32_t> got(300000);
+    const Tensor from = tensor_of(std::span(value), DType::i32);
+    const Tensor to = tensor_of(std::span(got), DType::i32);
+    const int size = comm.world_size();
+    const auto work = comm.submit({Collective::send, {&from, 1}, {}, ReduceOp::none, (comm.rank() + 1) % size, 0, {}});
+    comm.run({Collective::recv, {}, {&to, 1}, ReduceOp::none, (comm.rank() + size - 1) % size, 0, {}});
+    work->wait(Deadline::in(milliseconds{20000}));
+    check(got.back() == (comm.rank() + size - 1) % size, "wrong message");
+}
+
+TEST(CommProcesses, CollectivesBetweenProcesses) {
+    for (const int world_size : {2, 4}) {
+        Processes processes(world_size, [&](int rank, const auto& store, const auto&) {
+            const auto comm = Communicator::create(store, rank, world_size, options_with(milliseconds{20000}));
+            check(comm->transport() == "shm", "not shm");
+            exercise(*comm);
+            exercise(*comm->split(0, -rank, comm->options()));
+            comm->finalize();
+        });
+        processes.expect_all_well();
+    }
+}
+
+TEST(CommProcesses, NoDescriptorOrMappingStays) {
+    Processes processes(3, [&](int rank, const auto& store, const auto&) {
+        const auto once = [&] {
+            const auto comm = Communicator::create(store, rank, 3, options_with(milliseconds{20000}));
+            exercise(*comm);
+        };
+        once();
+        const size_t before = open_descriptors();
+        for (int i = 0; i < 3; ++i) once();
+        check(open_descriptors() == before, "a descriptor leaks");
+        check(file_text("/proc/self/maps").find("memfd:tessera") == std::string::npos, "a mapping leaks");
+    });
+    processes.expect_all_well();
+    EXPECT_EQ(file_text("/proc/net/unix").find("@tessera-"), std::string::npos);
+}
+
+TEST(CommProcesses, KilledRankIsNoticedInTimeByAllAndNamed) {
+    constexpr int victim = 2;
+    for (const bool buffers : {false, true}) {
+        Processes processes(4, [&](int rank, const auto& store, const auto& say) {
+            const auto comm = Communicator::create(store, rank, 4, options_with(milliseconds{60000}));
+            const size_t count = size_t{1} << 20;
+            const auto buffer = comm->allocate(count * sizeof(float));
+            std::vector<float> own(count);
+            float* data = buffers ? reinterpret_cast<float*>(buffer->data()) : own.data();
+            const Tensor tensor = tensor_of(std::span(data, count), DType::f32);
+            comm->run({});
+            say("in");
+            while (true) comm->run(all_reduce(tensor));  // killed in the middle of one
+        });
+        for (int rank = 0; rank < 4; ++rank) processes.await(rank, "in");
+        processes.signal(victim, SIGKILL);
+        const auto killed = Clock::now();
+        for (const int rank : {0, 1, 3}) {
+            const Outcome& outcome = processes.join(rank);
+            EXPECT_LT(outcome.ended - killed, std::chrono::seconds(2)) << "rank " << rank;
+            EXPECT_THAT(outcome.text, AllOf(HasSubstr("PEER_LOST peer 2 "),
+                                            HasSubstr("rank 2 (pid " + std::to_string(processes.pid(victim)) + ") died"),
+                                            HasSubstr("all_reduce #"), HasSubstr("4.0 MiB")));
+        }
+    }
+}
+
+TEST(CommProcesses, KilledRankIsNoticedByReceiversAndByError) {
+    Processes processes(3, [&](int rank, const auto& store, const auto& say) {
+        const auto comm = Communicator::create(store, rank, 3, options_with(milliseconds{60000}));
+        comm->run({});
+        say("in");
+        std::vector<float> values(10);
+        const Tensor tensor = tensor_of(std::span(values), DType::f32);
+        if (rank == 0) comm->run({Collective::recv, {}, {&tensor, 1}, ReduceOp::none, 2, 0, {}});
+        wait_until([&] { return comm->error().has_value(); }, Deadline::in(milliseconds{20000}), "an error");
+        throw *comm->error();
+    });
+    for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
+    // Rank 2 waits too; whatever it is doing, its death is told.
+    processes.signal(2, SIGKILL);
+    const auto killed = Clock::now();
+    for (const int rank : {0, 1}) {
+        const Outcome& outcome = processes.join(rank);
+        EXPECT_LT(outcome.ended - killed, std::chrono::seconds(2));
+        EXPECT_THAT(outcome.text, HasSubstr("PEER_LOST peer 2 "));
+    }
+}
+
+TEST(CommProcesses, StoppedRankIsNamedAtTheDeadline) {
+    constexpr int victim = 1;
+    Processes processes(3, [&](int rank, const auto& store, const auto& say) {
+        const auto comm = Communicator::create(store, rank, 3, options_with(milliseconds{500}));
+        std::vector<float> values(1000);
+        const Tensor tensor = tensor_of(std::span(values), DType::f32);
+        comm->run(all_reduce(tensor));
+        say("in");
+        while (true) comm->run(all_reduce(tensor));
+    });
+    for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
+    processes.signal(victim, SIGSTOP);
+    for (const int rank : {0, 2}) {
+        const Outcome& outcome = processes.join(rank);
+        EXPECT_THAT(outcome.text, AllOf(HasSubstr("TIMEOUT peer 1 "), HasSubstr("timed out after 0.5 s"),
+                                        HasSubstr("rank 1 (pid " + std::to_string(processes.pid(victim)) + ")"),
+                                        HasSubstr("the process is stopped")));
+    }
+    processes.signal(victim, SIGCONT);
+    EXPECT_THAT(processes.join(victim).text, HasSubstr("TIMEOUT"));  // it learns what the others said of it
+}
+
+TEST(CommProcesses, RankThatExitsWithoutLeavingIsLost) {
+    Processes processes(2, [&](int rank, const auto& store, const auto&) {
+        auto comm = Communicator::create(store, rank, 2, options_with(milliseconds{60000}));
+        comm->run({});
+        if (rank == 1) ::_exit(0);
+        comm->run({});
+    });
+    EXPECT_TRUE(processes.join(1).well());
+    EXPECT_THAT(processes.join(0).text, AllOf(HasSubstr("PEER_LOST"), HasSubstr("barrier #2"), HasSubstr("died")));
+}
+
+TEST(CommProcesses, ProcessThatExitsAfterTheLastCollectiveDisturbsNobody) {
+    for (int repeat = 0; repeat < 20; ++repeat) {
+        Processes processes(4, [&](int rank, const auto& store, const auto&) {
+            const auto comm = Communicator::create(store, rank, 4, options_with(milliseconds{20000}));
+            std::vector<float> values(100000);
+            const Tensor tensor = tensor_of(std::span(values), DType::f32);
+            comm->run(all_reduce(tensor));
+            ::_exit(0);
+        });
+        processes.expect_all_well();
+    }
+}
+
+TEST(CommProcesses, NothingIsLeftWhenAllAreKilled) {
+    const auto segments = [] {
+        size_t count = 0;
+        DIR* directory = ::opendir("/dev/shm");
+        while (directory != nullptr && ::readdir(directory) != nullptr) ++count;
+        if (directory != nullptr) ::closedir(directory);
+        return count;
+    };
+    const size_t before = segments();
+    {
+        Processes processes(3, [&](int rank, const auto& store, const auto& say) {
+            const auto comm = Communicator::create(store, rank, 3, options_with(milliseconds{60000}));
+            const auto buffer = comm->allocate(size_t{1} << 20);
+            say("in");
+            while (true) comm->run({});
+        });
+        for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
+        for (int rank = 0; rank < 3; ++rank) processes.signal(rank, SIGKILL);
+        for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(WIFSIGNALED(processes.join(rank).status));
+    }
+    EXPECT_EQ(segments(), before);
+    EXPECT_EQ(file_text("/proc/net/unix").find("@tessera-"), std::string::npos);
+}
+
+// Rank 1 dies between telling the others of itself and meeting them: its record stands in the store, nobody answers.
+TEST(CommProcesses, RankThatDiesWhileJoiningIsNoticed) {
+    Processes processes(2, [&](int rank, const auto& store, const auto& say) {
+        if (rank == 1) {
+            set_interrupt([](void* tell) -> int32_t {
+                (*static_cast<const Processes::Say*>(tell))("waiting");
+                return 0;
+            }, const_cast<Processes::Say*>(&say));
+        } else {
+            store->wait("go", store->default_deadline());
+        }
+        static_cast<void>(Communicator::create(store, rank, 2, options_with(milliseconds{60000})));
+    });
+    processes.await(1, "waiting");
+    processes.signal(1, SIGKILL);
+    static_cast<void>(processes.join(1));
+    processes.store().set("go", "", processes.store().default_deadline());
+    EXPECT_THAT(processes.join(0).text, AllOf(HasSubstr("PEER_LOST peer 1 "), HasSubstr("died while the communicator was made")));
+}
+
+TEST(CommProcesses, DifferentHostsAreToldWhatIsMissing) {
+    Processes processes(2, [&](int rank, const auto& store, const auto&) {
+        ::setenv("TESSERA_HOST_ID", rank == 0 ? "east" : "west", 1);
+        CommOptions options = options_with(milliseconds{20000});
+        options.backend = "shm";
+        static_cast<void>(Communicator::create(store, rank, 2, options));
+    });
+    for (const int rank : {0, 1}) {
+        EXPECT_THAT(processes.join(rank).text, AllOf(HasSubstr("UNSUPPORTED"), HasSubstr("shm needs all ranks on one host")));
+    }
+}
+
+}  // namespace
+}  // namespace tsr::testing
