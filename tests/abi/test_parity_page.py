@@ -26,7 +26,7 @@ def test_gaps_are_noticed(tmp_path: Path):
         if source.is_file():
             shutil.copy(source, target)
         else:
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("target", "__pycache__"), symlinks=True)
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("target", "__pycache__", ".*"), symlinks=True)
     assert check(tmp_path).returncode == 0
 
     def without(file: str, word: str) -> str:
