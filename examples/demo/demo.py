@@ -111,7 +111,7 @@ def tensor_pictures(checkpoint: Path) -> tuple[list[report.TensorPicture], int]:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         offsets = json.loads(header.pop("__metadata__")["DCP_SHARDING_INFO"])
         for name, entry in header.items():
-            shape = next(t["shape"] for t in manifest["tensors"] if t["name"] == name)
+            shape = manifest["tensors"][name]["shape"]
             picture = pictures.setdefault(name, report.TensorPicture(name, entry["dtype"], shape, []))
             picture.pieces.append(report.Piece(rank, offsets[name]["saved_offsets"], entry["shape"]))
     return [pictures[name] for name in sorted(pictures)], size
@@ -169,10 +169,10 @@ def main() -> int:
     resumed = min((entry for entry in curve if entry[2] == 3), key=lambda entry: entry[0])
     restart_step = (resumed[1] - 1) // options.save_every * options.save_every
     starts = [event for event in events if event["event"] == "start"]
-    last_epoch = max(event["epoch"] for event in starts)
+    last_round = max(event["round"] for event in starts)
     survivors = [language for language in LANGUAGES if language != VICTIM]
     ranks = [
-        (event["epoch"], (LANGUAGES if event["epoch"] != last_epoch else survivors)[event["rank"]], event["rank"], event["pid"])
+        (event["round"], (LANGUAGES if event["round"] != last_round else survivors)[event["rank"]], event["rank"], event["pid"])
         for event in starts
     ]
     print(f"held-out accuracy {accuracy * 100:.1f} %")
