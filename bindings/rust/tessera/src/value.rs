@@ -47,15 +47,14 @@ Vec<u8> => Bytes, Vec<Value> => List }
 
 impl Value {
     pub(crate) fn to_json(&self) -> Result<String> {
-        Ok(encode(self)?.to_string())
+        Ok(encode(self, 0)?.to_string())
     }
 
     pub(crate) fn from_json(text: &str) -> Result<Self> {
         // The library has limited the depth; serde_json's own limit is below what tags may add.
         let mut parser = serde_json::Deserializer::from_str(text);
         parser.disable_recursion_limit();
-        let json =
-            serde_json::Value::deserialize(&mut parser).map_err(|error| bad(text, &error.to_string()))?;
+        let json = serde_json::Value::deserialize(&mut parser).map_err(|error| bad(text, &error.to_string()))?;
         decode(json).ok_or_else(|| bad(text, "it is no typed JSON"))
     }
 }
@@ -64,8 +63,14 @@ fn bad(text: &str, why: &str) -> Error {
     Error::argument(format!("the value {text} cannot be read: {why}"))
 }
 
-fn encode(value: &Value) -> Result<serde_json::Value> {
-    let list = |items: &[Value]| items.iter().map(encode).collect::<Result<Vec<_>>>();
+/// What the library takes; checked here too, for deeper recursion could end the process.
+const MAX_DEPTH: usize = 64;
+
+fn encode(value: &Value, depth: usize) -> Result<serde_json::Value> {
+    if depth > MAX_DEPTH {
+        return Err(Error::argument(format!("a value is nested more than {MAX_DEPTH} deep")));
+    }
+    let list = |items: &[Value]| items.iter().map(|item| encode(item, depth + 1)).collect::<Result<Vec<_>>>();
     Ok(match value {
         Value::Null => serde_json::Value::Null,
         Value::Bool(value) => json!(value),
@@ -80,24 +85,24 @@ fn encode(value: &Value) -> Result<serde_json::Value> {
         Value::Bytes(bytes) => tagged("bytes", json!(BASE64_STANDARD.encode(bytes))),
         Value::List(items) => serde_json::Value::Array(list(items)?),
         Value::Tuple(items) => tagged("tuple", serde_json::Value::Array(list(items)?)),
-        Value::Map(pairs) => map(pairs)?,
+        Value::Map(pairs) => map(pairs, depth + 1)?,
     })
 }
 
 /// A plain object where all keys are strings, and none is the tag.
-fn map(pairs: &[(Value, Value)]) -> Result<serde_json::Value> {
+fn map(pairs: &[(Value, Value)], depth: usize) -> Result<serde_json::Value> {
     let mut object = Map::new();
     for (key, value) in pairs {
         match key {
             Value::Str(key) if key != "~" => {
-                if object.insert(key.clone(), encode(value)?).is_some() {
+                if object.insert(key.clone(), encode(value, depth)?).is_some() {
                     return Err(Error::argument(format!("the key {key:?} comes twice in a map")));
                 }
             }
             _ => {
                 let pairs = pairs
                     .iter()
-                    .map(|(key, value)| Ok(json!([encode(key)?, encode(value)?])))
+                    .map(|(key, value)| Ok(json!([encode(key, depth)?, encode(value, depth)?])))
                     .collect::<Result<Vec<_>>>()?;
                 return Ok(tagged("map", serde_json::Value::Array(pairs)));
             }
@@ -173,10 +178,7 @@ mod tests {
     #[test]
     fn every_kind_survives_json() {
         let value = Value::Map(vec![
-            (
-                Value::Str("plain".into()),
-                Value::List(vec![Value::Null, true.into(), 7i64.into(), 0.1.into()]),
-            ),
+            (Value::Str("plain".into()), Value::List(vec![Value::Null, true.into(), 7i64.into(), 0.1.into()])),
             (Value::Str("text".into()), "\u{1f600} \"quoted\"\n".into()),
             (Value::Str("bytes".into()), vec![0u8, 255, 16].into()),
             (Value::Str("tuple".into()), Value::Tuple(vec![i64::MIN.into(), 1.0.into()])),
@@ -197,10 +199,7 @@ mod tests {
         assert_eq!(Value::Int(1).to_json().unwrap(), "1");
         assert_eq!(Value::from_json("1e300").unwrap(), Value::Double(1e300));
         let shortest = 0.1f64 + 0.2;
-        assert_eq!(
-            Value::from_json(&Value::Double(shortest).to_json().unwrap()).unwrap(),
-            Value::Double(shortest)
-        );
+        assert_eq!(Value::from_json(&Value::Double(shortest).to_json().unwrap()).unwrap(), Value::Double(shortest));
     }
 
     #[test]
