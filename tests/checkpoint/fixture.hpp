@@ -15,10 +15,17 @@
 #include <string>
 #include <vector>
 
+#include "base/log.hpp"
 #include "checkpoint/saver.hpp"
 #include "ranks.hpp"
 
 namespace tsr::testing {
+
+// Failures are provoked by the hundred here; their warnings would hide what matters.
+inline const bool quiet = [] {
+    log::set_level(log::Level::error);
+    return true;
+}();
 
 class TempDir {
    public:

@@ -29,14 +29,10 @@ fn find() -> (Option<PathBuf>, Option<PathBuf>) {
     if let Some(prefix) = env::var_os("TESSERA_PREFIX") {
         let prefix = PathBuf::from(prefix);
         return match library_in(&prefix) {
-            Some(library) => {
-                println!("cargo:rerun-if-changed={}", library.display());
-                (Some(library), Some(prefix.join("include")).filter(|path| path.exists()))
+            Some(library) => (Some(library), Some(prefix.join("include")).filter(|path| path.exists())),
+            None => {
+                fail(&format!("TESSERA_PREFIX is {}, but neither it nor its lib/ holds {SONAME}", prefix.display()))
             }
-            None => fail(&format!(
-                "TESSERA_PREFIX is {}, but neither it nor its lib/ holds {SONAME}",
-                prefix.display()
-            )),
         };
     }
     let range = "0.1.0".."0.2.0";

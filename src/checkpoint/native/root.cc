@@ -31,9 +31,10 @@ bool is_digits(std::string_view text, std::string_view digits) {
 
 std::string first_bytes(FileSystem& files, const std::string& path) {
     const auto file = open_file(files, path, OpenMode::read);
-    std::string text(head_bytes, '\0');
-    const int64_t got = file->read(std::as_writable_bytes(std::span(text)), 0);
-    text.resize(static_cast<size_t>(std::max<int64_t>(got, 0)));
+    const int64_t size = file->size();
+    if (size < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-size));
+    std::string text(static_cast<size_t>(std::min(size, head_bytes)), '\0');
+    read_all(*file, path, std::as_writable_bytes(std::span(text)), 0);
     return text;
 }
 

@@ -1,8 +1,6 @@
 //! `tessera/comm.h`.
 
-use crate::{
-    tsr_comm, tsr_destroy_fn, tsr_error, tsr_reduce_op, tsr_status, tsr_store, tsr_tensor, tsr_work,
-};
+use crate::{tsr_comm, tsr_destroy_fn, tsr_error, tsr_reduce_op, tsr_status, tsr_store, tsr_tensor, tsr_work};
 use std::ffi::{c_char, c_void};
 
 /// `tsr_work_fn`.

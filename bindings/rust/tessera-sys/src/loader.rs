@@ -105,22 +105,16 @@ pub unsafe fn load(path: &Path) -> Result<(), Error> {
         symbol if symbol.is_null() => String::new(),
         // SAFETY: as above; they return static strings.
         symbol => unsafe {
-            let text = std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *const std::ffi::c_char>(
-                symbol,
-            )();
+            let text = std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *const std::ffi::c_char>(symbol)();
             CStr::from_ptr(text).to_string_lossy().into_owned()
         },
     };
-    let real =
-        Some(text("tsr_library_path")).filter(|path| !path.is_empty()).map_or(path.into(), PathBuf::from);
+    let real = Some(text("tsr_library_path")).filter(|path| !path.is_empty()).map_or(path.into(), PathBuf::from);
     if abi != TSR_ABI_VERSION {
         return Err(Error::Version { path: real, found: Some((abi, text("tsr_version"))) });
     }
-    let missing: Vec<_> = crate::meta::functions()
-        .iter()
-        .map(|function| function.name)
-        .filter(|name| find(name).is_null())
-        .collect();
+    let missing: Vec<_> =
+        crate::meta::functions().iter().map(|function| function.name).filter(|name| find(name).is_null()).collect();
     if !missing.is_empty() {
         return Err(Error::Symbols { path: real, missing });
     }

@@ -45,8 +45,7 @@ fn generated() -> String {
     for layout in meta::layouts() {
         let name = layout.name;
         writeln!(c, "_Static_assert(sizeof({name}) == {}, \"size of {name}\");", layout.size).unwrap();
-        writeln!(c, "_Static_assert(_Alignof({name}) == {}, \"alignment of {name}\");", layout.align)
-            .unwrap();
+        writeln!(c, "_Static_assert(_Alignof({name}) == {}, \"alignment of {name}\");", layout.align).unwrap();
         for field in layout.fields {
             let (base, length) = match field.type_name.strip_prefix('[') {
                 Some(array) => {
@@ -56,12 +55,8 @@ fn generated() -> String {
                 None => (field.type_name, String::new()),
             };
             let of = format!("{name}.{}", field.name);
-            writeln!(
-                c,
-                "_Static_assert(offsetof({name}, {}) == {}, \"offset of {of}\");",
-                field.name, field.offset
-            )
-            .unwrap();
+            writeln!(c, "_Static_assert(offsetof({name}, {}) == {}, \"offset of {of}\");", field.name, field.offset)
+                .unwrap();
             let expected = format!("{}{length}", c_type(base));
             writeln!(
                 c,
@@ -111,10 +106,7 @@ fn the_comparison_finds_a_wrong_value_layout_and_prototype() {
     for (right, wrong) in [
         ("TSR_E_TIMEOUT == 3", "TSR_E_TIMEOUT == 4"),
         ("offsetof(tsr_tensor, ndim) == 24", "offsetof(tsr_tensor, ndim) == 28"),
-        (
-            "tsr_status tsr_comm_rank(const tsr_comm *, int32_t *)",
-            "tsr_status tsr_comm_rank(tsr_comm *, int32_t *)",
-        ),
+        ("tsr_status tsr_comm_rank(const tsr_comm *, int32_t *)", "tsr_status tsr_comm_rank(tsr_comm *, int32_t *)"),
         (
             "tsr_status tsr_store_add(const tsr_store *, const char *, int64_t",
             "tsr_status tsr_store_add(const tsr_store *, const char *, int32_t",
@@ -135,15 +127,13 @@ fn nothing_of_the_headers_is_left_out() {
         for piece in text.split("\nTSR_API").skip(1) {
             let end = piece.find('(').unwrap_or(0);
             // `TSR_API TSR_MUST_USE tsr_status name(` and `TSR_API const char *name(`
-            functions.extend(
-                piece[..end].split_whitespace().last().map(|name| name.trim_start_matches('*').to_owned()),
-            );
+            functions
+                .extend(piece[..end].split_whitespace().last().map(|name| name.trim_start_matches('*').to_owned()));
         }
         for body in text.split("enum {").skip(1) {
             let end = body.find('}').expect("a closed enum");
-            constants.extend(
-                body[..end].split(',').filter_map(|item| item.split('=').next()).map(|s| s.trim().to_owned()),
-            );
+            constants
+                .extend(body[..end].split(',').filter_map(|item| item.split('=').next()).map(|s| s.trim().to_owned()));
         }
         for line in text.lines().filter_map(|line| line.strip_prefix("#define TSR_")) {
             let mut words = line.split_whitespace();
@@ -159,20 +149,15 @@ fn nothing_of_the_headers_is_left_out() {
         {
             let (name, body) = piece.split_once('{').expect("a body");
             let body = &body[..body.find('}').expect("a closed struct")];
-            structs
-                .insert(name.trim().to_owned(), body.split(';').filter_map(field_name).collect::<Vec<_>>());
+            structs.insert(name.trim().to_owned(), body.split(';').filter_map(field_name).collect::<Vec<_>>());
         }
     }
     constants.remove("");
     let own = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect::<BTreeSet<_>>();
     assert_eq!(functions, own(meta::functions().iter().map(|f| f.name).collect()));
     assert_eq!(constants, own(meta::constants().iter().map(|c| c.0).collect()));
-    let fields =
-        |layout: &meta::Layout| layout.fields.iter().map(|field| field.name.to_owned()).collect::<Vec<_>>();
-    assert_eq!(
-        structs,
-        meta::layouts().iter().map(|l| (l.name.to_owned(), fields(l))).collect::<BTreeMap<_, _>>()
-    );
+    let fields = |layout: &meta::Layout| layout.fields.iter().map(|field| field.name.to_owned()).collect::<Vec<_>>();
+    assert_eq!(structs, meta::layouts().iter().map(|l| (l.name.to_owned(), fields(l))).collect::<BTreeMap<_, _>>());
     let symbols = std::fs::read_to_string(repository().join("capi/abi/symbols.txt")).unwrap();
     assert_eq!(functions, own(symbols.lines().collect()));
 }
@@ -191,9 +176,5 @@ fn without_comments(text: &str) -> String {
 /// `int64_t sizes[8]` gives `sizes`.
 fn field_name(declaration: &str) -> Option<String> {
     let declaration = declaration.split('[').next()?.trim();
-    declaration
-        .rsplit(|c: char| !(c.is_alphanumeric() || c == '_'))
-        .next()
-        .filter(|s| !s.is_empty())
-        .map(str::to_owned)
+    declaration.rsplit(|c: char| !(c.is_alphanumeric() || c == '_')).next().filter(|s| !s.is_empty()).map(str::to_owned)
 }

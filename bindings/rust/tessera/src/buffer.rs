@@ -32,14 +32,13 @@ unsafe impl<T: Element> Sync for Buffer<T> {}
 
 impl<T: Element> Buffer<T> {
     pub(crate) fn new(comm: &Comm, len: usize) -> Result<Self> {
-        let size = len.checked_mul(size_of::<T>()).ok_or_else(|| {
-            Error::argument(format!("a buffer of {len} elements is larger than memory can be"))
-        })?;
+        let size = len
+            .checked_mul(size_of::<T>())
+            .ok_or_else(|| Error::argument(format!("a buffer of {len} elements is larger than memory can be")))?;
         let mut handle = ptr::null_mut();
         // SAFETY: the communicator is borrowed for the call.
         check(unsafe { sys::tsr_buffer_create(comm.as_ptr(), size, &mut handle) })?;
-        let mut buffer =
-            Buffer { handle: created(handle)?, data: ptr::null_mut(), len, element: PhantomData };
+        let mut buffer = Buffer { handle: created(handle)?, data: ptr::null_mut(), len, element: PhantomData };
         let mut bytes = 0;
         // SAFETY: the handle is alive; the memory lives as long as it.
         check(unsafe { sys::tsr_buffer_data(buffer.handle.as_ptr(), &mut buffer.data, &mut bytes) })?;

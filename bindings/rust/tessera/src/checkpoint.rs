@@ -165,11 +165,7 @@ impl Checkpoint {
             let dtype = DType::from_raw(dtype)
                 .ok_or_else(|| Error::new(Code::Version, format!("{name} is of unknown dtype {dtype}")))?;
             let shape = slice(shape, usize::try_from(ndim).unwrap_or(0));
-            Ok(TensorInfo {
-                name,
-                dtype,
-                shape: shape.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect(),
-            })
+            Ok(TensorInfo { name, dtype, shape: shape.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect() })
         }
     }
 
@@ -179,8 +175,7 @@ impl Checkpoint {
     /// `NotFound`: there is no such tensor; `Corrupt`, `Io`, `Interrupted`.
     pub fn read(&self, name: &str) -> Result<Tensor> {
         let found = self.tensors()?.into_iter().find(|tensor| tensor.name == name);
-        let info = found
-            .ok_or_else(|| Error::new(Code::NotFound, format!("the checkpoint has no tensor {name:?}")))?;
+        let info = found.ok_or_else(|| Error::new(Code::NotFound, format!("the checkpoint has no tensor {name:?}")))?;
         let tensor = Tensor::zeros(info.dtype, &info.shape)?;
         self.read_into(name, &tensor)?;
         Ok(tensor)
@@ -230,9 +225,6 @@ impl Drop for Checkpoint {
 
 impl fmt::Debug for Checkpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Checkpoint")
-            .field("path", &self.path().ok())
-            .field("step", &self.step().ok())
-            .finish()
+        f.debug_struct("Checkpoint").field("path", &self.path().ok()).field("step", &self.step().ok()).finish()
     }
 }

@@ -66,8 +66,7 @@ impl CommOptions {
         let mut raw: sys::tsr_comm_options = unsafe { std::mem::zeroed() };
         // SAFETY: the library is loaded by the callers; the struct is ours.
         check(unsafe { sys::tsr_comm_options_init(&mut raw, size_of::<sys::tsr_comm_options>()) })?;
-        let (backend, name) =
-            (raw::optional("the backend", &self.backend)?, raw::optional("the name", &self.name)?);
+        let (backend, name) = (raw::optional("the backend", &self.backend)?, raw::optional("the name", &self.name)?);
         if let Some(timeout) = self.timeout {
             raw.timeout_ms = raw::milliseconds(timeout);
         }
@@ -202,12 +201,7 @@ impl Comm {
     ///
     /// # Errors
     /// As there.
-    pub fn split_with(
-        &self,
-        color: Option<usize>,
-        key: usize,
-        options: &CommOptions,
-    ) -> Result<Option<Comm>> {
+    pub fn split_with(&self, color: Option<usize>, key: usize, options: &CommOptions) -> Result<Option<Comm>> {
         options.with_raw(|options| self.split_raw(color, key, options))
     }
 
@@ -220,9 +214,7 @@ impl Comm {
         let color = color.map_or(Ok(-1), |color| raw::int32("the color", color))?;
         let mut handle = ptr::null_mut();
         // SAFETY: the options are null or borrowed for the call.
-        check(unsafe {
-            sys::tsr_comm_split(self.as_ptr(), color, raw::int32("the key", key)?, options, &mut handle)
-        })?;
+        check(unsafe { sys::tsr_comm_split(self.as_ptr(), color, raw::int32("the key", key)?, options, &mut handle) })?;
         Ok(NonNull::new(handle).map(|handle| Self::from_raw(handle, Owner::Us(self.store()))))
     }
 
@@ -353,9 +345,7 @@ impl Comm {
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         let shapes = (flat_shape(input.len()), flat_shape(output.len()));
         let (input, output) = (reading(input, &shapes.0), writing(output, &shapes.1));
-        check(unsafe {
-            sys::tsr_comm_all_gather(self.as_ptr(), &input, &output, ptr::null_mut(), ptr::null_mut())
-        })
+        check(unsafe { sys::tsr_comm_all_gather(self.as_ptr(), &input, &output, ptr::null_mut(), ptr::null_mut()) })
     }
 
     /// Gathers inputs of different lengths: `outputs[r]` receives rank r's `input`. One output a rank, of the same
@@ -407,13 +397,7 @@ impl Comm {
     ///
     /// # Errors
     /// See [Collectives](#collectives).
-    pub fn reduce<T: Element>(
-        &self,
-        input: &[T],
-        output: Option<&mut [T]>,
-        op: ReduceOp,
-        root: usize,
-    ) -> Result<()> {
+    pub fn reduce<T: Element>(&self, input: &[T], output: Option<&mut [T]>, op: ReduceOp, root: usize) -> Result<()> {
         let root = raw::int32("the root", root)?;
         let shapes = (flat_shape(input.len()), output_shape(&output));
         let (input, output) = (reading(input, &shapes.0), output.map(|output| writing(output, &shapes.1)));
@@ -458,9 +442,7 @@ impl Comm {
     pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         let shapes = (flat_shape(input.len()), flat_shape(output.len()));
         let (input, output) = (reading(input, &shapes.0), writing(output, &shapes.1));
-        check(unsafe {
-            sys::tsr_comm_all_to_all(self.as_ptr(), &input, &output, ptr::null_mut(), ptr::null_mut())
-        })
+        check(unsafe { sys::tsr_comm_all_to_all(self.as_ptr(), &input, &output, ptr::null_mut(), ptr::null_mut()) })
     }
 
     /// Sends `data` to rank `peer`, which receives it with the same tag (0 to 2^31 - 1). Not collective.
@@ -471,9 +453,7 @@ impl Comm {
         let (peer, tag) = (raw::int32("the peer", peer)?, raw::int32("the tag", tag)?);
         let shape = flat_shape(data.len());
         let tensor = reading(data, &shape);
-        check(unsafe {
-            sys::tsr_comm_send(self.as_ptr(), &tensor, peer, tag, ptr::null_mut(), ptr::null_mut())
-        })
+        check(unsafe { sys::tsr_comm_send(self.as_ptr(), &tensor, peer, tag, ptr::null_mut(), ptr::null_mut()) })
     }
 
     /// Receives what rank `peer` sends with the same tag, of the same dtype and length. Not collective.
@@ -484,9 +464,7 @@ impl Comm {
         let (peer, tag) = (raw::int32("the peer", peer)?, raw::int32("the tag", tag)?);
         let shape = flat_shape(data.len());
         let tensor = writing(data, &shape);
-        check(unsafe {
-            sys::tsr_comm_recv(self.as_ptr(), &tensor, peer, tag, ptr::null_mut(), ptr::null_mut())
-        })
+        check(unsafe { sys::tsr_comm_recv(self.as_ptr(), &tensor, peer, tag, ptr::null_mut(), ptr::null_mut()) })
     }
 
     /// Returns when every rank has called it.
@@ -512,14 +490,7 @@ impl Comm {
         // SAFETY: the work keeps data and views; the C function starts one operation on them; so below.
         unsafe {
             Work::start(data, views, |tensors, work| {
-                sys::tsr_comm_all_reduce(
-                    self.as_ptr(),
-                    tensors.as_ptr(),
-                    1,
-                    op.as_raw(),
-                    ptr::null_mut(),
-                    work,
-                )
+                sys::tsr_comm_all_reduce(self.as_ptr(), tensors.as_ptr(), 1, op.as_raw(), ptr::null_mut(), work)
             })
         }
     }
@@ -620,18 +591,13 @@ impl Comm {
         &self,
         mut input: A,
         mut output: B,
-        issue: impl FnOnce(
-            *const sys::tsr_tensor,
-            *const sys::tsr_tensor,
-            *mut *mut sys::tsr_work,
-        ) -> sys::tsr_status,
+        issue: impl FnOnce(*const sys::tsr_tensor, *const sys::tsr_tensor, *mut *mut sys::tsr_work) -> sys::tsr_status,
     ) -> Result<Work<(A, B)>>
     where
         A: OwnedSlice,
         B: OwnedSlice<Element = A::Element>,
     {
-        let views =
-            Views::default().of(input.as_mut_ptr(), input.len()).of(output.as_mut_ptr(), output.len());
+        let views = Views::default().of(input.as_mut_ptr(), input.len()).of(output.as_mut_ptr(), output.len());
         unsafe { Work::start((input, output), views, |tensors, work| issue(&tensors[0], &tensors[1], work)) }
     }
 }

@@ -170,9 +170,8 @@ impl Sampler {
     /// # Errors
     /// `InvalidArgument`: it is beyond 2^63 - 1.
     pub fn set_epoch(&mut self, epoch: u64) -> Result<()> {
-        let epoch = i64::try_from(epoch).map_err(|_| {
-            crate::Error::argument(format!("the epoch is {epoch}; it must be at most {}", i64::MAX))
-        })?;
+        let epoch = i64::try_from(epoch)
+            .map_err(|_| crate::Error::argument(format!("the epoch is {epoch}; it must be at most {}", i64::MAX)))?;
         check(unsafe { sys::tsr_sampler_set_epoch(self.inner.lock().as_ptr(), epoch) })
     }
 }

@@ -139,9 +139,7 @@ impl<'c> Ddp<'c> {
         }
         let mut handle = ptr::null_mut();
         // SAFETY: the new object keeps the tensors, and borrows the communicator, for as long as C does.
-        check(unsafe {
-            sys::tsr_ddp_create(comm.as_ptr(), raw_params.as_ptr(), params.len(), &raw, &mut handle)
-        })?;
+        check(unsafe { sys::tsr_ddp_create(comm.as_ptr(), raw_params.as_ptr(), params.len(), &raw, &mut handle) })?;
         let mut inner = Inner { handle: created(handle)?, group: Group { params, grads: Vec::new() } };
         let mut count = 0;
         // SAFETY: the handle is alive.

@@ -66,8 +66,7 @@ impl Layout {
             )));
         }
         let sizes = shape_of(shape)?;
-        let mesh =
-            mesh_sizes.iter().map(|&size| raw::int32("a mesh size", size)).collect::<Result<Vec<_>>>()?;
+        let mesh = mesh_sizes.iter().map(|&size| raw::int32("a mesh size", size)).collect::<Result<Vec<_>>>()?;
         let placements = placements
             .iter()
             .map(|placement| {
@@ -80,8 +79,7 @@ impl Layout {
                 })
             })
             .collect::<Result<Vec<_>>>()?;
-        let (ndim, mesh_ndim) =
-            (raw::int32("ndim", sizes.len())?, raw::int32("the mesh's ndim", mesh.len())?);
+        let (ndim, mesh_ndim) = (raw::int32("ndim", sizes.len())?, raw::int32("the mesh's ndim", mesh.len())?);
         let mut handle = ptr::null_mut();
         // SAFETY: all arguments are borrowed for the call.
         check(unsafe {
@@ -110,12 +108,9 @@ impl Layout {
             }
             boxes.push(raw);
         }
-        let counts = regions
-            .iter()
-            .map(|boxes| raw::int32("the number of boxes", boxes.len()))
-            .collect::<Result<Vec<_>>>()?;
-        let (ndim, world_size) =
-            (raw::int32("ndim", sizes.len())?, raw::int32("the world size", counts.len())?);
+        let counts =
+            regions.iter().map(|boxes| raw::int32("the number of boxes", boxes.len())).collect::<Result<Vec<_>>>()?;
+        let (ndim, world_size) = (raw::int32("ndim", sizes.len())?, raw::int32("the world size", counts.len())?);
         let mut handle = ptr::null_mut();
         // SAFETY: all arguments are borrowed for the call; there are as many boxes as the counts add up to.
         check(unsafe {

@@ -18,6 +18,10 @@ use crate::error::{Code, Error, Result};
 /// 3. the library that `tessera-sys` was built with (`TESSERA_PREFIX`, pkg-config, or CMake from the repository);
 /// 4. what the system's loader finds by name.
 ///
+/// It is opened, not linked: an rpath that a dependency's build script sets does not reach the final binary, and a linked
+/// library of another version would end the process before `main`. So no program needs `LD_LIBRARY_PATH`, and a wrong
+/// library is an error like any other.
+///
 /// # Errors
 /// [`Code::Version`]: the library has another ABI than these bindings, or lacks functions; the message names both
 /// versions and the file. [`Code::NotFound`]: there is none.

@@ -54,9 +54,7 @@ pub fn set_log_callback(callback: impl Fn(Level, &str) + Send + Sync + 'static) 
     crate::load()?;
     let callback: Box<LogFn> = Box::new(Box::new(callback));
     // SAFETY: the library owns the box until it calls `free_log`, once the callback is replaced.
-    check(unsafe {
-        sys::tsr_log_set_callback(Some(log_line), Box::into_raw(callback).cast(), Some(free_log))
-    })
+    check(unsafe { sys::tsr_log_set_callback(Some(log_line), Box::into_raw(callback).cast(), Some(free_log)) })
 }
 
 /// Sends the log to standard error again.

@@ -47,16 +47,13 @@ impl Mesh {
     /// # Errors
     /// `InvalidArgument`, `Mismatch`, `Timeout`, `Aborted`, `PeerLost`, `Interrupted`.
     pub fn new(comm: &Comm, dims: &[(&str, usize)]) -> Result<Self> {
-        let names =
-            dims.iter().map(|(name, _)| raw::c_string("the name", name)).collect::<Result<Vec<_>>>()?;
+        let names = dims.iter().map(|(name, _)| raw::c_string("the name", name)).collect::<Result<Vec<_>>>()?;
         let pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
         let sizes = dims.iter().map(|&(_, size)| raw::int32("a size", size)).collect::<Result<Vec<_>>>()?;
         let ndim = raw::int32("the number of dimensions", dims.len())?;
         let mut handle = ptr::null_mut();
         // SAFETY: all arguments are borrowed for the call.
-        check(unsafe {
-            sys::tsr_mesh_create(comm.as_ptr(), pointers.as_ptr(), sizes.as_ptr(), ndim, &mut handle)
-        })?;
+        check(unsafe { sys::tsr_mesh_create(comm.as_ptr(), pointers.as_ptr(), sizes.as_ptr(), ndim, &mut handle) })?;
         let handle = Arc::new(MeshHandle(created(handle)?));
         let mut comms = Vec::with_capacity(dims.len());
         for ((name, _), c_name) in dims.iter().zip(&names) {
@@ -100,9 +97,7 @@ impl Mesh {
         let name = raw::c_string("the name", name)?;
         let (mut size, mut coordinate) = (0, 0);
         // SAFETY: the handle is alive, the name is borrowed for the call.
-        check(unsafe {
-            sys::tsr_mesh_dim(self.handle.0.as_ptr(), name.as_ptr(), &mut size, &mut coordinate)
-        })?;
+        check(unsafe { sys::tsr_mesh_dim(self.handle.0.as_ptr(), name.as_ptr(), &mut size, &mut coordinate) })?;
         Ok((usize::try_from(size).unwrap_or(1), usize::try_from(coordinate).unwrap_or(0)))
     }
 
@@ -113,18 +108,13 @@ impl Mesh {
     pub fn comm(&self, name: &str) -> Result<&Comm> {
         self.dims.iter().find(|(other, _)| other == name).map(|(_, comm)| comm).ok_or_else(|| {
             let names: Vec<_> = self.dims.iter().map(|(name, _)| name.as_str()).collect();
-            Error::new(
-                Code::NotFound,
-                format!("the mesh has no dimension {name:?}; it has {}", names.join(", ")),
-            )
+            Error::new(Code::NotFound, format!("the mesh has no dimension {name:?}; it has {}", names.join(", ")))
         })
     }
 }
 
 impl fmt::Debug for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map()
-            .entries(self.dims.iter().map(|(name, comm)| (name, comm.world_size().unwrap_or(0))))
-            .finish()
+        f.debug_map().entries(self.dims.iter().map(|(name, comm)| (name, comm.world_size().unwrap_or(0)))).finish()
     }
 }

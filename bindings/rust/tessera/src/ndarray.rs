@@ -29,8 +29,7 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::view`].
     pub fn to_array<T: Element>(&self) -> Result<ArrayD<T>> {
-        ArrayD::from_shape_vec(IxDyn(&self.shape()), self.to_vec()?)
-            .map_err(|error| Error::argument(error.to_string()))
+        ArrayD::from_shape_vec(IxDyn(&self.shape()), self.to_vec()?).map_err(|error| Error::argument(error.to_string()))
     }
 }
 

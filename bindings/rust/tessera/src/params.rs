@@ -79,8 +79,7 @@ pub(crate) struct RawParams {
 
 impl RawParams {
     pub(crate) fn new(items: &[(String, Tensor)]) -> Result<Self> {
-        let names =
-            items.iter().map(|(name, _)| raw::c_string("the name", name)).collect::<Result<Vec<_>>>()?;
+        let names = items.iter().map(|(name, _)| raw::c_string("the name", name)).collect::<Result<Vec<_>>>()?;
         let params = names
             .iter()
             .zip(items)
@@ -127,10 +126,7 @@ impl Group {
     }
 
     pub(crate) fn check_grads(&self, check: fn(&Tensor, &str) -> Result<()>) -> Result<()> {
-        self.grads
-            .iter()
-            .enumerate()
-            .try_for_each(|(i, grad)| check(grad, &format!("gradient of {}", self.name(i))))
+        self.grads.iter().enumerate().try_for_each(|(i, grad)| check(grad, &format!("gradient of {}", self.name(i))))
     }
 }
 

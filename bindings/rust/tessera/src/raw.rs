@@ -16,8 +16,7 @@ pub(crate) unsafe fn text(text: *const c_char) -> String {
 }
 
 pub(crate) fn c_string(what: &str, value: &str) -> Result<CString> {
-    CString::new(value)
-        .map_err(|_| Error::new(Code::InvalidArgument, format!("{what} {value:?} contains a zero byte")))
+    CString::new(value).map_err(|_| Error::new(Code::InvalidArgument, format!("{what} {value:?} contains a zero byte")))
 }
 
 /// The C string that `value` becomes, kept by the caller for as long as C reads it; null for `None`.
@@ -35,15 +34,13 @@ pub(crate) fn milliseconds(duration: Duration) -> i32 {
 }
 
 pub(crate) fn int32(what: &str, value: usize) -> Result<i32> {
-    i32::try_from(value).map_err(|_| {
-        Error::new(Code::InvalidArgument, format!("{what} is {value}; it must be at most {}", i32::MAX))
-    })
+    i32::try_from(value)
+        .map_err(|_| Error::new(Code::InvalidArgument, format!("{what} is {value}; it must be at most {}", i32::MAX)))
 }
 
 pub(crate) fn int64(what: &str, value: usize) -> Result<i64> {
-    i64::try_from(value).map_err(|_| {
-        Error::new(Code::InvalidArgument, format!("{what} is {value}; it must be at most {}", i64::MAX))
-    })
+    i64::try_from(value)
+        .map_err(|_| Error::new(Code::InvalidArgument, format!("{what} is {value}; it must be at most {}", i64::MAX)))
 }
 
 /// Reads what a C function of the kind `(buffer, capacity, &size)` returns, asking again while it grows.
@@ -64,6 +61,5 @@ pub(crate) fn read_sized(mut call: impl FnMut(*mut u8, usize, *mut usize) -> i32
 pub(crate) fn read_text(call: impl FnMut(*mut u8, usize, *mut usize) -> i32) -> Result<String> {
     let mut bytes = read_sized(call)?;
     bytes.pop(); // the final 0
-    Ok(String::from_utf8(bytes)
-        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+    Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }

@@ -27,9 +27,8 @@ impl TryFrom<&TensorView<'_>> for Tensor {
 
     /// A copy of the view. `Unsupported`: its dtype is none of ours.
     fn try_from(view: &TensorView<'_>) -> Result<Self> {
-        let dtype = from_safetensors(view.dtype()).ok_or_else(|| {
-            Error::new(Code::Unsupported, format!("tensors of {:?} are not supported", view.dtype()))
-        })?;
+        let dtype = from_safetensors(view.dtype())
+            .ok_or_else(|| Error::new(Code::Unsupported, format!("tensors of {:?} are not supported", view.dtype())))?;
         let tensor = Tensor::zeros(dtype, view.shape())?;
         tensor.bytes_mut()?.copy_from_slice(view.data());
         Ok(tensor)

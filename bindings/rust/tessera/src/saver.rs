@@ -120,6 +120,14 @@ impl Saver {
         Self::builder(Some(comm), root.as_ref())
     }
 
+    /// [`Saver::at`] with the library's defaults, opened.
+    ///
+    /// # Errors
+    /// Those of [`SaverBuilder::open`].
+    pub fn open(comm: &Comm, root: impl AsRef<Path>) -> Result<Saver> {
+        Self::at(comm, root).open()
+    }
+
     /// A saver of this process alone, without a communicator.
     pub fn alone(root: impl AsRef<Path>) -> SaverBuilder<'static> {
         Self::builder(None, root.as_ref())
@@ -158,9 +166,7 @@ impl Saver {
         let work = state.reading(|state| {
             // SAFETY: as in `save`; the call returns when the copy is made.
             unsafe {
-                Work::start((), Views::default(), |_, work| {
-                    sys::tsr_saver_save_async(self.as_ptr(), step, state, work)
-                })
+                Work::start((), Views::default(), |_, work| sys::tsr_saver_save_async(self.as_ptr(), step, state, work))
             }
         })?;
         *self.in_flight.borrow_mut() = Some(work.shared());
@@ -280,12 +286,10 @@ fn finish_in_background(handle: Handle) {
 }
 
 fn step_number(step: u64) -> Result<i64> {
-    i64::try_from(step)
-        .map_err(|_| Error::argument(format!("the step is {step}; it must be at most {}", i64::MAX)))
+    i64::try_from(step).map_err(|_| Error::argument(format!("the step is {step}; it must be at most {}", i64::MAX)))
 }
 
 pub(crate) fn path_string(path: &Path) -> Result<std::ffi::CString> {
-    let text =
-        path.to_str().ok_or_else(|| Error::argument(format!("the path {} is not UTF-8", path.display())))?;
+    let text = path.to_str().ok_or_else(|| Error::argument(format!("the path {} is not UTF-8", path.display())))?;
     raw::c_string("the path", text)
 }

@@ -15,6 +15,7 @@ use crate::element::DType;
 use crate::error::{check, Error, Result};
 use crate::layout::Layout;
 use crate::optim::{Optimizer, OptimizerInner};
+use crate::params::Local;
 use crate::raw;
 use crate::store::created;
 use crate::tensor::Tensor;
@@ -70,7 +71,7 @@ mod sealed {
     }
 }
 
-/// What a [`State`] takes: a [`Ddp`], an [`Optimizer`], a [`Sampler`], a [`Tensor`].
+/// What a [`State`] takes: a [`Ddp`] or [`Local`] model, an [`Optimizer`], a [`Sampler`], a [`Tensor`].
 pub trait Stateful<'c>: sealed::Sealed<'c> {}
 impl<'c, T: sealed::Sealed<'c>> Stateful<'c> for T {}
 
@@ -99,6 +100,12 @@ impl<'c> sealed::Sealed<'c> for Sampler {
         check(unsafe { sys::tsr_state_add_sampler(state.as_ptr()?, name.as_ptr(), inner.lock().as_ptr()) })?;
         state.kept.push(Kept::Sampler(Arc::clone(inner)));
         Ok(())
+    }
+}
+
+impl<'c> sealed::Sealed<'c> for Local {
+    fn add_to(&self, state: &mut State<'c>, name: &str) -> Result<()> {
+        self.group.params.iter().try_for_each(|(param, tensor)| tensor.add_to(state, &format!("{name}.{param}")))
     }
 }
 
@@ -144,7 +151,7 @@ impl<'c> State<'c> {
         self
     }
 
-    /// Adds a DDP model's parameters as `name.<parameter>`, an optimizer's moments and settings, a sampler's position, or
+    /// Adds a model's parameters as `name.<parameter>`, an optimizer's moments and settings, a sampler's position, or
     /// a tensor that every rank holds whole and equal.
     ///
     /// # Errors
@@ -196,9 +203,7 @@ impl<'c> State<'c> {
         // SAFETY: handle and strings are alive; so in every method below.
         match value.into() {
             Value::Int(value) => check(unsafe { sys::tsr_state_set_int64(state, c_name.as_ptr(), value) }),
-            Value::Double(value) => {
-                check(unsafe { sys::tsr_state_set_double(state, c_name.as_ptr(), value) })
-            }
+            Value::Double(value) => check(unsafe { sys::tsr_state_set_double(state, c_name.as_ptr(), value) }),
             value => {
                 let json = raw::c_string("the value", &value.to_json()?)?;
                 check(unsafe { sys::tsr_state_set_value(state, c_name.as_ptr(), json.as_ptr()) })

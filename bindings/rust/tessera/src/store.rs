@@ -65,8 +65,7 @@ impl StoreOptions {
         let mut raw: sys::tsr_store_options = unsafe { std::mem::zeroed() };
         // SAFETY: the library is loaded by the callers; the struct is ours.
         check(unsafe { sys::tsr_store_options_init(&mut raw, size_of::<sys::tsr_store_options>()) })?;
-        let (token, job_id) =
-            (raw::optional("the token", &self.token)?, raw::optional("the job id", &self.job_id)?);
+        let (token, job_id) = (raw::optional("the token", &self.token)?, raw::optional("the job id", &self.job_id)?);
         if let Some(timeout) = self.timeout {
             raw.timeout_ms = raw::milliseconds(timeout);
         }

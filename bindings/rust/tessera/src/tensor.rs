@@ -126,27 +126,16 @@ impl Tensor {
     /// # Safety
     /// `view` is contiguous, and its memory outlives every use of the tensor and of its clones.
     pub(crate) unsafe fn borrowed(view: &sys::tsr_tensor) -> Result<Self> {
-        let dtype = DType::from_raw(view.dtype).ok_or_else(|| {
-            Error::state(format!("the library gave a tensor of unknown dtype {}", view.dtype))
-        })?;
+        let dtype = DType::from_raw(view.dtype)
+            .ok_or_else(|| Error::state(format!("the library gave a tensor of unknown dtype {}", view.dtype)))?;
         let ndim = usize::try_from(view.ndim).unwrap_or(0);
         // SAFETY: a tensor's shape holds ndim numbers; it is not read if there are none.
-        let shape: Box<[i64]> = if ndim == 0 {
-            Box::new([])
-        } else {
-            unsafe { std::slice::from_raw_parts(view.shape, ndim) }.into()
-        };
+        let shape: Box<[i64]> =
+            if ndim == 0 { Box::new([]) } else { unsafe { std::slice::from_raw_parts(view.shape, ndim) }.into() };
         let len = shape.iter().map(|&size| usize::try_from(size).unwrap_or(0)).product();
         // SAFETY: the offset lies inside the allocation, or is 0.
         let data = unsafe { view.data.cast::<u8>().add(usize::try_from(view.byte_offset).unwrap_or(0)) };
-        Ok(Tensor(Rc::new(Memory {
-            data: data.cast(),
-            len,
-            dtype,
-            shape,
-            access: Access::free(),
-            _owner: None,
-        })))
+        Ok(Tensor(Rc::new(Memory { data: data.cast(), len, dtype, shape, access: Access::free(), _owner: None })))
     }
 
     /// The type of the elements.
@@ -217,10 +206,7 @@ impl Tensor {
         let counter = &self.0.access.0;
         counter.set(Access::WRITER);
         // SAFETY: as above, and nobody else reads or writes.
-        Ok(ViewMut {
-            elements: unsafe { slice_mut(self.0.data.cast(), self.0.len * self.0.dtype.size()) },
-            counter,
-        })
+        Ok(ViewMut { elements: unsafe { slice_mut(self.0.data.cast(), self.0.len * self.0.dtype.size()) }, counter })
     }
 
     /// A copy of the elements.

@@ -54,8 +54,7 @@ impl Value {
         // The library has limited the depth; serde_json's own limit is below what tags may add.
         let mut parser = serde_json::Deserializer::from_str(text);
         parser.disable_recursion_limit();
-        let json =
-            serde_json::Value::deserialize(&mut parser).map_err(|error| bad(text, &error.to_string()))?;
+        let json = serde_json::Value::deserialize(&mut parser).map_err(|error| bad(text, &error.to_string()))?;
         decode(json).ok_or_else(|| bad(text, "it is no typed JSON"))
     }
 }
@@ -173,10 +172,7 @@ mod tests {
     #[test]
     fn every_kind_survives_json() {
         let value = Value::Map(vec![
-            (
-                Value::Str("plain".into()),
-                Value::List(vec![Value::Null, true.into(), 7i64.into(), 0.1.into()]),
-            ),
+            (Value::Str("plain".into()), Value::List(vec![Value::Null, true.into(), 7i64.into(), 0.1.into()])),
             (Value::Str("text".into()), "\u{1f600} \"quoted\"\n".into()),
             (Value::Str("bytes".into()), vec![0u8, 255, 16].into()),
             (Value::Str("tuple".into()), Value::Tuple(vec![i64::MIN.into(), 1.0.into()])),
@@ -197,10 +193,7 @@ mod tests {
         assert_eq!(Value::Int(1).to_json().unwrap(), "1");
         assert_eq!(Value::from_json("1e300").unwrap(), Value::Double(1e300));
         let shortest = 0.1f64 + 0.2;
-        assert_eq!(
-            Value::from_json(&Value::Double(shortest).to_json().unwrap()).unwrap(),
-            Value::Double(shortest)
-        );
+        assert_eq!(Value::from_json(&Value::Double(shortest).to_json().unwrap()).unwrap(), Value::Double(shortest));
     }
 
     #[test]

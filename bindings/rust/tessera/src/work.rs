@@ -113,9 +113,8 @@ impl<B: Send + 'static> Work<B> {
         };
         let user_data = Arc::into_raw(Arc::clone(&shared)).cast_mut().cast();
         // SAFETY: the callback gets a reference of its own, which `release` gives back after the call.
-        let registered = check(unsafe {
-            sys::tsr_work_on_done(handle.as_ptr(), Some(done::<B>), user_data, Some(release::<B>))
-        });
+        let registered =
+            check(unsafe { sys::tsr_work_on_done(handle.as_ptr(), Some(done::<B>), user_data, Some(release::<B>)) });
         // If it could not be registered, that reference keeps the buffers for ever: a leak, but nothing dangles.
         registered.map(|()| Work { handle: Handle(handle), shared })
     }

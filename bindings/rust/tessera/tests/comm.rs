@@ -28,13 +28,9 @@ fn handles_may_go_where_the_c_api_lets_them() {
 
 #[test]
 fn all_reduce_gives_every_rank_every_operation() {
-    for (op, expected) in [
-        (ReduceOp::Sum, 6.0),
-        (ReduceOp::Avg, 2.0),
-        (ReduceOp::Min, 1.0),
-        (ReduceOp::Max, 3.0),
-        (ReduceOp::Prod, 6.0),
-    ] {
+    for (op, expected) in
+        [(ReduceOp::Sum, 6.0), (ReduceOp::Avg, 2.0), (ReduceOp::Min, 1.0), (ReduceOp::Max, 3.0), (ReduceOp::Prod, 6.0)]
+    {
         ranks(3, |comm| {
             let mut data = vec![comm.rank().unwrap() as f64 + 1.0; 1000];
             comm.all_reduce(&mut data, op).unwrap();
@@ -66,10 +62,7 @@ fn all_reduce_takes_every_number() {
 #[test]
 fn types_without_arithmetic_are_refused() {
     let refused = ranks(2, |comm| comm.all_reduce(&mut [1i16; 4], ReduceOp::Sum).unwrap_err().code());
-    assert!(
-        refused.iter().all(|code| matches!(code, Code::InvalidArgument | Code::Unsupported)),
-        "{refused:?}"
-    );
+    assert!(refused.iter().all(|code| matches!(code, Code::InvalidArgument | Code::Unsupported)), "{refused:?}");
 }
 
 #[test]
@@ -254,6 +247,16 @@ fn dropped_work_goes_on_and_frees_its_buffers_at_the_end() {
 }
 
 #[test]
+fn dropped_work_frees_shared_buffers_too() {
+    ranks(2, |comm| {
+        for _ in 0..20 {
+            drop(comm.all_reduce_async(comm.buffer::<f32>(1000).unwrap(), ReduceOp::Sum).unwrap());
+        }
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
 fn work_outlives_its_communicator() {
     ranks(2, |comm| {
         let mut work = if comm.rank().unwrap() == 0 {
@@ -311,8 +314,7 @@ fn groups_and_meshes_divide_the_ranks() {
         let rank = comm.rank().unwrap();
         let pair = comm.split(Some(rank % 2), 10 - rank).unwrap().unwrap();
         assert_eq!((pair.world_size().unwrap(), pair.rank().unwrap()), (2, usize::from(rank < 2)));
-        let one =
-            comm.split_with((rank == 3).then_some(0), 0, &CommOptions::new().name("one").timeout(DEADLINE));
+        let one = comm.split_with((rank == 3).then_some(0), 0, &CommOptions::new().name("one").timeout(DEADLINE));
         assert_eq!(one.unwrap().is_some(), rank == 3);
 
         let mesh = Mesh::new(&comm, &[("dp", 2), ("tp", 2)]).unwrap();
@@ -343,8 +345,7 @@ fn counts_that_differ_name_the_rank_and_overwrite_nothing() {
         error
     });
     for error in &errors {
-        let first =
-            std::iter::successors(Some(error as &dyn std::error::Error), |e| e.source()).last().unwrap();
+        let first = std::iter::successors(Some(error as &dyn std::error::Error), |e| e.source()).last().unwrap();
         assert!(matches!(error.code(), Code::Mismatch | Code::Aborted), "{error:?}");
         assert!(first.to_string().contains("11") && first.to_string().contains("10"), "{error:?}");
     }
@@ -379,10 +380,7 @@ fn nothing_follows_finalize() {
     ranks(2, |comm| {
         comm.finalize().unwrap();
         assert_eq!(comm.barrier().unwrap_err().code(), Code::InvalidState);
-        assert_eq!(
-            comm.all_reduce_async(vec![1.0f32], ReduceOp::Sum).unwrap_err().code(),
-            Code::InvalidState
-        );
+        assert_eq!(comm.all_reduce_async(vec![1.0f32], ReduceOp::Sum).unwrap_err().code(), Code::InvalidState);
     });
 }
 
@@ -437,8 +435,7 @@ fn a_late_rank_is_named_at_the_deadline() {
 fn a_rank_that_never_joins_is_a_timeout() {
     let (_server, uri) = serve();
     let store = Store::open(&uri, &options()).unwrap();
-    let error =
-        Comm::create(&store, 0, 2, &CommOptions::new().timeout(Duration::from_millis(300))).unwrap_err();
+    let error = Comm::create(&store, 0, 2, &CommOptions::new().timeout(Duration::from_millis(300))).unwrap_err();
     assert_eq!(error.code(), Code::Timeout, "{error:?}");
     assert!(error.message().contains('1'), "names the rank: {error}");
 }

@@ -72,10 +72,7 @@ fn a_wrong_token_is_refused() {
     let error = Store::open(&uri, &wrong).unwrap_err();
     assert_eq!(error.code(), Code::Permission, "{error:?}");
     let malformed = StoreOptions::new().token("not hexadecimal");
-    assert!(matches!(
-        Store::open(&uri, &malformed).unwrap_err().code(),
-        Code::InvalidArgument | Code::Permission
-    ));
+    assert!(matches!(Store::open(&uri, &malformed).unwrap_err().code(), Code::InvalidArgument | Code::Permission));
 }
 
 #[test]

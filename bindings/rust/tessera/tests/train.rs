@@ -69,10 +69,7 @@ fn ranks_with_other_parameters_are_a_mismatch() {
         Ddp::new(&comm, params![name => (vec![0.0f32; 4], [4])]).unwrap_err()
     });
     assert!(errors.iter().all(|error| error.code() == Code::Mismatch), "{errors:?}");
-    assert!(
-        errors.iter().any(|e| e.message().contains("fc.weight") && e.message().contains("fc.wait")),
-        "{errors:?}"
-    );
+    assert!(errors.iter().any(|e| e.message().contains("fc.weight") && e.message().contains("fc.wait")), "{errors:?}");
 }
 
 #[test]
@@ -161,8 +158,7 @@ fn optimizers_do_what_their_papers_say() {
     let close = |found: Vec<f64>, expected: [f64; 3]| {
         assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-12), "{found:?} {expected:?}");
     };
-    let sgd =
-        step(&|m| Sgd::new(m).lr(0.1).momentum(0.9).weight_decay(0.01).nesterov(true).build().unwrap(), 1);
+    let sgd = step(&|m| Sgd::new(m).lr(0.1).momentum(0.9).weight_decay(0.01).nesterov(true).build().unwrap(), 1);
     close(
         sgd,
         std::array::from_fn(|i| {
@@ -173,14 +169,9 @@ fn optimizers_do_what_their_papers_say() {
     let damped = step(&|m| Sgd::new(m).lr(0.1).momentum(0.5).dampening(0.25).build().unwrap(), 2);
     close(
         damped,
-        std::array::from_fn(|i| {
-            start[i] - 0.1 * gradient[i] - 0.1 * (0.5 * gradient[i] + 0.75 * gradient[i])
-        }),
+        std::array::from_fn(|i| start[i] - 0.1 * gradient[i] - 0.1 * (0.5 * gradient[i] + 0.75 * gradient[i])),
     );
-    let adam = step(
-        &|m| Adam::new(m).lr(0.1).beta1(0.8).beta2(0.99).eps(1e-6).weight_decay(0.1).build().unwrap(),
-        1,
-    );
+    let adam = step(&|m| Adam::new(m).lr(0.1).beta1(0.8).beta2(0.99).eps(1e-6).weight_decay(0.1).build().unwrap(), 1);
     close(
         adam,
         std::array::from_fn(|i| {
@@ -188,15 +179,10 @@ fn optimizers_do_what_their_papers_say() {
             start[i] - 0.1 * g / (g.abs() + 1e-6)
         }),
     );
-    let adamw = step(
-        &|m| AdamW::new(m).lr(0.1).beta1(0.8).beta2(0.99).eps(1e-6).weight_decay(0.1).build().unwrap(),
-        1,
-    );
+    let adamw = step(&|m| AdamW::new(m).lr(0.1).beta1(0.8).beta2(0.99).eps(1e-6).weight_decay(0.1).build().unwrap(), 1);
     close(
         adamw,
-        std::array::from_fn(|i| {
-            start[i] * (1.0 - 0.1 * 0.1) - 0.1 * gradient[i] / (gradient[i].abs() + 1e-6)
-        }),
+        std::array::from_fn(|i| start[i] * (1.0 - 0.1 * 0.1) - 0.1 * gradient[i] / (gradient[i].abs() + 1e-6)),
     );
 }
 

@@ -23,9 +23,7 @@ jlong saver_create(JNIEnv* env, jclass, jlong comm, jbyteArray root, jint given,
 }
 
 void saver_save(JNIEnv* env, jclass, jlong saver, jlong step, jlong state) {
-    shim(env, [&] {
-        blocking(env, [&] { return tsr_saver_save(as<tsr_saver>(saver), step, as<tsr_state>(state)); });
-    });
+    shim(env, [&] { blocking(env, [&] { return tsr_saver_save(as<tsr_saver>(saver), step, as<tsr_state>(state)); }); });
 }
 
 jlong saver_save_async(JNIEnv* env, jclass, jlong saver, jlong step, jlong state) {
@@ -138,21 +136,17 @@ void checkpoint_load(JNIEnv* env, jclass, jlong checkpoint, jlong state, jint gi
         set_if(given, 1, options.allow_missing, values >> 1 & 1);
         set_if(given, 2, options.allow_unexpected, values >> 2 & 1);
         set_if(given, 3, options.allow_cast, values >> 3 & 1);
-        blocking(env, [&] {
-            return tsr_checkpoint_load(as<tsr_checkpoint>(checkpoint), as<tsr_state>(state), &options);
-        });
+        blocking(env,
+                 [&] { return tsr_checkpoint_load(as<tsr_checkpoint>(checkpoint), as<tsr_state>(state), &options); });
     });
 }
 
 void checkpoint_verify(JNIEnv* env, jclass, jlong checkpoint, jboolean full) {
-    shim(env, [&] {
-        blocking(env, [&] { return tsr_checkpoint_verify(as<tsr_checkpoint>(checkpoint), full ? 1 : 0); });
-    });
+    shim(env,
+         [&] { blocking(env, [&] { return tsr_checkpoint_verify(as<tsr_checkpoint>(checkpoint), full ? 1 : 0); }); });
 }
 
-void checkpoint_destroy(JNIEnv*, jclass, jlong checkpoint) {
-    tsr_checkpoint_destroy(as<tsr_checkpoint>(checkpoint));
-}
+void checkpoint_destroy(JNIEnv*, jclass, jlong checkpoint) { tsr_checkpoint_destroy(as<tsr_checkpoint>(checkpoint)); }
 
 }  // namespace
 

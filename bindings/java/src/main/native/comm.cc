@@ -36,8 +36,7 @@ jlong comm_create(JNIEnv* env, jclass, jlong store, jint rank, jint world_size, 
     return shim(env, [&] {
         const Options options(env, given, timeout_ms, spin_count, backend, name);
         tsr_comm* comm = nullptr;
-        blocking(env,
-                 [&] { return tsr_comm_create(as<tsr_store>(store), rank, world_size, &options.value, &comm); });
+        blocking(env, [&] { return tsr_comm_create(as<tsr_store>(store), rank, world_size, &options.value, &comm); });
         return as_long(comm);
     });
 }

@@ -66,10 +66,14 @@ void ddp_destroy(JNIEnv*, jclass, jlong ddp) { tsr_ddp_destroy(as<tsr_ddp>(ddp))
 }  // namespace
 
 Methods ddp_methods() {
-    return {method<ddp_create>("ddpCreate"),         method<ddp_param_count>("ddpParamCount"),
-            method<ddp_param_name>("ddpParamName"),  method<ddp_grad>("ddpGrad"),
-            method<ddp_ready>("ddpReady"),           method<ddp_ready_all>("ddpReadyAll"),
-            method<ddp_wait>("ddpWait"),             method<ddp_zero_grad>("ddpZeroGrad"),
+    return {method<ddp_create>("ddpCreate"),
+            method<ddp_param_count>("ddpParamCount"),
+            method<ddp_param_name>("ddpParamName"),
+            method<ddp_grad>("ddpGrad"),
+            method<ddp_ready>("ddpReady"),
+            method<ddp_ready_all>("ddpReadyAll"),
+            method<ddp_wait>("ddpWait"),
+            method<ddp_zero_grad>("ddpZeroGrad"),
             method<ddp_destroy>("ddpDestroy")};
 }
 

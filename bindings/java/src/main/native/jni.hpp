@@ -152,15 +152,24 @@ void set_if(jint given, int bit, Field& field, Value value) {
 // The descriptor string of a C++ shim, so that a Java declaration that differs from it fails when the library loads.
 template <class T>
 constexpr const char* type_code() {
-    if constexpr (std::is_same_v<T, void>) return "V";
-    else if constexpr (std::is_same_v<T, jboolean>) return "Z";
-    else if constexpr (std::is_same_v<T, jint>) return "I";
-    else if constexpr (std::is_same_v<T, jlong>) return "J";
-    else if constexpr (std::is_same_v<T, jdouble>) return "D";
-    else if constexpr (std::is_same_v<T, jbyteArray>) return "[B";
-    else if constexpr (std::is_same_v<T, jintArray>) return "[I";
-    else if constexpr (std::is_same_v<T, jlongArray>) return "[J";
-    else if constexpr (std::is_same_v<T, jobjectArray>) return "[[B";
+    if constexpr (std::is_same_v<T, void>)
+        return "V";
+    else if constexpr (std::is_same_v<T, jboolean>)
+        return "Z";
+    else if constexpr (std::is_same_v<T, jint>)
+        return "I";
+    else if constexpr (std::is_same_v<T, jlong>)
+        return "J";
+    else if constexpr (std::is_same_v<T, jdouble>)
+        return "D";
+    else if constexpr (std::is_same_v<T, jbyteArray>)
+        return "[B";
+    else if constexpr (std::is_same_v<T, jintArray>)
+        return "[I";
+    else if constexpr (std::is_same_v<T, jlongArray>)
+        return "[J";
+    else if constexpr (std::is_same_v<T, jobjectArray>)
+        return "[[B";
     else {
         static_assert(std::is_same_v<T, jobject>, "a type that no shim has used yet");
         return "Ljava/lang/Object;";

@@ -31,7 +31,8 @@ void on_line(int32_t level, const char* line, void* user_data) {
     if (env == nullptr || env->ExceptionCheck()) return;
     try {
         const jbyteArray bytes = bytes_of(env, line);
-        env->CallStaticVoidMethod(log_class, log_line, static_cast<jobject>(user_data), static_cast<jint>(level), bytes);
+        env->CallStaticVoidMethod(log_class, log_line, static_cast<jobject>(user_data), static_cast<jint>(level),
+                                  bytes);
         env->DeleteLocalRef(bytes);
     } catch (...) {
     }
@@ -72,8 +73,6 @@ void load_log_classes(JNIEnv* env) {
     log_line = static_method(env, log_class, "line", "(Ljava/lang/Object;I[B)V");
 }
 
-Methods log_methods() {
-    return {method<log_set_level>("logSetLevel"), method<log_set_handler>("logSetHandler")};
-}
+Methods log_methods() { return {method<log_set_level>("logSetLevel"), method<log_set_handler>("logSetHandler")}; }
 
 }  // namespace tsr::jni

@@ -79,8 +79,8 @@ jlong ddp_adam(JNIEnv* env, jclass, jlong ddp, jint given, jdouble lr, jdouble b
     });
 }
 
-jlong adam_create(JNIEnv* env, jclass, jobjectArray names, jlongArray tensors, jlongArray grads, jint given,
-                  jdouble lr, jdouble beta1, jdouble beta2, jdouble eps, jdouble weight_decay) {
+jlong adam_create(JNIEnv* env, jclass, jobjectArray names, jlongArray tensors, jlongArray grads, jint given, jdouble lr,
+                  jdouble beta1, jdouble beta2, jdouble eps, jdouble weight_decay) {
     return shim(env, [&] {
         return over_params(env, tsr_adam_create, names, tensors, grads,
                            adam_options(env, tsr_adam_options_init, given, lr, beta1, beta2, eps, weight_decay));

@@ -47,15 +47,14 @@ void state_add_ddp(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jlong dd
 
 void state_add_optimizer(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jlong optimizer) {
     shim(env, [&] {
-        check(env, tsr_state_add_optimizer(as<tsr_state>(state), Text(env, prefix).c_str(),
-                                           as<tsr_optimizer>(optimizer)));
+        check(env,
+              tsr_state_add_optimizer(as<tsr_state>(state), Text(env, prefix).c_str(), as<tsr_optimizer>(optimizer)));
     });
 }
 
 void state_add_sampler(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jlong sampler) {
     shim(env, [&] {
-        check(env,
-              tsr_state_add_sampler(as<tsr_state>(state), Text(env, prefix).c_str(), as<tsr_sampler>(sampler)));
+        check(env, tsr_state_add_sampler(as<tsr_state>(state), Text(env, prefix).c_str(), as<tsr_sampler>(sampler)));
     });
 }
 
@@ -85,8 +84,7 @@ jdouble state_get_double(JNIEnv* env, jclass, jlong state, jbyteArray name) {
 
 void state_set_value(JNIEnv* env, jclass, jlong state, jbyteArray name, jbyteArray json) {
     shim(env, [&] {
-        check(env,
-              tsr_state_set_value(as<tsr_state>(state), Text(env, name).c_str(), Text(env, json).c_str()));
+        check(env, tsr_state_set_value(as<tsr_state>(state), Text(env, name).c_str(), Text(env, json).c_str()));
     });
 }
 

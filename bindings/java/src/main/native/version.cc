@@ -24,14 +24,11 @@ jint last_error_code(JNIEnv*, jclass) { return tsr_error_code(tsr_error_last());
 jlongArray header_numbers(JNIEnv* env, jclass) {
     return shim(env, [&] {
         const int64_t numbers[] = {
-            TSR_DTYPE_F16, TSR_DTYPE_BF16, TSR_DTYPE_F32, TSR_DTYPE_F64, TSR_DTYPE_I8, TSR_DTYPE_U8, TSR_DTYPE_I32,
-            TSR_DTYPE_I64, TSR_DTYPE_I16, TSR_DTYPE_BOOL,
-            TSR_REDUCE_SUM, TSR_REDUCE_AVG, TSR_REDUCE_MIN, TSR_REDUCE_MAX, TSR_REDUCE_PROD,
-            TSR_DEVICE_CPU, TSR_DEVICE_CUDA,
-            TSR_LOG_DEBUG, TSR_LOG_INFO, TSR_LOG_WARNING, TSR_LOG_ERROR, TSR_LOG_OFF,
-            TSR_PLACE_REPLICATE, TSR_PLACE_SHARD,
-            TSR_NATIVE_NONE, TSR_NATIVE_ERRNO, TSR_NATIVE_CUDA, TSR_NATIVE_NCCL, TSR_NATIVE_USER,
-            TSR_MAX_NDIM};
+            TSR_DTYPE_F16,   TSR_DTYPE_BF16,   TSR_DTYPE_F32,   TSR_DTYPE_F64,   TSR_DTYPE_I8,        TSR_DTYPE_U8,
+            TSR_DTYPE_I32,   TSR_DTYPE_I64,    TSR_DTYPE_I16,   TSR_DTYPE_BOOL,  TSR_REDUCE_SUM,      TSR_REDUCE_AVG,
+            TSR_REDUCE_MIN,  TSR_REDUCE_MAX,   TSR_REDUCE_PROD, TSR_DEVICE_CPU,  TSR_DEVICE_CUDA,     TSR_LOG_DEBUG,
+            TSR_LOG_INFO,    TSR_LOG_WARNING,  TSR_LOG_ERROR,   TSR_LOG_OFF,     TSR_PLACE_REPLICATE, TSR_PLACE_SHARD,
+            TSR_NATIVE_NONE, TSR_NATIVE_ERRNO, TSR_NATIVE_CUDA, TSR_NATIVE_NCCL, TSR_NATIVE_USER,     TSR_MAX_NDIM};
         return longs_of(env, numbers, std::size(numbers));
     });
 }
@@ -39,9 +36,12 @@ jlongArray header_numbers(JNIEnv* env, jclass) {
 }  // namespace
 
 Methods version_methods() {
-    return {method<abi_version>("abiVersion"),   method<header_abi_version>("headerAbiVersion"),
-            method<version>("version"),          method<library_path>("libraryPath"),
-            method<status_name>("statusName"),   method<last_error_code>("lastErrorCode"),
+    return {method<abi_version>("abiVersion"),
+            method<header_abi_version>("headerAbiVersion"),
+            method<version>("version"),
+            method<library_path>("libraryPath"),
+            method<status_name>("statusName"),
+            method<last_error_code>("lastErrorCode"),
             method<header_numbers>("headerNumbers")};
 }
 

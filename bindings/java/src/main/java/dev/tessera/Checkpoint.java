@@ -6,6 +6,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collections;
 import java.util.List;
+import java.util.Objects;
 
 /**
  * A committed checkpoint, opened for reading, from any number of ranks and without a job. All methods may be called from
@@ -195,6 +196,7 @@ public final class Checkpoint extends NativeObject {
      * @throws TesseraCorruptException naming file and offset; causes list the others
      */
     public void verify(Verify how) {
-        ref.run(h -> Native.checkpointVerify(h, how == Verify.FULL));
+        final boolean full = Objects.requireNonNull(how, "how") == Verify.FULL;
+        ref.run(h -> Native.checkpointVerify(h, full));
     }
 }

@@ -43,7 +43,7 @@ public final class Mesh extends NativeObject {
          * @return this
          */
         public Builder dim(String name, int size) {
-            if (dims.putIfAbsent(name, size) != null) {
+            if (dims.putIfAbsent(Objects.requireNonNull(name, "name"), size) != null) {
                 throw new IllegalArgumentException("the mesh has a dimension \"" + name + "\" already");
             }
             return this;

@@ -302,7 +302,7 @@ class CommTest {
     @Test
     void aRankThatNeverComesIsNamedAtTheDeadline() throws Exception {
         Ranks.runStores(2, (store, rank) -> {
-            try (Comm comm = Comm.create(store, rank, 2, new CommOptions().timeout(Duration.ofMillis(300)))) {
+            try (Comm comm = Comm.create(store, rank, 2, new CommOptions().timeout(Duration.ofSeconds(2)))) {
                 if (rank == 0) {
                     final TesseraTimeoutException error =
                             assertThrows(TesseraTimeoutException.class, comm::barrier);

@@ -134,7 +134,7 @@ class LifetimeTest {
             });
             caller.start();
             inside.await();
-            Ranks.eventually("the barrier has begun", () -> isBusy(comm));
+            Ranks.eventually("the barrier has begun", () -> Ranks.isBusy(comm));
             assertThrows(IllegalStateException.class, () -> comm.barrier(), "two threads at once");
             comm.close();
             caller.join(10_000);
@@ -144,15 +144,6 @@ class LifetimeTest {
             assertThrows(IllegalStateException.class, () -> comm.barrier());
             store.set("done", new byte[0]);
         });
-    }
-
-    private static boolean isBusy(Comm comm) {
-        try {
-            comm.ref.runExclusive(h -> { });
-            return false;
-        } catch (IllegalStateException busy) {
-            return busy.getMessage().contains("is in use by Thread");
-        }
     }
 
     @Test

@@ -111,6 +111,16 @@ final class Ranks {
         }
     }
 
+    /** Whether a thread is inside an exclusive call. */
+    static boolean isBusy(Comm comm) {
+        try {
+            comm.ref.runExclusive(h -> { });
+            return false;
+        } catch (IllegalStateException busy) {
+            return busy.getMessage().contains("is in use by Thread");
+        }
+    }
+
     static void collectUntil(String what, java.util.function.BooleanSupplier condition) throws InterruptedException {
         eventually(what, () -> {
             System.gc();

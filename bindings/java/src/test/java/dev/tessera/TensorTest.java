@@ -99,7 +99,7 @@ class TensorTest {
         refused("byte order", () -> Tensor.of(ByteBuffer.allocateDirect(16).order(foreign), DType.F32));
         refused("has 5 elements, but 4 were given", () -> Tensor.of(direct(16).asFloatBuffer(), 5));
         refused("no whole number", () -> Tensor.of(direct(15), DType.F32));
-        refused("not aligned", () -> Tensor.of((ByteBuffer) direct(20).position(1).limit(17), DType.F32));
+        refused("not aligned", () -> Tensor.of(direct(20).position(1).limit(17), DType.F32));
         refused("negative size", () -> Tensor.zeros(DType.F32, 2, -1));
         refused("at most 8", () -> Tensor.zeros(DType.F32, 1, 1, 1, 1, 1, 1, 1, 1, 1));
         refused("2^63", () -> Tensor.zeros(DType.F32, 1L << 40, 1L << 40));

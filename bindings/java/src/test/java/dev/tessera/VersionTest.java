@@ -12,6 +12,7 @@ class VersionTest {
     @Test
     void tellsLibraryAndBinding() {
         assertEquals(Version.library(), Version.binding());
+        assertEquals(System.getProperty("tessera.version"), Version.binding(), "the POM's");
         assertEquals(Native.headerAbiVersion(), Version.abi());
         assertTrue(Version.libraryPath().endsWith("libtessera.so.0.1") || Version.libraryPath().contains("libtessera.so"),
                 Version.libraryPath());

@@ -1,0 +1,186 @@
+package dev.tessera;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.lang.reflect.Executable;
+import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Method;
+import java.lang.reflect.Modifier;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
+
+/** Every public method with null in each place, and on a closed object: an exception, never a crash. */
+class BadInputTest {
+    @TempDir
+    Path root;
+
+    /** Where null means something. */
+    private static final Set<String> NULL_IS_FINE = Set.of("Comm.abort 0", "Comm.reduce 1", "Comm.reduceAsync 1",
+            "Comm.gather 1", "Comm.gatherAsync 1", "Comm.scatter 0", "Comm.scatterAsync 0", "Store.compareSet 1",
+            "Saver.at 0", "State.put 1", "Log.setHandler 0", "Placement.equals 0", "Box.equals 0", "Device.equals 0");
+
+    /** What a closed object still answers. */
+    private static final Set<String> AFTER_CLOSE = Set.of("close", "isClosed", "toString", "rank", "worldSize", "params",
+            "sizeBytes", "root");
+
+    private static final List<Class<?>> TYPES = List.of(Buffer.class, Box.class, Checkpoint.class, Comm.class,
+            CommOptions.class, Ddp.class, DdpOptions.class, Device.class, Launch.class, Layout.class, LoadOptions.class,
+            Log.class, Mesh.class, Mesh.Builder.class, Optimizer.class, Params.class, Placement.class, Sampler.class,
+            Saver.class, State.class, Store.class, StoreOptions.class, StoreServer.class, Tensor.class, Version.class,
+            Work.class);
+
+    private interface Body {
+        void run(Map<Class<?>, Object> instances) throws Exception;
+    }
+
+    private void withInstances(Body body) throws Exception {
+        Ranks.runStores(1, (store, rank) -> {
+            try (StoreServer server = StoreServer.serve("127.0.0.1", 0, new StoreOptions().insecure(true));
+                    Comm comm = Comm.create(store, 0, 1);
+                    Buffer buffer = Buffer.create(comm, 64);
+                    Mesh mesh = Mesh.over(comm).dim("dp", 1).build();
+                    Layout layout = Layout.of(new long[] {2}, new int[] {1}, Placement.replicate());
+                    Ddp ddp = Ddp.create(comm, Params.of("w", Tensor.zeros(DType.F32, 2)));
+                    Optimizer optimizer = Optimizer.sgd(ddp).build();
+                    Sampler sampler = Sampler.of(comm, 10).build();
+                    Saver saver = Saver.at(comm, root).open();
+                    State state = State.of("m", Tensor.zeros(DType.F32, 2));
+                    Work work = comm.barrierAsync()) {
+                work.await();
+                saver.save(1, state);
+                final Checkpoint checkpoint = Checkpoint.open(root);
+                final Map<Class<?>, Object> instances = new LinkedHashMap<>();
+                for (Object object : new Object[] {store, server, comm, buffer, mesh, layout, ddp, optimizer, sampler, saver,
+                        state, work, checkpoint, new CommOptions(), new DdpOptions(), new StoreOptions(), new LoadOptions(),
+                        Mesh.over(comm), ddp.params(), Tensor.zeros(DType.F32, 2), Placement.shard(0), Device.cpu(),
+                        new Box(new long[0], new long[0])}) {
+                    instances.put(object.getClass(), object);
+                }
+                body.run(instances);
+                checkpoint.close();
+            }
+        });
+    }
+
+    private static Object dummy(Class<?> type, Map<Class<?>, Object> instances) {
+        final ByteBuffer direct = ByteBuffer.allocateDirect(8).order(ByteOrder.nativeOrder());
+        final Map<Class<?>, Object> values = new LinkedHashMap<>(instances);
+        values.putAll(Map.of(int.class, 0, long.class, 2L, double.class, 1.0, boolean.class, true, String.class, "x",
+                Duration.class, Duration.ofMillis(1), byte[].class, new byte[1], long[].class, new long[] {2},
+                int[].class, new int[] {1}, Path.class, Path.of("nowhere")));
+        values.putAll(Map.of(java.nio.FloatBuffer.class, direct.asFloatBuffer(), java.nio.DoubleBuffer.class,
+                direct.asDoubleBuffer(), java.nio.IntBuffer.class, direct.asIntBuffer(), java.nio.LongBuffer.class,
+                direct.asLongBuffer(), java.nio.ShortBuffer.class, direct.asShortBuffer(), ByteBuffer.class, direct,
+                float[].class, new float[2], List.class, List.of(), Map.class, Map.of(), Object.class, "x"));
+        values.put(Placement[].class, new Placement[] {Placement.replicate()});
+        values.put(Throwable.class, new Exception("x"));
+        values.put(Launch.Program.class, (Launch.Program) () -> { });
+        values.put(java.util.function.BiConsumer.class, (java.util.function.BiConsumer<Object, Object>) (a, b) -> { });
+        if (type.isEnum()) {
+            return type.getEnumConstants()[0];
+        }
+        if (!values.containsKey(type)) {
+            throw new AssertionError("no value of " + type + " for the test");
+        }
+        return values.get(type);
+    }
+
+    private static List<Method> methods(Class<?> type) {
+        final List<Method> methods = new ArrayList<>();
+        for (Method method : type.getDeclaredMethods()) {
+            if (Modifier.isPublic(method.getModifiers()) && !method.isBridge() && !method.isSynthetic()) {
+                methods.add(method);
+            }
+        }
+        methods.sort(java.util.Comparator.comparing(Method::toString));
+        return methods;
+    }
+
+    @Test
+    void nullIsRefusedEverywhere() throws Exception {
+        withInstances(instances -> {
+            final List<String> wrong = new ArrayList<>();
+            int calls = 0;
+            for (Class<?> type : TYPES) {
+                for (Method method : methods(type)) {
+                    for (int i = 0; i < method.getParameterCount(); ++i) {
+                        final String place = type.getSimpleName() + "." + method.getName() + " " + i;
+                        if (method.getParameterTypes()[i].isPrimitive() || NULL_IS_FINE.contains(place)) {
+                            continue;
+                        }
+                        ++calls;
+                        final Throwable thrown = call(method, instances.get(type), withNull(method, i, instances));
+                        if (!(thrown instanceof RuntimeException)) {
+                            wrong.add(place + " of " + method + ": " + thrown);
+                        }
+                    }
+                }
+            }
+            assertEquals(List.of(), wrong);
+            assertTrue(calls > 100, "only " + calls + " calls");
+        });
+    }
+
+    private static Object[] withNull(Executable method, int index, Map<Class<?>, Object> instances) {
+        final Object[] arguments = new Object[method.getParameterCount()];
+        for (int i = 0; i < arguments.length; ++i) {
+            arguments[i] = i == index ? null : dummy(method.getParameterTypes()[i], instances);
+        }
+        return arguments;
+    }
+
+    private static Throwable call(Method method, Object on, Object[] arguments) throws Exception {
+        try {
+            method.invoke(on, arguments);
+            return null;
+        } catch (InvocationTargetException error) {
+            return error.getCause();
+        }
+    }
+
+    @Test
+    void closedObjectsSaySoEverywhere() throws Exception {
+        withInstances(instances -> {
+            final List<Object> reversed = new ArrayList<>(instances.values());
+            java.util.Collections.reverse(reversed);
+            for (Object object : reversed) {
+                if (object instanceof NativeObject && !(object instanceof Store)) {
+                    ((NativeObject) object).close();
+                }
+            }
+            ((Store) instances.get(Store.class)).close();
+            final List<String> wrong = new ArrayList<>();
+            int calls = 0;
+            for (Map.Entry<Class<?>, Object> entry : instances.entrySet()) {
+                if (!(entry.getValue() instanceof NativeObject)) {
+                    continue;
+                }
+                for (Method method : methods(entry.getKey())) {
+                    if (Modifier.isStatic(method.getModifiers()) || AFTER_CLOSE.contains(method.getName())) {
+                        continue;
+                    }
+                    ++calls;
+                    final Throwable thrown = call(method, entry.getValue(), withNull(method, -1, instances));
+                    final boolean right = thrown instanceof IllegalStateException
+                            && thrown.getMessage().contains("is closed");
+                    // One output a rank is checked before anything else.
+                    if (!right && !(thrown instanceof IllegalArgumentException)) {
+                        wrong.add(method + ": " + thrown);
+                    }
+                }
+            }
+            assertEquals(List.of(), wrong);
+            assertTrue(calls > 80, "only " + calls + " calls");
+        });
+    }
+}

@@ -1,0 +1,72 @@
+"""Tessera: the distributed-training runtime as one C library, for Python.
+
+    import tessera as ts
+
+    with ts.init() as comm:
+        ddp = ts.DDP(comm, {"weight": weight, "bias": bias})
+        opt = ts.AdamW(ddp, lr=1e-3)
+        data = ts.Sampler(comm, length=1500, seed=7)
+        saver = ts.Saver(comm, "checkpoints", keep_latest=3)
+        state = ts.State(model=ddp, optim=opt, data=data)
+        for step in range(saver.resume(state), 500):
+            loss = forward_backward(data.batch(32), ddp.grads)
+            ddp.ready_all(); ddp.wait(); opt.step()
+            if step % 50 == 49:
+                saver.save_async(step + 1, state)
+
+Ranks of one job may be written in C, Python, Java or Rust; all read and write the same checkpoints. Any failure is a
+`TesseraError`. Blocking calls release the GIL, have a deadline, and end at Ctrl-C.
+"""
+
+from . import (
+    _abi,  # checks the library before anything uses it
+    errors,
+    log,
+)
+from .checkpoint import Checkpoint, Saver, TensorInfo
+from .comm import Comm, ReduceOp, init
+from .data import Sampler
+from .ddp import DDP
+from .errors import *  # noqa: F403
+from .launch import preempt_requested, record
+from .layout import Box, Layout, Replicate, Shard
+from .mesh import Mesh
+from .optim import SGD, Adam, AdamW, Optimizer
+from .state import PerRank, Sharded, State, Stateful
+from .store import Store, StoreServer
+from .tensor import DType
+from .work import Work
+
+__version__ = _abi.VERSION
+
+__all__ = [
+    "DDP",
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Box",
+    "Checkpoint",
+    "Comm",
+    "DType",
+    "Layout",
+    "Mesh",
+    "Optimizer",
+    "PerRank",
+    "ReduceOp",
+    "Replicate",
+    "Sampler",
+    "Saver",
+    "Shard",
+    "Sharded",
+    "State",
+    "Stateful",
+    "Store",
+    "StoreServer",
+    "TensorInfo",
+    "Work",
+    "init",
+    "log",
+    "preempt_requested",
+    "record",
+    *errors.__all__,
+]

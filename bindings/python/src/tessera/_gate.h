@@ -1,0 +1,48 @@
+/* What the binding needs in C: the gate between library threads and the interpreter, and the guard after fork.
+ *
+ * A callback may come from a thread of the library at any time, also while the interpreter shuts down, when asking for
+ * the GIL would end that thread. So each callback passes the gate first; `gate_close`, called at exit without the GIL,
+ * lets those inside finish and turns all others away (what they carry is left to the end of the process). */
+#ifndef TESSERA_PYTHON_GATE_H
+#define TESSERA_PYTHON_GATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <time.h>
+
+static atomic_int gate_is_closed;
+static atomic_int gate_inside;
+
+static int gate_enter(void) {
+    atomic_fetch_add(&gate_inside, 1);
+    if (!atomic_load(&gate_is_closed)) return 1;
+    atomic_fetch_sub(&gate_inside, 1);
+    return 0;
+}
+
+static void gate_leave(void) { atomic_fetch_sub(&gate_inside, 1); }
+
+static void gate_close(void) {
+    const struct timespec pause = {0, 1000000};
+    int turns;
+    atomic_store(&gate_is_closed, 1);
+    for (turns = 0; atomic_load(&gate_inside) != 0 && turns < 5000; ++turns) nanosleep(&pause, NULL);
+}
+
+/* Counts the forks above this process. A handle made under another number belongs to an ancestor. */
+static atomic_uint fork_generation;
+
+static void count_fork(void) {
+    atomic_fetch_add(&fork_generation, 1);
+    atomic_store(&gate_inside, 0);
+}
+
+static int watch_forks(void) { return pthread_atfork(NULL, NULL, count_fork); }
+
+static unsigned current_generation(void) { return atomic_load_explicit(&fork_generation, memory_order_relaxed); }
+
+/* Of each thread: whether its interrupt callback was considered, and whether that callback caught an exception. */
+static _Thread_local int thread_is_armed;
+static _Thread_local int thread_has_pending;
+
+#endif

@@ -1,0 +1,85 @@
+"""The distributed sampler: which samples this rank takes next."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _core
+from ._base import Closable, checked, given
+from .comm import Comm
+from .tensor import tensor
+
+__all__ = ["Sampler"]
+
+
+class Sampler(Closable):
+    """Samples of a data set over the ranks of `comm`.
+
+    The order of an epoch depends on seed, epoch and length alone, not on the world size: saved in a checkpoint, it goes
+    on in mid-epoch at another one, without a lost or doubled sample.
+
+    Parameters
+    ----------
+    comm : Comm
+        Its rank and world size are read; it is not kept.
+    length : int
+        Samples of the data set, at least 1.
+    seed : int, optional
+        Of the shuffle; the same on every rank.
+    shuffle : bool, optional
+        A new order each epoch, or 0, 1, 2, ...
+    drop_last : bool, optional
+        Whether an epoch's short end is dropped or filled from its beginning.
+    """
+
+    _handle: _core.Sampler
+
+    def __init__(
+        self,
+        comm: Comm,
+        length: int,
+        *,
+        seed: int | None = None,
+        shuffle: bool | None = None,
+        drop_last: bool | None = None,
+    ) -> None:
+        self._handle = _core.sampler_create(
+            checked(comm, Comm)._handle, length, given(seed=seed, shuffle=shuffle, drop_last=drop_last)
+        )
+
+    def batch(self, size: int) -> npt.NDArray[np.int64]:
+        """This rank's next samples. All ranks ask for the same size in the same order.
+
+        Begins the next epoch by itself; a batch never spans two.
+
+        Parameters
+        ----------
+        size : int
+            Samples wanted on this rank, at least 1.
+
+        Returns
+        -------
+        ndarray of int64, shape (count,)
+            Indices below `length`; `count` is `size`, or less at the end of an epoch, the same on all ranks.
+        """
+        indices = np.empty(max(size, 0), np.int64)
+        return indices[: _core.sampler_next(self._handle, tensor(indices))]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch belongs to, from 0. Setting it goes to that epoch's beginning."""
+        return _core.sampler_position(self._handle)[0]
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        _core.sampler_set_epoch(self._handle, epoch)
+
+    @property
+    def position(self) -> int:
+        """How many samples of the epoch all ranks together have taken."""
+        return _core.sampler_position(self._handle)[1]
+
+    def close(self) -> None:
+        """Free the sampler."""
+        _core.sampler_destroy(self._handle)

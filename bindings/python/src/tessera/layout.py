@@ -1,0 +1,97 @@
+"""How a global tensor lies on the ranks. Arithmetic only, no messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from . import _core
+from ._base import Closable
+
+__all__ = ["Box", "Layout", "Replicate", "Shard"]
+
+
+class Replicate(NamedTuple):
+    """Every rank of the mesh dimension holds the same."""
+
+
+class Shard(NamedTuple):
+    """The mesh dimension cuts tensor dimension `dim` as `torch.chunk` does.
+
+    Equal parts of ``ceil(size / parts)``, then a shorter one, then empty ones.
+    """
+
+    dim: int
+
+
+class Box(NamedTuple):
+    """A piece of a tensor; offsets and sizes count elements."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The index that cuts this box out of the global array."""
+        return tuple(slice(start, start + size) for start, size in zip(self.offsets, self.sizes, strict=True))
+
+
+class Layout(Closable):
+    """A layout from placements.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Of the global tensor, at most 8 dimensions.
+    mesh_sizes : sequence of int
+        The sizes of the mesh; ranks are row-major.
+    placements : sequence of Replicate or Shard
+        One a mesh dimension, applied in order.
+
+    Examples
+    --------
+    >>> layout = Layout((10, 4), [4], [Shard(0)])
+    >>> layout.boxes(3)
+    [Box(offsets=(9, 0), sizes=(1, 4))]
+    """
+
+    _handle: _core.Layout
+
+    def __init__(
+        self, shape: Sequence[int], mesh_sizes: Sequence[int], placements: Sequence[Replicate | Shard]
+    ) -> None:
+        self._shape = tuple(shape)
+        pairs = [(2, placement.dim) if isinstance(placement, Shard) else (1, 0) for placement in placements]
+        self._handle = _core.layout_create(self._shape, list(mesh_sizes), pairs)
+
+    @classmethod
+    def from_boxes(
+        cls, shape: Sequence[int], boxes: Sequence[Sequence[Box | tuple[Sequence[int], Sequence[int]]]]
+    ) -> Layout:
+        """A layout from explicit boxes.
+
+        Parameters
+        ----------
+        shape : sequence of int
+            Of the global tensor.
+        boxes : sequence of sequences of Box
+            ``boxes[r]`` are those of rank r. Two boxes are equal (replicas) or disjoint.
+        """
+        layout = cls.__new__(cls)
+        layout._shape = tuple(shape)
+        layout._handle = _core.layout_from_boxes(layout._shape, [list(of_rank) for of_rank in boxes])
+        return layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the global tensor."""
+        return self._shape
+
+    def boxes(self, rank: int) -> list[Box]:
+        """The boxes that a rank holds; empty ones are left out."""
+        count = _core.layout_box_count(self._handle, rank)
+        return [Box(*_core.layout_box(self._handle, rank, i, len(self._shape))) for i in range(count)]
+
+    def close(self) -> None:
+        """Free the layout."""
+        _core.layout_destroy(self._handle)

@@ -1,0 +1,178 @@
+"""Optimizers over a DDP model, or over any parameters and gradients: SGD, Adam, AdamW, as PyTorch defines them.
+
+Settings that are not given have the library's defaults; `docs/` and ``tessera/optim.h`` name them.
+"""
+
+from __future__ import annotations
+
+from . import _core
+from ._base import Closable, given
+from .ddp import DDP, Params, named
+from .errors import InvalidArgument
+from .tensor import tensor
+
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
+
+
+class Optimizer(Closable):
+    """What `SGD`, `Adam` and `AdamW` share."""
+
+    _handle: _core.Optimizer
+
+    def __init__(self) -> None:
+        raise TypeError("use SGD, Adam or AdamW")
+
+    def step(self) -> None:
+        """Update every parameter from its gradient; gradients stay as they are."""
+        _core.optimizer_step(self._handle)
+
+    def zero_grad(self) -> None:
+        """Set every gradient to zero."""
+        _core.optimizer_zero_grad(self._handle)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return _core.optimizer_lr(self._handle)
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        _core.optimizer_set_lr(self._handle, lr)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were made, those before a checkpoint included."""
+        return _core.optimizer_steps(self._handle)
+
+    def close(self) -> None:
+        """Refuse further calls; the moments are freed when no state uses them any longer."""
+        _core.optimizer_destroy(self._handle)
+
+
+def _arrays(params: Params, grads: Params | None) -> tuple[list[str], list[_core.Tensor], list[_core.Tensor]]:
+    names, arrays = named(params)
+    if grads is None:
+        raise InvalidArgument("gradients are missing: give a DDP, or parameters and gradients")
+    grad_names, grad_arrays = named(grads)
+    by_name = dict(zip(grad_names, grad_arrays, strict=True))
+    missing = [name for name in names if name not in by_name]
+    if missing or len(by_name) != len(names):
+        extra = [name for name in grad_names if name not in names]
+        raise InvalidArgument(f"parameters and gradients differ: without gradient {missing}, without parameter {extra}")
+    return names, [tensor(array) for array in arrays], [tensor(by_name[name], writable=False) for name in names]
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent, with momentum after Sutskever et al. 2013.
+
+    Parameters
+    ----------
+    params : DDP, or named arrays as `DDP` takes them
+        Contiguous arrays of f32 or f64.
+    grads : named arrays, optional
+        Needed without a DDP: a gradient for each parameter, by the same name.
+    lr : float, optional
+        Learning rate.
+    momentum, dampening : float, optional
+        Of the running average of gradients.
+    weight_decay : float, optional
+        Added to the gradient.
+    nesterov : bool, optional
+        Needs momentum, and no dampening.
+    """
+
+    def __init__(
+        self,
+        params: DDP | Params,
+        grads: Params | None = None,
+        *,
+        lr: float | None = None,
+        momentum: float | None = None,
+        dampening: float | None = None,
+        weight_decay: float | None = None,
+        nesterov: bool | None = None,
+    ) -> None:
+        options = given(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov)
+        if isinstance(params, DDP):
+            self._handle = _core.ddp_sgd(params._handle, options)
+        else:
+            self._handle = _core.sgd_create(*_arrays(params, grads), options)
+
+
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2015), with bias correction.
+
+    Parameters
+    ----------
+    params : DDP, or named arrays as `DDP` takes them
+        Contiguous arrays of f32 or f64.
+    grads : named arrays, optional
+        Needed without a DDP: a gradient for each parameter, by the same name.
+    lr : float, optional
+        Learning rate.
+    betas : pair of float, optional
+        Decay of the two moments.
+    eps : float, optional
+        Added to the denominator.
+    weight_decay : float, optional
+        Added to the gradient.
+    """
+
+    def __init__(
+        self,
+        params: DDP | Params,
+        grads: Params | None = None,
+        *,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+    ) -> None:
+        options = _adam_options(lr, betas, eps, weight_decay)
+        if isinstance(params, DDP):
+            self._handle = _core.ddp_adam(params._handle, options)
+        else:
+            self._handle = _core.adam_create(*_arrays(params, grads), options)
+
+
+class AdamW(Optimizer):
+    """AdamW (Loshchilov and Hutter 2019): Adam with decoupled weight decay.
+
+    Parameters
+    ----------
+    params : DDP, or named arrays as `DDP` takes them
+        Contiguous arrays of f32 or f64.
+    grads : named arrays, optional
+        Needed without a DDP: a gradient for each parameter, by the same name.
+    lr : float, optional
+        Learning rate.
+    betas : pair of float, optional
+        Decay of the two moments.
+    eps : float, optional
+        Added to the denominator.
+    weight_decay : float, optional
+        Each step multiplies the parameters by ``1 - lr * weight_decay``.
+    """
+
+    def __init__(
+        self,
+        params: DDP | Params,
+        grads: Params | None = None,
+        *,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+    ) -> None:
+        options = _adam_options(lr, betas, eps, weight_decay)
+        if isinstance(params, DDP):
+            self._handle = _core.ddp_adamw(params._handle, options)
+        else:
+            self._handle = _core.adamw_create(*_arrays(params, grads), options)
+
+
+def _adam_options(
+    lr: float | None, betas: tuple[float, float] | None, eps: float | None, weight_decay: float | None
+) -> dict[str, object]:
+    beta1, beta2 = betas if betas is not None else (None, None)
+    return given(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)

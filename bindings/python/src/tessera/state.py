@@ -1,0 +1,254 @@
+"""What a checkpoint saves and loads: models, optimizers, samplers, arrays (in place) and plain Python values.
+
+A state is a tree of parts. Its leaves have names of the parts joined by dots, the same on every rank and in every
+language: ``model.fc1.weight``, ``optim.param_groups.0.lr``, ``epoch``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from . import _core
+from .comm import Comm
+from .data import Sampler
+from .ddp import DDP
+from .errors import InvalidArgument
+from .layout import Layout
+from .optim import Optimizer
+from .tensor import ArrayLike, DTypeLike, dtype_of, is_array, tensor
+from .values import decode, encode
+
+__all__ = ["PerRank", "Sharded", "State", "Stateful"]
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that knows its own state, as PyTorch's modules do."""
+
+    def state_dict(self) -> dict[Any, Any]:
+        """The state, whose arrays may be loaded in place."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[Any, Any], /) -> object:
+        """Take the state back after a load."""
+        ...
+
+
+class Sharded:
+    """A tensor of which each rank holds pieces.
+
+    Parameters
+    ----------
+    layout : Layout
+        How the global tensor lies on the ranks.
+    pieces : sequence of arrays
+        One for each of ``layout.boxes(rank)``, of their sizes; loaded in place.
+    rank : int
+        This rank.
+    dtype : optional
+        The element type; needed where this rank holds no piece.
+    """
+
+    def __init__(self, layout: Layout, pieces: Sequence[ArrayLike], rank: int, dtype: DTypeLike | None = None) -> None:
+        self.layout = layout
+        self.pieces = list(pieces)
+        self.rank = rank
+        self.dtype = None if dtype is None else dtype_of(dtype)
+        if dtype is None and not self.pieces:
+            raise InvalidArgument("a rank that holds no piece has to name the dtype")
+
+
+class PerRank:
+    """A value of which every rank has its own, such as the state of a random generator.
+
+    Saved as ``rank/<r>/<name>``; after a load `value` is this rank's.
+
+    Parameters
+    ----------
+    comm : Comm
+        Its rank is read.
+    value : object
+        A plain Python value.
+    """
+
+    def __init__(self, comm: Comm, value: object) -> None:
+        self.rank = comm.rank
+        self.value: Any = value
+
+
+class _Leaf(NamedTuple):
+    name: str
+    part: Any  # an object of the library, an array, or a value
+    store: Callable[[Any], None] | None  # for values: where a load puts it
+
+
+class State(MutableMapping[str, Any]):
+    """The parts of a checkpoint, by name; also a mutable mapping of them.
+
+    A part is
+
+    - a `DDP`, an optimizer, a `Sampler`, a `Sharded`
+    - an array as `Comm` takes it, which is replicated on every rank and loaded in place
+    - a plain value (None, bool, int, float, str, bytes, list, tuple, dict of them), or a `PerRank` of one; read it from
+      the state after a load
+    - an object with ``state_dict()`` and ``load_state_dict()``
+    - a dict or list that holds any of the above but values alone: its members become parts of their own, and values
+      inside it are replaced by those loaded
+
+    Parameters
+    ----------
+    **parts
+        The parts by name.
+
+    Examples
+    --------
+    >>> state = ts.State(model=ddp, optim=opt, data=sampler, epoch=0)  # doctest: +SKIP
+    >>> first = saver.resume(state)  # doctest: +SKIP
+    >>> state["epoch"]  # doctest: +SKIP
+    3
+    """
+
+    def __init__(self, **parts: Any) -> None:
+        self._parts: dict[str, Any] = dict(parts)
+        self._handle: _core.State | None = None
+        self._built: list[tuple[str, Any]] = []  # names and objects that the handle holds
+
+    def __getitem__(self, name: str) -> Any:
+        part = self._parts[name]
+        return part.value if isinstance(part, PerRank) else part
+
+    def __setitem__(self, name: str, part: Any) -> None:
+        known = self._parts.get(name)
+        if isinstance(known, PerRank) and not isinstance(part, PerRank):
+            known.value = part
+        else:
+            self._parts[name] = part
+
+    def __delitem__(self, name: str) -> None:
+        del self._parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __repr__(self) -> str:
+        return f"<tessera.State of {', '.join(self._parts) or 'nothing'}>"
+
+    def _prepare(self, metrics: Mapping[str, float] | None = None) -> tuple[_core.State, Callable[[], None]]:
+        """The handle with the values of now, and what takes them over after a load."""
+        leaves: list[_Leaf] = []
+        finish: list[Callable[[], object]] = []
+        for name, part in self._parts.items():
+            _walk(name, part, lambda value, name=name: self.__setitem__(name, value), leaves, finish)  # type: ignore[misc]
+        handle = self._build(leaves)
+        values = [leaf for leaf in leaves if leaf.store is not None]
+        for leaf in values:
+            _set_value(handle, leaf.name, leaf.part)
+        for name, value in (metrics or {}).items():
+            _core.state_set_metric(handle, name, float(value))
+
+        def take_over() -> None:
+            for leaf in values:
+                assert leaf.store is not None
+                leaf.store(decode(_core.state_get_value(handle, leaf.name)))
+            for step in finish:
+                step()
+
+        return handle, take_over
+
+    def _build(self, leaves: list[_Leaf]) -> _core.State:
+        """The handle over these leaves; made anew when names or arrays are others than before."""
+        wanted = [(leaf.name, None if leaf.store is not None else leaf.part) for leaf in leaves]
+        names = [name for name, _ in wanted]
+        if len(set(names)) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise InvalidArgument(f"two parts of the state have the name {twice[0]!r}")
+        same = len(wanted) == len(self._built) and all(
+            a[0] == b[0] and a[1] is b[1] for a, b in zip(wanted, self._built, strict=True)
+        )
+        if self._handle is None or not same or self._handle.foreign:
+            handle = _core.state_create()
+            for leaf in leaves:
+                if leaf.store is None:
+                    _add(handle, leaf.name, leaf.part)
+            self._handle, self._built = handle, wanted
+        return self._handle
+
+
+def _walk(
+    name: str,
+    part: Any,
+    store: Callable[[Any], None],
+    leaves: list[_Leaf],
+    finish: list[Callable[[], object]],
+) -> None:
+    if isinstance(part, PerRank):
+        leaves.append(_Leaf(f"rank/{part.rank}/{name}", part.value, lambda value: setattr(part, "value", value)))
+    elif _is_leaf(part):
+        leaves.append(_Leaf(name, part, None))
+    elif isinstance(part, Stateful):
+        inner = part.state_dict()
+        for key, member in inner.items():
+            _walk(f"{name}.{key}", member, _item_setter(inner, key), leaves, finish)
+        finish.append(lambda: part.load_state_dict(inner))
+    elif _is_namespace(part):
+        items = part.items() if isinstance(part, Mapping) else enumerate(part)
+        for key, member in items:
+            if not isinstance(key, (str, int)):
+                raise InvalidArgument(f"{name}: the key {key!r} of a dict that holds arrays is neither str nor int")
+            _walk(f"{name}.{key}", member, _item_setter(part, key), leaves, finish)
+    else:
+        leaves.append(_Leaf(name, part, store))
+
+
+def _item_setter(container: Any, key: Any) -> Callable[[Any], None]:
+    def store(value: Any) -> None:
+        container[key] = value
+
+    return store
+
+
+def _is_leaf(part: Any) -> bool:
+    return isinstance(part, (DDP, Optimizer, Sampler, Sharded)) or is_array(part)
+
+
+def _is_namespace(part: Any, depth: int = 0) -> bool:
+    """Whether a container holds more than plain values, at any depth."""
+    if depth > 64:
+        return False
+    if isinstance(part, Mapping):
+        members: Any = part.values()
+    elif isinstance(part, (list, tuple)):
+        members = part
+    else:
+        return False
+    return any(
+        _is_leaf(one) or isinstance(one, (PerRank, Stateful)) or _is_namespace(one, depth + 1) for one in members
+    )
+
+
+def _add(handle: _core.State, name: str, part: Any) -> None:
+    if isinstance(part, DDP):
+        _core.state_add_ddp(handle, name, part._handle)
+    elif isinstance(part, Optimizer):
+        _core.state_add_optimizer(handle, name, part._handle)
+    elif isinstance(part, Sampler):
+        _core.state_add_sampler(handle, name, part._handle)
+    elif isinstance(part, Sharded):
+        pieces = [tensor(piece, part.dtype) for piece in part.pieces]
+        dtype = pieces[0].dtype if pieces else int(part.dtype or 0)
+        _core.state_add_sharded(handle, name, part.layout._handle, dtype, pieces, part.rank)
+    else:
+        _core.state_add_tensor(handle, name, tensor(part))
+
+
+def _set_value(handle: _core.State, name: str, value: Any) -> None:
+    if type(value) is int and -(2**63) <= value < 2**63:
+        _core.state_set_int64(handle, name, value)
+    elif type(value) is float:
+        _core.state_set_double(handle, name, value)
+    else:
+        _core.state_set_value(handle, name, encode(value, name))

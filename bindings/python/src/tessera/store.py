@@ -1,0 +1,190 @@
+"""The key-value store by which the ranks of a job find each other. Most programs never touch it: `init` does."""
+
+from __future__ import annotations
+
+from . import _core
+from ._base import Closable, Timeout, given, milliseconds
+
+__all__ = ["Store", "StoreServer"]
+
+
+def _options(
+    timeout: Timeout, insecure: bool | None, token: str | None, job_id: str | None, epoch: int | None
+) -> dict[str, object]:
+    return given(
+        timeout_ms=None if timeout is None else milliseconds(timeout),
+        insecure=insecure,
+        token=token,
+        job_id=job_id,
+        epoch=epoch,
+    )
+
+
+class StoreServer(Closable):
+    """A store's TCP server, on exactly the named address; it serves from a thread of its own until closed.
+
+    Parameters
+    ----------
+    host : str
+        Numeric address or name to listen on.
+    port : int
+        0 takes a free one; see `port`.
+    timeout : float or timedelta, optional
+        Seconds.
+    insecure : bool, optional
+        No job token and no handshake.
+    token : str, optional
+        The job token, 64 hexadecimal digits; by default from the environment, else from a file of the user.
+    job_id, epoch : optional
+        Part of the handshake: clients of another job or epoch are refused.
+
+    Raises
+    ------
+    TesseraIOError
+        The address is in use.
+    PermissionDenied
+        There is no token.
+    """
+
+    _handle: _core.StoreServer
+    _warns = True
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        timeout: Timeout = None,
+        insecure: bool | None = None,
+        token: str | None = None,
+        job_id: str | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        self._handle = _core.store_serve(host, port, _options(timeout, insecure, token, job_id, epoch))
+        self._host = host
+
+    @property
+    def port(self) -> int:
+        """The port that the server listens on."""
+        return _core.store_server_port(self._handle)
+
+    @property
+    def uri(self) -> str:
+        """What `Store` takes to connect to this server."""
+        return f"tcp://[{self._host}]:{self.port}" if ":" in self._host else f"tcp://{self._host}:{self.port}"
+
+    def close(self) -> None:
+        """Stop serving; connected clients get errors."""
+        _core.store_server_destroy(self._handle)
+
+
+class Store(Closable):
+    """A client of a store. May be used from many threads at once.
+
+    Parameters
+    ----------
+    uri : str
+        ``"tcp://host:port"``, or ``"file:///directory"`` on a shared file system.
+    timeout : float or timedelta, optional
+        Seconds for the connection and, by default, each call.
+    insecure, token, job_id, epoch
+        As `StoreServer` takes them.
+
+    Raises
+    ------
+    TesseraTimeout
+        Nobody answers.
+    PermissionDenied
+        The token was refused.
+    """
+
+    _handle: _core.Store
+    _warns = True
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        timeout: Timeout = None,
+        insecure: bool | None = None,
+        token: str | None = None,
+        job_id: str | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        self._handle = _core.store_open(uri, _options(timeout, insecure, token, job_id, epoch))
+        self._uri = uri
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Set a key.
+
+        Parameters
+        ----------
+        key : str
+            At most 1 KiB.
+        value : bytes or str
+            At most 8 MiB; a str is stored as UTF-8.
+        """
+        _core.store_set(self._handle, key, _bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Read a key as it is now.
+
+        Raises
+        ------
+        NotFound
+            There is no such key.
+        """
+        return _core.store_get(self._handle, key)
+
+    def wait(self, key: str, timeout: Timeout = None) -> None:
+        """Wait until a key exists.
+
+        Raises
+        ------
+        TesseraTimeout
+            It did not appear within `timeout` seconds (by default the store's).
+        """
+        _core.store_wait(self._handle, key, -1 if timeout is None else milliseconds(timeout))
+
+    def add(self, key: str, delta: int) -> int:
+        """Add to the integer at a key (0 if absent), atomically.
+
+        Returns
+        -------
+        int
+            The new value.
+        """
+        return _core.store_add(self._handle, key, delta)
+
+    def compare_set(self, key: str, expected: bytes | str | None, desired: bytes | str) -> bool:
+        """Set a key if it holds `expected`, atomically; None means: if it is absent.
+
+        Returns
+        -------
+        bool
+            Whether the key was set.
+        """
+        return _core.store_compare_set(
+            self._handle, key, None if expected is None else _bytes(expected), _bytes(desired)
+        )
+
+    def delete(self, key: str) -> bool:
+        """Delete a key.
+
+        Returns
+        -------
+        bool
+            Whether there was such a key.
+        """
+        return _core.store_delete(self._handle, key)
+
+    def close(self) -> None:
+        """Disconnect. Keys stay."""
+        _core.store_destroy(self._handle)
+
+    def __repr__(self) -> str:
+        return f"<tessera.Store {self._uri}{' (closed)' if self.closed else ''}>"
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

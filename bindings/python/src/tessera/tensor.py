@@ -1,0 +1,127 @@
+"""Element types, and arrays on their way into the library and out of it.
+
+Taken is whatever lies in the CPU's memory and speaks the buffer protocol, ``__array_interface__`` or ``__dlpack__``:
+NumPy arrays, `array.array`, `memoryview`, PyTorch's CPU tensors. Nothing is copied; arrays must be contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from . import _core
+from .errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from _typeshed import ReadableBuffer
+
+__all__ = ["ArrayLike", "DType", "DTypeLike"]
+
+
+class DType(IntEnum):
+    """Element types of the library; ``I16`` and ``BOOL`` are for checkpoints, they cannot be reduced."""
+
+    F16 = 1
+    BF16 = 2
+    F32 = 3
+    F64 = 4
+    I8 = 5
+    U8 = 6
+    I32 = 7
+    I64 = 8
+    I16 = 9
+    BOOL = 10
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The NumPy type; for ``BF16`` that of ml_dtypes, or ``uint16`` (the bits) where it is not installed."""
+        return _numpy_of(self)
+
+
+@runtime_checkable
+class _ArrayInterface(Protocol):
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+
+@runtime_checkable
+class _DLPack(Protocol):
+    def __dlpack__(self) -> object: ...
+
+
+if TYPE_CHECKING:
+    ArrayLike = npt.NDArray[Any] | ReadableBuffer | _ArrayInterface | _DLPack
+    DTypeLike = DType | npt.DTypeLike
+else:
+    ArrayLike = object
+    DTypeLike = object
+
+_NAMES = {
+    DType.F16: "float16",
+    DType.F32: "float32",
+    DType.F64: "float64",
+    DType.I8: "int8",
+    DType.U8: "uint8",
+    DType.I32: "int32",
+    DType.I64: "int64",
+    DType.I16: "int16",
+    DType.BOOL: "bool",
+}
+_BY_NAME = {name: dtype for dtype, name in _NAMES.items()} | {"bfloat16": DType.BF16}
+
+
+@cache
+def _numpy_of(dtype: DType) -> np.dtype[Any]:
+    if dtype is not DType.BF16:
+        return np.dtype(_NAMES[dtype])
+    try:
+        import ml_dtypes
+    except ImportError:
+        return np.dtype("uint16")
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
+
+
+def dtype_of(dtype: DTypeLike) -> DType:
+    """The library's element type for a `DType`, a NumPy type or a name ("float32", "bfloat16", "bf16")."""
+    if isinstance(dtype, DType):
+        return dtype
+    if isinstance(dtype, str) and dtype.upper() in DType.__members__:
+        return DType[dtype.upper()]
+    name = dtype if dtype == "bfloat16" else np.dtype(dtype).name
+    found = _BY_NAME.get(str(name))
+    if found is None:
+        raise InvalidArgument(f"dtype {name} is not supported; {', '.join(sorted(_BY_NAME))} are")
+    return found
+
+
+def tensor(source: ArrayLike, dtype: DTypeLike | None = None, *, writable: bool = True) -> _core.Tensor:
+    """The view of an array that `_core` takes; `dtype` says what the array's bits are, where the array cannot."""
+    return _core.Tensor(source, 0 if dtype is None else int(dtype_of(dtype)), writable)
+
+
+def tensors(source: ArrayLike | Sequence[ArrayLike], dtype: DTypeLike | None = None) -> list[_core.Tensor]:
+    """One array or a list or tuple of them, as a list."""
+    arrays: Sequence[Any] = source if isinstance(source, (list, tuple)) else [source]
+    return [tensor(array, dtype) for array in arrays]
+
+
+def array_over(memory: _core.Memory, dtype: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """A NumPy array over memory of the library, which it keeps alive."""
+    return np.ndarray(shape, _numpy_of(DType(dtype)), memoryview(memory))
+
+
+def is_array(value: object) -> bool:
+    """Whether `value` is memory that a checkpoint loads in place, not a plain Python value."""
+    if isinstance(value, (np.ndarray, bytearray)):
+        return True
+    if isinstance(value, (np.generic, bytes, str, int, float)) or value is None:
+        return False
+    if isinstance(value, memoryview):
+        return not value.readonly
+    return isinstance(value, (_ArrayInterface, _DLPack)) or type(value).__module__ == "array"

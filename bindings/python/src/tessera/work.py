@@ -1,0 +1,97 @@
+"""One asynchronous operation. It keeps the arrays that it uses alive until it is done, even when it is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+from . import _core
+from ._base import Timeout, milliseconds
+from .errors import TesseraError
+
+__all__ = ["Work"]
+
+
+class Work:
+    """An operation in flight, as ``async_op=True`` and `Saver.save_async` return it. Not made by users.
+
+    A Work can be waited for, asked, given callbacks, and awaited in an `asyncio` coroutine.
+    """
+
+    def __init__(self, handle: _core.Work) -> None:
+        self._handle = handle
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[Work], object]] | None = None
+
+    def wait(self, timeout: Timeout = None) -> None:
+        """Return when the operation is done.
+
+        Parameters
+        ----------
+        timeout : float or timedelta, optional
+            Seconds; None waits until the operation's own deadline.
+
+        Raises
+        ------
+        NotReady
+            `timeout` passed; the operation goes on and may be waited for again.
+        TesseraError
+            What the operation failed with.
+        """
+        _core.work_wait(self._handle, -1 if timeout is None else milliseconds(timeout))
+
+    def done(self) -> bool:
+        """Whether the operation is done, well or not."""
+        return _core.work_test(self._handle)
+
+    def error(self) -> TesseraError | None:
+        """What a finished operation failed with; None if it went well.
+
+        Raises
+        ------
+        NotReady
+            It is not done yet.
+        """
+        return _core.work_error(self._handle)
+
+    def add_done_callback(self, fn: Callable[[Work], object]) -> None:
+        """Call ``fn(work)`` when the operation is done, at once if it is.
+
+        The call comes from a thread of the library; `fn` must neither block nor use the communicator.
+        """
+        with self._lock:
+            first = self._callbacks is None
+            if self._callbacks is None:
+                self._callbacks = []
+            self._callbacks.append(fn)
+        if first:
+            _core.work_on_done(self._handle, lambda _status: self._call_back())
+        elif self.done():
+            self._call_back()
+
+    def _call_back(self) -> None:
+        with self._lock:
+            waiting, self._callbacks = self._callbacks or [], []
+        for fn in waiting:
+            try:
+                fn(self)
+            except Exception:
+                logging.getLogger("tessera").exception("a completion callback failed")
+
+    def __await__(self) -> Generator[Any, None, None]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def settle() -> None:
+            if not future.done():
+                failure = self.error()
+                future.set_result(None) if failure is None else future.set_exception(failure)
+
+        self.add_done_callback(lambda _work: loop.call_soon_threadsafe(settle))
+        return future.__await__()
+
+    def __repr__(self) -> str:
+        return f"<tessera.Work {'done' if self.done() else 'in flight'}>"

@@ -1,0 +1,466 @@
+"""States, savers and checkpoints: what is saved comes back, in place, at any world size; damage is told."""
+
+import itertools
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tessera as ts
+
+
+@pytest.fixture
+def saver(tmp_path: Path):
+    with ts.Saver(None, tmp_path / "root") as made:
+        yield made
+
+
+def saved(saver: ts.Saver, **parts) -> Path:
+    """The directory of a checkpoint of these parts."""
+    saver.save(1, ts.State(**parts))
+    with ts.Checkpoint(saver.root) as checkpoint:
+        return Path(checkpoint.path)
+
+
+def test_there_is_nothing_at_first(saver: ts.Saver):
+    weight = np.ones(3)
+    state = ts.State(weight=weight, epoch=7)
+    assert saver.resume(state) == 0
+    assert (weight == 1).all()
+    assert state["epoch"] == 7
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"])
+def test_arrays_are_loaded_in_place(saver: ts.Saver, dtype):
+    array = (np.arange(12) % 2).astype(dtype).reshape(3, 4)
+    before = array.copy()
+    state = ts.State(array=array)
+    saver.save(3, state)
+    array[...] = 0
+    assert saver.resume(state) == 3
+    assert (array == before).all()
+    with ts.Checkpoint(saver.root) as checkpoint:
+        read = checkpoint["array"]
+        assert read.dtype == array.dtype
+        assert (read == before).all()
+
+
+def test_bfloat16_arrays(saver: ts.Saver):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = np.arange(5).astype(ml_dtypes.bfloat16)
+    path = saved(saver, array=array)
+    with ts.Checkpoint(path) as checkpoint:
+        assert checkpoint.tensors["array"].dtype is ts.DType.BF16
+        assert checkpoint["array"].dtype == array.dtype
+        assert (checkpoint["array"] == array).all()
+        bits = np.zeros(5, np.uint16)
+        checkpoint.read("array", bits)
+        assert (bits == array.view(np.uint16)).all()
+
+
+VALUES = {
+    "none": None,
+    "flag": True,
+    "int": -5,
+    "zero": 0,
+    "least": -(2**63),
+    "big": 10**60,
+    "float": 0.1,
+    "whole": 2.0,
+    "inf": -math.inf,
+    "text": "ünï\n",
+    "bytes": b"\0\xff",
+    "list": [1, [2.5, None]],
+    "tuple": (1, ("x",)),
+    "map": {1: "a", None: b"", (2, 3): {"deep": True}},
+    "dict": {"lr": 0.5, "milestones": [1, 2]},
+    "empty": {},
+}
+
+
+def test_values_come_back_with_their_types(saver: ts.Saver):
+    state = ts.State(**VALUES)
+    saver.save(1, state)
+    for name in state:
+        state[name] = "overwritten"
+    assert saver.resume(state) == 1
+    for name, value in VALUES.items():
+        assert state[name] == value
+        assert type(state[name]) is type(value)
+    with ts.Checkpoint(saver.root) as checkpoint:
+        assert {name: checkpoint.saved_values[name] for name in VALUES} == VALUES
+
+
+def test_nan_comes_back(saver: ts.State):
+    state = ts.State(loss=math.nan, nested=[math.nan])
+    saver.save(1, state)
+    state["loss"] = state["nested"] = None
+    saver.resume(state)
+    assert math.isnan(state["loss"])
+    assert math.isnan(state["nested"][0])
+
+
+def test_values_are_those_of_the_moment_of_the_save(saver: ts.Saver):
+    state = ts.State(epoch=1)
+    state["epoch"] += 1
+    saver.save(1, state)
+    state["epoch"] = 9
+    saver.resume(state)
+    assert state["epoch"] == 2
+
+
+def test_containers_of_arrays_are_flattened_and_filled(saver: ts.Saver):
+    inner = {"weight": np.ones(2), "step": 3, "groups": [{"lr": 0.1}]}
+    layers = [np.zeros(1), {"bias": np.full(2, 5.0), 7: np.ones(1)}]
+    state = ts.State(inner=inner, layers=layers)
+    saver.save(1, state)
+    weight = inner["weight"]
+    weight[:] = 0
+    inner["step"] = 0
+    inner["groups"] = None
+    layers[1]["bias"][:] = 0
+    saver.resume(state)
+    assert inner["weight"] is weight
+    assert (weight == 1).all()
+    assert (inner["step"], inner["groups"]) == (3, [{"lr": 0.1}])
+    assert (layers[1]["bias"] == 5).all()
+    with ts.Checkpoint(saver.root) as checkpoint:
+        assert list(checkpoint) == ["inner.weight", "layers.0", "layers.1.7", "layers.1.bias"]
+
+
+def test_an_array_that_was_replaced_is_the_one_that_is_saved(saver: ts.Saver):
+    inner = {"weight": np.ones(2)}
+    state = ts.State(inner=inner)
+    saver.save(1, state)
+    inner["weight"] = np.full(3, 2.0)
+    saver.save(2, state)
+    with ts.Checkpoint(saver.root) as checkpoint:
+        assert checkpoint["inner.weight"].tolist() == [2, 2, 2]
+
+
+class Model:
+    def __init__(self):
+        self.weight, self.steps = np.zeros(3), 0
+
+    def state_dict(self):
+        return {"weight": self.weight.copy(), "steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.weight, self.steps = state["weight"], state["steps"]
+
+
+def test_objects_that_know_their_state(saver: ts.Saver):
+    model = Model()
+    model.weight[:], model.steps = 4, 11
+    saver.save(1, ts.State(model=model))
+    other = Model()
+    saver.resume(ts.State(model=other))
+    assert (other.weight == 4).all()
+    assert other.steps == 11
+
+
+def test_what_is_no_part_is_refused_by_name(saver: ts.Saver):
+    with pytest.raises(ts.InvalidArgument, match="oddity"):
+        saver.save(1, ts.State(oddity=object()))
+    with pytest.raises(ts.InvalidArgument, match="odd"):
+        saver.save(1, ts.State(odd={(1, 2): np.ones(2)}))
+    with pytest.raises(ts.InvalidArgument, match=r"a\.b"):
+        saver.save(1, ts.State(**{"a": {"b": np.ones(1)}, "a.b": 3}))
+    with pytest.raises(TypeError, match="State"):
+        saver.save(1, {"w": np.ones(2)})  # type: ignore[arg-type]
+    with pytest.raises(ts.InvalidArgument):
+        saver.save(-1, ts.State(epoch=1))
+
+
+def test_a_state_is_a_mapping_of_its_parts():
+    weight = np.ones(2)
+    state = ts.State(weight=weight, epoch=1)
+    assert list(state) == ["weight", "epoch"]
+    assert len(state) == 2
+    assert state["weight"] is weight
+    del state["epoch"]
+    assert "epoch" not in state
+    assert "weight" in repr(state)
+
+
+def training(comm: ts.Comm, root: Path):
+    """A small job: model, optimizer, sampler, state, saver."""
+    params = {"w": np.full((4, 3), comm.rank + 1.0, np.float32), "b": np.zeros(4, np.float32)}
+    ddp = ts.DDP(comm, params)
+    opt = ts.AdamW(ddp, lr=0.1)
+    data = ts.Sampler(comm, 40, seed=3)
+    state = ts.State(model=ddp, optim=opt, data=data, rng=ts.PerRank(comm, f"generator of {comm.rank}"))
+    saver = ts.Saver(comm, root, keep_latest=2, timeout=20)
+    return params, ddp, opt, data, state, saver
+
+
+def train(ddp: ts.DDP, opt: ts.Optimizer, data: ts.Sampler, steps: int) -> list[int]:
+    taken = []
+    for _ in range(steps):
+        taken += data.batch(2).tolist()
+        for i, grad in enumerate(ddp.grads.values()):
+            grad[...] = (i + 1) * np.cos(ddp.params[ddp.names[i]])
+        ddp.ready_all()
+        ddp.wait()
+        opt.step()
+    return taken
+
+
+def test_a_job_resumes_where_it_was(ranks, tmp_path):
+    def whole(comm: ts.Comm):
+        params, ddp, opt, data, _, saver = training(comm, tmp_path / "unused")
+        with saver:
+            return train(ddp, opt, data, 8), params
+
+    def first(comm: ts.Comm):
+        _, ddp, opt, data, state, saver = training(comm, tmp_path / "root")
+        with saver:
+            assert saver.resume(state) == 0
+            taken = train(ddp, opt, data, 5)
+            saver.save_async(5, state, metrics={"loss": 0.5})
+        return taken
+
+    def second(comm: ts.Comm):
+        params, ddp, opt, data, state, saver = training(comm, tmp_path / "root")
+        state["rng"] = None
+        with saver:
+            assert saver.resume(state) == 5
+        assert state["rng"] == f"generator of {comm.rank}"
+        assert opt.steps == 5
+        return train(ddp, opt, data, 3), params
+
+    expected = ranks(2, whole)
+    before = ranks(2, first)
+    after = ranks(2, second)
+    for rank in range(2):
+        assert before[rank] + after[rank][0] == expected[rank][0]
+        for name, array in expected[rank][1].items():
+            assert (after[rank][1][name] == array).all()
+    with ts.Checkpoint(tmp_path / "root") as checkpoint:
+        assert checkpoint.metrics == {"loss": 0.5}
+        assert checkpoint.manifest["writer"]["language"] == "python"
+        assert {"model.w", "model.b", "optim.state.w.exp_avg"} <= set(checkpoint)
+        assert checkpoint["model.w"].dtype == np.float32
+
+
+def test_a_job_resumes_at_another_world_size(ranks, tmp_path):
+    def first(comm: ts.Comm):
+        _, ddp, opt, data, state, saver = training(comm, tmp_path)
+        del state["rng"]
+        taken = train(ddp, opt, data, 3)
+        with saver:
+            saver.save(3, state)
+        return taken
+
+    def second(comm: ts.Comm):
+        _, ddp, opt, data, state, saver = training(comm, tmp_path)
+        del state["rng"]
+        with saver:
+            assert saver.resume(state) == 3
+        taken = []
+        while data.epoch == 0:
+            taken += train(ddp, opt, data, 1)
+        return taken
+
+    taken = [*ranks(4, first), *ranks(2, second)]
+    assert sorted(itertools.chain(*taken)) == list(range(40))
+
+
+def test_shards_are_loaded_into_other_shards(ranks, tmp_path):
+    whole = np.arange(60, dtype=np.float64).reshape(10, 6)
+
+    def pieces(layout: ts.Layout, rank: int, fill: bool):
+        source = whole if fill else np.zeros_like(whole)
+        return [np.ascontiguousarray(source[box.slices]) for box in layout.boxes(rank)]
+
+    def save(comm: ts.Comm):
+        layout = ts.Layout(whole.shape, [4], [ts.Shard(0)])
+        part = ts.Sharded(layout, pieces(layout, comm.rank, True), comm.rank, "float64")
+        with ts.Saver(comm, tmp_path) as saver:
+            saver.save(1, ts.State(x=part))
+
+    def load(comm: ts.Comm):
+        layout = ts.Layout(whole.shape, [2], [ts.Shard(1)])
+        part = ts.Sharded(layout, pieces(layout, comm.rank, False), comm.rank)
+        with ts.Checkpoint(tmp_path) as checkpoint:
+            checkpoint.load(ts.State(x=part))
+        for box, piece in zip(layout.boxes(comm.rank), part.pieces, strict=True):
+            assert (piece == whole[box.slices]).all()
+
+    ranks(4, save)
+    ranks(2, load)
+    with ts.Checkpoint(tmp_path) as checkpoint:
+        assert (checkpoint["x"] == whole).all()
+    with pytest.raises(ts.InvalidArgument, match="dtype"):
+        ts.Sharded(ts.Layout((1,), [2], [ts.Shard(0)]), [], 1)
+    wrong = ts.Sharded(ts.Layout(whole.shape, [2], [ts.Shard(0)]), [whole, whole], 0)
+    with ts.Checkpoint(tmp_path) as checkpoint, pytest.raises(ts.InvalidArgument, match="pieces"):
+        checkpoint.load(ts.State(x=wrong))
+
+
+def test_only_the_newest_are_kept(tmp_path: Path):
+    with ts.Saver(None, tmp_path, keep_latest=2) as saver:
+        for step in range(1, 5):
+            saver.save(step, ts.State(step=step))
+    assert sorted(path.name[:13] for path in tmp_path.glob("step-*")) == ["step-00000003", "step-00000004"]
+    with ts.Checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.step == 4
+        assert checkpoint.path.startswith(str(tmp_path))
+    with ts.Checkpoint(tmp_path / "latest") as checkpoint:
+        assert checkpoint.step == 4
+
+
+def test_training_goes_on_while_a_copy_is_saved(saver: ts.Saver):
+    array = np.ones(100_000)
+    work = saver.save_async(1, ts.State(array=array))
+    array[:] = 2
+    work.wait()
+    with ts.Checkpoint(saver.root) as checkpoint:
+        assert (checkpoint["array"] == 1).all()
+    assert work.error() is None
+
+
+def test_a_save_that_fails_in_the_background_is_told_once(tmp_path: Path):
+    with ts.Saver(None, tmp_path / "root") as saver:
+        shutil.rmtree(tmp_path / "root")
+        (tmp_path / "root").write_text("in the way")
+        with pytest.raises(ts.TesseraError):
+            saver.save_async(1, ts.State(array=np.ones(3))).wait()
+        with pytest.raises(ts.TesseraError):
+            saver.wait()
+        saver.wait()
+
+
+def test_strict_loading_lists_all_differences(saver: ts.Saver):
+    path = saved(saver, same=np.ones(2), shape=np.ones(3), dtype=np.ones(2), gone=np.ones(1))
+    same = np.zeros(2)
+    state = ts.State(same=same, shape=np.ones(4), dtype=np.ones(2, np.float32), new=np.ones(1))
+    with ts.Checkpoint(path) as checkpoint, pytest.raises(ts.Mismatch) as caught:
+        checkpoint.load(state)
+    for name in ("shape", "dtype", "gone", "new"):
+        assert name in str(caught.value)
+    assert not same.any()
+
+
+def test_differences_can_be_allowed(saver: ts.Saver):
+    path = saved(saver, a=np.ones(2), b=np.full(2, 0.5), extra=3)
+    b, new = np.zeros(2, np.float32), np.full(1, 9.0)
+    with ts.Checkpoint(path) as checkpoint:
+        checkpoint.load(
+            ts.State(b=b, new=new), allow_missing=True, allow_unexpected=True, allow_cast=True, verify=False
+        )
+    assert b.tolist() == [0.5, 0.5]
+    assert new[0] == 9
+
+
+def test_ranks_that_save_different_states_are_told(ranks, tmp_path):
+    def body(comm: ts.Comm):
+        with ts.Saver(comm, tmp_path) as saver:
+            saver.save(1, ts.State(array=np.ones(2 + comm.rank)))
+
+    for outcome in ranks.outcomes(2, body):
+        assert isinstance(outcome, ts.Mismatch)
+
+
+def test_a_root_has_one_owner(tmp_path: Path):
+    with ts.Saver(None, tmp_path), pytest.raises(ts.InvalidState, match=str(os.getpid())):
+        ts.Saver(None, tmp_path)
+    ts.Saver(None, tmp_path).close()
+
+
+# ---------------------------------------------------------------- damage
+
+
+def test_a_directory_without_a_manifest_is_no_checkpoint(saver: ts.Saver):
+    path = saved(saver, array=np.ones(3))
+    (path / "manifest.json").unlink()
+    with pytest.raises(ts.NotFound, match="manifest"):
+        ts.Checkpoint(path)
+
+
+@pytest.mark.parametrize("damage", ["edited manifest", "truncated manifest", "flipped byte", "truncated", "missing"])
+def test_damage_is_told_by_file(saver: ts.Saver, damage):
+    path = saved(saver, array=np.arange(10_000.0), epoch=3)
+    (file,) = path.glob("rank-*.safetensors")
+    manifest = path / "manifest.json"
+    if damage == "edited manifest":
+        manifest.write_text(manifest.read_text().replace('"step":1', '"step":2'))
+    elif damage == "truncated manifest":
+        manifest.write_bytes(manifest.read_bytes()[:-40])
+    elif damage == "flipped byte":
+        data = bytearray(file.read_bytes())
+        data[-1000] ^= 1
+        file.write_bytes(data)
+    elif damage == "truncated":
+        os.truncate(file, file.stat().st_size - 8)
+    else:
+        file.unlink()
+    if "manifest" in damage:
+        with pytest.raises(ts.Corrupt, match="manifest"):
+            ts.Checkpoint(path)
+        return
+    array = np.zeros(10_000)
+    with ts.Checkpoint(path) as checkpoint:
+        for read in (
+            checkpoint.verify,
+            lambda: checkpoint["array"],
+            lambda: checkpoint.load(ts.State(array=array, epoch=0)),
+        ):
+            with pytest.raises((ts.Corrupt, ts.TesseraIOError, ts.NotFound), match=file.name):
+                read()
+        if damage == "flipped byte":
+            checkpoint.verify(full=False)
+
+
+def test_a_checkpoint_reads_as_a_mapping(saver: ts.Saver):
+    path = saved(saver, a=np.ones((2, 3), np.float32), b=np.zeros(0), c=np.array(7), epoch=4)
+    with ts.Checkpoint(path) as checkpoint:
+        assert list(checkpoint) == ["a", "b", "c"]
+        assert len(checkpoint) == 3
+        assert "a" in checkpoint
+        assert "epoch" not in checkpoint
+        assert checkpoint.tensors["a"] == ts.TensorInfo(ts.DType.F32, (2, 3))
+        assert checkpoint["b"].shape == (0,)
+        assert checkpoint["c"] == 7
+        assert checkpoint.saved_values == {"epoch": 4}
+        assert checkpoint.manifest["step"] == 1
+        assert json.loads((path / "manifest.json").read_text()) == checkpoint.manifest
+        checkpoint.verify()
+        with pytest.raises(ts.NotFound, match="nothing"):
+            checkpoint["nothing"]
+        with pytest.raises(ts.Mismatch):
+            checkpoint.read("a", np.zeros((3, 2), np.float32))
+        frozen = np.zeros((2, 3), np.float32)
+        frozen.flags.writeable = False
+        with pytest.raises(ts.InvalidArgument, match="read-only"):
+            checkpoint.read("a", frozen)
+    with pytest.raises(ts.InvalidState, match="closed"):
+        checkpoint["a"]
+
+
+def test_a_closed_saver_refuses(tmp_path: Path):
+    saver = ts.Saver(None, tmp_path)
+    saver.close()
+    saver.close()
+    for call in (
+        lambda: saver.save(1, ts.State()),
+        lambda: saver.save_async(1, ts.State()),
+        lambda: saver.resume(ts.State()),
+        saver.wait,
+    ):
+        with pytest.raises(ts.InvalidState, match="closed"):
+            call()
+
+
+def test_a_state_outlives_what_it_was_made_of(tmp_path: Path):
+    with ts.init() as comm:
+        ddp = ts.DDP(comm, {"w": np.ones(3)})
+        state = ts.State(model=ddp, data=ts.Sampler(comm, 10))
+        with ts.Saver(comm, tmp_path) as saver:
+            saver.save(1, state)
+            ddp.close()
+            saver.save(2, state)
+        assert ts.Checkpoint(tmp_path)["model.w"].tolist() == [1, 1, 1]

@@ -1,0 +1,351 @@
+"""Collectives over threads as ranks: what they compute, what they refuse, and how they fail."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import tessera as ts
+
+DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "int64"]
+
+
+def test_a_process_alone_is_a_job_of_one(alone: ts.Comm):
+    assert (alone.rank, alone.world_size, alone.transport) == (0, 1, "self")
+    x = np.arange(4.0)
+    alone.all_reduce(x, "avg")
+    assert (x == np.arange(4.0)).all()
+    assert alone.error is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("op", "result"), [("sum", 10), ("min", 1), ("max", 4), ("prod", 24), ("avg", 2.5)])
+def test_all_reduce(ranks, dtype, op, result):
+    def body(comm: ts.Comm):
+        x = np.full((3, 5), comm.rank + 1, dtype)
+        comm.all_reduce(x, op)
+        return x
+
+    for x in ranks(4, body):
+        assert (x == np.array(result).astype(dtype)).all()
+
+
+def test_bfloat16_is_reduced_with_and_without_its_numpy_type(ranks):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+
+    def body(comm: ts.Comm):
+        x = np.full(7, comm.rank + 0.5, ml_dtypes.bfloat16)
+        bits = x.copy().view(np.uint16)
+        comm.all_reduce(x)
+        comm.all_reduce(bits, dtype="bfloat16")
+        return x, bits.view(ml_dtypes.bfloat16)
+
+    for x, y in ranks(2, body):
+        assert (x == 2).all()
+        assert (y == 2).all()
+
+
+def test_several_arrays_are_reduced_in_place(ranks):
+    def body(comm: ts.Comm):
+        arrays = [np.full(n, comm.rank, np.float32) for n in (1, 0, 1000)]
+        comm.all_reduce(arrays)
+        return arrays
+
+    for arrays in ranks(3, body):
+        assert all((array == 3).all() for array in arrays)
+
+
+def test_library_memory_and_foreign_memory_give_the_same(ranks):
+    def body(comm: ts.Comm):
+        own = comm.empty(50_000, "float32")
+        values = np.random.default_rng(comm.rank).random(50_000, np.float32)
+        own[:] = values
+        comm.all_reduce(own)
+        comm.all_reduce(values)
+        return own, values
+
+    results = ranks(3, body)
+    for own, values in results:
+        assert (own == values).all()
+        assert (own == results[0][0]).all()
+
+
+def test_all_collectives_move_what_they_say(ranks):
+    def body(comm: ts.Comm):
+        r, n = comm.rank, comm.world_size
+        part = np.zeros(2, np.int32)
+        comm.reduce_scatter(np.arange(2 * n, dtype=np.int32) * (r + 1), part)
+        assert (part == np.array([2 * r, 2 * r + 1]) * 6).all()
+
+        whole = np.zeros((n, 2), np.int32)
+        comm.all_gather(np.full(2, r, np.int32), whole)
+        assert (whole == np.arange(n)[:, None]).all()
+
+        lengths = [3, 0, 5]
+        outputs = [np.zeros(length, np.float64) for length in lengths]
+        comm.all_gather_v(np.full(lengths[r], r + 0.5), outputs)
+        assert all((out == i + 0.5).all() for i, out in enumerate(outputs))
+
+        x = np.full(4, r, np.float32)
+        comm.broadcast([x], root=2)
+        assert (x == 2).all()
+
+        total = np.full(3, r + 1, np.int64)
+        result = np.zeros(3, np.int64) if r == 1 else None
+        comm.reduce(total, result, "prod", root=1)
+        assert result is None or (result == 6).all()
+        comm.reduce(total, root=0)
+        assert (total == (6 if r == 0 else r + 1)).all()
+
+        rows = np.zeros((n, 2), np.uint8) if r == 0 else None
+        comm.gather(np.full(2, r, np.uint8), rows, root=0)
+        assert rows is None or (rows == np.arange(n)[:, None]).all()
+
+        mine = np.zeros(2, np.float32)
+        comm.scatter(np.arange(2.0 * n, dtype=np.float32) if r == 2 else None, mine, root=2)
+        assert (mine == [2 * r, 2 * r + 1]).all()
+
+        received = np.zeros(n, np.int32)
+        comm.all_to_all(np.arange(n, dtype=np.int32) + 10 * r, received)
+        assert (received == 10 * np.arange(n) + r).all()
+
+        if r == 0:
+            comm.send(np.array([7.0]), 2, tag=5)
+        elif r == 2:
+            got = np.zeros(1)
+            comm.recv(got, 0, tag=5)
+            assert got == 7
+        comm.barrier()
+        return comm.transport
+
+    assert ranks(3, body) == ["shm"] * 3
+
+
+def test_async_operations_overlap_and_finish(ranks):
+    def body(comm: ts.Comm):
+        arrays = [np.full(1000, comm.rank + i, np.float32) for i in range(8)]
+        works = [comm.all_reduce(array, async_op=True) for array in arrays]
+        for work in works:
+            work.wait()
+            assert work.done()
+            assert work.error() is None
+        return [array[0] for array in arrays]
+
+    assert ranks(2, body) == [[1 + 2 * i for i in range(8)]] * 2
+
+
+def test_every_collective_can_be_async(ranks):
+    def body(comm: ts.Comm):
+        r, n = comm.rank, comm.world_size
+        x, whole = np.full(2, r, np.float32), np.zeros(2 * n, np.float32)
+        outs = [np.zeros(2, np.float32) for _ in range(n)]
+        works = [
+            comm.reduce_scatter(np.ones(2 * n, np.float32), x, async_op=True),
+            comm.all_gather(x, whole, async_op=True),
+            comm.all_gather_v(x, outs, async_op=True),
+            comm.broadcast(x, async_op=True),
+            comm.reduce(x, async_op=True),
+            comm.gather(x, whole if r == 0 else None, async_op=True),
+            comm.scatter(whole if r == 0 else None, x, async_op=True),
+            comm.all_to_all(np.zeros(n), np.zeros(n), async_op=True),
+            comm.send(x, 1, async_op=True) if r == 0 else comm.recv(x, 0, async_op=True),
+            comm.barrier(async_op=True),
+        ]
+        for work in works:
+            assert isinstance(work, ts.Work)
+            work.wait(20)
+
+    ranks(2, body)
+
+
+def test_split_makes_groups(ranks):
+    def body(comm: ts.Comm):
+        if comm.rank == 3:
+            return comm.split(-1)
+        group = comm.split(comm.rank % 2, key=-comm.rank)
+        assert group is not None
+        with group:
+            x = np.array([comm.rank], np.int64)
+            group.all_reduce(x)
+            return group.rank, group.world_size, int(x[0])
+
+    assert ranks(4, body) == [(1, 2, 2), (0, 1, 1), (0, 2, 2), None]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm: comm.all_reduce(np.zeros(4 + comm.rank, np.float32)),
+        lambda comm: comm.all_reduce(np.zeros(4, ["float32", "float64"][comm.rank])),
+        lambda comm: comm.all_reduce(np.zeros(4, np.float32), ["sum", "max"][comm.rank]),
+        lambda comm: comm.broadcast(np.zeros(4, np.float32), root=comm.rank),
+        lambda comm: comm.barrier() if comm.rank else comm.all_reduce(np.zeros(4, np.float32)),
+    ],
+    ids=["count", "dtype", "op", "root", "operation"],
+)
+def test_ranks_that_differ_are_told_before_data_moves(ranks, call):
+    for rank, outcome in enumerate(ranks.outcomes(2, call)):
+        assert isinstance(outcome, ts.Mismatch), outcome
+        assert outcome.rank == rank
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm: comm.all_reduce(np.zeros(4, np.float32), "median"),
+        lambda comm: comm.broadcast(np.zeros(4, np.float32), root=7),
+        lambda comm: comm.all_gather(np.zeros(4, np.float32), np.zeros(5, np.float32)),
+        lambda comm: comm.all_gather(np.zeros(4, np.float32), np.zeros(4, np.float64)),
+        lambda comm: comm.all_gather_v(np.zeros(4, np.float32), []),
+        lambda comm: comm.send(np.zeros(4, np.float32), 0),
+        lambda comm: comm.send(np.zeros(4, np.float32), 9),
+        lambda comm: comm.gather(np.zeros(4, np.float32), None),
+        lambda comm: comm.scatter(None, np.zeros(4, np.float32)),
+        lambda comm: comm.all_reduce([np.zeros(4, np.float32), np.zeros(4, np.float64)]),
+    ],
+    ids=["op", "root", "length", "dtypes", "outputs", "self", "peer", "no output", "no input", "mixed"],
+)
+def test_bad_arguments_are_refused_and_the_communicator_stays_well(alone: ts.Comm, call):
+    with pytest.raises(ts.InvalidArgument):
+        call(alone)
+    assert alone.error is None
+    alone.barrier()
+
+
+def test_a_rank_that_never_comes_is_named():
+    token = "5a" * 32
+    with (
+        ts.StoreServer(token=token) as server,
+        ts.Store(server.uri, token=token) as store,
+        pytest.raises(ts.TesseraTimeout, match="1"),
+    ):
+        ts.Comm.create(store, 0, 2, timeout=0.5)
+
+
+def test_a_rank_that_is_late_is_named_and_the_communicator_is_poisoned(ranks):
+    late = threading.Event()
+
+    def body(comm: ts.Comm):
+        if comm.rank == 1:
+            late.wait(20)
+            return None
+        with pytest.raises(ts.TesseraTimeout) as caught:
+            comm.all_reduce(np.zeros(4, np.float32))
+        assert caught.value.operation == "all_reduce"
+        assert caught.value.peer == 1
+        assert caught.value.sequence is not None
+        with pytest.raises(ts.Aborted) as after:
+            comm.barrier()
+        assert isinstance(after.value.__cause__, ts.TesseraTimeout)
+        assert isinstance(comm.error, ts.TesseraError)
+        late.set()
+        comm.close()
+        return "told"
+
+    assert ranks.outcomes(2, body, timeout=1)[0] == "told"
+
+
+def test_abort_reaches_the_peers_with_its_reason(ranks):
+    def body(comm: ts.Comm):
+        if comm.rank == 0:
+            comm.abort("the data set is gone")
+            comm.abort("again")
+        with pytest.raises(ts.TesseraError) as caught:
+            comm.barrier()
+        chain, error = [], caught.value
+        while error is not None:
+            chain.append(str(error))
+            error = error.__cause__
+        comm.close()
+        return "the data set is gone" in " ".join(chain)
+
+    assert ranks(2, body) == [True, True]
+
+
+def test_an_exception_in_the_with_block_frees_the_peers(ranks):
+    def body(comm: ts.Comm):
+        if comm.rank == 1:
+            raise KeyError("my own mistake")
+        begin = time.monotonic()
+        try:
+            comm.barrier()
+        except ts.TesseraError as error:
+            assert time.monotonic() - begin < 10
+            return str(error)
+
+    told, own = ranks.outcomes(2, body)
+    assert isinstance(own, KeyError)
+    assert not isinstance(told, BaseException) or isinstance(told, ts.Aborted)
+    assert "my own mistake" in str(told)
+
+
+def test_no_collective_follows_finalize(ranks):
+    def body(comm: ts.Comm):
+        comm.finalize()
+        with pytest.raises(ts.InvalidState):
+            comm.barrier()
+        comm.close()
+
+    ranks(2, body)
+
+
+def test_a_closed_communicator_refuses_everything():
+    comm = ts.init()
+    comm.close()
+    comm.close()
+    for call in (
+        comm.barrier,
+        comm.finalize,
+        lambda: comm.transport,
+        lambda: comm.abort("late"),
+        lambda: comm.empty(3),
+        lambda: comm.split(0),
+        lambda: comm.all_reduce(np.zeros(2)),
+    ):
+        with pytest.raises(ts.InvalidState, match="closed"):
+            call()
+    assert comm.closed
+    assert "closed" in repr(comm)
+    assert (comm.rank, comm.world_size) == (0, 1)
+
+
+def test_a_communicator_is_not_used_by_two_threads_at_once(ranks):
+    refused = threading.Event()
+
+    def body(comm: ts.Comm):
+        if comm.rank == 1:
+            assert refused.wait(20)
+            comm.send(np.ones(1, np.float32), 0)
+            return None
+        x = np.zeros(1, np.float32)
+        receiver = threading.Thread(target=comm.recv, args=(x, 1))
+        receiver.start()
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                comm.send(x, 0)  # to itself: refused at once, whoever else is inside
+            except ts.InvalidArgument:
+                continue  # the receiver is not inside yet
+            except ts.InvalidState as error:
+                message = str(error)
+                break
+        with pytest.raises(ts.InvalidState, match="in use by another thread"):
+            comm.close()
+        refused.set()
+        receiver.join()
+        return message, float(x[0])
+
+    (message, received), _ = ranks(2, body)
+    assert "in use by another thread" in message
+    assert received == 1
+
+
+def test_options_that_are_none_are_refused(ranks):
+    with pytest.raises(TypeError):
+        ts.init(timeouts=3)  # type: ignore[call-arg]
+    with pytest.raises(ts.TesseraError):
+        ts.init(backend="carrier pigeon").close()
+    with pytest.raises(ValueError, match="not a number"):
+        ts.init(timeout=float("nan"))
+    with pytest.raises(TypeError):
+        ts.Comm()

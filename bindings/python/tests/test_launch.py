@@ -1,0 +1,156 @@
+"""Programs under `tessera run`: joining, errors in the summary, preemption, a lost rank, a missing token."""
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+import tessera as ts
+
+
+def test_processes_join_by_their_environment(program):
+    text = """
+        import numpy as np
+        import tessera as ts
+        with ts.init(timeout=60) as comm:
+            x = np.full(3, comm.rank, np.float32)
+            comm.all_reduce(x)
+            shared = comm.empty(1000)
+            shared[:] = comm.rank
+            comm.all_reduce(shared, "max")
+            assert (shared == comm.world_size - 1).all()
+            print(comm.rank, comm.world_size, comm.transport, x[0])
+    """
+    result = program(text).launch(3)
+    assert result.returncode == 0, result.stdout + result.stderr
+    for rank in range(3):
+        assert f"{rank} 3 shm 3.0" in result.stdout
+
+
+def test_record_tells_the_launcher_why(program):
+    text = """
+        import tessera as ts
+        @ts.record
+        def main():
+            with ts.init(timeout=60) as comm:
+                if comm.rank == 1:
+                    raise LookupError("there is no such sample")
+                comm.barrier()
+        main()
+    """
+    result = program(text).launch(2)
+    assert result.returncode == 1
+    summary = (result.stdout + result.stderr).split("root cause")[0].splitlines()[-1]
+    assert "LookupError: there is no such sample" in summary
+
+
+def test_record_writes_the_error_file_once_and_lets_the_exception_go_on(program, tmp_path):
+    text = """
+        import sys
+        import tessera as ts
+        @ts.record
+        def first(): raise ValueError("line one\\nline two")
+        @ts.record
+        def second(): raise KeyError("later")
+        @ts.record
+        def well(number): return number + 1
+        @ts.record
+        def leaves(): sys.exit(0)
+        assert well(1) == 2 and well.__name__ == "well"
+        for call in (first, second, leaves):
+            try:
+                call()
+            except (ValueError, KeyError, SystemExit) as error:
+                print(type(error).__name__)
+    """
+    file = tmp_path / "error.json"
+    result = program(text).run(env=os.environ | {"TESSERA_ERROR_FILE": str(file)})
+    assert result.stdout.split() == ["ValueError", "KeyError", "SystemExit"], result.stderr
+    told = json.loads(file.read_text())
+    assert "ValueError: line one" in json.dumps(told)
+    assert "line two" in json.dumps(told)
+    assert "later" not in json.dumps(told)
+
+
+def test_nobody_asks_to_stop_outside_a_launcher():
+    assert ts.preempt_requested() is False
+
+
+def test_preemption_is_seen_by_the_ranks(program):
+    text = """
+        import time
+        import tessera as ts
+        with ts.init(timeout=60) as comm:
+            print("running", flush=True)
+            deadline = time.monotonic() + 60
+            while not ts.preempt_requested() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            print("stopping", comm.rank, ts.preempt_requested(), flush=True)
+    """
+    from conftest import launcher
+
+    command = [launcher(), "run", "-n", "2", *program(text).command()]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        seen = [process.stdout.readline() for _ in range(2)]
+        assert all("running" in line for line in seen)
+        process.send_signal(signal.SIGTERM)
+        rest = process.communicate(timeout=60)[0]
+    finally:
+        process.kill()
+        process.wait()
+    assert "stopping 0 True" in rest
+    assert "stopping 1 True" in rest
+
+
+PAIR = """
+    import os, signal, sys, time
+    import numpy as np
+    import tessera as ts
+    rank, uri, token = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    with ts.Store(uri, token=token, timeout=60) as store:
+        comm = ts.Comm.create(store, rank, 2, timeout=60)
+        comm.barrier()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        begin = time.monotonic()
+        try:
+            comm.{call}
+        except ts.PeerLost as error:
+            print("lost", error.peer, time.monotonic() - begin < 10)
+        try:
+            comm.barrier()
+        except ts.Aborted as error:
+            print("then aborted by", type(error.__cause__).__name__)
+        comm.close()
+"""
+
+
+@pytest.mark.parametrize("call", ["all_reduce(np.ones(3))", "recv(np.ones(3), 1)", "barrier(async_op=True).wait()"])
+def test_a_rank_that_is_killed_is_named_by_the_others(program, call):
+    token = "5a" * 32
+    pair = program(PAIR.format(call=call))
+    with ts.StoreServer(token=token) as server:
+        victim = subprocess.Popen(pair.command("1", server.uri, token))
+        survivor = pair.run("0", server.uri, token)
+        assert victim.wait(60) == -signal.SIGKILL
+    assert survivor.stdout.splitlines() == ["lost 1 True", "then aborted by PeerLost"], survivor.stderr
+
+
+def test_a_rank_with_another_token_is_refused(program):
+    text = """
+        import sys
+        import tessera as ts
+        try:
+            ts.Store(sys.argv[1], timeout=20)
+        except ts.PermissionDenied as error:
+            print("refused:", error.code.name)
+    """
+    with ts.StoreServer(token="5a" * 32) as server:
+        for setting in ({"TESSERA_TOKEN": "00" * 32}, {}):
+            # Without a token in the environment a file of the user is made and read: it holds another one.
+            home = {"XDG_RUNTIME_DIR": str(program(text).path.parent)}
+            result = program(text).run(server.uri, env=os.environ | home | setting)
+            assert result.stdout == "refused: PERMISSION\n", result.stderr

@@ -1,0 +1,93 @@
+"""Layouts and meshes."""
+
+import numpy as np
+import pytest
+import tessera as ts
+
+
+def test_shards_are_cut_like_torch_chunk():
+    layout = ts.Layout((10, 4), [4], [ts.Shard(0)])
+    assert [layout.boxes(rank) for rank in range(4)] == [
+        [ts.Box((0, 0), (3, 4))],
+        [ts.Box((3, 0), (3, 4))],
+        [ts.Box((6, 0), (3, 4))],
+        [ts.Box((9, 0), (1, 4))],
+    ]
+    assert ts.Layout((2,), [3], [ts.Shard(0)]).boxes(2) == []
+
+
+def test_boxes_of_two_dimensions_cover_the_tensor_once():
+    array = np.arange(35).reshape(5, 7)
+    layout = ts.Layout(array.shape, [2, 3], [ts.Shard(0), ts.Shard(1)])
+    seen = np.zeros_like(array)
+    for rank in range(6):
+        for box in layout.boxes(rank):
+            seen[box.slices] += 1
+    assert (seen == 1).all()
+
+
+def test_replicas_hold_the_same():
+    layout = ts.Layout((4,), [2, 2], [ts.Replicate(), ts.Shard(0)])
+    assert layout.boxes(0) == layout.boxes(2) == [ts.Box((0,), (2,))]
+
+
+def test_explicit_boxes():
+    boxes = [[ts.Box((0, 0), (2, 3)), ((2, 0), (1, 1))], [], [((2, 1), (1, 2))]]
+    layout = ts.Layout.from_boxes((3, 3), boxes)
+    assert layout.shape == (3, 3)
+    assert layout.boxes(0) == [ts.Box((0, 0), (2, 3)), ts.Box((2, 0), (1, 1))]
+    assert layout.boxes(1) == []
+    assert ts.Layout.from_boxes((), [[((), ())]]).boxes(0) == [ts.Box((), ())]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ts.Layout((4,), [2], [ts.Shard(1)]),
+        lambda: ts.Layout((4,), [2], []),
+        lambda: ts.Layout((1,) * 9, [2], [ts.Shard(0)]),
+        lambda: ts.Layout.from_boxes((4,), [[((0,), (3,))], [((2,), (2,))]]),
+        lambda: ts.Layout.from_boxes((4,), [[((0, 0), (3, 1))]]),
+        lambda: ts.Layout.from_boxes((4,), [[((3,), (2,))]]),
+    ],
+    ids=["no such dimension", "no placement", "nine dimensions", "overlap", "rank of a box", "outside"],
+)
+def test_bad_layouts_are_refused(make):
+    with pytest.raises(ts.InvalidArgument):
+        make()
+
+
+def test_a_rank_that_is_none_is_refused_and_so_is_a_closed_layout():
+    layout = ts.Layout((4,), [2], [ts.Shard(0)])
+    with pytest.raises(ts.InvalidArgument):
+        layout.boxes(2)
+    layout.close()
+    with pytest.raises(ts.InvalidState, match="closed"):
+        layout.boxes(0)
+
+
+def test_a_mesh_has_a_communicator_a_dimension(ranks):
+    def body(comm: ts.Comm):
+        with ts.Mesh(comm, {"dp": 2, "tp": 2}) as mesh:
+            assert mesh.names == ("dp", "tp")
+            assert mesh.ndim == 2
+            assert mesh.shape == {"dp": 2, "tp": 2}
+            assert (mesh.coordinate("dp"), mesh.coordinate("tp")) == divmod(comm.rank, 2)
+            x = np.array([comm.rank], np.int64)
+            mesh["tp"].all_reduce(x)
+            assert mesh["tp"] is mesh["tp"]
+            group = mesh["dp"]
+            with pytest.raises(ts.NotFound, match="pp"):
+                mesh.size("pp")
+        with pytest.raises(ts.InvalidState, match="closed"):
+            group.barrier()
+        with pytest.raises(ts.InvalidState, match="closed"):
+            mesh["tp"]
+        return int(x[0])
+
+    assert ranks(4, body) == [1, 1, 5, 5]
+
+
+def test_a_mesh_of_another_size_is_refused(ranks):
+    for outcome in ranks.outcomes(2, lambda comm: ts.Mesh(comm, {"dp": 3})):
+        assert isinstance(outcome, ts.InvalidArgument)

@@ -1,0 +1,180 @@
+//! A tour through the whole API in one process, after which every function of the C library has been called. What each
+//! does is tested elsewhere; this sees to it that none is left without a binding that works.
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::{options, ranks, serve, DEADLINE};
+use tessera::{
+    params, Adam, AdamW, Checkpoint, Code, Comm, DType, Ddp, Layout, Level, LoadOptions, Local, Mesh, Placement,
+    ReduceOp, Region, Sampler, Saver, Sgd, State, Store, Tensor, Verify,
+};
+
+#[test]
+fn every_function_of_the_c_library_is_called() {
+    library_and_log();
+    store();
+    ranks(2, |comm| {
+        collectives(&comm);
+        training(&comm);
+        comm.finalize().unwrap();
+    });
+    let folder = tempfile::tempdir().unwrap();
+    ranks(2, |comm| checkpoints(&comm, folder.path()));
+    environment();
+
+    let forgotten: Vec<_> = tessera_sys::meta::functions()
+        .iter()
+        .map(|f| f.name)
+        .filter(|name| !tessera_sys::meta::was_called(name))
+        .collect();
+    assert!(forgotten.is_empty(), "never called: {}", forgotten.join(", "));
+}
+
+fn library_and_log() {
+    assert_eq!(tessera::version().unwrap(), "0.1.0");
+    assert_eq!(tessera::abi_version().unwrap(), tessera::ABI_VERSION);
+    assert!(tessera::library_path().unwrap().is_file());
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&lines);
+    tessera::set_log_level(Some(Level::Debug)).unwrap();
+    tessera::set_log_callback(move |level, line| {
+        kept.lock().unwrap().push((level, line.to_owned()));
+        panic!("a log callback that panics (expected in this test)");
+    })
+    .unwrap();
+    {
+        let (_server, uri) = serve(); // a client of another epoch is worth a line
+        let _refused = Store::open(&uri, &options().epoch(3).timeout(Duration::from_secs(5))).unwrap_err();
+    }
+    tessera::reset_log_callback().unwrap();
+    tessera::set_log_level(Some(Level::Warning)).unwrap();
+    assert!(!lines.lock().unwrap().is_empty());
+    assert_eq!(Arc::strong_count(&lines), 1, "the callback was freed");
+}
+
+fn store() {
+    let (server, uri) = serve();
+    let store = Store::open(&uri, &options()).unwrap();
+    store.set("key", b"1").unwrap();
+    assert_eq!(store.add("key", 1).unwrap(), 2);
+    assert!(store.compare_set("key", Some(b"2"), b"3").unwrap());
+    store.wait("key", Some(DEADLINE)).unwrap();
+    assert_eq!(store.get("key").unwrap().unwrap(), b"3");
+    assert!(store.delete("key").unwrap());
+    drop((store, server));
+}
+
+fn collectives(comm: &Comm) {
+    let (rank, n) = (comm.rank().unwrap(), comm.world_size().unwrap());
+    assert_eq!((n, comm.transport().unwrap().as_str()), (2, "shm"));
+    let (own, mut two, mut one) = ([rank as f32], [0.0f32; 2], [0.0f32]);
+    comm.all_gather(&own, &mut two).unwrap();
+    comm.all_reduce(&mut two, ReduceOp::Sum).unwrap();
+    assert_eq!(two, [0.0, 2.0]);
+    comm.reduce_scatter(&two, &mut one, ReduceOp::Max).unwrap();
+    comm.broadcast(&mut two, 0).unwrap();
+    comm.reduce(&own, (rank == 0).then_some(&mut one[..]), ReduceOp::Sum, 0).unwrap();
+    comm.gather(&own, (rank == 0).then_some(&mut two[..]), 0).unwrap();
+    comm.scatter((rank == 0).then_some(&[3.0f32, 4.0][..]), &mut one, 0).unwrap();
+    assert_eq!(one, [3.0 + rank as f32]);
+    comm.all_to_all(&[1.0, 2.0], &mut two).unwrap();
+    let (mut a, mut b) = ([0.0f32], [0.0f32]);
+    comm.all_gather_v(&own, &mut [&mut a, &mut b]).unwrap();
+    if rank == 0 {
+        comm.send(&own, 1, 0).unwrap();
+    } else {
+        comm.recv(&mut one, 0, 0).unwrap();
+    }
+    let mut work = comm.barrier_async().unwrap();
+    work.on_done(|result| assert_eq!(result, Ok(())));
+    assert!(work.wait_for(DEADLINE).unwrap() && work.is_done().unwrap() && work.error().unwrap().is_none());
+    tessera::with_interrupt(|| false, || comm.barrier()).unwrap();
+    let mut buffer = comm.buffer::<f32>(4).unwrap();
+    comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+
+    let mesh = Mesh::new(comm, &[("dp", 2)]).unwrap();
+    assert_eq!((mesh.ndim().unwrap(), mesh.size("dp").unwrap()), (1, 2));
+    mesh.comm("dp").unwrap().barrier().unwrap();
+
+    let group = comm.split(Some(0), 0).unwrap().unwrap();
+    let error = group.broadcast(&mut one, 5).unwrap_err();
+    assert_eq!((error.code(), error.code().to_string().as_str()), (Code::InvalidArgument, "INVALID_ARGUMENT"));
+    assert!(tessera::Error::last().is_none(), "taken");
+    group.abort("enough").unwrap();
+    assert!(group.error().unwrap().is_some());
+}
+
+fn training(comm: &Comm) {
+    let weights = || params!["w" => (vec![1.0f32; 4], [2, 2])];
+    let mut ddp = Ddp::new(comm, weights()).unwrap();
+    let mut opts = [
+        Sgd::new(&mut ddp).build().unwrap(),
+        Adam::new(&mut ddp).build().unwrap(),
+        AdamW::new(&mut ddp).build().unwrap(),
+    ];
+    ddp.zero_grad().unwrap();
+    ddp.grad_mut(0).unwrap().fill(1.0);
+    ddp.ready(0).unwrap();
+    ddp.ready_all().unwrap();
+    ddp.wait().unwrap();
+    for opt in &mut opts {
+        opt.set_lr(0.5).unwrap();
+        opt.step().unwrap();
+        assert_eq!((opt.lr().unwrap(), opt.steps().unwrap()), (0.5, 1));
+        opt.zero_grad().unwrap();
+    }
+    let mut local = Local::new(weights()).unwrap();
+    Sgd::new(&mut local).build().unwrap().step().unwrap();
+    Adam::new(&mut local).build().unwrap().step().unwrap();
+    AdamW::new(&mut local).build().unwrap().step().unwrap();
+    let mut sampler = Sampler::new(comm, 10).build().unwrap();
+    sampler.set_epoch(1).unwrap();
+    assert_eq!((sampler.batch(2).unwrap().len(), sampler.epoch().unwrap()), (2, 1));
+}
+
+fn checkpoints(comm: &Comm, root: &std::path::Path) {
+    let rank = comm.rank().unwrap();
+    let mut ddp = Ddp::new(comm, params!["w" => (vec![1.0f32; 4], [2, 2])]).unwrap();
+    let opt = AdamW::new(&mut ddp).build().unwrap();
+    let data = Sampler::new(comm, 10).build().unwrap();
+    let plain = Tensor::zeros(DType::F32, [3]).unwrap();
+    let layout = Layout::new(&[4], &[2], &[Placement::Shard(0)]).unwrap();
+    let part = Region { offsets: vec![0], sizes: vec![4] };
+    assert_eq!(Layout::from_regions(&[4], &[vec![part.clone()]]).unwrap().regions(0).unwrap(), [part]);
+    let mut state = State::new().with("model", &ddp).with("optim", &opt).with("data", &data).with("plain", &plain);
+    state.add_sharded("parts", &layout, DType::F32, &[Tensor::zeros(DType::F32, [2]).unwrap()], rank).unwrap();
+    state.set("int", 1i64).unwrap();
+    state.set("double", 0.5).unwrap();
+    state.set("text", "x").unwrap();
+    state.set_metric("loss", 1.0).unwrap();
+    assert_eq!((state.get_int("int").unwrap(), state.get_double("double").unwrap()), (1, 0.5));
+    assert_eq!(state.get("text").unwrap(), "x".into());
+    let saver = Saver::at(comm, root).open().unwrap();
+    saver.save(1, &state).unwrap();
+    saver.save_async(2, &state).unwrap().wait().unwrap();
+    saver.wait().unwrap();
+    assert_eq!(saver.resume(&mut state).unwrap(), 2);
+    let checkpoint = Checkpoint::open(root).unwrap();
+    assert!(checkpoint.path().unwrap().is_dir() && checkpoint.manifest().unwrap().starts_with('{'));
+    assert_eq!((checkpoint.step().unwrap(), checkpoint.tensors().unwrap().len() > 3), (2, true));
+    assert_eq!(checkpoint.read("parts").unwrap().len(), 4);
+    checkpoint.load(&mut state, &LoadOptions::new()).unwrap();
+    checkpoint.verify(Verify::Full).unwrap();
+}
+
+/// The environment is the process's: this comes last, when no other thread is left.
+fn environment() {
+    for name in ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"] {
+        std::env::remove_var(name);
+    }
+    let comm = Comm::from_env().unwrap();
+    assert_eq!((comm.rank().unwrap(), comm.world_size().unwrap()), (0, 1));
+    assert!(!tessera::preempt_requested());
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::env::set_var("TESSERA_ERROR_FILE", file.path());
+    tessera::record_error("it failed", Some("at line 1")).unwrap();
+    assert!(std::fs::read_to_string(file.path()).unwrap().contains("it failed"));
+}

@@ -1,0 +1,187 @@
+//! Ranks as processes, and what happens when one ends. Without the usual harness: this program is also the ranks that it
+//! starts (`TESSERA_TEST_RANK` says as what), and what counts may come after `main` has returned.
+
+use std::env;
+use std::io::Read;
+use std::panic;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tessera::{Checkpoint, Code, Comm, CommOptions, DType, ReduceOp, Saver, State, Store, StoreOptions, Tensor};
+
+const ROLE: &str = "TESSERA_TEST_RANK";
+const FOLDER: &str = "TESSERA_TEST_FOLDER";
+const DEADLINE: Duration = Duration::from_secs(30);
+
+fn main() -> ExitCode {
+    match env::var(ROLE).as_deref() {
+        Ok("saves") => saves(),
+        Ok("reduces") => reduces(),
+        Ok("fails") => fails(),
+        Ok("is_stopped") => is_stopped(),
+        Ok("dies") => dies(),
+        _ => tests(),
+    }
+}
+
+fn tests() -> ExitCode {
+    let tests: [(&str, fn()); 5] = [
+        ("a_save_in_flight_survives_the_end_of_main", a_save_in_flight_survives_the_end_of_main),
+        ("a_killed_rank_is_named_within_seconds", a_killed_rank_is_named_within_seconds),
+        ("ranks_of_the_launcher_reduce", ranks_of_the_launcher_reduce),
+        ("an_error_reaches_the_launchers_summary", an_error_reaches_the_launchers_summary),
+        ("a_rank_learns_that_it_shall_stop", a_rank_learns_that_it_shall_stop),
+    ];
+    let filter = env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
+    let (mut passed, mut failed) = (0, 0);
+    for (name, test) in tests.into_iter().filter(|(name, _)| name.contains(&filter)) {
+        let outcome = panic::catch_unwind(test);
+        println!("test {name} ... {}", if outcome.is_ok() { "ok" } else { "FAILED" });
+        *if outcome.is_ok() { &mut passed } else { &mut failed } += 1;
+    }
+    let verdict = if failed == 0 { "ok" } else { "FAILED" };
+    println!("\ntest result: {verdict}. {passed} passed; {failed} failed; 0 ignored");
+    ExitCode::from(u8::from(failed > 0))
+}
+
+fn as_rank(role: &str) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.env(ROLE, role);
+    command
+}
+
+// A program that returns from `main` while its last checkpoint is being written does not lose it.
+
+fn a_save_in_flight_survives_the_end_of_main() {
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..5 {
+        let root = folder.path().join(round.to_string());
+        assert!(as_rank("saves").env(FOLDER, &root).status().unwrap().success());
+        assert_eq!(Checkpoint::open(&root).unwrap().step().unwrap(), 9);
+    }
+}
+
+fn saves() -> ExitCode {
+    let big = Tensor::zeros(DType::F32, [4 << 20]).unwrap();
+    let saver = Saver::alone(env::var(FOLDER).unwrap()).open().unwrap();
+    saver.save_async(9, &State::new().with("big", &big)).unwrap();
+    ExitCode::SUCCESS
+}
+
+// A rank that dies is named by the others long before any deadline.
+
+fn joined(rank: usize) -> (Store, Comm) {
+    let options = StoreOptions::new().token("5a".repeat(32)).timeout(DEADLINE);
+    let store = Store::open(&format!("file://{}", env::var(FOLDER).unwrap()), &options).unwrap();
+    let comm = Comm::create(&store, rank, 2, &CommOptions::new().timeout(10 * DEADLINE)).unwrap();
+    (store, comm)
+}
+
+fn a_killed_rank_is_named_within_seconds() {
+    let folder = tempfile::tempdir().unwrap();
+    env::set_var(FOLDER, folder.path()); // no other thread runs here
+    let mut peer = as_rank("dies").spawn().unwrap();
+    let (_store, comm) = joined(0);
+    let mut work = comm.all_reduce_async(vec![1.0f32; 1000], ReduceOp::Sum).unwrap();
+    peer.kill().unwrap(); // SIGKILL
+    peer.wait().unwrap();
+    let died = Instant::now();
+    let error = work.wait_for(DEADLINE).unwrap_err();
+    assert_eq!((error.code(), error.peer()), (Code::PeerLost, Some(1)), "{error:?}");
+    assert!(died.elapsed() < Duration::from_secs(3), "noticed after {:?}", died.elapsed());
+    assert_eq!(comm.barrier().unwrap_err().code(), Code::Aborted);
+}
+
+fn dies() -> ExitCode {
+    let (_store, comm) = joined(1);
+    let error = comm.recv(&mut [0u8], 0, 0); // nobody sends
+    panic!("not killed: {error:?}");
+}
+
+// Under `tessera run`.
+
+/// `tessera run` as it was installed, or as `./dev build` put it into this repository.
+fn launcher() -> Command {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../build/prefix");
+    let prefixes = env::var_os("TESSERA_PREFIX").map(PathBuf::from).into_iter().chain([repository]);
+    let mut places: Vec<_> = prefixes.flat_map(|prefix| [prefix.join("bin"), prefix]).collect();
+    places.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
+    let file = places.iter().map(|place| place.join("tessera")).find(|file| file.is_file());
+    let mut command = Command::new(file.unwrap_or_else(|| panic!("no command `tessera` in any of {places:?}")));
+    command.arg("run");
+    command
+}
+
+fn run(ranks: &str, role: &str, folder: &Path) -> Output {
+    let program = env::current_exe().unwrap();
+    launcher().args(["-n", ranks]).arg(program).env(ROLE, role).env(FOLDER, folder).output().unwrap()
+}
+
+fn ranks_of_the_launcher_reduce() {
+    let output = run("3", "reduces", Path::new("."));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}");
+    assert_eq!(text.lines().filter(|line| line.ends_with("of 3: 6")).count(), 3, "{text}");
+}
+
+fn reduces() -> ExitCode {
+    let comm = Comm::from_env().unwrap();
+    let mut data = [comm.rank().unwrap() + 1].map(|x| x as i64);
+    comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+    println!("{} of {}: {}", comm.rank().unwrap(), comm.world_size().unwrap(), data[0]);
+    comm.finalize().unwrap();
+    ExitCode::SUCCESS
+}
+
+fn an_error_reaches_the_launchers_summary() {
+    let output = run("2", "fails", Path::new("."));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success());
+    assert!(text.contains("the data set is empty"), "{text}");
+}
+
+fn fails() -> ExitCode {
+    let comm = Comm::from_env().unwrap();
+    if comm.rank().unwrap() == 1 {
+        tessera::record_error("the data set is empty", None).unwrap();
+        return ExitCode::from(3);
+    }
+    let _ = comm.barrier(); // never complete
+    ExitCode::from(4)
+}
+
+fn a_rank_learns_that_it_shall_stop() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = launcher();
+    command.args(["-n", "1"]).arg(env::current_exe().unwrap()).env(ROLE, "is_stopped").env(FOLDER, folder.path());
+    let mut agent = command.stdout(Stdio::piped()).spawn().unwrap();
+    until(&mut agent, || folder.path().join("started").exists());
+    assert!(Command::new("kill").args(["-TERM", &agent.id().to_string()]).status().unwrap().success());
+    let mut text = String::new();
+    agent.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    agent.wait().unwrap();
+    assert!(text.contains("stopping as asked"), "{text}");
+}
+
+fn is_stopped() -> ExitCode {
+    let comm = Comm::from_env().unwrap();
+    std::fs::write(Path::new(&env::var(FOLDER).unwrap()).join("started"), "").unwrap();
+    let begun = Instant::now();
+    while !tessera::preempt_requested() {
+        assert!(begun.elapsed() < DEADLINE, "never asked to stop");
+        comm.barrier().unwrap();
+        std::thread::yield_now();
+    }
+    println!("stopping as asked");
+    comm.finalize().unwrap();
+    ExitCode::SUCCESS
+}
+
+fn until(process: &mut Child, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < DEADLINE && process.try_wait().unwrap().is_none());
+        std::thread::yield_now();
+    }
+}

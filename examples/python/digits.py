@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Digits: a 64-128-10 network learns handwritten digits, data-parallel, on any number of ranks, with checkpoints.
+
+    python digits.py                            alone
+    tessera run -n 4 python digits.py           four ranks
+    tessera run -n 1 digits_c : -n 3 python digits.py
+
+Forward and backward are plain NumPy; all that is distributed is `tessera`. examples/README.md says what the four
+languages' versions agree on.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+
+import numpy as np
+import tessera as ts
+
+MASK = (1 << 64) - 1
+
+
+def read_digits(path):
+    """The training set and the held-out set, each (pixels [n, 64], labels [n])."""
+    rows = np.loadtxt(path, delimiter=",", dtype=np.int64, ndmin=2)
+    if rows.shape != (1797, 65):
+        raise ValueError(f"{path} has {rows.shape[0]} rows of {rows.shape[1]} numbers, not 1797 of 65")
+    pixels, labels = (rows[:, :64] / 16).astype(np.float32), rows[:, 64]
+    number = np.arange(len(rows))
+    held_out = (number < 1782) & (number % 6 == 5)
+    return (pixels[~held_out], labels[~held_out]), (pixels[held_out], labels[held_out])
+
+
+def initial_values(seed):
+    """The parameters before the first step, the same in every language: SplitMix64, uniform in ±1/sqrt(fan_in)."""
+    state = seed & MASK
+    params = {}
+    for name, shape, fan_in in [
+        ("fc1.weight", (128, 64), 64),
+        ("fc1.bias", (128,), 64),
+        ("fc2.weight", (10, 128), 128),
+        ("fc2.bias", (10,), 128),
+    ]:
+        values = np.empty(np.prod(shape))
+        for i in range(values.size):
+            state = (state + 0x9E3779B97F4A7C15) & MASK
+            z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+            z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+            draw = z ^ (z >> 31)
+            values[i] = (2 * ((draw >> 40) / 2**24) - 1) / np.sqrt(fan_in)
+        params[name] = values.astype(np.float32).reshape(shape)
+    return params
+
+
+def forward(params, x):
+    """Hidden activations and logits of a batch."""
+    hidden = np.maximum(x @ params["fc1.weight"].T + params["fc1.bias"], 0)
+    return hidden, hidden @ params["fc2.weight"].T + params["fc2.bias"]
+
+
+def forward_backward(params, ddp, x, labels):
+    """Writes the gradients of the mean cross-entropy, says each layer ready, and returns the loss."""
+    hidden, logits = forward(params, x)
+    logits -= logits.max(axis=1, keepdims=True)
+    log_sum = np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    rows = np.arange(len(labels))
+    loss = float((log_sum[:, 0] - logits[rows, labels]).mean())
+
+    d_logits = np.exp(logits - log_sum)
+    d_logits[rows, labels] -= 1
+    d_logits /= np.float32(len(labels))
+    np.matmul(d_logits.T, hidden, out=ddp.grads["fc2.weight"])
+    np.sum(d_logits, axis=0, out=ddp.grads["fc2.bias"])
+    ddp.ready("fc2.weight", "fc2.bias")  # reduced in the background while fc1's are computed
+
+    d_hidden = (d_logits @ params["fc2.weight"]) * (hidden > 0)
+    np.matmul(d_hidden.T, x, out=ddp.grads["fc1.weight"])
+    np.sum(d_hidden, axis=0, out=ddp.grads["fc1.bias"])
+    ddp.ready("fc1.weight", "fc1.bias")
+    return loss
+
+
+def train(options, training, held_out):
+    with ts.init() as comm:
+        first = comm.rank == 0
+        params = initial_values(options.seed)
+        ddp = ts.DDP(comm, params)
+        opt = ts.AdamW(ddp, lr=0.003)
+        data = ts.Sampler(comm, length=len(training[0]), seed=options.seed)
+        saver = ts.Saver(comm, options.checkpoints, keep_latest=3)
+        state = ts.State(model=ddp, optim=opt, data=data)
+
+        step = saver.resume(state)  # 0 when there is nothing yet
+        if first:
+            where = f"resumed after step {step}" if step else "from the beginning"
+            print(f"digits: {comm.world_size} ranks, {where}", flush=True)
+        stop = np.zeros(1, np.int32)
+        while step < options.steps and not stop[0]:
+            batch = data.batch(options.batch)
+            loss = forward_backward(params, ddp, training[0][batch], training[1][batch])
+            ddp.wait()  # the gradients are the average of all ranks now
+            opt.step()
+            step += 1
+            if step % 10 == 0 or step == options.steps:
+                log(options, comm, step=step, loss=round(loss, 6))
+                if first:
+                    print(f"step {step}/{options.steps} loss {loss:.4f}", flush=True)
+            stop[0] = ts.preempt_requested()
+            comm.all_reduce(stop, "max")  # the same answer on all ranks
+            if stop[0] or (options.save_every and step % options.save_every == 0):
+                saver.save_async(step, state, metrics={"loss": loss})
+            time.sleep(options.pace / 1000)
+
+        saver.wait()
+        if stop[0]:
+            if first:
+                print(f"digits: stopped after step {step}", flush=True)
+            return
+        predicted = forward(params, held_out[0])[1].argmax(axis=1)
+        accuracy = float((predicted == held_out[1]).mean())
+        log(options, comm, step=options.steps, accuracy=round(accuracy, 6))
+        if first:
+            print(f"held-out accuracy {accuracy:.4f}", flush=True)
+
+
+def log(options, comm, **facts):
+    """Append one JSON line with one write, since ranks may share the file."""
+    if options.log:
+        line = {"time": round(time.time(), 3), "rank": comm.rank, "world": comm.world_size, **facts, "lang": "python"}
+        file = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(file, (json.dumps(line, separators=(",", ":")) + "\n").encode())
+        os.close(file)
+
+
+def number(least):
+    """The type of an argument: an integer that is not below `least`."""
+
+    def parse(text):
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is below {least}")
+        return int(text)
+
+    return parse
+
+
+def usage_error(message):
+    print(f"digits: {message}; see examples/README.md", file=sys.stderr)
+    sys.exit(2)
+
+
+def parse_options():
+    parser = argparse.ArgumentParser(description="Train the digits network.", allow_abbrev=False)
+    parser.error = usage_error
+    parser.add_argument("--data", default="examples/data/digits.csv")
+    parser.add_argument("--checkpoints", default="checkpoints")
+    parser.add_argument("--steps", type=number(1), default=600)
+    parser.add_argument("--save-every", type=number(0), default=50)
+    parser.add_argument("--batch", type=number(1), default=32)
+    parser.add_argument("--seed", type=number(0), default=7)
+    parser.add_argument("--log")
+    parser.add_argument("--pace", type=number(0), default=0)
+    return parser.parse_args()
+
+
+@ts.record
+def main():
+    options = parse_options()
+    try:
+        training, held_out = read_digits(options.data)
+    except (OSError, ValueError) as error:
+        usage_error(f"cannot read the digits: {error}")
+    train(options, training, held_out)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ts.TesseraError as error:
+        print(f"digits: {error}", file=sys.stderr)
+        sys.exit(1)

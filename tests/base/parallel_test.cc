@@ -1,0 +1,61 @@
+#include "base/parallel.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+
+namespace tsr {
+namespace {
+
+TEST(RunParallel, EveryTaskRunsOnceOnAWorkerInRange) {
+    for (const int threads : {-1, 1, 3, 50}) {
+        std::vector<std::atomic<int>> runs(1000);
+        std::atomic<bool> in_range{true};
+        run_parallel(runs.size(), threads, [&](size_t task, int worker) {
+            ++runs[task];
+            if (worker < 0 || worker >= std::max(threads, 1)) in_range = false;
+        });
+        EXPECT_TRUE(in_range);
+        for (const auto& count : runs) ASSERT_EQ(count, 1);
+    }
+    run_parallel(0, 4, [](size_t, int) { FAIL(); });
+}
+
+TEST(RunParallel, TheFirstErrorStopsTheRestAndIsThrown) {
+    std::atomic<int> runs{0};
+    try {
+        run_parallel(100000, 4, [&](size_t task, int) {
+            ++runs;
+            if (task == 10) throw Error(Code::io, "task 10");
+        });
+        FAIL();
+    } catch (const Error& error) {
+        EXPECT_STREQ(error.what(), "task 10");
+    }
+    EXPECT_LT(runs, 100000);
+}
+
+TEST(RunParallel, AnInterruptEndsIt) {
+    set_interrupt([](void*) -> int32_t { return 1; }, nullptr);
+    for (const int threads : {1, 2}) {
+        std::atomic<bool> release{false};
+        try {
+            run_parallel(1000000, threads, [&](size_t, int) {
+                const Deadline deadline = Deadline::in(milliseconds{1});
+                while (!release && !deadline.expired()) {
+                }
+            });
+            ADD_FAILURE() << "not interrupted";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), Code::interrupted);
+        }
+    }
+    set_interrupt(nullptr, nullptr);
+}
+
+}  // namespace
+}  // namespace tsr

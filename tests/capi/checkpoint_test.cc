@@ -1,0 +1,303 @@
+// tessera/layout.h, state.h and checkpoint.h through the C ABI.
+#include <cmath>
+
+#include "api.hpp"
+
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string value_of(const tsr_state* state, const char* name) {
+    size_t size = 0;
+    EXPECT_OK(tsr_state_get_value(state, name, nullptr, 0, &size));
+    std::string text(size, '\0');
+    EXPECT_OK(tsr_state_get_value(state, name, text.data(), text.size(), &size));
+    text.resize(size - 1);
+    return text;
+}
+
+TEST(LayoutApi, TellsWhoHoldsWhat) {
+    const std::array<int64_t, 2> shape{10, 4};
+    const std::array<int32_t, 2> mesh{2, 2};
+    const std::array<tsr_placement, 2> placements{{{TSR_PLACE_REPLICATE, 0}, {TSR_PLACE_SHARD, 0}}};
+    api::Owned<tsr_layout> layout;
+    ASSERT_OK(tsr_layout_create(shape.data(), 2, mesh.data(), placements.data(), 2, layout.out()));
+    int32_t count = 0;
+    ASSERT_OK(tsr_layout_box_count(layout, 3, &count));
+    EXPECT_EQ(count, 1);
+    tsr_box box{};
+    ASSERT_OK(tsr_layout_box(layout, 3, 0, &box));
+    EXPECT_THAT(box.offsets, ElementsAre(5, 0, 0, 0, 0, 0, 0, 0));
+    EXPECT_THAT(box.sizes, ElementsAre(5, 4, 0, 0, 0, 0, 0, 0));
+
+    EXPECT_FAILS(tsr_layout_box(layout, 3, 1, &box), TSR_E_INVALID_ARGUMENT, "box 1 of rank 3");
+    EXPECT_FAILS(tsr_layout_box_count(layout, 4, &count), TSR_E_INVALID_ARGUMENT, "rank 4 of a layout of 4 ranks");
+    EXPECT_FAILS(tsr_layout_box_count(nullptr, 0, &count), TSR_E_INVALID_ARGUMENT, "layout is NULL");
+    api::Owned<tsr_layout> other;
+    EXPECT_FAILS(tsr_layout_create(shape.data(), 9, mesh.data(), placements.data(), 2, other.out()),
+                 TSR_E_INVALID_ARGUMENT, "9 dimensions");
+    EXPECT_FAILS(tsr_layout_create(shape.data(), 2, nullptr, placements.data(), 2, other.out()),
+                 TSR_E_INVALID_ARGUMENT, "mesh_sizes is NULL");
+    EXPECT_FAILS(tsr_layout_create(shape.data(), 1, mesh.data(), placements.data(), 9, other.out()),
+                 TSR_E_INVALID_ARGUMENT, "mesh of 9 dimensions");
+    const std::array<tsr_placement, 1> unknown{{{7, 0}}};
+    EXPECT_FAILS(tsr_layout_create(shape.data(), 2, mesh.data(), unknown.data(), 1, other.out()),
+                 TSR_E_INVALID_ARGUMENT, "unknown kind 7");
+    EXPECT_EQ(static_cast<tsr_layout*>(other), nullptr);
+}
+
+TEST(LayoutApi, TakesExplicitBoxes) {
+    const std::array<int64_t, 1> shape{6};
+    std::array<tsr_box, 2> boxes{};
+    boxes[0].sizes[0] = 4;
+    boxes[1].offsets[0] = 4;
+    boxes[1].sizes[0] = 2;
+    const std::array<int32_t, 2> counts{0, 2};
+    api::Owned<tsr_layout> layout;
+    ASSERT_OK(tsr_layout_from_boxes(shape.data(), 1, boxes.data(), counts.data(), 2, layout.out()));
+    int32_t count = -1;
+    ASSERT_OK(tsr_layout_box_count(layout, 0, &count));
+    EXPECT_EQ(count, 0);
+    ASSERT_OK(tsr_layout_box_count(layout, 1, &count));
+    EXPECT_EQ(count, 2);
+    boxes[1].offsets[0] = 3;
+    EXPECT_FAILS(tsr_layout_from_boxes(shape.data(), 1, boxes.data(), counts.data(), 2, layout.out()),
+                 TSR_E_INVALID_ARGUMENT, "overlap in part");
+}
+
+TEST(StateApi, ValuesKeepTheirKinds) {
+    api::Owned<tsr_state> state;
+    ASSERT_OK(tsr_state_create(state.out()));
+    EXPECT_OK(tsr_state_set_int64(state, "i", INT64_MIN));
+    EXPECT_OK(tsr_state_set_double(state, "d", NAN));
+    EXPECT_OK(tsr_state_set_value(state, "v", R"({"a": [1, 2.50, {"~":"bytes","v":"AAE="}]})"));
+    int64_t integer = 0;
+    double number = 0;
+    EXPECT_OK(tsr_state_get_int64(state, "i", &integer));
+    EXPECT_EQ(integer, INT64_MIN);
+    EXPECT_OK(tsr_state_get_double(state, "d", &number));
+    EXPECT_TRUE(std::isnan(number));
+    EXPECT_EQ(value_of(state, "d"), R"({"~":"double","v":"nan"})");
+    EXPECT_EQ(value_of(state, "v"), R"({"a":[1,2.5,{"~":"bytes","v":"AAE="}]})");
+    char small[4] = "abc";
+    size_t size = 0;
+    EXPECT_OK(tsr_state_get_value(state, "v", small, sizeof small, &size));
+    EXPECT_STREQ(small, "abc") << "what does not fit is not written";
+
+    EXPECT_FAILS(tsr_state_get_int64(state, "d", &integer), TSR_E_INVALID_ARGUMENT, "not an integer");
+    EXPECT_FAILS(tsr_state_get_double(state, "i", &number), TSR_E_INVALID_ARGUMENT, "not a floating-point number");
+    EXPECT_FAILS(tsr_state_get_int64(state, "x", &integer), TSR_E_NOT_FOUND, "'x'");
+    EXPECT_FAILS(tsr_state_set_value(state, "v", "{\"a\":"), TSR_E_INVALID_ARGUMENT, "value 'v' is not valid JSON");
+    EXPECT_FAILS(tsr_state_set_value(state, "v", R"([{"~":"bytes","v":"?"}])"), TSR_E_INVALID_ARGUMENT, "at [0].v");
+    EXPECT_FAILS(tsr_state_set_int64(state, nullptr, 1), TSR_E_INVALID_ARGUMENT, "name is NULL");
+    EXPECT_FAILS(tsr_state_set_int64(state, "", 1), TSR_E_INVALID_ARGUMENT, "is empty");
+    EXPECT_FAILS(tsr_state_set_int64(nullptr, "i", 1), TSR_E_INVALID_ARGUMENT, "state is NULL");
+    EXPECT_EQ(value_of(state, "v"), R"({"a":[1,2.5,{"~":"bytes","v":"AAE="}]})") << "a refused value changes nothing";
+}
+
+TEST(StateApi, TensorsAreChecked) {
+    api::Owned<tsr_state> state;
+    ASSERT_OK(tsr_state_create(state.out()));
+    api::Array<float> array({4, 2}, 1.0F);
+    tsr_tensor tensor = array.tensor();
+    EXPECT_OK(tsr_state_add_tensor(state, "module.w", &tensor));
+    EXPECT_FAILS(tsr_state_add_tensor(state, "w", &tensor), TSR_E_INVALID_ARGUMENT, "has the name 'w' already");
+    const std::array<int64_t, 2> strides{1, 4};
+    tensor.strides = strides.data();
+    EXPECT_FAILS(tsr_state_add_tensor(state, "t", &tensor), TSR_E_INVALID_ARGUMENT, "not contiguous");
+    tensor.strides = nullptr;
+    tensor.device_type = TSR_DEVICE_CUDA;
+    EXPECT_FAILS(tsr_state_add_tensor(state, "t", &tensor), TSR_E_INVALID_ARGUMENT, "not on the CPU");
+
+    const std::array<int64_t, 1> shape{5};
+    const std::array<int32_t, 1> mesh{2};
+    const std::array<tsr_placement, 1> rows{{{TSR_PLACE_SHARD, 0}}};
+    api::Owned<tsr_layout> layout;
+    ASSERT_OK(tsr_layout_create(shape.data(), 1, mesh.data(), rows.data(), 1, layout.out()));
+    api::Array<float> piece({3}, 1.0F);
+    const tsr_tensor three = piece.tensor();
+    EXPECT_FAILS(tsr_state_add_sharded(state, "s", layout, TSR_DTYPE_F32, &three, 1), TSR_E_INVALID_ARGUMENT,
+                 "gives rank 1 the box [3:5]");
+    EXPECT_FAILS(tsr_state_add_sharded(state, "s", layout, TSR_DTYPE_F64, &three, 0), TSR_E_INVALID_ARGUMENT, "of f64");
+    EXPECT_FAILS(tsr_state_add_sharded(state, "s", layout, TSR_DTYPE_F32, nullptr, 0), TSR_E_INVALID_ARGUMENT, "NULL");
+    EXPECT_OK(tsr_state_add_sharded(state, "s", layout, TSR_DTYPE_F32, &three, 0));
+}
+
+// One trainer: model, optimizer, sampler and a value, as every example has them.
+struct Trainer {
+    api::Array<float> weight{{40, 3}, 0.0F};
+    api::Array<float> bias{{3}, 0.0F};
+    api::Owned<tsr_ddp> ddp;
+    api::Owned<tsr_optimizer> optimizer;
+    api::Owned<tsr_sampler> sampler;
+    api::Owned<tsr_state> state;
+    api::Owned<tsr_saver> saver;
+
+    Trainer(tsr_comm* comm, const std::string& root, float initial) {
+        for (float& w : weight.values) w = initial;
+        const std::array<tsr_param, 2> params{{{"weight", weight.tensor()}, {"bias", bias.tensor()}}};
+        EXPECT_OK(tsr_ddp_create(comm, params.data(), params.size(), nullptr, ddp.out()));
+        EXPECT_OK(tsr_ddp_adamw(ddp, nullptr, optimizer.out()));
+        EXPECT_OK(tsr_sampler_create(comm, 100, nullptr, sampler.out()));
+        EXPECT_OK(tsr_state_create(state.out()));
+        EXPECT_OK(tsr_state_add_ddp(state, "model", ddp));
+        EXPECT_OK(tsr_state_add_optimizer(state, "optim", optimizer));
+        EXPECT_OK(tsr_state_add_sampler(state, "data", sampler));
+        tsr_saver_options options;
+        EXPECT_OK(tsr_saver_options_init(&options, sizeof options));
+        EXPECT_EQ(options.keep_latest, 0);
+        options.keep_latest = 2;
+        options.timeout_ms = 30000;
+        options.writer = "c++";
+        EXPECT_OK(tsr_saver_create(comm, root.c_str(), &options, saver.out()));
+    }
+
+    void step() {
+        std::array<int64_t, 5> indices{};
+        size_t count = 0;
+        EXPECT_OK(tsr_sampler_next(sampler, indices.data(), indices.size(), &count));
+        for (size_t i = 0; i < 2; ++i) {
+            tsr_tensor grad{};
+            EXPECT_OK(tsr_ddp_grad(ddp, i, &grad));
+            auto* g = reinterpret_cast<float*>(static_cast<char*>(grad.data) + grad.byte_offset);
+            for (int64_t k = 0; k < (i == 0 ? 120 : 3); ++k) g[k] = static_cast<float>(k % 7) - 3.0F;
+        }
+        EXPECT_OK(tsr_ddp_ready_all(ddp));
+        EXPECT_OK(tsr_ddp_wait(ddp));
+        EXPECT_OK(tsr_optimizer_step(optimizer));
+    }
+};
+
+TEST(SaverApi, AJobGoesOnAtAnotherWorldSizeAsIfNothingHadHappened) {
+    const api::TemporaryDirectory dir;
+    // Gradients are the same on all ranks, so the world size does not change the numbers.
+    std::vector<float> expected;
+    api::run_ranks(1, [&](tsr_comm* comm, int32_t) {
+        Trainer trainer(comm, dir.path() + "/whole", 0.5F);
+        for (int i = 0; i < 8; ++i) trainer.step();
+        expected = trainer.weight.values;
+    });
+    const std::string root = dir.path() + "/parts";
+    api::run_ranks(3, [&](tsr_comm* comm, int32_t rank) {
+        Trainer trainer(comm, root, 0.5F);
+        int64_t step = -1;
+        EXPECT_OK(tsr_saver_resume(trainer.saver, trainer.state, &step));
+        EXPECT_EQ(step, 0);
+        EXPECT_OK(tsr_optimizer_set_lr(trainer.optimizer, 0.001));
+        for (int64_t i = 1; i <= 4; ++i) {
+            trainer.step();
+            EXPECT_OK(tsr_state_set_metric(trainer.state, "loss", 1.0 / static_cast<double>(i)));
+            if (i % 2 == 0) {
+                api::Owned<tsr_work> work;
+                EXPECT_OK(tsr_saver_save_async(trainer.saver, i, trainer.state, work.out()));
+                EXPECT_NE(static_cast<tsr_work*>(work), nullptr);
+            } else {
+                EXPECT_OK(tsr_saver_save(trainer.saver, i, trainer.state));
+            }
+        }
+        EXPECT_OK(tsr_saver_wait(trainer.saver));
+        if (rank == 0) {
+            EXPECT_FAILS(tsr_saver_save(nullptr, 0, nullptr), TSR_E_INVALID_ARGUMENT, "saver is NULL");
+        }
+    });
+    api::run_ranks(2, [&](tsr_comm* comm, int32_t) {
+        Trainer trainer(comm, root, -9.0F);
+        int64_t step = 0;
+        EXPECT_OK(tsr_saver_resume(trainer.saver, trainer.state, &step));
+        EXPECT_EQ(step, 4);
+        int64_t steps = 0;
+        EXPECT_OK(tsr_optimizer_steps(trainer.optimizer, &steps));
+        EXPECT_EQ(steps, 4);
+        int64_t consumed = 0;
+        EXPECT_OK(tsr_sampler_position(trainer.sampler, nullptr, &consumed));
+        EXPECT_EQ(consumed, 4 * 5 * 3);
+        EXPECT_EQ(value_of(trainer.state, "optim.param_groups.0.lr"), "0.001");
+        for (int i = 0; i < 4; ++i) trainer.step();
+        EXPECT_EQ(trainer.weight.values, expected);
+    });
+
+    // And without any job.
+    api::Owned<tsr_checkpoint> checkpoint;
+    ASSERT_OK(tsr_checkpoint_open((root + "/latest").c_str(), checkpoint.out()));
+    int64_t step = 0;
+    EXPECT_OK(tsr_checkpoint_step(checkpoint, &step));
+    EXPECT_EQ(step, 4);
+    size_t count = 0;
+    EXPECT_OK(tsr_checkpoint_tensor_count(checkpoint, &count));
+    ASSERT_EQ(count, 8U) << "two parameters; exp_avg, exp_avg_sq and step of each";
+    const char* name = nullptr;
+    const int64_t* shape = nullptr;
+    tsr_dtype dtype = 0;
+    int32_t ndim = 0;
+    ASSERT_OK(tsr_checkpoint_tensor(checkpoint, 1, &name, &dtype, &shape, &ndim));
+    EXPECT_STREQ(name, "model.weight");
+    EXPECT_EQ(dtype, TSR_DTYPE_F32);
+    ASSERT_EQ(ndim, 2);
+    EXPECT_EQ(shape[0], 40);
+    api::Array<float> weight({40, 3}, 0.0F);
+    const tsr_tensor into = weight.tensor();
+    ASSERT_OK(tsr_checkpoint_read(checkpoint, name, &into));
+    EXPECT_NE(weight.values[0], 0.5F);
+    EXPECT_OK(tsr_checkpoint_verify(checkpoint, 1));
+    EXPECT_FAILS(tsr_checkpoint_verify(checkpoint, 2), TSR_E_INVALID_ARGUMENT, "full is 2");
+    EXPECT_FAILS(tsr_checkpoint_read(checkpoint, "nope", &into), TSR_E_NOT_FOUND, "'nope'");
+    EXPECT_FAILS(tsr_checkpoint_read(checkpoint, "model.bias", &into), TSR_E_MISMATCH, "[3]");
+    EXPECT_FAILS(tsr_checkpoint_tensor(checkpoint, 8, &name, &dtype, &shape, &ndim), TSR_E_INVALID_ARGUMENT, "8 of 8");
+
+    size_t size = 0;
+    EXPECT_OK(tsr_checkpoint_manifest(checkpoint, nullptr, 0, &size));
+    std::string manifest(size, '\0');
+    EXPECT_OK(tsr_checkpoint_manifest(checkpoint, manifest.data(), manifest.size(), &size));
+    EXPECT_THAT(manifest, HasSubstr("\"language\":\"c++\""));
+    EXPECT_THAT(manifest, HasSubstr("\"loss\":0.25"));
+    EXPECT_OK(tsr_checkpoint_path(checkpoint, nullptr, 0, &size));
+    std::string path(size, '\0');
+    EXPECT_OK(tsr_checkpoint_path(checkpoint, path.data(), path.size(), &size));
+    EXPECT_THAT(path, HasSubstr("step-00000004-"));
+}
+
+TEST(CheckpointApi, LoadsByOptions) {
+    const api::TemporaryDirectory dir;
+    api::Array<float> a({4}, 2.0F);
+    api::Array<float> b({4}, 3.0F);
+    const tsr_tensor ta = a.tensor();
+    const tsr_tensor tb = b.tensor();
+    {
+        api::Owned<tsr_state> state;
+        ASSERT_OK(tsr_state_create(state.out()));
+        ASSERT_OK(tsr_state_add_tensor(state, "a", &ta));
+        api::Owned<tsr_saver> saver;
+        ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), nullptr, saver.out()));
+        ASSERT_OK(tsr_saver_save(saver, 1, state));
+        api::Owned<tsr_saver> second;
+        EXPECT_FAILS(tsr_saver_create(nullptr, dir.path().c_str(), nullptr, second.out()), TSR_E_INVALID_STATE,
+                     "another live job saves into");
+    }
+    api::Owned<tsr_checkpoint> checkpoint;
+    ASSERT_OK(tsr_checkpoint_open(dir.path().c_str(), checkpoint.out()));
+    api::Owned<tsr_state> state;
+    ASSERT_OK(tsr_state_create(state.out()));
+    ASSERT_OK(tsr_state_add_tensor(state, "b", &tb));
+    EXPECT_FAILS(tsr_checkpoint_load(checkpoint, state, nullptr), TSR_E_MISMATCH, "'b' is missing");
+    EXPECT_THAT(api::message(), HasSubstr("'a' is unexpected"));
+    tsr_load_options options;
+    ASSERT_OK(tsr_load_options_init(&options, sizeof options));
+    EXPECT_EQ(options.verify, 1);
+    options.allow_missing = 1;
+    options.allow_unexpected = 1;
+    EXPECT_OK(tsr_checkpoint_load(checkpoint, state, &options));
+    EXPECT_THAT(b.values, Each(3.0F));
+    ASSERT_OK(tsr_state_add_tensor(state, "a", &ta));
+    a.values.assign(4, 0.0F);
+    options.verify = 0;
+    EXPECT_OK(tsr_checkpoint_load(checkpoint, state, &options));
+    EXPECT_THAT(a.values, Each(2.0F));
+    options.allow_cast = 2;
+    EXPECT_FAILS(tsr_checkpoint_load(checkpoint, state, &options), TSR_E_INVALID_ARGUMENT, "allow_cast is 2");
+    EXPECT_FAILS(tsr_checkpoint_open((dir.path() + "/nope").c_str(), checkpoint.out()), TSR_E_NOT_FOUND, "nope");
+    EXPECT_FAILS(tsr_checkpoint_open(nullptr, checkpoint.out()), TSR_E_INVALID_ARGUMENT, "path is NULL");
+}
+
+}  // namespace

@@ -1,0 +1,491 @@
+// What savers promise: agreement before anything is written, commits in order, retention, resume, background saves, one
+// job a root.
+#include <gtest/gtest.h>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <thread>
+
+#include "checkpoint/native/root.hpp"
+#include "faulty_files.hpp"
+#include "fixture.hpp"
+
+namespace tsr::testing {
+namespace {
+
+std::vector<std::string> committed(const std::string& root) {
+    std::vector<std::string> found;
+    for (const SavedStep& save : scan_root(posix_file_system(), root)) {
+        if (save.committed) found.push_back(std::to_string(save.step));
+    }
+    return found;
+}
+
+using Steps = std::vector<std::string>;
+
+class SaverTest : public ::testing::Test {
+   protected:
+    SaverTest() {
+        owned_.add_whole({"w", DType::f32, {100}});
+        owned_.state.set_value("epoch", Json(int64_t{0}));
+    }
+    TempDir dir_;
+    OwnedState owned_;
+};
+
+TEST_F(SaverTest, ResumeIsZeroWhereNothingIsYet) {
+    Saver saver(nullptr, dir_ / "not/yet/there", saver_options());
+    EXPECT_EQ(saver.resume(owned_.state), 0);
+}
+
+TEST_F(SaverTest, LatestNamesTheNewestAndPathsFollowIt) {
+    Saver saver(nullptr, dir_.path(), saver_options());
+    saver.save(10, owned_.state);
+    saver.save(20, owned_.state);
+    EXPECT_TRUE(slurp(dir_ / "latest").starts_with("step-00000020-"));
+    EXPECT_EQ(Checkpoint::open(dir_ / "latest")->manifest().step, 20);
+    EXPECT_EQ(Checkpoint::open(dir_.path())->manifest().step, 20);
+    // It is a hint: the scan decides.
+    spill(dir_ / "latest", "step-00000099-00000000\n");
+    EXPECT_EQ(Checkpoint::open(dir_ / "latest")->manifest().step, 20);
+    std::filesystem::remove(dir_ / "latest");
+    EXPECT_EQ(Checkpoint::open(dir_ / "latest")->manifest().step, 20);
+}
+
+TEST_F(SaverTest, NewestIsTheLastCommittedEvenAfterGoingBack) {
+    SaverOptions options = saver_options();
+    options.keep_latest = 2;
+    Saver saver(nullptr, dir_.path(), options);
+    saver.save(100, owned_.state);
+    saver.save(200, owned_.state);
+    saver.save(150, owned_.state);  // the job went back to 100 and came this far
+    EXPECT_EQ(saver.resume(owned_.state), 150);
+    saver.save(160, owned_.state);
+    EXPECT_EQ(committed(dir_.path()), (Steps{"150", "160"}));
+}
+
+TEST_F(SaverTest, RetentionKeepsTheNewestAndTouchesNothingElse) {
+    SaverOptions options = saver_options();
+    options.keep_latest = 2;
+    std::filesystem::create_directory(dir_ / "notes");
+    spill(dir_ / "notes/step.txt", "mine");
+    std::filesystem::create_directory(dir_ / "step-00000001-abcdef01.copy");
+    Saver saver(nullptr, dir_.path(), options);
+    for (int step = 1; step <= 4; ++step) saver.save(step, owned_.state);
+    EXPECT_EQ(committed(dir_.path()), (Steps{"3", "4"}));
+    EXPECT_EQ(slurp(dir_ / "notes/step.txt"), "mine");
+    EXPECT_TRUE(std::filesystem::exists(dir_ / "step-00000001-abcdef01.copy"));
+}
+
+TEST_F(SaverTest, AnotherSaveOfTheSameStepIsAnotherCheckpoint) {
+    Saver saver(nullptr, dir_.path(), saver_options());
+    saver.save(5, owned_.state);
+    saver.save(5, owned_.state);
+    EXPECT_EQ(committed(dir_.path()), (Steps{"5", "5"}));
+}
+
+TEST_F(SaverTest, ValuesOfEveryKindReturnAsTheyWere) {
+    const std::vector<std::string> texts{
+        "null", "true", "-9223372036854775808", "9223372036854775807", "0.1", "-0.0", "1e+300", "\"é\\n\"", "[]", "[1,2.0,\"x\"]",
+        R"({"a":{"b":[]}})", R"({"~":"bytes","v":"AAECAw=="})", R"({"~":"tuple","v":[1,{"~":"tuple","v":[]}]})",
+        R"({"~":"map","v":[[1,"one"],[true,2.0]]})", R"({"~":"int","v":"-123456789012345678901234567890"})",
+        R"({"~":"double","v":"nan"})", R"({"~":"double","v":"-inf"})"};
+    for (size_t i = 0; i < texts.size(); ++i) {
+        owned_.state.set_value("v" + std::to_string(i), parse_value(texts[i], "v"));
+    }
+    owned_.state.set_metric("loss", std::nan(""));
+    Saver saver(nullptr, dir_.path(), saver_options());
+    saver.save(1, owned_.state);
+    for (size_t i = 0; i < texts.size(); ++i) owned_.state.set_value("v" + std::to_string(i), Json("other"));
+    EXPECT_EQ(saver.resume(owned_.state), 1);
+    for (size_t i = 0; i < texts.size(); ++i) {
+        EXPECT_EQ(owned_.state.value("v" + std::to_string(i)).dump(), texts[i]);
+    }
+    EXPECT_TRUE(std::isnan(double_of(Checkpoint::open(dir_.path())->manifest().metrics.at("loss"), "loss")));
+}
+
+TEST_F(SaverTest, TiedTensorsAreSavedOnceAndLoadApart) {
+    std::vector<float> memory(1000, 1.5F);
+    const Tensor tied = tensor_of(std::span(memory), DType::f32);
+    State state;
+    state.add_tensor("embed.weight", tied);
+    state.add_tensor("head.weight", tied);
+    Saver saver(nullptr, dir_.path(), saver_options());
+    saver.save(1, state);
+    const auto checkpoint = Checkpoint::open(dir_.path());
+    EXPECT_EQ(checkpoint->manifest().tensors.size(), 1u);
+    EXPECT_EQ(checkpoint->names(), (std::vector<std::string>{"embed.weight", "head.weight"}));
+    EXPECT_LT(checkpoint->manifest().size_bytes(), 4096 + 4100);
+
+    std::vector<float> a(1000);
+    std::vector<float> b(1000);
+    State apart;
+    apart.add_tensor("embed.weight", tensor_of(std::span(a), DType::f32));
+    apart.add_tensor("head.weight", tensor_of(std::span(b), DType::f32));
+    EXPECT_EQ(saver.resume(apart), 1);
+    EXPECT_EQ(a, memory);
+    EXPECT_EQ(b, memory);
+}
+
+TEST_F(SaverTest, WrappersNamesAreStripped) {
+    std::vector<float> memory(3, 2.0F);
+    State state;
+    state.add_tensor("model.module._orig_mod.fc.weight", tensor_of(std::span(memory), DType::f32));
+    EXPECT_TRUE(state.tensors().contains("model.fc.weight"));
+    EXPECT_EQ(error_of([&] { state.add_tensor("model.fc.weight", tensor_of(std::span(memory), DType::f32)); }).code(),
+              Code::invalid_argument);
+}
+
+TEST_F(SaverTest, AStateThatDoesNotFitIsRefusedWithEveryDifferenceAndUntouched) {
+    Saver saver(nullptr, dir_.path(), saver_options());
+    owned_.add_whole({"only.saved", DType::i64, {2}});
+    owned_.add_whole({"shape", DType::f32, {2, 3}});
+    owned_.add_whole({"dtype", DType::f32, {4}});
+    owned_.add_whole({"kind", DType::i32, {4}});
+    saver.save(1, owned_.state);
+    OwnedState other;
+    other.add_whole({"w", DType::f32, {100}});
+    other.add_whole({"only.here", DType::f32, {1}});
+    other.add_whole({"shape", DType::f32, {3, 2}});
+    other.add_whole({"dtype", DType::bf16, {4}});
+    other.add_whole({"kind", DType::f32, {4}});
+    other.poison();
+    const Error error = error_of([&] { (void)saver.resume(other.state); });
+    EXPECT_EQ(error.code(), Code::mismatch);
+    const std::string message = error.what();
+    for (const char* told : {"'only.saved' is unexpected", "'only.here' is missing", "'shape': saved with shape [2, 3]",
+                             "'dtype': saved as f32, the state has bf16", "'kind': saved as i32", "'epoch' is unexpected"}) {
+        EXPECT_NE(message.find(told), std::string::npos) << told << " in " << message;
+    }
+    // Not one byte was written.
+    OwnedState poisoned;
+    poisoned.add_whole({"w", DType::f32, {100}});
+    poisoned.poison();
+    EXPECT_EQ(std::memcmp(other.state.tensors().at("w").pieces[0].data, poisoned.state.tensors().at("w").pieces[0].data,
+                          400),
+              0);
+}
+
+TEST_F(SaverTest, WhatIsAllowedIsReported) {
+    Saver saver(nullptr, dir_.path(), saver_options());
+    std::vector<float> numbers{1.0F, 1.0F / 3, -65504.0F, 1e-8F, INFINITY};
+    owned_.state.add_tensor("cast", tensor_of(std::span(numbers), DType::f32));
+    owned_.fill();
+    saver.save(1, owned_.state);
+    std::vector<uint16_t> halves(5);
+    State other;
+    other.add_tensor("cast", tensor_of(std::span(halves), DType::f16));
+    other.set_value("new", Json(true));
+    LoadOptions options;
+    options.missing = options.unexpected = options.cast = Allow::yes;
+    const LoadReport report = Checkpoint::open(dir_.path())->load(other, options);
+    EXPECT_EQ(report.missing, (std::vector<std::string>{"new"}));
+    EXPECT_EQ(report.unexpected, (std::vector<std::string>{"w", "epoch"}));
+    EXPECT_EQ(report.cast.size(), 1u);
+    EXPECT_EQ(halves, (std::vector<uint16_t>{0x3c00, 0x3555, 0xfbff, 0x0000, 0x7c00}));
+    EXPECT_EQ(other.value("new"), Json(true));
+}
+
+// --- ranks ---
+
+TEST_F(SaverTest, RanksThatDifferAreToldBeforeAnythingIsWritten) {
+    const auto attempt = [&](const std::function<void(State&, int rank, int64_t& step)>& change) {
+        std::vector<float> memory(8);
+        return run_meeting(3, [&](const std::shared_ptr<Communicator>& comm) {
+            std::vector<float> own(8);
+            State state;
+            state.add_tensor("a", tensor_of(std::span(own), DType::f32));
+            int64_t step = 7;
+            change(state, comm->rank(), step);
+            Saver saver(comm, dir_.path(), saver_options());
+            saver.save(step, state);
+        });
+    };
+    static std::vector<float> extra(3);
+    const auto expect = [&](const Outcomes& outcomes, const char* told) {
+        for (const auto& outcome : outcomes) {
+            ASSERT_TRUE(outcome);
+            EXPECT_EQ(outcome->code(), Code::mismatch);
+            EXPECT_NE(std::string(outcome->what()).find(told), std::string::npos) << outcome->what();
+            EXPECT_STREQ(outcome->what(), outcomes[0]->what());
+        }
+        EXPECT_TRUE(scan_root(posix_file_system(), dir_.path()).empty());
+    };
+    expect(attempt([](State& state, int rank, int64_t&) {
+               if (rank == 1) state.add_tensor("b", tensor_of(std::span(extra), DType::f32));
+           }),
+           "rank 1: its state differs from rank 0's: it has tensor 'b' f32 [3]");
+    expect(attempt([](State& state, int rank, int64_t&) {
+               if (rank == 0) state.add_tensor("b", tensor_of(std::span(extra), DType::f32));
+           }),
+           "rank 1: its state differs from rank 0's: it has nothing more where rank 0 has tensor 'b'");
+    expect(attempt([](State& state, int rank, int64_t&) {
+               if (rank == 2) state.set_value("x", Json(true));
+           }),
+           "rank 2: its state differs from rank 0's: it has value 'x'");
+    expect(attempt([](State&, int rank, int64_t& step) { step += rank == 2 ? 1 : 0; }),
+           "rank 2: it saves step 8 while rank 0 saves step 7");
+}
+
+TEST_F(SaverTest, ALayoutOfAnotherWorldIsRefused) {
+    const Outcomes outcomes = run_meeting(2, [&](const std::shared_ptr<Communicator>& comm) {
+        OwnedState owned;
+        owned.add_sharded({"w", DType::f32, {9}},
+                          Layout::placed({9}, std::vector<int>{3}, std::vector<Placement>{Placement::shard(0)}),
+                          comm->rank());
+        Saver saver(comm, dir_.path(), saver_options());
+        saver.save(1, owned.state);
+    });
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::invalid_argument);
+        EXPECT_NE(std::string(outcome->what()).find("layout of 3 ranks, the saver has 2"), std::string::npos);
+    }
+}
+
+TEST_F(SaverTest, BoxesThatLeaveAHoleAreRefused) {
+    OwnedState owned;
+    owned.add_sharded({"w", DType::f32, {4}},
+                      Layout::from_boxes({4}, std::vector<Box>{{{0}, {3}}}, std::vector<int>{1}), 0);
+    Saver saver(nullptr, dir_.path(), saver_options());
+    const Error error = error_of([&] { saver.save(1, owned.state); });
+    EXPECT_EQ(error.code(), Code::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find("1 of 4 elements to no rank"), std::string::npos) << error.what();
+}
+
+TEST_F(SaverTest, PrivateValuesBelongToTheirRank) {
+    const auto body = [&](int64_t base) {
+        return [this, base](const std::shared_ptr<Communicator>& comm) {
+            OwnedState owned;
+            owned.add_whole({"w", DType::f32, {10}});
+            const std::string name = "rank/" + std::to_string(comm->rank()) + "/rng";
+            owned.state.set_value(name, Json(base + comm->rank()));
+            Saver saver(comm, dir_.path(), saver_options());
+            if (base != 0) {
+                saver.save(1, owned.state);
+                return;
+            }
+            EXPECT_EQ(saver.resume(owned.state), 1);
+            // Ranks that the save did not have keep what they have.
+            EXPECT_EQ(owned.state.value(name), Json(comm->rank() < 3 ? 100 + comm->rank() : comm->rank()));
+        };
+    };
+    expect_all_well(run_meeting(3, body(100)));
+    EXPECT_EQ(Checkpoint::open(dir_.path())->manifest().values.size(), 3u);
+    expect_all_well(run_meeting(2, body(0)));
+    expect_all_well(run_meeting(5, body(0)));
+}
+
+TEST_F(SaverTest, ReplicatedDataIsWrittenOnceAndSpread) {
+    expect_all_well(run_meeting(4, [&](const std::shared_ptr<Communicator>& comm) {
+        OwnedState owned;
+        owned.add_whole({"large", DType::f32, {4000, 1000}});
+        for (int i = 0; i < 40; ++i) owned.add_whole({"small." + std::to_string(i), DType::f32, {10000}});
+        Saver saver(comm, dir_.path(), saver_options());
+        saver.save(1, owned.state);
+    }));
+    const auto checkpoint = Checkpoint::open(dir_.path());
+    ASSERT_EQ(checkpoint->manifest().files.size(), 4u);
+    int64_t least = INT64_MAX;
+    int64_t most = 0;
+    for (const SavedFile& file : checkpoint->manifest().files) {
+        least = std::min(least, file.size);
+        most = std::max(most, file.size);
+    }
+    EXPECT_LT(checkpoint->manifest().size_bytes(), 17'600'000 + 4 * 16384);
+    EXPECT_LT(most - least, 200'000);
+    EXPECT_EQ(checkpoint->manifest().tensors.at("large").split, 4);
+}
+
+TEST_F(SaverTest, ALostRankEndsTheSaveOnTheOthers) {
+    auto meeting = std::make_shared<Meeting>(3);
+    const Outcomes outcomes = run_threads(3, [&](int rank) {
+        OwnedState owned;
+        owned.add_whole({"w", DType::f32, {10}});
+        const auto comm = std::make_shared<MeetingComm>(meeting, rank, 3);
+        Saver saver(comm, dir_.path(), saver_options());
+        if (rank == 1) {
+            meeting->leave(1);
+            return;
+        }
+        saver.save(1, owned.state);
+    });
+    EXPECT_FALSE(outcomes[1]);
+    EXPECT_EQ(outcomes[0]->code(), Code::peer_lost);
+    EXPECT_EQ(outcomes[2]->code(), Code::peer_lost);
+}
+
+// Rank 0 vanishes after all ranks said yes, before the manifest: nobody else can know.
+TEST_F(SaverTest, RankZeroLostAfterTheVotesIsCommitUnknown) {
+    auto meeting = std::make_shared<Meeting>(2);
+    const Outcomes outcomes = run_threads(2, [&](int rank) {
+        OwnedState owned;
+        owned.add_whole({"w", DType::f32, {10}});
+        FaultyFiles files;
+        SaverOptions options = saver_options();
+        if (rank == 0) {
+            options.files = &files;
+            files.on_call = [&](int64_t, const std::string& name) {
+                if (name.find("manifest.json.tmp") == std::string::npos || !name.starts_with("create")) return;
+                meeting->leave(0);
+                throw Error(Code::aborted, "rank 0 dies here");
+            };
+        }
+        const auto comm = std::make_shared<MeetingComm>(meeting, rank, 2);
+        Saver saver(comm, dir_.path(), options);
+        saver.save(1, owned.state);
+    });
+    ASSERT_TRUE(outcomes[1]);
+    EXPECT_EQ(outcomes[1]->code(), Code::commit_unknown);
+    EXPECT_NE(std::string(outcomes[1]->what()).find("manifest.json"), std::string::npos);
+    EXPECT_EQ(outcomes[1]->record()->peer, 0);
+}
+
+// --- background ---
+
+TEST_F(SaverTest, ABackgroundSaveHoldsWhatTheStateWasWhenItWasCalled) {
+    expect_all_well(run_meeting(3, [&](const std::shared_ptr<Communicator>& comm) {
+        OwnedState owned;
+        owned.add_whole({"large", DType::f32, {2000, 1000}});
+        owned.add_whole({"small", DType::u8, {7}});
+        owned.state.set_value("epoch", Json(int64_t{1}));
+        Saver saver(comm, dir_.path(), saver_options());
+        for (uint64_t round = 1; round <= 3; ++round) {
+            owned.fill(round);
+            const WorkPtr work = saver.save_async(static_cast<int64_t>(round), owned.state);
+            owned.poison();
+            saver.wait();
+            EXPECT_TRUE(work->done());
+            EXPECT_EQ(saver.resume(owned.state), static_cast<int64_t>(round));
+            EXPECT_EQ(owned.differences(round), 0);
+        }
+    }));
+}
+
+TEST_F(SaverTest, ABackgroundErrorIsToldOnceByTheNextCall) {
+    FaultyFiles files(Fault::none);
+    SaverOptions options = saver_options();
+    options.files = &files;
+    Saver saver(nullptr, dir_.path(), options);
+    saver.save(1, owned_.state);
+    files.on_call = [](int64_t, const std::string& name) {
+        if (name.starts_with("mkdir")) throw os_error("cannot create it", ENOSPC);
+    };
+    const WorkPtr work = saver.save_async(2, owned_.state);
+    EXPECT_EQ(error_of([&] { work->wait(Deadline::in(milliseconds{20000})); }).code(), Code::io);
+    EXPECT_EQ(error_of([&] { saver.save(3, owned_.state); }).code(), Code::io);
+    files.on_call = nullptr;
+    EXPECT_NO_THROW(saver.save(4, owned_.state));
+    EXPECT_EQ(saver.resume(owned_.state), 4);
+}
+
+TEST_F(SaverTest, DestroyWaitsForTheSaveInFlight) {
+    {
+        Saver saver(nullptr, dir_.path(), saver_options());
+        (void)saver.save_async(1, owned_.state);
+    }
+    EXPECT_EQ(committed(dir_.path()), (Steps{"1"}));
+    EXPECT_FALSE(std::filesystem::exists(dir_ / ".owner"));
+}
+
+// --- one job a root ---
+
+TEST_F(SaverTest, ASecondLiveJobIsRefusedByHostAndProcess) {
+    Saver first(nullptr, dir_.path(), saver_options());
+    const Error error = error_of([&] { Saver second(nullptr, dir_.path(), saver_options()); });
+    EXPECT_EQ(error.code(), Code::invalid_state);
+    EXPECT_NE(std::string(error.what()).find("process " + std::to_string(::getpid()) + " on "), std::string::npos);
+    first.save(1, owned_.state);
+}
+
+TEST_F(SaverTest, ADeadJobsRootIsTakenOver) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+        // Dies without giving the root back.
+        const Holder holder = Holder::this_process("child");
+        std::ofstream(dir_ / ".owner") << holder.dump();
+        ::_exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(std::filesystem::exists(dir_ / ".owner"));
+    Saver saver(nullptr, dir_.path(), saver_options());
+    saver.save(1, owned_.state);
+    EXPECT_EQ(Holder::parse(slurp(dir_ / ".owner")).pid, ::getpid());
+}
+
+TEST_F(SaverTest, AnotherHostsLeaseLivesAsLongAsItIsRenewed) {
+    Holder elsewhere = Holder::this_process("elsewhere");
+    elsewhere.host = "other-host";
+    elsewhere.machine = "another boot";
+    spill(dir_ / ".owner", elsewhere.dump());
+    const Error error = error_of([&] { Saver second(nullptr, dir_.path(), saver_options()); });
+    EXPECT_NE(std::string(error.what()).find("on other-host"), std::string::npos);
+    // Not renewed for longer than its span.
+    const auto past = std::filesystem::file_time_type::clock::now() - std::chrono::minutes(5);
+    std::filesystem::last_write_time(dir_ / ".owner", past);
+    EXPECT_NO_THROW(Saver third(nullptr, dir_.path(), saver_options()));
+}
+
+TEST_F(SaverTest, ALeaseIsRenewed) {
+    SaverOptions options = saver_options();
+    options.lease.renew = milliseconds{5};
+    Saver saver(nullptr, dir_.path(), options);
+    const auto past = std::filesystem::file_time_type::clock::now() - std::chrono::hours(1);
+    std::filesystem::last_write_time(dir_ / ".owner", past);
+    wait_until(
+        [&] {
+            return std::filesystem::last_write_time(dir_ / ".owner") >
+                   std::filesystem::file_time_type::clock::now() - std::chrono::minutes(1);
+        },
+        Deadline::in(milliseconds{20000}), "the renewal");
+}
+
+TEST_F(SaverTest, ASaverWhoseRootWasTakenSavesNoMore) {
+    Saver saver(nullptr, dir_.path(), saver_options());
+    spill(dir_ / ".owner", Holder::this_process("thief").dump());
+    const Error error = error_of([&] { saver.save(1, owned_.state); });
+    EXPECT_EQ(error.code(), Code::invalid_state);
+    EXPECT_TRUE(committed(dir_.path()).empty());
+}
+
+TEST_F(SaverTest, OneOfManySaversGetsADeadRoot) {
+    for (int round = 0; round < 10; ++round) {
+        Holder dead = Holder::this_process("dead");
+        dead.start_time -= 1;
+        spill(dir_ / ".owner", dead.dump());
+        std::atomic<int> winners{0};
+        std::atomic<int> refused{0};
+        std::mutex mutex;
+        std::vector<std::unique_ptr<Saver>> savers;
+        expect_all_well(run_threads(4, [&](int) {
+            try {
+                auto saver = std::make_unique<Saver>(nullptr, dir_.path(), saver_options());
+                ++winners;
+                const std::lock_guard lock(mutex);
+                savers.push_back(std::move(saver));
+            } catch (const Error& error) {
+                EXPECT_EQ(error.code(), Code::invalid_state) << error.what();
+                ++refused;
+            }
+        }));
+        EXPECT_EQ(winners, 1);
+        EXPECT_EQ(refused, 3);
+    }
+}
+
+TEST_F(SaverTest, BadArgumentsAreTold) {
+    EXPECT_EQ(error_of([&] { Saver saver(nullptr, "", saver_options()); }).code(), Code::invalid_argument);
+    SaverOptions options = saver_options();
+    options.keep_latest = -1;
+    EXPECT_EQ(error_of([&] { Saver saver(nullptr, dir_.path(), options); }).code(), Code::invalid_argument);
+    spill(dir_ / "file", "");
+    EXPECT_EQ(error_of([&] { Saver saver(nullptr, dir_ / "file", saver_options()); }).code(), Code::invalid_argument);
+    Saver saver(nullptr, dir_.path(), saver_options());
+    EXPECT_EQ(error_of([&] { saver.save(-1, owned_.state); }).code(), Code::invalid_argument);
+}
+
+}  // namespace
+}  // namespace tsr::testing

@@ -1,0 +1,135 @@
+// `tessera ckpt` as a user calls it: output, JSON, exit codes.
+#include <gmock/gmock.h>
+
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <sstream>
+
+#include "base/json.hpp"
+#include "checkpoint/fixture.hpp"
+
+namespace tsr::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct Result {
+    int code = -1;
+    std::string output;  // both streams
+};
+
+Result tessera(const std::string& arguments) {
+    const std::string command = std::string(TESSERA_BINARY_DIR) + "/tessera ckpt " + arguments + " 2>&1";
+    Result result;
+    FILE* pipe = ::popen(command.c_str(), "r");
+    if (pipe == nullptr) throw std::runtime_error("popen");
+    char buffer[4096];
+    size_t n = 0;
+    while ((n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0) result.output.append(buffer, n);
+    const int status = ::pclose(pipe);
+    result.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return result;
+}
+
+class CkptCommand : public ::testing::Test {
+   protected:
+    void SetUp() override {
+        expect_all_well(run_meeting(2, [&](const std::shared_ptr<Communicator>& comm) {
+            OwnedState owned;
+            owned.add_whole({"model.fc1.bias", DType::f32, {64}});
+            owned.add_sharded({"model.fc1.weight", DType::f32, {128, 64}},
+                              Layout::placed({128, 64}, std::vector<int>{2}, std::vector<Placement>{Placement::shard(0)}),
+                              comm->rank());
+            owned.state.set_value("epoch", Json(int64_t{3}));
+            Saver saver(comm, root_, saver_options());
+            saver.save(50, owned.state);
+            owned.state.set_metric("loss", 0.07125);
+            saver.save(100, owned.state);
+        }));
+    }
+    TempDir dir_;
+    std::string root_ = dir_ / "root";
+};
+
+TEST_F(CkptCommand, LsIsATable) {
+    const Result result = tessera("ls " + root_);
+    EXPECT_EQ(result.code, 0);
+    std::vector<std::string> lines;
+    std::istringstream stream(result.output);
+    for (std::string line; std::getline(stream, line);) lines.push_back(line);
+    ASSERT_EQ(lines.size(), 3u) << result.output;
+    EXPECT_THAT(lines[0], ::testing::MatchesRegex("step +committed +ranks +size +loss +path"));
+    EXPECT_THAT(lines[1], HasSubstr("  50  20"));
+    EXPECT_THAT(lines[1], Not(HasSubstr("latest")));
+    EXPECT_THAT(lines[2], HasSubstr("0.07125"));
+    EXPECT_TRUE(lines[2].ends_with("  latest")) << lines[2];
+    const Json json = Json::parse(tessera("ls --json " + root_).output, "ls");
+    ASSERT_EQ(json.as_array().size(), 2u);
+    EXPECT_EQ(json.as_array()[1].at("step").as_int(), 100);
+    EXPECT_TRUE(json.as_array()[1].at("latest").as_bool());
+    EXPECT_EQ(json.as_array()[1].at("state").as_string(), "committed");
+}
+
+TEST_F(CkptCommand, TreeTellsWhoHoldsWhat) {
+    const Result result = tessera("tree " + root_ + "/latest");
+    EXPECT_EQ(result.code, 0);
+    EXPECT_THAT(result.output, HasSubstr("├── bias"));
+    EXPECT_THAT(result.output, HasSubstr("f32   [128, 64]    32 KiB  S(0)/2, written by ranks 0-1"));
+    EXPECT_THAT(result.output, HasSubstr("epoch"));
+    const Json json = Json::parse(tessera("tree --json " + root_).output, "tree");
+    const Json& weight = json.at("tensors").at("model.fc1.weight");
+    const auto& held = weight.at("held_by").as_array();
+    ASSERT_EQ(held.size(), 2u);
+    EXPECT_EQ(held[1].at("rank").as_int(), 1);
+    EXPECT_EQ(held[1].at("offsets").as_array()[0].as_int(), 64);
+    EXPECT_EQ(held[1].at("sizes").as_array()[1].as_int(), 64);
+    EXPECT_EQ(weight.at("written_by").as_array()[1].at("file").as_string(), "rank-00001.safetensors");
+}
+
+TEST_F(CkptCommand, InfoTellsValuesAndWriter) {
+    const Result result = tessera("info " + root_);
+    EXPECT_EQ(result.code, 0);
+    EXPECT_THAT(result.output, HasSubstr("tessera test from c++ 20"));
+    EXPECT_THAT(result.output, HasSubstr("epoch = 3"));
+    EXPECT_EQ(Json::parse(tessera("info --json " + root_).output, "info").at("values").at("epoch").as_int(), 3);
+}
+
+TEST_F(CkptCommand, VerifyEndsWithOneWhereSomethingIsWrong) {
+    EXPECT_EQ(tessera("verify " + root_).code, 0);
+    EXPECT_THAT(tessera("verify " + root_).output, HasSubstr("every byte checked"));
+    const std::string save = Checkpoint::open(root_)->path();
+    const std::string path = save + "/rank-00001.safetensors";
+    std::string text = slurp(path);
+    text[text.size() - 5] ^= 1;
+    spill(path, text);
+    EXPECT_EQ(tessera("verify --fast " + root_).code, 0) << "data is not read";
+    const Result result = tessera("verify " + root_);
+    EXPECT_EQ(result.code, 1);
+    EXPECT_THAT(result.output, HasSubstr("rank-00001.safetensors: bytes 4096 to"));
+    const Json json = Json::parse(tessera("verify --json " + root_).output, "verify");
+    EXPECT_FALSE(json.at("sound").as_bool());
+    EXPECT_EQ(json.at("faults").as_array().size(), 1u);
+
+    spill(save + "/manifest.json", "{}");
+    EXPECT_EQ(tessera("verify " + save).code, 1);
+    const Result list = tessera("ls " + root_);
+    EXPECT_EQ(list.code, 1);
+    EXPECT_THAT(list.output, HasSubstr("damaged"));
+}
+
+TEST_F(CkptCommand, WhatIsNotThereOrNotMeantIsTwo) {
+    EXPECT_EQ(tessera("ls " + root_ + "/nope").code, 2);
+    EXPECT_EQ(tessera("tree " + root_ + "/nope").code, 2);
+    EXPECT_EQ(tessera("verify").code, 2);
+    EXPECT_EQ(tessera("frobnicate " + root_).code, 2);
+    EXPECT_EQ(tessera("--help").code, 0);
+    std::filesystem::remove(Checkpoint::open(root_)->path() + "/manifest.json");
+    const Result list = tessera("ls " + root_);
+    EXPECT_EQ(list.code, 0);
+    EXPECT_THAT(list.output, HasSubstr("not committed"));
+}
+
+}  // namespace
+}  // namespace tsr::testing

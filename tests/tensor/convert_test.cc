@@ -1,0 +1,66 @@
+#include "tensor/convert.hpp"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+namespace tsr {
+namespace {
+
+template <class To, class From>
+To converted(From value, DType from, DType to) {
+    To out{};
+    convert(reinterpret_cast<const std::byte*>(&value), from, reinterpret_cast<std::byte*>(&out), to, 1);
+    return out;
+}
+
+TEST(Convert, EveryHalfAndBrainFloatSurvivesTheWayThroughWiderTypes) {
+    for (const DType narrow : {DType::f16, DType::bf16}) {
+        for (uint32_t bits = 0; bits <= 0xffff; ++bits) {
+            const auto half = static_cast<uint16_t>(bits);
+            const auto wide = converted<float>(half, narrow, DType::f32);
+            const auto back = converted<uint16_t>(wide, DType::f32, narrow);
+            if (std::isnan(wide)) {
+                ASSERT_TRUE(std::isnan(converted<double>(back, narrow, DType::f64)));
+            } else {
+                ASSERT_EQ(back, half);
+                ASSERT_EQ(converted<uint16_t>(converted<double>(half, narrow, DType::f64), DType::f64, narrow), half);
+            }
+        }
+    }
+}
+
+TEST(Convert, BrainFloatsAreTheUpperHalfOfFloats) {
+    std::mt19937 random(5);
+    for (int i = 0; i < 100000; ++i) {
+        const auto bits = static_cast<uint32_t>(random());
+        const auto value = std::bit_cast<float>(bits);
+        if (std::isnan(value)) continue;
+        // Round to nearest, ties to even, by integer arithmetic.
+        const uint32_t expected = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+        ASSERT_EQ(converted<uint16_t>(value, DType::f32, DType::bf16), expected) << value;
+    }
+}
+
+TEST(Convert, HalvesRoundToNearestEven) {
+    const auto half = [](double value) { return converted<uint16_t>(value, DType::f64, DType::f16); };
+    EXPECT_EQ(half(1.0), 0x3c00);
+    EXPECT_EQ(half(1.0 + 0x1p-11), 0x3c00);            // a tie, to even
+    EXPECT_EQ(half(1.0 + 3 * 0x1p-11), 0x3c02);        // a tie, to even
+    EXPECT_EQ(half(1.0 + 0x1p-11 + 0x1p-40), 0x3c01);  // just above a tie
+    EXPECT_EQ(half(65504.0), 0x7bff);
+    EXPECT_EQ(half(65519.9), 0x7bff);
+    EXPECT_EQ(half(65520.0), 0x7c00);
+    EXPECT_EQ(half(-1e300), 0xfc00);
+    EXPECT_EQ(half(0x1p-24), 0x0001);
+    EXPECT_EQ(half(0x1p-25), 0x0000);
+    EXPECT_EQ(half(0x1p-25 + 0x1p-60), 0x0001);
+    EXPECT_EQ(half(-0.0), 0x8000);
+    EXPECT_EQ(half(0x1p-14 - 0x1p-26), 0x0400);  // rounds up to the smallest normal number
+}
+
+}  // namespace
+}  // namespace tsr
