@@ -1,5 +1,6 @@
 //! The digits trainer in Rust: see ../README.md for what it shares with those in C, Python and Java.
 
+use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::process::ExitCode;
@@ -12,44 +13,27 @@ const PIXELS: usize = 64;
 const HIDDEN: usize = 128;
 const CLASSES: usize = 10;
 
-/// An option's value, or its default.
-fn option<T: std::str::FromStr>(given: &mut Vec<(String, String)>, name: &str, default: T) -> Result<T, String> {
-    let Some(at) = given.iter().rposition(|(other, _)| other == name) else { return Ok(default) };
-    let value = given[at].1.clone();
-    given.retain(|(other, _)| other != name);
-    value.parse().map_err(|_| format!("{name} cannot be {value:?}"))
-}
-
-struct Options {
-    data: String,
-    checkpoints: String,
-    steps: u64,
-    save_every: u64,
-    batch: usize,
-    seed: u64,
-    log: String,
-    pace: u64,
-}
+/// The command line: `--name VALUE` pairs over their defaults.
+struct Options(HashMap<&'static str, String>);
 
 impl Options {
     fn parse() -> Result<Self, String> {
-        let arguments: Vec<String> = std::env::args().skip(1).collect();
-        let mut given = Vec::new();
-        for pair in arguments.chunks(2) {
-            let [name, value] = pair else { return Err(format!("{} needs a value", pair[0])) };
-            given.push((name.clone(), value.clone()));
+        let texts = [("--data", "examples/data/digits.csv"), ("--checkpoints", "checkpoints"), ("--log", "")];
+        let numbers = [("--steps", "600"), ("--save-every", "50"), ("--batch", "32"), ("--seed", "7"), ("--pace", "0")];
+        let mut values: HashMap<_, _> = texts.iter().chain(&numbers).map(|(k, v)| (*k, (*v).to_owned())).collect();
+        let mut arguments = std::env::args().skip(1);
+        while let Some(name) = arguments.next() {
+            let value = values.get_mut(name.as_str()).ok_or_else(|| format!("unknown option {name}"))?;
+            *value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
+            if numbers.iter().any(|(number, _)| *number == name) && value.parse::<u64>().is_err() {
+                return Err(format!("{name} needs a number, not {value:?}"));
+            }
         }
-        let options = Options {
-            data: option(&mut given, "--data", "examples/data/digits.csv".to_owned())?,
-            checkpoints: option(&mut given, "--checkpoints", "checkpoints".to_owned())?,
-            steps: option(&mut given, "--steps", 600)?,
-            save_every: option(&mut given, "--save-every", 50)?,
-            batch: option(&mut given, "--batch", 32)?,
-            seed: option(&mut given, "--seed", 7)?,
-            log: option(&mut given, "--log", String::new())?,
-            pace: option(&mut given, "--pace", 0)?,
-        };
-        given.first().map_or(Ok(options), |(name, _)| Err(format!("unknown option {name}")))
+        Ok(Options(values))
+    }
+
+    fn number(&self, name: &str) -> u64 {
+        self.0[name].parse().unwrap_or_default() // checked above
     }
 }
 
@@ -155,30 +139,25 @@ fn accuracy(ddp: &Ddp, samples: &[Sample]) -> Result<f64> {
 }
 
 /// Appends one line of JSON, with one write.
-fn log(options: &Options, comm: &Comm, step: u64, name: &str, value: f64) -> Result<()> {
-    if options.log.is_empty() {
-        return Ok(());
-    }
+fn log(path: &str, comm: &Comm, step: u64, name: &str, value: f64) -> Result<()> {
     let (rank, world) = (comm.rank()?, comm.world_size()?);
     let time = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
-    let line = format!(
-        r#"{{"time":{time:.3},"rank":{rank},"world":{world},"step":{step},"{name}":{value:.6},"lang":"rust"}}"#
-    );
-    let file = OpenOptions::new().create(true).append(true).open(&options.log);
-    if let Err(error) = file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())) {
-        eprintln!("digits_rs: cannot write {}: {error}", options.log);
+    let values = format!(r#""rank":{rank},"world":{world},"step":{step},"{name}":{value:.6},"lang":"rust""#);
+    let line = format!("{{\"time\":{time:.3},{values}}}\n");
+    let file = OpenOptions::new().create(true).append(true).open(path);
+    if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
+        eprintln!("digits_rs: cannot write {path}: {error}");
     }
     Ok(())
 }
 
 fn train(options: &Options, train: &[Sample], held_out: &[Sample]) -> Result<()> {
     let comm = Comm::from_env()?;
-    let say = |text: String| {
-        if comm.rank().is_ok_and(|rank| rank == 0) {
-            println!("{text}")
-        }
-    };
-    let seed = &mut options.seed.clone();
+    let rank = comm.rank()?;
+    let say = |text: String| (rank == 0).then(|| println!("{text}"));
+    let log_file = &options.0["--log"];
+    let record = |step, name, value| if log_file.is_empty() { Ok(()) } else { log(log_file, &comm, step, name, value) };
+    let seed = &mut options.number("--seed");
     let mut ddp = Ddp::new(
         &comm,
         params![
@@ -189,26 +168,27 @@ fn train(options: &Options, train: &[Sample], held_out: &[Sample]) -> Result<()>
         ],
     )?;
     let mut opt = AdamW::new(&mut ddp).lr(0.003).build()?;
-    let mut data = Sampler::new(&comm, train.len()).seed(options.seed).build()?;
+    let mut data = Sampler::new(&comm, train.len()).seed(options.number("--seed")).build()?;
     let mut state = State::new().with("model", &ddp).with("optim", &opt).with("data", &data);
-    let saver = Saver::at(&comm, &options.checkpoints).keep_latest(3).open()?;
+    let saver = Saver::at(&comm, &options.0["--checkpoints"]).keep_latest(3).open()?;
+    let (steps, save_every) = (options.number("--steps"), options.number("--save-every"));
     let start = saver.resume(&mut state)?;
     let from = if start == 0 { "from the beginning".to_owned() } else { format!("resumed after step {start}") };
     say(format!("digits: {} ranks, {from}", comm.world_size()?));
 
-    for step in start + 1..=options.steps {
+    for step in start + 1..=steps {
         let began = Instant::now();
-        let batch: Vec<_> = data.batch(options.batch)?.into_iter().map(|i| &train[i]).collect();
+        let batch: Vec<_> = data.batch(options.number("--batch") as usize)?.into_iter().map(|i| &train[i]).collect();
         let loss = forward_backward(&ddp, &batch)?;
         ddp.wait()?;
         opt.step()?;
-        if step % 10 == 0 || step == options.steps {
-            say(format!("step {step}/{} loss {loss:.4}", options.steps));
-            log(options, &comm, step, "loss", loss.into())?;
+        if step % 10 == 0 || step == steps {
+            say(format!("step {step}/{} loss {loss:.4}", steps));
+            record(step, "loss", loss.into())?;
         }
         let mut stop = [i32::from(tessera::preempt_requested())];
         comm.all_reduce(&mut stop, ReduceOp::Max)?; // all ranks stop after the same step
-        if stop[0] != 0 || (options.save_every > 0 && step % options.save_every == 0) {
+        if stop[0] != 0 || (save_every > 0 && step % save_every == 0) {
             state.set_metric("loss", loss.into())?;
             saver.save_async(step, &state)?;
         }
@@ -217,17 +197,17 @@ fn train(options: &Options, train: &[Sample], held_out: &[Sample]) -> Result<()>
             say(format!("digits: stopped after step {step}"));
             return comm.finalize();
         }
-        sleep(Duration::from_millis(options.pace).saturating_sub(began.elapsed()));
+        sleep(Duration::from_millis(options.number("--pace")).saturating_sub(began.elapsed()));
     }
     saver.wait()?;
     let accuracy = accuracy(&ddp, held_out)?;
     say(format!("held-out accuracy {accuracy:.4}"));
-    log(options, &comm, options.steps, "accuracy", accuracy)?;
+    record(steps, "accuracy", accuracy)?;
     comm.finalize()
 }
 
 fn main() -> ExitCode {
-    let prepared = Options::parse().and_then(|options| read_data(&options.data).map(|data| (options, data)));
+    let prepared = Options::parse().and_then(|options| read_data(&options.0["--data"]).map(|data| (options, data)));
     match prepared.map(|(options, (samples, held_out))| train(&options, &samples, &held_out)) {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {

@@ -47,7 +47,7 @@ Vec<u8> => Bytes, Vec<Value> => List }
 
 impl Value {
     pub(crate) fn to_json(&self) -> Result<String> {
-        Ok(encode(self)?.to_string())
+        Ok(encode(self, 0)?.to_string())
     }
 
     pub(crate) fn from_json(text: &str) -> Result<Self> {
@@ -63,8 +63,14 @@ fn bad(text: &str, why: &str) -> Error {
     Error::argument(format!("the value {text} cannot be read: {why}"))
 }
 
-fn encode(value: &Value) -> Result<serde_json::Value> {
-    let list = |items: &[Value]| items.iter().map(encode).collect::<Result<Vec<_>>>();
+/// What the library takes; checked here too, for deeper recursion could end the process.
+const MAX_DEPTH: usize = 64;
+
+fn encode(value: &Value, depth: usize) -> Result<serde_json::Value> {
+    if depth > MAX_DEPTH {
+        return Err(Error::argument(format!("a value is nested more than {MAX_DEPTH} deep")));
+    }
+    let list = |items: &[Value]| items.iter().map(|item| encode(item, depth + 1)).collect::<Result<Vec<_>>>();
     Ok(match value {
         Value::Null => serde_json::Value::Null,
         Value::Bool(value) => json!(value),
@@ -79,24 +85,24 @@ fn encode(value: &Value) -> Result<serde_json::Value> {
         Value::Bytes(bytes) => tagged("bytes", json!(BASE64_STANDARD.encode(bytes))),
         Value::List(items) => serde_json::Value::Array(list(items)?),
         Value::Tuple(items) => tagged("tuple", serde_json::Value::Array(list(items)?)),
-        Value::Map(pairs) => map(pairs)?,
+        Value::Map(pairs) => map(pairs, depth + 1)?,
     })
 }
 
 /// A plain object where all keys are strings, and none is the tag.
-fn map(pairs: &[(Value, Value)]) -> Result<serde_json::Value> {
+fn map(pairs: &[(Value, Value)], depth: usize) -> Result<serde_json::Value> {
     let mut object = Map::new();
     for (key, value) in pairs {
         match key {
             Value::Str(key) if key != "~" => {
-                if object.insert(key.clone(), encode(value)?).is_some() {
+                if object.insert(key.clone(), encode(value, depth)?).is_some() {
                     return Err(Error::argument(format!("the key {key:?} comes twice in a map")));
                 }
             }
             _ => {
                 let pairs = pairs
                     .iter()
-                    .map(|(key, value)| Ok(json!([encode(key)?, encode(value)?])))
+                    .map(|(key, value)| Ok(json!([encode(key, depth)?, encode(value, depth)?])))
                     .collect::<Result<Vec<_>>>()?;
                 return Ok(tagged("map", serde_json::Value::Array(pairs)));
             }

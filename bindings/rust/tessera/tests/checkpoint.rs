@@ -185,6 +185,17 @@ fn values_come_back_as_what_they_were() {
 }
 
 #[test]
+fn values_nest_64_deep_and_no_deeper() {
+    let nested = |depth| (0..depth).fold(Value::Int(1), |value, _| Value::Tuple(vec![value]));
+    let mut state = State::new();
+    state.set("deep", nested(64)).unwrap();
+    assert_eq!(state.get("deep").unwrap(), nested(64));
+    for depth in [65, 10_000] {
+        assert_eq!(state.set("deep", nested(depth)).unwrap_err().code(), Code::InvalidArgument);
+    }
+}
+
+#[test]
 fn a_checkpoint_tells_and_gives_what_it_holds() {
     let folder = tempfile::tempdir().unwrap();
     let flags = Tensor::new(vec![Bool::from(true), false.into()], [2]).unwrap();

@@ -1,0 +1,259 @@
+#!/usr/bin/env python3
+"""Which function of the C library each binding offers under which name, and where it is tested: docs/PARITY.md.
+
+    tools/parity.py            write docs/PARITY.md
+    tools/parity.py --check    write nothing; exit 1 if a binding or its tests lack a function that is not excused
+                               below, an excuse is no longer needed, or the page is not what would be written
+
+It reads sources only. That each function really runs is proved where the tests run: in Python and Rust by a test that
+counts the calls (the proofs below); for Java the way is followed by names, from the JNI function that calls the library
+to the Java method above it and to a test that names this method and its class.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON, JAVA, RUST = "bindings/python", "bindings/java/src", "bindings/rust/tessera"
+
+# The tests that fail when a function was not called at run time.
+PROOFS = {"Python": f"{PYTHON}/tests/test_parity.py", "Rust": f"{RUST}/tests/every_function.rs"}
+
+# binding -> function -> why it does without
+EXCUSES: dict[str, dict[str, str]] = {"Python": {}, "Java": {}, "Rust": {}}
+
+# Where a definition begins, by suffix; group 1 is its name. A unit of code goes from one definition to the next.
+DEFINITIONS = {
+    ".py": r"\s*(?:async )?def (\w+)",
+    ".pyx": r"\s*(?:cpdef|cdef|def)\s+(?:[\w ]+[ *])?\*?(\w+)\(",
+    ".java": r"\s+(?=\S)(?!return\b|throw\b|new\b|else\b|assert\b)(?:[\w.<>\[\], ?@]+\s)?(\w+)\([^;{]*(?:\{.*)?$",
+    ".cc": r"(?!return\b|using\b)(?:[\w:<>,*&]+\s+)+[*&]?(\w+)\([^;{]*(?:\{.*)?$",
+    ".rs": r"\s*(?:pub(?:\(\w+\))?\s+)?(?:const\s+|unsafe\s+)*(?:extern \"C\"\s+)?fn (\w+)",
+}
+OWNERS = {
+    ".py": r"class (\w+)",
+    ".pyx": r"cdef class (\w+)",
+    ".rs": r"\s*(?:unsafe\s+)?impl(?:<[^{]*?>)?\s+(?:[\w:<>', ]+\s+for\s+)?(\w+)",
+}
+DEFINITIONS[".pxi"], OWNERS[".pxi"] = DEFINITIONS[".pyx"], OWNERS[".pyx"]
+KEYWORDS = {"if", "for", "while", "switch", "catch", "try", "synchronized"}
+CONSTRUCTORS = {"__init__", "__cinit__"}
+
+
+class Unit(NamedTuple):
+    file: str
+    owner: str  # class, or "" for a function
+    name: str
+    text: str
+
+    def spelling(self, joint: str) -> str:
+        """The name under which a user knows it."""
+        if self.name in CONSTRUCTORS or self.name in ("", self.owner):
+            return self.owner or Path(self.file).name
+        if self.name == "fmt" or re.match(r"_[a-z]", self.name):  # inside a macro of Rust; a helper
+            return Path(self.file).name
+        return f"{self.owner}{joint}{self.name}" if self.owner else self.name
+
+
+def without_comments(text: str, suffix: str) -> str:
+    if suffix in (".py", ".pyx", ".pxi"):
+        return re.sub(r"#.*", "", re.sub(r'"""(?:.|\n)*?"""', "", text))
+    return re.sub(r"//.*", "", re.sub(r"/\*(?:.|\n)*?\*/", "", text))
+
+
+def units_of(root: Path, *patterns: str) -> list[Unit]:
+    units = []
+    for pattern in patterns:
+        for path in sorted(root.glob(pattern)):
+            units += file_units(path, path.relative_to(root).as_posix())
+    return units
+
+
+def file_units(path: Path, file: str) -> Iterator[Unit]:
+    definition = re.compile(DEFINITIONS[path.suffix])
+    new_owner = re.compile(OWNERS.get(path.suffix, r"(?!)"))
+    owner = path.stem if path.suffix == ".java" else ""
+    name, lines = "", []
+    for line in without_comments(path.read_text(encoding="utf-8"), path.suffix).splitlines():
+        if found := new_owner.match(line):
+            yield Unit(file, owner, name, "\n".join(lines))
+            owner, name, lines = found[1], "", []
+        elif (found := definition.match(line)) and found[1] not in KEYWORDS:
+            yield Unit(file, owner, name, "\n".join(lines))
+            if path.suffix != ".java" and not line.startswith(" "):
+                owner = ""
+            name, lines = found[1], [line]
+        else:
+            lines.append(line)
+    yield Unit(file, owner, name, "\n".join(lines))
+
+
+def using(units: list[Unit], pattern: str) -> list[Unit]:
+    compiled = re.compile(pattern)
+    return [unit for unit in units if compiled.search(unit.text)]
+
+
+class Place(NamedTuple):
+    spelling: str
+    test: str
+
+
+class Python:
+    """`tsr_x` is `x` of _core.pyx, which the typed modules call as `_core.x`."""
+
+    name = "Python"
+
+    def __init__(self, root: Path) -> None:
+        self.core = units_of(root, f"{PYTHON}/src/tessera/_core.pyx", f"{PYTHON}/src/tessera/_handle.pxi")
+        self.typed = units_of(root, f"{PYTHON}/src/tessera/*.py")
+
+    def place(self, function: str) -> Place | str:
+        if not using(self.core, rf"\b{function}\("):
+            return "not called"
+        above = using(self.typed, rf"\b_core\.{function.removeprefix('tsr_')}\(")
+        inside = using(self.core, rf"^def {function.removeprefix('tsr_')}\(")
+        spelling = above[0].spelling(".") if above else f"_core.{inside[0].name}" if inside else "within others"
+        return Place(spelling, PROOFS[self.name])
+
+
+class Rust:
+    """The safe crate calls `tessera_sys::tsr_x`."""
+
+    name = "Rust"
+
+    def __init__(self, root: Path) -> None:
+        self.units = units_of(root, f"{RUST}/src/*.rs")
+
+    def place(self, function: str) -> Place | str:
+        above = using(self.units, rf"\b{function}\b")
+        if not above:
+            return "not called"
+        named = [unit for unit in above if unit.name]
+        return Place((named or above)[0].spelling("::"), PROOFS[self.name])
+
+
+class Java:
+    """A JNI function calls `tsr_x`; a table names it for Java: method<ddp_ready>("ddpReady") is Native.ddpReady."""
+
+    name = "Java"
+
+    def __init__(self, root: Path) -> None:
+        self.native = units_of(root, f"{JAVA}/main/native/*.cc")
+        header = root / f"{JAVA}/main/native/jni.hpp"
+        self.header = header.read_text(encoding="utf-8") if header.is_file() else ""
+        self.java = [unit for unit in units_of(root, f"{JAVA}/main/**/*.java") if unit.owner != "Native"]
+        self.names: dict[str, list[str]] = defaultdict(list)
+        for unit in self.native:
+            for shim, name in re.findall(r'method<(\w+)>\(\s*"(\w+)"', unit.text):
+                self.names[shim].append(name)
+        self.tests = {
+            path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
+            for path in sorted(root.glob(f"{JAVA}/test/**/*Test.java"))
+        }
+
+    def place(self, function: str) -> Place | str:
+        shims = using(self.native, rf"\b{function}\b(?!\")")
+        if not shims and not re.search(rf"\b{function}\(", self.header):
+            return "not called"
+        shims += [caller for shim in shims for caller in using(self.native, rf"\b{shim.name}[(<]") if shim.name]
+        for name in [name for shim in shims for name in self.names.get(shim.name, ())]:
+            seen: list[Unit] = []
+            level = using(self.java, rf"\bNative(?:\.|::){name}\b")
+            if direct := [file for file, text in self.tests.items() if not level and f"Native.{name}(" in text]:
+                return Place(f"Native.{name}", direct[0])
+            while level:
+                for unit in level:
+                    if test := self.test_of(unit):
+                        return Place(unit.spelling("."), test)
+                seen += level
+                level = [
+                    unit
+                    for below in level
+                    if below.name
+                    for unit in using(self.java, rf"\b{below.name}\(")
+                    if unit not in seen and (unit.owner == below.owner or below.owner in unit.text)
+                ]
+        # Under every call: errors and the like.
+        return "in no test" if shims and any(self.names.get(shim.name) for shim in shims) else self.everywhere()
+
+    def everywhere(self) -> Place | str:
+        tests = [file for file in self.tests if "Error" in file or "Comm" in file]
+        return Place("within others", tests[0]) if tests else "in no test"
+
+    def test_of(self, unit: Unit) -> str | None:
+        name = unit.owner if unit.name in ("", unit.owner) else unit.name
+        wanted = [rf"\b{unit.owner}\b", rf"\b{name}\("]
+        found = [file for file, text in self.tests.items() if all(re.search(word, text) for word in wanted)]
+        return min(found, key=lambda file: (unit.owner not in Path(file).stem, file), default=None)
+
+
+def headers(root: Path) -> dict[str, list[str]]:
+    """The exported functions, by header and in its order."""
+    exported = set((root / "capi/abi/symbols.txt").read_text(encoding="utf-8").split())
+    umbrella = (root / "capi/include/tessera/tessera.h").read_text(encoding="utf-8")
+    found: dict[str, list[str]] = {}
+    for header in re.findall(r'#include "(\w+\.h)"', umbrella):
+        text = without_comments((root / "capi/include/tessera" / header).read_text(encoding="utf-8"), ".h")
+        names = [name for name in re.findall(r"\b(tsr_\w+)\s*\(", text) if name in exported]
+        if names:
+            found[header] = list(dict.fromkeys(names))
+    missing = exported - {name for names in found.values() for name in names}
+    if missing:
+        raise SystemExit(f"parity: exported, but in no header: {', '.join(sorted(missing))}")
+    return found
+
+
+def page(root: Path = ROOT) -> tuple[str, list[str]]:
+    """The text of docs/PARITY.md, and what is wrong."""
+    bindings = [Python(root), Java(root), Rust(root)]
+    faults = [f"{name}: {proof} is missing" for name, proof in PROOFS.items() if not (root / proof).is_file()]
+    lines = [
+        "# Parity of the bindings",
+        "",
+        "Every function that libtessera exports, the name under which each binding offers it, and the test that sees",
+        "to it. In Python and Rust that test counts the calls of a run and fails on a function that was not called.",
+        "",
+        "Written by `tools/parity.py` (`./dev docs`); `tools/parity.py --check` fails on a gap.",
+    ]
+    for header, functions in headers(root).items():
+        lines += ["", f"## tessera/{header}", "", "| C | Python | Java | Rust |", "|---|---|---|---|"]
+        for function in functions:
+            cells = [f"`{function}`"]
+            for binding in bindings:
+                place, excuse = binding.place(function), EXCUSES[binding.name].get(function)
+                if isinstance(place, Place):
+                    if excuse:
+                        faults.append(f"{binding.name}: {function} is there now, its excuse can go")
+                    name = place.spelling if " " in place.spelling else f"`{place.spelling}`"
+                    cells.append(f"{name} ([test](../{place.test}))")
+                elif excuse:
+                    cells.append(f"none: {excuse}")
+                else:
+                    faults.append(f"{binding.name}: {function} is {place}")
+                    cells.append("**missing**")
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n", faults
+
+
+def main() -> int:
+    text, faults = page()
+    target = ROOT / "docs/PARITY.md"
+    if "--check" in sys.argv[1:]:
+        if not target.is_file() or target.read_text(encoding="utf-8") != text:
+            faults.append("docs/PARITY.md is not up to date: run tools/parity.py")
+    else:
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    for fault in faults:
+        print(f"parity: {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
