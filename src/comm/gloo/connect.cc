@@ -12,12 +12,14 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
 
 #include "comm/gloo/flight.hpp"
+#include "comm/shm/peers.hpp"
 
 namespace tsr::gloo_transport {
 
@@ -71,6 +73,27 @@ std::vector<char> address_for(int own, int rank, const std::string& addresses, s
     return {begin, begin + static_cast<std::ptrdiff_t>(size)};
 }
 
+std::string wait_for_key(Store& store, const std::string& key, Deadline deadline, const std::function<void()>& check) {
+    for (;;) {
+        try {
+            return store.wait(key, deadline.earlier(Deadline::in(poll_slice)));
+        } catch (const Error& error) {
+            if (error.code() != Code::timeout || deadline.expired()) throw;
+        }
+        check();
+    }
+}
+
+// Ranks of this host are watched while all connect; of the others' deaths only the deadline tells. Process ids of other
+// hosts mean nothing here, though their name spaces may have the same number.
+std::vector<Peer> watchable(const Bootstrap& bootstrap) {
+    std::vector<Peer> peers = bootstrap.peers;
+    for (Peer& peer : peers) {
+        if (!peer.same_host(bootstrap.self())) peer.pid_namespace = ~bootstrap.self().pid_namespace;
+    }
+    return peers;
+}
+
 }  // namespace
 
 Binding choose_binding(const Bootstrap& bootstrap) {
@@ -101,11 +124,23 @@ std::shared_ptr<::gloo::transport::Context> connect_all(const Bootstrap& bootstr
         const std::vector<char> bytes = context->getPair(peer)->address().bytes();
         addresses.append(bytes.begin(), bytes.end());
     }
+    const shm::PeerWatch watch(watchable(bootstrap), own);
+    const auto check_peers = [&] {
+        poll_interrupt();
+        const std::vector<int> dead = watch.dead_ranks();
+        if (dead.empty()) return;
+        throw Error(Code::peer_lost,
+                    fmt::format("rank {}: rank {} (pid {}) died while the communicator was made", own, dead[0],
+                                bootstrap.peers[static_cast<size_t>(dead[0])].pid))
+            .with_rank(own)
+            .with_peer(dead[0])
+            .with_operation("create");
+    };
     bootstrap.store->set(key_of(own), addresses, bootstrap.deadline);
     std::vector<std::vector<char>> theirs(count + 1);
     for (int peer = 0; peer < bootstrap.world_size(); ++peer) {
         if (peer == own) continue;
-        const std::string all = bootstrap.store->wait(key_of(peer), bootstrap.deadline);
+        const std::string all = wait_for_key(*bootstrap.store, key_of(peer), bootstrap.deadline, check_peers);
         if (all.size() != addresses.size()) {
             throw Error(Code::version, fmt::format("rank {}: rank {} describes its Gloo addresses otherwise: it uses "
                                                    "another version of Gloo or Tessera",
@@ -145,7 +180,7 @@ std::shared_ptr<::gloo::transport::Context> connect_all(const Bootstrap& bootstr
             changed.wait_for(lock, bootstrap.deadline.slice(), [&] { return done; });
             if (done) break;
             try {
-                poll_interrupt();
+                check_peers();
                 if (bootstrap.deadline.expired()) throw Error(Code::timeout, "it does not answer");
             } catch (const Error& error) {
                 ended = error;

@@ -19,7 +19,7 @@ struct Binding {
 };
 [[nodiscard]] Binding choose_binding(const Bootstrap& bootstrap);
 
-// Throws TIMEOUT naming the ranks that could not be reached, IO, INVALID_ARGUMENT (no such interface), INTERRUPTED.
+// Throws TIMEOUT naming a rank that could not be reached, PEER_LOST, IO, INVALID_ARGUMENT (no such interface), INTERRUPTED.
 [[nodiscard]] std::shared_ptr<::gloo::transport::Context> connect_all(const Bootstrap& bootstrap);
 
 // Erases what connect_all left in the store; called when all ranks are connected.

@@ -7,6 +7,7 @@
 
 #include "base/log.hpp"
 #include "comm/gloo/connect.hpp"
+#include "comm/host.hpp"
 #include "comm/private_buffer.hpp"
 
 namespace tsr {
@@ -22,6 +23,7 @@ namespace {
 constexpr milliseconds slice{50};                // between two looks at the peers
 constexpr milliseconds farewell_time{500};       // for the last notice to leave this process
 constexpr std::chrono::microseconds glance{50};  // at a message that is probably not there
+constexpr milliseconds pause{100};               // after which a rank looks at its peers before it begins anything
 
 template <class T>
 const std::byte* bytes_of(const T& value) {
@@ -38,9 +40,13 @@ GlooTransport::GlooTransport(Bootstrap bootstrap)
       group_name_(bootstrap.options.name),
       context_(connect_all(bootstrap)),
       views_(peers_.size()),
+      inboxes_(peers_.size()),
       entered_(peers_.size()),
       sent_messages_(peers_.size()) {
-    for (int k = 1; k < world(); ++k) post_notice(after(k));
+    for (int k = 1; k < world(); ++k) {
+        await_farewell(after(k));
+        await_next_notice(after(k));
+    }
     // All ranks are connected, and use the same version of this transport, once this is through.
     Request request;
     request.label = "create";
@@ -71,46 +77,42 @@ GlooTransport::Call GlooTransport::call_of(const Request& request, uint64_t sequ
 
 // --- notices
 
-void GlooTransport::post_notice(int peer) {
+void GlooTransport::await_farewell(int peer) {
     const std::lock_guard lock(view_mutex_);
     PeerView& view = views_[static_cast<size_t>(peer)];
-    view.has_entered = false;
-    if (view.state != PeerState::present) return;
-    if (!view.incoming) {
-        view.incoming = std::make_unique<Notice>();
-        view.flight = std::make_unique<Flight>(*context_, bytes_of(*view.incoming), sizeof(Notice), peer, Direction::receive);
-    }
+    view.farewell = std::make_unique<Notice>();
+    view.flight = std::make_unique<Flight>(*context_, bytes_of(*view.farewell), sizeof(Notice), peer, Direction::receive);
     try {
-        view.flight->post(slot::notice);
+        view.flight->post(slot::farewell);
     } catch (const std::exception&) {
         view.state = PeerState::gone;
     }
 }
 
-// Takes note of what `peer` has said, waiting for it until `until` at most. Under view_mutex_.
+void GlooTransport::await_next_notice(int peer) {
+    Inbox& inbox = inboxes_[static_cast<size_t>(peer)];
+    if (!inbox.notice) {
+        inbox.notice = std::make_unique<Notice>();
+        inbox.flight = std::make_unique<Flight>(*context_, bytes_of(*inbox.notice), sizeof(Notice), peer, Direction::receive);
+    }
+    try {
+        inbox.flight->post(slot::enters);
+    } catch (const std::exception&) {
+        inbox.flight.reset();  // the peer is gone, which the next collective will find
+        inbox.notice.reset();
+    }
+}
+
+// Takes note of `peer`'s end, waiting for it until `until` at most. Under view_mutex_.
 void GlooTransport::look_at(int peer, Clock::time_point until) const {
     PeerView& view = views_[static_cast<size_t>(peer)];
-    if (view.state != PeerState::present || view.has_entered) return;
+    if (view.state != PeerState::present) return;
     try {
         if (!view.flight->wait(waker_, until)) return;
+        view.state = view.farewell->kind == Notice::Kind::left ? PeerState::left : PeerState::failed;
     } catch (const std::exception&) {
         view.state = PeerState::gone;
-        return;
     }
-    const Notice& notice = *view.incoming;
-    if (notice.magic != Notice::current_magic) {
-        throw Error(Code::version, fmt::format("rank {}: {} speaks otherwise than this rank: it uses another version of "
-                                               "Tessera",
-                                               rank_, name_peer(peer)))
-            .with_peer(peer);
-    }
-    if (notice.kind == Notice::Kind::enters) {
-        view.has_entered = true;
-        if (notice.sequence > 0) view.last_operation = "its last operation was " + tsr::headline(notice.operation, notice.sequence);
-        return;
-    }
-    view.farewell = notice;
-    view.state = notice.kind == Notice::Kind::left ? PeerState::left : PeerState::failed;
 }
 
 void GlooTransport::look_at_all() const {
@@ -125,7 +127,7 @@ void GlooTransport::tell_all(const Notice& notice) {
     for (int k = 1; k < world(); ++k) {
         auto flight = std::make_unique<Flight>(*context_, bytes_of(*farewell_), sizeof(Notice), after(k), Direction::send);
         try {
-            flight->post(slot::notice);
+            flight->post(slot::farewell);
             farewell_flights_.push_back(std::move(flight));
         } catch (const std::exception&) {
             // Gone already.
@@ -133,61 +135,84 @@ void GlooTransport::tell_all(const Notice& notice) {
     }
 }
 
+bool GlooTransport::has_entered(int peer, Clock::time_point until, const std::string& headline) {
+    Inbox& inbox = inboxes_[static_cast<size_t>(peer)];
+    try {
+        return inbox.flight && inbox.flight->wait(waker_, until);
+    } catch (const std::exception&) {
+        throw_broken(peer, headline);
+    }
+}
+
+// Those who have not entered the collective, while this rank awaits the `awaited`-th before it; earlier ones have.
+std::vector<int> GlooTransport::late_ranks(int awaited) {
+    std::vector<int> late;
+    for (int k = awaited; k < world(); ++k) {
+        if (!has_entered(before(k), Clock::now() + glance, "")) late.push_back(before(k));
+    }
+    std::ranges::sort(late);
+    return late;
+}
+
 // Returns when every rank has entered the same collective; their notices are in entered_.
 void GlooTransport::enter(Call& call, std::span<const std::byte> payload) {
     const std::string headline = tsr::headline(call.operation, call.sequence);
+    // Peers that have failed while this rank did something else: their notices may look as if all were well.
+    if (Clock::now() - last_look_ > pause) check(headline);
     outgoing_ = Notice{};
     outgoing_.sequence = call.sequence;
     outgoing_.fingerprint = fingerprint_of(call.request, call.operation);
     outgoing_.operation = call.operation;
     std::ranges::copy(payload, outgoing_.bytes.begin());
     Exchange sends(*this, call);
-    for (int k = 1; k < world(); ++k) sends.send(after(k), slot::notice, bytes_of(outgoing_), sizeof outgoing_);
+    for (int k = 1; k < world(); ++k) sends.send(after(k), slot::enters, bytes_of(outgoing_), sizeof outgoing_);
 
     for (int k = 1; k < world(); ++k) {
         const int peer = before(k);
-        const auto has_come = [&] {
-            const std::lock_guard lock(view_mutex_);
-            look_at(peer, Clock::now() + slice);
-            const PeerView& view = views_[static_cast<size_t>(peer)];
-            if (view.has_entered) entered_[static_cast<size_t>(peer)] = *view.incoming;
-            return view.has_entered ? std::optional<PeerState>() : view.state;
-        };
-        for (auto state = has_come(); state; state = has_come()) {
-            if (*state != PeerState::present) throw_broken(peer, headline);
+        while (!has_entered(peer, Clock::now() + slice, headline)) {
             check(headline);
-            if (!call.deadline.expired()) continue;
-            std::vector<int> late;
-            const std::lock_guard lock(view_mutex_);
-            for (int rank = 0; rank < world(); ++rank) {
-                if (rank != rank_ && !views_[static_cast<size_t>(rank)].has_entered) late.push_back(rank);
-            }
-            // Those that came earlier were asked for again already: their notice of this collective is in entered_.
-            std::erase_if(late, [&](int rank) {
-                const Notice& notice = entered_[static_cast<size_t>(rank)];
-                return notice.sequence == call.sequence && (rank_ + world() - rank) % world() < k;
-            });
-            throw_timeout(call, late, false);
+            check_awaited(k, headline);
+            if (call.deadline.expired()) throw_timeout(call, late_ranks(k), false);
         }
-        post_notice(peer);
+        Notice& notice = *inboxes_[static_cast<size_t>(peer)].notice;
+        if (notice.magic != Notice::current_magic) {
+            throw Error(Code::version, fmt::format("rank {}: {} speaks otherwise than this rank: it uses another version "
+                                                   "of Tessera",
+                                                   rank_, name_peer(peer)))
+                .with_peer(peer);
+        }
+        entered_[static_cast<size_t>(peer)] = notice;
+        await_next_notice(peer);
     }
     compare_fingerprints(call, outgoing_.fingerprint);
     sends.finish();
+    last_look_ = Clock::now();
+    const std::lock_guard lock(view_mutex_);
+    last_operation_ = call.operation;
+    last_sequence_ = call.sequence;
 }
 
 // --- errors
 
 std::string GlooTransport::name_peer(int rank) const {
     const Peer& peer = peers_[static_cast<size_t>(rank)];
+    if (peer.same_host(peers_[static_cast<size_t>(rank_)])) return fmt::format("rank {} (pid {})", rank, peer.pid);
     return fmt::format("rank {} (pid {}, host {})", rank, peer.pid, peer.host_name.data());
 }
 
+// Under view_mutex_.
+std::string GlooTransport::last_operation() const {
+    if (last_sequence_ == 0) return "it had not begun any operation";
+    return "its last operation was " + tsr::headline(last_operation_, last_sequence_);
+}
+
+// Under view_mutex_.
 Error GlooTransport::lost(int peer, const std::string& headline, bool died) const {
     const std::string what = headline.empty() ? std::string() : headline + " failed: ";
     return Error(Code::peer_lost,
                  fmt::format("rank {}: {}{} {}; {}", rank_, what, name_peer(peer),
                              died ? "died, or its network was cut" : "left the communicator",
-                             views_[static_cast<size_t>(peer)].last_operation))
+                             last_operation()))
         .with_rank(rank_)
         .with_peer(peer);
 }
@@ -211,6 +236,8 @@ std::optional<Error> GlooTransport::told_failure(const std::string& headline) co
     return std::nullopt;
 }
 
+// A death counts where the dead rank is waited for, by the rank that waits, which then tells the others: one that was
+// through with everything may go.
 void GlooTransport::check(const std::string& headline) const {
     {
         const std::lock_guard lock(failure_mutex_);
@@ -219,10 +246,6 @@ void GlooTransport::check(const std::string& headline) const {
     look_at_all();
     {
         const std::lock_guard lock(view_mutex_);
-        // A death first: those who failed because of it say so, too.
-        for (int r = 0; r < world(); ++r) {
-            if (views_[static_cast<size_t>(r)].state == PeerState::gone) throw lost(r, headline, true);
-        }
         if (const auto told = told_failure(headline)) {
             const std::lock_guard failure_lock(failure_mutex_);
             adopted_ = true;
@@ -234,17 +257,39 @@ void GlooTransport::check(const std::string& headline) const {
 
 // A connection does not work any more; finds out why.
 void GlooTransport::throw_broken(int peer, const std::string& headline) const {
+    look_at_all();
+    {
+        const std::lock_guard lock(view_mutex_);
+        if (views_[static_cast<size_t>(peer)].state == PeerState::gone) throw lost(peer, headline, true);
+    }
     check(headline);
     const std::lock_guard lock(view_mutex_);
     throw lost(peer, headline, views_[static_cast<size_t>(peer)].state != PeerState::left);
 }
 
+// Throws if one of those still awaited has ended without entering.
+void GlooTransport::check_awaited(int awaited, const std::string& headline) {
+    for (int k = awaited; k < world(); ++k) {
+        const int peer = before(k);
+        PeerState state{};
+        {
+            const std::lock_guard lock(view_mutex_);
+            state = views_[static_cast<size_t>(peer)].state;
+        }
+        if (state == PeerState::present || has_entered(peer, Clock::now() + glance, headline)) continue;
+        throw_broken(peer, headline);
+    }
+}
+
 void GlooTransport::throw_timeout(const Call& call, const std::vector<int>& late, bool entered) const {
+    const std::lock_guard lock(view_mutex_);
     std::string who;
     for (size_t i = 0; i < late.size() && i < 8; ++i) {
-        const PeerView& view = views_[static_cast<size_t>(late[i])];
-        who += fmt::format("{}{} {}", i == 0 ? "" : "; ", name_peer(late[i]),
-                           entered ? "entered it but does not go on" : "never entered it; " + view.last_operation);
+        const Peer& peer = peers_[static_cast<size_t>(late[i])];
+        const bool stopped = peer.same_host(peers_[static_cast<size_t>(rank_)]) && process_is_stopped(peer.pid);
+        who += fmt::format("{}{} {}{}", i == 0 ? "" : "; ", name_peer(late[i]),
+                           entered ? "entered it but does not go on" : "never entered it; " + last_operation(),
+                           stopped ? "; the process is stopped" : "");
     }
     if (late.size() > 8) who += fmt::format("; and {} more", late.size() - 8);
     throw Error(Code::timeout,
@@ -344,10 +389,7 @@ void Exchange::finish(Flight& flight) {
         }
         if (done) return;
         transport_.check(headline(call_.operation, call_.sequence));
-        if (call_.deadline.expired()) {
-            const std::lock_guard lock(transport_.view_mutex_);
-            transport_.throw_timeout(call_, {flight.peer()}, true);
-        }
+        if (call_.deadline.expired()) transport_.throw_timeout(call_, {flight.peer()}, true);
     }
 }
 
@@ -422,7 +464,7 @@ Transfer::Progress GlooTransfer::advance() {
                 fmt::format("rank {}: {} timed out after {} s: {} {}; {}. Look at the log of rank {}, or raise timeout_ms",
                             transport_.rank_, headline(), static_cast<double>(patience_.count()) / 1000,
                             transport_.name_peer(operation_.peer), sending() ? "did not take it" : "sent nothing",
-                            transport_.views_[static_cast<size_t>(operation_.peer)].last_operation, operation_.peer))
+                            transport_.last_operation(), operation_.peer))
         .with_peer(operation_.peer);
 }
 

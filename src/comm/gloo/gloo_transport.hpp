@@ -54,16 +54,21 @@ class GlooTransport final : public Transport {
     enum class PeerState { present, failed, left, gone };
     struct PeerView {
         PeerState state = PeerState::present;
-        std::unique_ptr<Notice> incoming;          // the next notice lands here
-        std::unique_ptr<Flight> flight;            // and this is its flight
-        bool has_entered = false;                  // `incoming` is the notice of a collective that this rank has not begun
-        std::optional<Notice> farewell;            // failed or left
-        std::string last_operation = "it had not begun any operation";
+        std::unique_ptr<Notice> farewell;  // lands here
+        std::unique_ptr<Flight> flight;
+    };
+    // A peer's next notice that it enters a collective.
+    struct Inbox {
+        std::unique_ptr<Notice> notice;
+        std::unique_ptr<Flight> flight;
     };
 
     // --- notices (gloo_transport.cc)
     void enter(Call& call, std::span<const std::byte> payload);
-    void post_notice(int peer);
+    void await_farewell(int peer);
+    void await_next_notice(int peer);
+    [[nodiscard]] bool has_entered(int peer, Clock::time_point until, const std::string& headline);
+    [[nodiscard]] std::vector<int> late_ranks(int awaited);
     void look_at(int peer, Clock::time_point until) const;
     void look_at_all() const;
     void tell_all(const Notice& notice);
@@ -72,12 +77,14 @@ class GlooTransport final : public Transport {
     [[nodiscard]] Call call_of(const Request& request, uint64_t sequence, milliseconds timeout) const;
     // Throws what ends an operation: this rank's abort, a peer's failure or death, an interrupt.
     void check(const std::string& headline) const;
+    void check_awaited(int awaited, const std::string& headline);
     [[noreturn]] void throw_broken(int peer, const std::string& headline) const;
     [[nodiscard]] std::optional<Error> told_failure(const std::string& headline) const;
     [[nodiscard]] Error lost(int peer, const std::string& headline, bool died) const;
     [[noreturn]] void throw_timeout(const Call& call, const std::vector<int>& late, bool entered) const;
     void compare_fingerprints(const Call& call, uint64_t own) const;
     [[nodiscard]] std::string name_peer(int rank) const;
+    [[nodiscard]] std::string last_operation() const;
 
     // --- algorithms (collectives.cc)
     void all_reduce(Call& call);
@@ -103,10 +110,16 @@ class GlooTransport final : public Transport {
     std::shared_ptr<::gloo::transport::Context> context_;
     mutable Waker waker_;
 
-    mutable std::mutex view_mutex_;  // guards views_
+    mutable std::mutex view_mutex_;  // guards the next three
     mutable std::vector<PeerView> views_;
-    std::vector<Notice> entered_;  // of the collective in progress, by rank; the issuing thread's
+    Operation last_operation_;  // the last collective that all have entered
+    uint64_t last_sequence_ = 0;
+
+    // The issuing thread's: notices to come, those of the collective in progress, by rank, and this rank's own.
+    std::vector<Inbox> inboxes_;
+    std::vector<Notice> entered_;
     Notice outgoing_;
+    Clock::time_point last_look_ = Clock::now();
     std::vector<std::byte> staging_;  // of reductions
 
     mutable std::mutex failure_mutex_;  // guards failure_, adopted_, farewell_ and its flights

@@ -12,7 +12,8 @@ namespace tsr::gloo_transport {
 
 // Slots name streams of messages of one pair of ranks; a stream keeps its order.
 namespace slot {
-inline constexpr uint64_t notice = uint64_t{1} << 56;
+inline constexpr uint64_t enters = uint64_t{1} << 56;
+inline constexpr uint64_t farewell = uint64_t{5} << 56;
 [[nodiscard]] constexpr uint64_t collective(uint64_t sequence, uint64_t phase) {
     return uint64_t{2} << 56 | (sequence & 0xffffffffffff) << 4 | phase;
 }
@@ -21,7 +22,8 @@ inline constexpr uint64_t notice = uint64_t{1} << 56;
 }  // namespace slot
 
 // What a rank tells each other one: first of all at the beginning of a collective ("enters"), so that all know that all
-// want the same before data moves; and out of turn when it fails or leaves. A small collective's data is in it.
+// want the same before data moves; and, by a stream of its own, once, when it fails or leaves. A small collective's data
+// is in it.
 struct Notice {
     enum class Kind : uint32_t { enters = 1, failed = 2, left = 3 };
     static constexpr uint64_t current_magic = 0x3130'4f4f'4c47'5354;  // "TSGLOO01"
