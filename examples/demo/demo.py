@@ -22,21 +22,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import report  # noqa: E402
+from programs import LANGUAGES, ROOT, TESSERA, digits  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
-TESSERA = ROOT / "build" / "prefix" / "bin" / "tessera"
-LANGUAGES = ["c", "python", "java", "rust"]
 VICTIM = "java"
-
-
-def programs(arguments: list[str]) -> dict[str, list[str]]:
-    """The command line of the digits trainer in each language."""
-    return {
-        "c": [str(ROOT / "build" / "release" / "digits_c"), *arguments],
-        "python": [sys.executable, str(ROOT / "examples" / "python" / "digits.py"), *arguments],
-        "java": ["java", "-jar", str(ROOT / "examples" / "java" / "target" / "digits.jar"), *arguments],
-        "rust": [str(ROOT / "examples" / "rust" / "target" / "release" / "digits_rs"), *arguments],
-    }
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -58,17 +46,17 @@ def show_progress(step: int, steps: int, loss: float, world: int, note: str) -> 
         print(line, flush=True)
 
 
-def train(out: Path, steps: int, save_every: int) -> dict[str, Any]:
+def train(out: Path, steps: int, save_every: int, pace_ms: int) -> dict[str, Any]:
     """Run the job, kill one rank on the way, and return what happened with its times."""
     log, events = out / "train.jsonl", out / "events.jsonl"
     arguments = [
         "--data", str(ROOT / "examples" / "data" / "digits.csv"), "--checkpoints", str(out / "checkpoints"),
-        "--steps", str(steps), "--save-every", str(save_every), "--batch", "32", "--seed", "7", "--log", str(log),
+        "--steps", str(steps), "--save-every", str(save_every), "--batch", "32", "--seed", "7", "--log", str(log), "--pace", str(pace_ms),
     ]  # fmt: skip
     command = [str(TESSERA), "run", "--min-ranks", "3", "--max-restarts", "3", "--on-loss", "shrink"]
     command += ["--log-dir", str(out / "logs"), "--events", str(events)]
     for i, language in enumerate(LANGUAGES):
-        command += ([":"] if i else []) + ["-n", "1", *programs(arguments)[language]]
+        command += ([":"] if i else []) + ["-n", "1", *digits(language, arguments)]
 
     started = time.time()
     kill: tuple[float, int] | None = None
@@ -123,7 +111,7 @@ def tensor_pictures(checkpoint: Path) -> tuple[list[report.TensorPicture], int]:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         offsets = json.loads(header.pop("__metadata__")["DCP_SHARDING_INFO"])
         for name, entry in header.items():
-            shape = next(t["shape"] for t in manifest["tensors"] if t["name"] == name)
+            shape = manifest["tensors"][name]["shape"]
             picture = pictures.setdefault(name, report.TensorPicture(name, entry["dtype"], shape, []))
             picture.pieces.append(report.Piece(rank, offsets[name]["saved_offsets"], entry["shape"]))
     return [pictures[name] for name in sorted(pictures)], size
@@ -163,15 +151,16 @@ def run_tessera(*arguments: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "demo-out", help="where results go (emptied first)")
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--save-every", type=int, default=250)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--save-every", type=int, default=50)
+    parser.add_argument("--pace", type=int, default=20, help="milliseconds that a step lasts at least")
     options = parser.parse_args()
     out: Path = options.out
     shutil.rmtree(out, ignore_errors=True)
     (out / "checkpoints").mkdir(parents=True)
 
     print("tessera run: four ranks, C, Python, Java and Rust, train one model", flush=True)
-    result = train(out, options.steps, options.save_every)
+    result = train(out, options.steps, options.save_every, options.pace)
     started, rows, events = result["started"], result["rows"], result["events"]
     accuracy = next(row["accuracy"] for row in reversed(rows) if "accuracy" in row)
     curve = [
@@ -180,10 +169,10 @@ def main() -> int:
     resumed = min((entry for entry in curve if entry[2] == 3), key=lambda entry: entry[0])
     restart_step = (resumed[1] - 1) // options.save_every * options.save_every
     starts = [event for event in events if event["event"] == "start"]
-    last_epoch = max(event["epoch"] for event in starts)
+    last_round = max(event["round"] for event in starts)
     survivors = [language for language in LANGUAGES if language != VICTIM]
     ranks = [
-        (event["epoch"], (LANGUAGES if event["epoch"] != last_epoch else survivors)[event["rank"]], event["rank"], event["pid"])
+        (event["round"], (LANGUAGES if event["round"] != last_round else survivors)[event["rank"]], event["rank"], event["pid"])
         for event in starts
     ]
     print(f"held-out accuracy {accuracy * 100:.1f} %")

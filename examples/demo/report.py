@@ -36,7 +36,7 @@ class Run:
     accuracy: float
     kill: tuple[float, int, str]  # seconds, step, language
     restart: tuple[float, int]  # seconds, step that training went on from
-    ranks: list[tuple[int, str, int, int]]  # epoch, language, rank, pid
+    ranks: list[tuple[int, str, int, int]]  # round, language, rank, pid
     tensors: list[TensorPicture]
     checkpoint_languages: dict[int, str]  # rank of the last world -> language
     timings: list[tuple[str, str]]
@@ -133,11 +133,11 @@ pre{background:#f4f6f8;padding:1rem;border-radius:8px;overflow-x:auto;font-size:
 
 def write_report(run: Run, path: Path) -> None:
     """Write the page to ``path``."""
-    epochs = sorted({epoch for epoch, *_ in run.ranks})
+    first = min(number for number, *_ in run.ranks)
     rank_rows = "".join(
-        f"<tr><td>{'before the kill' if epoch == epochs[0] else 'after it'}</td><td>{rank}</td>"
+        f"<tr><td>{'before the kill' if number == first else 'after it'}</td><td>{rank}</td>"
         f"<td>{language_tag(language)}</td><td>{pid}</td></tr>"
-        for epoch, language, rank, pid in run.ranks
+        for number, language, rank, pid in run.ranks
     )
     tensors = "".join(tensor_picture(tensor, run.checkpoint_languages) for tensor in run.tensors)
     timings = "".join(f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in run.timings)

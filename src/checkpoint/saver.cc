@@ -398,6 +398,13 @@ void Saver::commit(Job& job, const std::vector<std::string>& reports) {
 
 // Removes saves beyond keep_latest, and leftovers of writers that are gone.
 void Saver::tidy(const std::string& newest) {
+    std::vector<std::string> names;
+    if (files_.list(root_, names) >= 0) {
+        const std::string temporary = fmt::format("{}.tmp-", latest_name);
+        for (const std::string& name : names) {
+            if (name.starts_with(temporary)) (void)files_.remove_file(join(root_, name));
+        }
+    }
     std::vector<std::string> committed;
     for (const SavedStep& save : scan_root(files_, root_)) {
         if (save.committed) {

@@ -122,9 +122,9 @@ TEST_P(Reshard, EveryElementArrivesWhateverTheLayouts) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, Reshard, ::testing::Combine(::testing::Range(1, 6), ::testing::Range(1, 6)),
-                         [](const auto& info) {
-                             return "From" + std::to_string(std::get<0>(info.param)) + "To" +
-                                    std::to_string(std::get<1>(info.param));
+                         [](const auto& worlds) {
+                             return "From" + std::to_string(std::get<0>(worlds.param)) + "To" +
+                                    std::to_string(std::get<1>(worlds.param));
                          });
 
 }  // namespace

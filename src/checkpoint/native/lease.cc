@@ -87,7 +87,8 @@ Holder Holder::this_process(std::string id) {
     std::array<char, 256> host{};
     if (::gethostname(host.data(), host.size() - 1) == 0) holder.host = host.data();
     if (!is_utf8(holder.host)) holder.host = "?";
-    holder.machine = first_line("/proc/sys/kernel/random/boot_id") + " " + link_target("/proc/self/ns/pid");
+    holder.machine =
+        fmt::format("{} {}", first_line("/proc/sys/kernel/random/boot_id"), link_target("/proc/self/ns/pid"));
     holder.pid = ::getpid();
     holder.start_time = start_time_of(holder.pid);
     return holder;
@@ -138,6 +139,7 @@ void Lease::acquire() {
         const int64_t linked = files_.link(mine, path_);
         if (linked == 0) {
             (void)files_.remove_file(mine);
+            remove_old_attempts();
             sync_directory(files_, parent_of(path_));
             return;
         }
@@ -173,6 +175,21 @@ void Lease::acquire() {
         log::info("took over {} from process {} on {}, which is gone", path_, holder.pid, holder.host);
     }
     give_up(Error(Code::invalid_state, fmt::format("could not take {}: others keep taking it", path_)));
+}
+
+// Files of savers that died while they tried to get the lease; one that tries right now is younger than a span.
+void Lease::remove_old_attempts() {
+    FileStatus own;
+    std::vector<std::string> names;
+    const std::string root = parent_of(path_);
+    if (files_.status(path_, own) < 0 || files_.list(root, names) < 0) return;
+    const std::string begin = fmt::format("{}.", owner_name);
+    for (const std::string& name : names) {
+        FileStatus status;
+        if (!name.starts_with(begin) || files_.status(join(root, name), status) < 0) continue;
+        const std::chrono::nanoseconds age(own.modified_ns - status.modified_ns);
+        if (age > times_.span) (void)files_.remove_file(join(root, name));
+    }
 }
 
 void Lease::renew() {

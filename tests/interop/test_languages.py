@@ -1,0 +1,74 @@
+"""The four languages in one job and over one checkpoint: the same samples, the same values, each resumes any other."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tessera as ts
+from conftest import LANGUAGES, RunJob
+
+
+def newest(root: Path) -> dict[str, np.ndarray]:
+    with ts.Checkpoint(root) as checkpoint:
+        return {name: checkpoint[name] for name in checkpoint.tensors}
+
+
+def manifest(root: Path) -> dict[str, object]:
+    with ts.Checkpoint(root) as checkpoint:
+        return dict(checkpoint.manifest)
+
+
+def test_each_language_trains_like_c(run_job: RunJob, tmp_path: Path, language: str) -> None:
+    """The same initial values and samples: after 30 steps the weights differ by rounding alone."""
+    run_job(["c", "c"], steps=30, checkpoints=tmp_path / "c")
+    run_job([language, language], steps=30, checkpoints=tmp_path / "other")
+    expected, got = newest(tmp_path / "c"), newest(tmp_path / "other")
+    assert sorted(got) == sorted(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+def test_a_job_of_four_languages_trains_like_c_alone(run_job: RunJob, tmp_path: Path) -> None:
+    run_job(["c"] * 4, steps=30, checkpoints=tmp_path / "c")
+    run_job(LANGUAGES, steps=30, checkpoints=tmp_path / "mixed")
+    expected, got = newest(tmp_path / "c"), newest(tmp_path / "mixed")
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+# Each ordered pair of languages stands side by side once (an Eulerian circuit).
+CHAIN = "c rust java rust python rust c java python java c python c".split()
+
+
+def test_each_language_resumes_every_other_at_another_world_size(run_job: RunJob, tmp_path: Path) -> None:
+    assert set(pairwise(CHAIN)) == {(a, b) for a in LANGUAGES for b in LANGUAGES if a != b}
+    root = tmp_path / "checkpoints"
+    for number, language in enumerate(CHAIN):
+        output = run_job([language] * (number % 4 + 1), steps=10 * (number + 1), checkpoints=root)
+        if number > 0:
+            assert f"resumed after step {10 * number}" in output
+
+
+def test_the_manifest_names_the_language(run_job: RunJob, tmp_path: Path, language: str) -> None:
+    run_job([language], steps=10)
+    text = json.dumps(manifest(tmp_path / "checkpoints")["writer"])
+    assert f'"{language}"' in text
+
+
+def test_pytorch_reads_what_each_language_writes(run_job: RunJob, tmp_path: Path, language: str) -> None:
+    """PyTorch's own reader of safetensors directories gives the same bits."""
+    torch = pytest.importorskip("torch")
+    import torch.distributed.checkpoint as dcp
+
+    root = tmp_path / "checkpoints"
+    run_job([language] * 3, steps=10)
+    expected = newest(root)
+    state = {name: torch.full(value.shape, -1, dtype=torch.from_numpy(value).dtype) for name, value in expected.items()}
+    directory = root / (root / "latest").read_text(encoding="utf-8").strip()
+    dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(directory)), no_dist=True)
+    for name, value in expected.items():
+        assert state[name].numpy().tobytes() == value.tobytes(), name
