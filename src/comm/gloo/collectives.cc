@@ -10,9 +10,9 @@ namespace tsr::gloo_transport {
 
 namespace {
 
-constexpr size_t chunk_size = size_t{4} << 20;            // of a reduction; two are in flight
-constexpr size_t block_size = size_t{1} << 20;            // of a broadcast along a chain
-constexpr size_t packed_size = size_t{4} << 20;           // a list of tensors up to this is moved as one
+constexpr size_t chunk_size = size_t{4} << 20;             // of a reduction; two are in flight
+constexpr size_t block_size = size_t{1} << 20;             // of a broadcast along a chain
+constexpr size_t packed_size = size_t{4} << 20;            // a list of tensors up to this is moved as one
 constexpr size_t tree_broadcast_size = size_t{256} << 10;  // up to this by a tree, then by a chain
 
 // The phases of one collective have streams of their own; those of a list's tensors follow each other in them.
@@ -124,13 +124,15 @@ void GlooTransport::all_reduce(Call& call) {
 // Chunk by chunk: each rank receives all inputs of its slice, reduces them in rank order, and sends the result to the
 // root, or to all if root is -1. While one chunk's results go out, the next one's inputs come in. `in` may be `out`;
 // `out` is nullptr where no result is wanted.
-void GlooTransport::reduce_slices(Call& call, const std::byte* in, std::byte* out, size_t count, DType dtype, int root) {
+void GlooTransport::reduce_slices(Call& call, const std::byte* in, std::byte* out, size_t count, DType dtype,
+                                  int root) {
     if (count == 0) return;
     const int n = world();
     const size_t element = size_of(dtype);
     const size_t chunk = std::max<size_t>(chunk_size / element, static_cast<size_t>(n));
     const size_t chunks = (count + chunk - 1) / chunk;
-    const size_t slice = ((std::min(chunk, count) + static_cast<size_t>(n) - 1) / static_cast<size_t>(n) * element + 63) / 64 * 64;
+    const size_t slice =
+        ((std::min(chunk, count) + static_cast<size_t>(n) - 1) / static_cast<size_t>(n) * element + 63) / 64 * 64;
     staging_.resize(2 * static_cast<size_t>(n) * slice);
     const auto staged = [&](size_t c, int r) {
         return staging_.data() + (c % 2 * static_cast<size_t>(n) + static_cast<size_t>(r)) * slice;
@@ -144,10 +146,12 @@ void GlooTransport::reduce_slices(Call& call, const std::byte* in, std::byte* ou
     const auto begin_scatter = [&](size_t c) {
         Exchange& exchange = scatters.emplace_back(*this, call);
         for (int k = 1; k < n; ++k) {
-            exchange.receive(before(k), slot::collective(call.sequence, scatter_phase), staged(c, before(k)), size(c, rank_));
+            exchange.receive(before(k), slot::collective(call.sequence, scatter_phase), staged(c, before(k)),
+                             size(c, rank_));
         }
         for (int k = 1; k < n; ++k) {
-            exchange.send(after(k), slot::collective(call.sequence, scatter_phase), in + offset(c, after(k)), size(c, after(k)));
+            exchange.send(after(k), slot::collective(call.sequence, scatter_phase), in + offset(c, after(k)),
+                          size(c, after(k)));
         }
     };
     const auto reduce_and_gather = [&](size_t c) {
@@ -161,7 +165,8 @@ void GlooTransport::reduce_slices(Call& call, const std::byte* in, std::byte* ou
         for (int k = 1; k < n; ++k) {
             const int from = before(k);
             if (root < 0 || root == rank_) {
-                exchange.receive(from, slot::collective(call.sequence, gather_phase), out + offset(c, from), size(c, from));
+                exchange.receive(from, slot::collective(call.sequence, gather_phase), out + offset(c, from),
+                                 size(c, from));
             }
         }
         for (int k = 1; k < n; ++k) {
@@ -196,7 +201,9 @@ void GlooTransport::reduce_scatter(Call& call) {
     staging_.resize(static_cast<size_t>(n) * slice);
     for (size_t begin = 0; begin < count; begin += chunk) {
         const size_t size = std::min(chunk, count - begin) * element;
-        const auto own_part = [&](int r) { return input.data + static_cast<size_t>(r) * output.size_bytes() + begin * element; };
+        const auto own_part = [&](int r) {
+            return input.data + static_cast<size_t>(r) * output.size_bytes() + begin * element;
+        };
         const auto staged = [&](int r) { return staging_.data() + static_cast<size_t>(r) * slice; };
         Exchange exchange(*this, call);
         for (int k = 1; k < n; ++k) {
@@ -277,7 +284,8 @@ void GlooTransport::gather_all(Call& call, const Tensor& input, std::span<const 
         enter(call, {input.data, input.size_bytes()});
         for (int r = 0; r < world(); ++r) {
             const Tensor& to = outputs[static_cast<size_t>(r)];
-            copy_bytes(to.data, r == rank_ ? input.data : entered_[static_cast<size_t>(r)].bytes.data(), to.size_bytes());
+            copy_bytes(to.data, r == rank_ ? input.data : entered_[static_cast<size_t>(r)].bytes.data(),
+                       to.size_bytes());
         }
         return;
     }

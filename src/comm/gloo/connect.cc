@@ -97,10 +97,12 @@ std::vector<Peer> watchable(const Bootstrap& bootstrap) {
 }  // namespace
 
 Binding choose_binding(const Bootstrap& bootstrap) {
-    if (const char* name = std::getenv("TESSERA_SOCKET_IFNAME"); name != nullptr && *name != '\0') {  // NOLINT(concurrency-mt-unsafe)
+    if (const char* name = std::getenv("TESSERA_SOCKET_IFNAME");
+        name != nullptr && *name != '\0') {  // NOLINT(concurrency-mt-unsafe)
         return {name, ""};
     }
-    const bool one_host = std::ranges::all_of(bootstrap.peers, [&](const Peer& p) { return p.same_host(bootstrap.self()); });
+    const bool one_host =
+        std::ranges::all_of(bootstrap.peers, [&](const Peer& p) { return p.same_host(bootstrap.self()); });
     std::string address = bootstrap.store->local_address();
     if (one_host) return {"", address.empty() ? "127.0.0.1" : address};
     // The rank beside the store may reach it by loopback, where the other hosts cannot reach the rank. Hosts that are
@@ -129,9 +131,8 @@ std::shared_ptr<::gloo::transport::Context> connect_all(const Bootstrap& bootstr
         poll_interrupt();
         const std::vector<int> dead = watch.dead_ranks();
         if (dead.empty()) return;
-        throw Error(Code::peer_lost,
-                    fmt::format("rank {}: rank {} (pid {}) died while the communicator was made", own, dead[0],
-                                bootstrap.peers[static_cast<size_t>(dead[0])].pid))
+        throw Error(Code::peer_lost, fmt::format("rank {}: rank {} (pid {}) died while the communicator was made", own,
+                                                 dead[0], bootstrap.peers[static_cast<size_t>(dead[0])].pid))
             .with_rank(own)
             .with_peer(dead[0])
             .with_operation("create");

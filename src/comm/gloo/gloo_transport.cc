@@ -81,7 +81,8 @@ void GlooTransport::await_farewell(int peer) {
     const std::lock_guard lock(view_mutex_);
     PeerView& view = views_[static_cast<size_t>(peer)];
     view.farewell = std::make_unique<Notice>();
-    view.flight = std::make_unique<Flight>(*context_, bytes_of(*view.farewell), sizeof(Notice), peer, Direction::receive);
+    view.flight =
+        std::make_unique<Flight>(*context_, bytes_of(*view.farewell), sizeof(Notice), peer, Direction::receive);
     try {
         view.flight->post(slot::farewell);
     } catch (const std::exception&) {
@@ -93,7 +94,8 @@ void GlooTransport::await_next_notice(int peer) {
     Inbox& inbox = inboxes_[static_cast<size_t>(peer)];
     if (!inbox.notice) {
         inbox.notice = std::make_unique<Notice>();
-        inbox.flight = std::make_unique<Flight>(*context_, bytes_of(*inbox.notice), sizeof(Notice), peer, Direction::receive);
+        inbox.flight =
+            std::make_unique<Flight>(*context_, bytes_of(*inbox.notice), sizeof(Notice), peer, Direction::receive);
     }
     try {
         inbox.flight->post(slot::enters);
@@ -125,7 +127,8 @@ void GlooTransport::tell_all(const Notice& notice) {
     if (farewell_) return;
     farewell_ = std::make_unique<Notice>(notice);
     for (int k = 1; k < world(); ++k) {
-        auto flight = std::make_unique<Flight>(*context_, bytes_of(*farewell_), sizeof(Notice), after(k), Direction::send);
+        auto flight =
+            std::make_unique<Flight>(*context_, bytes_of(*farewell_), sizeof(Notice), after(k), Direction::send);
         try {
             flight->post(slot::farewell);
             farewell_flights_.push_back(std::move(flight));
@@ -158,7 +161,8 @@ std::vector<int> GlooTransport::late_ranks(int awaited) {
 void GlooTransport::enter(Call& call, std::span<const std::byte> payload) {
     const std::string headline = tsr::headline(call.operation, call.sequence);
     // Peers that have failed while this rank did something else: their notices may look as if all were well.
-    if (Clock::now() - last_look_ > pause) check(headline);
+    if (Clock::now() - last_look_ > pause) look_at_all();
+    throw_known_failure(headline);
     outgoing_ = Notice{};
     outgoing_.sequence = call.sequence;
     outgoing_.fingerprint = fingerprint_of(call.request, call.operation);
@@ -176,9 +180,10 @@ void GlooTransport::enter(Call& call, std::span<const std::byte> payload) {
         }
         Notice& notice = *inboxes_[static_cast<size_t>(peer)].notice;
         if (notice.magic != Notice::current_magic) {
-            throw Error(Code::version, fmt::format("rank {}: {} speaks otherwise than this rank: it uses another version "
-                                                   "of Tessera",
-                                                   rank_, name_peer(peer)))
+            throw Error(Code::version,
+                        fmt::format("rank {}: {} speaks otherwise than this rank: it uses another version "
+                                    "of Tessera",
+                                    rank_, name_peer(peer)))
                 .with_peer(peer);
         }
         entered_[static_cast<size_t>(peer)] = notice;
@@ -211,8 +216,7 @@ Error GlooTransport::lost(int peer, const std::string& headline, bool died) cons
     const std::string what = headline.empty() ? std::string() : headline + " failed: ";
     return Error(Code::peer_lost,
                  fmt::format("rank {}: {}{} {}; {}", rank_, what, name_peer(peer),
-                             died ? "died, or its network was cut" : "left the communicator",
-                             last_operation()))
+                             died ? "died, or its network was cut" : "left the communicator", last_operation()))
         .with_rank(rank_)
         .with_peer(peer);
 }
@@ -236,22 +240,24 @@ std::optional<Error> GlooTransport::told_failure(const std::string& headline) co
     return std::nullopt;
 }
 
-// A death counts where the dead rank is waited for, by the rank that waits, which then tells the others: one that was
-// through with everything may go.
-void GlooTransport::check(const std::string& headline) const {
+void GlooTransport::throw_known_failure(const std::string& headline) const {
     {
         const std::lock_guard lock(failure_mutex_);
         if (failure_) throw Error(*failure_);
     }
-    look_at_all();
-    {
-        const std::lock_guard lock(view_mutex_);
-        if (const auto told = told_failure(headline)) {
-            const std::lock_guard failure_lock(failure_mutex_);
-            adopted_ = true;
-            throw Error(*told);
-        }
+    const std::lock_guard lock(view_mutex_);
+    if (const auto told = told_failure(headline)) {
+        const std::lock_guard failure_lock(failure_mutex_);
+        adopted_ = true;
+        throw Error(*told);
     }
+}
+
+// A death counts where the dead rank is waited for, by the rank that waits, which then tells the others: one that was
+// through with everything may go.
+void GlooTransport::check(const std::string& headline) const {
+    look_at_all();
+    throw_known_failure(headline);
     poll_interrupt();
 }
 
@@ -293,9 +299,9 @@ void GlooTransport::throw_timeout(const Call& call, const std::vector<int>& late
     }
     if (late.size() > 8) who += fmt::format("; and {} more", late.size() - 8);
     throw Error(Code::timeout,
-                fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, or raise timeout_ms", rank_,
-                            tsr::headline(call.operation, call.sequence), static_cast<double>(call.timeout.count()) / 1000,
-                            who, late.empty() ? rank_ : late[0]))
+                fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, or raise timeout_ms",
+                            rank_, tsr::headline(call.operation, call.sequence),
+                            static_cast<double>(call.timeout.count()) / 1000, who, late.empty() ? rank_ : late[0]))
         .with_peer(late.empty() ? -1 : late[0]);
 }
 
@@ -308,7 +314,8 @@ void GlooTransport::compare_fingerprints(const Call& call, uint64_t own) const {
     std::vector<std::pair<const Notice*, std::vector<int>>> groups;
     for (int r = 0; r < world(); ++r) {
         const Notice* notice = r == rank_ ? &outgoing_ : &entered_[static_cast<size_t>(r)];
-        const auto group = std::ranges::find_if(groups, [&](const auto& g) { return g.first->fingerprint == notice->fingerprint; });
+        const auto group =
+            std::ranges::find_if(groups, [&](const auto& g) { return g.first->fingerprint == notice->fingerprint; });
         if (group == groups.end()) {
             groups.push_back({notice, {r}});
         } else {
@@ -323,8 +330,8 @@ void GlooTransport::compare_fingerprints(const Call& call, uint64_t own) const {
                             calls.back());
     }
     if (std::ranges::adjacent_find(calls) != calls.end()) text += "; the lengths of single tensors differ";
-    throw Error(Code::mismatch, fmt::format("rank {}: the ranks disagree on operation #{}: {}. No data has moved", rank_,
-                                            call.sequence, text))
+    throw Error(Code::mismatch, fmt::format("rank {}: the ranks disagree on operation #{}: {}. No data has moved",
+                                            rank_, call.sequence, text))
         .with_rank(rank_)
         .with_peer(other)
         .with_operation(std::string(name_of(call.operation.collective)), static_cast<int64_t>(call.sequence));
@@ -460,11 +467,12 @@ Transfer::Progress GlooTransfer::advance() {
     if (moved) return Progress::moved;
     if (!deadline_.expired()) return Progress::stuck;
     const std::lock_guard lock(transport_.view_mutex_);
-    throw Error(Code::timeout,
-                fmt::format("rank {}: {} timed out after {} s: {} {}; {}. Look at the log of rank {}, or raise timeout_ms",
-                            transport_.rank_, headline(), static_cast<double>(patience_.count()) / 1000,
-                            transport_.name_peer(operation_.peer), sending() ? "did not take it" : "sent nothing",
-                            transport_.last_operation(), operation_.peer))
+    throw Error(
+        Code::timeout,
+        fmt::format("rank {}: {} timed out after {} s: {} {}; {}. Look at the log of rank {}, or raise timeout_ms",
+                    transport_.rank_, headline(), static_cast<double>(patience_.count()) / 1000,
+                    transport_.name_peer(operation_.peer), sending() ? "did not take it" : "sent nothing",
+                    transport_.last_operation(), operation_.peer))
         .with_peer(operation_.peer);
 }
 
@@ -478,8 +486,9 @@ void GlooTransfer::accept_header() {
         sent.dtype = header_.dtype;
         sent.count = header_.count;
         sent.peer = transport_.rank_;
-        throw Error(Code::mismatch, fmt::format("rank {}: {}: rank {} called {}, rank {} {}", transport_.rank_, headline(),
-                                                operation_.peer, describe(sent), transport_.rank_, describe(operation_)))
+        throw Error(Code::mismatch,
+                    fmt::format("rank {}: {}: rank {} called {}, rank {} {}", transport_.rank_, headline(),
+                                operation_.peer, describe(sent), transport_.rank_, describe(operation_)))
             .with_peer(operation_.peer);
     }
     if (size_ > 0) post(data_flight_, data_, size_, slot::message(header_.number));
@@ -492,7 +501,8 @@ std::unique_ptr<Transfer> GlooTransport::start(const Request& request, uint64_t 
 void GlooTransport::wait(std::span<Transfer* const> transfers, const std::atomic<bool>& woken) {
     const auto end = Clock::now() + slice;
     // One transfer is waited for; of several each gets a short while in turn.
-    const auto turn = transfers.size() == 1 ? Clock::duration(milliseconds{2}) : Clock::duration(std::chrono::microseconds{200});
+    const auto turn =
+        transfers.size() == 1 ? Clock::duration(milliseconds{2}) : Clock::duration(std::chrono::microseconds{200});
     while (Clock::now() < end) {
         for (Transfer* transfer : transfers) {
             if (woken.load(std::memory_order_acquire)) return;
@@ -522,8 +532,8 @@ std::shared_ptr<Buffer> GlooTransport::allocate(size_t size, uint64_t sequence, 
     for (int r = 0; r < world(); ++r) {
         const bool well = r == rank_ ? buffer != nullptr : entered_[static_cast<size_t>(r)].bytes[0] == std::byte{0};
         if (well) continue;
-        throw Error(Code::no_memory, fmt::format("rank {}: no buffer of {} bytes a rank: rank {} has no memory for it", rank_,
-                                                 size, r))
+        throw Error(Code::no_memory,
+                    fmt::format("rank {}: no buffer of {} bytes a rank: rank {} has no memory for it", rank_, size, r))
             .with_rank(rank_)
             .with_peer(r)
             .with_operation("allocate", static_cast<int64_t>(sequence));

@@ -77,6 +77,7 @@ class GlooTransport final : public Transport {
     [[nodiscard]] Call call_of(const Request& request, uint64_t sequence, milliseconds timeout) const;
     // Throws what ends an operation: this rank's abort, a peer's failure or death, an interrupt.
     void check(const std::string& headline) const;
+    void throw_known_failure(const std::string& headline) const;
     void check_awaited(int awaited, const std::string& headline);
     [[noreturn]] void throw_broken(int peer, const std::string& headline) const;
     [[nodiscard]] std::optional<Error> told_failure(const std::string& headline) const;
