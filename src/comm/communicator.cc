@@ -504,10 +504,8 @@ std::unique_ptr<Transport> make_transport(Bootstrap bootstrap) {
                                                    elsewhere->host_name.data()))
             .with_peer(elsewhere->rank);
     }
-    if (backend == "gloo" || elsewhere != nullptr) {
-        throw Error(Code::unsupported, "the gloo transport is not part of this build; only ranks of one host can join");
-    }
     if (bootstrap.world_size() == 1) return make_self_transport();
+    if (backend == "gloo" || elsewhere != nullptr) return make_gloo_transport(std::move(bootstrap));
     return make_shm_transport(std::move(bootstrap));
 }
 
