@@ -132,7 +132,12 @@ tsr_status tsr_comm_abort(const tsr_comm* comm, const char* reason) {
     return guard([&] { object_of(comm, "comm")->abort(reason == nullptr ? "" : reason); });
 }
 
-void tsr_comm_destroy(tsr_comm* comm) { destroy(comm); }
+void tsr_comm_destroy(tsr_comm* comm) {
+    (void)!guard([&] {
+        if (comm != nullptr && comm->magic == tsr_comm::type_magic) comm->object->leave();
+    });
+    destroy(comm);
+}
 
 tsr_status tsr_comm_rank(const tsr_comm* comm, int32_t* rank) {
     return guard([&] { required(rank, "rank") = object_of(comm, "comm")->rank(); });

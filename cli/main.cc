@@ -26,6 +26,7 @@ int main(int argc, char** argv) {
     app.set_version_flag("--version", TESSERA_VERSION);
     int exit_code = 0;
     tsr::cli::add_run(app, exit_code);
+    tsr::cli::add_env(app, exit_code);
     tsr::cli::add_ckpt(app, exit_code);
     try {
         app.parse(argc, argv);

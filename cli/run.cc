@@ -1,6 +1,5 @@
 // `tessera run`: reads the command line into RunOptions; src/launch does the rest.
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <charconv>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "comm/host.hpp"
 #include "commands.hpp"
 #include "launch/agent.hpp"
 #include "launch/job.hpp"
@@ -20,11 +20,6 @@ namespace tsr::cli {
 namespace {
 
 Error wrong(std::string why) { return Error(Code::invalid_argument, std::move(why)); }
-
-int usable_cores() {
-    cpu_set_t set;
-    return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
 
 int gpus() {
     std::error_code failure;

@@ -1,6 +1,7 @@
 // Ranks as threads: runs a function once per rank, all over one in-process store, and hands back what each threw.
 #pragma once
 
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -45,7 +46,13 @@ inline Outcomes run_ranks(int world_size, const CommOptions& options,
     });
 }
 
-inline CommOptions test_options(const char* backend = "auto") {
+// The transport that the tests run over: TESSERA_TEST_BACKEND, or auto. Some test programs are run again over gloo.
+inline const char* test_backend() {
+    const char* backend = std::getenv("TESSERA_TEST_BACKEND");  // NOLINT(concurrency-mt-unsafe): nobody sets it
+    return backend != nullptr ? backend : "auto";
+}
+
+inline CommOptions test_options(const char* backend = test_backend()) {
     CommOptions options;
     options.timeout = milliseconds{20000};
     options.backend = backend;

@@ -43,7 +43,7 @@ class Group final : public Communicator {
 
     ~Group() override {
         if (!thread_.joinable()) return;
-        if (unfinished_.load(std::memory_order_acquire) > 0) abort("the communicator was destroyed while it had work");
+        Group::leave();
         {
             const std::lock_guard lock(mutex_);
             stopping_ = true;
@@ -76,6 +76,7 @@ class Group final : public Communicator {
     std::shared_ptr<Buffer> allocate(size_t size) override;
     void finalize() override;
     void abort(const std::string& reason) override;
+    void leave() override;
     [[nodiscard]] std::optional<Error> error() const override;
 
    private:
@@ -123,6 +124,7 @@ class Group final : public Communicator {
 
     std::atomic<bool> poisoned_{false};
     std::atomic<bool> finalized_{false};
+    std::atomic<bool> left_{false};
     // Tasks queued or in progress. The progress thread counts down after its last touch of a task (release); the issuer
     // that reads 0 (acquire) may use the transport itself.
     std::atomic<size_t> unfinished_{0};
@@ -394,6 +396,9 @@ void Group::throw_if_unusable() const {
     if (finalized_.load(std::memory_order_acquire)) {
         throw Error(Code::invalid_state, fmt::format("rank {}: communicator '{}' was finalized", rank_, options_.name));
     }
+    if (left_.load(std::memory_order_acquire)) {
+        throw Error(Code::invalid_state, fmt::format("rank {}: communicator '{}' was destroyed", rank_, options_.name));
+    }
 }
 
 Error Group::named(const Error& error, const Request& request, uint64_t sequence) const {
@@ -409,6 +414,11 @@ void Group::abort(const std::string& reason) {
     poison(Error(Code::aborted, fmt::format("rank {} aborted communicator '{}'{}{}", rank_, options_.name,
                                             reason.empty() ? "" : ": ", reason))
                .with_rank(rank_));
+}
+
+void Group::leave() {
+    if (unfinished_.load(std::memory_order_acquire) > 0) abort("the communicator was destroyed while it had work");
+    left_.store(true, std::memory_order_release);
 }
 
 std::optional<Error> Group::error() const {
@@ -538,10 +548,8 @@ std::unique_ptr<Transport> make_transport(Bootstrap bootstrap) {
                                                    elsewhere->host_name.data()))
             .with_peer(elsewhere->rank);
     }
-    if (backend == "gloo" || elsewhere != nullptr) {
-        throw Error(Code::unsupported, "the gloo transport is not part of this build; only ranks of one host can join");
-    }
     if (bootstrap.world_size() == 1) return make_self_transport();
+    if (backend == "gloo" || elsewhere != nullptr) return make_gloo_transport(std::move(bootstrap));
     return make_shm_transport(std::move(bootstrap));
 }
 

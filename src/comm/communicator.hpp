@@ -61,6 +61,9 @@ class Communicator {
 
     virtual void finalize() = 0;
     virtual void abort(const std::string& reason) = 0;
+    // The last call of the owner, though others may still hold the communicator: aborts what is unfinished; later calls
+    // throw INVALID_STATE.
+    virtual void leave() {}
     [[nodiscard]] virtual std::optional<Error> error() const = 0;
 };
 

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -27,29 +28,41 @@ uint64_t inode_of(const char* path) {
     return ::stat(path, &status) == 0 ? status.st_ino : 0;
 }
 
-// Cores granted by one control group's "cpu.max" ("200000 100000", or "max 100000").
-std::optional<double> quota_of(const std::string& directory) {
-    std::istringstream text(first_line(directory + "/cpu.max"));
-    double quota = 0;
-    double period = 0;
-    if (text >> quota >> period && period > 0) return quota / period;
-    return std::nullopt;
-}
-
-// The smallest quota of this process's control group and those around it, version 2.
-std::optional<double> cgroup_quota() {
+// This process's control group (version 2) and those around it, innermost first.
+std::vector<std::string> control_groups() {
+    std::vector<std::string> directories;
     std::string path = first_line("/proc/self/cgroup");
-    if (path.rfind("0::", 0) != 0) return std::nullopt;
+    if (path.rfind("0::", 0) != 0) return directories;
     path = path.substr(3);
-    std::optional<double> smallest;
     while (true) {
-        const auto quota = quota_of("/sys/fs/cgroup" + path);
-        if (quota && (!smallest || *quota < *smallest)) smallest = quota;
+        directories.push_back("/sys/fs/cgroup" + path);
         const size_t slash = path.rfind('/');
-        if (slash == std::string::npos || path.empty() || path == "/") break;
+        if (slash == std::string::npos || path == "/") return directories;
         path.resize(slash);
     }
+}
+
+// Cores granted by "cpu.max" ("200000 100000", or "max 100000"): the smallest of all.
+std::optional<double> cgroup_quota() {
+    std::optional<double> smallest;
+    for (const std::string& directory : control_groups()) {
+        std::istringstream text(first_line(directory + "/cpu.max"));
+        double quota = 0;
+        double period = 0;
+        if (text >> quota >> period && period > 0) smallest = std::min(smallest.value_or(quota / period), quota / period);
+    }
     return smallest;
+}
+
+// Bytes that a control group caches of files: given back when memory is short.
+uint64_t file_cache(const std::string& directory) {
+    std::ifstream file(directory + "/memory.stat");
+    uint64_t total = 0;
+    uint64_t value = 0;
+    for (std::string name; file >> name >> value;) {
+        if (name == "active_file" || name == "inactive_file") total += value;
+    }
+    return total;
 }
 
 // The fields of /proc/PID/stat from the third on. The second, the command, is in brackets and may contain anything, so
@@ -100,14 +113,25 @@ int usable_cores() {
 }
 
 std::optional<uint64_t> available_memory() {
+    std::optional<uint64_t> available;
     std::ifstream file("/proc/meminfo");
     std::string name;
     uint64_t kib = 0;
     std::string rest;
     while (file >> name >> kib && std::getline(file, rest)) {
-        if (name == "MemAvailable:") return kib * 1024;
+        if (name == "MemAvailable:") available = kib * 1024;
     }
-    return std::nullopt;
+    for (const std::string& directory : control_groups()) {
+        uint64_t limit = 0;
+        uint64_t used = 0;
+        std::istringstream limit_text(first_line(directory + "/memory.max"));  // "max": no number, no limit
+        std::istringstream used_text(first_line(directory + "/memory.current"));
+        if (!(limit_text >> limit) || !(used_text >> used)) continue;
+        used -= std::min(used, file_cache(directory));
+        const uint64_t left = limit > used ? limit - used : 0;
+        available = std::min(available.value_or(left), left);
+    }
+    return available;
 }
 
 }  // namespace tsr

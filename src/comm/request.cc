@@ -238,7 +238,7 @@ Operation operation_of(const Request& request) {
         default: told(request.inputs); break;
     }
     const size_t label = std::min(request.label.size(), result.label.size() - 1);
-    std::memcpy(result.label.data(), request.label.data(), label);
+    if (label > 0) std::memcpy(result.label.data(), request.label.data(), label);  // an empty view may be NULL
     return result;
 }
 

@@ -60,5 +60,6 @@ class Transport {
 // Each is collective over the ranks of `peers`, which are in rank order and include this rank.
 [[nodiscard]] std::unique_ptr<Transport> make_self_transport();
 [[nodiscard]] std::unique_ptr<Transport> make_shm_transport(Bootstrap bootstrap);
+[[nodiscard]] std::unique_ptr<Transport> make_gloo_transport(Bootstrap bootstrap);
 
 }  // namespace tsr

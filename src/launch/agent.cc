@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "comm/host.hpp"
 #include "launch/error_file.hpp"
 
 extern char** environ;
@@ -27,11 +28,6 @@ namespace {
 
 constexpr milliseconds burial_deadline{10000};
 constexpr milliseconds drain_deadline{2000};
-
-std::string host_name() {
-    char name[256] = {};
-    return ::gethostname(name, sizeof name - 1) == 0 ? name : "localhost";
-}
 
 std::string random_id() {
     const Token token = Token::random();
@@ -119,6 +115,7 @@ Agent::Agent(RunOptions options, int guardian, const sigset_t& signal_mask)
     : options_(std::move(options)),
       guardian_(guardian),
       signal_mask_(signal_mask),
+      open_files_(raise_open_files()),
       host_(host_name()),
       token_(Token::random()),
       job_id_(random_id()),
@@ -233,6 +230,7 @@ void Agent::start_worker(int rank, const std::vector<Member>& members) {
     order.inherited = {preempt_.fd()};
     if (!options_.insecure) order.inherited.push_back(token_file_.get());
     order.signal_mask = signal_mask_;
+    order.open_files = open_files_;
     worker.pid = spawn(order);
     logs_.add_rank(rank, program.name(), std::move(out_read), std::move(err_read), std::move(log));
     events_.write("start", wall_time(),

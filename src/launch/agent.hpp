@@ -75,11 +75,11 @@ class Agent {
     [[nodiscard]] int timeout_ms() const;
     void pass_deadline();
     [[nodiscard]] Outcome outcome() const;
-    void tell_start() const;
 
     const RunOptions options_;
     const int guardian_;
     const sigset_t signal_mask_;
+    const rlim_t open_files_;  // a rank's limit
     const std::string host_;
     const Token token_;
     const std::string job_id_;

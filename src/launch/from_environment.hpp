@@ -7,7 +7,7 @@
 
 namespace tsr {
 
-// Collective. The n-th call in one process meets the n-th call in the others. Throws INVALID_ARGUMENT (the environment
+// Collective. The n-th call of one name in one process meets the n-th in the others. Throws INVALID_ARGUMENT (the environment
 // is contradictory), PERMISSION (token), TIMEOUT (rank 0 or another rank never came), IO.
 [[nodiscard]] std::shared_ptr<Communicator> communicator_from_environment(const CommOptions& options);
 

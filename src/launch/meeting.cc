@@ -1,6 +1,7 @@
 #include "launch/meeting.hpp"
 
 #include <fmt/format.h>
+#include <openssl/crypto.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -90,9 +91,11 @@ std::shared_ptr<Store> find_store(const JobEnvironment& job, milliseconds timeou
     }
 }
 
-// The environment belongs to the process, and so does what is made of it: the server in rank 0 and the number of calls.
+// The environment belongs to the process, and so does the server that rank 0 makes of it.
 class Meeting {
    public:
+    // OpenSSL cleans up at the process's end, too: if it is initialised first, it does so after this object.
+    Meeting() { (void)OPENSSL_init_crypto(0, nullptr); }
     ~Meeting() {
         if (!server_ || owner_ != ::getpid()) return;
         const Deadline deadline = Deadline::in(farewell);
@@ -115,16 +118,10 @@ class Meeting {
         return fresh;
     }
 
-    int next_call() {
-        const std::lock_guard lock(mutex_);
-        return calls_++;
-    }
-
    private:
     std::mutex mutex_;  // guards what follows
     std::shared_ptr<StoreServer> server_;
     std::weak_ptr<Store> store_;
-    int calls_ = 0;
     pid_t owner_ = ::getpid();
 };
 
@@ -138,7 +135,5 @@ Meeting& meeting() {
 std::shared_ptr<Store> store_from_environment(const JobEnvironment& job, milliseconds timeout) {
     return meeting().store(job, timeout);
 }
-
-int next_meeting() { return meeting().next_call(); }
 
 }  // namespace tsr

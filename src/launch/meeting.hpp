@@ -13,7 +13,4 @@ namespace tsr {
 // came), IO (no free port).
 [[nodiscard]] std::shared_ptr<Store> store_from_environment(const JobEnvironment& job, milliseconds timeout);
 
-// Counts the communicators that this process made of its environment: the n-th meets the n-th of the other ranks.
-[[nodiscard]] int next_meeting();
-
 }  // namespace tsr

@@ -48,6 +48,10 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
     for (const int fd : spawn.inherited) {
         if (::fcntl(fd, F_SETFD, 0) != 0) give_up();
     }
+    if (rlimit limit{}; spawn.open_files != 0 && ::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        limit.rlim_cur = spawn.open_files;
+        (void)::setrlimit(RLIMIT_NOFILE, &limit);
+    }
     for (int signal = 1; signal < NSIG; ++signal) {
         struct sigaction action {};
         action.sa_handler = SIG_DFL;
@@ -201,6 +205,15 @@ void kill_all_children(Deadline deadline, const std::function<void(pid_t pid, in
         const std::vector<pid_t> alive = children();
         throw Error(Code::timeout, fmt::format("processes that cannot be killed remain: {}", fmt::join(alive, ", ")));
     }
+}
+
+rlim_t raise_open_files() {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) throw os_error("getrlimit", errno);
+    const rlim_t former = limit.rlim_cur;
+    limit.rlim_cur = limit.rlim_max;
+    (void)::setrlimit(RLIMIT_NOFILE, &limit);  // without it a job of some hundred ranks fails, and says why
+    return former;
 }
 
 void become_subreaper() {

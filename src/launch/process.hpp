@@ -9,6 +9,7 @@
 #pragma once
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <functional>
@@ -44,6 +45,7 @@ struct Spawn {
     int error = -1;
     std::vector<int> inherited;  // descriptors that stay open under their numbers
     sigset_t signal_mask;        // the process starts with it
+    rlim_t open_files = 0;       // its limit of open files; 0: this process's
 };
 
 // Starts a session of its own that dies with this process. The calling thread must live as long as this process.
@@ -53,6 +55,9 @@ struct Spawn {
 // Kills and reaps all children, and what became a child because its parent died, until there are none. `reaped` hears of
 // each. Throws TIMEOUT naming those that will not die (in an uninterruptible system call).
 void kill_all_children(Deadline deadline, const std::function<void(pid_t pid, int wait_status)>& reaped);
+
+// Raises this process's limit of open files as far as it may: two pipes a rank. Returns the former limit.
+[[nodiscard]] rlim_t raise_open_files();
 
 // Makes this process adopt orphaned descendants.
 void become_subreaper();

@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <memory>
@@ -133,6 +134,17 @@ Fd listen_on(Address& address) {
         return socket;
     }
     throw os_error(fmt::format("a store's server cannot listen on {}", address.uri()), failure);
+}
+
+std::string local_address_of(int socket) {
+    sockaddr_storage own{};
+    socklen_t size = sizeof own;
+    std::array<char, NI_MAXHOST> text{};
+    if (::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &size) != 0) return {};
+    if (getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
+        return {};
+    }
+    return text.data();
 }
 
 Fd connect_to(const Address& address, Deadline deadline) {

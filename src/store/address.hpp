@@ -28,6 +28,9 @@ struct Address {
 // One attempt, non-blocking socket. Throws IO (refused, unreachable, unknown name) or TIMEOUT.
 [[nodiscard]] Fd connect_to(const Address& address, Deadline deadline);
 
+// The numeric address of this end of a connected socket; empty if the system does not tell.
+[[nodiscard]] std::string local_address_of(int socket);
+
 // All of it, or: IO when the peer has gone, TIMEOUT, INTERRUPTED. `what` begins the message.
 void send_all(int socket, std::string_view bytes, Deadline deadline, std::string_view what);
 void receive_all(int socket, char* bytes, size_t size, Deadline deadline, std::string_view what);

@@ -30,6 +30,8 @@ class PrefixedStore final : public Store {
     }
     bool erase(std::string_view key, Deadline deadline) override { return store_->erase(full(key), deadline); }
 
+    std::string local_address() const override { return store_->local_address(); }
+
    private:
     [[nodiscard]] std::string full(std::string_view key) const {
         check_key(key);

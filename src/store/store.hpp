@@ -43,6 +43,9 @@ class Store {
                                            std::string_view desired, Deadline deadline) = 0;
     virtual bool erase(std::string_view key, Deadline deadline) = 0;
 
+    // The numeric address of this host by which the store is reached; empty for a store without a network.
+    [[nodiscard]] virtual std::string local_address() const { return {}; }
+
     [[nodiscard]] milliseconds timeout() const { return timeout_; }
     [[nodiscard]] Deadline default_deadline() const { return Deadline::in(timeout_); }
 

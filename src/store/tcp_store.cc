@@ -51,7 +51,13 @@ class TcpStore final : public Store {
         }
     }
 
-    void connect_now(Deadline deadline) { give_back(connect(deadline)); }
+    void connect_now(Deadline deadline) {
+        Fd socket = connect(deadline);
+        local_address_ = local_address_of(socket.get());
+        give_back(std::move(socket));
+    }
+
+    std::string local_address() const override { return local_address_; }
 
     void set(std::string_view key, std::string_view value, Deadline deadline) override {
         check_value(key, value);
@@ -187,6 +193,7 @@ class TcpStore final : public Store {
 
     const Address address_;
     const std::string uri_;
+    std::string local_address_;  // set before the store is shared
     const handshake::Party party_;
     std::mutex mutex_;  // guards what follows
     std::vector<Fd> idle_;

@@ -66,6 +66,42 @@ TEST(DdpApi, TrainsAModelOnThreeRanks) {
     });
 }
 
+TEST(DdpApi, DestroyingTheCommunicatorEndsABackward) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        tsr_comm* group = nullptr;
+        ASSERT_OK(tsr_comm_split(comm, 0, rank, nullptr, &group));
+        Model model(1.0F);
+        const auto params = model.params();
+        api::Owned<tsr_ddp> ddp;
+        ASSERT_OK(tsr_ddp_create(group, params.data(), params.size(), nullptr, ddp.out()));
+        if (rank == 0) {  // rank 1's backward never ends
+            EXPECT_OK(tsr_ddp_ready_all(ddp));
+            tsr_comm_destroy(group);
+            EXPECT_FAILS(tsr_ddp_wait(ddp), TSR_E_ABORTED, "destroyed while it had work");
+        }
+        EXPECT_OK(tsr_comm_barrier(comm, nullptr));
+        if (rank == 1) {
+            EXPECT_FAILS(tsr_comm_barrier(group, nullptr), TSR_E_ABORTED, "destroyed while it had work");
+            tsr_comm_destroy(group);
+        }
+    });
+}
+
+TEST(DdpApi, AnIdleModelOfADestroyedCommunicatorSaysSo) {
+    api::run_ranks(1, [](tsr_comm* comm, int32_t rank) {
+        tsr_comm* group = nullptr;
+        ASSERT_OK(tsr_comm_split(comm, 0, rank, nullptr, &group));
+        Model model(1.0F);
+        const auto params = model.params();
+        api::Owned<tsr_ddp> ddp;
+        ASSERT_OK(tsr_ddp_create(group, params.data(), params.size(), nullptr, ddp.out()));
+        tsr_comm_destroy(group);
+        tsr_status status = tsr_ddp_ready_all(ddp);
+        if (status == TSR_OK) status = tsr_ddp_wait(ddp);
+        EXPECT_EQ(status, TSR_E_INVALID_STATE) << tsr_error_message(tsr_error_last());
+    });
+}
+
 TEST(DdpApi, OptimizerAndDdpMayBeDestroyedInAnyOrder) {
     const api::Owned<tsr_comm> comm = api::alone();
     Model model(1);

@@ -62,12 +62,13 @@ void clear(const Tensor& tensor) {
 struct Case {
     int world;
     Memory memory;
+    const char* backend = "auto";
 };
 
 class Collectives : public ::testing::TestWithParam<Case> {
    protected:
     void on_ranks(const std::function<void(Communicator&)>& body) {
-        expect_all_well(run_ranks(GetParam().world, test_options(), body));
+        expect_all_well(run_ranks(GetParam().world, test_options(GetParam().backend), body));
     }
     // Sizes (elements a rank) that meet each way: empty, tiny, one-shot, staged or direct, several segments, odd.
     [[nodiscard]] static std::vector<size_t> sizes() {
@@ -271,6 +272,12 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
     return std::to_string(info.param.world) + memory[static_cast<int>(info.param.memory)];
 }
 
+// Gloo knows no kinds of memory.
+INSTANTIATE_TEST_SUITE_P(Gloo, Collectives,
+                         ::testing::Values(Case{1, Memory::foreign, "gloo"}, Case{2, Memory::foreign, "gloo"},
+                                           Case{3, Memory::foreign, "gloo"}, Case{4, Memory::buffers, "gloo"},
+                                           Case{5, Memory::foreign, "gloo"}),
+                         case_name);
 INSTANTIATE_TEST_SUITE_P(Worlds, Collectives,
                          ::testing::Values(Case{1, Memory::foreign}, Case{1, Memory::buffers}, Case{2, Memory::foreign},
                                            Case{2, Memory::buffers}, Case{2, Memory::mixed}, Case{3, Memory::foreign},

@@ -75,3 +75,14 @@ def test_a_library_without_some_functions_is_refused_in_the_same_words(tmp_path:
 def test_handles_cannot_be_made_up(name: str):
     with pytest.raises(TypeError):
         getattr(_core, name)()
+
+
+def test_a_handle_of_another_type_or_none_is_a_type_error():
+    with tessera.init() as comm:
+        sampler = tessera.Sampler(comm, 5)
+        for wrong in (None, sampler._handle, 7, object()):
+            with pytest.raises(TypeError):
+                _core.comm_barrier(wrong, False)  # type: ignore[arg-type]
+        for wrong in (None, sampler, "root"):
+            with pytest.raises(TypeError, match=r"tessera\.Comm"):
+                tessera.DDP(wrong, {})  # type: ignore[arg-type]

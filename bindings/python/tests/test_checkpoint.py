@@ -464,3 +464,30 @@ def test_a_state_outlives_what_it_was_made_of(tmp_path: Path):
             ddp.close()
             saver.save(2, state)
         assert ts.Checkpoint(tmp_path)["model.w"].tolist() == [1, 1, 1]
+
+
+def test_a_disk_that_is_full_leaves_the_former_checkpoint(program, tmp_path: Path):
+    """The limit on the size of a file stands for the disk: writes beyond it are refused by the system."""
+    text = """
+        import errno, resource, sys
+        import numpy as np
+        import tessera as ts
+        with ts.Saver(None, sys.argv[1]) as saver:
+            saver.save(1, ts.State(array=np.ones(1000)))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+            for save in (saver.save, lambda *args: saver.save_async(*args).wait()):
+                try:
+                    save(2, ts.State(array=np.ones(1_000_000)))
+                except ts.TesseraIOError as error:
+                    print(errno.errorcode[error.errno], error.native.domain)
+            try:
+                saver.wait()
+            except ts.TesseraIOError:
+                pass
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            print(ts.Checkpoint(sys.argv[1])["array"].sum())
+            saver.save(3, ts.State(array=np.ones(10)))
+            print(ts.Checkpoint(sys.argv[1]).step)
+    """
+    result = program(text).run(str(tmp_path / "root"))
+    assert result.stdout.splitlines() == ["EFBIG errno", "EFBIG errno", "1000.0", "3"], result.stdout + result.stderr

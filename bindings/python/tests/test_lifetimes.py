@@ -153,6 +153,17 @@ def test_a_forked_child_may_not_use_its_parents_handles():
         comm.all_reduce(memory)
 
 
+def test_a_forked_child_may_leave_its_parents_with_block():
+    with ts.init() as comm:
+
+        def leave():
+            with comm:
+                raise SystemExit
+
+        assert in_child(leave).startswith("SystemExit")
+        comm.barrier()
+
+
 def test_a_forked_child_can_make_its_own():
     def work():
         with ts.init() as comm:

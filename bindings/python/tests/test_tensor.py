@@ -67,6 +67,23 @@ def test_every_protocol_reaches_the_same_memory(wrap, alone: ts.Comm):
     assert (out == x).all()
 
 
+def test_pytorch_tensors_are_taken(alone: ts.Comm, tmp_path):
+    torch = pytest.importorskip("torch")
+    out = torch.zeros(2, 3, dtype=torch.bfloat16)
+    alone.all_gather(torch.ones(2, 3, dtype=torch.bfloat16), out)
+    assert (out == 1).all()
+    weight = torch.ones(4)
+    with ts.Saver(alone, tmp_path) as saver:
+        saver.save(1, ts.State(weight=weight))
+        weight.zero_()
+        saver.resume(ts.State(weight=weight))
+    assert (weight == 1).all()
+    with pytest.raises(ts.InvalidArgument, match="contiguous"):
+        alone.all_reduce(torch.ones(4, 4).t()[:2])
+    with pytest.raises(ts.InvalidArgument, match="grad"):
+        alone.all_reduce(torch.ones(3, requires_grad=True))
+
+
 def test_python_arrays_are_taken(alone: ts.Comm):
     out = array.array("i", [0, 0])
     alone.all_gather(array.array("i", [3, 4]), out)

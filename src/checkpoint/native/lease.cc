@@ -89,7 +89,7 @@ Holder Holder::this_process(std::string id) {
     holder.id = std::move(id);
     std::array<char, 256> host{};
     if (::gethostname(host.data(), host.size() - 1) == 0) holder.host = host.data();
-    if (!is_utf8(holder.host)) holder.host = "?";
+    if (!is_utf8(holder.host)) holder.host.assign(1, '?');
     holder.machine =
         fmt::format("{} {}", first_line("/proc/sys/kernel/random/boot_id"), link_target("/proc/self/ns/pid"));
     holder.pid = ::getpid();

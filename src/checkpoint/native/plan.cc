@@ -119,11 +119,22 @@ std::vector<FileRun> runs_of(const std::vector<int>& ranks) {
     return runs;
 }
 
+// Few in number, and neighbours mostly share one: a search beats hashing. Found in order of names, so that every rank
+// has the same groups in the same order.
+Group& group_of(const Layout& layout, std::vector<Group>& groups) {
+    const auto found = std::find_if(groups.rbegin(), groups.rend(), [&](const Group& group) {
+        const Layout& other = group.members.front().layout;
+        return std::ranges::equal(layout.mesh_sizes(), other.mesh_sizes()) &&
+               std::ranges::equal(layout.placements(), other.placements());
+    });
+    return found != groups.rend() ? *found : groups.emplace_back();
+}
+
 class Planner {
    public:
     Planner(const State& state, const Aliases& aliases, int rank, int world_size, const PlanOptions& options)
         : rank_(rank), world_size_(world_size), options_(options) {
-        std::map<std::string, Group, std::less<>> groups;
+        std::vector<Group> groups;
         for (const auto& [name, tensor] : state.tensors()) {
             if (aliases.contains(name)) continue;
             Layout layout = tensor.layout ? *tensor.layout : Layout::replicated(tensor.shape, world_size);
@@ -133,9 +144,9 @@ class Planner {
                 continue;
             }
             const int64_t bytes = layout.shard(0).numel() * static_cast<int64_t>(size_of(tensor.dtype));
-            groups[layout.str()].members.push_back({&name, &tensor, std::move(layout), bytes});
+            group_of(layout, groups).members.push_back({&name, &tensor, std::move(layout), bytes});
         }
-        for (auto& [key, group] : groups) {
+        for (Group& group : groups) {
             choose_owners(group, options_);
             for (const Group::Member& member : group.members) add_regular(member);
         }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 
 #include "base/crc32c.hpp"
@@ -18,11 +19,16 @@ static_assert(block_bytes % direct_alignment == 0);
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
+void append_number(std::string& out, int64_t number) {
+    char digits[24];
+    out.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
+}
+
 void append_numbers(std::string& out, const Dims& numbers) {
     out += '[';
     for (int d = 0; d < numbers.ndim(); ++d) {
         if (d > 0) out += ',';
-        fmt::format_to(std::back_inserter(out), "{}", numbers[d]);
+        append_number(out, numbers[d]);
     }
     out += ']';
 }
@@ -94,9 +100,12 @@ FileHeader make_header(std::span<const Piece> pieces, std::string_view save_id) 
         entries += safetensors_name(piece.dtype);
         entries += "\",\"shape\":";
         append_numbers(entries, piece.box.sizes);
-        const int64_t end = header.data_bytes + piece.size_bytes();
-        fmt::format_to(std::back_inserter(entries), ",\"data_offsets\":[{},{}]}}", header.data_bytes, end);
-        header.data_bytes = end;
+        entries += ",\"data_offsets\":[";
+        append_number(entries, header.data_bytes);
+        header.data_bytes += piece.size_bytes();
+        entries += ',';
+        append_number(entries, header.data_bytes);
+        entries += "]}";
     }
     sharding += '}';
 

@@ -1,27 +1,12 @@
 // The transport of a communicator of one rank: outputs are the inputs.
 #include <cstring>
-#include <new>
 
+#include "comm/private_buffer.hpp"
 #include "comm/transport.hpp"
 
 namespace tsr {
 
 namespace {
-
-class SelfBuffer final : public Buffer {
-   public:
-    explicit SelfBuffer(size_t size) : size_(size), data_(::operator new(size, alignment)) { std::memset(data_, 0, size); }
-    SelfBuffer(const SelfBuffer&) = delete;
-    SelfBuffer& operator=(const SelfBuffer&) = delete;
-    ~SelfBuffer() override { ::operator delete(data_, alignment); }
-    [[nodiscard]] std::byte* data() const override { return static_cast<std::byte*>(data_); }
-    [[nodiscard]] size_t size() const override { return size_; }
-
-   private:
-    static constexpr std::align_val_t alignment{4096};
-    size_t size_;
-    void* data_;
-};
 
 class SelfTransport final : public Transport {
    public:
@@ -42,7 +27,7 @@ class SelfTransport final : public Transport {
     void wake() override {}
 
     [[nodiscard]] std::shared_ptr<Buffer> allocate(size_t size, uint64_t, milliseconds) override {
-        return std::make_shared<SelfBuffer>(size);
+        return std::make_shared<PrivateBuffer>(size);
     }
     void abort(const Error&) override {}
     [[nodiscard]] std::optional<Error> peer_error() const override { return std::nullopt; }

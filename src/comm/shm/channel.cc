@@ -232,7 +232,7 @@ void ShmTransport::wait(std::span<Transfer* const> transfers, const std::atomic<
     const auto alarmed = [this] { return header().alarm.load(std::memory_order_relaxed) != 0; };
     bool checked = false;
     const auto slice_done = [&] { return checked || ready(); };
-    shm::wait(page(rank_).bell, policy_, slice_done, alarmed, [&] {
+    shm::wait(page(rank_).bell, patience_, slice_done, alarmed, [&] {
         checked = true;  // the caller looks at deadlines
         for (Transfer* transfer : transfers) {
             const auto& t = static_cast<ShmTransfer&>(*transfer);

@@ -82,6 +82,9 @@ constexpr size_t one_shot_limit = size_t{16} << 10;
 // Results are made a block at a time, so that a block of every rank stays in the second-level cache.
 constexpr size_t block_size = size_t{16} << 10;
 
+// Between two looks at interruptions and alarms, some milliseconds of copying; a multiple of the block.
+constexpr size_t pulse_bytes = size_t{16} << 20;
+
 struct Part {
     size_t begin = 0;
     size_t size = 0;
@@ -121,6 +124,13 @@ void ShmTransport::run(const Request& request, uint64_t sequence, milliseconds t
         default: throw Error(Code::internal, "not a collective");
     }
     finish(call);
+}
+
+void ShmTransport::copy_far(std::byte* to, const std::byte* from, size_t n) {
+    for (size_t done = 0; done < n; done += pulse_bytes) {
+        if (done > 0) pulse();
+        copy_bytes(to + done, from + done, std::min(pulse_bytes, n - done));
+    }
 }
 
 Region ShmTransport::common_region(Location Arrival::*which, size_t size) {
@@ -177,6 +187,7 @@ void ShmTransport::all_reduce(Call& call) {
             std::memcpy(region.of_rank(r) + places_[r] + part.begin + done, block_.data(), n);
         }
         done += n;
+        if (done % pulse_bytes == 0) pulse();
     }
     sync(call);
 }
@@ -248,6 +259,7 @@ void ShmTransport::reduce_scatter(Call& call) {
                 for (size_t r = 0; r < world(); ++r) sources_[r] = region.of_rank(r) + places_[r] + rank_ * size + done;
                 tsr::reduce(output.data + done, sources_, n / element, input.dtype, call.operation.op);
                 done += n;
+                if (done % pulse_bytes == 0) pulse();
             }
             return sync(call);  // before it nobody may change its input
         }
@@ -284,13 +296,14 @@ void ShmTransport::all_gather(Call& call) {
                     const size_t r = (rank_ + i) % world();
                     copy_bytes(region.of_rank(r) + places_[r] + rank_ * size + done, input.data + done, n);
                 }
+                if (done % pulse_bytes == 0) pulse();
             }
             return sync(call);
         }
         if (const Region region = common_region(&Arrival::input, size); region.id != 0) {
             for (size_t i = 0; i < world(); ++i) {
                 const size_t r = (rank_ + i) % world();
-                copy_bytes(output.data + r * size, region.of_rank(r) + places_[r], size);
+                copy_far(output.data + r * size, region.of_rank(r) + places_[r], size);
             }
             return sync(call);
         }
@@ -336,7 +349,7 @@ void ShmTransport::broadcast(Call& call) {
         if (list.contiguous() != nullptr) call.output = buffers_->locate(list.contiguous(), list.size());
         sync(call);
         if (const Region region = common_region(&Arrival::output, list.size()); region.id != 0) {
-            if (rank_ != root) copy_bytes(list.contiguous(), region.of_rank(root) + places_[root], list.size());
+            if (rank_ != root) copy_far(list.contiguous(), region.of_rank(root) + places_[root], list.size());
             return sync(call);
         }
     }
@@ -359,7 +372,7 @@ void ShmTransport::gather(Call& call) {
         call.input = buffers_->locate(input.data, size);
         sync(call);
         if (const Region region = common_region(&Arrival::input, size); region.id != 0) {
-            for (size_t r = 0; is_root && r < world(); ++r) copy_bytes(output + r * size, region.of_rank(r) + places_[r], size);
+            for (size_t r = 0; is_root && r < world(); ++r) copy_far(output + r * size, region.of_rank(r) + places_[r], size);
             return sync(call);
         }
     }
@@ -404,7 +417,7 @@ void ShmTransport::all_to_all(Call& call) {
         if (const Region region = common_region(&Arrival::input, input.size_bytes()); region.id != 0) {
             for (size_t i = 0; i < world(); ++i) {
                 const size_t r = (rank_ + i) % world();
-                copy_bytes(output.data + r * size, region.of_rank(r) + places_[r] + rank_ * size, size);
+                copy_far(output.data + r * size, region.of_rank(r) + places_[r] + rank_ * size, size);
             }
             return sync(call);
         }

@@ -61,11 +61,12 @@ std::shared_ptr<Segment> Segment::attach(const Fd& memfd, size_t size) {
 std::shared_ptr<Segment> Segment::map(const Fd& memfd, size_t size) {
     void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, memfd.get(), 0);
     if (data == MAP_FAILED) throw os_error(fmt::format("cannot map {} bytes of shared memory", size), errno);
-    ::madvise(data, size, MADV_HUGEPAGE);  // a wish; most systems grant it to shared memory only if told to
     return std::shared_ptr<Segment>(new Segment(static_cast<std::byte*>(data), size));
 }
 
 Segment::~Segment() { ::munmap(data_, size_); }
+
+void prefer_huge_pages(const Segment& segment) { ::madvise(segment.data(), segment.size(), MADV_HUGEPAGE); }
 
 void populate(std::byte* data, size_t size) {
     if (size == 0 || ::madvise(data, size, MADV_POPULATE_WRITE) == 0) return;

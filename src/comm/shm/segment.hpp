@@ -33,6 +33,9 @@ class Segment {
     size_t size_;
 };
 
+// A wish; most systems grant it to shared memory only if told so (transparent_hugepage/shmem_enabled).
+void prefer_huge_pages(const Segment& segment);
+
 // Takes the pages of a range of a segment from the system now rather than at first touch. Throws NO_MEMORY.
 void populate(std::byte* data, size_t size);
 

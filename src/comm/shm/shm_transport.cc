@@ -72,13 +72,16 @@ JournalEntry read_journal(const Journal& journal) {
     return entry;
 }
 
-// Enough spinning to bridge a wait of some microseconds where each rank has a core; little where ranks share cores,
-// since then a spinning rank keeps the one it waits for from running.
-WaitPolicy policy_for(const CommOptions& options, size_t world_size) {
-    WaitPolicy policy;
-    const bool crowded = world_size > static_cast<size_t>(usable_cores());
-    policy.spins = options.spin_count >= 0 ? options.spin_count : crowded ? 200 : 4000;
-    return policy;
+// Where each rank has a core, spinning bridges a wait of some 50 us without a call of the kernel; where ranks share
+// cores, a spinning rank keeps the one it waits for from running.
+Patience patience_for(const CommOptions& options, size_t world_size) {
+    Patience patience;
+    if (options.spin_count >= 0) {
+        patience.spins = patience.least = patience.most = options.spin_count;
+    } else if (world_size <= static_cast<size_t>(usable_cores())) {
+        patience.spins = patience.most = 1000;
+    }
+    return patience;
 }
 
 }  // namespace
@@ -91,7 +94,7 @@ ShmTransport::ShmTransport(Bootstrap bootstrap)
       name_(bootstrap.options.name),
       plan_(peers_.size()),
       watch_(peers_, bootstrap.rank),
-      policy_(policy_for(bootstrap.options, peers_.size())),
+      patience_(patience_for(bootstrap.options, peers_.size())),
       sources_(peers_.size()),
       places_(peers_.size()),
       block_(size_t{16} << 10),
@@ -190,9 +193,18 @@ void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline, const Slice
 }
 
 std::shared_ptr<Segment> ShmTransport::share(size_t size, Deadline deadline, const SliceCheck& check) {
+    // The link itself does not know whose it is.
+    const auto named = [&](const Error& e, size_t rank) {
+        return e.code() == Code::peer_lost && e.record()->peer < 0 ? lost(static_cast<int>(rank), "", false) : e;
+    };
     if (rank_ != 0) {
         Handover message;
-        const Fd memfd = links_[0].receive(writable_bytes_of(message), deadline, check);
+        Fd memfd;
+        try {
+            memfd = links_[0].receive(writable_bytes_of(message), deadline, check);
+        } catch (const Error& e) {
+            throw named(e, 0);
+        }
         message.text.back() = '\0';
         if (message.magic != handover_magic) throw Error(Code::internal, "an unknown message from rank 0");
         if (message.code != 0) throw Error(static_cast<Code>(message.code), message.text.data());
@@ -224,7 +236,11 @@ std::shared_ptr<Segment> ShmTransport::share(size_t size, Deadline deadline, con
         const bool in_process = segment && peers_[r].same_process(peers_[0]);
         auto shared = in_process ? std::make_unique<std::shared_ptr<Segment>>(segment) : nullptr;
         message.in_process = shared.get();
-        links_[r].send(bytes_of(message), in_process || !memfd ? -1 : memfd.get(), deadline, check);
+        try {
+            links_[r].send(bytes_of(message), in_process || !memfd ? -1 : memfd.get(), deadline, check);
+        } catch (const Error& e) {
+            throw named(e, r);
+        }
         static_cast<void>(shared.release());
     }
     if (error) throw Error(*error);
@@ -247,6 +263,7 @@ std::shared_ptr<Buffer> ShmTransport::allocate(size_t size, uint64_t sequence, m
             throw Error(Code::no_memory, fmt::format("{} bytes a rank are more than any memory", size));
         }
         region.segment = share(total, Deadline::in(timeout), [&] { check(call); });
+        prefer_huge_pages(*region.segment);
         populate(region.of_rank(rank_), stride);
     } catch (const Error& e) {
         if (e.code() != Code::no_memory && e.code() != Code::io) throw;
@@ -316,13 +333,19 @@ void ShmTransport::sync(Call& call) {
         ring(header().bell);
     } else {
         shm::wait(
-            header().bell, policy_, all_here,
+            header().bell, patience_, all_here,
             [this] { return header().alarm.load(std::memory_order_relaxed) != 0; }, [&] { check(call); });
     }
     if (!call.entered) {
         call.entered = true;
         compare_fingerprints(call);
     }
+    if (stamp_ % 64 == 0) pulse();
+}
+
+void ShmTransport::pulse() {
+    poll_interrupt();
+    if (header().alarm.load(std::memory_order_relaxed) != 0) throw_if_alarmed("an operation");
 }
 
 void ShmTransport::wake() { ring(page(rank_).bell); }
@@ -417,7 +440,7 @@ void ShmTransport::check(Call& call) {
             if (left[static_cast<size_t>(rank)]) throw lost(rank, name, false);
         }
         poll_interrupt();
-        if (!call.deadline) call.deadline = Deadline::in(call.timeout - poll_slice / 2);
+        if (!call.deadline) call.deadline = Deadline::in(call.timeout - check_slice);
         if (call.deadline->expired()) throw_timeout(call, late);
     } catch (const Error& e) {
         throw told(e);

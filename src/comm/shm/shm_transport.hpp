@@ -64,6 +64,7 @@ class ShmTransport final : public Transport {
     void begin(Call& call);
     void finish(Call& call);
     void sync(Call& call);  // the next synchronisation point
+    void pulse();  // now and then in long copies: interruption and alarm
     void compare_fingerprints(const Call& call) const;
     void check(Call& call);  // in each slice of a wait
     void throw_if_alarmed(const std::string& headline) const;
@@ -88,6 +89,7 @@ class ShmTransport final : public Transport {
     void scatter(Call& call);
     void all_to_all(Call& call);
     void staged_reduce(Call& call, const class ByteList& input, const class ByteList* output);
+    void copy_far(std::byte* to, const std::byte* from, size_t n);  // a long copy, with a pulse
     // The region in which every rank has its `which` location, id 0 if there is none; places_[r] becomes the offset in
     // rank r's region, checked to leave room for `size` bytes.
     [[nodiscard]] Region common_region(Location Arrival::*which, size_t size);
@@ -117,7 +119,7 @@ class ShmTransport final : public Transport {
     PeerWatch watch_;
     std::vector<Link> links_;  // rank 0: to each rank; others: [0] to rank 0. Empty for this rank
     std::shared_ptr<Segment> segment_;
-    WaitPolicy policy_;
+    Patience patience_;
 
     uint64_t stamp_ = 0;  // of the last synchronisation point; the issuing thread's
     std::shared_ptr<BufferTable> buffers_ = std::make_shared<BufferTable>();

@@ -12,6 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <ctime>
 
@@ -46,36 +47,78 @@ inline void ring(Bell& bell) {
     if (bell.sleepers.load(std::memory_order_seq_cst) != 0) ring_always(bell);
 }
 
-struct WaitPolicy {
-    int spins = 200;
-    int yields = 64;
-    // Where cores are contended a yield may take milliseconds; then sleeping is better.
-    std::chrono::milliseconds yield_time{10};
+// How long a rank spins and whether it yields before it sleeps. It learns.
+//  - A yield that returns at once found nobody else on this core: the rank that is waited for runs on another, and to
+//    spin longer would have met it. A yield that takes longer ran somebody else here: to spin only keeps him waiting.
+//  - Yielding is the fastest way where only ranks share the cores (each yield runs the next rank), and the slowest where
+//    other programs run too, since the kernel then gives one of them a whole time slice. When a yield has taken that
+//    long, the next waits go to sleep at once; after more and more of them it is tried again.
+struct Patience {
+    int spins = 10;
+    int least = 10;
+    int most = 10;
+    int sleeps_left = 0;  // waits that shall not yield
+    int sleeps = first_sleeps;
+
+    static constexpr int first_sleeps = 64;
+    static constexpr int most_sleeps = 1 << 16;
+
+    void spin_longer() { spins = std::min(most, 2 * spins + 1); }
+    void spin_shorter() { spins = std::max(least, spins / 2); }
+    void yield_was_long() {
+        sleeps_left = sleeps;
+        sleeps = std::min(most_sleeps, 2 * sleeps);
+    }
 };
+
+// Half of what is promised, so that a slice and what is done in it stay within.
+inline constexpr milliseconds check_slice = poll_slice / 2;
+
+inline constexpr int max_yields = 64;
+inline constexpr std::chrono::nanoseconds empty_yield{1500};
+inline constexpr std::chrono::microseconds long_yield{500};
 
 // Returns when ready() is true; ready() loads with sequential consistency. `alarmed()` ends spinning early; `check()` is
 // called about each poll slice and at once when alarmed, and throws to end the wait.
 template <class Ready, class Alarmed, class Check>
-void wait(Bell& bell, const WaitPolicy& policy, Ready&& ready, Alarmed&& alarmed, Check&& check) {
-    for (int spin = 0; spin < policy.spins; ++spin) {
+void wait(Bell& bell, Patience& patience, Ready&& ready, Alarmed&& alarmed, Check&& check) {
+    for (int spin = 0; spin < patience.spins; ++spin) {
         if (ready()) return;
         relax_cpu();
     }
     const auto begin = Clock::now();
-    for (int yield = 0; yield < policy.yields; ++yield) {
-        if (ready()) return;
-        if (alarmed() || Clock::now() - begin > policy.yield_time) break;
-        ::sched_yield();
+    if (patience.sleeps_left > 0) {
+        --patience.sleeps_left;
+        patience.spin_shorter();
+    } else {
+        auto last = begin;
+        bool alone = true;
+        for (int yield = 0; yield < max_yields; ++yield) {
+            if (ready()) {
+                patience.sleeps = Patience::first_sleeps;
+                return alone ? patience.spin_longer() : patience.spin_shorter();
+            }
+            if (alarmed()) break;
+            ::sched_yield();
+            const auto now = Clock::now();
+            alone = alone && now - last < empty_yield;
+            if (now - last > long_yield) {
+                patience.yield_was_long();
+                break;
+            }
+            last = now;
+        }
+        patience.spin_shorter();
     }
-    auto checked = Clock::now();
+    auto checked = begin;
     while (true) {
         bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
         const uint32_t rings = bell.rings.load(std::memory_order_seq_cst);
         const bool now = ready();
-        if (!now && !alarmed()) futex_wait(bell.rings, rings, poll_slice / 2);
+        if (!now && !alarmed()) futex_wait(bell.rings, rings, check_slice);
         bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
         if (now || ready()) return;
-        if (alarmed() || Clock::now() - checked >= poll_slice / 2) {
+        if (alarmed() || Clock::now() - checked >= check_slice) {
             check();
             checked = Clock::now();
         }

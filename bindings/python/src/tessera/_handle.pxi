@@ -384,9 +384,9 @@ cdef class Tensor:
         self.view.device_type = TSR_DEVICE_CPU
         self.view.shape = self.shape_words
         self.view.strides = self.stride_words
-        if PyObject_CheckBuffer(source) and not is_extension_dtype(source):
-            self.from_buffer(source, dtype, writable)
-        elif hasattr(source, "__array_interface__"):
+        if PyObject_CheckBuffer(source) and self.from_buffer(source, dtype, writable):
+            return
+        if hasattr(source, "__array_interface__"):
             self.from_array_interface(source, dtype, writable)
         elif hasattr(source, "__dlpack__"):
             self.from_dlpack(source, dtype, writable)
@@ -399,9 +399,12 @@ cdef class Tensor:
             PyBuffer_Release(&self.buffer)
 
     cdef int from_buffer(self, object source, int dtype, bint writable) except -1:
+        """0 if the array interface has to tell more: ml_dtypes' types have no buffer format."""
         try:
             PyObject_GetBuffer(source, &self.buffer, PyBUF_STRIDES | PyBUF_FORMAT | (PyBUF_WRITABLE if writable else 0))
         except (BufferError, ValueError) as error:
+            if hasattr(source, "__array_interface__"):
+                return 0
             raise InvalidArgument(f"the {type(source).__name__} cannot be used here: {error}") from None
         self.has_buffer = True
         form = self.buffer.format.decode() if self.buffer.format != NULL else "B"
@@ -414,7 +417,7 @@ cdef class Tensor:
             self.shape_words[i] = self.buffer.shape[i]
             self.set_stride(i, self.buffer.strides[i], self.buffer.itemsize)
         self.view.data = self.buffer.buf
-        return 0
+        return 1
 
     cdef int from_array_interface(self, object source, int dtype, bint writable) except -1:
         cdef dict interface = source.__array_interface__
@@ -515,12 +518,6 @@ cdef class Tensor:
     @property
     def shape(self):
         return tuple([self.shape_words[i] for i in range(self.view.ndim)])
-
-
-cdef bint is_extension_dtype(object source):
-    """NumPy arrays of ml_dtypes' types have no buffer format; their array interface tells more."""
-    dtype = getattr(source, "dtype", None)
-    return getattr(dtype, "name", None) == "bfloat16"
 
 
 @cython.final

@@ -662,7 +662,7 @@ class Comm(Closable):
         they are saving, then all ranks wait for each other. In both cases savers, meshes and groups made from it are
         closed with it.
         """
-        if self.closed:
+        if self.closed or self._handle.foreign:  # a forked child leaves the block: the job is its parent's
             return
         try:
             if error is not None:

@@ -147,6 +147,38 @@ class LifetimeTest {
     }
 
     @Test
+    void closingACommunicatorEndsABackwardOfAnotherThread() throws Exception {
+        Ranks.runStores(2, (store, rank) -> {
+            final Comm comm = Comm.create(store, rank, 2, Ranks.options());
+            final Ddp ddp = Ddp.create(comm, params());
+            if (rank == 1) { // its backward never ends
+                store.await("done");
+            } else {
+                ddp.readyAll();
+                final AtomicReference<Throwable> thrown = new AtomicReference<>();
+                final Thread caller = new Thread(() -> {
+                    try {
+                        ddp.await();
+                    } catch (Throwable error) {
+                        thrown.set(error);
+                    }
+                });
+                caller.start();
+                Ranks.eventually("it waits", () -> Ranks.isBusy(ddp));
+                comm.close();
+                caller.join(10_000);
+                assertFalse(caller.isAlive());
+                assertEquals(TesseraAbortedException.class, thrown.get().getClass(), () -> String.valueOf(thrown.get()));
+                assertThrows(TesseraException.class, ddp::readyAll);
+                store.set("done", new byte[0]);
+            }
+            ddp.close();
+            comm.close();
+            assertTrue(ddp.ref.isDestroyed() && comm.ref.isDestroyed());
+        });
+    }
+
+    @Test
     void manyThreadsClosingAndUsingNeverMeetFreedMemory() throws Exception {
         for (int round = 0; round < 50; ++round) {
             final Layout layout = Layout.of(new long[] {8, 8}, new int[] {4}, Placement.shard(0));

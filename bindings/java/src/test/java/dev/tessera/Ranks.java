@@ -112,9 +112,9 @@ final class Ranks {
     }
 
     /** Whether a thread is inside an exclusive call. */
-    static boolean isBusy(Comm comm) {
+    static boolean isBusy(NativeObject object) {
         try {
-            comm.ref.runExclusive(h -> { });
+            object.ref.runExclusive(h -> { });
             return false;
         } catch (IllegalStateException busy) {
             return busy.getMessage().contains("is in use by Thread");

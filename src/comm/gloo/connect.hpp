@@ -1,0 +1,28 @@
+// How the ranks get a Gloo connection each to each: every rank listens for each peer, tells the addresses through the
+// store, and connects. The connections are neither encrypted nor authenticated: Gloo is for trusted networks.
+#pragma once
+
+#include <gloo/transport/context.h>
+
+#include <memory>
+
+#include "comm/rendezvous.hpp"
+
+namespace tsr::gloo_transport {
+
+// The address that this rank listens on: of the interface TESSERA_SOCKET_IFNAME; else the one by which the store is
+// reached; else loopback if all ranks are on one host; else of the first interface that is up.
+struct Binding {
+    std::string interface;  // empty: `host` counts
+    std::string host;
+    [[nodiscard]] std::string str() const { return interface.empty() ? host : "interface " + interface; }
+};
+[[nodiscard]] Binding choose_binding(const Bootstrap& bootstrap);
+
+// Throws TIMEOUT naming a rank that could not be reached, PEER_LOST, IO, INVALID_ARGUMENT (no such interface), INTERRUPTED.
+[[nodiscard]] std::shared_ptr<::gloo::transport::Context> connect_all(const Bootstrap& bootstrap);
+
+// Erases what connect_all left in the store; called when all ranks are connected.
+void forget_addresses(const Bootstrap& bootstrap) noexcept;
+
+}  // namespace tsr::gloo_transport

@@ -1,0 +1,545 @@
+#include "comm/gloo/gloo_transport.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/log.hpp"
+#include "comm/gloo/connect.hpp"
+#include "comm/host.hpp"
+#include "comm/private_buffer.hpp"
+
+namespace tsr {
+
+std::unique_ptr<Transport> make_gloo_transport(Bootstrap bootstrap) {
+    return std::make_unique<gloo_transport::GlooTransport>(std::move(bootstrap));
+}
+
+namespace gloo_transport {
+
+namespace {
+
+constexpr milliseconds slice{50};                // between two looks at the peers
+constexpr milliseconds farewell_time{500};       // for the last notice to leave this process
+constexpr std::chrono::microseconds glance{50};  // at a message that is probably not there
+constexpr milliseconds pause{100};               // after which a rank looks at its peers before it begins anything
+
+template <class T>
+const std::byte* bytes_of(const T& value) {
+    return reinterpret_cast<const std::byte*>(&value);
+}
+
+}  // namespace
+
+// --- making it
+
+GlooTransport::GlooTransport(Bootstrap bootstrap)
+    : rank_(bootstrap.rank),
+      peers_(bootstrap.peers),
+      group_name_(bootstrap.options.name),
+      context_(connect_all(bootstrap)),
+      views_(peers_.size()),
+      inboxes_(peers_.size()),
+      entered_(peers_.size()),
+      sent_messages_(peers_.size()) {
+    for (int k = 1; k < world(); ++k) {
+        await_farewell(after(k));
+        await_next_notice(after(k));
+    }
+    // All ranks are connected, and use the same version of this transport, once this is through.
+    Request request;
+    request.label = "create";
+    Call call = call_of(request, 0, bootstrap.deadline.remaining());
+    enter(call, {});
+    forget_addresses(bootstrap);
+}
+
+GlooTransport::~GlooTransport() {
+    Notice notice;
+    notice.kind = Notice::Kind::left;
+    tell_all(notice);
+    // What was written to a socket arrives after the connection is closed, too.
+    const auto until = Clock::now() + farewell_time;
+    for (const auto& flight : farewell_flights_) {
+        try {
+            while (!flight->wait(waker_, until) && Clock::now() < until) {
+            }
+        } catch (const std::exception&) {
+            // It is gone already.
+        }
+    }
+}
+
+GlooTransport::Call GlooTransport::call_of(const Request& request, uint64_t sequence, milliseconds timeout) const {
+    return {request, operation_of(request), sequence, Deadline::in(timeout), timeout};
+}
+
+// --- notices
+
+void GlooTransport::await_farewell(int peer) {
+    const std::lock_guard lock(view_mutex_);
+    PeerView& view = views_[static_cast<size_t>(peer)];
+    view.farewell = std::make_unique<Notice>();
+    view.flight =
+        std::make_unique<Flight>(*context_, bytes_of(*view.farewell), sizeof(Notice), peer, Direction::receive);
+    try {
+        view.flight->post(slot::farewell);
+    } catch (const std::exception&) {
+        view.state = PeerState::gone;
+    }
+}
+
+void GlooTransport::await_next_notice(int peer) {
+    Inbox& inbox = inboxes_[static_cast<size_t>(peer)];
+    if (!inbox.notice) {
+        inbox.notice = std::make_unique<Notice>();
+        inbox.flight =
+            std::make_unique<Flight>(*context_, bytes_of(*inbox.notice), sizeof(Notice), peer, Direction::receive);
+    }
+    try {
+        inbox.flight->post(slot::enters);
+    } catch (const std::exception&) {
+        inbox.flight.reset();  // the peer is gone, which the next collective will find
+        inbox.notice.reset();
+    }
+}
+
+// Takes note of `peer`'s end, waiting for it until `until` at most. Under view_mutex_.
+void GlooTransport::look_at(int peer, Clock::time_point until) const {
+    PeerView& view = views_[static_cast<size_t>(peer)];
+    if (view.state != PeerState::present) return;
+    try {
+        if (!view.flight->wait(waker_, until)) return;
+        view.state = view.farewell->kind == Notice::Kind::left ? PeerState::left : PeerState::failed;
+    } catch (const std::exception&) {
+        view.state = PeerState::gone;
+    }
+}
+
+void GlooTransport::look_at_all() const {
+    const std::lock_guard lock(view_mutex_);
+    for (int k = 1; k < world(); ++k) look_at(after(k), Clock::now() + glance);
+}
+
+void GlooTransport::tell_all(const Notice& notice) {
+    const std::lock_guard lock(failure_mutex_);
+    if (farewell_) return;
+    farewell_ = std::make_unique<Notice>(notice);
+    for (int k = 1; k < world(); ++k) {
+        auto flight =
+            std::make_unique<Flight>(*context_, bytes_of(*farewell_), sizeof(Notice), after(k), Direction::send);
+        try {
+            flight->post(slot::farewell);
+            farewell_flights_.push_back(std::move(flight));
+        } catch (const std::exception&) {
+            // Gone already.
+        }
+    }
+}
+
+bool GlooTransport::has_entered(int peer, Clock::time_point until, const std::string& headline) {
+    Inbox& inbox = inboxes_[static_cast<size_t>(peer)];
+    try {
+        return inbox.flight && inbox.flight->wait(waker_, until);
+    } catch (const std::exception&) {
+        throw_broken(peer, headline);
+    }
+}
+
+// Those who have not entered the collective, while this rank awaits the `awaited`-th before it; earlier ones have.
+std::vector<int> GlooTransport::late_ranks(int awaited) {
+    std::vector<int> late;
+    for (int k = awaited; k < world(); ++k) {
+        if (!has_entered(before(k), Clock::now() + glance, "")) late.push_back(before(k));
+    }
+    std::ranges::sort(late);
+    return late;
+}
+
+// Returns when every rank has entered the same collective; their notices are in entered_.
+void GlooTransport::enter(Call& call, std::span<const std::byte> payload) {
+    const std::string headline = tsr::headline(call.operation, call.sequence);
+    // Peers that have failed while this rank did something else: their notices may look as if all were well.
+    if (Clock::now() - last_look_ > pause) look_at_all();
+    throw_known_failure(headline);
+    outgoing_ = Notice{};
+    outgoing_.sequence = call.sequence;
+    outgoing_.fingerprint = fingerprint_of(call.request, call.operation);
+    outgoing_.operation = call.operation;
+    std::ranges::copy(payload, outgoing_.bytes.begin());
+    Exchange sends(*this, call);
+    for (int k = 1; k < world(); ++k) sends.send(after(k), slot::enters, bytes_of(outgoing_), sizeof outgoing_);
+
+    for (int k = 1; k < world(); ++k) {
+        const int peer = before(k);
+        while (!has_entered(peer, Clock::now() + slice, headline)) {
+            check(headline);
+            check_awaited(k, headline);
+            if (call.deadline.expired()) throw_timeout(call, late_ranks(k), false);
+        }
+        Notice& notice = *inboxes_[static_cast<size_t>(peer)].notice;
+        if (notice.magic != Notice::current_magic) {
+            throw Error(Code::version,
+                        fmt::format("rank {}: {} speaks otherwise than this rank: it uses another version "
+                                    "of Tessera",
+                                    rank_, name_peer(peer)))
+                .with_peer(peer);
+        }
+        entered_[static_cast<size_t>(peer)] = notice;
+        await_next_notice(peer);
+    }
+    compare_fingerprints(call, outgoing_.fingerprint);
+    sends.finish();
+    last_look_ = Clock::now();
+    const std::lock_guard lock(view_mutex_);
+    last_operation_ = call.operation;
+    last_sequence_ = call.sequence;
+}
+
+// --- errors
+
+std::string GlooTransport::name_peer(int rank) const {
+    const Peer& peer = peers_[static_cast<size_t>(rank)];
+    if (peer.same_host(peers_[static_cast<size_t>(rank_)])) return fmt::format("rank {} (pid {})", rank, peer.pid);
+    return fmt::format("rank {} (pid {}, host {})", rank, peer.pid, peer.host_name.data());
+}
+
+// Under view_mutex_.
+std::string GlooTransport::last_operation() const {
+    if (last_sequence_ == 0) return "it had not begun any operation";
+    return "its last operation was " + tsr::headline(last_operation_, last_sequence_);
+}
+
+// Under view_mutex_.
+Error GlooTransport::lost(int peer, const std::string& headline, bool died) const {
+    const std::string what = headline.empty() ? std::string() : headline + " failed: ";
+    return Error(Code::peer_lost,
+                 fmt::format("rank {}: {}{} {}; {}", rank_, what, name_peer(peer),
+                             died ? "died, or its network was cut" : "left the communicator", last_operation()))
+        .with_rank(rank_)
+        .with_peer(peer);
+}
+
+// Under view_mutex_.
+std::optional<Error> GlooTransport::told_failure(const std::string& headline) const {
+    for (int r = 0; r < world(); ++r) {
+        const PeerView& view = views_[static_cast<size_t>(r)];
+        if (view.state != PeerState::failed) continue;
+        Code code = static_cast<Code>(view.farewell->code);
+        const int peer = view.farewell->peer >= 0 && view.farewell->peer < world() ? view.farewell->peer : r;
+        // What is known of a third rank, or of all, holds here too; the rest is that rank's own trouble.
+        if (code != Code::timeout && code != Code::peer_lost && code != Code::mismatch) code = Code::aborted;
+        const auto* text = reinterpret_cast<const char*>(view.farewell->bytes.data());
+        const std::string what = headline.empty() ? std::string() : headline + " ended: ";
+        return Error(code, fmt::format("rank {}: {}rank {} failed: {}", rank_, what, r,
+                                       std::string_view(text, strnlen(text, Notice::inline_size))))
+            .with_rank(rank_)
+            .with_peer(peer);
+    }
+    return std::nullopt;
+}
+
+void GlooTransport::throw_known_failure(const std::string& headline) const {
+    {
+        const std::lock_guard lock(failure_mutex_);
+        if (failure_) throw Error(*failure_);
+    }
+    const std::lock_guard lock(view_mutex_);
+    if (const auto told = told_failure(headline)) {
+        const std::lock_guard failure_lock(failure_mutex_);
+        adopted_ = true;
+        throw Error(*told);
+    }
+}
+
+// A death counts where the dead rank is waited for, by the rank that waits, which then tells the others: one that was
+// through with everything may go.
+void GlooTransport::check(const std::string& headline) const {
+    look_at_all();
+    throw_known_failure(headline);
+    poll_interrupt();
+}
+
+// A connection does not work any more; finds out why.
+void GlooTransport::throw_broken(int peer, const std::string& headline) const {
+    look_at_all();
+    {
+        const std::lock_guard lock(view_mutex_);
+        if (views_[static_cast<size_t>(peer)].state == PeerState::gone) throw lost(peer, headline, true);
+    }
+    check(headline);
+    const std::lock_guard lock(view_mutex_);
+    throw lost(peer, headline, views_[static_cast<size_t>(peer)].state != PeerState::left);
+}
+
+// Throws if one of those still awaited has ended without entering.
+void GlooTransport::check_awaited(int awaited, const std::string& headline) {
+    for (int k = awaited; k < world(); ++k) {
+        const int peer = before(k);
+        PeerState state{};
+        {
+            const std::lock_guard lock(view_mutex_);
+            state = views_[static_cast<size_t>(peer)].state;
+        }
+        if (state == PeerState::present || has_entered(peer, Clock::now() + glance, headline)) continue;
+        throw_broken(peer, headline);
+    }
+}
+
+void GlooTransport::throw_timeout(const Call& call, const std::vector<int>& late, bool entered) const {
+    const std::lock_guard lock(view_mutex_);
+    std::string who;
+    for (size_t i = 0; i < late.size() && i < 8; ++i) {
+        const Peer& peer = peers_[static_cast<size_t>(late[i])];
+        const bool stopped = peer.same_host(peers_[static_cast<size_t>(rank_)]) && process_is_stopped(peer.pid);
+        who += fmt::format("{}{} {}{}", i == 0 ? "" : "; ", name_peer(late[i]),
+                           entered ? "entered it but does not go on" : "never entered it; " + last_operation(),
+                           stopped ? "; the process is stopped" : "");
+    }
+    if (late.size() > 8) who += fmt::format("; and {} more", late.size() - 8);
+    throw Error(Code::timeout,
+                fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, or raise timeout_ms",
+                            rank_, tsr::headline(call.operation, call.sequence),
+                            static_cast<double>(call.timeout.count()) / 1000, who, late.empty() ? rank_ : late[0]))
+        .with_peer(late.empty() ? -1 : late[0]);
+}
+
+void GlooTransport::compare_fingerprints(const Call& call, uint64_t own) const {
+    const auto same = [&](int r) { return r == rank_ || entered_[static_cast<size_t>(r)].fingerprint == own; };
+    int other = 0;
+    while (other < world() && same(other)) ++other;
+    if (other == world()) return;
+    // Ranks of one mind together, in order of the first of each.
+    std::vector<std::pair<const Notice*, std::vector<int>>> groups;
+    for (int r = 0; r < world(); ++r) {
+        const Notice* notice = r == rank_ ? &outgoing_ : &entered_[static_cast<size_t>(r)];
+        const auto group =
+            std::ranges::find_if(groups, [&](const auto& g) { return g.first->fingerprint == notice->fingerprint; });
+        if (group == groups.end()) {
+            groups.push_back({notice, {r}});
+        } else {
+            group->second.push_back(r);
+        }
+    }
+    std::string text;
+    std::vector<std::string> calls;
+    for (const auto& [notice, ranks] : groups) {
+        calls.push_back(describe(notice->operation));
+        text += fmt::format("{}{} {}{}", text.empty() ? "" : ", ", name_ranks(ranks), text.empty() ? "called " : "",
+                            calls.back());
+    }
+    if (std::ranges::adjacent_find(calls) != calls.end()) text += "; the lengths of single tensors differ";
+    throw Error(Code::mismatch, fmt::format("rank {}: the ranks disagree on operation #{}: {}. No data has moved",
+                                            rank_, call.sequence, text))
+        .with_rank(rank_)
+        .with_peer(other)
+        .with_operation(std::string(name_of(call.operation.collective)), static_cast<int64_t>(call.sequence));
+}
+
+void GlooTransport::abort(const Error& error) {
+    bool tell = false;
+    {
+        const std::lock_guard lock(failure_mutex_);
+        if (failure_) return;
+        failure_ = error;
+        tell = !adopted_;
+    }
+    if (tell) {
+        Notice notice;
+        notice.kind = Notice::Kind::failed;
+        notice.code = static_cast<int32_t>(error.code());
+        notice.peer = error.record()->peer;
+        std::strncpy(reinterpret_cast<char*>(notice.bytes.data()), error.what(), Notice::inline_size - 1);
+        tell_all(notice);
+    }
+    waker_.wake();
+}
+
+std::optional<Error> GlooTransport::peer_error() const {
+    // An issuing thread that waits keeps the views; it will tell what it sees.
+    const std::unique_lock lock(view_mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return std::nullopt;
+    for (int k = 1; k < world(); ++k) look_at(after(k), Clock::now() + glance);
+    for (int r = 0; r < world(); ++r) {
+        if (views_[static_cast<size_t>(r)].state == PeerState::gone) return lost(r, "", true);
+    }
+    return told_failure("");
+}
+
+// --- steps of a collective
+
+void Exchange::post(int peer, uint64_t slot, const std::byte* data, size_t size, Direction direction) {
+    if (size == 0) return;
+    try {
+        flights_.emplace_back(*transport_.context_, data, size, peer, direction).post(slot);
+    } catch (const std::exception&) {
+        transport_.throw_broken(peer, headline(call_.operation, call_.sequence));
+    }
+}
+
+void Exchange::send(int peer, uint64_t slot, const std::byte* data, size_t size) {
+    post(peer, slot, data, size, Direction::send);
+}
+
+void Exchange::receive(int peer, uint64_t slot, std::byte* data, size_t size) {
+    post(peer, slot, data, size, Direction::receive);
+}
+
+void Exchange::finish(Flight& flight) {
+    while (!flight.done()) {
+        bool done = false;
+        try {
+            done = flight.wait(transport_.waker_, Clock::now() + slice);
+        } catch (const std::exception&) {
+            transport_.throw_broken(flight.peer(), headline(call_.operation, call_.sequence));
+        }
+        if (done) return;
+        transport_.check(headline(call_.operation, call_.sequence));
+        if (call_.deadline.expired()) transport_.throw_timeout(call_, {flight.peer()}, true);
+    }
+}
+
+void Exchange::finish() {
+    for (Flight& flight : flights_) finish(flight);
+}
+
+void Exchange::finish_next_receive() {
+    while (flights_[next_receive_].direction() != Direction::receive) ++next_receive_;
+    finish(flights_[next_receive_++]);
+}
+
+// --- transfers
+
+GlooTransfer::GlooTransfer(GlooTransport& transport, const Request& request, uint64_t sequence, Deadline deadline)
+    : transport_(transport),
+      operation_(operation_of(request)),
+      sequence_(sequence),
+      deadline_(deadline),
+      patience_(deadline.remaining()) {
+    const Tensor& tensor = sending() ? request.inputs[0] : request.outputs[0];
+    data_ = tensor.data;
+    size_ = tensor.size_bytes();
+    if (!sending()) {
+        post(header_flight_, bytes_of(header_), sizeof header_, slot::header(operation_.tag));
+        return;
+    }
+    header_.dtype = operation_.dtype;
+    header_.tag = operation_.tag;
+    header_.count = operation_.count;
+    header_.size = size_;
+    header_.number = ++transport_.sent_messages_[static_cast<size_t>(operation_.peer)];
+    post(header_flight_, bytes_of(header_), sizeof header_, slot::header(operation_.tag));
+    if (size_ > 0) post(data_flight_, data_, size_, slot::message(header_.number));
+}
+
+void GlooTransfer::post(std::unique_ptr<Flight>& flight, const std::byte* data, size_t size, uint64_t slot) {
+    flight = std::make_unique<Flight>(*transport_.context_, data, size, operation_.peer,
+                                      sending() ? Direction::send : Direction::receive);
+    try {
+        flight->post(slot);
+    } catch (const std::exception&) {
+        transport_.throw_broken(operation_.peer, headline());
+    }
+}
+
+// Waits for whatever comes next; false if it has not come.
+bool GlooTransfer::wait(Clock::time_point until) {
+    Flight* next = header_done_ ? data_flight_.get() : header_flight_.get();
+    if (next == nullptr) return true;
+    try {
+        return next->wait(transport_.waker_, until);
+    } catch (const std::exception&) {
+        transport_.throw_broken(operation_.peer, headline());
+    }
+}
+
+Transfer::Progress GlooTransfer::advance() {
+    bool moved = false;
+    if (!header_done_) {
+        if (wait(Clock::now() + glance)) {
+            header_done_ = true;
+            moved = true;
+            if (!sending()) accept_header();
+        }
+    }
+    if (header_done_ && (!data_flight_ || wait(Clock::now() + glance))) return Progress::done;
+    if (moved) return Progress::moved;
+    if (!deadline_.expired()) return Progress::stuck;
+    const std::lock_guard lock(transport_.view_mutex_);
+    throw Error(
+        Code::timeout,
+        fmt::format("rank {}: {} timed out after {} s: {} {}; {}. Look at the log of rank {}, or raise timeout_ms",
+                    transport_.rank_, headline(), static_cast<double>(patience_.count()) / 1000,
+                    transport_.name_peer(operation_.peer), sending() ? "did not take it" : "sent nothing",
+                    transport_.last_operation(), operation_.peer))
+        .with_peer(operation_.peer);
+}
+
+void GlooTransfer::accept_header() {
+    if (header_.magic != MessageHeader::current_magic) {
+        throw Error(Code::corrupt, fmt::format("rank {}: {}: what came is no message", transport_.rank_, headline()));
+    }
+    if (header_.dtype != operation_.dtype || header_.count != operation_.count || header_.size != size_) {
+        Operation sent = operation_;
+        sent.collective = Collective::send;
+        sent.dtype = header_.dtype;
+        sent.count = header_.count;
+        sent.peer = transport_.rank_;
+        throw Error(Code::mismatch,
+                    fmt::format("rank {}: {}: rank {} called {}, rank {} {}", transport_.rank_, headline(),
+                                operation_.peer, describe(sent), transport_.rank_, describe(operation_)))
+            .with_peer(operation_.peer);
+    }
+    if (size_ > 0) post(data_flight_, data_, size_, slot::message(header_.number));
+}
+
+std::unique_ptr<Transfer> GlooTransport::start(const Request& request, uint64_t sequence, Deadline deadline) {
+    return std::make_unique<GlooTransfer>(*this, request, sequence, deadline);
+}
+
+void GlooTransport::wait(std::span<Transfer* const> transfers, const std::atomic<bool>& woken) {
+    const auto end = Clock::now() + slice;
+    // One transfer is waited for; of several each gets a short while in turn.
+    const auto turn =
+        transfers.size() == 1 ? Clock::duration(milliseconds{2}) : Clock::duration(std::chrono::microseconds{200});
+    while (Clock::now() < end) {
+        for (Transfer* transfer : transfers) {
+            if (woken.load(std::memory_order_acquire)) return;
+            if (static_cast<GlooTransfer*>(transfer)->wait(std::min(end, Clock::now() + turn))) return;
+        }
+    }
+    check(transfers.empty() ? "" : static_cast<GlooTransfer*>(transfers[0])->headline());
+}
+
+// --- buffers
+
+std::shared_ptr<Buffer> GlooTransport::allocate(size_t size, uint64_t sequence, milliseconds timeout) {
+    Request request;
+    request.collective = Collective::allocate;
+    Call call = call_of(request, sequence, timeout);
+    call.operation.count = size;
+    enter(call, {});
+    std::shared_ptr<Buffer> buffer;
+    try {
+        buffer = std::make_shared<PrivateBuffer>(size);
+    } catch (const std::bad_alloc&) {
+        log::warning("rank {}: no memory for a buffer of {} bytes", rank_, size);
+    }
+    // All ranks learn whether all have it.
+    const std::array<std::byte, 1> failed{std::byte{buffer ? uint8_t{0} : uint8_t{1}}};
+    enter(call, failed);
+    for (int r = 0; r < world(); ++r) {
+        const bool well = r == rank_ ? buffer != nullptr : entered_[static_cast<size_t>(r)].bytes[0] == std::byte{0};
+        if (well) continue;
+        throw Error(Code::no_memory,
+                    fmt::format("rank {}: no buffer of {} bytes a rank: rank {} has no memory for it", rank_, size, r))
+            .with_rank(rank_)
+            .with_peer(r)
+            .with_operation("allocate", static_cast<int64_t>(sequence));
+    }
+    return buffer;
+}
+
+}  // namespace gloo_transport
+}  // namespace tsr
