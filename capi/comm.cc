@@ -68,6 +68,7 @@ struct Optional {
 // The common form: at most one input, at most one output.
 void issue(tsr_comm* comm, Collective collective, const tsr_tensor* input, const tsr_tensor* output, tsr_reduce_op op,
            int32_t peer, int32_t tag, const void* stream, tsr_work** work) {
+    if (work != nullptr) *work = nullptr;
     Communicator& object = *object_of(comm, "comm");
     check_stream(stream);
     const Optional in(input, "input");
@@ -77,6 +78,7 @@ void issue(tsr_comm* comm, Collective collective, const tsr_tensor* input, const
 
 void issue_list(tsr_comm* comm, Collective collective, const tsr_tensor* input, const tsr_tensor* tensors, size_t n,
                 const char* what, tsr_reduce_op op, int32_t peer, const void* stream, tsr_work** work) {
+    if (work != nullptr) *work = nullptr;
     Communicator& object = *object_of(comm, "comm");
     check_stream(stream);
     const Optional in(input, "input");

@@ -23,7 +23,7 @@ tsr::MeshShape shape_in(const char* const* names, const int32_t* sizes, int32_t 
 
 tsr::capi::MeshObject::MeshObject(Communicator& comm, MeshShape shape) : mesh(comm, std::move(shape)) {
     for (int d = 0; d < mesh.shape().ndim(); ++d) {
-        handles.emplace_back(new tsr_comm, &tsr::capi::destroy<tsr_comm>);
+        handles.emplace_back(new tsr_comm, &tsr_comm_destroy);
         handles.back()->object = mesh.comm(d);
     }
 }

@@ -89,7 +89,7 @@ struct Arguments {
 void add_program_options(CLI::App& app, Arguments& arguments) {
     app.prefix_command();
     app.add_option("-n,--nproc-per-node,--nproc_per_node", arguments.count,
-                   "ranks: a number, MIN:MAX (elastic), auto or cpu (usable cores), gpu")
+                   "ranks: a number (1), MIN:MAX (elastic), auto or cpu (usable cores), gpu")
         ->type_name("N");
     app.add_option("--env", arguments.environment, "set a variable for these ranks (repeatable)")
         ->type_name("NAME=VALUE")

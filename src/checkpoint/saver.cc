@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <chrono>
 #include <ctime>
+#include <system_error>
 
 #include "base/log.hpp"
 #include "base/parallel.hpp"
@@ -127,11 +128,29 @@ Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverO
 }
 
 Saver::~Saver() {
+    if (owner_ != ::getpid()) {
+        // A forked child has no such threads to join, and the lease is its parent's.
+        if (background_.joinable()) background_.detach();
+        static_cast<void>(lease_.release());
+        return;
+    }
+    if (in_background()) {
+        background_.detach();  // in the callback of its own save, which has ended
+        return;
+    }
     if (background_.joinable()) background_.join();  // its votes have deadlines
+    const auto error = in_flight_ ? in_flight_->error() : std::nullopt;
+    if (error) log::warning("a save in the background failed, and nobody waited for it: {}", error->what());
 }
+
+bool Saver::in_background() const { return background_.get_id() == std::this_thread::get_id(); }
 
 void Saver::wait() {
     if (!in_flight_) return;
+    if (in_background()) {
+        throw Error(Code::invalid_state, "a saver is used in the completion callback of its own save; use it on the thread "
+                                         "that saves");
+    }
     // The work's own deadline is that of its votes; waiting here only adds the interrupt callback.
     while (!in_flight_->done()) {
         try {
@@ -141,7 +160,7 @@ void Saver::wait() {
             if (!in_flight_->done()) throw;  // interrupted: the save goes on
         }
     }
-    background_.join();
+    if (background_.joinable()) background_.join();
     const auto error = std::exchange(in_flight_, nullptr)->error();
     if (error) throw Error(*error);
 }
@@ -156,8 +175,15 @@ WorkPtr Saver::save_async(int64_t step, const State& state) {
     wait();
     std::shared_ptr<Job> job = prepare(step, state, true);
     auto work = std::make_shared<Work>();
+    const auto body = [this, job, work] { work->finish(attempt([&] { run(*job); })); };
+    try {
+        background_ = std::thread(body);
+    } catch (const std::system_error& error) {
+        // The other ranks count on this one's votes.
+        log::warning("no thread for a save in the background ({}); it runs in the foreground", error.what());
+        body();
+    }
     in_flight_ = work;
-    background_ = std::thread([this, job, work] { work->finish(attempt([&] { run(*job); })); });
     return work;
 }
 

@@ -6,6 +6,8 @@
 // other call waits for it first.
 #pragma once
 
+#include <unistd.h>
+
 #include <memory>
 #include <optional>
 #include <string>
@@ -60,6 +62,8 @@ class Saver {
     void commit(Job& job, const std::vector<std::string>& reports);
     void tidy(const std::string& newest);
     void abandon(const Job& job) noexcept;
+    // Whether the caller is the thread of the save in the background: a completion callback.
+    [[nodiscard]] bool in_background() const;
 
     SaverOptions options_;
     FileSystem& files_;
@@ -69,6 +73,7 @@ class Saver {
     std::unique_ptr<Lease> lease_;  // rank 0's
     AlignedBuffer staging_;         // kept from save to save, so that its pages are touched once
     std::thread background_;
+    pid_t owner_ = ::getpid();
     WorkPtr in_flight_;  // until its error has been told
 };
 

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -35,6 +36,11 @@ class Group final : public Communicator {
           store_(std::move(store)),
           transport_(std::move(transport)) {}
 
+    template <class... Args>
+    [[nodiscard]] static std::shared_ptr<Communicator> make(Args&&... args) {
+        return std::shared_ptr<Group>(new Group(std::forward<Args>(args)...), [](Group* group) { group->let_go(); });
+    }
+
     ~Group() override {
         if (!thread_.joinable()) return;
         Group::leave();
@@ -54,6 +60,7 @@ class Group final : public Communicator {
 
     void run(const Request& request) override {
         validate(request, rank_, world_size_);
+        refuse_own_thread();
         throw_if_unusable();
         if (unfinished_.load(std::memory_order_acquire) == 0) return run_inline(request);
         await(enqueue(request));
@@ -83,6 +90,8 @@ class Group final : public Communicator {
         std::unique_ptr<Transfer> transfer;
     };
 
+    void let_go();
+    void refuse_own_thread() const;
     void run_inline(const Request& request);
     void transfer_inline(const Request& request);
     Task enqueue(const Request& request);
@@ -127,7 +136,33 @@ class Group final : public Communicator {
     std::optional<Error> first_error_;
     bool stopping_ = false;
     std::thread thread_;
+
+    const pid_t owner_ = ::getpid();
+    static thread_local const Group* progressing_;  // the group whose progress thread this is
+    bool orphaned_ = false;                          // the progress thread's: the last reference went away on it
 };
+
+thread_local const Group* Group::progressing_ = nullptr;
+
+// The last reference is gone. In a completion callback the progress thread cannot end itself at once: it does so when it
+// comes back to its loop. A forked child has no progress thread and must not tell the peers that this rank has left: what
+// it holds is its parent's, and goes with the process.
+void Group::let_go() {
+    if (owner_ != ::getpid()) return;
+    if (progressing_ == this) {
+        orphaned_ = true;
+    } else {
+        delete this;
+    }
+}
+
+void Group::refuse_own_thread() const {
+    if (progressing_ != this) return;
+    throw Error(Code::invalid_state, fmt::format("rank {}: a blocking call on communicator '{}' in a completion callback of "
+                                                 "its own work would never return; make it on another thread",
+                                                 rank_, options_.name))
+        .with_rank(rank_);
+}
 
 // --- issuing
 
@@ -201,8 +236,16 @@ void Group::await_queue() {
 
 void Group::progress() {
     ::pthread_setname_np(::pthread_self(), "tessera-comm");
+    progressing_ = this;
     std::vector<ActiveTransfer> active;
     while (true) {
+        if (orphaned_) {
+            if (unfinished_.load(std::memory_order_acquire) > 0) abort("the communicator was destroyed while it had work");
+            if (const auto cause = error()) fail_everything(active, *cause);
+            thread_.detach();
+            delete this;
+            return;
+        }
         Task task;
         {
             std::unique_lock lock(mutex_);
@@ -400,6 +443,7 @@ void Group::finalize() {
 }
 
 std::shared_ptr<Buffer> Group::allocate(size_t size) {
+    refuse_own_thread();
     throw_if_unusable();
     await_queue();
     throw_if_unusable();
@@ -513,7 +557,7 @@ std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bo
     const int rank = bootstrap.rank;
     const int world_size = bootstrap.world_size();
     CommOptions options = bootstrap.options;
-    return std::make_shared<Group>(rank, world_size, std::move(options), store, make_transport(std::move(bootstrap)));
+    return Group::make(rank, world_size, std::move(options), store, make_transport(std::move(bootstrap)));
 }
 
 }  // namespace
@@ -555,7 +599,7 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Store> store,
 
 std::shared_ptr<Communicator> Communicator::self() {
     CommOptions options = CommOptions::from_environment();
-    return std::make_shared<Group>(0, 1, std::move(options), nullptr, make_self_transport());
+    return Group::make(0, 1, std::move(options), nullptr, make_self_transport());
 }
 
 }  // namespace tsr

@@ -95,7 +95,7 @@ std::shared_ptr<Store> find_store(const JobEnvironment& job, milliseconds timeou
 class Meeting {
    public:
     // OpenSSL cleans up at the process's end, too: if it is initialised first, it does so after this object.
-    Meeting() { (void)OPENSSL_init_crypto(0, nullptr); }
+    Meeting() { (void)OPENSSL_init_crypto(OPENSSL_INIT_LOAD_CRYPTO_STRINGS, nullptr); }
     ~Meeting() {
         if (!server_ || owner_ != ::getpid()) return;
         const Deadline deadline = Deadline::in(farewell);

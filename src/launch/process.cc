@@ -90,10 +90,15 @@ std::vector<pid_t> children() {
     return found;
 }
 
-sigset_t agent_signals() {
+// SIGCHLD, and what ends the job; without those that this process was told to ignore, by nohup or as a background job.
+sigset_t guardian_signals() {
     sigset_t set;
     sigemptyset(&set);
-    for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&set, signal);
+    for (const int signal : {SIGCHLD, SIGTERM}) sigaddset(&set, signal);
+    for (const int signal : {SIGINT, SIGHUP, SIGQUIT}) {
+        struct sigaction action {};
+        if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&set, signal);
+    }
     return set;
 }
 
@@ -222,7 +227,7 @@ void become_subreaper() {
 
 int run_guarded(const std::function<int(int guardian, const sigset_t& signal_mask)>& agent) {
     become_subreaper();
-    const sigset_t signals = agent_signals();
+    const sigset_t signals = guardian_signals();
     sigset_t former;
     if (::sigprocmask(SIG_BLOCK, &signals, &former) != 0) throw os_error("sigprocmask", errno);
     int ends[2];

@@ -54,12 +54,12 @@ void Table::set(std::string_view key, std::string_view value) {
     const auto at = values_.find(key);
     const size_t freed = at == values_.end() ? 0 : at->second->size();
     const size_t needed = value.size() + (at == values_.end() ? key.size() : 0);
-    if (at == values_.end() && values_.size() >= max_keys) {
-        throw Error(Code::no_memory, fmt::format("set '{}': the store holds {} keys, its limit", key, max_keys));
+    if (at == values_.end() && values_.size() >= limits_.keys) {
+        throw Error(Code::no_memory, fmt::format("set '{}': the store holds {} keys, its limit", key, limits_.keys));
     }
-    if (total_bytes_ - freed + needed > max_total_bytes) {
+    if (total_bytes_ - freed + needed > limits_.bytes) {
         throw Error(Code::no_memory, fmt::format("set '{}' ({} bytes): the store holds {} of at most {} bytes", key,
-                                                 value.size(), total_bytes_, max_total_bytes));
+                                                 value.size(), total_bytes_, limits_.bytes));
     }
     auto shared = std::make_shared<const std::string>(value);
     if (at == values_.end()) {

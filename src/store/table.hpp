@@ -25,8 +25,13 @@ using Value = std::shared_ptr<const std::string>;
 
 class Table {
    public:
-    static constexpr size_t max_keys = size_t{1} << 20;
-    static constexpr size_t max_total_bytes = size_t{1} << 30;
+    struct Limits {
+        size_t keys = size_t{1} << 20;
+        size_t bytes = size_t{1} << 30;  // of keys and values together
+    };
+
+    Table() = default;
+    explicit Table(const Limits& limits) : limits_(limits) {}
 
     [[nodiscard]] Value find(std::string_view key) const;  // nullptr if absent
     void set(std::string_view key, std::string_view value);
@@ -39,7 +44,8 @@ class Table {
 
    private:
     std::map<std::string, Value, std::less<>> values_;
-    size_t total_bytes_ = 0;  // of keys and values
+    size_t total_bytes_ = 0;
+    Limits limits_;
 };
 
 }  // namespace tsr

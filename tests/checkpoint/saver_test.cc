@@ -2,10 +2,12 @@
 // job a root.
 #include <gtest/gtest.h>
 
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmath>
+#include <future>
 #include <thread>
 
 #include "checkpoint/native/root.hpp"
@@ -52,6 +54,107 @@ TEST_F(SaverTest, LatestNamesTheNewestAndPathsFollowIt) {
     EXPECT_EQ(Checkpoint::open(dir_ / "latest")->manifest().step, 20);
     std::filesystem::remove(dir_ / "latest");
     EXPECT_EQ(Checkpoint::open(dir_ / "latest")->manifest().step, 20);
+}
+
+// Where it is not certain what the newest save is, resume says so: it neither begins anew nor goes back in silence.
+TEST_F(SaverTest, ResumeNeverPassesOverADamagedSaveThatMayBeTheNewest) {
+    const auto manifest_of = [&](int step) {
+        for (const SavedStep& save : scan_root(posix_file_system(), dir_.path())) {
+            if (save.step == step) return dir_ / (save.directory + "/manifest.json");
+        }
+        throw std::runtime_error("no such save");
+    };
+    const auto refuses = [&](const std::string& named) {
+        Saver saver(nullptr, dir_.path(), saver_options());
+        const Error error = error_of([&] { (void)saver.resume(owned_.state); });
+        EXPECT_EQ(error.code(), Code::corrupt) << error.what();
+        EXPECT_NE(std::string(error.what()).find(named), std::string::npos) << error.what();
+    };
+    std::string latest;
+    {
+        Saver saver(nullptr, dir_.path(), saver_options());
+        saver.save(10, owned_.state);
+        latest = slurp(dir_ / "latest");
+        saver.save(20, owned_.state);
+    }
+    const std::string damaged = manifest_of(20);
+    spill(damaged, "");
+    refuses(damaged);  // `latest` names it
+    std::filesystem::remove(dir_ / "latest");
+    refuses(damaged);  // nothing tells which is the newest
+    // The newest by `latest` is sound, so the damaged one is an older one.
+    spill(dir_ / "latest", latest);
+    {
+        Saver saver(nullptr, dir_.path(), saver_options());
+        EXPECT_EQ(saver.resume(owned_.state), 10);
+    }
+    const std::string last = manifest_of(10);
+    spill(last, "");
+    std::filesystem::remove(dir_ / "latest");
+    refuses(last);  // and the other: no save is left
+    std::filesystem::remove(last);
+    std::filesystem::remove(damaged);
+    spill(dir_ / "latest", latest);
+    refuses("latest");  // there was a save, and it is gone
+}
+
+TEST_F(SaverTest, ACompletionCallbackMayDestroyItsSaver) {
+    std::promise<Code> waited;
+    std::promise<void> gone;
+    // The save stops before its commit until the callback is there, so that it runs on the saver's own thread.
+    std::promise<void> registered;
+    FaultyFiles files;
+    files.on_call = [&, ready = registered.get_future().share()](int64_t, const std::string& name) {
+        if (name.ends_with("manifest.json") && name.starts_with("rename")) ready.wait();
+    };
+    SaverOptions options = saver_options();
+    options.files = &files;
+    auto saver = std::make_unique<Saver>(nullptr, dir_.path(), options);
+    Saver* raw = saver.get();
+    const WorkPtr work = saver->save_async(5, owned_.state);
+    work->on_done([&](const std::optional<Error>&) {
+        waited.set_value(error_of([&] { raw->wait(); }).code());
+        saver.reset();
+        gone.set_value();
+    });
+    registered.set_value();
+    EXPECT_EQ(waited.get_future().get(), Code::invalid_state);
+    gone.get_future().wait();
+    EXPECT_FALSE(std::filesystem::exists(dir_ / ".owner"));
+    EXPECT_EQ(committed(dir_.path()), (Steps{"5"}));
+}
+
+// A child of fork has copies of everything but the threads; what it destroys is still its parent's.
+TEST_F(SaverTest, AForkedChildLeavesTheRootToItsParent) {
+    auto saver = std::make_unique<Saver>(nullptr, dir_.path(), saver_options());
+    const pid_t child = ::fork();
+    if (child == 0) {
+        saver.reset();
+        ::_exit(0);
+    }
+    int status = -1;
+    try {
+        wait_until([&] { return ::waitpid(child, &status, WNOHANG) == child; }, Deadline::in(milliseconds{10000}), "child");
+    } catch (const Error&) {
+        ::kill(child, SIGKILL);
+        ::waitpid(child, &status, 0);
+    }
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    saver->save(1, owned_.state);
+}
+
+TEST_F(SaverTest, AZombiesRootIsTakenOver) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+        const Holder holder = Holder::this_process("child");
+        std::ofstream(dir_ / ".owner") << holder.dump();
+        ::_exit(0);
+    }
+    siginfo_t info{};
+    ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);  // dead, not yet reaped
+    EXPECT_NO_THROW(Saver(nullptr, dir_.path(), saver_options()).save(1, owned_.state));
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
 }
 
 TEST_F(SaverTest, NewestIsTheLastCommittedEvenAfterGoingBack) {

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <future>
 #include <random>
 
 #include "ranks.hpp"
@@ -277,6 +278,64 @@ TEST(Communicator, NothingFollowsFinalize) {
                 EXPECT_EQ(e.code(), Code::invalid_state);
             }
         }
+    }));
+}
+
+// The progress thread cannot wait for itself: a blocking call from a callback would never return.
+TEST(Communicator, ACompletionCallbackMayNotBlockOnItsCommunicator) {
+    std::promise<void> registered;
+    auto ready = registered.get_future().share();
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        if (comm.rank() == 1) {
+            ready.wait();
+            comm.run(barrier());
+            return;
+        }
+        std::promise<Code> code;
+        const auto work = comm.submit(barrier());
+        work->on_done([&](const std::optional<Error>&) {
+            try {
+                comm.run(barrier());
+                code.set_value(Code::ok);
+            } catch (const Error& e) {
+                code.set_value(e.code());
+            }
+        });
+        registered.set_value();
+        EXPECT_EQ(code.get_future().get(), Code::invalid_state);
+    }));
+}
+
+// Bindings cannot help it: the last reference may go away on any thread.
+TEST(Communicator, ACompletionCallbackMayDestroyItsCommunicator) {
+    std::promise<void> registered;
+    auto ready = registered.get_future().share();
+    const auto store = make_memory_store(milliseconds{30000});
+    expect_all_well(run_threads(2, [&](int rank) {
+        auto comm = Communicator::create(store, rank, 2, test_options());
+        if (rank == 1) {
+            ready.wait();
+            comm->run(barrier());
+            // Its peer has gone with a task in its queue; whatever this rank does next ends, and soon.
+            try {
+                comm->run(barrier());
+            } catch (const Error& e) {
+                EXPECT_TRUE(e.code() == Code::aborted || e.code() == Code::peer_lost) << e.what();
+            }
+            return;
+        }
+        std::promise<void> destroyed;
+        const std::weak_ptr<Communicator> watch = comm;
+        const auto work = comm->submit(barrier());
+        const auto queued = comm->submit(barrier());
+        work->on_done([&](const std::optional<Error>&) {
+            comm.reset();
+            destroyed.set_value();
+        });
+        registered.set_value();
+        destroyed.get_future().wait();
+        EXPECT_TRUE(watch.expired());
+        EXPECT_THROW(queued->wait(Deadline::in(milliseconds{20000})), Error);
     }));
 }
 

@@ -1,6 +1,7 @@
 // Sends and receives: order, tags, sizes beyond the ring, both directions at once, mismatches.
 #include <gmock/gmock.h>
 
+#include <future>
 #include <random>
 
 #include "comm/communicator.hpp"
@@ -58,6 +59,49 @@ TEST(Transfers, BothMaySendFirstIfAsynchronously) {
         comm.run(recv(to, peer));
         finish(works);
         ASSERT_EQ(in, pattern(count, peer));
+    }));
+}
+
+// A receive of tag 5 sets aside what comes with tag 3, and goes on looking while receives of tag 3 are posted: those must
+// still get the older message first.
+TEST(Transfers, AMessageSetAsideComesBeforeALaterOneOfItsTag) {
+    std::promise<void> posted;
+    std::promise<void> held;
+    std::promise<void> sent;
+    std::promise<void> go;
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        std::vector<int32_t> first(1, 1);
+        std::vector<int32_t> second(1, 2);
+        std::vector<int32_t> other(1, 9);
+        const Tensor a = over(first);
+        const Tensor b = over(second);
+        const Tensor c = over(other);
+        if (comm.rank() == 1) {
+            posted.get_future().wait();
+            comm.run(send(a, 0, 3));
+            comm.run(send(c, 0, 7));
+            held.get_future().wait();
+            comm.run(send(b, 0, 3));
+            sent.set_value();
+            comm.run(send(c, 0, 5));
+            return;
+        }
+        std::vector<int32_t> got(4, -1);
+        const auto place = [&](size_t i) { return tensor_of(std::span<int32_t>(&got[i], 1), DType::i32); };
+        std::vector<Tensor> places{place(0), place(1), place(2), place(3)};
+        std::vector<WorkPtr> works{comm.submit(recv(places[2], 1, 5)), comm.submit(recv(places[3], 1, 7))};
+        // The callback holds the progress thread until the second message is there and its receives are queued.
+        works[1]->on_done([&](const std::optional<Error>&) {
+            held.set_value();
+            go.get_future().wait();
+        });
+        posted.set_value();
+        sent.get_future().wait();
+        works.push_back(comm.submit(recv(places[0], 1, 3)));
+        works.push_back(comm.submit(recv(places[1], 1, 3)));
+        go.set_value();
+        finish(works);
+        EXPECT_EQ(got, (std::vector<int32_t>{1, 2, 9, 9}));
     }));
 }
 

@@ -80,6 +80,46 @@ TEST(CommProcesses, CollectivesBetweenProcesses) {
     }
 }
 
+// A data loader's worker is such a child: what it drops of its parent's neither hangs it nor ends the parent's part.
+TEST(CommProcesses, AForkedChildThatDropsTheCommunicatorHarmsNobody) {
+    Processes processes(2, [&](int rank, const auto& store, const auto&) {
+        auto comm = Communicator::create(store, rank, 2, options_with(milliseconds{20000}));
+        comm->submit({})->wait(Deadline::in(milliseconds{20000}));  // now there is a progress thread too
+        if (rank == 0) {
+            const pid_t child = ::fork();
+            if (child == 0) {
+                comm.reset();
+                ::_exit(0);
+            }
+            int status = -1;
+            try {
+                wait_until([&] { return ::waitpid(child, &status, WNOHANG) == child; },
+                           Deadline::in(milliseconds{10000}), "the child");
+            } catch (const Error&) {
+                ::kill(child, SIGKILL);
+                ::waitpid(child, &status, 0);
+            }
+            check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child hangs");
+            store->set("dropped", "", store->default_deadline());
+            static_cast<void>(store->wait("polled", Deadline::in(milliseconds{20000})));
+        } else {
+            static_cast<void>(store->wait("dropped", Deadline::in(milliseconds{20000})));
+            // Called while rank 0 is late, after a look at whether it has left.
+            static Store* const polled = store.get();
+            set_interrupt(
+                [](void*) {
+                    polled->set("polled", "", polled->default_deadline());
+                    return 0;
+                },
+                nullptr);
+        }
+        comm->run({});
+        set_interrupt(nullptr, nullptr);
+        comm->finalize();
+    });
+    processes.expect_all_well();
+}
+
 TEST(CommProcesses, NoDescriptorOrMappingStays) {
     Processes processes(3, [&](int rank, const auto& store, const auto&) {
         const auto once = [&] {

@@ -4,10 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <map>
-#include <set>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -151,6 +154,21 @@ class Meeting : public ::testing::Test {
         }
         for (testing::Child& child : children) EXPECT_EQ(child.wait(), 0);
     }
+    // On the two ports after the one returned: another job of this user, and one of another user.
+    static std::pair<uint16_t, std::vector<std::shared_ptr<StoreServer>>> serve_two_jobs() {
+        for (;;) {  // until two ports in a row are free
+            const uint16_t base = testing::free_port();
+            StoreOptions other;
+            other.job_id = "another job of this user";
+            try {
+                auto one = StoreServer::start("127.0.0.1", static_cast<uint16_t>(base + 1), other);
+                other.token = std::string(64, 'e');
+                return {base, {one, StoreServer::start("127.0.0.1", static_cast<uint16_t>(base + 2), other)}};
+            } catch (const Error& error) {
+                if (error.record()->native_code != EADDRINUSE) throw;
+            }
+        }
+    }
     testing::TemporaryDirectory directory_;
 };
 
@@ -159,25 +177,19 @@ TEST_F(Meeting, RanksOfTorchrunMeetWithoutAnAgent) {
 }
 
 TEST_F(Meeting, PortsOfOtherJobsAndOtherProgramsAreSteppedOver) {
-    const Environment environment({{"XDG_RUNTIME_DIR", directory_.path().string()}});
     ::chmod(directory_.path().c_str(), 0700);
-    std::vector<std::shared_ptr<StoreServer>> servers;
-    uint16_t base = 0;
-    for (int attempt = 0; servers.size() < 2; ++attempt) {  // until two ports in a row are free
-        ASSERT_LT(attempt, 100);
-        servers.clear();
-        base = testing::free_port();
-        StoreOptions other;
-        other.job_id = "another job of this user";
-        try {
-            servers.push_back(StoreServer::start("127.0.0.1", static_cast<uint16_t>(base + 1), other));
-            other.token = std::string(64, 'e');  // and a job of another user
-            servers.push_back(StoreServer::start("127.0.0.1", static_cast<uint16_t>(base + 2), other));
-        } catch (const Error& error) {
-            ASSERT_EQ(error.record()->native_code, EADDRINUSE) << error.what();
-        }
-    }
-    meet({{"MASTER_ADDR", "localhost"}, {"MASTER_PORT", std::to_string(base)}}, 3);
+    const std::filesystem::path told = directory_.path() / "base";
+    // In a process of their own: the ranks are forked, and a process that forks should have one thread.
+    const testing::Child others = testing::in_child({{"XDG_RUNTIME_DIR", directory_.path().string()}}, [&] {
+        const auto [base, servers] = serve_two_jobs();
+        std::ofstream(told.string() + ".draft") << base;
+        std::filesystem::rename(told.string() + ".draft", told);
+        wait_until([] { return false; }, Deadline::in(milliseconds{60000}), "the end of the test");
+    });
+    wait_until([&] { return std::filesystem::exists(told); }, Deadline::in(milliseconds{20000}), "the other jobs");
+    std::string base;
+    std::ifstream(told) >> base;
+    meet({{"MASTER_ADDR", "localhost"}, {"MASTER_PORT", base}}, 3);
 }
 
 TEST_F(Meeting, WithoutRankZeroIsATimeoutThatSaysWhere) {

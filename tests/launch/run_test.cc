@@ -334,6 +334,23 @@ TEST_F(Run, SecondInterruptKillsAtOnce) {
     EXPECT_EQ(finish(job).code, 128 + SIGINT);
 }
 
+TEST_F(Run, NohupIsRespected) {
+    const std::string command = "trap '' HUP; exec " + tessera + " run --grace-s 0.1 /bin/sh -c 'echo $$ > " + scratch() +
+                                "/r0; sleep 600' 2> " + scratch() + "/err";
+    std::fflush(nullptr);
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+        ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+        ::_exit(126);
+    }
+    Child job(pid);
+    (void)pid_in("r0");
+    ::kill(job.pid(), SIGHUP);
+    ::kill(job.pid(), SIGTERM);
+    EXPECT_EQ(job.wait(), 128 + SIGTERM);
+    EXPECT_THAT(file("err"), AllOf(HasSubstr("SIGTERM"), Not(HasSubstr("SIGHUP"))));
+}
+
 TEST_F(Run, RankThatFailsWhileOthersSaveDoesNotEndThem) {
     Child job = start({"-n", "2", "--max-restarts", "3", "/bin/sh", "-c",
                        "echo $$ > $D/r$RANK; while ! od -An -tx1 -N1 $TESSERA_PREEMPT_FILE | grep -q 01; do :; done;"

@@ -34,14 +34,17 @@ std::string link_target(const char* path) {
     return n > 0 ? std::string(target.data(), static_cast<size_t>(n)) : "";
 }
 
-// Field 22 of /proc/<pid>/stat; 0 if there is no such process.
+// Field 22 of /proc/<pid>/stat; 0 if there is no such process, or one that is dead and only not yet reaped.
 int64_t start_time_of(int64_t pid) {
     const std::string line = first_line(fmt::format("/proc/{}/stat", pid));
     const size_t name_end = line.rfind(')');  // the name may hold spaces and parentheses
     if (name_end == std::string::npos) return 0;
     std::istringstream fields(line.substr(name_end + 1));
     std::string field;
-    for (int i = 3; i <= 22; ++i) fields >> field;
+    for (int i = 3; i <= 22; ++i) {
+        fields >> field;
+        if (i == 3 && (field == "Z" || field == "X")) return 0;
+    }
     int64_t ticks = 0;
     std::from_chars(field.data(), field.data() + field.size(), ticks);
     return ticks;

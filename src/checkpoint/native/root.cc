@@ -90,18 +90,27 @@ std::optional<std::string> newest_save(FileSystem& files, const std::string& roo
     } catch (const Error&) {
         hint.clear();  // it is but a hint
     }
+    const std::string newest = saves.empty() || !saves.back().readable ? "" : saves.back().directory;
+    // A damaged manifest does not tell its place in the order. Only if `latest` names the newest of the others is it
+    // certain that nothing is lost by passing over it.
     for (const SavedStep& save : saves) {
         if (!save.committed || save.readable) continue;
         const std::string manifest = join(join(root, save.directory), manifest_name);
-        if (save.directory == hint) {
-            throw Error(Code::corrupt, fmt::format("{} is damaged, and it is the newest save; open an older one by its "
-                                                   "path if that is what you want",
-                                                   manifest));
+        if (newest.empty() || newest != hint) {
+            throw Error(Code::corrupt,
+                        fmt::format("{} is damaged, and it may be the newest save; to go on {}, move its directory away{}",
+                                    manifest, newest.empty() ? "without it" : "with " + join(root, newest),
+                                    newest.empty() ? "" : ", or open that one by its path"));
         }
         log::warning("{} is damaged; the save is passed over", manifest);
     }
-    if (saves.empty() || !saves.back().committed || !saves.back().readable) return std::nullopt;
-    return saves.back().directory;
+    if (!newest.empty()) return newest;
+    if (!hint.empty()) {
+        throw Error(Code::corrupt, fmt::format("{} names the save {}, but {} holds no committed save: saves were removed or "
+                                               "lost; remove {} to begin anew",
+                                               join(root, latest_name), hint, root, latest_name));
+    }
+    return std::nullopt;
 }
 
 void remove_save(FileSystem& files, const std::string& root, const std::string& directory) {

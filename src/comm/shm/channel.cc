@@ -117,7 +117,8 @@ bool ShmTransfer::push() {
     return true;
 }
 
-// Whose message comes next: for the first receiver with its tag; else aside, if others wait behind it.
+// Whose message comes next: for the first receiver with its tag, unless an older message of that tag is set aside and
+// still to be taken; else aside.
 bool ShmTransfer::take_header(Inbox& inbox) {
     const ChannelEnd in = transport_.channel(static_cast<size_t>(peer()), transport_.rank_);
     if (in.filled() < sizeof(MessageHeader)) return false;
@@ -127,8 +128,11 @@ bool ShmTransfer::take_header(Inbox& inbox) {
     if (message.header.magic != MessageHeader::current_magic) {
         throw Error(Code::corrupt, fmt::format("the channel from rank {} holds no message where one should begin", peer()));
     }
+    const bool overtakes = std::any_of(inbox.aside.begin(), inbox.aside.end(), [&](const Inbox::Message& older) {
+        return older.header.tag == message.header.tag;
+    });
     for (ShmTransfer* receiver : inbox.receivers) {
-        if (receiver->operation_.tag != message.header.tag) continue;
+        if (overtakes || receiver->operation_.tag != message.header.tag) continue;
         receiver->accept(message);
         break;
     }
