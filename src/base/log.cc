@@ -41,13 +41,25 @@ std::shared_ptr<spdlog::logger> stderr_logger() {
     return logger;
 }
 
+// The caller's function, and what it needs; destroyed when it is replaced and its last call has returned.
+struct Target {
+    Target(Sink function, void* data, void (*release)(void*)) : sink(function), user_data(data), destroy(release) {}
+    ~Target() {
+        if (destroy != nullptr) destroy(user_data);
+    }
+    Target(const Target&) = delete;
+    Target& operator=(const Target&) = delete;
+
+    Sink sink;
+    void* user_data;
+    void (*destroy)(void*);
+};
+
 struct Logger {
     std::atomic<int32_t> level{static_cast<int32_t>(level_from_environment())};
-    std::mutex mutex;  // guards what follows
     std::shared_ptr<spdlog::logger> standard_error = stderr_logger();
-    Sink sink = nullptr;
-    void* user_data = nullptr;
-    void (*destroy)(void*) = nullptr;
+    std::mutex mutex;  // guards what follows
+    std::shared_ptr<Target> target;  // nullptr: standard error
 };
 
 // Never destroyed: threads may still log while the process exits.
@@ -61,16 +73,10 @@ Logger& logger() {
 void set_level(Level level) { logger().level.store(static_cast<int32_t>(level), std::memory_order_relaxed); }
 
 void set_sink(Sink sink, void* user_data, void (*destroy)(void*)) {
+    auto target = std::make_shared<Target>(sink, user_data, destroy);
     Logger& l = logger();
-    void (*old_destroy)(void*) = nullptr;
-    void* old_data = nullptr;
-    {
-        const std::lock_guard lock(l.mutex);
-        old_destroy = std::exchange(l.destroy, destroy);
-        old_data = std::exchange(l.user_data, user_data);
-        l.sink = sink;
-    }
-    if (old_destroy != nullptr) old_destroy(old_data);
+    const std::lock_guard lock(l.mutex);
+    l.target.swap(target);  // the former one ends after the lock
 }
 
 bool enabled(Level level) {
@@ -79,9 +85,15 @@ bool enabled(Level level) {
 
 void write(Level level, const std::string& line) {
     Logger& l = logger();
-    const std::lock_guard lock(l.mutex);
-    if (l.sink != nullptr) {
-        l.sink(static_cast<int32_t>(level), line.c_str(), l.user_data);
+    std::shared_ptr<Target> target;
+    {
+        const std::lock_guard lock(l.mutex);
+        target = l.target;
+    }
+    // Without the lock: the caller's function may wait for a lock of its own (Python's, say) that is held by a thread
+    // that logs, and whatever it lets go of may log.
+    if (target && target->sink != nullptr) {
+        target->sink(static_cast<int32_t>(level), line.c_str(), target->user_data);
     } else {
         l.standard_error->log(to_spdlog(level), line);
     }

@@ -485,7 +485,14 @@ int64_t Saver::resume(State& state) {
     std::string newest;
     std::optional<Error> error;
     if (peers_.rank() == 0) {
-        error = attempt([&] { newest = newest_save(files_, root_).value_or(""); });
+        error = attempt([&] {
+            newest = newest_save(files_, root_).value_or("");
+            const std::string latest = join(root_, latest_name);
+            if (!newest.empty() || !exists(files_, latest)) return;
+            throw Error(Code::corrupt, fmt::format("{} says that there was a save, but {} holds none that is committed: saves "
+                                                   "were removed or lost; remove {} to begin anew",
+                                                   latest, root_, latest));
+        });
     }
     if (const auto agreed = peers_.vote(error)) throw Error(agreed->with_operation("resume"));
     newest = peers_.from_rank0(newest);

@@ -417,8 +417,10 @@ void Group::abort(const std::string& reason) {
 }
 
 void Group::leave() {
+    if (owner_ != ::getpid()) return;  // a forked child's copy: its parent stays
     if (unfinished_.load(std::memory_order_acquire) > 0) abort("the communicator was destroyed while it had work");
     left_.store(true, std::memory_order_release);
+    transport_->leave();
 }
 
 std::optional<Error> Group::error() const {

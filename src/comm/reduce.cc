@@ -7,6 +7,10 @@
 #include <cstring>
 #include <type_traits>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "base/error.hpp"
 
 namespace tsr {
@@ -69,30 +73,27 @@ TSR_INLINE Half narrow_half(float value) {
 template <class T>
 struct Element {
     using Accumulator = T;
-    using Wide = T;  // for avg
     TSR_INLINE static T load(T value) { return value; }
     TSR_INLINE static T store(T value) { return value; }
 };
 template <>
 struct Element<Half> {
     using Accumulator = float;
-    using Wide = float;
     TSR_INLINE static float load(Half value) { return widen(value); }
     TSR_INLINE static Half store(float value) { return narrow_half(value); }
 };
 template <>
 struct Element<BFloat> {
     using Accumulator = float;
-    using Wide = float;
     TSR_INLINE static float load(BFloat value) { return widen(value); }
     TSR_INLINE static BFloat store(float value) { return narrow_bfloat(value); }
 };
 
+// What the sum of an average is kept in: exact for integers of up to 32 bits and any number of ranks (at most 4096), and
+// so is the truncated quotient, since a quotient that is no integer is further from the next than it can be rounded.
 template <class T>
-using WideOf = std::conditional_t<
-    std::is_integral_v<T>,
-    std::conditional_t<(sizeof(T) < 4), int32_t, std::conditional_t<(sizeof(T) < 8), int64_t, __int128>>,
-    typename Element<T>::Wide>;
+using WideOf = std::conditional_t<!std::is_integral_v<T>, typename Element<T>::Accumulator,
+                                  std::conditional_t<(sizeof(T) < 4), float, std::conditional_t<(sizeof(T) < 8), double, __int128>>>;
 
 // --- operations on accumulators
 
@@ -143,59 +144,73 @@ TSR_INLINE const T* typed(const std::byte* data) {
     return reinterpret_cast<const T*>(data);
 }
 
+template <class T, bool average>
+using AccumulatorOf = std::conditional_t<average, WideOf<T>, typename Element<T>::Accumulator>;
+
+template <class T, bool average, class A>
+TSR_INLINE T finished(A sum, A ranks) {
+    if constexpr (average) sum = sum / ranks;
+    return Element<T>::store(static_cast<typename Element<T>::Accumulator>(sum));
+}
+
 // A fixed number of inputs in one pass, without memory for the accumulators.
-template <class T, class Op, size_t N>
+template <class T, class Op, bool average, size_t N>
 TSR_INLINE void reduce_fixed(T* out, Inputs inputs, size_t count) {
+    using A = AccumulatorOf<T, average>;
     std::array<const T*, N> in{};
     for (size_t k = 0; k < N; ++k) in[k] = typed<T>(inputs[k]);
 #pragma GCC ivdep  // `out` may be an input, but then element by element
     for (size_t i = 0; i < count; ++i) {
-        auto sum = Element<T>::load(in[0][i]);
+        A sum = static_cast<A>(Element<T>::load(in[0][i]));
 #pragma GCC unroll 8
-        for (size_t k = 1; k < N; ++k) sum = Op::apply(sum, Element<T>::load(in[k][i]));
-        out[i] = Element<T>::store(sum);
+        for (size_t k = 1; k < N; ++k) sum = Op::apply(sum, static_cast<A>(Element<T>::load(in[k][i])));
+        out[i] = finished<T, average, A>(sum, static_cast<A>(N));
+    }
+}
+
+// Adds N more inputs to a block of accumulators.
+template <class T, class Op, class A, size_t N>
+TSR_INLINE void fold(A* sums, Inputs inputs, size_t begin, size_t count) {
+    std::array<const T*, N> in{};
+    for (size_t k = 0; k < N; ++k) in[k] = typed<T>(inputs[k]) + begin;
+#pragma GCC ivdep
+    for (size_t i = 0; i < count; ++i) {
+        A sum = sums[i];
+#pragma GCC unroll 4
+        for (size_t k = 0; k < N; ++k) sum = Op::apply(sum, static_cast<A>(Element<T>::load(in[k][i])));
+        sums[i] = sum;
     }
 }
 
 // Any number of inputs, a block at a time, whose accumulators stay in the first-level cache.
 template <class T, class Op, bool average>
 TSR_INLINE void reduce_blocks(T* out, Inputs inputs, size_t count) {
-    using A = std::conditional_t<average, WideOf<T>, typename Element<T>::Accumulator>;
-    constexpr size_t block = 2048;
+    using A = AccumulatorOf<T, average>;
+    constexpr size_t block = 1024;
     alignas(64) std::array<A, block> sums;
     for (size_t begin = 0; begin < count; begin += block) {
         const size_t n = std::min(block, count - begin);
         const T* first = typed<T>(inputs[0]) + begin;
         for (size_t i = 0; i < n; ++i) sums[i] = static_cast<A>(Element<T>::load(first[i]));
-        for (size_t k = 1; k < inputs.size(); ++k) {
-            const T* in = typed<T>(inputs[k]) + begin;
-            for (size_t i = 0; i < n; ++i) sums[i] = Op::apply(sums[i], static_cast<A>(Element<T>::load(in[i])));
-        }
+        Inputs left = inputs.subspan(1);
+        for (; left.size() >= 4; left = left.subspan(4)) fold<T, Op, A, 4>(sums.data(), left, begin, n);
+        for (; !left.empty(); left = left.subspan(1)) fold<T, Op, A, 1>(sums.data(), left, begin, n);
         T* to = out + begin;
-        if constexpr (average) {
-            const A ranks = static_cast<A>(inputs.size());
-            for (size_t i = 0; i < n; ++i) {
-                to[i] = Element<T>::store(static_cast<typename Element<T>::Accumulator>(sums[i] / ranks));
-            }
-        } else {
-            for (size_t i = 0; i < n; ++i) to[i] = Element<T>::store(sums[i]);
-        }
+        const A ranks = static_cast<A>(inputs.size());
+        for (size_t i = 0; i < n; ++i) to[i] = finished<T, average, A>(sums[i], ranks);
     }
 }
 
 template <class T, class Op, bool average>
 TSR_INLINE void body(std::byte* out_bytes, Inputs inputs, size_t count) {
     T* out = reinterpret_cast<T*>(out_bytes);
-    if constexpr (!average) {
-        switch (inputs.size()) {
-            case 2: return reduce_fixed<T, Op, 2>(out, inputs, count);
-            case 3: return reduce_fixed<T, Op, 3>(out, inputs, count);
-            case 4: return reduce_fixed<T, Op, 4>(out, inputs, count);
-            case 8: return reduce_fixed<T, Op, 8>(out, inputs, count);
-            default: break;
-        }
+    switch (inputs.size()) {
+        case 2: return reduce_fixed<T, Op, average, 2>(out, inputs, count);
+        case 3: return reduce_fixed<T, Op, average, 3>(out, inputs, count);
+        case 4: return reduce_fixed<T, Op, average, 4>(out, inputs, count);
+        case 8: return reduce_fixed<T, Op, average, 8>(out, inputs, count);
+        default: return reduce_blocks<T, Op, average>(out, inputs, count);
     }
-    reduce_blocks<T, Op, average>(out, inputs, count);
 }
 
 using Kernel = void (*)(std::byte*, Inputs, size_t);
@@ -206,6 +221,39 @@ void plain_kernel(std::byte* out, Inputs inputs, size_t count) {
 }
 
 #if defined(__x86_64__)
+#define TSR_F16C [[gnu::target("avx2,f16c")]]
+
+TSR_F16C inline __m256 load_halves(const std::byte* data, size_t i) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(data + i * sizeof(Half))));
+}
+
+// Op::apply on eight floats at once.
+template <class Op>
+TSR_F16C inline __m256 apply_8(__m256 a, __m256 b) {
+    if constexpr (std::is_same_v<Op, Sum>) return _mm256_add_ps(a, b);
+    if constexpr (std::is_same_v<Op, Prod>) return _mm256_mul_ps(a, b);
+    const __m256 better = std::is_same_v<Op, Min> ? _mm256_cmp_ps(b, a, _CMP_LT_OQ) : _mm256_cmp_ps(b, a, _CMP_GT_OQ);
+    return _mm256_blendv_ps(a, b, _mm256_or_ps(better, _mm256_cmp_ps(b, b, _CMP_UNORD_Q)));
+}
+
+// f16 by the conversion instructions, which round as the plain code does.
+template <class Op, bool average>
+TSR_F16C void f16c_kernel(std::byte* out, Inputs inputs, size_t count) {
+    const __m256 ranks = _mm256_set1_ps(static_cast<float>(inputs.size()));
+    size_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        __m256 sum = load_halves(inputs[0], i);
+        for (size_t k = 1; k < inputs.size(); ++k) sum = apply_8<Op>(sum, load_halves(inputs[k], i));
+        if constexpr (average) sum = _mm256_div_ps(sum, ranks);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i * sizeof(Half)), _mm256_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT));
+    }
+    for (; i < count; ++i) {
+        float sum = widen(typed<Half>(inputs[0])[i]);
+        for (size_t k = 1; k < inputs.size(); ++k) sum = Op::apply(sum, widen(typed<Half>(inputs[k])[i]));
+        reinterpret_cast<Half*>(out)[i] = finished<Half, average, float>(sum, static_cast<float>(inputs.size()));
+    }
+}
+
 template <class T, class Op, bool average>
 [[gnu::target("avx2")]] void avx2_kernel(std::byte* out, Inputs inputs, size_t count) {
     body<T, Op, average>(out, inputs, count);
@@ -215,6 +263,9 @@ template <class T, class Op, bool average>
 template <class T, class Op, bool average = false>
 Kernel best_kernel() {
 #if defined(__x86_64__)
+    if constexpr (std::is_same_v<T, Half>) {
+        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return f16c_kernel<Op, average>;
+    }
     if (__builtin_cpu_supports("avx2")) return avx2_kernel<T, Op, average>;
 #endif
     return plain_kernel<T, Op, average>;

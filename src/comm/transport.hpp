@@ -1,7 +1,7 @@
 // What carries the bytes of one communicator: the interface that shm, gloo and self implement. The communicator above
 // validates requests, keeps the issue order and the poison; a transport only moves data, watches its peers and keeps
 // deadlines. Threads: run, start, advance, wait and allocate are called by one thread at a time (the issuer or the
-// progress thread); abort, peer_error and wake by any thread at any time.
+// progress thread); abort, leave, peer_error and wake by any thread at any time.
 #pragma once
 
 #include <atomic>
@@ -53,6 +53,8 @@ class Transport {
     // This rank has failed, or gives up: ends what waits in this transport, and tells the peers, whose waits end too.
     // Idempotent; the first error counts.
     virtual void abort(const Error& error) = 0;
+    // This rank issues nothing any more, though its objects may live on: peers that wait for it may know.
+    virtual void leave() {}
     // What has become of the peers, without waiting: a death or a failure that one of them told.
     [[nodiscard]] virtual std::optional<Error> peer_error() const = 0;
 };

@@ -90,6 +90,31 @@ TEST(Reduce, EveryHalfSurvivesItsConversions) {
     }
 }
 
+// However many elements a call has, and so whichever instructions do it, each element gets the same bits.
+TEST(Reduce, BitsDoNotDependOnTheLengthOfTheCall) {
+    const unsigned seed = std::random_device{}();
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+        for (const size_t n : {2, 3, 5}) {
+            std::vector<std::vector<uint16_t>> inputs(n, std::vector<uint16_t>(20000));
+            for (auto& input : inputs) {
+                for (uint16_t& bits : input) bits = static_cast<uint16_t>(random());  // infinities, NaNs, subnormals too
+            }
+            for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max, ReduceOp::prod}) {
+                const auto together = reduced(inputs, dtype, op);
+                auto pointers_here = pointers(inputs);
+                for (size_t i = 0; i < together.size(); ++i) {
+                    uint16_t alone = 0;
+                    reduce(reinterpret_cast<std::byte*>(&alone), pointers_here, 1, dtype, op);
+                    for (const std::byte*& pointer : pointers_here) pointer += sizeof(uint16_t);
+                    ASSERT_EQ(together[i], alone) << name_of(dtype) << " " << name_of(op) << " of " << n << ", element " << i;
+                }
+            }
+        }
+    }
+}
+
 // Neighbouring halves' sums fall between representable numbers, on ties too.
 TEST(Reduce, HalfRoundsOnceToNearestEven) {
     const unsigned seed = std::random_device{}();

@@ -88,6 +88,7 @@ TEST(CommProcesses, AForkedChildThatDropsTheCommunicatorHarmsNobody) {
         if (rank == 0) {
             const pid_t child = ::fork();
             if (child == 0) {
+                comm->leave();
                 comm.reset();
                 ::_exit(0);
             }

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "base/log.hpp"
@@ -131,14 +132,13 @@ Lease::Lease(FileSystem& files, const std::string& root, std::string id, const L
 
 void Lease::acquire() {
     const std::string mine = fmt::format("{}.{}", path_, self_.id);
-    const std::string stale = fmt::format("{}.stale-{}", path_, self_.id);
     write_new_text(files_, mine, self_.dump());
     const auto give_up = [&](const Error& error) {
         (void)files_.remove_file(mine);
         throw Error(error);
     };
-    // Each round either links our file into place, or finds a live holder, or moves one dead lease aside.
-    for (int round = 0; round < 100; ++round) {
+    // Each round either links our file into place, or finds a live holder, or removes one dead lease.
+    for (int round = 0; round < 1000; ++round) {
         const int64_t linked = files_.link(mine, path_);
         if (linked == 0) {
             (void)files_.remove_file(mine);
@@ -165,19 +165,38 @@ void Lease::acquire() {
                                       "own, or stop that one",
                                       parent_of(path_), holder.pid, holder.host)));
         }
-        // Two savers may find the same dead lease: whoever moved something else than what it judged puts it back.
-        if (files_.rename(path_, stale) < 0) continue;
-        std::string moved;
-        try {
-            moved = read_text(files_, stale, max_lease_bytes);
-        } catch (const Error&) {
-            moved.clear();
+        // Many savers may find the same dead lease. Whoever links the mark of this very text may remove it, if it still
+        // stands: so nobody removes the lease of one that was quicker.
+        const std::string mark = fmt::format("{}.stale-{}", path_, hex8(crc32c(text)));
+        const int64_t marked = files_.link(mine, mark);
+        if (marked == -EEXIST) {
+            remove_if_dead(mark);
+            std::this_thread::sleep_for(std::chrono::milliseconds{1});
+            continue;
         }
-        if (moved != text && !moved.empty()) (void)files_.link(stale, path_);
-        (void)files_.remove_file(stale);
-        log::info("took over {} from process {} on {}, which is gone", path_, holder.pid, holder.host);
+        if (marked != 0) give_up(os_error(fmt::format("cannot create {}", mark), static_cast<int>(-marked)));
+        std::string standing;
+        try {
+            standing = read_text(files_, path_, max_lease_bytes);
+        } catch (const Error&) {
+            standing.clear();
+        }
+        if (standing == text && files_.remove_file(path_) == 0) {
+            log::info("took over {} from process {} on {}, which is gone", path_, holder.pid, holder.host);
+        }
+        (void)files_.remove_file(mark);
     }
     give_up(Error(Code::invalid_state, fmt::format("could not take {}: others keep taking it", path_)));
+}
+
+// The mark of a saver that died between two lines of acquire().
+void Lease::remove_if_dead(const std::string& mark) {
+    try {
+        const Holder holder = Holder::parse(read_text(files_, mark, max_lease_bytes));
+        if (!is_live(files_, mark, holder, times_)) (void)files_.remove_file(mark);
+    } catch (const Error&) {
+        return;  // it is gone, or is looked at again
+    }
 }
 
 // Files of savers that died while they tried to get the lease; one that tries right now is younger than a span.

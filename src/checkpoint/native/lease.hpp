@@ -50,6 +50,7 @@ class Lease {
 
    private:
     void acquire();
+    void remove_if_dead(const std::string& mark);
     void remove_old_attempts();
     void renew();
 

@@ -105,11 +105,6 @@ std::optional<std::string> newest_save(FileSystem& files, const std::string& roo
         log::warning("{} is damaged; the save is passed over", manifest);
     }
     if (!newest.empty()) return newest;
-    if (!hint.empty()) {
-        throw Error(Code::corrupt, fmt::format("{} names the save {}, but {} holds no committed save: saves were removed or "
-                                               "lost; remove {} to begin anew",
-                                               join(root, latest_name), hint, root, latest_name));
-    }
     return std::nullopt;
 }
 

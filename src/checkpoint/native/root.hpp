@@ -30,8 +30,8 @@ struct SavedStep {
 
 // All saves, committed or not; committed and readable ones last, in the order of their commits.
 [[nodiscard]] std::vector<SavedStep> scan_root(FileSystem& files, const std::string& root);
-// The directory name of the newest committed save. CORRUPT if it may be one whose manifest cannot be read, or if `latest`
-// names a save and there is none at all: to go back or begin anew is the caller's decision.
+// The directory name of the newest committed save. CORRUPT if it may be one whose manifest cannot be read: to go back
+// behind it is the caller's decision.
 [[nodiscard]] std::optional<std::string> newest_save(FileSystem& files, const std::string& root);
 
 // Removes a save: manifest first, so that it is never half there; then the files this library made, then the directory.

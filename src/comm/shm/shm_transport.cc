@@ -123,7 +123,7 @@ ShmTransport::ShmTransport(Bootstrap bootstrap)
     try {
         sync(call);
     } catch (...) {
-        page(rank_).left.store(1, std::memory_order_release);
+        leave();
         throw;
     }
     if (header().magic != Header::current_magic || header().world_size != world() ||
@@ -135,8 +135,10 @@ ShmTransport::ShmTransport(Bootstrap bootstrap)
 }
 
 ShmTransport::~ShmTransport() {
-    if (segment_) page(rank_).left.store(1, std::memory_order_release);
+    if (segment_) ShmTransport::leave();
 }
+
+void ShmTransport::leave() { page(rank_).left.store(1, std::memory_order_release); }
 
 void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline, const SliceCheck& check) {
     const auto pid_matches = [&](const Link& link, const Peer& peer) {

@@ -38,6 +38,7 @@ class ShmTransport final : public Transport {
     void wake() override;
     [[nodiscard]] std::shared_ptr<Buffer> allocate(size_t size, uint64_t sequence, milliseconds timeout) override;
     void abort(const Error& error) override;
+    void leave() override;
     [[nodiscard]] std::optional<Error> peer_error() const override;
 
    private:

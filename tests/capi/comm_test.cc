@@ -1,0 +1,216 @@
+// tessera/comm.h and tessera/memory.h through the C ABI: every function once with what it promises, and what it refuses.
+// What collectives compute is tested in tests/comm.
+#include <chrono>
+
+#include "api.hpp"
+
+namespace {
+
+using api::Array;
+using api::Owned;
+
+void expect_all(const Array<float>& array, float value) {
+    for (const float got : array.values) ASSERT_EQ(got, value);
+}
+
+TEST(CommApi, GettersTellOfTheGroup) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        int32_t number = -1;
+        EXPECT_OK(tsr_comm_rank(comm, &number));
+        EXPECT_EQ(number, rank);
+        EXPECT_OK(tsr_comm_world_size(comm, &number));
+        EXPECT_EQ(number, 2);
+        const char* transport = nullptr;
+        EXPECT_OK(tsr_comm_transport(comm, &transport));
+        EXPECT_STREQ(transport, "shm");
+        tsr_error* error = reinterpret_cast<tsr_error*>(1);
+        EXPECT_OK(tsr_comm_error(comm, &error));
+        EXPECT_EQ(error, nullptr);
+    });
+}
+
+TEST(CommApi, EveryCollectiveWorks) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        const bool root = rank == 0;
+        Array<float> one({4}, static_cast<float>(rank + 1));
+        Array<float> two({8}, static_cast<float>(rank + 1));
+        Array<float> out({4}, 0.0F);
+        Array<float> out_two({8}, 0.0F);
+        const tsr_tensor part = one.tensor();
+        const tsr_tensor whole = two.tensor();
+        const tsr_tensor part_out = out.tensor();
+        const tsr_tensor whole_out = out_two.tensor();
+        const tsr_tensor list[] = {part_out, whole_out};
+
+        EXPECT_OK(tsr_comm_reduce_scatter(comm, &whole, &part_out, TSR_REDUCE_SUM, nullptr, nullptr));
+        expect_all(out, 3);
+        EXPECT_OK(tsr_comm_all_gather(comm, &part, &whole_out, nullptr, nullptr));
+        EXPECT_EQ(out_two.values, (std::vector<float>{1, 1, 1, 1, 2, 2, 2, 2}));
+        EXPECT_OK(tsr_comm_gather(comm, &part, root ? &whole_out : nullptr, 0, nullptr, nullptr));
+        EXPECT_OK(tsr_comm_scatter(comm, root ? &whole : nullptr, &part_out, 0, nullptr, nullptr));
+        expect_all(out, 1);
+        EXPECT_OK(tsr_comm_reduce(comm, &part, root ? &part_out : nullptr, TSR_REDUCE_MAX, 0, nullptr, nullptr));
+        if (root) expect_all(out, 2);
+        EXPECT_OK(tsr_comm_all_to_all(comm, &whole, &whole_out, nullptr, nullptr));
+        EXPECT_EQ(out_two.values, (std::vector<float>{1, 1, 1, 1, 2, 2, 2, 2}));
+        EXPECT_OK(tsr_comm_broadcast(comm, list, 2, 1, nullptr, nullptr));
+        EXPECT_OK(tsr_comm_all_reduce(comm, list, 2, TSR_REDUCE_AVG, nullptr, nullptr));
+        const tsr_tensor gathered[] = {part_out, whole_out};
+        EXPECT_OK(tsr_comm_all_gather_v(comm, root ? &part : &whole, gathered, nullptr, nullptr));
+        expect_all(out, 1);
+        expect_all(out_two, 2);
+        if (root) {
+            EXPECT_OK(tsr_comm_send(comm, &part, 1, 7, nullptr, nullptr));
+        } else {
+            EXPECT_OK(tsr_comm_recv(comm, &part_out, 0, 7, nullptr, nullptr));
+        }
+        expect_all(out, 1);
+        EXPECT_OK(tsr_comm_barrier(comm, nullptr));
+        EXPECT_OK(tsr_comm_finalize(comm));
+        EXPECT_FAILS(tsr_comm_barrier(comm, nullptr), TSR_E_INVALID_STATE, "finalized");
+    });
+}
+
+TEST(CommApi, WorkIsWaitedForTestedAndCalledBack) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        Array<float> values({1000}, static_cast<float>(rank + 1));
+        const tsr_tensor tensor = values.tensor();
+        struct Seen {
+            std::atomic<int> calls{0}, destroyed{0};
+            std::atomic<tsr_status> status{-1};
+        } seen;
+        Owned<tsr_work> work;
+        EXPECT_OK(tsr_comm_all_reduce(comm, &tensor, 1, TSR_REDUCE_SUM, nullptr, work.out()));
+        EXPECT_OK(tsr_work_on_done(
+            work,
+            [](tsr_status status, void* data) {
+                static_cast<Seen*>(data)->status = status;
+                ++static_cast<Seen*>(data)->calls;
+            },
+            &seen, [](void* data) { ++static_cast<Seen*>(data)->destroyed; }));
+        EXPECT_OK(tsr_work_wait(work, -1));
+        expect_all(values, 3);
+        int32_t done = 0;
+        EXPECT_OK(tsr_work_test(work, &done));
+        EXPECT_EQ(done, 1);
+        tsr_error* error = reinterpret_cast<tsr_error*>(1);
+        EXPECT_OK(tsr_work_error(work, &error));
+        EXPECT_EQ(error, nullptr);
+        EXPECT_FAILS(tsr_work_on_done(work, [](tsr_status, void*) {}, nullptr, nullptr), TSR_E_INVALID_STATE, "already");
+        EXPECT_FAILS(tsr_work_on_done(work, nullptr, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "fn is NULL");
+        // The callback may still run when the wait has returned.
+        const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        while (seen.destroyed == 0 && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+        EXPECT_EQ(seen.calls, 1);
+        EXPECT_EQ(seen.destroyed, 1);
+        EXPECT_EQ(seen.status, TSR_OK);
+    });
+}
+
+TEST(CommApi, WaitThatExpiresLeavesTheWork) {
+    std::atomic<bool> go{false};
+    api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
+        Owned<tsr_work> work;
+        if (rank == 0) {
+            EXPECT_OK(tsr_comm_barrier(comm, work.out()));
+            EXPECT_FAILS(tsr_work_wait(work, 10), TSR_E_NOT_READY, "not done");
+            tsr_error* error = nullptr;
+            EXPECT_FAILS(tsr_work_error(work, &error), TSR_E_NOT_READY, "not done");
+            go = true;
+            EXPECT_OK(tsr_work_wait(work, -1));
+            return;
+        }
+        while (!go) std::this_thread::yield();
+        EXPECT_OK(tsr_comm_barrier(comm, nullptr));
+    });
+}
+
+TEST(CommApi, SplitsAndLeavesOut) {
+    api::run_ranks(3, [](tsr_comm* comm, int32_t rank) {
+        Owned<tsr_comm> group;
+        EXPECT_OK(tsr_comm_split(comm, rank == 1 ? -1 : 0, 0, nullptr, group.out()));
+        EXPECT_EQ(static_cast<tsr_comm*>(group) == nullptr, rank == 1);
+        if (rank == 1) return;
+        int32_t size = 0;
+        EXPECT_OK(tsr_comm_world_size(group, &size));
+        EXPECT_EQ(size, 2);
+    });
+}
+
+TEST(CommApi, BuffersAreSharedMemoryOfTheGroup) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        Owned<tsr_buffer> buffer;
+        ASSERT_OK(tsr_buffer_create(comm, 400000, buffer.out()));
+        void* data = nullptr;
+        size_t size = 0;
+        ASSERT_OK(tsr_buffer_data(buffer, &data, &size));
+        EXPECT_EQ(size, 400000U);
+        auto* values = static_cast<float*>(data);
+        std::fill(values, values + 100000, static_cast<float>(rank));
+        const int64_t shape = 100000;
+        const tsr_tensor tensor = {data, &shape, nullptr, 1, TSR_DTYPE_F32, TSR_DEVICE_CPU, 0, 0, {}};
+        EXPECT_OK(tsr_comm_all_reduce(comm, &tensor, 1, TSR_REDUCE_MAX, nullptr, nullptr));
+        EXPECT_EQ(values[99999], 1);
+        EXPECT_FAILS(tsr_buffer_create(comm, SIZE_MAX, buffer.out()), TSR_E_NO_MEMORY, "memory");
+        EXPECT_FAILS(tsr_buffer_data(nullptr, &data, &size), TSR_E_INVALID_ARGUMENT, "buffer is NULL");
+    });
+}
+
+TEST(CommApi, AbortReachesThePeersAsAnError) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        if (rank == 0) {
+            EXPECT_OK(tsr_comm_abort(comm, "out of patience"));
+            EXPECT_OK(tsr_comm_abort(comm, nullptr));
+        }
+        EXPECT_FAILS(tsr_comm_barrier(comm, nullptr), TSR_E_ABORTED, "out of patience");
+        Owned<tsr_error> error;
+        EXPECT_OK(tsr_comm_error(comm, error.out()));
+        EXPECT_EQ(tsr_error_code(error), TSR_E_ABORTED);
+        EXPECT_EQ(tsr_error_rank(error), rank);
+    });
+}
+
+TEST(CommApi, MismatchNamesBothSides) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        Array<float> values({rank == 0 ? 10 : 20}, 1.0F);
+        const tsr_tensor tensor = values.tensor();
+        EXPECT_FAILS(tsr_comm_all_reduce(comm, &tensor, 1, TSR_REDUCE_SUM, nullptr, nullptr), TSR_E_MISMATCH,
+                     "rank 0 called all_reduce of 10 f32 (sum), rank 1 all_reduce of 20 f32 (sum)");
+        const tsr_error* error = tsr_error_last();
+        EXPECT_EQ(tsr_error_peer(error), 1 - rank);
+        EXPECT_STREQ(tsr_error_operation(error), "all_reduce");
+        EXPECT_EQ(tsr_error_sequence(error), 1);
+    });
+}
+
+TEST(CommApi, BadArgumentsAreRefused) {
+    auto comm = api::alone();
+    Array<float> values({4}, 1.0F);
+    const tsr_tensor tensor = values.tensor();
+    int stream = 0;
+    int32_t number = 0;
+    EXPECT_FAILS(tsr_comm_rank(nullptr, &number), TSR_E_INVALID_ARGUMENT, "comm is NULL");
+    EXPECT_FAILS(tsr_comm_rank(comm, nullptr), TSR_E_INVALID_ARGUMENT, "rank is NULL");
+    EXPECT_FAILS(tsr_comm_all_reduce(comm, nullptr, 1, TSR_REDUCE_SUM, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "NULL");
+    EXPECT_FAILS(tsr_comm_all_reduce(comm, &tensor, 1, 99, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "reduction 99");
+    EXPECT_FAILS(tsr_comm_all_reduce(comm, &tensor, 1, TSR_REDUCE_SUM, &stream, nullptr), TSR_E_UNSUPPORTED, "CUDA");
+    EXPECT_FAILS(tsr_comm_broadcast(comm, &tensor, 1, 3, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "root 3");
+    EXPECT_FAILS(tsr_comm_all_gather(comm, &tensor, nullptr, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "output");
+    EXPECT_FAILS(tsr_comm_send(comm, &tensor, 0, 0, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "own peer");
+    Owned<tsr_comm> other;
+    EXPECT_FAILS(tsr_comm_create(nullptr, 0, 1, nullptr, other.out()), TSR_E_INVALID_ARGUMENT, "store is NULL");
+    EXPECT_FAILS(tsr_comm_create(reinterpret_cast<tsr_store*>(static_cast<tsr_comm*>(comm)), 0, 1, nullptr, other.out()),
+                 TSR_E_INVALID_ARGUMENT, "not a handle of the expected type");
+    tsr_comm_options options;
+    ASSERT_OK(tsr_comm_options_init(&options, sizeof options));
+    options.timeout_ms = -5;
+    EXPECT_FAILS(tsr_comm_split(comm, 0, 0, &options, other.out()), TSR_E_INVALID_ARGUMENT, "timeout_ms");
+    tsr_comm* destroyed = comm;
+    tsr_comm_destroy(destroyed);
+    EXPECT_FAILS(tsr_comm_rank(destroyed, &number), TSR_E_INVALID_STATE, "destroyed");
+    tsr_comm_destroy(nullptr);
+    tsr_work_destroy(nullptr);
+    tsr_buffer_destroy(nullptr);
+}
+
+}  // namespace
