@@ -26,8 +26,7 @@ int run(int rank, int ranks, const std::string& directory, const std::vector<siz
     const auto all_reduce = [&](size_t count) {
         gloo::AllreduceOptions options(context);
         options.setOutput(values.data(), count);
-        options.setReduceFunction(
-            static_cast<void (*)(void*, const void*, const void*, size_t)>(&gloo::sum<float>));
+        options.setReduceFunction(static_cast<void (*)(void*, const void*, const void*, size_t)>(&gloo::sum<float>));
         gloo::allreduce(options);
     };
     const auto barrier = [&] {

@@ -71,7 +71,6 @@ int main(int argc, char** argv) {
     }
     const int ranks = std::atoi(argv[1]);
     const auto sizes = bench::parse_sizes(argv[2]);
-    return bench::fork_ranks(ranks, [&](int rank, const std::string& directory) {
-        return run(rank, ranks, directory, sizes, argv[3]);
-    });
+    return bench::fork_ranks(
+        ranks, [&](int rank, const std::string& directory) { return run(rank, ranks, directory, sizes, argv[3]); });
 }

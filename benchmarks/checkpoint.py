@@ -104,7 +104,9 @@ def clean(directory: Path) -> None:
     os.sync()
 
 
-def bench_workload(name: str, workload: Workload, rounds: int, targets: dict[str, float], raw: bool) -> list[results.Case]:
+def bench_workload(
+    name: str, workload: Workload, rounds: int, targets: dict[str, float], raw: bool
+) -> list[results.Case]:
     gib = workload.size_bytes() / (1 << 30)
     pairs: dict[str, list[tuple[float, float]]] = {"save": [], "load": [], "raw": [], "save cpu": [], "load cpu": []}
     scratch = Path(tempfile.mkdtemp(prefix="tessera-bench-", dir=os.environ.get("TESSERA_BENCH_DIR")))

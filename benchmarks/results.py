@@ -18,7 +18,13 @@ Case = dict[str, Any]
 
 
 def case(
-    name: str, metric: str, peer_name: str, rounds: list[tuple[float, float]], target: float | None, *, smaller_is_better: bool
+    name: str,
+    metric: str,
+    peer_name: str,
+    rounds: list[tuple[float, float]],
+    target: float | None,
+    *,
+    smaller_is_better: bool,
 ) -> Case:
     """One case from its interleaved rounds."""
     return {
@@ -63,7 +69,9 @@ def table(cases: list[Case]) -> str:
     for c in cases:
         smaller = c["better"] == "smaller"
         ratios = sorted((p / o) if smaller else (o / p) for o, p in c["rounds"])
-        verdict = "" if c["target"] is None else (f"{c['target']:g}" + ("" if c["ratio"] >= c["target"] else "  MISSED"))
+        verdict = (
+            "" if c["target"] is None else (f"{c['target']:g}" + ("" if c["ratio"] >= c["target"] else "  MISSED"))
+        )
         rows.append(
             (
                 c["case"], c["metric"], f"{c['ours']:.4g}", f"{c['peer']:.4g}", c["peer_name"], f"{c['ratio']:.2f}",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import results  # noqa: E402
+import results
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -138,15 +138,12 @@ tsr_status tsr_checkpoint_tensor(const tsr_checkpoint* checkpoint, size_t index,
 }
 
 tsr_status tsr_checkpoint_read(const tsr_checkpoint* checkpoint, const char* name, const tsr_tensor* tensor) {
-    return guard([&] {
-        object_of(checkpoint, "checkpoint")->read(text(name, "name"), tensor_in(tensor, "tensor"));
-    });
+    return guard([&] { object_of(checkpoint, "checkpoint")->read(text(name, "name"), tensor_in(tensor, "tensor")); });
 }
 
 tsr_status tsr_checkpoint_load(const tsr_checkpoint* checkpoint, tsr_state* state, const tsr_load_options* options) {
-    return guard([&] {
-        (void)object_of(checkpoint, "checkpoint")->load(*object_of(state, "state"), load_options_in(options));
-    });
+    return guard(
+        [&] { (void)object_of(checkpoint, "checkpoint")->load(*object_of(state, "state"), load_options_in(options)); });
 }
 
 tsr_status tsr_checkpoint_verify(const tsr_checkpoint* checkpoint, int32_t full) {

@@ -160,9 +160,8 @@ tsr_status tsr_comm_error(const tsr_comm* comm, tsr_error** error) {
 
 tsr_status tsr_comm_all_reduce(tsr_comm* comm, const tsr_tensor* tensors, size_t n, tsr_reduce_op op, void* stream,
                                tsr_work** work) {
-    return guard([&] {
-        issue_list(comm, Collective::all_reduce, nullptr, tensors, n, "tensors", op, -1, stream, work);
-    });
+    return guard(
+        [&] { issue_list(comm, Collective::all_reduce, nullptr, tensors, n, "tensors", op, -1, stream, work); });
 }
 
 tsr_status tsr_comm_reduce_scatter(tsr_comm* comm, const tsr_tensor* input, const tsr_tensor* output, tsr_reduce_op op,
@@ -185,9 +184,8 @@ tsr_status tsr_comm_all_gather_v(tsr_comm* comm, const tsr_tensor* input, const 
 
 tsr_status tsr_comm_broadcast(tsr_comm* comm, const tsr_tensor* tensors, size_t n, int32_t root, void* stream,
                               tsr_work** work) {
-    return guard([&] {
-        issue_list(comm, Collective::broadcast, nullptr, tensors, n, "tensors", 0, root, stream, work);
-    });
+    return guard(
+        [&] { issue_list(comm, Collective::broadcast, nullptr, tensors, n, "tensors", 0, root, stream, work); });
 }
 
 tsr_status tsr_comm_reduce(tsr_comm* comm, const tsr_tensor* input, const tsr_tensor* output, tsr_reduce_op op,
@@ -227,7 +225,8 @@ tsr_status tsr_comm_barrier(tsr_comm* comm, tsr_work** work) {
 tsr_status tsr_work_wait(const tsr_work* work, int32_t timeout_ms) {
     return guard([&] {
         // A work ends by its operation's own deadline; a year is longer than any.
-        const auto patience = timeout_ms < 0 ? tsr::milliseconds{std::chrono::hours{24 * 365}} : tsr::milliseconds{timeout_ms};
+        const auto patience =
+            timeout_ms < 0 ? tsr::milliseconds{std::chrono::hours{24 * 365}} : tsr::milliseconds{timeout_ms};
         object_of(work, "work")->wait(tsr::Deadline::in(patience));
     });
 }

@@ -66,12 +66,13 @@ Tensor tensor_in(const tsr_tensor* tensor, const char* what) {
     }
     out.device = {static_cast<DeviceType>(in.device_type), in.device_index};
     if (in.ndim < 0 || in.ndim > TSR_MAX_NDIM) {
-        throw Error(Code::invalid_argument, fmt::format("{} has {} dimensions; 0 to {} are supported", what, in.ndim,
-                                                        TSR_MAX_NDIM));
+        throw Error(Code::invalid_argument,
+                    fmt::format("{} has {} dimensions; 0 to {} are supported", what, in.ndim, TSR_MAX_NDIM));
     }
     if (in.ndim > 0 && in.shape == nullptr) throw Error(Code::invalid_argument, fmt::format("{} has no shape", what));
     for (const uint64_t word : in.reserved) {
-        if (word != 0) throw Error(Code::invalid_argument, fmt::format("{} has reserved words that are not zero", what));
+        if (word != 0)
+            throw Error(Code::invalid_argument, fmt::format("{} has reserved words that are not zero", what));
     }
     out.shape = Dims(std::span<const int64_t>(in.shape, static_cast<size_t>(in.ndim)));
     check_shape(out.shape, out.dtype, what);
@@ -128,8 +129,8 @@ void read_options(const void* from, void* defaults, size_t own_size, const char*
         const auto* bytes = static_cast<const unsigned char*>(from);
         if (!std::all_of(bytes + own_size, bytes + given, [](unsigned char b) { return b == 0; })) {
             throw Error(Code::unsupported,
-                        fmt::format("{} sets fields that this library ({} bytes of options, not {}) does not know", what,
-                                    own_size, given));
+                        fmt::format("{} sets fields that this library ({} bytes of options, not {}) does not know",
+                                    what, own_size, given));
         }
     }
     std::memcpy(defaults, from, std::min(given, own_size));

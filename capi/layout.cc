@@ -32,8 +32,8 @@ tsr::Dims shape_in(const int64_t* values, int32_t ndim) {
 tsr::Layout layout_in(const int64_t* shape, int32_t ndim, const int32_t* mesh_sizes, const tsr_placement* placements,
                       int32_t mesh_ndim) {
     if (mesh_ndim < 1 || mesh_ndim > TSR_MAX_NDIM) {
-        throw tsr::Error(tsr::Code::invalid_argument, fmt::format("a mesh of {} dimensions; 1 to {} are supported",
-                                                                  mesh_ndim, TSR_MAX_NDIM));
+        throw tsr::Error(tsr::Code::invalid_argument,
+                         fmt::format("a mesh of {} dimensions; 1 to {} are supported", mesh_ndim, TSR_MAX_NDIM));
     }
     required(mesh_sizes, "mesh_sizes");
     required(placements, "placements");
@@ -83,16 +83,14 @@ tsr_status tsr_layout_create(const int64_t* shape, int32_t ndim, const int32_t* 
 tsr_status tsr_layout_from_boxes(const int64_t* shape, int32_t ndim, const tsr_box* boxes, const int32_t* counts,
                                  int32_t world_size, tsr_layout** out) {
     return guard([&] {
-        tsr::capi::create(out, [&] {
-            return std::make_shared<tsr::Layout>(layout_in(shape, ndim, boxes, counts, world_size));
-        });
+        tsr::capi::create(
+            out, [&] { return std::make_shared<tsr::Layout>(layout_in(shape, ndim, boxes, counts, world_size)); });
     });
 }
 
 tsr_status tsr_layout_box_count(const tsr_layout* layout, int32_t rank, int32_t* count) {
-    return guard([&] {
-        required(count, "count") = static_cast<int32_t>(object_of(layout, "layout")->boxes_of(rank).size());
-    });
+    return guard(
+        [&] { required(count, "count") = static_cast<int32_t>(object_of(layout, "layout")->boxes_of(rank).size()); });
 }
 
 tsr_status tsr_layout_box(const tsr_layout* layout, int32_t rank, int32_t index, tsr_box* box) {

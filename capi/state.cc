@@ -31,7 +31,8 @@ tsr::Setting to_setting(const Json& value, const tsr::Setting& like, const std::
         for (const Json& number : value.as_array()) list.push_back(tsr::double_of(number, name));
         return list;
     }
-    throw tsr::Error(tsr::Code::mismatch, fmt::format("the saved setting '{}' is {}, of another type", name, value.dump()));
+    throw tsr::Error(tsr::Code::mismatch,
+                     fmt::format("the saved setting '{}' is {}, of another type", name, value.dump()));
 }
 
 // "<prefix>.param_groups.0.<setting>"
@@ -85,7 +86,8 @@ uint64_t unsigned_of(const Json& value, const std::string& name) {
         const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
         if (error == std::errc{} && end == digits.data() + digits.size()) return number;
     }
-    throw tsr::Error(tsr::Code::mismatch, fmt::format("the saved '{}' is {}, not an unsigned number", name, value.dump()));
+    throw tsr::Error(tsr::Code::mismatch,
+                     fmt::format("the saved '{}' is {}, not an unsigned number", name, value.dump()));
 }
 
 // "<prefix>.epoch", "<prefix>.consumed" and the order that they are a position in.
@@ -162,9 +164,7 @@ tsr_status tsr_state_create(tsr_state** out) {
 }
 
 tsr_status tsr_state_add_tensor(tsr_state* state, const char* name, const tsr_tensor* tensor) {
-    return guard([&] {
-        object_of(state, "state")->add_tensor(text(name, "name"), tensor_in(tensor, "tensor"));
-    });
+    return guard([&] { object_of(state, "state")->add_tensor(text(name, "name"), tensor_in(tensor, "tensor")); });
 }
 
 tsr_status tsr_state_add_sharded(tsr_state* state, const char* name, const tsr_layout* layout, tsr_dtype dtype,
@@ -223,22 +223,20 @@ tsr_status tsr_state_set_double(tsr_state* state, const char* name, double value
 tsr_status tsr_state_get_double(const tsr_state* state, const char* name, double* value) {
     return guard([&] {
         const std::string key = text(name, "name");
-        required(value, "value") = tsr::double_of(object_of(state, "state")->value(key), fmt::format("value '{}'", key));
+        required(value, "value") =
+            tsr::double_of(object_of(state, "state")->value(key), fmt::format("value '{}'", key));
     });
 }
 
 tsr_status tsr_state_set_value(tsr_state* state, const char* name, const char* json) {
     return guard([&] {
         const std::string key = text(name, "name");
-        object_of(state, "state")
-            ->set_value(key, tsr::parse_value(text(json, "json"), fmt::format("value '{}'", key)));
+        object_of(state, "state")->set_value(key, tsr::parse_value(text(json, "json"), fmt::format("value '{}'", key)));
     });
 }
 
 tsr_status tsr_state_get_value(const tsr_state* state, const char* name, char* json, size_t capacity, size_t* size) {
-    return guard([&] {
-        text_out(object_of(state, "state")->value(text(name, "name")).dump(), json, capacity, size);
-    });
+    return guard([&] { text_out(object_of(state, "state")->value(text(name, "name")).dump(), json, capacity, size); });
 }
 
 tsr_status tsr_state_set_metric(tsr_state* state, const char* name, double value) {

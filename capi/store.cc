@@ -75,9 +75,8 @@ tsr_status tsr_store_server_port(const tsr_store_server* server, uint16_t* port)
 void tsr_store_server_destroy(tsr_store_server* server) { tsr::capi::destroy(server); }
 
 tsr_status tsr_store_open(const char* uri, const tsr_store_options* options, tsr_store** out) {
-    return guard([&] {
-        tsr::capi::create(out, [&] { return tsr::Store::open(text(uri, "uri"), options_in(options)); });
-    });
+    return guard(
+        [&] { tsr::capi::create(out, [&] { return tsr::Store::open(text(uri, "uri"), options_in(options)); }); });
 }
 
 void tsr_store_destroy(tsr_store* store) { tsr::capi::destroy(store); }
@@ -121,10 +120,10 @@ tsr_status tsr_store_compare_set(const tsr_store* store, const char* key, const 
         std::optional<std::string_view> wanted;
         if (expected != nullptr) wanted.emplace(static_cast<const char*>(expected), expected_size);
         int32_t& result = required(swapped, "swapped");
-        result = s.compare_set(text(key, "key"), wanted, bytes_in(desired, desired_size, "desired"),
-                               s.default_deadline())
-                     ? 1
-                     : 0;
+        result =
+            s.compare_set(text(key, "key"), wanted, bytes_in(desired, desired_size, "desired"), s.default_deadline())
+                ? 1
+                : 0;
     });
 }
 

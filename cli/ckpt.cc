@@ -375,8 +375,9 @@ int show_tree(const std::string& path, bool as_json) {
             writers.insert(rank_of_file(manifest.files[static_cast<size_t>(file)].name));
         });
         std::string held = manifest.saved_name(name) != name ? "= " + manifest.saved_name(name)
-                           : writers.empty()                 ? "no elements"
-                                             : fmt::format("{}, written by {}", layout_text(tensor), ranks_text(writers));
+                           : writers.empty()
+                               ? "no elements"
+                               : fmt::format("{}, written by {}", layout_text(tensor), ranks_text(writers));
         leaf(name).cells = {std::string(name_of(tensor.dtype)), tensor.shape.str(), size_text(tensor.size_bytes()),
                             std::move(held)};
     }
@@ -475,9 +476,9 @@ void add_ckpt(CLI::App& app, int& exit_code) {
         [](const Arguments& a) { return show_info(a.path, a.json); });
     add("tree", "The tensors by name: dtype, shape, size, who held and who wrote which part", checkpoint,
         [](const Arguments& a) { return show_tree(a.path, a.json); });
-    add("verify", "Check every byte; exit code 1 if anything is wrong", checkpoint,
-        [](const Arguments& a) { return verify(a.path, a.fast, a.json); })
-        ->add_flag("--fast", arguments->fast, "Sizes and headers alone, no data");
+    add("verify", "Check every byte; exit code 1 if anything is wrong", checkpoint, [](const Arguments& a) {
+        return verify(a.path, a.fast, a.json);
+    })->add_flag("--fast", arguments->fast, "Sizes and headers alone, no data");
 }
 
 }  // namespace tsr::cli

@@ -65,7 +65,8 @@ std::pair<std::string, std::string> variable(const std::string& text) {
 }
 
 milliseconds span(double seconds, const char* option) {
-    if (!(seconds >= 0) || seconds > 1e6) throw wrong(fmt::format("{} {}: write seconds, 0 to 1000000", option, seconds));
+    if (!(seconds >= 0) || seconds > 1e6)
+        throw wrong(fmt::format("{} {}: write seconds, 0 to 1000000", option, seconds));
     return milliseconds{static_cast<int64_t>(seconds * 1000)};
 }
 
@@ -113,7 +114,8 @@ Program program_of(const Arguments& arguments, std::vector<std::string> command)
     if (!command.empty() && command.front() == "--") command.erase(command.begin());
     if (command.empty()) throw wrong("no command: write `tessera run -n 4 CMD ARGS...`, programs apart by ` : `");
     if (command.front().starts_with('-')) {
-        throw wrong(fmt::format("unknown option '{}'; options of `tessera run` come before the command", command.front()));
+        throw wrong(
+            fmt::format("unknown option '{}'; options of `tessera run` come before the command", command.front()));
     }
     Program program;
     program.command = std::move(command);
@@ -131,7 +133,8 @@ Program parse_program(std::vector<std::string> words) {
     std::reverse(words.begin(), words.end());  // as CLI11 wants them
     app.parse(words);
     if (arguments.count.find(':') != std::string::npos) {
-        throw wrong(fmt::format("-n {}: with several programs say how many ranks may be left by --min-ranks", arguments.count));
+        throw wrong(
+            fmt::format("-n {}: with several programs say how many ranks may be left by --min-ranks", arguments.count));
     }
     return program_of(arguments, app.remaining());
 }
@@ -146,10 +149,12 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     options.programs.push_back(program_of(arguments, parts.front()));
     for (size_t i = 1; i < parts.size(); ++i) options.programs.push_back(parse_program(parts[i]));
     if (count.least > 0 && options.programs.size() > 1) {
-        throw wrong(fmt::format("-n {}: with several programs say how many ranks may be left by --min-ranks", arguments.count));
+        throw wrong(
+            fmt::format("-n {}: with several programs say how many ranks may be left by --min-ranks", arguments.count));
     }
     if (count.least > 0 && arguments.min_ranks > 0 && count.least != arguments.min_ranks) {
-        throw wrong(fmt::format("-n {} and --min-ranks {} contradict each other", arguments.count, arguments.min_ranks));
+        throw wrong(
+            fmt::format("-n {} and --min-ranks {} contradict each other", arguments.count, arguments.min_ranks));
     }
     options.min_ranks = count.least > 0 ? count.least : arguments.min_ranks;
     options.max_restarts = arguments.max_restarts;
@@ -189,7 +194,8 @@ void add_run(CLI::App& app, int& exit_code) {
     run->add_option("--log-dir", arguments->log_directory, "keep each rank's output in DIR/round-R/rank-N.log");
     run->add_option("--events", arguments->events_file, "write what happens as JSON lines");
     run->add_flag("--no-prefix", arguments->no_prefix, "print the ranks' lines without [rank N program]");
-    run->add_flag("--insecure", arguments->insecure, "no job token: every user of this machine can reach the job's store");
+    run->add_flag("--insecure", arguments->insecure,
+                  "no job token: every user of this machine can reach the job's store");
     run->add_option("--grace-s", arguments->grace, "seconds for the ranks to save after SIGTERM or Ctrl-C (30)");
     run->add_option("--kill-grace-s", arguments->kill_grace, "seconds from SIGTERM to SIGKILL for a rank (5)");
     run->add_option("--timeout-s", arguments->timeout, "deadline of the ranks' collectives (TESSERA_TIMEOUT_MS)");
@@ -198,9 +204,8 @@ void add_run(CLI::App& app, int& exit_code) {
     run->callback([run, arguments, &exit_code] {
         const RunOptions options = options_of(*arguments, run->remaining());
         for (const Program& program : options.programs) (void)find_executable(program.command.front());
-        exit_code = run_guarded([&](int guardian, const sigset_t& signal_mask) {
-            return Agent(options, guardian, signal_mask).run();
-        });
+        exit_code = run_guarded(
+            [&](int guardian, const sigset_t& signal_mask) { return Agent(options, guardian, signal_mask).run(); });
     });
 }
 

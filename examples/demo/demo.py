@@ -21,8 +21,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import report  # noqa: E402
-from programs import LANGUAGES, ROOT, TESSERA, digits  # noqa: E402
+import report
+from programs import LANGUAGES, ROOT, TESSERA, digits
 
 VICTIM = "java"
 
@@ -131,9 +131,7 @@ def load_in_pytorch(checkpoint: Path, expected: dict[str, Any]) -> str:
     import torch
     import torch.distributed.checkpoint as dcp
 
-    state = {
-        name: torch.full(array.shape, -1, dtype=torch.from_numpy(array).dtype) for name, array in expected.items()
-    }
+    state = {name: torch.full(array.shape, -1, dtype=torch.from_numpy(array).dtype) for name, array in expected.items()}
     dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(checkpoint)), no_dist=True)
     for name, tensor in state.items():
         if tensor.numpy().tobytes() != expected[name].tobytes():
@@ -164,7 +162,9 @@ def main() -> int:
     started, rows, events = result["started"], result["rows"], result["events"]
     accuracy = next(row["accuracy"] for row in reversed(rows) if "accuracy" in row)
     curve = [
-        (row["time"] - started, row["step"], row["world"], row["loss"]) for row in rows if row["rank"] == 0 and "loss" in row
+        (row["time"] - started, row["step"], row["world"], row["loss"])
+        for row in rows
+        if row["rank"] == 0 and "loss" in row
     ]
     resumed = min((entry for entry in curve if entry[2] == 3), key=lambda entry: entry[0])
     restart_step = (resumed[1] - 1) // options.save_every * options.save_every
@@ -172,7 +172,12 @@ def main() -> int:
     last_round = max(event["round"] for event in starts)
     survivors = [language for language in LANGUAGES if language != VICTIM]
     ranks = [
-        (event["round"], (LANGUAGES if event["round"] != last_round else survivors)[event["rank"]], event["rank"], event["pid"])
+        (
+            event["round"],
+            (LANGUAGES if event["round"] != last_round else survivors)[event["rank"]],
+            event["rank"],
+            event["pid"],
+        )
         for event in starts
     ]
     print(f"held-out accuracy {accuracy * 100:.1f} %")

@@ -64,17 +64,21 @@ def loss_curve(run: Run) -> str:
 
     parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="loss over steps">']
     for exponent in range(low, high + 1):
-        parts.append(f'<line class="grid" x1="{left}" x2="{width - 10}" y1="{y(exponent):.1f}" y2="{y(exponent):.1f}"/>')
-        parts.append(f'<text class="axis" x="{left - 8}" y="{y(exponent) + 4:.1f}" text-anchor="end">{10.0**exponent:g}</text>')
+        parts.append(
+            f'<line class="grid" x1="{left}" x2="{width - 10}" y1="{y(exponent):.1f}" y2="{y(exponent):.1f}"/>'
+        )
+        parts.append(
+            f'<text class="axis" x="{left - 8}" y="{y(exponent) + 4:.1f}" text-anchor="end">{10.0**exponent:g}</text>'
+        )
     for i in range(5):
         step = max_step * i // 4
         anchor = "middle" if i < 4 else "end"
-        parts.append(f'<text class="axis" x="{x(step):.1f}" y="{height - 12}" text-anchor="{anchor}">step {step}</text>')
+        parts.append(
+            f'<text class="axis" x="{x(step):.1f}" y="{height - 12}" text-anchor="{anchor}">step {step}</text>'
+        )
     for world, color in ((4, "#2b6cb0"), (3, "#2f855a")):
         points = " ".join(
-            f"{x(step):.1f},{y(value):.1f}"
-            for (_, step, size, _), value in zip(run.loss, logs)
-            if size == world
+            f"{x(step):.1f},{y(value):.1f}" for (_, step, size, _), value in zip(run.loss, logs) if size == world
         )
         parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.6"/>')
     killed, resumed = run.kill[1], run.restart[1]
@@ -82,7 +86,9 @@ def loss_curve(run: Run) -> str:
     parts.append(
         f'<text class="kill" x="{x(killed) + 6:.1f}" y="{top + 12}">kill -9 of the {LANGUAGES[run.kill[2]]} rank</text>'
     )
-    parts.append(f'<line class="resume" x1="{x(resumed):.1f}" x2="{x(resumed):.1f}" y1="{top}" y2="{height - bottom}"/>')
+    parts.append(
+        f'<line class="resume" x1="{x(resumed):.1f}" x2="{x(resumed):.1f}" y1="{top}" y2="{height - bottom}"/>'
+    )
     parts.append(
         f'<text class="resume" x="{x(resumed) - 6:.1f}" y="{top + 28}" text-anchor="end">'
         f"3 ranks go on from step {resumed}</text>"
@@ -140,7 +146,9 @@ def write_report(run: Run, path: Path) -> None:
         for number, language, rank, pid in run.ranks
     )
     tensors = "".join(tensor_picture(tensor, run.checkpoint_languages) for tensor in run.tensors)
-    timings = "".join(f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in run.timings)
+    timings = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in run.timings
+    )
     checks = "".join(
         f'<tr><td class="ok">✓</td><td>{html.escape(what)}</td><td>{html.escape(result)}</td></tr>'
         for what, result in run.checks
@@ -149,7 +157,7 @@ def write_report(run: Run, path: Path) -> None:
     path.write_text(
         f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Tessera demo</title><style>{STYLE}</style></head><body>
 <h1>One training job, four languages</h1>
-<p class="sub">Handwritten digits, a 64-128-10 network, data-parallel over ranks written in {' '.join(map(language_tag, COLORS))}.
+<p class="sub">Handwritten digits, a 64-128-10 network, data-parallel over ranks written in {" ".join(map(language_tag, COLORS))}.
 One rank was killed in mid-training; the others went on from the shared checkpoint.</p>
 <div class="cards">
 <div class="card"><span>held-out accuracy</span><div class="big">{run.accuracy * 100:.1f} %</div></div>

@@ -22,8 +22,9 @@ std::optional<int64_t> env_number(const char* name, int64_t least, int64_t most)
     const char* end = text->data() + text->size();
     const auto [rest, failure] = std::from_chars(text->data(), end, number);
     if (failure != std::errc{} || rest != end || number < least || number > most) {
-        throw Error(Code::invalid_argument, fmt::format("the environment variable {}='{}' must be a number from {} to {}",
-                                                        name, *text, least, most));
+        throw Error(
+            Code::invalid_argument,
+            fmt::format("the environment variable {}='{}' must be a number from {} to {}", name, *text, least, most));
     }
     return number;
 }

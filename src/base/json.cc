@@ -14,7 +14,7 @@ namespace tsr {
 
 namespace {
 
-constexpr std::string_view kind_names[] = {"null",   "a boolean", "an integer", "an integer",
+constexpr std::string_view kind_names[] = {"null",     "a boolean", "an integer", "an integer",
                                            "a number", "a string",  "an array",   "an object"};
 
 [[noreturn]] void throw_kind(std::string_view expected, Json::Kind found) {

@@ -53,9 +53,9 @@ class Json {
     [[nodiscard]] Array& array() { return std::get<Array>(value_); }
     [[nodiscard]] Object& object() { return std::get<Object>(value_); }
 
-    [[nodiscard]] const Json* find(std::string_view key) const;   // objects: the member's value or nullptr
-    [[nodiscard]] const Json& at(std::string_view key) const;     // throws CORRUPT naming the key
-    void set(std::string_view key, Json value);                   // appends; the caller keeps keys different
+    [[nodiscard]] const Json* find(std::string_view key) const;  // objects: the member's value or nullptr
+    [[nodiscard]] const Json& at(std::string_view key) const;    // throws CORRUPT naming the key
+    void set(std::string_view key, Json value);                  // appends; the caller keeps keys different
 
     friend bool operator==(const Json&, const Json&);
 

@@ -58,7 +58,7 @@ struct Target {
 struct Logger {
     std::atomic<int32_t> level{static_cast<int32_t>(level_from_environment())};
     std::shared_ptr<spdlog::logger> standard_error = stderr_logger();
-    std::mutex mutex;  // guards what follows
+    std::mutex mutex;                // guards what follows
     std::shared_ptr<Target> target;  // nullptr: standard error
 };
 
@@ -79,9 +79,7 @@ void set_sink(Sink sink, void* user_data, void (*destroy)(void*)) {
     l.target.swap(target);  // the former one ends after the lock
 }
 
-bool enabled(Level level) {
-    return static_cast<int32_t>(level) >= logger().level.load(std::memory_order_relaxed);
-}
+bool enabled(Level level) { return static_cast<int32_t>(level) >= logger().level.load(std::memory_order_relaxed); }
 
 void write(Level level, const std::string& line) {
     Logger& l = logger();

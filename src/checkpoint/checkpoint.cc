@@ -77,9 +77,9 @@ void Checkpoint::read(std::string_view name, const Tensor& into, const LoadOptio
         throw Error(Code::invalid_argument, fmt::format("the tensor for '{}' is not on the CPU", name));
     }
     if (saved->shape != into.shape || saved->dtype != into.dtype) {
-        throw Error(Code::mismatch, fmt::format("tensor '{}' of {} is {} {}, the one given is {} {}", name, path_,
-                                                name_of(saved->dtype), saved->shape.str(), name_of(into.dtype),
-                                                into.shape.str()));
+        throw Error(Code::mismatch,
+                    fmt::format("tensor '{}' of {} is {} {}, the one given is {} {}", name, path_,
+                                name_of(saved->dtype), saved->shape.str(), name_of(into.dtype), into.shape.str()));
     }
     std::vector<Transfer> transfers;
     add_transfers(manifest_.saved_name(std::string(name)), *saved, Box::whole(saved->shape), into.dtype, into.data,
@@ -225,8 +225,8 @@ std::vector<std::string> Checkpoint::verify(Depth depth, int threads) const {
     }
     for (const std::string& name : names) {
         if (name.ends_with(".safetensors") && !known.contains(name)) {
-            faults.push_back(fmt::format("{} is not a file of this save; other readers would take it for one",
-                                         join(path_, name)));
+            faults.push_back(
+                fmt::format("{} is not a file of this save; other readers would take it for one", join(path_, name)));
         }
     }
     if (depth == Depth::headers) return faults;

@@ -84,7 +84,8 @@ std::vector<SavedFile> files_of(std::string_view report) {
     const Json list = Json::parse(report, "a rank's report");
     for (const Json& entry : list.as_array()) {
         const Json::Array& fields = entry.as_array();
-        files.push_back({fields.at(0).as_string(), fields.at(1).as_int(), static_cast<uint32_t>(fields.at(2).as_int())});
+        files.push_back(
+            {fields.at(0).as_string(), fields.at(1).as_int(), static_cast<uint32_t>(fields.at(2).as_int())});
     }
     return files;
 }
@@ -148,8 +149,9 @@ bool Saver::in_background() const { return background_.get_id() == std::this_thr
 void Saver::wait() {
     if (!in_flight_) return;
     if (in_background()) {
-        throw Error(Code::invalid_state, "a saver is used in the completion callback of its own save; use it on the thread "
-                                         "that saves");
+        throw Error(Code::invalid_state,
+                    "a saver is used in the completion callback of its own save; use it on the thread "
+                    "that saves");
     }
     // The work's own deadline is that of its votes; waiting here only adds the interrupt callback.
     while (!in_flight_->done()) {
@@ -215,8 +217,9 @@ void Saver::agree_on_state(Job& job, const State& state, const Values& values, s
                 const auto rank = private_rank(name);
                 if (!rank) continue;
                 if (*rank != peers_.rank()) {
-                    throw Error(Code::invalid_argument,
-                                fmt::format("the value '{}' belongs to rank {}; a rank sets its own alone", name, *rank));
+                    throw Error(
+                        Code::invalid_argument,
+                        fmt::format("the value '{}' belongs to rank {}; a rank sets its own alone", name, *rank));
                 }
                 own.emplace(name, value);
             }
@@ -489,9 +492,10 @@ int64_t Saver::resume(State& state) {
             newest = newest_save(files_, root_).value_or("");
             const std::string latest = join(root_, latest_name);
             if (!newest.empty() || !exists(files_, latest)) return;
-            throw Error(Code::corrupt, fmt::format("{} says that there was a save, but {} holds none that is committed: saves "
-                                                   "were removed or lost; remove {} to begin anew",
-                                                   latest, root_, latest));
+            throw Error(Code::corrupt,
+                        fmt::format("{} says that there was a save, but {} holds none that is committed: saves "
+                                    "were removed or lost; remove {} to begin anew",
+                                    latest, root_, latest));
         });
     }
     if (const auto agreed = peers_.vote(error)) throw Error(agreed->with_operation("resume"));

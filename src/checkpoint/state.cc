@@ -49,10 +49,11 @@ void State::insert(std::string_view name, StateTensor tensor) {
     check_name(name, "a tensor's name");
     const std::string key = registered_name(name);
     if (private_rank(key)) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("tensor '{}': names under rank/<r>/ are for values, which one rank owns; store its bytes "
-                                "as a value, or give the tensor a layout",
-                                key));
+        throw Error(
+            Code::invalid_argument,
+            fmt::format("tensor '{}': names under rank/<r>/ are for values, which one rank owns; store its bytes "
+                        "as a value, or give the tensor a layout",
+                        key));
     }
     if (tensors_.contains(key) || values_.contains(key)) {
         throw Error(Code::invalid_argument, fmt::format("the state has the name '{}' already", key));
@@ -94,8 +95,8 @@ void State::add_sharded(std::string_view name, const Layout& layout, DType dtype
     for (size_t i = 0; i < pieces.size(); ++i) {
         if (pieces[i].dtype != dtype || pieces[i].shape != entry.boxes[i].sizes) {
             throw Error(Code::invalid_argument,
-                        fmt::format("tensor '{}': piece {} is {} {}, the layout gives rank {} the box {} of {}", name, i,
-                                    name_of(pieces[i].dtype), pieces[i].shape.str(), rank, entry.boxes[i].str(),
+                        fmt::format("tensor '{}': piece {} is {} {}, the layout gives rank {} the box {} of {}", name,
+                                    i, name_of(pieces[i].dtype), pieces[i].shape.str(), rank, entry.boxes[i].str(),
                                     name_of(dtype)));
         }
     }
@@ -109,8 +110,8 @@ void State::add_source(std::shared_ptr<StateSource> source) {
     for (const auto& other : sources_) {
         const std::string other_begin = other->prefix() + ".";
         if (other_begin.starts_with(begin) || begin.starts_with(other_begin)) {
-            throw Error(Code::invalid_argument, fmt::format("the state has values under the prefix '{}' already",
-                                                            other->prefix()));
+            throw Error(Code::invalid_argument,
+                        fmt::format("the state has values under the prefix '{}' already", other->prefix()));
         }
     }
     const auto value = values_.lower_bound(begin);

@@ -29,7 +29,8 @@ Deadline no_deadline() { return Deadline::in(std::chrono::hours{24 * 365}); }
 
 class Group final : public Communicator {
    public:
-    Group(int rank, int world_size, CommOptions options, std::shared_ptr<Store> store, std::unique_ptr<Transport> transport)
+    Group(int rank, int world_size, CommOptions options, std::shared_ptr<Store> store,
+          std::unique_ptr<Transport> transport)
         : rank_(rank),
           world_size_(world_size),
           options_(std::move(options)),
@@ -139,7 +140,7 @@ class Group final : public Communicator {
 
     const pid_t owner_ = ::getpid();
     static thread_local const Group* progressing_;  // the group whose progress thread this is
-    bool orphaned_ = false;                          // the progress thread's: the last reference went away on it
+    bool orphaned_ = false;                         // the progress thread's: the last reference went away on it
 };
 
 thread_local const Group* Group::progressing_ = nullptr;
@@ -158,9 +159,10 @@ void Group::let_go() {
 
 void Group::refuse_own_thread() const {
     if (progressing_ != this) return;
-    throw Error(Code::invalid_state, fmt::format("rank {}: a blocking call on communicator '{}' in a completion callback of "
-                                                 "its own work would never return; make it on another thread",
-                                                 rank_, options_.name))
+    throw Error(Code::invalid_state,
+                fmt::format("rank {}: a blocking call on communicator '{}' in a completion callback of "
+                            "its own work would never return; make it on another thread",
+                            rank_, options_.name))
         .with_rank(rank_);
 }
 
@@ -240,7 +242,8 @@ void Group::progress() {
     std::vector<ActiveTransfer> active;
     while (true) {
         if (orphaned_) {
-            if (unfinished_.load(std::memory_order_acquire) > 0) abort("the communicator was destroyed while it had work");
+            if (unfinished_.load(std::memory_order_acquire) > 0)
+                abort("the communicator was destroyed while it had work");
             if (const auto cause = error()) fail_everything(active, *cause);
             thread_.detach();
             delete this;
@@ -381,8 +384,8 @@ void Group::poison(const Error& error) {
 }
 
 Error Group::aborted_by(const Error& cause) const {
-    return Error(Code::aborted, fmt::format("rank {}: communicator '{}' is out of use since an earlier error: {}", rank_,
-                                            options_.name, cause.what()))
+    return Error(Code::aborted, fmt::format("rank {}: communicator '{}' is out of use since an earlier error: {}",
+                                            rank_, options_.name, cause.what()))
         .with_rank(rank_)
         .with_peer(cause.record()->peer)
         .caused_by(cause);
@@ -435,7 +438,8 @@ std::optional<Error> Group::error() const {
 
 void Group::finalize() {
     if (finalized_.load(std::memory_order_acquire)) {
-        throw Error(Code::invalid_state, fmt::format("rank {}: communicator '{}' was finalized before", rank_, options_.name));
+        throw Error(Code::invalid_state,
+                    fmt::format("rank {}: communicator '{}' was finalized before", rank_, options_.name));
     }
     Request request;
     request.collective = Collective::barrier;
@@ -466,7 +470,8 @@ std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bo
 
 void check_options(const CommOptions& options) {
     if (options.timeout.count() <= 0) {
-        throw Error(Code::invalid_argument, fmt::format("timeout_ms is {}; it must be positive", options.timeout.count()));
+        throw Error(Code::invalid_argument,
+                    fmt::format("timeout_ms is {}; it must be positive", options.timeout.count()));
     }
     if (options.name.empty() || options.name.size() > max_name_size) {
         throw Error(Code::invalid_argument, fmt::format("a communicator's name has 1 to {} bytes", max_name_size));
@@ -529,9 +534,10 @@ std::string cpu_backend(const std::string& backend) {
 std::unique_ptr<Transport> make_transport(Bootstrap bootstrap) {
     const std::string backend = cpu_backend(bootstrap.options.backend);
     if (backend != "auto" && backend != "shm" && backend != "gloo") {
-        throw Error(Code::invalid_argument, fmt::format("unknown backend '{}'; known are auto, shm, gloo and lists such as "
-                                                        "cpu:gloo,cuda:nccl",
-                                                        bootstrap.options.backend));
+        throw Error(Code::invalid_argument,
+                    fmt::format("unknown backend '{}'; known are auto, shm, gloo and lists such as "
+                                "cpu:gloo,cuda:nccl",
+                                bootstrap.options.backend));
     }
     for (const Peer& peer : bootstrap.peers) {
         if (cpu_backend(peer.backend.data()) == backend) continue;
@@ -544,10 +550,11 @@ std::unique_ptr<Transport> make_transport(Bootstrap bootstrap) {
         if (!peer.same_host(bootstrap.self())) elsewhere = &peer;
     }
     if (backend == "shm" && elsewhere != nullptr) {
-        throw Error(Code::unsupported, fmt::format("backend shm needs all ranks on one host; rank {} is on '{}', rank {} on "
-                                                   "'{}'. Use auto or gloo",
-                                                   bootstrap.rank, bootstrap.self().host_name.data(), elsewhere->rank,
-                                                   elsewhere->host_name.data()))
+        throw Error(Code::unsupported,
+                    fmt::format("backend shm needs all ranks on one host; rank {} is on '{}', rank {} on "
+                                "'{}'. Use auto or gloo",
+                                bootstrap.rank, bootstrap.self().host_name.data(), elsewhere->rank,
+                                elsewhere->host_name.data()))
             .with_peer(elsewhere->rank);
     }
     if (bootstrap.world_size() == 1) return make_self_transport();
@@ -583,7 +590,8 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Store> store,
                                                    const CommOptions& options) {
     check_options(options);
     if (world_size < 1 || world_size > max_world_size) {
-        throw Error(Code::invalid_argument, fmt::format("world size {}; 1 to {} are possible", world_size, max_world_size));
+        throw Error(Code::invalid_argument,
+                    fmt::format("world size {}; 1 to {} are possible", world_size, max_world_size));
     }
     if (rank < 0 || rank >= world_size) {
         throw Error(Code::invalid_argument, fmt::format("rank {} of a world of {}", rank, world_size));
@@ -593,7 +601,8 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Store> store,
     const auto own_store = next_communicator(store, rank, options.name, deadline);
     Endpoint endpoint;
     const Peer own = make_peer(rank, world_size, options, endpoint);
-    Bootstrap bootstrap{rank, exchange_peers(*own_store, own, deadline), std::move(endpoint), own_store, options, deadline};
+    Bootstrap bootstrap{rank,    exchange_peers(*own_store, own, deadline), std::move(endpoint), own_store, options,
+                        deadline};
     auto group = make_group(store, std::move(bootstrap));
     forget_peers(*own_store, own);
     return group;

@@ -117,8 +117,8 @@ Fd Link::receive(std::span<std::byte> message, Deadline deadline, const SliceChe
             fd.reset(raw);
         }
         if (static_cast<size_t>(got) != message.size() || (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
-            throw Error(Code::internal, fmt::format("a message of {} bytes on a unix socket; {} were expected", got,
-                                                    message.size()));
+            throw Error(Code::internal,
+                        fmt::format("a message of {} bytes on a unix socket; {} were expected", got, message.size()));
         }
         return fd;
     }

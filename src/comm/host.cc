@@ -24,7 +24,7 @@ std::string first_line(const std::string& path) {
 }
 
 uint64_t inode_of(const char* path) {
-    struct stat status {};
+    struct stat status{};
     return ::stat(path, &status) == 0 ? status.st_ino : 0;
 }
 
@@ -49,7 +49,8 @@ std::optional<double> cgroup_quota() {
         std::istringstream text(first_line(directory + "/cpu.max"));
         double quota = 0;
         double period = 0;
-        if (text >> quota >> period && period > 0) smallest = std::min(smallest.value_or(quota / period), quota / period);
+        if (text >> quota >> period && period > 0)
+            smallest = std::min(smallest.value_or(quota / period), quota / period);
     }
     return smallest;
 }

@@ -46,8 +46,8 @@ TSR_INLINE float widen(Half value) {
     // Infinities and NaNs: an exponent of all ones.
     const uint32_t normal = magnitude + (uint32_t{112} << 23);
     const uint32_t special = magnitude | 0x7f800000 | (magnitude > (uint32_t{31} << 23) ? 0x400000 : 0);
-    const float subnormal = std::bit_cast<float>(magnitude + (uint32_t{113} << 23)) -
-                            std::bit_cast<float>(uint32_t{113} << 23);
+    const float subnormal =
+        std::bit_cast<float>(magnitude + (uint32_t{113} << 23)) - std::bit_cast<float>(uint32_t{113} << 23);
     const uint32_t exponent = magnitude & (uint32_t{31} << 23);
     const uint32_t finite = exponent == 0 ? std::bit_cast<uint32_t>(subnormal) : normal;
     return std::bit_cast<float>(sign | (exponent == (uint32_t{31} << 23) ? special : finite));
@@ -92,8 +92,9 @@ struct Element<BFloat> {
 // What the sum of an average is kept in: exact for integers of up to 32 bits and any number of ranks (at most 4096), and
 // so is the truncated quotient, since a quotient that is no integer is further from the next than it can be rounded.
 template <class T>
-using WideOf = std::conditional_t<!std::is_integral_v<T>, typename Element<T>::Accumulator,
-                                  std::conditional_t<(sizeof(T) < 4), float, std::conditional_t<(sizeof(T) < 8), double, __int128>>>;
+using WideOf = std::conditional_t<
+    !std::is_integral_v<T>, typename Element<T>::Accumulator,
+    std::conditional_t<(sizeof(T) < 4), float, std::conditional_t<(sizeof(T) < 8), double, __int128>>>;
 
 // --- operations on accumulators
 
@@ -123,15 +124,19 @@ struct Prod {
 struct Min {
     template <class A>
     TSR_INLINE static A apply(A a, A b) {
-        if constexpr (std::is_floating_point_v<A>) return (b < a) | (b != b) ? b : a;
-        else return b < a ? b : a;
+        if constexpr (std::is_floating_point_v<A>)
+            return (b < a) | (b != b) ? b : a;
+        else
+            return b < a ? b : a;
     }
 };
 struct Max {
     template <class A>
     TSR_INLINE static A apply(A a, A b) {
-        if constexpr (std::is_floating_point_v<A>) return (b > a) | (b != b) ? b : a;
-        else return b > a ? b : a;
+        if constexpr (std::is_floating_point_v<A>)
+            return (b > a) | (b != b) ? b : a;
+        else
+            return b > a ? b : a;
     }
 };
 
@@ -245,7 +250,8 @@ TSR_F16C void f16c_kernel(std::byte* out, Inputs inputs, size_t count) {
         __m256 sum = load_halves(inputs[0], i);
         for (size_t k = 1; k < inputs.size(); ++k) sum = apply_8<Op>(sum, load_halves(inputs[k], i));
         if constexpr (average) sum = _mm256_div_ps(sum, ranks);
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i * sizeof(Half)), _mm256_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i * sizeof(Half)),
+                         _mm256_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT));
     }
     for (; i < count; ++i) {
         float sum = widen(typed<Half>(inputs[0])[i]);

@@ -40,8 +40,9 @@ std::string packed(const Peer& peer) {
 Peer unpacked(std::string_view bytes, int rank) {
     Peer peer;
     if (bytes.size() != sizeof peer) {
-        throw Error(Code::version, fmt::format("rank {} uses another version of Tessera: its record has {} bytes, not {}",
-                                               rank, bytes.size(), sizeof peer));
+        throw Error(Code::version,
+                    fmt::format("rank {} uses another version of Tessera: its record has {} bytes, not {}", rank,
+                                bytes.size(), sizeof peer));
     }
     std::memcpy(&peer, bytes.data(), sizeof peer);
     if (peer.magic != Peer::current_magic || peer.rank != rank) {
@@ -88,7 +89,8 @@ std::vector<Peer> collect(Store& store, const Peer& own, Deadline deadline) {
             throw timeout_error(store, own).caused_by(e);
         }
         if (value.empty() || value.front() != peer_kind) {
-            throw Error(Code::timeout, fmt::format("rank {} gave up joining the communicator before all had come", rank))
+            throw Error(Code::timeout,
+                        fmt::format("rank {} gave up joining the communicator before all had come", rank))
                 .with_peer(rank)
                 .retry_may_help();
         }
@@ -157,8 +159,8 @@ std::vector<Peer> follow(Store& store, const Peer& own, Deadline deadline) {
     }
     std::vector<Peer> peers;
     for (int rank = 0; rank < own.world_size; ++rank) {
-        peers.push_back(unpacked(std::string_view(all).substr(1 + sizeof(Peer) * static_cast<size_t>(rank), sizeof(Peer)),
-                                 rank));
+        peers.push_back(
+            unpacked(std::string_view(all).substr(1 + sizeof(Peer) * static_cast<size_t>(rank), sizeof(Peer)), rank));
     }
     return peers;
 }

@@ -33,7 +33,7 @@ struct Peer {
     int64_t pid = 0;
     uint64_t start_time = 0;  // of the process, so that a pid used again is not taken for it
     uint64_t pid_namespace = 0;
-    Nonce endpoint{};  // of the rank: names the socket on which it hands over memory
+    Nonce endpoint{};                 // of the rank: names the socket on which it hands over memory
     std::array<char, 128> host_id{};  // ranks with equal host ids reach each other's memory
     std::array<char, 64> host_name{};
     std::array<char, 64> backend{};
@@ -49,8 +49,8 @@ struct Peer {
 // What a transport is made from.
 struct Bootstrap {
     int rank = 0;
-    std::vector<Peer> peers;  // in rank order, this rank among them
-    Endpoint endpoint;        // this rank's socket, listening since before its Peer record was published
+    std::vector<Peer> peers;       // in rank order, this rank among them
+    Endpoint endpoint;             // this rank's socket, listening since before its Peer record was published
     std::shared_ptr<Store> store;  // keys unique to this communicator; for transports that must exchange more
     CommOptions options;
     Deadline deadline;

@@ -52,8 +52,8 @@ bool has_root(Collective c) {
 
 template <class... Args>
 [[noreturn]] void refuse(const Request& request, fmt::format_string<Args...> format, Args&&... args) {
-    throw Error(Code::invalid_argument, fmt::format("{}: {}", name_of(request.collective),
-                                                    fmt::format(format, std::forward<Args>(args)...)))
+    throw Error(Code::invalid_argument,
+                fmt::format("{}: {}", name_of(request.collective), fmt::format(format, std::forward<Args>(args)...)))
         .with_operation(std::string(name_of(request.collective)));
 }
 

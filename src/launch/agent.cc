@@ -56,7 +56,7 @@ Fd signal_descriptor() {
     Fd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!fd.valid()) throw os_error("signalfd", errno);
     // Output that nobody reads any more is an error of write(), not the end of the job.
-    struct sigaction ignore {};
+    struct sigaction ignore{};
     ignore.sa_handler = SIG_IGN;
     ::sigaction(SIGPIPE, &ignore, nullptr);
     return fd;
@@ -88,7 +88,8 @@ class Variables {
         for (char** entry = environ; *entry != nullptr; ++entry) {
             const std::string_view text = *entry;
             const size_t equals = text.find('=');
-            if (equals != std::string_view::npos) values_[std::string(text.substr(0, equals))] = text.substr(equals + 1);
+            if (equals != std::string_view::npos)
+                values_[std::string(text.substr(0, equals))] = text.substr(equals + 1);
         }
     }
     void set(const std::string& name, std::string value) { values_[name] = std::move(value); }
@@ -159,9 +160,8 @@ int Agent::run() {
         if (root.error) reason += ": " + root.error->message.substr(0, root.error->message.find('\n'));
         logs_.say(fmt::format("{}; round {} begins with {}{}", reason, round_ + 1,
                               plural(static_cast<int>(next->members.size()), "rank"),
-                              next->uses_restart
-                                  ? fmt::format(", restart {} of {}", restarts_, options_.max_restarts)
-                                  : fmt::format(" of {}", members.size())));
+                              next->uses_restart ? fmt::format(", restart {} of {}", restarts_, options_.max_restarts)
+                                                 : fmt::format(" of {}", members.size())));
         Json::Array lost;
         for (const int rank : outcome.lost) lost.emplace_back(rank);
         events_.write("restart", wall_time(),
@@ -243,7 +243,8 @@ void Agent::start_worker(int rank, const std::vector<Member>& members) {
     workers_.push_back(std::move(worker));
 }
 
-std::vector<std::string> Agent::environment_of(int rank, const std::vector<Member>& members, const Worker& worker) const {
+std::vector<std::string> Agent::environment_of(int rank, const std::vector<Member>& members,
+                                               const Worker& worker) const {
     const auto world = static_cast<int64_t>(members.size());
     Variables v;
     // What an outer job or the shell says would contradict what follows.
@@ -252,9 +253,10 @@ std::vector<std::string> Agent::environment_of(int rank, const std::vector<Membe
         v.erase(name);
     }
     // torchrun's. Programs for it, torch.distributed among them, run unchanged.
-    for (const char* name : {"RANK", "LOCAL_RANK", "ROLE_RANK", "TESSERA_RANK", "TESSERA_LOCAL_RANK"}) v.set(name, rank);
-    for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE", "TESSERA_WORLD_SIZE",
-                             "TESSERA_LOCAL_WORLD_SIZE"}) {
+    for (const char* name : {"RANK", "LOCAL_RANK", "ROLE_RANK", "TESSERA_RANK", "TESSERA_LOCAL_RANK"})
+        v.set(name, rank);
+    for (const char* name :
+         {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE", "TESSERA_WORLD_SIZE", "TESSERA_LOCAL_WORLD_SIZE"}) {
         v.set(name, world);
     }
     v.set("GROUP_RANK", 0);
@@ -331,7 +333,8 @@ void Agent::note_exit(int rank, int status) {
     Worker& worker = workers_[static_cast<size_t>(rank)];
     worker.status = status;
     const double now = wall_time();
-    Json::Object fields = {{"round", round_}, {"rank", rank}, {"pid", static_cast<int64_t>(worker.pid)}, {"host", host_}};
+    Json::Object fields = {
+        {"round", round_}, {"rank", rank}, {"pid", static_cast<int64_t>(worker.pid)}, {"host", host_}};
     if (WIFSIGNALED(status)) {
         fields.push_back({"signal", signal_name(WTERMSIG(status))});
     } else {
@@ -378,7 +381,7 @@ void Agent::signal_workers(int signal) {
     for (const Worker& worker : workers_) {
         if (worker.status) continue;
         ::kill(-worker.pid, signal);
-        ::kill(worker.pid, signal);  // in case it made another group its own
+        ::kill(worker.pid, signal);                          // in case it made another group its own
         if (signal != SIGKILL) ::kill(worker.pid, SIGCONT);  // one that is stopped shall hear it
     }
 }
@@ -392,7 +395,8 @@ void Agent::pass_deadline() {
     if (stage_ == Stage::ending) return kill_workers();
     std::string alive;
     for (size_t rank = 0; rank < workers_.size(); ++rank) {
-        if (!workers_[rank].status) alive += fmt::format("{}rank {} (pid {})", alive.empty() ? "" : ", ", rank, workers_[rank].pid);
+        if (!workers_[rank].status)
+            alive += fmt::format("{}rank {} (pid {})", alive.empty() ? "" : ", ", rank, workers_[rank].pid);
     }
     throw Error(Code::timeout, fmt::format("{} cannot be killed: in an uninterruptible system call?", alive));
 }
@@ -402,7 +406,8 @@ int Agent::timeout_ms() const {
 }
 
 bool Agent::all_ended() const {
-    return std::all_of(workers_.begin(), workers_.end(), [](const Worker& worker) { return worker.status.has_value(); });
+    return std::all_of(workers_.begin(), workers_.end(),
+                       [](const Worker& worker) { return worker.status.has_value(); });
 }
 
 void Agent::bury_round() {

@@ -52,9 +52,9 @@ class Agent {
 
     enum class Stage {
         running,
-        saving,    // asked to stop: the ranks may save until the deadline
-        ending,    // SIGTERM was sent; SIGKILL at the deadline
-        killing,   // SIGKILL was sent
+        saving,   // asked to stop: the ranks may save until the deadline
+        ending,   // SIGTERM was sent; SIGKILL at the deadline
+        killing,  // SIGKILL was sent
     };
 
     [[nodiscard]] Outcome run_round(const std::vector<Member>& members);
@@ -70,7 +70,7 @@ class Agent {
     void end_workers();   // SIGTERM to all that live
     void kill_workers();  // SIGKILL
     void signal_workers(int signal);
-    void bury_round();    // no process of the round lives after it
+    void bury_round();  // no process of the round lives after it
     [[nodiscard]] bool all_ended() const;
     [[nodiscard]] int timeout_ms() const;
     void pass_deadline();

@@ -82,7 +82,8 @@ JobEnvironment from_tessera() {
                                     "TESSERA_LOCAL_WORLD_SIZE");
     job.store_uri = env_text("TESSERA_STORE").value_or("");
     if (job.store_uri.empty() && job.world_size > 1) {
-        throw Error(Code::invalid_argument, "TESSERA_RANK is set, but TESSERA_STORE is not: both come from `tessera run`");
+        throw Error(Code::invalid_argument,
+                    "TESSERA_RANK is set, but TESSERA_STORE is not: both come from `tessera run`");
     }
     return job;
 }
@@ -93,8 +94,9 @@ JobEnvironment from_torchrun() {
     const auto port = env_number("MASTER_PORT", 1, 65535);
     const std::string host = master_address(job);
     if (!port && !env_text("TESSERA_STORE_PORT")) {
-        throw Error(Code::invalid_argument,
-                    "RANK and WORLD_SIZE are set, but neither MASTER_PORT nor TESSERA_STORE_PORT: the ranks cannot meet");
+        throw Error(
+            Code::invalid_argument,
+            "RANK and WORLD_SIZE are set, but neither MASTER_PORT nor TESSERA_STORE_PORT: the ranks cannot meet");
     }
     // Not MASTER_ADDR: one rank may say localhost and another 127.0.0.1.
     job.job_id = fmt::format("torchrun {} {}", env_text("TORCHELASTIC_RUN_ID").value_or(""), port.value_or(0));
@@ -106,7 +108,8 @@ JobEnvironment from_torchrun() {
 JobEnvironment from_mpi(JobEnvironment job, const std::string& id) {
     if (job.world_size == 1) return job;
     job.job_id = fmt::format("{} {}", name_of(job.launcher), id);
-    job.candidates = candidates_at(master_address(job), env_number("MASTER_PORT", 1, 65535).value_or(port_from(job.job_id)));
+    job.candidates =
+        candidates_at(master_address(job), env_number("MASTER_PORT", 1, 65535).value_or(port_from(job.job_id)));
     return job;
 }
 
@@ -132,9 +135,8 @@ JobEnvironment found() {
                         first_of({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"}));
     }
     if (env_text("PMI_RANK") && env_text("PMI_SIZE")) {
-        return from_mpi(
-            ranks_from(Launcher::pmi, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-            first_of({"PMI_ID", "HYDI_CONTROL_FD", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"}));
+        return from_mpi(ranks_from(Launcher::pmi, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+                        first_of({"PMI_ID", "HYDI_CONTROL_FD", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"}));
     }
     // Inside a batch script but outside a step SLURM_PROCID is set too: that script is no rank.
     if (env_text("SLURM_PROCID") && env_text("SLURM_STEP_ID") && env_text("SLURM_STEP_NUM_TASKS")) return from_slurm();

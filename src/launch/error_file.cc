@@ -94,7 +94,7 @@ void record_error(std::string_view message, std::string_view traceback) {
 
 std::optional<RecordedError> read_error_file(const std::string& path) {
     const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-    struct stat info {};
+    struct stat info{};
     if (!file.valid() || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
     std::string text(std::min(static_cast<size_t>(info.st_size), max_file_bytes), '\0');
     const ssize_t got = ::pread(file.get(), text.data(), text.size(), 0);

@@ -29,10 +29,10 @@ struct RunOptions {
     OnLoss on_loss = OnLoss::restart;
     bool prefix = true;
     bool insecure = false;
-    std::string log_directory;  // empty: no files
-    std::string events_file;    // empty: none
-    milliseconds grace{30000};      // from the first signal until the ranks are told to end
-    milliseconds kill_grace{5000};  // from SIGTERM to SIGKILL
+    std::string log_directory;            // empty: no files
+    std::string events_file;              // empty: none
+    milliseconds grace{30000};            // from the first signal until the ranks are told to end
+    milliseconds kill_grace{5000};        // from SIGTERM to SIGKILL
     std::optional<milliseconds> timeout;  // of the ranks' collectives
 
     [[nodiscard]] int ranks() const;

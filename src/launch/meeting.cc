@@ -42,19 +42,21 @@ std::shared_ptr<StoreServer> serve(const JobEnvironment& job) {
             return StoreServer::start(host, candidate.port, options);
         } catch (const Error& error) {
             if (error.record()->native_code == EADDRNOTAVAIL) {
-                throw Error(Code::io, fmt::format("rank 0 cannot serve the store on {}: no such address on this host; is "
-                                                  "rank 0 on the host that MASTER_ADDR names? TESSERA_STORE_BIND sets "
-                                                  "another address to listen on",
-                                                  host))
+                throw Error(Code::io,
+                            fmt::format("rank 0 cannot serve the store on {}: no such address on this host; is "
+                                        "rank 0 on the host that MASTER_ADDR names? TESSERA_STORE_BIND sets "
+                                        "another address to listen on",
+                                        host))
                     .caused_by(error);
             }
             if (error.record()->native_code != EADDRINUSE) throw;
             taken += fmt::format("{}{}", taken.empty() ? "" : ", ", candidate.port);
         }
     }
-    throw Error(Code::io, fmt::format("rank 0 cannot serve the store: the ports {} are all in use; set TESSERA_STORE_PORT "
-                                      "to a free one for all ranks",
-                                      taken));
+    throw Error(Code::io,
+                fmt::format("rank 0 cannot serve the store: the ports {} are all in use; set TESSERA_STORE_PORT "
+                            "to a free one for all ranks",
+                            taken));
 }
 
 // Looks for rank 0's store on the candidate ports, round and round.
@@ -78,10 +80,11 @@ std::shared_ptr<Store> find_store(const JobEnvironment& job, milliseconds timeou
         }
         if (refused && patience.expired()) throw *refused;
         if (deadline.expired()) {
-            throw Error(Code::timeout,
-                        fmt::format("rank {} found no store of rank 0 at {} (and the {} ports after it) within {} ms: has "
-                                    "rank 0 started, and does it run on that host?",
-                                    job.rank, job.candidates.front().uri(), job.candidates.size() - 1, timeout.count()))
+            throw Error(
+                Code::timeout,
+                fmt::format("rank {} found no store of rank 0 at {} (and the {} ports after it) within {} ms: has "
+                            "rank 0 started, and does it run on that host?",
+                            job.rank, job.candidates.front().uri(), job.candidates.size() - 1, timeout.count()))
                 .with_rank(job.rank)
                 .with_peer(0)
                 .caused_by(*last);

@@ -23,7 +23,7 @@ static_assert(Flag::is_always_lock_free);
 
 // The page behind a descriptor; nullptr if it is something else, such as a file that a program opened in its place.
 const Flag* map_page(int fd) {
-    struct stat info {};
+    struct stat info{};
     if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_nlink != 0 ||
         info.st_size != static_cast<off_t>(page_size)) {
         return nullptr;
@@ -44,8 +44,9 @@ const Flag* find_page() noexcept {
             if (const Flag* page = file.valid() ? map_page(file.get()) : nullptr) return page;
         }
         if (fd || path) {
-            log::warning("the launcher's preemption flag cannot be read (TESSERA_PREEMPT_FD, TESSERA_PREEMPT_FILE): "
-                         "tsr_preempt_requested will always say no");
+            log::warning(
+                "the launcher's preemption flag cannot be read (TESSERA_PREEMPT_FD, TESSERA_PREEMPT_FILE): "
+                "tsr_preempt_requested will always say no");
         }
     } catch (...) {
         log::warning("{}", current_error().what());

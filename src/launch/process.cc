@@ -53,7 +53,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
         (void)::setrlimit(RLIMIT_NOFILE, &limit);
     }
     for (int signal = 1; signal < NSIG; ++signal) {
-        struct sigaction action {};
+        struct sigaction action{};
         action.sa_handler = SIG_DFL;
         (void)::sigaction(signal, &action, nullptr);  // fails for SIGKILL, SIGSTOP and the C library's own
     }
@@ -96,7 +96,7 @@ sigset_t guardian_signals() {
     sigemptyset(&set);
     for (const int signal : {SIGCHLD, SIGTERM}) sigaddset(&set, signal);
     for (const int signal : {SIGINT, SIGHUP, SIGQUIT}) {
-        struct sigaction action {};
+        struct sigaction action{};
         if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&set, signal);
     }
     return set;
@@ -129,7 +129,7 @@ int exit_code_of(const Error& error) {
 
 std::string find_executable(const std::string& command) {
     const auto check = [&](const std::string& path) -> int {
-        struct stat info {};
+        struct stat info{};
         if (::stat(path.c_str(), &info) != 0) return errno;
         if (!S_ISREG(info.st_mode)) return EISDIR;
         return ::access(path.c_str(), X_OK) == 0 ? 0 : EACCES;
@@ -184,9 +184,10 @@ pid_t spawn(const Spawn& spawn) {
     if (got == 0) return pid;
     ::waitpid(pid, nullptr, 0);
     if (failure == ENOEXEC) {
-        throw Error(Code::permission, fmt::format("'{}' is neither a program of this machine nor a script that begins with "
-                                                  "#! and its interpreter",
-                                                  spawn.path));
+        throw Error(Code::permission,
+                    fmt::format("'{}' is neither a program of this machine nor a script that begins with "
+                                "#! and its interpreter",
+                                spawn.path));
     }
     throw os_error(fmt::format("starting '{}'", spawn.path), failure);
 }
@@ -271,7 +272,8 @@ int run_guarded(const std::function<int(int guardian, const sigset_t& signal_mas
         if (ended) break;
     }
     kill_all_children(Deadline::in(death_deadline), [](pid_t, int) {});
-    if (WIFSIGNALED(status)) fmt::print(stderr, "tessera: the agent {}; its ranks were killed\n", describe_status(status));
+    if (WIFSIGNALED(status))
+        fmt::print(stderr, "tessera: the agent {}; its ranks were killed\n", describe_status(status));
     return exit_code_of(status);
 }
 

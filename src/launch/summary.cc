@@ -30,7 +30,9 @@ std::string ending(const Failure& failure) {
 
 }  // namespace
 
-double Failure::when() const { return error && error->timestamp > 0 && error->timestamp < time ? error->timestamp : time; }
+double Failure::when() const {
+    return error && error->timestamp > 0 && error->timestamp < time ? error->timestamp : time;
+}
 
 void order_failures(std::vector<Failure>& failures) {
     const auto key = [](const Failure& f) {
@@ -46,8 +48,8 @@ std::string summary_of(const std::vector<Failure>& failures) {
     if (root.error) out += ": " + first_line(root.error->message);
     size_t host_width = 4;
     for (const Failure& failure : failures) host_width = std::max(host_width, failure.host.size());
-    out += fmt::format("\n\n  {:<12}  {:>4}  {:<{}}  {:>8}  {:<9}  {}\n", "time", "rank", "host", host_width, "pid", "end",
-                       "message");
+    out += fmt::format("\n\n  {:<12}  {:>4}  {:<{}}  {:>8}  {:<9}  {}\n", "time", "rank", "host", host_width, "pid",
+                       "end", "message");
     for (const Failure& failure : failures) {
         const std::string message = failure.error ? first_line(failure.error->message) : "-";
         out += fmt::format("  {:<12}  {:>4}  {:<{}}  {:>8}  {:<9}  {}{}\n", clock_time(failure.when()), failure.rank,

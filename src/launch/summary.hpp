@@ -14,8 +14,8 @@ struct Failure {
     std::string host;
     pid_t pid = 0;
     int wait_status = 0;
-    double time = 0;     // seconds since 1970, when the agent noticed
-    int order = 0;       // noticed in the same turn: the same number
+    double time = 0;       // seconds since 1970, when the agent noticed
+    int order = 0;         // noticed in the same turn: the same number
     std::string log_file;  // empty: none
     std::optional<RecordedError> error;
 

@@ -29,8 +29,8 @@ AddressList resolve(const Address& address, int flags) {
     addrinfo* list = nullptr;
     const int failure = getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &list);
     if (failure != 0) {
-        throw Error(Code::io, fmt::format("the host name '{}' cannot be resolved: {}", address.host,
-                                          gai_strerror(failure)))
+        throw Error(Code::io,
+                    fmt::format("the host name '{}' cannot be resolved: {}", address.host, gai_strerror(failure)))
             .retry_may_help();
     }
     return {list, &freeaddrinfo};
@@ -141,7 +141,8 @@ std::string local_address_of(int socket) {
     socklen_t size = sizeof own;
     std::array<char, NI_MAXHOST> text{};
     if (::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &size) != 0) return {};
-    if (getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
+    if (getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) !=
+        0) {
         return {};
     }
     return text.data();

@@ -24,7 +24,8 @@ constexpr size_t max_name_bytes = 240;  // of a file's 255, so that there is roo
 std::string escaped(std::string_view text) {
     std::string name;
     for (const char c : text) {
-        const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+        const bool plain =
+            (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
         if (plain) {
             name += c;
         } else {
@@ -43,7 +44,7 @@ class FileStore final : public Store {
     FileStore(const std::string& directory, const StoreOptions& options) : Store(options.timeout), path_(directory) {
         if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) fail("making", errno);
         const Fd top = open_directory(AT_FDCWD, directory);
-        struct stat info {};
+        struct stat info{};
         if (!top.valid() || ::fstat(top.get(), &info) != 0) fail("opening", errno);
         if ((info.st_mode & 002) != 0 && !options.insecure) {
             throw Error(Code::permission,
@@ -53,7 +54,8 @@ class FileStore final : public Store {
         }
         const std::string scope = fmt::format("job-{}-epoch-{}", escaped(options.job_id), options.epoch);
         if (scope.size() > max_name_bytes) {
-            throw Error(Code::invalid_argument, fmt::format("the job id '{}' is too long for a file store", options.job_id));
+            throw Error(Code::invalid_argument,
+                        fmt::format("the job id '{}' is too long for a file store", options.job_id));
         }
         if (::mkdirat(top.get(), scope.c_str(), 0700) != 0 && errno != EEXIST) fail("making a directory in", errno);
         directory_ = open_directory(top.get(), scope);
@@ -155,7 +157,7 @@ class FileStore final : public Store {
             if (errno == ENOENT) return std::nullopt;
             fail("reading a key of", errno);
         }
-        struct stat info {};
+        struct stat info{};
         if (::fstat(file.get(), &info) != 0) fail("reading a key of", errno);
         if (!S_ISREG(info.st_mode) || static_cast<uint64_t>(info.st_size) > max_value_bytes) {
             throw Error(Code::corrupt, fmt::format("the file store {} holds a strange file for '{}'", path_, key));

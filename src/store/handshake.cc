@@ -150,10 +150,9 @@ std::string Server::answer(std::string_view hello) {
     if (version != protocol_version) refusal = Refusal::version;
     refused_ = refusal != Refusal::none;
     random_bytes(server_nonce_.data(), server_nonce_.size());
-    const Digest mac =
-        refused_ ? Digest{}
-                 : mac_of(party_, Role::server,
-                          {client_job_, client_epoch_, party_.epoch, client_nonce_, server_nonce_});
+    const Digest mac = refused_ ? Digest{}
+                                : mac_of(party_, Role::server,
+                                         {client_job_, client_epoch_, party_.epoch, client_nonce_, server_nonce_});
     return Writer()
         .bytes(magic)
         .number(protocol_version)
@@ -201,9 +200,10 @@ std::string Client::prove(std::string_view answer) {
     const Digest server_nonce = in.digest();
     const Digest mac = in.digest();
     if (version != protocol_version || refusal == Refusal::version) {
-        throw Error(Code::version, fmt::format("the store at {} speaks protocol {}, this library {}: use one version of "
-                                               "Tessera for all ranks and the launcher",
-                                               address_, version, protocol_version));
+        throw Error(Code::version,
+                    fmt::format("the store at {} speaks protocol {}, this library {}: use one version of "
+                                "Tessera for all ranks and the launcher",
+                                address_, version, protocol_version));
     }
     if (mode != mode_of(party_) || refusal != Refusal::none) {
         throw Error(Code::permission,
@@ -238,8 +238,8 @@ void Client::accept(std::string_view verdict) const {
                                     address_, server_epoch_, party_.epoch));
         case Verdict::wrong_token: break;
     }
-    throw Error(Code::permission, fmt::format("the store at {} refuses this process's job token, taken from {}", address_,
-                                              party_.token_source));
+    throw Error(Code::permission, fmt::format("the store at {} refuses this process's job token, taken from {}",
+                                              address_, party_.token_source));
 }
 
 }  // namespace tsr::handshake

@@ -279,8 +279,8 @@ class TcpStoreServer final : public StoreServer {
             std::string_view peek = rest;
             const auto length = wire::take_number<uint32_t>(peek);
             if (length > wire::max_request) {
-                throw Error(Code::corrupt, fmt::format("a request of {} bytes; at most {} are taken", length,
-                                                       wire::max_request));
+                throw Error(Code::corrupt,
+                            fmt::format("a request of {} bytes; at most {} are taken", length, wire::max_request));
             }
             if (peek.size() < length) break;
             alive = execute(connection, wire::decode(peek.substr(0, length)));
@@ -436,7 +436,7 @@ class TcpStoreServer final : public StoreServer {
     bool listening_ = true;
     uint64_t next_id_ = first_connection_id;
     std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
-    std::deque<uint64_t> strangers_;  // before the handshake's end, oldest first
+    std::deque<uint64_t> strangers_;                             // before the handshake's end, oldest first
     std::multimap<std::string, uint64_t, std::less<>> waiters_;  // key -> connection
     Table table_;
     std::array<char, 65536> chunk_{};

@@ -16,7 +16,7 @@ namespace tsr {
 struct StoreOptions {
     milliseconds timeout{60000};
     bool insecure = false;
-    std::string token;   // 64 hexadecimal digits; empty: found as tessera/store.h describes
+    std::string token;  // 64 hexadecimal digits; empty: found as tessera/store.h describes
     std::string job_id;
     uint64_t epoch = 0;
 

@@ -38,7 +38,8 @@ int64_t sum_of(std::string_view key, const std::string* current, int64_t delta) 
     }
     int64_t sum = 0;
     if (__builtin_add_overflow(number, delta, &sum)) {
-        throw Error(Code::invalid_argument, fmt::format("add to '{}': {} + {} does not fit 64 bits", key, number, delta));
+        throw Error(Code::invalid_argument,
+                    fmt::format("add to '{}': {} + {} does not fit 64 bits", key, number, delta));
     }
     return sum;
 }

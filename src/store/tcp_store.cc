@@ -88,9 +88,9 @@ class TcpStore final : public Store {
                      Deadline deadline) override {
         check_value(key, desired);
         if (expected) check_value(key, *expected);
-        const Reply reply = call(
-            {.operation = wire::Operation::compare_set, .key = key, .value = desired, .expected = expected}, deadline,
-            "compare_set");
+        const Reply reply =
+            call({.operation = wire::Operation::compare_set, .key = key, .value = desired, .expected = expected},
+                 deadline, "compare_set");
         return reply.outcome == wire::Outcome::ok;
     }
 

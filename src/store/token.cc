@@ -37,14 +37,14 @@ Token read_token(int fd, const std::string& source) {
 Token token_of_file(const std::string& path, const std::string& source) {
     const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
     if (!file.valid()) throw os_error(fmt::format("the job token's file cannot be opened ({})", source), errno);
-    struct stat info {};
+    struct stat info{};
     if (::fstat(file.get(), &info) != 0) throw os_error(fmt::format("fstat of {}", path), errno);
     if (!S_ISREG(info.st_mode)) {
         throw Error(Code::permission, fmt::format("the job token's file ({}) is not a regular file", source));
     }
     if (info.st_uid != ::geteuid()) {
-        throw Error(Code::permission, fmt::format("the job token's file ({}) belongs to user {}, not to user {}", source,
-                                                  info.st_uid, ::geteuid()));
+        throw Error(Code::permission, fmt::format("the job token's file ({}) belongs to user {}, not to user {}",
+                                                  source, info.st_uid, ::geteuid()));
     }
     if ((info.st_mode & 077) != 0) {
         throw Error(Code::permission,
@@ -58,7 +58,7 @@ Token token_of_file(const std::string& path, const std::string& source) {
 std::optional<Fd> own_directory(const std::string& path, bool create) {
     if (create && ::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return std::nullopt;
     Fd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-    struct stat info {};
+    struct stat info{};
     if (!directory.valid() || ::fstat(directory.get(), &info) != 0) return std::nullopt;
     if (info.st_uid != ::geteuid() || (info.st_mode & 077) != 0) return std::nullopt;
     return directory;

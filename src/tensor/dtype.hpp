@@ -24,8 +24,8 @@ enum class DType : int32_t {
 [[nodiscard]] bool is_known(DType dtype);
 [[nodiscard]] bool is_floating(DType dtype);
 [[nodiscard]] bool can_reduce(DType dtype);
-[[nodiscard]] size_t size_of(DType dtype);                // bytes an element
-[[nodiscard]] std::string_view name_of(DType dtype);      // "f32"
+[[nodiscard]] size_t size_of(DType dtype);                     // bytes an element
+[[nodiscard]] std::string_view name_of(DType dtype);           // "f32"
 [[nodiscard]] std::string_view safetensors_name(DType dtype);  // "F32"
 [[nodiscard]] std::optional<DType> dtype_from_safetensors(std::string_view name);
 

@@ -44,9 +44,7 @@ std::string Box::str() const {
     return text + "]";
 }
 
-std::string Placement::str() const {
-    return kind == PlacementKind::replicate ? "R" : fmt::format("S({})", dim);
-}
+std::string Placement::str() const { return kind == PlacementKind::replicate ? "R" : fmt::format("S({})", dim); }
 
 std::optional<Placement> Placement::parse(std::string_view text) {
     if (text == "R") return replicate();
@@ -64,12 +62,12 @@ Range chunk(int64_t size, int64_t parts, int64_t index) {
 
 Layout Layout::placed(const Dims& shape, std::span<const int> mesh_sizes, std::span<const Placement> placements) {
     if (mesh_sizes.empty() || mesh_sizes.size() > static_cast<size_t>(max_ndim)) {
-        throw Error(Code::invalid_argument, fmt::format("a mesh of {} dimensions; 1 to {} are supported",
-                                                        mesh_sizes.size(), max_ndim));
+        throw Error(Code::invalid_argument,
+                    fmt::format("a mesh of {} dimensions; 1 to {} are supported", mesh_sizes.size(), max_ndim));
     }
     if (mesh_sizes.size() != placements.size()) {
-        throw Error(Code::invalid_argument, fmt::format("{} placements for a mesh of {} dimensions", placements.size(),
-                                                        mesh_sizes.size()));
+        throw Error(Code::invalid_argument,
+                    fmt::format("{} placements for a mesh of {} dimensions", placements.size(), mesh_sizes.size()));
     }
     Layout layout;
     layout.shape_ = shape;
@@ -155,8 +153,8 @@ void check_disjoint(std::span<const Box> boxes) {
 
 Layout Layout::from_boxes(const Dims& shape, std::span<const Box> boxes, std::span<const int> counts) {
     if (counts.empty() || counts.size() > static_cast<size_t>(max_layout_ranks)) {
-        throw Error(Code::invalid_argument, fmt::format("a layout of {} ranks; 1 to {} are supported", counts.size(),
-                                                        max_layout_ranks));
+        throw Error(Code::invalid_argument,
+                    fmt::format("a layout of {} ranks; 1 to {} are supported", counts.size(), max_layout_ranks));
     }
     auto parts = std::make_shared<Explicit>();
     parts->first.push_back(0);

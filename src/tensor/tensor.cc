@@ -10,8 +10,8 @@ Dims::Dims(std::initializer_list<int64_t> values) : Dims(std::span<const int64_t
 
 Dims::Dims(std::span<const int64_t> values) {
     if (values.size() > static_cast<size_t>(max_ndim)) {
-        throw Error(Code::invalid_argument, "a tensor of " + std::to_string(values.size()) +
-                                                " dimensions; at most " + std::to_string(max_ndim) + " are supported");
+        throw Error(Code::invalid_argument, "a tensor of " + std::to_string(values.size()) + " dimensions; at most " +
+                                                std::to_string(max_ndim) + " are supported");
     }
     std::copy(values.begin(), values.end(), values_.begin());
     ndim_ = static_cast<int>(values.size());

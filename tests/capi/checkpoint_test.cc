@@ -38,8 +38,8 @@ TEST(LayoutApi, TellsWhoHoldsWhat) {
     api::Owned<tsr_layout> other;
     EXPECT_FAILS(tsr_layout_create(shape.data(), 9, mesh.data(), placements.data(), 2, other.out()),
                  TSR_E_INVALID_ARGUMENT, "9 dimensions");
-    EXPECT_FAILS(tsr_layout_create(shape.data(), 2, nullptr, placements.data(), 2, other.out()),
-                 TSR_E_INVALID_ARGUMENT, "mesh_sizes is NULL");
+    EXPECT_FAILS(tsr_layout_create(shape.data(), 2, nullptr, placements.data(), 2, other.out()), TSR_E_INVALID_ARGUMENT,
+                 "mesh_sizes is NULL");
     EXPECT_FAILS(tsr_layout_create(shape.data(), 1, mesh.data(), placements.data(), 9, other.out()),
                  TSR_E_INVALID_ARGUMENT, "mesh of 9 dimensions");
     const std::array<tsr_placement, 1> unknown{{{7, 0}}};

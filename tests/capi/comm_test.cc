@@ -96,7 +96,8 @@ TEST(CommApi, WorkIsWaitedForTestedAndCalledBack) {
         tsr_error* error = reinterpret_cast<tsr_error*>(1);
         EXPECT_OK(tsr_work_error(work, &error));
         EXPECT_EQ(error, nullptr);
-        EXPECT_FAILS(tsr_work_on_done(work, [](tsr_status, void*) {}, nullptr, nullptr), TSR_E_INVALID_STATE, "already");
+        EXPECT_FAILS(
+            tsr_work_on_done(work, [](tsr_status, void*) {}, nullptr, nullptr), TSR_E_INVALID_STATE, "already");
         EXPECT_FAILS(tsr_work_on_done(work, nullptr, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "fn is NULL");
         // The callback may still run when the wait has returned.
         const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -191,7 +192,8 @@ TEST(CommApi, BadArgumentsAreRefused) {
     int32_t number = 0;
     EXPECT_FAILS(tsr_comm_rank(nullptr, &number), TSR_E_INVALID_ARGUMENT, "comm is NULL");
     EXPECT_FAILS(tsr_comm_rank(comm, nullptr), TSR_E_INVALID_ARGUMENT, "rank is NULL");
-    EXPECT_FAILS(tsr_comm_all_reduce(comm, nullptr, 1, TSR_REDUCE_SUM, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "NULL");
+    EXPECT_FAILS(tsr_comm_all_reduce(comm, nullptr, 1, TSR_REDUCE_SUM, nullptr, nullptr), TSR_E_INVALID_ARGUMENT,
+                 "NULL");
     EXPECT_FAILS(tsr_comm_all_reduce(comm, &tensor, 1, 99, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "reduction 99");
     EXPECT_FAILS(tsr_comm_all_reduce(comm, &tensor, 1, TSR_REDUCE_SUM, &stream, nullptr), TSR_E_UNSUPPORTED, "CUDA");
     EXPECT_FAILS(tsr_comm_broadcast(comm, &tensor, 1, 3, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "root 3");
@@ -199,8 +201,9 @@ TEST(CommApi, BadArgumentsAreRefused) {
     EXPECT_FAILS(tsr_comm_send(comm, &tensor, 0, 0, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "own peer");
     Owned<tsr_comm> other;
     EXPECT_FAILS(tsr_comm_create(nullptr, 0, 1, nullptr, other.out()), TSR_E_INVALID_ARGUMENT, "store is NULL");
-    EXPECT_FAILS(tsr_comm_create(reinterpret_cast<tsr_store*>(static_cast<tsr_comm*>(comm)), 0, 1, nullptr, other.out()),
-                 TSR_E_INVALID_ARGUMENT, "not a handle of the expected type");
+    EXPECT_FAILS(
+        tsr_comm_create(reinterpret_cast<tsr_store*>(static_cast<tsr_comm*>(comm)), 0, 1, nullptr, other.out()),
+        TSR_E_INVALID_ARGUMENT, "not a handle of the expected type");
     tsr_comm_options options;
     ASSERT_OK(tsr_comm_options_init(&options, sizeof options));
     options.timeout_ms = -5;

@@ -29,7 +29,8 @@ TEST(LaunchApi, RecordedErrorIsInTheFileThatTheEnvironmentNames) {
     const pid_t child = ::fork();  // one error a process
     if (child == 0) {
         ::setenv("TESSERA_ERROR_FILE", path.c_str(), 1);
-        const bool well = tsr_record_error("loss is nan", nullptr) == TSR_OK && tsr_record_error("second", "") == TSR_OK;
+        const bool well =
+            tsr_record_error("loss is nan", nullptr) == TSR_OK && tsr_record_error("second", "") == TSR_OK;
         ::_exit(well ? 0 : 1);
     }
     int status = -1;

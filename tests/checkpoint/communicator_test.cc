@@ -9,9 +9,8 @@ namespace {
 
 Outcomes run_with_comm(int world_size, const RankBody& body) {
     const auto store = make_memory_store(milliseconds{30000});
-    return run_threads(world_size, [&](int rank) {
-        body(Communicator::create(store, rank, world_size, test_options()));
-    });
+    return run_threads(world_size,
+                       [&](int rank) { body(Communicator::create(store, rank, world_size, test_options())); });
 }
 
 TEST(SaverOverCommunicator, SavesInTheBackgroundWhileTheTrainerReduces) {

@@ -118,7 +118,8 @@ TEST_F(Corruption, FlippedBitsOfRankFilesAreFoundAndPlaced) {
 TEST_F(Corruption, TruncatedFilesAreNamed) {
     const std::string path = save_ + "/rank-00001.safetensors";
     const std::string sound = slurp(path);
-    for (size_t size : {size_t{0}, size_t{7}, size_t{8}, size_t{4095}, size_t{4096}, sound.size() / 2, sound.size() - 1}) {
+    for (size_t size :
+         {size_t{0}, size_t{7}, size_t{8}, size_t{4095}, size_t{4096}, sound.size() / 2, sound.size() - 1}) {
         spill(path, sound.substr(0, size));
         expect_refused("rank-00001.safetensors: it has " + std::to_string(size) + " bytes");
     }

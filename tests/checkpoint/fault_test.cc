@@ -102,7 +102,8 @@ TEST(SaveFaults, AnyCallMayFailWithAnyErrorAndTheFormerCheckpointStays) {
         const TempDir dir;
         FaultyFiles files(Fault::error, at, error_number);
         const Second run = two_saves(dir.path(), files);
-        SCOPED_TRACE(::testing::Message() << "call " << at << " (" << files.failed_call() << ") errno " << error_number);
+        SCOPED_TRACE(::testing::Message()
+                     << "call " << at << " (" << files.failed_call() << ") errno " << error_number);
         if (run.error) {
             EXPECT_EQ(newest_content(dir.path()), 1u) << run.error->what();
             EXPECT_NE(run.error->code(), Code::internal) << run.error->what();
@@ -215,7 +216,8 @@ TEST(SaveFaults, EveryRankGetsTheErrorOfTheRankThatFailed) {
         EXPECT_EQ(outcomes[rank]->record()->native_code, ENOSPC);
         EXPECT_STREQ(outcomes[rank]->what(), outcomes[0]->what());
     }
-    EXPECT_NE(std::string(outcomes[0]->what()).find("rank 2: cannot reserve"), std::string::npos) << outcomes[0]->what();
+    EXPECT_NE(std::string(outcomes[0]->what()).find("rank 2: cannot reserve"), std::string::npos)
+        << outcomes[0]->what();
     EXPECT_TRUE(scan_root(posix_file_system(), dir.path()).empty()) << "the failed save was not removed";
 }
 

@@ -15,9 +15,9 @@ namespace tsr::testing {
 
 enum class Fault {
     none,
-    error,   // the chosen call fails with `error_number`, once
-    crash,   // the chosen call and all after it do nothing and fail: the process is as good as dead
-    shorten, // every transfer moves at most a part, and every other call is interrupted once
+    error,    // the chosen call fails with `error_number`, once
+    crash,    // the chosen call and all after it do nothing and fail: the process is as good as dead
+    shorten,  // every transfer moves at most a part, and every other call is interrupted once
 };
 
 class FaultyFiles final : public FileSystem {
@@ -119,7 +119,8 @@ class FaultyFiles final : public FileSystem {
     int64_t next(const std::string& name) {
         const int64_t call = calls_.fetch_add(1);
         if (on_call) on_call(call, name);
-        if (fault_ == Fault::shorten) return call % 2 == 0 && (name.starts_with("write") || name.starts_with("read")) ? -EINTR : 0;
+        if (fault_ == Fault::shorten)
+            return call % 2 == 0 && (name.starts_with("write") || name.starts_with("read")) ? -EINTR : 0;
         if (fault_ == Fault::crash && call >= at_) return -EIO;
         if (fault_ == Fault::error && call == at_) {
             failed_call_ = name;

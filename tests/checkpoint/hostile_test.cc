@@ -54,17 +54,17 @@ TEST(HostileHeader, ASoundOneIsTaken) {
 TEST(HostileHeader, WrongNumbersAreRefused) {
     const auto with = [](const std::string& fields) { return "\"a\":{" + fields + "}"; };
     for (const char* fields : {
-             R"("dtype":"U8","shape":[5],"data_offsets":[0,4])",             // size
-             R"("dtype":"U8","shape":[4],"data_offsets":[1,5])",             // hole
-             R"("dtype":"U8","shape":[4],"data_offsets":[4,0])",             // backwards
-             R"("dtype":"U8","shape":[4],"data_offsets":[-4,0])",            // before the data
-             R"("dtype":"U8","shape":[8],"data_offsets":[0,8])",             // beyond the file
-             R"("dtype":"U8","shape":[-4],"data_offsets":[0,4])",            // negative
-             R"("dtype":"U8","shape":[4.0],"data_offsets":[0,4])",           // not an integer
+             R"("dtype":"U8","shape":[5],"data_offsets":[0,4])",                      // size
+             R"("dtype":"U8","shape":[4],"data_offsets":[1,5])",                      // hole
+             R"("dtype":"U8","shape":[4],"data_offsets":[4,0])",                      // backwards
+             R"("dtype":"U8","shape":[4],"data_offsets":[-4,0])",                     // before the data
+             R"("dtype":"U8","shape":[8],"data_offsets":[0,8])",                      // beyond the file
+             R"("dtype":"U8","shape":[-4],"data_offsets":[0,4])",                     // negative
+             R"("dtype":"U8","shape":[4.0],"data_offsets":[0,4])",                    // not an integer
              R"("dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0])",  // overflow
              R"("dtype":"U8","shape":[9223372036854775807,2],"data_offsets":[0,4])",
              R"("dtype":"U8","shape":[18446744073709551615],"data_offsets":[0,4])",
-             R"("dtype":"U8","shape":[1,1,1,1,1,1,1,1,4],"data_offsets":[0,4])",      // dimensions
+             R"("dtype":"U8","shape":[1,1,1,1,1,1,1,1,4],"data_offsets":[0,4])",  // dimensions
              R"("dtype":"Q9","shape":[4],"data_offsets":[0,4])",
              R"("dtype":"U8","shape":[4],"data_offsets":[0])",
              R"("dtype":"U8","shape":4,"data_offsets":[0,4])",
@@ -94,9 +94,8 @@ TEST(HostileHeader, LengthWordsAreNotTrusted) {
         std::string text(4096, ' ');
         for (size_t i = 0; i < 8; ++i) text[i] = static_cast<char>(length >> (8 * i));
         spill(dir / "f", text);
-        const Error error = error_of([&] {
-            (void)RankFile::read(posix_file_system(), dir / "f", 4096, crc32c(text), save_id);
-        });
+        const Error error =
+            error_of([&] { (void)RankFile::read(posix_file_system(), dir / "f", 4096, crc32c(text), save_id); });
         EXPECT_EQ(error.code(), Code::corrupt) << length;
     }
 }
@@ -132,10 +131,12 @@ TEST(HostileManifest, ASoundOneIsTaken) {
 }
 
 TEST(HostileManifest, PathsCannotLeaveTheDirectory) {
-    for (const char* name : {"../rank-00000.safetensors", "/etc/passwd", "rank-00000.safetensors/../x", "rank-0.safetensors",
-                             "rank-00000.safetensors\\u0000", "", ".", "rank-00000..safetensors", "rank-/../.safetensors",
-                             "rank-00000.1.2.safetensors", "RANK-00000.safetensors", "rank-00000.safetensorsx"}) {
-        EXPECT_NE(manifest_refusal(manifest_of("[\"" + std::string(name) + "\",4096,\"00000000\"]", "")), "taken") << name;
+    for (const char* name :
+         {"../rank-00000.safetensors", "/etc/passwd", "rank-00000.safetensors/../x", "rank-0.safetensors",
+          "rank-00000.safetensors\\u0000", "", ".", "rank-00000..safetensors", "rank-/../.safetensors",
+          "rank-00000.1.2.safetensors", "RANK-00000.safetensors", "rank-00000.safetensorsx"}) {
+        EXPECT_NE(manifest_refusal(manifest_of("[\"" + std::string(name) + "\",4096,\"00000000\"]", "")), "taken")
+            << name;
     }
 }
 
@@ -189,7 +190,8 @@ TEST(HostileManifest, RandomEditsNeverCrash) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
     const std::string sound = manifest_of(
-        file, R"("a":{"dtype":"F32","shape":[20,3],"layout":0,"split":1,"files":[0]},"b":{"dtype":"U8","shape":[2],"boxes":[[[0],[2],0]]})",
+        file,
+        R"("a":{"dtype":"F32","shape":[20,3],"layout":0,"split":1,"files":[0]},"b":{"dtype":"U8","shape":[2],"boxes":[[[0],[2],0]]})",
         R"("c":"a")", R"("v":{"~":"tuple","v":[1,2.5,null]})");
     const std::string body = sound.substr(0, sound.rfind("\"crc32c\""));
     int taken = 0;
@@ -226,9 +228,9 @@ TEST(HostileHeader, RandomEditsNeverCrash) {
     const uint32_t seed = 101;
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
-    const std::string sound = header_of(
-        std::string(one) + R"(,"b":{"dtype":"F32","shape":[2,3],"data_offsets":[4,28]})",
-        R"({"a":{"saved_offsets":[0]},"b":{"saved_offsets":[1,2]}})", 28);
+    const std::string sound =
+        header_of(std::string(one) + R"(,"b":{"dtype":"F32","shape":[2,3],"data_offsets":[4,28]})",
+                  R"({"a":{"saved_offsets":[0]},"b":{"saved_offsets":[1,2]}})", 28);
     ASSERT_NO_THROW((void)parse(sound, 28));
     const size_t used = sound.find_last_not_of(' ') + 1;
     for (int i = 0; i < 20000; ++i) {

@@ -45,20 +45,20 @@ Layout random_layout(const Dims& shape, int world_size, std::mt19937& random) {
     }
     std::vector<Placement> placements;
     for (size_t m = 0; m < mesh.size(); ++m) {
-        placements.push_back(random() % 3 == 0 ? Placement::replicate()
-                                               : Placement::shard(static_cast<int>(random() % static_cast<uint32_t>(
-                                                                                                  shape.ndim()))));
+        placements.push_back(random() % 3 == 0
+                                 ? Placement::replicate()
+                                 : Placement::shard(static_cast<int>(random() % static_cast<uint32_t>(shape.ndim()))));
     }
     return Layout::placed(shape, mesh, placements);
 }
 
 const std::vector<Spec>& specs() {
     static const std::vector<Spec> list{
-        {"model.embed", DType::f32, {61, 33}},    {"model.layer.weight", DType::bf16, {16, 8, 5}},
-        {"model.layer.bias", DType::f16, {17}},   {"model.large", DType::f32, {700, 500}},
-        {"model.mask", DType::boolean, {3, 2}},   {"optim.count", DType::i64, {}},
-        {"optim.nothing", DType::f32, {0, 4}},    {"optim.bytes", DType::u8, {4099}},
-        {"optim.halves", DType::i16, {2, 1, 9}},  {"optim.double", DType::f64, {1, 700, 3}},
+        {"model.embed", DType::f32, {61, 33}},   {"model.layer.weight", DType::bf16, {16, 8, 5}},
+        {"model.layer.bias", DType::f16, {17}},  {"model.large", DType::f32, {700, 500}},
+        {"model.mask", DType::boolean, {3, 2}},  {"optim.count", DType::i64, {}},
+        {"optim.nothing", DType::f32, {0, 4}},   {"optim.bytes", DType::u8, {4099}},
+        {"optim.halves", DType::i16, {2, 1, 9}}, {"optim.double", DType::f64, {1, 700, 3}},
     };
     return list;
 }

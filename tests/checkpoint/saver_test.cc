@@ -134,7 +134,8 @@ TEST_F(SaverTest, AForkedChildLeavesTheRootToItsParent) {
     }
     int status = -1;
     try {
-        wait_until([&] { return ::waitpid(child, &status, WNOHANG) == child; }, Deadline::in(milliseconds{10000}), "child");
+        wait_until([&] { return ::waitpid(child, &status, WNOHANG) == child; }, Deadline::in(milliseconds{10000}),
+                   "child");
     } catch (const Error&) {
         ::kill(child, SIGKILL);
         ::waitpid(child, &status, 0);
@@ -190,11 +191,23 @@ TEST_F(SaverTest, AnotherSaveOfTheSameStepIsAnotherCheckpoint) {
 }
 
 TEST_F(SaverTest, ValuesOfEveryKindReturnAsTheyWere) {
-    const std::vector<std::string> texts{
-        "null", "true", "-9223372036854775808", "9223372036854775807", "0.1", "-0.0", "1e+300", "\"é\\n\"", "[]", "[1,2.0,\"x\"]",
-        R"({"a":{"b":[]}})", R"({"~":"bytes","v":"AAECAw=="})", R"({"~":"tuple","v":[1,{"~":"tuple","v":[]}]})",
-        R"({"~":"map","v":[[1,"one"],[true,2.0]]})", R"({"~":"int","v":"-123456789012345678901234567890"})",
-        R"({"~":"double","v":"nan"})", R"({"~":"double","v":"-inf"})"};
+    const std::vector<std::string> texts{"null",
+                                         "true",
+                                         "-9223372036854775808",
+                                         "9223372036854775807",
+                                         "0.1",
+                                         "-0.0",
+                                         "1e+300",
+                                         "\"é\\n\"",
+                                         "[]",
+                                         "[1,2.0,\"x\"]",
+                                         R"({"a":{"b":[]}})",
+                                         R"({"~":"bytes","v":"AAECAw=="})",
+                                         R"({"~":"tuple","v":[1,{"~":"tuple","v":[]}]})",
+                                         R"({"~":"map","v":[[1,"one"],[true,2.0]]})",
+                                         R"({"~":"int","v":"-123456789012345678901234567890"})",
+                                         R"({"~":"double","v":"nan"})",
+                                         R"({"~":"double","v":"-inf"})"};
     for (size_t i = 0; i < texts.size(); ++i) {
         owned_.state.set_value("v" + std::to_string(i), parse_value(texts[i], "v"));
     }
@@ -258,17 +271,18 @@ TEST_F(SaverTest, AStateThatDoesNotFitIsRefusedWithEveryDifferenceAndUntouched) 
     const Error error = error_of([&] { (void)saver.resume(other.state); });
     EXPECT_EQ(error.code(), Code::mismatch);
     const std::string message = error.what();
-    for (const char* told : {"'only.saved' is unexpected", "'only.here' is missing", "'shape': saved with shape [2, 3]",
-                             "'dtype': saved as f32, the state has bf16", "'kind': saved as i32", "'epoch' is unexpected"}) {
+    for (const char* told :
+         {"'only.saved' is unexpected", "'only.here' is missing", "'shape': saved with shape [2, 3]",
+          "'dtype': saved as f32, the state has bf16", "'kind': saved as i32", "'epoch' is unexpected"}) {
         EXPECT_NE(message.find(told), std::string::npos) << told << " in " << message;
     }
     // Not one byte was written.
     OwnedState poisoned;
     poisoned.add_whole({"w", DType::f32, {100}});
     poisoned.poison();
-    EXPECT_EQ(std::memcmp(other.state.tensors().at("w").pieces[0].data, poisoned.state.tensors().at("w").pieces[0].data,
-                          400),
-              0);
+    EXPECT_EQ(
+        std::memcmp(other.state.tensors().at("w").pieces[0].data, poisoned.state.tensors().at("w").pieces[0].data, 400),
+        0);
 }
 
 TEST_F(SaverTest, WhatIsAllowedIsReported) {

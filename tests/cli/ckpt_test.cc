@@ -39,9 +39,10 @@ class CkptCommand : public ::testing::Test {
         expect_all_well(run_meeting(2, [&](const std::shared_ptr<Communicator>& comm) {
             OwnedState owned;
             owned.add_whole({"model.fc1.bias", DType::f32, {64}});
-            owned.add_sharded({"model.fc1.weight", DType::f32, {128, 64}},
-                              Layout::placed({128, 64}, std::vector<int>{2}, std::vector<Placement>{Placement::shard(0)}),
-                              comm->rank());
+            owned.add_sharded(
+                {"model.fc1.weight", DType::f32, {128, 64}},
+                Layout::placed({128, 64}, std::vector<int>{2}, std::vector<Placement>{Placement::shard(0)}),
+                comm->rank());
             owned.state.set_value("epoch", Json(int64_t{3}));
             Saver saver(comm, root_, saver_options());
             saver.save(50, owned.state);

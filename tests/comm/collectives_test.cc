@@ -83,13 +83,16 @@ auto sum_of(const Communicator& comm) {
 
 // What a concatenation of all ranks' `count` elements holds.
 auto gathered(size_t count) {
-    return [each = static_cast<int64_t>(count)](int64_t i) { return input_value(static_cast<int>(i / each), i % each); };
+    return
+        [each = static_cast<int64_t>(count)](int64_t i) { return input_value(static_cast<int>(i / each), i % each); };
 }
 
-constexpr DType all_dtypes[] = {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i8, DType::u8, DType::i32, DType::i64};
+constexpr DType all_dtypes[] = {DType::f16, DType::bf16, DType::f32, DType::f64,
+                                DType::i8,  DType::u8,   DType::i32, DType::i64};
 constexpr ReduceOp all_ops[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max, ReduceOp::prod};
 
-Request reduction(Collective collective, std::span<const Tensor> in, std::span<const Tensor> out, ReduceOp op, int root = -1) {
+Request reduction(Collective collective, std::span<const Tensor> in, std::span<const Tensor> out, ReduceOp op,
+                  int root = -1) {
     return {collective, in, out, op, root, 0, {}};
 }
 
@@ -102,7 +105,9 @@ TEST_P(Collectives, AllReduceGivesEveryDtypeAndOp) {
                     const Tensor tensor = view(place, dtype, count);
                     fill(tensor, comm.rank());
                     comm.run(reduction(Collective::all_reduce, {}, {&tensor, 1}, op));
-                    ASSERT_EQ(first_wrong(tensor, [&](int64_t i) { return expected_value(comm.world_size(), i, dtype, op); }), -1)
+                    ASSERT_EQ(
+                        first_wrong(tensor, [&](int64_t i) { return expected_value(comm.world_size(), i, dtype, op); }),
+                        -1)
                         << name_of(dtype) << " " << name_of(op) << " of " << count;
                 }
             }
@@ -139,7 +144,10 @@ TEST_P(Collectives, ListsOfTensorsAreReducedAndBroadcastTogether) {
         for (const Tensor& tensor : list) fill(tensor, comm.rank());
         comm.run(reduction(Collective::all_reduce, {}, list, ReduceOp::max));
         for (const Tensor& tensor : list) {
-            ASSERT_EQ(first_wrong(tensor, [&](int64_t i) { return expected_value(comm.world_size(), i, DType::f32, ReduceOp::max); }), -1);
+            ASSERT_EQ(
+                first_wrong(tensor,
+                            [&](int64_t i) { return expected_value(comm.world_size(), i, DType::f32, ReduceOp::max); }),
+                -1);
         }
         const int root = comm.world_size() - 1;
         for (const Tensor& tensor : list) fill(tensor, comm.rank());
@@ -160,7 +168,8 @@ TEST_P(Collectives, ReduceScatter) {
             const Place out_place(comm, GetParam().memory, count * 4);
             const Tensor input = view(in_place, DType::i32, n * count);
             for (const bool in_part : {false, true}) {
-                const Tensor output = in_part ? view(in_place, DType::i32, count, rank * count) : view(out_place, DType::i32, count);
+                const Tensor output =
+                    in_part ? view(in_place, DType::i32, count, rank * count) : view(out_place, DType::i32, count);
                 fill(input, comm.rank());
                 comm.run(reduction(Collective::reduce_scatter, {&input, 1}, {&output, 1}, ReduceOp::sum));
                 const auto first = static_cast<int64_t>(rank * count);
@@ -179,7 +188,8 @@ TEST_P(Collectives, AllGather) {
             const Place out_place(comm, GetParam().memory, n * count * 4);
             const Tensor output = view(out_place, DType::f32, n * count);
             for (const bool in_part : {false, true}) {
-                const Tensor input = in_part ? view(out_place, DType::f32, count, rank * count) : view(in_place, DType::f32, count);
+                const Tensor input =
+                    in_part ? view(out_place, DType::f32, count, rank * count) : view(in_place, DType::f32, count);
                 clear(output);
                 fill(input, comm.rank());
                 comm.run(reduction(Collective::all_gather, {&input, 1}, {&output, 1}, ReduceOp::none));
@@ -200,7 +210,8 @@ TEST_P(Collectives, AllGatherOfDifferentLengths) {
             const Place out_place(comm, GetParam().memory, total * 4);
             std::vector<Tensor> outputs;
             size_t at = 0;
-            for (const size_t length : lengths) outputs.push_back(view(out_place, DType::f32, length, at)), at += length;
+            for (const size_t length : lengths)
+                outputs.push_back(view(out_place, DType::f32, length, at)), at += length;
             const Tensor input = view(in_place, DType::f32, lengths[static_cast<size_t>(comm.rank())]);
             fill(input, comm.rank());
             comm.run(reduction(Collective::all_gather_v, {&input, 1}, outputs, ReduceOp::none));

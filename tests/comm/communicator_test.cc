@@ -144,7 +144,8 @@ TEST(Communicator, BuffersAreZeroedAlignedAndOutliveIt) {
             const auto buffer = comm.allocate(size);
             EXPECT_EQ(buffer->size(), size);
             EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 4096, 0U);
-            EXPECT_TRUE(std::all_of(buffer->data(), buffer->data() + size, [](std::byte b) { return b == std::byte{0}; }));
+            EXPECT_TRUE(
+                std::all_of(buffer->data(), buffer->data() + size, [](std::byte b) { return b == std::byte{0}; }));
             kept[static_cast<size_t>(comm.rank())] = buffer;
         }
     }));
@@ -222,14 +223,19 @@ TEST(Communicator, BadRequestsAreRefusedBeforeTheyBegin) {
         expect_refused(comm, all_reduce(boolean), "cannot be reduced");
         expect_refused(comm, all_reduce(nowhere), "no data");
         expect_refused(comm, all_reduce(crooked), "not aligned");
-        expect_refused(comm, {Collective::all_reduce, {}, two_types, ReduceOp::sum, -1, 0, {}}, "different dtypes, f32 and f64");
+        expect_refused(comm, {Collective::all_reduce, {}, two_types, ReduceOp::sum, -1, 0, {}},
+                       "different dtypes, f32 and f64");
         expect_refused(comm, {Collective::broadcast, {}, {&four, 1}, ReduceOp::none, 2, 0, {}}, "root 2 is not a rank");
         expect_refused(comm, {Collective::broadcast, {}, {&four, 1}, ReduceOp::none, -1, 0, {}}, "root -1");
-        expect_refused(comm, {Collective::all_gather, {&four, 1}, {&four, 1}, ReduceOp::none, -1, 0, {}}, "2 ranks times");
-        expect_refused(comm, {Collective::all_gather, {&four, 1}, {&wide, 1}, ReduceOp::none, -1, 0, {}}, "different dtypes");
-        expect_refused(comm, {Collective::reduce_scatter, {&four, 1}, {}, ReduceOp::sum, -1, 0, {}}, "one output tensor, got 0");
+        expect_refused(comm, {Collective::all_gather, {&four, 1}, {&four, 1}, ReduceOp::none, -1, 0, {}},
+                       "2 ranks times");
+        expect_refused(comm, {Collective::all_gather, {&four, 1}, {&wide, 1}, ReduceOp::none, -1, 0, {}},
+                       "different dtypes");
+        expect_refused(comm, {Collective::reduce_scatter, {&four, 1}, {}, ReduceOp::sum, -1, 0, {}},
+                       "one output tensor, got 0");
         expect_refused(comm, {Collective::all_to_all, {&eight, 1}, {&eight, 1}, ReduceOp::none, -1, 0, {}}, "overlap");
-        expect_refused(comm, {Collective::all_gather_v, {&four, 1}, {&eight, 1}, ReduceOp::none, -1, 0, {}}, "one output a rank, 2");
+        expect_refused(comm, {Collective::all_gather_v, {&four, 1}, {&eight, 1}, ReduceOp::none, -1, 0, {}},
+                       "one output a rank, 2");
         expect_refused(comm, {Collective::send, {&four, 1}, {}, ReduceOp::none, comm.rank(), 0, {}}, "own peer");
         expect_refused(comm, {Collective::send, {&four, 1}, {}, ReduceOp::none, 5, 0, {}}, "peer 5 is not a rank");
         expect_refused(comm, {Collective::recv, {}, {&four, 1}, ReduceOp::none, 1 - comm.rank(), -1, {}}, "tag -1");
@@ -269,8 +275,9 @@ TEST(Communicator, NothingFollowsFinalize) {
         const auto work = comm.submit(all_reduce(tensor));
         comm.finalize();
         EXPECT_TRUE(work->done());
-        for (const auto& call : std::vector<std::function<void()>>{[&] { comm.run(barrier()); }, [&] { comm.finalize(); },
-                                                                    [&] { static_cast<void>(comm.submit(barrier())); }}) {
+        for (const auto& call :
+             std::vector<std::function<void()>>{[&] { comm.run(barrier()); }, [&] { comm.finalize(); },
+                                                [&] { static_cast<void>(comm.submit(barrier())); }}) {
             try {
                 call();
                 ADD_FAILURE();

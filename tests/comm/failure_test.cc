@@ -15,14 +15,17 @@ using ::testing::HasSubstr;
 
 Tensor over(std::vector<float>& values) { return tensor_of(std::span<float>(values), DType::f32); }
 
-Request all_reduce(const Tensor& tensor) { return {Collective::all_reduce, {}, {&tensor, 1}, ReduceOp::sum, -1, 0, {}}; }
+Request all_reduce(const Tensor& tensor) {
+    return {Collective::all_reduce, {}, {&tensor, 1}, ReduceOp::sum, -1, 0, {}};
+}
 
 // --- disagreement
 
 // Large enough that a wrong path would move data.
 std::vector<float> values_of(int rank) { return std::vector<float>(100000, static_cast<float>(rank)); }
 
-void expect_mismatch(int world_size, const std::function<Request(std::vector<float>&, std::vector<Tensor>&, int rank)>& make,
+void expect_mismatch(int world_size,
+                     const std::function<Request(std::vector<float>&, std::vector<Tensor>&, int rank)>& make,
                      const std::vector<std::string>& told) {
     const auto outcomes = run_ranks(world_size, test_options(), [&](Communicator& comm) {
         std::vector<float> values = values_of(comm.rank());
@@ -49,68 +52,88 @@ Tensor front(std::vector<float>& values, size_t count, size_t offset = 0) {
 }
 
 TEST(Mismatch, OfTheCollective) {
-    expect_mismatch(3, [](auto& values, auto& tensors, int rank) -> Request {
-        tensors = {front(values, 50000)};
-        if (rank == 1) return {Collective::broadcast, {}, tensors, ReduceOp::none, 2, 0, {}};
-        return {Collective::all_reduce, {}, tensors, ReduceOp::sum, -1, 0, {}};
-    }, {"ranks 0 and 2 called all_reduce of 50000 f32 (sum)", "rank 1 broadcast of 50000 f32 with root 2"});
+    expect_mismatch(
+        3,
+        [](auto& values, auto& tensors, int rank) -> Request {
+            tensors = {front(values, 50000)};
+            if (rank == 1) return {Collective::broadcast, {}, tensors, ReduceOp::none, 2, 0, {}};
+            return {Collective::all_reduce, {}, tensors, ReduceOp::sum, -1, 0, {}};
+        },
+        {"ranks 0 and 2 called all_reduce of 50000 f32 (sum)", "rank 1 broadcast of 50000 f32 with root 2"});
 }
 
 TEST(Mismatch, OfTheCount) {
     for (const size_t size : {size_t{1}, size_t{2000}, size_t{50000}}) {
-        expect_mismatch(2, [&](auto& values, auto& tensors, int rank) -> Request {
-            tensors = {front(values, size + static_cast<size_t>(rank))};
-            return {Collective::all_reduce, {}, tensors, ReduceOp::sum, -1, 0, {}};
-        }, {"of " + std::to_string(size) + " f32", "of " + std::to_string(size + 1) + " f32"});
+        expect_mismatch(2,
+                        [&](auto& values, auto& tensors, int rank) -> Request {
+                            tensors = {front(values, size + static_cast<size_t>(rank))};
+                            return {Collective::all_reduce, {}, tensors, ReduceOp::sum, -1, 0, {}};
+                        },
+                        {"of " + std::to_string(size) + " f32", "of " + std::to_string(size + 1) + " f32"});
     }
 }
 
 TEST(Mismatch, OfTheDtype) {
-    expect_mismatch(2, [](auto& values, auto& tensors, int rank) -> Request {
-        Tensor tensor = front(values, 1000);
-        if (rank == 1) tensor.dtype = DType::i32;
-        tensors = {tensor};
-        return {Collective::all_reduce, {}, tensors, ReduceOp::sum, -1, 0, {}};
-    }, {"1000 f32", "1000 i32"});
+    expect_mismatch(2,
+                    [](auto& values, auto& tensors, int rank) -> Request {
+                        Tensor tensor = front(values, 1000);
+                        if (rank == 1) tensor.dtype = DType::i32;
+                        tensors = {tensor};
+                        return {Collective::all_reduce, {}, tensors, ReduceOp::sum, -1, 0, {}};
+                    },
+                    {"1000 f32", "1000 i32"});
 }
 
 TEST(Mismatch, OfTheOperation) {
-    expect_mismatch(2, [](auto& values, auto& tensors, int rank) -> Request {
-        tensors = {front(values, 1000)};
-        return {Collective::all_reduce, {}, tensors, rank == 0 ? ReduceOp::sum : ReduceOp::max, -1, 0, {}};
-    }, {"(sum)", "(max)"});
+    expect_mismatch(2,
+                    [](auto& values, auto& tensors, int rank) -> Request {
+                        tensors = {front(values, 1000)};
+                        return {
+                            Collective::all_reduce, {}, tensors, rank == 0 ? ReduceOp::sum : ReduceOp::max, -1, 0, {}};
+                    },
+                    {"(sum)", "(max)"});
 }
 
 TEST(Mismatch, OfTheRoot) {
-    expect_mismatch(2, [](auto& values, auto& tensors, int rank) -> Request {
-        tensors = {front(values, 1000)};
-        return {Collective::broadcast, {}, tensors, ReduceOp::none, rank, 0, {}};
-    }, {"root 0", "root 1"});
+    expect_mismatch(2,
+                    [](auto& values, auto& tensors, int rank) -> Request {
+                        tensors = {front(values, 1000)};
+                        return {Collective::broadcast, {}, tensors, ReduceOp::none, rank, 0, {}};
+                    },
+                    {"root 0", "root 1"});
 }
 
 TEST(Mismatch, OfTheNumberOfTensors) {
-    expect_mismatch(2, [](auto& values, auto& tensors, int rank) -> Request {
-        if (rank == 0) tensors = {front(values, 1000)};
-        else tensors = {front(values, 400), front(values, 600, 400)};
-        return {Collective::all_reduce, {}, tensors, ReduceOp::sum, -1, 0, {}};
-    }, {"in 2 tensors"});
+    expect_mismatch(2,
+                    [](auto& values, auto& tensors, int rank) -> Request {
+                        if (rank == 0)
+                            tensors = {front(values, 1000)};
+                        else
+                            tensors = {front(values, 400), front(values, 600, 400)};
+                        return {Collective::all_reduce, {}, tensors, ReduceOp::sum, -1, 0, {}};
+                    },
+                    {"in 2 tensors"});
 }
 
 TEST(Mismatch, OfTheLengthOfOneTensorOfAList) {
-    expect_mismatch(2, [](auto& values, auto& tensors, int rank) -> Request {
-        const size_t first = rank == 0 ? 400 : 500;
-        tensors = {front(values, first), front(values, 1000 - first, first)};
-        return {Collective::all_reduce, {}, tensors, ReduceOp::sum, -1, 0, {}};
-    }, {"lengths of single tensors differ"});
+    expect_mismatch(2,
+                    [](auto& values, auto& tensors, int rank) -> Request {
+                        const size_t first = rank == 0 ? 400 : 500;
+                        tensors = {front(values, first), front(values, 1000 - first, first)};
+                        return {Collective::all_reduce, {}, tensors, ReduceOp::sum, -1, 0, {}};
+                    },
+                    {"lengths of single tensors differ"});
 }
 
 TEST(Mismatch, OfGatheredLengths) {
-    expect_mismatch(2, [](auto& values, auto& tensors, int rank) -> Request {
-        static thread_local Tensor input;
-        input = front(values, 100);
-        tensors = {front(values, rank == 0 ? 100 : 200, 1000), front(values, 100, 5000)};
-        return {Collective::all_gather_v, {&input, 1}, tensors, ReduceOp::none, -1, 0, {}};
-    }, {"all_gather_v of 200 f32", "all_gather_v of 300 f32"});
+    expect_mismatch(2,
+                    [](auto& values, auto& tensors, int rank) -> Request {
+                        static thread_local Tensor input;
+                        input = front(values, 100);
+                        tensors = {front(values, rank == 0 ? 100 : 200, 1000), front(values, 100, 5000)};
+                        return {Collective::all_gather_v, {&input, 1}, tensors, ReduceOp::none, -1, 0, {}};
+                    },
+                    {"all_gather_v of 200 f32", "all_gather_v of 300 f32"});
 }
 
 TEST(Mismatch, OfABuffersSize) {
@@ -120,7 +143,8 @@ TEST(Mismatch, OfABuffersSize) {
     for (const auto& outcome : outcomes) {
         ASSERT_TRUE(outcome);
         EXPECT_EQ(outcome->code(), Code::mismatch);
-        EXPECT_THAT(outcome->what(), AllOf(HasSubstr("allocate of 100 bytes"), HasSubstr("rank 1 allocate of 101 bytes")));
+        EXPECT_THAT(outcome->what(),
+                    AllOf(HasSubstr("allocate of 100 bytes"), HasSubstr("rank 1 allocate of 101 bytes")));
     }
 }
 
@@ -168,9 +192,8 @@ TEST(Failure, RankThatNeverJoinsIsNamed) {
 
 TEST(Failure, DifferingWorldSizesAreNamed) {
     const auto store = make_memory_store(milliseconds{20000});
-    const auto outcomes = run_threads(2, [&](int rank) {
-        static_cast<void>(Communicator::create(store, rank, rank == 0 ? 2 : 3, test_options()));
-    });
+    const auto outcomes = run_threads(
+        2, [&](int rank) { static_cast<void>(Communicator::create(store, rank, rank == 0 ? 2 : 3, test_options())); });
     for (const auto& outcome : outcomes) {
         ASSERT_TRUE(outcome);
         EXPECT_EQ(outcome->code(), Code::mismatch);
@@ -357,7 +380,8 @@ TEST(Failure, InterruptedCallBehindAsynchronousWorkLetsGoOfItsMemory) {
         work->wait(Deadline::in(milliseconds{20000}));
     });
     ASSERT_TRUE(outcomes[0]);
-    EXPECT_TRUE(outcomes[0]->code() == Code::interrupted || outcomes[0]->code() == Code::aborted) << outcomes[0]->what();
+    EXPECT_TRUE(outcomes[0]->code() == Code::interrupted || outcomes[0]->code() == Code::aborted)
+        << outcomes[0]->what();
     EXPECT_FALSE(outcomes[1]) << outcomes[1]->what();
 }
 

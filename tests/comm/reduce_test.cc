@@ -99,7 +99,8 @@ TEST(Reduce, BitsDoNotDependOnTheLengthOfTheCall) {
         for (const size_t n : {2, 3, 5}) {
             std::vector<std::vector<uint16_t>> inputs(n, std::vector<uint16_t>(20000));
             for (auto& input : inputs) {
-                for (uint16_t& bits : input) bits = static_cast<uint16_t>(random());  // infinities, NaNs, subnormals too
+                for (uint16_t& bits : input)
+                    bits = static_cast<uint16_t>(random());  // infinities, NaNs, subnormals too
             }
             for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max, ReduceOp::prod}) {
                 const auto together = reduced(inputs, dtype, op);
@@ -108,7 +109,8 @@ TEST(Reduce, BitsDoNotDependOnTheLengthOfTheCall) {
                     uint16_t alone = 0;
                     reduce(reinterpret_cast<std::byte*>(&alone), pointers_here, 1, dtype, op);
                     for (const std::byte*& pointer : pointers_here) pointer += sizeof(uint16_t);
-                    ASSERT_EQ(together[i], alone) << name_of(dtype) << " " << name_of(op) << " of " << n << ", element " << i;
+                    ASSERT_EQ(together[i], alone)
+                        << name_of(dtype) << " " << name_of(op) << " of " << n << ", element " << i;
                 }
             }
         }
@@ -142,8 +144,9 @@ TEST(Reduce, HalfRoundsOnceToNearestEven) {
 
 TEST(Reduce, HalfOverflowsToInfinityAndUnderflowsGradually) {
     EXPECT_EQ(one_of_each<uint16_t>({0x7bff, 0x7bff}, DType::f16, ReduceOp::sum)[0], 0x7c00);  // 65504 + 65504
-    EXPECT_EQ(one_of_each<uint16_t>({0x7bff, 0x4c00}, DType::f16, ReduceOp::sum)[0], 0x7c00);  // + 16: a tie, up to infinity
-    EXPECT_EQ(one_of_each<uint16_t>({0x7bff, 0x4b80}, DType::f16, ReduceOp::sum)[0], 0x7bff);  // + 15: down
+    EXPECT_EQ(one_of_each<uint16_t>({0x7bff, 0x4c00}, DType::f16, ReduceOp::sum)[0],
+              0x7c00);  // + 16: a tie, up to infinity
+    EXPECT_EQ(one_of_each<uint16_t>({0x7bff, 0x4b80}, DType::f16, ReduceOp::sum)[0], 0x7bff);   // + 15: down
     EXPECT_EQ(one_of_each<uint16_t>({0x0400, 0x3800}, DType::f16, ReduceOp::prod)[0], 0x0200);  // 2^-14 / 2
     EXPECT_EQ(one_of_each<uint16_t>({0x0001, 0x3800}, DType::f16, ReduceOp::prod)[0], 0x0000);  // 2^-25: a tie, to even
     EXPECT_EQ(one_of_each<uint16_t>({0x0003, 0x3800}, DType::f16, ReduceOp::prod)[0], 0x0002);
@@ -151,10 +154,10 @@ TEST(Reduce, HalfOverflowsToInfinityAndUnderflowsGradually) {
 
 // 256 + 1 + ... is lost in f16's and bf16's own precision, not in f32.
 TEST(Reduce, SmallFloatsAccumulateInSingle) {
-    const std::vector<uint16_t> bf16 = {0x4380, 0x3f80, 0x3f80, 0x3f80, 0x3f80};  // 256, 1, 1, 1, 1
+    const std::vector<uint16_t> bf16 = {0x4380, 0x3f80, 0x3f80, 0x3f80, 0x3f80};    // 256, 1, 1, 1, 1
     EXPECT_EQ(one_of_each<uint16_t>(bf16, DType::bf16, ReduceOp::sum)[0], 0x4382);  // 260
-    const std::vector<uint16_t> f16 = {0x6800, 0x3c00, 0x3c00};  // 2048, 1, 1
-    EXPECT_EQ(one_of_each<uint16_t>(f16, DType::f16, ReduceOp::sum)[0], 0x6801);  // 2050
+    const std::vector<uint16_t> f16 = {0x6800, 0x3c00, 0x3c00};                     // 2048, 1, 1
+    EXPECT_EQ(one_of_each<uint16_t>(f16, DType::f16, ReduceOp::sum)[0], 0x6801);    // 2050
 }
 
 TEST(Reduce, NanWinsWhereverItIs) {
@@ -164,7 +167,8 @@ TEST(Reduce, NanWinsWhereverItIs) {
             for (size_t at = 0; at < n; ++at) {
                 std::vector<float> values(n, 1);
                 values[at] = nan;
-                EXPECT_TRUE(std::isnan(one_of_each(values, DType::f32, op)[0])) << name_of(op) << " " << at << " of " << n;
+                EXPECT_TRUE(std::isnan(one_of_each(values, DType::f32, op)[0]))
+                    << name_of(op) << " " << at << " of " << n;
                 std::vector<uint16_t> halves(n, 0x3c00);
                 halves[at] = 0x7e01;
                 EXPECT_GT(one_of_each(halves, DType::f16, op)[0] & 0x7fff, 0x7c00);

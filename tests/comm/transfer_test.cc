@@ -113,7 +113,8 @@ TEST(Transfers, RingOfRanksShiftsWithoutDeadlock) {
             std::vector<int32_t> next(value.size());
             const Tensor from = over(value);
             const Tensor to = over(next);
-            finish({comm.submit(send(from, (comm.rank() + 1) % n, step)), comm.submit(recv(to, (comm.rank() + n - 1) % n, step))});
+            finish({comm.submit(send(from, (comm.rank() + 1) % n, step)),
+                    comm.submit(recv(to, (comm.rank() + n - 1) % n, step))});
             value = std::move(next);
         }
         ASSERT_EQ(value, pattern(200000, comm.rank()));
@@ -131,7 +132,8 @@ TEST(Transfers, TagsMatchOutOfOrderAndInOrderWithinATag) {
         }
         std::vector<WorkPtr> works;
         if (comm.rank() == 0) {
-            for (int i = 0; i < messages; ++i) works.push_back(comm.submit(send(tensors[static_cast<size_t>(i)], 1, i % 3)));
+            for (int i = 0; i < messages; ++i)
+                works.push_back(comm.submit(send(tensors[static_cast<size_t>(i)], 1, i % 3)));
         } else {
             // Tag 2 first, though its messages come behind others of the same size as the ring.
             for (const int i : {2, 5, 1, 4, 0, 3}) comm.run(recv(tensors[static_cast<size_t>(i)], 0, i % 3));

@@ -107,7 +107,8 @@ class Processes {
             }
             while (read_some(r, milliseconds{r.reaped ? 0 : 5})) {
             }
-            if (!r.reaped && deadline.expired()) throw std::runtime_error("rank " + std::to_string(rank) + " hangs: " + r.outcome.text);
+            if (!r.reaped && deadline.expired())
+                throw std::runtime_error("rank " + std::to_string(rank) + " hangs: " + r.outcome.text);
         }
         return r.outcome;
     }

@@ -18,11 +18,14 @@ using ::testing::HasSubstr;
 CommOptions options_with(milliseconds timeout) {
     CommOptions options;
     options.timeout = timeout;
-    if (const char* backend = std::getenv("TESSERA_TEST_BACKEND")) options.backend = backend;  // these tests over another
+    if (const char* backend = std::getenv("TESSERA_TEST_BACKEND"))
+        options.backend = backend;  // these tests over another
     return options;
 }
 
-Request all_reduce(const Tensor& tensor) { return {Collective::all_reduce, {}, {&tensor, 1}, ReduceOp::sum, -1, 0, {}}; }
+Request all_reduce(const Tensor& tensor) {
+    return {Collective::all_reduce, {}, {&tensor, 1}, ReduceOp::sum, -1, 0, {}};
+}
 
 void check(bool condition, const char* what) {
     if (!condition) throw std::runtime_error(what);
@@ -156,9 +159,10 @@ TEST(CommProcesses, KilledRankIsNoticedInTimeByAllAndNamed) {
         for (const int rank : {0, 1, 3}) {
             const Outcome& outcome = processes.join(rank);
             EXPECT_LT(outcome.ended - killed, std::chrono::seconds(2)) << "rank " << rank;
-            EXPECT_THAT(outcome.text, AllOf(HasSubstr("PEER_LOST peer 2 "),
-                                            HasSubstr("rank 2 (pid " + std::to_string(processes.pid(victim)) + ") died"),
-                                            HasSubstr("all_reduce #"), HasSubstr("4.0 MiB")));
+            EXPECT_THAT(outcome.text,
+                        AllOf(HasSubstr("PEER_LOST peer 2 "),
+                              HasSubstr("rank 2 (pid " + std::to_string(processes.pid(victim)) + ") died"),
+                              HasSubstr("all_reduce #"), HasSubstr("4.0 MiB")));
         }
     }
 }
@@ -274,10 +278,12 @@ TEST(CommProcesses, NothingIsLeftWhenAllAreKilled) {
 TEST(CommProcesses, RankThatDiesWhileJoiningIsNoticed) {
     Processes processes(2, [&](int rank, const auto& store, const auto& say) {
         if (rank == 1) {
-            set_interrupt([](void* tell) -> int32_t {
-                (*static_cast<const Processes::Say*>(tell))("waiting");
-                return 0;
-            }, const_cast<Processes::Say*>(&say));
+            set_interrupt(
+                [](void* tell) -> int32_t {
+                    (*static_cast<const Processes::Say*>(tell))("waiting");
+                    return 0;
+                },
+                const_cast<Processes::Say*>(&say));
         } else {
             store->wait("go", store->default_deadline());
         }
@@ -287,7 +293,8 @@ TEST(CommProcesses, RankThatDiesWhileJoiningIsNoticed) {
     processes.signal(1, SIGKILL);
     static_cast<void>(processes.join(1));
     processes.store().set("go", "", processes.store().default_deadline());
-    EXPECT_THAT(processes.join(0).text, AllOf(HasSubstr("PEER_LOST peer 1 "), HasSubstr("died while the communicator was made")));
+    EXPECT_THAT(processes.join(0).text,
+                AllOf(HasSubstr("PEER_LOST peer 1 "), HasSubstr("died while the communicator was made")));
 }
 
 TEST(CommProcesses, DifferentHostsAreToldWhatIsMissing) {
@@ -298,7 +305,8 @@ TEST(CommProcesses, DifferentHostsAreToldWhatIsMissing) {
         static_cast<void>(Communicator::create(store, rank, 2, options));
     });
     for (const int rank : {0, 1}) {
-        EXPECT_THAT(processes.join(rank).text, AllOf(HasSubstr("UNSUPPORTED"), HasSubstr("shm needs all ranks on one host")));
+        EXPECT_THAT(processes.join(rank).text,
+                    AllOf(HasSubstr("UNSUPPORTED"), HasSubstr("shm needs all ranks on one host")));
     }
 }
 

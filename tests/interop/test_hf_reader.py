@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLACES = [ROOT / "build" / "prefix" / "bin" / "tessera", ROOT / "build" / "release" / "tessera"]
 TESSERA = os.environ.get("TESSERA") or next((str(p) for p in PLACES if p.exists()), None) or shutil.which("tessera")
 
-PROGRAM = '''
+PROGRAM = """
 import sys
 import numpy as np
 import tessera as ts
@@ -60,7 +60,7 @@ with ts.init() as comm:
     sharded("boxes", ts.Layout.from_boxes((5, 4), boxes), "float32")
     with ts.Saver(comm, sys.argv[1]) as saver:
         saver.save(7, state)
-'''
+"""
 
 
 @pytest.fixture(scope="module")

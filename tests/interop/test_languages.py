@@ -41,7 +41,7 @@ def test_a_job_of_four_languages_trains_like_c_alone(run_job: RunJob, tmp_path: 
 
 
 # Each ordered pair of languages stands side by side once (an Eulerian circuit).
-CHAIN = "c rust java rust python rust c java python java c python c".split()
+CHAIN = ["c", "rust", "java", "rust", "python", "rust", "c", "java", "python", "java", "c", "python", "c"]
 
 
 def test_each_language_resumes_every_other_at_another_world_size(run_job: RunJob, tmp_path: Path) -> None:

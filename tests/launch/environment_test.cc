@@ -15,16 +15,16 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "processes.hpp"
 #include "launch/meeting.hpp"
+#include "processes.hpp"
 #include "store/server.hpp"
 
 namespace tsr {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::HasSubstr;
 using testing::Environment;
+using ::testing::HasSubstr;
 
 TEST(JobEnvironment, WithoutALauncherIsOneRank) {
     const Environment environment({});
@@ -34,9 +34,15 @@ TEST(JobEnvironment, WithoutALauncherIsOneRank) {
 }
 
 TEST(JobEnvironment, UnderTesseraRunTheAgentServes) {
-    const Environment environment({{"TESSERA_RANK", "2"}, {"TESSERA_WORLD_SIZE", "4"}, {"TESSERA_LOCAL_RANK", "2"},
-                                   {"TESSERA_LOCAL_WORLD_SIZE", "4"}, {"TESSERA_STORE", "tcp://127.0.0.1:5"},
-                                   {"TESSERA_JOB_ID", "j"}, {"TESSERA_EPOCH", "7"}, {"RANK", "1"}, {"WORLD_SIZE", "2"}});
+    const Environment environment({{"TESSERA_RANK", "2"},
+                                   {"TESSERA_WORLD_SIZE", "4"},
+                                   {"TESSERA_LOCAL_RANK", "2"},
+                                   {"TESSERA_LOCAL_WORLD_SIZE", "4"},
+                                   {"TESSERA_STORE", "tcp://127.0.0.1:5"},
+                                   {"TESSERA_JOB_ID", "j"},
+                                   {"TESSERA_EPOCH", "7"},
+                                   {"RANK", "1"},
+                                   {"WORLD_SIZE", "2"}});
     const JobEnvironment job = JobEnvironment::detect();
     EXPECT_EQ(job.launcher, Launcher::tessera);
     EXPECT_EQ(job.rank, 2);
@@ -47,9 +53,14 @@ TEST(JobEnvironment, UnderTesseraRunTheAgentServes) {
 }
 
 TEST(JobEnvironment, UnderTorchrunRankZeroServesOnThePortsAfterTorchs) {
-    const Environment environment({{"RANK", "3"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "4"},
-                                   {"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"},
-                                   {"TORCHELASTIC_RESTART_COUNT", "2"}, {"TORCHELASTIC_RUN_ID", "run"}});
+    const Environment environment({{"RANK", "3"},
+                                   {"WORLD_SIZE", "8"},
+                                   {"LOCAL_RANK", "3"},
+                                   {"LOCAL_WORLD_SIZE", "4"},
+                                   {"MASTER_ADDR", "node1"},
+                                   {"MASTER_PORT", "29500"},
+                                   {"TORCHELASTIC_RESTART_COUNT", "2"},
+                                   {"TORCHELASTIC_RUN_ID", "run"}});
     const JobEnvironment job = JobEnvironment::detect();
     EXPECT_EQ(job.launcher, Launcher::torchrun);
     EXPECT_EQ(job.rank, 3);
@@ -62,16 +73,21 @@ TEST(JobEnvironment, UnderTorchrunRankZeroServesOnThePortsAfterTorchs) {
 }
 
 TEST(JobEnvironment, OnOneHostTheRanksMeetOnLoopback) {
-    const Environment environment({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"},
-                                   {"MASTER_ADDR", "some.name.nobody.resolves"}, {"MASTER_PORT", "65535"}});
+    const Environment environment({{"RANK", "1"},
+                                   {"WORLD_SIZE", "2"},
+                                   {"LOCAL_WORLD_SIZE", "2"},
+                                   {"MASTER_ADDR", "some.name.nobody.resolves"},
+                                   {"MASTER_PORT", "65535"}});
     const JobEnvironment job = JobEnvironment::detect();
     EXPECT_EQ(job.candidates.front().host, "127.0.0.1");
     for (const Address& candidate : job.candidates) EXPECT_GT(candidate.port, 1024);
 }
 
 TEST(JobEnvironment, UnderOpenMpi) {
-    const Environment environment({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"},
-                                   {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+    const Environment environment({{"OMPI_COMM_WORLD_RANK", "1"},
+                                   {"OMPI_COMM_WORLD_SIZE", "4"},
+                                   {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                   {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
                                    {"PMIX_NAMESPACE", "123456"}});
     const JobEnvironment job = JobEnvironment::detect();
     EXPECT_EQ(job.launcher, Launcher::open_mpi);
@@ -82,16 +98,20 @@ TEST(JobEnvironment, UnderOpenMpi) {
 }
 
 TEST(JobEnvironment, UnderMpich) {
-    const Environment environment({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"},
-                                   {"MPI_LOCALNRANKS", "2"}});
+    const Environment environment(
+        {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}});
     const JobEnvironment job = JobEnvironment::detect();
     EXPECT_EQ(job.launcher, Launcher::pmi);
     EXPECT_EQ(job.world_size, 2);
 }
 
 TEST(JobEnvironment, UnderSrunTheFirstHostServes) {
-    const Environment environment({{"SLURM_PROCID", "5"}, {"SLURM_STEP_NUM_TASKS", "6"}, {"SLURM_STEP_ID", "1"},
-                                   {"SLURM_LOCALID", "1"}, {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_NUM_NODES", "3"},
+    const Environment environment({{"SLURM_PROCID", "5"},
+                                   {"SLURM_STEP_NUM_TASKS", "6"},
+                                   {"SLURM_STEP_ID", "1"},
+                                   {"SLURM_LOCALID", "1"},
+                                   {"SLURM_JOB_ID", "77"},
+                                   {"SLURM_STEP_NUM_NODES", "3"},
                                    {"SLURM_STEP_NODELIST", "gpu[07-09]"}});
     const JobEnvironment job = JobEnvironment::detect();
     EXPECT_EQ(job.launcher, Launcher::slurm);
@@ -149,7 +169,8 @@ class Meeting : public ::testing::Test {
                 store->set(fmt::format("rank/{}", job.rank), "here", deadline);
                 for (int r = 0; r < job.world_size; ++r) (void)store->wait(fmt::format("rank/{}", r), deadline);
                 store->add("met", 1, deadline);
-                wait_until([&] { return store->get("met", deadline) == std::to_string(job.world_size); }, deadline, "all");
+                wait_until([&] { return store->get("met", deadline) == std::to_string(job.world_size); }, deadline,
+                           "all");
             }));
         }
         for (testing::Child& child : children) EXPECT_EQ(child.wait(), 0);
@@ -195,13 +216,17 @@ TEST_F(Meeting, PortsOfOtherJobsAndOtherProgramsAreSteppedOver) {
 TEST_F(Meeting, WithoutRankZeroIsATimeoutThatSaysWhere) {
     const uint16_t port = testing::free_port();
     testing::Child child = testing::in_child(
-        {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_PORT", std::to_string(port)},
+        {{"RANK", "1"},
+         {"WORLD_SIZE", "2"},
+         {"LOCAL_WORLD_SIZE", "2"},
+         {"MASTER_PORT", std::to_string(port)},
          {"XDG_RUNTIME_DIR", directory_.path().string()}},
         [] {
             try {
                 (void)store_from_environment(JobEnvironment::detect(), milliseconds{50});
             } catch (const Error& error) {
-                if (error.code() == Code::timeout && std::string(error.what()).find("rank 0") != std::string::npos) return;
+                if (error.code() == Code::timeout && std::string(error.what()).find("rank 0") != std::string::npos)
+                    return;
                 throw;
             }
             throw Error(Code::internal, "a store was found");
@@ -210,8 +235,11 @@ TEST_F(Meeting, WithoutRankZeroIsATimeoutThatSaysWhere) {
 }
 
 TEST_F(Meeting, RemoteRanksWithoutATokenAreRefused) {
-    const Environment environment({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "1"},
-                                   {"MASTER_ADDR", "0.0.0.0"}, {"MASTER_PORT", std::to_string(testing::free_port())}});
+    const Environment environment({{"RANK", "0"},
+                                   {"WORLD_SIZE", "2"},
+                                   {"LOCAL_WORLD_SIZE", "1"},
+                                   {"MASTER_ADDR", "0.0.0.0"},
+                                   {"MASTER_PORT", std::to_string(testing::free_port())}});
     try {
         (void)store_from_environment(JobEnvironment::detect(), milliseconds{50});
         FAIL() << "served without a token";

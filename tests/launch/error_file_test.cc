@@ -33,8 +33,7 @@ TEST_F(ErrorFile, FirstErrorOfAProcessIsReadBack) {
 }
 
 TEST_F(ErrorFile, TorchelasticsVariableServesToo) {
-    testing::Child child =
-        testing::in_child({{"TORCHELASTIC_ERROR_FILE", path_}}, [] { record_error("boom", ""); });
+    testing::Child child = testing::in_child({{"TORCHELASTIC_ERROR_FILE", path_}}, [] { record_error("boom", ""); });
     ASSERT_EQ(child.wait(), 0);
     EXPECT_EQ(read_error_file(path_).value().message, "boom");
 }

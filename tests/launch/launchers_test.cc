@@ -52,7 +52,8 @@ class Launchers : public ::testing::Test {
             {{"D", directory_.path().string()}, {"XDG_RUNTIME_DIR", directory_.path().string()}});
         ::chmod(directory_.path().c_str(), 0700);
         const std::string log = (directory_.path() / "log").string();
-        const int status = std::system(fmt::format("{} {} > {} 2>&1 < /dev/null", launcher, rank_command(), log).c_str());
+        const int status =
+            std::system(fmt::format("{} {} > {} 2>&1 < /dev/null", launcher, rank_command(), log).c_str());
         std::ostringstream text;
         text << std::ifstream(log).rdbuf();
         ASSERT_EQ(status, 0) << text.str();
@@ -81,7 +82,8 @@ TEST_F(Launchers, TesseraRunInsecure) {
 }
 
 TEST_F(Launchers, TesseraRunThroughAShellThatClosesDescriptors) {
-    start(TESSERA_BINARY_DIR "/tessera run -n 2 python3 -c 'import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))'");
+    start(TESSERA_BINARY_DIR
+          "/tessera run -n 2 python3 -c 'import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))'");
     expect_sums("tessera run", 2);
 }
 

@@ -61,7 +61,8 @@ class Environment {
         for (char** entry = environ; *entry != nullptr; ++entry) {
             const std::string text = *entry;
             const size_t equals = text.find('=');
-            if (of_a_launcher(text.substr(0, equals))) former_.emplace_back(text.substr(0, equals), text.substr(equals + 1));
+            if (of_a_launcher(text.substr(0, equals)))
+                former_.emplace_back(text.substr(0, equals), text.substr(equals + 1));
         }
         for (const auto& [name, value] : former_) ::unsetenv(name.c_str());
         for (const auto& [name, value] : variables) {

@@ -19,10 +19,10 @@ namespace tsr {
 namespace {
 
 using ::testing::AllOf;
+using testing::Child;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::Child;
 
 const std::string tessera = TESSERA_BINARY_DIR "/tessera";
 
@@ -131,8 +131,9 @@ class Run : public ::testing::Test {
 };
 
 TEST_F(Run, EachRankKnowsItsPlace) {
-    const Result result = run_shell({"-n", "3"}, "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR "
-                                                 "$TESSERA_RANK $GROUP_RANK $TORCHELASTIC_RESTART_COUNT > $D/$RANK");
+    const Result result = run_shell({"-n", "3"},
+                                    "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR "
+                                    "$TESSERA_RANK $GROUP_RANK $TORCHELASTIC_RESTART_COUNT > $D/$RANK");
     EXPECT_EQ(result.code, 0) << result.err;
     EXPECT_EQ(result.err, "");
     for (int rank = 0; rank < 3; ++rank) {
@@ -141,12 +142,12 @@ TEST_F(Run, EachRankKnowsItsPlace) {
 }
 
 TEST_F(Run, SeveralProgramsAreOneJob) {
-    const Result result = run({"-n", "1", "--env", "WHO=a b", "/bin/sh", "-c", "echo $WHO $RANK/$WORLD_SIZE", ":", "-n", "2",
-                               "--env", "WHO=c", "/bin/sh", "-c", "echo $WHO $RANK/$WORLD_SIZE", ":", "/bin/echo", "-n", "x"});
+    const Result result =
+        run({"-n", "1", "--env", "WHO=a b", "/bin/sh", "-c", "echo $WHO $RANK/$WORLD_SIZE", ":", "-n", "2", "--env",
+             "WHO=c", "/bin/sh", "-c", "echo $WHO $RANK/$WORLD_SIZE", ":", "/bin/echo", "-n", "x"});
     EXPECT_EQ(result.code, 0) << result.err;
-    EXPECT_THAT(lines_of(result.out),
-                ::testing::UnorderedElementsAre("[rank 0 sh] a b 0/4", "[rank 1 sh] c 1/4", "[rank 2 sh] c 2/4",
-                                                "[rank 3 echo] x"));
+    EXPECT_THAT(lines_of(result.out), ::testing::UnorderedElementsAre("[rank 0 sh] a b 0/4", "[rank 1 sh] c 1/4",
+                                                                      "[rank 2 sh] c 2/4", "[rank 3 echo] x"));
 }
 
 TEST_F(Run, CommandsOwnOptionsAreItsOwn) {
@@ -164,8 +165,9 @@ TEST_F(Run, RankZeroReadsStandardInputAndOthersFindItEmpty) {
 }
 
 TEST_F(Run, FailingRankEndsTheOthersAndGivesTheExitCode) {
-    const Result result = run_shell({"-n", "3"}, "echo $$ > $D/$RANK; if [ $RANK = 1 ]; then "
-                                                 "while [ ! -s $D/0 ] || [ ! -s $D/2 ]; do :; done; exit 7; fi; sleep 600");
+    const Result result = run_shell({"-n", "3"},
+                                    "echo $$ > $D/$RANK; if [ $RANK = 1 ]; then "
+                                    "while [ ! -s $D/0 ] || [ ! -s $D/2 ]; do :; done; exit 7; fi; sleep 600");
     EXPECT_EQ(result.code, 7);
     EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 ended with exit code 7"), HasSubstr("root cause")));
     for (const char* name : {"0", "1", "2"}) EXPECT_FALSE(alive(pid_in(name)));
@@ -178,29 +180,31 @@ TEST_F(Run, SignalGivesTheShellsExitCodeAndItsName) {
 }
 
 TEST_F(Run, RankThatIgnoresSigtermIsKilled) {
-    const Result result = run_shell({"-n", "2", "--kill-grace-s", "0.2"},
-                                    "if [ $RANK = 1 ]; then trap '' TERM; echo $$ > $D/1; while :; do sleep 600; done; fi; "
-                                    "while [ ! -s $D/1 ]; do :; done; exit 3");
+    const Result result =
+        run_shell({"-n", "2", "--kill-grace-s", "0.2"},
+                  "if [ $RANK = 1 ]; then trap '' TERM; echo $$ > $D/1; while :; do sleep 600; done; fi; "
+                  "while [ ! -s $D/1 ]; do :; done; exit 3");
     EXPECT_EQ(result.code, 3);
     EXPECT_FALSE(alive(pid_in("1")));
 }
 
 TEST_F(Run, StoppedRankIsKilledToo) {
-    const Result result = run_shell({"-n", "2", "--kill-grace-s", "0.2"},
-                                    "if [ $RANK = 1 ]; then trap '' TERM; echo $$ > $D/1; kill -STOP $$; sleep 600; fi; "
-                                    "while [ ! -s $D/1 ]; do :; done; exit 3");
+    const Result result =
+        run_shell({"-n", "2", "--kill-grace-s", "0.2"},
+                  "if [ $RANK = 1 ]; then trap '' TERM; echo $$ > $D/1; kill -STOP $$; sleep 600; fi; "
+                  "while [ ! -s $D/1 ]; do :; done; exit 3");
     EXPECT_EQ(result.code, 3);
     EXPECT_FALSE(alive(pid_in("1")));
 }
 
 TEST_F(Run, NoDescendantIsLeftWhateverItDoes) {
     // A background child, one in a session of its own that ignores signals, and one that lost its parent.
-    const Result result = run_shell(
-        {"-n", "2", "--kill-grace-s", "0.2"},
-        "sleep 600 & echo $! > $D/a$RANK;"
-        "setsid /bin/sh -c 'trap \"\" TERM HUP INT; echo $$ > $D/b'$RANK'; while :; do sleep 600; done' &"
-        "/bin/sh -c 'sleep 600 & echo $! > $D/c'$RANK;"
-        "for f in b0 b1 c0 c1; do while [ ! -s $D/$f ]; do :; done; done; exit $RANK");
+    const Result result =
+        run_shell({"-n", "2", "--kill-grace-s", "0.2"},
+                  "sleep 600 & echo $! > $D/a$RANK;"
+                  "setsid /bin/sh -c 'trap \"\" TERM HUP INT; echo $$ > $D/b'$RANK'; while :; do sleep 600; done' &"
+                  "/bin/sh -c 'sleep 600 & echo $! > $D/c'$RANK;"
+                  "for f in b0 b1 c0 c1; do while [ ! -s $D/$f ]; do :; done; done; exit $RANK");
     EXPECT_EQ(result.code, 1);
     for (const char* name : {"a0", "a1", "b0", "b1", "c0", "c1"}) EXPECT_FALSE(alive(pid_in(name))) << name;
 }
@@ -214,7 +218,8 @@ TEST_F(Run, SuccessLeavesNoBackgroundProcessEither) {
 // The scripts of the next tests: every rank and a grandchild that ignores SIGTERM tell their pids, then wait.
 const std::string stubborn =
     "trap '' TERM; echo $$ > $D/r$RANK;"
-    "setsid /bin/sh -c 'trap \"\" TERM; echo $$ > $D/g'$RANK'; while :; do sleep 600; done' & while :; do sleep 600; done";
+    "setsid /bin/sh -c 'trap \"\" TERM; echo $$ > $D/g'$RANK'; while :; do sleep 600; done' & while :; do sleep 600; "
+    "done";
 
 TEST_F(Run, KilledGuardianLeavesNoRankAndNoGrandchild) {
     Child job = start({"-n", "2", "/bin/sh", "-c", stubborn});
@@ -281,11 +286,13 @@ TEST_F(Run, ShrinkGoesOnWithThoseLeftRenumbered) {
 }
 
 TEST_F(Run, ShrinkLeavesTheLostRanksProgramOut) {
-    const std::string script = "[ $WORLD_SIZE = 2 ] && { echo $NAME is $RANK >> $D/log; exit 0; };"
-                               "if [ $NAME = b ]; then kill -9 $$; fi; sleep 600";
-    const Result result = run({"--min-ranks", "2", "--on-loss", "shrink", "-n", "1", "--env", "NAME=a", "/bin/sh", "-c", script,
-                               ":", "-n", "1", "--env", "NAME=b", "/bin/sh", "-c", script,
-                               ":", "-n", "1", "--env", "NAME=c", "/bin/sh", "-c", script});
+    const std::string script =
+        "[ $WORLD_SIZE = 2 ] && { echo $NAME is $RANK >> $D/log; exit 0; };"
+        "if [ $NAME = b ]; then kill -9 $$; fi; sleep 600";
+    const Result result =
+        run({"--min-ranks", "2",    "--on-loss", "shrink", "-n",    "1",      "--env",   "NAME=a",  "/bin/sh",
+             "-c",          script, ":",         "-n",     "1",     "--env",  "NAME=b",  "/bin/sh", "-c",
+             script,        ":",    "-n",        "1",      "--env", "NAME=c", "/bin/sh", "-c",      script});
     EXPECT_EQ(result.code, 0) << result.err;
     std::vector<std::string> log = lines_of(file("log"));
     std::sort(log.begin(), log.end());
@@ -300,9 +307,10 @@ TEST_F(Run, ShrinkStopsAtTheLeastSize) {
 
 TEST_F(Run, SigtermSetsThePreemptionFlagAndWaitsForTheRanks) {
     // od reads the shared page as tsr_preempt_requested does.
-    Child job = start({"-n", "2", "/bin/sh", "-c",
-                       "trap 'echo signalled > $D/signalled' TERM; echo $$ > $D/r$RANK;"
-                       "while ! od -An -tx1 -N1 $TESSERA_PREEMPT_FILE | grep -q 01; do :; done; echo saved > $D/s$RANK"});
+    Child job =
+        start({"-n", "2", "/bin/sh", "-c",
+               "trap 'echo signalled > $D/signalled' TERM; echo $$ > $D/r$RANK;"
+               "while ! od -An -tx1 -N1 $TESSERA_PREEMPT_FILE | grep -q 01; do :; done; echo saved > $D/s$RANK"});
     (void)pid_in("r0");
     (void)pid_in("r1");
     ::kill(job.pid(), SIGTERM);
@@ -324,7 +332,8 @@ TEST_F(Run, RanksThatDoNotEndInTimeAreEnded) {
 }
 
 TEST_F(Run, SecondInterruptKillsAtOnce) {
-    Child job = start({"-n", "2", "/bin/sh", "-c", "trap '' TERM INT; echo $$ > $D/r$RANK; while :; do sleep 600; done"});
+    Child job =
+        start({"-n", "2", "/bin/sh", "-c", "trap '' TERM INT; echo $$ > $D/r$RANK; while :; do sleep 600; done"});
     (void)pid_in("r0");
     (void)pid_in("r1");
     ::kill(job.pid(), SIGINT);
@@ -335,8 +344,8 @@ TEST_F(Run, SecondInterruptKillsAtOnce) {
 }
 
 TEST_F(Run, NohupIsRespected) {
-    const std::string command = "trap '' HUP; exec " + tessera + " run --grace-s 0.1 /bin/sh -c 'echo $$ > " + scratch() +
-                                "/r0; sleep 600' 2> " + scratch() + "/err";
+    const std::string command = "trap '' HUP; exec " + tessera + " run --grace-s 0.1 /bin/sh -c 'echo $$ > " +
+                                scratch() + "/r0; sleep 600' 2> " + scratch() + "/err";
     std::fflush(nullptr);
     const pid_t pid = ::fork();
     if (pid == 0) {
@@ -366,8 +375,9 @@ TEST_F(Run, RankThatFailsWhileOthersSaveDoesNotEndThem) {
 
 TEST_F(Run, LinesStayWholeAndCarryTheirRank) {
     // Each line in two writes, from four ranks at once, on both outputs; and one line without an end.
-    const Result result = run_shell({"-n", "4"}, "i=0; while [ $i -lt 200 ]; do printf 'begin'; printf -- '-%s-end\\n' $i; "
-                                                 "printf 'err%s\\n' $i >&2; i=$((i+1)); done; printf last");
+    const Result result = run_shell({"-n", "4"},
+                                    "i=0; while [ $i -lt 200 ]; do printf 'begin'; printf -- '-%s-end\\n' $i; "
+                                    "printf 'err%s\\n' $i >&2; i=$((i+1)); done; printf last");
     ASSERT_EQ(result.code, 0);
     std::vector<std::string> expected_out;
     std::vector<std::string> expected_err;
@@ -400,8 +410,10 @@ TEST_F(Run, EachRankHasALogFileOfItsOwn) {
 }
 
 TEST_F(Run, NobodyReadingTheOutputDoesNotStopTheJob) {
-    const std::string command = tessera + " run -n 1 /bin/sh -c 'i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); "
-                                          "done; echo done > " + scratch() + "/done' | head -1 > /dev/null";
+    const std::string command = tessera +
+                                " run -n 1 /bin/sh -c 'i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); "
+                                "done; echo done > " +
+                                scratch() + "/done' | head -1 > /dev/null";
     ASSERT_EQ(std::system(command.c_str()), 0);
     wait_until([&] { return file("done") == "done\n"; }, Deadline::in(milliseconds{20000}), "the rank's end");
 }
@@ -410,7 +422,8 @@ TEST_F(Run, ErrorFileOfTheRootCauseIsToldFirst) {
     const Result result = run_shell(
         {"-n", "3"},
         "if [ $RANK = 2 ]; then echo '{\"message\": {\"message\": \"ValueError: loss is nan\", \"extraInfo\": "
-        "{\"py_callstack\": \"  File train.py, line 3\", \"timestamp\": \"1700000000\"}}}' > $TESSERA_ERROR_FILE; exit 1; fi;"
+        "{\"py_callstack\": \"  File train.py, line 3\", \"timestamp\": \"1700000000\"}}}' > $TESSERA_ERROR_FILE; exit "
+        "1; fi;"
         "sleep 600");
     EXPECT_EQ(result.code, 1);
     EXPECT_THAT(result.err, AllOf(HasSubstr("rank 2 ended with exit code 1: ValueError: loss is nan"),
@@ -418,10 +431,11 @@ TEST_F(Run, ErrorFileOfTheRootCauseIsToldFirst) {
 }
 
 TEST_F(Run, EventsTellStartsExitsAndRestarts) {
-    const Result result = run_shell({"-n", "1:2", "--on-loss", "shrink", "--events", events_path()},
-                                    "echo x >> $D/log; [ $WORLD_SIZE = 1 ] && exit 0;"
-                                    "if [ $RANK = 1 ]; then while [ $(wc -l < $D/log) -lt 2 ]; do :; done; kill -9 $$; fi;"
-                                    "sleep 600");
+    const Result result =
+        run_shell({"-n", "1:2", "--on-loss", "shrink", "--events", events_path()},
+                  "echo x >> $D/log; [ $WORLD_SIZE = 1 ] && exit 0;"
+                  "if [ $RANK = 1 ]; then while [ $(wc -l < $D/log) -lt 2 ]; do :; done; kill -9 $$; fi;"
+                  "sleep 600");
     ASSERT_EQ(result.code, 0) << result.err;
     std::vector<std::string> kinds;
     for (const Json& event : events()) {
@@ -444,8 +458,9 @@ TEST_F(Run, EventsTellStartsExitsAndRestarts) {
 }
 
 TEST_F(Run, StackedJobsHavePortsStoresAndTokensOfTheirOwn) {
-    const std::string script = "echo $MASTER_PORT $TESSERA_STORE $TESSERA_JOB_ID $(cat $TESSERA_TOKEN_FILE) > $D/$JOB-$RANK;"
-                               "while [ ! -s $D/a-0 ] || [ ! -s $D/b-0 ]; do :; done";
+    const std::string script =
+        "echo $MASTER_PORT $TESSERA_STORE $TESSERA_JOB_ID $(cat $TESSERA_TOKEN_FILE) > $D/$JOB-$RANK;"
+        "while [ ! -s $D/a-0 ] || [ ! -s $D/b-0 ]; do :; done";
     Child a = start({"-n", "2", "--env", "JOB=a", "/bin/sh", "-c", script});
     Child b = start({"-n", "2", "--env", "JOB=b", "/bin/sh", "-c", script});
     EXPECT_EQ(a.wait(), 0);
@@ -458,8 +473,9 @@ TEST_F(Run, StackedJobsHavePortsStoresAndTokensOfTheirOwn) {
 }
 
 TEST_F(Run, TokenIsReadableByTheRankAloneAndInNoVariable) {
-    const Result result = run_shell({"-n", "1"}, "stat -L -c %a $TESSERA_TOKEN_FILE; t=$(cat /dev/fd/$TESSERA_TOKEN_FD);"
-                                                 "env | grep -c $t; tr '\\0' ' ' < /proc/$PPID/cmdline | grep -c $t");
+    const Result result = run_shell({"-n", "1"},
+                                    "stat -L -c %a $TESSERA_TOKEN_FILE; t=$(cat /dev/fd/$TESSERA_TOKEN_FD);"
+                                    "env | grep -c $t; tr '\\0' ' ' < /proc/$PPID/cmdline | grep -c $t");
     EXPECT_EQ(lines_of(result.out), (std::vector<std::string>{"[rank 0 sh] 600", "[rank 0 sh] 0", "[rank 0 sh] 0"}));
 }
 

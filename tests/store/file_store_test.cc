@@ -107,7 +107,8 @@ TEST_F(FileStoreTest, LockedStoreIsATimeoutNotAHang) {
 
 TEST(StoreOpen, RefusesAddressesItDoesNotKnow) {
     for (const char* uri : {"", "file://relative/path", "http://host:1", "tcp:/host:1"}) {
-        EXPECT_EQ(testing::code_of([&] { (void)Store::open(uri, test_store_options()); }), Code::invalid_argument) << uri;
+        EXPECT_EQ(testing::code_of([&] { (void)Store::open(uri, test_store_options()); }), Code::invalid_argument)
+            << uri;
     }
 }
 

@@ -315,12 +315,12 @@ TEST_F(StoreServerTest, OversizeAndMalformedFramesEndOnlyTheirConnection) {
     const auto store = Store::open(server_->uri(), test_store_options());
     store->set("kept", "value", soon());
     std::vector<std::string> bad = {
-        std::string("\xff\xff\xff\xff", 4),                   // a length of 4 GiB
-        std::string("\0\0\0\0", 4),                           // no operation
-        std::string("\x01\0\0\0\x63", 5),                     // an unknown operation
-        std::string("\x03\0\0\0\x02\xff\xff", 7),             // a key longer than its frame
-        std::string("\x04\0\0\0\x04\x01\0k", 8),              // an add without a number
-        std::string("\x05\0\0\0\x02\x01\0kk", 9),             // a get that goes on after its key
+        std::string("\xff\xff\xff\xff", 4),                            // a length of 4 GiB
+        std::string("\0\0\0\0", 4),                                    // no operation
+        std::string("\x01\0\0\0\x63", 5),                              // an unknown operation
+        std::string("\x03\0\0\0\x02\xff\xff", 7),                      // a key longer than its frame
+        std::string("\x04\0\0\0\x04\x01\0k", 8),                       // an add without a number
+        std::string("\x05\0\0\0\x02\x01\0kk", 9),                      // a get that goes on after its key
         std::string("\x09\0\0\0\x05\x01\0k\x01\xff\xff\xff\xff", 13),  // expected value longer than its frame
     };
     for (const std::string& frame : bad) {

@@ -49,7 +49,8 @@ class TemporaryDirectory {
 };
 
 enum class StoreKind { memory, tcp, tcp_insecure, file };
-inline constexpr StoreKind store_kinds[] = {StoreKind::memory, StoreKind::tcp, StoreKind::tcp_insecure, StoreKind::file};
+inline constexpr StoreKind store_kinds[] = {StoreKind::memory, StoreKind::tcp, StoreKind::tcp_insecure,
+                                            StoreKind::file};
 
 inline std::string_view name_of(StoreKind kind) {
     switch (kind) {
@@ -101,9 +102,7 @@ inline std::unique_ptr<StoreHouse> make_house(StoreKind kind) {
     switch (kind) {
         case StoreKind::memory: return std::make_unique<MemoryHouse>();
         case StoreKind::tcp: return std::make_unique<TcpHouse>(options);
-        case StoreKind::tcp_insecure:
-            options.insecure = true;
-            return std::make_unique<TcpHouse>(options);
+        case StoreKind::tcp_insecure: options.insecure = true; return std::make_unique<TcpHouse>(options);
         case StoreKind::file: return std::make_unique<FileHouse>();
     }
     return nullptr;

@@ -117,8 +117,8 @@ TEST_F(TokenTest, MalformedTokenIsNamedByItsSourceAndNotShown) {
 TEST_F(TokenTest, WithoutATokenARemoteStoreIsRefusedWithAdvice) {
     const Error error = refusal(false);
     EXPECT_EQ(error.code(), Code::permission);
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("tcp://10.0.0.1:5"), HasSubstr("TESSERA_TOKEN_FILE"),
-                                    HasSubstr("TESSERA_INSECURE=1")));
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("tcp://10.0.0.1:5"), HasSubstr("TESSERA_TOKEN_FILE"), HasSubstr("TESSERA_INSECURE=1")));
 }
 
 TEST_F(TokenTest, OnLoopbackAllProcessesOfAUserShareOneToken) {
@@ -128,7 +128,7 @@ TEST_F(TokenTest, OnLoopbackAllProcessesOfAUserShareOneToken) {
     for (std::thread& thread : threads) thread.join();
     for (const std::string& token : found) EXPECT_EQ(token, found.front());
     const std::filesystem::path own = directory_.path() / "tessera";
-    struct stat info {};
+    struct stat info{};
     ASSERT_EQ(::stat((own / "token").c_str(), &info), 0);
     EXPECT_EQ(info.st_mode & 07777, 0600U);
     EXPECT_EQ(std::distance(std::filesystem::directory_iterator(own), {}), 1) << "no draft is left";

@@ -100,8 +100,7 @@ TEST(Layout, RandomLayoutsCoverEveryElement) {
                 const auto offset = [&](int d) { return d < shape.ndim() ? box.offsets[d] : 0; };
                 for (int64_t i = 0; i < size(0); ++i)
                     for (int64_t j = 0; j < size(1); ++j)
-                        for (int64_t k = 0; k < size(2); ++k)
-                            ++held[{offset(0) + i, offset(1) + j, offset(2) + k}];
+                        for (int64_t k = 0; k < size(2); ++k) ++held[{offset(0) + i, offset(1) + j, offset(2) + k}];
             }
         }
         ASSERT_EQ(static_cast<int64_t>(held.size()), shape.product()) << layout.str();

@@ -7,4 +7,6 @@ cmd_env() {
   for name in PATH VIRTUAL_ENV JAVA_HOME TESSERA_PREFIX CMAKE_PREFIX_PATH PKG_CONFIG_PATH; do
     [[ -z ${!name:-} ]] || printf 'export %s=%q\n' "$name" "${!name}"
   done
+  # Programs that were linked by pkg-config find the library without an rpath.
+  printf 'export LD_LIBRARY_PATH=%q${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}\n' "$TESSERA_PREFIX/lib"
 }

@@ -31,9 +31,9 @@ cmd_test() {
   if build_core "$preset" TESTS EXAMPLES && install_core "$preset"; then
     section_ctest "$preset" "C and C++" ""
     section "Python" pytest run_pytest bindings/python/tests python
-    [[ -z $(git ls-files 'tests/*test_*.py') ]] || section "Python (tests/)" pytest run_pytest tests tests-python
     section "Java" surefire run_java
     section "Rust" cargo run_rust
+    section "All languages together" pytest run_together
   else
     record "C and C++ (build)" none - 1 0
   fi
@@ -93,6 +93,13 @@ run_pytest() {
   TESSERA_LOG_LINES=400 run_logged "pytest-$name" limited 40 "$VENV/bin/python" -m pytest "${args[@]}" "$dir" || rc=$?
   ((rc != 5)) || rc=0 # no test is left by the filter; tally.py complains if that is so everywhere
   return "$rc"
+}
+
+# Jobs of several languages, checkpoints between them, and PyTorch beside them: with the examples of all languages.
+run_together() {
+  RESULT=$RESULTS/tests-python.xml
+  build_python && build_java && build_examples || return
+  run_pytest tests tests-python
 }
 
 run_java() {

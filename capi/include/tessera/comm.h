@@ -11,10 +11,10 @@ extern "C" {
 /** Options of a communicator. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_comm_options {
     size_t struct_size;
-    int32_t timeout_ms;   /* deadline of each collective; default 600000, or TESSERA_TIMEOUT_MS */
-    int32_t spin_count;   /* busy turns before a waiting rank yields; -1 (default): from ranks and usable cores */
-    const char *backend;  /* NULL (default): TESSERA_BACKEND or "auto"; "shm", "gloo", "cpu:gloo,cuda:nccl" */
-    const char *name;     /* in messages and logs; NULL (default): "world" */
+    int32_t timeout_ms;  /* deadline of each collective; default 600000, or TESSERA_TIMEOUT_MS */
+    int32_t spin_count;  /* busy turns before a waiting rank yields; -1 (default): from ranks and usable cores */
+    const char *backend; /* NULL (default): TESSERA_BACKEND or "auto"; "shm", "gloo", "cpu:gloo,cuda:nccl" */
+    const char *name;    /* in messages and logs; NULL (default): "world" */
 } tsr_comm_options;
 
 /** Write the defaults into `options`.
@@ -110,8 +110,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_error(const tsr_comm *comm, tsr_error *
  *  @param work     out, may be NULL: then the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
  *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_comm_all_reduce(tsr_comm *comm, const tsr_tensor *tensors, size_t n, tsr_reduce_op
-                                                    op, void *stream, tsr_work **work);
+TSR_API TSR_MUST_USE tsr_status tsr_comm_all_reduce(tsr_comm *comm, const tsr_tensor *tensors, size_t n,
+                                                    tsr_reduce_op op, void *stream, tsr_work **work);
 
 /** Reduce `input` and leave the r-th of world-size equal parts on rank r.
  *  @param comm     borrowed until the work is done
@@ -122,8 +122,9 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_all_reduce(tsr_comm *comm, const tsr_te
  *  @param work     out, may be NULL: then the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
  *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_comm_reduce_scatter(tsr_comm *comm, const tsr_tensor *input, const tsr_tensor
-                                                        *output, tsr_reduce_op op, void *stream, tsr_work **work);
+TSR_API TSR_MUST_USE tsr_status tsr_comm_reduce_scatter(tsr_comm *comm, const tsr_tensor *input,
+                                                        const tsr_tensor *output, tsr_reduce_op op, void *stream,
+                                                        tsr_work **work);
 
 /** Concatenate all ranks' `input` in rank order.
  *  @param comm     borrowed until the work is done
@@ -144,8 +145,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_all_gather(tsr_comm *comm, const tsr_te
  *  @param work     out, may be NULL: then the call returns when the operation is done
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
  *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_comm_all_gather_v(tsr_comm *comm, const tsr_tensor *input, const tsr_tensor
-                                                      *outputs, void *stream, tsr_work **work);
+TSR_API TSR_MUST_USE tsr_status tsr_comm_all_gather_v(tsr_comm *comm, const tsr_tensor *input,
+                                                      const tsr_tensor *outputs, void *stream, tsr_work **work);
 
 /** Give every rank the root's tensors.
  *  @param comm     borrowed until the work is done

@@ -20,17 +20,17 @@ enum {
     TSR_E_IO = 7,               /* the operating system refused; native code is errno */
     TSR_E_CORRUPT = 8,          /* data fails its checksum or its format */
     TSR_E_NOT_FOUND = 9,
-    TSR_E_NOT_READY = 10,       /* a wait expired, the work lives on */
-    TSR_E_INTERRUPTED = 11,     /* the interrupt callback asked to return */
-    TSR_E_COMMIT_UNKNOWN = 12,  /* rank 0 was lost after the votes: the manifest's presence decides */
+    TSR_E_NOT_READY = 10,      /* a wait expired, the work lives on */
+    TSR_E_INTERRUPTED = 11,    /* the interrupt callback asked to return */
+    TSR_E_COMMIT_UNKNOWN = 12, /* rank 0 was lost after the votes: the manifest's presence decides */
     TSR_E_NO_MEMORY = 13,
     TSR_E_UNSUPPORTED = 14,
-    TSR_E_VERSION = 15,         /* library, binding or format of another version */
-    TSR_E_PERMISSION = 16,      /* wrong or missing job token, or access denied */
+    TSR_E_VERSION = 15,    /* library, binding or format of another version */
+    TSR_E_PERMISSION = 16, /* wrong or missing job token, or access denied */
     TSR_E_CUDA = 17,
     TSR_E_NCCL = 18,
-    TSR_E_USER = 19,            /* a callback returned non-zero; native code is its value */
-    TSR_E_INTERNAL = 20         /* a defect of Tessera */
+    TSR_E_USER = 19,    /* a callback returned non-zero; native code is its value */
+    TSR_E_INTERNAL = 20 /* a defect of Tessera */
 };
 
 /** Where a native code comes from. */

@@ -33,8 +33,7 @@ typedef struct tsr_box {
  *  @return TSR_OK, INVALID_ARGUMENT
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_layout_create(const int64_t *shape, int32_t ndim, const int32_t *mesh_sizes,
-                                                  const tsr_placement *placements, int32_t mesh_ndim,
-                                                  tsr_layout **out);
+                                                  const tsr_placement *placements, int32_t mesh_ndim, tsr_layout **out);
 
 /** A layout from explicit boxes: `counts[r]` boxes belong to rank r, listed in rank order. Boxes must lie inside the
  *  tensor; two boxes are equal (replicas) or disjoint.

@@ -11,11 +11,11 @@ extern "C" {
 /** Options of SGD. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_sgd_options {
     size_t struct_size;
-    double lr;            /* default 0.001 */
-    double momentum;      /* default 0 */
-    double dampening;     /* default 0 */
-    double weight_decay;  /* added to the gradient; default 0 */
-    int32_t nesterov;     /* 1 needs momentum > 0 and dampening 0; default 0 */
+    double lr;           /* default 0.001 */
+    double momentum;     /* default 0 */
+    double dampening;    /* default 0 */
+    double weight_decay; /* added to the gradient; default 0 */
+    int32_t nesterov;    /* 1 needs momentum > 0 and dampening 0; default 0 */
 } tsr_sgd_options;
 
 /** Write the defaults into `options`.
@@ -34,7 +34,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_sgd_options_init(tsr_sgd_options *options, s
  *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_sgd_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
-                                   const tsr_sgd_options *options, tsr_optimizer **out);
+                                               const tsr_sgd_options *options, tsr_optimizer **out);
 
 /** The same over the parameters and gradient views of `ddp`.
  *  @param ddp      borrowed until destroy of the optimizer
@@ -47,11 +47,11 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_sgd(tsr_ddp *ddp, const tsr_sgd_options 
 /** Options of Adam. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_adam_options {
     size_t struct_size;
-    double lr;            /* default 0.001 */
-    double beta1;         /* default 0.9 */
-    double beta2;         /* default 0.999 */
-    double eps;           /* default 1e-8 */
-    double weight_decay;  /* added to the gradient; default 0 */
+    double lr;           /* default 0.001 */
+    double beta1;        /* default 0.9 */
+    double beta2;        /* default 0.999 */
+    double eps;          /* default 1e-8 */
+    double weight_decay; /* added to the gradient; default 0 */
 } tsr_adam_options;
 
 /** Write the defaults into `options`.
@@ -70,7 +70,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_adam_options_init(tsr_adam_options *options,
  *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_adam_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
-                                   const tsr_adam_options *options, tsr_optimizer **out);
+                                                const tsr_adam_options *options, tsr_optimizer **out);
 
 /** The same over the parameters and gradient views of `ddp`.
  *  @param ddp      borrowed until destroy of the optimizer
@@ -83,11 +83,11 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_adam(tsr_ddp *ddp, const tsr_adam_option
 /** Options of AdamW. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_adamw_options {
     size_t struct_size;
-    double lr;            /* default 0.001 */
-    double beta1;         /* default 0.9 */
-    double beta2;         /* default 0.999 */
-    double eps;           /* default 1e-8 */
-    double weight_decay;  /* decoupled: param *= 1 - lr * weight_decay; default 0.01 */
+    double lr;           /* default 0.001 */
+    double beta1;        /* default 0.9 */
+    double beta2;        /* default 0.999 */
+    double eps;          /* default 1e-8 */
+    double weight_decay; /* decoupled: param *= 1 - lr * weight_decay; default 0.01 */
 } tsr_adamw_options;
 
 /** Write the defaults into `options`.
@@ -106,7 +106,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_adamw_options_init(tsr_adamw_options *option
  *  @return TSR_OK, INVALID_ARGUMENT, NO_MEMORY
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_adamw_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
-                                   const tsr_adamw_options *options, tsr_optimizer **out);
+                                                 const tsr_adamw_options *options, tsr_optimizer **out);
 
 /** The same over the parameters and gradient views of `ddp`.
  *  @param ddp      borrowed until destroy of the optimizer

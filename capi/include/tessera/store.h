@@ -11,12 +11,12 @@ extern "C" {
 /** Options of a store. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_store_options {
     size_t struct_size;
-    int32_t timeout_ms;   /* connection and default deadline of calls; default 60000 */
-    int32_t insecure;     /* 1: no job token, no handshake; default 0 (1 if TESSERA_INSECURE=1) */
-    const char *token;    /* job token, hexadecimal, 64 digits; NULL (default): TESSERA_TOKEN_FD, TESSERA_TOKEN_FILE,
+    int32_t timeout_ms; /* connection and default deadline of calls; default 60000 */
+    int32_t insecure;   /* 1: no job token, no handshake; default 0 (1 if TESSERA_INSECURE=1) */
+    const char *token;  /* job token, hexadecimal, 64 digits; NULL (default): TESSERA_TOKEN_FD, TESSERA_TOKEN_FILE,
                              TESSERA_TOKEN, else on loopback a 0600 file in the user's runtime directory */
-    const char *job_id;   /* part of the handshake; NULL (default): TESSERA_JOB_ID or "" */
-    uint64_t epoch;       /* part of the handshake: ranks of another epoch are refused; default TESSERA_EPOCH or 0 */
+    const char *job_id; /* part of the handshake; NULL (default): TESSERA_JOB_ID or "" */
+    uint64_t epoch;     /* part of the handshake: ranks of another epoch are refused; default TESSERA_EPOCH or 0 */
 } tsr_store_options;
 
 /** Write the defaults into `options`.

@@ -2,20 +2,20 @@
 #ifndef TESSERA_TESSERA_H
 #define TESSERA_TESSERA_H
 
-#include "types.h"
-#include "error.h"
-#include "version.h"
-#include "log.h"
-#include "store.h"
+#include "checkpoint.h"
 #include "comm.h"
+#include "data.h"
+#include "ddp.h"
+#include "error.h"
+#include "launch.h"
+#include "layout.h"
+#include "log.h"
 #include "memory.h"
 #include "mesh.h"
-#include "layout.h"
-#include "ddp.h"
 #include "optim.h"
-#include "data.h"
 #include "state.h"
-#include "checkpoint.h"
-#include "launch.h"
+#include "store.h"
+#include "types.h"
+#include "version.h"
 
 #endif

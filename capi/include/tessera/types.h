@@ -55,13 +55,7 @@ typedef int32_t tsr_dtype;
 enum { TSR_DEVICE_CPU = 1, TSR_DEVICE_CUDA = 2 };
 
 /** Reductions. AVG divides the sum by the number of ranks (integers: truncated towards zero). */
-enum {
-    TSR_REDUCE_SUM = 1,
-    TSR_REDUCE_AVG = 2,
-    TSR_REDUCE_MIN = 3,
-    TSR_REDUCE_MAX = 4,
-    TSR_REDUCE_PROD = 5
-};
+enum { TSR_REDUCE_SUM = 1, TSR_REDUCE_AVG = 2, TSR_REDUCE_MIN = 3, TSR_REDUCE_MAX = 4, TSR_REDUCE_PROD = 5 };
 typedef int32_t tsr_reduce_op;
 
 #define TSR_MAX_NDIM 8
@@ -75,9 +69,9 @@ typedef struct tsr_tensor {
     const int64_t *strides; /* may be NULL */
     int32_t ndim;           /* 0 to TSR_MAX_NDIM */
     tsr_dtype dtype;
-    int32_t device_type;    /* TSR_DEVICE_ */
-    int32_t device_index;   /* 0 on the CPU */
-    uint64_t byte_offset;   /* the view begins at data + byte_offset */
+    int32_t device_type;  /* TSR_DEVICE_ */
+    int32_t device_index; /* 0 on the CPU */
+    uint64_t byte_offset; /* the view begins at data + byte_offset */
     uint64_t reserved[3];
 } tsr_tensor;
 

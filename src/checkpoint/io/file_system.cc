@@ -144,7 +144,8 @@ std::string_view name_in_path(std::string_view path) {
 
 AlignedBuffer::AlignedBuffer(size_t size) : size_(size) {
     const size_t rounded = (size + direct_alignment - 1) / direct_alignment * direct_alignment;
-    memory_.reset(static_cast<std::byte*>(std::aligned_alloc(direct_alignment, rounded == 0 ? direct_alignment : rounded)));
+    memory_.reset(
+        static_cast<std::byte*>(std::aligned_alloc(direct_alignment, rounded == 0 ? direct_alignment : rounded)));
     if (memory_ == nullptr) throw Error(Code::no_memory, fmt::format("no memory for a buffer of {} bytes", size));
 }
 

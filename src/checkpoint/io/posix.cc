@@ -34,7 +34,7 @@ class PosixFile final : public File {
         return result_of(::pwrite(fd_, from.data(), from.size(), offset));
     }
     int64_t size() override {
-        struct stat status {};
+        struct stat status{};
         return ::fstat(fd_, &status) < 0 ? -int64_t{errno} : int64_t{status.st_size};
     }
     int64_t allocate(int64_t size) override { return result_of(::fallocate(fd_, 0, 0, size)); }
@@ -81,7 +81,7 @@ class PosixFileSystem final : public FileSystem {
         }
         if (fd < 0) return -int64_t{errno};
         auto file = std::make_unique<PosixFile>(fd, direct);
-        struct stat status {};
+        struct stat status{};
         if (::fstat(fd, &status) < 0) return -int64_t{errno};
         if (!S_ISREG(status.st_mode)) return -(S_ISDIR(status.st_mode) ? EISDIR : EINVAL);
         out = std::move(file);
@@ -118,7 +118,7 @@ class PosixFileSystem final : public FileSystem {
         return result;
     }
     int64_t status(const std::string& path, FileStatus& out) override {
-        struct stat found {};
+        struct stat found{};
         if (::stat(path.c_str(), &found) < 0) return -int64_t{errno};
         out.kind = S_ISREG(found.st_mode)   ? FileStatus::Kind::file
                    : S_ISDIR(found.st_mode) ? FileStatus::Kind::directory

@@ -232,7 +232,8 @@ void Lease::check() const {
             .caused_by(error);
     }
     if (id == self_.id) return;
-    throw Error(Code::invalid_state, fmt::format("{} was taken over by another job; this one must not save here", path_));
+    throw Error(Code::invalid_state,
+                fmt::format("{} was taken over by another job; this one must not save here", path_));
 }
 
 Lease::~Lease() {

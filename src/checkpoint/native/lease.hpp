@@ -18,7 +18,7 @@ namespace tsr {
 inline constexpr std::string_view owner_name = ".owner";
 
 struct Holder {
-    std::string id;       // of the saver: random
+    std::string id;  // of the saver: random
     std::string host;
     std::string machine;  // boot id and pid namespace: where a pid means the same process
     int64_t pid = 0;

@@ -142,7 +142,8 @@ SavedTensor tensor_of(const Json& json, const std::vector<LayoutSpec>& layouts, 
             FileRun out;
             if (run.is(Json::Kind::array)) {
                 const Json::Array& numbers = run.as_array();
-                if (numbers.size() < 2 || numbers.size() > 3) bad("a run of files is [first, count] or [first, count, step]");
+                if (numbers.size() < 2 || numbers.size() > 3)
+                    bad("a run of files is [first, count] or [first, count, step]");
                 out.first = file_number(numbers[0]);
                 out.count = small_int(numbers[1], 1, INT32_MAX);
                 if (numbers.size() == 3) out.step = small_int(numbers[2], -max_layout_ranks, max_layout_ranks);
@@ -368,8 +369,8 @@ Manifest Manifest::parse(std::string_view text, const std::string& path) {
         for (const Json::Member& member : json.at("tensors").as_object()) {
             try {
                 check_name(member.key, "a tensor's name");
-                manifest.tensors.emplace(
-                    member.key, tensor_of(member.value, layouts, manifest.files.size(), manifest.world_size));
+                manifest.tensors.emplace(member.key,
+                                         tensor_of(member.value, layouts, manifest.files.size(), manifest.world_size));
             } catch (const Error& error) {
                 bad(fmt::format("tensor '{}': {}", member.key, error.what()));
             }

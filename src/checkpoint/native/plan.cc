@@ -71,15 +71,15 @@ void choose_owners(Group& group, const PlanOptions& options) {
         member->first_replica = loads.least();
         const Box shard = member->layout.shard(0);
         for (int block = 0; block < member->split; ++block) {
-            loads.add((member->first_replica + block) % replicas,
-                      row_block(shard, member->split, block).numel() *
-                          static_cast<int64_t>(size_of(member->tensor->dtype)));
+            loads.add(
+                (member->first_replica + block) % replicas,
+                row_block(shard, member->split, block).numel() * static_cast<int64_t>(size_of(member->tensor->dtype)));
         }
     }
     // A pack is a run of names, so that a layer's tensors stay in one file; at least four packs a replica where the
     // bytes allow, for balance.
-    const int64_t pack_bytes = std::clamp(small_bytes / (int64_t{4} * replicas), std::min<int64_t>(65536, options.pack_bytes),
-                                          options.pack_bytes);
+    const int64_t pack_bytes = std::clamp(small_bytes / (int64_t{4} * replicas),
+                                          std::min<int64_t>(65536, options.pack_bytes), options.pack_bytes);
     struct Pack {
         size_t first;
         size_t count;
@@ -159,8 +159,8 @@ class Planner {
    private:
     void check(const std::string& name, const StateTensor& tensor, const Layout& layout) const {
         if (layout.world_size() != world_size_) {
-            throw Error(Code::invalid_argument, fmt::format("tensor '{}' has a layout of {} ranks, the saver has {}", name,
-                                                            layout.world_size(), world_size_));
+            throw Error(Code::invalid_argument, fmt::format("tensor '{}' has a layout of {} ranks, the saver has {}",
+                                                            name, layout.world_size(), world_size_));
         }
         if (tensor.layout && tensor.rank != rank_) {
             throw Error(Code::invalid_argument, fmt::format("tensor '{}' was added with the pieces of rank {}, this is "
@@ -194,7 +194,8 @@ class Planner {
                 for (int d = 0; d < shard.sizes.ndim(); ++d) {
                     begin = begin * shard.sizes[d] + (block.offsets[d] - shard.offsets[d]);
                 }
-                const std::byte* data = tensor.pieces.front().data + begin * static_cast<int64_t>(size_of(tensor.dtype));
+                const std::byte* data =
+                    tensor.pieces.front().data + begin * static_cast<int64_t>(size_of(tensor.dtype));
                 write_piece(0, *member.name, tensor, block, data);
             }
         }
@@ -279,8 +280,8 @@ Aliases find_aliases(const State& state) {
     Aliases aliases;
     for (const auto& [name, tensor] : state.tensors()) {
         if (tensor.layout || tensor.shape.product() == 0) continue;
-        const auto [first, is_new] = seen.emplace(
-            std::tuple(tensor.pieces.front().data, tensor.dtype, tensor.shape.str()), &name);
+        const auto [first, is_new] =
+            seen.emplace(std::tuple(tensor.pieces.front().data, tensor.dtype, tensor.shape.str()), &name);
         if (!is_new) aliases.emplace(name, *first->second);
     }
     return aliases;

@@ -77,8 +77,8 @@ void order_pieces(std::vector<Piece>& pieces) {
     const auto key = [](const Piece& piece) {
         const int64_t bytes = piece.size_bytes();
         // Empty tensors first of all: readers sort by offsets, and [0, 0] comes before [0, n].
-        return std::tuple(bytes != 0, bytes % direct_alignment != 0, -static_cast<int64_t>(size_of(piece.dtype)), -bytes,
-                          piece.name);
+        return std::tuple(bytes != 0, bytes % direct_alignment != 0, -static_cast<int64_t>(size_of(piece.dtype)),
+                          -bytes, piece.name);
     };
     std::sort(pieces.begin(), pieces.end(), [&](const Piece& a, const Piece& b) { return key(a) < key(b); });
 }
@@ -124,10 +124,11 @@ FileHeader make_header(std::span<const Piece> pieces, std::string_view save_id) 
     text.append(static_cast<size_t>(round_up(static_cast<int64_t>(text.size()), direct_alignment)) - text.size(), ' ');
     const auto json_bytes = static_cast<int64_t>(text.size() - length_word);
     if (json_bytes > max_header_bytes) {
-        throw Error(Code::unsupported,
-                    fmt::format("a rank file's header would have {} bytes, and readers take at most {}: too many tensors "
-                                "on one rank",
-                                json_bytes, max_header_bytes));
+        throw Error(
+            Code::unsupported,
+            fmt::format("a rank file's header would have {} bytes, and readers take at most {}: too many tensors "
+                        "on one rank",
+                        json_bytes, max_header_bytes));
     }
     for (size_t i = 0; i < length_word; ++i) text[i] = static_cast<char>(json_bytes >> (8 * i) & 0xff);
     return header;
@@ -177,16 +178,16 @@ RankFile RankFile::parse(std::string_view header, const std::string& path, int64
     file.data_begin_ = static_cast<int64_t>(header.size());
     if (header.size() < length_word || size < file.data_begin_) corrupt(path, "it is too short for its header");
     if (file.data_begin_ % direct_alignment != 0) {
-        corrupt(path, fmt::format("its data begins at byte {}, not at a multiple of {}", file.data_begin_,
-                                  direct_alignment));
+        corrupt(path,
+                fmt::format("its data begins at byte {}, not at a multiple of {}", file.data_begin_, direct_alignment));
     }
     try {
         const Json json = Json::parse(header.substr(length_word), "the header");
         const Json& metadata = json.at("__metadata__");
         const Json own = Json::parse(metadata.at("tessera").as_string(), "__metadata__.tessera");
         if (own.at("save_id").as_string() != save_id) {
-            throw Error(Code::corrupt, fmt::format("it belongs to the save {}, not to {}", own.at("save_id").as_string(),
-                                                   save_id));
+            throw Error(Code::corrupt,
+                        fmt::format("it belongs to the save {}, not to {}", own.at("save_id").as_string(), save_id));
         }
         if (own.at("block_bytes").as_int() != block_bytes) {
             throw Error(Code::corrupt, fmt::format("its checksums are of blocks of {} bytes; {} are known",
@@ -208,8 +209,8 @@ RankFile RankFile::parse(std::string_view header, const std::string& path, int64
         std::unordered_map<std::string_view, const Json*> offsets;
         for (const Json::Member& member : sharding.as_object()) offsets.emplace(member.key, &member.value);
         if (json.as_object().size() != offsets.size() + 1) {
-            throw Error(Code::corrupt, fmt::format("{} tensors, but the offsets of {}", json.as_object().size() - 1,
-                                                   offsets.size()));
+            throw Error(Code::corrupt,
+                        fmt::format("{} tensors, but the offsets of {}", json.as_object().size() - 1, offsets.size()));
         }
         file.entries_.reserve(offsets.size());
         for (const Json::Member& member : json.as_object()) {
@@ -223,8 +224,11 @@ RankFile RankFile::parse(std::string_view header, const std::string& path, int64
                 throw Error(Code::corrupt, fmt::format("tensor '{}' has the unknown dtype {}", member.key,
                                                        member.value.at("dtype").as_string()));
             }
-            FileEntry entry{member.key, *dtype,
-                            {dims_of(offset->second->at("saved_offsets")), dims_of(member.value.at("shape"))}, 0, 0};
+            FileEntry entry{member.key,
+                            *dtype,
+                            {dims_of(offset->second->at("saved_offsets")), dims_of(member.value.at("shape"))},
+                            0,
+                            0};
             const Json::Array& range = member.value.at("data_offsets").as_array();
             if (range.size() != 2) throw Error(Code::corrupt, fmt::format("tensor '{}' has no range", member.key));
             entry.begin = range[0].as_int();
@@ -238,9 +242,9 @@ RankFile RankFile::parse(std::string_view header, const std::string& path, int64
             if (entry.box.offsets.ndim() != entry.box.sizes.ndim() || entry.begin < 0 || entry.end < entry.begin ||
                 entry.end > file.data_bytes() || entry.end - entry.begin != entry.box.numel() * itemsize ||
                 entry.begin % itemsize != 0) {
-                throw Error(Code::corrupt, fmt::format("tensor '{}' of shape {} at bytes {} to {} of {} makes no sense",
-                                                       member.key, entry.box.sizes.str(), entry.begin, entry.end,
-                                                       file.data_bytes()));
+                throw Error(Code::corrupt,
+                            fmt::format("tensor '{}' of shape {} at bytes {} to {} of {} makes no sense", member.key,
+                                        entry.box.sizes.str(), entry.begin, entry.end, file.data_bytes()));
             }
             file.entries_.push_back(std::move(entry));
         }
@@ -255,8 +259,8 @@ RankFile RankFile::parse(std::string_view header, const std::string& path, int64
     for (size_t i = 0; i < file.entries_.size(); ++i) {
         const FileEntry& entry = file.entries_[i];
         if (entry.begin != end) {
-            corrupt(path, fmt::format("tensor '{}' begins at byte {} of the data, not at {}", entry.name, entry.begin,
-                                      end));
+            corrupt(path,
+                    fmt::format("tensor '{}' begins at byte {} of the data, not at {}", entry.name, entry.begin, end));
         }
         end = entry.end;
         file.by_name_.emplace(entry.name, i);

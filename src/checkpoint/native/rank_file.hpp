@@ -38,7 +38,7 @@ struct Piece {
 void order_pieces(std::vector<Piece>& pieces);
 
 struct FileHeader {
-    std::string text;      // length word, JSON, padding: all before the data
+    std::string text;       // length word, JSON, padding: all before the data
     size_t crc_offset = 0;  // where in `text` the 8 digits of the first block stand
     int64_t data_bytes = 0;
 

@@ -99,7 +99,8 @@ class Runs {
             const int64_t bytes = std::min(offset + file_run_bytes(), end) - from;
             std::byte* to = memory(run) + (from - offset) / file_item_ * memory_item_;
             if (converts()) {
-                convert(data + (from - begin), transfer_->entry->dtype, to, transfer_->memory_dtype, bytes / file_item_);
+                convert(data + (from - begin), transfer_->entry->dtype, to, transfer_->memory_dtype,
+                        bytes / file_item_);
             } else {
                 std::memcpy(to, data + (from - begin), static_cast<size_t>(bytes));
             }

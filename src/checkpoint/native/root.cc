@@ -97,10 +97,11 @@ std::optional<std::string> newest_save(FileSystem& files, const std::string& roo
         if (!save.committed || save.readable) continue;
         const std::string manifest = join(join(root, save.directory), manifest_name);
         if (newest.empty() || newest != hint) {
-            throw Error(Code::corrupt,
-                        fmt::format("{} is damaged, and it may be the newest save; to go on {}, move its directory away{}",
-                                    manifest, newest.empty() ? "without it" : "with " + join(root, newest),
-                                    newest.empty() ? "" : ", or open that one by its path"));
+            throw Error(
+                Code::corrupt,
+                fmt::format("{} is damaged, and it may be the newest save; to go on {}, move its directory away{}",
+                            manifest, newest.empty() ? "without it" : "with " + join(root, newest),
+                            newest.empty() ? "" : ", or open that one by its path"));
         }
         log::warning("{} is damaged; the save is passed over", manifest);
     }

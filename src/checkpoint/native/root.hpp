@@ -17,7 +17,7 @@ inline constexpr std::string_view latest_name = "latest";
 inline constexpr std::string_view writing_name = ".writing";
 
 struct SavedStep {
-    std::string directory;  // its name in the root
+    std::string directory;   // its name in the root
     bool committed = false;  // it has a manifest
     bool readable = false;   // the manifest begins as it should; then the numbers below are known
     int64_t sequence = 0;

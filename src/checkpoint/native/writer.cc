@@ -79,7 +79,8 @@ SavedFile write_rank_file(FileSystem& files, const std::string& directory, const
         const int64_t end = std::min(begin + chunk_bytes, stream.size());
         const int64_t written = file->is_direct() ? round_up(end - begin, direct_alignment) : end - begin;
         const std::byte* data = stream.contiguous(begin, end);
-        const bool as_it_stands = data != nullptr && (!file->is_direct() || (is_aligned(data) && written == end - begin));
+        const bool as_it_stands =
+            data != nullptr && (!file->is_direct() || (is_aligned(data) && written == end - begin));
         if (!as_it_stands) {
             AlignedBuffer& buffer = buffers[static_cast<size_t>(worker)];
             if (buffer.size() == 0) {

@@ -17,8 +17,8 @@ namespace tsr {
 // The data of a file as one byte range over the pieces' memories.
 class ByteRuns {
    public:
-    explicit ByteRuns(std::span<const Piece> pieces);     // in file order; neighbours in memory become one run
-    ByteRuns(const std::byte* image, int64_t size);       // all data in one place
+    explicit ByteRuns(std::span<const Piece> pieces);  // in file order; neighbours in memory become one run
+    ByteRuns(const std::byte* image, int64_t size);    // all data in one place
 
     [[nodiscard]] int64_t size() const { return size_; }
     // Where [begin, end) lies in memory if it is one run, else nullptr.

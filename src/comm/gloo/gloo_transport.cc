@@ -1,6 +1,7 @@
 #include "comm/gloo/gloo_transport.hpp"
 
 #include <fmt/format.h>
+#include <gloo/transport/pair.h>
 
 #include <algorithm>
 #include <cstring>
@@ -69,6 +70,8 @@ GlooTransport::~GlooTransport() {
             // It is gone already.
         }
     }
+    // Connections before the buffers that they fill. This close lets data that is on its way arrive.
+    for (int k = 1; k < world(); ++k) context_->getPair(after(k)).reset();
 }
 
 GlooTransport::Call GlooTransport::call_of(const Request& request, uint64_t sequence, milliseconds timeout) const {

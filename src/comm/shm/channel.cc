@@ -96,7 +96,8 @@ bool ShmTransfer::push() {
     size_t room = out.size - out.filled();
     if (!header_sent_) {
         if (room < sizeof(MessageHeader)) return false;
-        const MessageHeader header{MessageHeader::current_magic, operation_.tag, operation_.dtype, operation_.count, size_};
+        const MessageHeader header{MessageHeader::current_magic, operation_.tag, operation_.dtype, operation_.count,
+                                   size_};
         out.copy_in(head, reinterpret_cast<const std::byte*>(&header), sizeof header);
         head += sizeof header;
         room -= sizeof header;
@@ -126,7 +127,8 @@ bool ShmTransfer::take_header(Inbox& inbox) {
     Inbox::Message message;
     in.copy_out(tail, reinterpret_cast<std::byte*>(&message.header), sizeof message.header);
     if (message.header.magic != MessageHeader::current_magic) {
-        throw Error(Code::corrupt, fmt::format("the channel from rank {} holds no message where one should begin", peer()));
+        throw Error(Code::corrupt,
+                    fmt::format("the channel from rank {} holds no message where one should begin", peer()));
     }
     const bool overtakes = std::any_of(inbox.aside.begin(), inbox.aside.end(), [&](const Inbox::Message& older) {
         return older.header.tag == message.header.tag;
@@ -153,9 +155,10 @@ void ShmTransfer::accept(Inbox::Message& message) {
         sent.dtype = header.dtype;
         sent.count = header.count;
         sent.peer = static_cast<int>(transport_.rank_);
-        throw Error(Code::mismatch, fmt::format("rank {}: {} does not match: rank {} called {}, rank {} {}. No data has moved",
-                                                transport_.rank_, headline(), peer(), describe(sent), transport_.rank_,
-                                                describe(operation_)))
+        throw Error(
+            Code::mismatch,
+            fmt::format("rank {}: {} does not match: rank {} called {}, rank {} {}. No data has moved",
+                        transport_.rank_, headline(), peer(), describe(sent), transport_.rank_, describe(operation_)))
             .with_peer(peer());
     }
     message.sink = this;
@@ -189,7 +192,8 @@ bool ShmTransfer::pull() {
         }
         Inbox::Message& message = *inbox.current;
         const ChannelEnd in = transport_.channel(static_cast<size_t>(peer()), transport_.rank_);
-        const size_t n = std::min({in.filled(), static_cast<size_t>(message.header.size) - message.received, in.size / 4});
+        const size_t n =
+            std::min({in.filled(), static_cast<size_t>(message.header.size) - message.received, in.size / 4});
         if (n == 0 && message.received < message.header.size) break;
         std::byte* to = message.aside ? message.bytes.data() : message.sink->data_;
         const uint64_t tail = in.counters->tail.load(std::memory_order_relaxed);

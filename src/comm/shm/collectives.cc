@@ -133,7 +133,7 @@ void ShmTransport::copy_far(std::byte* to, const std::byte* from, size_t n) {
     }
 }
 
-Region ShmTransport::common_region(Location Arrival::*which, size_t size) {
+Region ShmTransport::common_region(Location Arrival::* which, size_t size) {
     const Location own = arrival(rank_).*which;
     if (own.buffer == 0) return {};
     for (size_t r = 0; r < world(); ++r) {
@@ -372,7 +372,8 @@ void ShmTransport::gather(Call& call) {
         call.input = buffers_->locate(input.data, size);
         sync(call);
         if (const Region region = common_region(&Arrival::input, size); region.id != 0) {
-            for (size_t r = 0; is_root && r < world(); ++r) copy_far(output + r * size, region.of_rank(r) + places_[r], size);
+            for (size_t r = 0; is_root && r < world(); ++r)
+                copy_far(output + r * size, region.of_rank(r) + places_[r], size);
             return sync(call);
         }
     }

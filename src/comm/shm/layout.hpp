@@ -82,7 +82,7 @@ struct alignas(page_size) Header {
     uint64_t channel_size;
     uint64_t total_size;
     alignas(cache_line) std::atomic<uint32_t> alarm;  // not 0: some rank has a failure to tell
-    Bell bell;                                         // rung when a synchronisation point is complete
+    Bell bell;                                        // rung when a synchronisation point is complete
 };
 static_assert(sizeof(Header) == page_size);
 

@@ -49,11 +49,11 @@ std::shared_ptr<Segment> Segment::attach(const Fd& memfd, size_t size) {
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
         throw Error(Code::corrupt, "a peer handed over shared memory that is not sealed against shrinking");
     }
-    struct stat status {};
+    struct stat status{};
     if (::fstat(memfd.get(), &status) != 0) throw os_error("cannot examine shared memory", errno);
     if (status.st_size < 0 || static_cast<size_t>(status.st_size) < size) {
-        throw Error(Code::corrupt, fmt::format("a peer handed over {} bytes of shared memory; {} were agreed",
-                                               status.st_size, size));
+        throw Error(Code::corrupt,
+                    fmt::format("a peer handed over {} bytes of shared memory; {} were agreed", status.st_size, size));
     }
     return map(memfd, size);
 }

@@ -167,8 +167,8 @@ void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline, const Slice
         if (link) {
             Hello hello;
             try {
-                static_cast<void>(link.receive(writable_bytes_of(hello), deadline.earlier(Deadline::in(milliseconds{2000})),
-                                               check));
+                static_cast<void>(
+                    link.receive(writable_bytes_of(hello), deadline.earlier(Deadline::in(milliseconds{2000})), check));
                 const auto rank = static_cast<size_t>(hello.rank);
                 const bool known = hello.magic == hello_magic && rank > 0 && rank < world() && !links_[rank] &&
                                    hello.endpoint == peers_[rank].endpoint && pid_matches(link, peers_[rank]);
@@ -278,9 +278,10 @@ std::shared_ptr<Buffer> ShmTransport::allocate(size_t size, uint64_t sequence, m
     ++last_buffer_;
     for (size_t r = 0; r < world(); ++r) {
         if (arrival(r).payload[0] == std::byte{0}) continue;
-        const Error base(Code::no_memory, fmt::format("rank {}: no buffer of {} bytes a rank: rank {} has no memory for it",
-                                                      rank_, size, r));
-        throw (error ? base.caused_by(*error) : base)
+        const Error base(
+            Code::no_memory,
+            fmt::format("rank {}: no buffer of {} bytes a rank: rank {} has no memory for it", rank_, size, r));
+        throw(error ? base.caused_by(*error) : base)
             .with_rank(static_cast<int>(rank_))
             .with_peer(static_cast<int>(r))
             .with_operation("allocate", static_cast<int64_t>(sequence));
@@ -335,8 +336,7 @@ void ShmTransport::sync(Call& call) {
         ring(header().bell);
     } else {
         shm::wait(
-            header().bell, patience_, all_here,
-            [this] { return alarmed(); }, [&] { check(call); });
+            header().bell, patience_, all_here, [this] { return alarmed(); }, [&] { check(call); });
     }
     if (!call.entered) {
         call.entered = true;
@@ -381,7 +381,8 @@ std::optional<Error> ShmTransport::told_failure(const std::string& headline) con
         std::array<char, sizeof record.text> text = record.text;
         text.back() = '\0';
         Code code = static_cast<Code>(record.code);
-        const int peer = record.peer >= 0 && static_cast<size_t>(record.peer) < world() ? record.peer : static_cast<int>(r);
+        const int peer =
+            record.peer >= 0 && static_cast<size_t>(record.peer) < world() ? record.peer : static_cast<int>(r);
         // What is known of a third rank, or of all, holds here too; the rest is that rank's own trouble.
         if (code != Code::timeout && code != Code::peer_lost && code != Code::mismatch) code = Code::aborted;
         const std::string what = headline.empty() ? std::string() : headline + " ended: ";
@@ -456,16 +457,16 @@ void ShmTransport::throw_timeout(const Call& call, const std::vector<int>& late)
         const JournalEntry entry = read_journal(page(static_cast<size_t>(rank)).journal);
         const bool entered = entry.sequence == call.sequence && entry.operation.collective == call.operation.collective;
         const bool stopped = process_is_stopped(peers_[static_cast<size_t>(rank)].pid);
-        who += fmt::format("{}{} {}{}", i == 0 ? "" : "; ", name_peer(rank),
-                           entered ? "entered it but does not go on"
-                                   : fmt::format("never entered it; {}", last_operation(rank)),
-                           stopped ? "; the process is stopped" : "");
+        who += fmt::format(
+            "{}{} {}{}", i == 0 ? "" : "; ", name_peer(rank),
+            entered ? "entered it but does not go on" : fmt::format("never entered it; {}", last_operation(rank)),
+            stopped ? "; the process is stopped" : "");
     }
     if (late.size() > 8) who += fmt::format("; and {} more", late.size() - 8);
     throw Error(Code::timeout,
-                fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, or raise timeout_ms", rank_,
-                            headline(call.operation, call.sequence), static_cast<double>(call.timeout.count()) / 1000,
-                            who, late[0]))
+                fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, or raise timeout_ms",
+                            rank_, headline(call.operation, call.sequence),
+                            static_cast<double>(call.timeout.count()) / 1000, who, late[0]))
         .with_peer(late[0]);
 }
 
@@ -479,7 +480,8 @@ void ShmTransport::compare_fingerprints(const Call& call) const {
     for (size_t r = 0; r < world(); ++r) {
         const uint64_t fingerprint = arrival(r).fingerprint;
         if (fingerprint != call.fingerprint && other < 0) other = static_cast<int>(r);
-        const auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == fingerprint; });
+        const auto group =
+            std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == fingerprint; });
         if (group == groups.end()) {
             groups.push_back({fingerprint, {static_cast<int>(r)}});
         } else {
@@ -495,8 +497,8 @@ void ShmTransport::compare_fingerprints(const Call& call) const {
                             calls.back());
     }
     if (std::adjacent_find(calls.begin(), calls.end()) != calls.end()) text += "; the lengths of single tensors differ";
-    throw Error(Code::mismatch, fmt::format("rank {}: the ranks disagree on operation #{}: {}. No data has moved", rank_,
-                                            call.sequence, text))
+    throw Error(Code::mismatch, fmt::format("rank {}: the ranks disagree on operation #{}: {}. No data has moved",
+                                            rank_, call.sequence, text))
         .with_rank(static_cast<int>(rank_))
         .with_peer(other)
         .with_operation(std::string(name_of(call.operation.collective)), static_cast<int64_t>(call.sequence));

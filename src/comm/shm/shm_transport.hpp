@@ -65,7 +65,7 @@ class ShmTransport final : public Transport {
     void begin(Call& call);
     void finish(Call& call);
     void sync(Call& call);  // the next synchronisation point
-    void pulse();  // now and then in long copies: interruption and alarm
+    void pulse();           // now and then in long copies: interruption and alarm
     void compare_fingerprints(const Call& call) const;
     void check(Call& call);  // in each slice of a wait
     // A rank has a failure to tell; its record was stored before the alarm.
@@ -95,7 +95,7 @@ class ShmTransport final : public Transport {
     void copy_far(std::byte* to, const std::byte* from, size_t n);  // a long copy, with a pulse
     // The region in which every rank has its `which` location, id 0 if there is none; places_[r] becomes the offset in
     // rank r's region, checked to leave room for `size` bytes.
-    [[nodiscard]] Region common_region(Location Arrival::*which, size_t size);
+    [[nodiscard]] Region common_region(Location Arrival::* which, size_t size);
 
     [[nodiscard]] size_t world() const { return plan_.world_size; }
     [[nodiscard]] Header& header() const { return *reinterpret_cast<Header*>(segment_->data()); }

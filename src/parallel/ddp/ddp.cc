@@ -44,8 +44,9 @@ void check(const std::vector<NamedTensor>& params, const DdpOptions& options) {
 std::vector<std::string> description(const std::vector<NamedTensor>& params, const DdpOptions& options) {
     std::vector<std::string> lines;
     lines.reserve(params.size() + 1);
-    lines.push_back(fmt::format("the options op {}, bucket_bytes {}, first_bucket_bytes {}", options.op == ReduceOp::avg ? "avg" : "sum",
-                                options.bucket_bytes, options.first_bucket_bytes));
+    lines.push_back(fmt::format("the options op {}, bucket_bytes {}, first_bucket_bytes {}",
+                                options.op == ReduceOp::avg ? "avg" : "sum", options.bucket_bytes,
+                                options.first_bucket_bytes));
     for (size_t i = 0; i < params.size(); ++i) {
         const auto& [name, tensor] = params[i];
         lines.push_back(fmt::format("parameter {} \"{}\" {} {}", i, name, name_of(tensor.dtype), tensor.shape.str()));

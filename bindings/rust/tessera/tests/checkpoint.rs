@@ -464,6 +464,9 @@ fn without_a_manifest_there_is_no_checkpoint() {
     assert_eq!(Checkpoint::open(&path).unwrap_err().code(), Code::NotFound);
     let saver = Saver::alone(root.path()).open().unwrap();
     let mut state = State::new().with("w", &Tensor::zeros(DType::F32, [1000]).unwrap());
+    let lost = saver.resume(&mut state).unwrap_err();
+    assert_eq!(lost.code(), Code::Corrupt, "latest names what is gone: no silent start from the beginning");
+    fs::remove_file(root.path().join("latest")).unwrap();
     assert_eq!(saver.resume(&mut state).unwrap(), 0);
     assert_eq!(Checkpoint::open(root.path().join("nowhere")).unwrap_err().code(), Code::NotFound);
     assert_eq!(Checkpoint::open("zero\0byte").unwrap_err().code(), Code::InvalidArgument);

@@ -204,7 +204,10 @@ class CheckpointTest {
         assertTrue(error.getMessage().contains("manifest"), error.getMessage());
         assertThrows(TesseraNotFoundException.class, () -> Checkpoint.open(root.resolve("nowhere")));
         try (Saver saver = Saver.at(null, root).open()) {
-            assertEquals(0, saver.resume(State.of("w", ramp(4)).put("note", "")));
+            final State state = State.of("w", ramp(4)).put("note", "");
+            assertThrows(TesseraCorruptException.class, () -> saver.resume(state), "latest names what is gone");
+            Files.delete(root.resolve("latest"));
+            assertEquals(0, saver.resume(state));
         }
     }
 
