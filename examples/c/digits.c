@@ -20,7 +20,7 @@ static long number[OPTIONS]; /* from STEPS on */
 static float train_x[TRAIN][PIXELS], test_x[HELD_OUT][PIXELS];
 static int train_y[TRAIN], test_y[HELD_OUT];
 static float w1[HIDDEN][PIXELS], b1[HIDDEN], w2[CLASSES][HIDDEN], b2[CLASSES];
-static int32_t rank, world;
+static int32_t rank, world, stop;
 
 static void usage(const char *what, const char *value) {
     fprintf(stderr, "digits: %s %s; see examples/README.md\n", what, value);
@@ -159,7 +159,6 @@ int main(int argc, char **argv) {
     tsr_saver *saver;
     CHECK(tsr_saver_create(comm, text[CHECKPOINTS], &saving, &saver));
     int64_t step, batch[TRAIN];
-    int32_t stop = 0;
     const tsr_tensor stop_flag = TSR_CPU_TENSOR(&stop, TSR_DTYPE_I32, 1, 1);
     CHECK(tsr_saver_resume(saver, state, &step)); /* 0 when there is nothing yet */
     if (rank == 0 && step == 0) printf("digits: %d ranks, from the beginning\n", (int)world);
