@@ -4,39 +4,51 @@
 
 namespace tsr {
 
-// One branch-free loop a case; the compiler vectorises each. __restrict holds: an optimizer's tensors do not overlap.
+namespace {
+
+// Each loop is plain code, inlined into one function for each instruction set, where the compiler vectorises it. Measured
+// on one core: Adam over 10,000 elements takes 0.9 ns an element plain, 0.45 with AVX2, 0.2 with AVX-512; over 4 million,
+// where memory bounds it, 1.15, 1.05, 0.9. __restrict holds: an optimizer's tensors do not overlap.
+#define TSR_INLINE [[gnu::always_inline]] inline
+
 template <class T>
-void sgd_update(T* __restrict param, const T* __restrict grad, T* __restrict buffer, size_t n, const SgdStep<T>& s) {
-    const SgdStep<T> c = s;  // a local copy: stores through T* cannot change it
-    const T lr = c.lr;
-    const auto gradient_at = [&](size_t i) {
-        return c.weight_decay != 0 ? grad[i] + c.weight_decay * param[i] : grad[i];
-    };
-    if (c.momentum == 0) {
-        for (size_t i = 0; i < n; ++i) param[i] -= lr * gradient_at(i);
+TSR_INLINE T decayed(T grad, T param, T weight_decay) {
+    return weight_decay != 0 ? grad + weight_decay * param : grad;
+}
+
+template <class T>
+TSR_INLINE void sgd_loops(T* __restrict param, const T* __restrict grad, T* __restrict buffer, size_t n,
+                          const SgdStep<T>& step) {
+    const auto [lr, momentum, one_minus_dampening, weight_decay, nesterov, first] = step;
+    if (momentum == 0) {
+        for (size_t i = 0; i < n; ++i) param[i] -= lr * decayed(grad[i], param[i], weight_decay);
         return;
     }
-    if (c.first) {
-        for (size_t i = 0; i < n; ++i) buffer[i] = gradient_at(i);
+    if (first) {
+        for (size_t i = 0; i < n; ++i) buffer[i] = decayed(grad[i], param[i], weight_decay);
     } else {
-        for (size_t i = 0; i < n; ++i) buffer[i] = c.momentum * buffer[i] + c.one_minus_dampening * gradient_at(i);
+        for (size_t i = 0; i < n; ++i) {
+            buffer[i] = momentum * buffer[i] + one_minus_dampening * decayed(grad[i], param[i], weight_decay);
+        }
     }
-    if (c.nesterov) {
-        for (size_t i = 0; i < n; ++i) param[i] -= lr * (gradient_at(i) + c.momentum * buffer[i]);
+    if (nesterov) {
+        for (size_t i = 0; i < n; ++i) {
+            param[i] -= lr * (decayed(grad[i], param[i], weight_decay) + momentum * buffer[i]);
+        }
     } else {
         for (size_t i = 0; i < n; ++i) param[i] -= lr * buffer[i];
     }
 }
 
 template <class T>
-void adam_update(T* __restrict param, const T* __restrict grad, T* __restrict exp_avg, T* __restrict exp_avg_sq,
-                 size_t n, const AdamStep<T>& s) {
-    const AdamStep<T> c = s;
+TSR_INLINE void adam_loop(T* __restrict param, const T* __restrict grad, T* __restrict exp_avg,
+                          T* __restrict exp_avg_sq, size_t n, const AdamStep<T>& step) {
+    const AdamStep<T> c = step;  // a local copy: stores through T* cannot change it
     // torch.lerp takes the form that is exact at the nearer end.
     const bool near_average = c.one_minus_beta1 < T(0.5);
     for (size_t i = 0; i < n; ++i) {
         const T old = param[i] * c.keep;
-        const T gradient = c.weight_decay != 0 ? grad[i] + c.weight_decay * old : grad[i];
+        const T gradient = decayed(grad[i], old, c.weight_decay);
         const T toward = gradient - exp_avg[i];
         const T average = near_average ? exp_avg[i] + c.one_minus_beta1 * toward : gradient - toward * c.beta1;
         const T square = c.beta2 * exp_avg_sq[i] + c.one_minus_beta2 * gradient * gradient;
@@ -46,9 +58,64 @@ void adam_update(T* __restrict param, const T* __restrict grad, T* __restrict ex
     }
 }
 
-template void sgd_update(float*, const float*, float*, size_t, const SgdStep<float>&);
-template void sgd_update(double*, const double*, double*, size_t, const SgdStep<double>&);
-template void adam_update(float*, const float*, float*, float*, size_t, const AdamStep<float>&);
-template void adam_update(double*, const double*, double*, double*, size_t, const AdamStep<double>&);
+#if defined(__x86_64__)
+template <class T>
+[[gnu::target("avx2")]] void sgd_avx2(T* p, const T* g, T* b, size_t n, const SgdStep<T>& step) {
+    sgd_loops(p, g, b, n, step);
+}
+template <class T>
+[[gnu::target("avx512f,prefer-vector-width=512")]] void sgd_avx512(T* p, const T* g, T* b, size_t n,
+                                                                   const SgdStep<T>& step) {
+    sgd_loops(p, g, b, n, step);
+}
+template <class T>
+[[gnu::target("avx2")]] void adam_avx2(T* p, const T* g, T* m, T* v, size_t n, const AdamStep<T>& step) {
+    adam_loop(p, g, m, v, n, step);
+}
+template <class T>
+[[gnu::target("avx512f,prefer-vector-width=512")]] void adam_avx512(T* p, const T* g, T* m, T* v, size_t n,
+                                                                    const AdamStep<T>& step) {
+    adam_loop(p, g, m, v, n, step);
+}
+#endif
+
+}  // namespace
+
+Vectors widest_vectors() {
+#if defined(__x86_64__)
+    static const Vectors widest = __builtin_cpu_supports("avx512f") != 0 ? Vectors::avx512
+                                  : __builtin_cpu_supports("avx2") != 0  ? Vectors::avx2
+                                                                         : Vectors::plain;
+    return widest;
+#else
+    return Vectors::plain;
+#endif
+}
+
+template <class T>
+void sgd_update(T* param, const T* grad, T* buffer, size_t n, const SgdStep<T>& step, Vectors vectors) {
+#if defined(__x86_64__)
+    if (vectors == Vectors::avx512) return sgd_avx512(param, grad, buffer, n, step);
+    if (vectors == Vectors::avx2) return sgd_avx2(param, grad, buffer, n, step);
+#endif
+    (void)vectors;
+    sgd_loops(param, grad, buffer, n, step);
+}
+
+template <class T>
+void adam_update(T* param, const T* grad, T* exp_avg, T* exp_avg_sq, size_t n, const AdamStep<T>& step,
+                 Vectors vectors) {
+#if defined(__x86_64__)
+    if (vectors == Vectors::avx512) return adam_avx512(param, grad, exp_avg, exp_avg_sq, n, step);
+    if (vectors == Vectors::avx2) return adam_avx2(param, grad, exp_avg, exp_avg_sq, n, step);
+#endif
+    (void)vectors;
+    adam_loop(param, grad, exp_avg, exp_avg_sq, n, step);
+}
+
+template void sgd_update(float*, const float*, float*, size_t, const SgdStep<float>&, Vectors);
+template void sgd_update(double*, const double*, double*, size_t, const SgdStep<double>&, Vectors);
+template void adam_update(float*, const float*, float*, float*, size_t, const AdamStep<float>&, Vectors);
+template void adam_update(double*, const double*, double*, double*, size_t, const AdamStep<double>&, Vectors);
 
 }  // namespace tsr

@@ -1,10 +1,14 @@
 // The element loops of the optimizers, for float and double. Compiled with -ffp-contract=off, so that no machine and no
-// compiler fuses a multiplication with an addition: every build gives the same bits.
+// compiler fuses a multiplication with an addition: every build and every width of vectors gives the same bits.
 #pragma once
 
 #include <cstddef>
 
 namespace tsr {
+
+enum class Vectors { plain, avx2, avx512 };
+// Of this processor.
+[[nodiscard]] Vectors widest_vectors();
 
 template <class T>
 struct SgdStep {
@@ -18,7 +22,8 @@ struct SgdStep {
 
 // `buffer` is not read or written without momentum.
 template <class T>
-void sgd_update(T* param, const T* grad, T* buffer, size_t n, const SgdStep<T>& step);
+void sgd_update(T* param, const T* grad, T* buffer, size_t n, const SgdStep<T>& step,
+                Vectors vectors = widest_vectors());
 
 template <class T>
 struct AdamStep {
@@ -34,6 +39,7 @@ struct AdamStep {
 };
 
 template <class T>
-void adam_update(T* param, const T* grad, T* exp_avg, T* exp_avg_sq, size_t n, const AdamStep<T>& step);
+void adam_update(T* param, const T* grad, T* exp_avg, T* exp_avg_sq, size_t n, const AdamStep<T>& step,
+                 Vectors vectors = widest_vectors());
 
 }  // namespace tsr

@@ -6,10 +6,12 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <random>
 
 #include "base/error.hpp"
 #include "golden.hpp"
 #include "optim/adam.hpp"
+#include "optim/kernels.hpp"
 #include "optim/sgd.hpp"
 
 namespace tsr {
@@ -127,6 +129,43 @@ TEST(Adam, EveryElementOfALongTensorIsUpdatedAlike) {
     Adam optimizer(model.params(), {.weight_decay = 0.1, .decay = Decay::decoupled});
     for (int step = 0; step < 3; ++step) optimizer.step();
     for (size_t i = 1; i < 1031; ++i) ASSERT_EQ(model.values[0][i], model.values[0][0]) << "element " << i;
+}
+
+// Random numbers over many magnitudes through each instruction set that this machine has.
+template <class T>
+void expect_all_vectors_give_the_same_bits() {
+    constexpr size_t n = 1031;
+    std::mt19937 random(20261121);
+    std::lognormal_distribution<T> magnitude(T(-3), T(4));
+    std::vector<T> start(n);
+    std::vector<T> grad(n);
+    for (T& x : start) x = magnitude(random) * (random() % 2 == 0 ? 1 : -1);
+    for (T& x : grad) x = magnitude(random) * (random() % 2 == 0 ? 1 : -1);
+    const auto run = [&](Vectors vectors) {
+        std::vector<T> param = start;
+        std::vector<T> buffer(n);
+        std::vector<T> average(n);
+        std::vector<T> square(n);
+        for (int step = 0; step < 3; ++step) {
+            sgd_update(param.data(), grad.data(), buffer.data(), n,
+                       SgdStep<T>{T(0.1), T(0.9), T(0.75), T(0.01), step == 1, step == 0}, vectors);
+            adam_update(param.data(), grad.data(), average.data(), square.data(), n,
+                        AdamStep<T>{T(0.9), T(0.1), T(0.999), T(0.001), T(0.01), T(0.3), T(1e-8), T(0.1), T(0.99)},
+                        vectors);
+        }
+        param.insert(param.end(), square.begin(), square.end());
+        return param;
+    };
+    const auto plain = run(Vectors::plain);
+    for (const Vectors vectors : {Vectors::avx2, Vectors::avx512}) {
+        if (vectors > widest_vectors()) break;
+        EXPECT_EQ(run(vectors), plain) << "set " << static_cast<int>(vectors);
+    }
+}
+
+TEST(Kernels, EveryInstructionSetGivesTheSameBits) {
+    expect_all_vectors_give_the_same_bits<float>();
+    expect_all_vectors_give_the_same_bits<double>();
 }
 
 TEST(Optimizer, MomentsAreNamedTensorsOfTheParametersShape) {
