@@ -98,7 +98,11 @@ std::vector<Tensor> tensors_in(const tsr_tensor* tensors, size_t n, const char* 
     if (n > 0) required(tensors, what);
     std::vector<Tensor> out;
     out.reserve(n);
-    for (size_t i = 0; i < n; ++i) out.push_back(tensor_in(&tensors[i], fmt::format("{}[{}]", what, i).c_str()));
+    // The usual single tensor costs no formatting of a name that only an error would show.
+    if (n == 1) out.push_back(tensor_in(tensors, what));
+    for (size_t i = 0; n > 1 && i < n; ++i) {
+        out.push_back(tensor_in(&tensors[i], fmt::format("{}[{}]", what, i).c_str()));
+    }
     return out;
 }
 

@@ -223,7 +223,7 @@ ChannelEnd ShmTransport::channel(size_t from, size_t to) const {
 std::unique_ptr<Transfer> ShmTransport::start(const Request& request, uint64_t sequence, Deadline deadline) {
     auto transfer = std::make_unique<ShmTransfer>(*this, request, sequence, deadline);
     write_journal(operation_of(request), sequence);
-    throw_if_alarmed(transfer->headline());
+    if (alarmed()) throw_if_alarmed(transfer->headline());
     return transfer;
 }
 
@@ -233,14 +233,13 @@ void ShmTransport::wait(std::span<Transfer* const> transfers, const std::atomic<
                std::any_of(transfers.begin(), transfers.end(),
                            [](Transfer* t) { return static_cast<ShmTransfer*>(t)->may_move(); });
     };
-    const auto alarmed = [this] { return header().alarm.load(std::memory_order_relaxed) != 0; };
     bool checked = false;
     const auto slice_done = [&] { return checked || ready(); };
-    shm::wait(page(rank_).bell, patience_, slice_done, alarmed, [&] {
+    shm::wait(page(rank_).bell, patience_, slice_done, [this] { return alarmed(); }, [&] {
         checked = true;  // the caller looks at deadlines
         for (Transfer* transfer : transfers) {
             const auto& t = static_cast<ShmTransfer&>(*transfer);
-            throw_if_alarmed(t.headline());
+            if (alarmed()) throw_if_alarmed(t.headline());
             const bool died = watch_.is_dead(t.peer());
             const bool left = page(static_cast<size_t>(t.peer())).left.load(std::memory_order_acquire) != 0;
             if ((died || left) && !t.may_move()) throw lost(t.peer(), t.headline(), !left);

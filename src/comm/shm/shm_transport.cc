@@ -307,7 +307,7 @@ void ShmTransport::write_journal(const Operation& operation, uint64_t sequence) 
 void ShmTransport::begin(Call& call) {
     call.fingerprint = fingerprint_of(call.request, call.operation);
     write_journal(call.operation, call.sequence);
-    throw_if_alarmed(headline(call.operation, call.sequence));
+    if (alarmed()) throw_if_alarmed(headline(call.operation, call.sequence));
 }
 
 void ShmTransport::finish(Call& call) {
@@ -336,8 +336,7 @@ void ShmTransport::sync(Call& call) {
         ring(header().bell);
     } else {
         shm::wait(
-            header().bell, patience_, all_here, [this] { return header().alarm.load(std::memory_order_relaxed) != 0; },
-            [&] { check(call); });
+            header().bell, patience_, all_here, [this] { return alarmed(); }, [&] { check(call); });
     }
     if (!call.entered) {
         call.entered = true;
@@ -348,7 +347,7 @@ void ShmTransport::sync(Call& call) {
 
 void ShmTransport::pulse() {
     poll_interrupt();
-    if (header().alarm.load(std::memory_order_relaxed) != 0) throw_if_alarmed("an operation");
+    if (alarmed()) throw_if_alarmed("an operation");
 }
 
 void ShmTransport::wake() { ring(page(rank_).bell); }
@@ -395,7 +394,7 @@ std::optional<Error> ShmTransport::told_failure(const std::string& headline) con
 }
 
 void ShmTransport::throw_if_alarmed(const std::string& headline) const {
-    if (header().alarm.load(std::memory_order_seq_cst) == 0) return;
+    if (!alarmed()) return;
     {
         const std::lock_guard lock(failure_mutex_);
         if (failure_) throw Error(*failure_);
@@ -525,7 +524,7 @@ void ShmTransport::abort(const Error& error) {
 
 std::optional<Error> ShmTransport::peer_error() const {
     if (const int dead = first_dead(); dead >= 0) return lost(dead, "", true);
-    if (header().alarm.load(std::memory_order_seq_cst) == 0) return std::nullopt;
+    if (!alarmed()) return std::nullopt;
     return told_failure("");
 }
 

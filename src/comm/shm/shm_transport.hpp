@@ -68,6 +68,8 @@ class ShmTransport final : public Transport {
     void pulse();           // now and then in long copies: interruption and alarm
     void compare_fingerprints(const Call& call) const;
     void check(Call& call);  // in each slice of a wait
+    // A rank has a failure to tell; its record was stored before the alarm.
+    [[nodiscard]] bool alarmed() const { return header().alarm.load(std::memory_order_seq_cst) != 0; }
     void throw_if_alarmed(const std::string& headline) const;
     [[noreturn]] void throw_timeout(const Call& call, const std::vector<int>& late) const;
     [[nodiscard]] std::optional<Error> told_failure(const std::string& headline) const;
