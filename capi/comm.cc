@@ -109,7 +109,8 @@ tsr_status tsr_comm_create(tsr_store* store, int32_t rank, int32_t world_size, c
                            tsr_comm** out) {
     return guard([&] {
         create(out, [&] {
-            return Communicator::create(object_of(store, "store"), rank, world_size,
+            const auto& meeting = object_of(store, "store");
+            return Communicator::create(meeting, rank, world_size,
                                         options_over(CommOptions::from_environment(), options));
         });
     });
@@ -244,8 +245,9 @@ tsr_status tsr_work_error(const tsr_work* work, tsr_error** error) {
 
 tsr_status tsr_work_on_done(const tsr_work* work, tsr_work_fn fn, void* user_data, tsr_destroy_fn destroy_data) {
     return guard([&] {
+        const auto& w = object_of(work, "work");
         if (fn == nullptr) throw tsr::Error(tsr::Code::invalid_argument, "fn is NULL");
-        object_of(work, "work")->on_done([fn, user_data, destroy_data](const std::optional<tsr::Error>& error) {
+        w->on_done([fn, user_data, destroy_data](const std::optional<tsr::Error>& error) {
             fn(error ? static_cast<tsr_status>(error->code()) : TSR_OK, user_data);
             if (destroy_data != nullptr) destroy_data(user_data);
         });

@@ -33,9 +33,10 @@ tsr_status tsr_ddp_create(tsr_comm* comm, const tsr_param* params, size_t n, con
                           tsr_ddp** out) {
     return guard([&] {
         create(out, [&] {
+            const auto& ranks = object_of(comm, "comm");
             const auto o = options_in(options, default_options, "options");
             return std::make_shared<tsr::Ddp>(
-                object_of(comm, "comm"), params_in(params, n),
+                ranks, params_in(params, n),
                 tsr::DdpOptions{o.bucket_bytes, o.first_bucket_bytes, static_cast<tsr::ReduceOp>(o.op)});
         });
     });

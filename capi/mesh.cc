@@ -33,8 +33,10 @@ extern "C" {
 tsr_status tsr_mesh_create(tsr_comm* comm, const char* const* names, const int32_t* sizes, int32_t ndim,
                            tsr_mesh** out) {
     return guard([&] {
-        create(out,
-               [&] { return std::make_shared<MeshObject>(*object_of(comm, "comm"), shape_in(names, sizes, ndim)); });
+        create(out, [&] {
+            tsr::Communicator& ranks = *object_of(comm, "comm");
+            return std::make_shared<MeshObject>(ranks, shape_in(names, sizes, ndim));
+        });
     });
 }
 

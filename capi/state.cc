@@ -170,9 +170,10 @@ tsr_status tsr_state_add_tensor(tsr_state* state, const char* name, const tsr_te
 tsr_status tsr_state_add_sharded(tsr_state* state, const char* name, const tsr_layout* layout, tsr_dtype dtype,
                                  const tsr_tensor* pieces, int32_t rank) {
     return guard([&] {
+        const auto& s = object_of(state, "state");
         const tsr::Layout& l = *object_of(layout, "layout");
         const auto list = tensors_in(pieces, l.boxes_of(rank).size(), "pieces");
-        object_of(state, "state")->add_sharded(text(name, "name"), l, static_cast<tsr::DType>(dtype), list, rank);
+        s->add_sharded(text(name, "name"), l, static_cast<tsr::DType>(dtype), list, rank);
     });
 }
 

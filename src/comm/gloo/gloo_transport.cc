@@ -57,9 +57,7 @@ GlooTransport::GlooTransport(Bootstrap bootstrap)
 }
 
 GlooTransport::~GlooTransport() {
-    Notice notice;
-    notice.kind = Notice::Kind::left;
-    tell_all(notice);
+    GlooTransport::leave();
     // What was written to a socket arrives after the connection is closed, too.
     const auto until = Clock::now() + farewell_time;
     for (const auto& flight : farewell_flights_) {
@@ -357,6 +355,12 @@ void GlooTransport::abort(const Error& error) {
         tell_all(notice);
     }
     waker_.wake();
+}
+
+void GlooTransport::leave() {
+    Notice notice;
+    notice.kind = Notice::Kind::left;
+    tell_all(notice);
 }
 
 std::optional<Error> GlooTransport::peer_error() const {

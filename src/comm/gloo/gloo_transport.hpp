@@ -35,6 +35,7 @@ class GlooTransport final : public Transport {
     void wake() override { waker_.wake(); }
     [[nodiscard]] std::shared_ptr<Buffer> allocate(size_t size, uint64_t sequence, milliseconds timeout) override;
     void abort(const Error& error) override;
+    void leave() override;
     [[nodiscard]] std::optional<Error> peer_error() const override;
 
    private:

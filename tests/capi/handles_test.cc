@@ -1,0 +1,314 @@
+// Every function against arguments that are no arguments: NULL and 0 for everything, handles of another type, handles that
+// were destroyed. None may crash; each says what is wrong.
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "api.hpp"
+
+namespace {
+
+#define ALL_FUNCTIONS(F)                                                                                                 \
+    F(tsr_abi_version)                                                                                                   \
+    F(tsr_adam_create) F(tsr_adam_options_init) F(tsr_adamw_create) F(tsr_adamw_options_init) F(tsr_buffer_create) F(    \
+        tsr_buffer_data) F(tsr_buffer_destroy) F(tsr_checkpoint_destroy) F(tsr_checkpoint_load)                          \
+        F(tsr_checkpoint_manifest) F(tsr_checkpoint_open) F(tsr_checkpoint_path) F(tsr_checkpoint_read) F(               \
+            tsr_checkpoint_step) F(tsr_checkpoint_tensor) F(tsr_checkpoint_tensor_count) F(tsr_checkpoint_verify)        \
+            F(tsr_comm_abort) F(tsr_comm_all_gather) F(tsr_comm_all_gather_v) F(tsr_comm_all_reduce) F(                  \
+                tsr_comm_all_to_all) F(tsr_comm_barrier) F(tsr_comm_broadcast) F(tsr_comm_create) F(tsr_comm_destroy)    \
+                F(tsr_comm_error) F(tsr_comm_finalize) F(tsr_comm_from_env) F(tsr_comm_gather) F(                        \
+                    tsr_comm_options_init) F(tsr_comm_rank) F(tsr_comm_recv) F(tsr_comm_reduce)                          \
+                    F(tsr_comm_reduce_scatter) F(tsr_comm_scatter) F(tsr_comm_send) F(tsr_comm_split) F(                 \
+                        tsr_comm_transport) F(tsr_comm_world_size) F(tsr_ddp_adam) F(tsr_ddp_adamw) F(tsr_ddp_create)    \
+                        F(tsr_ddp_destroy) F(tsr_ddp_grad) F(tsr_ddp_options_init) F(tsr_ddp_param) F(                   \
+                            tsr_ddp_param_count) F(tsr_ddp_ready) F(tsr_ddp_ready_all) F(tsr_ddp_sgd) F(tsr_ddp_wait)    \
+                            F(tsr_ddp_zero_grad) F(tsr_error_cause) F(tsr_error_code) F(tsr_error_destroy) F(            \
+                                tsr_error_last) F(tsr_error_message) F(tsr_error_native) F(tsr_error_operation)          \
+                                F(tsr_error_peer) F(tsr_error_rank) F(tsr_error_retriable) F(tsr_error_sequence) F(      \
+                                    tsr_error_take) F(tsr_interrupt_set) F(tsr_layout_box) F(tsr_layout_box_count)       \
+                                    F(tsr_layout_create) F(tsr_layout_destroy) F(tsr_layout_from_boxes) F(               \
+                                        tsr_library_path) F(tsr_load_options_init) F(tsr_log_set_callback)               \
+                                        F(tsr_log_set_level) F(tsr_mesh_comm) F(tsr_mesh_create) F(tsr_mesh_destroy) F(  \
+                                            tsr_mesh_dim) F(tsr_mesh_ndim) F(tsr_optimizer_destroy) F(tsr_optimizer_lr)  \
+                                            F(tsr_optimizer_set_lr) F(tsr_optimizer_step) F(tsr_optimizer_steps) F(      \
+                                                tsr_optimizer_zero_grad) F(tsr_preempt_requested) F(tsr_record_error)    \
+                                                F(tsr_sampler_create) F(tsr_sampler_destroy) F(tsr_sampler_next) F(      \
+                                                    tsr_sampler_options_init) F(tsr_sampler_position)                    \
+                                                    F(tsr_sampler_set_epoch) F(tsr_saver_create) F(tsr_saver_destroy) F( \
+                                                        tsr_saver_options_init) F(tsr_saver_resume) F(tsr_saver_save)    \
+                                                        F(tsr_saver_save_async) F(tsr_saver_wait) F(tsr_sgd_create) F(   \
+                                                            tsr_sgd_options_init) F(tsr_state_add_ddp)                   \
+                                                            F(tsr_state_add_optimizer) F(tsr_state_add_sampler) F(       \
+                                                                tsr_state_add_sharded) F(tsr_state_add_tensor)           \
+                                                                F(tsr_state_create) F(tsr_state_destroy) F(              \
+                                                                    tsr_state_get_double) F(tsr_state_get_int64)         \
+                                                                    F(tsr_state_get_value) F(tsr_state_set_double) F(    \
+                                                                        tsr_state_set_int64) F(tsr_state_set_metric)     \
+                                                                        F(tsr_state_set_value) F(tsr_status_name) F(     \
+                                                                            tsr_store_add) F(tsr_store_compare_set)      \
+                                                                            F(tsr_store_delete) F(tsr_store_destroy) F(  \
+                                                                                tsr_store_get) F(tsr_store_open)         \
+                                                                                F(tsr_store_options_init) F(             \
+                                                                                    tsr_store_serve)                     \
+                                                                                    F(tsr_store_server_destroy) F(       \
+                                                                                        tsr_store_server_port)           \
+                                                                                        F(tsr_store_set) F(              \
+                                                                                            tsr_store_wait)              \
+                                                                                            F(tsr_version) F(            \
+                                                                                                tsr_work_destroy)        \
+                                                                                                F(tsr_work_error) F(     \
+                                                                                                    tsr_work_on_done)    \
+                                                                                                    F(tsr_work_test) F(  \
+                                                                                                        tsr_work_wait)
+
+// Functions that take NULL and 0 for an answer: what they do then is said in the headers.
+const std::set<std::string> take_nothing{"tsr_log_set_callback", "tsr_interrupt_set"};
+
+struct Called {
+    std::string name;
+    tsr_status status;
+    std::string message;
+};
+
+template <class R, class... A>
+void call_with_nothing(const char* name, R (*function)(A...), std::vector<Called>& calls) {
+    if constexpr (std::is_same_v<R, tsr_status>) {
+        // An int32_t is a status only for the functions that promise one.
+        const tsr_status status = function(A{}...);
+        calls.push_back({name, status, api::message()});
+    } else {
+        function(A{}...);
+        calls.push_back({name, TSR_OK, ""});
+    }
+}
+
+const std::set<std::string> answer_with_numbers{"tsr_error_code",   "tsr_error_rank",      "tsr_error_peer",
+                                                "tsr_error_native", "tsr_error_retriable", "tsr_preempt_requested"};
+
+TEST(Nothing, IsRefusedByEveryFunctionThatNeedsSomething) {
+    std::vector<Called> calls;
+#define F(name) call_with_nothing(#name, name, calls);
+    ALL_FUNCTIONS(F)
+#undef F
+    for (const Called& call : calls) {
+        if (answer_with_numbers.contains(call.name)) continue;
+        if (call.status == TSR_OK) {
+            EXPECT_TRUE(call.message.empty() || take_nothing.contains(call.name)) << call.name << " took nothing";
+            continue;
+        }
+        EXPECT_EQ(call.status, TSR_E_INVALID_ARGUMENT) << call.name << ": " << call.message;
+        if (call.name == "tsr_log_set_level") continue;  // has no pointer
+        EXPECT_THAT(call.message, ::testing::HasSubstr("NULL")) << call.name;
+    }
+}
+
+TEST(Nothing, WasTriedOnAllThatTheLibraryExports) {
+    std::set<std::string> tried;
+#define F(name) tried.insert(#name);
+    ALL_FUNCTIONS(F)
+#undef F
+    std::set<std::string> exported;
+    std::ifstream list(TESSERA_SOURCE_DIR "/capi/abi/symbols.txt");
+    for (std::string name; list >> name;) exported.insert(name);
+    EXPECT_EQ(tried, exported);
+}
+
+// One live handle of each type, in a job of one rank.
+struct Handles {
+    api::TemporaryDirectory directory;
+    std::string token = std::string(64, '5');
+    api::Array<float> value{{4}, 1.0F};
+    api::Array<float> grad{{4}, 1.0F};
+    api::Owned<tsr_store_server> server;
+    api::Owned<tsr_store> store;
+    api::Owned<tsr_comm> comm;
+    api::Owned<tsr_work> work;
+    api::Owned<tsr_buffer> buffer;
+    api::Owned<tsr_mesh> mesh;
+    api::Owned<tsr_layout> layout;
+    api::Owned<tsr_ddp> ddp;
+    api::Owned<tsr_optimizer> optimizer;
+    api::Owned<tsr_sampler> sampler;
+    api::Owned<tsr_state> state;
+    api::Owned<tsr_saver> saver;
+    api::Owned<tsr_checkpoint> checkpoint;
+
+    Handles() {
+        tsr_store_options options;
+        EXPECT_OK(tsr_store_options_init(&options, sizeof options));
+        options.token = token.c_str();
+        options.job_id = "handles";
+        EXPECT_OK(tsr_store_serve("127.0.0.1", 0, &options, server.out()));
+        uint16_t port = 0;
+        EXPECT_OK(tsr_store_server_port(server, &port));
+        EXPECT_OK(tsr_store_open(("tcp://127.0.0.1:" + std::to_string(port)).c_str(), &options, store.out()));
+        EXPECT_OK(tsr_comm_from_env(nullptr, comm.out()));
+        const tsr_tensor tensor = value.tensor();
+        EXPECT_OK(tsr_comm_all_reduce(comm, &tensor, 1, TSR_REDUCE_SUM, nullptr, work.out()));
+        EXPECT_OK(tsr_work_wait(work, 10000));
+        EXPECT_OK(tsr_buffer_create(comm, 64, buffer.out()));
+        const char* name = "dp";
+        const int32_t one = 1;
+        EXPECT_OK(tsr_mesh_create(comm, &name, &one, 1, mesh.out()));
+        const int64_t four = 4;
+        const tsr_placement whole{TSR_PLACE_REPLICATE, 0};
+        EXPECT_OK(tsr_layout_create(&four, 1, &one, &whole, 1, layout.out()));
+        const tsr_param param{"w", tensor};
+        EXPECT_OK(tsr_ddp_create(comm, &param, 1, nullptr, ddp.out()));
+        const tsr_tensor gradient = grad.tensor();
+        EXPECT_OK(tsr_sgd_create(&param, &gradient, 1, nullptr, optimizer.out()));
+        EXPECT_OK(tsr_sampler_create(comm, 10, nullptr, sampler.out()));
+        EXPECT_OK(tsr_state_create(state.out()));
+        EXPECT_OK(tsr_state_add_tensor(state, "w", &tensor));
+        EXPECT_OK(tsr_saver_create(comm, directory.path().c_str(), nullptr, saver.out()));
+        EXPECT_OK(tsr_saver_save(saver, 1, state));
+        EXPECT_OK(tsr_checkpoint_open(directory.path().c_str(), checkpoint.out()));
+    }
+
+    // By type: the handle, so that a function's first parameter finds its own.
+    template <class T>
+    T* get() {
+        if constexpr (std::is_same_v<T, tsr_store_server>) return server;
+        if constexpr (std::is_same_v<T, tsr_store>) return store;
+        if constexpr (std::is_same_v<T, tsr_comm>) return comm;
+        if constexpr (std::is_same_v<T, tsr_work>) return work;
+        if constexpr (std::is_same_v<T, tsr_buffer>) return buffer;
+        if constexpr (std::is_same_v<T, tsr_mesh>) return mesh;
+        if constexpr (std::is_same_v<T, tsr_layout>) return layout;
+        if constexpr (std::is_same_v<T, tsr_ddp>) return ddp;
+        if constexpr (std::is_same_v<T, tsr_optimizer>) return optimizer;
+        if constexpr (std::is_same_v<T, tsr_sampler>) return sampler;
+        if constexpr (std::is_same_v<T, tsr_state>) return state;
+        if constexpr (std::is_same_v<T, tsr_saver>) return saver;
+        if constexpr (std::is_same_v<T, tsr_checkpoint>) return checkpoint;
+        return nullptr;
+    }
+};
+
+template <class T>
+constexpr bool is_handle =
+    std::is_same_v<T, tsr_store_server> || std::is_same_v<T, tsr_store> || std::is_same_v<T, tsr_comm> ||
+    std::is_same_v<T, tsr_work> || std::is_same_v<T, tsr_buffer> || std::is_same_v<T, tsr_mesh> ||
+    std::is_same_v<T, tsr_layout> || std::is_same_v<T, tsr_ddp> || std::is_same_v<T, tsr_optimizer> ||
+    std::is_same_v<T, tsr_sampler> || std::is_same_v<T, tsr_state> || std::is_same_v<T, tsr_saver> ||
+    std::is_same_v<T, tsr_checkpoint>;
+
+// Calls every function whose first parameter is a handle, with the handle that `choose` gives for its type, and something
+// that can be written to for each pointer after it.
+alignas(64) std::array<std::byte, 4096> scratch;
+
+template <class T>
+T filler() {
+    if constexpr (std::is_pointer_v<T> && std::is_object_v<std::remove_pointer_t<T>>) {
+        if constexpr (std::is_same_v<T, const char*>) return "x";
+        if constexpr (requires { sizeof(std::remove_pointer_t<T>); }) {
+            if constexpr (!is_handle<std::remove_const_t<std::remove_pointer_t<T>>>) {
+                scratch.fill(std::byte{0});
+                return reinterpret_cast<T>(scratch.data());
+            }
+        }
+    }
+    return T{};
+}
+
+template <class Choose, class R, class First, class... Rest>
+void call_with_handle(const char* name, R (*function)(First*, Rest...), std::vector<Called>& calls,
+                      const Choose& choose) {
+    using Handle = std::remove_const_t<First>;
+    if constexpr (is_handle<Handle> && std::is_same_v<R, tsr_status>) {
+        const tsr_status status = function(choose.template operator()<Handle>(), filler<Rest>()...);
+        calls.push_back({name, status, api::message()});
+    }
+}
+template <class Choose, class R, class... A>
+void call_with_handle(const char*, R (*)(A...), std::vector<Called>&, const Choose&) {}
+
+TEST(WrongHandle, IsRefusedByEveryFunction) {
+    Handles handles;
+    std::vector<Called> calls;
+    const auto another = [&]<class T>() {
+        return std::is_same_v<T, tsr_sampler> ? reinterpret_cast<T*>(handles.get<tsr_state>())
+                                              : reinterpret_cast<T*>(handles.get<tsr_sampler>());
+    };
+#define F(name) call_with_handle(#name, name, calls, another);
+    ALL_FUNCTIONS(F)
+#undef F
+    EXPECT_GT(calls.size(), 60U);
+    for (const Called& call : calls) {
+        EXPECT_EQ(call.status, TSR_E_INVALID_ARGUMENT) << call.name << ": " << call.message;
+        EXPECT_THAT(call.message, ::testing::HasSubstr("is not a handle of the expected type")) << call.name;
+    }
+    int64_t epoch = 0;
+    EXPECT_OK(tsr_sampler_position(handles.sampler, &epoch, nullptr)) << "the abused handle is unharmed";
+}
+
+TEST(WrongHandle, IsLeftAloneByDestroy) {
+    Handles handles;
+    tsr_optimizer_destroy(reinterpret_cast<tsr_optimizer*>(handles.get<tsr_sampler>()));
+    tsr_comm_destroy(reinterpret_cast<tsr_comm*>(handles.get<tsr_sampler>()));
+    int64_t epoch = 0;
+    EXPECT_OK(tsr_sampler_position(handles.sampler, &epoch, nullptr));
+}
+
+TEST(DestroyedHandle, IsRefusedByEveryFunction) {
+    std::vector<Called> calls;
+    std::map<std::string, void*> dead;
+    {
+        Handles handles;
+        dead = {{"server", handles.server},
+                {"store", handles.store},
+                {"comm", handles.comm},
+                {"work", handles.work},
+                {"buffer", handles.buffer},
+                {"mesh", handles.mesh},
+                {"layout", handles.layout},
+                {"ddp", handles.ddp},
+                {"optimizer", handles.optimizer},
+                {"sampler", handles.sampler},
+                {"state", handles.state},
+                {"saver", handles.saver},
+                {"checkpoint", handles.checkpoint}};
+    }
+    const auto destroyed = [&]<class T>() -> T* {
+        const char* key = std::is_same_v<T, tsr_store_server> ? "server"
+                          : std::is_same_v<T, tsr_store>      ? "store"
+                          : std::is_same_v<T, tsr_comm>       ? "comm"
+                          : std::is_same_v<T, tsr_work>       ? "work"
+                          : std::is_same_v<T, tsr_buffer>     ? "buffer"
+                          : std::is_same_v<T, tsr_mesh>       ? "mesh"
+                          : std::is_same_v<T, tsr_layout>     ? "layout"
+                          : std::is_same_v<T, tsr_ddp>        ? "ddp"
+                          : std::is_same_v<T, tsr_optimizer>  ? "optimizer"
+                          : std::is_same_v<T, tsr_sampler>    ? "sampler"
+                          : std::is_same_v<T, tsr_state>      ? "state"
+                          : std::is_same_v<T, tsr_saver>      ? "saver"
+                                                              : "checkpoint";
+        return static_cast<T*>(dead.at(key));
+    };
+#define F(name) call_with_handle(#name, name, calls, destroyed);
+    ALL_FUNCTIONS(F)
+#undef F
+    for (const Called& call : calls) {
+        EXPECT_EQ(call.status, TSR_E_INVALID_STATE) << call.name << ": " << call.message;
+        EXPECT_THAT(call.message, ::testing::HasSubstr("was destroyed before this call")) << call.name;
+    }
+    tsr_sampler_destroy(static_cast<tsr_sampler*>(dead.at("sampler")));  // twice
+    tsr_comm_destroy(static_cast<tsr_comm*>(dead.at("comm")));
+}
+
+TEST(DestroyedHandle, IsRefusedAsALaterArgument) {
+    Handles handles;
+    auto* sampler = handles.get<tsr_sampler>();
+    handles.sampler.reset();
+    EXPECT_FAILS(tsr_state_add_sampler(handles.state, "data", sampler), TSR_E_INVALID_STATE, "destroyed");
+    EXPECT_FAILS(tsr_state_add_sampler(handles.state, "data", nullptr), TSR_E_INVALID_ARGUMENT, "NULL");
+    EXPECT_FAILS(tsr_state_add_ddp(handles.state, "model", reinterpret_cast<tsr_ddp*>(handles.get<tsr_state>())),
+                 TSR_E_INVALID_ARGUMENT, "not a handle of the expected type");
+    EXPECT_FAILS(tsr_checkpoint_load(handles.checkpoint, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "NULL");
+    auto* state = handles.get<tsr_state>();
+    handles.state.reset();
+    EXPECT_FAILS(tsr_checkpoint_load(handles.checkpoint, state, nullptr), TSR_E_INVALID_STATE, "destroyed");
+    EXPECT_FAILS(tsr_saver_save(handles.saver, 2, state), TSR_E_INVALID_STATE, "destroyed");
+}
+
+}  // namespace
