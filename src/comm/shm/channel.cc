@@ -235,17 +235,19 @@ void ShmTransport::wait(std::span<Transfer* const> transfers, const std::atomic<
     };
     bool checked = false;
     const auto slice_done = [&] { return checked || ready(); };
-    shm::wait(page(rank_).bell, patience_, slice_done, [this] { return alarmed(); }, [&] {
-        checked = true;  // the caller looks at deadlines
-        for (Transfer* transfer : transfers) {
-            const auto& t = static_cast<ShmTransfer&>(*transfer);
-            if (alarmed()) throw_if_alarmed(t.headline());
-            const bool died = watch_.is_dead(t.peer());
-            const bool left = page(static_cast<size_t>(t.peer())).left.load(std::memory_order_acquire) != 0;
-            if ((died || left) && !t.may_move()) throw lost(t.peer(), t.headline(), !left);
-        }
-        poll_interrupt();
-    });
+    shm::wait(
+        page(rank_).bell, patience_, slice_done, [this] { return alarmed(); },
+        [&] {
+            checked = true;  // the caller looks at deadlines
+            for (Transfer* transfer : transfers) {
+                const auto& t = static_cast<ShmTransfer&>(*transfer);
+                if (alarmed()) throw_if_alarmed(t.headline());
+                const bool died = watch_.is_dead(t.peer());
+                const bool left = page(static_cast<size_t>(t.peer())).left.load(std::memory_order_acquire) != 0;
+                if ((died || left) && !t.may_move()) throw lost(t.peer(), t.headline(), !left);
+            }
+            poll_interrupt();
+        });
 }
 
 }  // namespace tsr::shm

@@ -335,8 +335,7 @@ void ShmTransport::sync(Call& call) {
         // Maybe the last to come (the last in the single order of the stores sees all stamps, so one rank gets here).
         ring(header().bell);
     } else {
-        shm::wait(
-            header().bell, patience_, all_here, [this] { return alarmed(); }, [&] { check(call); });
+        shm::wait(header().bell, patience_, all_here, [this] { return alarmed(); }, [&] { check(call); });
     }
     if (!call.entered) {
         call.entered = true;
