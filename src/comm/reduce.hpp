@@ -3,6 +3,8 @@
 // sum by the number of inputs at the end (integers in a wider type, truncated towards zero); integer sum and prod wrap.
 // A result of f16 or bf16 that is not a number is always the same quiet NaN; of f32 and f64 the payload is left open.
 // min and max pass a NaN of any input on; of zeros with different signs either may be taken, but the same everywhere.
+// Which NaN comes out when several go in is not specified (each element is computed once, or by the same code on every
+// rank, so the ranks still agree).
 #pragma once
 
 #include <cstddef>

@@ -249,7 +249,7 @@ void GlooTransport::throw_known_failure(const std::string& headline) const {
     const std::lock_guard lock(view_mutex_);
     if (const auto told = told_failure(headline)) {
         const std::lock_guard failure_lock(failure_mutex_);
-        adopted_ = true;
+        adopted_ = *std::ranges::find(views_, PeerState::failed, &PeerView::state)->farewell;
         throw Error(*told);
     }
 }
@@ -339,21 +339,19 @@ void GlooTransport::compare_fingerprints(const Call& call, uint64_t own) const {
 }
 
 void GlooTransport::abort(const Error& error) {
-    bool tell = false;
+    Notice notice;
+    notice.kind = Notice::Kind::failed;
+    notice.code = static_cast<int32_t>(error.code());
+    notice.peer = error.record()->peer;
+    std::strncpy(reinterpret_cast<char*>(notice.bytes.data()), error.what(), Notice::inline_size - 1);
     {
         const std::lock_guard lock(failure_mutex_);
         if (failure_) return;
         failure_ = error;
-        tell = !adopted_;
+        // A peer may hear of this rank's end before it hears of the first failure.
+        if (adopted_) notice = *adopted_;
     }
-    if (tell) {
-        Notice notice;
-        notice.kind = Notice::Kind::failed;
-        notice.code = static_cast<int32_t>(error.code());
-        notice.peer = error.record()->peer;
-        std::strncpy(reinterpret_cast<char*>(notice.bytes.data()), error.what(), Notice::inline_size - 1);
-        tell_all(notice);
-    }
+    tell_all(notice);
     waker_.wake();
 }
 

@@ -126,7 +126,7 @@ class GlooTransport final : public Transport {
 
     mutable std::mutex failure_mutex_;  // guards failure_, adopted_, farewell_ and its flights
     std::optional<Error> failure_;
-    mutable bool adopted_ = false;  // the failure was told by a peer, which told everyone
+    mutable std::optional<Notice> adopted_;  // the failure was told by a peer: told on as it was
     std::unique_ptr<Notice> farewell_;
     std::vector<std::unique_ptr<Flight>> farewell_flights_;
 
