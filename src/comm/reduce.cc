@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #if defined(__x86_64__)
@@ -34,9 +35,8 @@ TSR_INLINE float widen(BFloat value) { return std::bit_cast<float>(static_cast<u
 TSR_INLINE BFloat narrow_bfloat(float value) {
     const auto bits = std::bit_cast<uint32_t>(value);
     const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const uint32_t quiet_nan = (bits >> 16) | 0x40;
     const bool nan = (bits & 0x7fffffff) > 0x7f800000;
-    return {static_cast<uint16_t>(nan ? quiet_nan : rounded)};
+    return {static_cast<uint16_t>(nan ? 0x7fc0 : rounded)};  // one NaN for all: see narrow_half
 }
 
 TSR_INLINE float widen(Half value) {
@@ -61,11 +61,11 @@ TSR_INLINE Half narrow_half(float value) {
     const uint32_t small =
         std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - std::bit_cast<uint32_t>(0.5F);
     const uint32_t normal = (magnitude - (uint32_t{112} << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-    const uint32_t nan = 0x7e00 | ((magnitude >> 13) & 0x1ff);
     uint32_t result = magnitude < (uint32_t{113} << 23) ? small : normal;
     result = magnitude >= 0x47800000 ? 0x7c00 : result;  // 65536 and up; 65520 to there round up to infinity by itself
-    result = magnitude > 0x7f800000 ? nan : result;
-    return {static_cast<uint16_t>(sign | result)};
+    // Which of two NaNs an addition passes on depends on how the compiler orders the operands, in the vector loop
+    // otherwise than in its remainder. One NaN for all keeps the bits the same.
+    return {static_cast<uint16_t>(magnitude > 0x7f800000 ? 0x7e00 : sign | result)};
 }
 
 // --- what each dtype is accumulated in
@@ -245,11 +245,13 @@ TSR_F16C inline __m256 apply_8(__m256 a, __m256 b) {
 template <class Op, bool average>
 TSR_F16C void f16c_kernel(std::byte* out, Inputs inputs, size_t count) {
     const __m256 ranks = _mm256_set1_ps(static_cast<float>(inputs.size()));
+    const __m256 nan = _mm256_set1_ps(std::numeric_limits<float>::quiet_NaN());  // narrows to narrow_half's NaN
     size_t i = 0;
     for (; i + 8 <= count; i += 8) {
         __m256 sum = load_halves(inputs[0], i);
         for (size_t k = 1; k < inputs.size(); ++k) sum = apply_8<Op>(sum, load_halves(inputs[k], i));
         if constexpr (average) sum = _mm256_div_ps(sum, ranks);
+        sum = _mm256_blendv_ps(sum, nan, _mm256_cmp_ps(sum, sum, _CMP_UNORD_Q));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i * sizeof(Half)),
                          _mm256_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT));
     }

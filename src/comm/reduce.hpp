@@ -2,8 +2,8 @@
 // bits wherever and whenever. f16 and bf16 are accumulated in f32 and rounded once, to nearest even; avg divides the
 // sum by the number of inputs at the end (integers in a wider type, truncated towards zero); integer sum and prod wrap.
 // min and max pass a NaN of any input on; of zeros with different signs either may be taken, but the same everywhere.
-// Which NaN comes out when several go in is not specified (each element is computed once, or by the same code on every
-// rank, so the ranks still agree).
+// A NaN of f16 or bf16 is always the same one. Which NaN of f32 or f64 comes out when several go in is not specified: each
+// element is computed once, or by the same code on every rank, so the ranks still agree.
 #pragma once
 
 #include <cstddef>

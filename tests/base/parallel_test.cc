@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <limits>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -26,17 +27,16 @@ TEST(RunParallel, EveryTaskRunsOnceOnAWorkerInRange) {
 }
 
 TEST(RunParallel, TheFirstErrorStopsTheRestAndIsThrown) {
-    std::atomic<int> runs{0};
+    // More tasks than can ever be done: that it returns at all shows that the rest was stopped.
+    constexpr size_t endless = std::numeric_limits<size_t>::max() / 2;
     try {
-        run_parallel(100000, 4, [&](size_t task, int) {
-            ++runs;
+        run_parallel(endless, 4, [&](size_t task, int) {
             if (task == 10) throw Error(Code::io, "task 10");
         });
         FAIL();
     } catch (const Error& error) {
         EXPECT_STREQ(error.what(), "task 10");
     }
-    EXPECT_LT(runs, 100000);
 }
 
 TEST(RunParallel, AnInterruptEndsIt) {
