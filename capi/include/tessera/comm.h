@@ -208,7 +208,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_scatter(tsr_comm *comm, const tsr_tenso
 TSR_API TSR_MUST_USE tsr_status tsr_comm_all_to_all(tsr_comm *comm, const tsr_tensor *input, const tsr_tensor *output,
                                                     void *stream, tsr_work **work);
 
-/** Send a tensor to `peer`, which receives it with the same tag. Not collective.
+/** Send a tensor to `peer`, which receives it with the same tag. Not collective. Whether it returns before the peer
+ *  receives depends on the transport and the size: rely on neither.
  *  @param comm     borrowed until the work is done
  *  @param tensor   borrowed until the work is done
  *  @param peer     a rank other than this one
