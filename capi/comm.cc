@@ -155,7 +155,8 @@ tsr_status tsr_comm_transport(const tsr_comm* comm, const char** name) {
 tsr_status tsr_comm_error(const tsr_comm* comm, tsr_error** error) {
     return guard([&] {
         const auto found = object_of(comm, "comm")->error();
-        required(error, "error") = found ? tsr::capi::detached(*found) : nullptr;
+        tsr_error*& slot = required(error, "error");  // before there is something to lose
+        slot = found ? tsr::capi::detached(*found) : nullptr;
     });
 }
 
@@ -239,7 +240,8 @@ tsr_status tsr_work_test(const tsr_work* work, int32_t* done) {
 tsr_status tsr_work_error(const tsr_work* work, tsr_error** error) {
     return guard([&] {
         const auto found = object_of(work, "work")->error();
-        required(error, "error") = found ? tsr::capi::detached(*found) : nullptr;
+        tsr_error*& slot = required(error, "error");  // before there is something to lose
+        slot = found ? tsr::capi::detached(*found) : nullptr;
     });
 }
 

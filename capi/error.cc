@@ -54,7 +54,10 @@ const char* tsr_status_name(tsr_status status) { return tsr::code_name(static_ca
 const tsr_error* tsr_error_last(void) { return last.get(); }
 
 tsr_status tsr_error_take(tsr_error** out) {
-    return tsr::capi::guard([&] { tsr::capi::required(out, "out") = last.release(); });
+    return tsr::capi::guard([&] {
+        tsr_error*& slot = tsr::capi::required(out, "out");
+        slot = last.release();
+    });
 }
 
 void tsr_error_destroy(tsr_error* error) {

@@ -50,6 +50,7 @@ TEST(ErrorApi, TakingWithoutAnErrorGivesNull) {
         EXPECT_EQ(error, nullptr);
     }).join();
     EXPECT_EQ(tsr_error_take(nullptr), TSR_E_INVALID_ARGUMENT);
+    EXPECT_NE(tsr_error_last(), nullptr) << "nothing was taken";
 }
 
 TEST(ErrorApi, NullIsAnErrorWithoutContent) {
