@@ -14,7 +14,8 @@ namespace {
     F(tsr_adam_options_init)                                                                                           \
     F(tsr_adamw_create)                                                                                                \
     F(tsr_adamw_options_init)                                                                                          \
-    F(tsr_buffer_create) F(tsr_buffer_data) F(tsr_buffer_destroy) F(tsr_checkpoint_destroy) F(tsr_checkpoint_load) F(  \
+    F(tsr_buffer_create)                                                                                               \
+    F(tsr_buffer_data) F(tsr_buffer_destroy) F(tsr_checkpoint_destroy) F(tsr_checkpoint_load) F(                       \
         tsr_checkpoint_manifest) F(tsr_checkpoint_open) F(tsr_checkpoint_path) F(tsr_checkpoint_read)                  \
         F(tsr_checkpoint_step) F(tsr_checkpoint_tensor) F(tsr_checkpoint_tensor_count) F(tsr_checkpoint_verify) F(     \
             tsr_comm_abort) F(tsr_comm_all_gather) F(tsr_comm_all_gather_v) F(tsr_comm_all_reduce)                     \
