@@ -6,7 +6,18 @@
 
 namespace {
 
-using namespace tsr::capi;
+using tsr::capi::create;
+using tsr::capi::destroy;
+using tsr::capi::flag;
+using tsr::capi::guard;
+using tsr::capi::object_of;
+using tsr::capi::options_in;
+using tsr::capi::options_init;
+using tsr::capi::required;
+using tsr::capi::tensor_in;
+using tsr::capi::text;
+using tsr::capi::text_out;
+using tsr::capi::write_options;
 
 tsr_saver_options default_saver_options() {
     tsr_saver_options options{};

@@ -5,7 +5,14 @@
 
 namespace {
 
-using namespace tsr::capi;
+using tsr::capi::create;
+using tsr::capi::destroy;
+using tsr::capi::flag;
+using tsr::capi::guard;
+using tsr::capi::object_of;
+using tsr::capi::options_in;
+using tsr::capi::options_init;
+using tsr::capi::required;
 
 constexpr tsr_sampler_options default_options{
     .struct_size = sizeof(tsr_sampler_options), .seed = 0, .shuffle = 1, .drop_last = 0};

@@ -5,7 +5,16 @@
 
 namespace {
 
-using namespace tsr::capi;
+using tsr::capi::create;
+using tsr::capi::destroy;
+using tsr::capi::guard;
+using tsr::capi::object_of;
+using tsr::capi::options_in;
+using tsr::capi::options_init;
+using tsr::capi::required;
+using tsr::capi::tensor_in;
+using tsr::capi::tensor_out;
+using tsr::capi::text;
 
 constexpr tsr_ddp_options default_options{sizeof(tsr_ddp_options), size_t{25} << 20, size_t{1} << 20, TSR_REDUCE_AVG};
 

@@ -5,7 +5,13 @@
 
 namespace {
 
-using namespace tsr::capi;
+using tsr::capi::create;
+using tsr::capi::destroy;
+using tsr::capi::guard;
+using tsr::capi::MeshObject;
+using tsr::capi::object_of;
+using tsr::capi::required;
+using tsr::capi::text;
 
 tsr::MeshShape shape_in(const char* const* names, const int32_t* sizes, int32_t ndim) {
     if (ndim < 1 || ndim > TSR_MAX_NDIM) {

@@ -7,7 +7,16 @@
 
 namespace {
 
-using namespace tsr::capi;
+using tsr::capi::create;
+using tsr::capi::destroy;
+using tsr::capi::flag;
+using tsr::capi::guard;
+using tsr::capi::object_of;
+using tsr::capi::options_in;
+using tsr::capi::options_init;
+using tsr::capi::required;
+using tsr::capi::tensor_in;
+using tsr::capi::text;
 
 constexpr tsr_sgd_options default_sgd{sizeof(tsr_sgd_options), 1e-3, 0, 0, 0, 0};
 constexpr tsr_adam_options default_adam{sizeof(tsr_adam_options), 1e-3, 0.9, 0.999, 1e-8, 0};

@@ -1,8 +1,7 @@
 // The `tessera` command: one sub-command a file.
 #include <fcntl.h>
-#include <fmt/format.h>
 
-#include <exception>
+#include <cstdio>
 
 #include "base/error.hpp"
 #include "commands.hpp"
@@ -17,9 +16,7 @@ void open_standard_descriptors() {
     }
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run_command(int argc, char** argv) {
     open_standard_descriptors();
     CLI::App app("Tessera: distributed training for C, Python, Java and Rust in one job", "tessera");
     app.require_subcommand(1);
@@ -33,10 +30,18 @@ int main(int argc, char** argv) {
     } catch (const CLI::ParseError& error) {
         const int code = app.exit(error);  // prints help, or what is wrong
         return code == 0 ? 0 : 2;
-    } catch (...) {
-        const tsr::Error error = tsr::current_error();
-        fmt::print(stderr, "tessera: {}\n", error.what());
-        return tsr::exit_code_of(error);
     }
     return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        return run_command(argc, argv);
+    } catch (...) {
+        const tsr::Error error = tsr::current_error();
+        (void)std::fprintf(stderr, "tessera: %s\n", error.what());
+        return tsr::exit_code_of(error);
+    }
 }

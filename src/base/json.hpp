@@ -23,16 +23,18 @@ class Json {
     static constexpr int default_depth = 256;
 
     Json() = default;
-    Json(bool value) : value_(value) {}
-    Json(int value) : value_(int64_t{value}) {}
-    Json(int64_t value) : value_(value) {}
+    // NOLINTBEGIN(google-explicit-constructor): where a value is asked for, a plain one may stand.
+    Json(bool value);
+    Json(int value);
+    Json(int64_t value);
     Json(uint64_t value);  // becomes int64 where it fits
-    Json(double value) : value_(value) {}
-    Json(std::string value) : value_(std::move(value)) {}
-    Json(std::string_view value) : value_(std::string(value)) {}
-    Json(const char* value) : value_(std::string(value)) {}
-    Json(Array value) : value_(std::move(value)) {}
+    Json(double value);
+    Json(std::string value);
+    Json(std::string_view value);
+    Json(const char* value);
+    Json(Array value);
     Json(Object value);
+    // NOLINTEND(google-explicit-constructor)
 
     // Throws CORRUPT that begins with `what` and says what is wrong.
     [[nodiscard]] static Json parse(std::string_view text, std::string_view what, int max_depth = default_depth);
@@ -68,6 +70,16 @@ struct Json::Member {
     Json value;
     friend bool operator==(const Member&, const Member&) = default;
 };
+
+// Here, where Member is complete: an object's vector may not be made before (GCC lets it pass, Clang does not).
+inline Json::Json(bool value) : value_(value) {}
+inline Json::Json(int value) : value_(int64_t{value}) {}
+inline Json::Json(int64_t value) : value_(value) {}
+inline Json::Json(double value) : value_(value) {}
+inline Json::Json(std::string value) : value_(std::move(value)) {}
+inline Json::Json(std::string_view value) : value_(std::string(value)) {}
+inline Json::Json(const char* value) : value_(std::string(value)) {}
+inline Json::Json(Array value) : value_(std::move(value)) {}
 
 // Appends `text` in quotes, escaped; throws INVALID_ARGUMENT if it is not UTF-8.
 void append_json_string(std::string& out, std::string_view text);

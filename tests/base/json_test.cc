@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <random>
 
@@ -44,13 +44,12 @@ TEST(Json, DoublesAreShortestAndExact) {
     std::mt19937_64 random(3);
     for (int i = 0; i < 20000; ++i) {
         const uint64_t bits = random();
-        double value = 0;
-        std::memcpy(&value, &bits, sizeof value);
+        const auto value = std::bit_cast<double>(bits);
         if (!std::isfinite(value)) continue;
         const std::string text = Json(value).dump();
         ASSERT_NE(text.find_first_of(".e"), std::string::npos) << text;
         const double back = Json::parse(text, "t").as_double();
-        ASSERT_EQ(std::memcmp(&back, &value, sizeof value), 0) << text;
+        ASSERT_EQ(std::bit_cast<uint64_t>(back), bits) << text;
     }
     EXPECT_EQ(Json(0.1).dump(), "0.1");
     EXPECT_EQ(Json(1.0).dump(), "1.0");

@@ -11,7 +11,7 @@ using ::testing::ElementsAre;
 std::span<float> floats(const tsr_tensor& tensor) {
     size_t count = 1;
     for (int32_t d = 0; d < tensor.ndim; ++d) count *= static_cast<size_t>(tensor.shape[d]);
-    return {static_cast<float*>(tensor.data) + tensor.byte_offset / sizeof(float), count};
+    return {reinterpret_cast<float*>(static_cast<char*>(tensor.data) + tensor.byte_offset), count};
 }
 
 struct Model {

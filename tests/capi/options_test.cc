@@ -22,6 +22,7 @@ void expect_init_is_sound(Init<O> init) {
     O again;
     std::memset(&again, 0x5c, sizeof again);
     EXPECT_OK(init(&again, sizeof again));
+    // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): the bytes are what is asked for
     EXPECT_EQ(std::memcmp(&options, &again, sizeof options), 0) << "every byte is written, padding too";
 
     Later<O> later;

@@ -138,7 +138,7 @@ TEST(Mismatch, OfGatheredLengths) {
 
 TEST(Mismatch, OfABuffersSize) {
     const auto outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
-        static_cast<void>(comm.allocate(static_cast<size_t>(100 + comm.rank())));
+        static_cast<void>(comm.allocate(size_t{100} + static_cast<size_t>(comm.rank())));
     });
     for (const auto& outcome : outcomes) {
         ASSERT_TRUE(outcome);

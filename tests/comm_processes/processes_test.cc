@@ -47,6 +47,7 @@ std::string file_text(const std::string& path) {
 // Everything once in each kind of memory.
 void exercise(Communicator& comm) {
     const auto n = static_cast<size_t>(comm.world_size());
+    const size_t sum_of_ranks = n * (n - 1) / 2;
     for (const size_t count : {size_t{1}, size_t{1000}, size_t{100003}, size_t{1} << 20}) {
         const auto buffer = comm.allocate(count * sizeof(float));
         std::vector<float> own(count);
@@ -55,7 +56,7 @@ void exercise(Communicator& comm) {
             const Tensor tensor = tensor_of(std::span(data, count), DType::f32);
             comm.run(all_reduce(tensor));
             for (size_t i = 0; i < count; ++i) {
-                check(data[i] == static_cast<float>(i % 100 * n + n * (n - 1) / 2), "wrong sum");
+                check(data[i] == static_cast<float>(i % 100 * n + sum_of_ranks), "wrong sum");
             }
         }
     }

@@ -58,7 +58,7 @@ tidy() {
   local files
   [[ -f CMakeLists.txt ]] || return 0
   [[ -f build/release/compile_commands.json ]] || build_core release TESTS EXAMPLES || return
-  files=$(cpp_files | grep -E '\.cc$' | grep -E "^(capi|src|cli|tests)/" || true)
+  files=$(cpp_files | grep -E '\.cc?$' | grep -E "^(capi|src|cli|tests|examples)/" || true)
   if ((${#paths[@]})); then
     files=$(grep -F "$(printf '%s\n' "${paths[@]}")" <<<"$files" || true)
   elif [[ $all == no ]] && git rev-parse -q --verify main >/dev/null; then

@@ -358,8 +358,9 @@ void number_files(SavePlan& plan, const std::vector<std::vector<SavedFile>>& of_
             std::vector<int> list;
             for (const FileRun& run : tensor.files) {
                 for (int i = 0; i < run.count; ++i) {
-                    const auto rank = static_cast<size_t>(run.first + i * run.step);
-                    list.push_back(number[rank].empty() ? 0 : number[rank].front());
+                    const int rank = run.first + i * run.step;
+                    const std::vector<int>& of_rank = number[static_cast<size_t>(rank)];
+                    list.push_back(of_rank.empty() ? 0 : of_rank.front());
                 }
             }
             tensor.files = runs_of(list);
