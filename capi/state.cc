@@ -8,9 +8,17 @@
 
 namespace {
 
-using namespace tsr::capi;
 using tsr::Json;
 using tsr::Values;
+using tsr::capi::create;
+using tsr::capi::destroy;
+using tsr::capi::guard;
+using tsr::capi::object_of;
+using tsr::capi::required;
+using tsr::capi::tensor_in;
+using tsr::capi::tensors_in;
+using tsr::capi::text;
+using tsr::capi::text_out;
 
 Json to_value(const tsr::Setting& setting) {
     if (const auto* flag_value = std::get_if<bool>(&setting)) return Json(*flag_value);
@@ -182,8 +190,10 @@ tsr_status tsr_state_add_ddp(tsr_state* state, const char* prefix, tsr_ddp* ddp)
         const auto& s = object_of(state, "state");
         const auto& model = object_of(ddp, "ddp");
         const std::string begin = prefix_in(prefix) + ".";
-        for (const tsr::NamedTensor& param : model->params()) s->add_tensor(begin + param.name, param.tensor);
-        s->keep(model);
+        tsr::State part;
+        for (const tsr::NamedTensor& param : model->params()) part.add_tensor(begin + param.name, param.tensor);
+        part.keep(model);
+        s->add_all(std::move(part));
     });
 }
 
@@ -192,10 +202,12 @@ tsr_status tsr_state_add_optimizer(tsr_state* state, const char* prefix, tsr_opt
         const auto& s = object_of(state, "state");
         const auto& o = object_of(optimizer, "optimizer");
         const std::string begin = prefix_in(prefix);
-        s->add_source(std::make_shared<OptimizerValues>(begin, o));
+        tsr::State part;
+        part.add_source(std::make_shared<OptimizerValues>(begin, o));
         for (const tsr::Moment& moment : o->moments()) {
-            s->add_tensor(fmt::format("{}.state.{}.{}", begin, moment.param, moment.name), moment.tensor);
+            part.add_tensor(fmt::format("{}.state.{}.{}", begin, moment.param, moment.name), moment.tensor);
         }
+        s->add_all(std::move(part));
     });
 }
 

@@ -356,7 +356,7 @@ void Saver::run(Job& job) {
     try {
         agreed = peers_.vote(error);
     } catch (const Error& lost) {
-        // Rank 0 knows; the others can only look.
+        // Rank 0 knows; the others can only look. Who was lost need not be rank 0: it may still be at the commit.
         if (is_rank0) {
             if (error) throw Error(error->with_operation("save"));
             log::warning("{} is committed, but not every rank could be told: {}", job.directory, lost.what());
@@ -370,14 +370,15 @@ void Saver::run(Job& job) {
             committed = false;
         }
         if (committed) {
-            log::warning("rank 0 was lost after it committed {}: {}", job.directory, lost.what());
+            log::warning("{} is committed, but the last vote failed: {}", job.directory, lost.what());
             return;
         }
+        const int peer = lost.record()->peer;
         throw Error(Code::commit_unknown,
-                    fmt::format("rank 0 was lost after all ranks had written {}; the checkpoint is committed if {} "
-                                "appears",
+                    fmt::format("{} after all ranks had written {}; the checkpoint is committed if {} appears",
+                                peer >= 0 ? fmt::format("rank {} was lost", peer) : "the last vote failed",
                                 job.directory, manifest))
-            .with_peer(0)
+            .with_peer(peer)
             .with_operation("save")
             .caused_by(lost);
     }
@@ -397,6 +398,11 @@ void Saver::commit(Job& job, const std::vector<std::string>& reports) {
     Manifest manifest;
     number_files(job.plan, of_ranks, manifest.files);
     for (const SavedStep& save : scan_root(files_, root_)) {
+        if (save.sequence == max_sequence) {
+            throw Error(Code::corrupt, fmt::format("{} has the sequence {}, after which no save can come; move its "
+                                                   "directory away, or save into another root",
+                                                   join(root_, save.directory), save.sequence));
+        }
         manifest.sequence = std::max(manifest.sequence, save.sequence + 1);
     }
     manifest.step = job.step;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 
 #include "base/error.hpp"
 
@@ -55,9 +56,7 @@ void State::insert(std::string_view name, StateTensor tensor) {
                         "as a value, or give the tensor a layout",
                         key));
     }
-    if (tensors_.contains(key) || values_.contains(key)) {
-        throw Error(Code::invalid_argument, fmt::format("the state has the name '{}' already", key));
-    }
+    refuse_if_taken(key);
     for (const Tensor& piece : tensor.pieces) {
         if (piece.device.type != DeviceType::cpu) {
             throw Error(Code::invalid_argument, fmt::format("tensor '{}' is not on the CPU", key));
@@ -104,9 +103,14 @@ void State::add_sharded(std::string_view name, const Layout& layout, DType dtype
     insert(name, std::move(entry));
 }
 
-void State::add_source(std::shared_ptr<StateSource> source) {
-    check_name(source->prefix(), "a prefix");
-    const std::string begin = source->prefix() + ".";
+void State::refuse_if_taken(const std::string& tensor) const {
+    if (tensors_.contains(tensor) || values_.contains(tensor)) {
+        throw Error(Code::invalid_argument, fmt::format("the state has the name '{}' already", tensor));
+    }
+}
+
+void State::refuse_if_taken(const StateSource& source) const {
+    const std::string begin = source.prefix() + ".";
     for (const auto& other : sources_) {
         const std::string other_begin = other->prefix() + ".";
         if (other_begin.starts_with(begin) || begin.starts_with(other_begin)) {
@@ -118,7 +122,23 @@ void State::add_source(std::shared_ptr<StateSource> source) {
     if (value != values_.end() && value->first.starts_with(begin)) {
         throw Error(Code::invalid_argument, fmt::format("the state has the value '{}' already", value->first));
     }
+}
+
+void State::add_source(std::shared_ptr<StateSource> source) {
+    check_name(source->prefix(), "a prefix");
+    refuse_if_taken(*source);
     sources_.push_back(std::move(source));
+}
+
+void State::add_all(State&& part) {
+    for (const auto& [name, tensor] : part.tensors_) refuse_if_taken(name);
+    for (const auto& source : part.sources_) refuse_if_taken(*source);
+    sources_.reserve(sources_.size() + part.sources_.size());
+    kept_.reserve(kept_.size() + part.kept_.size());
+    // Nothing throws from here on.
+    tensors_.merge(part.tensors_);
+    std::move(part.sources_.begin(), part.sources_.end(), std::back_inserter(sources_));
+    std::move(part.kept_.begin(), part.kept_.end(), std::back_inserter(kept_));
 }
 
 const StateSource* State::source_of(std::string_view name) const {

@@ -36,6 +36,8 @@ class State {
     void add_sharded(std::string_view name, const Layout& layout, DType dtype, std::span<const Tensor> pieces,
                      int rank);
     void add_source(std::shared_ptr<StateSource> source);
+    // The tensors and sources of `part`, and what it keeps alive: all of them, or none if one is refused.
+    void add_all(State&& part);
     void set_value(std::string_view name, Json value);
     [[nodiscard]] Json value(std::string_view name) const;  // NOT_FOUND
     void set_metric(std::string_view name, double value);
@@ -53,6 +55,8 @@ class State {
 
    private:
     void insert(std::string_view name, StateTensor tensor);
+    void refuse_if_taken(const std::string& tensor) const;
+    void refuse_if_taken(const StateSource& source) const;
     [[nodiscard]] const StateSource* source_of(std::string_view name) const;
 
     Tensors tensors_;

@@ -125,6 +125,23 @@ TEST(StateApi, TensorsAreChecked) {
     EXPECT_OK(tsr_state_add_sharded(state, "s", layout, TSR_DTYPE_F32, &three, 0));
 }
 
+TEST(StateApi, AnOptimizerIsAddedWholeOrNotAtAll) {
+    api::Array<float> weight({4}, 1.0F);
+    api::Array<float> gradient({4}, 0.0F);
+    const tsr_param param{"w", weight.tensor()};
+    const tsr_tensor grad = gradient.tensor();
+    api::Owned<tsr_optimizer> optimizer;
+    ASSERT_OK(tsr_adamw_create(&param, &grad, 1, nullptr, optimizer.out()));
+    api::Owned<tsr_state> state;
+    ASSERT_OK(tsr_state_create(state.out()));
+    const tsr_tensor tensor = weight.tensor();
+    ASSERT_OK(tsr_state_add_tensor(state, "optim.state.w.exp_avg_sq", &tensor));
+    EXPECT_FAILS(tsr_state_add_optimizer(state, "optim", optimizer), TSR_E_INVALID_ARGUMENT,
+                 "has the name 'optim.state.w.exp_avg_sq' already");
+    EXPECT_OK(tsr_state_add_tensor(state, "optim.state.w.exp_avg", &tensor)) << "the moment before it is not there";
+    EXPECT_OK(tsr_state_set_double(state, "optim.param_groups.0.lr", 1)) << "nor are the settings";
+}
+
 // One trainer: model, optimizer, sampler and a value, as every example has them.
 struct Trainer {
     api::Array<float> weight{{40, 3}, 0.0F};

@@ -2,6 +2,8 @@
 // crashes, allocates without bound, or reaches outside the checkpoint's directory.
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
 #include <random>
 
 #include "base/crc32c.hpp"
@@ -182,6 +184,36 @@ TEST(HostileManifest, WrongContentIsRefused) {
     EXPECT_NE(manifest_refusal(manifest_of(file, sound, "", "", "1", "\"S(9)\"")), "taken");
     EXPECT_NE(manifest_refusal(manifest_of(file, sound, "", "", "1048577")), "taken");
     EXPECT_NE(manifest_refusal(manifest_of(file, sound, "", "", "1,1")), "taken");
+}
+
+// The next save's sequence is one more: neither it nor the sum may overflow.
+TEST(HostileManifest, ASequenceAfterWhichNoneCanComeIsRefused) {
+    const auto with_sequence = [](int64_t sequence) {
+        std::string text = manifest_of("", "");
+        text.replace(text.find("\"sequence\":1"), 12, fmt::format("\"sequence\":{}", sequence));
+        text.erase(text.rfind("\"crc32c\""));
+        return text + "\"crc32c\":\"" + hex8(crc32c(text)) + "\"}\n";
+    };
+    for (const int64_t sequence : {INT64_MAX, INT64_MAX - 1, max_sequence + 1}) {
+        EXPECT_NE(manifest_refusal(with_sequence(sequence)), "taken") << sequence;
+    }
+    EXPECT_EQ(manifest_refusal(with_sequence(max_sequence)), "taken");
+
+    const TempDir dir;
+    OwnedState owned;
+    owned.add_whole({"w", DType::f32, {10}});
+    Saver saver(nullptr, dir.path(), saver_options());
+    const auto put = [&](int64_t sequence) {
+        std::filesystem::create_directory(dir / "step-00000007-5f3a91c2");
+        spill(dir / "step-00000007-5f3a91c2/manifest.json", with_sequence(sequence));
+    };
+    put(INT64_MAX);
+    saver.save(1, owned.state);
+    EXPECT_EQ(scan_root(posix_file_system(), dir.path()).back().sequence, 1);
+    put(max_sequence);
+    const Error error = error_of([&] { saver.save(2, owned.state); });
+    EXPECT_EQ(error.code(), Code::corrupt);
+    EXPECT_NE(std::string(error.what()).find("step-00000007-5f3a91c2"), std::string::npos) << error.what();
 }
 
 // Random edits of sound text, with the checksum made right again: whatever comes of it, it is an Error or a manifest.

@@ -2,6 +2,7 @@
 // job a root.
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -208,17 +209,14 @@ TEST_F(SaverTest, ValuesOfEveryKindReturnAsTheyWere) {
                                          R"({"~":"int","v":"-123456789012345678901234567890"})",
                                          R"({"~":"double","v":"nan"})",
                                          R"({"~":"double","v":"-inf"})"};
-    for (size_t i = 0; i < texts.size(); ++i) {
-        owned_.state.set_value("v" + std::to_string(i), parse_value(texts[i], "v"));
-    }
+    const auto name = [](size_t i) { return fmt::format("v{}", i); };
+    for (size_t i = 0; i < texts.size(); ++i) owned_.state.set_value(name(i), parse_value(texts[i], "v"));
     owned_.state.set_metric("loss", std::nan(""));
     Saver saver(nullptr, dir_.path(), saver_options());
     saver.save(1, owned_.state);
-    for (size_t i = 0; i < texts.size(); ++i) owned_.state.set_value("v" + std::to_string(i), Json("other"));
+    for (size_t i = 0; i < texts.size(); ++i) owned_.state.set_value(name(i), Json("other"));
     EXPECT_EQ(saver.resume(owned_.state), 1);
-    for (size_t i = 0; i < texts.size(); ++i) {
-        EXPECT_EQ(owned_.state.value("v" + std::to_string(i)).dump(), texts[i]);
-    }
+    for (size_t i = 0; i < texts.size(); ++i) EXPECT_EQ(owned_.state.value(name(i)).dump(), texts[i]);
     EXPECT_TRUE(std::isnan(double_of(Checkpoint::open(dir_.path())->manifest().metrics.at("loss"), "loss")));
 }
 
@@ -458,6 +456,41 @@ TEST_F(SaverTest, RankZeroLostAfterTheVotesIsCommitUnknown) {
     EXPECT_EQ(outcomes[1]->code(), Code::commit_unknown);
     EXPECT_NE(std::string(outcomes[1]->what()).find("manifest.json"), std::string::npos);
     EXPECT_EQ(outcomes[1]->record()->peer, 0);
+    EXPECT_NE(std::string(outcomes[1]->what()).find("rank 0 was lost"), std::string::npos) << outcomes[1]->what();
+}
+
+// Rank 2 vanishes in the last vote, while rank 0 still writes the manifest: rank 1 cannot know, and names rank 2.
+TEST_F(SaverTest, CommitUnknownNamesTheRankThatWasLost) {
+    auto meeting = std::make_shared<Meeting>(3);
+    std::promise<void> rank1_has_ended;
+    const Outcomes outcomes = run_threads(3, [&](int rank) {
+        OwnedState owned;
+        owned.add_whole({"w", DType::f32, {10}});
+        FaultyFiles files;
+        SaverOptions options = saver_options();
+        if (rank == 0) {
+            options.files = &files;
+            files.on_call = [&](int64_t, const std::string& call) {
+                if (call.find("manifest.json.tmp") == std::string::npos || !call.starts_with("create")) return;
+                meeting->leave(2);
+                EXPECT_EQ(rank1_has_ended.get_future().wait_for(std::chrono::seconds(30)), std::future_status::ready);
+            };
+        }
+        const auto comm = std::make_shared<MeetingComm>(meeting, rank, 3);
+        Saver saver(comm, dir_.path(), options);
+        try {
+            saver.save(1, owned.state);
+        } catch (const Error&) {
+            if (rank == 1) rank1_has_ended.set_value();
+            throw;
+        }
+        if (rank == 1) rank1_has_ended.set_value();
+    });
+    EXPECT_FALSE(outcomes[0]) << "it committed";
+    ASSERT_TRUE(outcomes[1]);
+    EXPECT_EQ(outcomes[1]->code(), Code::commit_unknown);
+    EXPECT_EQ(outcomes[1]->record()->peer, 2);
+    EXPECT_NE(std::string(outcomes[1]->what()).find("rank 2 was lost"), std::string::npos) << outcomes[1]->what();
 }
 
 // --- background ---

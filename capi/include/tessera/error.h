@@ -22,7 +22,7 @@ enum {
     TSR_E_NOT_FOUND = 9,
     TSR_E_NOT_READY = 10,      /* a wait expired, the work lives on */
     TSR_E_INTERRUPTED = 11,    /* the interrupt callback asked to return */
-    TSR_E_COMMIT_UNKNOWN = 12, /* rank 0 was lost after the votes: the manifest's presence decides */
+    TSR_E_COMMIT_UNKNOWN = 12, /* a rank was lost after the votes: the manifest's presence decides */
     TSR_E_NO_MEMORY = 13,
     TSR_E_UNSUPPORTED = 14,
     TSR_E_VERSION = 15,    /* library, binding or format of another version */

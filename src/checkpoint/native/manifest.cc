@@ -406,7 +406,7 @@ std::optional<ManifestHead> parse_manifest_head(std::string_view text) {
         return true;
     };
     ManifestHead head;
-    if (!number(head.sequence) || !text.starts_with(head_middle)) return std::nullopt;
+    if (!number(head.sequence) || head.sequence > max_sequence || !text.starts_with(head_middle)) return std::nullopt;
     text.remove_prefix(head_middle.size());
     if (!number(head.step) || !text.starts_with(",")) return std::nullopt;
     return head;

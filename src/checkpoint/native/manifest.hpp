@@ -19,6 +19,8 @@ namespace tsr {
 inline constexpr std::string_view manifest_name = "manifest.json";
 inline constexpr int64_t manifest_version = 1;
 inline constexpr int64_t max_manifest_bytes = int64_t{1} << 31;
+inline constexpr int64_t max_sequence =
+    (int64_t{1} << 53) - 1;  // exact in every language's JSON; one more never overflows
 
 struct SavedFile {
     std::string name;
