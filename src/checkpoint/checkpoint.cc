@@ -14,6 +14,8 @@ namespace tsr {
 
 namespace {
 
+constexpr int verify_threads = 4;
+
 std::string manifest_text_of(FileSystem& files, const std::string& directory) {
     return read_text(files, join(directory, manifest_name), max_manifest_bytes);
 }
@@ -214,7 +216,7 @@ void Checkpoint::compare_headers(std::vector<std::string>& faults) const {
     }
 }
 
-std::vector<std::string> Checkpoint::verify(Depth depth, int threads) const {
+std::vector<std::string> Checkpoint::verify(Depth depth, const std::function<void(int64_t bytes)>& progress) const {
     std::vector<std::string> faults;
     compare_headers(faults);
     std::set<std::string_view> known;
@@ -237,13 +239,14 @@ std::vector<std::string> Checkpoint::verify(Depth depth, int threads) const {
         } catch (const Error&) {
             continue;  // told above
         }
-        for (std::string& fault : check_blocks(files_, *sound, threads)) faults.push_back(std::move(fault));
+        for (std::string& fault : check_blocks(files_, *sound, verify_threads, progress))
+            faults.push_back(std::move(fault));
     }
     return faults;
 }
 
-void Checkpoint::check(Depth depth, int threads) const {
-    const std::vector<std::string> faults = verify(depth, threads);
+void Checkpoint::check(Depth depth) const {
+    const std::vector<std::string> faults = verify(depth);
     std::optional<Error> error;
     for (auto fault = faults.rbegin(); fault != faults.rend(); ++fault) {
         Error next(Code::corrupt, *fault);

@@ -2,6 +2,7 @@
 // from many threads. Rank files' headers are read when first needed.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -50,10 +51,12 @@ class Checkpoint {
     LoadReport load(State& state, const LoadOptions& options = {}) const;
 
     enum class Depth { headers, everything };
-    // A message for every fault found; none means sound. Throws only what stops the check itself.
-    [[nodiscard]] std::vector<std::string> verify(Depth depth, int threads = 4) const;
+    // A message for every fault found; none means sound. Throws only what stops the check itself. `progress` is told
+    // the bytes of data that were checked, on the threads that check them.
+    [[nodiscard]] std::vector<std::string> verify(Depth depth,
+                                                  const std::function<void(int64_t bytes)>& progress = {}) const;
     // Throws CORRUPT: the first fault, the others as its causes.
-    void check(Depth depth, int threads = 4) const;
+    void check(Depth depth) const;
 
    private:
     Checkpoint(FileSystem& files, std::string path, std::string text);

@@ -1,13 +1,17 @@
 // `tessera ckpt` as a user calls it: output, JSON, exit codes.
 #include <gmock/gmock.h>
 
+#include <fcntl.h>
+#include <stdlib.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <sstream>
 
 #include "base/json.hpp"
 #include "checkpoint/fixture.hpp"
+#include "checkpoint/native/root.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -17,11 +21,12 @@ using ::testing::Not;
 
 struct Result {
     int code = -1;
-    std::string output;  // both streams
+    std::string output;
 };
 
-Result tessera(const std::string& arguments) {
-    const std::string command = std::string(TESSERA_BINARY_DIR) + "/tessera ckpt " + arguments + " 2>&1";
+// Both streams, or what `redirection` leaves.
+Result tessera(const std::string& arguments, const std::string& redirection = "2>&1") {
+    const std::string command = std::string(TESSERA_BINARY_DIR) + "/tessera ckpt " + arguments + " " + redirection;
     Result result;
     FILE* pipe = ::popen(command.c_str(), "r");
     if (pipe == nullptr) throw std::runtime_error("popen");
@@ -62,7 +67,7 @@ TEST_F(CkptCommand, LsIsATable) {
     for (std::string line; std::getline(stream, line);) lines.push_back(line);
     ASSERT_EQ(lines.size(), 3u) << result.output;
     EXPECT_THAT(lines[0], ::testing::MatchesRegex("step +committed +ranks +size +loss +path"));
-    EXPECT_THAT(lines[1], HasSubstr("  50  20"));
+    EXPECT_THAT(lines[1], ::testing::MatchesRegex("  50  20..-..-.. ..:..:.. UTC +2 .*"));
     EXPECT_THAT(lines[1], Not(HasSubstr("latest")));
     EXPECT_THAT(lines[2], HasSubstr("0.07125"));
     EXPECT_TRUE(lines[2].ends_with("  latest")) << lines[2];
@@ -71,6 +76,88 @@ TEST_F(CkptCommand, LsIsATable) {
     EXPECT_EQ(json.as_array()[1].at("step").as_int(), 100);
     EXPECT_TRUE(json.as_array()[1].at("latest").as_bool());
     EXPECT_EQ(json.as_array()[1].at("state").as_string(), "committed");
+}
+
+TEST_F(CkptCommand, LsOfOneCheckpointShowsThatOne) {
+    const std::string newest = Checkpoint::open(root_)->path();
+    for (const std::string& path : {newest, root_ + "/latest", newest + "/manifest.json"}) {
+        SCOPED_TRACE(path);
+        const Result result = tessera("ls " + path);
+        EXPECT_EQ(result.code, 0);
+        EXPECT_THAT(result.output, HasSubstr(newest + " is one checkpoint"));
+        EXPECT_THAT(result.output, HasSubstr(newest + "  latest\n"));
+        const Json json = Json::parse(tessera("ls --json " + path, "2>/dev/null").output, "ls");
+        ASSERT_EQ(json.as_array().size(), 1u);
+        EXPECT_EQ(json.as_array()[0].at("step").as_int(), 100);
+        EXPECT_TRUE(json.as_array()[0].at("latest").as_bool());
+    }
+    const std::vector<SavedStep> saves = scan_root(posix_file_system(), root_);
+    const Json older =
+        Json::parse(tessera("ls --json " + root_ + "/" + saves[0].directory, "2>/dev/null").output, "ls");
+    EXPECT_FALSE(older.as_array().at(0).at("latest").as_bool());
+}
+
+TEST_F(CkptCommand, LsWithoutCheckpointsEndsWithOneAndSaysWhereTheyAre) {
+    const Result above = tessera("ls " + dir_.path());
+    EXPECT_EQ(above.code, 1);
+    EXPECT_THAT(above.output, HasSubstr(dir_.path() + " holds no checkpoint"));
+    EXPECT_THAT(above.output, HasSubstr("try `tessera ckpt ls " + root_ + "`"));
+    std::filesystem::create_directory(dir_ / "empty");
+    const Result nothing = tessera("ls " + (dir_ / "empty"));
+    EXPECT_EQ(nothing.code, 1);
+    EXPECT_THAT(nothing.output, HasSubstr("name the directory that the trainer gave its saver"));
+    EXPECT_EQ(tessera("ls --json " + (dir_ / "empty"), "2>/dev/null").output, "[]\n");
+    EXPECT_EQ(tessera("tree " + (dir_ / "empty")).code, 1);
+}
+
+TEST_F(CkptCommand, AFailureIsAnObjectInJson) {
+    for (const char* name : {"ls", "info", "tree", "verify"}) {
+        SCOPED_TRACE(name);
+        const Result result = tessera(std::string(name) + " --json " + root_ + "/nope", "2>/dev/null");
+        EXPECT_EQ(result.code, 2);
+        const Json json = Json::parse(result.output, "error");
+        EXPECT_EQ(json.at("error").at("code").as_string(), "NOT_FOUND");
+        EXPECT_THAT(json.at("error").at("message").as_string(), HasSubstr(root_ + "/nope"));
+    }
+}
+
+TEST_F(CkptCommand, HelpTellsTheExitCodes) {
+    for (const char* name : {"", "ls", "info", "tree", "verify"}) {
+        const Result result = tessera(std::string(name) + " --help");
+        EXPECT_EQ(result.code, 0);
+        EXPECT_THAT(result.output, HasSubstr("Exit codes:")) << name;
+    }
+}
+
+// A terminal obeys control characters, and a manifest may come from anyone.
+TEST_F(CkptCommand, ControlCharactersOfAManifestDoNotReachTheTerminal) {
+    const std::string path = Checkpoint::open(root_)->path() + "/manifest.json";
+    Manifest manifest = Manifest::parse(slurp(path), path);
+    manifest.committed = "\033[2J";
+    manifest.writer.library = "\033]0;x\007";
+    manifest.metrics.emplace("\033[1m", Json(1.0));
+    spill(path, manifest.dump());
+    EXPECT_THAT(tessera("info " + root_).output, Not(HasSubstr("\033")));
+    EXPECT_THAT(tessera("ls " + root_).output, Not(HasSubstr("\033")));
+}
+
+TEST_F(CkptCommand, VerifyShowsItsProgressOnATerminalOnly) {
+    EXPECT_THAT(tessera("verify " + root_).output, Not(HasSubstr("%")));
+    const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    ASSERT_GE(terminal, 0);
+    ASSERT_EQ(::grantpt(terminal), 0);
+    ASSERT_EQ(::unlockpt(terminal), 0);
+    char name[64];
+    ASSERT_EQ(::ptsname_r(terminal, name, sizeof name), 0);
+    const int other_end = ::open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);  // keeps what was written there until it is read
+    ASSERT_GE(other_end, 0);
+    EXPECT_EQ(tessera("verify " + root_, std::string("2>") + name).code, 0);
+    char text[1024];
+    const ssize_t n = ::read(terminal, text, sizeof text);
+    ::close(other_end);
+    ::close(terminal);
+    ASSERT_GT(n, 0);
+    EXPECT_THAT(std::string(text, static_cast<size_t>(n)), ::testing::ContainsRegex("verify: [0-9]+ % of [0-9]+ KiB"));
 }
 
 TEST_F(CkptCommand, TreeTellsWhoHoldsWhat) {

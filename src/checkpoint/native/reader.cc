@@ -324,7 +324,8 @@ void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const Re
     });
 }
 
-std::vector<std::string> check_blocks(FileSystem& files, const RankFile& file, int threads) {
+std::vector<std::string> check_blocks(FileSystem& files, const RankFile& file, int threads,
+                                      const std::function<void(int64_t bytes)>& progress) {
     const auto handle = open_for_reading(files, file);
     const int64_t step = blocks_per_read * block_bytes;
     const auto tasks = static_cast<size_t>(round_up(file.data_bytes(), step) / step);
@@ -341,6 +342,7 @@ std::vector<std::string> check_blocks(FileSystem& files, const RankFile& file, i
             const std::lock_guard lock(mutex);
             failures.emplace(from, block_failure(file, from, to));
         });
+        if (progress) progress(end - begin);
     });
     std::vector<std::string> messages;
     for (auto& [offset, message] : failures) messages.push_back(std::move(message));

@@ -2,6 +2,7 @@
 // checks it, and either reads straight into the destination or scatters from a buffer. A few threads, bounded memory.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -31,7 +32,9 @@ struct ReadOptions {
 // CORRUPT names file and byte range of the first block that fails.
 void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const ReadOptions& options);
 
-// Reads all data of `file` and returns a message for each block that fails its checksum.
-[[nodiscard]] std::vector<std::string> check_blocks(FileSystem& files, const RankFile& file, int threads);
+// Reads all data of `file` and returns a message for each block that fails its checksum; `progress`, if there is one, is
+// told the bytes that were read, from several threads.
+[[nodiscard]] std::vector<std::string> check_blocks(FileSystem& files, const RankFile& file, int threads,
+                                                    const std::function<void(int64_t bytes)>& progress);
 
 }  // namespace tsr

@@ -1,0 +1,17 @@
+// `tessera ckpt`: look at checkpoints and check them.
+#include "ckpt/command.hpp"
+#include "commands.hpp"
+
+namespace tsr::cli {
+
+void add_ckpt(CLI::App& app, int& exit_code) {
+    CLI::App* ckpt = app.add_subcommand("ckpt", "Look at checkpoints and check them");
+    ckpt->require_subcommand(1);
+    ckpt->footer(exit_code_help);
+    add_ls(*ckpt, exit_code);
+    add_info(*ckpt, exit_code);
+    add_tree(*ckpt, exit_code);
+    add_verify(*ckpt, exit_code);
+}
+
+}  // namespace tsr::cli

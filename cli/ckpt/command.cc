@@ -1,0 +1,63 @@
+#include "ckpt/command.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "base/error.hpp"
+#include "checkpoint/io/file_system.hpp"
+#include "ckpt/print.hpp"
+
+namespace tsr::cli {
+
+namespace {
+
+int exit_code_of(const Error& error, const std::string& path) {
+    switch (error.code()) {
+        case Code::corrupt:
+        case Code::version: return exit_faulty;
+        case Code::not_found: {
+            FileStatus status;
+            return posix_file_system().status(path, status) >= 0 ? exit_faulty : exit_trouble;
+        }
+        default: return exit_trouble;
+    }
+}
+
+Json error_json(const Error& error) {
+    Json fields;
+    fields.set("code", code_name(error.code()));
+    fields.set("message", error.what());
+    Json json;
+    json.set("error", std::move(fields));
+    return json;
+}
+
+}  // namespace
+
+CLI::App* add_command(CLI::App& ckpt, const char* name, const char* what, const char* path_what, int& exit_code,
+                      std::function<int(const std::string& path, Output output)> run) {
+    struct Arguments {
+        std::string path;
+        bool json = false;
+    };
+    const auto arguments = std::make_shared<Arguments>();
+    CLI::App* command = ckpt.add_subcommand(name, what);
+    command->add_option("path", arguments->path, path_what)->required();
+    command->add_flag("--json", arguments->json, "Print JSON");
+    command->footer(exit_code_help);
+    command->callback([arguments, &exit_code, run = std::move(run)] {
+        const Output output = arguments->json ? Output::json : Output::text;
+        try {
+            exit_code = run(arguments->path, output);
+        } catch (const Error& error) {
+            complain(error.what());
+            if (output == Output::json) print_json(error_json(error));
+            exit_code = exit_code_of(error, arguments->path);
+        }
+    });
+    return command;
+}
+
+}  // namespace tsr::cli

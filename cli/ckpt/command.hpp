@@ -1,0 +1,42 @@
+// What the sub-commands of `tessera ckpt` share: how one is added, its --json, and what its exit code means. Each
+// sub-command is a file with one add_<name>() that ckpt.cc calls.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <functional>
+#include <string>
+
+#include "base/json.hpp"
+
+namespace tsr::cli {
+
+enum class Output { text, json };
+
+// Exit codes are documented in exit_code_help and docs/COMMAND.md; scripts rely on them.
+inline constexpr int exit_sound = 0;
+inline constexpr int exit_faulty = 1;   // damaged, or no checkpoint where one was looked for
+inline constexpr int exit_trouble = 2;  // wrong usage, or it could not be looked at
+
+inline constexpr const char* exit_code_help =
+    "\nExit codes:\n"
+    "  0  done; what was looked at is sound\n"
+    "  1  a checkpoint is damaged, or of a newer format, or the directory holds none\n"
+    "  2  wrong usage, or the path is not there or cannot be read\n"
+    "With --json standard output is one JSON document, {\"error\": {\"code\", \"message\"}} if the command failed.";
+
+// Adds the sub-command `name`, which takes a path and --json. `run` returns the exit code; a tsr::Error that it throws
+// is printed and gives the code that belongs to it.
+CLI::App* add_command(CLI::App& ckpt, const char* name, const char* what, const char* path_what, int& exit_code,
+                      std::function<int(const std::string& path, Output output)> run);
+
+// How a checkpoint's path may be written, for the help.
+inline constexpr const char* checkpoint_path_what =
+    "A checkpoint's directory, or a root or its 'latest' for the newest one";
+
+void add_ls(CLI::App& ckpt, int& exit_code);
+void add_info(CLI::App& ckpt, int& exit_code);
+void add_tree(CLI::App& ckpt, int& exit_code);
+void add_verify(CLI::App& ckpt, int& exit_code);
+
+}  // namespace tsr::cli

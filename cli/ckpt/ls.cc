@@ -1,0 +1,182 @@
+// `tessera ckpt ls`: the checkpoints under a root, oldest first; of one checkpoint, that one.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "base/error.hpp"
+#include "checkpoint/native/root.hpp"
+#include "ckpt/command.hpp"
+#include "ckpt/print.hpp"
+
+namespace tsr::cli {
+
+namespace {
+
+struct Line {
+    std::string path;
+    std::shared_ptr<const Checkpoint> checkpoint;  // nullptr: not committed, or damaged
+    std::string fault;                             // of a damaged one
+    bool latest = false;
+
+    [[nodiscard]] const char* state() const {
+        return checkpoint ? "committed" : fault.empty() ? "not committed" : "damaged";
+    }
+};
+
+Line line_of(const std::string& path) {
+    Line line{path, nullptr, "", false};
+    try {
+        line.checkpoint = Checkpoint::open(path);
+    } catch (const Error& error) {
+        line.fault = error.what();
+    }
+    return line;
+}
+
+std::vector<Line> lines_of_root(FileSystem& files, const std::string& root) {
+    std::vector<Line> lines;
+    for (const SavedStep& save : scan_root(files, root)) {
+        const std::string path = join(root, save.directory);
+        lines.push_back(save.committed ? line_of(path) : Line{path, nullptr, "", false});
+    }
+    const auto newest =
+        std::find_if(lines.rbegin(), lines.rend(), [](const Line& line) { return line.checkpoint != nullptr; });
+    if (newest != lines.rend()) newest->latest = true;
+    return lines;
+}
+
+// One checkpoint, named by its own path.
+Line line_of_checkpoint(FileSystem& files, const std::string& path) {
+    Line line = line_of(path);
+    try {
+        line.latest = line.checkpoint && newest_save(files, parent_of(path)) == name_in_path(path);
+    } catch (const Error&) {
+        line.latest = false;  // what lies beside it cannot be read
+    }
+    return line;
+}
+
+// What to say of a directory that holds no save: why, and where one may be.
+std::string advice_for(FileSystem& files, const std::string& root) {
+    std::string why;
+    try {
+        (void)resolve_checkpoint(files, root);
+    } catch (const Error& error) {
+        why = error.what();
+    }
+    std::vector<std::string> names;
+    (void)files.list(root, names);
+    for (const std::string& name : names) {
+        const std::string below = join(root, name);
+        FileStatus status;
+        if (files.status(below, status) < 0 || status.kind != FileStatus::Kind::directory) continue;
+        try {
+            const size_t count = scan_root(files, below).size();
+            if (count > 0)
+                return fmt::format("{}; {} holds {}: try `tessera ckpt ls {}`", why, below, count_text(count, "save"),
+                                   below);
+        } catch (const Error&) {
+            continue;  // not ours to read
+        }
+    }
+    return fmt::format("{}; name the directory that the trainer gave its saver, which has step-... directories", why);
+}
+
+void print_list(const std::vector<Line>& lines) {
+    Json::Array list;
+    for (const Line& line : lines) {
+        Json json;
+        if (line.checkpoint) {
+            json = summary_json(*line.checkpoint);
+        } else {
+            json.set("path", line.path);
+        }
+        json.set("state", line.state());
+        json.set("latest", line.latest);
+        if (!line.fault.empty()) json.set("fault", line.fault);
+        list.push_back(std::move(json));
+    }
+    print_json(Json(std::move(list)));
+}
+
+void print_table(const std::vector<Line>& lines) {
+    std::set<std::string> metrics;
+    for (const Line& line : lines) {
+        if (!line.checkpoint) continue;
+        for (const auto& [name, value] : line.checkpoint->manifest().metrics) metrics.insert(name);
+    }
+    Table table;
+    table.column("step", Table::Align::right);
+    table.column("committed", Table::Align::left);
+    table.column("ranks", Table::Align::right);
+    table.column("size", Table::Align::right);
+    for (const std::string& name : metrics) table.column(printable(name), Table::Align::right);
+    table.column("path", Table::Align::left);
+    table.column("", Table::Align::left);
+    for (const Line& line : lines) {
+        std::vector<std::string> cells{"-", line.state(), "-", "-"};
+        if (line.checkpoint) {
+            const Manifest& manifest = line.checkpoint->manifest();
+            cells = {std::to_string(manifest.step), time_text(manifest.committed), std::to_string(manifest.world_size),
+                     size_text(manifest.size_bytes())};
+        }
+        for (const std::string& name : metrics) {
+            const Json* value = nullptr;
+            if (line.checkpoint) {
+                const Values& found = line.checkpoint->manifest().metrics;
+                if (const auto at = found.find(name); at != found.end()) value = &at->second;
+            }
+            cells.push_back(value == nullptr ? "-" : metric_text(*value));
+        }
+        cells.push_back(line.path);
+        cells.emplace_back(line.latest ? "latest" : "");
+        table.row(std::move(cells));
+    }
+    table.print();
+}
+
+int list_saves(const std::string& path, Output output) {
+    FileSystem& files = posix_file_system();
+    FileStatus status;
+    const bool is_directory = files.status(path, status) >= 0 && status.kind == FileStatus::Kind::directory;
+    const bool is_root = is_directory && !exists(files, join(path, manifest_name));
+    std::vector<Line> lines;
+    if (is_root) {
+        lines = lines_of_root(files, path);
+    } else {
+        lines.push_back(line_of_checkpoint(files, resolve_checkpoint(files, path)));
+    }
+    if (output == Output::json) {
+        print_list(lines);
+    } else if (!lines.empty()) {
+        print_table(lines);
+    }
+    if (lines.empty()) {
+        complain(advice_for(files, path));
+        return exit_faulty;
+    }
+    if (!is_root) {
+        complain(fmt::format(
+            "{} is one checkpoint; `tessera ckpt tree {}` shows what is in it, `tessera ckpt ls {}` those beside it",
+            lines.front().path, lines.front().path, parent_of(lines.front().path)));
+    }
+    bool damaged = false;
+    for (const Line& line : lines) {
+        if (line.fault.empty()) continue;
+        complain(line.fault);
+        damaged = true;
+    }
+    return damaged ? exit_faulty : exit_sound;
+}
+
+}  // namespace
+
+void add_ls(CLI::App& ckpt, int& exit_code) {
+    add_command(ckpt, "ls", "List the checkpoints under a root, oldest first", "The root directory, or one checkpoint",
+                exit_code, list_saves);
+}
+
+}  // namespace tsr::cli

@@ -1,0 +1,119 @@
+#include "ckpt/print.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <iterator>
+
+#include "base/error.hpp"
+
+namespace tsr::cli {
+
+std::string size_text(int64_t bytes) {
+    constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+    auto value = static_cast<double>(bytes);
+    size_t unit = 0;
+    while (value >= 1023.5 && unit + 1 < std::size(units)) {
+        value /= 1024;
+        ++unit;
+    }
+    if (unit == 0) return fmt::format("{} B", bytes);
+    return value < 9.95 ? fmt::format("{:.1f} {}", value, units[unit]) : fmt::format("{:.0f} {}", value, units[unit]);
+}
+
+std::string count_text(size_t n, const char* one) { return fmt::format("{} {}{}", n, one, n == 1 ? "" : "s"); }
+
+std::string time_text(const std::string& committed) {
+    // "2026-11-21T09:02:11.123Z"
+    constexpr size_t to_seconds = 19;
+    if (committed.size() <= to_seconds || committed[10] != 'T' || committed.back() != 'Z') return printable(committed);
+    return printable(fmt::format("{} {} UTC", committed.substr(0, 10), committed.substr(11, to_seconds - 11)));
+}
+
+std::string metric_text(const Json& value) {
+    try {
+        return fmt::format("{:.4g}", double_of(value, "metric"));
+    } catch (const Error&) {
+        return value.dump();
+    }
+}
+
+std::string printable(std::string_view text) {
+    std::string out(text);
+    std::replace_if(
+        out.begin(), out.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, '?');
+    return out;
+}
+
+size_t width_of(std::string_view text) {
+    // Continuation bytes take none.
+    return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+int rank_of_file(const std::string& name) {
+    int rank = 0;
+    std::from_chars(name.data() + 5, name.data() + name.size(), rank);
+    return rank;
+}
+
+Json values_json(const Values& values) {
+    Json::Object members;
+    for (const auto& [name, value] : values) members.push_back({name, value});
+    return Json(std::move(members));
+}
+
+Json summary_json(const Checkpoint& checkpoint) {
+    const Manifest& manifest = checkpoint.manifest();
+    Json json;
+    json.set("path", checkpoint.path());
+    json.set("step", manifest.step);
+    json.set("sequence", manifest.sequence);
+    json.set("save_id", manifest.save_id);
+    json.set("committed", manifest.committed);
+    Json writer;
+    writer.set("library", manifest.writer.library);
+    writer.set("language", manifest.writer.language);
+    writer.set("version", manifest.writer.version);
+    json.set("writer", std::move(writer));
+    json.set("world_size", manifest.world_size);
+    json.set("tensor_count", static_cast<int64_t>(checkpoint.names().size()));
+    json.set("size_bytes", manifest.size_bytes());
+    json.set("metrics", values_json(manifest.metrics));
+    return json;
+}
+
+void print_json(const Json& json) { fmt::print("{}\n", json.dump()); }
+
+void complain(std::string_view message) { fmt::print(stderr, "tessera ckpt: {}\n", message); }
+
+void Table::column(std::string heading, Align align) {
+    headings_.push_back(std::move(heading));
+    aligns_.push_back(align);
+}
+
+void Table::row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+
+void Table::print() const {
+    std::vector<size_t> widths;
+    for (const std::string& heading : headings_) widths.push_back(width_of(heading));
+    for (const auto& row : rows_) {
+        for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width_of(row[i]));
+    }
+    print_row(headings_, widths);
+    for (const auto& row : rows_) print_row(row, widths);
+}
+
+void Table::print_row(const std::vector<std::string>& cells, const std::vector<size_t>& widths) const {
+    std::string line;
+    for (size_t i = 0; i < cells.size(); ++i) {
+        if (i > 0) line += "  ";
+        const std::string padding(widths[i] - width_of(cells[i]), ' ');
+        line += aligns_[i] == Align::right ? padding + cells[i] : cells[i] + padding;
+    }
+    while (!line.empty() && line.back() == ' ') line.pop_back();
+    fmt::print("{}\n", line);
+}
+
+}  // namespace tsr::cli

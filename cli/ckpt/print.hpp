@@ -1,0 +1,47 @@
+// How `tessera ckpt` writes: sizes, times, tables and JSON, the same in each of its sub-commands.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/json.hpp"
+#include "checkpoint/checkpoint.hpp"
+
+namespace tsr::cli {
+
+[[nodiscard]] std::string size_text(int64_t bytes);                 // "3.4 MiB"
+[[nodiscard]] std::string count_text(size_t n, const char* one);    // "1 file", "2 files"
+[[nodiscard]] std::string time_text(const std::string& committed);  // a manifest's time, to the second: "... UTC"
+[[nodiscard]] std::string metric_text(const Json& value);
+[[nodiscard]] std::string printable(std::string_view text);  // control characters, which a terminal may obey, as '?'
+[[nodiscard]] size_t width_of(std::string_view text);        // columns of UTF-8 on a terminal
+
+// The rank that wrote a file, from its name.
+[[nodiscard]] int rank_of_file(const std::string& name);
+
+[[nodiscard]] Json values_json(const Values& values);
+[[nodiscard]] Json summary_json(const Checkpoint& checkpoint);  // what every sub-command tells of a checkpoint
+
+void print_json(const Json& json);
+void complain(std::string_view message);  // "tessera ckpt: message" on standard error
+
+// Columns under a heading.
+class Table {
+   public:
+    enum class Align { left, right };
+    void column(std::string heading, Align align);
+    void row(std::vector<std::string> cells);
+    void print() const;
+
+   private:
+    void print_row(const std::vector<std::string>& cells, const std::vector<size_t>& widths) const;
+
+    std::vector<std::string> headings_;
+    std::vector<Align> aligns_;
+    std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace tsr::cli
