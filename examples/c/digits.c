@@ -1,6 +1,7 @@
 /* A small network learns to read handwritten digits, data-parallel, on any number of ranks. The contract that it keeps
  * with its sisters in other languages (options, initial values, what is printed) is in examples/README.md. */
 #define _POSIX_C_SOURCE 200809L
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +13,6 @@
 enum { PIXELS = 64, HIDDEN = 128, CLASSES = 10, TRAIN = 1500, HELD_OUT = 297 };
 enum { W1, B1, W2, B2, PARAMS };
 enum { DATA, CHECKPOINTS, LOG, STEPS, SAVE_EVERY, BATCH, SEED, PACE, OPTIONS };
-
 static const char *const options[] = {"--data",       "--checkpoints", "--log",  "--steps",
                                       "--save-every", "--batch",       "--seed", "--pace"};
 static const char *text[] = {"examples/data/digits.csv", "checkpoints", "", "600", "50", "32", "7", "0"};
@@ -22,10 +22,8 @@ static int train_y[TRAIN], test_y[HELD_OUT];
 static float w1[HIDDEN][PIXELS], b1[HIDDEN], w2[CLASSES][HIDDEN], b2[CLASSES];
 static int32_t rank, world, stop;
 
-static void usage(const char *what, const char *value) {
-    fprintf(stderr, "digits: %s %s; see examples/README.md\n", what, value);
-    exit(2);
-}
+#define USAGE(...) (fprintf(stderr, "digits: " __VA_ARGS__), fputs("; see examples/README.md\n", stderr), exit(2))
+#define CHECK(call) ((call) == TSR_OK ? (void)0 : fail(#call))
 
 static void fail(const char *call) {
     const char *why = tsr_error_message(tsr_error_last());
@@ -34,32 +32,34 @@ static void fail(const char *call) {
     exit(1);
 }
 
-#define CHECK(call) ((call) == TSR_OK ? (void)0 : fail(#call))
-
 static void read_arguments(int argc, char **argv) {
     for (int i = 1; i < argc; i += 2) {
         int k = 0;
         while (k < OPTIONS && strcmp(argv[i], options[k]) != 0) ++k;
-        if (k == OPTIONS || i + 1 == argc) usage("unknown option, or one without a value:", argv[i]);
+        if (k == OPTIONS) USAGE("there is no option %s", argv[i]);
+        if (i + 1 == argc) USAGE("%s needs a value", argv[i]);
         text[k] = argv[i + 1];
     }
     for (int k = STEPS; k < OPTIONS; ++k) {
-        char *end;
-        number[k] = strtol(text[k], &end, 10);
-        if (end == text[k] || *end != '\0' || number[k] < (k == STEPS || k == BATCH)) usage(options[k], "cannot be so");
+        const int digits = (int)strspn(text[k], "0123456789"), least = k == STEPS || k == BATCH;
+        number[k] = strtol(text[k], NULL, 10);
+        if (digits < 1 || digits > 9 || text[k][digits] != '\0' || number[k] < least)
+            USAGE("%s cannot be \"%s\": a number from %d to 999999999", options[k], text[k], least);
     }
 }
 
 /* 64 pixels and the label a line. Every sixth row is held out, as long as there are 297 of them. */
 static void read_data(void) {
     FILE *file = fopen(text[DATA], "r");
-    if (file == NULL) usage("cannot read", text[DATA]);
+    if (file == NULL)
+        USAGE("cannot read %s (%s): start in the clone's root or name the file by --data", text[DATA], strerror(errno));
     for (int row = 0, train = 0, test = 0; row < TRAIN + HELD_OUT; ++row) {
         const int is_test = row % 6 == 5 && test < HELD_OUT;
         float *x = is_test ? test_x[test] : train_x[train];
-        int *y = is_test ? &test_y[test++] : &train_y[train++], good = 1;
-        for (int k = 0; k < PIXELS; ++k, ++x) good &= fscanf(file, "%f,", x) == 1, *x /= 16;
-        if (!good || fscanf(file, "%d", y) != 1 || *y < 0 || *y >= CLASSES) usage("not the digits:", text[DATA]);
+        int *y = is_test ? &test_y[test++] : &train_y[train++], k = 0;
+        while (k < PIXELS && fscanf(file, "%f,", &x[k]) == 1) x[k++] /= 16;
+        if (k < PIXELS || fscanf(file, "%d", y) != 1 || *y < 0 || *y >= CLASSES)
+            USAGE("%s is not the digits: row %d is not 64 pixels and a label", text[DATA], row + 1);
     }
     fclose(file);
 }
@@ -116,9 +116,9 @@ static double forward_backward(const int64_t *batch, size_t n, const tsr_tensor 
 
 /* One write a line, by fclose: the file may be shared by all ranks. */
 static void log_line(int64_t step, const char *what, double value) {
-    FILE *file = *text[LOG] != '\0' ? fopen(text[LOG], "a") : NULL;
     struct timespec now;
-    if (file == NULL || clock_gettime(CLOCK_REALTIME, &now) != 0) return;
+    FILE *file = clock_gettime(CLOCK_REALTIME, &now) == 0 && *text[LOG] != '\0' ? fopen(text[LOG], "a") : NULL;
+    if (file == NULL) return;
     fprintf(file, "{\"time\":%.3f,\"rank\":%d,\"world\":%d,\"step\":%lld,\"%s\":%.6f,\"lang\":\"c\"}\n",
             (double)now.tv_sec + (double)now.tv_nsec * 1e-9, (int)rank, (int)world, (long long)step, what, value);
     fclose(file);

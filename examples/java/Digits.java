@@ -7,30 +7,21 @@ import java.util.*;
 import java.util.concurrent.locks.LockSupport;
 import java.util.stream.IntStream;
 
-/**
- * Learns to read handwritten digits, data-parallel: 64 pixels, 128 hidden units with ReLU, 10 classes; AdamW. The Java twin
- * of examples/c/digits.c; see examples/README.md. Run by {@code tessera run -n 4 java -jar target/digits.jar}.
- */
+/** Learns to read handwritten digits, data-parallel: 64 pixels, 128 hidden units with ReLU, 10 classes; AdamW. The Java
+ * twin of examples/c/digits.c; see examples/README.md. Run by {@code tessera run -n 4 java -jar target/digits.jar}. */
 public final class Digits {
     static final int PIXELS = 64, HIDDEN = 128, CLASSES = 10;
-
     final Map<String, String> options = new LinkedHashMap<>(Map.of("--data", "examples/data/digits.csv",
             "--checkpoints", "checkpoints", "--steps", "600", "--save-every", "50", "--batch", "32", "--seed", "7",
             "--log", "", "--pace", "0"));
     final List<float[]> trainX = new ArrayList<>(), testX = new ArrayList<>();
     final List<Integer> trainY = new ArrayList<>(), testY = new ArrayList<>();
-
     final FloatBuffer w1 = floats(HIDDEN * PIXELS), b1 = floats(HIDDEN), w2 = floats(CLASSES * HIDDEN), b2 = floats(CLASSES);
 
     public static void main(String[] args) {
         final Digits digits = new Digits();
-        try {
-            digits.readOptions(args);
-            digits.readData();
-        } catch (IOException | IllegalArgumentException error) {
-            System.err.println("digits: " + (error instanceof IOException ? "cannot read " : "") + error.getMessage());
-            System.exit(2);
-        }
+        digits.readOptions(args);
+        digits.readData();
         try {
             digits.train();
         } catch (TesseraException | IOException error) {
@@ -41,14 +32,15 @@ public final class Digits {
     }
 
     void train() throws IOException {
-        final int steps = number("--steps"), saveEvery = number("--save-every"), pace = number("--pace");
+        final int steps = number("--steps"), saveEvery = number("--save-every"), seed = number("--seed");
         final int batch = Math.min(number("--batch"), trainX.size());
-        initialize(number("--seed"));
+        final long pace = number("--pace") * 1_000_000L;
+        initialize(seed);
         try (Comm comm = Comm.fromEnv();
                 Ddp ddp = Ddp.create(comm, Params.of("fc1.weight", w1, HIDDEN, PIXELS).and("fc1.bias", b1)
                         .and("fc2.weight", w2, CLASSES, HIDDEN).and("fc2.bias", b2)); // rank 0's values on every rank
                 Optimizer opt = Optimizer.adamW(ddp).lr(0.003).build();
-                Sampler data = Sampler.of(comm, trainX.size()).seed(number("--seed")).build();
+                Sampler data = Sampler.of(comm, trainX.size()).seed(seed).build();
                 Saver saver = Saver.at(comm, Path.of(options.get("--checkpoints"))).keepLatest(3).open()) {
             final boolean first = comm.rank() == 0;
             final State state = State.of("model", ddp).with("optim", opt).with("data", data);
@@ -71,7 +63,7 @@ public final class Digits {
                 if (stop.ints().get(0) != 0 || (saveEvery > 0 && step % saveEvery == 0)) {
                     saver.saveAsync(step, state.metric("loss", loss));
                 }
-                for (long left; (left = began + pace * 1_000_000L - System.nanoTime()) > 0;) LockSupport.parkNanos(left);
+                for (long left; (left = began + pace - System.nanoTime()) > 0;) LockSupport.parkNanos(left);
             }
             saver.await();
             if (stop.ints().get(0) != 0) {
@@ -133,8 +125,8 @@ public final class Digits {
 
     double accuracy() {
         final float[] h = new float[HIDDEN], logits = new float[CLASSES];
-        return IntStream.range(0, testX.size()).mapToDouble(i -> forward(testX.get(i), h, logits) == testY.get(i) ? 1 : 0)
-                .average().orElseThrow();
+        return IntStream.range(0, testX.size()).filter(i -> forward(testX.get(i), h, logits) == testY.get(i)).count()
+                / (double) testX.size();
     }
 
     /** The same values in every language: SplitMix64, scaled by the number of inputs. */
@@ -145,42 +137,51 @@ public final class Digits {
                 seed += 0x9e3779b97f4a7c15L;
                 long z = (seed ^ seed >>> 30) * 0xbf58476d1ce4e5b9L;
                 z = (z ^ z >>> 27) * 0x94d049bb133111ebL;
-                z ^= z >>> 31;
-                param.put(i, (float) ((2 * ((z >>> 40) / 16777216.0) - 1) / scale));
+                param.put(i, (float) ((2 * (((z ^ z >>> 31) >>> 40) / 16777216.0) - 1) / scale));
             }
         }
     }
 
-    void readData() throws IOException {
+    void readData() {
+        final String path = options.get("--data");
         int row = 0;
-        for (String line : Files.readAllLines(Path.of(options.get("--data")))) {
-            final String[] cells = line.split(",");
-            if (cells.length != PIXELS + 1) throw new IOException(options.get("--data") + ", row " + row);
-            final float[] x = new float[PIXELS];
-            for (int i = 0; i < PIXELS; ++i) x[i] = Float.parseFloat(cells[i]) / 16;
-            final boolean heldOut = row < 1782 && row % 6 == 5;
-            (heldOut ? testX : trainX).add(x);
-            (heldOut ? testY : trainY).add(Integer.parseInt(cells[PIXELS].trim()));
-            ++row;
+        try {
+            final List<String> lines = Files.readAllLines(Path.of(path));
+            for (; row < 1797; ++row) {
+                final String[] cells = lines.get(row).split(",");
+                final float[] x = new float[PIXELS];
+                for (int i = 0; i < PIXELS; ++i) x[i] = Float.parseFloat(cells[i]) / 16;
+                final boolean heldOut = row < 1782 && row % 6 == 5;
+                (heldOut ? testX : trainX).add(x);
+                (heldOut ? testY : trainY).add(Objects.checkIndex(Integer.parseInt(cells[PIXELS].trim()), CLASSES));
+            }
+        } catch (IOException error) {
+            throw usage("cannot read %s (%s): start in the clone's root or name the file by --data", path, error);
+        } catch (NumberFormatException | IndexOutOfBoundsException error) {
+            throw usage("%s is not the digits: row %d is not 64 pixels and a label", path, row + 1);
         }
-        if (testX.isEmpty()) throw new IOException(options.get("--data") + ": it is too short");
     }
 
     void readOptions(String[] args) {
         for (int i = 0; i < args.length; i += 2) {
-            if (!options.containsKey(args[i])) throw new IllegalArgumentException("there is no option " + args[i]);
-            if (i + 1 == args.length) throw new IllegalArgumentException(args[i] + " needs a value");
+            if (!options.containsKey(args[i])) throw usage("there is no option %s", args[i]);
+            if (i + 1 == args.length) throw usage("%s needs a value", args[i]);
             options.put(args[i], args[i + 1]);
         }
         for (String name : List.of("--steps", "--save-every", "--batch", "--seed", "--pace")) {
-            final boolean atLeastOne = name.equals("--steps") || name.equals("--batch");
-            if (!options.get(name).matches("[0-9]{1,9}") || (atLeastOne && number(name) == 0)) {
-                throw new IllegalArgumentException(name + " cannot be " + options.get(name));
-            }
+            final int least = name.equals("--steps") || name.equals("--batch") ? 1 : 0;
+            if (options.get(name).matches("[0-9]{1,9}") && number(name) >= least) continue;
+            throw usage("%s cannot be \"%s\": a number from %d to 999999999", name, options.get(name), least);
         }
     }
 
     int number(String name) { return Integer.parseInt(options.get(name)); }
+
+    static RuntimeException usage(String format, Object... values) {
+        System.err.println("digits: " + String.format(Locale.ROOT, format, values) + "; see examples/README.md");
+        System.exit(2);
+        return new IllegalStateException();
+    }
 
     void log(Comm comm, long step, String what, double value) throws IOException {
         if (options.get("--log").isEmpty()) return;

@@ -12,6 +12,7 @@ languages' versions agree on.
 import argparse
 import json
 import os
+import re
 import sys
 import time
 
@@ -23,9 +24,14 @@ MASK = (1 << 64) - 1
 
 def read_digits(path):
     """The training set and the held-out set, each (pixels [n, 64], labels [n])."""
-    rows = np.loadtxt(path, delimiter=",", dtype=np.int64, ndmin=2)
-    if rows.shape != (1797, 65):
-        raise ValueError(f"{path} has {rows.shape[0]} rows of {rows.shape[1]} numbers, not 1797 of 65")
+    try:
+        rows = np.loadtxt(path, delimiter=",", dtype=np.int64, ndmin=2)
+    except OSError as error:
+        usage_error(f"cannot read {path} ({error}): start in the clone's root or name the file by --data")
+    except ValueError as error:
+        usage_error(f"{path} is not the digits: {error}")
+    if rows.shape != (1797, 65) or not np.isin(rows[:, 64], range(10)).all():
+        usage_error(f"{path} is not the digits: its rows are not 1797 of 64 pixels and a label")
     pixels, labels = (rows[:, :64] / 16).astype(np.float32), rows[:, 64]
     number = np.arange(len(rows))
     held_out = (number < 1782) & (number % 6 == 5)
@@ -137,14 +143,15 @@ def number(least):
     """The type of an argument: an integer that is not below `least`."""
 
     def parse(text):
-        if int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text} is below {least}")
+        if not re.fullmatch("[0-9]{1,9}", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f'cannot be "{text}": a number from {least} to 999999999')
         return int(text)
 
     return parse
 
 
 def usage_error(message):
+    message = re.sub(r"^argument (--[a-z-]+):", r"\1", message)  # as the other languages' versions say it
     print(f"digits: {message}; see examples/README.md", file=sys.stderr)
     sys.exit(2)
 
@@ -166,11 +173,7 @@ def parse_options():
 @ts.record
 def main():
     options = parse_options()
-    try:
-        training, held_out = read_digits(options.data)
-    except (OSError, ValueError) as error:
-        usage_error(f"cannot read the digits: {error}")
-    train(options, training, held_out)
+    train(options, *read_digits(options.data))
 
 
 if __name__ == "__main__":

@@ -1,61 +1,54 @@
 //! The digits trainer in Rust: see ../README.md for what it shares with those in C, Python and Java.
 
-use std::collections::HashMap;
-use std::fs::{self, OpenOptions};
-use std::io::Write;
-use std::process::ExitCode;
-use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
+use std::{collections::HashMap, fs, io::Write, process::exit, thread::sleep};
 
 use tessera::{params, AdamW, Comm, Ddp, ReduceOp, Result, Sampler, Saver, State};
 
 const PIXELS: usize = 64;
 const HIDDEN: usize = 128;
 const CLASSES: usize = 10;
-
-/// The command line: `--name VALUE` pairs over their defaults.
-struct Options(HashMap<&'static str, String>);
-
-impl Options {
-    fn parse() -> Result<Self, String> {
-        let texts = [("--data", "examples/data/digits.csv"), ("--checkpoints", "checkpoints"), ("--log", "")];
-        let numbers = [("--steps", "600"), ("--save-every", "50"), ("--batch", "32"), ("--seed", "7"), ("--pace", "0")];
-        let mut values: HashMap<_, _> = texts.iter().chain(&numbers).map(|(k, v)| (*k, (*v).to_owned())).collect();
-        let mut arguments = std::env::args().skip(1);
-        while let Some(name) = arguments.next() {
-            let value = values.get_mut(name.as_str()).ok_or_else(|| format!("unknown option {name}"))?;
-            *value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
-            if numbers.iter().any(|(number, _)| *number == name) && value.parse::<u64>().is_err() {
-                return Err(format!("{name} needs a number, not {value:?}"));
-            }
-        }
-        Ok(Options(values))
-    }
-
-    fn number(&self, name: &str) -> u64 {
-        self.0[name].parse().unwrap_or_default() // checked above
-    }
-}
-
 type Sample = ([f32; PIXELS], usize);
 
+/// What a user got wrong, on one line; exit code 2.
+fn usage(what: String) -> ! {
+    eprintln!("digits: {what}; see examples/README.md");
+    exit(2)
+}
+
+/// The command line, `--name VALUE` pairs over their defaults; then its numbers: steps, save-every, batch, seed, pace.
+fn parse_options() -> (HashMap<&'static str, String>, [u64; 5]) {
+    let paths = [("--data", "examples/data/digits.csv"), ("--checkpoints", "checkpoints"), ("--log", "")];
+    let numbers = [("--steps", "600"), ("--save-every", "50"), ("--batch", "32"), ("--seed", "7"), ("--pace", "0")];
+    let mut texts: HashMap<_, _> = paths.iter().chain(&numbers).map(|(k, v)| (*k, (*v).to_owned())).collect();
+    let mut arguments = std::env::args().skip(1);
+    while let Some(name) = arguments.next() {
+        let value = texts.get_mut(name.as_str()).unwrap_or_else(|| usage(format!("there is no option {name}")));
+        *value = arguments.next().unwrap_or_else(|| usage(format!("{name} needs a value")));
+    }
+    let numbers = numbers.map(|(name, _)| {
+        let (text, least) = (&texts[name], u64::from(name == "--steps" || name == "--batch"));
+        let plain = text.len() <= 9 && text.bytes().all(|b| b.is_ascii_digit());
+        let number = text.parse().ok().filter(|number| plain && *number >= least);
+        number.unwrap_or_else(|| usage(format!("{name} cannot be \"{text}\": a number from {least} to 999999999")))
+    });
+    (texts, numbers)
+}
+
 /// The training set and the rows that are held out.
-fn read_data(path: &str) -> Result<(Vec<Sample>, Vec<Sample>), String> {
-    let text = fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"))?;
+fn read_data(path: &str) -> (Vec<Sample>, Vec<Sample>) {
+    let hint = "start in the clone's root or name the file by --data";
+    let text = fs::read_to_string(path).unwrap_or_else(|error| usage(format!("cannot read {path} ({error}): {hint}")));
     let (mut train, mut held_out) = (Vec::new(), Vec::new());
-    for (row, line) in text.lines().enumerate() {
+    for (row, line) in text.lines().chain(std::iter::repeat("")).take(1797).enumerate() {
         let numbers: Vec<u8> = line.split(',').map_while(|number| number.trim().parse().ok()).collect();
         if numbers.len() != PIXELS + 1 || usize::from(numbers[PIXELS]) >= CLASSES {
-            return Err(format!("{path}:{}: expected 64 pixels and a label", row + 1));
+            usage(format!("{path} is not the digits: row {} is not 64 pixels and a label", row + 1));
         }
         let sample = (std::array::from_fn(|i| f32::from(numbers[i]) / 16.0), usize::from(numbers[PIXELS]));
-        if row < 1782 && row % 6 == 5 {
-            held_out.push(sample)
-        } else {
-            train.push(sample)
-        }
+        if row < 1782 && row % 6 == 5 { &mut held_out } else { &mut train }.push(sample);
     }
-    Ok((train, held_out))
+    (train, held_out)
 }
 
 /// The next values of SplitMix64, uniform within 1/√fan_in of zero.
@@ -78,8 +71,7 @@ fn linear(weight: &[f32], bias: &[f32], input: &[f32]) -> Vec<f32> {
 
 /// Hidden activations and logits of one image.
 fn forward(ddp: &Ddp, image: &[f32; PIXELS]) -> Result<(Vec<f32>, Vec<f32>)> {
-    let mut hidden = linear(&ddp.param(0)?, &ddp.param(1)?, image);
-    hidden.iter_mut().for_each(|h| *h = h.max(0.0));
+    let hidden: Vec<_> = linear(&ddp.param(0)?, &ddp.param(1)?, image).into_iter().map(|h| h.max(0.0)).collect();
     let logits = linear(&ddp.param(2)?, &ddp.param(3)?, &hidden);
     Ok((hidden, logits))
 }
@@ -103,8 +95,7 @@ fn backward<'a>(ddp: &Ddp, index: usize, samples: impl Iterator<Item = (&'a [f32
 
 /// The batch's mean loss; its gradients are being averaged over the ranks.
 fn forward_backward(ddp: &Ddp, batch: &[&Sample]) -> Result<f32> {
-    let mut loss = 0.0;
-    let mut layers = Vec::with_capacity(batch.len());
+    let (mut loss, mut layers) = (0.0, Vec::with_capacity(batch.len()));
     for (image, label) in batch {
         let (hidden, mut outputs) = forward(ddp, image)?;
         let largest = outputs.iter().copied().fold(f32::MIN, f32::max);
@@ -117,13 +108,11 @@ fn forward_backward(ddp: &Ddp, batch: &[&Sample]) -> Result<f32> {
     }
     backward(ddp, 2, layers.iter().map(|(hidden, outputs)| (&outputs[..], &hidden[..])))?;
     let fc2 = ddp.param(2)?;
-    let inner: Vec<Vec<f32>> = layers
-        .iter()
-        .map(|(hidden, outputs)| {
-            let by_input = |j: usize| (0..CLASSES).map(|k| outputs[k] * fc2[k * HIDDEN + j]).sum();
-            (0..HIDDEN).map(|j| if hidden[j] > 0.0 { by_input(j) } else { 0.0 }).collect()
-        })
-        .collect();
+    let inner = layers.iter().map(|(hidden, outputs)| {
+        let by_hidden = |j: usize| (0..CLASSES).map(|k| outputs[k] * fc2[k * HIDDEN + j]).sum();
+        (0..HIDDEN).map(|j| if hidden[j] > 0.0 { by_hidden(j) } else { 0.0 }).collect()
+    });
+    let inner: Vec<Vec<f32>> = inner.collect();
     backward(ddp, 0, inner.iter().zip(batch).map(|(inner, (image, _))| (&inner[..], &image[..])))?;
     Ok(loss)
 }
@@ -132,59 +121,54 @@ fn accuracy(ddp: &Ddp, samples: &[Sample]) -> Result<f64> {
     let mut right = 0;
     for (image, label) in samples {
         let (_, logits) = forward(ddp, image)?;
-        let guess = (1..CLASSES).fold(0, |best, i| if logits[i] > logits[best] { i } else { best });
-        right += usize::from(guess == *label);
+        right += usize::from((0..CLASSES).all(|i| logits[i] <= logits[*label]));
     }
     Ok(right as f64 / samples.len() as f64)
 }
 
-/// Appends one line of JSON, with one write.
-fn log(path: &str, comm: &Comm, step: u64, name: &str, value: f64) -> Result<()> {
-    let (rank, world) = (comm.rank()?, comm.world_size()?);
+/// Appends one line of JSON, with one write: ranks may share the file.
+fn log(path: &str, rank: usize, world: usize, step: u64, name: &str, value: f64) {
     let time = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
     let values = format!(r#""rank":{rank},"world":{world},"step":{step},"{name}":{value:.6},"lang":"rust""#);
     let line = format!("{{\"time\":{time:.3},{values}}}\n");
-    let file = OpenOptions::new().create(true).append(true).open(path);
+    let file = fs::OpenOptions::new().create(true).append(true).open(path);
     if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
-        eprintln!("digits_rs: cannot write {path}: {error}");
+        eprintln!("digits: cannot write {path}: {error}");
     }
-    Ok(())
 }
 
-fn train(options: &Options, train: &[Sample], held_out: &[Sample]) -> Result<()> {
+fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace]: [u64; 5]) -> Result<()> {
+    let (train, held_out) = read_data(&texts["--data"]);
     let comm = Comm::from_env()?;
-    let rank = comm.rank()?;
+    let (rank, world) = (comm.rank()?, comm.world_size()?);
     let say = |text: String| (rank == 0).then(|| println!("{text}"));
-    let log_file = &options.0["--log"];
-    let record = |step, name, value| if log_file.is_empty() { Ok(()) } else { log(log_file, &comm, step, name, value) };
-    let seed = &mut options.number("--seed");
-    let mut ddp = Ddp::new(
-        &comm,
-        params![
-            "fc1.weight" => (initial(seed, HIDDEN * PIXELS, PIXELS), [HIDDEN, PIXELS]),
-            "fc1.bias" => (initial(seed, HIDDEN, PIXELS), [HIDDEN]),
-            "fc2.weight" => (initial(seed, CLASSES * HIDDEN, HIDDEN), [CLASSES, HIDDEN]),
-            "fc2.bias" => (initial(seed, CLASSES, HIDDEN), [CLASSES]),
-        ],
-    )?;
+    let log_file = &texts["--log"];
+    let record = |step, name, value| (!log_file.is_empty()).then(|| log(log_file, rank, world, step, name, value));
+    let mut random = seed;
+    let params = params![
+        "fc1.weight" => (initial(&mut random, HIDDEN * PIXELS, PIXELS), [HIDDEN, PIXELS]),
+        "fc1.bias" => (initial(&mut random, HIDDEN, PIXELS), [HIDDEN]),
+        "fc2.weight" => (initial(&mut random, CLASSES * HIDDEN, HIDDEN), [CLASSES, HIDDEN]),
+        "fc2.bias" => (initial(&mut random, CLASSES, HIDDEN), [CLASSES]),
+    ];
+    let mut ddp = Ddp::new(&comm, params)?; // every rank now has rank 0's values
     let mut opt = AdamW::new(&mut ddp).lr(0.003).build()?;
-    let mut data = Sampler::new(&comm, train.len()).seed(options.number("--seed")).build()?;
+    let mut data = Sampler::new(&comm, train.len()).seed(seed).build()?;
     let mut state = State::new().with("model", &ddp).with("optim", &opt).with("data", &data);
-    let saver = Saver::at(&comm, &options.0["--checkpoints"]).keep_latest(3).open()?;
-    let (steps, save_every) = (options.number("--steps"), options.number("--save-every"));
+    let saver = Saver::at(&comm, &texts["--checkpoints"]).keep_latest(3).open()?;
     let start = saver.resume(&mut state)?;
     let from = if start == 0 { "from the beginning".to_owned() } else { format!("resumed after step {start}") };
-    say(format!("digits: {} ranks, {from}", comm.world_size()?));
+    say(format!("digits: {world} ranks, {from}"));
 
     for step in start + 1..=steps {
         let began = Instant::now();
-        let batch: Vec<_> = data.batch(options.number("--batch") as usize)?.into_iter().map(|i| &train[i]).collect();
+        let batch: Vec<_> = data.batch(batch as usize)?.into_iter().map(|i| &train[i]).collect();
         let loss = forward_backward(&ddp, &batch)?;
-        ddp.wait()?;
+        ddp.wait()?; // the gradients are the average of all ranks now
         opt.step()?;
         if step % 10 == 0 || step == steps {
-            say(format!("step {step}/{} loss {loss:.4}", steps));
-            record(step, "loss", loss.into())?;
+            say(format!("step {step}/{steps} loss {loss:.4}"));
+            record(step, "loss", loss.into());
         }
         let mut stop = [i32::from(tessera::preempt_requested())];
         comm.all_reduce(&mut stop, ReduceOp::Max)?; // all ranks stop after the same step
@@ -197,27 +181,20 @@ fn train(options: &Options, train: &[Sample], held_out: &[Sample]) -> Result<()>
             say(format!("digits: stopped after step {step}"));
             return comm.finalize();
         }
-        sleep(Duration::from_millis(options.number("--pace")).saturating_sub(began.elapsed()));
+        sleep(Duration::from_millis(pace).saturating_sub(began.elapsed()));
     }
     saver.wait()?;
-    let accuracy = accuracy(&ddp, held_out)?;
+    let accuracy = accuracy(&ddp, &held_out)?;
     say(format!("held-out accuracy {accuracy:.4}"));
-    record(steps, "accuracy", accuracy)?;
+    record(steps, "accuracy", accuracy);
     comm.finalize()
 }
 
-fn main() -> ExitCode {
-    let prepared = Options::parse().and_then(|options| read_data(&options.0["--data"]).map(|data| (options, data)));
-    match prepared.map(|(options, (samples, held_out))| train(&options, &samples, &held_out)) {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(error)) => {
-            eprintln!("digits_rs: {error}");
-            let _ = tessera::record_error(&error.to_string(), Some(&format!("{error:?}")));
-            ExitCode::from(1)
-        }
-        Err(message) => {
-            eprintln!("digits_rs: {message}");
-            ExitCode::from(2)
-        }
+fn main() {
+    let (texts, numbers) = parse_options();
+    if let Err(error) = train(&texts, numbers) {
+        eprintln!("digits: {error}");
+        let _ = tessera::record_error(&error.to_string(), Some(&format!("{error:?}")));
+        exit(1);
     }
 }
