@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections import defaultdict
 from pathlib import Path
 
 import results
@@ -37,29 +38,23 @@ def bench(binaries: Path, rounds: int, ranks_list: list[int], sizes: list[int]) 
     mpirun = shutil.which("mpirun")
     cases: list[results.Case] = []
     for ranks in ranks_list:
-        runs: dict[str, list[dict[int, float]]] = {}
-
-        def once(name: str, command: list[str], env: dict[str, str] | None = None) -> None:
-            runs.setdefault(name, []).append(lines(command, env))
-
+        runs: dict[str, list[dict[int, float]]] = defaultdict(list)
         for number in range(rounds):
             print(f"  {ranks} ranks, round {number + 1} of {rounds}", flush=True)
-            once("buffer", [str(binaries / "all_reduce_tessera"), str(ranks), sizes_text, "buffer"])
-            once("Gloo", [str(binaries / "all_reduce_gloo"), str(ranks), sizes_text])
-            once("foreign", [str(binaries / "all_reduce_tessera"), str(ranks), sizes_text, "foreign"])
+            ours = [str(binaries / "all_reduce_tessera"), str(ranks), sizes_text]
+            runs["buffer"].append(lines([*ours, "buffer"]))
+            runs["Gloo"].append(lines([str(binaries / "all_reduce_gloo"), str(ranks), sizes_text]))
+            runs["foreign"].append(lines([*ours, "foreign"]))
             if mpirun and (binaries / "all_reduce_mpi").exists():
                 env = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-                once(
-                    "Open MPI",
-                    [mpirun, "--oversubscribe", "-n", str(ranks), str(binaries / "all_reduce_mpi"), sizes_text],
-                    env,
-                )
+                theirs = [mpirun, "--oversubscribe", "-n", str(ranks), str(binaries / "all_reduce_mpi"), sizes_text]
+                runs["Open MPI"].append(lines(theirs, env))
         for mode in ("buffer", "foreign"):
             for peer in ("Gloo", "Open MPI"):
                 if peer not in runs:
                     continue
                 for size in sizes:
-                    pairs = [(ours[size], theirs[size]) for ours, theirs in zip(runs[mode], runs[peer])]
+                    pairs = [(a[size], b[size]) for a, b in zip(runs[mode], runs[peer], strict=True)]
                     name = f"all_reduce {size} B, {ranks} ranks, {mode} memory"
                     cases.append(
                         results.case(name, "us a call", peer, pairs, target(peer, mode, size), smaller_is_better=True)

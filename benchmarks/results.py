@@ -1,7 +1,8 @@
 """Result files of the benchmarks: a list of cases, each with the raw rounds that its ratio comes from.
 
-A case is ``{"case", "metric", "ours", "peer", "peer_name", "ratio", "target", "rounds": [[ours, peer], ...]}``. ``ratio``
-is the median of the per-round ratios; above 1 means that ours is better. ``target`` is the ratio asked for, or null.
+A case is ``{"case", "metric", "ours", "peer", "peer_name", "ratio", "target", "rounds": [[ours, peer], ...]}``. The
+``ratio`` is the median of the per-round ratios; above 1 means that ours is better. The ``target`` is the ratio asked
+for, or null.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ def table(cases: list[Case]) -> str:
             )
         )  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def check() -> int:

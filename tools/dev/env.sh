@@ -8,5 +8,6 @@ cmd_env() {
     [[ -z ${!name:-} ]] || printf 'export %s=%q\n' "$name" "${!name}"
   done
   # Programs that were linked by pkg-config find the library without an rpath.
+  # shellcheck disable=SC2016  # the shell that evaluates this expands it
   printf 'export LD_LIBRARY_PATH=%q${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}\n' "$TESSERA_PREFIX/lib"
 }
