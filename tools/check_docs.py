@@ -1,5 +1,6 @@
-"""Check the pages: every relative link in every tracked *.md leads to a file (and to a heading, if it names one), and
-the pages that the project promises are there. Prints each fault as `page:line: what` and exits 1 if there is one."""
+"""Check the pages: every relative link in every tracked *.md leads to a file (and to a heading, if it names one), every
+`./dev` and `tessera` command that a page shows exists, and the pages that the project promises are there. Prints each
+fault as `page:line: what` and exits 1 if there is one."""
 
 from __future__ import annotations
 
@@ -24,6 +25,10 @@ PROMISED = [
 LINK = re.compile(
     r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)|^\s*\[[^\]]+\]:\s+(\S+)|(?:src|href)=\"([^\"]+)\""
 )
+
+
+DEV_COMMAND = re.compile(r"(?:^|[\s(;&|])\./dev ([a-z]\w*)")
+TESSERA_COMMAND = re.compile(r"^\s*(?:\$ )?tessera ([a-z]\w*)(?: ([a-z][a-z|-]*))?(?=\s|$)")
 
 
 def lines_outside_code(page: Path) -> list[tuple[int, str]]:
@@ -70,6 +75,44 @@ def faults_of(page: Path) -> list[str]:
     return faults
 
 
+@cache
+def known_commands() -> dict[str, set[str]]:
+    """What there is after `./dev`, `tessera` and `tessera ckpt`, as the sources say."""
+    alternatives = re.search(r"^  ((?:\w+ \| )+\w+)\)$", (ROOT / "dev").read_text(encoding="utf-8"), re.M)
+    known = {"./dev": {*alternatives[1].split(" | "), "help"} if alternatives else set(), "tessera": set()}
+    for source in (ROOT / "cli").rglob("*.cc"):
+        text = source.read_text(encoding="utf-8")
+        known["tessera"].update(re.findall(r"\bapp\.add_subcommand\(\"([\w-]+)\"", text))
+        for group, name in re.findall(r"\badd_command\((\w+), \"([\w-]+)\"", text):
+            known.setdefault(f"tessera {group}", set()).add(name)
+    return known
+
+
+def code(page: Path) -> list[tuple[int, str]]:
+    """Each line of a code block and each `span` of a page, with its line number."""
+    found, fenced = [], False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if line.lstrip().startswith(("```", "~~~")):
+            fenced = not fenced
+        elif fenced or line.startswith("    "):
+            found.append((number, line))
+        else:
+            found += [(number, span) for span in re.findall(r"`([^`]+)`", line)]
+    return found
+
+
+def unknown_commands(page: Path) -> list[str]:
+    known, shown = known_commands(), []
+    for number, text in code(page):
+        shown += [(number, "./dev", name) for name in DEV_COMMAND.findall(text)]
+        if match := TESSERA_COMMAND.match(text):
+            shown.append((number, "tessera", match[1]))
+            if f"tessera {match[1]}" in known and match[2]:
+                shown += [(number, f"tessera {match[1]}", name) for name in match[2].split("|")]
+    name_of_page = page.relative_to(ROOT) if ROOT in page.parents else page.name
+    return [f"{name_of_page}:{n}: there is no {of} {name}" for n, of, name in shown if name not in known[of]]
+
+
 def main() -> int:
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "*.md"],
@@ -81,8 +124,8 @@ def main() -> int:
     pages = [ROOT / name for name in listed.split("\0") if name and (ROOT / name).exists()]
     faults = [f"{name}: promised, and not there" for name in PROMISED if not (ROOT / name).exists()]
     for page in pages:
-        faults += faults_of(page)
-    print("\n".join(faults) if faults else f"{len(pages)} pages, all links lead somewhere")
+        faults += faults_of(page) + unknown_commands(page)
+    print("\n".join(faults) if faults else f"{len(pages)} pages, all links lead somewhere, all commands exist")
     return 1 if faults else 0
 
 

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# ./dev docs: the pages stay true: links lead somewhere, promised pages are there, PARITY.md is made anew.
+# ./dev docs: the pages stay true: links lead somewhere, commands exist, promised pages are there, PARITY.md is made anew.
 
 cmd_docs() {
   source tools/dev/setup.sh

@@ -1,0 +1,102 @@
+"""The examples of README.md compile, and the Python one runs: each is taken from the page as it stands and given only
+what the page says it leaves out."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PREFIX = ROOT / "build" / "prefix"
+
+
+def example(language: str) -> str:
+    """The one code block of README.md in ``language``."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    assert len(blocks) == 1, f"README.md has {len(blocks)} examples in {language}"
+    return str(blocks[0])
+
+
+def indented(code: str) -> str:
+    return "".join(f"    {line}" if line.strip() else line for line in code.splitlines(keepends=True))
+
+
+def run(*command: str | Path, cwd: Path, environment: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, **(environment or {})},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_c_compiles_against_the_installed_headers(tmp_path: Path) -> None:
+    source = tmp_path / "readme.c"
+    source.write_text(
+        "#include <stdlib.h>\n#include <tessera/tessera.h>\n"
+        "#define CHECK(call) ((call) == TSR_OK ? (void)0 : exit(1))\n"
+        "void forward_backward(tsr_ddp *ddp);\n"
+        "void train(float *w1, float *b1);\n"
+        "void train(float *w1, float *b1) {\n" + indented(example("c")) + "}\n"
+    )
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+    run("cc", *flags, "-I", PREFIX / "include", source, cwd=tmp_path)
+
+
+def test_python_runs(tmp_path: Path) -> None:
+    source = tmp_path / "readme.py"
+    source.write_text(
+        "import numpy as np\n"
+        "w1, b1 = np.ones((128, 64), np.float32), np.ones(128, np.float32)\n"
+        "def forward_backward(grads):\n"
+        "    for grad in grads.values(): grad[:] = 1\n" + example("python") + "print(step)\n"
+    )
+    assert run(sys.executable, source, cwd=tmp_path).split()[-1] == "499"
+    saved = (tmp_path / "checkpoints" / "latest").read_text(encoding="utf-8")
+    assert saved.startswith("step-00000500-")
+
+
+def test_java_compiles(tmp_path: Path) -> None:
+    source = tmp_path / "Readme.java"
+    source.write_text(
+        "import dev.tessera.*;\nimport java.nio.*;\nimport java.nio.file.*;\n"
+        "abstract class Readme {\n"
+        "  abstract void forwardBackward(Ddp ddp);\n"
+        "  void train(FloatBuffer w1, FloatBuffer b1) throws Exception {\n" + indented(example("java")) + "  }\n}\n"
+    )
+    classes = ROOT / "bindings" / "java" / "target" / "classes"
+    run("javac", "-Werror", "-d", tmp_path, "-cp", classes, source, cwd=tmp_path)
+
+
+def test_rust_compiles(tmp_path: Path) -> None:
+    """As a package of the example's name and dependencies, so that its Cargo.lock holds and nothing is downloaded."""
+    of_example = ROOT / "examples" / "rust"
+    manifest = (of_example / "Cargo.toml").read_text(encoding="utf-8")
+    assert "../../bindings" in manifest
+    (tmp_path / "Cargo.toml").write_text(manifest.replace("../../bindings", str(ROOT / "bindings")))
+    shutil.copy(of_example / "Cargo.lock", tmp_path)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "main.rs").write_text(
+        "use tessera::{params, AdamW, Comm, Ddp, Result, Saver, State};\n"
+        "fn forward_backward(_ddp: &mut Ddp) -> Result<()> {\n    Ok(())\n}\n"
+        "fn train(w1: Vec<f32>, b1: Vec<f32>) -> Result<()> {\n" + indented(example("rust")) + "    Ok(())\n}\n"
+        "fn main() -> Result<()> {\n    train(vec![0.0; 128 * 64], vec![0.0; 128])\n}\n"
+    )
+    # What it depends on is compiled once, not once a test.
+    target = {"CARGO_TARGET_DIR": str(ROOT / "build" / "readme-rust"), "RUSTFLAGS": "-D warnings"}
+    run("cargo", "check", "--quiet", "--offline", "--locked", cwd=tmp_path, environment=target)
+
+
+@pytest.mark.parametrize("language", ["c", "python", "java", "rust"])
+def test_each_is_about_ten_lines(language: str) -> None:
+    assert len(example(language).splitlines()) <= 14
