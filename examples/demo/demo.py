@@ -49,10 +49,9 @@ def show_progress(step: int, steps: int, loss: float, world: int, note: str) -> 
 def train(out: Path, steps: int, save_every: int, pace_ms: int) -> dict[str, Any]:
     """Run the job, kill one rank on the way, and return what happened with its times."""
     log, events = out / "train.jsonl", out / "events.jsonl"
-    arguments = [
-        "--data", str(ROOT / "examples" / "data" / "digits.csv"), "--checkpoints", str(out / "checkpoints"),
-        "--steps", str(steps), "--save-every", str(save_every), "--batch", "32", "--seed", "7", "--log", str(log), "--pace", str(pace_ms),
-    ]  # fmt: skip
+    arguments = ["--data", str(ROOT / "examples" / "data" / "digits.csv"), "--checkpoints", str(out / "checkpoints")]
+    arguments += ["--steps", str(steps), "--save-every", str(save_every), "--batch", "32", "--seed", "7"]
+    arguments += ["--log", str(log), "--pace", str(pace_ms)]
     command = [str(TESSERA), "run", "--min-ranks", "3", "--max-restarts", "3", "--on-loss", "shrink"]
     command += ["--log-dir", str(out / "logs"), "--events", str(events)]
     for i, language in enumerate(LANGUAGES):
@@ -201,11 +200,12 @@ def main() -> int:
 
     pictures, size = tensor_pictures(newest)
     checkpoint_count = len(list((out / "checkpoints").glob("step-*/manifest.json")))
+    paced = f", held back to {options.pace} ms a step so that one can watch" if options.pace > 0 else ""
     timings = [
         ("whole job", f"{result['ended'] - started:.1f} s"),
         ("from the kill to the first step of the three", f"{resumed[0] - result['kill'][0]:.2f} s"),
-        ("steps a second with four ranks", f"{curve_speed(curve, 4):.0f}"),
-        ("steps a second with three ranks", f"{curve_speed(curve, 3):.0f}"),
+        (f"steps a second with four ranks{paced}", f"{curve_speed(curve, 4):.0f}"),
+        (f"steps a second with three ranks{paced}", f"{curve_speed(curve, 3):.0f}"),
         ("checkpoints under demo-out/checkpoints, newest", f"{checkpoint_count}, {size / 1024:.0f} KiB"),
     ]
     report.write_report(
@@ -225,10 +225,17 @@ def main() -> int:
         out / "report.html",
     )
     print(f"\nThe report: {out / 'report.html'}")
+    print(f'Go on:  eval "$(./dev env)" && tessera ckpt tree {shown(out)}/checkpoints/latest')
     if accuracy < 0.95:
         print("accuracy is below 95 %", file=sys.stderr)
         return 1
     return 0
+
+
+def shown(path: Path) -> str:
+    """As one would type it from here."""
+    path = path.resolve()
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def curve_speed(curve: list[tuple[float, int, int, float]], world: int) -> float:

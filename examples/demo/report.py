@@ -78,7 +78,9 @@ def loss_curve(run: Run) -> str:
         )
     for world, color in ((4, "#2b6cb0"), (3, "#2f855a")):
         points = " ".join(
-            f"{x(step):.1f},{y(value):.1f}" for (_, step, size, _), value in zip(run.loss, logs) if size == world
+            f"{x(step):.1f},{y(value):.1f}"
+            for (_, step, size, _), value in zip(run.loss, logs, strict=True)
+            if size == world
         )
         parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.6"/>')
     killed, resumed = run.kill[1], run.restart[1]
@@ -100,13 +102,13 @@ def loss_curve(run: Run) -> str:
 
 def tensor_picture(tensor: TensorPicture, languages: dict[int, str]) -> str:
     """A tensor as a rectangle, cut into the boxes that each rank's file holds."""
-    rows, columns = (tensor.shape + [1, 1])[:2] if tensor.shape else (1, 1)
+    rows, columns = [*tensor.shape, 1, 1][:2]
     width = 40 + 120 * min(1.0, columns / 64)
     height = 14 + 70 * min(1.0, rows / 128)
     parts = [f'<svg class="tensor" width="{width:.0f}" height="{height:.0f}">']
     for piece in tensor.pieces:
-        py, px = (piece.offsets + [0, 0])[:2]
-        ph, pw = (piece.shape + [1, 1])[:2]
+        py, px = [*piece.offsets, 0, 0][:2]
+        ph, pw = [*piece.shape, 1, 1][:2]
         color = COLORS[languages[piece.rank]]
         parts.append(
             f'<rect x="{width * px / columns:.1f}" y="{height * py / rows:.1f}" width="{width * pw / columns:.1f}" '
@@ -122,6 +124,34 @@ def tensor_picture(tensor: TensorPicture, languages: dict[int, str]) -> str:
     )
 
 
+def file_bars(run: Run) -> str:
+    """A bar for each rank's file, cut into the tensors that it holds, all to one scale of bytes."""
+    left, width, row, gap = 110, 740, 26, 8
+    held: dict[int, list[tuple[int, str]]] = {rank: [] for rank in sorted(run.checkpoint_languages)}
+    for tensor in run.tensors:
+        size = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}.get(tensor.dtype, 1)
+        for piece in tensor.pieces:
+            held[piece.rank].append((math.prod(piece.shape) * size, tensor.name))
+    largest = max(sum(size for size, _ in parts) for parts in held.values())
+    parts = [f'<svg viewBox="0 0 {left + width + 10} {(row + gap) * len(held)}" role="img" aria-label="bytes a file">']
+    for number, (rank, pieces) in enumerate(held.items()):
+        y, x = number * (row + gap), float(left)
+        language = run.checkpoint_languages[rank]
+        parts.append(f'<text x="0" y="{y + 17}">rank {rank} ({LANGUAGES[language]})</text>')
+        if not pieces:
+            parts.append(f'<text class="axis" x="{left}" y="{y + 17}">nothing to write</text>')
+        for size, name in sorted(pieces, reverse=True):
+            part = width * size / largest
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y}" width="{part:.1f}" height="{row}" fill="{COLORS[language]}" stroke="#fff">'
+                f"<title>{html.escape(name)}: {size} bytes</title></rect>"
+            )
+            if part > 7 * len(name):
+                parts.append(f'<text class="label" x="{x + 5:.1f}" y="{y + 17}">{html.escape(name)}</text>')
+            x += part
+    return "".join([*parts, "</svg>"])
+
+
 STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:920px;margin:2rem auto;padding:0 1rem;color:#1f2933;background:#fff}
 h1{margin-bottom:0} h2{margin-top:2.2rem;border-bottom:1px solid #e1e5ea;padding-bottom:.2rem}
@@ -129,9 +159,11 @@ h1{margin-bottom:0} h2{margin-top:2.2rem;border-bottom:1px solid #e1e5ea;padding
 .card{border:1px solid #e1e5ea;border-radius:10px;padding:.8rem 1.2rem;flex:1;min-width:11rem}
 .card span{color:#66727f;display:block} .tag{color:#fff;border-radius:4px;padding:.05rem .5rem;font-size:.85rem}
 table{border-collapse:collapse;width:100%} td,th{padding:.35rem .6rem;border-bottom:1px solid #eef1f4;text-align:left}
-svg .grid{stroke:#e1e5ea} svg .axis{fill:#66727f;font-size:12px} svg text{font-family:system-ui,sans-serif;font-size:13px}
-svg line.kill{stroke:#c0392b;stroke-dasharray:5 3} svg text.kill{fill:#c0392b} svg line.resume{stroke:#2f855a;stroke-dasharray:2 3}
-svg text.resume{fill:#2f855a} svg.tensor{background:#f4f6f8;display:block} .legend{margin:.2rem 0 0 3.5rem;font-size:.9rem}
+svg text{font-family:system-ui,sans-serif;font-size:13px} svg .grid{stroke:#e1e5ea}
+svg .axis{fill:#66727f;font-size:12px} svg .label{fill:#fff;font-size:11px}
+svg line.kill{stroke:#c0392b;stroke-dasharray:5 3} svg text.kill{fill:#c0392b}
+svg line.resume{stroke:#2f855a;stroke-dasharray:2 3} svg text.resume{fill:#2f855a}
+svg.tensor{background:#f4f6f8;display:block} .legend{margin:.2rem 0 0 3.5rem;font-size:.9rem}
 pre{background:#f4f6f8;padding:1rem;border-radius:8px;overflow-x:auto;font-size:.82rem;line-height:1.4}
 .ok{color:#2f855a;font-weight:600}
 """
@@ -153,11 +185,13 @@ def write_report(run: Run, path: Path) -> None:
         f'<tr><td class="ok">✓</td><td>{html.escape(what)}</td><td>{html.escape(result)}</td></tr>'
         for what, result in run.checks
     )
+    languages = " ".join(map(language_tag, COLORS))
     notes = "".join(f"<p class=sub>{html.escape(note)}</p>" for note in run.notes)
     path.write_text(
-        f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Tessera demo</title><style>{STYLE}</style></head><body>
+        f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Tessera demo</title>
+<style>{STYLE}</style></head><body>
 <h1>One training job, four languages</h1>
-<p class="sub">Handwritten digits, a 64-128-10 network, data-parallel over ranks written in {" ".join(map(language_tag, COLORS))}.
+<p class="sub">Handwritten digits, a 64-128-10 network, data-parallel over ranks written in {languages}.
 One rank was killed in mid-training; the others went on from the shared checkpoint.</p>
 <div class="cards">
 <div class="card"><span>held-out accuracy</span><div class="big">{run.accuracy * 100:.1f} %</div></div>
@@ -167,7 +201,11 @@ One rank was killed in mid-training; the others went on from the shared checkpoi
 <h2>Loss</h2>{loss_curve(run)}
 <h2>Ranks</h2><table><tr><th></th><th>rank</th><th>language</th><th>pid</th></tr>{rank_rows}</table>
 <h2>Which rank's file holds which part of each tensor</h2>
-<table><tr><th>tensor</th><th>dtype</th><th>shape</th><th></th><th>held by</th></tr>{tensors}</table>
+<p class="sub">Data-parallel ranks all hold the whole model, and each part of it is written once. Tensors of 4 MiB and
+more are cut into row blocks over the ranks. Smaller ones, as all of these are, are packed into runs of 64 KiB or more,
+and a run goes to the rank that has least to write; a model as small as this leaves nothing for the last rank.</p>
+{file_bars(run)}
+<table><tr><th>tensor</th><th>dtype</th><th>shape</th><th></th><th>in the file of</th></tr>{tensors}</table>
 <h2>Checked afterwards</h2><table>{checks}</table>{notes}
 <h2>Timings</h2><table>{timings}</table>
 <h2>tessera ckpt tree</h2><pre>{html.escape(run.tree)}</pre>

@@ -38,6 +38,7 @@ run_logged() {
   "$@" </dev/null >"$log" 2>&1 || rc=$?
   kill "$BEAT" 2>/dev/null || true
   wait "$BEAT" 2>/dev/null || true
+  [[ ! -t 1 ]] || printf '\r\033[K'
   BEAT=$outer
   if ((rc != 0)); then
     printf -- '---- the end of %s (exit status %d) ----\n' "${log#"$ROOT"/}" "$rc"
@@ -47,13 +48,15 @@ run_logged() {
   return "$rc"
 }
 
+# On a terminal a line that is drawn over itself; elsewhere one a minute, so that nobody takes a long run for a hung one.
 heartbeat() {
-  local pause=20 last
+  local pause=60 begin="" end=$'\n' width=100 last
+  [[ ! -t 1 ]] || { pause=2 begin=$'\r\033[K' end="" width=64; }
   trap - EXIT
   while kill -0 $$ 2>/dev/null; do
     read -rt "$pause" -u "$NEVER" _ || true
-    last=$(tail -c 400 "$1" 2>/dev/null | tr '\r' '\n' | grep -v '^[[:space:]]*$' | tail -n 1 | cut -c 1-100) || true
-    printf '[%3ds]     … %s\n' "$SECONDS" "$last"
+    last=$(tail -c 400 "$1" 2>/dev/null | tr '\r' '\n' | grep -v '^[[:space:]]*$' | tail -n 1 | cut -c 1-"$width") || true
+    printf '%s[%3ds]     … %s%s' "$begin" "$SECONDS" "$last" "$end"
   done
 }
 
