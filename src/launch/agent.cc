@@ -52,7 +52,7 @@ Fd signal_descriptor() {
     sigset_t set;
     sigemptyset(&set);
     for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&set, signal);
-    if (::sigprocmask(SIG_BLOCK, &set, nullptr) != 0) throw os_error("sigprocmask", errno);
+    if (const int error = ::pthread_sigmask(SIG_BLOCK, &set, nullptr)) throw os_error("pthread_sigmask", error);
     Fd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!fd.valid()) throw os_error("signalfd", errno);
     // Output that nobody reads any more is an error of write(), not the end of the job.
@@ -98,7 +98,7 @@ class Variables {
     void erase(const std::string& name) { values_.erase(name); }
     [[nodiscard]] std::vector<std::string> entries() const {
         std::vector<std::string> out;
-        for (const auto& [name, value] : values_) out.push_back(name + "=" + value);
+        for (const auto& [name, value] : values_) out.push_back(fmt::format("{}={}", name, value));
         return out;
     }
 

@@ -57,7 +57,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
         action.sa_handler = SIG_DFL;
         (void)::sigaction(signal, &action, nullptr);  // fails for SIGKILL, SIGSTOP and the C library's own
     }
-    if (::sigprocmask(SIG_SETMASK, &spawn.signal_mask, nullptr) != 0) give_up();
+    if (::pthread_sigmask(SIG_SETMASK, &spawn.signal_mask, nullptr) != 0) give_up();
     ::execve(spawn.path.c_str(), arguments, environment);
     give_up();
     ::_exit(127);
@@ -230,7 +230,7 @@ int run_guarded(const std::function<int(int guardian, const sigset_t& signal_mas
     become_subreaper();
     const sigset_t signals = guardian_signals();
     sigset_t former;
-    if (::sigprocmask(SIG_BLOCK, &signals, &former) != 0) throw os_error("sigprocmask", errno);
+    if (const int error = ::pthread_sigmask(SIG_BLOCK, &signals, &former)) throw os_error("pthread_sigmask", error);
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) throw os_error("pipe", errno);
     Fd alive_in(ends[0]);

@@ -36,12 +36,13 @@ inline std::string message() { return tsr_error_message(tsr_error_last()); }
 // An owned handle: api::Owned<tsr_state> state; tsr_state_create(state.out()).
 template <class T>
 struct Destroyer;
-// NOLINTNEXTLINE(bugprone-macro-parentheses): a type cannot stand in parentheses here
+// NOLINTBEGIN(bugprone-macro-parentheses): a type cannot stand in parentheses here
 #define TSR_TEST_HANDLE(type)                                           \
     template <>                                                         \
     struct Destroyer<type> {                                            \
         void operator()(type* handle) const { type##_destroy(handle); } \
     }
+// NOLINTEND(bugprone-macro-parentheses)
 TSR_TEST_HANDLE(tsr_error);
 TSR_TEST_HANDLE(tsr_store);
 TSR_TEST_HANDLE(tsr_store_server);

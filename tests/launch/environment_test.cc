@@ -22,7 +22,6 @@
 namespace tsr {
 namespace {
 
-using ::testing::AllOf;
 using testing::Environment;
 using ::testing::HasSubstr;
 

@@ -72,7 +72,7 @@ class Run : public ::testing::Test {
         ::setenv("TMPDIR", directory_.path().c_str(), 1);
         for (const auto& [name, fd] : {std::pair{"out", 1}, {"err", 2}}) {
             const int file = ::open((directory_.path() / name).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
-            ::dup2(file, fd);
+            if (file < 0 || ::dup2(file, fd) < 0) ::_exit(127);
             ::close(file);
         }
         std::vector<char*> argv;
