@@ -205,7 +205,7 @@ class Interrupted(TesseraError, InterruptedError):
 
 
 class CommitUnknown(TesseraError, RuntimeError):
-    """Rank 0 was lost after the votes of a save: whether the manifest exists decides."""
+    """A rank was lost after the votes of a save: whether the manifest exists decides."""
 
     code = Code.COMMIT_UNKNOWN
 

@@ -63,7 +63,7 @@ codes! {
     NotReady = TSR_E_NOT_READY,
     /// The interrupt callback asked to return.
     Interrupted = TSR_E_INTERRUPTED,
-    /// Rank 0 was lost after the votes of a save: the manifest's presence decides.
+    /// A rank was lost after the votes of a save: the manifest's presence decides.
     CommitUnknown = TSR_E_COMMIT_UNKNOWN,
     /// Memory is used up.
     NoMemory = TSR_E_NO_MEMORY,

@@ -24,7 +24,7 @@ public enum ErrorCode {
     NOT_READY(10),
     /** The thread was interrupted. */
     INTERRUPTED(11),
-    /** Rank 0 was lost after the votes of a save: the manifest's presence decides whether it exists. */
+    /** A rank was lost after the votes of a save: the manifest's presence decides whether it exists. */
     COMMIT_UNKNOWN(12),
     /** No native memory. */
     NO_MEMORY(13),
