@@ -19,7 +19,7 @@ inline constexpr int exit_faulty = 1;   // damaged, or no checkpoint where one w
 inline constexpr int exit_trouble = 2;  // wrong usage, or it could not be looked at
 
 inline constexpr const char* exit_code_help =
-    "\nExit codes:\n"
+    "Exit codes:\n"
     "  0  done; what was looked at is sound\n"
     "  1  a checkpoint is damaged, or of a newer format, or the directory holds none\n"
     "  2  wrong usage, or the path is not there or cannot be read\n"
