@@ -27,6 +27,7 @@ def main() -> int:
     comm.add_argument("--sizes", type=numbers)
     checkpoint = commands.add_parser("checkpoint", help="save and load beside PyTorch DCP and raw O_DIRECT")
     checkpoint.add_argument("--rounds", type=int, default=7)
+    checkpoint.add_argument("--workloads", type=lambda text: text.split(","), default=["large", "small"])
     for sub in (comm, checkpoint):
         sub.add_argument("--binaries", type=Path, default=ROOT / "build" / "release" / "benchmarks")
         sub.add_argument("--no-write", action="store_true", help="print only")
@@ -43,7 +44,7 @@ def main() -> int:
     else:
         import checkpoint as checkpoint_bench
 
-        cases = checkpoint_bench.bench(arguments.rounds)
+        cases = checkpoint_bench.bench(arguments.rounds, arguments.workloads)
     print(results.machine())
     print(results.table(cases))
     if not arguments.no_write:
