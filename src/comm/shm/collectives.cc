@@ -174,7 +174,7 @@ void ShmTransport::all_reduce(Call& call) {
     if (list.contiguous() != nullptr) call.output = buffers_->locate(list.contiguous(), list.size());
     sync(call);
     const Region region = common_region(&Arrival::output, list.size());
-    if (region.id == 0) return staged_reduce(call, list, &list);
+    if (region.id == 0) return world() == 2 ? exchange_reduce(call, list) : staged_reduce(call, list, &list);
 
     // Push: nobody else touches this rank's part of anybody's tensor, so reduce it in place and store it everywhere.
     const Part part = part_of(list.size(), world(), rank_);
@@ -190,6 +190,33 @@ void ShmTransport::all_reduce(Call& call) {
         if (done % pulse_bytes == 0) pulse();
     }
     sync(call);
+}
+
+// Two ranks: both see the whole of the other's segment and reduce all of it themselves, in place. A result takes no way
+// back through the staging area. Reducing this segment and staging the next alternate page by page, so that the processor
+// always has several streams of memory in flight.
+void ShmTransport::exchange_reduce(Call& call, const ByteList& list) {
+    constexpr size_t segment = segment_size / 2;
+    constexpr size_t page = 4096;
+    const auto dtype = static_cast<DType>(call.operation.dtype);
+    const auto stage = [&](size_t begin, size_t end, std::byte* to) {
+        if (begin < end) list.read(begin, to, end - begin);
+    };
+    stage(0, std::min(segment, list.size()), next_staging());
+    for (size_t done = 0; done < list.size(); done += segment) {
+        sync(call);
+        const size_t next = done + segment;
+        for (size_t at = 0; at < segment; at += page) {
+            stage(next + at, std::min(next + at + page, list.size()), next_staging() + at);
+            if (done + at >= list.size()) continue;
+            const size_t n = std::min(page, list.size() - done - at);
+            for (size_t r = 0; r < 2; ++r) sources_[r] = staging(r) + at;
+            std::byte* out = block_.data();
+            if (list.contiguous() != nullptr) sources_[rank_] = out = list.contiguous() + done + at;
+            tsr::reduce(out, sources_, n / size_of(dtype), dtype, call.operation.op);
+            if (list.contiguous() == nullptr) list.write(done + at, out, n);
+        }
+    }
 }
 
 // Reduces `input` through the staging areas; `output` is null on ranks that do not want the result. At point i the i-th

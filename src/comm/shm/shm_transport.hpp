@@ -91,6 +91,7 @@ class ShmTransport final : public Transport {
     void gather(Call& call);
     void scatter(Call& call);
     void all_to_all(Call& call);
+    void exchange_reduce(Call& call, const class ByteList& list);
     void staged_reduce(Call& call, const class ByteList& input, const class ByteList* output);
     void copy_far(std::byte* to, const std::byte* from, size_t n);  // a long copy, with a pulse
     // The region in which every rank has its `which` location, id 0 if there is none; places_[r] becomes the offset in
