@@ -196,17 +196,16 @@ void ShmTransport::all_reduce(Call& call) {
 // back through the staging area. Reducing this segment and staging the next alternate page by page, so that the processor
 // always has several streams of memory in flight.
 void ShmTransport::exchange_reduce(Call& call, const ByteList& list) {
-    constexpr size_t segment = segment_size / 2;
     constexpr size_t page = 4096;
     const auto dtype = static_cast<DType>(call.operation.dtype);
     const auto stage = [&](size_t begin, size_t end, std::byte* to) {
         if (begin < end) list.read(begin, to, end - begin);
     };
-    stage(0, std::min(segment, list.size()), next_staging());
-    for (size_t done = 0; done < list.size(); done += segment) {
+    stage(0, std::min(segment_size, list.size()), next_staging());
+    for (size_t done = 0; done < list.size(); done += segment_size) {
         sync(call);
-        const size_t next = done + segment;
-        for (size_t at = 0; at < segment; at += page) {
+        const size_t next = done + segment_size;
+        for (size_t at = 0; at < segment_size; at += page) {
             stage(next + at, std::min(next + at + page, list.size()), next_staging() + at);
             if (done + at >= list.size()) continue;
             const size_t n = std::min(page, list.size() - done - at);

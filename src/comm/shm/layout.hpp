@@ -92,8 +92,9 @@ struct Channel {
     alignas(2 * cache_line) std::atomic<uint64_t> tail;
 };
 
-// Staging of a rank. 256 KiB measured best: smaller segments synchronise too often, larger ones fall out of the cache.
-inline constexpr size_t segment_size = size_t{256} << 10;
+// Staging of a rank. 64 KiB measured best: smaller segments synchronise too often, larger ones fall out of the
+// second-level cache where several ranks share it (docs/PERFORMANCE.md).
+inline constexpr size_t segment_size = size_t{64} << 10;
 inline constexpr size_t staging_size = 4 * segment_size;  // two halves of input and result
 
 // Offsets of the parts, from the number of ranks alone, so that all ranks compute the same.
@@ -101,7 +102,7 @@ struct Plan {
     size_t world_size;
     size_t channel_size;  // bytes of a ring, a power of two
 
-    explicit Plan(size_t ranks) : world_size(ranks), channel_size(segment_size) {
+    explicit Plan(size_t ranks) : world_size(ranks), channel_size(size_t{256} << 10) {
         // Rings of 256 KiB up to 32 ranks, then smaller, so that all of them stay within 256 MiB of address space.
         while (channel_size > page_size && channel_size * ranks * ranks > (size_t{256} << 20)) channel_size /= 2;
     }
