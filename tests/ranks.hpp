@@ -1,6 +1,7 @@
 // Ranks as threads: runs a function once per rank, all over one in-process store, and hands back what each threw.
 #pragma once
 
+#include <atomic>
 #include <cstdlib>
 #include <exception>
 #include <functional>
@@ -8,8 +9,10 @@
 #include <optional>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
 #include "store/store.hpp"
@@ -66,6 +69,43 @@ inline void expect_all_well(const Outcomes& outcomes) {
             throw std::runtime_error("rank " + std::to_string(rank) + ": " + outcomes[rank]->what());
         }
     }
+}
+
+// While it lives, the calling thread's interrupt callback makes `call`, once, and lets the waiting call go on. `made`
+// becomes true then, so that a peer knows that it may come.
+class CallInInterrupt {
+   public:
+    CallInInterrupt(std::function<void()> call, std::atomic<bool>& made) : call_(std::move(call)), made_(made) {
+        set_interrupt([](void* self) { return static_cast<CallInInterrupt*>(self)->poll(); }, this);
+    }
+    ~CallInInterrupt() { set_interrupt(nullptr, nullptr); }
+    CallInInterrupt(const CallInInterrupt&) = delete;
+    CallInInterrupt& operator=(const CallInInterrupt&) = delete;
+
+    // What the call threw.
+    [[nodiscard]] const std::optional<Error>& error() const { return error_; }
+
+   private:
+    int32_t poll() {
+        const auto call = std::exchange(call_, nullptr);
+        if (!call) return 0;
+        try {
+            call();
+        } catch (const Error& error) {
+            error_ = error;
+        }
+        made_ = true;
+        return 0;
+    }
+
+    std::function<void()> call_;
+    std::atomic<bool>& made_;
+    std::optional<Error> error_;
+};
+
+// For a peer: returns when the callback's call was made.
+inline void await_call(const std::atomic<bool>& made) {
+    wait_until([&] { return made.load(); }, Deadline::in(milliseconds{20000}), "the interrupt callback's call");
 }
 
 }  // namespace tsr::testing

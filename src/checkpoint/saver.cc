@@ -147,6 +147,11 @@ Saver::~Saver() {
 bool Saver::in_background() const { return background_.get_id() == std::this_thread::get_id(); }
 
 void Saver::wait() {
+    const Reentry once = enter();
+    finish_former();
+}
+
+void Saver::finish_former() {
     if (!in_flight_) return;
     if (in_background()) {
         throw Error(Code::invalid_state,
@@ -168,13 +173,15 @@ void Saver::wait() {
 }
 
 void Saver::save(int64_t step, const State& state) {
-    wait();
+    const Reentry once = enter();
+    finish_former();
     const auto job = prepare(step, state, false);
     run(*job);
 }
 
 WorkPtr Saver::save_async(int64_t step, const State& state) {
-    wait();
+    const Reentry once = enter();
+    finish_former();
     std::shared_ptr<Job> job = prepare(step, state, true);
     auto work = std::make_shared<Work>();
     const auto body = [this, job, work] { work->finish(attempt([&] { run(*job); })); };
@@ -489,7 +496,8 @@ void Saver::abandon(const Job& job) noexcept {
 }
 
 int64_t Saver::resume(State& state) {
-    wait();
+    const Reentry once = enter();
+    finish_former();
     // Rank 0 looks: other ranks' views of a shared directory may be older.
     std::string newest;
     std::optional<Error> error;

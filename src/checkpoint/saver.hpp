@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "base/clock.hpp"
+#include "base/reentry.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/native/lease.hpp"
 #include "checkpoint/native/plan.hpp"
@@ -56,6 +57,8 @@ class Saver {
    private:
     struct Job;
 
+    [[nodiscard]] Reentry enter() const { return {this, "saver of", root_}; }
+    void finish_former();
     [[nodiscard]] std::unique_ptr<Job> prepare(int64_t step, const State& state, bool stage);
     void agree_on_state(Job& job, const State& state, const Values& values, std::optional<Error> error);
     void run(Job& job);

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/reentry.hpp"
 #include "comm/host.hpp"
 #include "comm/rendezvous.hpp"
 #include "comm/transport.hpp"
@@ -60,6 +61,7 @@ class Group final : public Communicator {
     [[nodiscard]] const CommOptions& options() const override { return options_; }
 
     void run(const Request& request) override {
+        const Reentry once = enter();
         validate(request, rank_, world_size_);
         refuse_own_thread();
         throw_if_unusable();
@@ -68,6 +70,7 @@ class Group final : public Communicator {
     }
 
     WorkPtr submit(const Request& request) override {
+        const Reentry once = enter();
         validate(request, rank_, world_size_);
         throw_if_unusable();
         return enqueue(request).work;
@@ -92,6 +95,7 @@ class Group final : public Communicator {
     };
 
     void let_go();
+    [[nodiscard]] Reentry enter() const { return {this, "communicator", options_.name}; }
     void refuse_own_thread() const;
     void run_inline(const Request& request);
     void transfer_inline(const Request& request);
@@ -449,6 +453,7 @@ void Group::finalize() {
 }
 
 std::shared_ptr<Buffer> Group::allocate(size_t size) {
+    const Reentry once = enter();
     refuse_own_thread();
     throw_if_unusable();
     await_queue();

@@ -56,5 +56,26 @@ TEST(SaverOverCommunicator, AMismatchEndsTheSaveAndTheNextOneWorks) {
     }));
 }
 
+TEST(SaverOverCommunicator, ACallInTheInterruptCallbackOfAnotherIsRefused) {
+    const TempDir dir;
+    std::atomic<bool> made{false};
+    expect_all_well(run_with_comm(2, [&](const std::shared_ptr<Communicator>& comm) {
+        OwnedState owned;
+        owned.add_whole({"w", DType::f32, {10}});
+        Saver saver(comm, dir.path(), saver_options());
+        if (comm->rank() == 1) {
+            await_call(made);
+            const WorkPtr work = saver.save_async(1, owned.state);
+            saver.wait();
+            return;
+        }
+        const CallInInterrupt callback([&] { saver.wait(); }, made);
+        const WorkPtr work = saver.save_async(1, owned.state);
+        saver.wait();
+        ASSERT_TRUE(callback.error());
+        EXPECT_EQ(callback.error()->code(), Code::invalid_state) << callback.error()->what();
+    }));
+}
+
 }  // namespace
 }  // namespace tsr::testing

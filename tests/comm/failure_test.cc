@@ -385,6 +385,28 @@ TEST(Failure, InterruptedCallBehindAsynchronousWorkLetsGoOfItsMemory) {
     EXPECT_FALSE(outcomes[1]) << outcomes[1]->what();
 }
 
+TEST(Failure, ACallInTheInterruptCallbackOfAnotherIsRefusedAndTheOtherGoesOn) {
+    for (const bool submits : {false, true}) {
+        std::atomic<bool> made{false};
+        expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+            std::vector<float> values(10, 1);
+            const Tensor tensor = over(values);
+            if (comm.rank() == 1) {
+                await_call(made);
+                comm.run(all_reduce(tensor));
+                return;
+            }
+            const auto inside = [&] { submits ? static_cast<void>(comm.submit({})) : comm.run({}); };
+            const CallInInterrupt callback(inside, made);
+            comm.run(all_reduce(tensor));
+            EXPECT_EQ(values, std::vector<float>(10, 2));
+            ASSERT_TRUE(callback.error());
+            EXPECT_EQ(callback.error()->code(), Code::invalid_state);
+            EXPECT_THAT(callback.error()->what(), HasSubstr("interrupt callback"));
+        }));
+    }
+}
+
 TEST(Failure, WaitingWithADeadlineLeavesTheWorkAlive) {
     std::atomic<bool> go{false};
     expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {

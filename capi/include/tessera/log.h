@@ -27,7 +27,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_log_set_level(int32_t level);
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_log_set_callback(tsr_log_fn fn, void *user_data, tsr_destroy_fn destroy);
 
-/** Polled at least every 100 ms by a blocking call, on the thread that blocks. Non-zero: return INTERRUPTED. */
+/** Polled at least every 100 ms by a blocking call, on the thread that blocks. Non-zero: return INTERRUPTED. The
+ *  communicator, DDP object or saver whose call waits cannot be used in it: INVALID_STATE. */
 typedef int32_t (*tsr_interrupt_fn)(void *user_data);
 
 /** Set the interrupt callback of the calling thread; NULL removes it. Bindings use it for Ctrl-C and

@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/reentry.hpp"
 #include "comm/fingerprint.hpp"
 
 namespace tsr {
@@ -198,6 +199,7 @@ void Ddp::launch_full_buckets() {
 }
 
 void Ddp::wait() {
+    const Reentry once(this, "the model of communicator", comm_->name());
     if (failed_) throw failure();
     if (ready_count_ < params_.size()) {
         std::string names;

@@ -351,6 +351,25 @@ TEST(Ddp, FailedReductionPoisonsAndNamesItsCause) {
     expect_all_well(outcomes);
 }
 
+TEST(Ddp, AWaitInTheInterruptCallbackOfAWaitIsRefused) {
+    std::atomic<bool> made{false};
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        Model model = three_layers();
+        Ddp ddp(shared(comm), model.params(), {});
+        if (comm.rank() == 1) {
+            testing::await_call(made);
+            ddp.ready_all();
+            ddp.wait();
+            return;
+        }
+        ddp.ready_all();
+        const testing::CallInInterrupt callback([&] { ddp.wait(); }, made);
+        ddp.wait();
+        ASSERT_TRUE(callback.error());
+        EXPECT_EQ(callback.error()->code(), Code::invalid_state) << callback.error()->what();
+    }));
+}
+
 TEST(Ddp, CanBeDestroyedWhileReducing) {
     expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
         Model model = three_layers();
