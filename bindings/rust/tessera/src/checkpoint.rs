@@ -12,7 +12,7 @@ use crate::raw;
 use crate::saver::path_string;
 use crate::state::State;
 use crate::store::created;
-use crate::tensor::{slice, Tensor};
+use crate::tensor::{slice, Held, Tensor, Use};
 
 /// How to load. What is not set is the library's default: verified and strict.
 #[derive(Clone, Debug, Default)]
@@ -186,7 +186,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::read`]; `Mismatch`: dtype or shape differ; `InvalidState`: a view of the tensor is alive.
     pub fn read_into(&self, name: &str, tensor: &Tensor) -> Result<()> {
-        tensor.check_writable(name)?;
+        let _held = Held::new(std::iter::once((name, tensor)), Use::Writes)?;
         let name = raw::c_string("the name", name)?;
         check(unsafe { sys::tsr_checkpoint_read(self.handle.as_ptr(), name.as_ptr(), &tensor.as_raw()) })
     }
@@ -199,9 +199,8 @@ impl Checkpoint {
     /// `Mismatch`: lists all differences; `Corrupt`, `Io`, `InvalidArgument`, `Interrupted`; `InvalidState`: a view of
     /// something in the state is alive.
     pub fn load(&self, state: &mut State<'_>, options: &LoadOptions) -> Result<()> {
-        // SAFETY: a struct of numbers, of which zero is a value.
-        let mut raw: sys::tsr_load_options = unsafe { std::mem::zeroed() };
-        check(unsafe { sys::tsr_load_options_init(&mut raw, size_of::<sys::tsr_load_options>()) })?;
+        // SAFETY: the checkpoint exists, so the library is loaded.
+        let mut raw = unsafe { raw::options(sys::tsr_load_options_init) }?;
         options.apply(&mut raw);
         // SAFETY: the handles are alive; what the state holds may be written.
         state.writing(|state| check(unsafe { sys::tsr_checkpoint_load(self.handle.as_ptr(), state, &raw) }))

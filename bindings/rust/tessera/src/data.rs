@@ -97,10 +97,8 @@ impl SamplerBuilder<'_> {
     /// # Errors
     /// `InvalidArgument`: there is no sample.
     pub fn build(self) -> Result<Sampler> {
-        // SAFETY: a struct of numbers, of which zero is a value.
-        let mut raw: sys::tsr_sampler_options = unsafe { std::mem::zeroed() };
-        // SAFETY: the communicator exists, so the library is loaded; the struct is ours.
-        check(unsafe { sys::tsr_sampler_options_init(&mut raw, size_of::<sys::tsr_sampler_options>()) })?;
+        // SAFETY: the communicator exists, so the library is loaded.
+        let mut raw = unsafe { raw::options(sys::tsr_sampler_options_init) }?;
         if let Some(seed) = self.seed {
             raw.seed = seed;
         }

@@ -1,18 +1,18 @@
 //! Data-parallel training.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
 use tessera_sys as sys;
 
-use crate::comm::Comm;
+use crate::comm::{Borrowed, Comm};
 use crate::element::{Element, ReduceOp};
 use crate::error::{check, Error, Result};
-use crate::params::{group_accessors, Group, Params, RawParams};
+use crate::params::{group_accessors, GradientOf, Group, Params, RawParams};
+use crate::raw;
 use crate::store::created;
-use crate::tensor::{Tensor, View, ViewMut};
+use crate::tensor::{Held, Tensor, Use, View, ViewMut};
 
 /// Settings of a [`Ddp`]. What is not set is the library's default.
 #[derive(Clone, Debug, Default)]
@@ -79,7 +79,7 @@ impl DdpOptions {
 /// ```
 pub struct Ddp<'c> {
     inner: Rc<Inner>,
-    comm: PhantomData<&'c Comm>,
+    _comm: Borrowed<'c>,
 }
 
 /// Shared with the optimizers and states whose C side points at it.
@@ -122,12 +122,10 @@ impl<'c> Ddp<'c> {
     pub fn with_options(comm: &'c Comm, params: Params, options: &DdpOptions) -> Result<Self> {
         let params = params.into_items()?;
         // The library writes rank 0's values and then reads at every step: nobody may hold a view now.
-        params.iter().try_for_each(|(name, tensor)| tensor.check_writable(name))?;
+        let held = Held::new(params.iter().map(|(name, tensor)| (name, tensor)), Use::Writes)?;
         let raw_params = RawParams::new(&params)?;
-        // SAFETY: a struct of numbers, of which zero is a value.
-        let mut raw: sys::tsr_ddp_options = unsafe { std::mem::zeroed() };
-        // SAFETY: the communicator exists, so the library is loaded; the struct is ours.
-        check(unsafe { sys::tsr_ddp_options_init(&mut raw, size_of::<sys::tsr_ddp_options>()) })?;
+        // SAFETY: the communicator exists, so the library is loaded.
+        let mut raw = unsafe { raw::options(sys::tsr_ddp_options_init) }?;
         if let Some(bytes) = options.bucket_bytes {
             raw.bucket_bytes = bytes;
         }
@@ -140,6 +138,7 @@ impl<'c> Ddp<'c> {
         let mut handle = ptr::null_mut();
         // SAFETY: the new object keeps the tensors, and borrows the communicator, for as long as C does.
         check(unsafe { sys::tsr_ddp_create(comm.as_ptr(), raw_params.as_ptr(), params.len(), &raw, &mut handle) })?;
+        drop(held);
         let mut inner = Inner { handle: created(handle)?, group: Group { params, grads: Vec::new() } };
         let mut count = 0;
         // SAFETY: the handle is alive.
@@ -156,13 +155,13 @@ impl<'c> Ddp<'c> {
             unsafe {
                 let mut param: sys::tsr_param = std::mem::zeroed();
                 check(sys::tsr_ddp_param(inner.as_ptr(), index, &mut param))?;
-                inner.group.params[index].0 = crate::raw::text(param.name); // "module." is stripped
+                inner.group.params[index].0 = raw::text(param.name); // "module." is stripped
                 let mut grad: sys::tsr_tensor = std::mem::zeroed();
                 check(sys::tsr_ddp_grad(inner.as_ptr(), index, &mut grad))?;
                 inner.group.grads.push(Tensor::borrowed(&grad)?);
             }
         }
-        Ok(Ddp { inner: Rc::new(inner), comm: PhantomData })
+        Ok(Ddp { inner: Rc::new(inner), _comm: Borrowed::new() })
     }
 
     pub(crate) fn inner(&self) -> &Rc<Inner> {
@@ -184,7 +183,7 @@ impl<'c> Ddp<'c> {
     pub fn ready(&self, index: usize) -> Result<()> {
         let grad = self.group().grad(index)?;
         if !grad.is_lent() {
-            grad.lend(&format!("gradient of {}", self.group().name(index)))?;
+            grad.lend(&GradientOf(self.group().name(index)))?;
         }
         // SAFETY: the handle is alive and used by this thread alone; so in every method below. The gradient is lent.
         check(unsafe { sys::tsr_ddp_ready(self.inner.as_ptr(), index) })
@@ -196,12 +195,9 @@ impl<'c> Ddp<'c> {
     /// `InvalidState`: a view of one of them is alive; `Aborted`.
     pub fn ready_all(&self) -> Result<()> {
         let group = self.group();
-        for (i, grad) in group.grads.iter().enumerate().filter(|(_, grad)| !grad.is_lent()) {
-            grad.check_writable(&format!("gradient of {}", group.name(i)))?;
-        }
-        for (i, grad) in group.grads.iter().enumerate().filter(|(_, grad)| !grad.is_lent()) {
-            grad.lend(group.name(i))?;
-        }
+        let not_yet = || group.named_grads().filter(|(_, grad)| !grad.is_lent());
+        not_yet().try_for_each(|(name, grad)| grad.check_writable(&name))?;
+        not_yet().try_for_each(|(name, grad)| grad.lend(&name))?;
         check(unsafe { sys::tsr_ddp_ready_all(self.inner.as_ptr()) })
     }
 
@@ -222,7 +218,7 @@ impl<'c> Ddp<'c> {
     /// # Errors
     /// `InvalidState`: between a `ready` and its `wait`, or a view of a gradient is alive.
     pub fn zero_grad(&mut self) -> Result<()> {
-        self.group().check_grads(Tensor::check_writable)?;
+        let _grads = Held::new(self.group().named_grads(), Use::Writes)?;
         check(unsafe { sys::tsr_ddp_zero_grad(self.inner.as_ptr()) })
     }
 }

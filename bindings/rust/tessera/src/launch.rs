@@ -1,5 +1,12 @@
 //! What the launcher tells the ranks, and they it.
 
+use std::any::Any;
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Once;
+
 use tessera_sys as sys;
 
 use crate::error::{check, Result};
@@ -12,7 +19,7 @@ pub fn preempt_requested() -> bool {
 }
 
 /// Tells the launcher why this process fails, for its summary. The first call of a process counts. Does nothing outside
-/// a launcher.
+/// a launcher. [`record`] does it for a whole program.
 ///
 /// # Errors
 /// `Io`: the file that the launcher named cannot be written; `InvalidArgument`: a zero byte.
@@ -22,4 +29,81 @@ pub fn record_error(message: &str, traceback: Option<&str>) -> Result<()> {
     let traceback = traceback.map(|text| raw::c_string("the traceback", text)).transpose()?;
     // SAFETY: the strings are borrowed for the call.
     check(unsafe { sys::tsr_record_error(message.as_ptr(), raw::pointer(&traceback)) })
+}
+
+/// Runs a program. The error that it returns, or the panic that ends it, is told to the launcher, whose summary then says
+/// why this rank failed, and goes on as if this function were not there. Outside a launcher nothing is told.
+///
+/// The program's errors may be of any type that prints: [`Error`](crate::Error), `Box<dyn Error>`, `anyhow::Error`, `String`.
+///
+/// ```
+/// use tessera::{Comm, ReduceOp};
+///
+/// fn main() -> tessera::Result<()> {
+///     tessera::record(train)
+/// }
+///
+/// fn train() -> tessera::Result<()> {
+///     let comm = Comm::from_env()?;
+///     let mut loss = [0.5f32];
+///     comm.all_reduce(&mut loss, ReduceOp::Avg)?;
+///     comm.finalize()
+/// }
+/// ```
+///
+/// # Errors
+/// Those of the program.
+pub fn record<T, E: fmt::Display + fmt::Debug>(program: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    let outer = RECORDING.replace(true);
+    note_panics();
+    let outcome = panic::catch_unwind(AssertUnwindSafe(program));
+    RECORDING.set(outer);
+    match outcome {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => {
+            tell(&error.to_string(), Some(&format!("{error:?}")));
+            Err(error)
+        }
+        Err(payload) => {
+            let (place, trace) = PANIC.take().unwrap_or_default();
+            tell(&format!("panicked{place}: {}", text_of(&*payload)), trace.as_deref());
+            panic::resume_unwind(payload)
+        }
+    }
+}
+
+fn tell(message: &str, traceback: Option<&str>) {
+    let traceback = traceback.map(|text| text.replace('\0', " "));
+    if let Err(error) = record_error(&message.replace('\0', " "), traceback.as_deref()) {
+        eprintln!("the launcher could not be told of the error: {error}");
+    }
+}
+
+fn text_of(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(with a value that is no text)")
+}
+
+thread_local! {
+    /// Whether this thread is inside `record`.
+    static RECORDING: Cell<bool> = const { Cell::new(false) };
+    /// Where its last panic was, and the backtrace if RUST_BACKTRACE asks for one. Only the panic hook learns that.
+    static PANIC: RefCell<Option<(String, Option<String>)>> = const { RefCell::new(None) };
+}
+
+/// Puts a hook before the present one, once in a process.
+fn note_panics() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let former = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if RECORDING.get() {
+                let place = info.location().map_or(String::new(), |place| format!(" at {place}"));
+                let trace = Backtrace::capture();
+                let trace = (trace.status() == BacktraceStatus::Captured).then(|| trace.to_string());
+                PANIC.set(Some((place, trace)));
+            }
+            former(info);
+        }));
+    });
 }

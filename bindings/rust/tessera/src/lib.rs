@@ -36,6 +36,7 @@
 //! # What to know
 //! - **Errors.** Every call that can fail returns [`Result`]; an [`Error`] has a [`Code`], a message that says what to
 //!   try, the ranks concerned, and its causes. Nothing here panics on bad input, and no destructor panics or blocks.
+//!   [`record`] around `main` tells the launcher why a rank fails.
 //! - **Deadlines.** Every wait has one. A rank that died is named within seconds, one that is late at the deadline.
 //! - **Memory.** What the library reads or writes later is owned by the object that says so: [`Ddp`] owns parameters, a
 //!   [`Work`] its buffers, a [`State`] keeps all it was given. Access to [`Tensor`]s is counted, see [`View`].
@@ -59,6 +60,8 @@ mod error;
 mod launch;
 mod layout;
 mod library;
+#[cfg(doctest)]
+mod lifetimes;
 mod log;
 mod mesh;
 #[cfg(feature = "ndarray")]
@@ -82,7 +85,7 @@ pub use data::{Sampler, SamplerBuilder};
 pub use ddp::{Ddp, DdpOptions};
 pub use element::{Bool, DType, Element, ReduceOp};
 pub use error::{Code, Error, Native, Result};
-pub use launch::{preempt_requested, record_error};
+pub use launch::{preempt_requested, record, record_error};
 pub use layout::{Layout, Placement, Region};
 pub use library::{abi_version, library_path, load, version, ABI_VERSION};
 pub use log::{reset_log_callback, set_log_callback, set_log_level, with_interrupt, Level};
@@ -95,3 +98,8 @@ pub use store::{Store, StoreOptions, StoreServer};
 pub use tensor::{IntoTensor, Tensor, View, ViewMut};
 pub use value::Value;
 pub use work::Work;
+
+/// The examples of the page that users see first.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -76,13 +76,13 @@ unsafe extern "C" fn log_line(level: i32, line: *const c_char, user_data: *mut c
         sys::TSR_LOG_WARNING => Level::Warning,
         _ => Level::Error,
     };
-    let _ = panic::catch_unwind(AssertUnwindSafe(|| callback(level, &line)));
+    raw::contained(|| callback(level, &line));
 }
 
 unsafe extern "C" fn free_log(user_data: *mut c_void) {
     // SAFETY: the box of `set_log_callback`, given back once.
     let callback = unsafe { Box::from_raw(user_data.cast::<LogFn>()) };
-    let _ = panic::catch_unwind(AssertUnwindSafe(|| drop(callback)));
+    raw::contained(|| drop(callback));
 }
 
 /// Runs `body`; while it does, every call of this thread that waits asks `interrupted` at least every 100 ms, and
@@ -149,7 +149,13 @@ unsafe extern "C" fn poll(user_data: *mut c_void) -> i32 {
     match panic::catch_unwind(AssertUnwindSafe(&mut *interrupted)) {
         Ok(stop) => i32::from(stop),
         Err(panic) => {
-            check.panic.set(Some(panic));
+            match check.panic.take() {
+                None => check.panic.set(Some(panic)),
+                first => {
+                    check.panic.set(first);
+                    raw::discard(panic);
+                }
+            }
             1
         }
     }

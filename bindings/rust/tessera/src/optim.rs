@@ -1,18 +1,18 @@
 //! Optimizers: SGD, Adam, AdamW.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
 use tessera_sys as sys;
 
-use crate::comm::Comm;
+use crate::comm::Borrowed;
 use crate::ddp::{Ddp, Inner};
 use crate::error::{check, Result};
 use crate::params::{Group, Local, RawParams};
+use crate::raw;
 use crate::store::created;
-use crate::tensor::Tensor;
+use crate::tensor::{Held, Tensor, Use};
 
 mod sealed {
     /// Where parameters and gradients come from.
@@ -84,13 +84,13 @@ macro_rules! builder {
         pub struct $name<'c> {
             source: Source,
             settings: Vec<Box<dyn FnOnce(&mut sys::$raw)>>,
-            comm: PhantomData<&'c Comm>,
+            comm: Borrowed<'c>,
         }
 
         impl<'c> $name<'c> {
             /// An optimizer of these parameters.
             pub fn new(model: &mut impl Trainable<'c>) -> Self {
-                $name { source: model.source(), settings: Vec::new(), comm: PhantomData }
+                $name { source: model.source(), settings: Vec::new(), comm: Borrowed::new() }
             }
 
             $(setter!($raw, $field: $type, $text);)*
@@ -102,10 +102,8 @@ macro_rules! builder {
             /// of [`load`](crate::load).
             pub fn build(self) -> Result<Optimizer<'c>> {
                 crate::load()?;
-                // SAFETY: a struct of numbers, of which zero is a value.
-                let mut raw: sys::$raw = unsafe { std::mem::zeroed() };
-                // SAFETY: the library is loaded; the struct is ours.
-                check(unsafe { sys::$init(&mut raw, size_of::<sys::$raw>()) })?;
+                // SAFETY: the library is loaded.
+                let mut raw = unsafe { raw::options(sys::$init) }?;
                 self.settings.into_iter().for_each(|set| set(&mut raw));
                 let mut handle = ptr::null_mut();
                 match &self.source {
@@ -119,7 +117,7 @@ macro_rules! builder {
                     }
                 }
                 let handle = created(handle)?;
-                Ok(Optimizer { inner: Rc::new(OptimizerInner { handle, source: self.source }), comm: PhantomData })
+                Ok(Optimizer { inner: Rc::new(OptimizerInner { handle, source: self.source }), _comm: self.comm })
             }
         }
 
@@ -141,30 +139,37 @@ builder! {
     nesterov: bool = "Whether momentum looks ahead; needs momentum above 0 and no dampening.",
 }
 
-builder! {
-    /// Adam (Kingma and Ba 2015) with bias correction.
-    Adam, tsr_adam_options, tsr_adam_options_init, tsr_ddp_adam, tsr_adam_create:
-    lr: f64 = "The learning rate.",
-    beta1: f64 = "The decay of the mean of gradients.",
-    beta2: f64 = "The decay of the mean of their squares.",
-    eps: f64 = "Added to the root of the latter.",
-    weight_decay: f64 = "Added to the gradient, times the parameter.",
+/// The two Adams have the same settings; they differ in what weight decay does.
+macro_rules! adam {
+    ($(#[$doc:meta])* $name:ident, $raw:ident, $init:ident, $over_ddp:ident, $create:ident, $weight_decay:literal) => {
+        builder! {
+            $(#[$doc])*
+            $name, $raw, $init, $over_ddp, $create:
+            lr: f64 = "The learning rate.",
+            beta1: f64 = "The decay of the mean of gradients.",
+            beta2: f64 = "The decay of the mean of their squares.",
+            eps: f64 = "Added to the root of the latter.",
+            weight_decay: f64 = $weight_decay,
+        }
+    };
 }
 
-builder! {
+adam! {
+    /// Adam (Kingma and Ba 2015) with bias correction.
+    Adam, tsr_adam_options, tsr_adam_options_init, tsr_ddp_adam, tsr_adam_create,
+    "Added to the gradient, times the parameter."
+}
+
+adam! {
     /// AdamW (Loshchilov and Hutter 2019): Adam with decoupled weight decay.
-    AdamW, tsr_adamw_options, tsr_adamw_options_init, tsr_ddp_adamw, tsr_adamw_create:
-    lr: f64 = "The learning rate.",
-    beta1: f64 = "The decay of the mean of gradients.",
-    beta2: f64 = "The decay of the mean of their squares.",
-    eps: f64 = "Added to the root of the latter.",
-    weight_decay: f64 = "Decoupled: a step first multiplies the parameter by `1 - lr * weight_decay`.",
+    AdamW, tsr_adamw_options, tsr_adamw_options_init, tsr_ddp_adamw, tsr_adamw_create,
+    "Decoupled: a step first multiplies the parameter by `1 - lr * weight_decay`."
 }
 
 /// An optimizer, made by [`Sgd`], [`Adam`] or [`AdamW`]. It keeps what it updates alive.
 pub struct Optimizer<'c> {
     inner: Rc<OptimizerInner>,
-    comm: PhantomData<&'c Comm>,
+    _comm: Borrowed<'c>,
 }
 
 /// Shared with the states whose C side points at it.
@@ -200,8 +205,8 @@ impl Optimizer<'_> {
     /// # Errors
     /// `InvalidState`: gradients are being reduced, or a view of a parameter (or a mutable one of a gradient) is alive.
     pub fn step(&mut self) -> Result<()> {
-        self.group().check_params(Tensor::check_writable)?;
-        self.group().check_grads(Tensor::check_readable)?;
+        let _params = Held::new(self.group().named_params(), Use::Writes)?;
+        let _grads = Held::new(self.group().named_grads(), Use::Reads)?;
         // SAFETY: the handle is alive and used by this thread alone; no view is alive; so in every method below.
         check(unsafe { sys::tsr_optimizer_step(self.inner.as_ptr()) })
     }
@@ -211,7 +216,7 @@ impl Optimizer<'_> {
     /// # Errors
     /// `InvalidState`: gradients are being reduced, or a view of one is alive.
     pub fn zero_grad(&mut self) -> Result<()> {
-        self.group().check_grads(Tensor::check_writable)?;
+        let _grads = Held::new(self.group().named_grads(), Use::Writes)?;
         check(unsafe { sys::tsr_optimizer_zero_grad(self.inner.as_ptr()) })
     }
 

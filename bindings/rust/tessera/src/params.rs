@@ -1,6 +1,7 @@
 //! The parameters of a model: named tensors, and those with gradients of their own.
 
 use std::ffi::CString;
+use std::fmt;
 use std::rc::Rc;
 
 use tessera_sys as sys;
@@ -121,12 +122,21 @@ impl Group {
         Error::argument(format!("there is no parameter {index}; there are {}", self.params.len()))
     }
 
-    pub(crate) fn check_params(&self, check: fn(&Tensor, &str) -> Result<()>) -> Result<()> {
-        self.params.iter().try_for_each(|(name, tensor)| check(tensor, name))
+    pub(crate) fn named_params(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.params.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
 
-    pub(crate) fn check_grads(&self, check: fn(&Tensor, &str) -> Result<()>) -> Result<()> {
-        self.grads.iter().enumerate().try_for_each(|(i, grad)| check(grad, &format!("gradient of {}", self.name(i))))
+    pub(crate) fn named_grads(&self) -> impl Iterator<Item = (GradientOf<'_>, &Tensor)> {
+        self.params.iter().zip(&self.grads).map(|((name, _), grad)| (GradientOf(name), grad))
+    }
+}
+
+/// A gradient's name in messages.
+pub(crate) struct GradientOf<'a>(pub(crate) &'a str);
+
+impl fmt::Display for GradientOf<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "gradient of {}", self.0)
     }
 }
 

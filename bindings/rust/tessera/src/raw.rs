@@ -1,7 +1,11 @@
 //! Between Rust's types and C's: strings, sizes, times, buffers of text.
 
 use std::ffi::{c_char, CStr, CString};
+use std::mem::{self, MaybeUninit};
+use std::panic::{self, AssertUnwindSafe};
 use std::time::Duration;
+
+use tessera_sys as sys;
 
 use crate::error::{check, Code, Error, Result};
 
@@ -62,4 +66,32 @@ pub(crate) fn read_text(call: impl FnMut(*mut u8, usize, *mut usize) -> i32) -> 
     let mut bytes = read_sized(call)?;
     bytes.pop(); // the final 0
     Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+}
+
+/// A struct of options with the library's defaults.
+///
+/// # Safety
+/// The library is loaded, and `init` is the C function that fills an `O`, a struct of numbers and pointers.
+pub(crate) unsafe fn options<O>(init: unsafe fn(*mut O, usize) -> sys::tsr_status) -> Result<O> {
+    let mut options = MaybeUninit::<O>::zeroed();
+    // SAFETY: the struct is ours; zero, and what `init` writes, are values of its fields.
+    unsafe {
+        check(init(options.as_mut_ptr(), size_of::<O>()))?;
+        Ok(options.assume_init())
+    }
+}
+
+/// Runs a user's code that C called. A panic ends here, since unwinding into C would be undefined; the panic hook has
+/// reported it.
+pub(crate) fn contained(body: impl FnOnce()) {
+    if let Err(panic) = panic::catch_unwind(AssertUnwindSafe(body)) {
+        discard(panic);
+    }
+}
+
+/// Drops a panic, whose payload is the user's and may panic in turn.
+pub(crate) fn discard(payload: Box<dyn std::any::Any + Send>) {
+    if let Err(again) = panic::catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        mem::forget(again);
+    }
 }

@@ -59,10 +59,8 @@ impl SaverBuilder<'_> {
     /// `InvalidArgument`, `Timeout`, `Aborted`, `PeerLost`, `Interrupted`.
     pub fn open(self) -> Result<Saver> {
         crate::load()?;
-        // SAFETY: a struct of numbers and pointers, of which zero is a value.
-        let mut raw: sys::tsr_saver_options = unsafe { std::mem::zeroed() };
-        // SAFETY: the library is loaded; the struct is ours.
-        check(unsafe { sys::tsr_saver_options_init(&mut raw, size_of::<sys::tsr_saver_options>()) })?;
+        // SAFETY: the library is loaded.
+        let mut raw = unsafe { raw::options(sys::tsr_saver_options_init) }?;
         if let Some(count) = self.keep_latest {
             raw.keep_latest = raw::int32("keep_latest", count)?;
         }

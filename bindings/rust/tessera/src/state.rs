@@ -1,14 +1,13 @@
 //! What a checkpoint saves and loads in place: named tensors, and named values.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use tessera_sys as sys;
 
-use crate::comm::Comm;
+use crate::comm::Borrowed;
 use crate::data::{Sampler, SamplerInner};
 use crate::ddp::{Ddp, Inner};
 use crate::element::DType;
@@ -18,7 +17,7 @@ use crate::optim::{Optimizer, OptimizerInner};
 use crate::params::Local;
 use crate::raw;
 use crate::store::created;
-use crate::tensor::Tensor;
+use crate::tensor::{Held, Tensor, Use};
 use crate::value::Value;
 
 /// The model, optimizers, samplers, tensors and values of one training job. It keeps alive what was added, and a load
@@ -45,7 +44,7 @@ pub struct State<'c> {
     /// The first error of `new` or `with`, which later uses return.
     error: Option<Error>,
     kept: Vec<Kept>,
-    comm: PhantomData<&'c Comm>,
+    _comm: Borrowed<'c>,
 }
 
 /// What the C object points at.
@@ -138,7 +137,7 @@ impl<'c> State<'c> {
             Ok(handle) => (Some(handle), None),
             Err(error) => (None, Some(error)),
         };
-        State { handle, error, kept: Vec::new(), comm: PhantomData }
+        State { handle, error, kept: Vec::new(), _comm: Borrowed::new() }
     }
 
     /// Adds `object` as `name`, or its parts as `name.part`. So that a state is built in one expression, an error is kept
@@ -263,29 +262,26 @@ impl<'c> State<'c> {
 
     /// Runs `body` while the library reads what the state holds.
     pub(crate) fn reading<R>(&self, body: impl FnOnce(*mut sys::tsr_state) -> Result<R>) -> Result<R> {
-        self.access(Tensor::check_readable, body)
+        self.access(Use::Reads, body)
     }
 
     /// Runs `body` while the library writes what the state holds.
     pub(crate) fn writing<R>(&mut self, body: impl FnOnce(*mut sys::tsr_state) -> Result<R>) -> Result<R> {
-        self.access(Tensor::check_writable, body)
+        self.access(Use::Writes, body)
     }
 
-    fn access<R>(
-        &self,
-        permitted: fn(&Tensor, &str) -> Result<()>,
-        body: impl FnOnce(*mut sys::tsr_state) -> Result<R>,
-    ) -> Result<R> {
+    fn access<R>(&self, how: Use, body: impl FnOnce(*mut sys::tsr_state) -> Result<R>) -> Result<R> {
         let state = self.as_ptr()?;
-        let mut samplers = Vec::new();
+        let (mut tensors, mut samplers) = (Vec::new(), Vec::new());
         for kept in &self.kept {
             match kept {
-                Kept::Tensor(name, tensor) => permitted(tensor, name)?,
-                Kept::Ddp(inner) => inner.group.check_params(permitted)?,
+                Kept::Tensor(name, tensor) => tensors.push((name.as_str(), tensor)),
+                Kept::Ddp(inner) => tensors.extend(inner.group.named_params()),
                 Kept::Optimizer { .. } => {} // its moments are its own; no view of them exists
                 Kept::Sampler(inner) => samplers.push(inner),
             }
         }
+        let _held = Held::new(tensors.into_iter(), how)?;
         // Each once and in one order everywhere, so that two states of two threads never wait for each other.
         samplers.sort_by_key(|inner| Arc::as_ptr(inner));
         samplers.dedup_by_key(|inner| Arc::as_ptr(inner));

@@ -61,10 +61,8 @@ impl StoreOptions {
     }
 
     fn with_raw<R>(&self, body: impl FnOnce(&sys::tsr_store_options) -> Result<R>) -> Result<R> {
-        // SAFETY: a struct of numbers and pointers, of which zero is a value.
-        let mut raw: sys::tsr_store_options = unsafe { std::mem::zeroed() };
-        // SAFETY: the library is loaded by the callers; the struct is ours.
-        check(unsafe { sys::tsr_store_options_init(&mut raw, size_of::<sys::tsr_store_options>()) })?;
+        // SAFETY: the library is loaded by the callers.
+        let mut raw = unsafe { raw::options(sys::tsr_store_options_init) }?;
         let (token, job_id) = (raw::optional("the token", &self.token)?, raw::optional("the job id", &self.job_id)?);
         if let Some(timeout) = self.timeout {
             raw.timeout_ms = raw::milliseconds(timeout);

@@ -3,7 +3,8 @@
 //! The library writes into memory it was given long ago: an optimizer's step changes parameters, a load fills a state. A
 //! `&[f32]` into such memory must not live while that happens, and no lifetime can say so where several objects share
 //! it. So access goes through [`View`] and [`ViewMut`], counted at run time like `RefCell`'s borrows: a call that would
-//! write under a living view fails with [`Code::InvalidState`](crate::Code::InvalidState) instead.
+//! write under a living view fails with [`Code::InvalidState`](crate::Code::InvalidState) instead. It works the other way
+//! round, too: while such a call runs, its callbacks (an interrupt check, the log) get no view that it would write under.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -54,7 +55,7 @@ impl Access {
 
     fn refusal(&self) -> Error {
         Error::state(match self.0.get() {
-            Self::LIBRARY => "the tensor is being reduced over the ranks; wait() ends that",
+            Self::LIBRARY => "the tensor is being reduced over the ranks, which wait() ends, or loaded or updated",
             Self::WRITER => "a mutable view of the tensor is alive; drop it first",
             _ => "a view of the tensor is alive; drop it first",
         })
@@ -231,19 +232,13 @@ impl Tensor {
     }
 
     /// # Errors
-    /// If the library must not read the memory now; `name` says which tensor that is.
-    pub(crate) fn check_readable(&self, name: &str) -> Result<()> {
-        self.0.access.check_readable().map_err(|error| named(name, &error))
-    }
-
-    /// # Errors
-    /// If the library must not write the memory now.
-    pub(crate) fn check_writable(&self, name: &str) -> Result<()> {
+    /// If the library must not write the memory now; `name` says which tensor that is.
+    pub(crate) fn check_writable(&self, name: &dyn fmt::Display) -> Result<()> {
         self.0.access.check_writable().map_err(|error| named(name, &error))
     }
 
     /// Gives the memory to the library until [`Tensor::take_back`]: no view is handed out meanwhile.
-    pub(crate) fn lend(&self, name: &str) -> Result<()> {
+    pub(crate) fn lend(&self, name: &dyn fmt::Display) -> Result<()> {
         self.check_writable(name)?;
         self.0.access.0.set(Access::LIBRARY);
         Ok(())
@@ -260,7 +255,54 @@ impl Tensor {
     }
 }
 
-fn named(name: &str, error: &Error) -> Error {
+/// What a call does with tensors.
+#[derive(Clone, Copy)]
+pub(crate) enum Use {
+    Reads,
+    Writes,
+}
+
+/// The tensors of a call into the library, while it runs.
+pub(crate) struct Held<'t> {
+    tensors: Vec<&'t Tensor>,
+    how: Use,
+}
+
+impl<'t> Held<'t> {
+    /// # Errors
+    /// If one of them must not be used so now; its name is in the message. The same tensor may be there twice.
+    pub(crate) fn new<N: fmt::Display>(tensors: impl Iterator<Item = (N, &'t Tensor)>, how: Use) -> Result<Self> {
+        let permitted = match how {
+            Use::Reads => Access::check_readable,
+            Use::Writes => Access::check_writable,
+        };
+        let tensors = tensors
+            .map(|(name, tensor)| permitted(&tensor.0.access).map_err(|error| named(&name, &error)).map(|()| tensor))
+            .collect::<Result<Vec<_>>>()?;
+        for Tensor(memory) in &tensors {
+            let counter = &memory.access.0;
+            counter.set(match how {
+                Use::Reads => counter.get() + 1,
+                Use::Writes => Access::LIBRARY,
+            });
+        }
+        Ok(Held { tensors, how })
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        for Tensor(memory) in &self.tensors {
+            let counter = &memory.access.0;
+            counter.set(match self.how {
+                Use::Reads => counter.get() - 1,
+                Use::Writes => 0,
+            });
+        }
+    }
+}
+
+fn named(name: &dyn fmt::Display, error: &Error) -> Error {
     Error::new(error.code(), format!("{name}: {}", error.message()))
 }
 

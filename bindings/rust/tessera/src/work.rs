@@ -8,7 +8,6 @@
 
 use std::fmt;
 use std::future::Future;
-use std::panic::{self, AssertUnwindSafe};
 use std::pin::Pin;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -220,8 +219,7 @@ impl<B> fmt::Debug for Work<B> {
 
 fn run(callback: Callback, status: sys::tsr_status) {
     let result = if status == sys::TSR_OK { Ok(()) } else { Err(Code::from_raw(status)) };
-    // The panic hook has reported it; unwinding into C would be undefined.
-    let _ = panic::catch_unwind(AssertUnwindSafe(|| callback(result)));
+    raw::contained(|| callback(result));
 }
 
 /// The library's completion callback.
@@ -237,12 +235,12 @@ unsafe extern "C" fn done<B>(status: sys::tsr_status, user_data: *mut c_void) {
         run(callback, status);
     }
     if let Some(waker) = waker {
-        let _ = panic::catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        raw::contained(|| waker.wake());
     }
 }
 
 unsafe extern "C" fn release<B>(user_data: *mut c_void) {
     // SAFETY: the reference that `start` made, given back once.
     let shared = unsafe { Arc::from_raw(user_data.cast_const().cast::<Shared<B>>()) };
-    let _ = panic::catch_unwind(AssertUnwindSafe(|| drop(shared)));
+    raw::contained(|| drop(shared));
 }

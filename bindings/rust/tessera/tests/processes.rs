@@ -21,16 +21,22 @@ fn main() -> ExitCode {
         Ok("fails") => fails(),
         Ok("is_stopped") => is_stopped(),
         Ok("dies") => dies(),
+        Ok("returns_an_error") => exit_of(tessera::record(returns_an_error)),
+        Ok("returns_our_error") => exit_of(tessera::record(returns_our_error)),
+        Ok("panics") => exit_of(tessera::record(panics)),
+        Ok("recovers") => exit_of(tessera::record(recovers)),
         _ => tests(),
     }
 }
 
 fn tests() -> ExitCode {
-    let tests: [(&str, fn()); 5] = [
+    let tests: [(&str, fn()); 7] = [
         ("a_save_in_flight_survives_the_end_of_main", a_save_in_flight_survives_the_end_of_main),
         ("a_killed_rank_is_named_within_seconds", a_killed_rank_is_named_within_seconds),
         ("ranks_of_the_launcher_reduce", ranks_of_the_launcher_reduce),
         ("an_error_reaches_the_launchers_summary", an_error_reaches_the_launchers_summary),
+        ("a_recorded_program_tells_how_it_failed", a_recorded_program_tells_how_it_failed),
+        ("a_recorded_program_keeps_its_exit_code_and_message", a_recorded_program_keeps_its_exit_code_and_message),
         ("a_rank_learns_that_it_shall_stop", a_rank_learns_that_it_shall_stop),
     ];
     let filter = env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
@@ -149,6 +155,70 @@ fn fails() -> ExitCode {
     }
     let _ = comm.barrier(); // never complete
     ExitCode::from(4)
+}
+
+fn a_recorded_program_tells_how_it_failed() {
+    for (role, told) in [
+        ("returns_an_error", &["rank 1 ended with exit code 1: invalid digit found in string", "ParseIntError"][..]),
+        ("returns_our_error", &["INVALID_ARGUMENT", "root", "7"]),
+        ("panics", &["panicked at", "processes.rs:", "the loss is NaN"]),
+        ("recovers", &["rank 1 ended with exit code 1: after a panic that was caught"]),
+    ] {
+        let output = run("2", role, Path::new("."));
+        let text = String::from_utf8(output.stderr).unwrap();
+        let summary = &text[text.find("the job failed").unwrap_or_else(|| panic!("{role}: {text}"))..];
+        assert!(!output.status.success(), "{role}: {text}");
+        told.iter().for_each(|part| assert!(summary.contains(part), "{role}: no {part:?} in {text}"));
+    }
+}
+
+fn exit_of<E: std::fmt::Debug>(outcome: Result<(), E>) -> ExitCode {
+    std::process::Termination::report(outcome)
+}
+
+fn fail_on_rank_1<E>(fail: impl FnOnce(&Comm) -> Result<(), E>) -> Result<(), E> {
+    let comm = Comm::from_env().unwrap();
+    match comm.rank().unwrap() {
+        _ if comm.world_size().unwrap() == 1 => fail(&comm),
+        1 => fail(&comm),
+        _ => {
+            let _ = comm.barrier(); // never complete
+            Ok(())
+        }
+    }
+}
+
+fn returns_an_error() -> Result<(), Box<dyn std::error::Error>> {
+    fail_on_rank_1(|_| Ok("x".parse::<u8>().map(drop)?))
+}
+
+fn returns_our_error() -> tessera::Result<()> {
+    fail_on_rank_1(|comm| comm.broadcast(&mut [0f32], 7))
+}
+
+fn panics() -> tessera::Result<()> {
+    fail_on_rank_1(|_| panic!("the loss is NaN"))
+}
+
+fn recovers() -> Result<(), String> {
+    fail_on_rank_1(|_| {
+        let _ = panic::catch_unwind(|| panic!("caught by the program"));
+        Err("after a panic that was caught".to_owned())
+    })
+}
+
+fn a_recorded_program_keeps_its_exit_code_and_message() {
+    for (role, code, told) in
+        [("returns_our_error", 1, "Error: INVALID_ARGUMENT"), ("panics", 101, "the loss is NaN"), ("reduces", 0, "")]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("error.json");
+        let rank = as_rank(role).env("TESSERA_ERROR_FILE", &file).output().unwrap();
+        let text = String::from_utf8(rank.stderr).unwrap();
+        assert_eq!(rank.status.code(), Some(code), "{role}: {text}");
+        assert!(text.contains(told), "{role}: {text}");
+        assert_eq!(file.exists(), code != 0, "{role}");
+    }
 }
 
 fn a_rank_learns_that_it_shall_stop() {

@@ -1,0 +1,218 @@
+//! Collectives and messages that return when they are done.
+
+use std::ptr;
+
+use tessera_sys as sys;
+
+use super::Comm;
+use crate::element::{Element, ReduceOp};
+use crate::error::{check, Error, Result};
+use crate::raw;
+use crate::tensor::{flat_shape, raw_tensor};
+
+/// # Collectives
+/// Each returns when the operation is done on this rank. Errors common to all: `InvalidArgument`; `InvalidState` after
+/// [`Comm::finalize`]; `Mismatch`: ranks differ in operation, dtype, count or root, and the message names who differs how
+/// (nothing has been overwritten then); `Timeout`: a rank never entered; `PeerLost`; `Aborted`; `Unsupported`;
+/// `Interrupted`.
+impl Comm {
+    /// Reduces `data` over the ranks, in place. Every rank gets the same bits.
+    ///
+    /// # Errors
+    /// See [Collectives](#collectives).
+    pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
+        self.all_reduce_many(&mut [data], op)
+    }
+
+    /// [`Comm::all_reduce`] of several slices in one operation; as many on every rank.
+    ///
+    /// # Errors
+    /// See [Collectives](#collectives).
+    pub fn all_reduce_many<T: Element>(&self, data: &mut [&mut [T]], op: ReduceOp) -> Result<()> {
+        in_place(data, |tensors| {
+            // SAFETY: the slices are borrowed mutably for the call, which returns when it is done with them.
+            check(unsafe {
+                let (n, op, stream, work) = (tensors.len(), op.as_raw(), ptr::null_mut(), ptr::null_mut());
+                sys::tsr_comm_all_reduce(self.as_ptr(), tensors.as_ptr(), n, op, stream, work)
+            })
+        })
+    }
+
+    /// Reduces `input` and leaves the r-th of world-size equal parts in rank r's `output`.
+    ///
+    /// # Errors
+    /// See [Collectives](#collectives).
+    pub fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
+        let shapes = (flat_shape(input.len()), flat_shape(output.len()));
+        let (input, output) = (reading(input, &shapes.0), writing(output, &shapes.1));
+        // SAFETY: the slices are borrowed for the call, which returns when it is done with them; so below.
+        check(unsafe {
+            let (op, stream, work) = (op.as_raw(), ptr::null_mut(), ptr::null_mut());
+            sys::tsr_comm_reduce_scatter(self.as_ptr(), &input, &output, op, stream, work)
+        })
+    }
+
+    /// Concatenates all ranks' `input` in rank order; `output` is world-size times as long.
+    ///
+    /// # Errors
+    /// See [Collectives](#collectives).
+    pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
+        let shapes = (flat_shape(input.len()), flat_shape(output.len()));
+        let (input, output) = (reading(input, &shapes.0), writing(output, &shapes.1));
+        check(unsafe { sys::tsr_comm_all_gather(self.as_ptr(), &input, &output, ptr::null_mut(), ptr::null_mut()) })
+    }
+
+    /// Gathers inputs of different lengths: `outputs[r]` receives rank r's `input`. One output a rank, of the same
+    /// lengths on every rank.
+    ///
+    /// # Errors
+    /// See [Collectives](#collectives).
+    pub fn all_gather_v<T: Element>(&self, input: &[T], outputs: &mut [&mut [T]]) -> Result<()> {
+        let world_size = self.world_size()?;
+        if outputs.len() != world_size {
+            return Err(Error::argument(format!(
+                "all_gather_v needs one output a rank: {} were given for {world_size} ranks",
+                outputs.len()
+            )));
+        }
+        let shape = flat_shape(input.len());
+        let input = reading(input, &shape);
+        in_place(outputs, |outputs| {
+            check(unsafe {
+                let (stream, work) = (ptr::null_mut(), ptr::null_mut());
+                sys::tsr_comm_all_gather_v(self.as_ptr(), &input, outputs.as_ptr(), stream, work)
+            })
+        })
+    }
+
+    /// Gives every rank the root's `data`.
+    ///
+    /// # Errors
+    /// See [Collectives](#collectives).
+    pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
+        self.broadcast_many(&mut [data], root)
+    }
+
+    /// [`Comm::broadcast`] of several slices in one operation; as many on every rank.
+    ///
+    /// # Errors
+    /// See [Collectives](#collectives).
+    pub fn broadcast_many<T: Element>(&self, data: &mut [&mut [T]], root: usize) -> Result<()> {
+        let root = raw::int32("the root", root)?;
+        in_place(data, |tensors| {
+            check(unsafe {
+                let (n, stream, work) = (tensors.len(), ptr::null_mut(), ptr::null_mut());
+                sys::tsr_comm_broadcast(self.as_ptr(), tensors.as_ptr(), n, root, stream, work)
+            })
+        })
+    }
+
+    /// Reduces `input`; the result is in the root's `output` alone, which only the root gives.
+    ///
+    /// # Errors
+    /// See [Collectives](#collectives).
+    pub fn reduce<T: Element>(&self, input: &[T], output: Option<&mut [T]>, op: ReduceOp, root: usize) -> Result<()> {
+        let root = raw::int32("the root", root)?;
+        let shapes = (flat_shape(input.len()), output_shape(&output));
+        let (input, output) = (reading(input, &shapes.0), output.map(|output| writing(output, &shapes.1)));
+        check(unsafe {
+            let (op, stream, work) = (op.as_raw(), ptr::null_mut(), ptr::null_mut());
+            sys::tsr_comm_reduce(self.as_ptr(), &input, optional(&output), op, root, stream, work)
+        })
+    }
+
+    /// Concatenates all ranks' `input` in the root's `output`, world-size times as long, which only the root gives.
+    ///
+    /// # Errors
+    /// See [Collectives](#collectives).
+    pub fn gather<T: Element>(&self, input: &[T], output: Option<&mut [T]>, root: usize) -> Result<()> {
+        let root = raw::int32("the root", root)?;
+        let shapes = (flat_shape(input.len()), output_shape(&output));
+        let (input, output) = (reading(input, &shapes.0), output.map(|output| writing(output, &shapes.1)));
+        check(unsafe {
+            let (stream, work) = (ptr::null_mut(), ptr::null_mut());
+            sys::tsr_comm_gather(self.as_ptr(), &input, optional(&output), root, stream, work)
+        })
+    }
+
+    /// Gives rank r the r-th of world-size equal parts of the root's `input`, which only the root gives.
+    ///
+    /// # Errors
+    /// See [Collectives](#collectives).
+    pub fn scatter<T: Element>(&self, input: Option<&[T]>, output: &mut [T], root: usize) -> Result<()> {
+        let root = raw::int32("the root", root)?;
+        let shapes = (flat_shape(input.map_or(0, <[T]>::len)), flat_shape(output.len()));
+        let (input, output) = (input.map(|input| reading(input, &shapes.0)), writing(output, &shapes.1));
+        check(unsafe {
+            let (stream, work) = (ptr::null_mut(), ptr::null_mut());
+            sys::tsr_comm_scatter(self.as_ptr(), optional(&input), &output, root, stream, work)
+        })
+    }
+
+    /// Sends the r-th of world-size equal parts of `input` to rank r; parts arrive in `output`, as long, in rank order.
+    ///
+    /// # Errors
+    /// See [Collectives](#collectives).
+    pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
+        let shapes = (flat_shape(input.len()), flat_shape(output.len()));
+        let (input, output) = (reading(input, &shapes.0), writing(output, &shapes.1));
+        check(unsafe { sys::tsr_comm_all_to_all(self.as_ptr(), &input, &output, ptr::null_mut(), ptr::null_mut()) })
+    }
+
+    /// Sends `data` to rank `peer`, which receives it with the same tag (0 to 2^31 - 1). Not collective.
+    ///
+    /// # Errors
+    /// See [Collectives](#collectives).
+    pub fn send<T: Element>(&self, data: &[T], peer: usize, tag: usize) -> Result<()> {
+        let (peer, tag) = (raw::int32("the peer", peer)?, raw::int32("the tag", tag)?);
+        let shape = flat_shape(data.len());
+        let tensor = reading(data, &shape);
+        check(unsafe { sys::tsr_comm_send(self.as_ptr(), &tensor, peer, tag, ptr::null_mut(), ptr::null_mut()) })
+    }
+
+    /// Receives what rank `peer` sends with the same tag, of the same dtype and length. Not collective.
+    ///
+    /// # Errors
+    /// See [Collectives](#collectives).
+    pub fn recv<T: Element>(&self, data: &mut [T], peer: usize, tag: usize) -> Result<()> {
+        let (peer, tag) = (raw::int32("the peer", peer)?, raw::int32("the tag", tag)?);
+        let shape = flat_shape(data.len());
+        let tensor = writing(data, &shape);
+        check(unsafe { sys::tsr_comm_recv(self.as_ptr(), &tensor, peer, tag, ptr::null_mut(), ptr::null_mut()) })
+    }
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// See [Collectives](#collectives).
+    pub fn barrier(&self) -> Result<()> {
+        check(unsafe { sys::tsr_comm_barrier(self.as_ptr(), ptr::null_mut()) })
+    }
+}
+
+/// C's view of a slice that it only reads.
+fn reading<T: Element>(data: &[T], shape: &[i64; 1]) -> sys::tsr_tensor {
+    raw_tensor(data.as_ptr().cast_mut().cast(), shape, T::DTYPE)
+}
+
+fn writing<T: Element>(data: &mut [T], shape: &[i64; 1]) -> sys::tsr_tensor {
+    raw_tensor(data.as_mut_ptr().cast(), shape, T::DTYPE)
+}
+
+fn output_shape<T>(output: &Option<&mut [T]>) -> [i64; 1] {
+    flat_shape(output.as_ref().map_or(0, |output| output.len()))
+}
+
+fn optional(tensor: &Option<sys::tsr_tensor>) -> *const sys::tsr_tensor {
+    tensor.as_ref().map_or(ptr::null(), |tensor| tensor)
+}
+
+fn in_place<T: Element, R>(data: &mut [&mut [T]], body: impl FnOnce(&[sys::tsr_tensor]) -> R) -> R {
+    if let [data] = data {
+        let shape = flat_shape(data.len());
+        return body(&[writing(data, &shape)]); // the common case needs no allocation
+    }
+    let shapes: Vec<_> = data.iter().map(|data| flat_shape(data.len())).collect();
+    let tensors: Vec<_> = data.iter_mut().zip(&shapes).map(|(data, shape)| writing(data, shape)).collect();
+    body(&tensors)
+}
