@@ -31,6 +31,7 @@ use crate::store::created;
 /// ```
 pub struct Sampler {
     inner: Arc<SamplerInner>,
+    length: usize,
 }
 
 /// Shared with the states whose C side points at it.
@@ -112,7 +113,7 @@ impl SamplerBuilder<'_> {
         let mut handle = ptr::null_mut();
         // SAFETY: communicator and options are borrowed for the call.
         check(unsafe { sys::tsr_sampler_create(self.comm.as_ptr(), length, &raw, &mut handle) })?;
-        Ok(Sampler { inner: Arc::new(SamplerInner(Mutex::new(Handle(created(handle)?)))) })
+        Ok(Sampler { inner: Arc::new(SamplerInner(Mutex::new(Handle(created(handle)?)))), length: self.length })
     }
 }
 
@@ -133,6 +134,7 @@ impl Sampler {
     /// # Errors
     /// `InvalidArgument`: the size is 0.
     pub fn batch(&mut self, size: usize) -> Result<Vec<usize>> {
+        let size = size.min(self.length.max(1)); // no batch is larger than an epoch
         let mut indices = vec![0i64; size];
         let mut count = 0;
         let inner = self.inner.lock();

@@ -6,6 +6,7 @@
 //! write under a living view fails with [`Code::InvalidState`](crate::Code::InvalidState) instead. It works the other way
 //! round, too: while such a call runs, its callbacks (an interrupt check, the log) get no view that it would write under.
 
+use std::alloc::{alloc_zeroed, Layout};
 use std::any::Any;
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -16,7 +17,7 @@ use std::rc::Rc;
 use tessera_sys as sys;
 
 use crate::element::{DType, Element};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::raw;
 
 /// A contiguous, row-major tensor on the CPU whose memory it owns. A clone is another handle of the same memory.
@@ -106,12 +107,15 @@ impl Tensor {
     /// A tensor of zeros.
     ///
     /// # Errors
-    /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): the shape is too large.
+    /// [`Code::NoMemory`](crate::Code::NoMemory); [`Code::InvalidArgument`](crate::Code::InvalidArgument): the shape is
+    /// too large.
     pub fn zeros(dtype: DType, shape: impl AsRef<[usize]>) -> Result<Self> {
         let shape = shape.as_ref();
         let len = count(shape)?;
         let bytes = len.checked_mul(dtype.size()).ok_or_else(|| too_large(shape))?;
-        let mut words = vec![0u64; bytes.div_ceil(8)]; // aligned for every dtype
+        let mut words = zeroed_words(bytes.div_ceil(8)).ok_or_else(|| {
+            Error::new(Code::NoMemory, format!("there is no memory for a tensor of shape {shape:?}: {bytes} bytes"))
+        })?;
         Ok(Tensor(Rc::new(Memory {
             data: words.as_mut_ptr().cast(),
             len,
@@ -439,6 +443,19 @@ pub(crate) fn flat_shape(len: usize) -> [i64; 1] {
 
 pub(crate) fn count(shape: &[usize]) -> Result<usize> {
     shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size)).ok_or_else(|| too_large(shape))
+}
+
+/// Zeros, aligned for every dtype; `None` if there is no memory, for which `vec!` would end the process.
+fn zeroed_words(len: usize) -> Option<Vec<u64>> {
+    if len == 0 {
+        return Some(Vec::new());
+    }
+    let layout = Layout::array::<u64>(len).ok()?;
+    // SAFETY: the layout is not of size 0; the memory is the global allocator's, and of `len` initialized words.
+    unsafe {
+        let words = alloc_zeroed(layout).cast::<u64>();
+        (!words.is_null()).then(|| Vec::from_raw_parts(words, len, len))
+    }
 }
 
 fn too_large(shape: &[usize]) -> Error {
