@@ -2,7 +2,6 @@ package dev.tessera;
 
 import java.lang.ref.Reference;
 import java.util.List;
-import java.util.function.LongUnaryOperator;
 
 /**
  * The ranks of a group and their collectives. Every rank must call the same collectives in the same order. It is an object:
@@ -36,7 +35,8 @@ public final class Comm extends NativeObject {
 
     /**
      * Join the job that the environment describes, with default options: {@code tessera run}, torchrun, mpirun or srun; with
-     * none of them a communicator of one rank.
+     * none of them a communicator of one rank. Under a launcher, an exception that ends the calling thread is told to it from
+     * now on; see {@link Launch#recordError(Throwable)}.
      *
      * @return the communicator
      * @throws TesseraTimeoutException if a rank never came
@@ -47,7 +47,8 @@ public final class Comm extends NativeObject {
     }
 
     /**
-     * Join the job that the environment describes.
+     * Join the job that the environment describes. Under a launcher, an exception that ends the calling thread is told to
+     * it from now on; see {@link Launch#recordError(Throwable)}.
      *
      * @param options deadline, transport, name
      * @return the communicator
@@ -55,8 +56,10 @@ public final class Comm extends NativeObject {
      * @throws TesseraPermissionException if the job token is missing or wrong
      */
     public static Comm fromEnv(CommOptions options) {
-        return new Comm(ref(Native.commFromEnv(
+        final Comm comm = new Comm(ref(Native.commFromEnv(
                 options.given, options.timeoutMs, options.spinCount, options.backend, options.name)), null);
+        Launch.recordUncaught();
+        return comm;
     }
 
     /**
@@ -188,28 +191,18 @@ public final class Comm extends NativeObject {
         super.close();
     }
 
-    // Every collective goes through one of these two.
-
-    private void run(Object memory, LongUnaryOperator call) {
+    private void run(Operation operation) {
         try {
-            ref.callLongExclusive(call);
+            ref.callLongExclusive(h -> operation.issue(h, false));
         } finally {
-            Reference.reachabilityFence(memory);
+            Reference.reachabilityFence(operation);
         }
     }
 
-    private Work start(Object memory, LongUnaryOperator call) {
+    private Work start(Operation operation) {
         final Work[] work = new Work[1];
-        ref.runExclusive(h -> work[0] = new Work(call.applyAsLong(h), new Object[] {memory, this}));
-        Reference.reachabilityFence(memory);
+        ref.runExclusive(h -> work[0] = new Work(operation.issue(h, true), new Object[] {operation, this}));
         return work[0];
-    }
-
-    private List<Tensor> onePerRank(List<Tensor> outputs) {
-        if (outputs.size() != worldSize) {
-            throw new IllegalArgumentException(outputs.size() + " outputs for " + worldSize + " ranks: one each is needed");
-        }
-        return outputs;
     }
 
     /**
@@ -219,7 +212,7 @@ public final class Comm extends NativeObject {
      * @param op the reduction
      */
     public void allReduce(Tensor tensor, ReduceOp op) {
-        run(tensor, h -> Native.commAllReduce(h, tensor.descriptor(), op.number(), false));
+        run(Operation.allReduce(List.of(tensor), op));
     }
 
     /**
@@ -230,7 +223,7 @@ public final class Comm extends NativeObject {
      * @return the operation in flight
      */
     public Work allReduceAsync(Tensor tensor, ReduceOp op) {
-        return start(tensor, h -> Native.commAllReduce(h, tensor.descriptor(), op.number(), true));
+        return start(Operation.allReduce(List.of(tensor), op));
     }
 
     /**
@@ -240,7 +233,7 @@ public final class Comm extends NativeObject {
      * @param op the reduction
      */
     public void allReduce(List<Tensor> tensors, ReduceOp op) {
-        run(tensors, h -> Native.commAllReduce(h, Tensor.descriptors(tensors), op.number(), false));
+        run(Operation.allReduce(tensors, op));
     }
 
     /**
@@ -251,7 +244,7 @@ public final class Comm extends NativeObject {
      * @return the operation in flight
      */
     public Work allReduceAsync(List<Tensor> tensors, ReduceOp op) {
-        return start(tensors, h -> Native.commAllReduce(h, Tensor.descriptors(tensors), op.number(), true));
+        return start(Operation.allReduce(tensors, op));
     }
 
     /**
@@ -262,7 +255,7 @@ public final class Comm extends NativeObject {
      * @param op the reduction
      */
     public void reduceScatter(Tensor input, Tensor output, ReduceOp op) {
-        run(new Object[] {input, output}, h -> Native.commReduceScatter(h, input.descriptor(), output.descriptor(), op.number(), false));
+        run(Operation.reduceScatter(input, output, op));
     }
 
     /**
@@ -274,7 +267,7 @@ public final class Comm extends NativeObject {
      * @return the operation in flight
      */
     public Work reduceScatterAsync(Tensor input, Tensor output, ReduceOp op) {
-        return start(new Object[] {input, output}, h -> Native.commReduceScatter(h, input.descriptor(), output.descriptor(), op.number(), true));
+        return start(Operation.reduceScatter(input, output, op));
     }
 
     /**
@@ -284,7 +277,7 @@ public final class Comm extends NativeObject {
      * @param output worldSize times the elements of input
      */
     public void allGather(Tensor input, Tensor output) {
-        run(new Object[] {input, output}, h -> Native.commAllGather(h, input.descriptor(), output.descriptor(), false));
+        run(Operation.allGather(input, output));
     }
 
     /**
@@ -295,7 +288,7 @@ public final class Comm extends NativeObject {
      * @return the operation in flight
      */
     public Work allGatherAsync(Tensor input, Tensor output) {
-        return start(new Object[] {input, output}, h -> Native.commAllGather(h, input.descriptor(), output.descriptor(), true));
+        return start(Operation.allGather(input, output));
     }
 
     /**
@@ -305,7 +298,7 @@ public final class Comm extends NativeObject {
      * @param outputs one tensor a rank; the same lengths on every rank
      */
     public void allGather(Tensor input, List<Tensor> outputs) {
-        run(new Object[] {input, outputs}, h -> Native.commAllGatherV(h, input.descriptor(), Tensor.descriptors(onePerRank(outputs)), false));
+        run(Operation.allGather(input, outputs, worldSize));
     }
 
     /**
@@ -316,7 +309,7 @@ public final class Comm extends NativeObject {
      * @return the operation in flight
      */
     public Work allGatherAsync(Tensor input, List<Tensor> outputs) {
-        return start(new Object[] {input, outputs}, h -> Native.commAllGatherV(h, input.descriptor(), Tensor.descriptors(onePerRank(outputs)), true));
+        return start(Operation.allGather(input, outputs, worldSize));
     }
 
     /**
@@ -326,7 +319,7 @@ public final class Comm extends NativeObject {
      * @param root a rank
      */
     public void broadcast(Tensor tensor, int root) {
-        run(tensor, h -> Native.commBroadcast(h, tensor.descriptor(), root, false));
+        run(Operation.broadcast(List.of(tensor), root));
     }
 
     /**
@@ -337,7 +330,7 @@ public final class Comm extends NativeObject {
      * @return the operation in flight
      */
     public Work broadcastAsync(Tensor tensor, int root) {
-        return start(tensor, h -> Native.commBroadcast(h, tensor.descriptor(), root, true));
+        return start(Operation.broadcast(List.of(tensor), root));
     }
 
     /**
@@ -347,7 +340,7 @@ public final class Comm extends NativeObject {
      * @param root a rank
      */
     public void broadcast(List<Tensor> tensors, int root) {
-        run(tensors, h -> Native.commBroadcast(h, Tensor.descriptors(tensors), root, false));
+        run(Operation.broadcast(tensors, root));
     }
 
     /**
@@ -358,7 +351,7 @@ public final class Comm extends NativeObject {
      * @return the operation in flight
      */
     public Work broadcastAsync(List<Tensor> tensors, int root) {
-        return start(tensors, h -> Native.commBroadcast(h, Tensor.descriptors(tensors), root, true));
+        return start(Operation.broadcast(tensors, root));
     }
 
     /**
@@ -370,7 +363,7 @@ public final class Comm extends NativeObject {
      * @param root a rank
      */
     public void reduce(Tensor input, Tensor output, ReduceOp op, int root) {
-        run(new Object[] {input, output}, h -> Native.commReduce(h, input.descriptor(), Tensor.optionalDescriptor(output), op.number(), root, false));
+        run(Operation.reduce(input, output, op, root));
     }
 
     /**
@@ -383,7 +376,7 @@ public final class Comm extends NativeObject {
      * @return the operation in flight
      */
     public Work reduceAsync(Tensor input, Tensor output, ReduceOp op, int root) {
-        return start(new Object[] {input, output}, h -> Native.commReduce(h, input.descriptor(), Tensor.optionalDescriptor(output), op.number(), root, true));
+        return start(Operation.reduce(input, output, op, root));
     }
 
     /**
@@ -394,7 +387,7 @@ public final class Comm extends NativeObject {
      * @param root a rank
      */
     public void gather(Tensor input, Tensor output, int root) {
-        run(new Object[] {input, output}, h -> Native.commGather(h, input.descriptor(), Tensor.optionalDescriptor(output), root, false));
+        run(Operation.gather(input, output, root));
     }
 
     /**
@@ -406,7 +399,7 @@ public final class Comm extends NativeObject {
      * @return the operation in flight
      */
     public Work gatherAsync(Tensor input, Tensor output, int root) {
-        return start(new Object[] {input, output}, h -> Native.commGather(h, input.descriptor(), Tensor.optionalDescriptor(output), root, true));
+        return start(Operation.gather(input, output, root));
     }
 
     /**
@@ -417,7 +410,7 @@ public final class Comm extends NativeObject {
      * @param root a rank
      */
     public void scatter(Tensor input, Tensor output, int root) {
-        run(new Object[] {input, output}, h -> Native.commScatter(h, Tensor.optionalDescriptor(input), output.descriptor(), root, false));
+        run(Operation.scatter(input, output, root));
     }
 
     /**
@@ -429,7 +422,7 @@ public final class Comm extends NativeObject {
      * @return the operation in flight
      */
     public Work scatterAsync(Tensor input, Tensor output, int root) {
-        return start(new Object[] {input, output}, h -> Native.commScatter(h, Tensor.optionalDescriptor(input), output.descriptor(), root, true));
+        return start(Operation.scatter(input, output, root));
     }
 
     /**
@@ -439,7 +432,7 @@ public final class Comm extends NativeObject {
      * @param output as many elements as input
      */
     public void allToAll(Tensor input, Tensor output) {
-        run(new Object[] {input, output}, h -> Native.commAllToAll(h, input.descriptor(), output.descriptor(), false));
+        run(Operation.allToAll(input, output));
     }
 
     /**
@@ -450,7 +443,7 @@ public final class Comm extends NativeObject {
      * @return the operation in flight
      */
     public Work allToAllAsync(Tensor input, Tensor output) {
-        return start(new Object[] {input, output}, h -> Native.commAllToAll(h, input.descriptor(), output.descriptor(), true));
+        return start(Operation.allToAll(input, output));
     }
 
     /**
@@ -461,7 +454,7 @@ public final class Comm extends NativeObject {
      * @param tag not negative
      */
     public void send(Tensor tensor, int peer, int tag) {
-        run(tensor, h -> Native.commSend(h, tensor.descriptor(), peer, tag, false));
+        run(Operation.send(tensor, peer, tag));
     }
 
     /**
@@ -473,7 +466,7 @@ public final class Comm extends NativeObject {
      * @return the operation in flight
      */
     public Work sendAsync(Tensor tensor, int peer, int tag) {
-        return start(tensor, h -> Native.commSend(h, tensor.descriptor(), peer, tag, true));
+        return start(Operation.send(tensor, peer, tag));
     }
 
     /**
@@ -484,7 +477,7 @@ public final class Comm extends NativeObject {
      * @param tag not negative
      */
     public void receive(Tensor tensor, int peer, int tag) {
-        run(tensor, h -> Native.commRecv(h, tensor.descriptor(), peer, tag, false));
+        run(Operation.receive(tensor, peer, tag));
     }
 
     /**
@@ -496,12 +489,12 @@ public final class Comm extends NativeObject {
      * @return the operation in flight
      */
     public Work receiveAsync(Tensor tensor, int peer, int tag) {
-        return start(tensor, h -> Native.commRecv(h, tensor.descriptor(), peer, tag, true));
+        return start(Operation.receive(tensor, peer, tag));
     }
 
     /** Return when every rank has called it. */
     public void barrier() {
-        run(null, h -> Native.commBarrier(h, false));
+        run(Operation.barrier());
     }
 
     /**
@@ -510,7 +503,7 @@ public final class Comm extends NativeObject {
      * @return the operation in flight
      */
     public Work barrierAsync() {
-        return start(null, h -> Native.commBarrier(h, true));
+        return start(Operation.barrier());
     }
 
     /** Rank, world size and, while open, the transport. */

@@ -13,6 +13,7 @@ import java.util.List;
  */
 public final class Ddp extends NativeObject {
     private final Params params;
+    private final List<Tensor> tensors; // those of params
     private final Comm comm; // not closed by us; reachable while we are
     private final Tensor[] grads; // cleared by close()
     private final FloatBuffer[] floats;
@@ -21,6 +22,7 @@ public final class Ddp extends NativeObject {
         super(new Ref("Ddp", handle, Native::ddpDestroy).keep(params));
         this.comm = comm;
         this.params = params;
+        tensors = params.tensors();
         grads = new Tensor[params.size()];
         floats = new FloatBuffer[params.size()];
     }
@@ -80,6 +82,27 @@ public final class Ddp extends NativeObject {
      */
     public String name(int index) {
         return ref.call(h -> Native.text(Native.ddpParamName(h, check(index))));
+    }
+
+    /**
+     * The values of a parameter of F32: the memory that it was registered with, which {@link Optimizer#step} updates.
+     *
+     * @param index 0 to size - 1
+     * @return elements row-major, position 0
+     * @throws IllegalArgumentException if the parameter has another dtype; see {@link #paramTensor}
+     */
+    public FloatBuffer param(int index) {
+        return paramTensor(index).floats();
+    }
+
+    /**
+     * A parameter, as it was registered.
+     *
+     * @param index 0 to size - 1
+     * @return of the parameter's dtype and shape
+     */
+    public Tensor paramTensor(int index) {
+        return ref.call(h -> tensors.get(check(index)));
     }
 
     /**

@@ -38,7 +38,9 @@ public final class Launch {
     }
 
     /**
-     * Tell the launcher why this process fails, with the stack trace.
+     * Tell the launcher why this process fails, with the stack trace. A program that began with {@link Comm#fromEnv()} needs
+     * this only for what it catches itself (before {@code System.exit}, say): what ends the thread that called it is told
+     * without, unless that thread has an uncaught exception handler of its own.
      *
      * @param error what was thrown
      */
@@ -63,11 +65,32 @@ public final class Launch {
         }
     }
 
+    /**
+     * Under a launcher: tell it of what ends the calling thread. That goes to whom it went before, too, and a handler of the
+     * thread's own is left alone.
+     */
+    static void recordUncaught() {
+        final Thread thread = Thread.currentThread();
+        final boolean launched =
+                System.getenv("TESSERA_ERROR_FILE") != null || System.getenv("TORCHELASTIC_ERROR_FILE") != null;
+        if (!launched || thread.getUncaughtExceptionHandler() != thread.getThreadGroup()) {
+            return;
+        }
+        thread.setUncaughtExceptionHandler((dying, error) -> {
+            try {
+                recordError(error);
+            } catch (RuntimeException refused) {
+                error.addSuppressed(refused);
+            }
+            dying.getThreadGroup().uncaughtException(dying, error); // the default handler, or standard error
+        });
+    }
+
     private static byte[] oneLine(String text) {
         return oneText(text.replace('\n', ' '));
     }
 
-    private static byte[] oneText(String text) {
-        return Native.utf8(text.replace('\0', ' '), "text");
+    private static byte[] oneText(String text) { // an exception's, so anything is taken
+        return text.replace('\0', ' ').getBytes(java.nio.charset.StandardCharsets.UTF_8);
     }
 }

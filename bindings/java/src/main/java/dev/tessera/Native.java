@@ -1,5 +1,8 @@
 package dev.tessera;
 
+import java.nio.ByteBuffer;
+import java.nio.CharBuffer;
+import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.Objects;
@@ -181,13 +184,21 @@ final class Native {
     static native void checkpointVerify(long checkpoint, boolean full);
     static native void checkpointDestroy(long checkpoint);
 
-    /** UTF-8 of {@code text}, which must not be null nor contain a NUL character. */
+    /** UTF-8 of {@code text}, which must not be null nor contain a NUL character or half a surrogate pair. */
     static byte[] utf8(String text, String what) {
         Objects.requireNonNull(text, what);
         if (text.indexOf('\0') >= 0) {
             throw new IllegalArgumentException(what + " contains a NUL character: \"" + text.replace('\0', '?') + '"');
         }
-        return text.getBytes(StandardCharsets.UTF_8);
+        try {
+            final ByteBuffer bytes = StandardCharsets.UTF_8.newEncoder().encode(CharBuffer.wrap(text));
+            final byte[] out = new byte[bytes.remaining()];
+            bytes.get(out);
+            return out;
+        } catch (CharacterCodingException unpaired) { // getBytes would make the same '?' of different names
+            throw new IllegalArgumentException(what + " is no text: half of a surrogate pair is missing in \"" + text + '"',
+                    unpaired);
+        }
     }
 
     /** As {@link #utf8}, but null stays null: not set. */

@@ -11,6 +11,10 @@ import java.util.Objects;
 
 /**
  * Named tensors in an order: the parameters of a model. Immutable; {@link #and} makes a longer one.
+ *
+ * <p>A parameter is updated in place, so it is memory that native code reaches: a direct buffer or a {@link Tensor}. An array
+ * cannot be, and none is taken, since its values would never change. Begin with a copy of it, and read it where it is kept:
+ * {@code Params.of("w", Tensor.copyOf(array, 128, 64))}, then {@link Ddp#param}.
  */
 public final class Params {
     private final Map<String, Tensor> tensors;

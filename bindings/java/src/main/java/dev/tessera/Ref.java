@@ -228,6 +228,11 @@ final class Ref implements Runnable {
         return destroyed;
     }
 
+    /** Whether a thread is inside an exclusive call; for tests. */
+    synchronized boolean isBusy() {
+        return exclusive != null;
+    }
+
     void close() {
         close("");
     }

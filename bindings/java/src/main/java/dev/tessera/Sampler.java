@@ -7,8 +7,11 @@ import java.util.Objects;
  * ranks, so that training goes on in mid-epoch at another one. {@link #batch} and {@link #setEpoch} are exclusive.
  */
 public final class Sampler extends NativeObject {
-    private Sampler(long handle) {
+    private final long length;
+
+    private Sampler(long handle, long length) {
         super(new Ref("Sampler", handle, Native::samplerDestroy));
+        this.length = length;
     }
 
     /**
@@ -80,7 +83,7 @@ public final class Sampler extends NativeObject {
          */
         public Sampler build() {
             return new Sampler(
-                    comm.ref.callLong(c -> Native.samplerCreate(c, length, given, seed, shuffle, dropLast)));
+                    comm.ref.callLong(c -> Native.samplerCreate(c, length, given, seed, shuffle, dropLast)), length);
         }
     }
 
@@ -95,7 +98,8 @@ public final class Sampler extends NativeObject {
         if (size < 1) {
             throw new IllegalArgumentException("a batch of " + size + " samples");
         }
-        return ref.callExclusive(h -> Native.samplerNext(h, size));
+        final int possible = (int) Math.min(size, length); // the native side has room for no more than can come
+        return ref.callExclusive(h -> Native.samplerNext(h, possible));
     }
 
     /**

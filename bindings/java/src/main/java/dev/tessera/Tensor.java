@@ -173,6 +173,21 @@ public final class Tensor {
         return tensor;
     }
 
+    /**
+     * A new tensor of F64 with a copy of {@code values}.
+     *
+     * @param values the elements, row-major
+     * @param shape sizes of the dimensions; none: one dimension
+     * @return the tensor
+     * @throws IllegalArgumentException if the shape has another number of elements
+     */
+    public static Tensor copyOf(double[] values, long... shape) {
+        final Tensor tensor = zeros(DType.F64, shape.length == 0 ? new long[] {values.length} : shape);
+        tensor.requireNumel(values.length);
+        tensor.doubles().put(values);
+        return tensor;
+    }
+
     /** A tensor over memory of the library that {@code owner} keeps. */
     static Tensor overNative(long[] descriptor, Object owner) {
         final long[] shape = Arrays.copyOfRange(descriptor, HEADER_WORDS, descriptor.length);

@@ -84,6 +84,7 @@ class BadInputTest {
                 float[].class, new float[2], List.class, List.of(), Map.class, Map.of(), Object.class, "x"));
         values.put(Placement[].class, new Placement[] {Placement.replicate()});
         values.put(Throwable.class, new Exception("x"));
+        values.put(double[].class, new double[2]);
         values.put(Launch.Program.class, (Launch.Program) () -> { });
         values.put(java.util.function.BiConsumer.class, (java.util.function.BiConsumer<Object, Object>) (a, b) -> { });
         if (type.isEnum()) {
@@ -146,6 +147,44 @@ class BadInputTest {
         } catch (InvocationTargetException error) {
             return error.getCause();
         }
+    }
+
+    private static final Map<Class<?>, List<Object>> EXTREMES = Map.of(
+            int.class, List.of(Integer.MIN_VALUE, -1, Integer.MAX_VALUE),
+            long.class, List.of(Long.MIN_VALUE, -1L, Long.MAX_VALUE),
+            double.class, List.of(Double.NaN, Double.NEGATIVE_INFINITY, Double.MAX_VALUE),
+            int[].class, List.of(new int[0], new int[] {-1}, new int[] {Integer.MAX_VALUE, Integer.MAX_VALUE}, new int[64]),
+            long[].class, List.of(new long[0], new long[] {-1}, new long[] {Long.MAX_VALUE, 2}, new long[64]),
+            Duration.class, List.of(Duration.ofSeconds(Long.MAX_VALUE), Duration.ofNanos(-1)),
+            byte[].class, List.of(new byte[0], new byte[] {0, -1}),
+            String.class, List.of("", "\0", "\ud800", "\ud83d\ude00", "a".repeat(100_000)));
+
+    @Test
+    void extremeValuesEndInAnExceptionOrGoWell() throws Exception {
+        final int[] calls = {0};
+        final List<String> wrong = new ArrayList<>();
+        for (Class<?> type : TYPES) {
+            for (Method method : methods(type)) {
+                if (java.util.Arrays.stream(method.getParameterTypes()).noneMatch(EXTREMES::containsKey)) {
+                    continue;
+                }
+                withInstances(instances -> { // fresh ones: the method before may have aborted or filled them
+                    for (int i = 0; i < method.getParameterCount(); ++i) {
+                        for (Object value : EXTREMES.getOrDefault(method.getParameterTypes()[i], List.of())) {
+                            ++calls[0];
+                            final Object[] arguments = withNull(method, -1, instances);
+                            arguments[i] = value;
+                            final Throwable thrown = call(method, instances.get(type), arguments);
+                            if (thrown != null && !(thrown instanceof RuntimeException)) {
+                                wrong.add(method + " " + value + ": " + thrown);
+                            }
+                        }
+                    }
+                });
+            }
+        }
+        assertEquals(List.of(), wrong);
+        assertTrue(calls[0] > 200, "only " + calls[0] + " calls");
     }
 
     @Test

@@ -49,6 +49,64 @@ class CheckpointTest {
     }
 
     @Test
+    void namesOfAnyLanguageComeBackAndHalfACharacterIsRefused() {
+        final String name = "größe.権重.\ud83d\ude00";
+        try (Saver saver = Saver.at(null, root.resolve(name)).open()) {
+            saver.save(1, State.of(name, ramp(3)).put("note " + name, name));
+            try (Checkpoint checkpoint = Checkpoint.open(root.resolve(name))) {
+                assertEquals(2f, checkpoint.read(name).floats().get(2));
+            }
+            final State half = State.of("whole", ramp(3));
+            for (String bad : new String[] {"\ud83d", "a\ude00b", "\ude00\ud83d"}) {
+                final String message =
+                        assertThrows(IllegalArgumentException.class, () -> half.with(bad, ramp(1))).getMessage();
+                assertTrue(message.contains("surrogate"), message);
+            }
+        }
+    }
+
+    /** Saves under a limit of the size of files, which stands for a full disk; for {@link #aDiskThatIsFull}. */
+    public static final class FullDisk {
+        private FullDisk() {}
+
+        public static void main(String[] args) {
+            final Tensor small = ramp(10);
+            try (Saver saver = Saver.at(null, Path.of(args[0])).open()) {
+                saver.save(1, State.of("w", small));
+                final State big = State.of("w", ramp(4 << 20));
+                for (int i = 0; i < 2; ++i) {
+                    try {
+                        if (i == 0) {
+                            saver.save(2, big);
+                        } else {
+                            saver.saveAsync(2, big);
+                            saver.await();
+                        }
+                        System.out.println("saved?");
+                    } catch (TesseraIoException error) {
+                        System.out.println("refused: " + error);
+                    }
+                }
+                small.floats().put(0, 77);
+                System.out.println("back to step " + saver.resume(State.of("w", small)) + ", " + small.floats().get(0));
+                saver.save(3, State.of("w", small));
+            }
+        }
+    }
+
+    @Test
+    void aDiskThatIsFull() throws Exception {
+        final List<String> command = new ArrayList<>(List.of("bash", "-c", "ulimit -f 2048 && exec \"$@\"", "limited"));
+        command.addAll(Jvm.command(FullDisk.class.getName(), root.toString()));
+        final String out = Jvm.run(0, command);
+        assertEquals(2, out.split("refused: dev.tessera.TesseraIoException: ", -1).length - 1, out);
+        assertTrue(out.contains("back to step 1, 0.0"), out);
+        try (Checkpoint checkpoint = Checkpoint.open(root)) {
+            assertEquals(3, checkpoint.step());
+        }
+    }
+
+    @Test
     void trainingGoesOnWhereItStoodAtAnotherWorldSize() throws Exception {
         final float[][] expected = new float[1][];
         final long[] lr = new long[1];

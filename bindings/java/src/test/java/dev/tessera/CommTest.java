@@ -34,7 +34,7 @@ class CommTest {
     }
 
     @ParameterizedTest
-    @ValueSource(strings = {"shm"})
+    @ValueSource(strings = {"shm", "gloo"})
     void everyCollective(String backend) throws Exception {
         Ranks.run(3, Ranks.options().backend(backend).name("three").spinCount(10), comm -> {
             final int r = comm.rank();

@@ -24,6 +24,9 @@ class DdpTest {
                 assertEquals(1f, params.tensors().get(0).floats().get(0), "rank 0's value");
                 assertEquals(2, ddp.size());
                 assertEquals("fc.bias", ddp.name(1));
+                assertEquals(8f, ddp.param(1).get(1));
+                assertArrayEquals(new long[] {2, 3}, ddp.paramTensor(0).shape());
+                assertThrows(IndexOutOfBoundsException.class, () -> ddp.param(2));
                 assertArrayEquals(new long[] {2, 3}, ddp.gradTensor(0).shape());
                 for (int step = 0; step < 3; ++step) {
                     for (int i = 0; i < 6; ++i) {
@@ -39,6 +42,7 @@ class DdpTest {
                     ddp.zeroGrad();
                     assertEquals(0f, ddp.grad(1).get(0));
                 }
+                assertEquals(1f - 3 * 0.5f, ddp.param(0).get(0), 1e-6);
                 assertEquals(1f - 3 * 0.5f, params.tensors().get(0).floats().get(0), 1e-6);
                 assertEquals(8f + 3 * 0.5f, params.tensors().get(1).floats().get(1), 1e-6);
                 assertEquals(3, sgd.steps());

@@ -1,15 +1,11 @@
 package dev.tessera;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.nio.file.Files;
-import java.nio.file.Path;
-import java.util.ArrayList;
-import java.util.List;
-import java.util.concurrent.TimeUnit;
-import java.util.stream.Collectors;
-import java.util.stream.Stream;
+import java.time.Duration;
+import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
@@ -52,28 +48,45 @@ class ExitTest {
         }
     }
 
+    /** A rank that waits for ever, to be killed. */
+    public static final class Victim {
+        private Victim() {}
+
+        public static void main(String[] args) {
+            try (Store store = Store.open(args[0], new StoreOptions().token(args[1]).timeout(Ranks.DEADLINE));
+                    Comm comm = Comm.create(store, 1, 2, new CommOptions().timeout(Ranks.DEADLINE))) {
+                comm.barrier();
+                comm.receive(Tensor.zeros(DType.F32, 4), 0, 1); // nobody sends
+            }
+        }
+    }
+
+    @Test
+    void aKilledJvmIsNamedByTheOthers() throws Exception {
+        final String token = Ranks.newToken();
+        final StoreOptions options = new StoreOptions().token(token).timeout(Ranks.DEADLINE);
+        try (StoreServer server = StoreServer.serve("127.0.0.1", 0, options)) {
+            final String uri = "tcp://127.0.0.1:" + server.port();
+            final Process victim = new ProcessBuilder(Jvm.command(Victim.class.getName(), uri, token)).inheritIO().start();
+            try (Store store = Store.open(uri, options);
+                    Comm comm = Comm.create(store, 0, 2, new CommOptions().timeout(Duration.ofMinutes(10)))) {
+                comm.barrier();
+                final Work work = comm.allReduceAsync(Tensor.zeros(DType.F32, 1 << 16), ReduceOp.SUM);
+                victim.destroyForcibly().waitFor(); // SIGKILL
+                final TesseraPeerLostException error =
+                        assertThrows(TesseraPeerLostException.class, () -> work.await(Ranks.DEADLINE));
+                assertEquals(1, error.peer(), error.getMessage());
+                assertThrows(TesseraAbortedException.class, comm::barrier);
+            } finally {
+                victim.destroyForcibly().waitFor();
+            }
+        }
+    }
+
     @ParameterizedTest
     @ValueSource(strings = {"return", "exit", "close", "halt"})
     void theJvmEndsWell(String way) throws Exception {
-        final String classes = Stream.of(System.getProperty("java.class.path").split(":"))
-                .filter(entry -> entry.endsWith("classes")).collect(Collectors.joining(":"));
-        final List<String> command = new ArrayList<>(List.of(
-                Path.of(System.getProperty("java.home"), "bin", "java").toString(), "-Xmx128m", "-XX:TieredStopAtLevel=1",
-                "-XX:-CreateCoredumpOnCrash", "-D" + Loader.PATH_PROPERTY + "=" + System.getProperty(Loader.PATH_PROPERTY),
-                "-cp", classes, Main.class.getName(), way));
-        final Path output = Files.createTempFile("tessera-exit", ".log");
-        try {
-            final Process process = new ProcessBuilder(command).redirectErrorStream(true)
-                    .redirectOutput(output.toFile()).start();
-            if (!process.waitFor(40, TimeUnit.SECONDS)) {
-                process.destroyForcibly().waitFor();
-                throw new AssertionError("hangs after: " + Files.readString(output));
-            }
-            final String text = Files.readString(output);
-            assertEquals(0, process.exitValue(), text);
-            assertTrue(text.contains("leaving") && !text.contains("impossible"), text);
-        } finally {
-            Files.delete(output);
-        }
+        final String text = Jvm.run(0, Jvm.command(Main.class.getName(), way));
+        assertTrue(text.contains("leaving") && !text.contains("impossible"), text);
     }
 }

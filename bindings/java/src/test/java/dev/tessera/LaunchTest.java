@@ -1,24 +1,16 @@
 package dev.tessera;
 
-import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.util.ArrayList;
-import java.util.List;
-import java.util.concurrent.TimeUnit;
-import java.util.stream.Collectors;
-import java.util.stream.Stream;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 
 /** Ranks as processes, started by {@code tessera run}, and what a process tells its launcher. */
 class LaunchTest {
-    private static final Path TESSERA = Path.of(System.getProperty("tessera.prefix"), "bin", "tessera");
-
     /** A rank: sums its number over the job, or fails if it is told to. */
     public static final class Rank {
         private Rank() {}
@@ -39,51 +31,76 @@ class LaunchTest {
         }
     }
 
-    private static List<String> java(String... args) {
-        final String classes = Stream.of(System.getProperty("java.class.path").split(":"))
-                .filter(entry -> entry.endsWith("classes")).collect(Collectors.joining(":"));
-        final List<String> command = new ArrayList<>(List.of(
-                Path.of(System.getProperty("java.home"), "bin", "java").toString(), "-Xmx64m", "-XX:TieredStopAtLevel=1",
-                "-D" + Loader.PATH_PROPERTY + "=" + System.getProperty(Loader.PATH_PROPERTY), "-cp", classes,
-                Rank.class.getName()));
-        command.addAll(List.of(args));
-        return command;
+    /** A rank that ends by an exception that nobody catches; "default": the program has a default handler of its own. */
+    public static final class Uncaught {
+        private Uncaught() {}
+
+        public static void main(String[] args) {
+            if (args[0].equals("default")) {
+                Thread.setDefaultUncaughtExceptionHandler((thread, error) -> System.out.println("the program's own handler: "
+                        + error.getMessage()));
+            }
+            try (Comm comm = Comm.fromEnv()) {
+                Comm.fromEnv(new CommOptions()).close(); // a second one changes nothing
+                if (comm.rank() == 1) {
+                    fail();
+                }
+                comm.barrier();
+            }
+        }
+
+        private static void fail() {
+            throw new IllegalStateException("the data is empty", new java.io.IOException("no such bucket"));
+        }
     }
 
-    private static String run(Path directory, int expected, List<String> command, String... environment)
-            throws Exception {
-        final Path output = directory.resolve("output.log");
-        final ProcessBuilder builder =
-                new ProcessBuilder(command).redirectErrorStream(true).redirectOutput(output.toFile());
-        for (String entry : environment) {
-            builder.environment().put(entry.substring(0, entry.indexOf('=')), entry.substring(entry.indexOf('=') + 1));
+    /** A thread with a handler of its own keeps it. */
+    public static final class OwnHandler {
+        private OwnHandler() {}
+
+        public static void main(String[] args) {
+            Thread.currentThread().setUncaughtExceptionHandler((thread, error) -> System.out.println("mine alone"));
+            try (Comm comm = Comm.fromEnv()) {
+                throw new IllegalStateException("not told by rank " + comm.rank());
+            }
         }
-        final Process process = builder.start();
-        if (!process.waitFor(90, TimeUnit.SECONDS)) {
-            process.destroyForcibly().waitFor();
-            throw new AssertionError("hangs: " + command + "\n" + Files.readString(output));
-        }
-        final String text = Files.readString(output);
-        assertEquals(expected, process.exitValue(), text);
-        return text;
     }
 
     @Test
-    void ranksAsProcesses(@TempDir Path directory) throws Exception {
-        assertTrue(Files.isExecutable(TESSERA), TESSERA + " is not there: build with the command-line tool");
-        final List<String> command = new ArrayList<>(List.of(TESSERA.toString(), "run", "-n", "2"));
-        command.addAll(java());
-        final String out = run(directory, 0, command);
+    void ranksAsProcesses() throws Exception {
+        final String out = Jvm.run(0, Jvm.launched(Rank.class.getName()));
         assertTrue(out.contains("rank 0 of 2 sum 1.0 preempted false"), out);
         assertTrue(out.contains("rank 1 of 2 sum 1.0 preempted false"), out);
     }
 
     @Test
-    void theLauncherHearsOfAFailure(@TempDir Path directory) throws Exception {
-        final List<String> command = new ArrayList<>(List.of(TESSERA.toString(), "run", "-n", "2"));
-        command.addAll(java("a failure of the test"));
-        final String out = run(directory, 1, command);
+    void theLauncherHearsOfAFailure() throws Exception {
+        final String out = Jvm.run(1, Jvm.launched(Rank.class.getName(), "a failure of the test"));
         assertTrue(out.contains("IllegalStateException: a failure of the test"), out);
+    }
+
+    @Test
+    void theLauncherHearsOfWhatNobodyCatches() throws Exception {
+        for (String way : new String[] {"plain", "default"}) {
+            final String out = Jvm.run(1, Jvm.launched(Uncaught.class.getName(), way));
+            final String summary = out.substring(out.indexOf("the job failed"));
+            assertTrue(summary.startsWith("the job failed: rank 1 ended with exit code 1: java.lang.IllegalStateException: "
+                    + "the data is empty"), out);
+            assertTrue(summary.contains("at dev.tessera.LaunchTest$Uncaught.fail(LaunchTest.java:"), out);
+            assertTrue(summary.contains("Caused by: java.io.IOException: no such bucket"), out);
+            // It also goes where it went before.
+            final String before = way.equals("default") ? "the program's own handler: the data is empty"
+                    : "Exception in thread \"main\" java.lang.IllegalStateException";
+            assertTrue(out.contains(before), out);
+        }
+    }
+
+    @Test
+    void aThreadsOwnHandlerIsLeftAlone(@TempDir Path directory) throws Exception {
+        final Path file = directory.resolve("error.json");
+        final String out = Jvm.run(1, Jvm.command(OwnHandler.class.getName()), "TESSERA_ERROR_FILE=" + file);
+        assertTrue(out.contains("mine alone"), out);
+        assertFalse(Files.exists(file));
     }
 
     @Test
@@ -93,9 +110,7 @@ class LaunchTest {
         Files.writeString(script, "public class Fails { public static void main(String[] a) throws Exception {"
                 + " dev.tessera.Launch.recordError(\"first\");"
                 + " dev.tessera.Launch.record(() -> { throw new java.io.IOException(\"second\"); }); } }");
-        final List<String> command = java();
-        command.set(command.size() - 1, script.toString());
-        run(directory, 1, command, "TESSERA_ERROR_FILE=" + file);
+        Jvm.run(1, Jvm.command(script.toString()), "TESSERA_ERROR_FILE=" + file);
         final String text = Files.readString(file);
         assertTrue(text.contains("first"), text);
         assertFalse(text.contains("second"), "only the first error counts: " + text);

@@ -6,6 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.lang.ref.WeakReference;
 import java.nio.FloatBuffer;
 import java.time.Duration;
 import java.util.List;
@@ -209,6 +210,30 @@ class LifetimeTest {
             assertEquals(List.of(), wrong);
             assertTrue(layout.ref.isDestroyed());
         }
+    }
+
+    @Test
+    void memoryOfAListStaysAlthoughTheListIsCleared() throws Exception {
+        Ranks.runStores(2, (store, rank) -> {
+            try (Comm comm = Comm.create(store, rank, 2, Ranks.options())) {
+                final List<Tensor> list = new java.util.ArrayList<>(List.of(Tensor.zeros(DType.F32, 1 << 16)));
+                if (rank == 1) {
+                    store.await("cleared");
+                    comm.allReduce(list, ReduceOp.SUM);
+                    return;
+                }
+                final WeakReference<Tensor> tensor = new WeakReference<>(list.get(0));
+                final WeakReference<Object> other = new WeakReference<>(new Object());
+                final Work work = comm.allReduceAsync(list, ReduceOp.SUM);
+                list.clear();
+                Ranks.collectUntil("garbage is collected", () -> other.get() == null);
+                System.gc();
+                assertTrue(tensor.get() != null, "freed while the library may write to it");
+                store.set("cleared", new byte[0]);
+                work.await();
+                Ranks.collectUntil("it is freed in the end", () -> tensor.get() == null);
+            }
+        });
     }
 
     @Test

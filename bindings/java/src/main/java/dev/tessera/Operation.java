@@ -1,0 +1,108 @@
+package dev.tessera;
+
+import java.util.ArrayList;
+import java.util.List;
+
+/**
+ * A collective or a message, ready to be issued, with the tensors whose memory it uses: they stay reachable as long as this
+ * does, whatever becomes of a list that the caller gave. Each may be issued at once or in the background.
+ */
+final class Operation {
+    /** The call of a shim. */
+    private interface Shim {
+        /** The handle of the work, or 0 if it is not {@code async}: then it is done on return. */
+        long issue(long comm, boolean async);
+    }
+
+    private final Shim shim;
+    private final List<Tensor> memory = new ArrayList<>();
+
+    private Operation(Shim shim, Tensor... memory) {
+        this(shim, List.of(), memory);
+    }
+
+    private Operation(Shim shim, List<Tensor> list, Tensor... memory) {
+        this.shim = shim;
+        this.memory.addAll(list);
+        this.memory.addAll(java.util.Arrays.asList(memory)); // an absent output is null
+    }
+
+    long issue(long comm, boolean async) {
+        return shim.issue(comm, async);
+    }
+
+    static Operation allReduce(List<Tensor> tensors, ReduceOp op) {
+        final List<Tensor> own = List.copyOf(tensors);
+        final long[] all = Tensor.descriptors(own);
+        final int number = op.number();
+        return new Operation((h, async) -> Native.commAllReduce(h, all, number, async), own);
+    }
+
+    static Operation reduceScatter(Tensor input, Tensor output, ReduceOp op) {
+        final long[] in = input.descriptor();
+        final long[] out = output.descriptor();
+        final int number = op.number();
+        return new Operation((h, async) -> Native.commReduceScatter(h, in, out, number, async), input, output);
+    }
+
+    static Operation allGather(Tensor input, Tensor output) {
+        final long[] in = input.descriptor();
+        final long[] out = output.descriptor();
+        return new Operation((h, async) -> Native.commAllGather(h, in, out, async), input, output);
+    }
+
+    static Operation allGather(Tensor input, List<Tensor> outputs, int worldSize) {
+        final List<Tensor> own = List.copyOf(outputs);
+        if (own.size() != worldSize) { // the library takes their number for granted
+            throw new IllegalArgumentException(own.size() + " outputs for " + worldSize + " ranks: one each is needed");
+        }
+        final long[] in = input.descriptor();
+        final long[] out = Tensor.descriptors(own);
+        return new Operation((h, async) -> Native.commAllGatherV(h, in, out, async), own, input);
+    }
+
+    static Operation broadcast(List<Tensor> tensors, int root) {
+        final List<Tensor> own = List.copyOf(tensors);
+        final long[] all = Tensor.descriptors(own);
+        return new Operation((h, async) -> Native.commBroadcast(h, all, root, async), own);
+    }
+
+    static Operation reduce(Tensor input, Tensor output, ReduceOp op, int root) {
+        final long[] in = input.descriptor();
+        final long[] out = Tensor.optionalDescriptor(output);
+        final int number = op.number();
+        return new Operation((h, async) -> Native.commReduce(h, in, out, number, root, async), input, output);
+    }
+
+    static Operation gather(Tensor input, Tensor output, int root) {
+        final long[] in = input.descriptor();
+        final long[] out = Tensor.optionalDescriptor(output);
+        return new Operation((h, async) -> Native.commGather(h, in, out, root, async), input, output);
+    }
+
+    static Operation scatter(Tensor input, Tensor output, int root) {
+        final long[] in = Tensor.optionalDescriptor(input);
+        final long[] out = output.descriptor();
+        return new Operation((h, async) -> Native.commScatter(h, in, out, root, async), input, output);
+    }
+
+    static Operation allToAll(Tensor input, Tensor output) {
+        final long[] in = input.descriptor();
+        final long[] out = output.descriptor();
+        return new Operation((h, async) -> Native.commAllToAll(h, in, out, async), input, output);
+    }
+
+    static Operation send(Tensor tensor, int peer, int tag) {
+        final long[] one = tensor.descriptor();
+        return new Operation((h, async) -> Native.commSend(h, one, peer, tag, async), tensor);
+    }
+
+    static Operation receive(Tensor tensor, int peer, int tag) {
+        final long[] one = tensor.descriptor();
+        return new Operation((h, async) -> Native.commRecv(h, one, peer, tag, async), tensor);
+    }
+
+    static Operation barrier() {
+        return new Operation(Native::commBarrier);
+    }
+}
