@@ -128,7 +128,7 @@ class Rust:
     name = "Rust"
 
     def __init__(self, root: Path) -> None:
-        self.units = units_of(root, f"{RUST}/src/*.rs")
+        self.units = units_of(root, f"{RUST}/src/**/*.rs")
 
     def place(self, function: str) -> Place | str:
         above = using(self.units, rf"\b{function}\b")

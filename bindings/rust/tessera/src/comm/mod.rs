@@ -1,7 +1,7 @@
-//! The ranks of a group: joining, dividing, leaving. Their collectives are in `collectives` and `asynchronous`.
+//! The ranks of a group: joining, dividing, leaving. Their collectives are in `collectives` and `nonblocking`.
 
-mod asynchronous;
 mod collectives;
+mod nonblocking;
 mod options;
 
 use std::cell::Cell;
