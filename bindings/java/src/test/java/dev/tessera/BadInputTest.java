@@ -171,6 +171,9 @@ class BadInputTest {
                 withInstances(instances -> { // fresh ones: the method before may have aborted or filled them
                     for (int i = 0; i < method.getParameterCount(); ++i) {
                         for (Object value : EXTREMES.getOrDefault(method.getParameterTypes()[i], List.of())) {
+                            if (method.getName().equals("await") && value.equals("\ud83d\ude00")) {
+                                continue; // a good key, which would be waited for
+                            }
                             ++calls[0];
                             final Object[] arguments = withNull(method, -1, instances);
                             arguments[i] = value;

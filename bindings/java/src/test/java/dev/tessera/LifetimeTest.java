@@ -213,6 +213,29 @@ class LifetimeTest {
     }
 
     @Test
+    void aBufferClosedUnderAnOperationIsFreedWhenThatIsDone() throws Exception {
+        Ranks.runStores(2, (store, rank) -> {
+            try (Comm comm = Comm.create(store, rank, 2, Ranks.options())) {
+                final Buffer buffer = Buffer.create(comm, 4096);
+                if (rank == 1) {
+                    store.await("closed");
+                    comm.allReduce(buffer.tensor(0, DType.F32, 1024), ReduceOp.SUM);
+                    buffer.close();
+                    return;
+                }
+                final Work work = comm.allReduceAsync(buffer.tensor(0, DType.F32, 1024), ReduceOp.SUM);
+                buffer.close();
+                buffer.close();
+                System.gc();
+                assertFalse(buffer.ref.isDestroyed(), "freed while the library may write to it");
+                store.set("closed", new byte[0]);
+                work.await();
+                Ranks.collectUntil("it is freed in the end", buffer.ref::isDestroyed);
+            }
+        });
+    }
+
+    @Test
     void memoryOfAListStaysAlthoughTheListIsCleared() throws Exception {
         Ranks.runStores(2, (store, rank) -> {
             try (Comm comm = Comm.create(store, rank, 2, Ranks.options())) {

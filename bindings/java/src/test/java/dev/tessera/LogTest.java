@@ -59,4 +59,17 @@ class LogTest {
         }
         assertTrue(lines.get(0).contains("epoch"), lines.toString());
     }
+
+    @Test
+    void aHandlerMayTakeItselfAway() throws Exception {
+        Log.setHandler((level, line) -> {
+            Log.setHandler(null);
+            System.gc();
+            lines.add(line);
+        });
+        provokeAWarning();
+        Ranks.eventually("a line", () -> !lines.isEmpty());
+        provokeAWarning(); // to standard error
+        assertEquals(1, lines.size());
+    }
 }
