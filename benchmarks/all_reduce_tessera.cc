@@ -50,7 +50,7 @@ int run(int rank, int ranks, const std::string& directory, const std::vector<siz
         const bool correct = bench::is_sum(values, count, ranks);
         std::fill(values, values + count, 0.0F);  // sums of zeros stay finite over any number of calls
         const double us = bench::median_us(
-            bytes, [&] { check(tsr_comm_all_reduce(comm, &tensor, 1, TSR_REDUCE_SUM, nullptr, nullptr)); },
+            bytes, ranks, [&] { check(tsr_comm_all_reduce(comm, &tensor, 1, TSR_REDUCE_SUM, nullptr, nullptr)); },
             [&] { check(tsr_comm_barrier(comm, nullptr)); });
         if (!correct) return 1;
         if (rank == 0) bench::report("tessera", mode.c_str(), ranks, bytes, us, correct);
