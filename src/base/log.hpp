@@ -12,6 +12,7 @@ namespace tsr::log {
 
 enum class Level : int32_t { debug = 1, info = 2, warning = 3, error = 4, off = 5 };
 
+// Called without a lock, so on several threads at once if they log at once.
 using Sink = void (*)(int32_t level, const char* line, void* user_data);
 
 void set_level(Level level);

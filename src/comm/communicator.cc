@@ -446,8 +446,7 @@ void Group::finalize() {
                     fmt::format("rank {}: communicator '{}' was finalized before", rank_, options_.name));
     }
     Request request;
-    request.collective = Collective::barrier;
-    request.label = "finalize";
+    request.collective = Collective::finalize;
     run(request);
     finalized_.store(true, std::memory_order_release);
 }

@@ -32,7 +32,7 @@ struct Address {
 
 Fd open_socket() {
     Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!fd) throw os_error("cannot open a unix socket", errno);
+    if (!fd.valid()) throw os_error("cannot open a unix socket", errno);
     return fd;
 }
 
@@ -50,11 +50,6 @@ void await(int fd, short events, Deadline deadline, const SliceCheck& check) {
 }
 
 }  // namespace
-
-void Fd::reset(int fd) {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = fd;
-}
 
 pid_t Link::peer_pid() const {
     ucred credentials{};
@@ -114,7 +109,7 @@ Fd Link::receive(std::span<std::byte> message, Deadline deadline, const SliceChe
             if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
             int raw = -1;
             std::memcpy(&raw, CMSG_DATA(c), sizeof raw);
-            fd.reset(raw);
+            fd = Fd(raw);
         }
         if (static_cast<size_t>(got) != message.size() || (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
             throw Error(Code::internal,
@@ -134,7 +129,7 @@ Link Endpoint::accept(milliseconds slice) const {
     pollfd entry{socket_.get(), POLLIN, 0};
     if (::poll(&entry, 1, static_cast<int>(slice.count())) <= 0) return {};
     Fd connection(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!connection) {
+    if (!connection.valid()) {
         if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return {};
         throw os_error("cannot accept on a unix socket", errno);
     }

@@ -13,33 +13,9 @@
 #include <string>
 
 #include "base/clock.hpp"
+#include "base/fd.hpp"
 
 namespace tsr {
-
-// An owned file descriptor.
-class Fd {
-   public:
-    Fd() = default;
-    explicit Fd(int fd) : fd_(fd) {}
-    Fd(Fd&& other) noexcept : fd_(other.release()) {}
-    Fd& operator=(Fd&& other) noexcept {
-        if (this != &other) reset(other.release());
-        return *this;
-    }
-    ~Fd() { reset(); }
-
-    [[nodiscard]] int get() const { return fd_; }
-    [[nodiscard]] explicit operator bool() const { return fd_ >= 0; }
-    [[nodiscard]] int release() {
-        const int fd = fd_;
-        fd_ = -1;
-        return fd;
-    }
-    void reset(int fd = -1);
-
-   private:
-    int fd_ = -1;
-};
 
 // Called in each slice of a wait; throws to end it.
 using SliceCheck = std::function<void()>;
@@ -50,7 +26,7 @@ class Link {
     explicit Link(Fd socket) : socket_(std::move(socket)) {}
     Link() = default;
 
-    [[nodiscard]] explicit operator bool() const { return static_cast<bool>(socket_); }
+    [[nodiscard]] explicit operator bool() const { return socket_.valid(); }
     [[nodiscard]] pid_t peer_pid() const;  // throws PERMISSION if the peer is another user's
 
     void send(std::span<const std::byte> message, int fd, Deadline deadline, const SliceCheck& check) const;

@@ -24,6 +24,7 @@ std::string_view name_of(Collective collective) {
         case Collective::send: return "send";
         case Collective::recv: return "recv";
         case Collective::allocate: return "allocate";
+        case Collective::finalize: return "finalize";
     }
     return "unknown operation";
 }
@@ -93,6 +94,28 @@ void check_overlap(const Request& request, const Tensor& input, const Tensor& ou
     refuse(request, "input and output overlap");
 }
 
+// Outputs of one list: what is reduced or received twice into the same memory is neither.
+void check_apart(const Request& request) {
+    if (request.outputs.size() < 2) return;
+    struct Place {
+        uintptr_t begin;
+        uintptr_t end;
+        size_t index;
+    };
+    std::vector<Place> places;
+    places.reserve(request.outputs.size());
+    for (size_t i = 0; i < request.outputs.size(); ++i) {
+        const auto begin = reinterpret_cast<uintptr_t>(request.outputs[i].data);
+        const size_t size = request.outputs[i].size_bytes();
+        if (size > 0) places.push_back({begin, begin + size, i});
+    }
+    std::ranges::sort(places, {}, &Place::begin);
+    const auto overlap = std::ranges::adjacent_find(places, [](const Place& a, const Place& b) { return b.begin < a.end; });
+    if (overlap == places.end()) return;
+    const auto [first, second] = std::minmax(overlap->index, (overlap + 1)->index);
+    refuse(request, "output[{}] and output[{}] overlap; give each tensor once", first, second);
+}
+
 void check_counts(const Request& request, const Tensor& whole, const char* whole_name, const Tensor& part,
                   const char* part_name, int world_size) {
     if (whole.numel() != part.numel() * world_size) {
@@ -131,9 +154,11 @@ void validate(const Request& request, int rank, int world_size) {
     const auto own_part = [&](const Tensor& part) { return part.size_bytes() * static_cast<size_t>(rank); };
     switch (c) {
         case Collective::barrier:
+        case Collective::finalize:
         case Collective::allocate: return;
         case Collective::all_reduce:
         case Collective::broadcast:
+            if (c == Collective::all_reduce) check_apart(request);
             for (const Tensor& tensor : request.outputs) {
                 check_same_dtype(request, request.outputs[0].dtype, tensor.dtype);
             }
@@ -165,6 +190,7 @@ void validate(const Request& request, int rank, int world_size) {
             if (in.numel() != expected) {
                 refuse(request, "input has {} elements, but outputs[{}] {}", in.numel(), rank, expected);
             }
+            check_apart(request);
             return;
         }
         case Collective::reduce: {
@@ -229,6 +255,7 @@ Operation operation_of(const Request& request) {
     };
     switch (request.collective) {
         case Collective::barrier:
+        case Collective::finalize:
         case Collective::allocate: break;
         case Collective::all_reduce:
         case Collective::all_gather_v:
@@ -260,7 +287,7 @@ uint64_t fingerprint_of(const Request& request, const Operation& operation) {
 
 std::string describe(const Operation& operation) {
     std::string text(name_of(operation.collective));
-    if (operation.collective == Collective::barrier) return text;
+    if (operation.collective == Collective::barrier || operation.collective == Collective::finalize) return text;
     if (operation.collective == Collective::allocate) return text + fmt::format(" of {} bytes", operation.count);
     const auto dtype = static_cast<DType>(operation.dtype);
     text += fmt::format(" of {} {}", operation.count, is_known(dtype) ? name_of(dtype) : "elements");

@@ -29,6 +29,7 @@ enum class Collective : int32_t {
     send,
     recv,
     allocate,  // Communicator::allocate, in messages
+    finalize,  // a barrier that only a finalize of the others meets
 };
 
 [[nodiscard]] std::string_view name_of(Collective collective);

@@ -3,8 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
+
+#include "base/clock.hpp"
 
 namespace tsr {
 namespace {
@@ -31,6 +35,23 @@ TEST(Log, ItsFunctionMayLogAndReplaceItself) {
     log::error("outer");
     EXPECT_EQ(heard.lines, (std::vector<std::string>{"outer", "within"}));
     EXPECT_EQ(heard.destroyed, 1);
+}
+
+// Who writes such a function has to know: both threads are inside before either returns.
+TEST(Log, ItsFunctionIsCalledOnSeveralThreadsAtOnce) {
+    std::atomic<int> inside{0};
+    log::set_sink(
+        [](int32_t, const char*, void* data) {
+            auto& count = *static_cast<std::atomic<int>*>(data);
+            ++count;
+            EXPECT_NO_THROW(
+                wait_until([&] { return count == 2; }, Deadline::in(milliseconds{20000}), "the other thread"));
+        },
+        &inside, nullptr);
+    std::thread other([] { log::error("other"); });
+    log::error("one");
+    other.join();
+    log::set_sink(nullptr, nullptr, nullptr);
 }
 
 }  // namespace

@@ -225,6 +225,19 @@ TEST(Communicator, BadRequestsAreRefusedBeforeTheyBegin) {
         expect_refused(comm, all_reduce(crooked), "not aligned");
         expect_refused(comm, {Collective::all_reduce, {}, two_types, ReduceOp::sum, -1, 0, {}},
                        "different dtypes, f32 and f64");
+        const Tensor empty = tensor_of(std::span(values).first(0), DType::f32);
+        const std::vector<Tensor> twice{four, empty, four};
+        const std::vector<Tensor> partly{four, tensor_of(std::span(values).subspan(3, 4), DType::f32)};
+        const std::vector<Tensor> side_by_side{empty, tensor_of(std::span(values).last(4), DType::f32), four};
+        expect_refused(comm, {Collective::all_reduce, {}, twice, ReduceOp::sum, -1, 0, {}},
+                       "output[0] and output[2] overlap");
+        expect_refused(comm, {Collective::all_reduce, {}, partly, ReduceOp::sum, -1, 0, {}},
+                       "output[0] and output[1] overlap");
+        std::vector<float> own(4);
+        const Tensor other = over(own, DType::f32);
+        expect_refused(comm, {Collective::all_gather_v, {&other, 1}, partly, ReduceOp::none, -1, 0, {}},
+                       "output[0] and output[1] overlap");
+        comm.run({Collective::all_reduce, {}, side_by_side, ReduceOp::sum, -1, 0, {}});
         expect_refused(comm, {Collective::broadcast, {}, {&four, 1}, ReduceOp::none, 2, 0, {}}, "root 2 is not a rank");
         expect_refused(comm, {Collective::broadcast, {}, {&four, 1}, ReduceOp::none, -1, 0, {}}, "root -1");
         expect_refused(comm, {Collective::all_gather, {&four, 1}, {&four, 1}, ReduceOp::none, -1, 0, {}},

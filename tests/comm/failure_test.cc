@@ -62,6 +62,27 @@ TEST(Mismatch, OfTheCollective) {
         {"ranks 0 and 2 called all_reduce of 50000 f32 (sum)", "rank 1 broadcast of 50000 f32 with root 2"});
 }
 
+// A finalize is no barrier: the rank that ends is told apart from those that go on.
+TEST(Mismatch, OfAFinalizeAndABarrier) {
+    const auto outcomes = run_ranks(3, test_options(), [&](Communicator& comm) {
+        comm.run({});
+        if (comm.rank() == 1) {
+            comm.finalize();
+        } else {
+            comm.run({});
+        }
+    });
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::mismatch) << outcome->what();
+        EXPECT_THAT(outcome->what(), HasSubstr("rank 1 has finished (finalize, as operation #2) while ranks 0 and 2 "
+                                               "called barrier"));
+    }
+    EXPECT_EQ(outcomes[0]->record()->peer, 1);
+    EXPECT_EQ(outcomes[1]->record()->peer, 0);
+    EXPECT_EQ(outcomes[1]->record()->operation, "finalize");
+}
+
 TEST(Mismatch, OfTheCount) {
     for (const size_t size : {size_t{1}, size_t{2000}, size_t{50000}}) {
         expect_mismatch(2,

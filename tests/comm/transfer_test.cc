@@ -62,6 +62,34 @@ TEST(Transfers, BothMaySendFirstIfAsynchronously) {
     }));
 }
 
+// What nobody asked for takes no more than 64 MiB of a sender; what fits is still delivered.
+TEST(Transfers, AMessageSetAsideIsRefusedBeyondTheBound) {
+    const auto outcomes = run_ranks(2, test_options(), [&](Communicator& comm) {
+        const auto bytes_with = [&](size_t size) { return std::vector<int32_t>(size / sizeof(int32_t), 7); };
+        std::vector<int32_t> large = bytes_with(size_t{40} << 20);
+        std::vector<int32_t> small(1, 3);
+        const Tensor whole = over(large);
+        const Tensor one = over(small);
+        if (comm.rank() == 1) {
+            for (const int tag : {3, 5}) comm.run(send(tag == 3 ? whole : one, 0, tag));
+            for (const int tag : {3, 4, 5}) comm.run(send(tag == 5 ? one : whole, 0, tag));
+            return;
+        }
+        small[0] = 0;
+        comm.run(recv(one, 1, 5));  // 40 MiB are set aside
+        EXPECT_EQ(small[0], 3);
+        large.assign(large.size(), 0);
+        comm.run(recv(whole, 1, 3));
+        EXPECT_EQ(large.back(), 7);
+        comm.run(recv(one, 1, 5));  // 40 MiB, then 40 more
+    });
+    ASSERT_TRUE(outcomes[0]);
+    EXPECT_EQ(outcomes[0]->code(), Code::no_memory) << outcomes[0]->what();
+    EXPECT_EQ(outcomes[0]->record()->peer, 1);
+    EXPECT_THAT(outcomes[0]->what(), AllOf(HasSubstr("rank 1 sends 41943040 bytes with tag 4"), HasSubstr("64 MiB")));
+    ASSERT_TRUE(outcomes[1]) << "the sender hears of it";
+}
+
 // A receive of tag 5 sets aside what comes with tag 3, and goes on looking while receives of tag 3 are posted: those must
 // still get the older message first.
 TEST(Transfers, AMessageSetAsideComesBeforeALaterOneOfItsTag) {

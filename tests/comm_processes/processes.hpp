@@ -20,25 +20,9 @@
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
 #include "store/store.hpp"
+#include "temporary_directory.hpp"
 
 namespace tsr::testing {
-
-// A directory of the test's own, removed at its end.
-class TemporaryDirectory {
-   public:
-    TemporaryDirectory() {
-        std::string name = (std::filesystem::temp_directory_path() / "tessera-comm-XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-        path_ = name;
-    }
-    ~TemporaryDirectory() { std::filesystem::remove_all(path_); }
-    TemporaryDirectory(const TemporaryDirectory&) = delete;
-    TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-    [[nodiscard]] const std::filesystem::path& path() const { return path_; }
-
-   private:
-    std::filesystem::path path_;
-};
 
 struct Outcome {
     int status = -1;  // as waitpid tells
@@ -84,6 +68,8 @@ class Processes {
         if (!store_) store_ = open_store();
         return *store_;
     }
+    // Of the store.
+    [[nodiscard]] const std::filesystem::path& directory() const { return directory_.path(); }
     [[nodiscard]] pid_t pid(int rank) const { return at(rank).pid; }
     void signal(int rank, int number) { ::kill(at(rank).pid, number); }
 

@@ -1,11 +1,11 @@
 // The shm transport between real processes: results, death, stopping, and that nothing is left behind.
 #include "processes.hpp"
 
-#include <dirent.h>
 #include <gmock/gmock.h>
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -31,12 +31,21 @@ void check(bool condition, const char* what) {
     if (!condition) throw std::runtime_error(what);
 }
 
-size_t open_descriptors() {
-    size_t count = 0;
-    DIR* directory = ::opendir("/proc/self/fd");
-    while (::readdir(directory) != nullptr) ++count;
-    ::closedir(directory);
-    return count;
+// What the descriptors of a process are open on, by number: "socket:[1234]", "/memfd:tessera (deleted)".
+std::map<int, std::string> descriptors_of(const std::string& process) {
+    std::map<int, std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/" + process + "/fd")) {
+        std::error_code gone;  // the one of this directory itself
+        const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
+        if (!gone) found.emplace(std::stoi(entry.path().filename().string()), target);
+    }
+    return found;
+}
+
+std::string text_of(const std::map<int, std::string>& descriptors) {
+    std::string text;
+    for (const auto& [number, target] : descriptors) text += " " + std::to_string(number) + "=" + target;
+    return text;
 }
 
 std::string file_text(const std::string& path) {
@@ -132,9 +141,11 @@ TEST(CommProcesses, NoDescriptorOrMappingStays) {
             exercise(*comm);
         };
         once();
-        const size_t before = open_descriptors();
+        const auto before = descriptors_of("self");
         for (int i = 0; i < 3; ++i) once();
-        check(open_descriptors() == before, "a descriptor leaks");
+        const auto after = descriptors_of("self");
+        if (after.size() != before.size())
+            throw std::runtime_error("a descriptor leaks: before" + text_of(before) + "; after" + text_of(after));
         check(file_text("/proc/self/maps").find("memfd:tessera") == std::string::npos, "a mapping leaks");
     });
     processes.expect_all_well();
@@ -236,43 +247,71 @@ TEST(CommProcesses, ProcessThatExitsAfterTheLastCollectiveDisturbsNobody) {
     }
 }
 
-// The names of this process's unix sockets ("@tessera-..."), one a word.
-std::string own_socket_names() {
+// The inodes of a process's sockets.
+std::set<std::string> sockets_of(pid_t process) {
     std::set<std::string> inodes;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-        std::error_code gone;
-        const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
-        if (target.rfind("socket:[", 0) == 0) inodes.insert(target.substr(8, target.size() - 9));
+    for (const auto& [number, target] : descriptors_of(std::to_string(process))) {
+        if (target.starts_with("socket:[")) inodes.insert(target.substr(8, target.size() - 9));
     }
+    return inodes;
+}
+
+// Those of `inodes` that the machine has as unix sockets, each with its name. Other sockets come and go while the table
+// is read, so that one of ours may be passed over: whoever wants to see one looks again.
+std::map<std::string, std::string> living(const std::set<std::string>& inodes) {
+    std::map<std::string, std::string> found;
     std::istringstream lines(file_text("/proc/net/unix"));
-    std::string names;
     for (std::string line; std::getline(lines, line);) {
         std::istringstream fields(line);
         std::string skipped, inode, name;
         for (int i = 0; i < 6; ++i) fields >> skipped;
-        if (fields >> inode >> name && inodes.count(inode) > 0) names += name + " ";
+        if (!(fields >> inode) || inodes.count(inode) == 0) continue;
+        fields >> name;
+        found.emplace(inode, name);
     }
-    return names;
+    return found;
 }
 
-TEST(CommProcesses, NothingIsLeftWhenAllAreKilled) {
-    std::string names;
-    {
-        Processes processes(3, [&](int rank, const auto& store, const auto& say) {
-            const auto comm = Communicator::create(store, rank, 3, options_with(milliseconds{60000}));
-            const auto buffer = comm->allocate(size_t{1} << 20);
-            if (rank == 0) say("sockets " + own_socket_names());
-            say("in");
-            while (true) comm->run({});
-        });
-        for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
-        for (int rank = 0; rank < 3; ++rank) processes.signal(rank, SIGKILL);
-        for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(WIFSIGNALED(processes.join(rank).status));
-        names = processes.join(0).text;
+// Paths that a process has mapped or open and that outlive it: no pseudo file, and not deleted.
+std::set<std::string> files_of(pid_t process) {
+    const std::string id = std::to_string(process);
+    std::set<std::string> paths;
+    std::istringstream lines(file_text("/proc/" + id + "/maps"));
+    for (std::string line; std::getline(lines, line);) {
+        if (const size_t path = line.find('/'); path != std::string::npos) paths.insert(line.substr(path));
     }
-    const size_t begin = names.find("@tessera-");
-    ASSERT_NE(begin, std::string::npos) << names;
-    EXPECT_EQ(file_text("/proc/net/unix").find(names.substr(begin, names.find(' ', begin) - begin)), std::string::npos);
+    for (const auto& [number, target] : descriptors_of(id)) paths.insert(target);
+    std::erase_if(paths, [](const std::string& path) { return !path.starts_with('/') || path.ends_with(" (deleted)"); });
+    return paths;
+}
+
+// Only what the ranks themselves made is looked at: other programs of the machine make sockets and files meanwhile.
+TEST(CommProcesses, NothingIsLeftWhenAllAreKilled) {
+    const std::set<std::string> of_the_test = files_of(::getpid());
+    Processes processes(3, [&](int rank, const auto& store, const auto& say) {
+        const auto comm = Communicator::create(store, rank, 3, options_with(milliseconds{60000}));
+        const auto buffer = comm->allocate(size_t{1} << 20);
+        say("in");
+        while (true) comm->run({});
+    });
+    for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
+    std::set<std::string> sockets;
+    for (int rank = 0; rank < 3; ++rank) {
+        sockets.merge(sockets_of(processes.pid(rank)));
+        for (const std::string& path : files_of(processes.pid(rank))) {
+            // The store of these tests is a directory, which goes with the test.
+            const bool of_the_store = path.starts_with(processes.directory().string());
+            EXPECT_TRUE(of_the_test.count(path) > 0 || of_the_store) << "rank " << rank << " keeps " << path;
+        }
+    }
+    wait_until([&] { return !living(sockets).empty(); }, Deadline::in(milliseconds{20000}), "a socket of the ranks");
+    for (const auto& [inode, name] : living(sockets)) {
+        EXPECT_TRUE(name.empty() || name.starts_with('@')) << "a socket in the file system: " << name;
+    }
+    for (int rank = 0; rank < 3; ++rank) processes.signal(rank, SIGKILL);
+    for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(WIFSIGNALED(processes.join(rank).status));
+    EXPECT_NO_THROW(
+        wait_until([&] { return living(sockets).empty(); }, Deadline::in(milliseconds{5000}), "the sockets' end"));
 }
 
 // Rank 1 dies between telling the others of itself and meeting them: its record stands in the store, nobody answers.

@@ -11,7 +11,6 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <stdexcept>
@@ -22,29 +21,11 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "store/address.hpp"
+#include "temporary_directory.hpp"
 
 extern char** environ;
 
 namespace tsr::testing {
-
-class TemporaryDirectory {
-   public:
-    TemporaryDirectory() {
-        std::string path = (std::filesystem::temp_directory_path() / "tessera-test.XXXXXX").string();
-        if (::mkdtemp(path.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-        path_ = path;
-    }
-    ~TemporaryDirectory() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    TemporaryDirectory(const TemporaryDirectory&) = delete;
-    TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-    [[nodiscard]] const std::filesystem::path& path() const { return path_; }
-
-   private:
-    std::filesystem::path path_;
-};
 
 inline bool of_a_launcher(std::string_view name) {
     for (const char* prefix : {"TESSERA_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "MPI_", "SLURM_",

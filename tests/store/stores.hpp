@@ -2,18 +2,15 @@
 // directory) and opens as many clients as the test wants.
 #pragma once
 
-#include <stdlib.h>
-
-#include <filesystem>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 
 #include "base/error.hpp"
 #include "store/server.hpp"
 #include "store/store.hpp"
+#include "temporary_directory.hpp"
 
 namespace tsr::testing {
 
@@ -27,26 +24,6 @@ inline StoreOptions test_store_options() {
     options.epoch = 3;
     return options;
 }
-
-// A directory that goes with the object.
-class TemporaryDirectory {
-   public:
-    TemporaryDirectory() {
-        std::string path = (std::filesystem::temp_directory_path() / "tessera-test.XXXXXX").string();
-        if (::mkdtemp(path.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-        path_ = path;
-    }
-    ~TemporaryDirectory() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    TemporaryDirectory(const TemporaryDirectory&) = delete;
-    TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-    [[nodiscard]] const std::filesystem::path& path() const { return path_; }
-
-   private:
-    std::filesystem::path path_;
-};
 
 enum class StoreKind { memory, tcp, tcp_insecure, file };
 inline constexpr StoreKind store_kinds[] = {StoreKind::memory, StoreKind::tcp, StoreKind::tcp_insecure,

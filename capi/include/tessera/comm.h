@@ -56,7 +56,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_split(tsr_comm *comm, int32_t color, in
 
 /** Wait for all ranks and all issued work; no collective may follow.
  *  @param comm  borrowed for the call
- *  @return TSR_OK, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED
+ *  @return TSR_OK, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH (a rank calls something else), INTERRUPTED
  *  @threadsafety exclusive comm  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_comm_finalize(tsr_comm *comm);
 
@@ -103,7 +103,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_error(const tsr_comm *comm, tsr_error *
 
 /** Reduce `n` tensors over the ranks, in place, in the order given; every rank gets the same bits.
  *  @param comm     borrowed until the work is done
- *  @param tensors  n tensors of one dtype, in place, borrowed until the work is done
+ *  @param tensors  n tensors of one dtype that share no memory, in place, borrowed until the work is done
  *  @param n        the same on every rank
  *  @param op       a TSR_REDUCE_ value
  *  @param stream   CUDA stream, or NULL on the CPU
@@ -221,14 +221,16 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_all_to_all(tsr_comm *comm, const tsr_te
 TSR_API TSR_MUST_USE tsr_status tsr_comm_send(tsr_comm *comm, const tsr_tensor *tensor, int32_t peer, int32_t tag,
                                               void *stream, tsr_work **work);
 
-/** Receive a tensor from `peer`; dtype and element count must be those sent. Not collective.
+/** Receive a tensor from `peer`; dtype and element count must be those sent. Not collective. Between ranks of one host,
+ *  what `peer` has sent before with other tags is kept until it is received, 64 MiB at most: NO_MEMORY names peer and tag.
  *  @param comm     borrowed until the work is done
  *  @param tensor   borrowed until the work is done
  *  @param peer     a rank other than this one
  *  @param tag      0 to 2^31 - 1
  *  @param stream   CUDA stream, or NULL on the CPU
  *  @param work     out, may be NULL: then the call returns when the operation is done
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, NO_MEMORY, UNSUPPORTED,
+ *    INTERRUPTED
  *  @threadsafety exclusive comm  @collective no  @blocking only without work  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_comm_recv(tsr_comm *comm, const tsr_tensor *tensor, int32_t peer, int32_t tag,
                                               void *stream, tsr_work **work);

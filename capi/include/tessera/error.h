@@ -96,7 +96,7 @@ TSR_API const char *tsr_error_operation(const tsr_error *error);
 
 /** The sequence number of the collective that failed, or -1.
  *  @param error  borrowed for the call
- *  @return counts from 0 per communicator
+ *  @return counts from 1 per communicator; its sends and receives are counted apart
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API int64_t tsr_error_sequence(const tsr_error *error);
 

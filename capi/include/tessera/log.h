@@ -10,7 +10,8 @@ extern "C" {
 
 enum { TSR_LOG_DEBUG = 1, TSR_LOG_INFO = 2, TSR_LOG_WARNING = 3, TSR_LOG_ERROR = 4, TSR_LOG_OFF = 5 };
 
-/** Receives one line, without a newline. May be called from any thread of the library; must not call back. */
+/** Receives one line, without a newline. Called on whichever thread has something to log, at times on several at once: it
+ *  must be thread-safe. It must not call the library. */
 typedef void (*tsr_log_fn)(int32_t level, const char *line, void *user_data);
 
 /** Drop lines below `level` (default: the environment's TESSERA_LOG=debug|info|warning|error|off, else warning).

@@ -58,7 +58,8 @@ Part part_of(size_t count, int r, int n) {
 void GlooTransport::run(const Request& request, uint64_t sequence, milliseconds timeout) {
     Call call = call_of(request, sequence, timeout);
     switch (request.collective) {
-        case Collective::barrier: return enter(call, {});
+        case Collective::barrier:
+        case Collective::finalize: return enter(call, {});
         case Collective::all_reduce: return all_reduce(call);
         case Collective::broadcast: return broadcast(call);
         case Collective::reduce: {

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "comm/gloo/flight.hpp"
-#include "comm/shm/peers.hpp"
+#include "comm/peer_watch.hpp"
 
 namespace tsr::gloo_transport {
 
@@ -126,7 +126,7 @@ std::shared_ptr<::gloo::transport::Context> connect_all(const Bootstrap& bootstr
         const std::vector<char> bytes = context->getPair(peer)->address().bytes();
         addresses.append(bytes.begin(), bytes.end());
     }
-    const shm::PeerWatch watch(watchable(bootstrap), own);
+    const PeerWatch watch(watchable(bootstrap), own);
     const auto check_peers = [&] {
         poll_interrupt();
         const std::vector<int> dead = watch.dead_ranks();

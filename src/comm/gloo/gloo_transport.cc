@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/log.hpp"
+#include "comm/disagreement.hpp"
 #include "comm/gloo/connect.hpp"
 #include "comm/host.hpp"
 #include "comm/private_buffer.hpp"
@@ -190,7 +191,7 @@ void GlooTransport::enter(Call& call, std::span<const std::byte> payload) {
         entered_[static_cast<size_t>(peer)] = notice;
         await_next_notice(peer);
     }
-    compare_fingerprints(call, outgoing_.fingerprint);
+    compare_fingerprints(call);
     sends.finish();
     last_look_ = Clock::now();
     const std::lock_guard lock(view_mutex_);
@@ -306,36 +307,14 @@ void GlooTransport::throw_timeout(const Call& call, const std::vector<int>& late
         .with_peer(late.empty() ? -1 : late[0]);
 }
 
-void GlooTransport::compare_fingerprints(const Call& call, uint64_t own) const {
-    const auto same = [&](int r) { return r == rank_ || entered_[static_cast<size_t>(r)].fingerprint == own; };
-    int other = 0;
-    while (other < world() && same(other)) ++other;
-    if (other == world()) return;
-    // Ranks of one mind together, in order of the first of each.
-    std::vector<std::pair<const Notice*, std::vector<int>>> groups;
+void GlooTransport::compare_fingerprints(const Call& call) const {
+    std::vector<Said> said;
     for (int r = 0; r < world(); ++r) {
-        const Notice* notice = r == rank_ ? &outgoing_ : &entered_[static_cast<size_t>(r)];
-        const auto group =
-            std::ranges::find_if(groups, [&](const auto& g) { return g.first->fingerprint == notice->fingerprint; });
-        if (group == groups.end()) {
-            groups.push_back({notice, {r}});
-        } else {
-            group->second.push_back(r);
-        }
+        const Notice& notice = r == rank_ ? outgoing_ : entered_[static_cast<size_t>(r)];
+        said.push_back({notice.fingerprint, notice.operation});
     }
-    std::string text;
-    std::vector<std::string> calls;
-    for (const auto& [notice, ranks] : groups) {
-        calls.push_back(describe(notice->operation));
-        text += fmt::format("{}{} {}{}", text.empty() ? "" : ", ", name_ranks(ranks), text.empty() ? "called " : "",
-                            calls.back());
-    }
-    if (std::ranges::adjacent_find(calls) != calls.end()) text += "; the lengths of single tensors differ";
-    throw Error(Code::mismatch, fmt::format("rank {}: the ranks disagree on operation #{}: {}. No data has moved",
-                                            rank_, call.sequence, text))
-        .with_rank(rank_)
-        .with_peer(other)
-        .with_operation(std::string(name_of(call.operation.collective)), static_cast<int64_t>(call.sequence));
+    const auto differs = [&](const Said& one) { return one.fingerprint != outgoing_.fingerprint; };
+    if (std::ranges::any_of(said, differs)) throw disagreement(rank_, call.sequence, said);
 }
 
 void GlooTransport::abort(const Error& error) {

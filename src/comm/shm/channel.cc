@@ -139,12 +139,24 @@ bool ShmTransfer::take_header(Inbox& inbox) {
         break;
     }
     if (message.sink == nullptr) {
+        if (message.header.size > Inbox::max_aside_bytes - inbox.aside_bytes) throw too_much_aside(inbox, message);
         message.aside = true;
         message.bytes.resize(message.header.size);
+        inbox.aside_bytes += message.header.size;
     }
     in.counters->tail.store(tail + sizeof message.header, std::memory_order_seq_cst);
     inbox.current = std::move(message);
     return true;
+}
+
+Error ShmTransfer::too_much_aside(const Inbox& inbox, const Inbox::Message& message) const {
+    return Error(Code::no_memory,
+                 fmt::format("rank {}: {}: rank {} sends {} bytes with tag {}, which no receive here waits for, and {} "
+                             "bytes of other tags wait already; at most {} MiB of a rank's messages are kept. Receive "
+                             "them in the order in which they are sent, or begin their receives before",
+                             transport_.rank_, headline(), peer(), message.header.size, message.header.tag,
+                             inbox.aside_bytes, Inbox::max_aside_bytes >> 20))
+        .with_peer(peer());
 }
 
 void ShmTransfer::accept(Inbox::Message& message) {
@@ -176,6 +188,7 @@ bool ShmTransfer::pull() {
                 if (receiver != this) break;  // an older one gets it
                 accept(*message);
                 if (size_ > 0) std::memcpy(data_, message->bytes.data(), size_);
+                inbox.aside_bytes -= message->bytes.size();
                 inbox.aside.erase(message);
                 inbox.receivers.remove(this);
                 done_ = true;

@@ -45,6 +45,8 @@ struct Outbox {
 };
 
 struct Inbox {
+    // More is refused: a sender whose messages nobody asks for must not fill the memory.
+    static constexpr size_t max_aside_bytes = size_t{64} << 20;
     // A message being received: into the tensor of `sink`, or aside into `bytes`.
     struct Message {
         MessageHeader header{};
@@ -55,6 +57,7 @@ struct Inbox {
     };
     std::optional<Message> current;
     std::list<Message> aside;           // whole messages that nobody has asked for yet, in order
+    size_t aside_bytes = 0;             // of those, and of a current one that goes there
     std::list<ShmTransfer*> receivers;  // waiting, in order
 };
 
@@ -75,7 +78,7 @@ class ShmTransfer final : public Transfer {
     bool pull();
     bool take_header(Inbox& inbox);
     void accept(Inbox::Message& message);
-    void deliver(const Inbox::Message& message);
+    [[nodiscard]] Error too_much_aside(const Inbox& inbox, const Inbox::Message& message) const;
 
     ShmTransport& transport_;
     Operation operation_;

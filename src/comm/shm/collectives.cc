@@ -111,7 +111,8 @@ void ShmTransport::run(const Request& request, uint64_t sequence, milliseconds t
     Call call{request, operation_of(request), sequence, timeout};
     begin(call);
     switch (request.collective) {
-        case Collective::barrier: sync(call); break;
+        case Collective::barrier:
+        case Collective::finalize: sync(call); break;
         case Collective::all_reduce: all_reduce(call); break;
         case Collective::reduce_scatter: reduce_scatter(call); break;
         case Collective::all_gather: all_gather(call); break;

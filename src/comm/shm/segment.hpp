@@ -7,7 +7,7 @@
 #include <memory>
 #include <utility>
 
-#include "comm/endpoint.hpp"
+#include "base/fd.hpp"
 
 namespace tsr::shm {
 

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/log.hpp"
+#include "comm/disagreement.hpp"
 #include "comm/host.hpp"
 
 namespace tsr {
@@ -141,8 +142,10 @@ ShmTransport::~ShmTransport() {
 void ShmTransport::leave() { page(rank_).left.store(1, std::memory_order_release); }
 
 void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline, const SliceCheck& check) {
+    // The names of abstract sockets are no secret (/proc/net/unix): the user is asked for in any case.
     const auto pid_matches = [&](const Link& link, const Peer& peer) {
-        return peer.pid_namespace != peers_[rank_].pid_namespace || link.peer_pid() == peer.pid;
+        const pid_t pid = link.peer_pid();
+        return peer.pid_namespace != peers_[rank_].pid_namespace || pid == peer.pid;
     };
     if (rank_ != 0) {
         Link link = Endpoint::connect(peers_[0].endpoint);
@@ -167,6 +170,7 @@ void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline, const Slice
         if (link) {
             Hello hello;
             try {
+                static_cast<void>(link.peer_pid());  // another user's is not waited for
                 static_cast<void>(
                     link.receive(writable_bytes_of(hello), deadline.earlier(Deadline::in(milliseconds{2000})), check));
                 const auto rank = static_cast<size_t>(hello.rank);
@@ -179,7 +183,7 @@ void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline, const Slice
                 if (e.code() == Code::interrupted) throw;
                 log::warning("rank 0 of '{}': refused a connection: {}", name_, e.what());
             }
-            continue;
+            if (!deadline.expired()) continue;
         }
         check();
         poll_interrupt();
@@ -239,7 +243,7 @@ std::shared_ptr<Segment> ShmTransport::share(size_t size, Deadline deadline, con
         auto shared = in_process ? std::make_unique<std::shared_ptr<Segment>>(segment) : nullptr;
         message.in_process = shared.get();
         try {
-            links_[r].send(bytes_of(message), in_process || !memfd ? -1 : memfd.get(), deadline, check);
+            links_[r].send(bytes_of(message), in_process ? -1 : memfd.get(), deadline, check);
         } catch (const Error& e) {
             throw named(e, r);
         }
@@ -473,34 +477,9 @@ void ShmTransport::compare_fingerprints(const Call& call) const {
     bool equal = true;
     for (size_t r = 0; r < world(); ++r) equal = equal && arrival(r).fingerprint == call.fingerprint;
     if (equal) return;
-    // Ranks of one mind together, in order of the first of each.
-    std::vector<std::pair<uint64_t, std::vector<int>>> groups;
-    int other = -1;
-    for (size_t r = 0; r < world(); ++r) {
-        const uint64_t fingerprint = arrival(r).fingerprint;
-        if (fingerprint != call.fingerprint && other < 0) other = static_cast<int>(r);
-        const auto group =
-            std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == fingerprint; });
-        if (group == groups.end()) {
-            groups.push_back({fingerprint, {static_cast<int>(r)}});
-        } else {
-            group->second.push_back(static_cast<int>(r));
-        }
-    }
-    std::string text;
-    std::vector<std::string> calls;
-    for (const auto& [fingerprint, ranks] : groups) {
-        const JournalEntry entry = read_journal(page(static_cast<size_t>(ranks[0])).journal);
-        calls.push_back(describe(entry.operation));
-        text += fmt::format("{}{} {}{}", text.empty() ? "" : ", ", name_ranks(ranks), text.empty() ? "called " : "",
-                            calls.back());
-    }
-    if (std::adjacent_find(calls.begin(), calls.end()) != calls.end()) text += "; the lengths of single tensors differ";
-    throw Error(Code::mismatch, fmt::format("rank {}: the ranks disagree on operation #{}: {}. No data has moved",
-                                            rank_, call.sequence, text))
-        .with_rank(static_cast<int>(rank_))
-        .with_peer(other)
-        .with_operation(std::string(name_of(call.operation.collective)), static_cast<int64_t>(call.sequence));
+    std::vector<Said> said(world());
+    for (size_t r = 0; r < world(); ++r) said[r] = {arrival(r).fingerprint, read_journal(page(r).journal).operation};
+    throw disagreement(static_cast<int>(rank_), call.sequence, said);
 }
 
 void ShmTransport::abort(const Error& error) {

@@ -16,10 +16,10 @@
 #include <optional>
 #include <vector>
 
+#include "comm/peer_watch.hpp"
 #include "comm/shm/buffers.hpp"
 #include "comm/shm/channel.hpp"
 #include "comm/shm/layout.hpp"
-#include "comm/shm/peers.hpp"
 #include "comm/shm/wait.hpp"
 #include "comm/transport.hpp"
 

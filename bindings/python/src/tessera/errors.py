@@ -93,7 +93,7 @@ class TesseraError(Exception):
     operation : str or None
         The operation that failed, ``"all_reduce"``.
     sequence : int or None
-        The number of the collective that failed; counts from 0 per communicator.
+        The number of the collective that failed; counts from 1 per communicator, sends and receives apart.
     native : NativeCode or None
         The code beneath: errno, CUDA, NCCL or a callback's value.
     retriable : bool

@@ -44,8 +44,8 @@ def set_callback(fn: Callable[[Level, str], object] | None) -> None:
     Parameters
     ----------
     fn : callable or None
-        Called with level and line, from any thread of the library; must not call the library. None restores standard
-        error.
+        Called with level and line, from any thread, at times from several at once (as far as Python's interpreter
+        runs several); must not call the library. None restores standard error.
     """
     if fn is None:
         _core.log_set_callback(None)

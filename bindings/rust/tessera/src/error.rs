@@ -236,7 +236,8 @@ impl Error {
         self.0.operation.as_deref()
     }
 
-    /// The number of the collective that failed, counted in its communicator.
+    /// The number of the collective that failed, counted from 1 in its communicator, sends and receives
+    /// apart.
     pub fn sequence(&self) -> Option<u64> {
         self.0.sequence
     }

@@ -140,7 +140,7 @@ public class TesseraException extends RuntimeException {
     /**
      * The sequence number of the collective that failed.
      *
-     * @return counted from 0 per communicator, or -1
+     * @return counted from 1 per communicator, sends and receives apart, or -1
      */
     public long sequence() {
         return sequence;

@@ -1,4 +1,4 @@
-#include "comm/shm/peers.hpp"
+#include "comm/peer_watch.hpp"
 
 #include <poll.h>
 #include <sys/syscall.h>
@@ -12,7 +12,7 @@
 #define SYS_pidfd_open 434
 #endif
 
-namespace tsr::shm {
+namespace tsr {
 
 PeerWatch::PeerWatch(const std::vector<Peer>& peers, int own_rank) {
     const Peer& own = peers[static_cast<size_t>(own_rank)];
@@ -20,8 +20,8 @@ PeerWatch::PeerWatch(const std::vector<Peer>& peers, int own_rank) {
         if (peer.rank == own_rank || peer.same_process(own)) continue;
         if (peer.pid_namespace != own.pid_namespace) continue;  // its number means nothing here; deadlines must do
         Watched watched{peer.rank, peer.pid, peer.start_time, {}, false};
-        watched.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(peer.pid), 0)));
-        if (!watched.pidfd && errno == ESRCH) watched.gone = true;
+        watched.pidfd = Fd(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(peer.pid), 0)));
+        if (!watched.pidfd.valid() && errno == ESRCH) watched.gone = true;
         // The peer published its record while alive; if the number now has another start time, it has died since.
         if (peer.start_time != 0 && process_start_time(peer.pid) != peer.start_time) watched.gone = true;
         watched_.push_back(std::move(watched));
@@ -30,7 +30,7 @@ PeerWatch::PeerWatch(const std::vector<Peer>& peers, int own_rank) {
 
 bool PeerWatch::dead(const Watched& watched) {
     if (watched.gone) return true;
-    if (!watched.pidfd) {
+    if (!watched.pidfd.valid()) {
         return watched.start_time != 0 && process_start_time(watched.pid) != watched.start_time;
     }
     pollfd entry{watched.pidfd.get(), POLLIN, 0};
@@ -52,4 +52,4 @@ bool PeerWatch::is_dead(int rank) const {
     return false;
 }
 
-}  // namespace tsr::shm
+}  // namespace tsr

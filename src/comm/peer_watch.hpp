@@ -4,9 +4,10 @@
 
 #include <vector>
 
+#include "base/fd.hpp"
 #include "comm/rendezvous.hpp"
 
-namespace tsr::shm {
+namespace tsr {
 
 class PeerWatch {
    public:
@@ -29,4 +30,4 @@ class PeerWatch {
     std::vector<Watched> watched_;
 };
 
-}  // namespace tsr::shm
+}  // namespace tsr
