@@ -3,13 +3,19 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <climits>
+#include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "base/env.hpp"
 #include "base/error.hpp"
 #include "base/json.hpp"
+#include "checkpoint/io/file_system.hpp"
+#include "comm/communicator.hpp"
 #include "comm/host.hpp"
 #include "commands.hpp"
 #include "launch/environment.hpp"
@@ -44,7 +50,59 @@ std::string token_source(const JobEnvironment& job) {
     return "the user's runtime directory, on loopback only";
 }
 
-Json gather() {
+// Two ranks of this process meet over it.
+std::string try_transport(const std::string& backend) {
+    constexpr milliseconds patience{5000};
+    CommOptions options;
+    options.backend = backend;
+    options.timeout = patience;
+    const auto store = make_memory_store(patience);
+    std::string problem;
+    const auto meet = [&](int rank) -> std::string {
+        try {
+            Communicator::create(store, rank, 2, options)->finalize();
+        } catch (...) {
+            return current_error().what();
+        }
+        return "";
+    };
+    std::thread other([&] { problem = meet(1); });
+    const std::string own = meet(0);
+    other.join();
+    if (own.empty() && problem.empty()) return "usable";
+    return fmt::format("unusable: {}", own.empty() ? problem : own);
+}
+
+Json transports() {
+    Json found{Json::Object{}};
+    for (const char* name : {"shm", "gloo"}) found.set(name, try_transport(name));
+    return found;
+}
+
+// Whether a checkpoint in `directory` would bypass the page cache.
+std::string try_direct_io(const std::string& directory) {
+    FileSystem& files = posix_file_system();
+    const std::string path = join(directory, fmt::format(".tessera-env-{}", ::getpid()));
+    std::unique_ptr<File> file;
+    if (const int64_t failure = files.open(path, OpenMode::create_direct, file); failure < 0) {
+        return fmt::format("unknown: no file can be made there: {}", std::strerror(static_cast<int>(-failure)));
+    }
+    std::string answer = "no: checkpoints go through the page cache";
+    const AlignedBuffer block(static_cast<size_t>(direct_alignment));
+    std::memset(block.data(), 0, block.size());
+    if (file->is_direct()) {
+        const int64_t written = file->write(block.first(block.size()), 0);
+        if (written == direct_alignment) answer = "yes";
+        if (written < 0 && written != -EINVAL) {
+            answer = fmt::format("unknown: writing fails: {}", std::strerror(static_cast<int>(-written)));
+        }
+    }
+    file.reset();
+    (void)files.remove_file(path);
+    return answer;
+}
+
+Json gather(const std::string& directory) {
     Json facts{Json::Object{}};
     facts.set("version", TESSERA_VERSION);
     facts.set("executable", executable());
@@ -52,6 +110,9 @@ Json gather() {
     facts.set("kernel", kernel());
     facts.set("usable_cores", usable_cores());
     if (const auto memory = available_memory()) facts.set("available_memory_bytes", Json(*memory));
+    facts.set("transports", transports());
+    facts.set("directory", directory);
+    facts.set("direct_io", try_direct_io(directory));
     try {
         const JobEnvironment job = JobEnvironment::detect();
         facts.set("launcher", name_of(job.launcher));
@@ -74,7 +135,15 @@ Json gather() {
     return facts;
 }
 
-std::string as_text(const Json& value) { return value.is(Json::Kind::string) ? value.as_string() : value.dump(); }
+std::string as_text(const Json& value) {
+    if (value.is(Json::Kind::string)) return value.as_string();
+    if (!value.is(Json::Kind::object)) return value.dump();
+    std::string text;
+    for (const Json::Member& member : value.as_object()) {
+        text += fmt::format("{}{} {}", text.empty() ? "" : ", ", member.key, as_text(member.value));
+    }
+    return text;
+}
 
 }  // namespace
 
@@ -82,8 +151,13 @@ void add_env(CLI::App& app, int& exit_code) {
     CLI::App* env = app.add_subcommand("env", "Show what Tessera sees of this process and machine");
     auto json = std::make_shared<bool>(false);
     env->add_flag("--json", *json, "one JSON object");
-    env->callback([json, &exit_code] {
-        const Json facts = gather();
+    auto directory = std::make_shared<std::string>(std::filesystem::current_path().string());
+    env->add_option("directory", *directory, "where checkpoints would be: is direct I/O possible there?")
+        ->type_name("DIR")
+        ->default_str("the current one")
+        ->check(CLI::ExistingDirectory);
+    env->callback([json, directory, &exit_code] {
+        const Json facts = gather(*directory);
         if (*json) {
             fmt::print("{}\n", facts.dump());
         } else {

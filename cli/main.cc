@@ -1,7 +1,11 @@
 // The `tessera` command: one sub-command a file.
 #include <fcntl.h>
+#include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <string>
+#include <vector>
 
 #include "base/error.hpp"
 #include "commands.hpp"
@@ -16,6 +20,17 @@ void open_standard_descriptors() {
     }
 }
 
+// CLI11 would call it an argument that was not expected.
+bool names_no_command(const CLI::App& app, int argc, char** argv) {
+    if (argc < 2 || argv[1][0] == '-') return false;
+    std::vector<std::string> known;
+    for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
+    if (std::ranges::find(known, argv[1]) != known.end()) return false;
+    fmt::print(stderr, "tessera: no command '{}'; known: {}. `tessera --help` says what they do\n", argv[1],
+               fmt::join(known, ", "));
+    return true;
+}
+
 int run_command(int argc, char** argv) {
     open_standard_descriptors();
     CLI::App app("Tessera: distributed training for C, Python, Java and Rust in one job", "tessera");
@@ -25,6 +40,7 @@ int run_command(int argc, char** argv) {
     tsr::cli::add_run(app, exit_code);
     tsr::cli::add_env(app, exit_code);
     tsr::cli::add_ckpt(app, exit_code);
+    if (names_no_command(app, argc, argv)) return 2;
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {

@@ -90,8 +90,9 @@ struct Arguments {
 void add_program_options(CLI::App& app, Arguments& arguments) {
     app.prefix_command();
     app.add_option("-n,--nproc-per-node,--nproc_per_node", arguments.count,
-                   "ranks: a number (1), MIN:MAX (elastic), auto or cpu (usable cores), gpu")
-        ->type_name("N");
+                   "ranks: a number, MIN:MAX (elastic), auto or cpu (usable cores), gpu")
+        ->type_name("N")
+        ->capture_default_str();
     app.add_option("--env", arguments.environment, "set a variable for these ranks (repeatable)")
         ->type_name("NAME=VALUE")
         ->allow_extra_args(false);
@@ -141,7 +142,7 @@ Program parse_program(std::vector<std::string> words) {
 
 RunOptions options_of(const Arguments& arguments, const std::vector<std::string>& words) {
     if (arguments.nodes != "1" && arguments.nodes != "1:1") {
-        throw Error(Code::unsupported, fmt::format("--nnodes {}: this version runs jobs on one host", arguments.nodes));
+        throw wrong(fmt::format("--nnodes {}: this version runs jobs on one host", arguments.nodes));
     }
     RunOptions options;
     std::vector<std::vector<std::string>> parts = split(words);
@@ -187,20 +188,26 @@ void add_run(CLI::App& app, int& exit_code) {
         "  tessera run -n 1 ./a : -n 1 python b.py : -n 2 ./c      several programs, one job\n"
         "  tessera run -n 3:4 --on-loss shrink python train.py     goes on with 3 when one is lost");
     add_program_options(*run, *arguments);
-    run->add_option("--min-ranks", arguments->min_ranks, "the job may go on with this many ranks");
-    run->add_option("--max-restarts", arguments->max_restarts, "how often all ranks are started again after a failure");
+    run->add_option("--min-ranks", arguments->min_ranks, "the job may go on with this many ranks")
+        ->default_str("all");
+    run->add_option("--max-restarts", arguments->max_restarts, "how often all ranks are started again after a failure")
+        ->capture_default_str();
     run->add_option("--on-loss", arguments->on_loss,
-                    "what is tried first: restart (as many ranks, while restarts are left) or shrink (those left)");
+                    "what is tried first: restart (as many ranks, while restarts are left) or shrink (those left)")
+        ->capture_default_str();
     run->add_option("--log-dir", arguments->log_directory, "keep each rank's output in DIR/round-R/rank-N.log");
     run->add_option("--events", arguments->events_file, "write what happens as JSON lines");
     run->add_flag("--no-prefix", arguments->no_prefix, "print the ranks' lines without [rank N program]");
     run->add_flag("--insecure", arguments->insecure,
                   "no job token: every user of this machine can reach the job's store");
-    run->add_option("--grace-s", arguments->grace, "seconds for the ranks to save after SIGTERM or Ctrl-C (30)");
-    run->add_option("--kill-grace-s", arguments->kill_grace, "seconds from SIGTERM to SIGKILL for a rank (5)");
-    run->add_option("--timeout-s", arguments->timeout, "deadline of the ranks' collectives (TESSERA_TIMEOUT_MS)");
+    run->add_option("--grace-s", arguments->grace, "seconds for ranks that ask tsr_preempt_requested() to save after SIGTERM or Ctrl-C")
+        ->capture_default_str();
+    run->add_option("--kill-grace-s", arguments->kill_grace, "seconds from SIGTERM to SIGKILL for a rank")
+        ->capture_default_str();
+    run->add_option("--timeout-s", arguments->timeout, "deadline of the ranks' collectives, sets TESSERA_TIMEOUT_MS")
+        ->default_str("600");
     run->add_flag("--standalone", arguments->standalone, "accepted for torchrun's sake: jobs run on one host");
-    run->add_option("--nnodes", arguments->nodes, "1: jobs run on one host");
+    run->add_option("--nnodes", arguments->nodes, "jobs run on one host")->capture_default_str();
     run->callback([run, arguments, &exit_code] {
         const RunOptions options = options_of(*arguments, run->remaining());
         for (const Program& program : options.programs) (void)find_executable(program.command.front());

@@ -28,6 +28,7 @@ namespace {
 
 constexpr milliseconds burial_deadline{10000};
 constexpr milliseconds drain_deadline{2000};
+constexpr milliseconds notice_deadline{3000};  // for a rank that is still starting
 
 std::string random_id() {
     const Token token = Token::random();
@@ -140,24 +141,24 @@ int Agent::run() {
         const Outcome outcome = run_round(members);
         if (guardian_died_) return 128 + SIGKILL;
         if (outcome.failures.empty()) {
-            const bool cut_short = stage_ != Stage::running && stage_ != Stage::saving;
+            const bool cut_short = stage_ == Stage::ending || stage_ == Stage::killing;
             const int code = stop_signal_ != 0 && cut_short ? 128 + stop_signal_ : 0;
             events_.write("end", wall_time(), {{"exit_code", code}});
             return code;
         }
-        const int code = exit_code_of(outcome.failures.front().wait_status);
+        const int code = exit_code_of(outcome.failures);
         auto next = stop_signal_ != 0 ? std::nullopt
                                       : next_round(options_, members, outcome.lost, options_.max_restarts - restarts_);
         if (!next) {
-            logs_.say(summary_of(outcome.failures));
+            logs_.say(summary_of(outcome.failures, outcome.ends));
             logs_.drain(Deadline::in(drain_deadline));
             events_.write("end", wall_time(), {{"exit_code", code}});
             return code;
         }
         if (next->uses_restart) ++restarts_;
-        const Failure& root = outcome.failures.front();
-        std::string reason = fmt::format("rank {} (pid {}) {}", root.rank, root.pid, describe_status(root.wait_status));
-        if (root.error) reason += ": " + root.error->message.substr(0, root.error->message.find('\n'));
+        const RankEnd& root = outcome.failures.front();
+        const std::string message = root.message();
+        const std::string reason = root.cause() + (message.empty() ? "" : ": " + message);
         logs_.say(fmt::format("{}; round {} begins with {}{}", reason, round_ + 1,
                               plural(static_cast<int>(next->members.size()), "rank"),
                               next->uses_restart ? fmt::format(", restart {} of {}", restarts_, options_.max_restarts)
@@ -177,7 +178,7 @@ int Agent::run() {
 Agent::Outcome Agent::run_round(const std::vector<Member>& members) {
     stage_ = Stage::running;
     workers_.clear();
-    failures_.clear();
+    failed_ = false;
     StoreOptions store;
     store.token = token_.hex();
     store.insecure = options_.insecure;
@@ -211,12 +212,15 @@ void Agent::start_worker(int rank, const std::vector<Member>& members) {
     const Program& program = options_.programs[static_cast<size_t>(worker.member.program)];
     const std::string stem = fmt::format("{}/round-{}/rank-{}", error_directory_, round_, rank);
     worker.error_file = stem + ".error.json";
+    worker.asked_file = stem + ".listens";
     Fd log;
     if (!options_.log_directory.empty()) {
         worker.log_file = stem + ".log";
         log = Fd(::open(worker.log_file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
         if (!log.valid()) throw os_error(fmt::format("the log file {}", worker.log_file), errno);
-        ::unlink(worker.error_file.c_str());  // of a former job with the same directory
+        // Of a former job with the same directory.
+        ::unlink(worker.error_file.c_str());
+        ::unlink(worker.asked_file.c_str());
     }
     auto [out_read, out_write] = make_pipe();
     auto [err_read, err_write] = make_pipe();
@@ -276,6 +280,7 @@ std::vector<std::string> Agent::environment_of(int rank, const std::vector<Membe
     v.set("TESSERA_JOB_ID", job_id_);
     v.set("TESSERA_EPOCH", round_);
     v.set("TESSERA_ERROR_FILE", worker.error_file);
+    v.set("TESSERA_PREEMPT_ASKED_FILE", worker.asked_file);
     const pid_t self = ::getpid();
     v.set("TESSERA_PREEMPT_FD", preempt_.fd());
     v.set("TESSERA_PREEMPT_FILE", fmt::format("/proc/{}/fd/{}", self, preempt_.fd()));
@@ -323,15 +328,14 @@ void Agent::reap() {
     int status = 0;
     for (pid_t pid; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
         for (size_t rank = 0; rank < workers_.size(); ++rank) {
-            if (workers_[rank].pid == pid && !workers_[rank].status) note_exit(static_cast<int>(rank), status);
+            if (workers_[rank].pid == pid && !workers_[rank].end) note_exit(static_cast<int>(rank), status);
         }
     }
-    if (!failures_.empty() && stage_ == Stage::running) end_workers();
+    if (failed_ && stage_ == Stage::running) end_workers();
 }
 
 void Agent::note_exit(int rank, int status) {
     Worker& worker = workers_[static_cast<size_t>(rank)];
-    worker.status = status;
     const double now = wall_time();
     Json::Object fields = {
         {"round", round_}, {"rank", rank}, {"pid", static_cast<int64_t>(worker.pid)}, {"host", host_}};
@@ -344,8 +348,9 @@ void Agent::note_exit(int rank, int status) {
     const bool by_agent = stage_ == Stage::ending || stage_ == Stage::killing;
     fields.push_back({"ended_by_agent", by_agent});
     events_.write("exit", now, std::move(fields));
-    if (status == 0 || by_agent) return;
-    failures_.push_back({rank, host_, worker.pid, status, now, reap_turn_, worker.log_file, std::nullopt});
+    worker.end = RankEnd{rank,     host_,           worker.pid,   status, now, reap_turn_,
+                         by_agent, worker.log_file, std::nullopt, {}};
+    failed_ = failed_ || (status != 0 && !by_agent);
 }
 
 void Agent::asked_to_stop(int signal) {
@@ -358,10 +363,19 @@ void Agent::asked_to_stop(int signal) {
         return kill_workers();
     }
     if (stage_ != Stage::running) return;
-    stage_ = Stage::saving;
-    stage_deadline_ = Deadline::in(options_.grace);
-    logs_.say(fmt::format("{}: the ranks have {:.0f} s to save and end; a second one kills them", signal_name(signal),
-                          seconds(options_.grace)));
+    grace_deadline_ = Deadline::in(options_.grace);
+    const bool listening = anybody_listens();
+    stage_ = listening ? Stage::saving : Stage::noticing;
+    stage_deadline_ = listening ? grace_deadline_ : grace_deadline_.earlier(Deadline::in(notice_deadline));
+    const std::string what =
+        listening ? fmt::format("waiting up to {:g} s for the ranks to save and end (--grace-s)", seconds(options_.grace))
+                  : fmt::format("no rank asks tsr_preempt_requested(), so none would save: they are ended in {:.1g} s",
+                                seconds(stage_deadline_.remaining()));
+    logs_.say(fmt::format("{}: {}; a second signal (Ctrl-C) kills them now", signal_name(signal), what));
+}
+
+bool Agent::anybody_listens() const {
+    return std::ranges::any_of(workers_, [](const Worker& worker) { return ::access(worker.asked_file.c_str(), F_OK) == 0; });
 }
 
 void Agent::end_workers() {
@@ -379,7 +393,7 @@ void Agent::kill_workers() {
 // To the process groups; a group's number is not another's before its leader, the rank, is reaped.
 void Agent::signal_workers(int signal) {
     for (const Worker& worker : workers_) {
-        if (worker.status) continue;
+        if (worker.end) continue;
         ::kill(-worker.pid, signal);
         ::kill(worker.pid, signal);                          // in case it made another group its own
         if (signal != SIGKILL) ::kill(worker.pid, SIGCONT);  // one that is stopped shall hear it
@@ -388,14 +402,22 @@ void Agent::signal_workers(int signal) {
 
 void Agent::pass_deadline() {
     if (stage_ == Stage::running || !stage_deadline_.expired()) return;
+    if (stage_ == Stage::noticing && anybody_listens()) {
+        stage_ = Stage::saving;
+        stage_deadline_ = grace_deadline_;
+        logs_.say(fmt::format("a rank has asked meanwhile: waiting up to {:g} s for the ranks to save and end",
+                              seconds(options_.grace)));
+        return;
+    }
+    if (stage_ == Stage::noticing) return end_workers();
     if (stage_ == Stage::saving) {
-        logs_.say("the time to save is over");
+        logs_.say("the time to save is over (--grace-s): the ranks are ended");
         return end_workers();
     }
     if (stage_ == Stage::ending) return kill_workers();
     std::string alive;
     for (size_t rank = 0; rank < workers_.size(); ++rank) {
-        if (!workers_[rank].status)
+        if (!workers_[rank].end)
             alive += fmt::format("{}rank {} (pid {})", alive.empty() ? "" : ", ", rank, workers_[rank].pid);
     }
     throw Error(Code::timeout, fmt::format("{} cannot be killed: in an uninterruptible system call?", alive));
@@ -406,27 +428,24 @@ int Agent::timeout_ms() const {
 }
 
 bool Agent::all_ended() const {
-    return std::all_of(workers_.begin(), workers_.end(),
-                       [](const Worker& worker) { return worker.status.has_value(); });
+    return std::ranges::all_of(workers_, [](const Worker& worker) { return worker.end.has_value(); });
 }
 
 void Agent::bury_round() {
-    kill_all_children(Deadline::in(burial_deadline), [&](pid_t pid, int status) {
-        for (Worker& worker : workers_) {
-            if (worker.pid == pid) worker.status = status;
-        }
-    });
+    kill_all_children(Deadline::in(burial_deadline), [](pid_t, int) {});
     logs_.drain(Deadline::in(drain_deadline));
+    for (const Worker& worker : workers_) ::unlink(worker.asked_file.c_str());
 }
 
 Agent::Outcome Agent::outcome() const {
     Outcome outcome;
-    outcome.failures = failures_;
-    for (Failure& failure : outcome.failures) {
-        failure.error = read_error_file(workers_[static_cast<size_t>(failure.rank)].error_file);
+    for (const Worker& worker : workers_) {
+        RankEnd& end = outcome.ends.emplace_back(*worker.end);
+        end.error = read_error_file(worker.error_file);
+        end.last_lines = logs_.last_error_lines(end.rank);
     }
-    order_failures(outcome.failures);
-    for (const Failure& failure : outcome.failures) {
+    outcome.failures = failures_of(outcome.ends);
+    for (const RankEnd& failure : outcome.failures) {
         // Others may have failed because of the first; one that was killed was not.
         const bool killed = WIFSIGNALED(failure.wait_status) && WTERMSIG(failure.wait_status) == SIGKILL;
         if (killed || &failure == &outcome.failures.front()) outcome.lost.push_back(failure.rank);

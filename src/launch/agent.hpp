@@ -39,22 +39,25 @@ class Agent {
     struct Worker {
         Member member;
         pid_t pid = 0;
-        std::optional<int> status;  // of waitpid, once it has ended
+        std::optional<RankEnd> end;  // once it has ended
         std::string error_file;
+        std::string asked_file;  // is there once the rank has asked whether it shall stop
         std::string log_file;
     };
 
     // What a round ended with.
     struct Outcome {
-        std::vector<Failure> failures;  // ranks that failed by themselves, the root cause first
+        std::vector<RankEnd> ends;      // by rank
+        std::vector<RankEnd> failures;  // of those, the root cause first
         std::vector<int> lost;          // the root cause, and others that were killed from outside
     };
 
     enum class Stage {
         running,
-        saving,   // asked to stop: the ranks may save until the deadline
-        ending,   // SIGTERM was sent; SIGKILL at the deadline
-        killing,  // SIGKILL was sent
+        noticing,  // asked to stop, but no rank listens: one may begin to until the deadline
+        saving,    // asked to stop: the ranks may save until the deadline
+        ending,    // SIGTERM was sent; SIGKILL at the deadline
+        killing,   // SIGKILL was sent
     };
 
     [[nodiscard]] Outcome run_round(const std::vector<Member>& members);
@@ -67,6 +70,7 @@ class Agent {
     void reap();
     void note_exit(int rank, int status);
     void asked_to_stop(int signal);
+    [[nodiscard]] bool anybody_listens() const;
     void end_workers();   // SIGTERM to all that live
     void kill_workers();  // SIGKILL
     void signal_workers(int signal);
@@ -102,7 +106,8 @@ class Agent {
     std::vector<Worker> workers_;
     Stage stage_ = Stage::running;
     Deadline stage_deadline_ = Deadline::in(milliseconds{0});
-    std::vector<Failure> failures_;
+    Deadline grace_deadline_ = stage_deadline_;  // of the first signal
+    bool failed_ = false;  // a rank failed by itself
     int reap_turn_ = 0;
 };
 

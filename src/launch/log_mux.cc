@@ -55,6 +55,11 @@ void LineBuffer::emit(const std::function<void(std::string_view line)>& line) {
     partial_.clear();
 }
 
+void Tail::add(std::string_view line) {
+    lines_.emplace_back(line.substr(0, max_line));
+    if (lines_.size() > max_lines) lines_.pop_front();
+}
+
 void OutputQueue::push(std::string_view bytes) {
     if (!broken_) pending_ += bytes;
 }
@@ -89,11 +94,17 @@ LogMux::LogMux(int out, int err, bool prefix) : out_(out), err_(err), prefix_(pr
 
 void LogMux::add_rank(int rank, const std::string& program, Fd out, Fd err, Fd file) {
     const auto shared = file.valid() ? std::make_shared<Fd>(std::move(file)) : nullptr;
+    tails_[rank] = {};
     for (auto& [pipe, output] : {std::pair<Fd*, OutputQueue*>{&out, &out_}, {&err, &err_}}) {
         ::fcntl(pipe->get(), F_SETFL, O_NONBLOCK);  // our end alone: the rank's is another description
         const std::string prefix = prefix_ ? prefix_of(rank, program, wants_colours(output->fd())) : "";
-        streams_.push_back({std::move(*pipe), output, prefix, {}, shared});
+        streams_.push_back({std::move(*pipe), output, prefix, {}, shared, output == &err_ ? &tails_[rank] : nullptr});
     }
+}
+
+std::vector<std::string> LogMux::last_error_lines(int rank) const {
+    const auto tail = tails_.find(rank);
+    return tail == tails_.end() ? std::vector<std::string>{} : tail->second.lines();
 }
 
 void LogMux::say(std::string_view line) {
@@ -138,6 +149,7 @@ bool LogMux::read_some(Stream& stream) {
 }
 
 void LogMux::emit(Stream& stream, std::string_view line) {
+    if (stream.tail != nullptr) stream.tail->add(line);
     stream.output->push(stream.prefix);
     stream.output->push(line);
     stream.output->push("\n");

@@ -6,8 +6,10 @@
 #include <poll.h>
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -31,6 +33,18 @@ class LineBuffer {
     void emit(const std::function<void(std::string_view line)>& line);
 
     std::string partial_;
+};
+
+// The last lines of a stream, a bounded number of bounded length.
+class Tail {
+   public:
+    static constexpr size_t max_lines = 20;
+    static constexpr size_t max_line = 1000;
+    void add(std::string_view line);
+    [[nodiscard]] std::vector<std::string> lines() const { return {lines_.begin(), lines_.end()}; }
+
+   private:
+    std::deque<std::string> lines_;
 };
 
 // Bytes for a descriptor that may not take them at once.
@@ -58,6 +72,8 @@ class LogMux {
 
     // Takes the reading ends of a rank's pipes. `file` may be invalid.
     void add_rank(int rank, const std::string& program, Fd out, Fd err, Fd file);
+    // What rank `rank`, of those added last under this number, has printed last on its standard error.
+    [[nodiscard]] std::vector<std::string> last_error_lines(int rank) const;
     // The agent's own line, on its error output.
     void say(std::string_view line);
 
@@ -75,6 +91,7 @@ class LogMux {
         std::string prefix;
         LineBuffer lines;
         std::shared_ptr<Fd> file;
+        Tail* tail;  // of standard error; nullptr for standard output
     };
 
     bool read_some(Stream& stream);  // false at the end
@@ -85,6 +102,7 @@ class LogMux {
     OutputQueue err_;
     bool prefix_;
     std::list<Stream> streams_;
+    std::map<int, Tail> tails_;  // by rank
 };
 
 }  // namespace tsr

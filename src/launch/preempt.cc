@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <system_error>
 
 #include "base/env.hpp"
 #include "base/error.hpp"
@@ -30,6 +31,20 @@ const Flag* map_page(int fd) {
     }
     void* page = ::mmap(nullptr, page_size, PROT_READ, MAP_SHARED, fd, 0);
     return page == MAP_FAILED ? nullptr : static_cast<const Flag*>(page);
+}
+
+// Tells the agent that this rank listens. Without it the rank may be ended before it has saved.
+void tell_agent() noexcept try {
+    const auto path = env_text("TESSERA_PREEMPT_ASKED_FILE");
+    if (!path) return;
+    const Fd file(::open(path->c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (file.valid()) return;
+    log::warning(
+        "the launcher cannot be told that this rank listens for preemption: {}: {}; it may end the rank at once when it "
+        "is asked to stop",
+        *path, std::generic_category().message(errno));
+} catch (...) {
+    log::warning("{}", current_error().what());
 }
 
 const Flag* find_page() noexcept {
@@ -75,7 +90,11 @@ PreemptPage::~PreemptPage() { ::munmap(flag_, page_size); }
 void PreemptPage::request() { flag_->store(1, std::memory_order_relaxed); }
 
 bool preempt_requested() {
-    static const Flag* const page = find_page();
+    static const Flag* const page = [] {
+        const Flag* found = find_page();
+        if (found != nullptr) tell_agent();
+        return found;
+    }();
     return page != nullptr && page->load(std::memory_order_relaxed) != 0;
 }
 

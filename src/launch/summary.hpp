@@ -1,5 +1,7 @@
-// What the agent tells at the end of a job that failed: every rank that failed, the root cause first.
+// Why a round failed: which of its ranks failed by themselves, in order from the root cause, and the text that says so.
 #pragma once
+
+#include <sys/types.h>
 
 #include <optional>
 #include <string>
@@ -9,24 +11,39 @@
 
 namespace tsr {
 
-struct Failure {
+// How a rank ended, and what it said.
+struct RankEnd {
     int rank = 0;
     std::string host;
     pid_t pid = 0;
     int wait_status = 0;
-    double time = 0;       // seconds since 1970, when the agent noticed
-    int order = 0;         // noticed in the same turn: the same number
-    std::string log_file;  // empty: none
+    double time = 0;        // seconds since 1970, when the agent noticed
+    int order = 0;          // noticed in the same turn: the same number
+    bool by_agent = false;  // the agent was ending the ranks by then
+    std::string log_file;   // empty: none
     std::optional<RecordedError> error;
+    std::vector<std::string> last_lines;  // of its standard error
 
     [[nodiscard]] double when() const;  // of the error, if the rank recorded one
+    // The first line of the recorded error; else "last stderr line: ..."; else empty.
+    [[nodiscard]] std::string message() const;
+    // "rank 2 was killed by SIGKILL (what that mostly means)"
+    [[nodiscard]] std::string cause() const;
 };
 
-// The root cause comes first: what was noticed earlier; of those noticed together one killed by a signal, since a process
-// does not die of a signal because its peer has gone; then the earlier time.
-void order_failures(std::vector<Failure>& failures);
+// Those of a round that failed, the root cause first; empty if none did.
+//
+// A rank failed if it ended with an error before the agent ended the ranks. The first in time is the root cause: what was
+// noticed earlier; of those noticed together one killed by a signal, since a process does not die of a signal because
+// its peer has gone; then the earlier time. But a rank whose own message tells of a peer that died, failed or left is that
+// peer's victim and comes after it. So can come in, and first, a rank that ended with exit code 0 while its peers still
+// needed it, and one that was slow to end after it had failed, so that the agent ended it together with its victims.
+[[nodiscard]] std::vector<RankEnd> failures_of(const std::vector<RankEnd>& ends);
 
-// A table and the root cause's traceback. `failures` are ordered.
-[[nodiscard]] std::string summary_of(const std::vector<Failure>& failures);
+// A shell's exit code for the job: of the first failure that was a rank's own.
+[[nodiscard]] int exit_code_of(const std::vector<RankEnd>& failures);
+
+// A table, and the root cause's traceback or last lines. `failures` are not empty, and come from failures_of(ends).
+[[nodiscard]] std::string summary_of(const std::vector<RankEnd>& failures, const std::vector<RankEnd>& ends);
 
 }  // namespace tsr

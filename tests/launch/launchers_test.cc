@@ -1,21 +1,29 @@
 // Ranks under `tessera run` and under another launcher make a communicator from their environment. The rank is this very
-// test program: it is started again with the one disabled test below, under the launcher.
+// test program: it is started again with one of the tests of AsARank, under the launcher.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <climits>
 #include <cstdlib>
+#include <cstdio>
 #include <fstream>
+#include <functional>
+#include <map>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "launch/environment.hpp"
 #include "launch/from_environment.hpp"
 #include "processes.hpp"
+#include "store/token.hpp"
 
 namespace tsr {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 // Sums 1 + rank over all ranks. The tests below start it as the ranks of a job, which leave their results in $D; by itself
 // it is the job of one rank.
@@ -46,23 +54,62 @@ TEST(AsARank, SumsOverTheRanks) {
     }
 }
 
+// Rank 1 ends well, it believes, while the others still need it. By itself it is the job of one rank, which needs nobody.
+TEST(AsARank, LeavesItsPeers) {
+    CommOptions options = CommOptions::from_environment();
+    options.timeout = milliseconds{30000};
+    const auto comm = communicator_from_environment(options);
+    comm->run({});
+    if (comm->rank() == 1) std::_Exit(0);
+    try {
+        comm->run({});
+    } catch (const Error& error) {
+        std::fprintf(stderr, "tessera: %s\n", error.what());
+        std::_Exit(1);
+    }
+}
+
 class Launchers : public ::testing::Test {
    protected:
-    [[nodiscard]] std::string rank_command() const {
-        char self[PATH_MAX] = {};
-        EXPECT_GT(::readlink("/proc/self/exe", self, sizeof self - 1), 0);
-        return fmt::format("{} --gtest_filter=AsARank.*", self);
+    [[nodiscard]] static std::string self() {
+        char path[PATH_MAX] = {};
+        EXPECT_GT(::readlink("/proc/self/exe", path, sizeof path - 1), 0);
+        return path;
+    }
+    [[nodiscard]] static std::string rank_command() { return self() + " --gtest_filter=AsARank.Sums*"; }
+    [[nodiscard]] std::string log() const {
+        std::ostringstream text;
+        text << std::ifstream(directory_.path() / "log").rdbuf();
+        return text.str();
     }
     void start(const std::string& launcher) const {
         const testing::Environment environment(
             {{"D", directory_.path().string()}, {"XDG_RUNTIME_DIR", directory_.path().string()}});
         ::chmod(directory_.path().c_str(), 0700);
-        const std::string log = (directory_.path() / "log").string();
-        const int status =
-            std::system(fmt::format("{} {} > {} 2>&1 < /dev/null", launcher, rank_command(), log).c_str());
-        std::ostringstream text;
-        text << std::ifstream(log).rdbuf();
-        ASSERT_EQ(status, 0) << text.str();
+        const int status = std::system(fmt::format("{} {} > {}/log 2>&1 < /dev/null", launcher, rank_command(),
+                                                   directory_.path().string())
+                                           .c_str());
+        ASSERT_EQ(status, 0) << log();
+    }
+    // As another launcher would, which needs not be installed: a process a rank, with the variables that it sets.
+    void start_by_hand(int world_size,
+                       const std::function<std::map<std::string, std::string>(int rank)>& variables_of) const {
+        const std::string token = (directory_.path() / "token").string();
+        std::ofstream(token) << Token::random().hex() << "\n";
+        ::chmod(token.c_str(), 0600);
+        std::vector<testing::Child> ranks;
+        for (int rank = 0; rank < world_size; ++rank) {
+            auto variables = variables_of(rank);
+            variables["D"] = directory_.path().string();
+            variables["TESSERA_TOKEN_FILE"] = token;
+            variables["XDG_RUNTIME_DIR"] = "/proc";  // no place for a token: the file's counts
+            ranks.push_back(testing::in_child(variables, [&] {
+                const std::string command =
+                    fmt::format("exec {} >> {}/log 2>&1 < /dev/null", rank_command(), directory_.path().string());
+                ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+            }));
+        }
+        for (testing::Child& rank : ranks) EXPECT_EQ(rank.wait(), 0) << log();
     }
     void expect_sums(const std::string& launcher, int world_size) const {
         for (int rank = 0; rank < world_size; ++rank) {
@@ -97,6 +144,75 @@ TEST_F(Launchers, Mpirun) {
     if (std::system("command -v mpirun > /dev/null") != 0) GTEST_SKIP() << "mpirun is not installed (openmpi-bin)";
     start("mpirun --allow-run-as-root --oversubscribe -n 3");
     expect_sums("mpirun (Open MPI)", 3);
+}
+
+TEST_F(Launchers, TorchrunByItsVariables) {
+    const std::string port = std::to_string(testing::free_port());
+    start_by_hand(3, [&](int rank) -> std::map<std::string, std::string> {
+        const std::string number = std::to_string(rank);
+        return {{"RANK", number},
+                {"LOCAL_RANK", number},
+                {"ROLE_RANK", number},
+                {"GROUP_RANK", "0"},
+                {"ROLE_NAME", "default"},
+                {"WORLD_SIZE", "3"},
+                {"LOCAL_WORLD_SIZE", "3"},
+                {"ROLE_WORLD_SIZE", "3"},
+                {"GROUP_WORLD_SIZE", "1"},
+                {"MASTER_ADDR", "127.0.0.1"},
+                {"MASTER_PORT", port},
+                {"TORCHELASTIC_RESTART_COUNT", "0"},
+                {"TORCHELASTIC_MAX_RESTARTS", "0"},
+                {"TORCHELASTIC_RUN_ID", "none"},
+                {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+    });
+    expect_sums("torchrun", 3);
+}
+
+// The variables of a task of a step on `nodes` nodes of one task each, or on one node of all.
+std::map<std::string, std::string> slurm_task(int rank, int tasks, const std::string& nodes, bool one_node) {
+    const std::string number = std::to_string(rank);
+    const std::string all = std::to_string(tasks);
+    const std::string job = std::to_string(::getpid());
+    return {{"SLURM_JOB_ID", job},
+            {"SLURM_JOBID", job},
+            {"SLURM_STEP_ID", "0"},
+            {"SLURM_STEPID", "0"},
+            {"SLURM_PROCID", number},
+            {"SLURM_LOCALID", one_node ? number : "0"},
+            {"SLURM_NODEID", one_node ? "0" : number},
+            {"SLURM_NTASKS", all},
+            {"SLURM_STEP_NUM_TASKS", all},
+            {"SLURM_STEP_NUM_NODES", one_node ? "1" : all},
+            {"SLURM_STEP_NODELIST", nodes},
+            {"SLURM_STEP_TASKS_PER_NODE", one_node ? all : fmt::format("1(x{})", tasks)}};
+}
+
+TEST_F(Launchers, SrunByItsVariables) {
+    start_by_hand(3, [](int rank) { return slurm_task(rank, 3, "node7", true); });
+    expect_sums("srun", 3);
+}
+
+TEST_F(Launchers, SrunOnSeveralNodesByItsVariables) {
+    start_by_hand(2, [](int rank) {
+        auto variables = slurm_task(rank, 2, "localhost,node8", false);
+        variables["TESSERA_HOST_ID"] = fmt::format("node {}", rank);  // so the ranks share no memory
+        return variables;
+    });
+    expect_sums("srun", 2);
+}
+
+TEST_F(Launchers, ARankThatLeavesWithExitCodeZeroIsToldAsTheRootCause) {
+    for (const char* backend : {"shm", "gloo"}) {
+        const int status =
+            std::system(fmt::format("{} run -n 3 --env TESSERA_BACKEND={} {} --gtest_filter=AsARank.Leaves* > {}/log 2>&1",
+                                    TESSERA_BINARY_DIR "/tessera", backend, self(), directory_.path().string())
+                            .c_str());
+        EXPECT_EQ(WEXITSTATUS(status), 1) << "the job has failed, though its cause ended with 0";
+        EXPECT_THAT(log(), AllOf(HasSubstr("the job failed: rank 1 ended with exit code 0 (its peers still needed it"),
+                                 HasSubstr("last stderr line: tessera: rank")))
+            << backend;
+    }
 }
 
 TEST_F(Launchers, Alone) {

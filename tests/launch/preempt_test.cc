@@ -28,6 +28,18 @@ TEST(Preempt, RankSeesTheAgentsRequestThroughTheDescriptorAndThePath) {
     EXPECT_EQ(asked({}), 0) << "outside a launcher it is always no";
 }
 
+TEST(Preempt, TheAgentLearnsWhoAsks) {
+    const PreemptPage page;
+    const testing::TemporaryDirectory directory;
+    const std::string file = directory.path() / "listens";
+    EXPECT_EQ(asked({{"TESSERA_PREEMPT_ASKED_FILE", file}}), 0);
+    EXPECT_FALSE(std::filesystem::exists(file)) << "a rank that cannot see the flag does not listen";
+    EXPECT_EQ(asked({{"TESSERA_PREEMPT_FD", std::to_string(page.fd())}, {"TESSERA_PREEMPT_ASKED_FILE", file}}), 0);
+    EXPECT_TRUE(std::filesystem::exists(file));
+    // Nowhere to say it: the flag works all the same.
+    EXPECT_EQ(asked({{"TESSERA_PREEMPT_FD", std::to_string(page.fd())}, {"TESSERA_PREEMPT_ASKED_FILE", "/no/dir"}}), 0);
+}
+
 TEST(Preempt, RequestIsSeenByARankThatAskedBefore) {
     PreemptPage page;
     testing::Child child = testing::in_child({{"TESSERA_PREEMPT_FD", std::to_string(page.fd())}}, [&] {

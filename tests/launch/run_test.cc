@@ -309,7 +309,7 @@ TEST_F(Run, SigtermSetsThePreemptionFlagAndWaitsForTheRanks) {
     // od reads the shared page as tsr_preempt_requested does.
     Child job =
         start({"-n", "2", "/bin/sh", "-c",
-               "trap 'echo signalled > $D/signalled' TERM; echo $$ > $D/r$RANK;"
+               "trap 'echo signalled > $D/signalled' TERM; : > $TESSERA_PREEMPT_ASKED_FILE; echo $$ > $D/r$RANK;"
                "while ! od -An -tx1 -N1 $TESSERA_PREEMPT_FILE | grep -q 01; do :; done; echo saved > $D/s$RANK"});
     (void)pid_in("r0");
     (void)pid_in("r1");
@@ -321,13 +321,41 @@ TEST_F(Run, SigtermSetsThePreemptionFlagAndWaitsForTheRanks) {
     EXPECT_EQ(file("signalled"), "") << "ranks that end in time hear no signal";
 }
 
+TEST_F(Run, RanksThatNeverAskAreNotWaitedFor) {
+    Child job = start({"-n", "2", "--grace-s", "10000", "/bin/sh", "-c",
+                       "trap 'echo bye > $D/bye$RANK; exit 0' TERM; echo $$ > $D/r$RANK; while :; do sleep 0.05; done"});
+    (void)pid_in("r0");
+    (void)pid_in("r1");
+    ::kill(job.pid(), SIGINT);
+    const Result result = finish(job);
+    EXPECT_EQ(result.code, 128 + SIGINT);
+    EXPECT_THAT(result.err, HasSubstr("no rank asks tsr_preempt_requested(), so none would save"));
+    for (const char* name : {"bye0", "bye1"}) EXPECT_EQ(file(name), "bye\n") << "they hear SIGTERM";
+}
+
+TEST_F(Run, ARankThatBeginsToAskMeanwhileIsWaitedFor) {
+    Child job = start({"-n", "1", "/bin/sh", "-c",
+                       "echo $$ > $D/r0; while ! od -An -tx1 -N1 $TESSERA_PREEMPT_FILE | grep -q 01; do :; done;"
+                       ": > $TESSERA_PREEMPT_ASKED_FILE; while [ ! -e $D/go ]; do sleep 0.02; done; echo saved > $D/saved"});
+    (void)pid_in("r0");
+    ::kill(job.pid(), SIGTERM);
+    wait_until([&] { return read_file(directory_.path() / "err").find("asked meanwhile") != std::string::npos; },
+               Deadline::in(milliseconds{20000}), "the agent to notice");
+    std::ofstream(scratch() + "/go") << "\n";
+    const Result result = finish(job);
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(file("saved"), "saved\n");
+}
+
 TEST_F(Run, RanksThatDoNotEndInTimeAreEnded) {
-    Child job = start({"-n", "2", "--grace-s", "0.2", "/bin/sh", "-c", "echo $$ > $D/r$RANK; sleep 600"});
+    Child job = start({"-n", "2", "--grace-s", "0.2", "/bin/sh", "-c",
+                       ": > $TESSERA_PREEMPT_ASKED_FILE; echo $$ > $D/r$RANK; sleep 600"});
     const pid_t rank = pid_in("r0");
     (void)pid_in("r1");
     ::kill(job.pid(), SIGTERM);
     const Result result = finish(job);
     EXPECT_EQ(result.code, 128 + SIGTERM);
+    EXPECT_THAT(result.err, AllOf(HasSubstr("waiting up to 0.2 s for the ranks to save"), HasSubstr("Ctrl-C")));
     EXPECT_FALSE(alive(rank));
 }
 
@@ -362,7 +390,7 @@ TEST_F(Run, NohupIsRespected) {
 
 TEST_F(Run, RankThatFailsWhileOthersSaveDoesNotEndThem) {
     Child job = start({"-n", "2", "--max-restarts", "3", "/bin/sh", "-c",
-                       "echo $$ > $D/r$RANK; while ! od -An -tx1 -N1 $TESSERA_PREEMPT_FILE | grep -q 01; do :; done;"
+                       ": > $TESSERA_PREEMPT_ASKED_FILE; echo $$ > $D/r$RANK; while ! od -An -tx1 -N1 $TESSERA_PREEMPT_FILE | grep -q 01; do :; done;"
                        "if [ $RANK = 0 ]; then echo gone > $D/gone; exit 4; fi;"
                        "while kill -0 $(cat $D/r0) 2>/dev/null; do :; done; echo saved > $D/saved"});
     (void)pid_in("r0");
@@ -428,6 +456,18 @@ TEST_F(Run, ErrorFileOfTheRootCauseIsToldFirst) {
     EXPECT_EQ(result.code, 1);
     EXPECT_THAT(result.err, AllOf(HasSubstr("rank 2 ended with exit code 1: ValueError: loss is nan"),
                                   HasSubstr("File train.py, line 3")));
+}
+
+TEST_F(Run, SummaryHasTheLastWordsOfARankThatRecordsNothing) {
+    const std::string logs = (directory_.path() / "logs").string();
+    const Result result = run_shell({"-n", "2", "--log-dir", logs},
+                                    "if [ $RANK = 1 ]; then echo chatter; echo reading >&2; echo 'ValueError: nan' >&2;"
+                                    "echo >&2; exit 9; fi; sleep 600");
+    EXPECT_EQ(result.code, 9);
+    EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 ended with exit code 9: last stderr line: ValueError: nan"),
+                                  HasSubstr("    reading\n    ValueError: nan\n"), Not(HasSubstr("    chatter")),
+                                  HasSubstr("its output: " + logs + "/round-0/rank-1.log")));
+    EXPECT_FALSE(std::filesystem::exists(logs + "/round-0/rank-1.listens"));
 }
 
 TEST_F(Run, EventsTellStartsExitsAndRestarts) {
@@ -510,11 +550,27 @@ TEST_F(Run, MistakesAreNamedBeforeAnythingStarts) {
     told({"--max-restarts", "-1", "true"}, 2, "-1 restarts");
     told({"--env", "NAME", "true"}, 2, "NAME=VALUE");
     told({"--frobnicate", "true"}, 2, "--frobnicate");
-    told({"--nnodes", "2", "true"}, 1, "one host");
+    told({"--nnodes", "2", "true"}, 2, "one host");
     told({"true", ":"}, 2, "no command");
     told({"tessera-no-such-program"}, 127, "no program 'tessera-no-such-program' in PATH");
     told({"/no/such/program"}, 127, "no program '/no/such/program'");
     told({"true", ":", "/etc/passwd"}, 126, "/etc/passwd");
+}
+
+TEST_F(Run, StandardDescriptorsMayBeClosed) {
+    for (const char* closed : {"<&-", ">&-", "2>&-", "<&- >&- 2>&-"}) {
+        // What a rank writes must not land in a file that took the number, such as its log or the events.
+        std::filesystem::remove(scratch() + "/0");
+        const std::string command = tessera + " run -n 2 --events " + events_path() +
+                                    " /bin/sh -c 'cat; echo out; echo err >&2; echo done > " + scratch() +
+                                    "/$RANK' < /dev/null > /dev/null 2> /dev/null " + closed;
+        EXPECT_EQ(std::system(command.c_str()), 0) << closed;
+        EXPECT_EQ(file("0"), "done\n") << closed;
+        EXPECT_EQ(file("1"), "done\n") << closed;
+        for (const std::string& line : lines_of(read_file(events_path()))) EXPECT_EQ(line.front(), '{') << closed;
+        const std::string failing = tessera + " run -n 1 /bin/sh -c 'exit 5' < /dev/null > /dev/null 2> /dev/null ";
+        EXPECT_EQ(WEXITSTATUS(std::system((failing + closed).c_str())), 5) << closed;
+    }
 }
 
 TEST_F(Run, ProgramThatCannotBeExecutedEndsTheJobWithItsReason) {

@@ -8,7 +8,8 @@
 extern "C" {
 #endif
 
-/** Whether the launcher was asked to stop (SIGTERM to its agent): save and return soon. Reads a flag, costs nothing.
+/** Whether the launcher was asked to stop (SIGTERM or Ctrl-C to `tessera run`): save and return soon. Reads a flag, costs
+ *  nothing. The first call tells the launcher that this rank listens: a job of which no rank ever called is not waited for.
  *  @return 1 or 0; always 0 outside `tessera run`
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API int32_t tsr_preempt_requested(void);

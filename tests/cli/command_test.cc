@@ -1,0 +1,79 @@
+// The `tessera` command itself: commands it does not know, usage, and what `tessera env` finds.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+#include "base/json.hpp"
+#include "temporary_directory.hpp"
+
+namespace tsr {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+struct Result {
+    int code = -1;
+    std::string out;  // and standard error
+};
+
+Result tessera(const std::string& arguments) {
+    Result result;
+    FILE* pipe = ::popen((TESSERA_BINARY_DIR "/tessera " + arguments + " 2>&1 < /dev/null").c_str(), "r");
+    char bytes[4096];
+    for (size_t got; (got = std::fread(bytes, 1, sizeof bytes, pipe)) > 0;) result.out.append(bytes, got);
+    result.code = WEXITSTATUS(::pclose(pipe));
+    return result;
+}
+
+TEST(Command, UnknownOnesAreNamedBesideTheKnown) {
+    const Result result = tessera("foo -n 3");
+    EXPECT_EQ(result.code, 2);
+    EXPECT_THAT(result.out, StartsWith("tessera: no command 'foo'; known: run, env, ckpt"));
+}
+
+TEST(Command, WrongUsageIsExitCodeTwo) {
+    for (const char* arguments : {"", "--foo", "env a b", "env /no/such/directory", "ckpt", "ckpt foo", "run",
+                                  "run --nnodes 2 true", "run --grace-s x true"}) {
+        EXPECT_EQ(tessera(arguments).code, 2) << arguments;
+    }
+}
+
+TEST(Command, HelpTellsDefaults) {
+    const Result result = tessera("run --help");
+    EXPECT_EQ(result.code, 0);
+    EXPECT_THAT(result.out, AllOf(ContainsRegex("--grace-s FLOAT[= []+30"), ContainsRegex("--kill-grace-s FLOAT[= []+5"),
+                                  ContainsRegex("--on-loss TEXT[= []+restart"), ContainsRegex("N[= []+1")));
+}
+
+TEST(Command, EnvTriesTransportsAndDirectIo) {
+    const testing::TemporaryDirectory directory;
+    const Result result = tessera("env --json " + directory.path().string());
+    ASSERT_EQ(result.code, 0) << result.out;
+    const Json facts = Json::parse(result.out, "env");
+    EXPECT_EQ(facts.at("transports").at("shm").as_string(), "usable");
+    EXPECT_EQ(facts.at("transports").at("gloo").as_string(), "usable");
+    EXPECT_GE(facts.at("usable_cores").as_int(), 1);
+    EXPECT_EQ(facts.at("directory").as_string(), directory.path().string());
+    EXPECT_THAT(facts.at("direct_io").as_string(), ::testing::AnyOf("yes", StartsWith("no: ")));
+    EXPECT_TRUE(std::filesystem::is_empty(directory.path())) << "the probe is removed";
+    EXPECT_THAT(tessera("env /proc").out, HasSubstr("unknown: no file can be made there"));
+    EXPECT_THAT(tessera("env").out, HasSubstr("shm usable, gloo usable"));
+}
+
+// What cannot be used is told with its reason.
+TEST(Command, EnvTellsWhyATransportCannotBeUsed) {
+    ::setenv("TESSERA_SOCKET_IFNAME", "no-such-interface", 1);
+    const Result result = tessera("env");
+    ::unsetenv("TESSERA_SOCKET_IFNAME");
+    EXPECT_THAT(result.out, HasSubstr("gloo unusable: rank 0: Gloo cannot listen on interface no-such-interface"));
+}
+
+}  // namespace
+}  // namespace tsr
