@@ -11,6 +11,11 @@
 // derived from the token for each role: a message reflected or replayed fails, and nothing in it can be changed. The
 // epoch fences off ranks of a former round. Without a token (`insecure`) the macs are zero and job and epoch are
 // compared all the same; a secure and an insecure side refuse each other. What follows the handshake is plaintext.
+//
+// Not in the mac, and why. Addresses: whoever can stand between the two sides can also change the plaintext that follows,
+// so an address in the mac would promise what the connection does not keep, and would refuse hosts behind a translation
+// of addresses. A rank: the store knows none. Every holder of the token may set every key, and what a rank says of itself
+// is a value like others; the transports check it where they can (Endpoint: user, process and a random name).
 #pragma once
 
 #include <array>

@@ -3,12 +3,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <array>
 #include <atomic>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <span>
@@ -17,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "temporary_directory.hpp"
 #include "tessera/tessera.h"
 
 namespace api {
@@ -148,21 +147,6 @@ inline void run_ranks(int32_t world_size, const std::function<void(tsr_comm* com
     for (std::thread& thread : threads) thread.join();
 }
 
-class TemporaryDirectory {
-   public:
-    TemporaryDirectory() : path_((std::filesystem::temp_directory_path() / "tessera-capi.XXXXXX").string()) {
-        if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    }
-    ~TemporaryDirectory() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    TemporaryDirectory(const TemporaryDirectory&) = delete;
-    TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-    [[nodiscard]] const std::string& path() const { return path_; }
-
-   private:
-    std::string path_;
-};
+using tsr::testing::TemporaryDirectory;
 
 }  // namespace api

@@ -192,11 +192,11 @@ TEST(SaverApi, AJobGoesOnAtAnotherWorldSizeAsIfNothingHadHappened) {
     // Gradients are the same on all ranks, so the world size does not change the numbers.
     std::vector<float> expected;
     api::run_ranks(1, [&](tsr_comm* comm, int32_t) {
-        Trainer trainer(comm, dir.path() + "/whole", 0.5F);
+        Trainer trainer(comm, dir.path() / "whole", 0.5F);
         for (int i = 0; i < 8; ++i) trainer.step();
         expected = trainer.weight.values;
     });
-    const std::string root = dir.path() + "/parts";
+    const std::string root = dir.path() / "parts";
     api::run_ranks(3, [&](tsr_comm* comm, int32_t rank) {
         Trainer trainer(comm, root, 0.5F);
         int64_t step = -1;
@@ -313,7 +313,7 @@ TEST(CheckpointApi, LoadsByOptions) {
     EXPECT_THAT(a.values, Each(2.0F));
     options.allow_cast = 2;
     EXPECT_FAILS(tsr_checkpoint_load(checkpoint, state, &options), TSR_E_INVALID_ARGUMENT, "allow_cast is 2");
-    EXPECT_FAILS(tsr_checkpoint_open((dir.path() + "/nope").c_str(), checkpoint.out()), TSR_E_NOT_FOUND, "nope");
+    EXPECT_FAILS(tsr_checkpoint_open((dir.path() / "nope").c_str(), checkpoint.out()), TSR_E_NOT_FOUND, "nope");
     EXPECT_FAILS(tsr_checkpoint_open(nullptr, checkpoint.out()), TSR_E_INVALID_ARGUMENT, "path is NULL");
 }
 

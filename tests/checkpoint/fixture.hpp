@@ -18,6 +18,7 @@
 #include "base/log.hpp"
 #include "checkpoint/saver.hpp"
 #include "ranks.hpp"
+#include "temporary_directory.hpp"
 
 namespace tsr::testing {
 
@@ -29,22 +30,12 @@ inline const bool quiet = [] {
 
 class TempDir {
    public:
-    TempDir() {
-        std::string pattern = (std::filesystem::temp_directory_path() / "tessera-test-XXXXXX").string();
-        if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp");
-        path_ = pattern;
-    }
-    ~TempDir() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    TempDir(const TempDir&) = delete;
-    TempDir& operator=(const TempDir&) = delete;
     [[nodiscard]] const std::string& path() const { return path_; }
     [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
 
    private:
-    std::string path_;
+    TemporaryDirectory directory_;
+    std::string path_ = directory_.path().string();
 };
 
 inline std::string slurp(const std::string& path) {
