@@ -188,8 +188,7 @@ void add_run(CLI::App& app, int& exit_code) {
         "  tessera run -n 1 ./a : -n 1 python b.py : -n 2 ./c      several programs, one job\n"
         "  tessera run -n 3:4 --on-loss shrink python train.py     goes on with 3 when one is lost");
     add_program_options(*run, *arguments);
-    run->add_option("--min-ranks", arguments->min_ranks, "the job may go on with this many ranks")
-        ->default_str("all");
+    run->add_option("--min-ranks", arguments->min_ranks, "the job may go on with this many ranks")->default_str("all");
     run->add_option("--max-restarts", arguments->max_restarts, "how often all ranks are started again after a failure")
         ->capture_default_str();
     run->add_option("--on-loss", arguments->on_loss,
@@ -200,7 +199,8 @@ void add_run(CLI::App& app, int& exit_code) {
     run->add_flag("--no-prefix", arguments->no_prefix, "print the ranks' lines without [rank N program]");
     run->add_flag("--insecure", arguments->insecure,
                   "no job token: every user of this machine can reach the job's store");
-    run->add_option("--grace-s", arguments->grace, "seconds for ranks that ask tsr_preempt_requested() to save after SIGTERM or Ctrl-C")
+    run->add_option("--grace-s", arguments->grace,
+                    "seconds for ranks that ask tsr_preempt_requested() to save after SIGTERM or Ctrl-C")
         ->capture_default_str();
     run->add_option("--kill-grace-s", arguments->kill_grace, "seconds from SIGTERM to SIGKILL for a rank")
         ->capture_default_str();

@@ -22,8 +22,8 @@ struct Party {
 std::vector<Party> parties_of(std::span<const Said> said) {
     std::vector<Party> parties;
     for (size_t r = 0; r < said.size(); ++r) {
-        const auto party = std::ranges::find_if(
-            parties, [&](const Party& p) { return p.said->fingerprint == said[r].fingerprint; });
+        const auto party =
+            std::ranges::find_if(parties, [&](const Party& p) { return p.said->fingerprint == said[r].fingerprint; });
         if (party == parties.end()) {
             parties.push_back({&said[r], {static_cast<int>(r)}});
         } else {
@@ -62,7 +62,8 @@ Error disagreement(int rank, uint64_t sequence, std::span<const Said> said) {
         const bool one = finished->ranks.size() == 1;
         parties.erase(finished);
         text = fmt::format(
-            "{} {} finished (finalize, as operation #{}) while {}. All ranks must make the same calls before they finalize",
+            "{} {} finished (finalize, as operation #{}) while {}. All ranks must make the same calls before they "
+            "finalize",
             who, one ? "has" : "have", sequence, calls_of(parties));
     }
     return Error(Code::mismatch, fmt::format("rank {}: {}. No data has moved", rank, text))

@@ -110,7 +110,8 @@ void check_apart(const Request& request) {
         if (size > 0) places.push_back({begin, begin + size, i});
     }
     std::ranges::sort(places, {}, &Place::begin);
-    const auto overlap = std::ranges::adjacent_find(places, [](const Place& a, const Place& b) { return b.begin < a.end; });
+    const auto overlap =
+        std::ranges::adjacent_find(places, [](const Place& a, const Place& b) { return b.begin < a.end; });
     if (overlap == places.end()) return;
     const auto [first, second] = std::minmax(overlap->index, (overlap + 1)->index);
     refuse(request, "output[{}] and output[{}] overlap; give each tensor once", first, second);

@@ -348,8 +348,7 @@ void Agent::note_exit(int rank, int status) {
     const bool by_agent = stage_ == Stage::ending || stage_ == Stage::killing;
     fields.push_back({"ended_by_agent", by_agent});
     events_.write("exit", now, std::move(fields));
-    worker.end = RankEnd{rank,     host_,           worker.pid,   status, now, reap_turn_,
-                         by_agent, worker.log_file, std::nullopt, {}};
+    worker.end = RankEnd{rank, host_, worker.pid, status, now, reap_turn_, by_agent, worker.log_file, std::nullopt, {}};
     failed_ = failed_ || (status != 0 && !by_agent);
 }
 
@@ -368,14 +367,16 @@ void Agent::asked_to_stop(int signal) {
     stage_ = listening ? Stage::saving : Stage::noticing;
     stage_deadline_ = listening ? grace_deadline_ : grace_deadline_.earlier(Deadline::in(notice_deadline));
     const std::string what =
-        listening ? fmt::format("waiting up to {:g} s for the ranks to save and end (--grace-s)", seconds(options_.grace))
-                  : fmt::format("no rank asks tsr_preempt_requested(), so none would save: they are ended in {:.1g} s",
-                                seconds(stage_deadline_.remaining()));
+        listening
+            ? fmt::format("waiting up to {:g} s for the ranks to save and end (--grace-s)", seconds(options_.grace))
+            : fmt::format("no rank asks tsr_preempt_requested(), so none would save: they are ended in {:.1g} s",
+                          seconds(stage_deadline_.remaining()));
     logs_.say(fmt::format("{}: {}; a second signal (Ctrl-C) kills them now", signal_name(signal), what));
 }
 
 bool Agent::anybody_listens() const {
-    return std::ranges::any_of(workers_, [](const Worker& worker) { return ::access(worker.asked_file.c_str(), F_OK) == 0; });
+    return std::ranges::any_of(workers_,
+                               [](const Worker& worker) { return ::access(worker.asked_file.c_str(), F_OK) == 0; });
 }
 
 void Agent::end_workers() {

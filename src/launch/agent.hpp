@@ -107,7 +107,7 @@ class Agent {
     Stage stage_ = Stage::running;
     Deadline stage_deadline_ = Deadline::in(milliseconds{0});
     Deadline grace_deadline_ = stage_deadline_;  // of the first signal
-    bool failed_ = false;  // a rank failed by itself
+    bool failed_ = false;                        // a rank failed by itself
     int reap_turn_ = 0;
 };
 

@@ -40,7 +40,8 @@ void tell_agent() noexcept try {
     const Fd file(::open(path->c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (file.valid()) return;
     log::warning(
-        "the launcher cannot be told that this rank listens for preemption: {}: {}; it may end the rank at once when it "
+        "the launcher cannot be told that this rank listens for preemption: {}: {}; it may end the rank at once when "
+        "it "
         "is asked to stop",
         *path, std::generic_category().message(errno));
 } catch (...) {

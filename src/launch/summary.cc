@@ -145,7 +145,8 @@ std::string RankEnd::message() const {
 }
 
 std::string RankEnd::cause() const {
-    if (by_agent) return fmt::format("rank {} failed or left its communicator first, and was ended with the others", rank);
+    if (by_agent)
+        return fmt::format("rank {} failed or left its communicator first, and was ended with the others", rank);
     const std::string meaning = meaning_of(wait_status);
     return fmt::format("rank {} {}{}", rank, describe_status(wait_status),
                        meaning.empty() ? "" : fmt::format(" ({})", meaning));
@@ -153,9 +154,8 @@ std::string RankEnd::cause() const {
 
 std::vector<RankEnd> failures_of(const std::vector<RankEnd>& ends) {
     std::vector<RankEnd> failures;
-    std::ranges::copy_if(ends, std::back_inserter(failures), [&](const RankEnd& end) {
-        return failed_by_itself(end) || failed_by_evidence(end, ends);
-    });
+    std::ranges::copy_if(ends, std::back_inserter(failures),
+                         [&](const RankEnd& end) { return failed_by_itself(end) || failed_by_evidence(end, ends); });
     std::vector<int> victims;
     for (const RankEnd& failure : failures) {
         const bool victim = std::ranges::any_of(failures, [&](const RankEnd& other) {
@@ -193,7 +193,8 @@ std::string summary_of(const std::vector<RankEnd>& failures, const std::vector<R
     }
     for (const RankEnd& end : ends) {
         const auto same = [&](const RankEnd& f) { return f.rank == end.rank; };
-        if (end.by_agent || end.wait_status != 0 || end.time > root.time || std::ranges::any_of(failures, same)) continue;
+        if (end.by_agent || end.wait_status != 0 || end.time > root.time || std::ranges::any_of(failures, same))
+            continue;
         out += fmt::format("\n  rank {} had ended before, with exit code 0, at {}\n", end.rank, clock_time(end.time));
     }
     const auto quote = [&](std::string_view line) { out += fmt::format("    {}\n", line); };

@@ -281,7 +281,8 @@ std::set<std::string> files_of(pid_t process) {
         if (const size_t path = line.find('/'); path != std::string::npos) paths.insert(line.substr(path));
     }
     for (const auto& [number, target] : descriptors_of(id)) paths.insert(target);
-    std::erase_if(paths, [](const std::string& path) { return !path.starts_with('/') || path.ends_with(" (deleted)"); });
+    std::erase_if(paths,
+                  [](const std::string& path) { return !path.starts_with('/') || path.ends_with(" (deleted)"); });
     return paths;
 }
 

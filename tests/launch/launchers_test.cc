@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include <climits>
-#include <cstdlib>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -86,9 +86,9 @@ class Launchers : public ::testing::Test {
         const testing::Environment environment(
             {{"D", directory_.path().string()}, {"XDG_RUNTIME_DIR", directory_.path().string()}});
         ::chmod(directory_.path().c_str(), 0700);
-        const int status = std::system(fmt::format("{} {} > {}/log 2>&1 < /dev/null", launcher, rank_command(),
-                                                   directory_.path().string())
-                                           .c_str());
+        const int status = std::system(
+            fmt::format("{} {} > {}/log 2>&1 < /dev/null", launcher, rank_command(), directory_.path().string())
+                .c_str());
         ASSERT_EQ(status, 0) << log();
     }
     // As another launcher would, which needs not be installed: a process a rank, with the variables that it sets.
@@ -204,10 +204,10 @@ TEST_F(Launchers, SrunOnSeveralNodesByItsVariables) {
 
 TEST_F(Launchers, ARankThatLeavesWithExitCodeZeroIsToldAsTheRootCause) {
     for (const char* backend : {"shm", "gloo"}) {
-        const int status =
-            std::system(fmt::format("{} run -n 3 --env TESSERA_BACKEND={} {} --gtest_filter=AsARank.Leaves* > {}/log 2>&1",
-                                    TESSERA_BINARY_DIR "/tessera", backend, self(), directory_.path().string())
-                            .c_str());
+        const int status = std::system(
+            fmt::format("{} run -n 3 --env TESSERA_BACKEND={} {} --gtest_filter=AsARank.Leaves* > {}/log 2>&1",
+                        TESSERA_BINARY_DIR "/tessera", backend, self(), directory_.path().string())
+                .c_str());
         EXPECT_EQ(WEXITSTATUS(status), 1) << "the job has failed, though its cause ended with 0";
         EXPECT_THAT(log(), AllOf(HasSubstr("the job failed: rank 1 ended with exit code 0 (its peers still needed it"),
                                  HasSubstr("last stderr line: tessera: rank")))

@@ -144,7 +144,9 @@ TEST(Failures, RootCauseIsTheEarliestAndAKilledRankBeforeItsVictims) {
 }
 
 TEST(Failures, WithoutARecordedErrorTheLastLineOfStandardErrorSpeaks) {
-    const auto message = [](std::vector<std::string> lines) { return end_with(end_of(0, exit_1, 1, 1), lines).message(); };
+    const auto message = [](std::vector<std::string> lines) {
+        return end_with(end_of(0, exit_1, 1, 1), lines).message();
+    };
     EXPECT_EQ(message({"Traceback (most recent call last):", "  File \"a.py\"", "ValueError: nan", "", "  "}),
               "last stderr line: ValueError: nan");
     EXPECT_EQ(message({"Exception in thread \"main\" java.lang.RuntimeException: nan", "\tat a.B.c(B.java:3)",
@@ -158,8 +160,8 @@ TEST(Failures, WithoutARecordedErrorTheLastLineOfStandardErrorSpeaks) {
 
 TEST(Failures, ARankThatLeftWithExitCodeZeroIsTheCauseOfThoseThatMissIt) {
     const std::string lost = "tessera: PEER_LOST: rank 0: barrier #2 failed: rank 1 (pid 101) died; its last operation";
-    const std::vector<RankEnd> ends = {end_with(end_of(0, exit_1, 10.1, 2), {lost, "giving up"}),
-                                       end_of(1, 0, 10.0, 1), end_of(2, 0, 9.9, 1)};
+    const std::vector<RankEnd> ends = {end_with(end_of(0, exit_1, 10.1, 2), {lost, "giving up"}), end_of(1, 0, 10.0, 1),
+                                       end_of(2, 0, 9.9, 1)};
     const auto failures = failures_of(ends);
     EXPECT_EQ(ranks_of(failures), (Ranks{1, 0}));
     EXPECT_EQ(exit_code_of(failures), 1);
@@ -184,7 +186,9 @@ TEST(Failures, ARankThatWasSlowToEndComesBeforeItsVictims) {
     EXPECT_EQ(ranks_of(failures_of({victim, end_with(end_of(1, exit_1, 0.5, 0), {back})})), (Ranks{1, 0}));
 }
 
-TEST(Failures, NoneIsNone) { EXPECT_TRUE(failures_of({end_of(0, 0, 1, 1), ended_by_agent(end_of(1, 15, 2, 2))}).empty()); }
+TEST(Failures, NoneIsNone) {
+    EXPECT_TRUE(failures_of({end_of(0, 0, 1, 1), ended_by_agent(end_of(1, 15, 2, 2))}).empty());
+}
 
 TEST(Tail, KeepsTheLastLinesOnly) {
     Tail tail;

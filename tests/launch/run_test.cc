@@ -322,8 +322,9 @@ TEST_F(Run, SigtermSetsThePreemptionFlagAndWaitsForTheRanks) {
 }
 
 TEST_F(Run, RanksThatNeverAskAreNotWaitedFor) {
-    Child job = start({"-n", "2", "--grace-s", "10000", "/bin/sh", "-c",
-                       "trap 'echo bye > $D/bye$RANK; exit 0' TERM; echo $$ > $D/r$RANK; while :; do sleep 0.05; done"});
+    Child job =
+        start({"-n", "2", "--grace-s", "10000", "/bin/sh", "-c",
+               "trap 'echo bye > $D/bye$RANK; exit 0' TERM; echo $$ > $D/r$RANK; while :; do sleep 0.05; done"});
     (void)pid_in("r0");
     (void)pid_in("r1");
     ::kill(job.pid(), SIGINT);
@@ -334,9 +335,10 @@ TEST_F(Run, RanksThatNeverAskAreNotWaitedFor) {
 }
 
 TEST_F(Run, ARankThatBeginsToAskMeanwhileIsWaitedFor) {
-    Child job = start({"-n", "1", "/bin/sh", "-c",
-                       "echo $$ > $D/r0; while ! od -An -tx1 -N1 $TESSERA_PREEMPT_FILE | grep -q 01; do :; done;"
-                       ": > $TESSERA_PREEMPT_ASKED_FILE; while [ ! -e $D/go ]; do sleep 0.02; done; echo saved > $D/saved"});
+    Child job =
+        start({"-n", "1", "/bin/sh", "-c",
+               "echo $$ > $D/r0; while ! od -An -tx1 -N1 $TESSERA_PREEMPT_FILE | grep -q 01; do :; done;"
+               ": > $TESSERA_PREEMPT_ASKED_FILE; while [ ! -e $D/go ]; do sleep 0.02; done; echo saved > $D/saved"});
     (void)pid_in("r0");
     ::kill(job.pid(), SIGTERM);
     wait_until([&] { return read_file(directory_.path() / "err").find("asked meanwhile") != std::string::npos; },
@@ -390,7 +392,8 @@ TEST_F(Run, NohupIsRespected) {
 
 TEST_F(Run, RankThatFailsWhileOthersSaveDoesNotEndThem) {
     Child job = start({"-n", "2", "--max-restarts", "3", "/bin/sh", "-c",
-                       ": > $TESSERA_PREEMPT_ASKED_FILE; echo $$ > $D/r$RANK; while ! od -An -tx1 -N1 $TESSERA_PREEMPT_FILE | grep -q 01; do :; done;"
+                       ": > $TESSERA_PREEMPT_ASKED_FILE; echo $$ > $D/r$RANK; while ! od -An -tx1 -N1 "
+                       "$TESSERA_PREEMPT_FILE | grep -q 01; do :; done;"
                        "if [ $RANK = 0 ]; then echo gone > $D/gone; exit 4; fi;"
                        "while kill -0 $(cat $D/r0) 2>/dev/null; do :; done; echo saved > $D/saved"});
     (void)pid_in("r0");
