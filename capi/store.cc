@@ -27,7 +27,7 @@ tsr::StoreOptions options_in(const tsr_store_options* from) {
     const tsr_store_options given = tsr::capi::options_in(from, default_options(), "options");
     if (given.timeout_ms <= 0) {
         throw tsr::Error(tsr::Code::invalid_argument,
-                         fmt::format("options.timeout_ms is {}; it must be positive", given.timeout_ms));
+                         fmt::format("the timeout is {} ms; it must be positive", given.timeout_ms));
     }
     tsr::StoreOptions options = tsr::StoreOptions::from_environment();
     options.timeout = tsr::milliseconds{given.timeout_ms};

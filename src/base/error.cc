@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <new>
+#include <stdexcept>
 #include <system_error>
 
 namespace tsr {
@@ -96,6 +97,8 @@ Error current_error() noexcept {
         return e;
     } catch (const std::bad_alloc&) {
         return Error(Code::no_memory, "out of memory");
+    } catch (const std::length_error& e) {  // a size that no container can have
+        return Error(Code::no_memory, std::string("out of memory: ") + e.what());
     } catch (const std::exception& e) {
         return Error(Code::internal, std::string("unexpected exception: ") + e.what());
     } catch (...) {

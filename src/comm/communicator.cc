@@ -475,7 +475,7 @@ std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bo
 void check_options(const CommOptions& options) {
     if (options.timeout.count() <= 0) {
         throw Error(Code::invalid_argument,
-                    fmt::format("timeout_ms is {}; it must be positive", options.timeout.count()));
+                    fmt::format("the timeout is {} ms; it must be positive", options.timeout.count()));
     }
     if (options.name.empty() || options.name.size() > max_name_size) {
         throw Error(Code::invalid_argument, fmt::format("a communicator's name has 1 to {} bytes", max_name_size));

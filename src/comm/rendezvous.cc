@@ -71,7 +71,7 @@ Error timeout_error(Store& store, const Peer& own) {
     return Error(Code::timeout,
                  fmt::format("{} did not join the communicator of {} ranks in time. Look at the logs of those that are "
                              "missing, check that each rank number is used once and that all use one store, or raise "
-                             "timeout_ms",
+                             "the timeout",
                              who, own.world_size))
         .with_peer(missing.size() == 1 ? missing[0] : -1)
         .retry_may_help();

@@ -147,7 +147,10 @@ void validate(const Request& request, int rank, int world_size) {
         }
         for (const auto list : {request.inputs, request.outputs}) {
             for (const Tensor& tensor : list) {
-                if (!can_reduce(tensor.dtype)) refuse(request, "{} cannot be reduced", name_of(tensor.dtype));
+                if (!can_reduce(tensor.dtype)) {
+                    refuse(request, "{} cannot be reduced; f16, bf16, f32, f64, i8, u8, i32 and i64 can",
+                           name_of(tensor.dtype));
+                }
             }
         }
     }

@@ -68,7 +68,7 @@ void record_error(std::string_view message, std::string_view traceback) {
     auto path = env_text("TESSERA_ERROR_FILE");
     if (!path) path = env_text("TORCHELASTIC_ERROR_FILE");
     static std::atomic<bool> recorded{false};  // of this process, as its environment is
-    if (recorded.exchange(true) || !path) return;
+    if (!path || recorded.exchange(true)) return;
 
     Json extra{Json::Object{}};
     extra.set("py_callstack", readable_text(traceback));

@@ -62,7 +62,7 @@ const Flag* find_page() noexcept {
         if (fd || path) {
             log::warning(
                 "the launcher's preemption flag cannot be read (TESSERA_PREEMPT_FD, TESSERA_PREEMPT_FILE): "
-                "tsr_preempt_requested will always say no");
+                "this rank will not see a request to stop");
         }
     } catch (...) {
         log::warning("{}", current_error().what());

@@ -220,7 +220,7 @@ TEST(Communicator, BadRequestsAreRefusedBeforeTheyBegin) {
         expect_refused(comm, all_reduce(four, static_cast<ReduceOp>(9)), "unknown reduction 9");
         expect_refused(comm, all_reduce(four, ReduceOp::none), "unknown reduction 0");
         expect_refused(comm, all_reduce(gpu), "CUDA");
-        expect_refused(comm, all_reduce(boolean), "cannot be reduced");
+        expect_refused(comm, all_reduce(boolean), "bool cannot be reduced; f16, bf16, f32");
         expect_refused(comm, all_reduce(nowhere), "no data");
         expect_refused(comm, all_reduce(crooked), "not aligned");
         expect_refused(comm, {Collective::all_reduce, {}, two_types, ReduceOp::sum, -1, 0, {}},
@@ -276,7 +276,7 @@ TEST(Communicator, BadCreationsAreRefused) {
     refused(0, 5000, test_options(), "world size 5000");
     refused(2, 2, test_options(), "rank 2");
     refused(-1, 2, test_options(), "rank -1");
-    refused(0, 1, no_time, "timeout_ms");
+    refused(0, 1, no_time, "timeout is 0 ms");
     refused(0, 1, no_name, "name");
     refused(0, 1, test_options("carrier-pigeon"), "carrier-pigeon");
 }

@@ -301,7 +301,7 @@ void GlooTransport::throw_timeout(const Call& call, const std::vector<int>& late
     }
     if (late.size() > 8) who += fmt::format("; and {} more", late.size() - 8);
     throw Error(Code::timeout,
-                fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, or raise timeout_ms",
+                fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, or raise the timeout",
                             rank_, tsr::headline(call.operation, call.sequence),
                             static_cast<double>(call.timeout.count()) / 1000, who, late.empty() ? rank_ : late[0]))
         .with_peer(late.empty() ? -1 : late[0]);
@@ -453,7 +453,7 @@ Transfer::Progress GlooTransfer::advance() {
     const std::lock_guard lock(transport_.view_mutex_);
     throw Error(
         Code::timeout,
-        fmt::format("rank {}: {} timed out after {} s: {} {}; {}. Look at the log of rank {}, or raise timeout_ms",
+        fmt::format("rank {}: {} timed out after {} s: {} {}; {}. Look at the log of rank {}, or raise the timeout",
                     transport_.rank_, headline(), static_cast<double>(patience_.count()) / 1000,
                     transport_.name_peer(operation_.peer), sending() ? "did not take it" : "sent nothing",
                     transport_.last_operation(), operation_.peer))

@@ -68,7 +68,7 @@ Transfer::Progress ShmTransfer::advance() {
     const std::string reason = sending() ? "took nothing of it" : "sent nothing";
     throw Error(Code::timeout,
                 fmt::format("rank {}: {} timed out after {} s: {} {}{}; {}. Look at the log of rank {}, or raise "
-                            "timeout_ms",
+                            "the timeout",
                             transport_.rank_, headline(), static_cast<double>(patience_.count()) / 1000,
                             transport_.name_peer(peer()), reason, moved_ > 0 ? " more" : "",
                             transport_.last_operation(peer()), peer()))

@@ -467,7 +467,7 @@ void ShmTransport::throw_timeout(const Call& call, const std::vector<int>& late)
     }
     if (late.size() > 8) who += fmt::format("; and {} more", late.size() - 8);
     throw Error(Code::timeout,
-                fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, or raise timeout_ms",
+                fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, or raise the timeout",
                             rank_, headline(call.operation, call.sequence),
                             static_cast<double>(call.timeout.count()) / 1000, who, late[0]))
         .with_peer(late[0]);

@@ -161,7 +161,7 @@ void Ddp::ready(size_t index) {
     if (ready_[index] != 0) {
         throw Error(Code::invalid_state,
                     fmt::format("rank {}: the gradient of \"{}\" was said to be ready twice in one step; each is said "
-                                "once, then tsr_ddp_wait",
+                                "once, then all are waited for",
                                 comm_->rank(), name))
             .with_rank(comm_->rank());
     }
@@ -249,7 +249,7 @@ void Ddp::check_idle(const char* what) const {
     }
     if (ready_count_ == 0) return;
     throw Error(Code::invalid_state,
-                fmt::format("rank {}: {} while they are being reduced; call tsr_ddp_wait first", comm_->rank(), what))
+                fmt::format("rank {}: {} while they are being reduced; wait for the gradients first", comm_->rank(), what))
         .with_rank(comm_->rank());
 }
 

@@ -291,7 +291,7 @@ TEST(Ddp, GradientsCannotBeTouchedWhileTheyAreReduced) {
         ddp.ready(0);
         expect_error([&] { ddp.zero_grad(); }, Code::invalid_state);
         EXPECT_THAT(expect_error([&] { optimizer.step(); }, Code::invalid_state).what(),
-                    HasSubstr("tsr_ddp_wait first"));
+                    HasSubstr("wait for the gradients first"));
         ddp.ready_all();
         expect_error([&] { optimizer.step(); }, Code::invalid_state);
         ddp.wait();
