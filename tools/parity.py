@@ -105,12 +105,12 @@ class Place(NamedTuple):
 
 
 class Python:
-    """`tsr_x` is `x` of _core.pyx, which the typed modules call as `_core.x`."""
+    """`tsr_x` is `x` of native/*.pxi, which the typed modules call as `_core.x`."""
 
     name = "Python"
 
     def __init__(self, root: Path) -> None:
-        self.core = units_of(root, f"{PYTHON}/src/tessera/_core.pyx", f"{PYTHON}/src/tessera/_handle.pxi")
+        self.core = units_of(root, f"{PYTHON}/native/*.pyx", f"{PYTHON}/native/*.pxi")
         self.typed = units_of(root, f"{PYTHON}/src/tessera/*.py")
 
     def place(self, function: str) -> Place | str:

@@ -55,7 +55,7 @@ prefix_hash() { hash_of "$TESSERA_PREFIX"/lib/libtessera*.so* "$TESSERA_PREFIX"/
 build_python() {
   local key
   [[ -f bindings/python/pyproject.toml ]] || return 0
-  key=$(tree_hash bindings/python)-$(prefix_hash)
+  key=$(tree_hash bindings/python)-$(prefix_hash)-$(hash_of "$TESSERA_PREFIX"/bin/tessera) # the wheel holds the command
   stamp_ok python-binding "$key" && "$VENV/bin/python" -c 'import importlib.util as u; exit(u.find_spec("tessera") is None)' && return
   say "Python: building the wheel into .venv"
   run_logged build-python "$VENV/bin/python" -m pip install --no-build-isolation --no-deps --no-input --quiet \

@@ -41,6 +41,18 @@ for _name, _member in list(vars(_core).items()):
         setattr(_core, _name, _counted(_name, _member))
 
 
+messages: set[str] = set()  # of every error of the library that this run has seen
+_init = ts.TesseraError.__init__
+
+
+def _kept(self: ts.TesseraError, message: str = "") -> None:
+    messages.add(message)
+    _init(self, message)
+
+
+setattr(ts.TesseraError, "__init__", _kept)  # noqa: B010  # mypy knows no assignment to a method
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What judges the whole run comes last."""
     items.sort(key=lambda item: item.path.name == "test_parity.py")

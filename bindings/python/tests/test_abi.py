@@ -71,7 +71,7 @@ def test_a_library_without_some_functions_is_refused_in_the_same_words(tmp_path:
     assert str(library) in last
 
 
-@pytest.mark.parametrize("name", ["Comm", "Ddp", "State"])
+@pytest.mark.parametrize("name", ["Comm", "DDP", "State"])
 def test_handles_cannot_be_made_up(name: str):
     with pytest.raises(TypeError):
         getattr(_core, name)()

@@ -45,6 +45,61 @@ def test_record_tells_the_launcher_why(program):
     assert "LookupError: there is no such sample" in summary
 
 
+def test_an_exception_that_leaves_the_with_block_reaches_the_launcher_without_a_decorator(program):
+    text = """
+        import tessera as ts
+
+        def look_up(sample):
+            raise LookupError(f"there is no sample {sample}\\nsecond line \\udc80")
+
+        with ts.init(timeout=60) as comm:
+            group = comm.split(0)
+            with group:
+                if comm.rank == 1:
+                    look_up(17)
+                group.barrier()
+    """
+    result = program(text).launch(2)
+    assert result.returncode == 1
+    cause = next(line for line in result.stderr.splitlines() if "root cause" in line)
+    assert "LookupError: there is no sample 17" in cause
+    summary = result.stderr.split("root cause")[1]
+    assert "rank 1's traceback" in summary
+    assert "in look_up" in summary
+    assert "LookupError: there is no sample 17" in summary
+
+
+def test_leaving_with_sys_exit_is_no_error(program):
+    text = """
+        import sys
+        import tessera as ts
+        with ts.init(timeout=60) as comm:
+            sys.exit(0)
+    """
+    result = program(text).launch(1)
+    assert result.returncode == 0, result.stderr
+    assert "root cause" not in result.stderr
+
+
+def test_an_error_that_was_handled_does_not_hide_the_one_that_ends_the_program(program, tmp_path):
+    """Outside a launcher nothing counts as told."""
+    text = """
+        import os, sys
+        import tessera as ts
+        try:
+            with ts.init() as comm:
+                raise KeyError("handled")
+        except KeyError:
+            pass
+        os.environ["TESSERA_ERROR_FILE"] = sys.argv[1]
+        with ts.init() as comm:
+            raise ValueError("the end")
+    """
+    file = tmp_path / "error.json"
+    assert program(text).run(str(file)).returncode == 1
+    assert "the end" in file.read_text()
+
+
 def test_record_writes_the_error_file_once_and_lets_the_exception_go_on(program, tmp_path):
     text = """
         import sys
@@ -80,12 +135,15 @@ def test_nobody_asks_to_stop_outside_a_launcher():
 def test_preemption_is_seen_by_the_ranks(program):
     text = """
         import time
+        import numpy as np
         import tessera as ts
         with ts.init(timeout=60) as comm:
             print("running", flush=True)
+            asked = np.zeros(1, np.int32)
             deadline = time.monotonic() + 60
-            while not ts.preempt_requested() and time.monotonic() < deadline:
-                time.sleep(0.02)
+            while not asked and time.monotonic() < deadline:
+                asked[0] = ts.preempt_requested()
+                comm.all_reduce(asked, "min")  # all ranks stop at the same step
             print("stopping", comm.rank, ts.preempt_requested(), flush=True)
     """
     from conftest import launcher

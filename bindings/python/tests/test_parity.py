@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tessera as ts
-from conftest import called
+from conftest import called, messages
 from tessera import _core
 
 REPOSITORY = Path(__file__).parents[3]
-SOURCES = REPOSITORY / "bindings/python/src/tessera"
+SOURCES = REPOSITORY / "bindings/python/native"
 
 
 def exported() -> list[str]:
@@ -19,7 +19,7 @@ def exported() -> list[str]:
 
 def bodies() -> dict[str, str]:
     """The functions of the extension's sources, each with its text."""
-    text = (SOURCES / "_handle.pxi").read_text() + (SOURCES / "_core.pyx").read_text()
+    text = "\n".join(path.read_text() for path in [*SOURCES.glob("*.pxi"), SOURCES / "_core.pyx"])
     parts = re.split(r"^ *(?:cdef|def) (?:[\w ]+[ *])?\*?(\w+)\(.*$", text, flags=re.MULTILINE)
     found: dict[str, str] = {}
     for name, body in zip(parts[1::2], parts[2::2], strict=True):
@@ -75,6 +75,11 @@ def test_the_launcher_is_told_here_too(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ValueError, match="told"):
         main()
     assert "told" in file.read_text()
+
+
+def test_no_message_of_the_whole_run_speaks_c():
+    """Every error that the tests provoke, in any module of theirs, came by here."""
+    assert [text for text in messages if re.search(r"\btsr_|\bTSR_|struct_size|\w_ms\b|\bNULL\b|_core\b", text)] == []
 
 
 def test_every_function_was_called(request: pytest.FixtureRequest):

@@ -24,7 +24,8 @@ from . import (
     log,
 )
 from .checkpoint import Checkpoint, Saver, TensorInfo
-from .comm import Comm, ReduceOp, init
+from .collectives import ReduceOp
+from .comm import Comm, init
 from .data import Sampler
 from .ddp import DDP
 from .errors import *  # noqa: F403

@@ -6,15 +6,24 @@ import math
 import warnings
 from datetime import timedelta
 from types import TracebackType
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, SupportsIndex, TypeVar
 
 from . import _core
+from .errors import InvalidArgument
 
 Timeout = float | timedelta | None
 """Seconds, or a timedelta; None takes the library's default."""
 
 _Self = TypeVar("_Self", bound="Closable")
 _T = TypeVar("_T")
+_LONGEST = 2**31 - 1  # milliseconds, 24 days
+
+
+def stays(self: object, protocol: SupportsIndex, /) -> NoReturn:
+    """The ``__reduce_ex__`` of what cannot leave its process."""
+    raise TypeError(
+        f"a tessera.{type(self).__name__} can be neither pickled nor copied: it belongs to this process; make one in each"
+    )
 
 
 class Closable:
@@ -27,6 +36,7 @@ class Closable:
 
     _handle: _core.Handle
     _warns: ClassVar[bool] = False
+    __reduce_ex__ = stays
 
     @property
     def closed(self) -> bool:
@@ -58,21 +68,24 @@ class Closable:
         return f"<tessera.{type(self).__name__}{state}>"
 
 
-def checked(value: _T, kind: type[_T]) -> _T:
-    """`value`, if it is a `kind`; else a TypeError in words."""
-    if not isinstance(value, kind):
-        raise TypeError(f"wanted is a tessera.{kind.__name__}, not a {type(value).__name__}")
-    return value
+def checked(value: Any, kind: type[_T], name: str, *others: object) -> _T:
+    """`value`, if it is a `kind`; else a TypeError in words, which knows an argument of `others` given in its place."""
+    if isinstance(value, kind):
+        return value
+    swapped = "; the arguments are swapped" if any(isinstance(other, kind) for other in others) else ""
+    raise TypeError(f"{name} is a {type(value).__name__}; a tessera.{kind.__name__} is wanted{swapped}")
 
 
-def milliseconds(timeout: float | timedelta) -> int:
-    """A timeout as the library takes it: rounded up, so that a small one is not none at all."""
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+def milliseconds(timeout: Timeout) -> int | None:
+    """A timeout as the library takes it: rounded up, so that a small one is not none at all; None stays None."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, timedelta):
+        seconds = timeout.total_seconds()
+    elif isinstance(timeout, (str, bytes)) or not hasattr(timeout, "__float__"):
+        raise TypeError(f"the timeout is {timeout!r}; seconds or a timedelta are wanted")
+    else:
+        seconds = float(timeout)
     if math.isnan(seconds):
-        raise ValueError("the timeout is not a number")
-    return min(math.ceil(seconds * 1000), 2**31 - 1) if math.isfinite(seconds) else 2**31 - 1
-
-
-def given(**options: object) -> dict[str, object]:
-    """Those options that the caller set; the library knows the defaults of the others."""
-    return {name: value for name, value in options.items() if value is not None}
+        raise InvalidArgument("the timeout is not a number")
+    return math.ceil(max(-_LONGEST, min(seconds * 1000, _LONGEST)))

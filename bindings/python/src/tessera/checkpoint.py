@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from . import _core
-from ._base import Closable, Timeout, checked, given, milliseconds
+from ._base import Closable, Timeout, checked, milliseconds
 from .comm import Comm
 from .errors import NotFound
 from .state import State
@@ -60,14 +60,16 @@ class Saver(Closable):
         keep_latest: int | None = None,
         timeout: Timeout = None,
     ) -> None:
-        options = given(
+        handle = None if comm is None else checked(comm, Comm, "comm", root)._handle
+        self._root = os.fsdecode(root)
+        self._handle = _core.saver_create(
+            handle,
+            self._root,
             keep_latest=keep_latest,
-            timeout_ms=None if timeout is None else milliseconds(timeout),
+            timeout_ms=milliseconds(timeout),
             writer="python",
             writer_version=platform.python_version(),
         )
-        self._root = os.fspath(root)
-        self._handle = _core.saver_create(None if comm is None else checked(comm, Comm)._handle, self._root, options)
         if comm is not None:
             comm._own(self)
 
@@ -95,7 +97,7 @@ class Saver(Closable):
         TesseraIOError, TesseraTimeout, PeerLost, CommitUnknown
             The save failed; all ranks get the same error, and the former checkpoint is untouched.
         """
-        handle, _ = checked(state, State)._prepare(metrics)
+        handle, _ = checked(state, State, "state", step)._prepare(metrics)
         _core.saver_save(self._handle, step, handle)
 
     def save_async(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> Work:
@@ -113,7 +115,7 @@ class Saver(Closable):
         Work
             Done when the checkpoint is committed. May be dropped: `wait` raises the error too.
         """
-        handle, _ = checked(state, State)._prepare(metrics)
+        handle, _ = checked(state, State, "state", step)._prepare(metrics)
         return Work(_core.saver_save_async(self._handle, step, handle))
 
     def wait(self) -> None:
@@ -140,7 +142,7 @@ class Saver(Closable):
         Corrupt
             A checksum is wrong; file and offset are named.
         """
-        handle, take_over = checked(state, State)._prepare()
+        handle, take_over = checked(state, State, "state")._prepare()
         before = _core.saver_resume(self._handle, handle)
         take_over()
         return before
@@ -197,7 +199,7 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
     _handle: _core.Checkpoint
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._handle = _core.checkpoint_open(os.fspath(path))
+        self._handle = _core.checkpoint_open(os.fsdecode(path))
 
     @property
     def path(self) -> str:
@@ -294,11 +296,15 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         Mismatch
             All differences are listed; nothing was loaded.
         """
-        handle, take_over = checked(state, State)._prepare()
-        options = given(
-            verify=verify, allow_missing=allow_missing, allow_unexpected=allow_unexpected, allow_cast=allow_cast
+        handle, take_over = checked(state, State, "state")._prepare()
+        _core.checkpoint_load(
+            self._handle,
+            handle,
+            verify=verify,
+            allow_missing=allow_missing,
+            allow_unexpected=allow_unexpected,
+            allow_cast=allow_cast,
         )
-        _core.checkpoint_load(self._handle, handle, options)
         take_over()
 
     def verify(self, *, full: bool = True) -> None:

@@ -1,44 +1,26 @@
-"""The ranks of a job and their collectives, over arrays in place, synchronous or as `Work`."""
+"""The ranks of a job: joining, splitting, shared memory, and how they part."""
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
+from operator import index
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _core
-from ._base import Closable, Timeout, checked, given, milliseconds
+from ._base import Closable, Timeout, checked, milliseconds
+from .collectives import Collectives
 from .errors import InvalidArgument, TesseraError
+from .launch import in_words, tell_launcher
 from .store import Store
-from .tensor import ArrayLike, DTypeLike, array_over, dtype_of, tensor, tensors
-from .work import Work
+from .tensor import DTypeLike, array_over, dtype_of
 
-__all__ = ["Comm", "ReduceOp", "init"]
-
-ReduceOp = Literal["sum", "avg", "min", "max", "prod"]
-"""Reductions; ``"avg"`` divides the sum by the number of ranks."""
-
-_OPS = {"sum": 1, "avg": 2, "min": 3, "max": 4, "prod": 5}
-
-
-def op_of(op: str) -> int:
-    """The library's number of a reduction."""
-    if op not in _OPS:
-        raise InvalidArgument(f"op {op!r}; {', '.join(_OPS)} are known")
-    return _OPS[op]
-
-
-def _options(timeout: Timeout, spin_count: int | None, backend: str | None, name: str | None) -> dict[str, object]:
-    return given(
-        timeout_ms=None if timeout is None else milliseconds(timeout),
-        spin_count=spin_count,
-        backend=backend,
-        name=name,
-    )
+__all__ = ["Comm", "init"]
 
 
 def init(
@@ -77,28 +59,15 @@ def init(
     PermissionDenied
         There is no job token, or it was refused.
     """
-    return Comm._adopt(_core.comm_from_env(_options(timeout, spin_count, backend, name)))
+    return Comm._adopt(
+        _core.comm_from_env(timeout_ms=milliseconds(timeout), spin_count=spin_count, backend=backend, name=name)
+    )
 
 
-class Comm(Closable):
+class Comm(Collectives):
     """The ranks of a group. Made by `init`, `Comm.create`, `split` or a `Mesh`.
 
-    Collectives must be called by all ranks in the same order. They work in place or into arrays that the caller gives,
-    which must be contiguous and lie in the CPU's memory: NumPy arrays, anything with the buffer protocol,
-    ``__array_interface__`` or ``__dlpack__``. Arrays from `empty` and `buffer` are reached by the peers without a copy.
-
-    With ``async_op=True`` a collective returns a `Work` at once; the arrays must not be touched until it is done.
-
-    Each collective may raise
-
-    - `InvalidArgument`: a dtype, shape or device that it cannot take
-    - `Mismatch`: the ranks call different things, noticed before data moves
-    - `TesseraTimeout`: a rank did not come in time; it is named
-    - `PeerLost`: a rank died; it is named
-    - `Aborted`: an earlier failure, which is the ``__cause__``
-    - `InvalidState`: this object is closed
-
-    ``dtype=`` says what the bits of an array are where the array cannot: bfloat16 in a ``uint16`` array.
+    Its collectives, `all_reduce` and the others, are described by `Collectives`.
     """
 
     _handle: _core.Comm
@@ -149,8 +118,17 @@ class Comm(Closable):
         TesseraTimeout
             A rank never came; the message names it.
         """
-        options = _options(timeout, spin_count, backend, name)
-        return cls._adopt(_core.comm_create(checked(store, Store)._handle, rank, world_size, options))
+        return cls._adopt(
+            _core.comm_create(
+                checked(store, Store, "store")._handle,
+                rank,
+                world_size,
+                timeout_ms=milliseconds(timeout),
+                spin_count=spin_count,
+                backend=backend,
+                name=name,
+            )
+        )
 
     @property
     def rank(self) -> int:
@@ -198,7 +176,15 @@ class Comm(Closable):
         Comm or None
             This rank's group, which does not need this communicator any longer; None for a negative color.
         """
-        handle = _core.comm_split(self._handle, color, key, _options(timeout, spin_count, backend, name))
+        handle = _core.comm_split(
+            self._handle,
+            color,
+            key,
+            timeout_ms=milliseconds(timeout),
+            spin_count=spin_count,
+            backend=backend,
+            name=name,
+        )
         return None if handle is None else self._own(Comm._adopt(handle))
 
     def buffer(self, size: int) -> npt.NDArray[np.uint8]:
@@ -232,408 +218,12 @@ class Comm(Closable):
         ndarray
             Zeros, contiguous, aligned to 4096 bytes.
         """
-        dims = (shape,) if isinstance(shape, int) else tuple(shape)
+        dims = tuple(index(length) for length in shape) if isinstance(shape, Sequence) else (index(shape),)
         kind = dtype_of(dtype)
-        items = 1
-        for length in dims:
-            items *= length
-        handle = _core.buffer_create(self._handle, items * kind.numpy.itemsize)
+        if any(length < 0 for length in dims):
+            raise InvalidArgument(f"the shape {dims} has a negative size")
+        handle = _core.buffer_create(self._handle, math.prod(dims) * kind.numpy.itemsize)
         return array_over(_core.buffer_data(handle), kind, dims)
-
-    @overload
-    def all_reduce(
-        self,
-        tensors: ArrayLike | Sequence[ArrayLike],
-        op: ReduceOp = "sum",
-        *,
-        async_op: Literal[False] = False,
-        dtype: DTypeLike | None = None,
-    ) -> None: ...
-    @overload
-    def all_reduce(
-        self,
-        tensors: ArrayLike | Sequence[ArrayLike],
-        op: ReduceOp = "sum",
-        *,
-        async_op: Literal[True],
-        dtype: DTypeLike | None = None,
-    ) -> Work: ...
-    def all_reduce(
-        self,
-        tensors: ArrayLike | Sequence[ArrayLike],
-        op: ReduceOp = "sum",
-        *,
-        async_op: bool = False,
-        dtype: DTypeLike | None = None,
-    ) -> Work | None:
-        """Reduce arrays over the ranks, in place; every rank gets the same bits.
-
-        Parameters
-        ----------
-        tensors : array or sequence of arrays
-            Of one dtype, in the same order and of the same sizes on every rank.
-        op : {"sum", "avg", "min", "max", "prod"}
-            The reduction.
-        """
-        return _work(_core.comm_all_reduce(self._handle, _tensors(tensors, dtype), op_of(op), async_op))
-
-    @overload
-    def reduce_scatter(
-        self,
-        input: ArrayLike,
-        output: ArrayLike,
-        op: ReduceOp = "sum",
-        *,
-        async_op: Literal[False] = False,
-        dtype: DTypeLike | None = None,
-    ) -> None: ...
-    @overload
-    def reduce_scatter(
-        self,
-        input: ArrayLike,
-        output: ArrayLike,
-        op: ReduceOp = "sum",
-        *,
-        async_op: Literal[True],
-        dtype: DTypeLike | None = None,
-    ) -> Work: ...
-    def reduce_scatter(
-        self,
-        input: ArrayLike,
-        output: ArrayLike,
-        op: ReduceOp = "sum",
-        *,
-        async_op: bool = False,
-        dtype: DTypeLike | None = None,
-    ) -> Work | None:
-        """Reduce `input` and leave the r-th of ``world_size`` equal parts on rank r.
-
-        Parameters
-        ----------
-        input : array
-            ``world_size`` times as many elements as `output`.
-        output : array
-            May be the r-th part of `input`.
-        op : {"sum", "avg", "min", "max", "prod"}
-            The reduction.
-        """
-        return _work(
-            _core.comm_reduce_scatter(self._handle, _input(input, dtype), _tensor(output, dtype), op_of(op), async_op)
-        )
-
-    @overload
-    def all_gather(
-        self, input: ArrayLike, output: ArrayLike, *, async_op: Literal[False] = False, dtype: DTypeLike | None = None
-    ) -> None: ...
-    @overload
-    def all_gather(
-        self, input: ArrayLike, output: ArrayLike, *, async_op: Literal[True], dtype: DTypeLike | None = None
-    ) -> Work: ...
-    def all_gather(
-        self, input: ArrayLike, output: ArrayLike, *, async_op: bool = False, dtype: DTypeLike | None = None
-    ) -> Work | None:
-        """Concatenate all ranks' `input` in rank order.
-
-        Parameters
-        ----------
-        input : array
-            The same number of elements on every rank.
-        output : array
-            ``world_size`` times as many elements; `input` may be its r-th part.
-        """
-        return _work(_core.comm_all_gather(self._handle, _input(input, dtype), _tensor(output, dtype), async_op))
-
-    @overload
-    def all_gather_v(
-        self,
-        input: ArrayLike,
-        outputs: Sequence[ArrayLike],
-        *,
-        async_op: Literal[False] = False,
-        dtype: DTypeLike | None = None,
-    ) -> None: ...
-    @overload
-    def all_gather_v(
-        self, input: ArrayLike, outputs: Sequence[ArrayLike], *, async_op: Literal[True], dtype: DTypeLike | None = None
-    ) -> Work: ...
-    def all_gather_v(
-        self, input: ArrayLike, outputs: Sequence[ArrayLike], *, async_op: bool = False, dtype: DTypeLike | None = None
-    ) -> Work | None:
-        """Gather inputs of different lengths.
-
-        Parameters
-        ----------
-        input : array
-            Any number of elements.
-        outputs : sequence of ``world_size`` arrays
-            ``outputs[r]`` receives rank r's input; the same lengths on every rank.
-        """
-        return _work(
-            _core.comm_all_gather_v(self._handle, _input(input, dtype), _tensors(list(outputs), dtype), async_op)
-        )
-
-    @overload
-    def broadcast(
-        self,
-        tensors: ArrayLike | Sequence[ArrayLike],
-        root: int = 0,
-        *,
-        async_op: Literal[False] = False,
-        dtype: DTypeLike | None = None,
-    ) -> None: ...
-    @overload
-    def broadcast(
-        self,
-        tensors: ArrayLike | Sequence[ArrayLike],
-        root: int = 0,
-        *,
-        async_op: Literal[True],
-        dtype: DTypeLike | None = None,
-    ) -> Work: ...
-    def broadcast(
-        self,
-        tensors: ArrayLike | Sequence[ArrayLike],
-        root: int = 0,
-        *,
-        async_op: bool = False,
-        dtype: DTypeLike | None = None,
-    ) -> Work | None:
-        """Give every rank the root's arrays, in place.
-
-        Parameters
-        ----------
-        tensors : array or sequence of arrays
-            Of one dtype, of the same sizes on every rank.
-        root : int
-            The rank whose values all get.
-        """
-        return _work(_core.comm_broadcast(self._handle, _tensors(tensors, dtype), root, async_op))
-
-    @overload
-    def reduce(
-        self,
-        input: ArrayLike,
-        output: ArrayLike | None = None,
-        op: ReduceOp = "sum",
-        root: int = 0,
-        *,
-        async_op: Literal[False] = False,
-        dtype: DTypeLike | None = None,
-    ) -> None: ...
-    @overload
-    def reduce(
-        self,
-        input: ArrayLike,
-        output: ArrayLike | None = None,
-        op: ReduceOp = "sum",
-        root: int = 0,
-        *,
-        async_op: Literal[True],
-        dtype: DTypeLike | None = None,
-    ) -> Work: ...
-    def reduce(
-        self,
-        input: ArrayLike,
-        output: ArrayLike | None = None,
-        op: ReduceOp = "sum",
-        root: int = 0,
-        *,
-        async_op: bool = False,
-        dtype: DTypeLike | None = None,
-    ) -> Work | None:
-        """Reduce `input`; the result is on the root alone.
-
-        Parameters
-        ----------
-        input : array
-            The same number of elements on every rank.
-        output : array, optional
-            Read on the root only; None there reduces into `input`.
-        op : {"sum", "avg", "min", "max", "prod"}
-            The reduction.
-        root : int
-            The rank that gets the result.
-        """
-        in_place = output is None and root == self._rank
-        source = _tensor(input, dtype) if in_place else _input(input, dtype)
-        target = source if in_place else None if output is None or root != self._rank else _tensor(output, dtype)
-        return _work(_core.comm_reduce(self._handle, source, target, op_of(op), root, async_op))
-
-    @overload
-    def gather(
-        self,
-        input: ArrayLike,
-        output: ArrayLike | None = None,
-        root: int = 0,
-        *,
-        async_op: Literal[False] = False,
-        dtype: DTypeLike | None = None,
-    ) -> None: ...
-    @overload
-    def gather(
-        self,
-        input: ArrayLike,
-        output: ArrayLike | None = None,
-        root: int = 0,
-        *,
-        async_op: Literal[True],
-        dtype: DTypeLike | None = None,
-    ) -> Work: ...
-    def gather(
-        self,
-        input: ArrayLike,
-        output: ArrayLike | None = None,
-        root: int = 0,
-        *,
-        async_op: bool = False,
-        dtype: DTypeLike | None = None,
-    ) -> Work | None:
-        """Concatenate all ranks' `input` on the root.
-
-        Parameters
-        ----------
-        input : array
-            The same number of elements on every rank.
-        output : array, optional
-            Needed on the root only: ``world_size`` times as many elements.
-        root : int
-            The rank that gets the result.
-        """
-        target = None if output is None or root != self._rank else _tensor(output, dtype)
-        return _work(_core.comm_gather(self._handle, _input(input, dtype), target, root, async_op))
-
-    @overload
-    def scatter(
-        self,
-        input: ArrayLike | None,
-        output: ArrayLike,
-        root: int = 0,
-        *,
-        async_op: Literal[False] = False,
-        dtype: DTypeLike | None = None,
-    ) -> None: ...
-    @overload
-    def scatter(
-        self,
-        input: ArrayLike | None,
-        output: ArrayLike,
-        root: int = 0,
-        *,
-        async_op: Literal[True],
-        dtype: DTypeLike | None = None,
-    ) -> Work: ...
-    def scatter(
-        self,
-        input: ArrayLike | None,
-        output: ArrayLike,
-        root: int = 0,
-        *,
-        async_op: bool = False,
-        dtype: DTypeLike | None = None,
-    ) -> Work | None:
-        """Give rank r the r-th of ``world_size`` equal parts of the root's `input`.
-
-        Parameters
-        ----------
-        input : array or None
-            Needed on the root only: ``world_size`` times as many elements as `output`.
-        output : array
-            Receives this rank's part.
-        root : int
-            The rank that has the input.
-        """
-        source = None if input is None or root != self._rank else _input(input, dtype)
-        return _work(_core.comm_scatter(self._handle, source, _tensor(output, dtype), root, async_op))
-
-    @overload
-    def all_to_all(
-        self, input: ArrayLike, output: ArrayLike, *, async_op: Literal[False] = False, dtype: DTypeLike | None = None
-    ) -> None: ...
-    @overload
-    def all_to_all(
-        self, input: ArrayLike, output: ArrayLike, *, async_op: Literal[True], dtype: DTypeLike | None = None
-    ) -> Work: ...
-    def all_to_all(
-        self, input: ArrayLike, output: ArrayLike, *, async_op: bool = False, dtype: DTypeLike | None = None
-    ) -> Work | None:
-        """Send the r-th of ``world_size`` equal parts of `input` to rank r; parts arrive in rank order.
-
-        Parameters
-        ----------
-        input : array
-            As many elements as `output`.
-        output : array
-            Receives part r from rank r.
-        """
-        return _work(_core.comm_all_to_all(self._handle, _input(input, dtype), _tensor(output, dtype), async_op))
-
-    @overload
-    def send(
-        self,
-        tensor: ArrayLike,
-        peer: int,
-        tag: int = 0,
-        *,
-        async_op: Literal[False] = False,
-        dtype: DTypeLike | None = None,
-    ) -> None: ...
-    @overload
-    def send(
-        self, tensor: ArrayLike, peer: int, tag: int = 0, *, async_op: Literal[True], dtype: DTypeLike | None = None
-    ) -> Work: ...
-    def send(
-        self, tensor: ArrayLike, peer: int, tag: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None
-    ) -> Work | None:
-        """Send an array to `peer`, which receives it with the same tag. Not collective.
-
-        Parameters
-        ----------
-        tensor : array
-            What is sent.
-        peer : int
-            A rank other than this one.
-        tag : int
-            0 to 2**31 - 1.
-        """
-        return _work(_core.comm_send(self._handle, _input(tensor, dtype), peer, tag, async_op))
-
-    @overload
-    def recv(
-        self,
-        tensor: ArrayLike,
-        peer: int,
-        tag: int = 0,
-        *,
-        async_op: Literal[False] = False,
-        dtype: DTypeLike | None = None,
-    ) -> None: ...
-    @overload
-    def recv(
-        self, tensor: ArrayLike, peer: int, tag: int = 0, *, async_op: Literal[True], dtype: DTypeLike | None = None
-    ) -> Work: ...
-    def recv(
-        self, tensor: ArrayLike, peer: int, tag: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None
-    ) -> Work | None:
-        """Receive an array from `peer`. Not collective.
-
-        Parameters
-        ----------
-        tensor : array
-            Of the dtype and number of elements that were sent.
-        peer : int
-            A rank other than this one.
-        tag : int
-            That of the `send`.
-        """
-        return _work(_core.comm_recv(self._handle, _tensor(tensor, dtype), peer, tag, async_op))
-
-    @overload
-    def barrier(self, *, async_op: Literal[False] = False) -> None: ...
-    @overload
-    def barrier(self, *, async_op: Literal[True]) -> Work: ...
-    def barrier(self, *, async_op: bool = False) -> Work | None:
-        """Return when every rank has called it."""
-        return _work(_core.comm_barrier(self._handle, async_op))
 
     def finalize(self) -> None:
         """Wait for all ranks and all issued work; no collective may follow. Collective."""
@@ -658,7 +248,7 @@ class Comm(Closable):
     ) -> None:
         """Part from the other ranks.
 
-        After an exception the peers are told with `abort`. Otherwise savers made from this communicator finish what
+        After an exception the launcher is told why, for its error summary, and the peers with `abort`. Otherwise savers made from this communicator finish what
         they are saving, then all ranks wait for each other. In both cases savers, meshes and groups made from it are
         closed with it.
         """
@@ -666,7 +256,8 @@ class Comm(Closable):
             return
         try:
             if error is not None:
-                self.abort(f"{type(error).__name__}: {error}")
+                tell_launcher(error)  # before the peers fail in their turn: the first error is the cause
+                self.abort(in_words(error))
             else:
                 for child in self._living():
                     child._finish()
@@ -691,14 +282,3 @@ class Comm(Closable):
             return f"<tessera.Comm rank {self._rank} of {self._world_size} (closed)>"
         return f"<tessera.Comm rank {self._rank} of {self._world_size}>"
 
-
-def _work(handle: _core.Work | None) -> Work | None:
-    return None if handle is None else Work(handle)
-
-
-def _input(source: ArrayLike, dtype: DTypeLike | None) -> _core.Tensor:
-    return tensor(source, dtype, writable=False)
-
-
-_tensor = tensor
-_tensors = tensors

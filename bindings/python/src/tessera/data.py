@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from operator import index
+
 import numpy as np
 import numpy.typing as npt
 
 from . import _core
-from ._base import Closable, checked, given
+from ._base import Closable, checked
 from .comm import Comm
 from .tensor import tensor
 
@@ -34,6 +36,7 @@ class Sampler(Closable):
     """
 
     _handle: _core.Sampler
+    _length: int
 
     def __init__(
         self,
@@ -45,8 +48,9 @@ class Sampler(Closable):
         drop_last: bool | None = None,
     ) -> None:
         self._handle = _core.sampler_create(
-            checked(comm, Comm)._handle, length, given(seed=seed, shuffle=shuffle, drop_last=drop_last)
+            checked(comm, Comm, "comm", length)._handle, length, seed=seed, shuffle=shuffle, drop_last=drop_last
         )
+        self._length = index(length)
 
     def batch(self, size: int) -> npt.NDArray[np.int64]:
         """This rank's next samples. All ranks ask for the same size in the same order.
@@ -63,7 +67,9 @@ class Sampler(Closable):
         ndarray of int64, shape (count,)
             Indices below `length`; `count` is `size`, or less at the end of an epoch, the same on all ranks.
         """
-        indices = np.empty(max(size, 0), np.int64)
+        wanted = index(size)
+        # More than the data set holds is never given.
+        indices = np.empty(max(min(wanted, self._length), 0), np.int64)
         return indices[: _core.sampler_next(self._handle, tensor(indices))]
 
     @property

@@ -35,6 +35,8 @@ def set_level(level: Level | str) -> None:
     """
     if isinstance(level, str) and level.upper() not in Level.__members__:
         raise InvalidArgument(f"log level {level!r}; {', '.join(Level.__members__).lower()} are known")
+    if not isinstance(level, (str, int)):
+        raise TypeError(f"the log level is a {type(level).__name__}; a Level or its name is wanted")
     _core.log_set_level(int(Level[level.upper()] if isinstance(level, str) else level))
 
 
@@ -50,6 +52,8 @@ def set_callback(fn: Callable[[Level, str], object] | None) -> None:
     if fn is None:
         _core.log_set_callback(None)
         return
+    if not callable(fn):
+        raise TypeError(f"the log's receiver is a {type(fn).__name__}; a function or None is wanted")
     receiver = fn
     _core.log_set_callback(lambda level, line: receiver(Level(level), line))
 

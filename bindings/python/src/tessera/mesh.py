@@ -36,9 +36,12 @@ class Mesh(Closable):
     _warns = True
 
     def __init__(self, comm: Comm, sizes: Mapping[str, int]) -> None:
+        handle = checked(comm, Comm, "comm", sizes)._handle
+        if not isinstance(sizes, Mapping):
+            raise TypeError(f"sizes is a {type(sizes).__name__}; a dict such as {{'dp': 2, 'tp': 4}} is wanted")
         self._names = tuple(sizes)
         self._comms: dict[str, Comm] = {}
-        self._handle = _core.mesh_create(checked(comm, Comm)._handle, list(sizes), list(sizes.values()))
+        self._handle = _core.mesh_create(handle, list(sizes), list(sizes.values()))
         comm._own(self)
 
     @property

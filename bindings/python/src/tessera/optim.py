@@ -1,12 +1,14 @@
 """Optimizers over a DDP model, or over any parameters and gradients: SGD, Adam, AdamW, as PyTorch defines them.
 
-Settings that are not given have the library's defaults; `docs/` and ``tessera/optim.h`` name them.
+Settings that are not given have the library's defaults, which are PyTorch's.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import _core
-from ._base import Closable, given
+from ._base import Closable
 from .ddp import DDP, Params, named
 from .errors import InvalidArgument
 from .tensor import tensor
@@ -49,11 +51,16 @@ class Optimizer(Closable):
         _core.optimizer_destroy(self._handle)
 
 
-def _arrays(params: Params, grads: Params | None) -> tuple[list[str], list[_core.Tensor], list[_core.Tensor]]:
+def _over(params: DDP | Params, grads: Params | None) -> tuple[Any, ...]:
+    """What `_core` makes an optimizer over: a DDP, or names, parameters and gradients."""
+    if isinstance(params, DDP):
+        if grads is not None:
+            raise TypeError(f"grads is {grads!r}, but a DDP brings its gradients; settings are given by name: lr=0.001")
+        return (params._handle,)
     names, arrays = named(params)
     if grads is None:
         raise InvalidArgument("gradients are missing: give a DDP, or parameters and gradients")
-    grad_names, grad_arrays = named(grads)
+    grad_names, grad_arrays = named(grads, "grads")
     by_name = dict(zip(grad_names, grad_arrays, strict=True))
     missing = [name for name in names if name not in by_name]
     if missing or len(by_name) != len(names):
@@ -68,7 +75,7 @@ class SGD(Optimizer):
     Parameters
     ----------
     params : DDP, or named arrays as `DDP` takes them
-        Contiguous arrays of f32 or f64.
+        Contiguous arrays of float32 or float64.
     grads : named arrays, optional
         Needed without a DDP: a gradient for each parameter, by the same name.
     lr : float, optional
@@ -92,24 +99,45 @@ class SGD(Optimizer):
         weight_decay: float | None = None,
         nesterov: bool | None = None,
     ) -> None:
-        options = given(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov)
-        if isinstance(params, DDP):
-            self._handle = _core.ddp_sgd(params._handle, options)
-        else:
-            self._handle = _core.sgd_create(*_arrays(params, grads), options)
+        self._handle = _core.sgd(
+            *_over(params, grads),
+            lr=lr,
+            momentum=momentum,
+            dampening=dampening,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+        )
 
 
-class Adam(Optimizer):
+class _AdamFamily(Optimizer):
+    """The settings that `Adam` and `AdamW` share."""
+
+    @staticmethod
+    def _make(*over: Any, **settings: Any) -> _core.Optimizer:
+        raise NotImplementedError
+
+    def __init__(
+        self,
+        params: DDP | Params,
+        grads: Params | None = None,
+        *,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+    ) -> None:
+        self._handle = self._make(
+            *_over(params, grads), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay
+        )
+
+
+class Adam(_AdamFamily):
     """Adam (Kingma and Ba 2015), with bias correction.
 
     Parameters
     ----------
-    params : DDP, or named arrays as `DDP` takes them
-        Contiguous arrays of f32 or f64.
-    grads : named arrays, optional
-        Needed without a DDP: a gradient for each parameter, by the same name.
-    lr : float, optional
-        Learning rate.
+    params, grads, lr
+        As `SGD` takes them.
     betas : pair of float, optional
         Decay of the two moments.
     eps : float, optional
@@ -118,61 +146,22 @@ class Adam(Optimizer):
         Added to the gradient.
     """
 
-    def __init__(
-        self,
-        params: DDP | Params,
-        grads: Params | None = None,
-        *,
-        lr: float | None = None,
-        betas: tuple[float, float] | None = None,
-        eps: float | None = None,
-        weight_decay: float | None = None,
-    ) -> None:
-        options = _adam_options(lr, betas, eps, weight_decay)
-        if isinstance(params, DDP):
-            self._handle = _core.ddp_adam(params._handle, options)
-        else:
-            self._handle = _core.adam_create(*_arrays(params, grads), options)
+    @staticmethod
+    def _make(*over: Any, **settings: Any) -> _core.Optimizer:
+        return _core.adam(*over, **settings)
 
 
-class AdamW(Optimizer):
+class AdamW(_AdamFamily):
     """AdamW (Loshchilov and Hutter 2019): Adam with decoupled weight decay.
 
     Parameters
     ----------
-    params : DDP, or named arrays as `DDP` takes them
-        Contiguous arrays of f32 or f64.
-    grads : named arrays, optional
-        Needed without a DDP: a gradient for each parameter, by the same name.
-    lr : float, optional
-        Learning rate.
-    betas : pair of float, optional
-        Decay of the two moments.
-    eps : float, optional
-        Added to the denominator.
+    params, grads, lr, betas, eps
+        As `Adam` takes them.
     weight_decay : float, optional
         Each step multiplies the parameters by ``1 - lr * weight_decay``.
     """
 
-    def __init__(
-        self,
-        params: DDP | Params,
-        grads: Params | None = None,
-        *,
-        lr: float | None = None,
-        betas: tuple[float, float] | None = None,
-        eps: float | None = None,
-        weight_decay: float | None = None,
-    ) -> None:
-        options = _adam_options(lr, betas, eps, weight_decay)
-        if isinstance(params, DDP):
-            self._handle = _core.ddp_adamw(params._handle, options)
-        else:
-            self._handle = _core.adamw_create(*_arrays(params, grads), options)
-
-
-def _adam_options(
-    lr: float | None, betas: tuple[float, float] | None, eps: float | None, weight_decay: float | None
-) -> dict[str, object]:
-    beta1, beta2 = betas if betas is not None else (None, None)
-    return given(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+    @staticmethod
+    def _make(*over: Any, **settings: Any) -> _core.Optimizer:
+        return _core.adamw(*over, **settings)

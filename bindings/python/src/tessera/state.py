@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from . import _core
+from ._base import Closable, stays
 from .comm import Comm
 from .data import Sampler
 from .ddp import DDP
@@ -18,6 +19,7 @@ from .layout import Layout
 from .optim import Optimizer
 from .tensor import ArrayLike, DTypeLike, dtype_of, is_array, tensor
 from .values import decode, encode
+from .work import Work
 
 __all__ = ["PerRank", "Sharded", "State", "Stateful"]
 
@@ -101,6 +103,11 @@ class State(MutableMapping[str, Any]):
     **parts
         The parts by name.
 
+    Raises
+    ------
+    InvalidArgument
+        A part, or a member of it, is none of the above; it is named.
+
     Examples
     --------
     >>> state = ts.State(model=ddp, optim=opt, data=sampler, epoch=0)  # doctest: +SKIP
@@ -109,16 +116,22 @@ class State(MutableMapping[str, Any]):
     3
     """
 
+    __reduce_ex__ = stays
+
     def __init__(self, **parts: Any) -> None:
-        self._parts: dict[str, Any] = dict(parts)
+        self._parts: dict[str, Any] = {}
         self._handle: _core.State | None = None
         self._built: list[tuple[str, Any]] = []  # names and objects that the handle holds
+        self.update(parts)
 
     def __getitem__(self, name: str) -> Any:
         part = self._parts[name]
         return part.value if isinstance(part, PerRank) else part
 
     def __setitem__(self, name: str, part: Any) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"a part of a state is named by a str, not by {name!r}")
+        _check(name, part)
         known = self._parts.get(name)
         if isinstance(known, PerRank) and not isinstance(part, PerRank):
             known.value = part
@@ -176,6 +189,31 @@ class State(MutableMapping[str, Any]):
                     _add(handle, leaf.name, leaf.part)
             self._handle, self._built = handle, wanted
         return self._handle
+
+
+def _check(name: str, part: Any, depth: int = 0) -> None:
+    """Refuse, where it is given and by name, what a save would refuse later."""
+    if isinstance(part, type):
+        raise InvalidArgument(f"{name} is the class {part.__name__}; give an object of it")
+    if isinstance(part, PerRank):
+        encode(part.value, name)
+    elif isinstance(part, (DDP, Optimizer, Sampler, Sharded, Stateful)):
+        pass
+    elif is_array(part):
+        try:
+            tensor(part)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{name}: {error}") from None
+    elif _is_namespace(part) and depth < 64:
+        for key, member in part.items() if isinstance(part, Mapping) else enumerate(part):
+            _check(f"{name}.{key}", member, depth + 1)
+    elif isinstance(part, (Closable, Work, State)):
+        raise InvalidArgument(
+            f"{name} is a tessera.{type(part).__name__}, which has no state to save; DDP, an optimizer, Sampler, "
+            "Sharded, arrays and plain values have"
+        )
+    else:
+        encode(part, name)
 
 
 def _walk(

@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from . import _core
-from ._base import Closable, Timeout, given, milliseconds
+from ._base import Closable, Timeout, milliseconds
 
 __all__ = ["Store", "StoreServer"]
-
-
-def _options(
-    timeout: Timeout, insecure: bool | None, token: str | None, job_id: str | None, epoch: int | None
-) -> dict[str, object]:
-    return given(
-        timeout_ms=None if timeout is None else milliseconds(timeout),
-        insecure=insecure,
-        token=token,
-        job_id=job_id,
-        epoch=epoch,
-    )
 
 
 class StoreServer(Closable):
@@ -60,7 +48,15 @@ class StoreServer(Closable):
         job_id: str | None = None,
         epoch: int | None = None,
     ) -> None:
-        self._handle = _core.store_serve(host, port, _options(timeout, insecure, token, job_id, epoch))
+        self._handle = _core.store_serve(
+            host,
+            port,
+            timeout_ms=milliseconds(timeout),
+            insecure=insecure,
+            token=token,
+            job_id=job_id,
+            epoch=epoch,
+        )
         self._host = host
 
     @property
@@ -111,7 +107,9 @@ class Store(Closable):
         job_id: str | None = None,
         epoch: int | None = None,
     ) -> None:
-        self._handle = _core.store_open(uri, _options(timeout, insecure, token, job_id, epoch))
+        self._handle = _core.store_open(
+            uri, timeout_ms=milliseconds(timeout), insecure=insecure, token=token, job_id=job_id, epoch=epoch
+        )
         self._uri = uri
 
     def set(self, key: str, value: bytes | str) -> None:
@@ -144,7 +142,7 @@ class Store(Closable):
         TesseraTimeout
             It did not appear within `timeout` seconds (by default the store's).
         """
-        _core.store_wait(self._handle, key, -1 if timeout is None else milliseconds(timeout))
+        _core.store_wait(self._handle, key, milliseconds(timeout))
 
     def add(self, key: str, delta: int) -> int:
         """Add to the integer at a key (0 if absent), atomically.
@@ -187,4 +185,8 @@ class Store(Closable):
 
 
 def _bytes(value: bytes | str) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise TypeError(f"the value is a {type(value).__name__}; bytes or str are wanted")
+    return bytes(value)

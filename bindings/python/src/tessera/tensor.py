@@ -93,7 +93,13 @@ def dtype_of(dtype: DTypeLike) -> DType:
         return dtype
     if isinstance(dtype, str) and dtype.upper() in DType.__members__:
         return DType[dtype.upper()]
-    name = dtype if dtype == "bfloat16" else np.dtype(dtype).name
+    name: object = dtype
+    if not (isinstance(dtype, str) and dtype in _BY_NAME):
+        try:
+            known = np.dtype(dtype)
+            name = known.name if known.isnative else known
+        except TypeError:
+            name = repr(dtype)
     found = _BY_NAME.get(str(name))
     if found is None:
         raise InvalidArgument(f"dtype {name} is not supported; {', '.join(sorted(_BY_NAME))} are")

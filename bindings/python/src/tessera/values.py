@@ -65,8 +65,8 @@ def _encoded(value: object, place: str, depth: int) -> object:
         ]
         return {"~": "map", "v": pairs}
     raise InvalidArgument(
-        f"{place} is a {type(value).__name__}; values are None, bool, int, float, str, bytes, list, tuple or dict of "
-        "these, and arrays; nothing is pickled"
+        f"{place} is a {type(value).__name__}; a checkpoint holds DDP, optimizers, samplers, arrays, objects with "
+        "state_dict(), and None, bool, int, float, str, bytes, list, tuple or dict of these; nothing is pickled"
     )
 
 

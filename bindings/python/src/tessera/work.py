@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from . import _core
-from ._base import Timeout, milliseconds
+from ._base import Timeout, milliseconds, stays
 from .errors import TesseraError
 
 __all__ = ["Work"]
@@ -20,6 +20,8 @@ class Work:
 
     A Work can be waited for, asked, given callbacks, and awaited in an `asyncio` coroutine.
     """
+
+    __reduce_ex__ = stays
 
     def __init__(self, handle: _core.Work) -> None:
         self._handle = handle
@@ -41,7 +43,7 @@ class Work:
         TesseraError
             What the operation failed with.
         """
-        _core.work_wait(self._handle, -1 if timeout is None else milliseconds(timeout))
+        _core.work_wait(self._handle, milliseconds(timeout))
 
     def done(self) -> bool:
         """Whether the operation is done, well or not."""

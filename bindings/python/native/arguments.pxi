@@ -1,0 +1,70 @@
+# Python's values as C takes them. Nothing is cut short or wrapped around: a value that does not fit is named.
+
+cdef bytes utf8(object text, str what):
+    if not isinstance(text, str):
+        raise TypeError(f"{what} is {text!r}; a str is wanted")
+    if "\0" in text:
+        raise InvalidArgument(f"{what} {text!r} holds a zero character")
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{what} {text!r} holds half of a surrogate pair, which UTF-8 cannot say") from None
+
+
+cdef const char *text_or_null(list keep, object text, str what) except? NULL:
+    """A C string that lives as long as `keep`; NULL for None."""
+    if text is None:
+        return NULL
+    encoded = utf8(text, what)
+    keep.append(encoded)
+    return PyBytes_AsString(encoded)
+
+
+cdef object integer(object value, str what):
+    if type(value) is int:
+        return value
+    try:
+        return index(value)
+    except TypeError:
+        raise TypeError(f"{what} is {value!r}; a whole number is wanted") from None
+
+
+cdef int64_t whole(object value, str what, int64_t low, int64_t high) except? -1:
+    """An integer from `low` to `high`; a NumPy integer too, but never a float."""
+    cdef int overflow = 0
+    value = integer(value, what)
+    cdef int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow)
+    if overflow or number < low or number > high:
+        raise InvalidArgument(f"{what} is {value}; {low} to {high} are possible")
+    return number
+
+
+cdef int32_t int32(object value, str what) except? -1:
+    return <int32_t>whole(value, what, -2**31, 2**31 - 1)
+
+
+cdef int64_t int64(object value, str what) except? -1:
+    return whole(value, what, -2**63, 2**63 - 1)
+
+
+cdef size_t size_of(object value, str what) except? <size_t>-1:
+    """A number of bytes or elements, or an index."""
+    return <size_t>whole(value, what, 0, 2**63 - 1)
+
+
+cdef uint64_t uint64(object value, str what) except? <uint64_t>-1:
+    value = integer(value, what)
+    if not 0 <= value < 2**64:
+        raise InvalidArgument(f"{what} is {value}; 0 to 2**64 - 1 are possible")
+    return value
+
+
+cdef double real(object value, str what) except? -1:
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{what} is {value!r}; a number is wanted")
+    try:
+        return float(value)
+    except TypeError:
+        raise TypeError(f"{what} is {value!r}; a number is wanted") from None
+    except OverflowError:
+        raise InvalidArgument(f"{what} is {value!r}; it does not fit a float") from None

@@ -1,0 +1,164 @@
+# checkpoint.h: writing and reading checkpoints.
+
+cdef class Saver(Handle):
+    cdef void free(self) noexcept nogil:
+        tsr_saver_destroy(<tsr_saver *>self.ptr)
+
+
+cdef class Checkpoint(Handle):
+    cdef void free(self) noexcept nogil:
+        tsr_checkpoint_destroy(<tsr_checkpoint *>self.ptr)
+
+
+def saver_create(Comm comm, object root, *, keep_latest=None, timeout_ms=None, writer=None, writer_version=None):
+    cdef Lease lease = None if comm is None else use(comm)
+    cdef list keep = []
+    cdef tsr_saver_options o
+    cdef tsr_saver *out = NULL
+    cdef const char *path = text_or_null(keep, root, "the path")
+    cdef tsr_comm *ranks = NULL if comm is None else <tsr_comm *>lease.ptr
+    check(tsr_saver_options_init(&o, sizeof(tsr_saver_options)))
+    if keep_latest is not None:
+        o.keep_latest = int32(keep_latest, "keep_latest")
+    if timeout_ms is not None:
+        o.timeout_ms = int32(timeout_ms, "the timeout in ms")
+    if writer is not None:
+        o.writer = text_or_null(keep, writer, "the writer")
+    if writer_version is not None:
+        o.writer_version = text_or_null(keep, writer_version, "the writer's version")
+    arm()
+    with nogil:
+        check(tsr_saver_create(ranks, path, &o, &out))
+    return adopt(Saver.__new__(Saver), out)
+
+
+def saver_save(Saver saver not None, object step, State state not None):
+    cdef Lease lease = use(saver)
+    cdef Lease state_lease = use(state)
+    cdef int64_t steps = int64(step, "step")
+    with nogil:
+        check(tsr_saver_save(<tsr_saver *>lease.ptr, steps, <tsr_state *>state_lease.ptr))
+
+
+def saver_save_async(Saver saver not None, object step, State state not None):
+    cdef Lease lease = use(saver)
+    cdef Lease state_lease = use(state)
+    cdef tsr_work *work = NULL
+    cdef int64_t steps = int64(step, "step")
+    with nogil:
+        check(tsr_saver_save_async(<tsr_saver *>lease.ptr, steps, <tsr_state *>state_lease.ptr, &work))
+    return finished(work, (saver,))
+
+
+def saver_wait(Saver saver not None):
+    cdef Lease lease = use(saver)
+    with nogil:
+        check(tsr_saver_wait(<tsr_saver *>lease.ptr))
+
+
+def saver_resume(Saver saver not None, State state not None):
+    cdef Lease lease = use(saver)
+    cdef Lease state_lease = use(state)
+    cdef int64_t step = 0
+    with nogil:
+        check(tsr_saver_resume(<tsr_saver *>lease.ptr, <tsr_state *>state_lease.ptr, &step))
+    return step
+
+
+def saver_destroy(Saver saver not None):
+    retire(saver)
+
+
+def checkpoint_open(object path):
+    cdef list keep = []
+    cdef const char *text = text_or_null(keep, path, "the path")
+    cdef tsr_checkpoint *out = NULL
+    arm()
+    with nogil:
+        check(tsr_checkpoint_open(text, &out))
+    return adopt(Checkpoint.__new__(Checkpoint), out)
+
+
+cdef str checkpoint_text(Checkpoint checkpoint, bint manifest):
+    cdef Lease lease = share(checkpoint)
+    cdef tsr_checkpoint *opened = <tsr_checkpoint *>lease.ptr
+    cdef size_t size = 65536 if manifest else 256
+    cdef size_t capacity = 0
+    cdef bytes text = b""
+    while size > capacity:  # again, with room for the text that was there
+        capacity = size
+        text = PyBytes_FromStringAndSize(NULL, capacity)
+        if manifest:
+            check(tsr_checkpoint_manifest(opened, PyBytes_AsString(text), capacity, &size))
+        else:
+            check(tsr_checkpoint_path(opened, PyBytes_AsString(text), capacity, &size))
+    return text[:size - 1].decode("utf-8", "surrogateescape")
+
+
+def checkpoint_path(Checkpoint checkpoint not None):
+    return checkpoint_text(checkpoint, False)
+
+
+def checkpoint_manifest(Checkpoint checkpoint not None):
+    return checkpoint_text(checkpoint, True)
+
+
+def checkpoint_step(Checkpoint checkpoint not None):
+    cdef Lease lease = share(checkpoint)
+    cdef int64_t step = 0
+    check(tsr_checkpoint_step(<tsr_checkpoint *>lease.ptr, &step))
+    return step
+
+
+def checkpoint_tensor_count(Checkpoint checkpoint not None):
+    cdef Lease lease = share(checkpoint)
+    cdef size_t count = 0
+    check(tsr_checkpoint_tensor_count(<tsr_checkpoint *>lease.ptr, &count))
+    return count
+
+
+def checkpoint_tensor(Checkpoint checkpoint not None, size_t place):
+    """(name, dtype, shape)"""
+    cdef Lease lease = share(checkpoint)
+    cdef const char *name = NULL
+    cdef tsr_dtype dtype = 0
+    cdef const int64_t *shape = NULL
+    cdef int32_t ndim = 0
+    check(tsr_checkpoint_tensor(<tsr_checkpoint *>lease.ptr, place, &name, &dtype, &shape, &ndim))
+    return name.decode("utf-8", "surrogateescape"), dtype, tuple([shape[i] for i in range(ndim)])
+
+
+def checkpoint_read(Checkpoint checkpoint not None, object name, Tensor tensor not None):
+    cdef Lease lease = share(checkpoint)
+    cdef bytes encoded = utf8(name, "the name")
+    cdef const char *text = encoded
+    with nogil:
+        check(tsr_checkpoint_read(<tsr_checkpoint *>lease.ptr, text, &tensor.view))
+
+
+def checkpoint_load(Checkpoint checkpoint not None, State state not None, *, verify=None, allow_missing=None,
+                    allow_unexpected=None, allow_cast=None):
+    cdef Lease lease = share(checkpoint)
+    cdef Lease state_lease = use(state)
+    cdef tsr_load_options o
+    check(tsr_load_options_init(&o, sizeof(tsr_load_options)))
+    if verify is not None:
+        o.verify = bool(verify)
+    if allow_missing is not None:
+        o.allow_missing = bool(allow_missing)
+    if allow_unexpected is not None:
+        o.allow_unexpected = bool(allow_unexpected)
+    if allow_cast is not None:
+        o.allow_cast = bool(allow_cast)
+    with nogil:
+        check(tsr_checkpoint_load(<tsr_checkpoint *>lease.ptr, <tsr_state *>state_lease.ptr, &o))
+
+
+def checkpoint_verify(Checkpoint checkpoint not None, bint full):
+    cdef Lease lease = share(checkpoint)
+    with nogil:
+        check(tsr_checkpoint_verify(<tsr_checkpoint *>lease.ptr, full))
+
+
+def checkpoint_destroy(Checkpoint checkpoint not None):
+    retire(checkpoint)

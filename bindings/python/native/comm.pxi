@@ -1,0 +1,293 @@
+# comm.h: communicators, collectives, and work in flight.
+
+cdef class Comm(Handle):
+    cdef void free(self) noexcept nogil:
+        tsr_comm_destroy(<tsr_comm *>self.ptr)
+
+
+cdef class Work(Handle):
+    cdef bint watched  # a completion callback is set, which keeps what the operation borrows
+
+    cdef void free(self) noexcept nogil:
+        tsr_work_destroy(<tsr_work *>self.ptr)
+
+    cdef void release(self) noexcept:
+        """A forgotten operation goes on: what it borrows is handed to its completion."""
+        cdef int32_t done = 1
+        cdef tsr_work *work = <tsr_work *>self.ptr
+        cdef void *keep = <void *>self.keep
+        if work != NULL and not self.watched and self.generation == current_generation():
+            if tsr_work_test(work, &done) == TSR_OK and not done:
+                Py_INCREF(self.keep)
+                with nogil:
+                    if tsr_work_on_done(work, on_forgotten, keep, on_drop) != TSR_OK:
+                        on_drop(keep)
+        Handle.release(self)
+
+
+cdef list comm_options(tsr_comm_options *o, timeout_ms, spin_count, backend, name):
+    cdef list keep = []
+    check(tsr_comm_options_init(o, sizeof(tsr_comm_options)))
+    if timeout_ms is not None:
+        o.timeout_ms = int32(timeout_ms, "the timeout in ms")
+    if spin_count is not None:
+        o.spin_count = int32(spin_count, "spin_count")
+    if backend is not None:
+        o.backend = text_or_null(keep, backend, "the backend")
+    if name is not None:
+        o.name = text_or_null(keep, name, "the name")
+    return keep
+
+
+def comm_from_env(*, timeout_ms=None, spin_count=None, backend=None, name=None):
+    cdef tsr_comm_options o
+    cdef tsr_comm *out = NULL
+    cdef list keep = comm_options(&o, timeout_ms, spin_count, backend, name)
+    arm()
+    with nogil:
+        check(tsr_comm_from_env(&o, &out))
+    return adopt(Comm.__new__(Comm), out)
+
+
+def comm_create(Store store not None, object rank, object world_size, *, timeout_ms=None, spin_count=None, backend=None, name=None):
+    # Ranks as threads may share one store: the communicator serialises its own use of it.
+    cdef Lease lease = share(store)
+    cdef tsr_comm_options o
+    cdef tsr_comm *out = NULL
+    cdef list keep = comm_options(&o, timeout_ms, spin_count, backend, name)
+    cdef int32_t own = int32(rank, "rank"), ranks = int32(world_size, "world_size")
+    with nogil:
+        check(tsr_comm_create(<tsr_store *>lease.ptr, own, ranks, &o, &out))
+    return adopt(Comm.__new__(Comm), out, None, [store])
+
+
+def comm_split(Comm comm not None, object color, object key, *, timeout_ms=None, spin_count=None, backend=None, name=None):
+    cdef Lease lease = use(comm)
+    cdef tsr_comm_options o
+    cdef tsr_comm_options *given = NULL
+    cdef tsr_comm *out = NULL
+    cdef list keep
+    if any(option is not None for option in (timeout_ms, spin_count, backend, name)):
+        keep = comm_options(&o, timeout_ms, spin_count, backend, name)
+        given = &o
+    cdef int32_t group = int32(color, "color"), order = int32(key, "key")
+    with nogil:
+        check(tsr_comm_split(<tsr_comm *>lease.ptr, group, order, given, &out))
+    return None if out == NULL else adopt(Comm.__new__(Comm), out)
+
+
+def comm_finalize(Comm comm not None):
+    cdef Lease lease = use(comm)
+    with nogil:
+        check(tsr_comm_finalize(<tsr_comm *>lease.ptr))
+
+
+def comm_abort(Comm comm not None, object reason):
+    cdef Lease lease = share(comm)
+    cdef list keep = []
+    cdef const char *text = text_or_null(keep, reason, "the reason")
+    with nogil:
+        check(tsr_comm_abort(<tsr_comm *>lease.ptr, text))
+
+
+def comm_destroy(Comm comm not None):
+    retire(comm)
+
+
+def comm_rank(Comm comm not None):
+    cdef Lease lease = share(comm)
+    cdef int32_t rank = 0
+    check(tsr_comm_rank(<tsr_comm *>lease.ptr, &rank))
+    return rank
+
+
+def comm_world_size(Comm comm not None):
+    cdef Lease lease = share(comm)
+    cdef int32_t world_size = 0
+    check(tsr_comm_world_size(<tsr_comm *>lease.ptr, &world_size))
+    return world_size
+
+
+def comm_transport(Comm comm not None):
+    cdef Lease lease = share(comm)
+    cdef const char *name = NULL
+    check(tsr_comm_transport(<tsr_comm *>lease.ptr, &name))
+    return name.decode()
+
+
+def comm_error(Comm comm not None):
+    cdef Lease lease = share(comm)
+    cdef tsr_error *error = NULL
+    with nogil:
+        check(tsr_comm_error(<tsr_comm *>lease.ptr, &error))
+    return detached(error)
+
+
+cdef object finished(tsr_work *work, object keep):
+    """None for a call that has returned its result; a Work that keeps what the operation borrows for one in flight."""
+    return None if work == NULL else adopt(Work.__new__(Work), work, keep)
+
+
+def comm_all_reduce(Comm comm not None, list tensors not None, tsr_reduce_op op, bint async_op):
+    cdef Lease lease = use(comm)
+    cdef TensorArray array = tensor_array(tensors)
+    cdef tsr_work *work = NULL
+    with nogil:
+        check(tsr_comm_all_reduce(<tsr_comm *>lease.ptr, array.tensors, array.count, op, NULL,
+                                  &work if async_op else NULL))
+    return finished(work, (comm, array))
+
+
+def comm_reduce_scatter(Comm comm not None, Tensor input not None, Tensor output not None, tsr_reduce_op op,
+                        bint async_op):
+    cdef Lease lease = use(comm)
+    cdef tsr_work *work = NULL
+    with nogil:
+        check(tsr_comm_reduce_scatter(<tsr_comm *>lease.ptr, &input.view, &output.view, op, NULL,
+                                      &work if async_op else NULL))
+    return finished(work, (comm, input, output))
+
+
+def comm_all_gather(Comm comm not None, Tensor input not None, Tensor output not None, bint async_op):
+    cdef Lease lease = use(comm)
+    cdef tsr_work *work = NULL
+    with nogil:
+        check(tsr_comm_all_gather(<tsr_comm *>lease.ptr, &input.view, &output.view, NULL,
+                                  &work if async_op else NULL))
+    return finished(work, (comm, input, output))
+
+
+def comm_all_gather_v(Comm comm not None, Tensor input not None, list outputs not None, bint async_op):
+    cdef Lease lease = use(comm)
+    cdef TensorArray array = tensor_array(outputs)
+    cdef tsr_work *work = NULL
+    cdef int32_t world_size = 0
+    check(tsr_comm_world_size(<tsr_comm *>lease.ptr, &world_size))
+    if array.count != <size_t>world_size:
+        raise InvalidArgument(f"all_gather_v takes one output a rank: {array.count} were given, the communicator has "
+                              f"{world_size} ranks")
+    with nogil:
+        check(tsr_comm_all_gather_v(<tsr_comm *>lease.ptr, &input.view, array.tensors, NULL,
+                                    &work if async_op else NULL))
+    return finished(work, (comm, input, array))
+
+
+def comm_broadcast(Comm comm not None, list tensors not None, object root, bint async_op):
+    cdef Lease lease = use(comm)
+    cdef TensorArray array = tensor_array(tensors)
+    cdef tsr_work *work = NULL
+    cdef int32_t root_rank = int32(root, "root")
+    with nogil:
+        check(tsr_comm_broadcast(<tsr_comm *>lease.ptr, array.tensors, array.count, root_rank, NULL,
+                                 &work if async_op else NULL))
+    return finished(work, (comm, array))
+
+
+def comm_reduce(Comm comm not None, Tensor input not None, Tensor output, tsr_reduce_op op, object root,
+                bint async_op):
+    cdef Lease lease = use(comm)
+    cdef tsr_tensor *out = NULL if output is None else &output.view
+    cdef tsr_work *work = NULL
+    cdef int32_t root_rank = int32(root, "root")
+    with nogil:
+        check(tsr_comm_reduce(<tsr_comm *>lease.ptr, &input.view, out, op, root_rank, NULL, &work if async_op else NULL))
+    return finished(work, (comm, input, output))
+
+
+def comm_gather(Comm comm not None, Tensor input not None, Tensor output, object root, bint async_op):
+    cdef Lease lease = use(comm)
+    cdef tsr_tensor *out = NULL if output is None else &output.view
+    cdef tsr_work *work = NULL
+    cdef int32_t root_rank = int32(root, "root")
+    with nogil:
+        check(tsr_comm_gather(<tsr_comm *>lease.ptr, &input.view, out, root_rank, NULL, &work if async_op else NULL))
+    return finished(work, (comm, input, output))
+
+
+def comm_scatter(Comm comm not None, Tensor input, Tensor output not None, object root, bint async_op):
+    cdef Lease lease = use(comm)
+    cdef tsr_tensor *from_ = NULL if input is None else &input.view
+    cdef tsr_work *work = NULL
+    cdef int32_t root_rank = int32(root, "root")
+    with nogil:
+        check(tsr_comm_scatter(<tsr_comm *>lease.ptr, from_, &output.view, root_rank, NULL, &work if async_op else NULL))
+    return finished(work, (comm, input, output))
+
+
+def comm_all_to_all(Comm comm not None, Tensor input not None, Tensor output not None, bint async_op):
+    cdef Lease lease = use(comm)
+    cdef tsr_work *work = NULL
+    with nogil:
+        check(tsr_comm_all_to_all(<tsr_comm *>lease.ptr, &input.view, &output.view, NULL,
+                                  &work if async_op else NULL))
+    return finished(work, (comm, input, output))
+
+
+def comm_send(Comm comm not None, Tensor tensor not None, object peer, object tag, bint async_op):
+    cdef Lease lease = use(comm)
+    cdef tsr_work *work = NULL
+    cdef int32_t peer_rank = int32(peer, "peer"), tag_number = int32(tag, "tag")
+    with nogil:
+        check(tsr_comm_send(<tsr_comm *>lease.ptr, &tensor.view, peer_rank, tag_number, NULL, &work if async_op else NULL))
+    return finished(work, (comm, tensor))
+
+
+def comm_recv(Comm comm not None, Tensor tensor not None, object peer, object tag, bint async_op):
+    cdef Lease lease = use(comm)
+    cdef tsr_work *work = NULL
+    cdef int32_t peer_rank = int32(peer, "peer"), tag_number = int32(tag, "tag")
+    with nogil:
+        check(tsr_comm_recv(<tsr_comm *>lease.ptr, &tensor.view, peer_rank, tag_number, NULL, &work if async_op else NULL))
+    return finished(work, (comm, tensor))
+
+
+def comm_barrier(Comm comm not None, bint async_op):
+    cdef Lease lease = use(comm)
+    cdef tsr_work *work = NULL
+    with nogil:
+        check(tsr_comm_barrier(<tsr_comm *>lease.ptr, &work if async_op else NULL))
+    return finished(work, (comm,))
+
+
+def work_wait(Work work not None, object timeout_ms):
+    cdef Lease lease = share(work)
+    cdef int32_t patience = -1 if timeout_ms is None else int32(timeout_ms, "the timeout in ms")
+    with nogil:
+        check(tsr_work_wait(<tsr_work *>lease.ptr, patience))
+
+
+def work_test(Work work not None):
+    cdef Lease lease = share(work)
+    cdef int32_t done = 0
+    check(tsr_work_test(<tsr_work *>lease.ptr, &done))
+    return done != 0
+
+
+def work_error(Work work not None):
+    cdef Lease lease = share(work)
+    cdef tsr_error *error = NULL
+    check(tsr_work_error(<tsr_work *>lease.ptr, &error))
+    return detached(error)
+
+
+def work_on_done(Work work not None, object fn not None):
+    """`fn(status)`; what the operation borrows lives until it was called, whatever becomes of `work`."""
+    cdef Lease lease = share(work)
+    keep = work.keep
+
+    def callback(status, _keep=keep):
+        fn(status)
+
+    cdef void *user_data = <void *>callback
+    cdef tsr_status status
+    Py_INCREF(callback)
+    with nogil:
+        status = tsr_work_on_done(<tsr_work *>lease.ptr, on_work_done, user_data, on_drop)
+    if status != TSR_OK:
+        Py_DECREF(callback)
+    check(status)
+    work.watched = True
+
+
+def work_destroy(Work work not None):
+    retire(work)

@@ -1,0 +1,91 @@
+# Errors of the library as exceptions, and Ctrl-C during its waits.
+
+cdef object exception_of(const tsr_error *error):
+    """The exception for `error` and, as its __cause__, those for its causes."""
+    cdef int32_t domain = 0
+    cdef int32_t native = tsr_error_native(error, &domain)
+    cdef const tsr_error *cause = tsr_error_cause(error)
+    return _from_native(
+        tsr_error_code(error), tsr_error_message(error).decode("utf-8", "replace"), tsr_error_rank(error),
+        tsr_error_peer(error), tsr_error_operation(error).decode("utf-8", "replace"), tsr_error_sequence(error),
+        domain, native, tsr_error_retriable(error) != 0, exception_of(cause) if cause != NULL else None)
+
+
+cdef object detached(tsr_error *error):
+    """The exception for a detached error, which is freed; None for NULL."""
+    if error == NULL:
+        return None
+    try:
+        return exception_of(error)
+    finally:
+        tsr_error_destroy(error)
+
+
+cdef int check(tsr_status status) except -1 nogil:
+    """Raise what a call failed with. Takes the error on the failing thread before anything else can run there."""
+    cdef tsr_error *error = NULL
+    if status == TSR_OK and not thread_has_pending:
+        return 0
+    if status != TSR_OK and tsr_error_last() != NULL and tsr_error_take(&error) != TSR_OK:
+        error = NULL
+    with gil:
+        raise_failure(status, error)
+    return 0
+
+
+cdef int raise_failure(tsr_status status, tsr_error *error) except -1:
+    global pending
+    failure = detached(error)
+    if thread_has_pending:
+        if status == TSR_OK:  # the signal came as the call ended: the result counts, the signal is delivered again
+            redeliver()
+            return 0
+        thread_has_pending_clear()
+        caught, pending = pending, None
+        raise caught from failure
+    if failure is None:
+        name = tsr_status_name(status).decode()
+        failure = _from_native(status, f"Tessera failed with {name}", -1, -1, "", -1, 0, 0, False, None)
+    raise failure
+
+
+
+# What a Python signal handler raised inside a blocking call of the main thread.
+cdef object pending = None
+
+
+cdef void thread_has_pending_clear() noexcept nogil:
+    global thread_has_pending
+    thread_has_pending = 0
+
+
+cdef int32_t on_poll(void *user_data) noexcept with gil:
+    """Runs the Python signal handlers during a wait of the main thread; non-zero when one raised."""
+    global pending, thread_has_pending
+    if thread_has_pending:
+        return 1
+    try:
+        PyErr_CheckSignals()
+    except BaseException as error:
+        pending = error
+        thread_has_pending = 1
+        return 1
+    return 0
+
+
+cdef void redeliver() noexcept:
+    global pending
+    thread_has_pending_clear()
+    pending = None
+    PyErr_SetInterrupt()
+
+
+cdef int arm() except -1:
+    """Once a thread: Python runs signal handlers on the main thread, so that one alone polls for them."""
+    global thread_is_armed
+    if thread_is_armed:
+        return 0
+    if threading.current_thread() is threading.main_thread():
+        check(tsr_interrupt_set(on_poll, NULL))
+    thread_is_armed = 1
+    return 0

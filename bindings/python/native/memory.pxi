@@ -1,0 +1,62 @@
+# Memory that peers reach without a copy, and any memory of the library as a Python buffer.
+
+@cython.final
+@cython.no_gc_clear
+cdef class Memory:
+    """Bytes of the library as a writable Python buffer, which keeps the handle that owns them."""
+
+    cdef void *data
+    cdef Py_ssize_t size
+    cdef Handle owner
+
+    def __dealloc__(self):
+        if self.owner is not None:
+            unpin(self.owner)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        if self.owner is None:
+            raise BufferError("memory is made by functions of tessera._core")
+        if self.owner.generation != current_generation():
+            raise BufferError("the memory belongs to the parent of this forked process")
+        PyBuffer_FillInfo(buffer, self, self.data, self.size, 0, flags)
+
+    def __releasebuffer__(self, Py_buffer *buffer):
+        pass
+
+    def __len__(self):
+        return self.size
+
+
+cdef Memory memory_of(Handle owner, void *data, size_t size):
+    cdef Memory memory = Memory.__new__(Memory)
+    memory.owner = owner
+    owner.pins += 1
+    memory.data = data
+    memory.size = size
+    return memory
+
+
+cdef class Buffer(Handle):
+    cdef void free(self) noexcept nogil:
+        tsr_buffer_destroy(<tsr_buffer *>self.ptr)
+
+
+def buffer_create(Comm comm not None, object size):
+    cdef Lease lease = use(comm)
+    cdef tsr_buffer *out = NULL
+    cdef size_t size_bytes = size_of(size, "the size in bytes")
+    with nogil:
+        check(tsr_buffer_create(<tsr_comm *>lease.ptr, size_bytes, &out))
+    return adopt(Buffer.__new__(Buffer), out)
+
+
+def buffer_data(Buffer buffer not None):
+    cdef Lease lease = share(buffer)
+    cdef void *data = NULL
+    cdef size_t size = 0
+    check(tsr_buffer_data(<tsr_buffer *>lease.ptr, &data, &size))
+    return memory_of(buffer, data, size)
+
+
+def buffer_destroy(Buffer buffer not None):
+    retire(buffer)

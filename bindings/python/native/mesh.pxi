@@ -1,0 +1,53 @@
+# mesh.h: ranks arranged in named dimensions.
+
+cdef class Mesh(Handle):
+    cdef void free(self) noexcept nogil:
+        tsr_mesh_destroy(<tsr_mesh *>self.ptr)
+
+
+def mesh_create(Comm comm not None, list names not None, list sizes not None):
+    cdef Lease lease = use(comm)
+    cdef tsr_mesh *out = NULL
+    cdef const char *name_words[8]
+    cdef int32_t size_words[8]
+    cdef list keep = []
+    cdef int32_t ndim = len(names)
+    cdef int i
+    if ndim > TSR_MAX_NDIM or len(sizes) != ndim:
+        raise InvalidArgument(f"{len(names)} names and {len(sizes)} sizes; a mesh has 1 to 8 dimensions, each with both")
+    for i in range(ndim):
+        name_words[i] = text_or_null(keep, names[i], "the dimension's name")
+        size_words[i] = int32(sizes[i], "the size of a dimension")
+    with nogil:
+        check(tsr_mesh_create(<tsr_comm *>lease.ptr, name_words, size_words, ndim, &out))
+    return adopt(Mesh.__new__(Mesh), out)
+
+
+def mesh_ndim(Mesh mesh not None):
+    cdef Lease lease = share(mesh)
+    cdef int32_t ndim = 0
+    check(tsr_mesh_ndim(<tsr_mesh *>lease.ptr, &ndim))
+    return ndim
+
+
+def mesh_dim(Mesh mesh not None, object name):
+    cdef Lease lease = share(mesh)
+    cdef bytes encoded = utf8(name, "the dimension's name")
+    cdef int32_t size = 0
+    cdef int32_t coordinate = 0
+    check(tsr_mesh_dim(<tsr_mesh *>lease.ptr, encoded, &size, &coordinate))
+    return size, coordinate
+
+
+def mesh_comm(Mesh mesh not None, object name):
+    cdef Lease lease = share(mesh)
+    cdef bytes encoded = utf8(name, "the dimension's name")
+    cdef tsr_comm *comm = NULL
+    check(tsr_mesh_comm(<tsr_mesh *>lease.ptr, encoded, &comm))
+    cdef Comm handle = adopt(Comm.__new__(Comm), comm, mesh)
+    handle.borrowed = True
+    return handle
+
+
+def mesh_destroy(Mesh mesh not None):
+    retire(mesh)

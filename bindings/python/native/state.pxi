@@ -1,0 +1,121 @@
+# state.h: what a checkpoint holds.
+
+cdef class State(Handle):
+    cdef void free(self) noexcept nogil:
+        tsr_state_destroy(<tsr_state *>self.ptr)
+
+
+def state_create():
+    cdef tsr_state *out = NULL
+    check(tsr_state_create(&out))
+    return adopt(State.__new__(State), out, [], [])
+
+
+cdef int pin(State state, Handle parent) except -1:
+    state.parents.append(parent)
+    parent.pins += 1
+    return 0
+
+
+def state_add_tensor(State state not None, object name, Tensor tensor not None):
+    cdef Lease lease = use(state)
+    cdef bytes encoded = utf8(name, "the name")
+    check(tsr_state_add_tensor(<tsr_state *>lease.ptr, encoded, &tensor.view))
+    state.keep.append(tensor)
+
+
+def state_add_sharded(State state not None, object name, Layout layout not None, tsr_dtype dtype, list pieces not None,
+                      object rank):
+    cdef Lease lease = use(state)
+    cdef Lease layout_lease = share(layout)
+    cdef bytes encoded = utf8(name, "the name")
+    cdef TensorArray array = tensor_array(pieces)
+    cdef int32_t count = 0, own = int32(rank, "rank")
+    check(tsr_layout_box_count(<tsr_layout *>layout_lease.ptr, own, &count))
+    if array.count != <size_t>count:
+        raise InvalidArgument(f"{name!r}: {array.count} pieces were given, the layout gives rank {rank} {count}")
+    check(tsr_state_add_sharded(<tsr_state *>lease.ptr, encoded, <tsr_layout *>layout_lease.ptr, dtype,
+                                array.tensors if array.count else NULL, own))
+    state.keep.append(array)
+
+
+def state_add_ddp(State state not None, object prefix, DDP ddp not None):
+    cdef Lease lease = use(state)
+    cdef Lease ddp_lease = use(ddp)
+    cdef bytes encoded = utf8(prefix, "the prefix")
+    check(tsr_state_add_ddp(<tsr_state *>lease.ptr, encoded, <tsr_ddp *>ddp_lease.ptr))
+    pin(state, ddp)
+
+
+def state_add_optimizer(State state not None, object prefix, Optimizer optimizer not None):
+    cdef Lease lease = use(state)
+    cdef Lease optimizer_lease = use(optimizer)
+    cdef bytes encoded = utf8(prefix, "the prefix")
+    check(tsr_state_add_optimizer(<tsr_state *>lease.ptr, encoded, <tsr_optimizer *>optimizer_lease.ptr))
+    pin(state, optimizer)
+
+
+def state_add_sampler(State state not None, object prefix, Sampler sampler not None):
+    cdef Lease lease = use(state)
+    cdef Lease sampler_lease = use(sampler)
+    cdef bytes encoded = utf8(prefix, "the prefix")
+    check(tsr_state_add_sampler(<tsr_state *>lease.ptr, encoded, <tsr_sampler *>sampler_lease.ptr))
+    pin(state, sampler)
+
+
+def state_set_int64(State state not None, object name, object value):
+    cdef Lease lease = use(state)
+    cdef bytes encoded = utf8(name, "the name")
+    check(tsr_state_set_int64(<tsr_state *>lease.ptr, encoded, int64(value, "the value")))
+
+
+def state_get_int64(State state not None, object name):
+    cdef Lease lease = share(state)
+    cdef bytes encoded = utf8(name, "the name")
+    cdef int64_t value = 0
+    check(tsr_state_get_int64(<tsr_state *>lease.ptr, encoded, &value))
+    return value
+
+
+def state_set_double(State state not None, object name, double value):
+    cdef Lease lease = use(state)
+    cdef bytes encoded = utf8(name, "the name")
+    check(tsr_state_set_double(<tsr_state *>lease.ptr, encoded, value))
+
+
+def state_get_double(State state not None, object name):
+    cdef Lease lease = share(state)
+    cdef bytes encoded = utf8(name, "the name")
+    cdef double value = 0
+    check(tsr_state_get_double(<tsr_state *>lease.ptr, encoded, &value))
+    return value
+
+
+def state_set_value(State state not None, object name, str json):
+    cdef Lease lease = use(state)
+    cdef bytes encoded = utf8(name, "the name")
+    cdef bytes text = utf8(json, "the value")
+    check(tsr_state_set_value(<tsr_state *>lease.ptr, encoded, text))
+
+
+def state_get_value(State state not None, object name):
+    cdef Lease lease = share(state)
+    cdef bytes encoded = utf8(name, "the name")
+    cdef size_t size = 256
+    cdef size_t capacity = 0
+    cdef bytes text = b""
+    while size > capacity:
+        capacity = size
+        text = PyBytes_FromStringAndSize(NULL, capacity)
+        check(tsr_state_get_value(<tsr_state *>lease.ptr, encoded, PyBytes_AsString(text), capacity, &size))
+    return text[:size - 1].decode("utf-8", "surrogateescape")
+
+
+def state_set_metric(State state not None, object name, double value):
+    cdef Lease lease = use(state)
+    cdef bytes encoded = utf8(name, "the name")
+    check(tsr_state_set_metric(<tsr_state *>lease.ptr, encoded, value))
+
+
+def state_destroy(State state not None):
+    retire(state)

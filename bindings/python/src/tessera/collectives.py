@@ -1,0 +1,311 @@
+"""The collectives of a communicator, over arrays in place, synchronous or as `Work`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Required, TypedDict, Unpack, overload
+
+from . import _core
+from ._base import Closable
+from .errors import InvalidArgument
+from .tensor import ArrayLike, DTypeLike, tensor, tensors
+from .work import Work
+
+__all__ = ["Collectives", "ReduceOp"]
+
+ReduceOp = Literal["sum", "avg", "min", "max", "prod"]
+"""Reductions; ``"avg"`` divides the sum by the number of ranks."""
+
+_OPS = {"sum": 1, "avg": 2, "min": 3, "max": 4, "prod": 5}
+
+
+def op_of(op: str) -> int:
+    """The library's number of a reduction."""
+    number = _OPS.get(op) if isinstance(op, str) else None
+    if number is None:
+        raise InvalidArgument(f"op is {op!r}; {', '.join(_OPS)} are known")
+    return number
+
+
+Arrays = ArrayLike | Sequence[ArrayLike]
+
+
+class Now(TypedDict, total=False):
+    """What every collective takes besides: return when the result is there."""
+
+    async_op: Literal[False]
+    dtype: DTypeLike | None
+
+
+class Later(TypedDict, total=False):
+    """The same: return at once."""
+
+    async_op: Required[Literal[True]]
+    dtype: DTypeLike | None
+
+
+class Collectives(Closable):
+    """What the ranks of a `Comm` do together.
+
+    Collectives must be called by all ranks in the same order. They work in place or into arrays that the caller gives,
+    which must be contiguous and lie in the CPU's memory: NumPy arrays, anything with the buffer protocol,
+    ``__array_interface__`` or ``__dlpack__``. Arrays from `Comm.empty` and `Comm.buffer` are reached by the peers
+    without a copy.
+
+    With ``async_op=True`` a collective returns a `Work` at once; the arrays must not be touched until it is done.
+    ``dtype=`` says what the bits of an array are where the array cannot: bfloat16 in a ``uint16`` array.
+
+    Each collective may raise
+
+    - `InvalidArgument`: a dtype, shape or device that it cannot take
+    - `Mismatch`: the ranks call different things, noticed before data moves
+    - `TesseraTimeout`: a rank did not come in time; it is named
+    - `PeerLost`: a rank died; it is named
+    - `Aborted`: an earlier failure, which is the ``__cause__``
+    - `InvalidState`: this object is closed
+    """
+
+    _handle: _core.Comm
+    _rank: int
+
+    @overload
+    def all_reduce(self, tensors: Arrays, op: ReduceOp = "sum", **how: Unpack[Now]) -> None: ...
+    @overload
+    def all_reduce(self, tensors: Arrays, op: ReduceOp = "sum", **how: Unpack[Later]) -> Work: ...
+    def all_reduce(
+        self, tensors: Arrays, op: ReduceOp = "sum", *, async_op: bool = False, dtype: DTypeLike | None = None
+    ) -> Work | None:
+        """Reduce arrays over the ranks, in place; every rank gets the same bits.
+
+        Parameters
+        ----------
+        tensors : array or sequence of arrays
+            Of one dtype, in the same order and of the same sizes on every rank.
+        op : {"sum", "avg", "min", "max", "prod"}
+            The reduction.
+        """
+        return _work(_core.comm_all_reduce(self._handle, _arrays(tensors, dtype), op_of(op), async_op))
+
+    @overload
+    def reduce_scatter(self, input: ArrayLike, output: ArrayLike, op: ReduceOp = "sum", **how: Unpack[Now]) -> None: ...
+    @overload
+    def reduce_scatter(self, input: ArrayLike, output: ArrayLike, op: ReduceOp = "sum", **how: Unpack[Later]) -> Work: ...
+    def reduce_scatter(
+        self, input: ArrayLike, output: ArrayLike, op: ReduceOp = "sum", *, async_op: bool = False, dtype: DTypeLike | None = None
+    ) -> Work | None:
+        """Reduce `input` and leave the r-th of ``world_size`` equal parts on rank r.
+
+        Parameters
+        ----------
+        input : array
+            ``world_size`` times as many elements as `output`.
+        output : array
+            May be the r-th part of `input`.
+        op : {"sum", "avg", "min", "max", "prod"}
+            The reduction.
+        """
+        return _work(
+            _core.comm_reduce_scatter(self._handle, _input(input, dtype), _output(output, dtype), op_of(op), async_op)
+        )
+
+    @overload
+    def all_gather(self, input: ArrayLike, output: ArrayLike, **how: Unpack[Now]) -> None: ...
+    @overload
+    def all_gather(self, input: ArrayLike, output: ArrayLike, **how: Unpack[Later]) -> Work: ...
+    def all_gather(
+        self, input: ArrayLike, output: ArrayLike, *, async_op: bool = False, dtype: DTypeLike | None = None
+    ) -> Work | None:
+        """Concatenate all ranks' `input` in rank order.
+
+        Parameters
+        ----------
+        input : array
+            The same number of elements on every rank.
+        output : array
+            ``world_size`` times as many elements; `input` may be its r-th part.
+        """
+        return _work(_core.comm_all_gather(self._handle, _input(input, dtype), _output(output, dtype), async_op))
+
+    @overload
+    def all_gather_v(self, input: ArrayLike, outputs: Sequence[ArrayLike], **how: Unpack[Now]) -> None: ...
+    @overload
+    def all_gather_v(self, input: ArrayLike, outputs: Sequence[ArrayLike], **how: Unpack[Later]) -> Work: ...
+    def all_gather_v(
+        self, input: ArrayLike, outputs: Sequence[ArrayLike], *, async_op: bool = False, dtype: DTypeLike | None = None
+    ) -> Work | None:
+        """Gather inputs of different lengths.
+
+        Parameters
+        ----------
+        input : array
+            Any number of elements.
+        outputs : sequence of ``world_size`` arrays
+            ``outputs[r]`` receives rank r's input; the same lengths on every rank.
+        """
+        return _work(
+            _core.comm_all_gather_v(self._handle, _input(input, dtype), _arrays(list(outputs), dtype), async_op)
+        )
+
+    @overload
+    def broadcast(self, tensors: Arrays, root: int = 0, **how: Unpack[Now]) -> None: ...
+    @overload
+    def broadcast(self, tensors: Arrays, root: int = 0, **how: Unpack[Later]) -> Work: ...
+    def broadcast(
+        self, tensors: Arrays, root: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None
+    ) -> Work | None:
+        """Give every rank the root's arrays, in place.
+
+        Parameters
+        ----------
+        tensors : array or sequence of arrays
+            Of one dtype, of the same sizes on every rank.
+        root : int
+            The rank whose values all get.
+        """
+        return _work(_core.comm_broadcast(self._handle, _arrays(tensors, dtype), root, async_op))
+
+    @overload
+    def reduce(self, input: ArrayLike, output: ArrayLike | None = None, op: ReduceOp = "sum", root: int = 0, **how: Unpack[Now]) -> None: ...
+    @overload
+    def reduce(self, input: ArrayLike, output: ArrayLike | None = None, op: ReduceOp = "sum", root: int = 0, **how: Unpack[Later]) -> Work: ...
+    def reduce(
+        self, input: ArrayLike, output: ArrayLike | None = None, op: ReduceOp = "sum", root: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None
+    ) -> Work | None:
+        """Reduce `input`; the result is on the root alone.
+
+        Parameters
+        ----------
+        input : array
+            The same number of elements on every rank.
+        output : array, optional
+            Read on the root only; None there reduces into `input`.
+        op : {"sum", "avg", "min", "max", "prod"}
+            The reduction.
+        root : int
+            The rank that gets the result.
+        """
+        in_place = output is None and root == self._rank
+        source = _output(input, dtype) if in_place else _input(input, dtype)
+        target = source if in_place else None if output is None or root != self._rank else _output(output, dtype)
+        return _work(_core.comm_reduce(self._handle, source, target, op_of(op), root, async_op))
+
+    @overload
+    def gather(self, input: ArrayLike, output: ArrayLike | None = None, root: int = 0, **how: Unpack[Now]) -> None: ...
+    @overload
+    def gather(self, input: ArrayLike, output: ArrayLike | None = None, root: int = 0, **how: Unpack[Later]) -> Work: ...
+    def gather(
+        self, input: ArrayLike, output: ArrayLike | None = None, root: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None
+    ) -> Work | None:
+        """Concatenate all ranks' `input` on the root.
+
+        Parameters
+        ----------
+        input : array
+            The same number of elements on every rank.
+        output : array, optional
+            Needed on the root only: ``world_size`` times as many elements.
+        root : int
+            The rank that gets the result.
+        """
+        target = None if output is None or root != self._rank else _output(output, dtype)
+        return _work(_core.comm_gather(self._handle, _input(input, dtype), target, root, async_op))
+
+    @overload
+    def scatter(self, input: ArrayLike | None, output: ArrayLike, root: int = 0, **how: Unpack[Now]) -> None: ...
+    @overload
+    def scatter(self, input: ArrayLike | None, output: ArrayLike, root: int = 0, **how: Unpack[Later]) -> Work: ...
+    def scatter(
+        self, input: ArrayLike | None, output: ArrayLike, root: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None
+    ) -> Work | None:
+        """Give rank r the r-th of ``world_size`` equal parts of the root's `input`.
+
+        Parameters
+        ----------
+        input : array or None
+            Needed on the root only: ``world_size`` times as many elements as `output`.
+        output : array
+            Receives this rank's part.
+        root : int
+            The rank that has the input.
+        """
+        source = None if input is None or root != self._rank else _input(input, dtype)
+        return _work(_core.comm_scatter(self._handle, source, _output(output, dtype), root, async_op))
+
+    @overload
+    def all_to_all(self, input: ArrayLike, output: ArrayLike, **how: Unpack[Now]) -> None: ...
+    @overload
+    def all_to_all(self, input: ArrayLike, output: ArrayLike, **how: Unpack[Later]) -> Work: ...
+    def all_to_all(
+        self, input: ArrayLike, output: ArrayLike, *, async_op: bool = False, dtype: DTypeLike | None = None
+    ) -> Work | None:
+        """Send the r-th of ``world_size`` equal parts of `input` to rank r; parts arrive in rank order.
+
+        Parameters
+        ----------
+        input : array
+            As many elements as `output`.
+        output : array
+            Receives part r from rank r.
+        """
+        return _work(_core.comm_all_to_all(self._handle, _input(input, dtype), _output(output, dtype), async_op))
+
+    @overload
+    def send(self, tensor: ArrayLike, peer: int, tag: int = 0, **how: Unpack[Now]) -> None: ...
+    @overload
+    def send(self, tensor: ArrayLike, peer: int, tag: int = 0, **how: Unpack[Later]) -> Work: ...
+    def send(
+        self, tensor: ArrayLike, peer: int, tag: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None
+    ) -> Work | None:
+        """Send an array to `peer`, which receives it with the same tag. Not collective.
+
+        Parameters
+        ----------
+        tensor : array
+            What is sent.
+        peer : int
+            A rank other than this one.
+        tag : int
+            0 to 2**31 - 1.
+        """
+        return _work(_core.comm_send(self._handle, _input(tensor, dtype), peer, tag, async_op))
+
+    @overload
+    def recv(self, tensor: ArrayLike, peer: int, tag: int = 0, **how: Unpack[Now]) -> None: ...
+    @overload
+    def recv(self, tensor: ArrayLike, peer: int, tag: int = 0, **how: Unpack[Later]) -> Work: ...
+    def recv(
+        self, tensor: ArrayLike, peer: int, tag: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None
+    ) -> Work | None:
+        """Receive an array from `peer`. Not collective.
+
+        Parameters
+        ----------
+        tensor : array
+            Of the dtype and number of elements that were sent.
+        peer : int
+            A rank other than this one.
+        tag : int
+            That of the `send`.
+        """
+        return _work(_core.comm_recv(self._handle, _output(tensor, dtype), peer, tag, async_op))
+
+    @overload
+    def barrier(self, *, async_op: Literal[False] = False) -> None: ...
+    @overload
+    def barrier(self, *, async_op: Literal[True]) -> Work: ...
+    def barrier(self, *, async_op: bool = False) -> Work | None:
+        """Return when every rank has called it."""
+        return _work(_core.comm_barrier(self._handle, async_op))
+
+
+def _work(handle: _core.Work | None) -> Work | None:
+    return None if handle is None else Work(handle)
+
+
+def _input(source: ArrayLike, dtype: DTypeLike | None) -> _core.Tensor:
+    return tensor(source, dtype, writable=False)
+
+
+# Under other names than the collectives' parameters.
+_output = tensor
+_arrays = tensors
