@@ -32,7 +32,8 @@ constexpr tsr_load_options default_load_options{
 tsr::SaverOptions saver_options_in(const tsr_saver_options* options) {
     const auto o = options_in(options, default_saver_options(), "options");
     if (o.timeout_ms <= 0) {
-        throw tsr::Error(tsr::Code::invalid_argument, fmt::format("the timeout is {} ms; it must be positive", o.timeout_ms));
+        throw tsr::Error(tsr::Code::invalid_argument,
+                         fmt::format("the timeout is {} ms; it must be positive", o.timeout_ms));
     }
     tsr::SaverOptions out;
     out.keep_latest = o.keep_latest;

@@ -128,8 +128,16 @@ MISTAKES: dict[str, tuple[Callable[[Things], Any], Any, str]] = {
     "ready half": (lambda t: t.ddp.ready(0.5), TypeError, "names and numbers"),
     "ready huge": (lambda t: t.ddp.ready(2**70), ts.NotFound, "there are w, b"),
     "grad of nothing": (lambda t: t.ddp.grads.__setitem__("x", t.w), ts.NotFound, "there are w, b"),
-    "grad of other shape": (lambda t: t.ddp.grads.__setitem__("w", np.ones(4, np.float32)), ts.InvalidArgument, "shape"),
-    "grad of other dtype": (lambda t: t.ddp.grads.__setitem__("w", np.ones(3)), ts.InvalidArgument, "float64.*converts"),
+    "grad of other shape": (
+        lambda t: t.ddp.grads.__setitem__("w", np.ones(4, np.float32)),
+        ts.InvalidArgument,
+        "shape",
+    ),
+    "grad of other dtype": (
+        lambda t: t.ddp.grads.__setitem__("w", np.ones(3)),
+        ts.InvalidArgument,
+        "float64.*converts",
+    ),
     # states
     "function": (lambda t: ts.State(model=lambda: 1), ts.InvalidArgument, "model is a function; .*state_dict"),
     "function inside": (

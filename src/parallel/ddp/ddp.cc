@@ -248,8 +248,9 @@ void Ddp::check_idle(const char* what) const {
             .caused_by(*failed_);
     }
     if (ready_count_ == 0) return;
-    throw Error(Code::invalid_state,
-                fmt::format("rank {}: {} while they are being reduced; wait for the gradients first", comm_->rank(), what))
+    throw Error(
+        Code::invalid_state,
+        fmt::format("rank {}: {} while they are being reduced; wait for the gradients first", comm_->rank(), what))
         .with_rank(comm_->rank());
 }
 

@@ -89,9 +89,17 @@ class Collectives(Closable):
     @overload
     def reduce_scatter(self, input: ArrayLike, output: ArrayLike, op: ReduceOp = "sum", **how: Unpack[Now]) -> None: ...
     @overload
-    def reduce_scatter(self, input: ArrayLike, output: ArrayLike, op: ReduceOp = "sum", **how: Unpack[Later]) -> Work: ...
     def reduce_scatter(
-        self, input: ArrayLike, output: ArrayLike, op: ReduceOp = "sum", *, async_op: bool = False, dtype: DTypeLike | None = None
+        self, input: ArrayLike, output: ArrayLike, op: ReduceOp = "sum", **how: Unpack[Later]
+    ) -> Work: ...
+    def reduce_scatter(
+        self,
+        input: ArrayLike,
+        output: ArrayLike,
+        op: ReduceOp = "sum",
+        *,
+        async_op: bool = False,
+        dtype: DTypeLike | None = None,
     ) -> Work | None:
         """Reduce `input` and leave the r-th of ``world_size`` equal parts on rank r.
 
@@ -165,11 +173,27 @@ class Collectives(Closable):
         return _work(_core.comm_broadcast(self._handle, _arrays(tensors, dtype), root, async_op))
 
     @overload
-    def reduce(self, input: ArrayLike, output: ArrayLike | None = None, op: ReduceOp = "sum", root: int = 0, **how: Unpack[Now]) -> None: ...
-    @overload
-    def reduce(self, input: ArrayLike, output: ArrayLike | None = None, op: ReduceOp = "sum", root: int = 0, **how: Unpack[Later]) -> Work: ...
     def reduce(
-        self, input: ArrayLike, output: ArrayLike | None = None, op: ReduceOp = "sum", root: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None
+        self, input: ArrayLike, output: ArrayLike | None = None, op: ReduceOp = "sum", root: int = 0, **how: Unpack[Now]
+    ) -> None: ...
+    @overload
+    def reduce(
+        self,
+        input: ArrayLike,
+        output: ArrayLike | None = None,
+        op: ReduceOp = "sum",
+        root: int = 0,
+        **how: Unpack[Later],
+    ) -> Work: ...
+    def reduce(
+        self,
+        input: ArrayLike,
+        output: ArrayLike | None = None,
+        op: ReduceOp = "sum",
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        dtype: DTypeLike | None = None,
     ) -> Work | None:
         """Reduce `input`; the result is on the root alone.
 
@@ -192,9 +216,17 @@ class Collectives(Closable):
     @overload
     def gather(self, input: ArrayLike, output: ArrayLike | None = None, root: int = 0, **how: Unpack[Now]) -> None: ...
     @overload
-    def gather(self, input: ArrayLike, output: ArrayLike | None = None, root: int = 0, **how: Unpack[Later]) -> Work: ...
     def gather(
-        self, input: ArrayLike, output: ArrayLike | None = None, root: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None
+        self, input: ArrayLike, output: ArrayLike | None = None, root: int = 0, **how: Unpack[Later]
+    ) -> Work: ...
+    def gather(
+        self,
+        input: ArrayLike,
+        output: ArrayLike | None = None,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        dtype: DTypeLike | None = None,
     ) -> Work | None:
         """Concatenate all ranks' `input` on the root.
 
@@ -215,7 +247,13 @@ class Collectives(Closable):
     @overload
     def scatter(self, input: ArrayLike | None, output: ArrayLike, root: int = 0, **how: Unpack[Later]) -> Work: ...
     def scatter(
-        self, input: ArrayLike | None, output: ArrayLike, root: int = 0, *, async_op: bool = False, dtype: DTypeLike | None = None
+        self,
+        input: ArrayLike | None,
+        output: ArrayLike,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        dtype: DTypeLike | None = None,
     ) -> Work | None:
         """Give rank r the r-th of ``world_size`` equal parts of the root's `input`.
 

@@ -281,4 +281,3 @@ class Comm(Collectives):
         if self.closed:
             return f"<tessera.Comm rank {self._rank} of {self._world_size} (closed)>"
         return f"<tessera.Comm rank {self._rank} of {self._world_size}>"
-

@@ -139,9 +139,7 @@ class DDP(Closable):
         self._names = tuple(_core.ddp_param(self._handle, i)[0] for i in range(count))
         self._index = {name: i for i, name in enumerate(names)} | {name: i for i, name in enumerate(self._names)}
         self._params = MappingProxyType(dict(zip(self._names, arrays, strict=True)))
-        self._grads = Grads(
-            {name: array_over(*_core.ddp_grad(self._handle, i)) for i, name in enumerate(self._names)}
-        )
+        self._grads = Grads({name: array_over(*_core.ddp_grad(self._handle, i)) for i, name in enumerate(self._names)})
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -63,7 +63,9 @@ class Layout(Closable):
         self._shape = tuple(shape)
         for placement in placements:
             if not isinstance(placement, (Replicate, Shard)):
-                raise TypeError(f"the placement {placement!r} is a {type(placement).__name__}; Replicate or Shard is wanted")
+                raise TypeError(
+                    f"the placement {placement!r} is a {type(placement).__name__}; Replicate or Shard is wanted"
+                )
         pairs = [(2, placement.dim) if isinstance(placement, Shard) else (1, 0) for placement in placements]
         self._handle = _core.layout_create(self._shape, list(mesh_sizes), pairs)
 

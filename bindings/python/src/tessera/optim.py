@@ -126,9 +126,7 @@ class _AdamFamily(Optimizer):
         eps: float | None = None,
         weight_decay: float | None = None,
     ) -> None:
-        self._handle = self._make(
-            *_over(params, grads), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay
-        )
+        self._handle = self._make(*_over(params, grads), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
 
 class Adam(_AdamFamily):
