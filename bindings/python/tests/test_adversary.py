@@ -1,4 +1,4 @@
-"""A user who does everything wrong: each mistake is refused in words of Python, and none of them ends the interpreter."""
+"""A user who does everything wrong: each mistake is refused in words of Python, and none ends the interpreter."""
 
 import copy
 import gc

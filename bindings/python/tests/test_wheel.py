@@ -1,4 +1,4 @@
-"""The wheel holds all of Tessera: an environment of its own needs no prefix, no LD_LIBRARY_PATH and no other package."""
+"""The wheel holds all of Tessera: an environment of its own needs no prefix and no LD_LIBRARY_PATH."""
 
 import os
 import subprocess

@@ -156,7 +156,8 @@ class DDP(Closable):
         """The gradient of each parameter: a NumPy view into a bucket, of the parameter's dtype and shape.
 
         Zeros at first; the same memory at every step. ``grads["w"] = g`` copies `g`, which must have the same shape and
-        dtype, into the view; ``grads["w"][...] = g`` broadcasts and converts as NumPy does. Not to be touched between `ready` and the end of `wait`.
+        dtype, into the view; ``grads["w"][...] = g`` broadcasts and converts as NumPy does. Not to be touched between
+        `ready` and the end of `wait`.
         """
         return self._grads
 

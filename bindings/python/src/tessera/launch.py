@@ -24,7 +24,8 @@ def preempt_requested() -> bool:
 def record(main: Callable[_P, _R]) -> Callable[_P, _R]:
     """Decorate a program's main function, so that the launcher's error summary shows why it failed.
 
-    Needed for what fails outside a communicator's ``with`` block, which tells the launcher by itself. The exception goes on; the first one of a process counts. ``sys.exit`` is no failure.
+    Needed for what fails outside a communicator's ``with`` block, which tells the launcher by itself. The exception
+    goes on; the first one of a process counts. ``sys.exit`` is no failure.
 
     Examples
     --------
