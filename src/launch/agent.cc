@@ -369,7 +369,7 @@ void Agent::asked_to_stop(int signal) {
     const std::string what =
         listening
             ? fmt::format("waiting up to {:g} s for the ranks to save and end (--grace-s)", seconds(options_.grace))
-            : fmt::format("no rank asks tsr_preempt_requested(), so none would save: they are ended in {:.1g} s",
+            : fmt::format("no rank asks whether the job is to stop, so none would save: they are ended in {:.1g} s",
                           seconds(stage_deadline_.remaining()));
     logs_.say(fmt::format("{}: {}; a second signal (Ctrl-C) kills them now", signal_name(signal), what));
 }

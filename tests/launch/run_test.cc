@@ -330,7 +330,7 @@ TEST_F(Run, RanksThatNeverAskAreNotWaitedFor) {
     ::kill(job.pid(), SIGINT);
     const Result result = finish(job);
     EXPECT_EQ(result.code, 128 + SIGINT);
-    EXPECT_THAT(result.err, HasSubstr("no rank asks tsr_preempt_requested(), so none would save"));
+    EXPECT_THAT(result.err, HasSubstr("no rank asks whether the job is to stop, so none would save"));
     for (const char* name : {"bye0", "bye1"}) EXPECT_EQ(file(name), "bye\n") << "they hear SIGTERM";
 }
 

@@ -248,9 +248,9 @@ class Comm(Collectives):
     ) -> None:
         """Part from the other ranks.
 
-        After an exception the launcher is told why, for its error summary, and the peers with `abort`. Otherwise savers made from this communicator finish what
-        they are saving, then all ranks wait for each other. In both cases savers, meshes and groups made from it are
-        closed with it.
+        After an exception the launcher is told why, for its error summary, and the peers by `abort`. Otherwise savers
+        made from this communicator finish what they are saving, then all ranks wait for each other. In both cases
+        savers, meshes and groups made from it are closed with it.
         """
         if self.closed or self._handle.foreign:  # a forked child leaves the block: the job is its parent's
             return
