@@ -42,5 +42,5 @@ def test_gaps_are_noticed(tmp_path: Path):
     core = "bindings/python/native/comm.pxi"
     assert "Python: tsr_comm_send is not called" in without(core, "tsr_comm_send(")
     assert "Java: tsr_comm_send is not called" in without("bindings/java/src/main/native/comm.cc", "tsr_comm_send")
-    assert "Rust: tsr_comm_send is not called" in without("bindings/rust/tessera/src/comm.rs", "tsr_comm_send")
+    assert "Rust: tsr_comm_abort is not called" in without("bindings/rust/tessera/src/comm/mod.rs", "tsr_comm_abort")
     assert "not up to date" in without("docs/PARITY.md", "tsr_comm_send")
