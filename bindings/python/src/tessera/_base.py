@@ -21,9 +21,7 @@ _LONGEST = 2**31 - 1  # milliseconds, 24 days
 
 def stays(self: object, protocol: SupportsIndex, /) -> NoReturn:
     """The ``__reduce_ex__`` of what cannot leave its process."""
-    raise TypeError(
-        f"a tessera.{type(self).__name__} belongs to its process: it can be neither pickled nor copied"
-    )
+    raise TypeError(f"a tessera.{type(self).__name__} belongs to its process: it can be neither pickled nor copied")
 
 
 class Closable:
