@@ -335,6 +335,7 @@ void Saver::run(Job& job) {
             }
             job.made_directory = true;
             write_new_text(files_, join(job.directory, writing_name), Holder::this_process(id_).dump());
+            sync_directory(files_, job.directory);  // or a power loss may keep rank files that nobody may collect
             sync_directory(files_, root_);
         });
     }
@@ -479,6 +480,7 @@ void Saver::tidy(const std::string& newest) {
         const std::string lease = join(join(root_, committed[i]), writing_name);
         (void)files_.remove_file(lease);
         write_new_text(files_, lease, Holder::this_process(id_).dump());
+        sync_directory(files_, join(root_, committed[i]));
         remove_save(files_, root_, committed[i]);
     }
 }

@@ -143,8 +143,7 @@ void Lease::acquire() {
         if (linked == 0) {
             (void)files_.remove_file(mine);
             remove_old_attempts();
-            sync_directory(files_, parent_of(path_));
-            return;
+            return;  // without an fsync: whom a power loss takes this file from is dead
         }
         if (linked != -EEXIST) {
             give_up(os_error(fmt::format("cannot create {}", path_), static_cast<int>(-linked)));

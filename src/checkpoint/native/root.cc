@@ -81,32 +81,68 @@ std::vector<SavedStep> scan_root(FileSystem& files, const std::string& root) {
     return saves;
 }
 
-std::optional<std::string> newest_save(FileSystem& files, const std::string& root) {
-    const std::vector<SavedStep> saves = scan_root(files, root);
-    std::string hint;
+namespace {
+
+// What `latest` names; nothing if it cannot be read, since it is but a hint.
+std::string latest_of(FileSystem& files, const std::string& root) {
     try {
-        hint = read_text(files, join(root, latest_name), 4096);
-        while (!hint.empty() && (hint.back() == '\n' || hint.back() == ' ')) hint.pop_back();
+        std::string name = read_text(files, join(root, latest_name), 4096);
+        while (!name.empty() && (name.back() == '\n' || name.back() == ' ')) name.pop_back();
+        return name;
     } catch (const Error&) {
-        hint.clear();  // it is but a hint
+        return "";
     }
+}
+
+// `hint` is what `latest` named before the scan: then it was committed, and it is still there unless it was removed in
+// favour of a newer one.
+std::string newest_of(FileSystem& files, const std::string& root, const std::string& hint) {
+    const std::vector<SavedStep> saves = scan_root(files, root);
     const std::string newest = saves.empty() || !saves.back().readable ? "" : saves.back().directory;
-    // A damaged manifest does not tell its place in the order. Only if `latest` names the newest of the others is it
-    // certain that nothing is lost by passing over it.
+    const std::string advice =
+        newest.empty() ? "" : fmt::format(", or open {} by its path to go back to that one", join(root, newest));
     for (const SavedStep& save : saves) {
-        if (!save.committed || save.readable) continue;
         const std::string manifest = join(join(root, save.directory), manifest_name);
-        if (newest.empty() || newest != hint) {
-            throw Error(
-                Code::corrupt,
-                fmt::format("{} is damaged, and it may be the newest save; to go on {}, move its directory away{}",
-                            manifest, newest.empty() ? "without it" : "with " + join(root, newest),
-                            newest.empty() ? "" : ", or open that one by its path"));
+        if (!save.committed && save.directory == hint) {
+            throw Error(Code::corrupt,
+                        fmt::format("{} is gone, and {} says that it was the newest save; to go on without it, move "
+                                    "its directory away{}",
+                                    manifest, join(root, latest_name), advice));
         }
-        log::warning("{} is damaged; the save is passed over", manifest);
+        // A damaged manifest does not tell its place in the order. Only if `latest` names the newest of the others is it
+        // certain that nothing is lost by passing over it.
+        if (save.committed && !save.readable) {
+            if (newest.empty() || newest != hint) {
+                throw Error(Code::corrupt,
+                            fmt::format("{} is damaged, and it may be the newest save; to go on without it, move its "
+                                        "directory away{}",
+                                        manifest, advice));
+            }
+            log::warning("{} is damaged; the save is passed over", manifest);
+        }
+        // A flipped digit can also give the newest save another place in the order. `latest` may rightly name an older
+        // one, but then the manifest of that is whole.
+        if (save.readable && save.directory == hint && hint != newest) {
+            (void)Manifest::parse(read_text(files, manifest, max_manifest_bytes), manifest);
+        }
     }
-    if (!newest.empty()) return newest;
-    return std::nullopt;
+    return newest;
+}
+
+}  // namespace
+
+std::optional<std::string> newest_save(FileSystem& files, const std::string& root) {
+    const std::string hint = latest_of(files, root);
+    std::string newest;
+    try {
+        newest = newest_of(files, root, hint);
+    } catch (const Error&) {
+        // A job that saves here meanwhile removes what it has replaced, and says so in `latest` before.
+        if (latest_of(files, root) != hint) return newest_save(files, root);
+        throw;
+    }
+    if (newest.empty()) return std::nullopt;
+    return newest;
 }
 
 void remove_save(FileSystem& files, const std::string& root, const std::string& directory) {
@@ -125,11 +161,15 @@ void remove_save(FileSystem& files, const std::string& root, const std::string& 
     const int64_t listed = files.list(path, names);
     if (listed == -ENOENT) return;
     if (listed < 0) throw os_error(fmt::format("cannot list {}", path), static_cast<int>(-listed));
-    // The lease goes last: while it is there, no one else takes the directory for abandoned.
-    std::string begin_of_temporary = fmt::format("{}.tmp-", manifest_name);
+    // The lease goes last, on the disk too: without it nobody could tell that what is left may be removed.
+    const std::string begin_of_temporary = fmt::format("{}.tmp-", manifest_name);
+    const std::string begin_of_probe = fmt::format("{}.probe-", writing_name);  // of is_live(), cut short
     for (const std::string& name : names) {
-        if (is_rank_file_name(name) || name.starts_with(begin_of_temporary)) remove(name);
+        if (is_rank_file_name(name) || name.starts_with(begin_of_temporary) || name.starts_with(begin_of_probe)) {
+            remove(name);
+        }
     }
+    sync_directory(files, path);
     remove(writing_name);
     const int64_t result = files.remove_directory(path);
     if (result == -ENOTEMPTY || result == -EEXIST) {
