@@ -51,9 +51,12 @@ inline void spill(const std::string& path, const std::string& text) {
 class Meeting {
    public:
     explicit Meeting(int world_size) : contributions_(static_cast<size_t>(world_size)) {}
+    virtual ~Meeting() = default;
+    Meeting(const Meeting&) = delete;
+    Meeting& operator=(const Meeting&) = delete;
 
     // Returns what every rank brought, when all have come; throws PEER_LOST once someone left.
-    std::vector<std::string> meet(int rank, std::string mine) {
+    virtual std::vector<std::string> meet(int rank, std::string mine) {
         std::unique_lock lock(mutex_);
         const uint64_t turn = turn_;
         contributions_[static_cast<size_t>(rank)] = std::move(mine);
@@ -73,7 +76,7 @@ class Meeting {
         }
         return result_;
     }
-    void leave(int rank) {
+    virtual void leave(int rank) {
         const std::lock_guard lock(mutex_);
         lost_ = rank;
         changed_.notify_all();

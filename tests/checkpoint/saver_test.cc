@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "checkpoint/native/root.hpp"
-#include "faulty_files.hpp"
+#include "fault/faulty_files.hpp"
 #include "fixture.hpp"
 
 namespace tsr::testing {

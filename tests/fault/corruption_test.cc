@@ -4,7 +4,7 @@
 #include <random>
 
 #include "base/crc32c.hpp"
-#include "fixture.hpp"
+#include "checkpoint/fixture.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -188,6 +188,10 @@ TEST_F(Corruption, WithoutManifestThereIsNoCheckpoint) {
     const Error error = error_of([&] { (void)Checkpoint::open(save_); });
     EXPECT_EQ(error.code(), Code::not_found);
     EXPECT_NE(std::string(error.what()).find("has no manifest.json"), std::string::npos) << error.what();
+    const Error of_newest = error_of([&] { (void)Checkpoint::open(root_); });
+    EXPECT_EQ(of_newest.code(), Code::corrupt);
+    EXPECT_NE(std::string(of_newest.what()).find("manifest.json is gone"), std::string::npos) << of_newest.what();
+    std::filesystem::remove(root_ + "/latest");
     const Error of_root = error_of([&] { (void)Checkpoint::open(root_); });
     EXPECT_EQ(of_root.code(), Code::not_found);
     EXPECT_NE(std::string(of_root.what()).find("none is committed"), std::string::npos) << of_root.what();

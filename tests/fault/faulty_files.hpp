@@ -1,12 +1,16 @@
-// A file system that fails on purpose: it counts calls, and at the chosen one does what the test asks. Wraps the real
-// one, so that what is on disk afterwards is what a real failure would leave.
+// A file system that fails on purpose: before each call it asks what shall become of it. Wraps a sound one (the real one,
+// or one in memory), so that what is there afterwards is what a real failure would leave.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/io/file_system.hpp"
@@ -20,10 +24,35 @@ enum class Fault {
     shorten,  // every transfer moves at most a part, and every other call is interrupted once
 };
 
+// What becomes of a call: a negative errno, or 0 to let it happen. A write that fails, and any transfer that does not,
+// moves at most `bytes` first. An fsync that is left out says that it went well.
+struct Verdict {
+    int64_t error = 0;
+    size_t bytes = SIZE_MAX;
+    bool left_out = false;
+};
+
 class FaultyFiles final : public FileSystem {
    public:
+    struct Call {
+        int64_t number;  // from 0
+        std::string name;  // "fsync /root/.owner"
+        size_t bytes;    // that it would transfer; 0: it is no transfer
+    };
+    using Judge = std::function<Verdict(const Call& call)>;
+
+    FaultyFiles(FileSystem& files, Judge judge) : files_(files), judge_(std::move(judge)) {}
     explicit FaultyFiles(Fault fault = Fault::none, int64_t at = -1, int error_number = EIO)
-        : fault_(fault), at_(at), error_number_(error_number) {}
+        : FaultyFiles(posix_file_system(), [this, fault, at, error_number](const Call& call) -> Verdict {
+              if (fault == Fault::shorten && call.bytes > 0) {
+                  if (call.number % 2 == 0) return {-EINTR, 0};
+                  return {0, call.bytes / 3 + 1};  // off every alignment
+              }
+              if (fault == Fault::crash && call.number >= at) return {-EIO, 0};
+              if (fault != Fault::error || call.number != at) return {};
+              failed_call_ = call.name;
+              return {-error_number, call.bytes > 4096 ? size_t{4096} : 0};  // a full disk takes a part before it refuses
+          }) {}
 
     [[nodiscard]] int64_t calls() const { return calls_; }
     [[nodiscard]] const std::string& failed_call() const { return failed_call_; }
@@ -32,45 +61,46 @@ class FaultyFiles final : public FileSystem {
 
     int64_t open(const std::string& path, OpenMode mode, std::unique_ptr<File>& out) override {
         const bool reads = mode == OpenMode::read || mode == OpenMode::read_direct;
-        if (const int64_t error = next(reads ? "open " + path : "create " + path)) return error;
+        if (const int64_t error = next((reads ? "open " : "create ") + path).error) return error;
         std::unique_ptr<File> file;
-        const int64_t result = posix_file_system().open(path, mode, file);
+        const int64_t result = files_.open(path, mode, file);
         if (result == 0) out = std::make_unique<FaultyFile>(*this, std::move(file), path);
         return result;
     }
     int64_t make_directory(const std::string& path) override {
-        const int64_t error = next("mkdir " + path);
-        return error != 0 ? error : posix_file_system().make_directory(path);
+        const int64_t error = next("mkdir " + path).error;
+        return error != 0 ? error : files_.make_directory(path);
     }
     int64_t rename(const std::string& from, const std::string& to) override {
-        const int64_t error = next("rename " + to);
-        return error != 0 ? error : posix_file_system().rename(from, to);
+        const int64_t error = next("rename " + to).error;
+        return error != 0 ? error : files_.rename(from, to);
     }
     int64_t link(const std::string& from, const std::string& to) override {
-        const int64_t error = next("link " + to);
-        return error != 0 ? error : posix_file_system().link(from, to);
+        const int64_t error = next("link " + to).error;
+        return error != 0 ? error : files_.link(from, to);
     }
     int64_t remove_file(const std::string& path) override {
-        const int64_t error = next("unlink " + path);
-        return error != 0 ? error : posix_file_system().remove_file(path);
+        const int64_t error = next("unlink " + path).error;
+        return error != 0 ? error : files_.remove_file(path);
     }
     int64_t remove_directory(const std::string& path) override {
-        const int64_t error = next("rmdir " + path);
-        return error != 0 ? error : posix_file_system().remove_directory(path);
+        const int64_t error = next("rmdir " + path).error;
+        return error != 0 ? error : files_.remove_directory(path);
     }
     int64_t sync_directory(const std::string& path) override {
-        const int64_t error = next("fsync directory " + path);
-        return error != 0 ? error : posix_file_system().sync_directory(path);
+        const Verdict verdict = next("fsync directory " + path);
+        return verdict.error != 0 || verdict.left_out ? verdict.error : files_.sync_directory(path);
     }
     int64_t list(const std::string& path, std::vector<std::string>& names) override {
-        const int64_t error = next("list " + path);
-        return error != 0 ? error : posix_file_system().list(path, names);
+        const int64_t error = next("list " + path).error;
+        return error != 0 ? error : files_.list(path, names);
     }
     int64_t status(const std::string& path, FileStatus& out) override {
-        const int64_t error = next("stat " + path);
-        return error != 0 ? error : posix_file_system().status(path, out);
+        const int64_t error = next("stat " + path).error;
+        return error != 0 ? error : files_.status(path, out);
     }
-    int64_t touch(const std::string& path) override { return posix_file_system().touch(path); }
+    // Not asked about: it comes from a thread that renews a lease by the clock.
+    int64_t touch(const std::string& path) override { return files_.touch(path); }
 
    private:
     class FaultyFile final : public File {
@@ -78,32 +108,32 @@ class FaultyFiles final : public FileSystem {
         FaultyFile(FaultyFiles& owner, std::unique_ptr<File> file, std::string path)
             : owner_(owner), file_(std::move(file)), path_(std::move(path)) {}
         int64_t read(std::span<std::byte> into, int64_t offset) override {
-            if (const int64_t error = owner_.next("read " + path_)) return error;
-            return file_->read(into.first(owner_.part(into.size())), offset);
+            const Verdict verdict = owner_.next("read " + path_, into.size());
+            if (verdict.error != 0) return verdict.error;
+            return file_->read(into.first(std::min(into.size(), verdict.bytes)), offset);
         }
         int64_t write(std::span<const std::byte> from, int64_t offset) override {
-            if (const int64_t error = owner_.next("write " + path_)) {
-                // A full disk takes a part before it refuses.
-                if (owner_.fault_ == Fault::error && from.size() > 4096) (void)file_->write(from.first(4096), offset);
-                return error;
-            }
-            return file_->write(from.first(owner_.part(from.size())), offset);
+            const Verdict verdict = owner_.next("write " + path_, from.size());
+            const auto part = from.first(std::min(from.size(), verdict.bytes));
+            if (verdict.error == 0) return file_->write(part, offset);
+            if (verdict.bytes != SIZE_MAX && !part.empty()) (void)file_->write(part, offset);
+            return verdict.error;
         }
         int64_t size() override {
-            const int64_t error = owner_.next("fstat " + path_);
+            const int64_t error = owner_.next("fstat " + path_).error;
             return error != 0 ? error : file_->size();
         }
         int64_t allocate(int64_t size) override {
-            const int64_t error = owner_.next("fallocate " + path_);
+            const int64_t error = owner_.next("fallocate " + path_).error;
             return error != 0 ? error : file_->allocate(size);
         }
         int64_t truncate(int64_t size) override {
-            const int64_t error = owner_.next("ftruncate " + path_);
+            const int64_t error = owner_.next("ftruncate " + path_).error;
             return error != 0 ? error : file_->truncate(size);
         }
         int64_t sync() override {
-            const int64_t error = owner_.next("fsync " + path_);
-            return error != 0 ? error : file_->sync();
+            const Verdict verdict = owner_.next("fsync " + path_);
+            return verdict.error != 0 || verdict.left_out ? verdict.error : file_->sync();
         }
         void start_writeback(int64_t offset, int64_t size) override { file_->start_writeback(offset, size); }
         bool is_direct() const override { return file_->is_direct(); }
@@ -116,24 +146,14 @@ class FaultyFiles final : public FileSystem {
         std::string path_;
     };
 
-    int64_t next(const std::string& name) {
-        const int64_t call = calls_.fetch_add(1);
-        if (on_call) on_call(call, name);
-        if (fault_ == Fault::shorten)
-            return call % 2 == 0 && (name.starts_with("write") || name.starts_with("read")) ? -EINTR : 0;
-        if (fault_ == Fault::crash && call >= at_) return -EIO;
-        if (fault_ == Fault::error && call == at_) {
-            failed_call_ = name;
-            return -error_number_;
-        }
-        return 0;
+    Verdict next(std::string name, size_t bytes = 0) {
+        const Call call{calls_.fetch_add(1), std::move(name), bytes};
+        if (on_call) on_call(call.number, call.name);
+        return judge_(call);
     }
-    // A third, off every alignment.
-    size_t part(size_t size) const { return fault_ == Fault::shorten && size > 3 ? size / 3 + 1 : size; }
 
-    Fault fault_;
-    int64_t at_;
-    int error_number_;
+    FileSystem& files_;
+    Judge judge_;
     std::atomic<int64_t> calls_{0};
     std::string failed_call_;
 };

@@ -1,5 +1,5 @@
-// A save that fails or dies at any file operation leaves the checkpoint before it as it was, and never half of a new
-// one. The enumeration is complete: the first run counts the calls, then each is made to fail.
+// Failures and deaths at any file operation of a save once more, on the real file system: what is on disk afterwards is
+// what a real failure leaves. errors_test.cc and crash_test.cc do more of them, in memory.
 #include <gtest/gtest.h>
 
 #include <sys/mount.h>
@@ -9,8 +9,8 @@
 #include <set>
 
 #include "checkpoint/native/root.hpp"
-#include "faulty_files.hpp"
-#include "fixture.hpp"
+#include "fault/faulty_files.hpp"
+#include "checkpoint/fixture.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -85,7 +85,13 @@ Second two_saves(const std::string& root, FaultyFiles& files) {
     return run;
 }
 
+std::ptrdiff_t open_descriptors() {
+    const std::filesystem::directory_iterator all("/proc/self/fd");
+    return std::distance(begin(all), end(all));
+}
+
 TEST(SaveFaults, AnyCallMayFailWithAnyErrorAndTheFormerCheckpointStays) {
+    const std::ptrdiff_t descriptors = open_descriptors();
     int64_t calls = 0;
     {
         const TempDir dir;
@@ -122,6 +128,7 @@ TEST(SaveFaults, AnyCallMayFailWithAnyErrorAndTheFormerCheckpointStays) {
         EXPECT_EQ(newest_content(dir.path()), 2u);
     }
     EXPECT_TRUE(told.contains("IO"));
+    EXPECT_EQ(open_descriptors(), descriptors);
 }
 
 TEST(SaveFaults, DeathAtAnyCallLeavesTheOldOrTheNewCheckpoint) {

@@ -1,0 +1,199 @@
+// A job that dies at any file operation of a save leaves the old or the new checkpoint: bit for bit, never neither, never
+// a mix; the next job goes on from it and collects what was left. The enumeration is complete: a first run counts the
+// operations, then the job dies before each of them, and in the middle of each write. "Dies" is meant: from there on no
+// rank that is dead reads, writes or answers. Power loss is in power_loss_test.cc.
+#include <gtest/gtest.h>
+
+#include <fmt/format.h>
+
+#include "fault/job.hpp"
+
+namespace tsr::testing {
+namespace {
+
+constexpr int keep = 2;
+
+struct Case {
+    int ranks;
+    Mode mode;
+    Before before;
+    [[nodiscard]] int64_t old_step() const { return before == Before::saves ? 2 : 0; }
+    [[nodiscard]] std::string str() const {
+        return fmt::format("{} rank{}, {}, {}", ranks, ranks > 1 ? "s" : "", mode == Mode::sync ? "sync" : "async",
+                           before == Before::saves ? "a later save" : "the first save");
+    }
+};
+
+constexpr int64_t new_step = 3;
+
+const std::vector<Case>& all_cases() {
+    static const std::vector<Case> cases = [] {
+        std::vector<Case> list;
+        for (const int ranks : {1, 3}) {
+            for (const Mode mode : {Mode::sync, Mode::async}) {
+                for (const Before before : {Before::nothing, Before::saves}) list.push_back({ranks, mode, before});
+            }
+        }
+        return list;
+    }();
+    return cases;
+}
+
+void save_once(const Seat& seat, Mode mode) {
+    OwnedState owned;
+    build(owned, seat.rank, seat.ranks);
+    Saver saver(seat.comm, root, job_options(seat.files, keep));
+    save_step(saver, owned, seat.rank, new_step, mode);
+}
+
+struct Operation {
+    int rank;
+    FaultyFiles::Call call;
+};
+
+std::vector<Operation> operations_of(const Case& one, const Disk& disk, uint64_t schedule) {
+    std::vector<Operation> operations;
+    MemoryFiles files(disk);
+    Job job(files, one.ranks, schedule, [&](Job&, int64_t, int rank, const FaultyFiles::Call& call) -> Verdict {
+        operations.push_back({rank, call});
+        return {};
+    });
+    expect_all_well(job.run([&](const Seat& seat) { save_once(seat, one.mode); }));
+    EXPECT_EQ(newest_content(files), new_step);
+    EXPECT_EQ(leftovers(files), std::set<std::string>{});
+    return operations;
+}
+
+// Kills `victim` (-1: all ranks) at call `at`; a write moves `bytes` first.
+Outcomes die(MemoryFiles& files, const Case& one, uint64_t schedule, int64_t at, int victim, size_t bytes) {
+    Job job(files, one.ranks, schedule, [&](Job& self, int64_t number, int, const FaultyFiles::Call&) -> Verdict {
+        if (number != at) return {};
+        self.kill(victim);
+        return {-EIO, bytes};
+    });
+    return job.run([&](const Seat& seat) { save_once(seat, one.mode); });
+}
+
+struct Tally {
+    int64_t points = 0;
+    int64_t old_ones = 0;
+    int64_t new_ones = 0;
+};
+
+void expect_old_or_new(const Disk& after, const Case& one, Tally& tally) {
+    Disk disk = after;
+    bury(disk, Afterwards::process_is_gone);
+    MemoryFiles files(disk);
+    const int64_t content = go_on(files, 4, keep);
+    EXPECT_TRUE(content == one.old_step() || content == new_step) << content;
+    Disk later = files.disk();
+    later.pass(lease_runs_out);
+    MemoryFiles collected(later);
+    expect_collected(collected, 5, keep);
+    ++tally.points;
+    ++(content == new_step ? tally.new_ones : tally.old_ones);
+}
+
+void print(const std::string& what, const Tally& tally) {
+    fmt::print("  {}: {} points; {} left the old checkpoint, {} the new one\n", what, tally.points, tally.old_ones,
+               tally.new_ones);
+}
+
+TEST(Crash, OfAllRanksAtAnyOperationLeavesTheOldOrTheNewCheckpoint) {
+    int64_t points = 0;
+    for (const Case& one : all_cases()) {
+        const Disk disk = disk_before(one.before, one.ranks);
+        Tally tally;
+        // Of several ranks, other schedules meet other states of the others.
+        const uint64_t schedules = one.ranks > 1 && !sanitized ? 3 : 1;
+        for (uint64_t schedule = 0; schedule < schedules; ++schedule) {
+            const std::vector<Operation> operations = operations_of(one, disk, schedule);
+            for (size_t at = 0; at < operations.size(); ++at) {
+                const FaultyFiles::Call& call = operations[at].call;
+                std::vector<size_t> parts{0};
+                if (call.name.starts_with("write")) parts = {0, call.bytes / 2};
+                for (const size_t bytes : parts) {
+                    SCOPED_TRACE(fmt::format("{}, schedule {}: all die at operation {} ({}) after {} bytes", one.str(),
+                                             schedule, at, call.name, bytes));
+                    MemoryFiles files(disk);
+                    (void)die(files, one, schedule, static_cast<int64_t>(at), -1, bytes);
+                    EXPECT_EQ(files.open_files(), 0);
+                    expect_old_or_new(files.disk(), one, tally);
+                    if (HasFailure()) return;
+                }
+            }
+        }
+        EXPECT_GT(tally.old_ones, 0);
+        EXPECT_GT(tally.new_ones, 0);
+        print("all ranks die, " + one.str(), tally);
+        points += tally.points;
+    }
+    fmt::print("crash of the job: {} points\n", points);
+}
+
+TEST(Crash, OfOneRankIsToldToTheOthersAndLeavesTheOldOrTheNewCheckpoint) {
+    int64_t points = 0;
+    for (const Case& one : all_cases()) {
+        if (one.ranks == 1) continue;
+        const Disk disk = disk_before(one.before, one.ranks);
+        const std::vector<Operation> operations = operations_of(one, disk, 0);
+        Tally tally;
+        for (size_t at = 0; at < operations.size(); ++at) {
+            const auto& [victim, call] = operations[at];
+            SCOPED_TRACE(fmt::format("{}: rank {} dies at operation {} ({})", one.str(), victim, at, call.name));
+            MemoryFiles files(disk);
+            const auto began = Clock::now();
+            const Outcomes outcomes = die(files, one, 0, static_cast<int64_t>(at), victim, 0);
+            EXPECT_LT(Clock::now() - began, std::chrono::seconds(20)) << "the deadline is 30 s";
+            EXPECT_EQ(files.open_files(), 0);
+            const int64_t content = newest_content(files);
+            for (int rank = 0; rank < one.ranks; ++rank) {
+                const auto& outcome = outcomes[static_cast<size_t>(rank)];
+                if (rank == victim) continue;
+                if (!outcome) {
+                    EXPECT_EQ(content, new_step) << "rank " << rank << " was told that it is committed";
+                } else if (outcome->code() == Code::peer_lost) {
+                    EXPECT_EQ(content, one.old_step()) << outcome->what();
+                    EXPECT_EQ(outcome->record()->peer, victim);
+                } else {
+                    EXPECT_EQ(outcome->code(), Code::commit_unknown) << outcome->what();
+                }
+            }
+            expect_old_or_new(files.disk(), one, tally);
+            if (HasFailure()) return;
+        }
+        EXPECT_GT(tally.old_ones, 0);
+        EXPECT_GT(tally.new_ones, 0);
+        print("one rank dies, " + one.str(), tally);
+        points += tally.points;
+    }
+    fmt::print("death of one rank: {} points\n", points);
+}
+
+// A job that dies while it clears up after one that died.
+TEST(Crash, OfTheNextJobTooLeavesTheOldOrTheNewCheckpoint) {
+    const Case one{1, Mode::sync, Before::saves};
+    const Disk disk = disk_before(one.before, one.ranks);
+    const size_t count = operations_of(one, disk, 0).size();
+    Tally tally;
+    for (size_t first = 0; first < count; first += sanitized ? 5 : 1) {
+        MemoryFiles files(disk);
+        (void)die(files, one, 0, static_cast<int64_t>(first), -1, 0);
+        Disk left = files.disk();
+        bury(left, Afterwards::process_is_gone);
+        left.pass(lease_runs_out);
+        if (newest_content(files) == new_step) continue;
+        const size_t second_count = operations_of(one, left, 0).size();
+        for (size_t second = 0; second < second_count; second += sanitized ? 7 : 1) {
+            SCOPED_TRACE(fmt::format("dies at operation {}, the next job at operation {}", first, second));
+            MemoryFiles again(left);
+            (void)die(again, one, 0, static_cast<int64_t>(second), -1, 0);
+            expect_old_or_new(again.disk(), one, tally);
+            if (HasFailure()) return;
+        }
+    }
+    print("two jobs die in turn", tally);
+}
+
+}  // namespace
+}  // namespace tsr::testing
