@@ -35,9 +35,9 @@ struct Verdict {
 class FaultyFiles final : public FileSystem {
    public:
     struct Call {
-        int64_t number;  // from 0
+        int64_t number;    // from 0
         std::string name;  // "fsync /root/.owner"
-        size_t bytes;    // that it would transfer; 0: it is no transfer
+        size_t bytes;      // that it would transfer; 0: it is no transfer
     };
     using Judge = std::function<Verdict(const Call& call)>;
 
@@ -51,7 +51,8 @@ class FaultyFiles final : public FileSystem {
               if (fault == Fault::crash && call.number >= at) return {-EIO, 0};
               if (fault != Fault::error || call.number != at) return {};
               failed_call_ = call.name;
-              return {-error_number, call.bytes > 4096 ? size_t{4096} : 0};  // a full disk takes a part before it refuses
+              return {-error_number,
+                      call.bytes > 4096 ? size_t{4096} : 0};  // a full disk takes a part before it refuses
           }) {}
 
     [[nodiscard]] int64_t calls() const { return calls_; }

@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -371,6 +373,31 @@ inline Disk disk_before(Before before, int ranks) {
     Disk disk = files.disk();
     disk.pass(lease_runs_out);
     return disk;
+}
+
+// The saves that are made to fail or to die.
+struct SaveCase {
+    int ranks;
+    Mode mode;
+    Before before;
+    [[nodiscard]] int64_t old_step() const { return before == Before::saves ? 2 : 0; }
+    [[nodiscard]] std::string str() const {
+        return fmt::format("{} rank{}, {}, {}", ranks, ranks > 1 ? "s" : "", mode == Mode::sync ? "sync" : "async",
+                           before == Before::saves ? "a later save" : "the first save");
+    }
+};
+
+inline const std::vector<SaveCase>& all_save_cases() {
+    static const std::vector<SaveCase> cases = [] {
+        std::vector<SaveCase> list;
+        for (const int ranks : {1, 3}) {
+            for (const Mode mode : {Mode::sync, Mode::async}) {
+                for (const Before before : {Before::nothing, Before::saves}) list.push_back({ranks, mode, before});
+            }
+        }
+        return list;
+    }();
+    return cases;
 }
 
 // A number from the environment, for ./dev fault.

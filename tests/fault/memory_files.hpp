@@ -265,11 +265,10 @@ class Disk {
             }
             std::vector<const DataChange*> versions;
             for (const DataChange& change : file.unsynced) {
-                if (change.offset < page_end && change.offset + change.bytes->size() > page) versions.push_back(&change);
+                if (change.offset < page_end && change.offset + change.bytes->size() > page)
+                    versions.push_back(&change);
             }
-            const size_t kept = percent == 0     ? 0
-                                : percent == 100 ? versions.size()
-                                                 : random() % (versions.size() + 1);
+            const size_t kept = percent == 0 ? 0 : percent == 100 ? versions.size() : random() % (versions.size() + 1);
             for (size_t i = 0; i < versions.size() && i <= kept; ++i) {
                 const bool torn = i == kept;
                 if (torn && (percent == 0 || random() % 2 == 0)) break;
@@ -416,7 +415,8 @@ class MemoryFiles final : public FileSystem {
         // As strict as Linux may be: a direct transfer that is not aligned is refused.
         bool aligned(const void* memory, size_t size, int64_t offset) const {
             const auto off = [](uint64_t value) { return value % direct_alignment != 0; };
-            return !direct_ || !(off(reinterpret_cast<uintptr_t>(memory)) || off(size) || off(static_cast<uint64_t>(offset)));
+            return !direct_ ||
+                   !(off(reinterpret_cast<uintptr_t>(memory)) || off(size) || off(static_cast<uint64_t>(offset)));
         }
         MemoryFiles& owner_;
         int node_;

@@ -24,8 +24,8 @@ struct Snapshot {
 };
 
 // What was on the disk after each operation of a job that saves steps first..last.
-std::vector<Snapshot> record(const Disk& disk, int ranks, uint64_t schedule, int64_t least, int64_t first,
-                             int64_t last, const Job::Judge& judge = {}) {
+std::vector<Snapshot> record(const Disk& disk, int ranks, uint64_t schedule, int64_t least, int64_t first, int64_t last,
+                             const Job::Judge& judge = {}) {
     std::vector<Snapshot> snapshots{{disk, least, first}};
     std::atomic<int64_t> returned{least};
     std::atomic<int64_t> saving{first};
@@ -104,13 +104,15 @@ TEST(PowerLoss, LeavesACheckpointThatWasSavedAndNoneThatIsNotWhole) {
         std::mt19937_64 random(seed);
         const std::vector<Snapshot>& run = runs[random() % runs.size()];
         const size_t point = random() % run.size();
-        SCOPED_TRACE(fmt::format("TESSERA_FAULT_SEED={}: power lost after operation {} of {}", seed, point, run.size()));
+        SCOPED_TRACE(
+            fmt::format("TESSERA_FAULT_SEED={}: power lost after operation {} of {}", seed, point, run.size()));
         check(run[point], random, tally);
         if (HasFailure()) return;
     }
-    fmt::print("power loss: {} seeds over {} points; {} left the old checkpoint, {} the new one, {} none before the first"
-               " was saved; {} lost power twice\n",
-               end - first, points, tally.old_ones, tally.new_ones, tally.none, tally.twice);
+    fmt::print(
+        "power loss: {} seeds over {} points; {} left the old checkpoint, {} the new one, {} none before the first"
+        " was saved; {} lost power twice\n",
+        end - first, points, tally.old_ones, tally.new_ones, tally.none, tally.twice);
     if (only == nullptr) {
         EXPECT_GT(tally.old_ones, 0);
         EXPECT_GT(tally.new_ones, 0);
@@ -160,8 +162,8 @@ TEST(PowerLoss, TakesAnythingThatWasNotSyncedAndNothingElse) {
 
 // The test above would see a saver that leaves out an fsync: each of these loses a checkpoint, or leaves a broken one.
 TEST(PowerLoss, IsNotSurvivedWithoutEachFsync) {
-    const std::vector<std::string> all{".safetensors", "manifest.json.tmp", "directory /data/root/step",
-                                       "directory /data/root", "directory /data", "directory /"};
+    const std::vector<std::string> all{".safetensors",         "manifest.json.tmp", "directory /data/root/step",
+                                       "directory /data/root", "directory /data",   "directory /"};
     for (const std::string& forgotten : all) {
         const auto judge = [&](Job&, int64_t, int, const FaultyFiles::Call& call) -> Verdict {
             const bool is_directory = call.name.starts_with("fsync directory ");
@@ -185,8 +187,8 @@ TEST(PowerLoss, IsNotSurvivedWithoutEachFsync) {
                 ++lost;
             }
         }
-        fmt::print("  without fsync of {}: of 1000 seeds {} lose the checkpoint, {} find a broken one\n", forgotten, lost,
-                   broken);
+        fmt::print("  without fsync of {}: of 1000 seeds {} lose the checkpoint, {} find a broken one\n", forgotten,
+                   lost, broken);
         EXPECT_GT(lost + broken, 0) << forgotten;
     }
 }

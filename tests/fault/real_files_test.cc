@@ -8,9 +8,9 @@
 #include <array>
 #include <set>
 
+#include "checkpoint/fixture.hpp"
 #include "checkpoint/native/root.hpp"
 #include "fault/faulty_files.hpp"
-#include "checkpoint/fixture.hpp"
 
 namespace tsr::testing {
 namespace {
