@@ -105,6 +105,7 @@ class Turns final : public Meeting {
         bool ended = false;
         bool dead = false;
         std::string brought;
+        std::condition_variable called;  // it is this rank's turn
     };
     State& at(int rank) { return states_[static_cast<size_t>(rank)]; }
     void lose(int rank) {
@@ -119,17 +120,17 @@ class Turns final : public Meeting {
         for (size_t i = 0; i < states_.size(); ++i) {
             if (!states_[i].waits && !states_[i].ended) able.push_back(static_cast<int>(i));
         }
-        if (!able.empty()) running_ = able[random_() % able.size()];
-        changed_.notify_all();
+        if (able.empty()) return;
+        running_ = able[random_() % able.size()];
+        at(running_).called.notify_all();  // it alone wakes
     }
     void wait_for_turn(std::unique_lock<std::mutex>& lock, int rank) {
-        if (!changed_.wait_for(lock, std::chrono::seconds(60), [&] { return running_ == rank; })) {
+        if (!at(rank).called.wait_for(lock, std::chrono::seconds(60), [&] { return running_ == rank; })) {
             throw Error(Code::timeout, "the other ranks never came to a meeting");
         }
     }
 
     std::mutex mutex_;  // guards all below
-    std::condition_variable changed_;
     std::vector<State> states_;
     std::vector<std::string> result_;
     std::mt19937_64 random_;
