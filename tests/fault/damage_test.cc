@@ -119,7 +119,8 @@ TEST_F(Damage, AnyBitOfAnOlderManifestIsHarmlessOrFound) {
     const std::string sound = disk_.read(path);
     int64_t harmless = 0;
     int64_t found = 0;
-    for (size_t bit = 0; bit < sound.size() * 8; bit += sanitized ? 7 : 1) {
+    // The order is told in the first bytes.
+    for (size_t bit = 0; bit < sound.size() * 8; bit += sanitized && bit >= 512 ? 7 : 1) {
         SCOPED_TRACE(fmt::format("bit {} of byte {}", bit % 8, bit / 8));
         Disk disk = disk_;
         disk.put(path, with_bit_flipped(sound, bit));
