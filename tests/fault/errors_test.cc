@@ -8,6 +8,8 @@
 
 #include <dirent.h>
 
+#include <thread>
+
 #include "fault/job.hpp"
 
 namespace tsr::testing {
@@ -87,6 +89,7 @@ class Plan {
 };
 
 int threads_of_this_process() {
+    std::thread([] {}).join();  // with the first one ThreadSanitizer starts one of its own
     int count = 0;
     DIR* const tasks = ::opendir("/proc/self/task");
     while (const dirent* entry = ::readdir(tasks)) count += entry->d_name[0] != '.' ? 1 : 0;
