@@ -120,7 +120,7 @@ void print_table(const std::vector<Line>& lines) {
         std::vector<std::string> cells{"-", line.state(), "-", "-"};
         if (line.checkpoint) {
             const Manifest& manifest = line.checkpoint->manifest();
-            cells = {std::to_string(manifest.step), time_text(manifest.committed), std::to_string(manifest.world_size),
+            cells = {manifest.step < 0 ? "-" : std::to_string(manifest.step), time_text(manifest.committed), std::to_string(manifest.world_size),
                      size_text(manifest.size_bytes())};
         }
         for (const std::string& name : metrics) {

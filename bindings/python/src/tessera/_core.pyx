@@ -1111,6 +1111,8 @@ cdef list saver_options(tsr_saver_options *o, dict given):
             o.writer = text_or_null(keep, value, "the writer")
         elif name == "writer_version":
             o.writer_version = text_or_null(keep, value, "the writer's version")
+        elif name == "format":
+            o.format = text_or_null(keep, value, "the format")
         else:
             raise unknown_option("saver options", name)
     return keep
