@@ -37,6 +37,13 @@ tsr::SaverOptions saver_options_in(const tsr_saver_options* options) {
     }
     tsr::SaverOptions out;
     out.keep_latest = o.keep_latest;
+    const std::string_view format = o.format != nullptr ? o.format : "tessera";
+    if (format == tsr::torch_dcp_format) {
+        out.format = tsr::SaveFormat::torch_dcp;
+    } else if (format != "tessera") {
+        throw tsr::Error(tsr::Code::invalid_argument,
+                         fmt::format("format is '{}'; it is 'tessera' or '{}'", format, tsr::torch_dcp_format));
+    }
     out.timeout = tsr::milliseconds{o.timeout_ms};
     out.writer = {fmt::format("tessera {}", tsr_version()), o.writer != nullptr ? o.writer : "c",
                   o.writer_version != nullptr ? o.writer_version : ""};

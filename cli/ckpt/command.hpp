@@ -32,7 +32,8 @@ CLI::App* add_command(CLI::App& ckpt, const char* name, const char* what, const 
 
 // How a checkpoint's path may be written, for the help.
 inline constexpr const char* checkpoint_path_what =
-    "A checkpoint's directory, or a root or its 'latest' for the newest one";
+    "A checkpoint's directory, a root or its 'latest' for the newest one, or what PyTorch wrote: a DCP directory or a "
+    "file of torch.save";
 
 void add_ls(CLI::App& ckpt, int& exit_code);
 void add_info(CLI::App& ckpt, int& exit_code);

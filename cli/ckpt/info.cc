@@ -25,14 +25,16 @@ int show_info(const std::string& path, Output output) {
         }
         json.set("files", Json(std::move(files)));
         json.set("values", values_json(manifest.values));
+        if (!manifest.unreadable.empty()) json.set("unreadable", unreadable_json(manifest));
         print_json(json);
         return exit_sound;
     }
     const auto line = [](const char* name, const std::string& value) { fmt::print("{:<11}{}\n", name, value); };
     line("path", checkpoint->path());
-    line("step", std::to_string(manifest.step));
+    line("format", manifest.format);
+    if (manifest.step >= 0) line("step", std::to_string(manifest.step));
     line("committed", time_text(manifest.committed));
-    line("save id", printable(manifest.save_id));
+    if (!manifest.save_id.empty()) line("save id", printable(manifest.save_id));
     const Writer& writer = manifest.writer;
     line("written by", printable(fmt::format("{} from {}{}{}", writer.library, writer.language,
                                              writer.version.empty() ? "" : " ", writer.version)));
@@ -44,6 +46,8 @@ int show_info(const std::string& path, Output output) {
         line("metric", fmt::format("{} = {}", printable(name), metric_text(value)));
     for (const auto& [name, value] : manifest.values)
         line("value", fmt::format("{} = {}", printable(name), value.dump()));
+    for (const auto& [name, why] : manifest.unreadable)
+        line("unreadable", fmt::format("{}: {}", printable(name), printable(why)));
     return exit_sound;
 }
 

@@ -120,7 +120,7 @@ void print_table(const std::vector<Line>& lines) {
         std::vector<std::string> cells{"-", line.state(), "-", "-"};
         if (line.checkpoint) {
             const Manifest& manifest = line.checkpoint->manifest();
-            cells = {std::to_string(manifest.step), time_text(manifest.committed), std::to_string(manifest.world_size),
+            cells = {manifest.step < 0 ? "-" : std::to_string(manifest.step), time_text(manifest.committed), std::to_string(manifest.world_size),
                      size_text(manifest.size_bytes())};
         }
         for (const std::string& name : metrics) {
@@ -142,12 +142,13 @@ int list_saves(const std::string& path, Output output) {
     FileSystem& files = posix_file_system();
     FileStatus status;
     const bool is_directory = files.status(path, status) >= 0 && status.kind == FileStatus::Kind::directory;
-    const bool is_root = is_directory && !exists(files, join(path, manifest_name));
+    const bool is_root = is_directory && !exists(files, join(path, manifest_name)) &&
+                         !exists(files, join(path, dcp_metadata_name));
     std::vector<Line> lines;
     if (is_root) {
         lines = lines_of_root(files, path);
     } else {
-        lines.push_back(line_of_checkpoint(files, resolve_checkpoint(files, path)));
+        lines.push_back(line_of_checkpoint(files, resolve_checkpoint(files, path).path));
     }
     if (output == Output::json) {
         print_list(lines);

@@ -53,8 +53,9 @@ size_t width_of(std::string_view text) {
 }
 
 int rank_of_file(const std::string& name) {
-    int rank = 0;
-    std::from_chars(name.data() + 5, name.data() + name.size(), rank);
+    int rank = -1;
+    const size_t digits = name.starts_with("rank-") ? 5 : name.starts_with("__") ? 2 : name.size();
+    std::from_chars(name.data() + digits, name.data() + name.size(), rank);
     return rank;
 }
 
@@ -64,11 +65,18 @@ Json values_json(const Values& values) {
     return Json(std::move(members));
 }
 
+Json unreadable_json(const Manifest& manifest) {
+    Json::Object members;
+    for (const auto& [name, why] : manifest.unreadable) members.push_back({name, why});
+    return Json(std::move(members));
+}
+
 Json summary_json(const Checkpoint& checkpoint) {
     const Manifest& manifest = checkpoint.manifest();
     Json json;
     json.set("path", checkpoint.path());
-    json.set("step", manifest.step);
+    json.set("format", manifest.format);
+    json.set("step", manifest.step < 0 ? Json() : Json(manifest.step));  // PyTorch's formats do not tell it
     json.set("sequence", manifest.sequence);
     json.set("save_id", manifest.save_id);
     json.set("committed", manifest.committed);

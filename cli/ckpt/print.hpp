@@ -19,10 +19,11 @@ namespace tsr::cli {
 [[nodiscard]] std::string printable(std::string_view text);  // control characters, which a terminal may obey, as '?'
 [[nodiscard]] size_t width_of(std::string_view text);        // columns of UTF-8 on a terminal
 
-// The rank that wrote a file, from its name.
+// The rank that wrote a file, from its name, "rank-00003.safetensors" or PyTorch's "__3_0.distcp"; -1 if it tells none.
 [[nodiscard]] int rank_of_file(const std::string& name);
 
 [[nodiscard]] Json values_json(const Values& values);
+[[nodiscard]] Json unreadable_json(const Manifest& manifest);
 [[nodiscard]] Json summary_json(const Checkpoint& checkpoint);  // what every sub-command tells of a checkpoint
 
 void print_json(const Json& json);

@@ -40,6 +40,7 @@ std::string ranks_text(const std::set<int>& ranks) {
 }
 
 std::string layout_text(const SavedTensor& tensor) {
+    if (!tensor.layout && tensor.pieces.size() <= 1) return "whole";
     if (!tensor.layout) return fmt::format("{} boxes", tensor.pieces.size());
     const Layout& layout = *tensor.layout;
     if (layout.shard_count() == 1) return layout.world_size() == 1 ? "whole" : "replicated";
@@ -80,7 +81,8 @@ Json tensor_json(const Manifest& manifest, const std::string& name) {
     tensor.for_each_piece(Box::whole(tensor.shape), [&](const Box& box, int file) {
         Json piece = box_json(box);
         piece.set("file", manifest.files[static_cast<size_t>(file)].name);
-        piece.set("rank", rank_of_file(manifest.files[static_cast<size_t>(file)].name));
+        const int rank = rank_of_file(manifest.files[static_cast<size_t>(file)].name);
+        piece.set("rank", rank < 0 ? Json() : Json(rank));
         pieces.push_back(std::move(piece));
     });
     json.set("written_by", Json(std::move(pieces)));
@@ -112,6 +114,7 @@ int show_tree(const std::string& path, Output output) {
         for (const std::string& name : checkpoint->names()) tensors.push_back({name, tensor_json(manifest, name)});
         json.set("tensors", Json(std::move(tensors)));
         json.set("values", values_json(manifest.values));
+        if (!manifest.unreadable.empty()) json.set("unreadable", unreadable_json(manifest));
         print_json(json);
         return exit_sound;
     }
@@ -132,8 +135,9 @@ int show_tree(const std::string& path, Output output) {
             writers.insert(rank_of_file(manifest.files[static_cast<size_t>(file)].name));
         });
         std::string held = manifest.saved_name(name) != name ? "= " + manifest.saved_name(name)
-                           : writers.empty()
-                               ? "no elements"
+                           : writers.empty()                 ? "no elements"
+                           : *writers.begin() < 0
+                               ? layout_text(tensor)
                                : fmt::format("{}, written by {}", layout_text(tensor), ranks_text(writers));
         leaf(name).cells = {std::string(name_of(tensor.dtype)), tensor.shape.str(), size_text(tensor.size_bytes()),
                             std::move(held)};
@@ -142,6 +146,9 @@ int show_tree(const std::string& path, Output output) {
         std::string text = value.dump();
         if (text.size() > 60) text = text.substr(0, 57) + "...";
         leaf(name).cells = {"value", is_utf8(text) ? text : value.dump()};
+    }
+    for (const auto& [name, why] : manifest.unreadable) {
+        leaf(name).cells = {"unreadable", fmt::format("(not read: {})", printable(why))};
     }
     std::vector<std::pair<std::string, const Node*>> lines;
     flatten(root, "", lines);
@@ -152,7 +159,8 @@ int show_tree(const std::string& path, Output output) {
         name_width = std::max(name_width, width_of(label));
         if (node->cells.size() == 4) shape_width = std::max(shape_width, node->cells[1].size());
     }
-    fmt::print("{}   step {}, {}, {}, {}\n", checkpoint->path(), manifest.step,
+    const std::string head = manifest.step < 0 ? manifest.format : fmt::format("step {}", manifest.step);
+    fmt::print("{}   {}, {}, {}, {}\n", checkpoint->path(), head,
                count_text(static_cast<size_t>(manifest.world_size), "rank"),
                count_text(checkpoint->names().size(), "tensor"), size_text(manifest.size_bytes()));
     for (const auto& [label, node] : lines) {

@@ -4,21 +4,15 @@
 
 #include <algorithm>
 #include <optional>
-#include <set>
 
 #include "base/error.hpp"
-#include "base/parallel.hpp"
+#include "checkpoint/native/contents.hpp"
 #include "checkpoint/native/root.hpp"
+#include "checkpoint/torch_dcp/reader.hpp"
 
 namespace tsr {
 
 namespace {
-
-constexpr int verify_threads = 4;
-
-std::string manifest_text_of(FileSystem& files, const std::string& directory) {
-    return read_text(files, join(directory, manifest_name), max_manifest_bytes);
-}
 
 // Differences as one readable list; long ones are cut, the number is always told.
 std::string listed(const std::vector<std::string>& items) {
@@ -31,50 +25,50 @@ std::string listed(const std::vector<std::string>& items) {
 
 }  // namespace
 
-Checkpoint::Checkpoint(FileSystem& files, std::string path, std::string text)
-    : files_(files),
-      path_(std::move(path)),
-      text_(std::move(text)),
-      manifest_(Manifest::parse(text_, join(path_, manifest_name))),
-      rank_files_(manifest_.files.size()) {
+Checkpoint::Checkpoint(std::string path, std::string text, Manifest manifest)
+    : path_(std::move(path)), text_(std::move(text)), manifest_(std::move(manifest)) {
     for (const auto& [name, tensor] : manifest_.tensors) names_.push_back(name);
     for (const auto& [name, target] : manifest_.aliases) names_.push_back(name);
     std::sort(names_.begin(), names_.end());
 }
 
 std::shared_ptr<const Checkpoint> Checkpoint::open(const std::string& path, FileSystem& files) {
-    const std::string directory = resolve_checkpoint(files, path);
-    return std::shared_ptr<const Checkpoint>(new Checkpoint(files, directory, manifest_text_of(files, directory)));
-}
-
-const RankFile& Checkpoint::file(int index) const {
-    const std::lock_guard lock(mutex_);
-    auto& slot = rank_files_[static_cast<size_t>(index)];
-    if (slot == nullptr) {
-        const SavedFile& saved = manifest_.files[static_cast<size_t>(index)];
-        slot = std::make_unique<const RankFile>(
-            RankFile::read(files_, join(path_, saved.name), saved.size, saved.header_crc, manifest_.save_id));
+    const Found found = resolve_checkpoint(files, path);
+    if (found.format != Format::native) {
+        return of_torch(
+            found.path, "",
+            found.format == Format::torch_dcp ? open_torch_dcp(files, found.path) : open_torch_save(files, found.path));
     }
-    return *slot;
+    const std::string file = join(found.path, manifest_name);
+    std::string text = read_text(files, file, max_manifest_bytes);
+    Manifest manifest = Manifest::parse(text, file);
+    if (manifest.format == torch_dcp_format) {
+        return of_torch(found.path, std::move(text), open_torch_dcp(files, found.path, std::move(manifest)));
+    }
+    std::shared_ptr<Checkpoint> checkpoint(new Checkpoint(found.path, std::move(text), std::move(manifest)));
+    checkpoint->contents_ = std::make_unique<NativeContents>(files, found.path, checkpoint->manifest_);
+    return checkpoint;
 }
 
-void Checkpoint::add_transfers(const std::string& saved_name, const SavedTensor& saved, const Box& wanted, DType dtype,
-                               std::byte* memory, std::vector<Transfer>& out) const {
-    saved.for_each_piece(wanted, [&](const Box& box, int index) {
-        const RankFile& source = file(index);
-        const FileEntry* entry = source.find(saved_name);
-        if (entry == nullptr || entry->box != box || entry->dtype != saved.dtype) {
-            throw Error(Code::corrupt, fmt::format("{}: its header does not hold the part {} of tensor '{}' that the "
-                                                   "manifest says",
-                                                   source.path(), box.str(), saved_name));
-        }
-        out.push_back({&source, entry, box.intersect(wanted), wanted, dtype, memory});
-    });
+// A manifest that no file holds is made, so that callers have one text for all formats.
+std::shared_ptr<const Checkpoint> Checkpoint::of_torch(std::string path, std::string text, TorchCheckpoint opened) {
+    if (text.empty()) text = opened.manifest.dump();
+    std::shared_ptr<Checkpoint> checkpoint(
+        new Checkpoint(std::move(path), std::move(text), std::move(opened.manifest)));
+    checkpoint->contents_ = std::move(opened.contents);
+    return checkpoint;
+}
+
+void Checkpoint::throw_unreadable(std::string_view name) const {
+    if (const auto found = manifest_.unreadable.find(name); found != manifest_.unreadable.end()) {
+        throw Error(Code::unsupported, fmt::format("'{}' of {} cannot be read: {}", name, path_, found->second));
+    }
+    throw Error(Code::not_found, fmt::format("{} has no tensor '{}'", path_, name));
 }
 
 void Checkpoint::read(std::string_view name, const Tensor& into, const LoadOptions& options) const {
     const SavedTensor* saved = manifest_.find(name);
-    if (saved == nullptr) throw Error(Code::not_found, fmt::format("{} has no tensor '{}'", path_, name));
+    if (saved == nullptr) throw_unreadable(name);
     if (into.device.type != DeviceType::cpu) {
         throw Error(Code::invalid_argument, fmt::format("the tensor for '{}' is not on the CPU", name));
     }
@@ -83,10 +77,10 @@ void Checkpoint::read(std::string_view name, const Tensor& into, const LoadOptio
                     fmt::format("tensor '{}' of {} is {} {}, the one given is {} {}", name, path_,
                                 name_of(saved->dtype), saved->shape.str(), name_of(into.dtype), into.shape.str()));
     }
-    std::vector<Transfer> transfers;
-    add_transfers(manifest_.saved_name(std::string(name)), *saved, Box::whole(saved->shape), into.dtype, into.data,
-                  transfers);
-    read_transfers(files_, std::move(transfers), {options.verify, options.threads});
+    const std::string asked(name);
+    const std::string& saved_name = manifest_.saved_name(asked);
+    const Wanted wanted{&saved_name, saved, Box::whole(saved->shape), into.dtype, into.data};
+    contents_->read(std::span(&wanted, 1), {options.verify, options.threads});
 }
 
 LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
@@ -95,7 +89,12 @@ LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
     for (const auto& [name, tensor] : state.tensors()) {
         const SavedTensor* saved = manifest_.find(name);
         if (saved == nullptr) {
-            report.missing.push_back(name);
+            const auto unreadable = manifest_.unreadable.find(name);
+            if (unreadable == manifest_.unreadable.end()) {
+                report.missing.push_back(name);
+            } else {
+                differences.push_back(fmt::format("tensor '{}' cannot be read: {}", name, unreadable->second));
+            }
             continue;
         }
         if (saved->shape != tensor.shape) {
@@ -123,12 +122,17 @@ LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
         const auto saved = manifest_.values.find(name);
         if (saved != manifest_.values.end()) {
             loaded.emplace(name, saved->second);
+        } else if (const auto unreadable = manifest_.unreadable.find(name); unreadable != manifest_.unreadable.end()) {
+            differences.push_back(fmt::format("value '{}' cannot be read: {}", name, unreadable->second));
         } else if (const auto rank = private_rank(name); !rank || *rank < manifest_.world_size) {
             report.missing.push_back(name);
         }
     }
     for (const auto& [name, value] : manifest_.values) {
         if (!private_rank(name) && !own.contains(name)) report.unexpected.push_back(name);
+    }
+    for (const auto& [name, why] : manifest_.unreadable) {
+        if (!state.tensors().contains(name) && !own.contains(name)) report.unexpected.push_back(name);
     }
 
     if (options.missing == Allow::no) {
@@ -149,100 +153,18 @@ LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
 
     state.check(loaded);
 
-    std::vector<Transfer> transfers;
+    std::vector<Wanted> wanted;
     for (const auto& [name, tensor] : state.tensors()) {
         const SavedTensor* saved = manifest_.find(name);
         if (saved == nullptr) continue;
-        const std::string& saved_name = manifest_.saved_name(name);
         for (size_t i = 0; i < tensor.boxes.size(); ++i) {
-            add_transfers(saved_name, *saved, tensor.boxes[i], tensor.dtype, tensor.pieces[i].data, transfers);
+            wanted.push_back(
+                {&manifest_.saved_name(name), saved, tensor.boxes[i], tensor.dtype, tensor.pieces[i].data});
         }
     }
-    read_transfers(files_, std::move(transfers), {options.verify, options.threads});
+    contents_->read(wanted, {options.verify, options.threads});
     state.apply(loaded);
     return report;
-}
-
-// Every piece that the manifest tells of is in the file it names, and no file holds anything else.
-void Checkpoint::compare_headers(std::vector<std::string>& faults) const {
-    std::vector<const RankFile*> read(manifest_.files.size(), nullptr);
-    for (size_t index = 0; index < read.size(); ++index) {
-        try {
-            read[index] = &file(static_cast<int>(index));
-        } catch (const Error& error) {
-            if (error.code() != Code::corrupt) throw;
-            faults.emplace_back(error.what());
-        }
-    }
-    std::vector<size_t> expected(read.size(), 0);
-    for (const auto& [name, tensor] : manifest_.tensors) {
-        const auto visit = [&, &name = name, &tensor = tensor](const Box& box, int index) {
-            const auto at = static_cast<size_t>(index);
-            ++expected[at];
-            if (read[at] == nullptr) return;
-            const FileEntry* entry = read[at]->find(name);
-            if (entry == nullptr || entry->box != box || entry->dtype != tensor.dtype) {
-                faults.push_back(fmt::format("{}: it does not hold the part {} of tensor '{}' that the manifest says",
-                                             read[at]->path(), box.str(), name));
-            }
-        };
-        // A tensor without elements overlaps nothing; it stands whole in one file, which is not told.
-        if (tensor.shape.product() > 0) tensor.for_each_piece(Box::whole(tensor.shape), visit);
-    }
-    std::set<std::string_view> empty_found;
-    for (size_t index = 0; index < read.size(); ++index) {
-        if (read[index] == nullptr) continue;
-        size_t empties = 0;
-        for (const FileEntry& entry : read[index]->entries()) {
-            if (entry.begin != entry.end) continue;
-            ++empties;
-            const auto found = manifest_.tensors.find(entry.name);
-            if (found == manifest_.tensors.end() || found->second.shape != entry.box.sizes ||
-                found->second.dtype != entry.dtype || !empty_found.insert(entry.name).second) {
-                faults.push_back(fmt::format("{}: it holds an empty tensor '{}' that the manifest does not tell of",
-                                             read[index]->path(), entry.name));
-            }
-        }
-        if (read[index]->entries().size() - empties != expected[index]) {
-            faults.push_back(fmt::format("{}: it holds {} tensors, the manifest tells of {}", read[index]->path(),
-                                         read[index]->entries().size() - empties, expected[index]));
-        }
-    }
-    const bool all_read = std::all_of(read.begin(), read.end(), [](const RankFile* one) { return one != nullptr; });
-    for (const auto& [name, tensor] : manifest_.tensors) {
-        if (all_read && tensor.shape.product() == 0 && !empty_found.contains(name)) {
-            faults.push_back(fmt::format("{}: no file holds the empty tensor '{}'", path_, name));
-        }
-    }
-}
-
-std::vector<std::string> Checkpoint::verify(Depth depth, const std::function<void(int64_t bytes)>& progress) const {
-    std::vector<std::string> faults;
-    compare_headers(faults);
-    std::set<std::string_view> known;
-    for (const SavedFile& saved : manifest_.files) known.insert(saved.name);
-    std::vector<std::string> names;
-    if (const int64_t result = files_.list(path_, names); result < 0) {
-        throw os_error(fmt::format("cannot list {}", path_), static_cast<int>(-result));
-    }
-    for (const std::string& name : names) {
-        if (name.ends_with(".safetensors") && !known.contains(name)) {
-            faults.push_back(
-                fmt::format("{} is not a file of this save; other readers would take it for one", join(path_, name)));
-        }
-    }
-    if (depth == Depth::headers) return faults;
-    for (size_t index = 0; index < manifest_.files.size(); ++index) {
-        const RankFile* sound = nullptr;
-        try {
-            sound = &file(static_cast<int>(index));
-        } catch (const Error&) {
-            continue;  // told above
-        }
-        for (std::string& fault : check_blocks(files_, *sound, verify_threads, progress))
-            faults.push_back(std::move(fault));
-    }
-    return faults;
 }
 
 void Checkpoint::check(Depth depth) const {

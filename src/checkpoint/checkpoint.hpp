@@ -1,21 +1,21 @@
-// A committed checkpoint, opened for reading from any number of ranks or none. Immutable; every method may be called
-// from many threads. Rank files' headers are read when first needed.
+// A committed checkpoint, opened for reading from any number of ranks or none: a native one, a PyTorch DCP directory, or a
+// file of torch.save. Immutable; every method may be called from many threads.
 #pragma once
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/contents.hpp"
 #include "checkpoint/io/file_system.hpp"
 #include "checkpoint/native/manifest.hpp"
-#include "checkpoint/native/rank_file.hpp"
-#include "checkpoint/native/reader.hpp"
 #include "checkpoint/state.hpp"
 
 namespace tsr {
+
+struct TorchCheckpoint;
 
 enum class Allow { no, yes };
 
@@ -36,7 +36,8 @@ struct LoadReport {
 
 class Checkpoint {
    public:
-    // `path` is a save's directory, a root (its newest save) or a root's `latest`.
+    // `path` is a save's directory, a root (its newest save), a root's `latest`, a DCP directory or its `.metadata`, or
+    // a file of torch.save.
     [[nodiscard]] static std::shared_ptr<const Checkpoint> open(const std::string& path,
                                                                 FileSystem& files = posix_file_system());
 
@@ -50,29 +51,27 @@ class Checkpoint {
     // MISMATCH lists every difference, before anything is overwritten.
     LoadReport load(State& state, const LoadOptions& options = {}) const;
 
-    enum class Depth { headers, everything };
+    using Depth = tsr::Depth;
     // A message for every fault found; none means sound. Throws only what stops the check itself. `progress` is told
     // the bytes of data that were checked, on the threads that check them.
     [[nodiscard]] std::vector<std::string> verify(Depth depth,
-                                                  const std::function<void(int64_t bytes)>& progress = {}) const;
+                                                  const std::function<void(int64_t bytes)>& progress = {}) const {
+        return contents_->verify(depth, progress);
+    }
     // Throws CORRUPT: the first fault, the others as its causes.
     void check(Depth depth) const;
 
    private:
-    Checkpoint(FileSystem& files, std::string path, std::string text);
+    Checkpoint(std::string path, std::string text, Manifest manifest);
+    [[nodiscard]] static std::shared_ptr<const Checkpoint> of_torch(std::string path, std::string text,
+                                                                    TorchCheckpoint opened);
+    [[noreturn]] void throw_unreadable(std::string_view name) const;
 
-    [[nodiscard]] const RankFile& file(int index) const;
-    void add_transfers(const std::string& saved_name, const SavedTensor& saved, const Box& wanted, DType dtype,
-                       std::byte* memory, std::vector<Transfer>& out) const;
-    void compare_headers(std::vector<std::string>& faults) const;
-
-    FileSystem& files_;
     std::string path_;
     std::string text_;
     Manifest manifest_;
     std::vector<std::string> names_;
-    mutable std::mutex mutex_;
-    mutable std::vector<std::unique_ptr<const RankFile>> rank_files_;  // guarded by mutex_; filled on demand
+    std::unique_ptr<const Contents> contents_;
 };
 
 }  // namespace tsr

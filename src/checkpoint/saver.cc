@@ -8,9 +8,11 @@
 #include <ctime>
 #include <system_error>
 
+#include "base/crc32c.hpp"
 #include "base/log.hpp"
 #include "base/parallel.hpp"
 #include "checkpoint/native/root.hpp"
+#include "checkpoint/torch_dcp/writer.hpp"
 
 namespace tsr {
 
@@ -25,7 +27,9 @@ struct Saver::Job {
         ByteRuns data;
     };
     std::vector<File> files;
-    Values values;  // rank 0's, with every rank's private ones
+    std::vector<Piece> pieces;       // of the one file of SaveFormat::torch_dcp,
+    std::vector<std::string> names;  // whose names these are
+    Values values;                   // rank 0's, with every rank's private ones
     Aliases aliases;
     Values metrics;
     std::optional<Error> error;  // what this rank votes
@@ -36,6 +40,8 @@ namespace {
 
 constexpr int64_t stage_bytes = int64_t{16} << 20;
 constexpr int stage_threads = 2;
+
+int64_t staged_bytes(int64_t bytes) { return (bytes + direct_alignment - 1) / direct_alignment * direct_alignment; }
 
 template <class Body>
 std::optional<Error> attempt(Body&& body) {
@@ -293,34 +299,75 @@ std::unique_ptr<Saver::Job> Saver::prepare(int64_t step, const State& state, boo
     agree_on_state(*job, state, values, std::move(error));
 
     // From here on a rank's own failure waits for the next vote: the others already count on it.
+    if (!job->error && options_.format == SaveFormat::torch_dcp) {
+        job->error = attempt([&] {
+            for (const auto& pieces : job->plan.files)
+                job->pieces.insert(job->pieces.end(), pieces.begin(), pieces.end());
+            for (const Piece& piece : job->pieces) job->names.emplace_back(piece.name);
+            for (size_t i = 0; i < job->pieces.size(); ++i) job->pieces[i].name = job->names[i];
+            if (!stage) return;
+            const ByteRuns data(job->pieces);
+            const std::byte* image = this->stage({&data, 1});
+            for (Piece& piece : job->pieces) {
+                piece.data = image;
+                image += piece.size_bytes();
+            }
+        });
+        return job;
+    }
     if (!job->error) {
         job->error = attempt([&] {
-            size_t staged_bytes = 0;
             for (const auto& pieces : job->plan.files) {
                 job->files.push_back({make_header(pieces, job->save_id), ByteRuns(pieces)});
-                const auto bytes = static_cast<size_t>(job->files.back().data.size());
-                staged_bytes += (bytes + direct_alignment - 1) / direct_alignment * direct_alignment;
             }
             if (!stage) return;
-            if (staging_.size() < staged_bytes) {
-                staging_ = AlignedBuffer();
-                staging_ = AlignedBuffer(staged_bytes);
-            }
-            std::byte* image = staging_.data();
+            std::vector<ByteRuns> data;
+            for (const Job::File& file : job->files) data.push_back(file.data);
+            const std::byte* image = this->stage(data);
             for (Job::File& file : job->files) {
                 const int64_t bytes = file.data.size();
-                // In pieces on a few threads: touching the pages of a first save is slower than the copy itself.
-                const auto steps = static_cast<size_t>((bytes + stage_bytes - 1) / stage_bytes);
-                run_parallel(steps, stage_threads, [&](size_t step_index, int) {
-                    const int64_t begin = static_cast<int64_t>(step_index) * stage_bytes;
-                    file.data.copy(begin, std::min(begin + stage_bytes, bytes), image + begin);
-                });
                 file.data = ByteRuns(image, bytes);
-                image += (bytes + direct_alignment - 1) / direct_alignment * direct_alignment;
+                image += staged_bytes(bytes);
             }
         });
     }
     return job;
+}
+
+const std::byte* Saver::stage(std::span<const ByteRuns> data) {
+    int64_t needed = 0;
+    for (const ByteRuns& one : data) needed += staged_bytes(one.size());
+    if (staging_.size() < static_cast<size_t>(needed)) {
+        staging_ = AlignedBuffer();
+        staging_ = AlignedBuffer(static_cast<size_t>(needed));
+    }
+    std::byte* image = staging_.data();
+    for (const ByteRuns& one : data) {
+        const int64_t bytes = one.size();
+        // In pieces on a few threads: touching the pages of a first save is slower than the copy itself.
+        const auto steps = static_cast<size_t>((bytes + stage_bytes - 1) / stage_bytes);
+        run_parallel(steps, stage_threads, [&](size_t step, int) {
+            const int64_t begin = static_cast<int64_t>(step) * stage_bytes;
+            one.copy(begin, std::min(begin + stage_bytes, bytes), image + begin);
+        });
+        image += staged_bytes(bytes);
+    }
+    return staging_.data();
+}
+
+std::string Saver::write_files(Job& job) {
+    if (options_.format == SaveFormat::torch_dcp) {
+        const Values values = peers_.rank() == 0 ? flattened(job.values) : Values();
+        return write_dcp_file(files_, job.directory, dcp_file_name(peers_.rank()), job.pieces, values, options_.write)
+            .dump();
+    }
+    std::vector<SavedFile> written;
+    for (size_t index = 0; index < job.files.size(); ++index) {
+        const std::string name = rank_file_name(peers_.rank(), static_cast<int>(index));
+        written.push_back(write_rank_file(files_, job.directory, name, std::move(job.files[index].header),
+                                          job.files[index].data, options_.write));
+    }
+    return report_of(written);
 }
 
 void Saver::run(Job& job) {
@@ -345,20 +392,14 @@ void Saver::run(Job& job) {
         throw Error(agreed->with_operation("save"));
     }
 
-    std::vector<SavedFile> written;
-    auto error = attempt([&] {
-        for (size_t index = 0; index < job.files.size(); ++index) {
-            const std::string name = rank_file_name(peers_.rank(), static_cast<int>(index));
-            written.push_back(write_rank_file(files_, job.directory, name, std::move(job.files[index].header),
-                                              job.files[index].data, options_.write));
-        }
-    });
+    std::string report;
+    auto error = attempt([&] { report = write_files(job); });
     agreed = peers_.vote(error);
     if (agreed) {
         abandon(job);
         throw Error(agreed->with_operation("save"));
     }
-    const std::vector<std::string> reports = peers_.gather(report_of(written));
+    const std::vector<std::string> reports = peers_.gather(report);
 
     if (is_rank0) error = attempt([&] { commit(job, reports); });
     try {
@@ -401,10 +442,24 @@ void Saver::run(Job& job) {
 }
 
 void Saver::commit(Job& job, const std::vector<std::string>& reports) {
-    std::vector<std::vector<SavedFile>> of_ranks;
-    for (const std::string& report : reports) of_ranks.push_back(files_of(report));
     Manifest manifest;
-    number_files(job.plan, of_ranks, manifest.files);
+    if (options_.format == SaveFormat::torch_dcp) {
+        std::vector<DcpFile> of_ranks;
+        for (const std::string& report : reports) of_ranks.push_back(DcpFile::parse(report));
+        for (const DcpFile& file : of_ranks) manifest.files.push_back(file.file);
+        // PyTorch takes the directory for a checkpoint from here on, and it is one: all data is durable.
+        const std::string metadata = dcp_metadata(job.plan, job.aliases, of_ranks);
+        replace_text(files_, join(job.directory, dcp_metadata_name), metadata, job.save_id.substr(0, 8));
+        manifest.format = torch_dcp_format;
+        manifest.files.push_back(
+            {std::string(dcp_metadata_name), static_cast<int64_t>(metadata.size()), crc32c(metadata)});
+    } else {
+        std::vector<std::vector<SavedFile>> of_ranks;
+        for (const std::string& report : reports) of_ranks.push_back(files_of(report));
+        number_files(job.plan, of_ranks, manifest.files);
+        manifest.tensors = std::move(job.plan.tensors);
+        manifest.aliases = std::move(job.aliases);
+    }
     for (const SavedStep& save : scan_root(files_, root_)) {
         if (save.sequence == max_sequence) {
             throw Error(Code::corrupt, fmt::format("{} has the sequence {}, after which no save can come; move its "
@@ -418,8 +473,6 @@ void Saver::commit(Job& job, const std::vector<std::string>& reports) {
     manifest.committed = utc_now();
     manifest.writer = options_.writer;
     manifest.world_size = peers_.world_size();
-    manifest.tensors = std::move(job.plan.tensors);
-    manifest.aliases = std::move(job.aliases);
     manifest.values = std::move(job.values);
     manifest.metrics = std::move(job.metrics);
     const std::string text = manifest.dump();

@@ -25,8 +25,12 @@
 
 namespace tsr {
 
+// How saves are written. torch_dcp: an unmodified PyTorch reads the save's directory by torch.distributed.checkpoint.
+enum class SaveFormat { native, torch_dcp };
+
 struct SaverOptions {
     int keep_latest = 0;  // 0: all
+    SaveFormat format = SaveFormat::native;
     milliseconds timeout{600000};
     Writer writer;
     FileSystem* files = nullptr;  // nullptr: the operating system's
@@ -60,8 +64,11 @@ class Saver {
     [[nodiscard]] Reentry enter() const { return {this, "saver of", root_}; }
     void finish_former();
     [[nodiscard]] std::unique_ptr<Job> prepare(int64_t step, const State& state, bool stage);
+    // Copies the data into the staging memory, each at a multiple of 4096; where it begins.
+    [[nodiscard]] const std::byte* stage(std::span<const ByteRuns> data);
     void agree_on_state(Job& job, const State& state, const Values& values, std::optional<Error> error);
     void run(Job& job);
+    [[nodiscard]] std::string write_files(Job& job);  // this rank's; the report to rank 0
     void commit(Job& job, const std::vector<std::string>& reports);
     void tidy(const std::string& newest);
     void abandon(const Job& job) noexcept;

@@ -9,9 +9,10 @@ cmd_setup() {
       --no-torch) torch=no ;;
       --force) force=yes ;;
       --bench) group=bench ;;
+      --fuzz) group=fuzz ;;
       --lint) group=lint ;;
       --quiet) SETUP_QUIET=1 ;;
-      *) die "setup: unknown option $1 (known: --no-torch --force --bench --lint --quiet)" ;;
+      *) die "setup: unknown option $1 (known: --no-torch --force --bench --fuzz --lint --quiet)" ;;
     esac
     shift
   done
@@ -19,6 +20,7 @@ cmd_setup() {
   local before=$SECONDS
   ensure_base
   [[ $group == bench ]] && ensure_bench
+  [[ $group == fuzz ]] && ensure_fuzz
   [[ $group == lint ]] && ensure_lint
   [[ $torch == yes ]] && ensure_torch
   [[ ${SETUP_QUIET:-0} == 1 ]] || say "set up in $((SECONDS - before)) s: $("$VENV/bin/python" --version), JDK at $(find_jdk), Rust at $(find_cargo_dir)"
@@ -44,6 +46,14 @@ ensure_bench() {
   stamp_ok bench "$key" && return
   install_system bench
   stamp_set bench "$key"
+}
+
+ensure_fuzz() {
+  local key
+  key=$(hash_of deps/apt.txt)
+  stamp_ok fuzz "$key" && return
+  install_system fuzz
+  stamp_set fuzz "$key"
 }
 
 ensure_lint() {

@@ -10,7 +10,8 @@ cdef class Checkpoint(Handle):
         tsr_checkpoint_destroy(<tsr_checkpoint *>self.ptr)
 
 
-def saver_create(Comm comm, object root, *, keep_latest=None, timeout_ms=None, writer=None, writer_version=None):
+def saver_create(Comm comm, object root, *, keep_latest=None, timeout_ms=None, writer=None, writer_version=None,
+                 format=None):
     cdef Lease lease = None if comm is None else use(comm)
     cdef list keep = []
     cdef tsr_saver_options o
@@ -26,6 +27,8 @@ def saver_create(Comm comm, object root, *, keep_latest=None, timeout_ms=None, w
         o.writer = text_or_null(keep, writer, "the writer")
     if writer_version is not None:
         o.writer_version = text_or_null(keep, writer_version, "the writer's version")
+    if format is not None:
+        o.format = text_or_null(keep, format, "the format")
     arm()
     with nogil:
         check(tsr_saver_create(ranks, path, &o, &out))

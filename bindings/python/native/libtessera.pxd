@@ -316,6 +316,7 @@ cdef extern from "tessera/checkpoint.h" nogil:
         int32_t timeout_ms
         const char *writer
         const char *writer_version
+        const char *format
     ctypedef struct tsr_load_options:
         size_t struct_size
         int32_t verify

@@ -15,6 +15,8 @@ typedef struct tsr_saver_options {
     int32_t timeout_ms;         /* deadline of the votes; default 600000, or TESSERA_TIMEOUT_MS */
     const char *writer;         /* language of the trainer, stored in the manifest; NULL (default): "c" */
     const char *writer_version; /* NULL (default): "" */
+    const char *format;         /* NULL (default) or "tessera": docs/FORMAT.md; "torch_dcp": what an unmodified PyTorch
+                                   loads by torch.distributed.checkpoint */
 } tsr_saver_options;
 
 /** Write the defaults into `options`.
@@ -90,10 +92,13 @@ typedef struct tsr_load_options {
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_load_options_init(tsr_load_options *options, size_t struct_size);
 
-/** Open a committed checkpoint, or the newest one if `path` is a root or a root's "latest". No job is needed.
+/** Open a committed checkpoint, or the newest one if `path` is a root or a root's "latest", or what PyTorch wrote: the
+ *  directory of a torch.distributed.checkpoint or its ".metadata", or a file of torch.save. No pickle is ever executed. No
+ *  job is needed.
  *  @param path  borrowed for the call
  *  @param out   the checkpoint
- *  @return TSR_OK, NOT_FOUND (no manifest: not a committed checkpoint), CORRUPT, VERSION, IO, INVALID_ARGUMENT
+ *  @return TSR_OK, NOT_FOUND (no manifest: not a committed checkpoint), CORRUPT, VERSION, UNSUPPORTED (of PyTorch's: what
+ *          is not read, such as a compressed or big-endian archive), IO, INVALID_ARGUMENT
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_open(const char *path, tsr_checkpoint **out);
 
@@ -107,7 +112,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_open(const char *path, tsr_checkp
 TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_path(const tsr_checkpoint *checkpoint, char *text, size_t capacity,
                                                     size_t *size);
 
-/** The manifest as it stands in the file (UTF-8 JSON, docs/manifest.schema.json).
+/** The manifest as it stands in the file (UTF-8 JSON, docs/manifest.schema.json). Of what PyTorch wrote the same is made
+ *  from its metadata, with "format" "torch_dcp" or "torch_save", and "unreadable": names of what is not read, and why.
  *  @param checkpoint  borrowed for the call
  *  @param text      out: `capacity` bytes, ended by 0; not written if it does not fit; may be NULL if capacity is 0
  *  @param capacity  bytes
@@ -119,7 +125,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_manifest(const tsr_checkpoint *ch
 
 /** The step that the checkpoint was saved at.
  *  @param checkpoint  borrowed for the call
- *  @param step        out
+ *  @param step        out; -1 of what PyTorch wrote, which does not tell
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_step(const tsr_checkpoint *checkpoint, int64_t *step);
@@ -147,7 +153,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_tensor(const tsr_checkpoint *chec
  *  @param checkpoint  borrowed for the call
  *  @param name        borrowed for the call
  *  @param tensor      contiguous, on the CPU, of the tensor's dtype and shape; borrowed for the call
- *  @return TSR_OK, NOT_FOUND, MISMATCH (dtype or shape), CORRUPT, IO, INVALID_ARGUMENT, INVALID_STATE, INTERRUPTED
+ *  @return TSR_OK, NOT_FOUND, MISMATCH (dtype or shape), CORRUPT, UNSUPPORTED (of PyTorch's: a dtype or kind of tensor that
+ *          is not read), IO, INVALID_ARGUMENT, INVALID_STATE, INTERRUPTED
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_read(const tsr_checkpoint *checkpoint, const char *name,
                                                     const tsr_tensor *tensor);

@@ -10,13 +10,17 @@
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "checkpoint/native/rank_file.hpp"
+#include "checkpoint/native/root.hpp"
 #include "checkpoint/state.hpp"
+#include "checkpoint/torch_dcp/writer.hpp"
 
 namespace tsr {
 
 namespace {
 
-constexpr std::string_view head_begin = "{\"format\":\"tessera\",\"version\":1,\"sequence\":";
+constexpr std::string_view head_begins[] = {"{\"format\":\"tessera\",\"version\":1,\"sequence\":",
+                                            "{\"format\":\"torch_dcp\",\"version\":1,\"sequence\":"};
+constexpr std::string_view head_version = ",\"version\":1,\"sequence\":";
 constexpr std::string_view head_middle = ",\"step\":";
 constexpr std::string_view crc_begin = "\"crc32c\":\"";
 constexpr std::string_view crc_end = "\"}\n";
@@ -272,8 +276,9 @@ std::string Manifest::dump() const {
     });
 
     std::string out;
-    add(out, "{}{}{}{},\n\"save_id\":\"{}\",\"committed\":\"{}\",\n\"writer\":{{\"library\":", head_begin, sequence,
-        head_middle, step, save_id, committed);
+    add(out,
+        "{{\"format\":\"{}\"{}{}{}{},\n\"save_id\":\"{}\",\"committed\":\"{}\",\n\"writer\":{{\"library\":", format,
+        head_version, sequence, head_middle, step, save_id, committed);
     append_json_string(out, writer.library);
     out += ",\"language\":";
     append_json_string(out, writer.language);
@@ -295,7 +300,9 @@ std::string Manifest::dump() const {
     });
     add(out, "],\n\"layouts\":[{}],\n\"files\":[", layout_text);
     append_list(out, files, [&](const SavedFile& file) {
-        add(out, "\n[\"{}\",{},\"{}\"]", file.name, file.size, hex8(file.header_crc));
+        out += "\n[";
+        append_json_string(out, file.name);
+        add(out, ",{},\"{}\"]", file.size, hex8(file.header_crc));
     });
     out += "],\n\"tensors\":{";
     out += lines;
@@ -306,6 +313,15 @@ std::string Manifest::dump() const {
         append_json_string(out, alias.second);
     });
     out += "},\n";
+    if (!unreadable.empty()) {
+        out += "\"unreadable\":{";
+        append_list(out, unreadable, [&](const auto& entry) {
+            append_json_string(out, entry.first);
+            out += ':';
+            append_json_string(out, entry.second);
+        });
+        out += "},\n";
+    }
     append_values(out, "values", values);
     append_values(out, "metrics", metrics);
     const uint32_t crc = crc32c(out);
@@ -324,13 +340,15 @@ Manifest Manifest::parse(std::string_view text, const std::string& path) {
             bad("it fails its checksum: it was changed after the save");
         }
         const Json json = Json::parse(text, "it");
-        if (json.at("format").as_string() != "tessera") bad("it is not a Tessera manifest");
+        const std::string& format = json.at("format").as_string();
+        if (format != "tessera" && format != torch_dcp_format) bad("it is not a Tessera manifest");
         if (json.at("version").as_int() != manifest_version) {
             throw Error(Code::version, fmt::format("{} is of format version {}; this library reads version {}", path,
                                                    json.at("version").as_int(), manifest_version));
         }
         if (!parse_manifest_head(text)) bad("its beginning is not of the fixed form");
         Manifest manifest;
+        manifest.format = format;
         manifest.sequence = json.at("sequence").as_int();
         manifest.step = json.at("step").as_int();
         manifest.save_id = json.at("save_id").as_string();
@@ -360,11 +378,17 @@ Manifest Manifest::parse(std::string_view text, const std::string& path) {
         for (const Json& entry : json.at("files").as_array()) {
             if (entry.as_array().size() != 3) bad("a file is [name, size, header checksum]");
             const std::string& name = entry.as_array()[0].as_string();
-            if (!is_rank_file_name(name)) bad(fmt::format("'{}' is not the name of a rank file", name));
+            const bool known = format == torch_dcp_format ? is_dcp_file_name(name) || name == dcp_metadata_name
+                                                          : is_rank_file_name(name);
+            if (!known) bad(fmt::format("'{}' is not the name of a rank file", name));
             if (!names.insert(name).second) bad(fmt::format("the file {} is listed twice", name));
             const auto header_crc = from_hex8(entry.as_array()[2].as_string());
             if (!header_crc || entry.as_array()[1].as_int() < 0) bad(fmt::format("file {}: bad numbers", name));
             manifest.files.push_back({name, entry.as_array()[1].as_int(), *header_crc});
+        }
+        if (format == torch_dcp_format &&
+            !(json.at("tensors").as_object().empty() && json.at("aliases").as_object().empty())) {
+            bad("it tells of tensors, which .metadata does");
         }
         for (const Json::Member& member : json.at("tensors").as_object()) {
             try {
@@ -397,8 +421,10 @@ Manifest Manifest::parse(std::string_view text, const std::string& path) {
 }
 
 std::optional<ManifestHead> parse_manifest_head(std::string_view text) {
-    if (!text.starts_with(head_begin)) return std::nullopt;
-    text.remove_prefix(head_begin.size());
+    const auto* begin = std::find_if(std::begin(head_begins), std::end(head_begins),
+                                     [&](std::string_view known) { return text.starts_with(known); });
+    if (begin == std::end(head_begins)) return std::nullopt;
+    text.remove_prefix(begin->size());
     const auto number = [&](int64_t& out) {
         const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
         if (error != std::errc{} || out < 0) return false;

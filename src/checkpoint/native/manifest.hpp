@@ -18,6 +18,7 @@ namespace tsr {
 
 inline constexpr std::string_view manifest_name = "manifest.json";
 inline constexpr int64_t manifest_version = 1;
+inline constexpr std::string_view torch_dcp_format = "torch_dcp";
 inline constexpr int64_t max_manifest_bytes = int64_t{1} << 31;
 inline constexpr int64_t max_sequence =
     (int64_t{1} << 53) - 1;  // exact in every language's JSON; one more never overflows
@@ -65,8 +66,11 @@ struct Writer {
 };
 
 struct Manifest {
-    int64_t sequence = 0;  // one more than any save in the root before it
-    int64_t step = 0;
+    // "tessera"; torch_dcp_format beside a `.metadata`, which tells the tensors. Other formats, which have no such file,
+    // fill the same record from what they have.
+    std::string format = "tessera";
+    int64_t sequence = 0;   // one more than any save in the root before it
+    int64_t step = 0;       // -1: the format does not tell
     std::string save_id;    // a UUID
     std::string committed;  // UTC, ISO 8601
     Writer writer;
@@ -76,6 +80,7 @@ struct Manifest {
     std::map<std::string, std::string, std::less<>> aliases;  // tied weights: name -> the name that is saved
     Values values;
     Values metrics;
+    std::map<std::string, std::string, std::less<>> unreadable;  // of other formats: name -> why it cannot be read
 
     [[nodiscard]] std::string dump() const;  // ends with its own checksum
     // Throws CORRUPT, or VERSION if it is of a newer format.

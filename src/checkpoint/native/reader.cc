@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <map>
 #include <mutex>
 
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "base/parallel.hpp"
-#include "tensor/convert.hpp"
+#include "checkpoint/runs.hpp"
 
 namespace tsr {
 
@@ -25,103 +24,12 @@ bool is_aligned(const std::byte* memory) {
     return reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(direct_alignment) == 0;
 }
 
-// A transfer as runs of bytes: both sides are row-major, so the innermost dimensions that both cover whole make one run
-// and the outer ones count runs. Runs ascend in the file.
-class Runs {
-   public:
-    explicit Runs(const Transfer& transfer) : transfer_(&transfer) {
-        const Box& part = transfer.part;
-        const Box& saved = transfer.entry->box;
-        const Box& wanted = transfer.memory_box;
-        file_item_ = static_cast<int64_t>(size_of(transfer.entry->dtype));
-        memory_item_ = static_cast<int64_t>(size_of(transfer.memory_dtype));
-        const int ndim = part.sizes.ndim();
-        int inner = ndim;  // dimensions from here on belong to a run
-        run_ = 1;
-        while (inner > 0) {
-            --inner;
-            run_ *= part.sizes[inner];
-            if (part.sizes[inner] != saved.sizes[inner] || part.sizes[inner] != wanted.sizes[inner]) break;
-        }
-        int64_t file_stride = 1;
-        int64_t memory_stride = 1;
-        for (int d = ndim - 1; d >= 0; --d) {
-            file_begin_ += (part.offsets[d] - saved.offsets[d]) * file_stride;
-            memory_begin_ += (part.offsets[d] - wanted.offsets[d]) * memory_stride;
-            if (d < inner) outer_.push_back({part.sizes[d], file_stride, memory_stride});
-            file_stride *= saved.sizes[d];
-            memory_stride *= wanted.sizes[d];
-        }
-        for (const Outer& outer : outer_) count_ *= outer.size;
-    }
-
-    const Transfer& transfer() const { return *transfer_; }
-    int64_t count() const { return count_; }
-    int64_t file_run_bytes() const { return run_ * file_item_; }
-    bool converts() const { return transfer_->memory_dtype != transfer_->entry->dtype; }
-    // Bytes from the start of the file's data.
-    int64_t file_offset(int64_t run) const {
-        int64_t element = file_begin_;
-        for (const Outer& outer : outer_) {
-            element += run % outer.size * outer.file_stride;
-            run /= outer.size;
-        }
-        return transfer_->entry->begin + element * file_item_;
-    }
-    std::byte* memory(int64_t run) const {
-        int64_t element = memory_begin_;
-        for (const Outer& outer : outer_) {
-            element += run % outer.size * outer.memory_stride;
-            run /= outer.size;
-        }
-        return transfer_->memory + element * memory_item_;
-    }
-    int64_t begin() const { return file_offset(0); }
-    int64_t end() const { return file_offset(count_ - 1) + file_run_bytes(); }
-
-    // Copies what this transfer wants of the data [begin, end), which stands at `data`.
-    void scatter(int64_t begin, int64_t end, const std::byte* data) const {
-        // The first run that ends after `begin`.
-        int64_t low = 0;
-        int64_t high = count_;
-        while (low < high) {
-            const int64_t middle = low + (high - low) / 2;
-            if (file_offset(middle) + file_run_bytes() > begin) {
-                high = middle;
-            } else {
-                low = middle + 1;
-            }
-        }
-        for (int64_t run = low; run < count_; ++run) {
-            const int64_t offset = file_offset(run);
-            if (offset >= end) return;
-            const int64_t from = std::max(offset, begin);
-            const int64_t bytes = std::min(offset + file_run_bytes(), end) - from;
-            std::byte* to = memory(run) + (from - offset) / file_item_ * memory_item_;
-            if (converts()) {
-                convert(data + (from - begin), transfer_->entry->dtype, to, transfer_->memory_dtype,
-                        bytes / file_item_);
-            } else {
-                std::memcpy(to, data + (from - begin), static_cast<size_t>(bytes));
-            }
-        }
-    }
-
-   private:
-    struct Outer {
-        int64_t size;
-        int64_t file_stride;  // in elements
-        int64_t memory_stride;
-    };
-    const Transfer* transfer_;
-    std::vector<Outer> outer_;  // innermost first
-    int64_t run_ = 1;           // elements
-    int64_t count_ = 1;
-    int64_t file_begin_ = 0;  // in elements, within the entry
-    int64_t memory_begin_ = 0;
-    int64_t file_item_ = 1;
-    int64_t memory_item_ = 1;
-};
+Runs runs_of(const Transfer& transfer) {
+    const FileEntry& entry = *transfer.entry;
+    return {transfer.part,
+            {&entry.box, nullptr, entry.dtype, entry.begin},
+            {&transfer.memory_box, transfer.memory_dtype, transfer.memory}};
+}
 
 // One file while it is read. Cold data is read past the page cache, warm data through it.
 struct Source {
@@ -242,7 +150,7 @@ void make_tasks(const Source& source, Verify verify, std::vector<Task>& tasks, s
                 task.begin = std::max(task.begin, only.begin());
                 task.end = std::min(task.end, only.end());
             }
-            std::byte* to = only.memory(0) + (task.begin - only.begin());
+            std::byte* to = only.memory() + (task.begin - only.begin());
             const bool fits = !open_direct || (is_aligned(to) && (task.end - task.begin) % direct_alignment == 0);
             if ((whole || (verify == Verify::none && !open_direct)) && fits) task.direct = to;
         } else if (verify == Verify::none && !open_direct) {
@@ -291,7 +199,7 @@ void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const Re
             source->file = transfer.file;
             source->handle = open_for_reading(files, *transfer.file);
         }
-        source->runs.emplace_back(transfer);
+        source->runs.push_back(runs_of(transfer));
     }
     std::vector<Task> tasks;
     std::vector<size_t> touching;

@@ -6,13 +6,12 @@
 #include <memory>
 #include <vector>
 
+#include "checkpoint/contents.hpp"
 #include "checkpoint/io/file_system.hpp"
 #include "checkpoint/native/rank_file.hpp"
 #include "tensor/layout.hpp"
 
 namespace tsr {
-
-enum class Verify { blocks, none };
 
 // `part` of the tensor, which lies in both boxes, goes from the piece saved in a file to the piece in memory.
 struct Transfer {
@@ -22,11 +21,6 @@ struct Transfer {
     Box memory_box;
     DType memory_dtype = DType::f32;  // may differ from the entry's among floating-point types: then it is converted
     std::byte* memory = nullptr;
-};
-
-struct ReadOptions {
-    Verify verify = Verify::blocks;
-    int threads = 4;
 };
 
 // CORRUPT names file and byte range of the first block that fails.

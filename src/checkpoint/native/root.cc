@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "checkpoint/native/manifest.hpp"
 #include "checkpoint/native/rank_file.hpp"
+#include "checkpoint/torch_dcp/writer.hpp"
 
 namespace tsr {
 
@@ -162,10 +163,13 @@ void remove_save(FileSystem& files, const std::string& root, const std::string& 
     if (listed == -ENOENT) return;
     if (listed < 0) throw os_error(fmt::format("cannot list {}", path), static_cast<int>(-listed));
     // The lease goes last, on the disk too: without it nobody could tell that what is left may be removed.
-    const std::string begin_of_temporary = fmt::format("{}.tmp-", manifest_name);
+    const std::string temporary_manifest = fmt::format("{}.tmp-", manifest_name);
+    const std::string temporary_metadata = fmt::format("{}.tmp-", dcp_metadata_name);
     const std::string begin_of_probe = fmt::format("{}.probe-", writing_name);  // of is_live(), cut short
     for (const std::string& name : names) {
-        if (is_rank_file_name(name) || name.starts_with(begin_of_temporary) || name.starts_with(begin_of_probe)) {
+        if (is_rank_file_name(name) || is_dcp_file_name(name) || name == dcp_metadata_name ||
+            name.starts_with(temporary_manifest) || name.starts_with(temporary_metadata) ||
+            name.starts_with(begin_of_probe)) {
             remove(name);
         }
     }
@@ -179,7 +183,7 @@ void remove_save(FileSystem& files, const std::string& root, const std::string& 
     }
 }
 
-std::string resolve_checkpoint(FileSystem& files, const std::string& path) {
+Found resolve_checkpoint(FileSystem& files, const std::string& path) {
     if (path.empty()) throw Error(Code::invalid_argument, "the path of a checkpoint is empty");
     FileStatus status;
     const int64_t found = files.status(path, status);
@@ -192,15 +196,20 @@ std::string resolve_checkpoint(FileSystem& files, const std::string& path) {
     if (status.kind == FileStatus::Kind::file) {
         if (is_latest) return resolve_checkpoint(files, parent_of(path));
         if (name_in_path(path) == manifest_name) return resolve_checkpoint(files, parent_of(path));
-        throw Error(Code::not_found, fmt::format("{} is a file, not the directory of a checkpoint", path));
+        if (name_in_path(path) == dcp_metadata_name) return {Format::torch_dcp, parent_of(path)};
+        if (first_bytes(files, path).starts_with("PK\x03\x04")) return {Format::torch_save, path};
+        throw Error(Code::not_found, fmt::format("{} is neither the directory of a checkpoint nor a file of torch.save "
+                                                 "(a zip; the form before PyTorch 1.6 is not read)",
+                                                 path));
     }
     if (status.kind != FileStatus::Kind::directory) {
         throw Error(Code::not_found, fmt::format("{} is not the directory of a checkpoint", path));
     }
-    if (exists(files, join(path, manifest_name))) return path;
+    if (exists(files, join(path, manifest_name))) return {Format::native, path};
+    if (exists(files, join(path, dcp_metadata_name))) return {Format::torch_dcp, path};
 
     const std::vector<SavedStep> saves = scan_root(files, path);
-    if (const auto newest = newest_save(files, path)) return join(path, *newest);
+    if (const auto newest = newest_save(files, path)) return {Format::native, join(path, *newest)};
     if (!saves.empty()) {
         throw Error(Code::not_found, fmt::format("{} holds {} saves, but none is committed: each lacks its {}", path,
                                                  saves.size(), manifest_name));
@@ -222,6 +231,13 @@ std::string resolve_checkpoint(FileSystem& files, const std::string& path) {
         throw Error(Code::not_found, fmt::format("{} is not a committed checkpoint: it has no {}, so the save is still "
                                                  "running or was cut short{}",
                                                  path, manifest_name, advice));
+    }
+    if (std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.ends_with(".distcp"); })) {
+        throw Error(
+            Code::not_found,
+            fmt::format("{} has files of a PyTorch checkpoint but no {}: the save is still running, was cut short, "
+                        "or was made with use_collectives=False, which is not read",
+                        path, dcp_metadata_name));
     }
     throw Error(Code::not_found, fmt::format("{} holds no checkpoint", path));
 }

@@ -15,6 +15,7 @@ namespace tsr {
 
 inline constexpr std::string_view latest_name = "latest";
 inline constexpr std::string_view writing_name = ".writing";
+inline constexpr std::string_view dcp_metadata_name = ".metadata";  // of PyTorch's Distributed Checkpoint
 
 struct SavedStep {
     std::string directory;   // its name in the root
@@ -38,8 +39,15 @@ struct SavedStep {
 // What it does not know stays, and so does the directory.
 void remove_save(FileSystem& files, const std::string& root, const std::string& directory);
 
-// The directory that a path argument means: a save, a root (its newest save) or a root's `latest`. NOT_FOUND says what
-// is there instead.
-[[nodiscard]] std::string resolve_checkpoint(FileSystem& files, const std::string& path);
+enum class Format { native, torch_dcp, torch_save };
+
+struct Found {
+    Format format = Format::native;
+    std::string path;  // of the checkpoint's directory; torch_save: of the file
+};
+
+// The checkpoint that a path argument means: a save, a root (its newest save), a root's `latest`, or what PyTorch wrote: a
+// DCP directory, its `.metadata`, or a zip file. NOT_FOUND says what is there instead.
+[[nodiscard]] Found resolve_checkpoint(FileSystem& files, const std::string& path);
 
 }  // namespace tsr

@@ -27,15 +27,20 @@ bool is_aligned(const std::byte* memory) {
 }  // namespace
 
 ByteRuns::ByteRuns(std::span<const Piece> pieces) {
-    for (const Piece& piece : pieces) {
-        const int64_t bytes = piece.size_bytes();
-        if (bytes == 0) continue;
-        if (data_.empty() || data_.back() + (size_ - begins_.back()) != piece.data) {
-            begins_.push_back(size_);
-            data_.push_back(piece.data);
-        }
-        size_ += bytes;
+    for (const Piece& piece : pieces) add(piece.data, piece.size_bytes());
+}
+
+ByteRuns::ByteRuns(std::span<const std::span<const std::byte>> parts) {
+    for (const auto part : parts) add(part.data(), static_cast<int64_t>(part.size()));
+}
+
+void ByteRuns::add(const std::byte* data, int64_t size) {
+    if (size == 0) return;
+    if (data_.empty() || data_.back() + (size_ - begins_.back()) != data) {
+        begins_.push_back(size_);
+        data_.push_back(data);
     }
+    size_ += size;
 }
 
 ByteRuns::ByteRuns(const std::byte* image, int64_t size) : begins_{0}, data_{image}, size_(size) {}
@@ -58,29 +63,28 @@ size_t ByteRuns::run_of(int64_t offset) const {
     return static_cast<size_t>(std::upper_bound(begins_.begin(), begins_.end(), offset) - begins_.begin()) - 1;
 }
 
-SavedFile write_rank_file(FileSystem& files, const std::string& directory, const std::string& name, FileHeader header,
-                          const ByteRuns& stream, const WriteOptions& options) {
-    const std::string path = join(directory, name);
-    const auto data_begin = static_cast<int64_t>(header.text.size());
-    const int64_t size = header.file_bytes();
-
-    const auto file = open_file(files, path, OpenMode::create_direct);
-    // Reserving says "disk full" before anything is written, and keeps direct writes from extending the file each time.
+std::unique_ptr<File> create_reserved(FileSystem& files, const std::string& path, int64_t size) {
+    auto file = open_file(files, path, OpenMode::create_direct);
+    // Reserving also keeps direct writes from extending the file each time.
     const int64_t reserved = file->allocate(round_up(size, direct_alignment));
     if (reserved == -ENOSPC || reserved == -EDQUOT || reserved == -EFBIG || reserved == -EIO) {
         throw os_error(fmt::format("cannot reserve {} bytes for {}", size, path), static_cast<int>(-reserved));
     }
+    return file;
+}
 
-    std::vector<uint32_t> crcs(header.block_count());
+void write_stream(File& file, const std::string& path, int64_t data_begin, const ByteRuns& stream,
+                  const WriteOptions& options,
+                  const std::function<void(int64_t at, std::span<const std::byte> chunk)>& seen) {
     const auto chunks = static_cast<size_t>(round_up(stream.size(), chunk_bytes) / chunk_bytes);
     std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(options.threads, 1)));
     run_parallel(chunks, options.threads, [&](size_t chunk, int worker) {
         const int64_t begin = static_cast<int64_t>(chunk) * chunk_bytes;
         const int64_t end = std::min(begin + chunk_bytes, stream.size());
-        const int64_t written = file->is_direct() ? round_up(end - begin, direct_alignment) : end - begin;
+        const int64_t written = file.is_direct() ? round_up(end - begin, direct_alignment) : end - begin;
         const std::byte* data = stream.contiguous(begin, end);
         const bool as_it_stands =
-            data != nullptr && (!file->is_direct() || (is_aligned(data) && written == end - begin));
+            data != nullptr && (!file.is_direct() || (is_aligned(data) && written == end - begin));
         if (!as_it_stands) {
             AlignedBuffer& buffer = buffers[static_cast<size_t>(worker)];
             if (buffer.size() == 0) {
@@ -91,22 +95,38 @@ SavedFile write_rank_file(FileSystem& files, const std::string& directory, const
             std::memset(buffer.data() + (end - begin), 0, static_cast<size_t>(written - (end - begin)));
             data = buffer.data();
         }
-        for (int64_t block = begin; block < end; block += block_bytes) {
-            const auto bytes = static_cast<size_t>(std::min(block_bytes, end - block));
-            crcs[static_cast<size_t>(block / block_bytes)] = crc32c(std::span(data + (block - begin), bytes));
-        }
-        write_all(*file, path, std::span(data, static_cast<size_t>(written)), data_begin + begin);
-        if (!file->is_direct()) file->start_writeback(data_begin + begin, end - begin);
+        if (seen) seen(begin, std::span(data, static_cast<size_t>(end - begin)));
+        write_all(file, path, std::span(data, static_cast<size_t>(written)), data_begin + begin);
+        if (!file.is_direct()) file.start_writeback(data_begin + begin, end - begin);
     });
+}
 
+void finish_file(File& file, const std::string& path, int64_t size) {
+    if (const int64_t cut = file.truncate(size); cut < 0) {
+        throw os_error(fmt::format("cannot set the size of {}", path), static_cast<int>(-cut));
+    }
+    sync_file(file, path);
+}
+
+SavedFile write_rank_file(FileSystem& files, const std::string& directory, const std::string& name, FileHeader header,
+                          const ByteRuns& stream, const WriteOptions& options) {
+    const std::string path = join(directory, name);
+    const auto data_begin = static_cast<int64_t>(header.text.size());
+    const int64_t size = header.file_bytes();
+    const auto file = create_reserved(files, path, size);
+    std::vector<uint32_t> crcs(header.block_count());
+    write_stream(*file, path, data_begin, stream, options, [&](int64_t at, std::span<const std::byte> chunk) {
+        for (size_t block = 0; block < chunk.size(); block += static_cast<size_t>(block_bytes)) {
+            const size_t bytes = std::min(static_cast<size_t>(block_bytes), chunk.size() - block);
+            crcs[(static_cast<size_t>(at) + block) / static_cast<size_t>(block_bytes)] =
+                crc32c(chunk.subspan(block, bytes));
+        }
+    });
     header.set_crcs(crcs);
     AlignedBuffer aligned(header.text.size());
     std::memcpy(aligned.data(), header.text.data(), header.text.size());
     write_all(*file, path, aligned.first(header.text.size()), 0);
-    if (const int64_t cut = file->truncate(size); cut < 0) {
-        throw os_error(fmt::format("cannot set the size of {}", path), static_cast<int>(-cut));
-    }
-    sync_file(*file, path);
+    finish_file(*file, path, size);
     return {name, size, crc32c(header.text)};
 }
 

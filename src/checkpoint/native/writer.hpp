@@ -3,6 +3,8 @@
 // header goes last. Memory: one chunk a thread, whatever the file's size.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +21,7 @@ class ByteRuns {
    public:
     explicit ByteRuns(std::span<const Piece> pieces);  // in file order; neighbours in memory become one run
     ByteRuns(const std::byte* image, int64_t size);    // all data in one place
+    explicit ByteRuns(std::span<const std::span<const std::byte>> parts);
 
     [[nodiscard]] int64_t size() const { return size_; }
     // Where [begin, end) lies in memory if it is one run, else nullptr.
@@ -26,6 +29,7 @@ class ByteRuns {
     void copy(int64_t begin, int64_t end, std::byte* to) const;
 
    private:
+    void add(const std::byte* data, int64_t size);
     [[nodiscard]] size_t run_of(int64_t offset) const;
     [[nodiscard]] int64_t run_end(size_t run) const { return run + 1 < begins_.size() ? begins_[run + 1] : size_; }
 
@@ -37,6 +41,16 @@ class ByteRuns {
 struct WriteOptions {
     int threads = 4;  // = requests in flight
 };
+
+// A new file of `size` bytes to come, its room reserved: a full disk is noticed before anything is written.
+[[nodiscard]] std::unique_ptr<File> create_reserved(FileSystem& files, const std::string& path, int64_t size);
+// Writes the stream at `begin`, a multiple of 4096, by a few threads. `seen`, if given, is called for each chunk of 4 MiB
+// with its place in the stream. The file may end up to 4095 bytes longer.
+void write_stream(File& file, const std::string& path, int64_t begin, const ByteRuns& stream,
+                  const WriteOptions& options,
+                  const std::function<void(int64_t at, std::span<const std::byte> chunk)>& seen);
+// Cuts the file to its size and fsyncs it.
+void finish_file(File& file, const std::string& path, int64_t size);
 
 // Writes `header` (whose checksums it fills in) and data into a new file. Returns what the manifest says of it; the file
 // is fsynced, its directory is not.

@@ -42,6 +42,9 @@ class Saver(Closable):
         How many of the newest checkpoints to keep; 0 keeps all.
     timeout : float or timedelta, optional
         Deadline of the ranks' votes, in seconds.
+    format : str, optional
+        ``"tessera"`` (the default), or ``"torch_dcp"``: an unmodified PyTorch loads a save's directory by
+        ``torch.distributed.checkpoint``.
 
     Raises
     ------
@@ -59,6 +62,7 @@ class Saver(Closable):
         *,
         keep_latest: int | None = None,
         timeout: Timeout = None,
+        format: str | None = None,
     ) -> None:
         handle = None if comm is None else checked(comm, Comm, "comm", root)._handle
         self._root = os.fsdecode(root)
@@ -66,6 +70,7 @@ class Saver(Closable):
             handle,
             self._root,
             keep_latest=keep_latest,
+            format=format,
             timeout_ms=milliseconds(timeout),
             writer="python",
             writer_version=platform.python_version(),
@@ -181,7 +186,8 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
     Parameters
     ----------
     path : path
-        The directory of a checkpoint, or a root: then its newest.
+        The directory of a checkpoint, or a root: then its newest. Or what PyTorch wrote: the directory of a
+        ``torch.distributed.checkpoint``, or a file of ``torch.save``; no pickle is executed, and PyTorch is not needed.
 
     Raises
     ------
@@ -208,7 +214,7 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
 
     @property
     def step(self) -> int:
-        """The step that it was saved at."""
+        """The step that it was saved at; -1 of what PyTorch wrote, which does not tell."""
         return _core.checkpoint_step(self._handle)
 
     @cached_property
@@ -229,6 +235,11 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
     def saved_values(self) -> dict[str, Any]:
         """The plain values, as Python values, by name."""
         return {name: decode(json.dumps(value)) for name, value in self.manifest.get("values", {}).items()}
+
+    @property
+    def unreadable(self) -> dict[str, str]:
+        """What of a PyTorch checkpoint is not read (other dtypes, pickled classes), by name, and why."""
+        return dict(self.manifest.get("unreadable", {}))
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -11,6 +11,7 @@ structs! {
         timeout_ms: i32,
         writer: *const c_char,
         writer_version: *const c_char,
+        format: *const c_char,
     }
     /// `tsr_load_options`.
     struct tsr_load_options {

@@ -29,6 +29,7 @@ pub struct SaverBuilder<'a> {
     root: PathBuf,
     keep_latest: Option<usize>,
     timeout: Option<Duration>,
+    format: Option<String>,
     writer: String,
     writer_version: String,
 }
@@ -43,6 +44,13 @@ impl SaverBuilder<'_> {
     /// The deadline of the ranks' votes on a save.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// How saves are written: `"tessera"`, the default, or `"torch_dcp"`, which an unmodified PyTorch loads by
+    /// `torch.distributed.checkpoint`.
+    pub fn format(mut self, name: &str) -> Self {
+        self.format = Some(name.to_owned());
         self
     }
 
@@ -70,6 +78,8 @@ impl SaverBuilder<'_> {
         let writer = raw::c_string("the writer", &self.writer)?;
         let version = raw::c_string("the writer's version", &self.writer_version)?;
         (raw.writer, raw.writer_version) = (writer.as_ptr(), version.as_ptr());
+        let format = self.format.as_deref().map(|name| raw::c_string("the format", name)).transpose()?;
+        raw.format = format.as_ref().map_or(ptr::null(), |name| name.as_ptr());
         let root = path_string(&self.root)?;
         let comm = self.comm.map_or(ptr::null_mut(), Comm::as_ptr);
         let mut handle = ptr::null_mut();
@@ -137,6 +147,7 @@ impl Saver {
             root: root.to_owned(),
             keep_latest: None,
             timeout: None,
+            format: None,
             writer: "rust".to_owned(),
             writer_version: env!("CARGO_PKG_VERSION").to_owned(),
         }

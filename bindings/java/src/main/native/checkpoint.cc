@@ -7,15 +7,16 @@ namespace {
 
 // Bits of `given`: 0 keep_latest, 1 timeout_ms. `comm` 0: one rank. The writer is always this binding.
 jlong saver_create(JNIEnv* env, jclass, jlong comm, jbyteArray root, jint given, jint keep_latest, jint timeout_ms,
-                   jbyteArray writer_version) {
+                   jbyteArray writer_version, jbyteArray format) {
     return shim(env, [&] {
-        const Text path(env, root), version(env, writer_version);
+        const Text path(env, root), version(env, writer_version), form(env, format);
         tsr_saver_options options;
         check(env, tsr_saver_options_init(&options, sizeof options));
         set_if(given, 0, options.keep_latest, keep_latest);
         set_if(given, 1, options.timeout_ms, timeout_ms);
         options.writer = "java";
         options.writer_version = version.c_str();
+        options.format = form.c_str();
         tsr_saver* saver = nullptr;
         blocking(env, [&] { return tsr_saver_create(as<tsr_comm>(comm), path.c_str(), &options, &saver); });
         return as_long(saver);

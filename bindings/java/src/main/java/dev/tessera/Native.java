@@ -166,7 +166,8 @@ final class Native {
     static native void stateDestroy(long state);
 
     // checkpoint.cc
-    static native long saverCreate(long comm, byte[] root, int given, int keepLatest, int timeoutMs, byte[] version);
+    static native long saverCreate(long comm, byte[] root, int given, int keepLatest, int timeoutMs, byte[] version,
+            byte[] format);
     static native void saverSave(long saver, long step, long state);
     static native long saverSaveAsync(long saver, long step, long state);
     static native void saverWait(long saver);

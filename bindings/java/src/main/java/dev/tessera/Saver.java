@@ -38,6 +38,7 @@ public final class Saver extends NativeObject {
         private int given;
         private int keepLatest;
         private int timeoutMs;
+        private String format = "tessera";
         private String version = System.getProperty("java.version", "");
 
         private Builder(Comm comm, Path root) {
@@ -70,6 +71,18 @@ public final class Saver extends NativeObject {
         }
 
         /**
+         * How saves are written: "tessera", the default, or "torch_dcp", which an unmodified PyTorch loads by
+         * torch.distributed.checkpoint.
+         *
+         * @param name of the format
+         * @return this
+         */
+        public Builder format(String name) {
+            format = Objects.requireNonNull(name, "format");
+            return this;
+        }
+
+        /**
          * What stands in manifests as the writer's version; without this call the version of the JVM. The writer's language
          * is "java".
          *
@@ -90,11 +103,12 @@ public final class Saver extends NativeObject {
         public Saver open() {
             final byte[] path = Native.utf8(root.toString(), "root");
             final byte[] text = Native.utf8(version, "version");
+            final byte[] form = Native.utf8(format, "format");
             if (comm == null) {
-                return new Saver(Native.saverCreate(0, path, given, keepLatest, timeoutMs, text), root);
+                return new Saver(Native.saverCreate(0, path, given, keepLatest, timeoutMs, text, form), root);
             }
             return new Saver(comm.ref.callLongExclusive(
-                    c -> Native.saverCreate(c, path, given, keepLatest, timeoutMs, text)), root);
+                    c -> Native.saverCreate(c, path, given, keepLatest, timeoutMs, text, form)), root);
         }
     }
 

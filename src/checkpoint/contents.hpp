@@ -1,0 +1,46 @@
+// What a checkpoint's format has to do for it: move parts of saved tensors into memory, and check its files. What is
+// saved, the manifest tells, which every format makes or reads when it is opened. Methods may be called from many threads.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/native/manifest.hpp"
+#include "tensor/layout.hpp"
+
+namespace tsr {
+
+enum class Verify { blocks, none };
+
+// A box of a saved tensor, and where it shall stand: row-major, of a dtype that may differ among floating-point types.
+struct Wanted {
+    const std::string* name = nullptr;  // under which it is saved
+    const SavedTensor* tensor = nullptr;
+    Box box;
+    DType dtype = DType::f32;
+    std::byte* memory = nullptr;
+};
+
+struct ReadOptions {
+    Verify verify = Verify::blocks;
+    int threads = 4;
+};
+
+enum class Depth { headers, everything };
+
+using Progress = std::function<void(int64_t bytes)>;
+inline constexpr int verify_threads = 4;
+
+class Contents {
+   public:
+    virtual ~Contents() = default;
+    // CORRUPT names file, byte range and tensor of the first fault.
+    virtual void read(std::span<const Wanted> wanted, const ReadOptions& options) const = 0;
+    // A message for every fault found; none means sound. Throws only what stops the check itself. `progress`, if there
+    // is one, is told the bytes of data that were checked, from several threads.
+    [[nodiscard]] virtual std::vector<std::string> verify(Depth depth, const Progress& progress) const = 0;
+};
+
+}  // namespace tsr

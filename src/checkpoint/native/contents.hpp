@@ -1,0 +1,35 @@
+// The files of a native checkpoint behind a manifest that was read: rank files' headers are read when first needed.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "checkpoint/contents.hpp"
+#include "checkpoint/io/file_system.hpp"
+#include "checkpoint/native/rank_file.hpp"
+
+namespace tsr {
+
+class NativeContents final : public Contents {
+   public:
+    // `manifest` outlives it.
+    NativeContents(FileSystem& files, std::string path, const Manifest& manifest)
+        : files_(files), path_(std::move(path)), manifest_(manifest), rank_files_(manifest.files.size()) {}
+
+    void read(std::span<const Wanted> wanted, const ReadOptions& options) const override;
+    [[nodiscard]] std::vector<std::string> verify(Depth depth, const Progress& progress) const override;
+
+   private:
+    [[nodiscard]] const RankFile& file(int index) const;
+    void compare_headers(std::vector<std::string>& faults) const;
+
+    FileSystem& files_;
+    std::string path_;
+    const Manifest& manifest_;
+    mutable std::mutex mutex_;
+    mutable std::vector<std::unique_ptr<const RankFile>> rank_files_;  // guarded by mutex_; filled on demand
+};
+
+}  // namespace tsr

@@ -1,0 +1,71 @@
+// The bytes of what PyTorch wrote: every part of a tensor is an entry of a torch.save archive, which is the whole file or
+// a range of a .distcp file. Archives are opened when first needed; their data is read in pieces by a few threads, straight
+// into the destination where it fits, and checked against the archive's checksums.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/contents.hpp"
+#include "checkpoint/io/file_system.hpp"
+#include "checkpoint/torch_dcp/metadata.hpp"
+#include "checkpoint/torch_dcp/torch_archive.hpp"
+
+namespace tsr {
+
+// One part of a tensor: where its archive is, and once that was opened, where its bytes are.
+struct TorchPiece {
+    struct Place {
+        int64_t begin = 0;  // of its storage, in the file
+        int64_t bytes = 0;
+        std::optional<uint32_t> crc;  // none if the archive has no checksums
+        Dims strides;
+        int64_t first = 0;  // the element of the storage where it begins
+    };
+    Box box;
+    DcpItem item;
+    pickle::Ref node = pickle::no_ref;  // in the tree of the only archive; no_ref: the archive holds just this tensor
+    std::optional<Place> place;
+};
+
+class TorchContents final : public Contents {
+   public:
+    struct Tensor {
+        DType dtype = DType::f32;
+        std::vector<TorchPiece> pieces;
+    };
+    using Tensors = std::map<std::string, Tensor, std::less<>>;
+
+    // A DCP directory.
+    TorchContents(FileSystem& files, std::string directory, DcpMetadata metadata);
+    // A file of torch.save, whose archive was opened.
+    TorchContents(FileSystem& files, std::string directory, std::string file, TorchArchive archive, Tensors tensors);
+
+    void read(std::span<const Wanted> wanted, const ReadOptions& options) const override;
+    [[nodiscard]] std::vector<std::string> verify(Depth depth, const Progress& progress) const override;
+
+   private:
+    // One of the files while it is read.
+    struct Open {
+        std::string path;
+        std::unique_ptr<File> file;
+    };
+    [[nodiscard]] Open open(int file) const;
+    [[nodiscard]] TorchPiece::Place locate(const Open& open, const std::string& name, const Tensor& tensor,
+                                           const TorchPiece& piece) const;
+    void check_items(std::vector<std::string>& faults) const;
+
+    FileSystem& files_;
+    std::string directory_;
+    std::vector<std::string> names_;  // of files, below the directory
+    std::map<std::string, DcpItem, std::less<>> values_;
+    std::optional<TorchArchive> archive_;  // of a file of torch.save
+    mutable std::mutex mutex_;
+    mutable Tensors tensors_;  // pieces' places are guarded by mutex_
+};
+
+}  // namespace tsr

@@ -1,0 +1,278 @@
+#include "checkpoint/torch_dcp/reader.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <ctime>
+
+#include "base/crc32c.hpp"
+#include "base/error.hpp"
+#include "checkpoint/native/root.hpp"
+#include "checkpoint/state.hpp"
+#include "checkpoint/torch_dcp/contents.hpp"
+
+namespace tsr {
+
+namespace {
+
+using pickle::Kind;
+using pickle::Ref;
+using pickle::Tree;
+
+constexpr int64_t max_value_bytes = int64_t{64} << 20;
+constexpr int64_t values_per_byte = 16;  // of a pickle; sharing makes a few more than there are bytes
+constexpr int max_names_depth = 64;
+
+int64_t budget_of(const Tree& tree) { return static_cast<int64_t>(tree.size_bytes()) * values_per_byte + 1024; }
+
+std::string iso_time(int64_t ns) {
+    const auto seconds = static_cast<std::time_t>(ns / 1'000'000'000);
+    std::tm utc{};
+    ::gmtime_r(&seconds, &utc);
+    return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
+                       utc.tm_hour, utc.tm_min, utc.tm_sec, ns / 1'000'000 % 1000);
+}
+
+FileStatus status_of(FileSystem& files, const std::string& path) {
+    FileStatus status;
+    if (const int64_t result = files.status(path, status); result < 0) {
+        throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-result));
+    }
+    return status;
+}
+
+Manifest manifest_of(const char* format, const FileStatus& status) {
+    Manifest manifest;
+    manifest.format = format;
+    manifest.step = -1;
+    manifest.committed = iso_time(status.modified_ns);
+    manifest.writer = {"PyTorch", "python", ""};
+    return manifest;
+}
+
+// What a file's message says after the file's name, which is told anyway.
+std::string without_place(const Error& error, const std::string& place) {
+    std::string_view why = error.what();
+    if (why.starts_with(place + ": ")) why.remove_prefix(place.size() + 2);
+    return std::string(why);
+}
+
+void read_values(FileSystem& files, const std::string& directory, const DcpMetadata& metadata, Manifest& manifest) {
+    std::vector<std::pair<const std::string*, const DcpItem*>> items;
+    for (const auto& [name, item] : metadata.values) items.emplace_back(&name, &item);
+    std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) {
+        return std::pair(a.second->file, a.second->offset) < std::pair(b.second->file, b.second->offset);
+    });
+    int opened = -1;
+    std::string path;
+    std::unique_ptr<File> file;
+    for (const auto& [name, item] : items) {
+        if (item->length > max_value_bytes) {
+            manifest.unreadable.emplace(*name, fmt::format("a pickled object of {} bytes; values of up to {} are read",
+                                                           item->length, max_value_bytes));
+            continue;
+        }
+        if (opened != item->file) {
+            path = join(directory, metadata.files[static_cast<size_t>(item->file)]);
+            file = open_file(files, path, OpenMode::read);
+            opened = item->file;
+        }
+        PartReader part(*file, path, item->offset, item->length);
+        try {
+            const TorchArchive archive(part);
+            int64_t budget = budget_of(archive.tree());
+            manifest.values.emplace(*name, value_of(archive.tree(), archive.tree().root(), budget));
+        } catch (const Error& error) {
+            if (error.code() == Code::unsupported) {
+                manifest.unreadable.emplace(*name, without_place(error, path + ": data.pkl"));
+                continue;
+            }
+            throw Error(error.code(), fmt::format("value '{}': {}", *name, error.what()));
+        }
+    }
+}
+
+void add_tensors(DcpMetadata& metadata, Manifest& manifest) {
+    for (const auto& [name, tensor] : metadata.tensors) {
+        SavedTensor saved;
+        saved.dtype = tensor.dtype;
+        saved.shape = tensor.shape;
+        for (const DcpChunk& chunk : tensor.chunks) saved.pieces.push_back({chunk.box, chunk.item.file});
+        manifest.tensors.emplace(name, std::move(saved));
+    }
+    manifest.unreadable = std::move(metadata.unreadable);
+}
+
+// The rank in "__<rank>_<number>.distcp", -1 if it is none.
+int rank_of(std::string_view name) {
+    int rank = -1;
+    if (!name.starts_with("__") || !name.ends_with(".distcp")) return -1;
+    const auto [end, error] = std::from_chars(name.data() + 2, name.data() + name.size(), rank);
+    return error == std::errc{} && *end == '_' && rank >= 0 && rank < max_layout_ranks ? rank : -1;
+}
+
+// The object of a torch.save file, taken apart into names.
+class Flattener {
+   public:
+    Flattener(const TorchArchive& archive, int64_t file_bytes, Manifest& manifest, TorchContents::Tensors& tensors)
+        : archive_(archive),
+          tree_(archive.tree()),
+          file_bytes_(file_bytes),
+          manifest_(manifest),
+          tensors_(tensors),
+          budget_(budget_of(archive.tree())) {}
+
+    void run() { add("", tree_.root(), 0); }
+
+   private:
+    // Whether it is taken apart: dicts always, lists and tuples for what is in them.
+    bool has_parts(Ref node, int depth) {
+        if (--budget_ < 0 || depth > max_names_depth) return false;
+        if (TorchArchive::is_tensor(tree_, node) || tree_.is(node, Kind::dict)) return true;
+        if (!tree_.is(node, Kind::list) && !tree_.is(node, Kind::tuple)) return false;
+        const auto items = tree_.items(node);
+        return std::any_of(items.begin(), items.end(), [&](Ref item) { return has_parts(item, depth + 1); });
+    }
+
+    void add(const std::string& name, Ref node, int depth) {
+        if (depth > max_names_depth || --budget_ < 0) {
+            throw Error(Code::unsupported,
+                        fmt::format("{}: an object nested too deep or far larger than its file, at '{}'", tree_.what(),
+                                    name.substr(0, 200)));
+        }
+        const std::string begin = name.empty() ? "" : name + ".";
+        if (TorchArchive::is_tensor(tree_, node)) return add_leaf(name.empty() ? "tensor" : name, node);
+        if (tree_.is(node, Kind::dict) && !tree_.items(node).empty()) {
+            const auto items = tree_.items(node);
+            for (size_t i = 0; i < items.size(); i += 2) add(begin + key_of(items[i]), items[i + 1], depth + 1);
+            return;
+        }
+        if ((tree_.is(node, Kind::list) || tree_.is(node, Kind::tuple)) && has_parts(node, depth)) {
+            size_t i = 0;
+            for (const Ref item : tree_.items(node)) add(begin + std::to_string(i++), item, depth + 1);
+            return;
+        }
+        add_leaf(name.empty() ? "value" : name, node);
+    }
+
+    std::string key_of(Ref key) {
+        if (tree_.is(key, Kind::text)) {
+            budget_ -= static_cast<int64_t>(tree_.as_text(key).size());
+            return std::string(tree_.as_text(key));
+        }
+        if (tree_.is(key, Kind::integer)) return std::to_string(tree_.as_int(key));
+        if (tree_.is(key, Kind::boolean)) return tree_.as_bool(key) ? "True" : "False";
+        if (tree_.is(key, Kind::none)) return "None";
+        throw Error(Code::unsupported, fmt::format("{}: a dict with {} as a key", tree_.what(), tree_.name(key)));
+    }
+
+    void add_leaf(const std::string& name, Ref node) {
+        budget_ -= static_cast<int64_t>(name.size());
+        try {
+            check_name(name, "a name");
+        } catch (const Error& error) {
+            throw Error(Code::unsupported, fmt::format("{}: {}", tree_.what(), error.what()));
+        }
+        if (manifest_.tensors.contains(name) || manifest_.values.contains(name) ||
+            manifest_.unreadable.contains(name)) {
+            throw Error(Code::unsupported, fmt::format("{}: two objects have the name '{}'", tree_.what(), name));
+        }
+        try {
+            if (!TorchArchive::is_tensor(tree_, node)) {
+                manifest_.values.emplace(name, value_of(tree_, node, budget_));
+                return;
+            }
+            const StoredTensor stored = archive_.tensor(node);
+            SavedTensor saved;
+            saved.dtype = stored.dtype;
+            saved.shape = stored.shape;
+            if (stored.shape.product() > 0) {
+                const Box whole = Box::whole(stored.shape);
+                saved.pieces.push_back({whole, 0});
+                tensors_[name] = {stored.dtype, {{whole, {0, 0, file_bytes_}, node, {}}}};
+            }
+            manifest_.tensors.emplace(name, std::move(saved));
+        } catch (const Error& error) {
+            if (error.code() != Code::unsupported) throw;
+            manifest_.unreadable.emplace(name, without_place(error, tree_.what()));
+        }
+    }
+
+    const TorchArchive& archive_;
+    const Tree& tree_;
+    int64_t file_bytes_;
+    Manifest& manifest_;
+    TorchContents::Tensors& tensors_;
+    int64_t budget_;
+};
+
+}  // namespace
+
+TorchCheckpoint open_torch_dcp(FileSystem& files, const std::string& directory) {
+    const std::string path = join(directory, dcp_metadata_name);
+    Manifest manifest = manifest_of("torch_dcp", status_of(files, path));
+    DcpMetadata metadata = DcpMetadata::parse(read_text(files, path, max_dcp_metadata_bytes), path);
+    std::vector<int64_t> sizes(metadata.files.size(), 0);
+    const auto count = [&](const DcpItem& item) {
+        int64_t& size = sizes[static_cast<size_t>(item.file)];
+        size = std::max(size, item.offset + item.length);
+    };
+    for (const auto& [name, tensor] : metadata.tensors) {
+        for (const DcpChunk& chunk : tensor.chunks) count(chunk.item);
+    }
+    for (const auto& [name, item] : metadata.values) count(item);
+    for (size_t i = 0; i < sizes.size(); ++i) {
+        manifest.files.push_back({metadata.files[i], sizes[i], 0});
+        manifest.world_size = std::max(manifest.world_size, rank_of(metadata.files[i]) + 1);
+    }
+    add_tensors(metadata, manifest);
+    read_values(files, directory, metadata, manifest);
+    return {std::move(manifest), std::make_unique<TorchContents>(files, directory, std::move(metadata))};
+}
+
+TorchCheckpoint open_torch_dcp(FileSystem& files, const std::string& directory, Manifest manifest) {
+    const std::string path = join(directory, dcp_metadata_name);
+    std::string text = read_text(files, path, max_dcp_metadata_bytes);
+    const auto told = std::find_if(manifest.files.begin(), manifest.files.end(),
+                                   [](const SavedFile& file) { return file.name == dcp_metadata_name; });
+    if (told == manifest.files.end() || told->size != static_cast<int64_t>(text.size()) ||
+        told->header_crc != crc32c(text)) {
+        throw Error(Code::corrupt, fmt::format("{} is not the one that {} tells of: it was changed after the save",
+                                               path, join(directory, manifest_name)));
+    }
+    manifest.files.erase(told);
+    DcpMetadata metadata = DcpMetadata::parse(std::move(text), path);
+    for (const std::string& name : metadata.files) {
+        if (std::none_of(manifest.files.begin(), manifest.files.end(),
+                         [&](const SavedFile& file) { return file.name == name; })) {
+            throw Error(Code::corrupt, fmt::format("{} tells of {}, the manifest does not", path, name));
+        }
+    }
+    // In the metadata's order, whose numbers the pieces have; files without anything follow.
+    std::stable_sort(manifest.files.begin(), manifest.files.end(), [&](const SavedFile& a, const SavedFile& b) {
+        const auto place = [&](const SavedFile& file) {
+            return std::find(metadata.files.begin(), metadata.files.end(), file.name) - metadata.files.begin();
+        };
+        return place(a) < place(b);
+    });
+    add_tensors(metadata, manifest);
+    return {std::move(manifest), std::make_unique<TorchContents>(files, directory, std::move(metadata))};
+}
+
+TorchCheckpoint open_torch_save(FileSystem& files, const std::string& path) {
+    const FileStatus status = status_of(files, path);
+    TorchCheckpoint opened{manifest_of("torch_save", status), nullptr};
+    const auto file = open_file(files, path, OpenMode::read);
+    PartReader part(*file, path, 0, status.size);
+    TorchArchive archive(part);
+    TorchContents::Tensors tensors;
+    Flattener(archive, status.size, opened.manifest, tensors).run();
+    const std::string name(name_in_path(path));
+    opened.manifest.files.push_back({name, status.size, 0});
+    opened.contents =
+        std::make_unique<TorchContents>(files, parent_of(path), name, std::move(archive), std::move(tensors));
+    return opened;
+}
+
+}  // namespace tsr

@@ -1,0 +1,242 @@
+#include "checkpoint/torch_dcp/writer.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+
+#include "base/crc32.hpp"
+#include "base/error.hpp"
+#include "base/parallel.hpp"
+#include "checkpoint/state.hpp"
+#include "checkpoint/torch_dcp/pickle_writer.hpp"
+#include "checkpoint/torch_dcp/torch_archive.hpp"
+#include "checkpoint/torch_dcp/zip.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr std::string_view archive_folder = "archive";
+
+std::string_view storage_name(DType dtype) {
+    switch (dtype) {
+        case DType::f16: return "HalfStorage";
+        case DType::bf16: return "BFloat16Storage";
+        case DType::f32: return "FloatStorage";
+        case DType::f64: return "DoubleStorage";
+        case DType::i8: return "CharStorage";
+        case DType::u8: return "ByteStorage";
+        case DType::i16: return "ShortStorage";
+        case DType::i32: return "IntStorage";
+        case DType::i64: return "LongStorage";
+        case DType::boolean: return "BoolStorage";
+    }
+    throw Error(Code::internal, "a dtype without a storage");
+}
+
+// The object of an archive that holds one contiguous tensor.
+std::string tensor_pickle(DType dtype, const Dims& shape) {
+    pickle::Writer out;
+    const auto numbers = [&](auto number_of) {
+        out.mark();
+        for (int d = 0; d < shape.ndim(); ++d) out.integer(number_of(d));
+        out.tuple();
+    };
+    std::array<int64_t, max_ndim> strides{};
+    int64_t stride = 1;
+    for (int d = shape.ndim() - 1; d >= 0; --d) {
+        strides[static_cast<size_t>(d)] = stride;
+        stride *= std::max<int64_t>(shape[d], 1);
+    }
+    out.global("torch._utils", "_rebuild_tensor_v2");
+    out.mark();
+    out.mark();
+    out.text("storage");
+    out.global("torch", storage_name(dtype));
+    out.text("0");
+    out.text("cpu");
+    out.integer(shape.product());
+    out.tuple();
+    out.persistent();
+    out.integer(0);
+    numbers([&](int d) { return shape[d]; });
+    numbers([&](int d) { return strides[static_cast<size_t>(d)]; });
+    out.boolean(false);
+    out.global("collections", "OrderedDict");
+    out.empty_tuple();
+    out.reduce();
+    out.tuple();
+    out.reduce();
+    return out.finish();
+}
+
+// "config" {"a": 1} -> "config.a" 1. PyTorch does so to every dict before it saves or looks for one.
+class Flattening {
+   public:
+    explicit Flattening(const Values& values) : all_(values) {
+        for (const auto& [name, value] : values) add(name, value);
+    }
+    Values take() { return std::move(out_); }
+
+   private:
+    static bool is_dict(const Json& value) { return value.is(Json::Kind::object) && value.find("~") == nullptr; }
+    static bool has_dict(const Json& value) {
+        if (!value.is(Json::Kind::array)) return is_dict(value) && !value.as_object().empty();
+        return std::any_of(value.as_array().begin(), value.as_array().end(), has_dict);
+    }
+    bool is_free(const std::string& name) const {
+        return name.size() <= max_name_bytes && !all_.contains(name) && !out_.contains(name);
+    }
+    void add(const std::string& name, const Json& value) {
+        std::vector<std::pair<std::string, const Json*>> parts;
+        if (is_dict(value)) {
+            for (const Json::Member& member : value.as_object())
+                parts.emplace_back(name + "." + member.key, &member.value);
+        } else if (value.is(Json::Kind::array) && has_dict(value)) {
+            for (const Json& item : value.as_array())
+                parts.emplace_back(fmt::format("{}.{}", name, parts.size()), &item);
+        }
+        // A name that is taken keeps the whole as it is.
+        if (parts.empty() ||
+            !std::all_of(parts.begin(), parts.end(), [&](const auto& part) { return is_free(part.first); })) {
+            out_.insert_or_assign(name, value);
+            return;
+        }
+        for (const auto& [part, content] : parts) add(part, *content);
+    }
+
+    const Values& all_;
+    Values out_;
+};
+
+Json dims_json(const Dims& dims) {
+    Json::Array list;
+    for (const int64_t n : dims) list.emplace_back(n);
+    return Json(std::move(list));
+}
+
+Dims dims_from(const Json& json) {
+    std::vector<int64_t> numbers;
+    for (const Json& number : json.as_array()) numbers.push_back(number.as_int());
+    return Dims(numbers);
+}
+
+}  // namespace
+
+std::string dcp_file_name(int rank) { return fmt::format("__{}_0.distcp", rank); }
+
+bool is_dcp_file_name(std::string_view name) {
+    if (!name.starts_with("__") || !name.ends_with("_0.distcp")) return false;
+    name.remove_prefix(2);
+    name.remove_suffix(9);
+    return !name.empty() && name.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+Values flattened(const Values& values) { return Flattening(values).take(); }
+
+std::string DcpFile::dump() const {
+    const auto list_of = [](const std::vector<Part>& list) {
+        Json::Array out;
+        for (const Part& part : list) {
+            out.push_back(Json(Json::Array{Json(part.name), dims_json(part.box.offsets), dims_json(part.box.sizes),
+                                           Json(part.offset), Json(part.length)}));
+        }
+        return Json(std::move(out));
+    };
+    Json json;
+    json.set("file", Json(Json::Array{Json(file.name), Json(file.size)}));
+    json.set("parts", list_of(parts));
+    json.set("values", list_of(values));
+    return json.dump();
+}
+
+DcpFile DcpFile::parse(std::string_view text) {
+    const Json json = Json::parse(text, "a rank's report");
+    const auto list_of = [](const Json& list) {
+        std::vector<Part> out;
+        for (const Json& entry : list.as_array()) {
+            const Json::Array& fields = entry.as_array();
+            out.push_back({fields.at(0).as_string(),
+                           {dims_from(fields.at(1)), dims_from(fields.at(2))},
+                           fields.at(3).as_int(),
+                           fields.at(4).as_int()});
+        }
+        return out;
+    };
+    DcpFile out;
+    out.file.name = json.at("file").as_array().at(0).as_string();
+    out.file.size = json.at("file").as_array().at(1).as_int();
+    out.parts = list_of(json.at("parts"));
+    out.values = list_of(json.at("values"));
+    return out;
+}
+
+DcpFile write_dcp_file(FileSystem& files, const std::string& directory, const std::string& name,
+                       const std::vector<Piece>& pieces, const Values& values, const WriteOptions& options) {
+    // Checksums stand before and behind the data, so they are computed first; memory is faster than any disk.
+    std::vector<uint32_t> crcs(pieces.size());
+    run_parallel(pieces.size(), options.threads, [&](size_t i, int) {
+        crcs[i] = crc32(std::span(pieces[i].data, static_cast<size_t>(pieces[i].size_bytes())));
+    });
+
+    DcpFile out;
+    std::deque<std::string> texts;
+    std::vector<std::span<const std::byte>> runs;
+    int64_t at = 0;
+    const auto add_text = [&](std::string text) {
+        texts.push_back(std::move(text));
+        runs.push_back(std::as_bytes(std::span(texts.back())));
+    };
+    const auto add_archive = [&](const std::string& object, const Piece* piece, uint32_t crc) {
+        ZipWriter zip(std::string(archive_folder), at);
+        zip.add("data.pkl", object);
+        zip.add("byteorder", "little");
+        if (piece != nullptr) {
+            zip.add_data("data/0", piece->size_bytes(), crc);
+            add_text(zip.take_text());
+            runs.emplace_back(piece->data, static_cast<size_t>(piece->size_bytes()));
+        }
+        zip.add("version", "3\n");
+        zip.finish();
+        add_text(zip.take_text());
+        const int64_t begin = at;
+        at += zip.size_bytes();
+        return std::pair(begin, zip.size_bytes());
+    };
+    for (const auto& [value_name, value] : values) {
+        pickle::Writer object;
+        object.typed(value);
+        const auto [offset, length] = add_archive(object.finish(), nullptr, 0);
+        out.values.push_back({value_name, {}, offset, length});
+    }
+    for (size_t i = 0; i < pieces.size(); ++i) {
+        const auto [offset, length] =
+            add_archive(tensor_pickle(pieces[i].dtype, pieces[i].box.sizes), &pieces[i], crcs[i]);
+        out.parts.push_back({std::string(pieces[i].name), pieces[i].box, offset, length});
+    }
+    const ByteRuns stream{std::span<const std::span<const std::byte>>(runs)};
+    const std::string path = join(directory, name);
+    const auto file = create_reserved(files, path, stream.size());
+    write_stream(*file, path, 0, stream, options, nullptr);
+    finish_file(*file, path, stream.size());
+    out.file = {name, stream.size(), 0};
+    return out;
+}
+
+std::string dcp_metadata(const SavePlan& plan, const Aliases& aliases, const std::vector<DcpFile>& files) {
+    DcpMetadata metadata;
+    for (const auto& [name, tensor] : plan.tensors) metadata.tensors[name] = {tensor.dtype, tensor.shape, {}};
+    for (const DcpFile& file : files) {
+        const int number = static_cast<int>(metadata.files.size());
+        metadata.files.push_back(file.file.name);
+        for (const DcpFile::Part& part : file.parts) {
+            metadata.tensors.at(part.name).chunks.push_back({part.box, {number, part.offset, part.length}});
+        }
+        for (const DcpFile::Part& part : file.values) metadata.values[part.name] = {number, part.offset, part.length};
+    }
+    for (const auto& [name, target] : aliases) metadata.tensors[name] = metadata.tensors.at(target);
+    return metadata.dump();
+}
+
+}  // namespace tsr

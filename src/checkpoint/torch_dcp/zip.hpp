@@ -1,0 +1,104 @@
+// The zip archives of torch.save, as they stand in a file of their own or one after the other in a .distcp file. Own code,
+// since what is needed is little and libraries do not give it: the byte offset of a stored entry, so that a tensor's bytes
+// go straight to their destination, and archives at an offset of a larger file that is written in one stream.
+//
+// Only what torch.save writes is taken: stored entries, no encryption, no comment, one disk; zip64 and data descriptors.
+// An archive that two readers could understand differently is refused: central directory and local headers must agree,
+// entries must not overlap, names must be different and stay inside.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/io/file_system.hpp"
+
+namespace tsr {
+
+// Reads small pieces of a part of a file through one buffer, so that neighbours cost one system call.
+class PartReader {
+   public:
+    PartReader(File& file, const std::string& path, int64_t begin, int64_t size)
+        : file_(file), path_(path), begin_(begin), size_(size) {}
+    [[nodiscard]] int64_t size() const { return size_; }
+    [[nodiscard]] int64_t begin() const { return begin_; }  // in the file
+    [[nodiscard]] const std::string& path() const { return path_; }
+    // Bytes of the part, valid until the next call. CORRUPT if they lie outside.
+    [[nodiscard]] std::string_view read(int64_t offset, int64_t count);
+    [[noreturn]] void refuse(std::string_view why) const;
+
+   private:
+    File& file_;
+    const std::string& path_;
+    int64_t begin_;
+    int64_t size_;
+    std::string buffer_;
+    int64_t buffer_begin_ = 0;
+};
+
+struct ZipEntry {
+    std::string name;    // without the folder that all names share
+    int64_t header = 0;  // where its local header stands, from the begin of the archive
+    int64_t size = 0;
+    uint32_t crc = 0;
+};
+
+class ZipArchive {
+   public:
+    ZipArchive(ZipArchive&&) = default;  // not copied: by_name_ points into entries_
+    ZipArchive& operator=(ZipArchive&&) = default;
+    [[nodiscard]] static ZipArchive read(PartReader& part);
+
+    [[nodiscard]] const std::vector<ZipEntry>& entries() const { return entries_; }  // in order of their places
+    [[nodiscard]] const ZipEntry* find(std::string_view name) const;
+    // Where the entry's data begins, from the begin of the archive; checks its local header.
+    [[nodiscard]] int64_t data_begin(PartReader& part, const ZipEntry& entry) const;
+    // A small entry whole, its checksum compared.
+    [[nodiscard]] std::string read_entry(PartReader& part, const ZipEntry& entry, int64_t max_size) const;
+    // torch.save can be told to leave checksums out; then all are zero.
+    [[nodiscard]] bool has_checksums() const { return has_checksums_; }
+
+   private:
+    ZipArchive() = default;
+
+    std::string folder_;  // "archive/"
+    std::vector<ZipEntry> entries_;
+    std::unordered_map<std::string_view, size_t> by_name_;
+    int64_t directory_ = 0;  // where data ends
+    bool has_checksums_ = true;
+};
+
+// The bytes around the data of an archive that is written: entries in order, each either text or memory elsewhere.
+class ZipWriter {
+   public:
+    // Entries are named "<folder>/<name>"; data is aligned to 64 bytes, and to 4096 from 64 KiB on, in a file where the
+    // archive stands at `begin`.
+    ZipWriter(std::string folder, int64_t begin) : folder_(std::move(folder)), begin_(begin) {}
+    void add(std::string_view name, std::string_view content);
+    // The caller writes `size` bytes of this checksum where text() ended before the next call.
+    void add_data(std::string_view name, int64_t size, uint32_t crc);
+    void finish();
+    // What stands before the next data, or at the end: taken out.
+    [[nodiscard]] std::string take_text();
+    [[nodiscard]] int64_t size_bytes() const { return at_; }
+
+   private:
+    void header(std::string_view name, int64_t size, uint32_t crc);
+    void put(std::string_view text);
+
+    struct Written {
+        std::string name;
+        int64_t header;
+        int64_t size;
+        uint32_t crc;
+    };
+    std::string folder_;
+    int64_t begin_;
+    std::string text_;
+    int64_t at_ = 0;  // bytes so far, data included
+    std::vector<Written> written_;
+};
+
+}  // namespace tsr

@@ -1,0 +1,332 @@
+"""Makes tests/fuzz/corpus anew: sound files of each kind, and hostile ones by hand. Needs the package tessera; no PyTorch.
+
+What a fuzzer found is added by hand, as found-<what>, and is left alone here.
+"""
+
+import io
+import pickle
+import shutil
+import struct
+import sys
+import tempfile
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import tessera as ts
+
+HERE = Path(__file__).resolve().parent
+CORPUS = HERE / "corpus"
+GOLDEN = HERE.parent / "golden" / "torch_dcp"
+
+
+def put(target: str, name: str, content: bytes) -> None:
+    (CORPUS / target).mkdir(parents=True, exist_ok=True)
+    (CORPUS / target / name).write_bytes(content)
+
+
+def sound() -> None:
+    newest = max(GOLDEN.glob("*/"), key=lambda path: [int(n) for n in path.name.split(".")] if path.is_dir() else [])
+    for version in sorted(GOLDEN.glob("*/")):
+        put("metadata", f"torch-{version.name}", (version / "dcp" / ".metadata").read_bytes())
+    save = (newest / "save.pt").read_bytes()
+    put("zip", "save", save)
+    put("archive", "save", save)
+    put("pickle", "metadata", (newest / "dcp" / ".metadata").read_bytes())
+    with zipfile.ZipFile(io.BytesIO(save)) as archive:
+        put("pickle", "save", archive.read("save/data.pkl"))
+    item = (newest / "dcp" / "__0_0.distcp").read_bytes()
+    end = item.index(b"PK\x05\x06") + 22
+    put("zip", "item", item[:end])
+    put("archive", "item", item[:end])
+    plain = {"a": [1, -5, 2**40, -(2**70), 2.5, True, None, "ü", b"x"], "t": (1, (2,), {}), 3: {"k": [[]]}, "s": {1}}
+    for protocol in range(2, 6):
+        put("pickle", f"plain-{protocol}", pickle.dumps({k: v for k, v in plain.items() if k != "s"}, protocol))
+    put("pickle", "ordered", pickle.dumps(OrderedDict([("b", 1), ("a", OrderedDict())]), 2))
+    with tempfile.TemporaryDirectory() as directory:
+        state = ts.State()
+        state["a"] = np.arange(12, dtype="float32").reshape(3, 4)
+        state["b.c"] = np.arange(5, dtype="int64")
+        state["note"] = {"v": (1, 2.5, None, b"x", 2**80)}
+        with ts.Saver(None, directory, format="torch_dcp") as saver:
+            saver.save(1, state)
+        put("metadata", "tessera", next(Path(directory).glob("step-*/.metadata")).read_bytes())
+        put(
+            "archive",
+            "tessera",
+            (data := next(Path(directory).glob("step-*/*.distcp")).read_bytes())[: data.index(b"PK\5\6") + 22],
+        )
+        put("manifest", "torch_dcp", next(Path(directory).glob("step-*/manifest.json")).read_bytes())
+    with tempfile.TemporaryDirectory() as directory:
+        state = ts.State()
+        state["a"] = np.arange(5, dtype="float32")
+        state["b"] = np.arange(8, dtype="uint8")
+        state["note"] = {"v": (1, 2.5, None, b"x", 2**80), "nan": float("nan")}
+        with ts.Saver(None, directory) as saver:
+            saver.save(1, state)
+        put("manifest", "native", next(Path(directory).glob("step-*/manifest.json")).read_bytes())
+        file = next(Path(directory).glob("step-*/*.safetensors")).read_bytes()
+        put("safetensors", "native", file[: 8 + struct.unpack("<Q", file[:8])[0]])
+    put("safetensors", "length", struct.pack("<Q", 2**63) + b"{}")
+    put("safetensors", "twice", struct.pack("<Q", 20) + b'{"a":{},"a":{}}     ')
+    put("manifest", "empty", b"{}")
+
+
+def pickles() -> None:
+    hostile = {
+        "empty": b"",
+        "stop": b".",
+        "truncated-length": b"\x80\x02X\xff\xff\xff\xff",
+        "length-of-8": b"\x80\x04\x8d" + b"\xff" * 8 + b".",
+        "negative-memo": b"\x80\x02h\x05.",
+        "sparse-memo": b"\x80\x02"
+        + b"".join(b"Nr" + struct.pack("<I", 2**32 - 1 - i) + b"0" for i in range(50))
+        + b"N.",
+        "protocol-9": b"\x80\x09N.",
+        "protocol-0": b"I1\n.",
+        "trailing": b"\x80\x02N.N",
+        "two-values": b"\x80\x02NN.",
+        "setitem-on-list": b"\x80\x02]NNs.",
+        "append-on-dict": b"\x80\x02}Na.",
+        "build-on-list": b"\x80\x02]Nb.",
+        "below-mark": b"\x80\x02N(0R.",
+        "tuple-below-mark": b"\x80\x02NN(\x86.",
+        "reduce-of-none": b"\x80\x02NNR.",
+        "odd-items": b"\x80\x02}(Nu.",
+        "system": b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R.",
+        "eval": b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x01a\x85R.",
+        "dotted": b"\x80\x04\x8c\x02os\x8c\x0bpath.system\x93.",
+        "extension": b"\x80\x02\x82\x01.",
+        "inst": b"(ios\nsystem\n.",
+        "long-name": b"\x80\x02c" + b"a" * 3000 + b"\nb\n.",
+        "deep-lists": b"\x80\x02" + b"]" * 20000 + b"a" * 19999 + b".",
+        "deep-tuples": b"\x80\x02N" + b"\x85" * 20000 + b".",
+        "deep-marks": b"\x80\x02" + b"(" * 20000 + b".",
+        "cycle": b"\x80\x02]q\x00h\x00a.",
+        "dict-cycle": b"\x80\x02}q\x00Nh\x00s.",
+        "bomb": b"\x80\x02Nq\x00"
+        + b"".join(b"0h" + bytes([i]) + b"2\x86q" + bytes([i + 1]) for i in range(200))
+        + b".",
+        "text-bomb": b"\x80\x02X\xe8\x03\x00\x00" + b"a" * 1000 + b"q\x00]" + b"(" + b"h\x00" * 5000 + b"e.",
+        "huge-integer": b"\x80\x02\x8b" + struct.pack("<I", 5000) + b"\x7f" * 5000 + b".",
+        "integer-of-2-gib": b"\x80\x02\x8b\xff\xff\xff\x7f.",
+        "surrogate": b"\x80\x02X\x03\x00\x00\x00\xed\xa0\x80.",
+        "key-twice": b"\x80\x02}(X\x01\x00\x00\x00aK\x01X\x01\x00\x00\x00aK\x02u.",
+        "newobj-ex": b"\x80\x04\x8c\x01a\x8c\x01b\x93)}\x92.",
+        "persistent": b"\x80\x02NQ.",
+    }
+    for name, content in hostile.items():
+        put("pickle", name, content)
+        put("metadata", f"pickle-{name}", content)
+
+
+class Writer:
+    """Just enough of a pickle writer to lie in metadata."""
+
+    META = "torch.distributed.checkpoint.metadata"
+
+    def text(self, value: str) -> bytes:
+        data = value.encode()
+        return b"X" + struct.pack("<I", len(data)) + data
+
+    def value(self, value: object) -> bytes:
+        if isinstance(value, bytes):
+            return value
+        if isinstance(value, str):
+            return self.text(value)
+        if value is None:
+            return b"N"
+        if isinstance(value, int):
+            return b"\x8a\x09" + value.to_bytes(9, "little", signed=True)
+        if isinstance(value, list):
+            return b"](" + b"".join(map(self.value, value)) + b"e"
+        if isinstance(value, dict):
+            return b"}(" + b"".join(self.value(k) + self.value(v) for k, v in value.items()) + b"u"
+        raise TypeError(value)
+
+    def obj(self, name: str, module: str | None = None, **fields: object) -> bytes:
+        return f"c{module or self.META}\n{name}\n".encode() + b")\x81" + self.value(dict(fields)) + b"b"
+
+    def size(self, *numbers: int) -> bytes:
+        return b"ctorch\nSize\n(" + b"".join(map(self.value, numbers)) + b"t\x85R"
+
+    def metadata(self, **changes: object) -> bytes:
+        fields: dict[str, object] = {
+            "path": "__0_0.distcp",
+            "offset": 0,
+            "length": 100,
+            "size": self.size(4),
+            "chunks": [self.obj("ChunkStorageMetadata", offsets=self.size(0), sizes=self.size(4))],
+            "index": self.size(0),
+            "dtype": b"ctorch\nfloat32\n",
+            "info": "_StorageInfo",
+            "transforms": None,
+        } | changes
+        properties = f"c{self.META}\nTensorProperties\n".encode() + b")\x81(" + self.value(fields["dtype"]) + b"NNNNtb"
+        tensor = self.obj("TensorStorageMetadata", properties=properties, size=fields["size"], chunks=fields["chunks"])
+        place = self.obj(
+            str(fields["info"]),
+            "torch.distributed.checkpoint.filesystem",
+            relative_path=fields["path"],
+            offset=fields["offset"],
+            length=fields["length"],
+            transform_descriptors=fields["transforms"],
+        )
+        key = self.obj("MetadataIndex", fqn="a", offset=fields["index"], index=0)
+        entries = {"a": tensor} | ({"b": tensor} if changes.get("two") else {})
+        return b"\x80\x02" + self.obj("Metadata", state_dict_metadata=entries, storage_data={key: place}) + b"."
+
+
+def metadata() -> None:
+    writer = Writer()
+    size, chunk = writer.size, lambda o, s: writer.obj("ChunkStorageMetadata", offsets=size(*o), sizes=size(*s))
+    put("metadata", "made", writer.metadata())
+    hostile: dict[str, dict[str, object]] = {
+        "traversal": {"path": "../secret"},
+        "inner-traversal": {"path": "a/../../secret"},
+        "absolute": {"path": "/etc/passwd"},
+        "nul": {"path": "a\0b"},
+        "empty-path": {"path": ""},
+        "dot": {"path": "./a"},
+        "negative-offset": {"offset": -1},
+        "overflow": {"offset": 2**63 - 1, "length": 2**63 - 1},
+        "beyond-64": {"offset": 2**70},
+        "negative-size": {"size": size(-4)},
+        "huge-size": {"size": size(2**62, 2**62)},
+        "nine-dims": {"size": size(*[1] * 9)},
+        "outside": {"chunks": [chunk([2], [4])]},
+        "hole": {"chunks": [chunk([0], [3])]},
+        "overlap": {"chunks": [chunk([0], [3]), chunk([2], [2])]},
+        "twice": {"chunks": [chunk([0], [4]), chunk([0], [4])]},
+        "other-dims": {"chunks": [chunk([0, 0], [4, 1])]},
+        "no-place": {"index": size(1)},
+        "dtype": {"dtype": b"cos\nsystem\n"},
+        "float8": {"dtype": b"ctorch\nfloat8_e4m3fn\n"},
+        "other-storage": {"info": "_RdmaObjectInfo"},
+        "transformed": {"transforms": ["stream.zstd/1"]},
+        "transform-class": {"transforms": [b"cos\nsystem\n"]},
+        "second-without-place": {"two": True},
+        "chunk-bomb": {"size": size(4), "chunks": b"](" + chunk([0], [4]) + b"q\x00" + b"h\x00" * 3000 + b"e"},
+    }
+    for name, changes in hostile.items():
+        put("metadata", name, writer.metadata(**changes))
+    put("metadata", "not-metadata", pickle.dumps({"a": 1}))
+
+
+def zips() -> None:
+    def archive(
+        compression: int = zipfile.ZIP_STORED, comment: bytes = b"", names: tuple[str, ...] = ("data.pkl", "data/0")
+    ) -> bytes:
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w", compression) as made:
+            for name in names:
+                made.writestr(
+                    zipfile.ZipInfo(f"archive/{name}"), b"\x80\x02N." if name == "data.pkl" else b"x" * 100, compression
+                )
+            made.comment = comment
+        return out.getvalue()
+
+    good = archive()
+    put("zip", "python", good)
+    end = good.rindex(b"PK\5\6")
+    central = good.index(b"PK\1\2")
+
+    def patched(at: int, data: bytes) -> bytes:
+        return good[:at] + data + good[at + len(data) :]
+
+    hostile = {
+        "compressed": archive(zipfile.ZIP_DEFLATED),
+        "comment": archive(comment=b"x"),
+        "no-folder": archive(names=("data.pkl", "../../data/0")),
+        "count": patched(end + 8, b"\xff\xff\xff\xff"),
+        "directory-outside": patched(end + 16, b"\xff\xff\xff\x7f"),
+        "directory-size": patched(end + 12, b"\x00\x00\x00\x00"),
+        "encrypted": patched(central + 8, b"\x01\x00"),
+        "size": patched(central + 20, b"\xf0\xff\xff\x7f\xf0\xff\xff\x7f"),
+        "size-differs": patched(central + 20, b"\x03\x00\x00\x00"),
+        "header-outside": patched(central + 42, b"\xff\xff\xff\x7f"),
+        "checksum": patched(central + 16, b"\x00\x00\x00\x01"),
+        "local-name": patched(30, b"b"),
+        "local-extra": patched(28, b"\xff\xff"),
+        "both-at-0": good.replace(
+            struct.pack("<I", good.index(b"PK\3\4", 4)) + b"archive/data/0", struct.pack("<I", 0) + b"archive/data/0"
+        ),
+        "same-name": good.replace(b"archive/data/0", b"archive/data.pkl"[:14]),
+        "end-alone": good[end:],
+        "zip64-locator": good[:end] + b"PK\6\7" + bytes(4) + struct.pack("<QI", 2**60, 1) + good[end:],
+        "empty": b"",
+    }
+    for name, content in hostile.items():
+        put("zip", name, content)
+        put("archive", f"zip-{name}", content)
+
+    def save(data_pkl: bytes, storage: bytes = bytes(16), **entries: bytes) -> bytes:
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as made:
+            for name, content in {"data.pkl": data_pkl, "data/0": storage, "version": b"3\n", **entries}.items():
+                made.writestr(zipfile.ZipInfo(f"archive/{name}"), content)
+        return out.getvalue()
+
+    def tensor(
+        offset: int = 0,
+        size: tuple[int, ...] = (4,),
+        stride: tuple[int, ...] = (1,),
+        count: int = 4,
+        key: str = "0",
+        storage: str = "FloatStorage",
+    ) -> bytes:
+        w = Writer()
+        tuple_of = lambda numbers: b"(" + b"".join(map(w.value, numbers)) + b"t"  # noqa: E731
+        pid = (
+            b"("
+            + w.text("storage")
+            + f"ctorch\n{storage}\n".encode()
+            + w.text(key)
+            + w.text("cpu")
+            + w.value(count)
+            + b"tQ"
+        )
+        return (
+            b"ctorch._utils\n_rebuild_tensor_v2\n("
+            + pid
+            + w.value(offset)
+            + tuple_of(size)
+            + tuple_of(stride)
+            + b"\x89}tR"
+        )
+
+    put("archive", "made", save(b"\x80\x02" + tensor() + b"."))
+    for name, content in {
+        "leaves-storage": tensor(offset=1),
+        "negative-offset": tensor(offset=-1),
+        "count-differs": tensor(count=5),
+        "count-overflows": tensor(count=2**62),
+        "stride-overflows": tensor(size=(4, 2), stride=(2**62, 1)),
+        "overlapping": tensor(size=(2, 2), stride=(1, 1)),
+        "expanded": tensor(size=(3, 4), stride=(0, 1)),
+        "strides-differ": tensor(size=(4,), stride=(1, 1)),
+        "huge": tensor(size=(2**40, 2**40), stride=(0, 0)),
+        "no-storage": tensor(key="1"),
+        "other-file": tensor(key="../data/0"),
+        "quantised": tensor(storage="QInt8Storage"),
+    }.items():
+        put("archive", name, save(b"\x80\x02" + content + b"."))
+    put("archive", "big-endian", save(b"\x80\x02N.", byteorder=b"big"))
+    put("archive", "torchscript", save(b"\x80\x02N.", **{"constants.pkl": b"\x80\x02)."}))
+
+
+def main() -> None:
+    for path in CORPUS.glob("*/*"):
+        if not path.name.startswith("found-"):
+            path.unlink()
+    sound()
+    pickles()
+    metadata()
+    zips()
+    print(f"{len(list(CORPUS.glob('*/*')))} inputs in {CORPUS}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
+    shutil.rmtree(HERE / "__pycache__", ignore_errors=True)

@@ -1,0 +1,165 @@
+// What is fuzzed: each target takes any bytes for one of the formats that are read, walks whatever was accepted, and lets
+// nothing out but the two or three kinds of Error that a damaged or foreign file may give. `./dev fuzz` gives them to
+// libFuzzer; the ordinary tests replay the corpus and mutate it at random.
+#pragma once
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "base/crc32c.hpp"
+#include "base/error.hpp"
+#include "checkpoint/native/manifest.hpp"
+#include "checkpoint/native/rank_file.hpp"
+#include "checkpoint/runs.hpp"
+#include "checkpoint/torch_dcp/metadata.hpp"
+#include "checkpoint/torch_dcp/torch_archive.hpp"
+
+namespace tsr::fuzz {
+
+// A file that is a string.
+class MemoryFile final : public File {
+   public:
+    explicit MemoryFile(std::string_view content) : content_(content) {}
+    int64_t read(std::span<std::byte> into, int64_t offset) override {
+        const auto at = std::min(static_cast<size_t>(offset), content_.size());
+        const size_t count = std::min(into.size(), content_.size() - at);
+        if (count > 0) std::memcpy(into.data(), content_.data() + at, count);
+        return static_cast<int64_t>(count);
+    }
+    int64_t write(std::span<const std::byte>, int64_t) override { return -EROFS; }
+    int64_t size() override { return static_cast<int64_t>(content_.size()); }
+    int64_t allocate(int64_t) override { return -EROFS; }
+    int64_t truncate(int64_t) override { return -EROFS; }
+    int64_t sync() override { return 0; }
+    void start_writeback(int64_t, int64_t) override {}
+    bool is_direct() const override { return false; }
+    int64_t leave_direct() override { return 0; }
+    bool is_cached(int64_t) override { return true; }
+
+   private:
+    std::string_view content_;
+};
+
+enum class Outcome { taken, refused };
+
+template <class Body>
+Outcome attempt(Body&& body) {
+    try {
+        body();
+        return Outcome::taken;
+    } catch (const Error& error) {
+        const bool typed =
+            error.code() == Code::corrupt || error.code() == Code::unsupported || error.code() == Code::version;
+        if (!typed || std::string_view(error.what()).empty()) std::abort();
+        return Outcome::refused;
+    }
+}
+
+inline Outcome zip(std::string_view bytes) {
+    return attempt([&] {
+        MemoryFile file(bytes);
+        const std::string path = "f";
+        PartReader part(file, path, 0, file.size());
+        const ZipArchive archive = ZipArchive::read(part);
+        for (const ZipEntry& entry : archive.entries()) {
+            if (archive.find(entry.name) == nullptr) std::abort();
+            const int64_t begin = archive.data_begin(part, entry);
+            if (begin < 0 || entry.size < 0 || begin + entry.size > file.size()) std::abort();
+            (void)archive.read_entry(part, entry, 1 << 20);
+        }
+    });
+}
+
+inline void walk(const pickle::Tree& tree) {
+    int64_t budget = static_cast<int64_t>(tree.size_bytes()) * 16 + 1024;
+    (void)attempt([&] { (void)value_of(tree, tree.root(), budget).dump(); });
+}
+
+inline Outcome pickle(std::string_view bytes) {
+    return attempt([&] { walk(pickle::Tree::parse(std::string(bytes), "p")); });
+}
+
+// A whole torch.save archive, its tensors looked at wherever they stand in it.
+inline Outcome archive(std::string_view bytes) {
+    return attempt([&] {
+        MemoryFile file(bytes);
+        const std::string path = "f";
+        PartReader part(file, path, 0, file.size());
+        const TorchArchive archive(part);
+        const pickle::Tree& tree = archive.tree();
+        walk(tree);
+        std::vector<pickle::Ref> nodes{tree.root()};
+        if (tree.is(tree.root(), pickle::Kind::dict))
+            nodes.assign(tree.items(tree.root()).begin(), tree.items(tree.root()).end());
+        for (const pickle::Ref node : nodes) {
+            if (!TorchArchive::is_tensor(tree, node)) continue;
+            (void)attempt([&] {
+                const StoredTensor tensor = archive.tensor(node);
+                if (tensor.entry == nullptr || tensor.shape.product() == 0) return;
+                const Box whole = Box::whole(tensor.shape);
+                const auto item = static_cast<int64_t>(size_of(tensor.dtype));
+                const Runs runs(whole, {&whole, &tensor.strides, tensor.dtype, tensor.first * item},
+                                {&whole, tensor.dtype, nullptr});
+                if (runs.begin() < 0 || runs.end() > tensor.entry->size) std::abort();
+            });
+        }
+    });
+}
+
+inline Outcome metadata(std::string_view bytes) {
+    return attempt([&] {
+        const DcpMetadata metadata = DcpMetadata::parse(std::string(bytes), "m");
+        for (const std::string& file : metadata.files) {
+            if (file.front() == '/' || ("/" + file + "/").find("/../") != std::string::npos) std::abort();
+        }
+        for (const auto& [name, tensor] : metadata.tensors) {
+            for (const DcpChunk& chunk : tensor.chunks) {
+                if (!chunk.box.inside(tensor.shape)) std::abort();
+                if (static_cast<size_t>(chunk.item.file) >= metadata.files.size()) std::abort();
+            }
+        }
+        // What was taken is written the same again.
+        const std::string text = metadata.dump();
+        if (DcpMetadata::parse(text, "m").tensors.size() != metadata.tensors.size()) std::abort();
+    });
+}
+
+// The header of a rank file: an empty save id is that of no file, so the id is taken from the text where it is found.
+inline Outcome safetensors(std::string_view bytes) {
+    return attempt([&] {
+        const size_t at = bytes.find("save_id");
+        const size_t id = at == std::string_view::npos ? at : bytes.find_first_of("0123456789abcdef", at + 7);
+        const std::string_view save_id = id == std::string_view::npos ? "" : bytes.substr(id, 36);
+        const int64_t size = static_cast<int64_t>(bytes.size()) + 28;
+        const RankFile file = RankFile::parse(bytes, "f", size, save_id);
+        for (const FileEntry& entry : file.entries()) {
+            if (entry.begin < 0 || entry.end < entry.begin || entry.end > file.data_bytes()) std::abort();
+        }
+    });
+}
+
+// The checksum is made right, so that what stands before it is looked at.
+inline Outcome manifest(std::string_view bytes) {
+    return attempt([&] {
+        std::string text(bytes.substr(0, bytes.rfind("\"crc32c\"")));
+        text += "\"crc32c\":\"" + hex8(crc32c(text)) + "\"}\n";
+        const Manifest manifest = Manifest::parse(text, "m");
+        for (const auto& [name, tensor] : manifest.tensors) {
+            tensor.for_each_piece(Box::whole(tensor.shape), [&, &shape = tensor.shape](const Box& box, int index) {
+                if (!box.inside(shape) || static_cast<size_t>(index) >= manifest.files.size()) std::abort();
+            });
+        }
+    });
+}
+
+struct Target {
+    const char* name;
+    Outcome (*run)(std::string_view bytes);
+};
+inline constexpr Target targets[] = {{"zip", zip},           {"pickle", pickle},           {"archive", archive},
+                                     {"metadata", metadata}, {"safetensors", safetensors}, {"manifest", manifest}};
+
+}  // namespace tsr::fuzz
