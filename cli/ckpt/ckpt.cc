@@ -11,6 +11,7 @@ void add_ckpt(CLI::App& app, int& exit_code) {
     add_ls(*ckpt, exit_code);
     add_info(*ckpt, exit_code);
     add_tree(*ckpt, exit_code);
+    add_cat(*ckpt, exit_code);
     add_verify(*ckpt, exit_code);
 }
 

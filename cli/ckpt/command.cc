@@ -36,6 +36,11 @@ Json error_json(const Error& error) {
 
 }  // namespace
 
+void tell_error(const Error& error, Output output) {
+    complain(error.what());
+    if (output == Output::json) print_json(error_json(error));
+}
+
 CLI::App* add_command(CLI::App& ckpt, const char* name, const char* what, const char* path_what, int& exit_code,
                       std::function<int(const std::string& path, Output output)> run) {
     struct Arguments {
@@ -52,8 +57,7 @@ CLI::App* add_command(CLI::App& ckpt, const char* name, const char* what, const 
         try {
             exit_code = run(arguments->path, output);
         } catch (const Error& error) {
-            complain(error.what());
-            if (output == Output::json) print_json(error_json(error));
+            tell_error(error, output);
             exit_code = exit_code_of(error, arguments->path);
         }
     });

@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 
+#include "base/error.hpp"
 #include "base/json.hpp"
 
 namespace tsr::cli {
@@ -25,6 +26,9 @@ inline constexpr const char* exit_code_help =
     "  2  wrong usage, or the path is not there or cannot be read\n"
     "With --json standard output is one JSON document, {\"error\": {\"code\", \"message\"}} if the command failed.";
 
+// Tells of an error, in JSON too if that was asked for.
+void tell_error(const Error& error, Output output);
+
 // Adds the sub-command `name`, which takes a path and --json. `run` returns the exit code; a tsr::Error that it throws
 // is printed and gives the code that belongs to it.
 CLI::App* add_command(CLI::App& ckpt, const char* name, const char* what, const char* path_what, int& exit_code,
@@ -34,6 +38,7 @@ CLI::App* add_command(CLI::App& ckpt, const char* name, const char* what, const 
 inline constexpr const char* checkpoint_path_what =
     "A checkpoint's directory, or a root or its 'latest' for the newest one";
 
+void add_cat(CLI::App& ckpt, int& exit_code);
 void add_ls(CLI::App& ckpt, int& exit_code);
 void add_info(CLI::App& ckpt, int& exit_code);
 void add_tree(CLI::App& ckpt, int& exit_code);

@@ -43,7 +43,7 @@ int show_info(const std::string& path, Output output) {
     for (const auto& [name, value] : manifest.metrics)
         line("metric", fmt::format("{} = {}", printable(name), metric_text(value)));
     for (const auto& [name, value] : manifest.values)
-        line("value", fmt::format("{} = {}", printable(name), value.dump()));
+        line("value", fmt::format("{} = {}", printable(name), printable(value.dump())));
     return exit_sound;
 }
 

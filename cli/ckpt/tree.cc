@@ -14,12 +14,6 @@ namespace tsr::cli {
 
 namespace {
 
-Json dims_json(const Dims& dims) {
-    Json::Array list;
-    for (const int64_t n : dims) list.emplace_back(n);
-    return Json(std::move(list));
-}
-
 struct Node {
     std::map<std::string, Node> children;
     std::vector<std::string> cells;  // of a leaf
@@ -92,10 +86,11 @@ void flatten(const Node& node, const std::string& indent, std::vector<std::pair<
     for (const auto& [name, child] : node.children) {
         const bool last = --left == 0;
         // A chain of single children is one line: "layers.0.attention".
-        std::string label = name;
+        std::string label = printable(name);
         const Node* at = &child;
         while (at->cells.empty() && at->children.size() == 1) {
-            label += "." + at->children.begin()->first;
+            label += '.';
+            label += printable(at->children.begin()->first);
             at = &at->children.begin()->second;
         }
         lines.emplace_back(fmt::format("{}{}{}", indent, last ? "└── " : "├── ", label), at);
@@ -131,7 +126,7 @@ int show_tree(const std::string& path, Output output) {
         tensor.for_each_piece(Box::whole(tensor.shape), [&](const Box&, int file) {
             writers.insert(rank_of_file(manifest.files[static_cast<size_t>(file)].name));
         });
-        std::string held = manifest.saved_name(name) != name ? "= " + manifest.saved_name(name)
+        std::string held = manifest.saved_name(name) != name ? "= " + printable(manifest.saved_name(name))
                            : writers.empty()
                                ? "no elements"
                                : fmt::format("{}, written by {}", layout_text(tensor), ranks_text(writers));
@@ -140,8 +135,8 @@ int show_tree(const std::string& path, Output output) {
     }
     for (const auto& [name, value] : manifest.values) {
         std::string text = value.dump();
-        if (text.size() > 60) text = text.substr(0, 57) + "...";
-        leaf(name).cells = {"value", is_utf8(text) ? text : value.dump()};
+        if (text.size() > 60) text = cut_text(text, 57) + "...";
+        leaf(name).cells = {"value", printable(text)};
     }
     std::vector<std::pair<std::string, const Node*>> lines;
     flatten(root, "", lines);

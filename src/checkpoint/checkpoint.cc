@@ -83,9 +83,22 @@ void Checkpoint::read(std::string_view name, const Tensor& into, const LoadOptio
                     fmt::format("tensor '{}' of {} is {} {}, the one given is {} {}", name, path_,
                                 name_of(saved->dtype), saved->shape.str(), name_of(into.dtype), into.shape.str()));
     }
+    const ReadPart whole{name, Box::whole(saved->shape), into.data};
+    read(std::span(&whole, 1), options);
+}
+
+void Checkpoint::read(std::span<const ReadPart> parts, const LoadOptions& options) const {
     std::vector<Transfer> transfers;
-    add_transfers(manifest_.saved_name(std::string(name)), *saved, Box::whole(saved->shape), into.dtype, into.data,
-                  transfers);
+    for (const ReadPart& part : parts) {
+        const SavedTensor* saved = manifest_.find(part.name);
+        if (saved == nullptr) throw Error(Code::not_found, fmt::format("{} has no tensor '{}'", path_, part.name));
+        if (part.box.offsets.ndim() != saved->shape.ndim() || !part.box.inside(saved->shape)) {
+            throw Error(Code::invalid_argument, fmt::format("{} is no part of tensor '{}' of shape {}", part.box.str(),
+                                                            part.name, saved->shape.str()));
+        }
+        add_transfers(manifest_.saved_name(std::string(part.name)), *saved, part.box, saved->dtype, part.memory,
+                      transfers);
+    }
     read_transfers(files_, std::move(transfers), {options.verify, options.threads});
 }
 
