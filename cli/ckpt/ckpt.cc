@@ -12,6 +12,7 @@ void add_ckpt(CLI::App& app, int& exit_code) {
     add_info(*ckpt, exit_code);
     add_tree(*ckpt, exit_code);
     add_cat(*ckpt, exit_code);
+    add_shards(*ckpt, exit_code);
     add_verify(*ckpt, exit_code);
 }
 

@@ -41,6 +41,7 @@ inline constexpr const char* checkpoint_path_what =
 void add_cat(CLI::App& ckpt, int& exit_code);
 void add_ls(CLI::App& ckpt, int& exit_code);
 void add_info(CLI::App& ckpt, int& exit_code);
+void add_shards(CLI::App& ckpt, int& exit_code);
 void add_tree(CLI::App& ckpt, int& exit_code);
 void add_verify(CLI::App& ckpt, int& exit_code);
 
