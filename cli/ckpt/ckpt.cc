@@ -13,6 +13,7 @@ void add_ckpt(CLI::App& app, int& exit_code) {
     add_tree(*ckpt, exit_code);
     add_cat(*ckpt, exit_code);
     add_shards(*ckpt, exit_code);
+    add_diff(*ckpt, exit_code);
     add_verify(*ckpt, exit_code);
 }
 

@@ -39,6 +39,7 @@ inline constexpr const char* checkpoint_path_what =
     "A checkpoint's directory, or a root or its 'latest' for the newest one";
 
 void add_cat(CLI::App& ckpt, int& exit_code);
+void add_diff(CLI::App& ckpt, int& exit_code);
 void add_ls(CLI::App& ckpt, int& exit_code);
 void add_info(CLI::App& ckpt, int& exit_code);
 void add_shards(CLI::App& ckpt, int& exit_code);
