@@ -14,6 +14,8 @@ void add_ckpt(CLI::App& app, int& exit_code) {
     add_cat(*ckpt, exit_code);
     add_shards(*ckpt, exit_code);
     add_diff(*ckpt, exit_code);
+    add_latest(*ckpt, exit_code);
+    add_gc(*ckpt, exit_code);
     add_verify(*ckpt, exit_code);
 }
 

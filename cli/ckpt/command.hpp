@@ -40,6 +40,8 @@ inline constexpr const char* checkpoint_path_what =
 
 void add_cat(CLI::App& ckpt, int& exit_code);
 void add_diff(CLI::App& ckpt, int& exit_code);
+void add_gc(CLI::App& ckpt, int& exit_code);
+void add_latest(CLI::App& ckpt, int& exit_code);
 void add_ls(CLI::App& ckpt, int& exit_code);
 void add_info(CLI::App& ckpt, int& exit_code);
 void add_shards(CLI::App& ckpt, int& exit_code);

@@ -10,6 +10,7 @@
 
 #include "base/log.hpp"
 #include "base/parallel.hpp"
+#include "checkpoint/native/collect.hpp"
 #include "checkpoint/native/root.hpp"
 
 namespace tsr {
@@ -448,40 +449,12 @@ void Saver::tidy(const std::string& newest) {
             if (name.starts_with(temporary)) (void)files_.remove_file(join(root_, name));
         }
     }
-    std::vector<std::string> committed;
-    for (const SavedStep& save : scan_root(files_, root_)) {
-        if (save.committed) {
-            if (save.readable) committed.push_back(save.directory);
-            continue;
+    for (const Unneeded& unneeded : find_unneeded(files_, root_, {options_.keep_latest, id_, options_.lease})) {
+        if (unneeded.directory == newest) continue;
+        if (unneeded.why == Unneeded::Why::cut_short) {
+            log::info("removing {}, left by a save that was cut short", unneeded.directory);
         }
-        const std::string lease = join(join(root_, save.directory), writing_name);
-        if (!exists(files_, lease)) {
-            // A writer died before its first file, and an empty directory goes; or this is something that is not ours
-            // to judge, a copy on its way say, and stays.
-            (void)files_.remove_directory(join(root_, save.directory));
-            continue;
-        }
-        bool live = false;
-        try {
-            const Holder holder = Holder::parse(read_text(files_, lease, 4096));
-            live = holder.id != id_ && is_live(files_, lease, holder, options_.lease);
-        } catch (const Error&) {
-            live = is_live(files_, lease, Holder{}, options_.lease);  // cut short: judged by its age
-        }
-        if (live) continue;
-        log::info("removing {}, left by a save that was cut short", save.directory);
-        remove_save(files_, root_, save.directory);
-    }
-    const auto keep = static_cast<size_t>(options_.keep_latest);
-    if (keep == 0 || committed.size() <= keep) return;
-    for (size_t i = 0; i + keep < committed.size(); ++i) {
-        if (committed[i] == newest) continue;
-        // Marked first: a removal that is cut short is then a leftover that a later save collects.
-        const std::string lease = join(join(root_, committed[i]), writing_name);
-        (void)files_.remove_file(lease);
-        write_new_text(files_, lease, Holder::this_process(id_).dump());
-        sync_directory(files_, join(root_, committed[i]));
-        remove_save(files_, root_, committed[i]);
+        remove_unneeded(files_, root_, unneeded, id_);
     }
 }
 
