@@ -21,6 +21,7 @@ int exit_code_of(const Error& error, const std::string& path) {
             FileStatus status;
             return posix_file_system().status(path, status) >= 0 ? exit_faulty : exit_trouble;
         }
+        case Code::interrupted: return exit_interrupted;
         default: return exit_trouble;
     }
 }

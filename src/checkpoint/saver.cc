@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <ctime>
 #include <system_error>
 
 #include "base/log.hpp"
@@ -46,16 +45,6 @@ std::optional<Error> attempt(Body&& body) {
     } catch (...) {
         return current_error();
     }
-}
-
-std::string utc_now() {
-    const auto now = std::chrono::system_clock::now();
-    const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
-    const auto ms = std::chrono::duration_cast<milliseconds>(now.time_since_epoch()).count() % 1000;
-    std::tm utc{};
-    ::gmtime_r(&seconds, &utc);
-    return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
-                       utc.tm_hour, utc.tm_min, utc.tm_sec, ms);
 }
 
 std::shared_ptr<Communicator> private_comm(const std::shared_ptr<Communicator>& comm, const SaverOptions& options) {
@@ -406,14 +395,7 @@ void Saver::commit(Job& job, const std::vector<std::string>& reports) {
     for (const std::string& report : reports) of_ranks.push_back(files_of(report));
     Manifest manifest;
     number_files(job.plan, of_ranks, manifest.files);
-    for (const SavedStep& save : scan_root(files_, root_)) {
-        if (save.sequence == max_sequence) {
-            throw Error(Code::corrupt, fmt::format("{} has the sequence {}, after which no save can come; move its "
-                                                   "directory away, or save into another root",
-                                                   join(root_, save.directory), save.sequence));
-        }
-        manifest.sequence = std::max(manifest.sequence, save.sequence + 1);
-    }
+    manifest.sequence = next_sequence(files_, root_);
     manifest.step = job.step;
     manifest.save_id = job.save_id;
     manifest.committed = utc_now();
