@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/checkpoint.hpp"
@@ -10,7 +11,7 @@ namespace tsr::cli {
 
 struct Shard {
     int rank = 0;
-    std::string file;
+    std::string_view file;  // the manifest's
     Box box;
 };
 

@@ -122,6 +122,31 @@ void complain(std::string_view message) {
     fmt::print(stderr, "tessera ckpt: {}", text);
 }
 
+ObjectText::ObjectText(const Json& first_members) : text_(first_members.dump()) { text_.pop_back(); }
+
+void ObjectText::key(std::string_view key) {
+    if (text_.back() != '{') text_ += ',';
+    append_json_string(text_, key);
+    text_ += ':';
+}
+
+void ObjectText::member(std::string_view name, const Json& value) {
+    key(name);
+    value.dump_to(text_);
+}
+
+void ObjectText::begin(std::string_view name) {
+    key(name);
+    text_ += '{';
+}
+
+void ObjectText::end() { text_ += '}'; }
+
+std::string ObjectText::finish() {
+    text_ += "}\n";
+    return std::move(text_);
+}
+
 void Table::column(std::string heading, Align align) {
     headings_.push_back(std::move(heading));
     aligns_.push_back(align);

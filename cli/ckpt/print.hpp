@@ -30,6 +30,21 @@ namespace tsr::cli {
 void print_json(const Json& json);
 void complain(std::string_view message);  // "tessera ckpt: message" on standard error
 
+// The text of a JSON object, written member by member, for documents too large to be built first.
+class ObjectText {
+   public:
+    explicit ObjectText(const Json& first_members);
+    void member(std::string_view key, const Json& value);
+    void begin(std::string_view key);  // an object as a member; what follows belongs to it
+    void end();
+    [[nodiscard]] std::string finish();  // with a newline
+
+   private:
+    void key(std::string_view key);
+
+    std::string text_;
+};
+
 // Columns under a heading.
 class Table {
    public:

@@ -42,17 +42,20 @@ std::vector<std::string> chosen(const Checkpoint& checkpoint, const std::vector<
     return names;
 }
 
-Json shards_json(const Checkpoint& checkpoint, const std::vector<ShardedTensor>& tensors) {
+// As text, tensor by tensor: there may be many, and a document of all of them takes long to build and to take down.
+std::string shards_json(const Checkpoint& checkpoint, const std::vector<ShardedTensor>& tensors) {
     Json json;
     json.set("path", checkpoint.path());
     json.set("world_size", checkpoint.manifest().world_size);
-    Json::Object list;
+    ObjectText text(json);
+    text.begin("tensors");
     for (const ShardedTensor& tensor : tensors) {
         Json one;
         one.set("dtype", name_of(tensor.dtype));
         one.set("shape", dims_json(tensor.shape));
         if (!tensor.alias_of.empty()) one.set("alias_of", tensor.alias_of);
         Json::Array pieces;
+        pieces.reserve(tensor.shards.size());
         for (const Shard& shard : tensor.shards) {
             Json piece;
             piece.set("rank", shard.rank);
@@ -63,10 +66,10 @@ Json shards_json(const Checkpoint& checkpoint, const std::vector<ShardedTensor>&
             pieces.push_back(std::move(piece));
         }
         one.set("pieces", Json(std::move(pieces)));
-        list.push_back({tensor.name, std::move(one)});
+        text.member(tensor.name, one);
     }
-    json.set("tensors", Json(std::move(list)));
-    return json;
+    text.end();
+    return text.finish();
 }
 
 void print_shards(const std::vector<ShardedTensor>& tensors) {
@@ -88,6 +91,7 @@ int show_shards(const std::string& path, const Arguments& arguments, Output outp
     const auto checkpoint = Checkpoint::open(path);
     const Manifest& manifest = checkpoint->manifest();
     std::vector<ShardedTensor> tensors;
+    tensors.reserve(checkpoint->names().size());
     for (const std::string& name : chosen(*checkpoint, arguments.names)) {
         const SavedTensor& saved = *manifest.find(name);
         ShardedTensor tensor{name, "", saved.dtype, saved.shape, {}};
@@ -101,7 +105,7 @@ int show_shards(const std::string& path, const Arguments& arguments, Output outp
     if (!arguments.svg.empty()) write_drawing(arguments.svg, svg_of(*checkpoint, tensors));
     if (!arguments.html.empty()) write_drawing(arguments.html, html_of(*checkpoint, tensors));
     if (output == Output::json) {
-        print_json(shards_json(*checkpoint, tensors));
+        fmt::print("{}", shards_json(*checkpoint, tensors));
     } else if (arguments.svg.empty() && arguments.html.empty()) {
         print_shards(tensors);
     }
