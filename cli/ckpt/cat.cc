@@ -201,9 +201,8 @@ int cat(const std::string& path, const Arguments& arguments, Output output) {
         const auto value = manifest.values.find(arguments.name);
         if (value == manifest.values.end()) throw no_such_name(*checkpoint, arguments.name);
         if (arguments.raw || arguments.slice) {
-            throw Error(Code::invalid_argument,
-                        fmt::format("'{}' is a value, not a tensor: it has no --{}", arguments.name,
-                                    arguments.raw ? "raw" : "slice"));
+            throw Error(Code::invalid_argument, fmt::format("'{}' is a value, not a tensor: it has no --{}",
+                                                            arguments.name, arguments.raw ? "raw" : "slice"));
         }
         head.set("value", value->second);
         if (output == Output::json) {
@@ -218,8 +217,7 @@ int cat(const std::string& path, const Arguments& arguments, Output output) {
     head.set("dtype", name_of(tensor->dtype));
     head.set("shape", dims_json(tensor->shape));
     head.set("size_bytes", tensor->size_bytes());
-    const Slice slice =
-        arguments.slice ? Slice::parse(*arguments.slice, tensor->shape) : Slice::whole(tensor->shape);
+    const Slice slice = arguments.slice ? Slice::parse(*arguments.slice, tensor->shape) : Slice::whole(tensor->shape);
     if (arguments.raw) {
         if (output == Output::json) throw Error(Code::invalid_argument, "--raw and --json cannot be had together");
         if (::isatty(STDOUT_FILENO) == 1) {
@@ -242,10 +240,10 @@ int cat(const std::string& path, const Arguments& arguments, Output output) {
 
 void add_cat(CLI::App& ckpt, int& exit_code) {
     const auto arguments = std::make_shared<Arguments>();
-    CLI::App* command = add_command(
-        ckpt, "cat", "What one tensor holds: statistics and its first elements, or a slice; or one value",
-        checkpoint_path_what, exit_code,
-        [arguments](const std::string& path, Output output) { return cat(path, *arguments, output); });
+    CLI::App* command =
+        add_command(ckpt, "cat", "What one tensor holds: statistics and its first elements, or a slice; or one value",
+                    checkpoint_path_what, exit_code,
+                    [arguments](const std::string& path, Output output) { return cat(path, *arguments, output); });
     command->add_option("name", arguments->name, "The tensor's or value's name, as `tree` has it")->required();
     command->add_option("--slice", arguments->slice, "Print these elements, as in NumPy: \"0:2, :, -1\"");
     command->add_flag("--raw", arguments->raw, "Write the bytes alone: row-major, little endian");

@@ -25,9 +25,9 @@ int to_safetensors(const Checkpoint& source, const Arguments& arguments, Output 
     Exported exported;
     {
         Progress progress("convert", source.manifest().size_bytes());
-        exported = export_safetensors(source, arguments.out,
-                                      {static_cast<int64_t>(arguments.shard_size), arguments.under,
-                                       [&](int64_t bytes) { progress.add(bytes); }});
+        exported = export_safetensors(
+            source, arguments.out,
+            {static_cast<int64_t>(arguments.shard_size), arguments.under, [&](int64_t bytes) { progress.add(bytes); }});
     }
     if (output == Output::json) {
         Json json;
@@ -44,12 +44,11 @@ int to_safetensors(const Checkpoint& source, const Arguments& arguments, Output 
         print_json(json);
         return exit_sound;
     }
-    fmt::print("{}: {}, {} in {}\n", arguments.out,
-               count_text(static_cast<size_t>(exported.tensor_count), "tensor"), size_text(exported.size_bytes),
-               count_text(exported.files.size(), "file"));
+    fmt::print("{}: {}, {} in {}\n", arguments.out, count_text(static_cast<size_t>(exported.tensor_count), "tensor"),
+               size_text(exported.size_bytes), count_text(exported.files.size(), "file"));
     if (!exported.left_out.empty()) {
-        complain(fmt::format("{} left out: safetensors holds tensors alone",
-                             count_text(exported.left_out.size(), "value")));
+        complain(
+            fmt::format("{} left out: safetensors holds tensors alone", count_text(exported.left_out.size(), "value")));
     }
     return exit_sound;
 }
@@ -80,16 +79,17 @@ int to_native(const Checkpoint& source, const Arguments& arguments, Output outpu
 int convert(const std::string& path, const Arguments& arguments, Output output) {
     const Interruptible interruptible;
     const auto source = Checkpoint::open(path);
-    return arguments.to == "native" ? to_native(*source, arguments, output) : to_safetensors(*source, arguments, output);
+    return arguments.to == "native" ? to_native(*source, arguments, output)
+                                    : to_safetensors(*source, arguments, output);
 }
 
 }  // namespace
 
 void add_convert(CLI::App& ckpt, int& exit_code) {
     const auto arguments = std::make_shared<Arguments>();
-    CLI::App* command = add_command(
-        ckpt, "convert", "Write a checkpoint's tensors in another layout", checkpoint_path_what, exit_code,
-        [arguments](const std::string& path, Output output) { return convert(path, *arguments, output); });
+    CLI::App* command =
+        add_command(ckpt, "convert", "Write a checkpoint's tensors in another layout", checkpoint_path_what, exit_code,
+                    [arguments](const std::string& path, Output output) { return convert(path, *arguments, output); });
     command
         ->add_option("out", arguments->out,
                      "safetensors: a new directory; native: a root, into which the checkpoint is saved")

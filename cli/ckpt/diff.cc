@@ -300,7 +300,8 @@ void add_diff(CLI::App& ckpt, int& exit_code) {
         "  0  no difference\n"
         "  1  they differ\n"
         "  2  wrong usage, or one of them is not there, damaged, or cannot be read\n"
-        "With --json standard output is one JSON document, {\"error\": {\"code\", \"message\"}} if the command failed.");
+        "With --json standard output is one JSON document, {\"error\": {\"code\", \"message\"}} if the command "
+        "failed.");
 }
 
 }  // namespace tsr::cli

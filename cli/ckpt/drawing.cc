@@ -68,9 +68,8 @@ std::pair<int, int> drawn_dims(const ShardedTensor& tensor) {
     std::vector<int> dims;
     for (const bool want_cut : {true, false}) {
         for (int d = 0; d < tensor.shape.ndim(); ++d) {
-            const bool is_cut = std::any_of(tensor.shards.begin(), tensor.shards.end(), [&](const Shard& shard) {
-                return shard.box.sizes[d] != tensor.shape[d];
-            });
+            const bool is_cut = std::any_of(tensor.shards.begin(), tensor.shards.end(),
+                                            [&](const Shard& shard) { return shard.box.sizes[d] != tensor.shape[d]; });
             if (is_cut == want_cut && dims.size() < 2) dims.push_back(d);
         }
     }
@@ -111,8 +110,8 @@ void draw_tensor(std::string& out, const ShardedTensor& tensor, double x, double
             left, top + above, wide, high, colour_of(shard.rank), escaped(tensor.name), shard.rank, shard.box.str(),
             escaped(shard.file));
         if (wide >= 18 && high >= 13) {
-            add(out, "<text class=\"r\" x=\"{:.2f}\" y=\"{:.2f}\">{}</text>", left + wide / 2, top + above + high / 2 + 4,
-                shard.rank);
+            add(out, "<text class=\"r\" x=\"{:.2f}\" y=\"{:.2f}\">{}</text>", left + wide / 2,
+                top + above + high / 2 + 4, shard.rank);
         }
     }
     if (tensor.shards.empty()) add(out, "<text class=\"d\" y=\"{}\">no elements</text>", top + 12);
@@ -148,7 +147,8 @@ std::string svg_of(const Checkpoint& checkpoint, const std::vector<ShardedTensor
 
     std::string out;
     add(out,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} {1:.0f}\" "
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} "
+        "{1:.0f}\" "
         "role=\"img\">\n",
         width, height);
     out +=
@@ -189,7 +189,8 @@ std::string html_of(const Checkpoint& checkpoint, const std::vector<ShardedTenso
 
 void write_drawing(const std::string& path, const std::string& text) {
     if (!exists(posix_file_system(), parent_of(path))) {
-        throw Error(Code::invalid_argument, fmt::format("cannot write {}: there is no directory {}", path, parent_of(path)));
+        throw Error(Code::invalid_argument,
+                    fmt::format("cannot write {}: there is no directory {}", path, parent_of(path)));
     }
     replace_text(posix_file_system(), path, text, random_id().substr(0, 8));
 }

@@ -16,9 +16,9 @@ namespace tsr::cli {
 [[nodiscard]] std::string count_text(size_t n, const char* one);    // "1 file", "2 files"
 [[nodiscard]] std::string time_text(const std::string& committed);  // a manifest's time, to the second: "... UTC"
 [[nodiscard]] std::string metric_text(const Json& value);
-[[nodiscard]] std::string printable(std::string_view text);  // what a terminal may obey, as '?'
+[[nodiscard]] std::string printable(std::string_view text);               // what a terminal may obey, as '?'
 [[nodiscard]] std::string cut_text(std::string_view text, size_t bytes);  // at a whole character
-[[nodiscard]] size_t width_of(std::string_view text);        // columns of UTF-8 on a terminal
+[[nodiscard]] size_t width_of(std::string_view text);                     // columns of UTF-8 on a terminal
 
 // The rank that wrote a file, from its name.
 [[nodiscard]] int rank_of_file(const std::string& name);

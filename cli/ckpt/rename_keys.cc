@@ -79,8 +79,8 @@ Rule regex_rule(const std::string& text) {
     }
     try {
         const std::regex pattern(parts[0]);
-        const auto flags = parts[2] == "g" ? std::regex_constants::format_default
-                                           : std::regex_constants::format_first_only;
+        const auto flags =
+            parts[2] == "g" ? std::regex_constants::format_default : std::regex_constants::format_first_only;
         return {"--regex " + text, [pattern, replacement, flags](const std::string& name) {
                     return std::regex_replace(name, pattern, replacement, flags);
                 }};
@@ -148,11 +148,9 @@ void add_rename_keys(CLI::App& ckpt, int& exit_code) {
         checkpoint_path_what, exit_code,
         [arguments](const std::string& path, Output output) { return rename_keys(path, *arguments, output); });
     command->add_option("out", arguments->out, "A root, into which the new checkpoint is saved")->required();
-    command
-        ->add_option("--map", arguments->maps, "OLD=NEW: a name; with a '.' at both ends, a beginning of names")
+    command->add_option("--map", arguments->maps, "OLD=NEW: a name; with a '.' at both ends, a beginning of names")
         ->allow_extra_args(false);
-    command
-        ->add_option("--regex", arguments->regexes, "s/PATTERN/REPLACEMENT/ on each name, after --map")
+    command->add_option("--regex", arguments->regexes, "s/PATTERN/REPLACEMENT/ on each name, after --map")
         ->allow_extra_args(false);
     command->add_option("--prefix", arguments->prefix, "Put this before the names of tensors, last");
 }

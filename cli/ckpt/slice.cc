@@ -52,7 +52,8 @@ Slice Slice::parse(std::string_view text, const Dims& shape) {
         if (colon == std::string_view::npos) {
             const auto index = number(part);
             if (!index) refuse(fmt::format("\"{}\" is neither an index nor begin:end", part));
-            if (*index < -size || *index >= size) refuse(fmt::format("there is no index {} in dimension {}", part, dim));
+            if (*index < -size || *index >= size)
+                refuse(fmt::format("there is no index {} in dimension {}", part, dim));
             slice.box.offsets[dim] = *index < 0 ? *index + size : *index;
             slice.box.sizes[dim] = 1;
         } else {

@@ -34,8 +34,7 @@ void StreamedFile::add_to_crcs(std::span<const std::byte> data) {
     }
 }
 
-void StreamedFile::append(const Checkpoint& source, std::span<const StreamedPart> parts,
-                          const ByteProgress& progress) {
+void StreamedFile::append(const Checkpoint& source, std::span<const StreamedPart> parts, const ByteProgress& progress) {
     std::vector<TypedBox> boxes;
     for (const StreamedPart& part : parts) boxes.push_back(part.box);
     const AlignedBuffer memory(static_cast<size_t>(largest_batch(boxes, default_batch_bytes)));

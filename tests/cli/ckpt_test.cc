@@ -102,8 +102,8 @@ TEST_F(CkptCommand, AFailureIsAnObjectInJson) {
 }
 
 TEST_F(CkptCommand, HelpTellsTheExitCodes) {
-    for (const char* name : {"", "ls", "info", "tree", "cat", "shards", "diff", "latest", "gc", "convert",
-                             "rename-keys", "verify"}) {
+    for (const char* name :
+         {"", "ls", "info", "tree", "cat", "shards", "diff", "latest", "gc", "convert", "rename-keys", "verify"}) {
         const Result result = tessera(std::string(name) + " --help");
         EXPECT_EQ(result.code, 0);
         EXPECT_THAT(result.output, HasSubstr("Exit codes:")) << name;

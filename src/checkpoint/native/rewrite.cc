@@ -22,9 +22,10 @@ class NewSave {
     NewSave(FileSystem& files, std::string root, int64_t step)
         : files_(files), root_(std::move(root)), save_id_(random_uuid()), made_root_(!exists(files_, root_)) {
         if (exists(files_, join(root_, manifest_name))) {
-            throw Error(Code::invalid_argument, fmt::format("{} is a checkpoint; name a new directory, or a root to save "
-                                                            "into, such as {}",
-                                                            root_, parent_of(root_)));
+            throw Error(Code::invalid_argument,
+                        fmt::format("{} is a checkpoint; name a new directory, or a root to save "
+                                    "into, such as {}",
+                                    root_, parent_of(root_)));
         }
         make_directories(files_, root_);
         const std::string id = random_id();
@@ -132,8 +133,8 @@ std::string rewrite_checkpoint(const Checkpoint& source, const std::string& root
                 manifest.files.push_back({file.name, 0, 0});
                 continue;
             }
-            throw Error(Code::unsupported, fmt::format("{} is no native checkpoint; convert it to one first",
-                                                       source.path()));
+            throw Error(Code::unsupported,
+                        fmt::format("{} is no native checkpoint; convert it to one first", source.path()));
         }
     }
 

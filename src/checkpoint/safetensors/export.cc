@@ -110,9 +110,8 @@ std::vector<std::vector<Entry>> cut_into_files(std::vector<Entry> entries, int64
         shards.back().push_back(std::move(entry));
     }
     for (std::vector<Entry>& shard : shards) {
-        std::stable_sort(shard.begin(), shard.end(), [](const Entry& a, const Entry& b) {
-            return size_of(a.box.dtype) > size_of(b.box.dtype);
-        });
+        std::stable_sort(shard.begin(), shard.end(),
+                         [](const Entry& a, const Entry& b) { return size_of(a.box.dtype) > size_of(b.box.dtype); });
     }
     return shards;
 }
@@ -140,9 +139,10 @@ Exported export_safetensors(const Checkpoint& source, const std::string& directo
     }
     if (entries.empty()) {
         throw Error(Code::invalid_argument,
-                    options.under.empty() ? fmt::format("{} holds no tensor", source.path())
-                                          : fmt::format("no tensor of {} begins with '{}'; `tessera ckpt tree` lists all",
-                                                        source.path(), options.under));
+                    options.under.empty()
+                        ? fmt::format("{} holds no tensor", source.path())
+                        : fmt::format("no tensor of {} begins with '{}'; `tessera ckpt tree` lists all", source.path(),
+                                      options.under));
     }
     for (const auto& [name, value] : manifest.values) exported.left_out.push_back(name);
     exported.tensor_count = static_cast<int64_t>(entries.size());
