@@ -42,14 +42,26 @@ std::vector<std::string> chosen(const Checkpoint& checkpoint, const std::vector<
     return names;
 }
 
+ShardedTensor sharded(const Manifest& manifest, const std::string& name) {
+    const SavedTensor& saved = *manifest.find(name);
+    ShardedTensor tensor{name, "", saved.dtype, saved.shape, {}};
+    if (manifest.saved_name(name) != name) tensor.alias_of = manifest.saved_name(name);
+    saved.for_each_piece(Box::whole(saved.shape), [&](const Box& box, int index) {
+        const std::string& file = manifest.files[static_cast<size_t>(index)].name;
+        tensor.shards.push_back({rank_of_file(file), file, box});
+    });
+    return tensor;
+}
+
 // As text, tensor by tensor: there may be many, and a document of all of them takes long to build and to take down.
-std::string shards_json(const Checkpoint& checkpoint, const std::vector<ShardedTensor>& tensors) {
+std::string shards_json(const Checkpoint& checkpoint, const std::vector<std::string>& names) {
     Json json;
     json.set("path", checkpoint.path());
     json.set("world_size", checkpoint.manifest().world_size);
     ObjectText text(json);
     text.begin("tensors");
-    for (const ShardedTensor& tensor : tensors) {
+    for (const std::string& name : names) {
+        const ShardedTensor tensor = sharded(checkpoint.manifest(), name);
         Json one;
         one.set("dtype", name_of(tensor.dtype));
         one.set("shape", dims_json(tensor.shape));
@@ -72,16 +84,18 @@ std::string shards_json(const Checkpoint& checkpoint, const std::vector<ShardedT
     return text.finish();
 }
 
-void print_shards(const std::vector<ShardedTensor>& tensors) {
+void print_shards(const Checkpoint& checkpoint, const std::vector<std::string>& names) {
     std::string text;
-    for (const ShardedTensor& tensor : tensors) {
+    for (const std::string& name : names) {
+        const ShardedTensor tensor = sharded(checkpoint.manifest(), name);
         fmt::format_to(std::back_inserter(text), "{}  {} {}{}\n", printable(tensor.name), name_of(tensor.dtype),
                        tensor.shape.str(), tensor.alias_of.empty() ? "" : "  = " + printable(tensor.alias_of));
         size_t width = 0;
         for (const Shard& shard : tensor.shards) width = std::max(width, shard.file.size());
         for (const Shard& shard : tensor.shards) {
-            fmt::format_to(std::back_inserter(text), "  {:<{}}  {}  {}\n", shard.file, width, shard.box.str(),
-                           size_text(shard.box.numel() * static_cast<int64_t>(size_of(tensor.dtype))));
+            text.append("  ").append(shard.file).append(width - shard.file.size() + 2, ' ');
+            text.append(shard.box.str()).append("  ");
+            text.append(size_text(shard.box.numel() * static_cast<int64_t>(size_of(tensor.dtype)))).append("\n");
         }
     }
     fmt::print("{}", text);
@@ -89,25 +103,18 @@ void print_shards(const std::vector<ShardedTensor>& tensors) {
 
 int show_shards(const std::string& path, const Arguments& arguments, Output output) {
     const auto checkpoint = Checkpoint::open(path);
-    const Manifest& manifest = checkpoint->manifest();
-    std::vector<ShardedTensor> tensors;
-    tensors.reserve(checkpoint->names().size());
-    for (const std::string& name : chosen(*checkpoint, arguments.names)) {
-        const SavedTensor& saved = *manifest.find(name);
-        ShardedTensor tensor{name, "", saved.dtype, saved.shape, {}};
-        if (manifest.saved_name(name) != name) tensor.alias_of = manifest.saved_name(name);
-        saved.for_each_piece(Box::whole(saved.shape), [&](const Box& box, int index) {
-            const std::string& file = manifest.files[static_cast<size_t>(index)].name;
-            tensor.shards.push_back({rank_of_file(file), file, box});
-        });
-        tensors.push_back(std::move(tensor));
+    const std::vector<std::string> names = chosen(*checkpoint, arguments.names);
+    const bool draws = !arguments.svg.empty() || !arguments.html.empty();
+    if (draws) {
+        std::vector<ShardedTensor> tensors;
+        for (const std::string& name : names) tensors.push_back(sharded(checkpoint->manifest(), name));
+        if (!arguments.svg.empty()) write_drawing(arguments.svg, svg_of(*checkpoint, tensors));
+        if (!arguments.html.empty()) write_drawing(arguments.html, html_of(*checkpoint, tensors));
     }
-    if (!arguments.svg.empty()) write_drawing(arguments.svg, svg_of(*checkpoint, tensors));
-    if (!arguments.html.empty()) write_drawing(arguments.html, html_of(*checkpoint, tensors));
     if (output == Output::json) {
-        fmt::print("{}", shards_json(*checkpoint, tensors));
-    } else if (arguments.svg.empty() && arguments.html.empty()) {
-        print_shards(tensors);
+        fmt::print("{}", shards_json(*checkpoint, names));
+    } else if (!draws) {
+        print_shards(*checkpoint, names);
     }
     return exit_sound;
 }

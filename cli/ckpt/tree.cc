@@ -17,8 +17,9 @@ namespace {
 
 struct Node {
     std::map<std::string_view, Node> children;  // keys are parts of the checkpoint's names
-    const std::string* tensor = nullptr;        // of a leaf: its whole name
-    const Json* value = nullptr;                // of a leaf that is a value
+    const std::string* name = nullptr;          // of a tensor: its whole name
+    const SavedTensor* tensor = nullptr;
+    const Json* value = nullptr;
 
     [[nodiscard]] bool is_leaf() const { return tensor != nullptr || value != nullptr; }
 };
@@ -103,10 +104,9 @@ void flatten(const Node& node, const std::string& indent, std::vector<std::pair<
 }
 
 // Who held a tensor and who wrote it.
-std::string held_text(const Manifest& manifest, const std::string& name) {
+std::string held_text(const Manifest& manifest, const std::string& name, const SavedTensor& tensor) {
     const std::string& saved_name = manifest.saved_name(name);
     if (saved_name != name) return "= " + printable(saved_name);
-    const SavedTensor& tensor = *manifest.find(name);
     std::set<int> writers;
     tensor.for_each_piece(Box::whole(tensor.shape), [&](const Box&, int file) {
         writers.insert(rank_of_file(manifest.files[static_cast<size_t>(file)].name));
@@ -137,7 +137,11 @@ int show_tree(const std::string& path, Output output) {
         }
         return *node;
     };
-    for (const std::string& name : checkpoint->names()) leaf(name).tensor = &name;
+    for (const std::string& name : checkpoint->names()) {
+        Node& node = leaf(name);
+        node.name = &name;
+        node.tensor = manifest.find(name);
+    }
     for (const auto& [name, value] : manifest.values) leaf(name).value = &value;
     std::vector<std::pair<std::string, const Node*>> lines;
     flatten(root, "", lines);
@@ -146,7 +150,7 @@ int show_tree(const std::string& path, Output output) {
     for (const auto& [label, node] : lines) {
         if (node->is_leaf()) name_width = std::max(name_width, width_of(label));
         if (node->tensor != nullptr) {
-            shape_width = std::max(shape_width, manifest.find(*node->tensor)->shape.str().size());
+            shape_width = std::max(shape_width, node->tensor->shape.str().size());
         }
     }
     std::string out = fmt::format("{}   step {}, {}, {}, {}\n", checkpoint->path(), manifest.step,
@@ -156,10 +160,10 @@ int show_tree(const std::string& path, Output output) {
         out += label;
         if (node->is_leaf()) out.append(name_width - width_of(label), ' ');
         if (node->tensor != nullptr) {
-            const SavedTensor& tensor = *manifest.find(*node->tensor);
+            const SavedTensor& tensor = *node->tensor;
             fmt::format_to(std::back_inserter(out), "  {:<4}  {:<{}}  {:>8}  {}", name_of(tensor.dtype),
                            tensor.shape.str(), shape_width, size_text(tensor.size_bytes()),
-                           held_text(manifest, *node->tensor));
+                           held_text(manifest, *node->name, tensor));
         } else if (node->value != nullptr) {
             const std::string text = node->value->dump();
             out += "  " + printable(text.size() > 60 ? cut_text(text, 57) + "..." : text);
