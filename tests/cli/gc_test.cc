@@ -80,6 +80,12 @@ TEST_F(Gc, KeepLeavesTheNewest) {
     EXPECT_EQ(count(), 2u);
 }
 
+TEST_F(Gc, NothingGoesWhereTheNewestIsNotCertain) {
+    spill(saves_.back() + "/manifest.json", "{}");
+    EXPECT_EQ(json_of("gc --json --keep 1 " + root_, 1).at("error").at("code").as_string(), "CORRUPT");
+    EXPECT_EQ(count(), 3u);
+}
+
 TEST_F(Gc, NothingIsDoneWhereALiveJobSaves) {
     const std::string left = leave(dead());
     {

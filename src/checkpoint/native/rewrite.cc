@@ -36,6 +36,7 @@ class NewSave {
         if (made < 0) throw os_error(fmt::format("cannot create the directory {}", path), static_cast<int>(-made));
         made_directory_ = true;
         write_new_text(files_, join(path, writing_name), Holder::this_process(id).dump());
+        sync_directory(files_, path);  // or a power loss may keep files that nobody may collect
         sync_directory(files_, root_);
     }
     ~NewSave() {
@@ -63,8 +64,12 @@ class NewSave {
         lease_->check();
         replace_text(files_, join(path, manifest_name), text, save_id_.substr(0, 8));
         committed_ = true;
-        (void)files_.remove_file(join(path, writing_name));
-        replace_text(files_, join(root_, latest_name), name_ + "\n", save_id_.substr(0, 8));
+        try {
+            (void)files_.remove_file(join(path, writing_name));
+            replace_text(files_, join(root_, latest_name), name_ + "\n", save_id_.substr(0, 8));
+        } catch (const Error& error) {
+            log::warning("{} is committed; tidying {} up failed: {}", path, root_, error.what());
+        }
     }
 
    private:
