@@ -21,6 +21,7 @@ int exit_code_of(const Error& error, const std::string& path) {
             FileStatus status;
             return posix_file_system().status(path, status) >= 0 ? exit_faulty : exit_trouble;
         }
+        case Code::interrupted: return exit_interrupted;
         default: return exit_trouble;
     }
 }
@@ -35,6 +36,11 @@ Json error_json(const Error& error) {
 }
 
 }  // namespace
+
+void tell_error(const Error& error, Output output) {
+    complain(error.what());
+    if (output == Output::json) print_json(error_json(error));
+}
 
 CLI::App* add_command(CLI::App& ckpt, const char* name, const char* what, const char* path_what, int& exit_code,
                       std::function<int(const std::string& path, Output output)> run) {
@@ -52,8 +58,7 @@ CLI::App* add_command(CLI::App& ckpt, const char* name, const char* what, const 
         try {
             exit_code = run(arguments->path, output);
         } catch (const Error& error) {
-            complain(error.what());
-            if (output == Output::json) print_json(error_json(error));
+            tell_error(error, output);
             exit_code = exit_code_of(error, arguments->path);
         }
     });

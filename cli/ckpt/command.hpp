@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 
+#include "base/error.hpp"
 #include "base/json.hpp"
 
 namespace tsr::cli {
@@ -17,13 +18,18 @@ enum class Output { text, json };
 inline constexpr int exit_sound = 0;
 inline constexpr int exit_faulty = 1;   // damaged, or no checkpoint where one was looked for
 inline constexpr int exit_trouble = 2;  // wrong usage, or it could not be looked at
+inline constexpr int exit_interrupted = 130;
 
 inline constexpr const char* exit_code_help =
     "Exit codes:\n"
     "  0  done; what was looked at is sound\n"
     "  1  a checkpoint is damaged, or of a newer format, or the directory holds none\n"
-    "  2  wrong usage, or the path is not there or cannot be read\n"
+    "  2  wrong usage, or the path is not there or cannot be read or written\n"
+    "  130  interrupted; what was begun has been removed\n"
     "With --json standard output is one JSON document, {\"error\": {\"code\", \"message\"}} if the command failed.";
+
+// Tells of an error, in JSON too if that was asked for.
+void tell_error(const Error& error, Output output);
 
 // Adds the sub-command `name`, which takes a path and --json. `run` returns the exit code; a tsr::Error that it throws
 // is printed and gives the code that belongs to it.
@@ -35,8 +41,15 @@ inline constexpr const char* checkpoint_path_what =
     "A checkpoint's directory, a root or its 'latest' for the newest one, or what PyTorch wrote: a DCP directory or a "
     "file of torch.save";
 
+void add_cat(CLI::App& ckpt, int& exit_code);
+void add_convert(CLI::App& ckpt, int& exit_code);
+void add_diff(CLI::App& ckpt, int& exit_code);
+void add_gc(CLI::App& ckpt, int& exit_code);
+void add_latest(CLI::App& ckpt, int& exit_code);
 void add_ls(CLI::App& ckpt, int& exit_code);
 void add_info(CLI::App& ckpt, int& exit_code);
+void add_rename_keys(CLI::App& ckpt, int& exit_code);
+void add_shards(CLI::App& ckpt, int& exit_code);
 void add_tree(CLI::App& ckpt, int& exit_code);
 void add_verify(CLI::App& ckpt, int& exit_code);
 

@@ -45,7 +45,7 @@ int show_info(const std::string& path, Output output) {
     for (const auto& [name, value] : manifest.metrics)
         line("metric", fmt::format("{} = {}", printable(name), metric_text(value)));
     for (const auto& [name, value] : manifest.values)
-        line("value", fmt::format("{} = {}", printable(name), value.dump()));
+        line("value", fmt::format("{} = {}", printable(name), printable(value.dump())));
     for (const auto& [name, why] : manifest.unreadable)
         line("unreadable", fmt::format("{}: {}", printable(name), printable(why)));
     return exit_sound;

@@ -41,10 +41,30 @@ std::string metric_text(const Json& value) {
 }
 
 std::string printable(std::string_view text) {
-    std::string out(text);
-    std::replace_if(
-        out.begin(), out.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, '?');
+    std::string out;
+    out.reserve(text.size());
+    const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+    for (size_t i = 0; i < text.size();) {
+        const bool is_control = byte(i) < 0x20 || byte(i) == 0x7f;
+        const bool is_c1 = byte(i) == 0xc2 && byte(i + 1) >= 0x80 && byte(i + 1) < 0xa0;
+        // U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069: they turn the direction or end the line.
+        const unsigned last = byte(i + 2);
+        const bool turns = byte(i) == 0xe2 &&
+                           ((byte(i + 1) == 0x80 && (last == 0x8e || last == 0x8f || (last >= 0xa8 && last <= 0xae))) ||
+                            (byte(i + 1) == 0x81 && last >= 0xa6 && last <= 0xa9));
+        if (is_control || is_c1 || turns) {
+            out += '?';
+            i += is_control ? 1 : is_c1 ? 2 : 3;
+        } else {
+            out += text[i++];
+        }
+    }
     return out;
+}
+
+std::string cut_text(std::string_view text, size_t bytes) {
+    while (bytes > 0 && bytes < text.size() && (text[bytes] & 0xc0) == 0x80) --bytes;
+    return std::string(text.substr(0, bytes));
 }
 
 size_t width_of(std::string_view text) {
@@ -57,6 +77,12 @@ int rank_of_file(const std::string& name) {
     const size_t digits = name.starts_with("rank-") ? 5 : name.starts_with("__") ? 2 : name.size();
     std::from_chars(name.data() + digits, name.data() + name.size(), rank);
     return rank;
+}
+
+Json dims_json(const Dims& dims) {
+    Json::Array list;
+    for (const int64_t n : dims) list.emplace_back(n);
+    return Json(std::move(list));
 }
 
 Json values_json(const Values& values) {
@@ -94,7 +120,40 @@ Json summary_json(const Checkpoint& checkpoint) {
 
 void print_json(const Json& json) { fmt::print("{}\n", json.dump()); }
 
-void complain(std::string_view message) { fmt::print(stderr, "tessera ckpt: {}\n", message); }
+void complain(std::string_view message) {
+    std::string text;
+    for (size_t begin = 0; begin <= message.size();) {
+        const size_t end = std::min(message.find('\n', begin), message.size());
+        text += printable(message.substr(begin, end - begin)) + "\n";
+        begin = end + 1;
+    }
+    fmt::print(stderr, "tessera ckpt: {}", text);
+}
+
+ObjectText::ObjectText(const Json& first_members) : text_(first_members.dump()) { text_.pop_back(); }
+
+void ObjectText::key(std::string_view key) {
+    if (text_.back() != '{') text_ += ',';
+    append_json_string(text_, key);
+    text_ += ':';
+}
+
+void ObjectText::member(std::string_view name, const Json& value) {
+    key(name);
+    value.dump_to(text_);
+}
+
+void ObjectText::begin(std::string_view name) {
+    key(name);
+    text_ += '{';
+}
+
+void ObjectText::end() { text_ += '}'; }
+
+std::string ObjectText::finish() {
+    text_ += "}\n";
+    return std::move(text_);
+}
 
 void Table::column(std::string heading, Align align) {
     headings_.push_back(std::move(heading));

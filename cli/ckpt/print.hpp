@@ -16,18 +16,35 @@ namespace tsr::cli {
 [[nodiscard]] std::string count_text(size_t n, const char* one);    // "1 file", "2 files"
 [[nodiscard]] std::string time_text(const std::string& committed);  // a manifest's time, to the second: "... UTC"
 [[nodiscard]] std::string metric_text(const Json& value);
-[[nodiscard]] std::string printable(std::string_view text);  // control characters, which a terminal may obey, as '?'
-[[nodiscard]] size_t width_of(std::string_view text);        // columns of UTF-8 on a terminal
+[[nodiscard]] std::string printable(std::string_view text);               // what a terminal may obey, as '?'
+[[nodiscard]] std::string cut_text(std::string_view text, size_t bytes);  // at a whole character
+[[nodiscard]] size_t width_of(std::string_view text);                     // columns of UTF-8 on a terminal
 
 // The rank that wrote a file, from its name, "rank-00003.safetensors" or PyTorch's "__3_0.distcp"; -1 if it tells none.
 [[nodiscard]] int rank_of_file(const std::string& name);
 
+[[nodiscard]] Json dims_json(const Dims& dims);
 [[nodiscard]] Json values_json(const Values& values);
 [[nodiscard]] Json unreadable_json(const Manifest& manifest);
 [[nodiscard]] Json summary_json(const Checkpoint& checkpoint);  // what every sub-command tells of a checkpoint
 
 void print_json(const Json& json);
 void complain(std::string_view message);  // "tessera ckpt: message" on standard error
+
+// The text of a JSON object, written member by member, for documents too large to be built first.
+class ObjectText {
+   public:
+    explicit ObjectText(const Json& first_members);
+    void member(std::string_view key, const Json& value);
+    void begin(std::string_view key);  // an object as a member; what follows belongs to it
+    void end();
+    [[nodiscard]] std::string finish();  // with a newline
+
+   private:
+    void key(std::string_view key);
+
+    std::string text_;
+};
 
 // Columns under a heading.
 class Table {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -14,15 +15,14 @@ namespace tsr::cli {
 
 namespace {
 
-Json dims_json(const Dims& dims) {
-    Json::Array list;
-    for (const int64_t n : dims) list.emplace_back(n);
-    return Json(std::move(list));
-}
-
 struct Node {
-    std::map<std::string, Node> children;
-    std::vector<std::string> cells;  // of a leaf
+    std::map<std::string_view, Node> children;  // keys are parts of the checkpoint's names
+    const std::string* name = nullptr;          // of a tensor: its whole name
+    const SavedTensor* tensor = nullptr;
+    const Json* value = nullptr;
+    const std::string* unreadable = nullptr;  // why
+
+    [[nodiscard]] bool is_leaf() const { return tensor != nullptr || value != nullptr || unreadable != nullptr; }
 };
 
 std::string ranks_text(const std::set<int>& ranks) {
@@ -94,10 +94,11 @@ void flatten(const Node& node, const std::string& indent, std::vector<std::pair<
     for (const auto& [name, child] : node.children) {
         const bool last = --left == 0;
         // A chain of single children is one line: "layers.0.attention".
-        std::string label = name;
+        std::string label = printable(name);
         const Node* at = &child;
-        while (at->cells.empty() && at->children.size() == 1) {
-            label += "." + at->children.begin()->first;
+        while (!at->is_leaf() && at->children.size() == 1) {
+            label += '.';
+            label += printable(at->children.begin()->first);
             at = &at->children.begin()->second;
         }
         lines.emplace_back(fmt::format("{}{}{}", indent, last ? "└── " : "├── ", label), at);
@@ -105,21 +106,34 @@ void flatten(const Node& node, const std::string& indent, std::vector<std::pair<
     }
 }
 
+// Who held a tensor and who wrote it.
+std::string held_text(const Manifest& manifest, const std::string& name, const SavedTensor& tensor) {
+    const std::string& saved_name = manifest.saved_name(name);
+    if (saved_name != name) return "= " + printable(saved_name);
+    std::set<int> writers;
+    tensor.for_each_piece(Box::whole(tensor.shape), [&](const Box&, int file) {
+        writers.insert(rank_of_file(manifest.files[static_cast<size_t>(file)].name));
+    });
+    if (writers.empty()) return "no elements";
+    if (*writers.begin() < 0) return layout_text(tensor);
+    return fmt::format("{}, written by {}", layout_text(tensor), ranks_text(writers));
+}
+
 int show_tree(const std::string& path, Output output) {
     const auto checkpoint = Checkpoint::open(path);
     const Manifest& manifest = checkpoint->manifest();
     if (output == Output::json) {
-        Json json = summary_json(*checkpoint);
-        Json::Object tensors;
-        for (const std::string& name : checkpoint->names()) tensors.push_back({name, tensor_json(manifest, name)});
-        json.set("tensors", Json(std::move(tensors)));
-        json.set("values", values_json(manifest.values));
-        if (!manifest.unreadable.empty()) json.set("unreadable", unreadable_json(manifest));
-        print_json(json);
+        ObjectText text(summary_json(*checkpoint));
+        text.begin("tensors");
+        for (const std::string& name : checkpoint->names()) text.member(name, tensor_json(manifest, name));
+        text.end();
+        text.member("values", values_json(manifest.values));
+        if (!manifest.unreadable.empty()) text.member("unreadable", unreadable_json(manifest));
+        fmt::print("{}", text.finish());
         return exit_sound;
     }
     Node root;
-    const auto leaf = [&](const std::string& name) -> Node& {
+    const auto leaf = [&](std::string_view name) -> Node& {
         Node* node = &root;
         for (size_t begin = 0; begin <= name.size();) {
             const size_t dot = std::min(name.find('.', begin), name.size());
@@ -129,53 +143,43 @@ int show_tree(const std::string& path, Output output) {
         return *node;
     };
     for (const std::string& name : checkpoint->names()) {
-        const SavedTensor& tensor = *manifest.find(name);
-        std::set<int> writers;
-        tensor.for_each_piece(Box::whole(tensor.shape), [&](const Box&, int file) {
-            writers.insert(rank_of_file(manifest.files[static_cast<size_t>(file)].name));
-        });
-        std::string held = manifest.saved_name(name) != name ? "= " + manifest.saved_name(name)
-                           : writers.empty()                 ? "no elements"
-                           : *writers.begin() < 0
-                               ? layout_text(tensor)
-                               : fmt::format("{}, written by {}", layout_text(tensor), ranks_text(writers));
-        leaf(name).cells = {std::string(name_of(tensor.dtype)), tensor.shape.str(), size_text(tensor.size_bytes()),
-                            std::move(held)};
+        Node& node = leaf(name);
+        node.name = &name;
+        node.tensor = manifest.find(name);
     }
-    for (const auto& [name, value] : manifest.values) {
-        std::string text = value.dump();
-        if (text.size() > 60) text = text.substr(0, 57) + "...";
-        leaf(name).cells = {"value", is_utf8(text) ? text : value.dump()};
-    }
-    for (const auto& [name, why] : manifest.unreadable) {
-        leaf(name).cells = {"unreadable", fmt::format("(not read: {})", printable(why))};
-    }
+    for (const auto& [name, value] : manifest.values) leaf(name).value = &value;
+    for (const auto& [name, why] : manifest.unreadable) leaf(name).unreadable = &why;
     std::vector<std::pair<std::string, const Node*>> lines;
     flatten(root, "", lines);
     size_t name_width = 0;
     size_t shape_width = 0;
     for (const auto& [label, node] : lines) {
-        if (node->cells.empty()) continue;
-        name_width = std::max(name_width, width_of(label));
-        if (node->cells.size() == 4) shape_width = std::max(shape_width, node->cells[1].size());
+        if (node->is_leaf()) name_width = std::max(name_width, width_of(label));
+        if (node->tensor != nullptr) {
+            shape_width = std::max(shape_width, node->tensor->shape.str().size());
+        }
     }
     const std::string head = manifest.step < 0 ? manifest.format : fmt::format("step {}", manifest.step);
-    fmt::print("{}   {}, {}, {}, {}\n", checkpoint->path(), head,
-               count_text(static_cast<size_t>(manifest.world_size), "rank"),
-               count_text(checkpoint->names().size(), "tensor"), size_text(manifest.size_bytes()));
+    std::string out = fmt::format("{}   {}, {}, {}, {}\n", checkpoint->path(), head,
+                                  count_text(static_cast<size_t>(manifest.world_size), "rank"),
+                                  count_text(checkpoint->names().size(), "tensor"), size_text(manifest.size_bytes()));
     for (const auto& [label, node] : lines) {
-        if (node->cells.empty()) {
-            fmt::print("{}\n", label);
-            continue;
+        out += label;
+        if (node->is_leaf()) out.append(name_width - width_of(label), ' ');
+        if (node->tensor != nullptr) {
+            const SavedTensor& tensor = *node->tensor;
+            fmt::format_to(std::back_inserter(out), "  {:<4}  {:<{}}  {:>8}  {}", name_of(tensor.dtype),
+                           tensor.shape.str(), shape_width, size_text(tensor.size_bytes()),
+                           held_text(manifest, *node->name, tensor));
+        } else if (node->value != nullptr) {
+            const std::string text = node->value->dump();
+            out += "  " + printable(text.size() > 60 ? cut_text(text, 57) + "..." : text);
+        } else if (node->unreadable != nullptr) {
+            out += fmt::format("  (not read: {})", printable(*node->unreadable));
         }
-        const std::string padding(name_width - width_of(label), ' ');
-        if (node->cells.size() == 4) {
-            fmt::print("{}{}  {:<4}  {:<{}}  {:>8}  {}\n", label, padding, node->cells[0], node->cells[1], shape_width,
-                       node->cells[2], node->cells[3]);
-        } else {
-            fmt::print("{}{}  {}\n", label, padding, node->cells[1]);
-        }
+        out += '\n';
     }
+    fmt::print("{}", out);
     return exit_sound;
 }
 

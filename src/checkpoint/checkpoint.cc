@@ -27,9 +27,11 @@ std::string listed(const std::vector<std::string>& items) {
 
 Checkpoint::Checkpoint(std::string path, std::string text, Manifest manifest)
     : path_(std::move(path)), text_(std::move(text)), manifest_(std::move(manifest)) {
+    names_.reserve(manifest_.tensors.size() + manifest_.aliases.size());
     for (const auto& [name, tensor] : manifest_.tensors) names_.push_back(name);
     for (const auto& [name, target] : manifest_.aliases) names_.push_back(name);
-    std::sort(names_.begin(), names_.end());
+    const auto middle = names_.begin() + static_cast<std::ptrdiff_t>(manifest_.tensors.size());
+    std::inplace_merge(names_.begin(), middle, names_.end());  // both are in order
 }
 
 std::shared_ptr<const Checkpoint> Checkpoint::open(const std::string& path, FileSystem& files) {
@@ -77,10 +79,25 @@ void Checkpoint::read(std::string_view name, const Tensor& into, const LoadOptio
                     fmt::format("tensor '{}' of {} is {} {}, the one given is {} {}", name, path_,
                                 name_of(saved->dtype), saved->shape.str(), name_of(into.dtype), into.shape.str()));
     }
-    const std::string asked(name);
-    const std::string& saved_name = manifest_.saved_name(asked);
-    const Wanted wanted{&saved_name, saved, Box::whole(saved->shape), into.dtype, into.data};
-    contents_->read(std::span(&wanted, 1), {options.verify, options.threads});
+    const ReadPart whole{name, Box::whole(saved->shape), into.data};
+    read(std::span(&whole, 1), options);
+}
+
+void Checkpoint::read(std::span<const ReadPart> parts, const LoadOptions& options) const {
+    std::vector<std::string> names;  // as saved; the requests point to them
+    names.reserve(parts.size());
+    std::vector<Wanted> wanted;
+    for (const ReadPart& part : parts) {
+        const SavedTensor* saved = manifest_.find(part.name);
+        if (saved == nullptr) throw_unreadable(part.name);
+        if (part.box.offsets.ndim() != saved->shape.ndim() || !part.box.inside(saved->shape)) {
+            throw Error(Code::invalid_argument, fmt::format("{} is no part of tensor '{}' of shape {}", part.box.str(),
+                                                            part.name, saved->shape.str()));
+        }
+        names.push_back(manifest_.saved_name(std::string(part.name)));
+        wanted.push_back({&names.back(), saved, part.box, saved->dtype, part.memory});
+    }
+    contents_->read(wanted, {options.verify, options.threads});
 }
 
 LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {

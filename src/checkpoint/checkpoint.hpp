@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,6 +35,13 @@ struct LoadReport {
     std::vector<std::string> cast;
 };
 
+// Part `box` of the tensor or alias `name`, to be read into contiguous CPU memory of the saved dtype.
+struct ReadPart {
+    std::string_view name;
+    Box box;
+    std::byte* memory = nullptr;
+};
+
 class Checkpoint {
    public:
     // `path` is a save's directory, a root (its newest save), a root's `latest`, a DCP directory or its `.metadata`, or
@@ -48,6 +56,8 @@ class Checkpoint {
 
     // One whole tensor into contiguous CPU memory of its dtype and shape.
     void read(std::string_view name, const Tensor& into, const LoadOptions& options = {}) const;
+    // Many parts at once: what they share of a file is read once.
+    void read(std::span<const ReadPart> parts, const LoadOptions& options = {}) const;
     // MISMATCH lists every difference, before anything is overwritten.
     LoadReport load(State& state, const LoadOptions& options = {}) const;
 

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <ctime>
 #include <system_error>
 
 #include "base/crc32c.hpp"
 #include "base/log.hpp"
 #include "base/parallel.hpp"
+#include "checkpoint/native/collect.hpp"
 #include "checkpoint/native/root.hpp"
 #include "checkpoint/torch_dcp/writer.hpp"
 
@@ -51,16 +51,6 @@ std::optional<Error> attempt(Body&& body) {
     } catch (...) {
         return current_error();
     }
-}
-
-std::string utc_now() {
-    const auto now = std::chrono::system_clock::now();
-    const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
-    const auto ms = std::chrono::duration_cast<milliseconds>(now.time_since_epoch()).count() % 1000;
-    std::tm utc{};
-    ::gmtime_r(&seconds, &utc);
-    return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
-                       utc.tm_hour, utc.tm_min, utc.tm_sec, ms);
 }
 
 std::shared_ptr<Communicator> private_comm(const std::shared_ptr<Communicator>& comm, const SaverOptions& options) {
@@ -460,14 +450,7 @@ void Saver::commit(Job& job, const std::vector<std::string>& reports) {
         manifest.tensors = std::move(job.plan.tensors);
         manifest.aliases = std::move(job.aliases);
     }
-    for (const SavedStep& save : scan_root(files_, root_)) {
-        if (save.sequence == max_sequence) {
-            throw Error(Code::corrupt, fmt::format("{} has the sequence {}, after which no save can come; move its "
-                                                   "directory away, or save into another root",
-                                                   join(root_, save.directory), save.sequence));
-        }
-        manifest.sequence = std::max(manifest.sequence, save.sequence + 1);
-    }
+    manifest.sequence = next_sequence(files_, root_);
     manifest.step = job.step;
     manifest.save_id = job.save_id;
     manifest.committed = utc_now();
@@ -501,40 +484,12 @@ void Saver::tidy(const std::string& newest) {
             if (name.starts_with(temporary)) (void)files_.remove_file(join(root_, name));
         }
     }
-    std::vector<std::string> committed;
-    for (const SavedStep& save : scan_root(files_, root_)) {
-        if (save.committed) {
-            if (save.readable) committed.push_back(save.directory);
-            continue;
+    for (const Unneeded& unneeded : find_unneeded(files_, root_, {options_.keep_latest, id_, options_.lease})) {
+        if (unneeded.directory == newest) continue;
+        if (unneeded.why == Unneeded::Why::cut_short) {
+            log::info("removing {}, left by a save that was cut short", unneeded.directory);
         }
-        const std::string lease = join(join(root_, save.directory), writing_name);
-        if (!exists(files_, lease)) {
-            // A writer died before its first file, and an empty directory goes; or this is something that is not ours
-            // to judge, a copy on its way say, and stays.
-            (void)files_.remove_directory(join(root_, save.directory));
-            continue;
-        }
-        bool live = false;
-        try {
-            const Holder holder = Holder::parse(read_text(files_, lease, 4096));
-            live = holder.id != id_ && is_live(files_, lease, holder, options_.lease);
-        } catch (const Error&) {
-            live = is_live(files_, lease, Holder{}, options_.lease);  // cut short: judged by its age
-        }
-        if (live) continue;
-        log::info("removing {}, left by a save that was cut short", save.directory);
-        remove_save(files_, root_, save.directory);
-    }
-    const auto keep = static_cast<size_t>(options_.keep_latest);
-    if (keep == 0 || committed.size() <= keep) return;
-    for (size_t i = 0; i + keep < committed.size(); ++i) {
-        if (committed[i] == newest) continue;
-        // Marked first: a removal that is cut short is then a leftover that a later save collects.
-        const std::string lease = join(join(root_, committed[i]), writing_name);
-        (void)files_.remove_file(lease);
-        write_new_text(files_, lease, Holder::this_process(id_).dump());
-        sync_directory(files_, join(root_, committed[i]));
-        remove_save(files_, root_, committed[i]);
+        remove_unneeded(files_, root_, unneeded, id_);
     }
 }
 

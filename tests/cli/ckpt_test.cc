@@ -3,40 +3,20 @@
 
 #include <fcntl.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <sstream>
 
 #include "base/json.hpp"
 #include "checkpoint/fixture.hpp"
 #include "checkpoint/native/root.hpp"
+#include "cli/command.hpp"
 
 namespace tsr::testing {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-struct Result {
-    int code = -1;
-    std::string output;
-};
-
-// Both streams, or what `redirection` leaves.
-Result tessera(const std::string& arguments, const std::string& redirection = "2>&1") {
-    const std::string command = std::string(TESSERA_BINARY_DIR) + "/tessera ckpt " + arguments + " " + redirection;
-    Result result;
-    FILE* pipe = ::popen(command.c_str(), "r");
-    if (pipe == nullptr) throw std::runtime_error("popen");
-    char buffer[4096];
-    size_t n = 0;
-    while ((n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0) result.output.append(buffer, n);
-    const int status = ::pclose(pipe);
-    result.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    return result;
-}
 
 class CkptCommand : public ::testing::Test {
    protected:
@@ -122,7 +102,8 @@ TEST_F(CkptCommand, AFailureIsAnObjectInJson) {
 }
 
 TEST_F(CkptCommand, HelpTellsTheExitCodes) {
-    for (const char* name : {"", "ls", "info", "tree", "verify"}) {
+    for (const char* name :
+         {"", "ls", "info", "tree", "cat", "shards", "diff", "latest", "gc", "convert", "rename-keys", "verify"}) {
         const Result result = tessera(std::string(name) + " --help");
         EXPECT_EQ(result.code, 0);
         EXPECT_THAT(result.output, HasSubstr("Exit codes:")) << name;

@@ -20,8 +20,6 @@ namespace tsr {
 
 namespace {
 
-constexpr int64_t max_lease_bytes = 4096;
-
 std::string first_line(const std::string& path) {
     std::ifstream file(path);
     std::string line;
@@ -124,6 +122,31 @@ bool is_live(FileSystem& files, const std::string& path, const Holder& holder, c
     return now - status.modified_ns < std::chrono::nanoseconds(times.span).count();
 }
 
+namespace {
+
+Holder holder_of(std::string_view text) {
+    try {
+        return Holder::parse(text);
+    } catch (const Error&) {
+        return {"", "unknown host", "", 0, 0};  // unreadable: judged by its age alone
+    }
+}
+
+Error held_by(const std::string& root, const Holder& holder) {
+    return Error(Code::invalid_state, fmt::format("another live job saves into {}: process {} on {}; give each job a "
+                                                  "root of its own, or stop that one",
+                                                  root, holder.pid, holder.host));
+}
+
+}  // namespace
+
+void check_not_held(FileSystem& files, const std::string& root, const LeaseTimes& times) {
+    const std::string path = join(root, owner_name);
+    if (!exists(files, path)) return;
+    const Holder holder = holder_of(read_text(files, path, max_lease_bytes));
+    if (is_live(files, path, holder, times)) throw held_by(root, holder);
+}
+
 Lease::Lease(FileSystem& files, const std::string& root, std::string id, const LeaseTimes& times)
     : files_(files), path_(join(root, owner_name)), self_(Holder::this_process(std::move(id))), times_(times) {
     acquire();
@@ -149,21 +172,14 @@ void Lease::acquire() {
             give_up(os_error(fmt::format("cannot create {}", path_), static_cast<int>(-linked)));
         }
         std::string text;
-        Holder holder;
         try {
             text = read_text(files_, path_, max_lease_bytes);
-            holder = Holder::parse(text);
         } catch (const Error& error) {
             if (error.code() == Code::not_found) continue;
             if (error.code() != Code::corrupt) give_up(error);
-            holder = Holder{"", "unknown host", "", 0, 0};  // unreadable: judged by its age alone
         }
-        if (is_live(files_, path_, holder, times_)) {
-            give_up(Error(Code::invalid_state,
-                          fmt::format("another live job saves into {}: process {} on {}; give each job a root of its "
-                                      "own, or stop that one",
-                                      parent_of(path_), holder.pid, holder.host)));
-        }
+        const Holder holder = holder_of(text);
+        if (is_live(files_, path_, holder, times_)) give_up(held_by(parent_of(path_), holder));
         // Many savers may find the same dead lease. Whoever links the mark of this very text may remove it, if it still
         // stands: so nobody removes the lease of one that was quicker.
         const std::string mark = fmt::format("{}.stale-{}", path_, hex8(crc32c(text)));

@@ -16,6 +16,7 @@
 namespace tsr {
 
 inline constexpr std::string_view owner_name = ".owner";
+inline constexpr int64_t max_lease_bytes = 4096;
 
 struct Holder {
     std::string id;  // of the saver: random
@@ -36,6 +37,9 @@ struct LeaseTimes {
 
 // Whether the holder of the lease file `path` still lives.
 [[nodiscard]] bool is_live(FileSystem& files, const std::string& path, const Holder& holder, const LeaseTimes& times);
+
+// INVALID_STATE names host and pid of the live job that holds `root`, as taking its lease would; changes nothing.
+void check_not_held(FileSystem& files, const std::string& root, const LeaseTimes& times = {});
 
 class Lease {
    public:

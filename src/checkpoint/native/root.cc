@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <ctime>
 #include <tuple>
 
 #include "base/error.hpp"
@@ -144,6 +146,29 @@ std::optional<std::string> newest_save(FileSystem& files, const std::string& roo
     }
     if (newest.empty()) return std::nullopt;
     return newest;
+}
+
+int64_t next_sequence(FileSystem& files, const std::string& root) {
+    int64_t next = 0;
+    for (const SavedStep& save : scan_root(files, root)) {
+        if (save.sequence == max_sequence) {
+            throw Error(Code::corrupt, fmt::format("{} has the sequence {}, after which no save can come; move its "
+                                                   "directory away, or save into another root",
+                                                   join(root, save.directory), save.sequence));
+        }
+        next = std::max(next, save.sequence + 1);
+    }
+    return next;
+}
+
+std::string utc_now() {
+    const auto now = std::chrono::system_clock::now();
+    const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
+    std::tm utc{};
+    ::gmtime_r(&seconds, &utc);
+    return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
+                       utc.tm_hour, utc.tm_min, utc.tm_sec, ms);
 }
 
 void remove_save(FileSystem& files, const std::string& root, const std::string& directory) {

@@ -35,6 +35,11 @@ struct SavedStep {
 // behind it is the caller's decision.
 [[nodiscard]] std::optional<std::string> newest_save(FileSystem& files, const std::string& root);
 
+// One more than that of any save in the root. CORRUPT if none can come after it.
+[[nodiscard]] int64_t next_sequence(FileSystem& files, const std::string& root);
+// The time as a manifest tells it: "2026-11-21T09:02:11.123Z".
+[[nodiscard]] std::string utc_now();
+
 // Removes a save: manifest first, so that it is never half there; then the files this library made, then the directory.
 // What it does not know stays, and so does the directory.
 void remove_save(FileSystem& files, const std::string& root, const std::string& directory);

@@ -1,0 +1,107 @@
+// `tessera ckpt convert`: the tensors of a checkpoint in another layout, streamed.
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "checkpoint/native/rewrite.hpp"
+#include "checkpoint/safetensors/export.hpp"
+#include "ckpt/command.hpp"
+#include "ckpt/interrupt.hpp"
+#include "ckpt/print.hpp"
+#include "ckpt/progress.hpp"
+
+namespace tsr::cli {
+
+namespace {
+
+struct Arguments {
+    std::string out;
+    std::string to;
+    uint64_t shard_size = 0;
+    std::string under;
+};
+
+int to_safetensors(const Checkpoint& source, const Arguments& arguments, Output output) {
+    Exported exported;
+    {
+        Progress progress("convert", source.manifest().size_bytes());
+        exported = export_safetensors(
+            source, arguments.out,
+            {static_cast<int64_t>(arguments.shard_size), arguments.under, [&](int64_t bytes) { progress.add(bytes); }});
+    }
+    if (output == Output::json) {
+        Json json;
+        json.set("path", arguments.out);
+        json.set("format", "safetensors");
+        Json::Array names;
+        for (const std::string& name : exported.files) names.emplace_back(name);
+        json.set("files", Json(std::move(names)));
+        json.set("tensor_count", exported.tensor_count);
+        json.set("size_bytes", exported.size_bytes);
+        Json::Array left;
+        for (const std::string& name : exported.left_out) left.emplace_back(name);
+        json.set("left_out", Json(std::move(left)));
+        print_json(json);
+        return exit_sound;
+    }
+    fmt::print("{}: {}, {} in {}\n", arguments.out, count_text(static_cast<size_t>(exported.tensor_count), "tensor"),
+               size_text(exported.size_bytes), count_text(exported.files.size(), "file"));
+    if (!exported.left_out.empty()) {
+        complain(
+            fmt::format("{} left out: safetensors holds tensors alone", count_text(exported.left_out.size(), "value")));
+    }
+    return exit_sound;
+}
+
+int to_native(const Checkpoint& source, const Arguments& arguments, Output output) {
+    if (arguments.shard_size != 0 || !arguments.under.empty()) {
+        throw Error(Code::invalid_argument, "--shard-size and --under go with --to safetensors");
+    }
+    RewriteOptions options;
+    options.files = RewriteOptions::Files::together;
+    std::string path;
+    {
+        Progress progress("convert", source.manifest().size_bytes());
+        options.progress = [&](int64_t bytes) { progress.add(bytes); };
+        path = rewrite_checkpoint(source, arguments.out, options);
+    }
+    if (output == Output::json) {
+        Json json;
+        json.set("path", path);
+        json.set("format", "native");
+        print_json(json);
+    } else {
+        fmt::print("{}\n", path);
+    }
+    return exit_sound;
+}
+
+int convert(const std::string& path, const Arguments& arguments, Output output) {
+    const Interruptible interruptible;
+    const auto source = Checkpoint::open(path);
+    return arguments.to == "native" ? to_native(*source, arguments, output)
+                                    : to_safetensors(*source, arguments, output);
+}
+
+}  // namespace
+
+void add_convert(CLI::App& ckpt, int& exit_code) {
+    const auto arguments = std::make_shared<Arguments>();
+    CLI::App* command =
+        add_command(ckpt, "convert", "Write a checkpoint's tensors in another layout", checkpoint_path_what, exit_code,
+                    [arguments](const std::string& path, Output output) { return convert(path, *arguments, output); });
+    command
+        ->add_option("out", arguments->out,
+                     "safetensors: a new directory; native: a root, into which the checkpoint is saved")
+        ->required();
+    command
+        ->add_option("--to", arguments->to,
+                     "safetensors: whole tensors, as Hugging Face has them; native: whole tensors of one rank")
+        ->required()
+        ->check(CLI::IsMember({"safetensors", "native"}));
+    command->add_option("--shard-size", arguments->shard_size, "Cut into files of about this size (5GB) and an index")
+        ->transform(CLI::AsSizeValue(true));
+    command->add_option("--under", arguments->under, "Only tensors whose name begins so ('model.'), without it");
+}
+
+}  // namespace tsr::cli

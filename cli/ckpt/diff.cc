@@ -1,0 +1,307 @@
+// `tessera ckpt diff`: what differs between two checkpoints, of whatever world sizes and layouts. Both are read a batch
+// at a time, so memory is bounded.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "checkpoint/batches.hpp"
+#include "ckpt/command.hpp"
+#include "ckpt/elements.hpp"
+#include "ckpt/print.hpp"
+#include "ckpt/progress.hpp"
+
+namespace tsr::cli {
+
+namespace {
+
+struct Tolerance {
+    double absolute = 0;
+    double relative = 0;  // of the second checkpoint's element
+};
+
+// How two tensors of one dtype and shape differ, taken a piece at a time.
+class Difference {
+   public:
+    void compare(const std::byte* a, const std::byte* b, DType dtype, int64_t first, int64_t count,
+                 const Tolerance& tolerance);
+
+    [[nodiscard]] int64_t differing() const { return differing_; }
+    [[nodiscard]] double max_abs() const { return max_abs_; }
+    [[nodiscard]] double mean_abs(int64_t elements) const { return sum_abs_ / static_cast<double>(elements); }
+    [[nodiscard]] double max_rel() const { return max_rel_; }
+    [[nodiscard]] int64_t where() const { return where_; }  // row-major number of the largest difference
+    [[nodiscard]] const Json& a() const { return a_; }
+    [[nodiscard]] const Json& b() const { return b_; }
+
+   private:
+    int64_t differing_ = 0;
+    double max_abs_ = -1;  // NaN against a number counts as infinite
+    double sum_abs_ = 0;
+    double max_rel_ = 0;
+    int64_t where_ = 0;
+    Json a_;  // the elements there
+    Json b_;
+};
+
+void Difference::compare(const std::byte* a, const std::byte* b, DType dtype, int64_t first, int64_t count,
+                         const Tolerance& tolerance) {
+    const size_t item = size_of(dtype);
+    if (std::memcmp(a, b, static_cast<size_t>(count) * item) == 0) return;
+    std::array<double, elements_at_once> of_a;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled below
+    std::array<double, elements_at_once> of_b;  // NOLINT(cppcoreguidelines-pro-type-member-init)
+    for (int64_t begin = 0; begin < count; begin += static_cast<int64_t>(elements_at_once)) {
+        const auto n = static_cast<size_t>(std::min(count - begin, static_cast<int64_t>(elements_at_once)));
+        const size_t at = static_cast<size_t>(begin) * item;
+        if (std::memcmp(a + at, b + at, n * item) == 0) continue;
+        widen(a + at, dtype, std::span(of_a).first(n));
+        widen(b + at, dtype, std::span(of_b).first(n));
+        for (size_t i = 0; i < n; ++i) {
+            double gap = std::fabs(of_a[i] - of_b[i]);
+            if (!is_floating(dtype)) {
+                const int64_t x = integer_at(a + at + i * item, dtype);
+                const int64_t y = integer_at(b + at + i * item, dtype);
+                // Exact, whatever the numbers: the gap of two integers fits into 64 bits without sign.
+                gap = static_cast<double>(x > y ? static_cast<uint64_t>(x) - static_cast<uint64_t>(y)
+                                                : static_cast<uint64_t>(y) - static_cast<uint64_t>(x));
+            }
+            if (of_a[i] == of_b[i] && gap == 0) continue;
+            if (std::isnan(of_a[i]) && std::isnan(of_b[i])) continue;
+            if (of_a[i] == of_b[i] && std::isinf(of_a[i])) continue;
+            if (std::isnan(gap)) gap = std::numeric_limits<double>::infinity();
+            sum_abs_ += gap;
+            if (std::isfinite(gap) && gap <= tolerance.absolute + tolerance.relative * std::fabs(of_b[i])) continue;
+            ++differing_;
+            const double size = std::max(std::fabs(of_a[i]), std::fabs(of_b[i]));
+            const double ratio = std::isfinite(gap) ? gap / size : std::numeric_limits<double>::infinity();
+            max_rel_ = std::max(max_rel_, ratio);
+            if (gap > max_abs_) {
+                max_abs_ = gap;
+                where_ = first + begin + static_cast<int64_t>(i);
+                a_ = element_json(a + at + i * item, dtype);
+                b_ = element_json(b + at + i * item, dtype);
+            }
+        }
+    }
+}
+
+Dims place_of(int64_t element, const Dims& shape) {
+    Dims place = shape;
+    for (int d = shape.ndim() - 1; d >= 0; --d) {
+        place[d] = element % shape[d];
+        element /= shape[d];
+    }
+    return place;
+}
+
+std::string kind_text(const SavedTensor& tensor) {
+    return fmt::format("{} {}", name_of(tensor.dtype), tensor.shape.str());
+}
+
+Json kind_json(const SavedTensor& tensor) {
+    Json json;
+    json.set("dtype", name_of(tensor.dtype));
+    json.set("shape", dims_json(tensor.shape));
+    return json;
+}
+
+// Collects what differs, and writes it: as text at once, as JSON at the end.
+class Report {
+   public:
+    Report(const Checkpoint& a, const Checkpoint& b, Output output) : output_(output) {
+        json_.set("a", a.path());
+        json_.set("b", b.path());
+    }
+
+    void only_in(const char* which, const std::string& name) {
+        if (output_ == Output::text) fmt::print("{} only: {}\n", which, printable(name));
+        (*which == 'A' ? only_in_a_ : only_in_b_).emplace_back(name);
+    }
+    void kinds(const std::string& name, const SavedTensor& a, const SavedTensor& b) {
+        if (output_ == Output::text) {
+            fmt::print("{}: {} in A, {} in B\n", printable(name), kind_text(a), kind_text(b));
+        }
+        Json one;
+        one.set("name", name);
+        one.set("a", kind_json(a));
+        one.set("b", kind_json(b));
+        kinds_.push_back(std::move(one));
+    }
+    void value(const std::string& name, const Json& a, const Json& b) {
+        if (output_ == Output::text) {
+            fmt::print("{}: {} in A, {} in B\n", printable(name), short_text(a), short_text(b));
+        }
+        Json one;
+        one.set("name", name);
+        one.set("a", a);
+        one.set("b", b);
+        values_.push_back(std::move(one));
+    }
+    void elements(const std::string& name, const SavedTensor& tensor, const Difference& difference) {
+        const int64_t count = tensor.shape.product();
+        const Dims where = place_of(difference.where(), tensor.shape);
+        if (output_ == Output::text) {
+            fmt::print("{}  {}: {} of {} differ, max abs {} at {} ({} in A, {} in B), mean abs {}, max rel {}\n",
+                       printable(name), kind_text(tensor), difference.differing(), count,
+                       number_text(difference.max_abs()), where.str(), short_text(difference.a()),
+                       short_text(difference.b()), number_text(difference.mean_abs(count)),
+                       number_text(difference.max_rel()));
+        }
+        Json one = kind_json(tensor);
+        one.object().insert(one.object().begin(), {"name", name});
+        one.set("differing", difference.differing());
+        one.set("count", count);
+        one.set("max_abs", double_value(difference.max_abs()));
+        one.set("where", dims_json(where));
+        one.set("a", difference.a());
+        one.set("b", difference.b());
+        one.set("mean_abs", double_value(difference.mean_abs(count)));
+        one.set("max_rel", double_value(difference.max_rel()));
+        elements_.push_back(std::move(one));
+    }
+
+    // The exit code.
+    int finish(size_t compared, int64_t bytes) {
+        const bool same =
+            only_in_a_.empty() && only_in_b_.empty() && kinds_.empty() && elements_.empty() && values_.empty();
+        if (output_ == Output::json) {
+            json_.set("same", same);
+            json_.set("compared", static_cast<int64_t>(compared));
+            json_.set("only_in_a", Json(std::move(only_in_a_)));
+            json_.set("only_in_b", Json(std::move(only_in_b_)));
+            json_.set("kinds", Json(std::move(kinds_)));
+            json_.set("tensors", Json(std::move(elements_)));
+            json_.set("values", Json(std::move(values_)));
+            print_json(json_);
+        } else if (same) {
+            fmt::print("no difference in {}, {}\n", count_text(compared, "tensor"), size_text(bytes));
+        }
+        return same ? exit_sound : exit_faulty;
+    }
+
+   private:
+    static std::string short_text(const Json& value) {
+        const std::string text = printable(value.dump());
+        return text.size() > 60 ? cut_text(text, 57) + "..." : text;
+    }
+
+    Output output_;
+    Json json_;
+    Json::Array only_in_a_;
+    Json::Array only_in_b_;
+    Json::Array kinds_;
+    Json::Array elements_;
+    Json::Array values_;
+};
+
+void compare_values(const Values& a, const Values& b, Report& report) {
+    for (const auto& [name, value] : a) {
+        const auto other = b.find(name);
+        if (other == b.end()) {
+            report.only_in("A", name);
+        } else if (!(value == other->second)) {
+            report.value(name, value, other->second);
+        }
+    }
+    for (const auto& [name, value] : b) {
+        if (!a.contains(name)) report.only_in("B", name);
+    }
+}
+
+int compare(const std::string& path_a, const std::string& path_b, const Tolerance& tolerance, Output output) {
+    const auto a = Checkpoint::open(path_a);
+    const auto b = Checkpoint::open(path_b);
+    Report report(*a, *b, output);
+    std::vector<std::string> names;
+    std::vector<TypedBox> boxes;
+    int64_t bytes = 0;
+    for (const std::string& name : a->names()) {
+        const SavedTensor& of_a = *a->manifest().find(name);
+        const SavedTensor* of_b = b->manifest().find(name);
+        if (of_b == nullptr) {
+            report.only_in("A", name);
+        } else if (of_a.dtype != of_b->dtype || of_a.shape != of_b->shape) {
+            report.kinds(name, of_a, *of_b);
+        } else {
+            names.push_back(name);
+            boxes.push_back({Box::whole(of_a.shape), of_a.dtype});
+            bytes += of_a.size_bytes();
+        }
+    }
+    for (const std::string& name : b->names()) {
+        if (a->manifest().find(name) == nullptr) report.only_in("B", name);
+    }
+    compare_values(a->manifest().values, b->manifest().values, report);
+
+    const int64_t batch_bytes = default_batch_bytes / 2;  // there are two of them
+    const auto room = static_cast<size_t>(largest_batch(boxes, batch_bytes));
+    const AlignedBuffer memory_a(room);
+    const AlignedBuffer memory_b(room);
+    Progress progress("diff", bytes);
+    Difference difference;
+    size_t current = 0;
+    const auto finish_until = [&](size_t index) {
+        for (; current < index; ++current) {
+            if (difference.differing() > 0) {
+                report.elements(names[current], *a->manifest().find(names[current]), difference);
+            }
+            difference = Difference();
+        }
+    };
+    for_each_batch(boxes, batch_bytes, [&](std::span<const BatchPart> parts, int64_t batch) {
+        for (const auto& [checkpoint, memory] : {std::pair(a, &memory_a), std::pair(b, &memory_b)}) {
+            std::vector<ReadPart> reads;
+            for (const BatchPart& part : parts) {
+                reads.push_back({names[part.index], part.box, memory->data() + part.begin});
+            }
+            checkpoint->read(reads);
+        }
+        for (const BatchPart& part : parts) {
+            finish_until(part.index);
+            difference.compare(memory_a.data() + part.begin, memory_b.data() + part.begin, boxes[part.index].dtype,
+                               part.first, part.box.numel(), tolerance);
+        }
+        progress.add(batch);
+    });
+    finish_until(names.size());
+    return report.finish(names.size(), bytes);
+}
+
+}  // namespace
+
+void add_diff(CLI::App& ckpt, int& exit_code) {
+    struct Arguments {
+        std::string other;
+        Tolerance tolerance;
+    };
+    const auto arguments = std::make_shared<Arguments>();
+    CLI::App* command =
+        add_command(ckpt, "diff", "What differs between two checkpoints, of whatever world sizes and layouts",
+                    checkpoint_path_what, exit_code, [arguments](const std::string& path, Output output) {
+                        try {
+                            return compare(path, arguments->other, arguments->tolerance, output);
+                        } catch (const Error& error) {
+                            tell_error(error, output);  // whatever it is: 1 says that they differ
+                            return exit_trouble;
+                        }
+                    });
+    command->add_option("other", arguments->other, "The second checkpoint")->required();
+    command->add_option("--atol", arguments->tolerance.absolute, "Differences up to ATOL + RTOL * |second| are none")
+        ->check(CLI::NonNegativeNumber);
+    command->add_option("--rtol", arguments->tolerance.relative, "See --atol; both are 0 by default")
+        ->check(CLI::NonNegativeNumber);
+    command->footer(
+        "Exit codes:\n"
+        "  0  no difference\n"
+        "  1  they differ\n"
+        "  2  wrong usage, or one of them is not there, damaged, or cannot be read\n"
+        "With --json standard output is one JSON document, {\"error\": {\"code\", \"message\"}} if the command "
+        "failed.");
+}
+
+}  // namespace tsr::cli

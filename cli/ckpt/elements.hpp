@@ -1,0 +1,60 @@
+// Elements of tensors as numbers, as text and as JSON.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/json.hpp"
+#include "tensor/dtype.hpp"
+
+namespace tsr::cli {
+
+inline constexpr size_t elements_at_once = 4096;  // widened in one go, on the stack
+
+// The element at `from`, which need not be aligned; of integers and booleans.
+[[nodiscard]] int64_t integer_at(const std::byte* from, DType dtype);
+// `to.size()` elements as doubles; integers beyond 2^53 are rounded.
+void widen(const std::byte* from, DType dtype, std::span<double> to);
+
+// Typed JSON: exact, NaN and infinities tagged.
+[[nodiscard]] Json element_json(const std::byte* from, DType dtype);
+[[nodiscard]] std::string element_text(const std::byte* from, DType dtype);
+[[nodiscard]] std::string number_text(double value);
+
+// What all elements of a tensor are like, taken a piece at a time. Minimum, maximum, mean and norm are of the finite
+// elements; integers' extremes are exact.
+class Statistics {
+   public:
+    explicit Statistics(DType dtype) : dtype_(dtype) {}
+    void add(const std::byte* data, int64_t count);
+
+    [[nodiscard]] int64_t count() const { return count_; }
+    [[nodiscard]] int64_t finite() const { return count_ - nan_ - infinite_; }
+    [[nodiscard]] int64_t nan() const { return nan_; }
+    [[nodiscard]] int64_t infinite() const { return infinite_; }
+    [[nodiscard]] int64_t zero() const { return zero_; }
+    // null where no element is finite.
+    [[nodiscard]] Json min() const;
+    [[nodiscard]] Json max() const;
+    [[nodiscard]] Json mean() const;
+    [[nodiscard]] Json norm() const;
+
+   private:
+    [[nodiscard]] Json extreme(double value, int64_t integer) const;
+
+    DType dtype_;
+    int64_t count_ = 0;
+    int64_t nan_ = 0;
+    int64_t infinite_ = 0;
+    int64_t zero_ = 0;
+    double min_ = 0;  // the four below are of finite elements, set with the first
+    double max_ = 0;
+    int64_t least_ = 0;
+    int64_t greatest_ = 0;
+    long double sum_ = 0;  // squares of doubles leave the range of a double
+    long double squares_ = 0;
+};
+
+}  // namespace tsr::cli

@@ -1,0 +1,86 @@
+// `tessera ckpt gc`: removes what saves left that were cut short, and with --keep all but the newest checkpoints. It
+// holds the root's lease while it does, so no job saves there meanwhile, and it refuses where one does.
+#include <fmt/format.h>
+
+#include <memory>
+#include <optional>
+
+#include "checkpoint/native/collect.hpp"
+#include "checkpoint/native/root.hpp"
+#include "ckpt/command.hpp"
+#include "ckpt/print.hpp"
+
+namespace tsr::cli {
+
+namespace {
+
+struct Arguments {
+    int keep = 0;
+    bool dry_run = false;
+};
+
+int collect(const std::string& root, const Arguments& arguments, Output output) {
+    FileSystem& files = posix_file_system();
+    FileStatus status;
+    if (files.status(root, status) < 0 || status.kind != FileStatus::Kind::directory) {
+        throw Error(Code::not_found, fmt::format("there is no directory {}", root));
+    }
+    if (exists(files, join(root, manifest_name))) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("{} is one checkpoint; name the root above it, {}", root, parent_of(root)));
+    }
+    const std::string id = random_id();
+    std::optional<Lease> lease;
+    if (arguments.dry_run) {
+        check_not_held(files, root);
+    } else {
+        lease.emplace(files, root, id);
+    }
+    if (arguments.keep > 0) (void)newest_save(files, root);  // CORRUPT where it is not certain which is the newest
+    Json::Array list;
+    int64_t bytes = 0;
+    const std::vector<Unneeded> all = find_unneeded(files, root, {arguments.keep, id, {}});
+    for (const Unneeded& unneeded : all) {
+        if (!arguments.dry_run) remove_unneeded(files, root, unneeded, id);
+        bytes += unneeded.size_bytes;
+        const bool is_old = unneeded.why == Unneeded::Why::beyond_keep;
+        const std::string path = join(root, unneeded.directory);
+        if (output == Output::json) {
+            Json one;
+            one.set("path", path);
+            one.set("why", is_old ? "beyond keep" : "cut short");
+            one.set("size_bytes", unneeded.size_bytes);
+            list.push_back(std::move(one));
+        } else {
+            fmt::print("{} {}: {}, {}\n", arguments.dry_run ? "would remove" : "removed", path,
+                       is_old ? "older than those to keep" : "left by a save that was cut short",
+                       size_text(unneeded.size_bytes));
+        }
+    }
+    if (output == Output::json) {
+        Json json;
+        json.set("root", root);
+        json.set("dry_run", arguments.dry_run);
+        json.set("removed", Json(std::move(list)));
+        json.set("size_bytes", bytes);
+        print_json(json);
+    } else {
+        fmt::print("{}: {}, {}\n", arguments.dry_run ? "would remove" : "removed", count_text(all.size(), "directory"),
+                   size_text(bytes));
+    }
+    return exit_sound;
+}
+
+}  // namespace
+
+void add_gc(CLI::App& ckpt, int& exit_code) {
+    const auto arguments = std::make_shared<Arguments>();
+    CLI::App* command = add_command(
+        ckpt, "gc", "Remove what saves left that were cut short, and older checkpoints", "The root directory",
+        exit_code, [arguments](const std::string& root, Output output) { return collect(root, *arguments, output); });
+    command->add_option("--keep", arguments->keep, "Keep the newest N checkpoints and remove the others; all without")
+        ->check(CLI::Range(1, 1'000'000'000));
+    command->add_flag("--dry-run", arguments->dry_run, "Say what would go, and change nothing");
+}
+
+}  // namespace tsr::cli

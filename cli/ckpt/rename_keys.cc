@@ -1,0 +1,158 @@
+// `tessera ckpt rename-keys`: a checkpoint anew with other names, its files and layouts as they were.
+#include <fmt/format.h>
+
+#include <memory>
+#include <regex>
+#include <vector>
+
+#include "checkpoint/native/rewrite.hpp"
+#include "ckpt/command.hpp"
+#include "ckpt/interrupt.hpp"
+#include "ckpt/print.hpp"
+#include "ckpt/progress.hpp"
+
+namespace tsr::cli {
+
+namespace {
+
+struct Arguments {
+    std::string out;
+    std::vector<std::string> maps;
+    std::vector<std::string> regexes;
+    std::string prefix;
+};
+
+[[noreturn]] void refuse(const std::string& why) { throw Error(Code::invalid_argument, why); }
+
+// One rule, and whether it has changed any name.
+struct Rule {
+    std::string text;
+    std::function<std::string(const std::string&)> apply;
+    bool used = false;
+};
+
+// "old=new": a name, or where both end with '.' the beginning of names.
+Rule map_rule(const std::string& text) {
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos || equals == 0) refuse(fmt::format("--map \"{}\": old=new is meant", text));
+    const std::string from = text.substr(0, equals);
+    const std::string to = text.substr(equals + 1);
+    const bool is_beginning = from.back() == '.' && (to.empty() || to.back() == '.');
+    return {"--map " + text, [from, to, is_beginning](const std::string& name) {
+                if (name == from) return to;
+                return is_beginning && name.starts_with(from) ? to + name.substr(from.size()) : name;
+            }};
+}
+
+// "s/pattern/replacement/" as sed has it, with any separator, and "g" for all places.
+Rule regex_rule(const std::string& text) {
+    const char separator = text.size() > 1 ? text[1] : '/';
+    std::vector<std::string> parts(1);
+    for (size_t i = 2; i < text.size(); ++i) {
+        if (text[i] == '\\' && i + 1 < text.size() && text[i + 1] == separator) {
+            parts.back() += text[++i];
+        } else if (text[i] == separator) {
+            parts.emplace_back();
+        } else {
+            parts.back() += text[i];
+        }
+    }
+    if (text.size() < 4 || text[0] != 's' || parts.size() != 3 || (!parts[2].empty() && parts[2] != "g")) {
+        refuse(fmt::format("--regex \"{}\": s/pattern/replacement/ is meant, or s/pattern/replacement/g", text));
+    }
+    // sed's \1 and & are $1 and $& here; a $ of the user's own is one.
+    std::string replacement;
+    for (size_t i = 0; i < parts[1].size(); ++i) {
+        const char c = parts[1][i];
+        if (c == '\\' && i + 1 < parts[1].size()) {
+            const char next = parts[1][++i];
+            if (next == '0') {
+                replacement += "$&";
+            } else {
+                replacement += next > '0' && next <= '9' ? std::string("$0") + next : std::string(1, next);
+            }
+        } else if (c == '$') {
+            replacement += "$$";
+        } else {
+            replacement += c == '&' ? std::string("$&") : std::string(1, c);
+        }
+    }
+    try {
+        const std::regex pattern(parts[0]);
+        const auto flags =
+            parts[2] == "g" ? std::regex_constants::format_default : std::regex_constants::format_first_only;
+        return {"--regex " + text, [pattern, replacement, flags](const std::string& name) {
+                    return std::regex_replace(name, pattern, replacement, flags);
+                }};
+    } catch (const std::regex_error& error) {
+        refuse(fmt::format("--regex \"{}\": {}", text, error.what()));
+    }
+}
+
+int rename_keys(const std::string& path, const Arguments& arguments, Output output) {
+    const Interruptible interruptible;
+    std::vector<Rule> rules;
+    for (const std::string& text : arguments.maps) rules.push_back(map_rule(text));
+    for (const std::string& text : arguments.regexes) rules.push_back(regex_rule(text));
+    if (rules.empty() && arguments.prefix.empty()) refuse("nothing to rename: give --map, --regex or --prefix");
+    const auto source = Checkpoint::open(path);
+
+    Json::Object changed;
+    const auto apply = [&](const std::string& name) {
+        std::string to = name;
+        for (Rule& rule : rules) {
+            const std::string next = rule.apply(to);
+            rule.used = rule.used || next != to;
+            to = next;
+        }
+        return to;
+    };
+    // Told before anything is written: a rule that fits nothing is a slip.
+    for (const std::string& name : source->names()) {
+        const std::string to = arguments.prefix + apply(name);
+        if (to != name) changed.push_back({name, Json(to)});
+    }
+    for (const auto& [name, value] : source->manifest().values) {
+        const std::string to = apply(name);
+        if (to != name) changed.push_back({name, Json(to)});
+    }
+    for (const Rule& rule : rules) {
+        if (!rule.used) refuse(fmt::format("{} fits no name of {}; `tessera ckpt tree` lists all", rule.text, path));
+    }
+    RewriteOptions options;
+    options.rename_tensor = [&](const std::string& name) { return arguments.prefix + apply(name); };
+    options.rename_value = apply;
+    std::string written;
+    {
+        Progress progress("rename-keys", source->manifest().size_bytes());
+        options.progress = [&](int64_t bytes) { progress.add(bytes); };
+        written = rewrite_checkpoint(*source, arguments.out, options);
+    }
+    if (output == Output::json) {
+        Json json;
+        json.set("path", written);
+        json.set("renamed", Json(std::move(changed)));
+        print_json(json);
+    } else {
+        fmt::print("{}: {} renamed\n", written, count_text(changed.size(), "name"));
+    }
+    return exit_sound;
+}
+
+}  // namespace
+
+void add_rename_keys(CLI::App& ckpt, int& exit_code) {
+    const auto arguments = std::make_shared<Arguments>();
+    CLI::App* command = add_command(
+        ckpt, "rename-keys", "Write a checkpoint anew with other names, its files and layouts as they were",
+        checkpoint_path_what, exit_code,
+        [arguments](const std::string& path, Output output) { return rename_keys(path, *arguments, output); });
+    command->add_option("out", arguments->out, "A root, into which the new checkpoint is saved")->required();
+    command->add_option("--map", arguments->maps, "OLD=NEW: a name; with a '.' at both ends, a beginning of names")
+        ->allow_extra_args(false);
+    command->add_option("--regex", arguments->regexes, "s/PATTERN/REPLACEMENT/ on each name, after --map")
+        ->allow_extra_args(false);
+    command->add_option("--prefix", arguments->prefix, "Put this before the names of tensors, last");
+}
+
+}  // namespace tsr::cli

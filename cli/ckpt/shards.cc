@@ -1,0 +1,134 @@
+// `tessera ckpt shards`: which rank's file holds which box of each tensor, as text, JSON or a drawing.
+#include <fmt/format.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "ckpt/command.hpp"
+#include "ckpt/drawing.hpp"
+#include "ckpt/print.hpp"
+
+namespace tsr::cli {
+
+namespace {
+
+struct Arguments {
+    std::vector<std::string> names;
+    std::string svg;
+    std::string html;
+};
+
+// The names asked for, each a name or a pattern as a shell has it; all if none is asked for.
+std::vector<std::string> chosen(const Checkpoint& checkpoint, const std::vector<std::string>& asked) {
+    if (asked.empty()) return checkpoint.names();
+    std::vector<bool> found(asked.size(), false);
+    std::vector<std::string> names;
+    for (const std::string& name : checkpoint.names()) {
+        bool fits = false;
+        for (size_t i = 0; i < asked.size(); ++i) {
+            if (asked[i] != name && ::fnmatch(asked[i].c_str(), name.c_str(), 0) != 0) continue;
+            found[i] = true;
+            fits = true;
+        }
+        if (fits) names.push_back(name);
+    }
+    for (size_t i = 0; i < asked.size(); ++i) {
+        if (found[i]) continue;
+        throw Error(Code::invalid_argument,
+                    fmt::format("{} has no tensor '{}'; `tessera ckpt tree` lists all", checkpoint.path(), asked[i]));
+    }
+    return names;
+}
+
+ShardedTensor sharded(const Manifest& manifest, const std::string& name) {
+    const SavedTensor& saved = *manifest.find(name);
+    ShardedTensor tensor{name, "", saved.dtype, saved.shape, {}};
+    if (manifest.saved_name(name) != name) tensor.alias_of = manifest.saved_name(name);
+    saved.for_each_piece(Box::whole(saved.shape), [&](const Box& box, int index) {
+        const std::string& file = manifest.files[static_cast<size_t>(index)].name;
+        tensor.shards.push_back({rank_of_file(file), file, box});
+    });
+    return tensor;
+}
+
+// As text, tensor by tensor: there may be many, and a document of all of them takes long to build and to take down.
+std::string shards_json(const Checkpoint& checkpoint, const std::vector<std::string>& names) {
+    Json json;
+    json.set("path", checkpoint.path());
+    json.set("world_size", checkpoint.manifest().world_size);
+    ObjectText text(json);
+    text.begin("tensors");
+    for (const std::string& name : names) {
+        const ShardedTensor tensor = sharded(checkpoint.manifest(), name);
+        Json one;
+        one.set("dtype", name_of(tensor.dtype));
+        one.set("shape", dims_json(tensor.shape));
+        if (!tensor.alias_of.empty()) one.set("alias_of", tensor.alias_of);
+        Json::Array pieces;
+        pieces.reserve(tensor.shards.size());
+        for (const Shard& shard : tensor.shards) {
+            Json piece;
+            piece.set("rank", shard.rank);
+            piece.set("file", shard.file);
+            piece.set("offsets", dims_json(shard.box.offsets));
+            piece.set("sizes", dims_json(shard.box.sizes));
+            piece.set("size_bytes", shard.box.numel() * static_cast<int64_t>(size_of(tensor.dtype)));
+            pieces.push_back(std::move(piece));
+        }
+        one.set("pieces", Json(std::move(pieces)));
+        text.member(tensor.name, one);
+    }
+    text.end();
+    return text.finish();
+}
+
+void print_shards(const Checkpoint& checkpoint, const std::vector<std::string>& names) {
+    std::string text;
+    for (const std::string& name : names) {
+        const ShardedTensor tensor = sharded(checkpoint.manifest(), name);
+        fmt::format_to(std::back_inserter(text), "{}  {} {}{}\n", printable(tensor.name), name_of(tensor.dtype),
+                       tensor.shape.str(), tensor.alias_of.empty() ? "" : "  = " + printable(tensor.alias_of));
+        size_t width = 0;
+        for (const Shard& shard : tensor.shards) width = std::max(width, shard.file.size());
+        for (const Shard& shard : tensor.shards) {
+            text.append("  ").append(shard.file).append(width - shard.file.size() + 2, ' ');
+            text.append(shard.box.str()).append("  ");
+            text.append(size_text(shard.box.numel() * static_cast<int64_t>(size_of(tensor.dtype)))).append("\n");
+        }
+    }
+    fmt::print("{}", text);
+}
+
+int show_shards(const std::string& path, const Arguments& arguments, Output output) {
+    const auto checkpoint = Checkpoint::open(path);
+    const std::vector<std::string> names = chosen(*checkpoint, arguments.names);
+    const bool draws = !arguments.svg.empty() || !arguments.html.empty();
+    if (draws) {
+        std::vector<ShardedTensor> tensors;
+        for (const std::string& name : names) tensors.push_back(sharded(checkpoint->manifest(), name));
+        if (!arguments.svg.empty()) write_drawing(arguments.svg, svg_of(*checkpoint, tensors));
+        if (!arguments.html.empty()) write_drawing(arguments.html, html_of(*checkpoint, tensors));
+    }
+    if (output == Output::json) {
+        fmt::print("{}", shards_json(*checkpoint, names));
+    } else if (!draws) {
+        print_shards(*checkpoint, names);
+    }
+    return exit_sound;
+}
+
+}  // namespace
+
+void add_shards(CLI::App& ckpt, int& exit_code) {
+    const auto arguments = std::make_shared<Arguments>();
+    CLI::App* command = add_command(
+        ckpt, "shards", "Which rank's file holds which part of each tensor", checkpoint_path_what, exit_code,
+        [arguments](const std::string& path, Output output) { return show_shards(path, *arguments, output); });
+    command->add_option("names", arguments->names, "Tensors, or patterns such as 'model.*'; all without any");
+    command->add_option("--svg", arguments->svg, "Draw the tensors, cut by rank, into this file");
+    command->add_option("--html", arguments->html, "The same as a page");
+}
+
+}  // namespace tsr::cli

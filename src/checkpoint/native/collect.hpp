@@ -1,0 +1,34 @@
+// What of a root is of no more use: what saves left that were cut short, and saves beyond those to keep. Whoever
+// removes holds the root's lease; what a live process writes is never found.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/io/file_system.hpp"
+#include "checkpoint/native/lease.hpp"
+
+namespace tsr {
+
+struct Unneeded {
+    enum class Why { empty, cut_short, beyond_keep };
+    std::string directory;  // its name in the root
+    Why why = Why::empty;
+    int64_t size_bytes = 0;  // of the files that would be removed
+};
+
+struct CollectOptions {
+    int keep_latest = 0;  // committed saves to keep, the newest ones; 0: all
+    std::string own_id;   // a saver's: its own marks are no live writer's
+    LeaseTimes lease;
+};
+
+// In the order of scan_root(). Damaged saves and what Tessera did not write are no one's to remove.
+[[nodiscard]] std::vector<Unneeded> find_unneeded(FileSystem& files, const std::string& root,
+                                                  const CollectOptions& options);
+
+// Never half: a committed save is marked first, so that a removal that is cut short is found again.
+void remove_unneeded(FileSystem& files, const std::string& root, const Unneeded& unneeded, const std::string& own_id);
+
+}  // namespace tsr

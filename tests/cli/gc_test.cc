@@ -1,0 +1,117 @@
+// `tessera ckpt latest` and `tessera ckpt gc`.
+#include <gmock/gmock.h>
+
+#include <unistd.h>
+
+#include "checkpoint/native/root.hpp"
+#include "cli/command.hpp"
+
+namespace tsr::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class Gc : public ::testing::Test {
+   protected:
+    void SetUp() override {
+        for (int i = 0; i < 3; ++i) saves_.push_back(save_numbers(root_, i % 2 + 1));
+    }
+    // A save that was cut short, by a process that is gone or, with `holder`, by that one.
+    std::string leave(const std::string& holder) {
+        const std::string path = root_ + "/step-00000077-0123abcd";
+        std::filesystem::create_directory(path);
+        spill(path + "/rank-00000.safetensors", std::string(1000, 'x'));
+        spill(path + "/.writing", holder);
+        return path;
+    }
+    std::string dead() {
+        Holder holder = Holder::this_process("dead");
+        holder.start_time -= 1;  // another process had this pid
+        return holder.dump();
+    }
+    size_t count() { return scan_root(posix_file_system(), root_).size(); }
+
+    TempDir dir_;
+    std::string root_ = dir_ / "root";
+    std::vector<std::string> saves_;
+};
+
+TEST_F(Gc, LatestIsThePathOfTheNewest) {
+    EXPECT_EQ(tessera("latest " + root_).output, saves_.back() + "\n");
+    EXPECT_EQ(json_of("latest --json " + root_).at("path").as_string(), saves_.back());
+    (void)leave(dead());
+    EXPECT_EQ(tessera("latest " + root_).output, saves_.back() + "\n");
+    std::filesystem::create_directory(dir_ / "empty");
+    EXPECT_EQ(json_of("latest --json " + (dir_ / "empty"), 1).at("error").at("code").as_string(), "NOT_FOUND");
+    EXPECT_EQ(tessera("latest " + (dir_ / "nope")).code, 2);
+}
+
+TEST_F(Gc, RemovesWhatACutSaveLeftAndNothingElse) {
+    const std::string left = leave(dead());
+    const std::string foreign = root_ + "/step-00000078-0123abcd";  // a copy on its way: no one's to remove
+    std::filesystem::create_directory(foreign);
+    spill(foreign + "/rank-00000.safetensors", "copy");
+    const Result dry = tessera("gc --dry-run " + root_);
+    EXPECT_EQ(dry.code, 0);
+    EXPECT_THAT(dry.output, HasSubstr("would remove " + left + ": left by a save that was cut short, 1.1 KiB\n"));
+    EXPECT_TRUE(std::filesystem::exists(left));
+    const Json json = json_of("gc --json " + root_);
+    ASSERT_EQ(json.at("removed").as_array().size(), 1u);
+    EXPECT_EQ(json.at("removed").as_array()[0].at("path").as_string(), left);
+    EXPECT_GT(json.at("size_bytes").as_int(), 1000);
+    EXPECT_FALSE(std::filesystem::exists(left));
+    EXPECT_TRUE(std::filesystem::exists(foreign));
+    EXPECT_EQ(count(), 4u);
+    EXPECT_FALSE(std::filesystem::exists(root_ + "/.owner"));
+    EXPECT_TRUE(json_of("gc --json " + root_).at("removed").as_array().empty());
+}
+
+TEST_F(Gc, KeepLeavesTheNewest) {
+    EXPECT_EQ(json_of("gc --json --dry-run --keep 1 " + root_).at("removed").as_array().size(), 2u);
+    EXPECT_EQ(count(), 3u);
+    const Result result = tessera("gc --keep 2 " + root_);
+    EXPECT_EQ(result.code, 0);
+    EXPECT_THAT(result.output, HasSubstr("removed " + saves_[0] + ": older than those to keep"));
+    EXPECT_FALSE(std::filesystem::exists(saves_[0]));
+    EXPECT_EQ(tessera("verify " + saves_[1]).code, 0);
+    EXPECT_EQ(tessera("latest " + root_).output, saves_[2] + "\n");
+    EXPECT_EQ(tessera("gc --keep 0 " + root_).code, 2);
+    EXPECT_EQ(tessera("gc --keep 9 " + root_).code, 0);
+    EXPECT_EQ(count(), 2u);
+}
+
+TEST_F(Gc, NothingGoesWhereTheNewestIsNotCertain) {
+    spill(saves_.back() + "/manifest.json", "{}");
+    EXPECT_EQ(json_of("gc --json --keep 1 " + root_, 1).at("error").at("code").as_string(), "CORRUPT");
+    EXPECT_EQ(count(), 3u);
+}
+
+TEST_F(Gc, NothingIsDoneWhereALiveJobSaves) {
+    const std::string left = leave(dead());
+    {
+        const Lease lease(posix_file_system(), root_, random_id());
+        for (const char* arguments : {"gc --json ", "gc --json --dry-run ", "gc --json --keep 1 "}) {
+            const Json error = json_of(arguments + root_, 2).at("error");
+            EXPECT_EQ(error.at("code").as_string(), "INVALID_STATE");
+            EXPECT_THAT(error.at("message").as_string(), HasSubstr("process " + std::to_string(::getpid())));
+        }
+    }
+    EXPECT_TRUE(std::filesystem::exists(left));
+    EXPECT_EQ(count(), 4u);
+}
+
+TEST_F(Gc, ALiveWritersDirectoryStays) {
+    const std::string written = leave(Holder::this_process("live").dump());
+    EXPECT_TRUE(json_of("gc --json " + root_).at("removed").as_array().empty());
+    EXPECT_TRUE(std::filesystem::exists(written));
+}
+
+TEST_F(Gc, OfSomethingElseIsTwo) {
+    EXPECT_EQ(tessera("gc " + (dir_ / "nope")).code, 2);
+    const Result one = tessera("gc " + saves_[0]);
+    EXPECT_EQ(one.code, 2);
+    EXPECT_THAT(one.output, HasSubstr("name the root above it"));
+}
+
+}  // namespace
+}  // namespace tsr::testing

@@ -1,0 +1,112 @@
+"""``tessera ckpt convert --to safetensors``: safetensors and PyTorch read what three ranks saved, bit by bit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT  # noqa: F401 (puts programs on the path)
+from programs import TESSERA
+
+torch = pytest.importorskip("torch")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+ts = pytest.importorskip("tessera")
+
+PROGRAM = """
+import sys
+import numpy as np
+import tessera as ts
+
+with ts.init() as comm:
+    state = ts.State()
+    for name, shape, dim, dtype in [
+        ("rows", (11, 3), 0, "float32"), ("columns", (5, 10), 1, "int64"), ("few", (2,), 0, "float16"),
+        ("whole", (3000, 500), None, "float32"), ("scalar", (), None, "float64"), ("mask", (7,), None, "bool"),
+        ("empty", (0, 4), None, "float32"), ("bytes", (9, 9), 1, "uint8"),
+    ]:
+        content = (np.arange(int(np.prod(shape))) % 100).reshape(shape).astype(dtype)
+        if dim is None:
+            state["model." + name] = content
+            continue
+        layout = ts.Layout(shape, (comm.world_size,), (ts.Shard(dim),))
+        pieces = [np.ascontiguousarray(content[box.slices]) for box in layout.boxes(comm.rank)]
+        state["model." + name] = ts.Sharded(layout, pieces, comm.rank, dtype)
+    with ts.Saver(comm, sys.argv[1]) as saver:
+        saver.save(7, state)
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("convert")
+    program = directory / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    root = directory / "checkpoints"
+    done = subprocess.run(
+        [str(TESSERA), "run", "-n", "3", sys.executable, str(program), str(root)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return root
+
+
+def convert(checkpoint: Path, out: Path, *options: str) -> dict:
+    done = subprocess.run(
+        [str(TESSERA), "ckpt", "convert", str(checkpoint), str(out), "--json", *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def expected(checkpoint: Path) -> dict[str, np.ndarray]:
+    with ts.Checkpoint(checkpoint) as ours:
+        return {name.removeprefix("model."): ours[name] for name in ours}
+
+
+def assert_same(read: dict, wanted: dict[str, np.ndarray]) -> None:
+    assert sorted(read) == sorted(wanted)
+    for name, value in wanted.items():
+        assert tuple(read[name].shape) == value.shape, name
+        assert read[name].numpy().dtype == value.dtype, name
+        assert read[name].numpy().tobytes() == value.tobytes(), name
+
+
+def test_one_file_is_loaded_by_safetensors(checkpoint: Path, tmp_path: Path) -> None:
+    told = convert(checkpoint, tmp_path / "hf", "--to", "safetensors", "--under", "model.")
+    assert told["files"] == ["model.safetensors"]
+    assert_same(safetensors_torch.load_file(tmp_path / "hf" / "model.safetensors"), expected(checkpoint))
+
+
+def test_sharded_files_are_loaded_by_their_index(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "hf"
+    convert(checkpoint, out, "--to", "safetensors", "--under", "model.", "--shard-size", "1KiB")
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert len(files) > 1
+    read = {}
+    for file in files:
+        part = safetensors_torch.load_file(out / file)
+        assert all(index["weight_map"][name] == file for name in part)
+        read |= part
+    wanted = expected(checkpoint)
+    assert_same(read, wanted)
+    assert index["metadata"]["total_size"] == sum(value.nbytes for value in wanted.values())
+
+
+def test_a_checkpoint_put_together_is_read_by_pytorch(checkpoint: Path, tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    told = convert(checkpoint, tmp_path / "native", "--to", "native")
+    wanted = expected(checkpoint)
+    state = {"model." + name: torch.from_numpy(np.ones_like(value)) for name, value in wanted.items()}
+    dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(told["path"]), no_dist=True)
+    assert_same({name.removeprefix("model."): value for name, value in state.items()}, wanted)
