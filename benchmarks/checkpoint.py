@@ -174,7 +174,9 @@ def bench_workload(
 def bench(rounds: int, workloads: list[str]) -> list[results.Case]:
     cases = []
     if "large" in workloads:
-        cases += bench_workload("64 x 16 MiB", LARGE, rounds, {"durable save": 1.2, "warm load": 1.5, "raw": 0.85}, raw=True)
+        cases += bench_workload(
+            "64 x 16 MiB", LARGE, rounds, {"durable save": 1.2, "warm load": 1.5, "raw": 0.85}, raw=True
+        )
     if "small" in workloads:
         few = min(rounds, 3)  # the peer takes over 30 s a call
         cases += bench_workload("20,000 x 1 KiB", SMALL, few, {"durable save": 20.0, "warm load": 20.0}, raw=False)

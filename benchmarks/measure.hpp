@@ -37,7 +37,8 @@ inline int calls_a_batch(size_t bytes, int ranks) {
 inline constexpr int batches = 7;
 
 // Median microseconds of one call on this rank. Every rank must run it; the first batch warms up.
-inline double median_us(size_t bytes, int ranks, const std::function<void()>& call, const std::function<void()>& barrier) {
+inline double median_us(size_t bytes, int ranks, const std::function<void()>& call,
+                        const std::function<void()>& barrier) {
     std::vector<double> times;
     const int calls = calls_a_batch(bytes, ranks);
     for (int batch = 0; batch <= batches; ++batch) {

@@ -120,8 +120,8 @@ void print_table(const std::vector<Line>& lines) {
         std::vector<std::string> cells{"-", line.state(), "-", "-"};
         if (line.checkpoint) {
             const Manifest& manifest = line.checkpoint->manifest();
-            cells = {manifest.step < 0 ? "-" : std::to_string(manifest.step), time_text(manifest.committed), std::to_string(manifest.world_size),
-                     size_text(manifest.size_bytes())};
+            cells = {manifest.step < 0 ? "-" : std::to_string(manifest.step), time_text(manifest.committed),
+                     std::to_string(manifest.world_size), size_text(manifest.size_bytes())};
         }
         for (const std::string& name : metrics) {
             const Json* value = nullptr;
@@ -142,8 +142,8 @@ int list_saves(const std::string& path, Output output) {
     FileSystem& files = posix_file_system();
     FileStatus status;
     const bool is_directory = files.status(path, status) >= 0 && status.kind == FileStatus::Kind::directory;
-    const bool is_root = is_directory && !exists(files, join(path, manifest_name)) &&
-                         !exists(files, join(path, dcp_metadata_name));
+    const bool is_root =
+        is_directory && !exists(files, join(path, manifest_name)) && !exists(files, join(path, dcp_metadata_name));
     std::vector<Line> lines;
     if (is_root) {
         lines = lines_of_root(files, path);

@@ -114,7 +114,8 @@ std::vector<std::string> NativeContents::verify(Depth depth, const Progress& pro
         } catch (const Error&) {
             continue;  // told above
         }
-        for (std::string& fault : check_blocks(files_, *sound, verify_threads, progress)) faults.push_back(std::move(fault));
+        for (std::string& fault : check_blocks(files_, *sound, verify_threads, progress))
+            faults.push_back(std::move(fault));
     }
     return faults;
 }

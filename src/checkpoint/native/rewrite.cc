@@ -9,8 +9,8 @@
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "checkpoint/native/rank_file.hpp"
 #include "checkpoint/native/lease.hpp"
+#include "checkpoint/native/rank_file.hpp"
 #include "checkpoint/native/root.hpp"
 
 namespace tsr {

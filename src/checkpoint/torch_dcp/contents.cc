@@ -59,7 +59,8 @@ std::string checksum_failure(const Record& record) {
 
 // Reads all segments; whole records are compared with their checksums, and report(record) is called for those that differ.
 template <class Report>
-void read_segments(const std::vector<Segment>& segments, int threads, bool verify, const Progress& progress, Report report) {
+void read_segments(const std::vector<Segment>& segments, int threads, bool verify, const Progress& progress,
+                   Report report) {
     std::vector<uint32_t> crcs(segments.size(), 0);
     std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(threads, 1)));
     run_parallel(segments.size(), threads, [&](size_t index, int worker) {
