@@ -83,7 +83,7 @@ def known_commands() -> dict[str, set[str]]:
     for source in (ROOT / "cli").rglob("*.cc"):
         text = source.read_text(encoding="utf-8")
         known["tessera"].update(re.findall(r"\bapp\.add_subcommand\(\"([\w-]+)\"", text))
-        for group, name in re.findall(r"\badd_command\((\w+), \"([\w-]+)\"", text):
+        for group, name in re.findall(r"\badd_command\(\s*(\w+), \"([\w-]+)\"", text):
             known.setdefault(f"tessera {group}", set()).add(name)
     return known
 
