@@ -48,7 +48,8 @@ ShardedTensor sharded(const Manifest& manifest, const std::string& name) {
     if (manifest.saved_name(name) != name) tensor.alias_of = manifest.saved_name(name);
     saved.for_each_piece(Box::whole(saved.shape), [&](const Box& box, int index) {
         const std::string& file = manifest.files[static_cast<size_t>(index)].name;
-        tensor.shards.push_back({rank_of_file(file), file, box});
+        const int rank = rank_of_file(file);  // -1: a file of torch.save tells none
+        tensor.shards.push_back({rank < 0 ? index : rank, file, box});
     });
     return tensor;
 }
