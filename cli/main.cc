@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,13 +22,16 @@ void open_standard_descriptors() {
 }
 
 // CLI11 would call it an argument that was not expected.
-bool names_no_command(const CLI::App& app, int argc, char** argv) {
-    if (argc < 2 || argv[1][0] == '-') return false;
+bool names_no_command(const CLI::App& app, const std::string& group, std::span<char*> words) {
     std::vector<std::string> known;
     for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
-    if (std::ranges::find(known, argv[1]) != known.end()) return false;
-    fmt::print(stderr, "tessera: no command '{}'; known: {}. `tessera --help` says what they do\n", argv[1],
-               fmt::join(known, ", "));
+    if (known.empty() || (!words.empty() && words[0][0] == '-')) return false;
+    if (!words.empty() && std::ranges::find(known, words[0]) != known.end()) {
+        return names_no_command(*app.get_subcommand(words[0]), fmt::format("{} {}", group, words[0]), words.subspan(1));
+    }
+    const std::string what = words.empty() ? "a command is missing" : fmt::format("no command '{}'", words[0]);
+    fmt::print(stderr, "{}: {}; known: {}. `{} --help` says what they do\n", group, what, fmt::join(known, ", "),
+               group);
     return true;
 }
 
@@ -40,7 +44,7 @@ int run_command(int argc, char** argv) {
     tsr::cli::add_run(app, exit_code);
     tsr::cli::add_env(app, exit_code);
     tsr::cli::add_ckpt(app, exit_code);
-    if (names_no_command(app, argc, argv)) return 2;
+    if (names_no_command(app, "tessera", std::span(argv, static_cast<size_t>(argc)).subspan(1))) return 2;
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {

@@ -539,8 +539,7 @@ std::unique_ptr<Transport> make_transport(Bootstrap bootstrap) {
     const std::string backend = cpu_backend(bootstrap.options.backend);
     if (backend != "auto" && backend != "shm" && backend != "gloo") {
         throw Error(Code::invalid_argument,
-                    fmt::format("unknown backend '{}'; known are auto, shm, gloo and lists such as "
-                                "cpu:gloo,cuda:nccl",
+                    fmt::format("unknown backend '{}'; this version knows auto, shm and gloo, and none for GPUs",
                                 bootstrap.options.backend));
     }
     for (const Peer& peer : bootstrap.peers) {

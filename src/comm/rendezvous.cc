@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "comm/host.hpp"
 
 namespace tsr {
@@ -77,13 +78,31 @@ Error timeout_error(Store& store, const Peer& own) {
         .retry_may_help();
 }
 
+// Ranks may come late; whoever looks at a silent terminal is told whom rank 0 waits for, once.
+std::string wait_telling(Store& store, int rank, const Peer& own, Deadline deadline, bool& told) {
+    constexpr milliseconds silence{5000};
+    if (!told) {
+        try {
+            return store.wait(key_of(rank), deadline.earlier(Deadline::in(silence)));
+        } catch (const Error& e) {
+            if (e.code() != Code::timeout || deadline.expired()) throw;
+        }
+        told = true;
+        log::warning("rank 0 waits for {} to join the communicator of {} ranks, {} s more at most",
+                     name_ranks(missing_ranks(store, own.world_size)), own.world_size,
+                     deadline.remaining().count() / 1000);
+    }
+    return store.wait(key_of(rank), deadline);
+}
+
 // Rank 0's part: collects all records. Throws what every rank shall throw.
 std::vector<Peer> collect(Store& store, const Peer& own, Deadline deadline) {
     std::vector<Peer> peers{own};
+    bool told = false;
     for (int rank = 1; rank < own.world_size; ++rank) {
         std::string value;
         try {
-            value = store.wait(key_of(rank), deadline);
+            value = wait_telling(store, rank, own, deadline, told);
         } catch (const Error& e) {
             if (e.code() != Code::timeout) throw;
             throw timeout_error(store, own).caused_by(e);

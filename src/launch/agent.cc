@@ -344,8 +344,10 @@ void Agent::note_exit(int rank, int status) {
     } else {
         fields.push_back({"code", WEXITSTATUS(status)});
     }
-    // Once the agent ends the ranks, how they end is its doing.
-    const bool by_agent = stage_ == Stage::ending || stage_ == Stage::killing;
+    // Once the agent ends the ranks, how they end is its doing; but a signal that it never sends tells of a rank that was
+    // dying already (it may take its time to write its core).
+    const bool own_signal = WIFSIGNALED(status) && WTERMSIG(status) != SIGTERM && WTERMSIG(status) != SIGKILL;
+    const bool by_agent = (stage_ == Stage::ending || stage_ == Stage::killing) && !own_signal;
     fields.push_back({"ended_by_agent", by_agent});
     events_.write("exit", now, std::move(fields));
     worker.end = RankEnd{rank, host_, worker.pid, status, now, reap_turn_, by_agent, worker.log_file, std::nullopt, {}};

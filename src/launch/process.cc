@@ -154,7 +154,11 @@ std::string find_executable(const std::string& command) {
         list.remove_prefix(colon + 1);
     }
     if (forbidden) throw Error(Code::permission, fmt::format("'{}' is in PATH, but may not be executed", command));
-    throw Error(Code::not_found, fmt::format("there is no program '{}' in PATH", command));
+    const std::string here = check(command) == 0 ? fmt::format("; one is here: write ./{}", command)
+                             : check(command) == EACCES
+                                 ? fmt::format("; a file is here: write `python {}`, say", command)
+                                 : "";
+    throw Error(Code::not_found, fmt::format("there is no program '{}' in PATH{}", command, here));
 }
 
 pid_t spawn(const Spawn& spawn) {

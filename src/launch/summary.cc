@@ -55,6 +55,8 @@ std::string meaning_of_signal(int signal) {
         case SIGILL: return "an instruction that this processor does not know";
         case SIGFPE: return "mostly a division of integers by zero";
         case SIGTERM: return "somebody asked it to end";
+        case SIGXFSZ: return "a file, or shared memory, grew beyond the limit of `ulimit -f`";
+        case SIGXCPU: return "it used up the processor time of `ulimit -t`";
         case SIGPIPE: return "it wrote where nobody reads any more";
         default: return "";
     }

@@ -38,6 +38,12 @@ TEST(Command, UnknownOnesAreNamedBesideTheKnown) {
     EXPECT_THAT(result.out, StartsWith("tessera: no command 'foo'; known: run, env, ckpt"));
 }
 
+TEST(Command, SoAreThoseOfAGroup) {
+    EXPECT_THAT(tessera("ckpt foo x").out, StartsWith("tessera ckpt: no command 'foo'; known: ls, info, tree"));
+    EXPECT_THAT(tessera("ckpt").out, StartsWith("tessera ckpt: a command is missing; known: ls, info, tree"));
+    EXPECT_THAT(tessera("").out, StartsWith("tessera: a command is missing; known: run, env, ckpt"));
+}
+
 TEST(Command, WrongUsageIsExitCodeTwo) {
     for (const char* arguments : {"", "--foo", "env a b", "env /no/such/directory", "ckpt", "ckpt foo", "run",
                                   "run --nnodes 2 true", "run --grace-s x true"}) {

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <future>
 
+#include "base/log.hpp"
 #include "comm/communicator.hpp"
 #include "ranks.hpp"
 
@@ -209,6 +211,25 @@ TEST(Failure, RankThatNeverJoinsIsNamed) {
         }
         Communicator::create(store, rank, 4, options)->run({});
     }));
+}
+
+TEST(Failure, WhoeverIsWaitedForLongIsTold) {
+    std::promise<std::string> told;
+    log::set_sink(
+        [](int32_t, const char* line, void* data) {
+            const std::string text(line);
+            if (text.find("waits for") != std::string::npos)
+                static_cast<std::promise<std::string>*>(data)->set_value(text);
+        },
+        &told, nullptr);
+    const auto store = make_memory_store(milliseconds{20000});
+    std::string line;
+    expect_all_well(run_threads(3, [&](int rank) {
+        if (rank == 1) line = told.get_future().get();  // comes only when it has been missed
+        Communicator::create(store, rank, 3, test_options())->run({});
+    }));
+    log::set_sink(nullptr, nullptr, nullptr);
+    EXPECT_THAT(line, HasSubstr("rank 0 waits for rank 1 to join the communicator of 3 ranks"));
 }
 
 TEST(Failure, DifferingWorldSizesAreNamed) {

@@ -1,4 +1,4 @@
-"""Makes tests/fuzz/corpus anew: sound files of each kind, and hostile ones by hand. Needs the package tessera; no PyTorch.
+"""Makes tests/fuzz/corpus anew: sound files of each kind, and hostile ones by hand. Needs the package tessera alone.
 
 What a fuzzer found is added by hand, as found-<what>, and is left alone here.
 """

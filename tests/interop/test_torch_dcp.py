@@ -1,6 +1,7 @@
 """PyTorch's Distributed Checkpoint and torch.save files, both ways, bit by bit, with an unmodified PyTorch.
 
-PyTorch writes under DDP, FSDP2, tensor parallel and a 2-D mesh; Tessera reads it whole, and sharded on 1, 2 and 3 ranks.
+PyTorch writes under DDP, FSDP2, tensor parallel and a 2-D mesh; Tessera reads it whole, and sharded on 1, 2 and 3
+ranks.
 Tessera writes from 1 and 3 ranks; PyTorch reads it whole, sharded, and converted by its own tool.
 """
 

@@ -179,6 +179,17 @@ TEST_F(Run, SignalGivesTheShellsExitCodeAndItsName) {
     EXPECT_THAT(result.err, HasSubstr("SIGSEGV"));
 }
 
+// A rank that is dying already when the agent ends the others: its own signal is told.
+TEST_F(Run, SignalThatIsNotTheAgentsIsTheRanksOwn) {
+    const Result result = run_shell({"-n", "2"},
+                                    "if [ $RANK = 1 ]; then trap 'kill -SEGV $$' TERM; echo $$ > $D/1; "
+                                    "while :; do sleep 0.01; done; fi; "
+                                    "while [ ! -s $D/1 ]; do :; done; exit 3");
+    EXPECT_EQ(result.code, 3);
+    EXPECT_THAT(result.err, HasSubstr("SIGSEGV"));
+    EXPECT_THAT(result.err, Not(HasSubstr("(ended)")));
+}
+
 TEST_F(Run, RankThatIgnoresSigtermIsKilled) {
     const Result result =
         run_shell({"-n", "2", "--kill-grace-s", "0.2"},
@@ -558,6 +569,14 @@ TEST_F(Run, MistakesAreNamedBeforeAnythingStarts) {
     told({"tessera-no-such-program"}, 127, "no program 'tessera-no-such-program' in PATH");
     told({"/no/such/program"}, 127, "no program '/no/such/program'");
     told({"true", ":", "/etc/passwd"}, 126, "/etc/passwd");
+}
+
+TEST_F(Run, ProgramOfTheCurrentDirectoryIsNamed) {
+    ASSERT_EQ(::chdir(scratch().c_str()), 0);
+    std::ofstream("first.py") << "print(1)\n";
+    EXPECT_THAT(run({"first.py"}).err, HasSubstr("a file is here: write `python first.py`"));
+    std::filesystem::permissions("first.py", std::filesystem::perms::owner_all);
+    EXPECT_THAT(run({"first.py"}).err, HasSubstr("one is here: write ./first.py"));
 }
 
 TEST_F(Run, StandardDescriptorsMayBeClosed) {

@@ -11,10 +11,11 @@ extern "C" {
 /** Options of a communicator. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_comm_options {
     size_t struct_size;
-    int32_t timeout_ms;  /* deadline of each collective; default 600000, or TESSERA_TIMEOUT_MS */
-    int32_t spin_count;  /* busy turns before a waiting rank yields; -1 (default): from ranks and usable cores */
-    const char *backend; /* NULL (default): TESSERA_BACKEND or "auto"; "shm", "gloo", "cpu:gloo,cuda:nccl" */
-    const char *name;    /* in messages and logs; NULL (default): "world" */
+    int32_t timeout_ms; /* deadline of each collective; default 600000, or TESSERA_TIMEOUT_MS */
+    int32_t spin_count; /* busy turns before a waiting rank yields; -1 (default): from ranks and usable cores */
+    const char
+        *backend; /* NULL (default): TESSERA_BACKEND or "auto"; "shm", "gloo", or as PyTorch writes it, "cpu:gloo" */
+    const char *name; /* in messages and logs; NULL (default): "world" */
 } tsr_comm_options;
 
 /** Write the defaults into `options`.
