@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <optional>
 #include <set>
 
@@ -16,10 +17,6 @@ namespace {
 
 constexpr int verify_threads = 4;
 
-std::string manifest_text_of(FileSystem& files, const std::string& directory) {
-    return read_text(files, join(directory, manifest_name), max_manifest_bytes);
-}
-
 // Differences as one readable list; long ones are cut, the number is always told.
 std::string listed(const std::vector<std::string>& items) {
     constexpr size_t shown = 50;
@@ -31,10 +28,11 @@ std::string listed(const std::vector<std::string>& items) {
 
 }  // namespace
 
-Checkpoint::Checkpoint(FileSystem& files, std::string path, std::string text)
+Checkpoint::Checkpoint(FileSystem& files, std::string path, std::string text, std::unique_ptr<File> held)
     : files_(files),
       path_(std::move(path)),
       text_(std::move(text)),
+      held_(std::move(held)),
       manifest_(Manifest::parse(text_, join(path_, manifest_name))),
       rank_files_(manifest_.files.size()) {
     for (const auto& [name, tensor] : manifest_.tensors) names_.push_back(name);
@@ -42,9 +40,16 @@ Checkpoint::Checkpoint(FileSystem& files, std::string path, std::string text)
     std::sort(names_.begin(), names_.end());
 }
 
-std::shared_ptr<const Checkpoint> Checkpoint::open(const std::string& path, FileSystem& files) {
+std::shared_ptr<const Checkpoint> Checkpoint::open(const std::string& path, FileSystem& files, Hold hold) {
     const std::string directory = resolve_checkpoint(files, path);
-    return std::shared_ptr<const Checkpoint>(new Checkpoint(files, directory, manifest_text_of(files, directory)));
+    const std::string manifest = join(directory, manifest_name);
+    auto file = open_file(files, manifest, OpenMode::read);
+    if (hold == Hold::yes && file->lock(FileLock::shared) == -EWOULDBLOCK) {
+        throw Error(Code::not_found, fmt::format("{} is being removed by the retention of its saver", directory));
+    }
+    std::string text = read_text(*file, manifest, max_manifest_bytes);
+    if (hold == Hold::no) file.reset();
+    return std::shared_ptr<const Checkpoint>(new Checkpoint(files, directory, std::move(text), std::move(file)));
 }
 
 const RankFile& Checkpoint::file(int index) const {
@@ -86,7 +91,7 @@ void Checkpoint::read(std::string_view name, const Tensor& into, const LoadOptio
     std::vector<Transfer> transfers;
     add_transfers(manifest_.saved_name(std::string(name)), *saved, Box::whole(saved->shape), into.dtype, into.data,
                   transfers);
-    read_transfers(files_, std::move(transfers), {options.verify, options.threads});
+    read_transfers(files_, std::move(transfers), {options.verify, options.threads, options.progress});
 }
 
 LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
@@ -158,7 +163,7 @@ LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
             add_transfers(saved_name, *saved, tensor.boxes[i], tensor.dtype, tensor.pieces[i].data, transfers);
         }
     }
-    read_transfers(files_, std::move(transfers), {options.verify, options.threads});
+    read_transfers(files_, std::move(transfers), {options.verify, options.threads, options.progress});
     state.apply(loaded);
     return report;
 }
@@ -216,7 +221,8 @@ void Checkpoint::compare_headers(std::vector<std::string>& faults) const {
     }
 }
 
-std::vector<std::string> Checkpoint::verify(Depth depth, const std::function<void(int64_t bytes)>& progress) const {
+std::vector<std::string> Checkpoint::verify(Depth depth, const std::function<void(int64_t bytes)>& progress,
+                                            const std::function<void()>& poll) const {
     std::vector<std::string> faults;
     compare_headers(faults);
     std::set<std::string_view> known;
@@ -239,14 +245,18 @@ std::vector<std::string> Checkpoint::verify(Depth depth, const std::function<voi
         } catch (const Error&) {
             continue;  // told above
         }
-        for (std::string& fault : check_blocks(files_, *sound, verify_threads, progress))
+        for (std::string& fault : check_blocks(files_, *sound, verify_threads, progress, poll)) {
             faults.push_back(std::move(fault));
+        }
     }
     return faults;
 }
 
-void Checkpoint::check(Depth depth) const {
-    const std::vector<std::string> faults = verify(depth);
+void Checkpoint::check(Depth depth, const ProgressFn& progress) const {
+    Progress counted(progress, Phase::verify, depth == Depth::headers ? 0 : manifest_.size_bytes());
+    const std::vector<std::string> faults =
+        verify(depth, [&](int64_t bytes) { counted.add(bytes); }, [&] { counted.poll(); });
+    counted.finish();
     std::optional<Error> error;
     for (auto fault = faults.rbegin(); fault != faults.rend(); ++fault) {
         Error next(Code::corrupt, *fault);

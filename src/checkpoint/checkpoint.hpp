@@ -25,6 +25,7 @@ struct LoadOptions {
     Allow unexpected = Allow::no;  // names of the checkpoint that the state lacks
     Allow cast = Allow::no;        // floating-point tensors of another dtype
     int threads = 4;
+    ProgressFn progress;  // told on the calling thread
 };
 
 // What a load did besides what was asked strictly.
@@ -36,9 +37,12 @@ struct LoadReport {
 
 class Checkpoint {
    public:
-    // `path` is a save's directory, a root (its newest save) or a root's `latest`.
+    // `path` is a save's directory, a root (its newest save), a root's `latest` or its `best`. While it is held no saver
+    // removes it; that costs a descriptor.
+    enum class Hold { yes, no };
     [[nodiscard]] static std::shared_ptr<const Checkpoint> open(const std::string& path,
-                                                                FileSystem& files = posix_file_system());
+                                                                FileSystem& files = posix_file_system(),
+                                                                Hold hold = Hold::yes);
 
     [[nodiscard]] const std::string& path() const { return path_; }
     [[nodiscard]] const Manifest& manifest() const { return manifest_; }
@@ -54,12 +58,13 @@ class Checkpoint {
     // A message for every fault found; none means sound. Throws only what stops the check itself. `progress` is told
     // the bytes of data that were checked, on the threads that check them.
     [[nodiscard]] std::vector<std::string> verify(Depth depth,
-                                                  const std::function<void(int64_t bytes)>& progress = {}) const;
-    // Throws CORRUPT: the first fault, the others as its causes.
-    void check(Depth depth) const;
+                                                  const std::function<void(int64_t bytes)>& progress = {},
+                                                  const std::function<void()>& poll = {}) const;
+    // Throws CORRUPT: the first fault, the others as its causes. `progress` is told on the calling thread.
+    void check(Depth depth, const ProgressFn& progress = {}) const;
 
    private:
-    Checkpoint(FileSystem& files, std::string path, std::string text);
+    Checkpoint(FileSystem& files, std::string path, std::string text, std::unique_ptr<File> held);
 
     [[nodiscard]] const RankFile& file(int index) const;
     void add_transfers(const std::string& saved_name, const SavedTensor& saved, const Box& wanted, DType dtype,
@@ -69,6 +74,7 @@ class Checkpoint {
     FileSystem& files_;
     std::string path_;
     std::string text_;
+    std::unique_ptr<File> held_;  // the manifest, with the readers' lock
     Manifest manifest_;
     std::vector<std::string> names_;
     mutable std::mutex mutex_;

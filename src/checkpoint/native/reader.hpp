@@ -8,6 +8,7 @@
 
 #include "checkpoint/io/file_system.hpp"
 #include "checkpoint/native/rank_file.hpp"
+#include "checkpoint/progress.hpp"
 #include "tensor/layout.hpp"
 
 namespace tsr {
@@ -27,14 +28,16 @@ struct Transfer {
 struct ReadOptions {
     Verify verify = Verify::blocks;
     int threads = 4;
+    ProgressFn progress;  // told on the calling thread
 };
 
 // CORRUPT names file and byte range of the first block that fails.
 void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const ReadOptions& options);
 
 // Reads all data of `file` and returns a message for each block that fails its checksum; `progress`, if there is one, is
-// told the bytes that were read, from several threads.
+// told the bytes that were read, from several threads; `poll` is called by the calling thread meanwhile.
 [[nodiscard]] std::vector<std::string> check_blocks(FileSystem& files, const RankFile& file, int threads,
-                                                    const std::function<void(int64_t bytes)>& progress);
+                                                    const std::function<void(int64_t bytes)>& progress,
+                                                    const std::function<void()>& poll = {});
 
 }  // namespace tsr

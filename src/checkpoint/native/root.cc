@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "checkpoint/native/manifest.hpp"
 #include "checkpoint/native/rank_file.hpp"
+#include "checkpoint/native/retention.hpp"
 
 namespace tsr {
 
@@ -179,11 +180,37 @@ void remove_save(FileSystem& files, const std::string& root, const std::string& 
     }
 }
 
+bool retire_save(FileSystem& files, const std::string& root, const std::string& directory, std::string_view mark) {
+    const std::string path = join(root, directory);
+    std::unique_ptr<File> manifest;
+    try {
+        manifest = open_file(files, join(path, manifest_name), OpenMode::read);
+    } catch (const Error& error) {
+        if (error.code() != Code::not_found) throw;
+    }
+    // Held to the end: nobody begins to read what goes.
+    if (manifest != nullptr && manifest->lock(FileLock::exclusive) == -EWOULDBLOCK) return false;
+    const std::string writing = join(path, writing_name);
+    (void)files.remove_file(writing);
+    write_new_text(files, writing, mark);
+    sync_directory(files, path);
+    remove_save(files, root, directory);
+    return true;
+}
+
 std::string resolve_checkpoint(FileSystem& files, const std::string& path) {
     if (path.empty()) throw Error(Code::invalid_argument, "the path of a checkpoint is empty");
     FileStatus status;
     const int64_t found = files.status(path, status);
     const bool is_latest = name_in_path(path) == latest_name;
+    const bool is_best = name_in_path(path) == best_name;
+    if (is_best && (found == -ENOENT || (found == 0 && status.kind == FileStatus::Kind::file))) {
+        const std::string root = parent_of(path);
+        if (const auto best = best_save(files, root)) return join(root, *best);
+        throw Error(Code::not_found,
+                    fmt::format("{} knows no best save: its saver was given no best_metric, or no save has that metric",
+                                root));
+    }
     if (found == -ENOENT || found == -ENOTDIR) {
         if (is_latest && exists(files, parent_of(path))) return resolve_checkpoint(files, parent_of(path));
         throw Error(Code::not_found, fmt::format("there is no checkpoint {}", path));

@@ -37,9 +37,13 @@ struct SavedStep {
 // Removes a save: manifest first, so that it is never half there; then the files this library made, then the directory.
 // What it does not know stays, and so does the directory.
 void remove_save(FileSystem& files, const std::string& root, const std::string& directory);
+// Removes a committed save, unless it is open for reading (Checkpoint::open), here or in another process: then false.
+// `mark` goes into its `.writing` first, so that a removal which is cut short is a leftover that a later save collects.
+[[nodiscard]] bool retire_save(FileSystem& files, const std::string& root, const std::string& directory,
+                               std::string_view mark);
 
-// The directory that a path argument means: a save, a root (its newest save) or a root's `latest`. NOT_FOUND says what
-// is there instead.
+// The directory that a path argument means: a save, a root (its newest save), a root's `latest` or its `best`. NOT_FOUND
+// says what is there instead.
 [[nodiscard]] std::string resolve_checkpoint(FileSystem& files, const std::string& path);
 
 }  // namespace tsr

@@ -15,7 +15,6 @@ namespace tsr {
 
 namespace {
 
-constexpr int64_t chunk_bytes = int64_t{4} << 20;
 static_assert(chunk_bytes % block_bytes == 0);
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
@@ -38,8 +37,6 @@ ByteRuns::ByteRuns(std::span<const Piece> pieces) {
     }
 }
 
-ByteRuns::ByteRuns(const std::byte* image, int64_t size) : begins_{0}, data_{image}, size_(size) {}
-
 const std::byte* ByteRuns::contiguous(int64_t begin, int64_t end) const {
     const size_t run = run_of(begin);
     return end <= run_end(run) ? data_[run] + (begin - begins_[run]) : nullptr;
@@ -59,7 +56,7 @@ size_t ByteRuns::run_of(int64_t offset) const {
 }
 
 SavedFile write_rank_file(FileSystem& files, const std::string& directory, const std::string& name, FileHeader header,
-                          const ByteRuns& stream, const WriteOptions& options) {
+                          const ChunkSource& stream, const WriteOptions& options) {
     const std::string path = join(directory, name);
     const auto data_begin = static_cast<int64_t>(header.text.size());
     const int64_t size = header.file_bytes();
@@ -74,7 +71,7 @@ SavedFile write_rank_file(FileSystem& files, const std::string& directory, const
     std::vector<uint32_t> crcs(header.block_count());
     const auto chunks = static_cast<size_t>(round_up(stream.size(), chunk_bytes) / chunk_bytes);
     std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(options.threads, 1)));
-    run_parallel(chunks, options.threads, [&](size_t chunk, int worker) {
+    const auto write_chunk = [&](size_t chunk, int worker) {
         const int64_t begin = static_cast<int64_t>(chunk) * chunk_bytes;
         const int64_t end = std::min(begin + chunk_bytes, stream.size());
         const int64_t written = file->is_direct() ? round_up(end - begin, direct_alignment) : end - begin;
@@ -95,8 +92,14 @@ SavedFile write_rank_file(FileSystem& files, const std::string& directory, const
             const auto bytes = static_cast<size_t>(std::min(block_bytes, end - block));
             crcs[static_cast<size_t>(block / block_bytes)] = crc32c(std::span(data + (block - begin), bytes));
         }
+        if (options.pace != nullptr) options.pace->spend(written);
         write_all(*file, path, std::span(data, static_cast<size_t>(written)), data_begin + begin);
+        stream.written(begin);
         if (!file->is_direct()) file->start_writeback(data_begin + begin, end - begin);
+        if (options.progress != nullptr) options.progress->add(end - begin);
+    };
+    run_parallel(chunks, options.threads, write_chunk, [&] {
+        if (options.progress != nullptr) options.progress->poll();
     });
 
     header.set_crcs(crcs);
