@@ -213,7 +213,7 @@ inline bool has_content(OwnedState& owned, int rank, int64_t step) {
 inline SaverOptions job_options(FileSystem& files, int keep_latest) {
     SaverOptions options = saver_options();
     options.files = &files;
-    options.keep_latest = keep_latest;
+    options.retention.latest = keep_latest;
     options.write.threads = 1;  // so that calls come in the same order in every run
     options.plan.pack_bytes = 1000;
     options.plan.split_bytes = 4000;
