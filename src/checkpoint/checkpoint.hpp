@@ -45,13 +45,10 @@ struct ReadPart {
 
 class Checkpoint {
    public:
-    // `path` is a save's directory, a root (its newest save), a root's `latest`, a DCP directory or its `.metadata`, or
-    // a file of torch.save; a root's `best` is its best save. While a save of ours is held no saver removes it; that costs
-    // a descriptor.
+    // While a save with a manifest is held no saver removes it; that costs a descriptor.
     enum class Hold { yes, no };
-    // `path` is a save's directory, a root (its newest save), a root's `latest` or its `best`. While it is held no saver
-    // removes it; that costs a descriptor.
-    enum class Hold { yes, no };
+    // `path` is a save's directory, a root (its newest save), a root's `latest` or its `best`, a DCP directory or its
+    // `.metadata`, or a file of torch.save.
     [[nodiscard]] static std::shared_ptr<const Checkpoint> open(const std::string& path,
                                                                 FileSystem& files = posix_file_system(),
                                                                 Hold hold = Hold::yes);
