@@ -251,6 +251,51 @@ TEST_F(AsyncTest, AStateLargerThanTheBoundGoesThroughARing) {
     }));
 }
 
+TEST_F(AsyncTest, PyTorchsFormatGoesThroughTheSameRing) {
+    expect_all_well(run_with_comm(2, [&](const std::shared_ptr<Communicator>& comm) {
+        OwnedState owned;
+        owned.add_whole({"large", DType::f32, {12 << 20}});
+        owned.add_whole({"odd", DType::u8, {(5 << 20) + 7}});
+        owned.add_whole({"empty", DType::i64, {0, 3}});
+        SaverOptions options = saver_options();
+        options.format = SaveFormat::torch_dcp;
+        options.staging_bytes = 2 * chunk_bytes;
+        options.retention.latest = 1;
+        std::mutex mutex;
+        int64_t staged = 0;
+        int64_t written = 0;
+        options.progress = [&](Phase phase, int64_t done, int64_t) {
+            const std::lock_guard lock(mutex);
+            if (phase == Phase::stage) staged = done;
+            if (phase == Phase::write) written = done;
+        };
+        Saver saver(comm, dir_.path(), options);
+        for (uint64_t round = 1; round <= 3; ++round) {
+            owned.fill(round);
+            const WorkPtr work = saver.save_async(static_cast<int64_t>(round), owned.state);
+            owned.poison();
+            EXPECT_EQ(code_of(work), Code::ok);
+            EXPECT_LE(saver.staging_size(), options.staging_bytes);
+            EXPECT_EQ(saver.resume(owned.state), static_cast<int64_t>(round));
+            EXPECT_EQ(owned.differences(round), 0);
+        }
+        const std::lock_guard lock(mutex);
+        EXPECT_GT(written, chunk_bytes);
+        EXPECT_EQ(staged, written);
+    }));
+    Checkpoint::open(dir_.path())->check(Checkpoint::Depth::everything);
+}
+
+TEST_F(AsyncTest, RanksAgreeOnTheFormat) {
+    const Outcomes outcomes = run_with_comm(2, [&](const std::shared_ptr<Communicator>& comm) {
+        SaverOptions options = saver_options();
+        if (comm->rank() == 1) options.format = SaveFormat::torch_dcp;
+        EXPECT_THAT(error_of([&] { const Saver saver(comm, dir_.path(), options); }).what(),
+                    HasSubstr("rank 1 has another format than rank 0"));
+    });
+    expect_all_well(outcomes);
+}
+
 TEST_F(AsyncTest, ARingEndsWhenTheSaveFails) {
     OwnedState owned;
     owned.add_whole({"large", DType::f32, {12 << 20}});

@@ -133,6 +133,21 @@ TEST_F(RetentionTest, AnOpenCheckpointIsNotRemoved) {
     EXPECT_THAT(steps(), ElementsAre(4));
 }
 
+TEST_F(RetentionTest, PyTorchsFormatIsKeptAndRemovedAlike) {
+    SaverOptions options = saver_options();
+    options.retention = {1, 1, BestRule{"loss", Better::lower}, 0};
+    options.format = SaveFormat::torch_dcp;
+    Saver saver(nullptr, dir_.path(), options);
+    save(saver, 1, 0.5);
+    auto reader = Checkpoint::open(dir_.path());
+    save(saver, 2, 0.25);
+    EXPECT_THAT(steps(), ElementsAre(1, 2)) << "the first is open";
+    reader.reset();
+    save(saver, 3, 0.75);
+    EXPECT_THAT(steps(), ElementsAre(2, 3));
+    EXPECT_EQ(best_step(), 2);
+}
+
 TEST_F(RetentionTest, AReaderInAnotherProcessCountsUntilItDies) {
     Saver saver(nullptr, dir_.path(), keeping(1, 0, 0));
     saver.save(1, owned_.state);
