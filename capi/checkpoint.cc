@@ -65,8 +65,9 @@ tsr::SaverOptions saver_options_in(const tsr_saver_options* options) {
     }
     out.timeout = tsr::milliseconds{o.timeout_ms};
     if (o.when_busy < TSR_BUSY_WAIT || o.when_busy > TSR_BUSY_REPLACE) {
-        throw tsr::Error(tsr::Code::invalid_argument,
-                         fmt::format("when_busy is {}; it is TSR_BUSY_WAIT, _REFUSE or _REPLACE (0 to 2)", o.when_busy));
+        throw tsr::Error(
+            tsr::Code::invalid_argument,
+            fmt::format("when_busy is {}; it is TSR_BUSY_WAIT, _REFUSE or _REPLACE (0 to 2)", o.when_busy));
     }
     out.when_busy = static_cast<tsr::WhenBusy>(o.when_busy);
     out.priority = flag(o.low_priority, "low_priority") ? tsr::Priority::low : tsr::Priority::normal;

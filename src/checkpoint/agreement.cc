@@ -21,7 +21,8 @@ Json to_json(const Values& values) {
 
 }  // namespace
 
-void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, SaveJob& job, const State& state) {
+void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, SaveJob& job,
+                    const State& state) {
     Values values;
     auto error = attempt([&] { values = state.collect(); });
     struct Record {

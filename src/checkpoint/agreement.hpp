@@ -49,6 +49,7 @@ std::optional<Error> attempt(Body&& body) {
 
 // Collective. Fills `job`, whose step is set; throws the same error on every rank if they do not agree. A rank's own
 // failure after that waits in job.error for the next vote, on which the others already count.
-void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, SaveJob& job, const State& state);
+void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, SaveJob& job,
+                    const State& state);
 
 }  // namespace tsr

@@ -68,8 +68,7 @@ class Checkpoint {
     using Depth = tsr::Depth;
     // A message for every fault found; none means sound. Throws only what stops the check itself. `progress` is told
     // the bytes of data that were checked, on the threads that check them; `poll` is called by the calling thread.
-    [[nodiscard]] std::vector<std::string> verify(Depth depth,
-                                                  const ByteProgress& progress = {},
+    [[nodiscard]] std::vector<std::string> verify(Depth depth, const ByteProgress& progress = {},
                                                   const std::function<void()>& poll = {}) const {
         return contents_->verify(depth, progress, poll);
     }

@@ -28,8 +28,8 @@ SaveQueue::~SaveQueue() {
     }
     state_->changed.notify_all();
     for (const SavePtr& save : dropped) {
-        save->work->finish(Error(Code::aborted, fmt::format("the saver was destroyed before its save of step {} began",
-                                                            save->step)));
+        save->work->finish(
+            Error(Code::aborted, fmt::format("the saver was destroyed before its save of step {} began", save->step)));
     }
     if (is_own_thread()) {
         thread_.detach();  // in the callback of its own save, which has ended

@@ -56,7 +56,7 @@ class SaveQueue {
     struct State {
         mutable std::mutex mutex;
         mutable std::condition_variable changed;
-        std::deque<SavePtr> waiting;                           // all below are guarded by mutex
+        std::deque<SavePtr> waiting;  // all below are guarded by mutex
         SavePtr running;
         uint64_t ended = 0;
         std::vector<std::pair<uint64_t, Error>> failures;  // not yet told

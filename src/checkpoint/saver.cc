@@ -87,20 +87,20 @@ Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverO
             .with_peer(static_cast<int>(rank));
     }
     if (peers_.rank() == 0) {
-        error = attempt([&] {
-            writer_ = std::make_unique<RootWriter>(files_, root_, options_.lease, options_.retention);
-        });
+        error =
+            attempt([&] { writer_ = std::make_unique<RootWriter>(files_, root_, options_.lease, options_.retention); });
     }
     agreed = peers_.vote(error);
     if (agreed) throw Error(*agreed);
     const bool low_priority = options_.priority == Priority::low;
     queue_ = std::make_unique<SaveQueue>([low_priority] {
-        if (low_priority && !lower_thread_priority()) log::info("the system refuses a low priority for a saver's threads");
+        if (low_priority && !lower_thread_priority())
+            log::info("the system refuses a low priority for a saver's threads");
     });
 }
 
 Saver::~Saver() {
-    queue_.reset();  // while all that its saves use is still there
+    queue_.reset();                                                  // while all that its saves use is still there
     if (owner_ != ::getpid()) static_cast<void>(writer_.release());  // a forked child's copy: the lease is its parent's
 }
 
@@ -177,17 +177,18 @@ void Saver::admit() {
     if (error || !all_withdrew) queue_->put_back(std::exchange(withdrawn, nullptr));  // begun elsewhere: it runs
     if (error) throw Error(*error);
     if (options_.when_busy == WhenBusy::refuse && !all_idle) {
-        throw Error(Code::not_ready, "a save is still in flight, and when_busy refuses another; wait for it, save less "
-                                     "often, or let the second one wait")
+        throw Error(Code::not_ready,
+                    "a save is still in flight, and when_busy refuses another; wait for it, save less "
+                    "often, or let the second one wait")
             .retry_may_help()
             .with_operation("save");
     }
     if (withdrawn == nullptr) return;
     log::info("the save of step {} is replaced by a newer one before it began", withdrawn->step);
     withdrawn->run = nullptr;  // gives its staging memory back
-    withdrawn->work->finish(
-        Error(Code::aborted, fmt::format("the save of step {} was replaced by a newer one before it began (when_busy)",
-                                         withdrawn->step)));
+    withdrawn->work->finish(Error(
+        Code::aborted,
+        fmt::format("the save of step {} was replaced by a newer one before it began (when_busy)", withdrawn->step)));
 }
 
 WorkPtr Saver::save_async(int64_t step, const State& state) {
@@ -237,8 +238,9 @@ bool Saver::should_stop(int64_t step, bool told) {
     request.label = "agreement to stop";
     caller_comm_->run(request);
     if (numbers[1] != -numbers[2]) {
-        throw Error(Code::mismatch, fmt::format("ranks ask whether to stop at different steps: {} to {}, this one at {}",
-                                                -numbers[2], numbers[1], step));
+        throw Error(Code::mismatch,
+                    fmt::format("ranks ask whether to stop at different steps: {} to {}, this one at {}", -numbers[2],
+                                numbers[1], step));
     }
     stop_agreed_ = numbers[0] != 0;
     return stop_agreed_;
@@ -317,8 +319,7 @@ std::string Saver::write_files(SaveJob& job) {
         const ChunkSource& data = staged ? *staged : job.data[index];
         if (job.dcp) return write_dcp_file(files_, join(job.directory, job.dcp->file.name), data, options);
         const std::string name = rank_file_name(peers_.rank(), static_cast<int>(index));
-        written.push_back(
-            write_rank_file(files_, job.directory, name, std::move(job.headers[index]), data, options));
+        written.push_back(write_rank_file(files_, job.directory, name, std::move(job.headers[index]), data, options));
     };
     const size_t count = job.dcp ? 1 : job.headers.size();
     for (size_t index = 0; index < count; ++index) write(index);

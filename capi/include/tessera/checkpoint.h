@@ -46,15 +46,15 @@ typedef struct tsr_saver_options {
                                    the best of them; NULL (default): none. NaN, or no such metric, is never the best */
     int32_t best_is_higher;     /* 0 (default): lower is better, as of a loss; 1: higher, as of an accuracy */
     int32_t keep_best;          /* how many of the best to keep; default 0. Needs best_metric and keep_latest */
-    int64_t keep_every;         /* steps that are multiples of it are kept for ever; 0 (default): none. Needs keep_latest */
-    int32_t when_busy;          /* TSR_BUSY_, the same on every rank; default TSR_BUSY_WAIT */
-    int32_t low_priority;       /* 1: the threads of saves in the background yield CPU and disk to the trainer; default 0 */
-    int64_t staging_bytes;      /* bound of the memory for copies of the state on this rank, at least 8 MiB; if the state is
+    int64_t keep_every;    /* steps that are multiples of it are kept for ever; 0 (default): none. Needs keep_latest */
+    int32_t when_busy;     /* TSR_BUSY_, the same on every rank; default TSR_BUSY_WAIT */
+    int32_t low_priority;  /* 1: the threads of saves in the background yield CPU and disk to the trainer; default 0 */
+    int64_t staging_bytes; /* bound of the memory for copies of the state on this rank, at least 8 MiB; if the state is
                                    larger, tsr_saver_save_async writes a part before it returns. 0 (default): what it needs */
-    int64_t write_bytes_per_s;  /* limit of this rank's writing; 0 (default): none */
-    tsr_progress_fn progress;   /* NULL (default), or called on the thread of the call; WRITE and COMMIT of a save in the
+    int64_t write_bytes_per_s; /* limit of this rank's writing; 0 (default): none */
+    tsr_progress_fn progress;  /* NULL (default), or called on the thread of the call; WRITE and COMMIT of a save in the
                                    background on the saver's own thread */
-    void *progress_data;        /* borrowed until destroy */
+    void *progress_data;       /* borrowed until destroy */
 } tsr_saver_options;
 
 /** Write the defaults into `options`.

@@ -238,8 +238,7 @@ void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const Re
 }
 
 std::vector<std::string> check_blocks(FileSystem& files, const RankFile& file, int threads,
-                                      const ByteProgress& progress,
-                                      const std::function<void()>& poll) {
+                                      const ByteProgress& progress, const std::function<void()>& poll) {
     const auto handle = open_for_reading(files, file);
     const int64_t step = blocks_per_read * block_bytes;
     const auto tasks = static_cast<size_t>(round_up(file.data_bytes(), step) / step);

@@ -63,7 +63,8 @@ void check_retention(const Retention& retention) {
     }
     if (retention.rule) check_name(retention.rule->metric, "best_metric");
     if (retention.latest == 0 && (retention.best > 0 || retention.every > 0)) {
-        refuse("keep_best or keep_every is given while keep_latest is 0, which keeps all; set keep_latest to 1 or more");
+        refuse(
+            "keep_best or keep_every is given while keep_latest is 0, which keeps all; set keep_latest to 1 or more");
     }
 }
 

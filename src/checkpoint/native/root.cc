@@ -238,9 +238,9 @@ Found resolve_checkpoint(FileSystem& files, const std::string& path) {
     if (is_best && (found == -ENOENT || (found == 0 && status.kind == FileStatus::Kind::file))) {
         const std::string root = parent_of(path);
         if (const auto best = best_save(files, root)) return {Format::native, join(root, *best)};
-        throw Error(Code::not_found,
-                    fmt::format("{} knows no best save: its saver was given no best_metric, or no save has that metric",
-                                root));
+        throw Error(
+            Code::not_found,
+            fmt::format("{} knows no best save: its saver was given no best_metric, or no save has that metric", root));
     }
     if (found == -ENOENT || found == -ENOTDIR) {
         if (is_latest && exists(files, parent_of(path))) return resolve_checkpoint(files, parent_of(path));

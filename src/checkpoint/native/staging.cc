@@ -20,8 +20,8 @@ constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14
 }  // namespace
 
 StagingPool::Slot::Slot() {
-    void* mapped = ::mmap(nullptr, static_cast<size_t>(chunk_bytes), PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* mapped =
+        ::mmap(nullptr, static_cast<size_t>(chunk_bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) {
         throw Error(Code::no_memory, fmt::format("no memory to stage {} bytes of a save", chunk_bytes));
     }

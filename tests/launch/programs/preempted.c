@@ -4,12 +4,12 @@
 
 #include "tessera/tessera.h"
 
-#define CHECK(call)                                                                        \
-    do {                                                                                   \
-        if ((call) != TSR_OK) {                                                            \
-            fprintf(stderr, "%s: %s\n", #call, tsr_error_message(tsr_error_last()));       \
-            exit(3);                                                                       \
-        }                                                                                  \
+#define CHECK(call)                                                                  \
+    do {                                                                             \
+        if ((call) != TSR_OK) {                                                      \
+            fprintf(stderr, "%s: %s\n", #call, tsr_error_message(tsr_error_last())); \
+            exit(3);                                                                 \
+        }                                                                            \
     } while (0)
 
 static void leave(const char *what, int32_t rank, long long number) {
@@ -25,7 +25,8 @@ int main(int argc, char **argv) {
     if (argc != 2) return 2;
     float weight[64] = {0};
     const int64_t shape[] = {64};
-    const tsr_tensor tensor = {.data = weight, .shape = shape, .ndim = 1, .dtype = TSR_DTYPE_F32, .device_type = TSR_DEVICE_CPU};
+    const tsr_tensor tensor = {
+        .data = weight, .shape = shape, .ndim = 1, .dtype = TSR_DTYPE_F32, .device_type = TSR_DEVICE_CPU};
     tsr_comm *comm;
     CHECK(tsr_comm_from_env(NULL, &comm));
     tsr_state *state;
