@@ -25,6 +25,8 @@
 
 namespace tsr::shm {
 
+class ByteList;
+
 class ShmTransport final : public Transport {
    public:
     explicit ShmTransport(Bootstrap bootstrap);
@@ -81,7 +83,7 @@ class ShmTransport final : public Transport {
     [[nodiscard]] std::string name_peer(int rank) const;       // "rank 3 (pid 8123)"
     [[nodiscard]] std::string last_operation(int rank) const;  // "its last operation was broadcast #411"
 
-    // --- collectives (collectives.cc)
+    // --- collectives (collectives.cc, reductions.cc)
     void all_reduce(Call& call);
     void reduce_scatter(Call& call);
     void all_gather(Call& call);
@@ -91,8 +93,8 @@ class ShmTransport final : public Transport {
     void gather(Call& call);
     void scatter(Call& call);
     void all_to_all(Call& call);
-    void exchange_reduce(Call& call, const class ByteList& list);
-    void staged_reduce(Call& call, const class ByteList& input, const class ByteList* output);
+    void exchange_reduce(Call& call, const ByteList& list);
+    void staged_reduce(Call& call, const ByteList& input, const ByteList* output);
     void copy_far(std::byte* to, const std::byte* from, size_t n);  // a long copy, with a pulse
     // The region in which every rank has its `which` location, id 0 if there is none; places_[r] becomes the offset in
     // rank r's region, checked to leave room for `size` bytes.

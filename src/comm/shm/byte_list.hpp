@@ -1,0 +1,78 @@
+// A list of tensors as one run of bytes, which is how the collectives see what they move.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "tensor/tensor.hpp"
+
+namespace tsr::shm {
+
+// Neighbours in memory are joined.
+class ByteList {
+   public:
+    explicit ByteList(std::span<const Tensor> tensors) {
+        for (const Tensor& tensor : tensors) {
+            const size_t size = tensor.size_bytes();
+            if (size == 0) continue;
+            if (total_ > 0 && last_end_ == tensor.data) {
+                (more_.empty() ? first_ : more_.back()).size += size;
+            } else if (total_ == 0) {
+                first_ = {tensor.data, size, 0};
+            } else {
+                if (more_.empty()) more_.push_back(first_);
+                more_.push_back({tensor.data, size, total_});
+            }
+            last_end_ = tensor.data + size;
+            total_ += size;
+        }
+    }
+
+    [[nodiscard]] size_t size() const { return total_; }
+    // The memory if it is one piece, else null.
+    [[nodiscard]] std::byte* contiguous() const { return more_.empty() ? first_.data : nullptr; }
+
+    void read(size_t offset, std::byte* to, size_t n) const {
+        visit(offset, n, [&](std::byte* piece, size_t size) {
+            std::memcpy(to, piece, size);
+            to += size;
+        });
+    }
+    void write(size_t offset, const std::byte* from, size_t n) const {
+        visit(offset, n, [&](std::byte* piece, size_t size) {
+            std::memcpy(piece, from, size);
+            from += size;
+        });
+    }
+
+   private:
+    struct Piece {
+        std::byte* data = nullptr;
+        size_t size = 0;
+        size_t begin = 0;
+    };
+
+    template <class Visit>
+    void visit(size_t offset, size_t n, Visit&& visitor) const {
+        if (n == 0) return;
+        if (more_.empty()) return visitor(first_.data + offset, n);
+        auto piece = std::upper_bound(more_.begin(), more_.end(), offset,
+                                      [](size_t at, const Piece& p) { return at < p.begin; });
+        for (--piece; n > 0; ++piece) {
+            const size_t skip = offset - piece->begin;
+            const size_t size = std::min(n, piece->size - skip);
+            visitor(piece->data + skip, size);
+            offset += size;
+            n -= size;
+        }
+    }
+
+    Piece first_;
+    std::vector<Piece> more_;  // all pieces, if there is more than one
+    const std::byte* last_end_ = nullptr;
+    size_t total_ = 0;
+};
+
+}  // namespace tsr::shm
