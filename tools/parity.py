@@ -148,6 +148,7 @@ class Java:
         header = root / f"{JAVA}/main/native/jni.hpp"
         self.header = header.read_text(encoding="utf-8") if header.is_file() else ""
         self.java = [unit for unit in units_of(root, f"{JAVA}/main/**/*.java") if unit.owner != "Native"]
+        self.name_by_user()
         self.names: dict[str, list[str]] = defaultdict(list)
         for unit in self.native:
             for shim, name in re.findall(r'method<(\w+)>\(\s*"(\w+)"', unit.text):
@@ -156,6 +157,15 @@ class Java:
             path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
             for path in sorted(root.glob(f"{JAVA}/test/**/*Test.java"))
         }
+
+    def name_by_user(self) -> None:
+        """The methods of a class that one other extends are the latter's to who calls them."""
+        heirs: dict[str, set[str]] = defaultdict(set)
+        for unit in self.java:
+            for parent in re.findall(rf"\bclass {unit.owner} extends (\w+)", unit.text):
+                heirs[parent].add(unit.owner)
+        only = {parent: next(iter(children)) for parent, children in heirs.items() if len(children) == 1}
+        self.java = [unit._replace(owner=only.get(unit.owner, unit.owner)) for unit in self.java]
 
     def place(self, function: str) -> Place | str:
         shims = using(self.native, rf"\b{function}\b(?!\")")

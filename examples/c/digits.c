@@ -158,11 +158,12 @@ int main(int argc, char **argv) {
     saving.keep_latest = 3;
     tsr_saver *saver;
     CHECK(tsr_saver_create(comm, text[CHECKPOINTS], &saving, &saver));
-    int64_t step, batch[TRAIN];
+    int64_t step, batch[TRAIN], right = 0;
     const tsr_tensor stop_flag = TSR_CPU_TENSOR(&stop, TSR_DTYPE_I32, 1, 1);
     CHECK(tsr_saver_resume(saver, state, &step)); /* 0 when there is nothing yet */
     if (rank == 0 && step == 0) printf("digits: %d ranks, from the beginning\n", (int)world);
     if (rank == 0 && step > 0) printf("digits: %d ranks, resumed after step %lld\n", (int)world, (long long)step);
+    if (rank == 0 && step >= number[STEPS]) printf("digits: nothing left to do: --steps is %ld\n", number[STEPS]);
     tsr_tensor grads[PARAMS];
     for (size_t i = 0; i < PARAMS; ++i) CHECK(tsr_ddp_grad(ddp, i, &grads[i]));
     while (step < number[STEPS] && !stop) {
@@ -189,7 +190,6 @@ int main(int argc, char **argv) {
     if (rank == 0 && stop) printf("digits: stopped after step %lld\n", (long long)step);
     if (!stop) {
         float h[HIDDEN], logits[CLASSES];
-        int right = 0;
         for (int i = 0; i < HELD_OUT; ++i) right += forward(test_x[i], h, logits) == test_y[i];
         log_line(step, "accuracy", (double)right / HELD_OUT);
         if (rank == 0) printf("held-out accuracy %.4f\n", (double)right / HELD_OUT);

@@ -9,111 +9,18 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import report
-from programs import LANGUAGES, ROOT, TESSERA, digits
-
-VICTIM = "java"
-
-
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a file that others are still writing."""
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-
-
-def show_progress(step: int, steps: int, loss: float, world: int, note: str) -> None:
-    """One line that is drawn over itself on a terminal, and now and then a line of its own elsewhere."""
-    width = 30
-    done = width * step // steps
-    line = f"[{'█' * done}{'░' * (width - done)}] step {step:>5}/{steps}  loss {loss:.4f}  {world} ranks  {note}"
-    if sys.stdout.isatty():
-        print(f"\r\033[K{line}", end="", flush=True)
-    elif step % (steps // 10) == 0:
-        print(line, flush=True)
-
-
-def train(out: Path, steps: int, save_every: int, pace_ms: int) -> dict[str, Any]:
-    """Run the job, kill one rank on the way, and return what happened with its times."""
-    log, events = out / "train.jsonl", out / "events.jsonl"
-    arguments = ["--data", str(ROOT / "examples" / "data" / "digits.csv"), "--checkpoints", str(out / "checkpoints")]
-    arguments += ["--steps", str(steps), "--save-every", str(save_every), "--batch", "32", "--seed", "7"]
-    arguments += ["--log", str(log), "--pace", str(pace_ms)]
-    command = [str(TESSERA), "run", "--min-ranks", "3", "--max-restarts", "3", "--on-loss", "shrink"]
-    command += ["--log-dir", str(out / "logs"), "--events", str(events)]
-    for i, language in enumerate(LANGUAGES):
-        command += ([":"] if i else []) + ["-n", "1", *digits(language, arguments)]
-
-    started = time.time()
-    kill: tuple[float, int] | None = None
-    shown = -1
-    with (out / "job.txt").open("wb") as output:
-        job = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        try:
-            while job.poll() is None:
-                time.sleep(0.02)
-                rows = [row for row in read_json_lines(log) if row["rank"] == 0 and "loss" in row]
-                if not rows:
-                    continue
-                last = rows[-1]
-                if last["step"] != shown:
-                    shown = last["step"]
-                    note = "" if kill is None else f"({VICTIM} was killed at step {kill[1]})"
-                    show_progress(shown, steps, last["loss"], last["world"], note)
-                if kill is None and last["step"] > steps // 2:
-                    pid = next(
-                        event["pid"]
-                        for event in read_json_lines(events)
-                        if event["event"] == "start" and event["rank"] == LANGUAGES.index(VICTIM)
-                    )
-                    os.kill(pid, signal.SIGKILL)
-                    kill = (time.time() - started, last["step"])
-        finally:
-            if job.poll() is None:
-                job.terminate()
-                job.wait(timeout=60)
-    print()
-    if job.returncode != 0 or kill is None:
-        print((out / "job.txt").read_text(encoding="utf-8", errors="replace")[-4000:])
-        raise SystemExit(f"the job ended with status {job.returncode}; see {out / 'job.txt'} and {out / 'logs'}")
-    return {
-        "started": started,
-        "ended": time.time(),
-        "kill": kill,
-        "rows": read_json_lines(log),
-        "events": read_json_lines(events),
-    }
-
-
-def tensor_pictures(checkpoint: Path) -> tuple[list[report.TensorPicture], int]:
-    """Which box of each tensor is in which rank's file, read from the files' own headers; and the files' bytes."""
-    pictures: dict[str, report.TensorPicture] = {}
-    size = 0
-    manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
-    for path in sorted(checkpoint.glob("rank-*.safetensors")):
-        size += path.stat().st_size
-        rank = int(re.match(r"rank-(\d+)", path.name).group(1))  # type: ignore[union-attr]
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        offsets = json.loads(header.pop("__metadata__")["DCP_SHARDING_INFO"])
-        for name, entry in header.items():
-            shape = manifest["tensors"][name]["shape"]
-            picture = pictures.setdefault(name, report.TensorPicture(name, entry["dtype"], shape, []))
-            picture.pieces.append(report.Piece(rank, offsets[name]["saved_offsets"], entry["shape"]))
-    return [pictures[name] for name in sorted(pictures)], size
+from charts import Curve, Part
+from programs import ROOT, TESSERA
+from training import VICTIM, Training, tensor_pictures, train
 
 
 def load_without_launcher(root: Path) -> tuple[dict[str, Any], str]:
@@ -145,6 +52,45 @@ def run_tessera(*arguments: str) -> str:
     return done.stdout
 
 
+def check(root: Path, newest: Path) -> tuple[list[tuple[str, str]], list[str]]:
+    """What holds of the last checkpoint, each with its proof; and notes on what could not be tried."""
+    verify = run_tessera("ckpt", "verify", str(newest)).strip()
+    tensors, loaded = load_without_launcher(root)
+    checks = [
+        ("tessera ckpt verify reads every byte", verify.splitlines()[-1]),
+        ("the checkpoint loads in Python without a launcher", loaded),
+    ]
+    if importlib.util.find_spec("torch") is None:
+        return checks, ["PyTorch is not installed here: its reader was not tried. ./dev test tries it."]
+    return [*checks, ("the checkpoint loads in PyTorch", load_in_pytorch(newest, tensors))], []
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))["step"])
+
+
+def curve_speed(rows: list[dict[str, Any]], world: int) -> float:
+    part = [row for row in rows if row["world"] == world]
+    seconds = part[-1]["time"] - part[0]["time"]
+    return (part[-1]["step"] - part[0]["step"]) / seconds if seconds > 0 else 0.0
+
+
+def timings_of(training: Training, rows: list[dict[str, Any]], newest: Path, pace_ms: int) -> list[tuple[str, str]]:
+    assert training.kill is not None
+    assert training.resume is not None
+    committed = list(newest.parent.glob("step-*/manifest.json"))
+    size = sum(path.stat().st_size for path in newest.glob("rank-*.safetensors"))
+    paced = f", held back to {pace_ms} ms a step so that one can watch" if pace_ms > 0 else ""
+    return [
+        ("whole job", f"{training.seconds:.1f} s"),
+        ("from the kill until three ranks had loaded the checkpoint", f"{training.resume[0] - training.kill[0]:.2f} s"),
+        (f"steps a second with four ranks{paced}", f"{curve_speed(rows, 4):.0f}"),
+        (f"steps a second with three ranks{paced}", f"{curve_speed(rows, 3):.0f}"),
+        ("checkpoints that were kept", str(len(committed))),
+        ("files of the newest", f"{size / 1024:.0f} KiB"),
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "demo-out", help="where results go (emptied first)")
@@ -153,71 +99,34 @@ def main() -> int:
     parser.add_argument("--pace", type=int, default=20, help="milliseconds that a step lasts at least")
     options = parser.parse_args()
     out: Path = options.out
+    root = out / "checkpoints"
     shutil.rmtree(out, ignore_errors=True)
-    (out / "checkpoints").mkdir(parents=True)
+    root.mkdir(parents=True)
 
     print("tessera run: four ranks, C, Python, Java and Rust, train one model", flush=True)
-    result = train(out, options.steps, options.save_every, options.pace)
-    started, rows, events = result["started"], result["rows"], result["events"]
-    accuracy = next(row["accuracy"] for row in reversed(rows) if "accuracy" in row)
-    curve = [
-        (row["time"] - started, row["step"], row["world"], row["loss"])
-        for row in rows
-        if row["rank"] == 0 and "loss" in row
-    ]
-    resumed = min((entry for entry in curve if entry[2] == 3), key=lambda entry: entry[0])
-    restart_step = (resumed[1] - 1) // options.save_every * options.save_every
-    starts = [event for event in events if event["event"] == "start"]
-    last_round = max(event["round"] for event in starts)
-    survivors = [language for language in LANGUAGES if language != VICTIM]
-    ranks = [
-        (
-            event["round"],
-            (LANGUAGES if event["round"] != last_round else survivors)[event["rank"]],
-            event["rank"],
-            event["pid"],
-        )
-        for event in starts
-    ]
+    training = train(out, options.steps, options.save_every, options.pace)
+    assert training.kill is not None
+    assert training.resume is not None
+    assert training.before is not None
+    accuracy = next(row["accuracy"] for row in reversed(training.rows) if "accuracy" in row)
     print(f"held-out accuracy {accuracy * 100:.1f} %")
 
-    newest = out / "checkpoints" / (out / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
+    newest = root / (root / "latest").read_text(encoding="utf-8").strip()
     tree = run_tessera("ckpt", "tree", str(newest))
-    print(f"\n$ tessera ckpt tree {newest.relative_to(out.parent)}\n{tree}")
-    verify = run_tessera("ckpt", "verify", str(newest)).strip()
-    tensors, loaded = load_without_launcher(out / "checkpoints")
-    checks = [
-        ("tessera ckpt verify reads every byte", verify.splitlines()[-1]),
-        ("the checkpoint loads in Python without a launcher", loaded),
-    ]
-    notes = []
-    if importlib.util.find_spec("torch") is not None:
-        checks.append(("the checkpoint loads in PyTorch", load_in_pytorch(newest, tensors)))
-    else:
-        notes.append("PyTorch is not installed here: its reader was not tried. ./dev test tries it.")
+    print(f"\n$ tessera ckpt tree {shown(newest)}\n{tree}")
+    checks, notes = check(root, newest)
     for what, outcome in checks:
         print(f"✓ {what}: {outcome}")
 
-    pictures, size = tensor_pictures(newest)
-    checkpoint_count = len(list((out / "checkpoints").glob("step-*/manifest.json")))
-    paced = f", held back to {options.pace} ms a step so that one can watch" if options.pace > 0 else ""
-    timings = [
-        ("whole job", f"{result['ended'] - started:.1f} s"),
-        ("from the kill to the first step of the three", f"{resumed[0] - result['kill'][0]:.2f} s"),
-        (f"steps a second with four ranks{paced}", f"{curve_speed(curve, 4):.0f}"),
-        (f"steps a second with three ranks{paced}", f"{curve_speed(curve, 3):.0f}"),
-        ("checkpoints under demo-out/checkpoints, newest", f"{checkpoint_count}, {size / 1024:.0f} KiB"),
-    ]
+    rows = [row for row in training.rows if row["rank"] == 0 and "loss" in row]
+    curve = [(row["step"], row["world"], row["loss"]) for row in rows]
     report.write_report(
         report.Run(
-            loss=curve,
+            curve=Curve(curve, training.kill[1], training.resume[1], VICTIM),
             accuracy=accuracy,
-            kill=(result["kill"][0], result["kill"][1], VICTIM),
-            restart=(resumed[0], restart_step),
-            ranks=ranks,
-            tensors=pictures,
-            checkpoint_languages=dict(enumerate(survivors)),
-            timings=timings,
+            before=training.before,
+            after=Part(training.after, step_of(newest), tensor_pictures(newest)),
+            timings=timings_of(training, rows, newest, options.pace),
             checks=checks,
             tree=tree,
             notes=notes,
@@ -236,12 +145,6 @@ def shown(path: Path) -> str:
     """As one would type it from here."""
     path = path.resolve()
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-def curve_speed(curve: list[tuple[float, int, int, float]], world: int) -> float:
-    part = [entry for entry in curve if entry[2] == world]
-    seconds = part[-1][0] - part[0][0]
-    return (part[-1][1] - part[0][1]) / seconds if seconds > 0 else 0.0
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ public final class Digits {
             long step = saver.resume(state); // 0 when there is nothing yet
             print(first, "digits: %d ranks, %s", comm.worldSize(),
                     step == 0 ? "from the beginning" : "resumed after step " + step);
+            print(first && step >= steps, "digits: nothing left to do: --steps is %d", steps);
             final Tensor stop = Tensor.zeros(DType.I32, 1);
             while (step < steps && stop.ints().get(0) == 0) {
                 final long began = System.nanoTime();
@@ -66,9 +67,8 @@ public final class Digits {
                 for (long left; (left = began + pace - System.nanoTime()) > 0;) LockSupport.parkNanos(left);
             }
             saver.await();
-            if (stop.ints().get(0) != 0) {
-                print(first, "digits: stopped after step %d", step);
-            } else {
+            print(first && stop.ints().get(0) != 0, "digits: stopped after step %d", step);
+            if (stop.ints().get(0) == 0) {
                 log(comm, step, "accuracy", accuracy());
                 print(first, "held-out accuracy %.4f", accuracy());
             }

@@ -101,6 +101,8 @@ def train(options, training, held_out):
         if first:
             where = f"resumed after step {step}" if step else "from the beginning"
             print(f"digits: {comm.world_size} ranks, {where}", flush=True)
+            if step >= options.steps:
+                print(f"digits: nothing left to do: --steps is {options.steps}", flush=True)
         stop = np.zeros(1, np.int32)
         while step < options.steps and not stop[0]:
             batch = data.batch(options.batch)
@@ -125,7 +127,7 @@ def train(options, training, held_out):
             return
         predicted = forward(params, held_out[0])[1].argmax(axis=1)
         accuracy = float((predicted == held_out[1]).mean())
-        log(options, comm, step=options.steps, accuracy=round(accuracy, 6))
+        log(options, comm, step=step, accuracy=round(accuracy, 6))
         if first:
             print(f"held-out accuracy {accuracy:.4f}", flush=True)
 

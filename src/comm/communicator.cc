@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/reentry.hpp"
+#include "comm/backend.hpp"
 #include "comm/host.hpp"
 #include "comm/rendezvous.hpp"
 #include "comm/transport.hpp"
@@ -477,6 +478,10 @@ void check_options(const CommOptions& options) {
         throw Error(Code::invalid_argument,
                     fmt::format("the timeout is {} ms; it must be positive", options.timeout.count()));
     }
+    if (options.backend.size() >= Peer{}.backend.size()) {
+        throw Error(Code::invalid_argument, fmt::format("the name of a backend has {} bytes; {} are possible",
+                                                        options.backend.size(), Peer{}.backend.size() - 1));
+    }
     if (options.name.empty() || options.name.size() > max_name_size) {
         throw Error(Code::invalid_argument, fmt::format("a communicator's name has 1 to {} bytes", max_name_size));
     }
@@ -521,29 +526,19 @@ std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions
 
 // --- making one
 
-// The CPU part of "cpu:gloo,cuda:nccl", or the whole.
-std::string cpu_backend(const std::string& backend) {
-    size_t begin = 0;
-    std::string any;
-    while (begin <= backend.size()) {
-        const size_t end = std::min(backend.find(',', begin), backend.size());
-        const std::string part = backend.substr(begin, end - begin);
-        if (part.rfind("cpu:", 0) == 0) return part.substr(4);
-        if (part.find(':') == std::string::npos) any = part;
-        begin = end + 1;
+bool asks_for(const Peer& peer, std::string_view backend) {
+    try {
+        return cpu_backend(peer.backend.data()) == backend;
+    } catch (const Error&) {  // the peer says what is wrong with it
+        return false;
     }
-    return any.empty() ? "auto" : any;
 }
 
+// A backend that cannot be had is told only now that all ranks have met, so that they learn it together.
 std::unique_ptr<Transport> make_transport(Bootstrap bootstrap) {
     const std::string backend = cpu_backend(bootstrap.options.backend);
-    if (backend != "auto" && backend != "shm" && backend != "gloo") {
-        throw Error(Code::invalid_argument,
-                    fmt::format("unknown backend '{}'; this version knows auto, shm and gloo, and none for GPUs",
-                                bootstrap.options.backend));
-    }
     for (const Peer& peer : bootstrap.peers) {
-        if (cpu_backend(peer.backend.data()) == backend) continue;
+        if (asks_for(peer, backend)) continue;
         throw Error(Code::mismatch, fmt::format("rank {} asks for backend '{}', rank {} for '{}'", bootstrap.rank,
                                                 bootstrap.options.backend, peer.rank, peer.backend.data()))
             .with_peer(peer.rank);

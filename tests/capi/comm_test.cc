@@ -184,6 +184,20 @@ TEST(CommApi, MismatchNamesBothSides) {
     });
 }
 
+TEST(CommApi, ABackendForGpusIsUnsupported) {
+    tsr_comm_options options;
+    ASSERT_OK(tsr_comm_options_init(&options, sizeof options));
+    auto parent = api::alone();
+    Owned<tsr_comm> comm;
+    for (const char* backend : {"nccl", "cuda:nccl", "cpu:gloo,cuda:nccl"}) {
+        options.backend = backend;
+        EXPECT_FAILS(tsr_comm_from_env(&options, comm.out()), TSR_E_UNSUPPORTED, "no transport between GPUs");
+        EXPECT_FAILS(tsr_comm_split(parent, 0, 0, &options, comm.out()), TSR_E_UNSUPPORTED, "auto, shm and gloo");
+    }
+    options.backend = "carrier pigeon";
+    EXPECT_FAILS(tsr_comm_from_env(&options, comm.out()), TSR_E_INVALID_ARGUMENT, "carrier pigeon");
+}
+
 TEST(CommApi, BadArgumentsAreRefused) {
     auto comm = api::alone();
     Array<float> values({4}, 1.0F);

@@ -72,3 +72,15 @@ def test_pytorch_reads_what_each_language_writes(run_job: RunJob, tmp_path: Path
     dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(directory)), no_dist=True)
     for name, value in expected.items():
         assert state[name].numpy().tobytes() == value.tobytes(), name
+
+
+def test_each_language_says_when_nothing_is_left_to_do(run_job: RunJob, tmp_path: Path, language: str) -> None:
+    assert "nothing left" not in run_job([language], steps=20)
+    before = manifest(tmp_path / "checkpoints")
+    for steps in (20, 10):
+        output = run_job([language, language], steps=steps)
+        assert "digits: 2 ranks, resumed after step 20" in output
+        assert f"digits: nothing left to do: --steps is {steps}" in output
+        assert "held-out accuracy" in output
+        assert f"step {steps}/" not in output
+    assert manifest(tmp_path / "checkpoints") == before

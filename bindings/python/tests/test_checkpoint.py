@@ -415,6 +415,16 @@ def test_damage_is_told_by_file(saver: ts.Saver, damage):
             checkpoint.verify(full=False)
 
 
+def test_a_file_too_many_is_told_by_verify_and_not_read(saver: ts.Saver):
+    path = saved(saver, array=np.arange(10.0))
+    (file,) = path.glob("rank-*.safetensors")
+    (path / "rank-00007.safetensors").write_bytes(file.read_bytes())
+    with ts.Checkpoint(path) as checkpoint:
+        assert checkpoint["array"].sum() == 45
+        with pytest.raises(ts.Corrupt, match="rank-00007.safetensors"):
+            checkpoint.verify()
+
+
 def test_a_checkpoint_reads_as_a_mapping(saver: ts.Saver):
     path = saved(saver, a=np.ones((2, 3), np.float32), b=np.zeros(0), c=np.array(7), epoch=4)
     with ts.Checkpoint(path) as checkpoint:

@@ -343,9 +343,15 @@ def test_a_communicator_is_not_used_by_two_threads_at_once(ranks):
 def test_options_that_are_none_are_refused(ranks):
     with pytest.raises(TypeError):
         ts.init(timeouts=3)  # type: ignore[call-arg]
-    with pytest.raises(ts.TesseraError):
+    with pytest.raises(ts.InvalidArgument, match="carrier pigeon"):
         ts.init(backend="carrier pigeon").close()
     with pytest.raises(ValueError, match="not a number"):
         ts.init(timeout=float("nan"))
     with pytest.raises(TypeError):
         ts.Comm()
+
+
+@pytest.mark.parametrize("backend", ["nccl", "cuda:nccl", "cpu:gloo,cuda:nccl"])
+def test_a_backend_for_gpus_is_unsupported(backend: str):
+    with pytest.raises(ts.Unsupported, match="no transport between GPUs; backends are auto, shm and gloo"):
+        ts.init(backend=backend).close()

@@ -142,9 +142,8 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace]: 
     let comm = Comm::from_env()?;
     let (rank, world) = (comm.rank()?, comm.world_size()?);
     let say = |text: String| (rank == 0).then(|| println!("{text}"));
-    let log_file = &texts["--log"];
+    let (log_file, mut random) = (&texts["--log"], seed);
     let record = |step, name, value| (!log_file.is_empty()).then(|| log(log_file, rank, world, step, name, value));
-    let mut random = seed;
     let params = params![
         "fc1.weight" => (initial(&mut random, HIDDEN * PIXELS, PIXELS), [HIDDEN, PIXELS]),
         "fc1.bias" => (initial(&mut random, HIDDEN, PIXELS), [HIDDEN]),
@@ -159,6 +158,7 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace]: 
     let start = saver.resume(&mut state)?;
     let from = if start == 0 { "from the beginning".to_owned() } else { format!("resumed after step {start}") };
     say(format!("digits: {world} ranks, {from}"));
+    (start >= steps).then(|| say(format!("digits: nothing left to do: --steps is {steps}")));
 
     for step in start + 1..=steps {
         let began = Instant::now();
@@ -186,7 +186,7 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace]: 
     saver.wait()?;
     let accuracy = accuracy(&ddp, &held_out)?;
     say(format!("held-out accuracy {accuracy:.4}"));
-    record(steps, "accuracy", accuracy);
+    record(start.max(steps), "accuracy", accuracy);
     comm.finalize()
 }
 

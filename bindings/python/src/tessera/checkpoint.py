@@ -38,12 +38,12 @@ class Saver(Closable):
         The ranks that save together; None: this process alone.
     root : path
         Directory, the same on every rank; created if absent.
-    keep_latest : int, optional
+    keep_latest : int, default 0
         How many of the newest checkpoints to keep; 0 keeps all.
-    timeout : float or timedelta, optional
-        Deadline of the ranks' votes, in seconds.
-    format : str, optional
-        ``"tessera"`` (the default), or ``"torch_dcp"``: an unmodified PyTorch loads a save's directory by
+    timeout : float or timedelta, default 600
+        Deadline of the ranks' votes, in seconds. ``TESSERA_TIMEOUT_MS`` in the environment is another default.
+    format : str, default "tessera"
+        ``"tessera"``, or ``"torch_dcp"``: an unmodified PyTorch loads a save's directory by
         ``torch.distributed.checkpoint``.
 
     Raises
@@ -293,13 +293,13 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         ----------
         state : State
             Any layout and world size.
-        verify : bool, optional
+        verify : bool, default True
             Check the checksum of every block that is read.
-        allow_missing : bool, optional
+        allow_missing : bool, default False
             Leave alone what the checkpoint lacks.
-        allow_unexpected : bool, optional
+        allow_unexpected : bool, default False
             Leave out what the state lacks.
-        allow_cast : bool, optional
+        allow_cast : bool, default False
             Convert floating-point tensors of another dtype.
 
         Raises

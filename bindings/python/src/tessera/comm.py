@@ -37,13 +37,14 @@ def init(
 
     Parameters
     ----------
-    timeout : float or timedelta, optional
-        Deadline of each collective, in seconds; by default ``TESSERA_TIMEOUT_MS`` or 600.
-    backend : str, optional
-        ``"auto"``, ``"shm"``, ``"gloo"`` or ``"cpu:gloo,cuda:nccl"``; by default ``TESSERA_BACKEND`` or auto.
-    spin_count : int, optional
-        Busy turns before a waiting rank yields; -1 takes it from ranks and cores.
-    name : str, optional
+    timeout : float or timedelta, default 600
+        Deadline of each collective, in seconds. ``TESSERA_TIMEOUT_MS`` in the environment is another default.
+    backend : str, default "auto"
+        ``"auto"`` (shared memory where all ranks are on one host, else Gloo), ``"shm"`` or ``"gloo"``.
+        ``TESSERA_BACKEND`` in the environment is another default.
+    spin_count : int, default -1
+        Busy turns before a waiting rank yields; -1 takes it from ranks and usable cores.
+    name : str, default "world"
         In messages and logs.
 
     Returns
@@ -58,6 +59,8 @@ def init(
         A rank never came.
     PermissionDenied
         There is no job token, or it was refused.
+    Unsupported
+        The backend is one between GPUs, as ``"cuda:nccl"``: there is none yet.
     """
     return Comm._adopt(
         _core.comm_from_env(timeout_ms=milliseconds(timeout), spin_count=spin_count, backend=backend, name=name)

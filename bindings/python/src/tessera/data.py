@@ -27,12 +27,12 @@ class Sampler(Closable):
         Its rank and world size are read; it is not kept.
     length : int
         Samples of the data set, at least 1.
-    seed : int, optional
+    seed : int, default 0
         Of the shuffle; the same on every rank.
-    shuffle : bool, optional
+    shuffle : bool, default True
         A new order each epoch, or 0, 1, 2, ...
-    drop_last : bool, optional
-        Whether an epoch's short end is dropped or filled from its beginning.
+    drop_last : bool, default False
+        Whether an epoch's short end is dropped, or filled from the epoch's beginning.
     """
 
     _handle: _core.Sampler

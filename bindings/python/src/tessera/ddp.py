@@ -98,11 +98,11 @@ class DDP(Closable):
     params : mapping of str to array, or sequence
         The parameters, the same on every rank and in the same order: contiguous floating-point arrays. Their memory is
         used until this object is gone. A leading ``module.`` or ``_orig_mod.`` of a name is stripped.
-    bucket_bytes : int, optional
+    bucket_bytes : int, default 25 MiB
         Bytes after which a bucket of gradients is closed.
-    first_bucket_bytes : int, optional
-        The same for the first bucket of each dtype.
-    op : {"avg", "sum"}, optional
+    first_bucket_bytes : int, default 1 MiB
+        The same for the first bucket of each dtype, which is reduced first.
+    op : {"avg", "sum"}, default "avg"
         What becomes of the ranks' gradients.
 
     Raises

@@ -78,13 +78,13 @@ class SGD(Optimizer):
         Contiguous arrays of float32 or float64.
     grads : named arrays, optional
         Needed without a DDP: a gradient for each parameter, by the same name.
-    lr : float, optional
+    lr : float, default 0.001
         Learning rate.
-    momentum, dampening : float, optional
+    momentum, dampening : float, default 0
         Of the running average of gradients.
-    weight_decay : float, optional
-        Added to the gradient.
-    nesterov : bool, optional
+    weight_decay : float, default 0
+        Times the parameter, added to the gradient.
+    nesterov : bool, default False
         Needs momentum, and no dampening.
     """
 
@@ -134,14 +134,16 @@ class Adam(_AdamFamily):
 
     Parameters
     ----------
-    params, grads, lr
+    params, grads
         As `SGD` takes them.
-    betas : pair of float, optional
+    lr : float, default 0.001
+        Learning rate.
+    betas : pair of float, default (0.9, 0.999)
         Decay of the two moments.
-    eps : float, optional
+    eps : float, default 1e-8
         Added to the denominator.
-    weight_decay : float, optional
-        Added to the gradient.
+    weight_decay : float, default 0
+        Times the parameter, added to the gradient.
     """
 
     @staticmethod
@@ -154,9 +156,15 @@ class AdamW(_AdamFamily):
 
     Parameters
     ----------
-    params, grads, lr, betas, eps
-        As `Adam` takes them.
-    weight_decay : float, optional
+    params, grads
+        As `SGD` takes them.
+    lr : float, default 0.001
+        Learning rate.
+    betas : pair of float, default (0.9, 0.999)
+        Decay of the two moments.
+    eps : float, default 1e-8
+        Added to the denominator.
+    weight_decay : float, default 0.01
         Each step multiplies the parameters by ``1 - lr * weight_decay``.
     """
 

@@ -17,14 +17,17 @@ class StoreServer(Closable):
         Numeric address or name to listen on.
     port : int
         0 takes a free one; see `port`.
-    timeout : float or timedelta, optional
-        Seconds.
-    insecure : bool, optional
-        No job token and no handshake.
+    timeout : float or timedelta, default 60
+        Seconds. Of no effect on a server; it is here because both take the same options.
+    insecure : bool, default False
+        No job token and no handshake. ``TESSERA_INSECURE=1`` in the environment makes True the default.
     token : str, optional
-        The job token, 64 hexadecimal digits; by default from the environment, else from a file of the user.
-    job_id, epoch : optional
-        Part of the handshake: clients of another job or epoch are refused.
+        The job token, 64 hexadecimal digits; by default that of ``TESSERA_TOKEN_FD``, ``TESSERA_TOKEN_FILE`` or
+        ``TESSERA_TOKEN``, else on loopback that of a 0600 file in the user's runtime directory.
+    job_id : str, default ""
+        Part of the handshake: clients of another job are refused. ``TESSERA_JOB_ID`` is another default.
+    epoch : int, default 0
+        Likewise; ``TESSERA_EPOCH`` is another default.
 
     Raises
     ------
@@ -81,8 +84,8 @@ class Store(Closable):
     ----------
     uri : str
         ``"tcp://host:port"``, or ``"file:///directory"`` on a shared file system.
-    timeout : float or timedelta, optional
-        Seconds for the connection and, by default, each call.
+    timeout : float or timedelta, default 60
+        Seconds for the connection and, unless it says otherwise, each call.
     insecure, token, job_id, epoch
         As `StoreServer` takes them.
 

@@ -49,10 +49,10 @@ impl LoadOptions {
     }
 
     flags! {
-        verify: "Whether to check the checksum of every block read.",
-        allow_missing: "Whether names of the state that the checkpoint lacks may stay as they are.",
-        allow_unexpected: "Whether names of the checkpoint that the state lacks may be left out.",
-        allow_cast: "Whether floating-point tensors of another dtype are converted.",
+        verify: "Whether to check the checksum of every block read. The default is `true`.",
+        allow_missing: "Whether names of the state that the checkpoint lacks may stay as they are. The default is `false`.",
+        allow_unexpected: "Whether names of the checkpoint that the state lacks may be left out. The default is `false`.",
+        allow_cast: "Whether floating-point tensors of another dtype are converted. The default is `false`.",
     }
 }
 

@@ -75,19 +75,19 @@ pub struct SamplerBuilder<'a> {
 }
 
 impl SamplerBuilder<'_> {
-    /// Of the shuffle; the same on every rank.
+    /// Of the shuffle; the same on every rank. The default is 0.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// A new order each epoch, or 0, 1, 2 and so on.
+    /// A new order each epoch, or 0, 1, 2 and so on. The default is `true`.
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.shuffle = Some(shuffle);
         self
     }
 
-    /// Whether an epoch's short end is dropped, or filled from its beginning.
+    /// Whether an epoch's short end is dropped, or filled from the epoch's beginning. The default is `false`.
     pub fn drop_last(mut self, drop_last: bool) -> Self {
         self.drop_last = Some(drop_last);
         self

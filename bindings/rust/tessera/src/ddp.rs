@@ -28,21 +28,21 @@ impl DdpOptions {
         Self::default()
     }
 
-    /// A bucket of gradients closes when it reaches so many bytes.
+    /// A bucket of gradients closes when it reaches so many bytes. The default is 25 MiB.
     #[must_use]
     pub fn bucket_bytes(mut self, bytes: usize) -> Self {
         self.bucket_bytes = Some(bytes);
         self
     }
 
-    /// The same for the first bucket of each dtype, which is reduced first.
+    /// The same for the first bucket of each dtype, which is reduced first. The default is 1 MiB.
     #[must_use]
     pub fn first_bucket_bytes(mut self, bytes: usize) -> Self {
         self.first_bucket_bytes = Some(bytes);
         self
     }
 
-    /// [`ReduceOp::Avg`] or [`ReduceOp::Sum`].
+    /// What becomes of the ranks' gradients: [`ReduceOp::Avg`] or [`ReduceOp::Sum`]. The default is `Avg`.
     #[must_use]
     pub fn op(mut self, op: ReduceOp) -> Self {
         self.op = Some(op);

@@ -132,11 +132,12 @@ macro_rules! builder {
 builder! {
     /// Stochastic gradient descent as PyTorch defines it.
     Sgd, tsr_sgd_options, tsr_sgd_options_init, tsr_ddp_sgd, tsr_sgd_create:
-    lr: f64 = "The learning rate.",
-    momentum: f64 = "The share of the former update that is kept.",
-    dampening: f64 = "The share of the gradient that momentum leaves out.",
-    weight_decay: f64 = "Added to the gradient, times the parameter.",
-    nesterov: bool = "Whether momentum looks ahead; needs momentum above 0 and no dampening.",
+    lr: f64 = "The learning rate. The default is 0.001.",
+    momentum: f64 = "The share of the former update that is kept. The default is 0.",
+    dampening: f64 = "The share of the gradient that momentum leaves out. The default is 0.",
+    weight_decay: f64 = "Added to the gradient, times the parameter. The default is 0.",
+    nesterov: bool =
+        "Whether momentum looks ahead; needs momentum above 0 and no dampening. The default is `false`.",
 }
 
 /// The two Adams have the same settings; they differ in what weight decay does.
@@ -145,10 +146,10 @@ macro_rules! adam {
         builder! {
             $(#[$doc])*
             $name, $raw, $init, $over_ddp, $create:
-            lr: f64 = "The learning rate.",
-            beta1: f64 = "The decay of the mean of gradients.",
-            beta2: f64 = "The decay of the mean of their squares.",
-            eps: f64 = "Added to the root of the latter.",
+            lr: f64 = "The learning rate. The default is 0.001.",
+            beta1: f64 = "The decay of the mean of gradients. The default is 0.9.",
+            beta2: f64 = "The decay of the mean of their squares. The default is 0.999.",
+            eps: f64 = "Added to the root of the latter. The default is 1e-8.",
             weight_decay: f64 = $weight_decay,
         }
     };
@@ -157,13 +158,13 @@ macro_rules! adam {
 adam! {
     /// Adam (Kingma and Ba 2015) with bias correction.
     Adam, tsr_adam_options, tsr_adam_options_init, tsr_ddp_adam, tsr_adam_create,
-    "Added to the gradient, times the parameter."
+    "Added to the gradient, times the parameter. The default is 0."
 }
 
 adam! {
     /// AdamW (Loshchilov and Hutter 2019): Adam with decoupled weight decay.
     AdamW, tsr_adamw_options, tsr_adamw_options_init, tsr_ddp_adamw, tsr_adamw_create,
-    "Decoupled: a step first multiplies the parameter by `1 - lr * weight_decay`."
+    "Decoupled: a step first multiplies the parameter by `1 - lr * weight_decay`. The default is 0.01."
 }
 
 /// An optimizer, made by [`Sgd`], [`Adam`] or [`AdamW`]. It keeps what it updates alive.

@@ -35,26 +35,26 @@ pub struct SaverBuilder<'a> {
 }
 
 impl SaverBuilder<'_> {
-    /// How many of the newest checkpoints to keep; 0 keeps all.
+    /// How many of the newest checkpoints to keep. The default is 0: all.
     pub fn keep_latest(mut self, count: usize) -> Self {
         self.keep_latest = Some(count);
         self
     }
 
-    /// The deadline of the ranks' votes on a save.
+    /// The deadline of the ranks' votes on a save. The default is 600 s, or `TESSERA_TIMEOUT_MS` of the environment.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// How saves are written: `"tessera"`, the default, or `"torch_dcp"`, which an unmodified PyTorch loads by
-    /// `torch.distributed.checkpoint`.
+    /// How saves are written: `"tessera"`, or `"torch_dcp"`, which an unmodified PyTorch loads by
+    /// `torch.distributed.checkpoint`. The default is `"tessera"`.
     pub fn format(mut self, name: &str) -> Self {
         self.format = Some(name.to_owned());
         self
     }
 
-    /// The trainer's language and version, for the manifest; `"rust"` and this crate's version otherwise.
+    /// The trainer's language and version, for the manifest. The defaults are `"rust"` and this crate's version.
     pub fn writer(mut self, language: &str, version: &str) -> Self {
         (self.writer, self.writer_version) = (language.to_owned(), version.to_owned());
         self

@@ -25,35 +25,38 @@ impl StoreOptions {
         Self::default()
     }
 
-    /// The deadline of the connection, and of each call that names none.
+    /// The deadline of the connection, and of each call that names none. The default is 60 s.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Whether to go without job token and handshake.
+    /// Whether to go without job token and handshake. The default is `false`, or `true` where the environment has
+    /// `TESSERA_INSECURE=1`.
     #[must_use]
     pub fn insecure(mut self, insecure: bool) -> Self {
         self.insecure = Some(insecure);
         self
     }
 
-    /// The job token: 64 hexadecimal digits. Unset, it comes from the launcher or the environment.
+    /// The job token: 64 hexadecimal digits. Unset, it is that of `TESSERA_TOKEN_FD` (the launcher's),
+    /// `TESSERA_TOKEN_FILE` or `TESSERA_TOKEN`; else, on loopback, that of a 0600 file in the user's runtime directory.
     #[must_use]
     pub fn token(mut self, token: impl Into<String>) -> Self {
         self.token = Some(token.into());
         self
     }
 
-    /// The job's name, which both sides of a connection must agree on.
+    /// The job's name, which both sides of a connection must agree on. The default is `""`, or `TESSERA_JOB_ID` of the
+    /// environment.
     #[must_use]
     pub fn job_id(mut self, job_id: impl Into<String>) -> Self {
         self.job_id = Some(job_id.into());
         self
     }
 
-    /// The job's epoch: ranks of another one are refused.
+    /// The job's epoch: ranks of another one are refused. The default is 0, or `TESSERA_EPOCH` of the environment.
     #[must_use]
     pub fn epoch(mut self, epoch: u64) -> Self {
         self.epoch = Some(epoch);

@@ -452,6 +452,16 @@ fn a_missing_file_is_found() {
 }
 
 #[test]
+fn a_file_too_many_is_told_by_verify_and_not_read() {
+    let (_root, path) = saved();
+    fs::copy(rank_file(&path), path.join("rank-00007.safetensors")).unwrap();
+    load(&path).unwrap();
+    let error = Checkpoint::open(&path).unwrap().verify(Verify::Full).unwrap_err();
+    assert_eq!(error.code(), Code::Corrupt);
+    assert!(format!("{error:?}").contains("rank-00007.safetensors"), "{error:?}");
+}
+
+#[test]
 fn without_a_manifest_there_is_no_checkpoint() {
     let (root, path) = saved();
     let manifest = path.join("manifest.json");

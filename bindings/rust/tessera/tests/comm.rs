@@ -449,10 +449,19 @@ fn a_rank_beyond_the_world_is_refused() {
         assert_eq!(error.code(), Code::InvalidArgument, "{rank} of {world}: {error}");
     }
     let error = Comm::create(&store, 0, 1, &CommOptions::new().backend("carrier pigeon")).unwrap_err();
-    assert!(matches!(error.code(), Code::InvalidArgument | Code::Unsupported), "{error:?}");
+    assert_eq!(error.code(), Code::InvalidArgument, "{error:?}");
     assert!(error.message().contains("carrier pigeon"), "{error}");
     let error = Comm::create(&store, 0, 1, &CommOptions::new().name("a\0b")).unwrap_err();
     assert_eq!(error.code(), Code::InvalidArgument);
+}
+
+#[test]
+fn a_backend_for_gpus_is_unsupported() {
+    for backend in ["nccl", "cuda:nccl", "cpu:gloo,cuda:nccl"] {
+        let error = Comm::from_env_with(&CommOptions::new().backend(backend)).unwrap_err();
+        assert_eq!(error.code(), Code::Unsupported, "{error:?}");
+        assert!(error.message().contains("no transport between GPUs; backends are auto, shm and gloo"), "{error}");
+    }
 }
 
 #[test]

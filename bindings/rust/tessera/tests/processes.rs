@@ -17,6 +17,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 fn main() -> ExitCode {
     match env::var(ROLE).as_deref() {
         Ok("saves") => saves(),
+        Ok("fills_the_disk") => fills_the_disk(),
         Ok("reduces") => reduces(),
         Ok("fails") => fails(),
         Ok("is_stopped") => is_stopped(),
@@ -30,8 +31,9 @@ fn main() -> ExitCode {
 }
 
 fn tests() -> ExitCode {
-    let tests: [(&str, fn()); 7] = [
+    let tests: [(&str, fn()); 8] = [
         ("a_save_in_flight_survives_the_end_of_main", a_save_in_flight_survives_the_end_of_main),
+        ("a_full_disk_leaves_the_former_checkpoint", a_full_disk_leaves_the_former_checkpoint),
         ("a_killed_rank_is_named_within_seconds", a_killed_rank_is_named_within_seconds),
         ("ranks_of_the_launcher_reduce", ranks_of_the_launcher_reduce),
         ("an_error_reaches_the_launchers_summary", an_error_reaches_the_launchers_summary),
@@ -72,6 +74,37 @@ fn saves() -> ExitCode {
     let big = Tensor::zeros(DType::F32, [4 << 20]).unwrap();
     let saver = Saver::alone(env::var(FOLDER).unwrap()).open().unwrap();
     saver.save_async(9, &State::new().with("big", &big)).unwrap();
+    ExitCode::SUCCESS
+}
+
+// The limit on the size of a file stands for the disk: writes beyond it are refused by the system.
+
+fn a_full_disk_leaves_the_former_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut limited = Command::new("bash");
+    limited.args(["-c", "trap '' XFSZ && ulimit -f 2048 && exec \"$0\""]).arg(env::current_exe().unwrap());
+    let output = limited.env(ROLE, "fills_the_disk").env(FOLDER, folder.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().step().unwrap(), 3);
+}
+
+fn fills_the_disk() -> ExitCode {
+    let root = env::var(FOLDER).unwrap();
+    let saver = Saver::alone(&root).open().unwrap();
+    let small = Tensor::new(vec![1.0f32; 10], [10]).unwrap();
+    saver.save(1, &State::new().with("w", &small)).unwrap();
+    let big = State::new().with("w", &Tensor::zeros(DType::F32, [4 << 20]).unwrap());
+    let at_once = saver.save(2, &big).unwrap_err();
+    saver.save_async(2, &big).unwrap();
+    let in_the_background = saver.wait().unwrap_err();
+    for error in [at_once, in_the_background] {
+        assert_eq!(error.code(), Code::Io, "{error:?}");
+        assert!(error.message().contains(&root), "names the path: {error}");
+    }
+    let zeros = Tensor::zeros(DType::F32, [10]).unwrap();
+    assert_eq!(saver.resume(&mut State::new().with("w", &zeros)).unwrap(), 1);
+    assert_eq!(zeros.to_vec::<f32>().unwrap(), [1.0; 10]);
+    saver.save(3, &State::new().with("w", &zeros)).unwrap();
     ExitCode::SUCCESS
 }
 

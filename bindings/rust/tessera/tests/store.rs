@@ -76,6 +76,13 @@ fn a_wrong_token_is_refused() {
 }
 
 #[test]
+fn without_a_token_there_is_advice() {
+    let error = Store::open("tcp://192.0.2.1:1", &StoreOptions::new().timeout(Duration::from_secs(5))).unwrap_err();
+    assert_eq!(error.code(), Code::Permission, "{error:?}");
+    assert!(error.message().contains("TESSERA_TOKEN_FILE"), "{error}");
+}
+
+#[test]
 fn another_job_or_epoch_is_refused() {
     let (_server, uri) = serve();
     let patience = Duration::from_secs(5);

@@ -22,28 +22,30 @@ impl CommOptions {
         Self::default()
     }
 
-    /// The deadline of each collective.
+    /// The deadline of each collective. The default is 600 s, or `TESSERA_TIMEOUT_MS` of the environment.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Busy turns before a waiting rank yields its core; -1 decides by ranks and usable cores.
+    /// Busy turns before a waiting rank yields its core. The default is -1: decided by ranks and usable cores.
     #[must_use]
     pub fn spin_count(mut self, spin_count: i32) -> Self {
         self.spin_count = Some(spin_count);
         self
     }
 
-    /// `"auto"`, `"shm"`, `"gloo"`, or a backend for each device: `"cpu:gloo,cuda:nccl"`.
+    /// `"auto"`, `"shm"` or `"gloo"`. The default is `"auto"` (shared memory where all ranks are on one host, else Gloo),
+    /// or `TESSERA_BACKEND` of the environment. There is no backend between GPUs yet: asking for one, as by
+    /// `"cuda:nccl"`, is `Unsupported`.
     #[must_use]
     pub fn backend(mut self, backend: impl Into<String>) -> Self {
         self.backend = Some(backend.into());
         self
     }
 
-    /// The name in messages and logs.
+    /// The name in messages and logs. The default is `"world"`.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());

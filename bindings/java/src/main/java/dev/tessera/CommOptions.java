@@ -14,7 +14,7 @@ public final class CommOptions {
     public CommOptions() {}
 
     /**
-     * Deadline of each collective; the default is 10 minutes, or the environment's TESSERA_TIMEOUT_MS.
+     * Deadline of each collective; the default is 600 s, or the environment's TESSERA_TIMEOUT_MS.
      *
      * @param timeout rounded up to milliseconds
      * @return this
@@ -26,7 +26,7 @@ public final class CommOptions {
     }
 
     /**
-     * Busy turns before a waiting rank yields; by default chosen from the number of ranks and usable cores.
+     * Busy turns before a waiting rank yields; the default is -1: from ranks and usable cores.
      *
      * @param count -1: chosen by the library
      * @return this
@@ -38,9 +38,10 @@ public final class CommOptions {
     }
 
     /**
-     * The transport; the default is the environment's TESSERA_BACKEND, or "auto".
+     * The transport; the default is the environment's TESSERA_BACKEND, or "auto": shared memory where all ranks are on one
+     * host, else Gloo. There is none between GPUs yet: asking for one, as by "cuda:nccl", is UNSUPPORTED.
      *
-     * @param value "auto", "shm", "gloo" or "cpu:gloo,cuda:nccl"
+     * @param value "auto", "shm" or "gloo", or one of them behind "cpu:"
      * @return this
      */
     public CommOptions backend(String value) {

@@ -258,7 +258,8 @@ public final class Optimizer extends NativeObject {
         }
 
         /**
-         * Weight decay: with AdamW decoupled (default 0.01), with Adam added to the gradient (default 0).
+         * Weight decay: with AdamW decoupled, and the default is 0.01; with Adam added to the gradient, and the default
+         * is 0.
          *
          * @param value not negative
          * @return this

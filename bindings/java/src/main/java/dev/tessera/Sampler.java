@@ -52,7 +52,7 @@ public final class Sampler extends NativeObject {
         }
 
         /**
-         * A new order each epoch (the default), or 0, 1, 2, …
+         * A new order each epoch, or 0, 1, 2, …; the default is true.
          *
          * @param value on or off
          * @return this
@@ -64,7 +64,7 @@ public final class Sampler extends NativeObject {
         }
 
         /**
-         * Drop an epoch's short end, or fill it from the epoch's beginning (the default).
+         * Drop an epoch's short end, or fill it from the epoch's beginning; the default is false.
          *
          * @param value on or off
          * @return this

@@ -47,7 +47,7 @@ public final class Saver extends NativeObject {
         }
 
         /**
-         * How many of the newest checkpoints to keep; the default, 0, keeps all.
+         * How many of the newest checkpoints to keep; the default is 0, all.
          *
          * @param count not negative
          * @return this
@@ -59,7 +59,7 @@ public final class Saver extends NativeObject {
         }
 
         /**
-         * Deadline of the votes; the default is 10 minutes, or the environment's TESSERA_TIMEOUT_MS.
+         * Deadline of the votes; the default is 600 s, or the environment's TESSERA_TIMEOUT_MS.
          *
          * @param timeout rounded up to milliseconds
          * @return this
@@ -71,8 +71,8 @@ public final class Saver extends NativeObject {
         }
 
         /**
-         * How saves are written: "tessera", the default, or "torch_dcp", which an unmodified PyTorch loads by
-         * torch.distributed.checkpoint.
+         * How saves are written: "tessera", or "torch_dcp", which an unmodified PyTorch loads by
+         * torch.distributed.checkpoint. The default is "tessera".
          *
          * @param name of the format
          * @return this
@@ -83,8 +83,8 @@ public final class Saver extends NativeObject {
         }
 
         /**
-         * What stands in manifests as the writer's version; without this call the version of the JVM. The writer's language
-         * is "java".
+         * What stands in manifests as the writer's version; the default is that of the JVM. The writer's language is
+         * "java".
          *
          * @param text any text
          * @return this

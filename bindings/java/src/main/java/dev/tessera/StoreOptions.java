@@ -15,7 +15,7 @@ public final class StoreOptions {
     public StoreOptions() {}
 
     /**
-     * Deadline of the connection and of calls; the library's default is 60 s.
+     * Deadline of the connection and of calls; the default is 60 s.
      *
      * @param timeout rounded up to milliseconds
      * @return this

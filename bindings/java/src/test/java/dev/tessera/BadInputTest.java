@@ -98,9 +98,13 @@ class BadInputTest {
 
     private static List<Method> methods(Class<?> type) {
         final List<Method> methods = new ArrayList<>();
-        for (Method method : type.getDeclaredMethods()) {
-            if (Modifier.isPublic(method.getModifiers()) && !method.isBridge() && !method.isSynthetic()) {
-                methods.add(method);
+        for (Class<?> from = type; Modifier.isPublic(from.getModifiers()) && from != Object.class;
+                from = from.getSuperclass()) { // a Comm's collectives are inherited
+            for (Method method : from.getDeclaredMethods()) {
+                final int modifiers = method.getModifiers();
+                if (Modifier.isPublic(modifiers) && !Modifier.isAbstract(modifiers) && !method.isSynthetic()) {
+                    methods.add(method);
+                }
             }
         }
         methods.sort(java.util.Comparator.comparing(Method::toString));

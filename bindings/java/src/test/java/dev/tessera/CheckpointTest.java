@@ -237,14 +237,36 @@ class CheckpointTest {
     @Test
     void truncatedAndMissingFilesAreFound() throws Exception {
         final Path checkpoint = save(100_000);
-        try (FileChannel channel = FileChannel.open(dataFile(checkpoint), StandardOpenOption.WRITE)) {
+        final Path file = dataFile(checkpoint);
+        try (FileChannel channel = FileChannel.open(file, StandardOpenOption.WRITE)) {
             channel.truncate(channel.size() / 2);
         }
+        isCorrupt(checkpoint, file);
+        Files.delete(file);
+        isCorrupt(checkpoint, file);
+    }
+
+    private static void isCorrupt(Path checkpoint, Path file) {
+        final String name = file.getFileName().toString();
         try (Checkpoint damaged = Checkpoint.open(checkpoint)) {
-            assertThrows(TesseraCorruptException.class, () -> damaged.verify(Checkpoint.Verify.HEADERS));
-            assertThrows(TesseraException.class, () -> damaged.read("w"));
-        } catch (TesseraCorruptException atOnce) {
-            // found when it was opened: as good
+            for (org.junit.jupiter.api.function.Executable read : List.<org.junit.jupiter.api.function.Executable>of(
+                    () -> damaged.verify(Checkpoint.Verify.HEADERS), () -> damaged.read("w"),
+                    () -> damaged.load(State.of("w", Tensor.zeros(DType.F32, 100_000)).put("note", "")))) {
+                final TesseraException error = assertThrows(TesseraCorruptException.class, read);
+                assertTrue(error.getMessage().contains(name), error.getMessage());
+            }
+        }
+    }
+
+    @Test
+    void aFileTooManyIsToldByVerifyAndNotRead() throws Exception {
+        final Path checkpoint = save(4);
+        Files.copy(dataFile(checkpoint), checkpoint.resolve("rank-00007.safetensors"));
+        try (Checkpoint found = Checkpoint.open(checkpoint)) {
+            found.read("w");
+            final TesseraException error =
+                    assertThrows(TesseraCorruptException.class, () -> found.verify(Checkpoint.Verify.FULL));
+            assertTrue(error.getMessage().contains("rank-00007.safetensors"), error.getMessage());
         }
     }
 

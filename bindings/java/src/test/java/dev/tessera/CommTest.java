@@ -420,9 +420,19 @@ class CommTest {
         Ranks.runStores(1, (store, rank) -> {
             assertThrows(TesseraInvalidArgumentException.class, () -> Comm.create(store, 2, 1));
             assertThrows(TesseraInvalidArgumentException.class, () -> Comm.create(store, 0, 0));
-            assertThrows(TesseraException.class,
+            assertThrows(TesseraInvalidArgumentException.class,
                     () -> Comm.create(store, 0, 1, new CommOptions().backend("carrier pigeon")));
         });
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"nccl", "cuda:nccl", "cpu:gloo,cuda:nccl"})
+    void aBackendForGpusIsUnsupported(String backend) {
+        final TesseraException error = assertThrows(TesseraException.class,
+                () -> Comm.fromEnv(Ranks.options().backend(backend)));
+        assertEquals(ErrorCode.UNSUPPORTED, error.code());
+        assertTrue(error.getMessage().contains("no transport between GPUs; backends are auto, shm and gloo"),
+                error.getMessage());
     }
 
     @Test

@@ -136,6 +136,13 @@ class StoreTest {
     }
 
     @Test
+    void withoutATokenThereIsAdvice() {
+        final TesseraException error = assertThrows(TesseraPermissionException.class,
+                () -> Store.open("tcp://192.0.2.1:1", new StoreOptions().timeout(Ranks.DEADLINE)));
+        assertTrue(error.getMessage().contains("TESSERA_TOKEN_FILE"), error.getMessage());
+    }
+
+    @Test
     void insecureStoresNeedNoToken() {
         final StoreOptions open = new StoreOptions().insecure(true);
         try (StoreServer bare = StoreServer.serve("127.0.0.1", 0, open);

@@ -1,0 +1,186 @@
+"""Bindings hold no defaults: the library's apply. But people read of them in the bindings' documentation, so the
+default of each option is told there and in the C headers, and is the one that tsr_..._options_init writes."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import tessera as ts
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "abi"))
+
+import headers  # noqa: E402
+
+JAVA = ROOT / "bindings" / "java" / "src" / "main" / "java" / "dev" / "tessera"
+RUST = ROOT / "bindings" / "rust" / "tessera" / "src"
+TYPES = {
+    "size_t": ctypes.c_size_t,
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "uint64_t": ctypes.c_uint64,
+    "double": ctypes.c_double,
+    "const char *": ctypes.c_char_p,
+}
+
+# Where each binding has the setters of an option struct: the object of Python, (file, begin of its part) of the others.
+PLACES = {
+    "tsr_comm_options": (ts.init, ("CommOptions.java", ""), ("comm/options.rs", "impl CommOptions")),
+    "tsr_ddp_options": (ts.DDP, ("DdpOptions.java", ""), ("ddp.rs", "impl DdpOptions")),
+    "tsr_load_options": (ts.Checkpoint.load, ("LoadOptions.java", ""), ("checkpoint.rs", "impl LoadOptions")),
+    "tsr_sampler_options": (ts.Sampler, ("Sampler.java", "class Builder"), ("data.rs", "impl SamplerBuilder")),
+    "tsr_saver_options": (ts.Saver, ("Saver.java", "class Builder"), ("saver.rs", "impl SaverBuilder")),
+    "tsr_sgd_options": (ts.SGD, ("Optimizer.java", "class Sgd"), ("optim.rs", "Sgd, ")),
+    "tsr_adam_options": (ts.Adam, ("Optimizer.java", "class Adam"), ("optim.rs", "macro_rules! adam")),
+    "tsr_adamw_options": (ts.AdamW, ("Optimizer.java", "class Adam"), ("optim.rs", "macro_rules! adam")),
+    "tsr_store_options": (ts.StoreServer, ("StoreOptions.java", ""), ("store.rs", "impl StoreOptions")),
+}
+# What a binding sets itself, or tells in a setter of another name.
+SET_BY_THE_BINDING = {
+    ("python", "tsr_saver_options", "writer"),
+    ("python", "tsr_saver_options", "writer_version"),
+    ("java", "tsr_saver_options", "writer"),
+    ("java", "tsr_saver_options", "writer_version"),  # the version of the JVM
+    ("rust", "tsr_saver_options", "writer"),
+    ("rust", "tsr_saver_options", "writer_version"),
+}
+JAVA_NAMES = {"timeout_ms": "timeout", "beta1": "betas", "beta2": "betas"}
+PYTHON_NAMES = {"timeout_ms": "timeout", "beta1": "betas", "beta2": "betas"}
+RUST_NAMES = {"timeout_ms": "timeout"}
+
+
+def fields(struct: str) -> dict[str, tuple[str, str]]:
+    """Type and comment of each field of an option struct but its size."""
+    for path in headers.headers():
+        found = re.search(rf"typedef struct {struct} \{{(.*?)\n\}} {struct};", path.read_text(), re.S)
+        if found is None:
+            continue
+        lines = re.findall(r"(const char\s+\*|\w+) ?(\w+); *(?:/\*(.*?)\*/)?", found[1], re.S)
+        known = [name for _, name, _ in lines]
+        assert known == headers.structs()[struct], "a field was not understood"
+        return {
+            name: (" ".join(kind.split()), " ".join(comment.split()))
+            for kind, name, comment in lines
+            if name != "struct_size"
+        }
+    raise AssertionError(f"there is no {struct}")
+
+
+def real_defaults(struct: str) -> dict[str, object]:
+    """What the library writes."""
+    kinds = {name: TYPES[kind] for name, (kind, _) in fields(struct).items()}
+    record = type(struct, (ctypes.Structure,), {"_fields_": [("struct_size", ctypes.c_size_t), *kinds.items()]})
+    library = ctypes.CDLL(str(ROOT / "build" / "prefix" / "lib" / "libtessera.so"))
+    options = record()
+    status = getattr(library, f"{struct}_init")(ctypes.byref(options), ctypes.c_size_t(ctypes.sizeof(options)))
+    assert status == 0
+    return {name: getattr(options, name) for name in kinds}
+
+
+def wanted(struct: str, field: str) -> list[str]:
+    """The ways to write the default of a field; empty if the header tells of it in words alone."""
+    kind, comment = fields(struct)[field]
+    value = real_defaults(struct)[field]
+    if kind == "const char *":
+        assert value is None, "a text has no default but NULL: the bindings cannot own it"
+        words = re.search(r'NULL \(default\)(?: or|:)(?: \w+ or)? ("[^"]*")', comment)
+        return [words[1], "NULL"] if words else []
+    if field == "op":
+        assert value == 2
+        return ["TSR_REDUCE_AVG", '"avg"', "AVG", "Avg"]
+    if field.endswith("_bytes") and value:
+        assert isinstance(value, int)
+        assert value % (1 << 20) == 0
+        return [f"{value >> 20} MiB"]
+    if field.endswith("_ms"):
+        assert isinstance(value, int)
+        assert value % 1000 == 0
+        return [str(value), f"{value // 1000} s", str(value // 1000)]
+    if isinstance(value, float):
+        return [{1e-8: "1e-8"}.get(value, f"{value:g}")]
+    return [str(value), *{0: ["false", "False"], 1: ["true", "True"]}.get(int(str(value)), [])]
+
+
+def tells(text: str, values: list[str]) -> bool:
+    text = " ".join(re.sub(r"^\s*(?:\*|///)", "", text, flags=re.M).split())
+    any_of = "|".join(re.escape(value) for value in values)
+    another = r"(?:[\d.]+(?:,| and) |(?:the environment's )?TESSERA_\w+,? or )?"
+    after = rf"\bdefaults?(?: is| are|,)? [`(]*{another}(?:{any_of})(?![\w.]*\w)"
+    return re.search(after, text) is not None or re.search(rf"(?:{any_of}) \(default\)", text) is not None
+
+
+def java_setters(struct: str) -> dict[str, str]:
+    file, begin = PLACES[struct][1]
+    text = (JAVA / file).read_text(encoding="utf-8")
+    text = text[text.index(begin) :]
+    following = text.find(" static final class ", 1)
+    text = text[: following if begin and following > 0 else None]
+    found = re.findall(r"/\*\*((?:(?!\*/).)*)\*/\s+public \w+ (\w+)\(", text, re.S)
+    return {name: doc for doc, name in reversed(found)}  # getters of the same names come after them
+
+
+def rust_setters(struct: str) -> dict[str, str]:
+    file, begin = PLACES[struct][2]
+    text = (RUST / file).read_text(encoding="utf-8")
+    part = text[text.index(begin) :]
+    part = part[: part.index("\n}")]
+    found = {name: doc for doc, name in re.findall(r"((?:^ +///.*\n)+)(?: +#.*\n)* +pub fn (\w+)\(", part, re.M)}
+    found |= dict(re.findall(r'(\w+): (?:\w+ =\s+)?"([^"]*)"', part))
+    if begin.startswith("macro_rules"):  # the two Adams differ in one setting, which stands where each is made
+        found["weight_decay"] = re.findall(rf'\b{struct},.*?"([^"]*)"', text, re.S)[-1]
+    return found
+
+
+def python_parameters(struct: str) -> dict[str, str]:
+    doc = inspect.getdoc(PLACES[struct][0])
+    assert doc is not None
+    part = doc.split("Parameters\n----------\n")[1].split("\n\n")[0]
+    entries = re.findall(r"^(\S.*) : (.*(?:\n .*)*)", part, re.M)
+    return {name: text for names, text in entries for name in names.split(", ")}
+
+
+def doc_of(language: str, struct: str, field: str) -> str:
+    if language == "c":
+        return fields(struct)[field][1]
+    if language == "python":
+        setters, name = python_parameters(struct), PYTHON_NAMES.get(field, field)
+    elif language == "java":
+        camel = re.sub(r"_(\w)", lambda match: match[1].upper(), field)
+        setters, name = java_setters(struct), JAVA_NAMES.get(field, camel)
+    else:
+        setters, name = rust_setters(struct), RUST_NAMES.get(field, field)
+    assert name in setters, f"{language} does not offer or document {field} of {struct}: it has {sorted(setters)}"
+    return setters[name]
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TIMEOUT_MS", "BACKEND", "INSECURE", "JOB_ID", "EPOCH"):
+        monkeypatch.delenv(f"TESSERA_{name}", raising=False)
+
+
+def test_every_option_struct_is_here() -> None:
+    assert set(PLACES) == {name for name in headers.structs() if name.endswith("_options")}
+
+
+@pytest.mark.parametrize("language", ["c", "python", "java", "rust"])
+@pytest.mark.parametrize(
+    ("struct", "field"), [(struct, field) for struct in PLACES for field in fields(struct)], ids=lambda name: str(name)
+)
+def test_the_default_is_told(struct: str, field: str, language: str) -> None:
+    if (language, struct, field) in SET_BY_THE_BINDING:
+        return
+    text, values = doc_of(language, struct, field), wanted(struct, field)
+    assert not values or tells(text, values), f"{text!r} does not say that the default is {values[-1]}"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [("default 0.01", False), ("the default is 0", True), ("defaults to 10", False)]
+)
+def test_another_number_is_seen(text: str, told: bool) -> None:
+    assert tells(text, ["0"]) is told
