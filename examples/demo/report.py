@@ -128,7 +128,7 @@ def write_report(run: Run, path: Path) -> None:
     parts = (run.before, run.after)
     largest = max(sum(size for size, _ in part.pieces_of(rank.rank)) for part in parts for rank in part.ranks)
     timings = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in run.timings
+        f"<tr><td>{html.escape(name)}</td><td class='key'>{html.escape(value)}</td></tr>" for name, value in run.timings
     )
     checks = "".join(
         f'<tr><td class="ok">✓</td><td>{html.escape(what)}</td><td>{html.escape(result)}</td></tr>'

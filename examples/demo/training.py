@@ -61,9 +61,12 @@ class Progress:
 
     def say(self, text: str) -> None:
         """What is no step: on a line of its own, which stays."""
-        if self.open:
-            print()
+        self.end()
         print(text, flush=True)
+
+    def end(self) -> None:
+        if self.open:
+            print(flush=True)
         self.open = False
 
 
@@ -184,7 +187,7 @@ def train(out: Path, steps: int, save_every: int, pace_ms: int) -> Training:
                 job.terminate()
                 job.wait(timeout=60)
     follower.look()
-    follower.progress.say("")
+    follower.progress.end()
     training = follower.training
     if job.returncode != 0 or not training.kill or not training.resume:
         print((out / "job.txt").read_text(encoding="utf-8", errors="replace")[-4000:])
