@@ -215,6 +215,9 @@ TEST_F(StoreServerTest, WaitAndSetRaceGivesTheValueOrATimeoutAndNothingElse) {
     }
 }
 
+// All that a server reads of somebody who has not proved himself; it asks the system for no byte more.
+static_assert(handshake::hello_size + handshake::proof_size <= 256);
+
 TEST_F(StoreServerTest, GarbageIsClosedAndCostsNothing) {
     std::mt19937 random(20240601);
     for (int i = 0; i < 50; ++i) {

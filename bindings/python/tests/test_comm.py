@@ -70,7 +70,8 @@ def test_library_memory_and_foreign_memory_give_the_same(ranks):
         assert (own == results[0][0]).all()
 
 
-def test_all_collectives_move_what_they_say(ranks):
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_all_collectives_move_what_they_say(ranks, transport: str):
     def body(comm: ts.Comm):
         r, n = comm.rank, comm.world_size
         part = np.zeros(2, np.int32)
@@ -118,7 +119,7 @@ def test_all_collectives_move_what_they_say(ranks):
         comm.barrier()
         return comm.transport
 
-    assert ranks(3, body) == ["shm"] * 3
+    assert ranks(3, body, backend=transport) == [transport] * 3
 
 
 def test_async_operations_overlap_and_finish(ranks):
@@ -187,6 +188,14 @@ def test_ranks_that_differ_are_told_before_data_moves(ranks, call):
     for rank, outcome in enumerate(ranks.outcomes(2, call)):
         assert isinstance(outcome, ts.Mismatch), outcome
         assert outcome.rank == rank
+
+
+def test_counts_that_differ_are_named_and_nothing_is_overwritten(ranks):
+    arrays = [np.full(10, 7.0, np.float32), np.full(11, 7.0, np.float32)]
+    for error in ranks.outcomes(2, lambda comm: comm.all_reduce(arrays[comm.rank])):
+        assert isinstance(error, ts.Mismatch), error
+        assert "rank 0 called all_reduce of 10 f32 (sum), rank 1 all_reduce of 11 f32 (sum)" in str(error)
+    assert all((array == 7).all() for array in arrays)
 
 
 @pytest.mark.parametrize(

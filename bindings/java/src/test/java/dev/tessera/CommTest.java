@@ -285,10 +285,13 @@ class CommTest {
         Ranks.runStores(2, (store, rank) -> {
             try (Comm comm = Comm.create(store, rank, 2, Ranks.options())) {
                 final Tensor tensor = Tensor.zeros(DType.F32, 4 + rank);
+                tensor.floats().put(3, 7);
                 final TesseraException error =
                         assertThrows(TesseraMismatchException.class, () -> comm.allReduce(tensor, ReduceOp.SUM));
                 assertEquals(ErrorCode.MISMATCH, error.code());
-                assertTrue(error.getMessage().contains("rank"), error.getMessage());
+                assertTrue(error.getMessage().contains(
+                        "rank 0 called all_reduce of 4 f32 (sum), rank 1 all_reduce of 5 f32 (sum)"), error.getMessage());
+                assertEquals(7, tensor.floats().get(3), "nothing was overwritten");
                 // Poisoned: what comes after is aborted, with the first error as its cause.
                 final TesseraAbortedException later = assertThrows(TesseraAbortedException.class, comm::barrier);
                 assertEquals(TesseraMismatchException.class, later.getCause().getClass());
