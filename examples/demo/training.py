@@ -149,7 +149,7 @@ class Follower:
         world, step = map(int, said[-1])
         self.training.resume = (time.time() - self.started, step)
         # Now, since a few saves later the saver keeps it no longer.
-        directory = next((self.out / "checkpoints").glob(f"step-{step:08}-*"))
+        directory = next((self.out / "checkpoints").glob(f"step-{step:08}-*/manifest.json")).parent
         ranks = ranks_of(self.events(), self.first_round(), self.killed_pid)
         self.training.before = Part(ranks, step, tensor_pictures(directory))
         self.progress.say(f"resumed from step {step} with {world} ranks")
