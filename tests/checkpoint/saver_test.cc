@@ -161,7 +161,7 @@ TEST_F(SaverTest, AZombiesRootIsTakenOver) {
 
 TEST_F(SaverTest, NewestIsTheLastCommittedEvenAfterGoingBack) {
     SaverOptions options = saver_options();
-    options.keep_latest = 2;
+    options.retention.latest = 2;
     Saver saver(nullptr, dir_.path(), options);
     saver.save(100, owned_.state);
     saver.save(200, owned_.state);
@@ -173,7 +173,7 @@ TEST_F(SaverTest, NewestIsTheLastCommittedEvenAfterGoingBack) {
 
 TEST_F(SaverTest, RetentionKeepsTheNewestAndTouchesNothingElse) {
     SaverOptions options = saver_options();
-    options.keep_latest = 2;
+    options.retention.latest = 2;
     std::filesystem::create_directory(dir_ / "notes");
     spill(dir_ / "notes/step.txt", "mine");
     std::filesystem::create_directory(dir_ / "step-00000001-abcdef01.copy");
@@ -629,7 +629,7 @@ TEST_F(SaverTest, OneOfManySaversGetsADeadRoot) {
 TEST_F(SaverTest, BadArgumentsAreTold) {
     EXPECT_EQ(error_of([&] { Saver saver(nullptr, "", saver_options()); }).code(), Code::invalid_argument);
     SaverOptions options = saver_options();
-    options.keep_latest = -1;
+    options.retention.latest = -1;
     EXPECT_EQ(error_of([&] { Saver saver(nullptr, dir_.path(), options); }).code(), Code::invalid_argument);
     spill(dir_ / "file", "");
     EXPECT_EQ(error_of([&] { Saver saver(nullptr, dir_ / "file", saver_options()); }).code(), Code::invalid_argument);

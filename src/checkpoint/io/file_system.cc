@@ -92,14 +92,17 @@ bool exists(FileSystem& files, const std::string& path) {
 }
 
 std::string read_text(FileSystem& files, const std::string& path, int64_t max_size) {
-    const auto file = open_file(files, path, OpenMode::read);
-    const int64_t size = file->size();
+    return read_text(*open_file(files, path, OpenMode::read), path, max_size);
+}
+
+std::string read_text(File& file, const std::string& path, int64_t max_size) {
+    const int64_t size = file.size();
     check(size, "look at", path);
     if (size > max_size) {
         throw Error(Code::corrupt, fmt::format("{} has {} bytes; at most {} make sense", path, size, max_size));
     }
     std::string text(static_cast<size_t>(size), '\0');
-    read_all(*file, path, std::as_writable_bytes(std::span(text)), 0);
+    read_all(file, path, std::as_writable_bytes(std::span(text)), 0);
     return text;
 }
 

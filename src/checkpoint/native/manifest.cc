@@ -440,4 +440,23 @@ std::optional<ManifestHead> parse_manifest_head(std::string_view text) {
     return head;
 }
 
+std::optional<Values> parse_manifest_metrics(std::string_view tail) {
+    // Strings hold no bare line break, so that this can only be the key itself.
+    constexpr std::string_view key = "\n\"metrics\":";
+    constexpr std::string_view end = "},\n";
+    const size_t begin = tail.rfind(key);
+    if (begin == std::string_view::npos || tail.size() < tail_bytes) return std::nullopt;
+    std::string_view text = tail.substr(begin + key.size(), tail.size() - tail_bytes - begin - key.size());
+    if (!text.ends_with(end)) return std::nullopt;
+    text.remove_suffix(end.size() - 1);
+    try {
+        Values metrics;
+        const Json json = Json::parse(text, "metrics");
+        for (const Json::Member& member : json.as_object()) metrics.insert_or_assign(member.key, member.value);
+        return metrics;
+    } catch (const Error&) {
+        return std::nullopt;  // who parses the whole says what is wrong
+    }
+}
+
 }  // namespace tsr

@@ -98,6 +98,8 @@ struct ManifestHead {
     int64_t step = 0;
 };
 [[nodiscard]] std::optional<ManifestHead> parse_manifest_head(std::string_view text);
+// The metrics, from the end of a manifest as this library writes it; none if `tail` does not hold them whole.
+[[nodiscard]] std::optional<Values> parse_manifest_metrics(std::string_view tail);
 
 // Row block `block` of `split` of a box: cut as torch.chunk along the first dimension that has more than one element.
 [[nodiscard]] Box row_block(const Box& box, int split, int block);

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <deque>
 
 #include "base/crc32.hpp"
 #include "base/error.hpp"
@@ -172,11 +171,9 @@ DcpFile DcpFile::parse(std::string_view text) {
     return out;
 }
 
-DcpFile write_dcp_file(FileSystem& files, const std::string& directory, const std::string& name,
-                       const std::vector<Piece>& pieces, const Values& values, const WriteOptions& options) {
-    // Checksums stand before and behind the data, so they are computed first; memory is faster than any disk.
+DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& pieces, const Values& values, int threads) {
     std::vector<uint32_t> crcs(pieces.size());
-    run_parallel(pieces.size(), options.threads, [&](size_t i, int) {
+    run_parallel(pieces.size(), threads, [&](size_t i, int) {
         crcs[i] = crc32(std::span(pieces[i].data, static_cast<size_t>(pieces[i].size_bytes())));
     });
 
@@ -215,13 +212,15 @@ DcpFile write_dcp_file(FileSystem& files, const std::string& directory, const st
             add_archive(tensor_pickle(pieces[i].dtype, pieces[i].box.sizes), &pieces[i], crcs[i]);
         out.parts.push_back({std::string(pieces[i].name), pieces[i].box, offset, length});
     }
-    const ByteRuns stream{std::span<const std::span<const std::byte>>(runs)};
-    const std::string path = join(directory, name);
-    const auto file = create_reserved(files, path, stream.size());
-    write_stream(*file, path, 0, stream, options, nullptr);
-    finish_file(*file, path, stream.size());
-    out.file = {name, stream.size(), 0};
-    return out;
+    ByteRuns data{std::span<const std::span<const std::byte>>(runs)};
+    out.file = {name, data.size(), 0};
+    return {std::move(out), std::move(data), std::move(texts)};
+}
+
+void write_dcp_file(FileSystem& files, const std::string& path, const ChunkSource& data, const WriteOptions& options) {
+    const auto file = create_reserved(files, path, data.size());
+    write_stream(*file, path, 0, data, options, nullptr);
+    finish_file(*file, path, data.size());
 }
 
 std::string dcp_metadata(const SavePlan& plan, const Aliases& aliases, const std::vector<DcpFile>& files) {

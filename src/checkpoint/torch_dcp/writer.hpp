@@ -2,6 +2,7 @@
 // tensor and every value is a torch.save archive, and the `.metadata` that tells where each is.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <string>
 #include <string_view>
@@ -38,10 +39,17 @@ struct DcpFile {
     [[nodiscard]] static DcpFile parse(std::string_view text);
 };
 
-// Writes the file and fsyncs it; its directory is not.
-[[nodiscard]] DcpFile write_dcp_file(FileSystem& files, const std::string& directory, const std::string& name,
-                                     const std::vector<Piece>& pieces, const Values& values,
-                                     const WriteOptions& options);
+// A whole file before it is written: archives around the pieces, whose memory it points to. Checksums stand before and
+// behind the data, so they are computed here.
+struct DcpImage {
+    DcpFile file;
+    ByteRuns data;
+    std::deque<std::string> texts;  // between the pieces; data points to them
+};
+[[nodiscard]] DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& pieces, const Values& values,
+                                      int threads);
+// Writes an image's data, or its copy, and fsyncs the file; its directory is not.
+void write_dcp_file(FileSystem& files, const std::string& path, const ChunkSource& data, const WriteOptions& options);
 
 // The `.metadata` of all files. Aliases stand for themselves and point to the same bytes.
 [[nodiscard]] std::string dcp_metadata(const SavePlan& plan, const Aliases& aliases, const std::vector<DcpFile>& files);

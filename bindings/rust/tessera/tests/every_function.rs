@@ -12,6 +12,9 @@ use tessera::{
     ReduceOp, Region, Sampler, Saver, Sgd, State, Store, Tensor, Verify,
 };
 
+/// Of the C library alone so far; tools/parity.py says why.
+const C_ONLY: [&str; 3] = ["tsr_saver_should_stop", "tsr_saver_trim", "tsr_checkpoint_verify_progress"];
+
 #[test]
 fn every_function_of_the_c_library_is_called() {
     library_and_log();
@@ -28,7 +31,7 @@ fn every_function_of_the_c_library_is_called() {
     let forgotten: Vec<_> = tessera_sys::meta::functions()
         .iter()
         .map(|f| f.name)
-        .filter(|name| !tessera_sys::meta::was_called(name))
+        .filter(|name| !tessera_sys::meta::was_called(name) && !C_ONLY.contains(name))
         .collect();
     assert!(forgotten.is_empty(), "never called: {}", forgotten.join(", "));
 }
