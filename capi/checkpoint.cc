@@ -65,9 +65,8 @@ tsr::SaverOptions saver_options_in(const tsr_saver_options* options) {
     }
     out.timeout = tsr::milliseconds{o.timeout_ms};
     if (o.when_busy < TSR_BUSY_WAIT || o.when_busy > TSR_BUSY_REPLACE) {
-        throw tsr::Error(
-            tsr::Code::invalid_argument,
-            fmt::format("when_busy is {}; it is TSR_BUSY_WAIT, _REFUSE or _REPLACE (0 to 2)", o.when_busy));
+        throw tsr::Error(tsr::Code::invalid_argument,
+                         fmt::format("when_busy is {}; it is 0 to 2 (wait, refuse or replace)", o.when_busy));
     }
     out.when_busy = static_cast<tsr::WhenBusy>(o.when_busy);
     out.priority = flag(o.low_priority, "low_priority") ? tsr::Priority::low : tsr::Priority::normal;
@@ -146,7 +145,8 @@ tsr_status tsr_saver_resume(tsr_saver* saver, tsr_state* state, int64_t* step) {
 tsr_status tsr_saver_should_stop(tsr_saver* saver, int64_t step, int32_t told, int32_t* stop) {
     return guard([&] {
         required(stop, "stop") = 0;
-        const bool here = flag(told, "told") || tsr::preempt_requested();
+        const bool preempted = tsr::preempt_requested();  // also tells the launcher that this rank asks
+        const bool here = flag(told, "told") || preempted;
         *stop = object_of(saver, "saver")->should_stop(step, here) ? 1 : 0;
     });
 }

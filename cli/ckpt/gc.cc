@@ -1,6 +1,5 @@
 // `tessera ckpt gc`: removes what saves left that were cut short, and with --keep all but the newest checkpoints and the
-// best one. It
-// holds the root's lease while it does, so no job saves there meanwhile, and it refuses where one does.
+// best one. It holds the root's lease while it does, so no job saves there meanwhile, and it refuses where one does.
 #include <fmt/format.h>
 
 #include <memory>
@@ -47,7 +46,9 @@ int collect(const std::string& root, const Arguments& arguments, Output output) 
     Json::Array list;
     int64_t bytes = 0;
     size_t removed = 0;
-    for (const Unneeded& unneeded : find_unneeded(files, root, options)) {
+    const std::vector<SavedStep> saves = scan_root(files, root);
+    const std::vector<RankedSave> ranked = rank_saves(files, root, saves, options.retention.rule);
+    for (const Unneeded& unneeded : find_unneeded(files, root, saves, ranked, options)) {
         if (!arguments.dry_run && !remove_unneeded(files, root, unneeded, id)) {
             log::warning("{} is open for reading; it stays", join(root, unneeded.directory));
             continue;

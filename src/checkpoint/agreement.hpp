@@ -26,6 +26,8 @@ struct SaveJob {
     std::vector<FileHeader> headers;   // of this rank's files; none in PyTorch's format
     std::optional<DcpFile> dcp;        // what rank 0 has to know of this rank's file in that format,
     std::deque<std::string> texts;     // and what stands in it between the tensors
+    std::vector<CrcPlace> crc_places;  // and where checksums go,
+    std::vector<uint32_t> crcs;        // which are computed when it is written, if not before
     std::vector<ByteRuns> data;        // of a save in the foreground: the tensors themselves
     std::unique_ptr<Staging> staging;  // of one in the background: their copy
     int64_t data_bytes = 0;

@@ -93,8 +93,6 @@ void Checkpoint::read(std::string_view name, const Tensor& into, const LoadOptio
 }
 
 void Checkpoint::read(std::span<const ReadPart> parts, const LoadOptions& options) const {
-    std::vector<std::string> names;  // as saved; the requests point to them
-    names.reserve(parts.size());
     std::vector<Wanted> wanted;
     for (const ReadPart& part : parts) {
         const SavedTensor* saved = manifest_.find(part.name);
@@ -103,8 +101,7 @@ void Checkpoint::read(std::span<const ReadPart> parts, const LoadOptions& option
             throw Error(Code::invalid_argument, fmt::format("{} is no part of tensor '{}' of shape {}", part.box.str(),
                                                             part.name, saved->shape.str()));
         }
-        names.push_back(manifest_.saved_name(std::string(part.name)));
-        wanted.push_back({&names.back(), saved, part.box, saved->dtype, part.memory});
+        wanted.push_back({&manifest_.saved_name(part.name), saved, part.box, saved->dtype, part.memory});
     }
     contents_->read(wanted, {options.verify, options.threads, options.progress});
 }

@@ -58,6 +58,7 @@ void SaveQueue::push(SavePtr save) {
     }
     {
         const std::lock_guard lock(state_->mutex);
+        save->at_once = state_->waiting.empty() && state_->running == nullptr;
         state_->waiting.push_back(std::move(save));
     }
     state_->changed.notify_all();
@@ -76,6 +77,7 @@ void SaveQueue::run(State& state, const SavePtr& save) {
         const std::lock_guard lock(state.mutex);
         if (error) state.failures.emplace_back(save->number, *error);
         state.ended = save->number;
+        state.last = save->work;
         state.running = nullptr;
     }
     state.changed.notify_all();
@@ -100,7 +102,7 @@ void SaveQueue::loop(const std::shared_ptr<State>& state) {
 
 SaveQueue::SavePtr SaveQueue::withdraw() {
     const std::lock_guard lock(state_->mutex);
-    if (state_->waiting.empty()) return nullptr;
+    if (state_->waiting.empty() || state_->waiting.back()->at_once) return nullptr;
     SavePtr save = std::move(state_->waiting.back());
     state_->waiting.pop_back();
     return save;
@@ -132,6 +134,14 @@ void SaveQueue::wait() const {
         lock.unlock();
         poll_interrupt();
         lock.lock();
+    }
+    const WorkPtr last = state_->last;
+    lock.unlock();
+    if (last == nullptr) return;
+    try {
+        last->wait(Deadline::in(milliseconds{60000}));  // some instructions of the other thread
+    } catch (const Error&) {
+        if (!last->done()) throw;  // its own error is told elsewhere
     }
 }
 

@@ -25,7 +25,8 @@ class SaveQueue {
         int64_t step = 0;
         std::function<void()> run;  // throws why the save failed
         WorkPtr work = std::make_shared<Work>();
-        uint64_t number = 0;  // set by push
+        uint64_t number = 0;   // set by push
+        bool at_once = false;  // set by push: nothing was before it
     };
     using SavePtr = std::shared_ptr<Save>;
 
@@ -37,14 +38,14 @@ class SaveQueue {
     SaveQueue& operator=(const SaveQueue&) = delete;
 
     void push(SavePtr save);
-    // Takes back the last save if it has not begun; nullptr if there is none.
+    // Takes back the last save if it waits for another one; nullptr if there is none.
     [[nodiscard]] SavePtr withdraw();
     void put_back(SavePtr save);  // what withdraw() gave
 
     [[nodiscard]] bool idle() const;
     // The number up to which all saves have ended.
     [[nodiscard]] uint64_t ended() const;
-    // Returns when idle; throws INTERRUPTED only.
+    // Returns when idle and every work is done; throws INTERRUPTED only.
     void wait() const;
     // The first failure, not yet told, of the saves up to `number`; those up to it count as told.
     [[nodiscard]] std::optional<Error> failure(uint64_t number);
@@ -59,6 +60,7 @@ class SaveQueue {
         std::deque<SavePtr> waiting;  // all below are guarded by mutex
         SavePtr running;
         uint64_t ended = 0;
+        WorkPtr last;                                      // of the save that ended last: done a moment later
         std::vector<std::pair<uint64_t, Error>> failures;  // not yet told
         bool closed = false;
     };

@@ -207,7 +207,13 @@ WorkPtr Saver::save_async(int64_t step, const State& state) {
     const auto stage = [&] {
         if (!job->error) job->error = attempt([&] { job->staging->stage(stage_threads, options_.progress); });
     };
-    if (job->error || job->staging->fits()) {
+    const bool fits = job->staging->fits();
+    if (job->dcp && !job->error && !fits) {
+        // In a ring the data is seen once, after the places that its checksums go to.
+        job->error =
+            attempt([&] { job->crcs = crcs_of(job->staging->original(0), job->crc_places, options_.write.threads); });
+    }
+    if (job->error || fits) {
         stage();
         queue_->push(std::move(save));
         return work;
@@ -254,9 +260,10 @@ void Saver::prepare(Peers& peers, SaveJob& job, const State& state) {
             std::vector<Piece> pieces;
             for (const auto& of_file : job.plan.files) pieces.insert(pieces.end(), of_file.begin(), of_file.end());
             const Values values = peers.rank() == 0 ? flattened(job.values) : Values();
-            DcpImage image = make_dcp_image(dcp_file_name(peers.rank()), pieces, values, options_.write.threads);
+            DcpImage image = make_dcp_image(dcp_file_name(peers.rank()), pieces, values);
             job.dcp = std::move(image.file);
             job.texts = std::move(image.texts);
+            job.crc_places = std::move(image.crc_places);
             job.data.push_back(std::move(image.data));
         } else {
             for (const auto& pieces : job.plan.files) {
@@ -317,7 +324,11 @@ std::string Saver::write_files(SaveJob& job) {
     const auto write = [&](size_t index) {
         const auto staged = job.staging ? job.staging->source(index) : nullptr;
         const ChunkSource& data = staged ? *staged : job.data[index];
-        if (job.dcp) return write_dcp_file(files_, join(job.directory, job.dcp->file.name), data, options);
+        if (job.dcp) {
+            if (job.crcs.empty()) job.crcs = crcs_of(data, job.crc_places, options.threads);
+            const std::string path = join(job.directory, job.dcp->file.name);
+            return write_dcp_file(files_, path, data, job.crc_places, job.crcs, options);
+        }
         const std::string name = rank_file_name(peers_.rank(), static_cast<int>(index));
         written.push_back(write_rank_file(files_, job.directory, name, std::move(job.headers[index]), data, options));
     };

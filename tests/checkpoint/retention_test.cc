@@ -99,6 +99,13 @@ TEST_F(RetentionTest, BestFollowsTheScanAndItsRule) {
     EXPECT_THAT(error_of([&] { (void)best_step(); }).what(), HasSubstr("best_metric"));
 }
 
+TEST_F(RetentionTest, AFileOfTorchSaveMayBeNamedBest) {
+    spill(dir_ / "best", "PK\x03\x04 and more");
+    const Found found = resolve_checkpoint(posix_file_system(), dir_ / "best");
+    EXPECT_EQ(found.format, Format::torch_save);
+    EXPECT_EQ(found.path, dir_ / "best");
+}
+
 TEST_F(RetentionTest, MetricsAreFoundInAManifestOfAnyForm) {
     Saver saver(nullptr, dir_.path(), keeping(0, 0, 0));
     owned_.state.set_value("text", Json(std::string("\n\"metrics\":{\"loss\":0.5},\n") + std::string(100'000, 'x')));

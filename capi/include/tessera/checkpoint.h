@@ -53,7 +53,8 @@ typedef struct tsr_saver_options {
                                    larger, tsr_saver_save_async writes a part before it returns. 0 (default): what it needs */
     int64_t write_bytes_per_s; /* limit of this rank's writing; 0 (default): none */
     tsr_progress_fn progress;  /* NULL (default), or called on the thread of the call; WRITE and COMMIT of a save in the
-                                   background on the saver's own thread */
+                                   background on the saver's own thread, at the same time as STAGE where a part is written
+                                   before tsr_saver_save_async returns */
     void *progress_data;       /* borrowed until destroy */
 } tsr_saver_options;
 

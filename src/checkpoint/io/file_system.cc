@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "base/error.hpp"
+#include "base/round_up.hpp"
 
 namespace tsr {
 
@@ -65,6 +66,13 @@ void write_all(File& file, const std::string& path, std::span<const std::byte> f
 }
 
 void sync_file(File& file, const std::string& path) { check(file.sync(), "fsync", path); }
+
+void reserve_file(File& file, const std::string& path, int64_t size) {
+    const int64_t reserved = file.allocate(size);
+    if (reserved == -ENOSPC || reserved == -EDQUOT || reserved == -EFBIG || reserved == -EIO) {
+        throw os_error(fmt::format("cannot reserve {} bytes for {}", size, path), static_cast<int>(-reserved));
+    }
+}
 
 void sync_directory(FileSystem& files, const std::string& path) { check(files.sync_directory(path), "fsync", path); }
 
@@ -146,9 +154,8 @@ std::string_view name_in_path(std::string_view path) {
 }
 
 AlignedBuffer::AlignedBuffer(size_t size) : size_(size) {
-    const size_t rounded = (size + direct_alignment - 1) / direct_alignment * direct_alignment;
-    memory_.reset(
-        static_cast<std::byte*>(std::aligned_alloc(direct_alignment, rounded == 0 ? direct_alignment : rounded)));
+    const size_t rounded = round_up<size_t>(std::max<size_t>(size, 1), direct_alignment);
+    memory_.reset(static_cast<std::byte*>(std::aligned_alloc(direct_alignment, rounded)));
     if (memory_ == nullptr) throw Error(Code::no_memory, fmt::format("no memory for a buffer of {} bytes", size));
 }
 

@@ -81,6 +81,8 @@ class FileSystem {
 void read_all(File& file, const std::string& path, std::span<std::byte> into, int64_t offset);
 // A direct write that the file system refuses (EINVAL) goes on through the page cache.
 void write_all(File& file, const std::string& path, std::span<const std::byte> from, int64_t offset);
+// Reserves room, so that a full disk is noticed before anything is written; a file system that cannot is none the worse.
+void reserve_file(File& file, const std::string& path, int64_t size);
 // fsync. Never repeated: after a failure the kernel may have dropped the data.
 void sync_file(File& file, const std::string& path);
 void sync_directory(FileSystem& files, const std::string& path);

@@ -27,9 +27,9 @@ Content content_of(FileSystem& files, const std::string& path) {
 
 }  // namespace
 
-std::vector<Unneeded> find_unneeded(FileSystem& files, const std::string& root, const CollectOptions& options) {
+std::vector<Unneeded> find_unneeded(FileSystem& files, const std::string& root, const std::vector<SavedStep>& saves,
+                                    const std::vector<RankedSave>& ranked, const CollectOptions& options) {
     std::vector<Unneeded> found;
-    const std::vector<SavedStep> saves = scan_root(files, root);
     for (const SavedStep& save : saves) {
         if (save.committed) continue;
         const std::string path = join(root, save.directory);
@@ -50,9 +50,7 @@ std::vector<Unneeded> find_unneeded(FileSystem& files, const std::string& root, 
         }
         if (!live) found.push_back({save.directory, Unneeded::Why::cut_short, content.size_bytes});
     }
-    if (options.retention.latest == 0) return found;
-    for (const std::string& name :
-         to_remove(options.retention, rank_saves(files, root, saves, options.retention.rule))) {
+    for (const std::string& name : to_remove(options.retention, ranked)) {
         found.push_back({name, Unneeded::Why::beyond_keep, content_of(files, join(root, name)).size_bytes});
     }
     return found;

@@ -25,9 +25,10 @@ struct CollectOptions {
     LeaseTimes lease;
 };
 
-// In the order of scan_root(). Damaged saves and what Tessera did not write are no one's to remove.
+// `saves` is what scan_root() found, and in its order; `ranked` is what rank_saves() made of it. Damaged saves and what Tessera did not write are no one's to remove.
 [[nodiscard]] std::vector<Unneeded> find_unneeded(FileSystem& files, const std::string& root,
-                                                  const CollectOptions& options);
+                                                  const std::vector<SavedStep>& saves,
+                                                  const std::vector<RankedSave>& ranked, const CollectOptions& options);
 
 // Never half: a committed save is marked first, so that a removal that is cut short is found again. False: the save is
 // open for reading and stays.

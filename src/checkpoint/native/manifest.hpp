@@ -88,9 +88,14 @@ struct Manifest {
 
     // The tensor or alias `name`; nullptr if there is none.
     [[nodiscard]] const SavedTensor* find(std::string_view name) const;
-    [[nodiscard]] const std::string& saved_name(const std::string& name) const;
+    // The name under which the tensor or alias `name`, which is there, is saved; lives as long as the manifest.
+    [[nodiscard]] const std::string& saved_name(std::string_view name) const;
     [[nodiscard]] int64_t size_bytes() const;  // of all rank files
 };
+
+// Dims as a list of numbers; the way back throws CORRUPT.
+[[nodiscard]] Json dims_json(const Dims& dims);
+[[nodiscard]] Dims dims_of(const Json& json);
 
 // The beginning of a manifest, which has a fixed form: enough to order the saves of a root without reading them.
 struct ManifestHead {

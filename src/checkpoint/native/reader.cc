@@ -10,6 +10,7 @@
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "base/parallel.hpp"
+#include "base/round_up.hpp"
 #include "checkpoint/runs.hpp"
 
 namespace tsr {
@@ -17,8 +18,6 @@ namespace tsr {
 namespace {
 
 constexpr int64_t blocks_per_read = 4;
-
-int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 bool is_aligned(const std::byte* memory) {
     return reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(direct_alignment) == 0;

@@ -104,6 +104,12 @@ std::vector<size_t> best_first(const std::vector<RankedSave>& saves, Better bett
     return order;
 }
 
+std::optional<std::string> best_of(const std::vector<RankedSave>& saves, Better better) {
+    const std::vector<size_t> order = best_first(saves, better);
+    if (order.empty()) return std::nullopt;
+    return saves[order.front()].save.directory;
+}
+
 std::vector<std::string> to_remove(const Retention& retention, const std::vector<RankedSave>& saves) {
     std::vector<std::string> names;
     if (retention.latest == 0) return names;
@@ -140,16 +146,10 @@ std::optional<BestRule> best_rule(FileSystem& files, const std::string& root) {
     return parse_rule(text, path);
 }
 
-std::optional<std::string> best_save(FileSystem& files, const std::string& root, const BestRule& rule) {
-    const std::vector<RankedSave> saves = rank_saves(files, root, scan_root(files, root), rule);
-    const std::vector<size_t> order = best_first(saves, rule.better);
-    if (order.empty()) return std::nullopt;
-    return saves[order.front()].save.directory;
-}
-
 std::optional<std::string> best_save(FileSystem& files, const std::string& root) {
     const auto rule = best_rule(files, root);
-    return rule ? best_save(files, root, *rule) : std::nullopt;
+    if (!rule) return std::nullopt;
+    return best_of(rank_saves(files, root, scan_root(files, root), rule), rule->better);
 }
 
 }  // namespace tsr

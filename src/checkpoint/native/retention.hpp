@@ -42,6 +42,8 @@ struct RankedSave {
 [[nodiscard]] std::vector<RankedSave> rank_saves(FileSystem& files, const std::string& root,
                                                  const std::vector<SavedStep>& saves,
                                                  const std::optional<BestRule>& rule);
+// The directory name of the best of `saves`; none if no save has the metric.
+[[nodiscard]] std::optional<std::string> best_of(const std::vector<RankedSave>& saves, Better better);
 // Indices of `saves` from the best down; of equal ones the newer is better.
 [[nodiscard]] std::vector<size_t> best_first(const std::vector<RankedSave>& saves, Better better);
 // The directory names that may go. `saves` are all committed ones, in the order of their commits.
@@ -50,8 +52,6 @@ struct RankedSave {
 [[nodiscard]] std::string best_text(const std::string& directory, const BestRule& rule);
 // The rule in `<root>/best`, which a saver left there; CORRUPT if it cannot be read.
 [[nodiscard]] std::optional<BestRule> best_rule(FileSystem& files, const std::string& root);
-// The directory name of the best committed save by `rule`; none if no save has the metric.
-[[nodiscard]] std::optional<std::string> best_save(FileSystem& files, const std::string& root, const BestRule& rule);
 // The directory name of the best committed save: the truth is the scan, by the rule in `<root>/best`. None if no saver
 // left a rule there or no save has the metric; CORRUPT if the rule cannot be read.
 [[nodiscard]] std::optional<std::string> best_save(FileSystem& files, const std::string& root);

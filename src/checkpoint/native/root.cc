@@ -234,8 +234,9 @@ Found resolve_checkpoint(FileSystem& files, const std::string& path) {
     FileStatus status;
     const int64_t found = files.status(path, status);
     const bool is_latest = name_in_path(path) == latest_name;
-    const bool is_best = name_in_path(path) == best_name;
-    if (is_best && (found == -ENOENT || (found == 0 && status.kind == FileStatus::Kind::file))) {
+    const auto is_zip = [&] { return first_bytes(files, path).starts_with("PK\x03\x04"); };  // so begins torch.save
+    const bool is_file = found == 0 && status.kind == FileStatus::Kind::file;
+    if (name_in_path(path) == best_name && (found == -ENOENT || (is_file && !is_zip()))) {
         const std::string root = parent_of(path);
         if (const auto best = best_save(files, root)) return {Format::native, join(root, *best)};
         throw Error(
@@ -247,11 +248,11 @@ Found resolve_checkpoint(FileSystem& files, const std::string& path) {
         throw Error(Code::not_found, fmt::format("there is no checkpoint {}", path));
     }
     if (found < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-found));
-    if (status.kind == FileStatus::Kind::file) {
+    if (is_file) {
         if (is_latest) return resolve_checkpoint(files, parent_of(path));
         if (name_in_path(path) == manifest_name) return resolve_checkpoint(files, parent_of(path));
         if (name_in_path(path) == dcp_metadata_name) return {Format::torch_dcp, parent_of(path)};
-        if (first_bytes(files, path).starts_with("PK\x03\x04")) return {Format::torch_save, path};
+        if (is_zip()) return {Format::torch_save, path};
         throw Error(Code::not_found, fmt::format("{} is neither the directory of a checkpoint nor a file of torch.save "
                                                  "(a zip; the form before PyTorch 1.6 is not read)",
                                                  path));

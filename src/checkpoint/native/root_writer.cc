@@ -87,11 +87,13 @@ void RootWriter::tidy(const std::string& newest) {
             }
         }
     }
+    const std::vector<SavedStep> saves = scan_root(files_, root_);
+    const std::vector<RankedSave> ranked = rank_saves(files_, root_, saves, retention_.rule);
     if (retention_.rule) {
-        const std::string best = best_save(files_, root_, *retention_.rule).value_or("-");
+        const std::string best = best_of(ranked, retention_.rule->better).value_or("-");
         replace_text(files_, join(root_, best_name), best_text(best, *retention_.rule), id_.substr(0, 8));
     }
-    for (const Unneeded& unneeded : find_unneeded(files_, root_, {retention_, id_, times_})) {
+    for (const Unneeded& unneeded : find_unneeded(files_, root_, saves, ranked, {retention_, id_, times_})) {
         if (unneeded.directory == newest) continue;
         if (unneeded.why == Unneeded::Why::cut_short) {
             log::info("removing {}, left by a save that was cut short", unneeded.directory);

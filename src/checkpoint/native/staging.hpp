@@ -75,6 +75,8 @@ class Staging {
     // The save has ended, well or not: nobody reads any more, and stage() returns.
     void close();
 
+    // What file `index` is copied from, until stage() returns.
+    [[nodiscard]] const ByteRuns& original(size_t index) const { return files_[index]; }
     // What the writer takes of file `index`.
     [[nodiscard]] std::unique_ptr<ChunkSource> source(size_t index);
 

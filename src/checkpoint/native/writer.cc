@@ -3,21 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <vector>
 
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "base/parallel.hpp"
+#include "base/round_up.hpp"
 
 namespace tsr {
 
 namespace {
 
 static_assert(chunk_bytes % block_bytes == 0);
-
-int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 bool is_aligned(const std::byte* memory) {
     return reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(direct_alignment) == 0;
@@ -63,10 +61,7 @@ size_t ByteRuns::run_of(int64_t offset) const {
 std::unique_ptr<File> create_reserved(FileSystem& files, const std::string& path, int64_t size) {
     auto file = open_file(files, path, OpenMode::create_direct);
     // Reserving also keeps direct writes from extending the file each time.
-    const int64_t reserved = file->allocate(round_up(size, direct_alignment));
-    if (reserved == -ENOSPC || reserved == -EDQUOT || reserved == -EFBIG || reserved == -EIO) {
-        throw os_error(fmt::format("cannot reserve {} bytes for {}", size, path), static_cast<int>(-reserved));
-    }
+    reserve_file(*file, path, round_up(size, direct_alignment));
     return file;
 }
 
