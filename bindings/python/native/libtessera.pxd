@@ -341,6 +341,8 @@ cdef extern from "tessera/checkpoint.h" nogil:
     tsr_status tsr_saver_save(tsr_saver *saver, int64_t step, tsr_state *state)
     tsr_status tsr_saver_save_async(tsr_saver *saver, int64_t step, tsr_state *state, tsr_work **work)
     tsr_status tsr_saver_wait(tsr_saver *saver)
+    tsr_status tsr_saver_should_stop(tsr_saver *saver, int64_t step, int32_t told, int32_t *stop)
+    tsr_status tsr_saver_trim(tsr_saver *saver)
     tsr_status tsr_saver_resume(tsr_saver *saver, tsr_state *state, int64_t *step)
     void tsr_saver_destroy(tsr_saver *saver)
     tsr_status tsr_load_options_init(tsr_load_options *options, size_t struct_size)
@@ -355,6 +357,8 @@ cdef extern from "tessera/checkpoint.h" nogil:
     tsr_status tsr_checkpoint_load(const tsr_checkpoint *checkpoint, tsr_state *state,
                                    const tsr_load_options *options)
     tsr_status tsr_checkpoint_verify(const tsr_checkpoint *checkpoint, int32_t full)
+    tsr_status tsr_checkpoint_verify_progress(const tsr_checkpoint *checkpoint, int32_t full, tsr_progress_fn progress,
+                                              void *user_data)
     void tsr_checkpoint_destroy(tsr_checkpoint *checkpoint)
 
 

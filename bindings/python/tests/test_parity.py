@@ -13,13 +13,8 @@ REPOSITORY = Path(__file__).parents[3]
 SOURCES = REPOSITORY / "bindings/python/native"
 
 
-# Of the C library alone so far; tools/parity.py says why.
-C_ONLY = {"tsr_saver_should_stop", "tsr_saver_trim", "tsr_checkpoint_verify_progress"}
-
-
 def exported() -> list[str]:
-    names = (REPOSITORY / "capi/abi/symbols.txt").read_text().split()
-    return [name for name in names if name not in C_ONLY]
+    return (REPOSITORY / "capi/abi/symbols.txt").read_text().split()
 
 
 def bodies() -> dict[str, str]:
