@@ -3,6 +3,7 @@
 
 #include "base/env.hpp"
 #include "handles.hpp"
+#include "launch/preempt.hpp"
 
 namespace {
 
@@ -26,8 +27,20 @@ tsr_saver_options default_saver_options() {
     return options;
 }
 
-constexpr tsr_load_options default_load_options{
-    .struct_size = sizeof(tsr_load_options), .verify = 1, .allow_missing = 0, .allow_unexpected = 0, .allow_cast = 0};
+constexpr tsr_load_options default_load_options{.struct_size = sizeof(tsr_load_options),
+                                                .verify = 1,
+                                                .allow_missing = 0,
+                                                .allow_unexpected = 0,
+                                                .allow_cast = 0,
+                                                .progress = nullptr,
+                                                .progress_data = nullptr};
+
+tsr::ProgressFn progress_in(tsr_progress_fn progress, void* user_data) {
+    if (progress == nullptr) return {};
+    return [progress, user_data](tsr::Phase phase, int64_t done, int64_t total) {
+        progress(static_cast<int32_t>(phase), done, total, user_data);
+    };
+}
 
 tsr::SaverOptions saver_options_in(const tsr_saver_options* options) {
     const auto o = options_in(options, default_saver_options(), "options");
@@ -36,7 +49,13 @@ tsr::SaverOptions saver_options_in(const tsr_saver_options* options) {
                          fmt::format("the timeout is {} ms; it must be positive", o.timeout_ms));
     }
     tsr::SaverOptions out;
-    out.keep_latest = o.keep_latest;
+    out.retention.latest = o.keep_latest;
+    out.retention.best = o.keep_best;
+    out.retention.every = o.keep_every;
+    const bool higher = flag(o.best_is_higher, "best_is_higher");
+    if (o.best_metric != nullptr) {
+        out.retention.rule = tsr::BestRule{o.best_metric, higher ? tsr::Better::higher : tsr::Better::lower};
+    }
     const std::string_view format = o.format != nullptr ? o.format : "tessera";
     if (format == tsr::torch_dcp_format) {
         out.format = tsr::SaveFormat::torch_dcp;
@@ -45,6 +64,15 @@ tsr::SaverOptions saver_options_in(const tsr_saver_options* options) {
                          fmt::format("format is '{}'; it is 'tessera' or '{}'", format, tsr::torch_dcp_format));
     }
     out.timeout = tsr::milliseconds{o.timeout_ms};
+    if (o.when_busy < TSR_BUSY_WAIT || o.when_busy > TSR_BUSY_REPLACE) {
+        throw tsr::Error(tsr::Code::invalid_argument,
+                         fmt::format("when_busy is {}; it is 0 to 2 (wait, refuse or replace)", o.when_busy));
+    }
+    out.when_busy = static_cast<tsr::WhenBusy>(o.when_busy);
+    out.priority = flag(o.low_priority, "low_priority") ? tsr::Priority::low : tsr::Priority::normal;
+    out.staging_bytes = o.staging_bytes;
+    out.write_bytes_per_s = o.write_bytes_per_s;
+    out.progress = progress_in(o.progress, o.progress_data);
     out.writer = {fmt::format("tessera {}", tsr_version()), o.writer != nullptr ? o.writer : "c",
                   o.writer_version != nullptr ? o.writer_version : ""};
     for (const std::string& text : {out.writer.language, out.writer.version}) {
@@ -62,6 +90,7 @@ tsr::LoadOptions load_options_in(const tsr_load_options* options) {
     out.missing = allow(o.allow_missing, "allow_missing");
     out.unexpected = allow(o.allow_unexpected, "allow_unexpected");
     out.cast = allow(o.allow_cast, "allow_cast");
+    out.progress = progress_in(o.progress, o.progress_data);
     return out;
 }
 
@@ -111,6 +140,19 @@ tsr_status tsr_saver_resume(tsr_saver* saver, tsr_state* state, int64_t* step) {
         required(step, "step") = 0;
         *step = object_of(saver, "saver")->resume(*object_of(state, "state"));
     });
+}
+
+tsr_status tsr_saver_should_stop(tsr_saver* saver, int64_t step, int32_t told, int32_t* stop) {
+    return guard([&] {
+        required(stop, "stop") = 0;
+        const bool preempted = tsr::preempt_requested();  // also tells the launcher that this rank asks
+        const bool here = flag(told, "told") || preempted;
+        *stop = object_of(saver, "saver")->should_stop(step, here) ? 1 : 0;
+    });
+}
+
+tsr_status tsr_saver_trim(tsr_saver* saver) {
+    return guard([&] { object_of(saver, "saver")->trim(); });
 }
 
 void tsr_saver_destroy(tsr_saver* saver) { destroy(saver); }
@@ -166,9 +208,14 @@ tsr_status tsr_checkpoint_load(const tsr_checkpoint* checkpoint, tsr_state* stat
 }
 
 tsr_status tsr_checkpoint_verify(const tsr_checkpoint* checkpoint, int32_t full) {
+    return tsr_checkpoint_verify_progress(checkpoint, full, nullptr, nullptr);
+}
+
+tsr_status tsr_checkpoint_verify_progress(const tsr_checkpoint* checkpoint, int32_t full, tsr_progress_fn progress,
+                                          void* user_data) {
     return guard([&] {
-        object_of(checkpoint, "checkpoint")
-            ->check(flag(full, "full") ? tsr::Checkpoint::Depth::everything : tsr::Checkpoint::Depth::headers);
+        const auto depth = flag(full, "full") ? tsr::Checkpoint::Depth::everything : tsr::Checkpoint::Depth::headers;
+        object_of(checkpoint, "checkpoint")->check(depth, progress_in(progress, user_data));
     });
 }
 

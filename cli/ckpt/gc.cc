@@ -1,10 +1,11 @@
-// `tessera ckpt gc`: removes what saves left that were cut short, and with --keep all but the newest checkpoints. It
-// holds the root's lease while it does, so no job saves there meanwhile, and it refuses where one does.
+// `tessera ckpt gc`: removes what saves left that were cut short, and with --keep all but the newest checkpoints and the
+// best one. It holds the root's lease while it does, so no job saves there meanwhile, and it refuses where one does.
 #include <fmt/format.h>
 
 #include <memory>
 #include <optional>
 
+#include "base/log.hpp"
 #include "checkpoint/native/collect.hpp"
 #include "checkpoint/native/root.hpp"
 #include "ckpt/command.hpp"
@@ -36,12 +37,23 @@ int collect(const std::string& root, const Arguments& arguments, Output output) 
     } else {
         lease.emplace(files, root, id);
     }
-    if (arguments.keep > 0) (void)newest_save(files, root);  // CORRUPT where it is not certain which is the newest
+    CollectOptions options{{}, id, {}};
+    if (arguments.keep > 0) {
+        (void)newest_save(files, root);  // CORRUPT where it is not certain which is the newest
+        options.retention.latest = arguments.keep;
+        options.retention.rule = best_rule(files, root);  // the best stays too
+    }
     Json::Array list;
     int64_t bytes = 0;
-    const std::vector<Unneeded> all = find_unneeded(files, root, {arguments.keep, id, {}});
-    for (const Unneeded& unneeded : all) {
-        if (!arguments.dry_run) remove_unneeded(files, root, unneeded, id);
+    size_t removed = 0;
+    const std::vector<SavedStep> saves = scan_root(files, root);
+    const std::vector<RankedSave> ranked = rank_saves(files, root, saves, options.retention.rule);
+    for (const Unneeded& unneeded : find_unneeded(files, root, saves, ranked, options)) {
+        if (!arguments.dry_run && !remove_unneeded(files, root, unneeded, id)) {
+            log::warning("{} is open for reading; it stays", join(root, unneeded.directory));
+            continue;
+        }
+        ++removed;
         bytes += unneeded.size_bytes;
         const bool is_old = unneeded.why == Unneeded::Why::beyond_keep;
         const std::string path = join(root, unneeded.directory);
@@ -65,7 +77,7 @@ int collect(const std::string& root, const Arguments& arguments, Output output) 
         json.set("size_bytes", bytes);
         print_json(json);
     } else {
-        fmt::print("{}: {}, {}\n", arguments.dry_run ? "would remove" : "removed", count_text(all.size(), "directory"),
+        fmt::print("{}: {}, {}\n", arguments.dry_run ? "would remove" : "removed", count_text(removed, "directory"),
                    size_text(bytes));
     }
     return exit_sound;

@@ -29,7 +29,7 @@ struct Line {
 Line line_of(const std::string& path) {
     Line line{path, nullptr, "", false};
     try {
-        line.checkpoint = Checkpoint::open(path);
+        line.checkpoint = Checkpoint::open(path, posix_file_system(), Checkpoint::Hold::no);  // there may be many
     } catch (const Error& error) {
         line.fault = error.what();
     }

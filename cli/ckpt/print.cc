@@ -79,12 +79,6 @@ int rank_of_file(const std::string& name) {
     return rank;
 }
 
-Json dims_json(const Dims& dims) {
-    Json::Array list;
-    for (const int64_t n : dims) list.emplace_back(n);
-    return Json(std::move(list));
-}
-
 Json values_json(const Values& values) {
     Json::Object members;
     for (const auto& [name, value] : values) members.push_back({name, value});

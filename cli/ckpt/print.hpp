@@ -23,7 +23,6 @@ namespace tsr::cli {
 // The rank that wrote a file, from its name, "rank-00003.safetensors" or PyTorch's "__3_0.distcp"; -1 if it tells none.
 [[nodiscard]] int rank_of_file(const std::string& name);
 
-[[nodiscard]] Json dims_json(const Dims& dims);
 [[nodiscard]] Json values_json(const Values& values);
 [[nodiscard]] Json unreadable_json(const Manifest& manifest);
 [[nodiscard]] Json summary_json(const Checkpoint& checkpoint);  // what every sub-command tells of a checkpoint

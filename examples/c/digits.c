@@ -159,7 +159,6 @@ int main(int argc, char **argv) {
     tsr_saver *saver;
     CHECK(tsr_saver_create(comm, text[CHECKPOINTS], &saving, &saver));
     int64_t step, batch[TRAIN], right = 0;
-    const tsr_tensor stop_flag = TSR_CPU_TENSOR(&stop, TSR_DTYPE_I32, 1, 1);
     CHECK(tsr_saver_resume(saver, state, &step)); /* 0 when there is nothing yet */
     if (rank == 0 && step == 0) printf("digits: %d ranks, from the beginning\n", (int)world);
     if (rank == 0 && step > 0) printf("digits: %d ranks, resumed after step %lld\n", (int)world, (long long)step);
@@ -178,8 +177,7 @@ int main(int argc, char **argv) {
             if (rank == 0) printf("step %lld/%ld loss %.4f\n", (long long)step, number[STEPS], loss), fflush(stdout);
             log_line(step, "loss", loss);
         }
-        stop = tsr_preempt_requested(); /* by the launcher, of any rank: the same answer on all */
-        CHECK(tsr_comm_all_reduce(comm, &stop_flag, 1, TSR_REDUCE_MAX, NULL, NULL));
+        CHECK(tsr_saver_should_stop(saver, step, 0, &stop)); /* the same answer on all ranks */
         if (stop || (number[SAVE_EVERY] > 0 && step % number[SAVE_EVERY] == 0)) {
             CHECK(tsr_state_set_metric(state, "loss", loss));
             CHECK(tsr_saver_save_async(saver, step, state, NULL));

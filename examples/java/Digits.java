@@ -48,8 +48,8 @@ public final class Digits {
             print(first, "digits: %d ranks, %s", comm.worldSize(),
                     step == 0 ? "from the beginning" : "resumed after step " + step);
             print(first && step >= steps, "digits: nothing left to do: --steps is %d", steps);
-            final Tensor stop = Tensor.zeros(DType.I32, 1);
-            while (step < steps && stop.ints().get(0) == 0) {
+            boolean stop = false;
+            while (step < steps && !stop) {
                 final long began = System.nanoTime();
                 ddp.zeroGrad();
                 final double loss = forwardBackward(data.batch(batch), ddp);
@@ -59,16 +59,16 @@ public final class Digits {
                     print(first, "step %d/%d loss %.4f", step, steps, loss);
                     log(comm, step, "loss", loss);
                 }
-                stop.ints().put(0, Launch.preemptRequested() ? 1 : 0);
-                comm.allReduce(stop, ReduceOp.MAX); // all ranks leave at the same step
-                if (stop.ints().get(0) != 0 || (saveEvery > 0 && step % saveEvery == 0)) {
+                stop = saver.shouldStop(step); // the same answer on all ranks
+                if (stop || (saveEvery > 0 && step % saveEvery == 0)) {
                     saver.saveAsync(step, state.metric("loss", loss));
                 }
                 for (long left; (left = began + pace - System.nanoTime()) > 0;) LockSupport.parkNanos(left);
             }
             saver.await();
-            print(first && stop.ints().get(0) != 0, "digits: stopped after step %d", step);
-            if (stop.ints().get(0) == 0) {
+            if (stop) {
+                print(first, "digits: stopped after step %d", step);
+            } else {
                 log(comm, step, "accuracy", accuracy());
                 print(first, "held-out accuracy %.4f", accuracy());
             }

@@ -103,8 +103,8 @@ def train(options, training, held_out):
             print(f"digits: {comm.world_size} ranks, {where}", flush=True)
             if step >= options.steps:
                 print(f"digits: nothing left to do: --steps is {options.steps}", flush=True)
-        stop = np.zeros(1, np.int32)
-        while step < options.steps and not stop[0]:
+        stop = False
+        while step < options.steps and not stop:
             batch = data.batch(options.batch)
             loss = forward_backward(params, ddp, training[0][batch], training[1][batch])
             ddp.wait()  # the gradients are the average of all ranks now
@@ -114,14 +114,13 @@ def train(options, training, held_out):
                 log(options, comm, step=step, loss=round(loss, 6))
                 if first:
                     print(f"step {step}/{options.steps} loss {loss:.4f}", flush=True)
-            stop[0] = ts.preempt_requested()
-            comm.all_reduce(stop, "max")  # the same answer on all ranks
-            if stop[0] or (options.save_every and step % options.save_every == 0):
+            stop = saver.should_stop(step)  # the same answer on all ranks
+            if stop or (options.save_every and step % options.save_every == 0):
                 saver.save_async(step, state, metrics={"loss": loss})
             time.sleep(options.pace / 1000)
 
         saver.wait()
-        if stop[0]:
+        if stop:
             if first:
                 print(f"digits: stopped after step {step}", flush=True)
             return

@@ -13,12 +13,14 @@
 
 namespace tsr {
 
-void run_parallel(size_t tasks, int threads, const std::function<void(size_t task, int worker)>& run) {
+void run_parallel(size_t tasks, int threads, const std::function<void(size_t task, int worker)>& run,
+                  const std::function<void()>& poll) {
     const auto workers = std::min(tasks, static_cast<size_t>(std::max(threads, 1)));
     if (workers <= 1) {
         for (size_t task = 0; task < tasks; ++task) {
             poll_interrupt();
             run(task, 0);
+            if (poll) poll();
         }
         return;
     }
@@ -68,6 +70,7 @@ void run_parallel(size_t tasks, int threads, const std::function<void(size_t tas
             lock.unlock();
             try {
                 poll_interrupt();
+                if (poll) poll();
             } catch (...) {
                 const std::lock_guard inner(mutex);
                 if (!error) error = current_error();

@@ -8,7 +8,9 @@
 
 namespace tsr {
 
-// Calls run(task, worker) for every task in [0, tasks), in order of start; worker is in [0, threads).
-void run_parallel(size_t tasks, int threads, const std::function<void(size_t task, int worker)>& run);
+// Calls run(task, worker) for every task in [0, tasks), in order of start; worker is in [0, threads). `poll`, if there
+// is one, is called on the calling thread at least each poll_slice, or after each task if it does them itself.
+void run_parallel(size_t tasks, int threads, const std::function<void(size_t task, int worker)>& run,
+                  const std::function<void()>& poll = {});
 
 }  // namespace tsr

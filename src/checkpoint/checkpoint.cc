@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <optional>
 
 #include "base/error.hpp"
@@ -34,26 +35,34 @@ Checkpoint::Checkpoint(std::string path, std::string text, Manifest manifest)
     std::inplace_merge(names_.begin(), middle, names_.end());  // both are in order
 }
 
-std::shared_ptr<const Checkpoint> Checkpoint::open(const std::string& path, FileSystem& files) {
+std::shared_ptr<const Checkpoint> Checkpoint::open(const std::string& path, FileSystem& files, Hold hold) {
     const Found found = resolve_checkpoint(files, path);
     if (found.format != Format::native) {
         return of_torch(
             found.path, "",
             found.format == Format::torch_dcp ? open_torch_dcp(files, found.path) : open_torch_save(files, found.path));
     }
-    const std::string file = join(found.path, manifest_name);
-    std::string text = read_text(files, file, max_manifest_bytes);
-    Manifest manifest = Manifest::parse(text, file);
-    if (manifest.format == torch_dcp_format) {
-        return of_torch(found.path, std::move(text), open_torch_dcp(files, found.path, std::move(manifest)));
+    const std::string name = join(found.path, manifest_name);
+    auto held = open_file(files, name, OpenMode::read);
+    if (hold == Hold::yes && held->lock(FileLock::shared) == -EWOULDBLOCK) {
+        throw Error(Code::not_found, fmt::format("{} is being removed by the retention of its saver", found.path));
     }
-    std::shared_ptr<Checkpoint> checkpoint(new Checkpoint(found.path, std::move(text), std::move(manifest)));
-    checkpoint->contents_ = std::make_unique<NativeContents>(files, found.path, checkpoint->manifest_);
+    std::string text = read_text(*held, name, max_manifest_bytes);
+    if (hold == Hold::no) held.reset();
+    Manifest manifest = Manifest::parse(text, name);
+    std::shared_ptr<Checkpoint> checkpoint;
+    if (manifest.format == torch_dcp_format) {
+        checkpoint = of_torch(found.path, std::move(text), open_torch_dcp(files, found.path, std::move(manifest)));
+    } else {
+        checkpoint.reset(new Checkpoint(found.path, std::move(text), std::move(manifest)));
+        checkpoint->contents_ = std::make_unique<NativeContents>(files, found.path, checkpoint->manifest_);
+    }
+    checkpoint->held_ = std::move(held);
     return checkpoint;
 }
 
 // A manifest that no file holds is made, so that callers have one text for all formats.
-std::shared_ptr<const Checkpoint> Checkpoint::of_torch(std::string path, std::string text, TorchCheckpoint opened) {
+std::shared_ptr<Checkpoint> Checkpoint::of_torch(std::string path, std::string text, TorchCheckpoint opened) {
     if (text.empty()) text = opened.manifest.dump();
     std::shared_ptr<Checkpoint> checkpoint(
         new Checkpoint(std::move(path), std::move(text), std::move(opened.manifest)));
@@ -84,8 +93,6 @@ void Checkpoint::read(std::string_view name, const Tensor& into, const LoadOptio
 }
 
 void Checkpoint::read(std::span<const ReadPart> parts, const LoadOptions& options) const {
-    std::vector<std::string> names;  // as saved; the requests point to them
-    names.reserve(parts.size());
     std::vector<Wanted> wanted;
     for (const ReadPart& part : parts) {
         const SavedTensor* saved = manifest_.find(part.name);
@@ -94,10 +101,9 @@ void Checkpoint::read(std::span<const ReadPart> parts, const LoadOptions& option
             throw Error(Code::invalid_argument, fmt::format("{} is no part of tensor '{}' of shape {}", part.box.str(),
                                                             part.name, saved->shape.str()));
         }
-        names.push_back(manifest_.saved_name(std::string(part.name)));
-        wanted.push_back({&names.back(), saved, part.box, saved->dtype, part.memory});
+        wanted.push_back({&manifest_.saved_name(part.name), saved, part.box, saved->dtype, part.memory});
     }
-    contents_->read(wanted, {options.verify, options.threads});
+    contents_->read(wanted, {options.verify, options.threads, options.progress});
 }
 
 LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
@@ -179,13 +185,16 @@ LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
                 {&manifest_.saved_name(name), saved, tensor.boxes[i], tensor.dtype, tensor.pieces[i].data});
         }
     }
-    contents_->read(wanted, {options.verify, options.threads});
+    contents_->read(wanted, {options.verify, options.threads, options.progress});
     state.apply(loaded);
     return report;
 }
 
-void Checkpoint::check(Depth depth) const {
-    const std::vector<std::string> faults = verify(depth);
+void Checkpoint::check(Depth depth, const ProgressFn& progress) const {
+    Progress counted(progress, Phase::verify, depth == Depth::headers ? 0 : manifest_.size_bytes());
+    const std::vector<std::string> faults =
+        verify(depth, [&](int64_t bytes) { counted.add(bytes); }, [&] { counted.poll(); });
+    counted.finish();
     std::optional<Error> error;
     for (auto fault = faults.rbegin(); fault != faults.rend(); ++fault) {
         Error next(Code::corrupt, *fault);

@@ -26,6 +26,7 @@ struct LoadOptions {
     Allow unexpected = Allow::no;  // names of the checkpoint that the state lacks
     Allow cast = Allow::no;        // floating-point tensors of another dtype
     int threads = 4;
+    ProgressFn progress;  // told on the calling thread
 };
 
 // What a load did besides what was asked strictly.
@@ -44,10 +45,13 @@ struct ReadPart {
 
 class Checkpoint {
    public:
-    // `path` is a save's directory, a root (its newest save), a root's `latest`, a DCP directory or its `.metadata`, or
-    // a file of torch.save.
+    // While a save with a manifest is held no saver removes it; that costs a descriptor.
+    enum class Hold { yes, no };
+    // `path` is a save's directory, a root (its newest save), a root's `latest` or its `best`, a DCP directory or its
+    // `.metadata`, or a file of torch.save.
     [[nodiscard]] static std::shared_ptr<const Checkpoint> open(const std::string& path,
-                                                                FileSystem& files = posix_file_system());
+                                                                FileSystem& files = posix_file_system(),
+                                                                Hold hold = Hold::yes);
 
     [[nodiscard]] const std::string& path() const { return path_; }
     [[nodiscard]] const Manifest& manifest() const { return manifest_; }
@@ -63,22 +67,23 @@ class Checkpoint {
 
     using Depth = tsr::Depth;
     // A message for every fault found; none means sound. Throws only what stops the check itself. `progress` is told
-    // the bytes of data that were checked, on the threads that check them.
-    [[nodiscard]] std::vector<std::string> verify(Depth depth,
-                                                  const std::function<void(int64_t bytes)>& progress = {}) const {
-        return contents_->verify(depth, progress);
+    // the bytes of data that were checked, on the threads that check them; `poll` is called by the calling thread.
+    [[nodiscard]] std::vector<std::string> verify(Depth depth, const ByteProgress& progress = {},
+                                                  const std::function<void()>& poll = {}) const {
+        return contents_->verify(depth, progress, poll);
     }
-    // Throws CORRUPT: the first fault, the others as its causes.
-    void check(Depth depth) const;
+    // Throws CORRUPT: the first fault, the others as its causes. `progress` is told on the calling thread.
+    void check(Depth depth, const ProgressFn& progress = {}) const;
 
    private:
     Checkpoint(std::string path, std::string text, Manifest manifest);
-    [[nodiscard]] static std::shared_ptr<const Checkpoint> of_torch(std::string path, std::string text,
-                                                                    TorchCheckpoint opened);
+    [[nodiscard]] static std::shared_ptr<Checkpoint> of_torch(std::string path, std::string text,
+                                                              TorchCheckpoint opened);
     [[noreturn]] void throw_unreadable(std::string_view name) const;
 
     std::string path_;
     std::string text_;
+    std::unique_ptr<File> held_;  // the manifest, with the readers' lock
     Manifest manifest_;
     std::vector<std::string> names_;
     std::unique_ptr<const Contents> contents_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/native/manifest.hpp"
+#include "checkpoint/progress.hpp"
 #include "tensor/layout.hpp"
 
 namespace tsr {
@@ -26,11 +27,11 @@ struct Wanted {
 struct ReadOptions {
     Verify verify = Verify::blocks;
     int threads = 4;
+    ProgressFn progress;  // told on the calling thread
 };
 
 enum class Depth { headers, everything };
 
-using Progress = std::function<void(int64_t bytes)>;
 inline constexpr int verify_threads = 4;
 
 class Contents {
@@ -39,8 +40,10 @@ class Contents {
     // CORRUPT names file, byte range and tensor of the first fault.
     virtual void read(std::span<const Wanted> wanted, const ReadOptions& options) const = 0;
     // A message for every fault found; none means sound. Throws only what stops the check itself. `progress`, if there
-    // is one, is told the bytes of data that were checked, from several threads.
-    [[nodiscard]] virtual std::vector<std::string> verify(Depth depth, const Progress& progress) const = 0;
+    // is one, is told the bytes of data that were checked, from several threads; `poll` is called by the calling thread
+    // meanwhile.
+    [[nodiscard]] virtual std::vector<std::string> verify(Depth depth, const ByteProgress& progress,
+                                                          const std::function<void()>& poll) const = 0;
 };
 
 }  // namespace tsr

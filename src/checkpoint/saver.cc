@@ -3,68 +3,27 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <chrono>
-#include <system_error>
+#include <utility>
 
 #include "base/crc32c.hpp"
 #include "base/log.hpp"
-#include "base/parallel.hpp"
-#include "checkpoint/native/collect.hpp"
+#include "checkpoint/agreement.hpp"
 #include "checkpoint/native/root.hpp"
 #include "checkpoint/torch_dcp/writer.hpp"
 
 namespace tsr {
 
-// One save, from the agreement to the commit.
-struct Saver::Job {
-    int64_t step = 0;
-    std::string save_id;
-    std::string directory;  // its path
-    SavePlan plan;
-    struct File {
-        FileHeader header;
-        ByteRuns data;
-    };
-    std::vector<File> files;
-    std::vector<Piece> pieces;       // of the one file of SaveFormat::torch_dcp,
-    std::vector<std::string> names;  // whose names these are
-    Values values;                   // rank 0's, with every rank's private ones
-    Aliases aliases;
-    Values metrics;
-    std::optional<Error> error;  // what this rank votes
-    bool made_directory = false;
-};
-
 namespace {
 
-constexpr int64_t stage_bytes = int64_t{16} << 20;
 constexpr int stage_threads = 2;
 
-int64_t staged_bytes(int64_t bytes) { return (bytes + direct_alignment - 1) / direct_alignment * direct_alignment; }
-
-template <class Body>
-std::optional<Error> attempt(Body&& body) {
-    try {
-        body();
-        return std::nullopt;
-    } catch (...) {
-        return current_error();
-    }
-}
-
-std::shared_ptr<Communicator> private_comm(const std::shared_ptr<Communicator>& comm, const SaverOptions& options) {
+std::shared_ptr<Communicator> private_comm(const std::shared_ptr<Communicator>& comm, const SaverOptions& options,
+                                           std::string_view name) {
     if (!comm || comm->world_size() == 1) return nullptr;
     CommOptions own = comm->options();
     own.timeout = options.timeout;
-    own.name = comm->name() + ".saver";
+    own.name = fmt::format("{}.{}", comm->name(), name);
     return comm->split(0, comm->rank(), own);
-}
-
-Json to_json(const Values& values) {
-    Json::Object members;
-    for (const auto& [name, value] : values) members.push_back({name, value});
-    return Json(std::move(members));
 }
 
 std::string report_of(const std::vector<SavedFile>& files) {
@@ -92,55 +51,73 @@ Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverO
     : options_(std::move(options)),
       files_(options_.files != nullptr ? *options_.files : posix_file_system()),
       root_(std::move(root)),
-      id_(random_id()),
-      peers_(private_comm(comm, options_)) {
+      comm_(private_comm(comm, options_, "saver")),
+      peers_(comm_) {
     auto error = attempt([&] {
         if (root_.empty()) throw Error(Code::invalid_argument, "the root of a saver is empty");
         if (root_.find('\0') != std::string::npos || !is_utf8(root_)) {
             throw Error(Code::invalid_argument, "the root of a saver is not UTF-8");
         }
-        if (options_.keep_latest < 0) {
-            throw Error(Code::invalid_argument,
-                        fmt::format("keep_latest is {}; it is 0 (keep all) or more", options_.keep_latest));
-        }
+        check_retention(options_.retention);
+        pool_ = std::make_unique<StagingPool>(options_.staging_bytes);
+        pace_ = std::make_unique<Pace>(options_.write_bytes_per_s);
         while (root_.size() > 1 && root_.back() == '/') root_.pop_back();
     });
-    std::vector<Digest> roots;
-    auto agreed = peers_.vote(error, digest_of(root_), roots);
+    struct Record {
+        Digest root;
+        int32_t when_busy;
+        int32_t format;
+    };
+    std::vector<Record> records;
+    const Record record{digest_of(root_), static_cast<int32_t>(options_.when_busy),
+                        static_cast<int32_t>(options_.format)};
+    auto agreed = peers_.vote(error, record, records);
     if (agreed) throw Error(*agreed);
-    for (size_t rank = 1; rank < roots.size(); ++rank) {
-        if (roots[rank] != roots[0]) {
-            throw Error(Code::mismatch, fmt::format("rank {} saves into another root than rank 0", rank))
-                .with_peer(static_cast<int>(rank));
+    for (size_t rank = 1; rank < records.size(); ++rank) {
+        const char* what = nullptr;
+        if (records[rank].root != records[0].root) {
+            what = "saves into another root";
+        } else if (records[rank].when_busy != records[0].when_busy) {
+            what = "has another when_busy";
+        } else if (records[rank].format != records[0].format) {
+            what = "has another format";
         }
+        if (what == nullptr) continue;
+        throw Error(Code::mismatch, fmt::format("rank {} {} than rank 0", rank, what))
+            .with_peer(static_cast<int>(rank));
     }
     if (peers_.rank() == 0) {
-        error = attempt([&] {
-            make_directories(files_, root_);
-            lease_ = std::make_unique<Lease>(files_, root_, id_, options_.lease);
-        });
+        error =
+            attempt([&] { writer_ = std::make_unique<RootWriter>(files_, root_, options_.lease, options_.retention); });
     }
     agreed = peers_.vote(error);
     if (agreed) throw Error(*agreed);
+    const bool low_priority = options_.priority == Priority::low;
+    queue_ = std::make_unique<SaveQueue>([low_priority] {
+        if (low_priority && !lower_thread_priority())
+            log::info("the system refuses a low priority for a saver's threads");
+    });
 }
 
 Saver::~Saver() {
-    if (owner_ != ::getpid()) {
-        // A forked child has no such threads to join, and the lease is its parent's.
-        if (background_.joinable()) background_.detach();
-        static_cast<void>(lease_.release());
-        return;
-    }
-    if (in_background()) {
-        background_.detach();  // in the callback of its own save, which has ended
-        return;
-    }
-    if (background_.joinable()) background_.join();  // its votes have deadlines
-    const auto error = in_flight_ ? in_flight_->error() : std::nullopt;
-    if (error) log::warning("a save in the background failed, and nobody waited for it: {}", error->what());
+    queue_.reset();                                                  // while all that its saves use is still there
+    if (owner_ != ::getpid()) static_cast<void>(writer_.release());  // a forked child's copy: the lease is its parent's
 }
 
-bool Saver::in_background() const { return background_.get_id() == std::this_thread::get_id(); }
+void Saver::refuse_in_callback() const {
+    if (!queue_->is_own_thread()) return;
+    throw Error(Code::invalid_state,
+                "a saver is used in the completion callback of its own save; use it on the thread that saves");
+}
+
+Peers& Saver::caller_peers() {
+    if (caller_peers_) return *caller_peers_;
+    // Splitting is the private communicator's affair, which a save in the background has to itself.
+    queue_->wait();
+    caller_comm_ = private_comm(comm_, options_, "caller");
+    caller_peers_.emplace(caller_comm_);
+    return *caller_peers_;
+}
 
 void Saver::wait() {
     const Reentry once = enter();
@@ -148,290 +125,220 @@ void Saver::wait() {
 }
 
 void Saver::finish_former() {
-    if (!in_flight_) return;
-    if (in_background()) {
-        throw Error(Code::invalid_state,
-                    "a saver is used in the completion callback of its own save; use it on the thread "
-                    "that saves");
-    }
-    // The work's own deadline is that of its votes; waiting here only adds the interrupt callback.
-    while (!in_flight_->done()) {
-        try {
-            in_flight_->wait(Deadline::in(std::chrono::hours{1}));
-        } catch (const Error& error) {
-            if (error.code() == Code::not_ready) continue;
-            if (!in_flight_->done()) throw;  // interrupted: the save goes on
-        }
-    }
-    if (background_.joinable()) background_.join();
-    const auto error = std::exchange(in_flight_, nullptr)->error();
-    if (error) throw Error(*error);
+    refuse_in_callback();
+    queue_->wait();
+    if (const auto error = queue_->failure(queue_->ended())) throw Error(*error);
 }
+
+void Saver::trim() { pool_->trim(); }
+
+int64_t Saver::staging_size() const { return pool_->size_bytes(); }
 
 void Saver::save(int64_t step, const State& state) {
     const Reentry once = enter();
     finish_former();
-    const auto job = prepare(step, state, false);
-    run(*job);
+    SaveJob job;
+    job.step = step;
+    prepare(peers_, job, state);
+    run(job);
+}
+
+// Makes room for one more save in the background, or refuses it. How far each rank is with the saves before is compared
+// first, since all have to do the same.
+void Saver::admit() {
+    if (options_.when_busy == WhenBusy::wait) return finish_former();
+    refuse_in_callback();
+    struct Record {
+        uint64_t ended;
+        int32_t idle;
+        int32_t withdrawn;
+    };
+    Peers& peers = caller_peers();
+    const bool idle = queue_->idle();
+    auto withdrawn = options_.when_busy == WhenBusy::replace ? queue_->withdraw() : nullptr;
+    std::vector<Record> records;
+    std::optional<Error> error;
+    try {
+        error = peers.vote(std::nullopt, Record{queue_->ended(), idle ? 1 : 0, withdrawn ? 1 : 0}, records);
+    } catch (...) {
+        queue_->put_back(std::move(withdrawn));
+        throw;
+    }
+    bool all_idle = true;
+    bool all_withdrew = true;
+    uint64_t ended = UINT64_MAX;
+    for (const Record& record : records) {
+        all_idle = all_idle && record.idle != 0;
+        all_withdrew = all_withdrew && record.withdrawn != 0;
+        ended = std::min(ended, record.ended);
+    }
+    // A save that ended on every rank ended alike on every rank.
+    if (!error) error = queue_->failure(ended);
+    if (error || !all_withdrew) queue_->put_back(std::exchange(withdrawn, nullptr));  // begun elsewhere: it runs
+    if (error) throw Error(*error);
+    if (options_.when_busy == WhenBusy::refuse && !all_idle) {
+        throw Error(Code::not_ready,
+                    "a save is still in flight, and when_busy refuses another; wait for it, save less "
+                    "often, or let the second one wait")
+            .retry_may_help()
+            .with_operation("save");
+    }
+    if (withdrawn == nullptr) return;
+    log::info("the save of step {} is replaced by a newer one before it began", withdrawn->step);
+    withdrawn->run = nullptr;  // gives its staging memory back
+    withdrawn->work->finish(Error(
+        Code::aborted,
+        fmt::format("the save of step {} was replaced by a newer one before it began (when_busy)", withdrawn->step)));
 }
 
 WorkPtr Saver::save_async(int64_t step, const State& state) {
     const Reentry once = enter();
-    finish_former();
-    std::shared_ptr<Job> job = prepare(step, state, true);
-    auto work = std::make_shared<Work>();
-    const auto body = [this, job, work] { work->finish(attempt([&] { run(*job); })); };
-    try {
-        background_ = std::thread(body);
-    } catch (const std::system_error& error) {
-        // The other ranks count on this one's votes.
-        log::warning("no thread for a save in the background ({}); it runs in the foreground", error.what());
-        body();
+    admit();
+    auto job = std::make_shared<SaveJob>();
+    job->step = step;
+    prepare(caller_peers_ ? *caller_peers_ : peers_, *job, state);
+    // The bytes of this call, and of no other.
+    job->staging = std::make_unique<Staging>(*pool_, ++generation_, std::move(job->data), options_.timeout);
+
+    auto save = std::make_shared<SaveQueue::Save>();
+    save->step = step;
+    save->run = [this, job] { run(*job); };
+    const WorkPtr work = save->work;
+    const auto stage = [&] {
+        if (!job->error) job->error = attempt([&] { job->staging->stage(stage_threads, options_.progress); });
+    };
+    const bool fits = job->staging->fits();
+    if (job->dcp && !job->error && !fits) {
+        // In a ring the data is seen once, after the places that its checksums go to.
+        job->error =
+            attempt([&] { job->crcs = crcs_of(job->staging->original(0), job->crc_places, options_.write.threads); });
     }
-    in_flight_ = work;
+    if (job->error || fits) {
+        stage();
+        queue_->push(std::move(save));
+        return work;
+    }
+    // A ring: the writer runs while this thread stages, and tells of what staging throws.
+    queue_->push(std::move(save));
+    try {
+        job->staging->stage(1, options_.progress);
+    } catch (const Error& error) {
+        log::warning("staging the save of step {} failed: {}", step, error.what());
+    }
     return work;
 }
 
-void Saver::agree_on_state(Job& job, const State& state, const Values& values, std::optional<Error> error) {
-    struct Record {
-        Digest structure;
-        Digest aliases;
-        int64_t step;
-        std::array<char, 36> save_id;
-        int32_t has_private_values;
-    };
-    Record record{};
-    std::string structure;
-    Aliases aliases;
-    Values own;
-    if (!error) {
-        error = attempt([&] {
-            if (job.step < 0) {
-                throw Error(Code::invalid_argument, fmt::format("step {}; steps are counted from 0", job.step));
-            }
-            structure = describe(state, values, peers_.world_size());
-            record.structure = digest_of(structure);
-            aliases = find_aliases(state);
-            std::string alias_text;
-            for (const auto& [name, target] : aliases) alias_text += fmt::format("{}\n{}\n", name, target);
-            record.aliases = digest_of(alias_text);
-            record.step = job.step;
-            for (const auto& [name, value] : values) {
-                const auto rank = private_rank(name);
-                if (!rank) continue;
-                if (*rank != peers_.rank()) {
-                    throw Error(
-                        Code::invalid_argument,
-                        fmt::format("the value '{}' belongs to rank {}; a rank sets its own alone", name, *rank));
-                }
-                own.emplace(name, value);
-            }
-            record.has_private_values = own.empty() ? 0 : 1;
-            const std::string uuid = random_uuid();
-            std::copy_n(uuid.begin(), record.save_id.size(), record.save_id.begin());
-        });
+bool Saver::should_stop(int64_t step, bool told) {
+    const Reentry once = enter();
+    refuse_in_callback();
+    if (stop_agreed_) return true;
+    if (peers_.world_size() == 1) return stop_agreed_ = told;
+    (void)caller_peers();
+    // The largest of a number and of its negative: if they differ, so do the ranks' steps.
+    std::array<int64_t, 3> numbers{told ? 1 : 0, step, -step};
+    const Tensor tensor = tensor_of(std::span<int64_t>(numbers), DType::i64);
+    Request request;
+    request.collective = Collective::all_reduce;
+    request.outputs = std::span(&tensor, 1);
+    request.op = ReduceOp::max;
+    request.label = "agreement to stop";
+    caller_comm_->run(request);
+    if (numbers[1] != -numbers[2]) {
+        throw Error(Code::mismatch,
+                    fmt::format("ranks ask whether to stop at different steps: {} to {}, this one at {}", -numbers[2],
+                                numbers[1], step));
     }
-    std::vector<Record> records;
-    if (const auto agreed = peers_.vote(error, record, records)) throw Error(agreed->with_operation("save"));
+    stop_agreed_ = numbers[0] != 0;
+    return stop_agreed_;
+}
 
-    // Every rank sees the same records, so all take the same turn here.
-    bool same = true;
-    bool same_aliases = true;
-    bool any_private = false;
-    for (size_t rank = 0; rank < records.size(); ++rank) {
-        same = same && records[rank].structure == records[0].structure && records[rank].step == records[0].step;
-        same_aliases = same_aliases && records[rank].aliases == records[0].aliases;
-        any_private = any_private || records[rank].has_private_values != 0;
-    }
-    if (!same) {
-        const std::string of_rank0 = peers_.from_rank0(structure);
-        std::optional<Error> difference;
-        if (record.step != records[0].step) {
-            difference = Error(Code::mismatch, fmt::format("it saves step {} while rank 0 saves step {}", record.step,
-                                                           records[0].step));
-        } else if (structure != of_rank0) {
-            difference = Error(Code::mismatch, fmt::format("its state differs from rank 0's: {}",
-                                                           first_difference(of_rank0, structure)));
-        }
-        const auto agreed = peers_.vote(difference);
-        throw Error(agreed.value_or(Error(Code::mismatch, "the ranks' states differ")).with_operation("save"));
-    }
-    job.save_id.assign(records[0].save_id.begin(), records[0].save_id.end());
-    job.directory = join(root_, step_directory_name(job.step, job.save_id));
-    if (any_private) {
-        const std::vector<std::string> texts = peers_.gather(to_json(own).dump());
-        for (size_t rank = 0; peers_.rank() == 0 && rank < texts.size(); ++rank) {
-            const Json own_of_rank = Json::parse(texts[rank], "private values");
-            for (const Json::Member& member : own_of_rank.as_object()) {
-                job.values.insert_or_assign(member.key, member.value);
-            }
-        }
-    }
-    if (!same_aliases) aliases.clear();  // tied on some ranks only: each name is saved for itself
+void Saver::prepare(Peers& peers, SaveJob& job, const State& state) {
+    agree_on_state(peers, root_, options_.plan, job, state);
+    if (job.error) return;
     job.error = attempt([&] {
-        job.plan = make_plan(state, aliases, peers_.rank(), peers_.world_size(), options_.plan);
-        if (peers_.rank() != 0) return;
-        for (const auto& [name, value] : values) {
-            if (!private_rank(name)) job.values.insert_or_assign(name, value);
+        if (options_.format == SaveFormat::torch_dcp) {
+            std::vector<Piece> pieces;
+            for (const auto& of_file : job.plan.files) pieces.insert(pieces.end(), of_file.begin(), of_file.end());
+            const Values values = peers.rank() == 0 ? flattened(job.values) : Values();
+            DcpImage image = make_dcp_image(dcp_file_name(peers.rank()), pieces, values);
+            job.dcp = std::move(image.file);
+            job.texts = std::move(image.texts);
+            job.crc_places = std::move(image.crc_places);
+            job.data.push_back(std::move(image.data));
+        } else {
+            for (const auto& pieces : job.plan.files) {
+                job.headers.push_back(make_header(pieces, job.save_id));
+                job.data.emplace_back(pieces);
+            }
         }
-        job.metrics = state.metrics();
+        for (const ByteRuns& data : job.data) job.data_bytes += data.size();
     });
-    if (!job.error) {
-        for (const auto& [name, target] : aliases) job.aliases.emplace(name, target);
-    }
 }
 
-std::unique_ptr<Saver::Job> Saver::prepare(int64_t step, const State& state, bool stage) {
-    auto job = std::make_unique<Job>();
-    job->step = step;
-    Values values;
-    auto error = attempt([&] { values = state.collect(); });
-    agree_on_state(*job, state, values, std::move(error));
-
-    // From here on a rank's own failure waits for the next vote: the others already count on it.
-    if (!job->error && options_.format == SaveFormat::torch_dcp) {
-        job->error = attempt([&] {
-            for (const auto& pieces : job->plan.files)
-                job->pieces.insert(job->pieces.end(), pieces.begin(), pieces.end());
-            for (const Piece& piece : job->pieces) job->names.emplace_back(piece.name);
-            for (size_t i = 0; i < job->pieces.size(); ++i) job->pieces[i].name = job->names[i];
-            if (!stage) return;
-            const ByteRuns data(job->pieces);
-            const std::byte* image = this->stage({&data, 1});
-            for (Piece& piece : job->pieces) {
-                piece.data = image;
-                image += piece.size_bytes();
-            }
-        });
-        return job;
-    }
-    if (!job->error) {
-        job->error = attempt([&] {
-            for (const auto& pieces : job->plan.files) {
-                job->files.push_back({make_header(pieces, job->save_id), ByteRuns(pieces)});
-            }
-            if (!stage) return;
-            std::vector<ByteRuns> data;
-            for (const Job::File& file : job->files) data.push_back(file.data);
-            const std::byte* image = this->stage(data);
-            for (Job::File& file : job->files) {
-                const int64_t bytes = file.data.size();
-                file.data = ByteRuns(image, bytes);
-                image += staged_bytes(bytes);
-            }
-        });
-    }
-    return job;
-}
-
-const std::byte* Saver::stage(std::span<const ByteRuns> data) {
-    int64_t needed = 0;
-    for (const ByteRuns& one : data) needed += staged_bytes(one.size());
-    if (staging_.size() < static_cast<size_t>(needed)) {
-        staging_ = AlignedBuffer();
-        staging_ = AlignedBuffer(static_cast<size_t>(needed));
-    }
-    std::byte* image = staging_.data();
-    for (const ByteRuns& one : data) {
-        const int64_t bytes = one.size();
-        // In pieces on a few threads: touching the pages of a first save is slower than the copy itself.
-        const auto steps = static_cast<size_t>((bytes + stage_bytes - 1) / stage_bytes);
-        run_parallel(steps, stage_threads, [&](size_t step, int) {
-            const int64_t begin = static_cast<int64_t>(step) * stage_bytes;
-            one.copy(begin, std::min(begin + stage_bytes, bytes), image + begin);
-        });
-        image += staged_bytes(bytes);
-    }
-    return staging_.data();
-}
-
-std::string Saver::write_files(Job& job) {
-    if (options_.format == SaveFormat::torch_dcp) {
-        const Values values = peers_.rank() == 0 ? flattened(job.values) : Values();
-        return write_dcp_file(files_, job.directory, dcp_file_name(peers_.rank()), job.pieces, values, options_.write)
-            .dump();
-    }
-    std::vector<SavedFile> written;
-    for (size_t index = 0; index < job.files.size(); ++index) {
-        const std::string name = rank_file_name(peers_.rank(), static_cast<int>(index));
-        written.push_back(write_rank_file(files_, job.directory, name, std::move(job.files[index].header),
-                                          job.files[index].data, options_.write));
-    }
-    return report_of(written);
-}
-
-void Saver::run(Job& job) {
+void Saver::run(SaveJob& job) {
+    // Whatever happens, nobody waits for the writer any more.
+    struct Closes {
+        SaveJob& job;
+        ~Closes() {
+            if (job.staging) job.staging->close();
+        }
+    } const closes{job};
     const auto started = Clock::now();
-    const bool is_rank0 = peers_.rank() == 0;
-    if (is_rank0 && !job.error) {
+    const auto vote = [&](const std::optional<Error>& mine) {
+        const auto agreed = peers_.vote(mine);
+        if (!agreed) return;
+        if (job.begun) writer_->abandon(job.directory);
+        throw Error(agreed->with_operation("save"));
+    };
+    if (writer_ && !job.error) {
         job.error = attempt([&] {
-            lease_->check();
-            const int64_t made = files_.make_directory(job.directory);
-            if (made < 0) {
-                throw os_error(fmt::format("cannot create the directory {}", job.directory), static_cast<int>(-made));
-            }
-            job.made_directory = true;
-            write_new_text(files_, join(job.directory, writing_name), Holder::this_process(id_).dump());
-            sync_directory(files_, job.directory);  // or a power loss may keep rank files that nobody may collect
-            sync_directory(files_, root_);
+            writer_->begin(job.directory);
+            job.begun = true;
         });
     }
-    auto agreed = peers_.vote(job.error);
-    if (agreed) {
-        abandon(job);
-        throw Error(agreed->with_operation("save"));
-    }
+    vote(job.error);
 
     std::string report;
-    auto error = attempt([&] { report = write_files(job); });
-    agreed = peers_.vote(error);
-    if (agreed) {
-        abandon(job);
-        throw Error(agreed->with_operation("save"));
-    }
+    vote(attempt([&] { report = write_files(job); }));
     const std::vector<std::string> reports = peers_.gather(report);
 
-    if (is_rank0) error = attempt([&] { commit(job, reports); });
-    try {
-        agreed = peers_.vote(error);
-    } catch (const Error& lost) {
-        // Rank 0 knows; the others can only look. Who was lost need not be rank 0: it may still be at the commit.
-        if (is_rank0) {
-            if (error) throw Error(error->with_operation("save"));
-            log::warning("{} is committed, but not every rank could be told: {}", job.directory, lost.what());
-            return;
-        }
-        const std::string manifest = join(job.directory, manifest_name);
-        bool committed = false;
-        try {
-            committed = exists(files_, manifest);
-        } catch (const Error&) {
-            committed = false;
-        }
-        if (committed) {
-            log::warning("{} is committed, but the last vote failed: {}", job.directory, lost.what());
-            return;
-        }
-        const int peer = lost.record()->peer;
-        throw Error(Code::commit_unknown,
-                    fmt::format("{} after all ranks had written {}; the checkpoint is committed if {} appears",
-                                peer >= 0 ? fmt::format("rank {} was lost", peer) : "the last vote failed",
-                                job.directory, manifest))
-            .with_peer(peer)
-            .with_operation("save")
-            .caused_by(lost);
+    std::optional<Error> error;
+    if (writer_) {
+        Progress progress(options_.progress, Phase::commit, 0);
+        error = attempt([&] { writer_->commit(job.directory, finish_files(job, reports)); });
+        if (!error) progress.finish();
     }
-    if (agreed) {
-        abandon(job);
-        throw Error(agreed->with_operation("save"));
-    }
-    if (is_rank0) {
+    if (!tell_of_commit(job, error)) return;
+    if (writer_) {
         log::info("committed {} in {} ms", job.directory,
                   std::chrono::duration_cast<milliseconds>(Clock::now() - started).count());
     }
 }
 
-void Saver::commit(Job& job, const std::vector<std::string>& reports) {
+std::string Saver::write_files(SaveJob& job) {
+    std::vector<SavedFile> written;
+    Progress progress(options_.progress, Phase::write, job.data_bytes);
+    WriteOptions options = options_.write;
+    options.pace = pace_.get();
+    options.progress = &progress;
+    const auto write = [&](size_t index) {
+        const auto staged = job.staging ? job.staging->source(index) : nullptr;
+        const ChunkSource& data = staged ? *staged : job.data[index];
+        if (job.dcp) {
+            if (job.crcs.empty()) job.crcs = crcs_of(data, job.crc_places, options.threads);
+            const std::string path = join(job.directory, job.dcp->file.name);
+            return write_dcp_file(files_, path, data, job.crc_places, job.crcs, options);
+        }
+        const std::string name = rank_file_name(peers_.rank(), static_cast<int>(index));
+        written.push_back(write_rank_file(files_, job.directory, name, std::move(job.headers[index]), data, options));
+    };
+    const size_t count = job.dcp ? 1 : job.headers.size();
+    for (size_t index = 0; index < count; ++index) write(index);
+    progress.finish();
+    return job.dcp ? job.dcp->dump() : report_of(written);
+}
+
+Manifest Saver::finish_files(SaveJob& job, const std::vector<std::string>& reports) {
     Manifest manifest;
     if (options_.format == SaveFormat::torch_dcp) {
         std::vector<DcpFile> of_ranks;
@@ -450,59 +357,50 @@ void Saver::commit(Job& job, const std::vector<std::string>& reports) {
         manifest.tensors = std::move(job.plan.tensors);
         manifest.aliases = std::move(job.aliases);
     }
-    manifest.sequence = next_sequence(files_, root_);
     manifest.step = job.step;
     manifest.save_id = job.save_id;
-    manifest.committed = utc_now();
     manifest.writer = options_.writer;
     manifest.world_size = peers_.world_size();
     manifest.values = std::move(job.values);
     manifest.metrics = std::move(job.metrics);
-    const std::string text = manifest.dump();
-
-    sync_directory(files_, job.directory);
-    lease_->check();
-    replace_text(files_, join(job.directory, manifest_name), text, job.save_id.substr(0, 8));
-
-    // The checkpoint exists. What follows is convenience, and its failure no failure of the save.
-    const std::string directory(name_in_path(job.directory));
-    try {
-        (void)files_.remove_file(join(job.directory, writing_name));
-        replace_text(files_, join(root_, latest_name), directory + "\n", job.save_id.substr(0, 8));
-        tidy(directory);
-    } catch (const Error& error) {
-        log::warning("{} is committed; tidying {} up failed: {}", directory, root_, error.what());
-    }
+    return manifest;
 }
 
-// Removes saves beyond keep_latest, and leftovers of writers that are gone.
-void Saver::tidy(const std::string& newest) {
-    std::vector<std::string> names;
-    if (files_.list(root_, names) >= 0) {
-        const std::string temporary = fmt::format("{}.tmp-", latest_name);
-        for (const std::string& name : names) {
-            if (name.starts_with(temporary)) (void)files_.remove_file(join(root_, name));
-        }
-    }
-    for (const Unneeded& unneeded : find_unneeded(files_, root_, {options_.keep_latest, id_, options_.lease})) {
-        if (unneeded.directory == newest) continue;
-        if (unneeded.why == Unneeded::Why::cut_short) {
-            log::info("removing {}, left by a save that was cut short", unneeded.directory);
-        }
-        remove_unneeded(files_, root_, unneeded, id_);
-    }
-}
-
-// After a vote of no: what was written is of no use. Rank 0 removes it at once, since a full disk wants the room.
-void Saver::abandon(const Job& job) noexcept {
-    if (!job.made_directory) return;
+// The last vote: rank 0 says how the commit went. False if it is committed, but that could not be told to all.
+bool Saver::tell_of_commit(const SaveJob& job, const std::optional<Error>& error) {
+    std::optional<Error> agreed;
     try {
-        remove_save(files_, root_, std::string(name_in_path(job.directory)));
-    } catch (const Error& error) {
-        log::warning("could not remove {} after its save failed: {}", job.directory, error.what());
-    } catch (...) {
-        log::warning("could not remove {} after its save failed", job.directory);
+        agreed = peers_.vote(error);
+    } catch (const Error& lost) {
+        // Rank 0 knows; the others can only look. Who was lost need not be rank 0: it may still be at the commit.
+        if (writer_) {
+            if (error) throw Error(error->with_operation("save"));
+            log::warning("{} is committed, but not every rank could be told: {}", job.directory, lost.what());
+            return false;
+        }
+        const std::string manifest = join(job.directory, manifest_name);
+        bool committed = false;
+        try {
+            committed = exists(files_, manifest);
+        } catch (const Error&) {
+            committed = false;
+        }
+        if (committed) {
+            log::warning("{} is committed, but the last vote failed: {}", job.directory, lost.what());
+            return false;
+        }
+        const int peer = lost.record()->peer;
+        throw Error(Code::commit_unknown,
+                    fmt::format("{} after all ranks had written {}; the checkpoint is committed if {} appears",
+                                peer >= 0 ? fmt::format("rank {} was lost", peer) : "the last vote failed",
+                                job.directory, manifest))
+            .with_peer(peer)
+            .with_operation("save")
+            .caused_by(lost);
     }
+    if (!agreed) return true;
+    if (job.begun) writer_->abandon(job.directory);
+    throw Error(agreed->with_operation("save"));
 }
 
 int64_t Saver::resume(State& state) {
@@ -528,7 +426,9 @@ int64_t Saver::resume(State& state) {
     int64_t step = 0;
     error = attempt([&] {
         const auto checkpoint = Checkpoint::open(join(root_, newest), files_);
-        (void)checkpoint->load(state);
+        LoadOptions load;
+        load.progress = options_.progress;
+        (void)checkpoint->load(state, load);
         step = checkpoint->manifest().step;
     });
     if (const auto agreed = peers_.vote(error)) throw Error(agreed->with_operation("resume"));

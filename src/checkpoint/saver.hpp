@@ -2,8 +2,8 @@
 // state (nothing is written if ranks differ), make the directory, write rank files, vote, and, when all voted yes, rank
 // 0 writes the manifest. Until then the checkpoint does not exist and the one before it is untouched.
 //
-// Used by one thread. A save in the background has the private communicator and the staging memory to itself: every
-// other call waits for it first.
+// Used by one thread. Saves in the background run one after the other on a thread of their own, which has the private
+// communicator to itself; what the caller's thread has to compare meanwhile goes over a second one.
 #pragma once
 
 #include <unistd.h>
@@ -11,15 +11,19 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
+#include <vector>
 
 #include "base/clock.hpp"
 #include "base/reentry.hpp"
 #include "checkpoint/checkpoint.hpp"
-#include "checkpoint/native/lease.hpp"
+#include "checkpoint/native/pace.hpp"
 #include "checkpoint/native/plan.hpp"
+#include "checkpoint/native/root_writer.hpp"
+#include "checkpoint/native/staging.hpp"
 #include "checkpoint/native/writer.hpp"
 #include "checkpoint/peers.hpp"
+#include "checkpoint/progress.hpp"
+#include "checkpoint/save_queue.hpp"
 #include "comm/communicator.hpp"
 #include "comm/work.hpp"
 
@@ -28,10 +32,25 @@ namespace tsr {
 // How saves are written. torch_dcp: an unmodified PyTorch reads the save's directory by torch.distributed.checkpoint.
 enum class SaveFormat { native, torch_dcp };
 
+struct SaveJob;
+
+// What save_async does while another save is in flight.
+enum class WhenBusy : int32_t {
+    wait = 0,
+    refuse = 1,   // throws NOT_READY
+    replace = 2,  // one waits behind the one that runs; a newer one takes its place
+};
+enum class Priority { normal, low };
+
 struct SaverOptions {
-    int keep_latest = 0;  // 0: all
+    Retention retention;
     SaveFormat format = SaveFormat::native;
     milliseconds timeout{600000};
+    WhenBusy when_busy = WhenBusy::wait;
+    Priority priority = Priority::normal;  // of saves in the background
+    int64_t staging_bytes = 0;             // bound of the memory for copies of the state; 0: what it needs
+    int64_t write_bytes_per_s = 0;         // of this rank; 0: no limit
+    ProgressFn progress;  // WRITE and COMMIT of a save in the background: on its thread; all else: on the caller's
     Writer writer;
     FileSystem* files = nullptr;  // nullptr: the operating system's
     LeaseTimes lease;
@@ -49,42 +68,49 @@ class Saver {
 
     // Returns when the checkpoint is committed; every rank throws the same error else.
     void save(int64_t step, const State& state);
-    // Copies what this rank writes and returns; the work is done when the checkpoint is committed.
+    // Copies what this rank writes and returns; the work is done when the checkpoint is committed. If the staging memory
+    // is bounded below the state's size, a part is written before this returns.
     [[nodiscard]] WorkPtr save_async(int64_t step, const State& state);
-    // Waits for the save in the background, if there is one; throws its error, once.
+    // Waits for the saves in the background; throws the first error that was not told yet, once.
     void wait();
+    // Collective, at each step: whether any rank was told to stop. True on every rank from the same step on.
+    [[nodiscard]] bool should_stop(int64_t step, bool told);
     // Loads the newest committed checkpoint; its step, or 0 if there is none.
     [[nodiscard]] int64_t resume(State& state);
+    // Frees the staging memory that no save in flight uses.
+    void trim();
+    [[nodiscard]] int64_t staging_size() const;  // bytes
 
     [[nodiscard]] const std::string& root() const { return root_; }
 
    private:
-    struct Job;
-
     [[nodiscard]] Reentry enter() const { return {this, "saver of", root_}; }
     void finish_former();
-    [[nodiscard]] std::unique_ptr<Job> prepare(int64_t step, const State& state, bool stage);
-    // Copies the data into the staging memory, each at a multiple of 4096; where it begins.
-    [[nodiscard]] const std::byte* stage(std::span<const ByteRuns> data);
-    void agree_on_state(Job& job, const State& state, const Values& values, std::optional<Error> error);
-    void run(Job& job);
-    [[nodiscard]] std::string write_files(Job& job);  // this rank's; the report to rank 0
-    void commit(Job& job, const std::vector<std::string>& reports);
-    void tidy(const std::string& newest);
-    void abandon(const Job& job) noexcept;
-    // Whether the caller is the thread of the save in the background: a completion callback.
-    [[nodiscard]] bool in_background() const;
+    void admit();
+    void refuse_in_callback() const;
+    [[nodiscard]] Peers& caller_peers();
+    // Agrees with the others on the state, then lays out this rank's files.
+    void prepare(Peers& peers, SaveJob& job, const State& state);
+    void run(SaveJob& job);
+    [[nodiscard]] std::string write_files(SaveJob& job);  // the report to rank 0
+    // Of the files that all ranks reported; in PyTorch's format its `.metadata` is written here.
+    [[nodiscard]] Manifest finish_files(SaveJob& job, const std::vector<std::string>& reports);
+    bool tell_of_commit(const SaveJob& job, const std::optional<Error>& error);
 
     SaverOptions options_;
     FileSystem& files_;
     std::string root_;
-    std::string id_;
-    Peers peers_;
-    std::unique_ptr<Lease> lease_;  // rank 0's
-    AlignedBuffer staging_;         // kept from save to save, so that its pages are touched once
-    std::thread background_;
+    std::shared_ptr<Communicator> comm_;
+    Peers peers_;  // over comm_; of the save that runs
+    std::shared_ptr<Communicator> caller_comm_;
+    std::optional<Peers> caller_peers_;  // over caller_comm_; from when it is needed
+    std::unique_ptr<StagingPool> pool_;
+    std::unique_ptr<Pace> pace_;
+    std::unique_ptr<RootWriter> writer_;  // rank 0's
+    uint64_t generation_ = 0;             // of what is staged: counts the saves in the background
+    bool stop_agreed_ = false;
     pid_t owner_ = ::getpid();
-    WorkPtr in_flight_;  // until its error has been told
+    std::unique_ptr<SaveQueue> queue_;
 };
 
 }  // namespace tsr

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 
 #include "base/clock.hpp"
 #include "base/crc32c.hpp"
@@ -17,11 +16,7 @@ StreamedFile::StreamedFile(FileSystem& files, std::string path, int64_t header_b
       file_(open_file(files, path_, OpenMode::create)),
       header_bytes_(header_bytes),
       data_bytes_(data_bytes) {
-    const int64_t reserved = file_->allocate(header_bytes + data_bytes);
-    if (reserved == -ENOSPC || reserved == -EDQUOT || reserved == -EFBIG || reserved == -EIO) {
-        throw os_error(fmt::format("cannot reserve {} bytes for {}", header_bytes + data_bytes, path_),
-                       static_cast<int>(-reserved));
-    }
+    reserve_file(*file_, path_, header_bytes + data_bytes);
 }
 
 void StreamedFile::add_to_crcs(std::span<const std::byte> data) {

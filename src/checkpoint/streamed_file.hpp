@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,8 +18,6 @@ struct StreamedPart {
     std::string name;  // in the checkpoint that it comes from
     TypedBox box;
 };
-
-using ByteProgress = std::function<void(int64_t bytes)>;
 
 class StreamedFile {
    public:

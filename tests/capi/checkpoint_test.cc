@@ -1,5 +1,7 @@
 // tessera/layout.h, state.h and checkpoint.h through the C ABI.
 #include <cmath>
+#include <filesystem>
+#include <map>
 
 #include "api.hpp"
 
@@ -273,6 +275,123 @@ TEST(SaverApi, AJobGoesOnAtAnotherWorldSizeAsIfNothingHadHappened) {
     std::string path(size, '\0');
     EXPECT_OK(tsr_checkpoint_path(checkpoint, path.data(), path.size(), &size));
     EXPECT_THAT(path, HasSubstr("step-00000004-"));
+}
+
+TEST(SaverApi, KeepsTheUnionAndKnowsTheBest) {
+    const api::TemporaryDirectory dir;
+    api::Array<float> a({4}, 2.0F);
+    const tsr_tensor tensor = a.tensor();
+    api::Owned<tsr_state> state;
+    ASSERT_OK(tsr_state_create(state.out()));
+    ASSERT_OK(tsr_state_add_tensor(state, "a", &tensor));
+    tsr_saver_options options;
+    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
+    EXPECT_EQ(options.best_metric, nullptr);
+    options.keep_best = 1;
+    api::Owned<tsr_saver> saver;
+    EXPECT_FAILS(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()), TSR_E_INVALID_ARGUMENT,
+                 "best_metric");
+    options.best_metric = "accuracy";
+    options.best_is_higher = 1;
+    options.keep_latest = 1;
+    options.keep_every = 30;
+    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()));
+    const std::array<double, 6> accuracy{0.1, 0.9, 0.3, 0.8, 0.5, 0.6};
+    for (size_t i = 0; i < accuracy.size(); ++i) {
+        ASSERT_OK(tsr_state_set_metric(state, "accuracy", accuracy[i]));
+        ASSERT_OK(tsr_saver_save(saver, static_cast<int64_t>(10 * (i + 1)), state));
+    }
+    const auto step_of = [&](const std::string& name) {
+        api::Owned<tsr_checkpoint> checkpoint;
+        int64_t step = -1;
+        EXPECT_OK(tsr_checkpoint_open((dir.path() / name).c_str(), checkpoint.out()));
+        EXPECT_OK(tsr_checkpoint_step(checkpoint, &step));
+        return step;
+    };
+    EXPECT_EQ(step_of("best"), 20);
+    EXPECT_EQ(step_of("latest"), 60);
+    size_t saves = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(dir.path())) saves += entry.is_directory() ? 1 : 0;
+    EXPECT_EQ(saves, 3u) << "20 is the best, 30 and 60 are kept for ever";
+}
+
+struct Told {
+    std::map<int32_t, int64_t> done;
+    std::map<int32_t, int64_t> total;
+};
+
+void tell(int32_t phase, int64_t done, int64_t total, void* user_data) {
+    auto* told = static_cast<Told*>(user_data);
+    told->done[phase] = done;
+    told->total[phase] = total;
+}
+
+TEST(SaverApi, TellsItsProgressKeepsToItsOptionsAndGivesMemoryBack) {
+    const api::TemporaryDirectory dir;
+    api::Array<float> a({3 << 20}, 2.0F);
+    const auto bytes = static_cast<int64_t>(a.values.size() * sizeof(float));
+    const tsr_tensor tensor = a.tensor();
+    api::Owned<tsr_state> state;
+    ASSERT_OK(tsr_state_create(state.out()));
+    ASSERT_OK(tsr_state_add_tensor(state, "a", &tensor));
+    Told told;
+    tsr_saver_options options;
+    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
+    options.progress = tell;
+    options.progress_data = &told;
+    options.low_priority = 1;
+    options.write_bytes_per_s = 1 << 30;
+    options.staging_bytes = 8 << 20;
+    options.when_busy = 3;
+    api::Owned<tsr_saver> saver;
+    EXPECT_FAILS(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()), TSR_E_INVALID_ARGUMENT,
+                 "when_busy is 3");
+    options.when_busy = TSR_BUSY_REPLACE;
+    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()));
+    ASSERT_OK(tsr_saver_save_async(saver, 1, state, nullptr));
+    a.values.assign(a.values.size(), 3.0F);
+    ASSERT_OK(tsr_saver_wait(saver));
+    for (const int32_t phase : {TSR_PHASE_STAGE, TSR_PHASE_WRITE}) {
+        EXPECT_EQ(told.done[phase], bytes) << phase;
+        EXPECT_EQ(told.total[phase], bytes) << phase;
+    }
+    EXPECT_TRUE(told.done.contains(TSR_PHASE_COMMIT));
+    ASSERT_OK(tsr_saver_trim(saver));
+    int64_t step = 0;
+    ASSERT_OK(tsr_saver_resume(saver, state, &step));
+    EXPECT_EQ(step, 1);
+    EXPECT_THAT(a.values, Each(2.0F));
+    EXPECT_EQ(told.done[TSR_PHASE_READ], bytes);
+
+    api::Owned<tsr_checkpoint> checkpoint;
+    ASSERT_OK(tsr_checkpoint_open(dir.path().c_str(), checkpoint.out()));
+    told = {};
+    tsr_load_options load;
+    ASSERT_OK(tsr_load_options_init(&load, sizeof load));
+    load.progress = tell;
+    load.progress_data = &told;
+    ASSERT_OK(tsr_checkpoint_load(checkpoint, state, &load));
+    EXPECT_EQ(told.done[TSR_PHASE_READ], bytes);
+    ASSERT_OK(tsr_checkpoint_verify_progress(checkpoint, 1, tell, &told));
+    EXPECT_GE(told.done[TSR_PHASE_VERIFY], bytes);
+    EXPECT_FAILS(tsr_checkpoint_verify_progress(checkpoint, 2, tell, &told), TSR_E_INVALID_ARGUMENT, "full is 2");
+}
+
+TEST(SaverApi, AllRanksStopAtOneStep) {
+    const api::TemporaryDirectory dir;
+    api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
+        api::Owned<tsr_saver> saver;
+        ASSERT_OK(tsr_saver_create(comm, dir.path().c_str(), nullptr, saver.out()));
+        for (int64_t step = 1; step <= 5; ++step) {
+            int32_t stop = -1;
+            ASSERT_OK(tsr_saver_should_stop(saver, step, rank == 1 && step == 4 ? 1 : 0, &stop));
+            EXPECT_EQ(stop, step >= 4 ? 1 : 0);
+        }
+        int32_t stop = -1;
+        EXPECT_FAILS(tsr_saver_should_stop(saver, 6, 2, &stop), TSR_E_INVALID_ARGUMENT, "told is 2");
+        EXPECT_FAILS(tsr_saver_should_stop(saver, 6, 0, nullptr), TSR_E_INVALID_ARGUMENT, "stop is NULL");
+        EXPECT_FAILS(tsr_saver_trim(nullptr), TSR_E_INVALID_ARGUMENT, "saver is NULL");
+    });
 }
 
 TEST(CheckpointApi, LoadsByOptions) {

@@ -14,6 +14,7 @@ namespace {
     F(tsr_buffer_create) F(tsr_buffer_data) F(tsr_buffer_destroy) F(tsr_checkpoint_destroy) F(tsr_checkpoint_load) \
     F(tsr_checkpoint_manifest) F(tsr_checkpoint_open) F(tsr_checkpoint_path) F(tsr_checkpoint_read) \
     F(tsr_checkpoint_step) F(tsr_checkpoint_tensor) F(tsr_checkpoint_tensor_count) F(tsr_checkpoint_verify) \
+    F(tsr_checkpoint_verify_progress) F(tsr_saver_should_stop) F(tsr_saver_trim) \
     F(tsr_comm_abort) F(tsr_comm_all_gather) F(tsr_comm_all_gather_v) F(tsr_comm_all_reduce) F(tsr_comm_all_to_all) \
     F(tsr_comm_barrier) F(tsr_comm_broadcast) F(tsr_comm_create) F(tsr_comm_destroy) F(tsr_comm_error) \
     F(tsr_comm_finalize) F(tsr_comm_from_env) F(tsr_comm_gather) F(tsr_comm_options_init) F(tsr_comm_rank) \

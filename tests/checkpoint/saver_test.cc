@@ -34,6 +34,35 @@ class SaverTest : public ::testing::Test {
         owned_.add_whole({"w", DType::f32, {100}});
         owned_.state.set_value("epoch", Json(int64_t{0}));
     }
+
+    // A save by `ranks` ranks; rank 0 calls `before_manifest` when all have voted and it is about to write the manifest.
+    Outcomes save_until_manifest(
+        const std::shared_ptr<Meeting>& meeting, int ranks, const std::function<void()>& before_manifest,
+        const std::function<void(int rank)>& ended = [](int) {}) {
+        return run_threads(ranks, [&, meeting](int rank) {
+            OwnedState owned;
+            owned.add_whole({"w", DType::f32, {10}});
+            FaultyFiles files;
+            SaverOptions options = saver_options();
+            if (rank == 0) {
+                options.files = &files;
+                files.on_call = [&](int64_t, const std::string& call) {
+                    if (call.starts_with("create") && call.find("manifest.json.tmp") != std::string::npos) {
+                        before_manifest();
+                    }
+                };
+            }
+            Saver saver(std::make_shared<MeetingComm>(meeting, rank, ranks), dir_.path(), options);
+            try {
+                saver.save(1, owned.state);
+            } catch (const Error&) {
+                ended(rank);
+                throw;
+            }
+            ended(rank);
+        });
+    }
+
     TempDir dir_;
     OwnedState owned_;
 };
@@ -161,7 +190,7 @@ TEST_F(SaverTest, AZombiesRootIsTakenOver) {
 
 TEST_F(SaverTest, NewestIsTheLastCommittedEvenAfterGoingBack) {
     SaverOptions options = saver_options();
-    options.keep_latest = 2;
+    options.retention.latest = 2;
     Saver saver(nullptr, dir_.path(), options);
     saver.save(100, owned_.state);
     saver.save(200, owned_.state);
@@ -173,7 +202,7 @@ TEST_F(SaverTest, NewestIsTheLastCommittedEvenAfterGoingBack) {
 
 TEST_F(SaverTest, RetentionKeepsTheNewestAndTouchesNothingElse) {
     SaverOptions options = saver_options();
-    options.keep_latest = 2;
+    options.retention.latest = 2;
     std::filesystem::create_directory(dir_ / "notes");
     spill(dir_ / "notes/step.txt", "mine");
     std::filesystem::create_directory(dir_ / "step-00000001-abcdef01.copy");
@@ -435,22 +464,9 @@ TEST_F(SaverTest, ALostRankEndsTheSaveOnTheOthers) {
 // Rank 0 vanishes after all ranks said yes, before the manifest: nobody else can know.
 TEST_F(SaverTest, RankZeroLostAfterTheVotesIsCommitUnknown) {
     auto meeting = std::make_shared<Meeting>(2);
-    const Outcomes outcomes = run_threads(2, [&](int rank) {
-        OwnedState owned;
-        owned.add_whole({"w", DType::f32, {10}});
-        FaultyFiles files;
-        SaverOptions options = saver_options();
-        if (rank == 0) {
-            options.files = &files;
-            files.on_call = [&](int64_t, const std::string& name) {
-                if (name.find("manifest.json.tmp") == std::string::npos || !name.starts_with("create")) return;
-                meeting->leave(0);
-                throw Error(Code::aborted, "rank 0 dies here");
-            };
-        }
-        const auto comm = std::make_shared<MeetingComm>(meeting, rank, 2);
-        Saver saver(comm, dir_.path(), options);
-        saver.save(1, owned.state);
+    const Outcomes outcomes = save_until_manifest(meeting, 2, [&] {
+        meeting->leave(0);
+        throw Error(Code::aborted, "rank 0 dies here");
     });
     ASSERT_TRUE(outcomes[1]);
     EXPECT_EQ(outcomes[1]->code(), Code::commit_unknown);
@@ -463,29 +479,15 @@ TEST_F(SaverTest, RankZeroLostAfterTheVotesIsCommitUnknown) {
 TEST_F(SaverTest, CommitUnknownNamesTheRankThatWasLost) {
     auto meeting = std::make_shared<Meeting>(3);
     std::promise<void> rank1_has_ended;
-    const Outcomes outcomes = run_threads(3, [&](int rank) {
-        OwnedState owned;
-        owned.add_whole({"w", DType::f32, {10}});
-        FaultyFiles files;
-        SaverOptions options = saver_options();
-        if (rank == 0) {
-            options.files = &files;
-            files.on_call = [&](int64_t, const std::string& call) {
-                if (call.find("manifest.json.tmp") == std::string::npos || !call.starts_with("create")) return;
-                meeting->leave(2);
-                EXPECT_EQ(rank1_has_ended.get_future().wait_for(std::chrono::seconds(30)), std::future_status::ready);
-            };
-        }
-        const auto comm = std::make_shared<MeetingComm>(meeting, rank, 3);
-        Saver saver(comm, dir_.path(), options);
-        try {
-            saver.save(1, owned.state);
-        } catch (const Error&) {
+    const Outcomes outcomes = save_until_manifest(
+        meeting, 3,
+        [&] {
+            meeting->leave(2);
+            EXPECT_EQ(rank1_has_ended.get_future().wait_for(std::chrono::seconds(30)), std::future_status::ready);
+        },
+        [&](int rank) {
             if (rank == 1) rank1_has_ended.set_value();
-            throw;
-        }
-        if (rank == 1) rank1_has_ended.set_value();
-    });
+        });
     EXPECT_FALSE(outcomes[0]) << "it committed";
     ASSERT_TRUE(outcomes[1]);
     EXPECT_EQ(outcomes[1]->code(), Code::commit_unknown);
@@ -629,7 +631,7 @@ TEST_F(SaverTest, OneOfManySaversGetsADeadRoot) {
 TEST_F(SaverTest, BadArgumentsAreTold) {
     EXPECT_EQ(error_of([&] { Saver saver(nullptr, "", saver_options()); }).code(), Code::invalid_argument);
     SaverOptions options = saver_options();
-    options.keep_latest = -1;
+    options.retention.latest = -1;
     EXPECT_EQ(error_of([&] { Saver saver(nullptr, dir_.path(), options); }).code(), Code::invalid_argument);
     spill(dir_ / "file", "");
     EXPECT_EQ(error_of([&] { Saver saver(nullptr, dir_ / "file", saver_options()); }).code(), Code::invalid_argument);

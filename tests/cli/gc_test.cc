@@ -80,6 +80,29 @@ TEST_F(Gc, KeepLeavesTheNewest) {
     EXPECT_EQ(count(), 2u);
 }
 
+TEST_F(Gc, TheBestAndWhatIsOpenStay) {
+    {
+        SaverOptions options;
+        options.retention.rule = BestRule{"loss", Better::lower};
+        Saver saver(nullptr, root_, options);
+        OwnedState owned;
+        owned.add_whole({"w", DType::f32, {4}});
+        for (const int64_t step : {101, 102, 103}) {
+            owned.state.set_metric("loss", static_cast<double>(step));
+            saver.save(step, owned.state);
+        }
+    }
+    const std::string best = Checkpoint::open(root_ + "/best")->path();
+    auto reader = Checkpoint::open(saves_[1]);
+    EXPECT_EQ(json_of("gc --json --keep 1 " + root_).at("removed").as_array().size(), 3u);
+    EXPECT_EQ(count(), 3u);
+    EXPECT_EQ(tessera("verify " + saves_[1]).code, 0);
+    reader.reset();
+    EXPECT_EQ(json_of("gc --json --keep 1 " + root_).at("removed").as_array().size(), 1u);
+    EXPECT_EQ(count(), 2u);
+    EXPECT_EQ(Checkpoint::open(root_ + "/best")->path(), best);
+}
+
 TEST_F(Gc, NothingGoesWhereTheNewestIsNotCertain) {
     spill(saves_.back() + "/manifest.json", "{}");
     EXPECT_EQ(json_of("gc --json --keep 1 " + root_, 1).at("error").at("code").as_string(), "CORRUPT");

@@ -26,6 +26,8 @@ TYPES = {
     "uint64_t": ctypes.c_uint64,
     "double": ctypes.c_double,
     "const char *": ctypes.c_char_p,
+    "tsr_progress_fn": ctypes.c_void_p,
+    "void *": ctypes.c_void_p,
 }
 
 # Where each binding has the setters of an option struct: the object of Python, (file, begin of its part) of the others.
@@ -48,6 +50,12 @@ SET_BY_THE_BINDING = {
     ("java", "tsr_saver_options", "writer_version"),  # the version of the JVM
     ("rust", "tsr_saver_options", "writer"),
     ("rust", "tsr_saver_options", "writer_version"),
+    # What a callback of C gets; those of the others hold their own.
+    *(
+        (language, struct, "progress_data")
+        for language in ("c", "python", "java", "rust")
+        for struct in ("tsr_saver_options", "tsr_load_options")
+    ),
 }
 JAVA_NAMES = {"timeout_ms": "timeout", "beta1": "betas", "beta2": "betas"}
 PYTHON_NAMES = {"timeout_ms": "timeout", "beta1": "betas", "beta2": "betas"}
@@ -60,7 +68,7 @@ def fields(struct: str) -> dict[str, tuple[str, str]]:
         found = re.search(rf"typedef struct {struct} \{{(.*?)\n\}} {struct};", path.read_text(), re.S)
         if found is None:
             continue
-        lines = re.findall(r"(const char\s+\*|\w+) ?(\w+); *(?:/\*(.*?)\*/)?", found[1], re.S)
+        lines = re.findall(r"((?:const char|void)\s+\*|\w+) ?(\w+); *(?:/\*(.*?)\*/)?", found[1], re.S)
         known = [name for _, name, _ in lines]
         assert known == headers.structs()[struct], "a field was not understood"
         return {
@@ -90,6 +98,11 @@ def wanted(struct: str, field: str) -> list[str]:
         assert value is None, "a text has no default but NULL: the bindings cannot own it"
         words = re.search(r'NULL \(default\)(?: or|:)(?: \w+ or)? ("[^"]*")', comment)
         return [words[1], "NULL"] if words else []
+    if value is None:
+        return []
+    if field == "when_busy":
+        assert value == 0
+        return ["TSR_BUSY_WAIT", '"wait"', "WAIT", "Wait"]
     if field == "op":
         assert value == 2
         return ["TSR_REDUCE_AVG", '"avg"', "AVG", "Avg"]

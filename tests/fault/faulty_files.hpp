@@ -140,6 +140,7 @@ class FaultyFiles final : public FileSystem {
         bool is_direct() const override { return file_->is_direct(); }
         int64_t leave_direct() override { return file_->leave_direct(); }
         bool is_cached(int64_t offset) override { return file_->is_cached(offset); }
+        int64_t lock(FileLock kind) override { return file_->lock(kind); }
 
        private:
         FaultyFiles& owner_;

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "checkpoint/fixture.hpp"
+#include "checkpoint/native/retention.hpp"
 #include "checkpoint/native/root.hpp"
 #include "fault/faulty_files.hpp"
 #include "fault/memory_files.hpp"
@@ -213,7 +214,7 @@ inline bool has_content(OwnedState& owned, int rank, int64_t step) {
 inline SaverOptions job_options(FileSystem& files, int keep_latest) {
     SaverOptions options = saver_options();
     options.files = &files;
-    options.keep_latest = keep_latest;
+    options.retention.latest = keep_latest;
     options.write.threads = 1;  // so that calls come in the same order in every run
     options.plan.pack_bytes = 1000;
     options.plan.split_bytes = 4000;
@@ -297,7 +298,7 @@ inline std::set<std::string> leftovers(FileSystem& files) {
     if (files.list(root, names) < 0) return found;
     const std::vector<SavedStep> saves = scan_root(files, root);
     for (const std::string& name : names) {
-        if (name != latest_name && !is_step_directory_name(name)) found.insert(name);
+        if (name != latest_name && name != best_name && !is_step_directory_name(name)) found.insert(name);
     }
     for (const SavedStep& save : saves) {
         if (!save.committed) found.insert(save.directory);

@@ -26,7 +26,7 @@ SaverOptions options_with(FileSystem& files) {
     SaverOptions options = saver_options();
     options.files = &files;
     options.write.threads = 1;
-    options.keep_latest = 2;
+    options.retention.latest = 2;
     return options;
 }
 

@@ -13,6 +13,7 @@
 
 #include "base/fd.hpp"
 #include "base/json.hpp"
+#include "checkpoint/checkpoint.hpp"
 #include "processes.hpp"
 
 namespace tsr {
@@ -330,6 +331,20 @@ TEST_F(Run, SigtermSetsThePreemptionFlagAndWaitsForTheRanks) {
     EXPECT_EQ(file("s0"), "saved\n");
     EXPECT_EQ(file("s1"), "saved\n");
     EXPECT_EQ(file("signalled"), "") << "ranks that end in time hear no signal";
+}
+
+TEST_F(Run, AllRanksSaveAtOneStepWhenTheJobIsToldToStop) {
+    const std::string root = scratch() + "/checkpoints";
+    Child job = start({"-n", "3", TESSERA_BINARY_DIR "/tests/preempted", root});
+    for (const char* name : {"r0", "r1", "r2"}) (void)pid_in(name);  // well on their way
+    ::kill(job.pid(), SIGTERM);
+    const Result result = finish(job);
+    EXPECT_EQ(result.code, 0) << result.err;
+    const std::string step = file("stopped0");
+    EXPECT_NE(step, "");
+    EXPECT_EQ(file("stopped1"), step);
+    EXPECT_EQ(file("stopped2"), step);
+    EXPECT_EQ(std::to_string(Checkpoint::open(root)->manifest().step) + "\n", step);
 }
 
 TEST_F(Run, RanksThatNeverAskAreNotWaitedFor) {

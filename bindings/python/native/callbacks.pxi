@@ -28,6 +28,28 @@ cdef void on_drop(void *user_data) noexcept nogil:
     gate_leave()
 
 
+cdef void on_progress(int32_t phase, int64_t done, int64_t total, void *user_data) noexcept nogil:
+    if not gate_enter():
+        return
+    with gil:
+        tell(<object>user_data, phase, done, total)
+    gate_leave()
+
+
+cdef void tell(object fn, int32_t phase, int64_t done, int64_t total) noexcept:
+    """What `fn` raises on the main thread, Ctrl-C, ends the wait there as what a signal handler raises does."""
+    global pending, thread_has_pending
+    if thread_has_pending:
+        return
+    try:
+        fn(phase, done, total)
+    except BaseException as error:
+        if threading.current_thread() is not threading.main_thread():
+            raise
+        pending = error
+        thread_has_pending = 1
+
+
 cdef void call_back(object fn, tuple arguments) noexcept:
     """A callback's exception cannot reach anybody: it is reported as unraisable."""
     fn(*arguments)

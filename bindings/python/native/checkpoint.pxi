@@ -1,6 +1,7 @@
 # checkpoint.h: writing and reading checkpoints.
 
 cdef class Saver(Handle):
+    # `keep` is the progress callback: unlike a field of this class it is still there when `free` waits for a save.
     cdef void free(self) noexcept nogil:
         tsr_saver_destroy(<tsr_saver *>self.ptr)
 
@@ -11,7 +12,8 @@ cdef class Checkpoint(Handle):
 
 
 def saver_create(Comm comm, object root, *, keep_latest=None, timeout_ms=None, writer=None, writer_version=None,
-                 format=None):
+                 format=None, best_metric=None, best_is_higher=None, keep_best=None, keep_every=None, when_busy=None,
+                 low_priority=None, staging_bytes=None, write_bytes_per_s=None, progress=None):
     cdef Lease lease = None if comm is None else use(comm)
     cdef list keep = []
     cdef tsr_saver_options o
@@ -29,10 +31,29 @@ def saver_create(Comm comm, object root, *, keep_latest=None, timeout_ms=None, w
         o.writer_version = text_or_null(keep, writer_version, "the writer's version")
     if format is not None:
         o.format = text_or_null(keep, format, "the format")
+    if best_metric is not None:
+        o.best_metric = text_or_null(keep, best_metric, "the best metric")
+    if best_is_higher is not None:
+        o.best_is_higher = bool(best_is_higher)
+    if keep_best is not None:
+        o.keep_best = int32(keep_best, "keep_best")
+    if keep_every is not None:
+        o.keep_every = int64(keep_every, "keep_every")
+    if when_busy is not None:
+        o.when_busy = int32(when_busy, "when_busy")
+    if low_priority is not None:
+        o.low_priority = bool(low_priority)
+    if staging_bytes is not None:
+        o.staging_bytes = int64(staging_bytes, "staging_bytes")
+    if write_bytes_per_s is not None:
+        o.write_bytes_per_s = int64(write_bytes_per_s, "write_bytes_per_s")
+    if progress is not None:
+        o.progress = on_progress
+        o.progress_data = <void *>progress
     arm()
     with nogil:
         check(tsr_saver_create(ranks, path, &o, &out))
-    return adopt(Saver.__new__(Saver), out)
+    return adopt(Saver.__new__(Saver), out, progress)
 
 
 def saver_save(Saver saver not None, object step, State state not None):
@@ -66,6 +87,22 @@ def saver_resume(Saver saver not None, State state not None):
     with nogil:
         check(tsr_saver_resume(<tsr_saver *>lease.ptr, <tsr_state *>state_lease.ptr, &step))
     return step
+
+
+def saver_should_stop(Saver saver not None, object step, object told):
+    cdef Lease lease = use(saver)
+    cdef int64_t steps = int64(step, "step")
+    cdef int32_t here = bool(told)
+    cdef int32_t stop = 0
+    with nogil:
+        check(tsr_saver_should_stop(<tsr_saver *>lease.ptr, steps, here, &stop))
+    return stop != 0
+
+
+def saver_trim(Saver saver not None):
+    cdef Lease lease = use(saver)
+    with nogil:
+        check(tsr_saver_trim(<tsr_saver *>lease.ptr))
 
 
 def saver_destroy(Saver saver not None):
@@ -140,7 +177,7 @@ def checkpoint_read(Checkpoint checkpoint not None, object name, Tensor tensor n
 
 
 def checkpoint_load(Checkpoint checkpoint not None, State state not None, *, verify=None, allow_missing=None,
-                    allow_unexpected=None, allow_cast=None):
+                    allow_unexpected=None, allow_cast=None, progress=None):
     cdef Lease lease = share(checkpoint)
     cdef Lease state_lease = use(state)
     cdef tsr_load_options o
@@ -153,6 +190,9 @@ def checkpoint_load(Checkpoint checkpoint not None, State state not None, *, ver
         o.allow_unexpected = bool(allow_unexpected)
     if allow_cast is not None:
         o.allow_cast = bool(allow_cast)
+    if progress is not None:
+        o.progress = on_progress
+        o.progress_data = <void *>progress
     with nogil:
         check(tsr_checkpoint_load(<tsr_checkpoint *>lease.ptr, <tsr_state *>state_lease.ptr, &o))
 
@@ -161,6 +201,12 @@ def checkpoint_verify(Checkpoint checkpoint not None, bint full):
     cdef Lease lease = share(checkpoint)
     with nogil:
         check(tsr_checkpoint_verify(<tsr_checkpoint *>lease.ptr, full))
+
+
+def checkpoint_verify_progress(Checkpoint checkpoint not None, bint full, object progress not None):
+    cdef Lease lease = share(checkpoint)
+    with nogil:
+        check(tsr_checkpoint_verify_progress(<tsr_checkpoint *>lease.ptr, full, on_progress, <void *>progress))
 
 
 def checkpoint_destroy(Checkpoint checkpoint not None):

@@ -310,6 +310,7 @@ cdef extern from "tessera/state.h" nogil:
 
 
 cdef extern from "tessera/checkpoint.h" nogil:
+    ctypedef void (*tsr_progress_fn)(int32_t phase, int64_t done, int64_t total, void *user_data)
     ctypedef struct tsr_saver_options:
         size_t struct_size
         int32_t keep_latest
@@ -317,17 +318,31 @@ cdef extern from "tessera/checkpoint.h" nogil:
         const char *writer
         const char *writer_version
         const char *format
+        const char *best_metric
+        int32_t best_is_higher
+        int32_t keep_best
+        int64_t keep_every
+        int32_t when_busy
+        int32_t low_priority
+        int64_t staging_bytes
+        int64_t write_bytes_per_s
+        tsr_progress_fn progress
+        void *progress_data
     ctypedef struct tsr_load_options:
         size_t struct_size
         int32_t verify
         int32_t allow_missing
         int32_t allow_unexpected
         int32_t allow_cast
+        tsr_progress_fn progress
+        void *progress_data
     tsr_status tsr_saver_options_init(tsr_saver_options *options, size_t struct_size)
     tsr_status tsr_saver_create(tsr_comm *comm, const char *root, const tsr_saver_options *options, tsr_saver **out)
     tsr_status tsr_saver_save(tsr_saver *saver, int64_t step, tsr_state *state)
     tsr_status tsr_saver_save_async(tsr_saver *saver, int64_t step, tsr_state *state, tsr_work **work)
     tsr_status tsr_saver_wait(tsr_saver *saver)
+    tsr_status tsr_saver_should_stop(tsr_saver *saver, int64_t step, int32_t told, int32_t *stop)
+    tsr_status tsr_saver_trim(tsr_saver *saver)
     tsr_status tsr_saver_resume(tsr_saver *saver, tsr_state *state, int64_t *step)
     void tsr_saver_destroy(tsr_saver *saver)
     tsr_status tsr_load_options_init(tsr_load_options *options, size_t struct_size)
@@ -342,6 +357,8 @@ cdef extern from "tessera/checkpoint.h" nogil:
     tsr_status tsr_checkpoint_load(const tsr_checkpoint *checkpoint, tsr_state *state,
                                    const tsr_load_options *options)
     tsr_status tsr_checkpoint_verify(const tsr_checkpoint *checkpoint, int32_t full)
+    tsr_status tsr_checkpoint_verify_progress(const tsr_checkpoint *checkpoint, int32_t full, tsr_progress_fn progress,
+                                              void *user_data)
     void tsr_checkpoint_destroy(tsr_checkpoint *checkpoint)
 
 

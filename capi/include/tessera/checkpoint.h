@@ -8,15 +8,54 @@
 extern "C" {
 #endif
 
-/** Options of a saver. `_init` writes the defaults; then every field is literal. */
+/** What is being done, for tsr_progress_fn. */
+enum {
+    TSR_PHASE_STAGE = 1,  /* the state is copied, before tsr_saver_save_async returns */
+    TSR_PHASE_WRITE = 2,  /* this rank's files are written */
+    TSR_PHASE_COMMIT = 3, /* all ranks have written; of rank 0 alone, without bytes */
+    TSR_PHASE_READ = 4,
+    TSR_PHASE_VERIFY = 5
+};
+
+/** Told how far a save, a load or a check is: at the begin and the end of a phase, and about ten times a second between.
+ *  It must not unwind, call into the saver or wait for long.
+ *  @param phase      TSR_PHASE_
+ *  @param done       bytes of this rank
+ *  @param total      bytes of this rank; 0 if there is nothing to count
+ *  @param user_data  as it was given */
+typedef void (*tsr_progress_fn)(int32_t phase, int64_t done, int64_t total, void *user_data);
+
+/** What tsr_saver_save_async does while another save is in flight. */
+enum {
+    TSR_BUSY_WAIT = 0,   /* waits until it is done */
+    TSR_BUSY_REFUSE = 1, /* returns NOT_READY on every rank */
+    TSR_BUSY_REPLACE = 2 /* queues behind it; a save that is queued and has not begun gives way: its work is ABORTED */
+};
+
+/** Options of a saver. `_init` writes the defaults; then every field is literal. What stays under the root is the union of
+ *  keep_latest, keep_best and keep_every; the newest save, the best one and any that is open for reading always stay. */
 typedef struct tsr_saver_options {
     size_t struct_size;
-    int32_t keep_latest;        /* how many of the newest to keep; 0 (default) keeps all */
+    int32_t keep_latest;        /* how many of the newest to keep; 0 (default) keeps all, whatever else is said */
     int32_t timeout_ms;         /* deadline of the votes; default 600000, or TESSERA_TIMEOUT_MS */
     const char *writer;         /* language of the trainer, stored in the manifest; NULL (default): "c" */
     const char *writer_version; /* NULL (default): "" */
     const char *format;         /* NULL (default) or "tessera": docs/FORMAT.md; "torch_dcp": what an unmodified PyTorch
                                    loads by torch.distributed.checkpoint */
+    const char *best_metric;    /* the metric of rank 0's tsr_state_set_metric by which saves are compared: ROOT/best is
+                                   the best of them; NULL (default): none. NaN, or no such metric, is never the best */
+    int32_t best_is_higher;     /* 0 (default): lower is better, as of a loss; 1: higher, as of an accuracy */
+    int32_t keep_best;          /* how many of the best to keep; default 0. Needs best_metric and keep_latest */
+    int64_t keep_every;    /* steps that are multiples of it are kept for ever; 0 (default): none. Needs keep_latest */
+    int32_t when_busy;     /* TSR_BUSY_, the same on every rank; default TSR_BUSY_WAIT */
+    int32_t low_priority;  /* 1: the threads of saves in the background yield CPU and disk to the trainer; default 0 */
+    int64_t staging_bytes; /* bound of the memory for copies of the state on this rank, at least 8 MiB; if the state is
+                                   larger, tsr_saver_save_async writes a part before it returns. 0 (default): what it needs */
+    int64_t write_bytes_per_s; /* limit of this rank's writing; 0 (default): none */
+    tsr_progress_fn progress;  /* NULL (default), or called on the thread of the call; WRITE and COMMIT of a save in the
+                                   background on the saver's own thread, at the same time as STAGE where a part is written
+                                   before tsr_saver_save_async returns */
+    void *progress_data;       /* borrowed until destroy */
 } tsr_saver_options;
 
 /** Write the defaults into `options`.
@@ -46,8 +85,9 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_create(tsr_comm *comm, const char *roo
  *  @threadsafety exclusive saver and state  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_saver_save(tsr_saver *saver, int64_t step, tsr_state *state);
 
-/** Copy the state, return, and save the copy in the background. A save still running is waited for first; its error is
- *  returned here.
+/** Copy the state, return, and save the copy in the background. When it returns all is staged: the trainer may change
+ *  everything; when `work` is done the save is durable. What happens while another save is in flight `when_busy` says; the
+ *  error of an earlier save that was told nowhere yet is returned here, and then nothing is saved.
  *  @param saver  borrowed until the work is done
  *  @param step   as tsr_saver_save
  *  @param state  borrowed for the call: when it returns the trainer may go on
@@ -56,9 +96,9 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_save(tsr_saver *saver, int64_t step, t
  *  @threadsafety exclusive saver and state  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_saver_save_async(tsr_saver *saver, int64_t step, tsr_state *state, tsr_work **work);
 
-/** Wait for the save in flight, if there is one.
+/** Wait for the saves in flight, if there are any.
  *  @param saver  borrowed for the call
- *  @return TSR_OK or the save's error, once
+ *  @return TSR_OK or the first error that was not returned yet, once
  *  @threadsafety exclusive saver  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_saver_wait(tsr_saver *saver);
 
@@ -70,6 +110,28 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_wait(tsr_saver *saver);
  *          PEER_LOST, INTERRUPTED
  *  @threadsafety exclusive saver and state  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_saver_resume(tsr_saver *saver, tsr_state *state, int64_t *step);
+
+/** Whether all ranks shall save now and stop. Call it on every rank at each step: as soon as one rank was told to stop
+ *  (tsr_preempt_requested(), or `told`) all get 1 at the same step, and from then on. Costs one small all-reduce. In a training loop:
+ *
+ *      CHECK(tsr_saver_should_stop(saver, step + 1, 0, &stop));
+ *      if (stop || step % 50 == 49) CHECK(tsr_saver_save_async(saver, step + 1, state, NULL));
+ *      if (stop) break;        // then tsr_saver_wait, and return 0
+ *
+ *  @param saver  borrowed for the call
+ *  @param step   the same on every rank
+ *  @param told   1 if this rank was told to stop in another way than by the launcher, else 0
+ *  @param stop   out: 1 or 0
+ *  @return TSR_OK, MISMATCH (the ranks are at different steps), TIMEOUT, ABORTED, PEER_LOST, INVALID_ARGUMENT,
+ *          INVALID_STATE, INTERRUPTED
+ *  @threadsafety exclusive saver  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_saver_should_stop(tsr_saver *saver, int64_t step, int32_t told, int32_t *stop);
+
+/** Free the staging memory that no save in flight uses. It is kept from save to save, since fresh memory is slow.
+ *  @param saver  borrowed for the call
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive saver  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_saver_trim(tsr_saver *saver);
 
 /** Free the saver; a save in flight is waited for, at most its deadline. NULL is taken.
  *  @param saver  transferred
@@ -83,6 +145,8 @@ typedef struct tsr_load_options {
     int32_t allow_missing;    /* 1: names of the state that the checkpoint lacks stay as they are; default 0 */
     int32_t allow_unexpected; /* 1: names of the checkpoint that the state lacks are left out; default 0 */
     int32_t allow_cast;       /* 1: floating-point tensors of another dtype are converted; default 0 */
+    tsr_progress_fn progress; /* NULL (default), or called on the thread of the call with TSR_PHASE_READ */
+    void *progress_data;      /* borrowed for the call */
 } tsr_load_options;
 
 /** Write the defaults into `options`.
@@ -92,9 +156,10 @@ typedef struct tsr_load_options {
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_load_options_init(tsr_load_options *options, size_t struct_size);
 
-/** Open a committed checkpoint, or the newest one if `path` is a root or a root's "latest", or what PyTorch wrote: the
- *  directory of a torch.distributed.checkpoint or its ".metadata", or a file of torch.save. No pickle is ever executed. No
- *  job is needed.
+/** Open a committed checkpoint: the newest one if `path` is a root or a root's "latest", the best one if it is a root's
+ *  "best" (tsr_saver_options.best_metric); or what PyTorch wrote: the directory of a torch.distributed.checkpoint or its
+ *  ".metadata", or a file of torch.save. No pickle is ever executed. No job is needed. While a save of Tessera is open no
+ *  saver removes it, also one of another process, where the file system has advisory locks.
  *  @param path  borrowed for the call
  *  @param out   the checkpoint
  *  @return TSR_OK, NOT_FOUND (no manifest: not a committed checkpoint), CORRUPT, VERSION, UNSUPPORTED (of PyTorch's: what
@@ -175,6 +240,16 @@ TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_load(const tsr_checkpoint *checkp
  *  @return TSR_OK, CORRUPT (names file and offset; causes list the others), IO, INVALID_ARGUMENT, INTERRUPTED
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_verify(const tsr_checkpoint *checkpoint, int32_t full);
+
+/** tsr_checkpoint_verify that tells how far it is.
+ *  @param checkpoint  borrowed for the call
+ *  @param full        1 reads all data, 0 headers only
+ *  @param progress    called on this thread with TSR_PHASE_VERIFY; may be NULL
+ *  @param user_data   borrowed for the call
+ *  @return as tsr_checkpoint_verify
+ *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_verify_progress(const tsr_checkpoint *checkpoint, int32_t full,
+                                                               tsr_progress_fn progress, void *user_data);
 
 /** Close the checkpoint. NULL is taken.
  *  @param checkpoint  transferred

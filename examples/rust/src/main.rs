@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 use std::{collections::HashMap, fs, io::Write, process::exit, thread::sleep};
 
-use tessera::{params, AdamW, Comm, Ddp, ReduceOp, Result, Sampler, Saver, State};
+use tessera::{params, AdamW, Comm, Ddp, Result, Sampler, Saver, State};
 
 const PIXELS: usize = 64;
 const HIDDEN: usize = 128;
@@ -170,13 +170,12 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace]: 
             say(format!("step {step}/{steps} loss {loss:.4}"));
             record(step, "loss", loss.into());
         }
-        let mut stop = [i32::from(tessera::preempt_requested())];
-        comm.all_reduce(&mut stop, ReduceOp::Max)?; // all ranks stop after the same step
-        if stop[0] != 0 || (save_every > 0 && step % save_every == 0) {
+        let stop = saver.should_stop(step, false)?; // the same answer on all ranks
+        if stop || (save_every > 0 && step % save_every == 0) {
             state.set_metric("loss", loss.into())?;
             saver.save_async(step, &state)?;
         }
-        if stop[0] != 0 {
+        if stop {
             saver.wait()?;
             say(format!("digits: stopped after step {step}"));
             return comm.finalize();

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "base/error.hpp"
+#include "base/round_up.hpp"
 
 namespace tsr {
 
@@ -66,6 +67,13 @@ void write_all(File& file, const std::string& path, std::span<const std::byte> f
 
 void sync_file(File& file, const std::string& path) { check(file.sync(), "fsync", path); }
 
+void reserve_file(File& file, const std::string& path, int64_t size) {
+    const int64_t reserved = file.allocate(size);
+    if (reserved == -ENOSPC || reserved == -EDQUOT || reserved == -EFBIG || reserved == -EIO) {
+        throw os_error(fmt::format("cannot reserve {} bytes for {}", size, path), static_cast<int>(-reserved));
+    }
+}
+
 void sync_directory(FileSystem& files, const std::string& path) { check(files.sync_directory(path), "fsync", path); }
 
 void make_directories(FileSystem& files, const std::string& path) {
@@ -92,14 +100,17 @@ bool exists(FileSystem& files, const std::string& path) {
 }
 
 std::string read_text(FileSystem& files, const std::string& path, int64_t max_size) {
-    const auto file = open_file(files, path, OpenMode::read);
-    const int64_t size = file->size();
+    return read_text(*open_file(files, path, OpenMode::read), path, max_size);
+}
+
+std::string read_text(File& file, const std::string& path, int64_t max_size) {
+    const int64_t size = file.size();
     check(size, "look at", path);
     if (size > max_size) {
         throw Error(Code::corrupt, fmt::format("{} has {} bytes; at most {} make sense", path, size, max_size));
     }
     std::string text(static_cast<size_t>(size), '\0');
-    read_all(*file, path, std::as_writable_bytes(std::span(text)), 0);
+    read_all(file, path, std::as_writable_bytes(std::span(text)), 0);
     return text;
 }
 
@@ -143,9 +154,8 @@ std::string_view name_in_path(std::string_view path) {
 }
 
 AlignedBuffer::AlignedBuffer(size_t size) : size_(size) {
-    const size_t rounded = (size + direct_alignment - 1) / direct_alignment * direct_alignment;
-    memory_.reset(
-        static_cast<std::byte*>(std::aligned_alloc(direct_alignment, rounded == 0 ? direct_alignment : rounded)));
+    const size_t rounded = round_up<size_t>(std::max<size_t>(size, 1), direct_alignment);
+    memory_.reset(static_cast<std::byte*>(std::aligned_alloc(direct_alignment, rounded)));
     if (memory_ == nullptr) throw Error(Code::no_memory, fmt::format("no memory for a buffer of {} bytes", size));
 }
 

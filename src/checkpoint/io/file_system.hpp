@@ -4,6 +4,7 @@
 // they finish short transfers, repeat interrupted ones and throw tsr::Error naming the path.
 #pragma once
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -16,6 +17,9 @@ namespace tsr {
 
 // O_DIRECT asks for offsets, sizes and memory in multiples of this; data of a rank file begins at one.
 inline constexpr int64_t direct_alignment = 4096;
+
+// Readers of a save share a lock on its manifest; who removes it takes that lock for itself.
+enum class FileLock { shared, exclusive };
 
 // An open regular file; closed by its destructor. Reads and writes of different ranges may come from several threads.
 class File {
@@ -34,6 +38,9 @@ class File {
     [[nodiscard]] virtual int64_t leave_direct() = 0;
     // Whether the byte at `offset` is in the page cache.
     [[nodiscard]] virtual bool is_cached(int64_t offset) = 0;
+    // Takes an advisory lock without waiting; it ends with this object, or with the process. -EWOULDBLOCK: another has
+    // it. A file system without locks says -EOPNOTSUPP or the like, and protects nobody.
+    [[nodiscard]] virtual int64_t lock(FileLock) { return -EOPNOTSUPP; }
 };
 
 enum class OpenMode {
@@ -74,6 +81,8 @@ class FileSystem {
 void read_all(File& file, const std::string& path, std::span<std::byte> into, int64_t offset);
 // A direct write that the file system refuses (EINVAL) goes on through the page cache.
 void write_all(File& file, const std::string& path, std::span<const std::byte> from, int64_t offset);
+// Reserves room, so that a full disk is noticed before anything is written; a file system that cannot is none the worse.
+void reserve_file(File& file, const std::string& path, int64_t size);
 // fsync. Never repeated: after a failure the kernel may have dropped the data.
 void sync_file(File& file, const std::string& path);
 void sync_directory(FileSystem& files, const std::string& path);
@@ -82,6 +91,7 @@ void make_directories(FileSystem& files, const std::string& path);
 [[nodiscard]] bool exists(FileSystem& files, const std::string& path);
 // A small file whole; CORRUPT beyond `max_size`.
 [[nodiscard]] std::string read_text(FileSystem& files, const std::string& path, int64_t max_size);
+[[nodiscard]] std::string read_text(File& file, const std::string& path, int64_t max_size);
 // Writes `<path>.tmp-<tag>`, fsyncs, renames it to `path` and fsyncs the directory: old or new, never half.
 void replace_text(FileSystem& files, const std::string& path, std::string_view text, std::string_view tag);
 void write_new_text(FileSystem& files, const std::string& path, std::string_view text);  // fsynced; must not exist

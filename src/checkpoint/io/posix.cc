@@ -1,6 +1,7 @@
 // The operating system's files behind the FileSystem interface: one system call a method.
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -59,6 +60,10 @@ class PosixFile final : public File {
         const bool known = ::mincore(mapped, page_bytes, &resident) == 0;
         ::munmap(mapped, page_bytes);
         return known && (resident & 1) != 0;
+    }
+
+    int64_t lock(FileLock kind) override {
+        return result_of(::flock(fd_, (kind == FileLock::shared ? LOCK_SH : LOCK_EX) | LOCK_NB));
     }
 
    private:

@@ -1,10 +1,7 @@
 #include "checkpoint/native/collect.hpp"
 
-#include <algorithm>
-
 #include "base/error.hpp"
 #include "checkpoint/native/manifest.hpp"
-#include "checkpoint/native/rank_file.hpp"
 #include "checkpoint/native/root.hpp"
 
 namespace tsr {
@@ -23,22 +20,18 @@ Content content_of(FileSystem& files, const std::string& path) {
     content.empty = names.empty();
     for (const std::string& name : names) {
         FileStatus status;
-        const bool ours = is_rank_file_name(name) || name.starts_with(manifest_name) || name == writing_name;
-        if (ours && files.status(join(path, name), status) >= 0) content.size_bytes += status.size;
+        if (is_save_file_name(name) && files.status(join(path, name), status) >= 0) content.size_bytes += status.size;
     }
     return content;
 }
 
 }  // namespace
 
-std::vector<Unneeded> find_unneeded(FileSystem& files, const std::string& root, const CollectOptions& options) {
+std::vector<Unneeded> find_unneeded(FileSystem& files, const std::string& root, const std::vector<SavedStep>& saves,
+                                    const std::vector<RankedSave>& ranked, const CollectOptions& options) {
     std::vector<Unneeded> found;
-    std::vector<std::string> committed;
-    for (const SavedStep& save : scan_root(files, root)) {
-        if (save.committed) {
-            if (save.readable) committed.push_back(save.directory);
-            continue;
-        }
+    for (const SavedStep& save : saves) {
+        if (save.committed) continue;
         const std::string path = join(root, save.directory);
         const Content content = content_of(files, path);
         const std::string lease = join(path, writing_name);
@@ -57,26 +50,22 @@ std::vector<Unneeded> find_unneeded(FileSystem& files, const std::string& root, 
         }
         if (!live) found.push_back({save.directory, Unneeded::Why::cut_short, content.size_bytes});
     }
-    const auto keep = static_cast<size_t>(std::max(options.keep_latest, 0));
-    for (size_t i = 0; keep > 0 && i + keep < committed.size(); ++i) {
-        const int64_t size = content_of(files, join(root, committed[i])).size_bytes;
-        found.push_back({committed[i], Unneeded::Why::beyond_keep, size});
+    for (const std::string& name : to_remove(options.retention, ranked)) {
+        found.push_back({name, Unneeded::Why::beyond_keep, content_of(files, join(root, name)).size_bytes});
     }
     return found;
 }
 
-void remove_unneeded(FileSystem& files, const std::string& root, const Unneeded& unneeded, const std::string& own_id) {
+bool remove_unneeded(FileSystem& files, const std::string& root, const Unneeded& unneeded, const std::string& own_id) {
     if (unneeded.why == Unneeded::Why::empty) {
         (void)files.remove_directory(join(root, unneeded.directory));  // refused if it is no longer empty
-        return;
+        return true;
     }
     if (unneeded.why == Unneeded::Why::beyond_keep) {
-        const std::string lease = join(join(root, unneeded.directory), writing_name);
-        (void)files.remove_file(lease);
-        write_new_text(files, lease, Holder::this_process(own_id).dump());
-        sync_directory(files, parent_of(lease));
+        return retire_save(files, root, unneeded.directory, Holder::this_process(own_id).dump());
     }
     remove_save(files, root, unneeded.directory);
+    return true;
 }
 
 }  // namespace tsr

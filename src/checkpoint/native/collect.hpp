@@ -8,6 +8,7 @@
 
 #include "checkpoint/io/file_system.hpp"
 #include "checkpoint/native/lease.hpp"
+#include "checkpoint/native/retention.hpp"
 
 namespace tsr {
 
@@ -19,16 +20,18 @@ struct Unneeded {
 };
 
 struct CollectOptions {
-    int keep_latest = 0;  // committed saves to keep, the newest ones; 0: all
+    Retention retention;  // which committed saves stay; by default all
     std::string own_id;   // a saver's: its own marks are no live writer's
     LeaseTimes lease;
 };
 
-// In the order of scan_root(). Damaged saves and what Tessera did not write are no one's to remove.
+// `saves` is what scan_root() found, and in its order; `ranked` is what rank_saves() made of it. Damaged saves and what Tessera did not write are no one's to remove.
 [[nodiscard]] std::vector<Unneeded> find_unneeded(FileSystem& files, const std::string& root,
-                                                  const CollectOptions& options);
+                                                  const std::vector<SavedStep>& saves,
+                                                  const std::vector<RankedSave>& ranked, const CollectOptions& options);
 
-// Never half: a committed save is marked first, so that a removal that is cut short is found again.
-void remove_unneeded(FileSystem& files, const std::string& root, const Unneeded& unneeded, const std::string& own_id);
+// Never half: a committed save is marked first, so that a removal that is cut short is found again. False: the save is
+// open for reading and stays.
+bool remove_unneeded(FileSystem& files, const std::string& root, const Unneeded& unneeded, const std::string& own_id);
 
 }  // namespace tsr

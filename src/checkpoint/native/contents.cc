@@ -91,7 +91,8 @@ void NativeContents::compare_headers(std::vector<std::string>& faults) const {
     }
 }
 
-std::vector<std::string> NativeContents::verify(Depth depth, const Progress& progress) const {
+std::vector<std::string> NativeContents::verify(Depth depth, const ByteProgress& progress,
+                                                const std::function<void()>& poll) const {
     std::vector<std::string> faults;
     compare_headers(faults);
     std::set<std::string_view> known;
@@ -114,8 +115,9 @@ std::vector<std::string> NativeContents::verify(Depth depth, const Progress& pro
         } catch (const Error&) {
             continue;  // told above
         }
-        for (std::string& fault : check_blocks(files_, *sound, verify_threads, progress))
+        for (std::string& fault : check_blocks(files_, *sound, verify_threads, progress, poll)) {
             faults.push_back(std::move(fault));
+        }
     }
     return faults;
 }

@@ -19,7 +19,8 @@ class NativeContents final : public Contents {
         : files_(files), path_(std::move(path)), manifest_(manifest), rank_files_(manifest.files.size()) {}
 
     void read(std::span<const Wanted> wanted, const ReadOptions& options) const override;
-    [[nodiscard]] std::vector<std::string> verify(Depth depth, const Progress& progress) const override;
+    [[nodiscard]] std::vector<std::string> verify(Depth depth, const ByteProgress& progress,
+                                                  const std::function<void()>& poll) const override;
 
    private:
     [[nodiscard]] const RankFile& file(int index) const;

@@ -87,13 +87,6 @@ int small_int(const Json& json, int64_t least, int64_t most) {
     return static_cast<int>(value);
 }
 
-Dims dims_of(const Json& json) {
-    std::vector<int64_t> numbers;
-    if (json.as_array().size() > static_cast<size_t>(max_ndim)) bad("a tensor of too many dimensions");
-    for (const Json& number : json.as_array()) numbers.push_back(number.as_int());
-    return Dims(numbers);
-}
-
 // What the layouts table says, before a shape is known.
 struct LayoutSpec {
     std::vector<int> mesh;
@@ -218,15 +211,30 @@ void SavedTensor::for_each_piece(const Box& wanted, const std::function<void(con
     });
 }
 
+Json dims_json(const Dims& dims) {
+    Json::Array list;
+    for (const int64_t n : dims) list.emplace_back(n);
+    return Json(std::move(list));
+}
+
+Dims dims_of(const Json& json) {
+    std::vector<int64_t> numbers;
+    if (json.as_array().size() > static_cast<size_t>(max_ndim)) bad("a tensor of too many dimensions");
+    for (const Json& number : json.as_array()) numbers.push_back(number.as_int());
+    return Dims(numbers);
+}
+
 const SavedTensor* Manifest::find(std::string_view name) const {
     if (const auto alias = aliases.find(name); alias != aliases.end()) name = alias->second;
     const auto found = tensors.find(name);
     return found == tensors.end() ? nullptr : &found->second;
 }
 
-const std::string& Manifest::saved_name(const std::string& name) const {
-    const auto alias = aliases.find(name);
-    return alias == aliases.end() ? name : alias->second;
+const std::string& Manifest::saved_name(std::string_view name) const {
+    if (const auto alias = aliases.find(name); alias != aliases.end()) return alias->second;
+    const auto found = tensors.find(name);
+    if (found == tensors.end()) throw Error(Code::internal, fmt::format("'{}' was not looked for", name));
+    return found->first;
 }
 
 int64_t Manifest::size_bytes() const {
@@ -438,6 +446,25 @@ std::optional<ManifestHead> parse_manifest_head(std::string_view text) {
     text.remove_prefix(head_middle.size());
     if (!number(head.step) || !text.starts_with(",")) return std::nullopt;
     return head;
+}
+
+std::optional<Values> parse_manifest_metrics(std::string_view tail) {
+    // Strings hold no bare line break, so that this can only be the key itself.
+    constexpr std::string_view key = "\n\"metrics\":";
+    constexpr std::string_view end = "},\n";
+    const size_t begin = tail.rfind(key);
+    if (begin == std::string_view::npos || tail.size() < tail_bytes) return std::nullopt;
+    std::string_view text = tail.substr(begin + key.size(), tail.size() - tail_bytes - begin - key.size());
+    if (!text.ends_with(end)) return std::nullopt;
+    text.remove_suffix(end.size() - 1);
+    try {
+        Values metrics;
+        const Json json = Json::parse(text, "metrics");
+        for (const Json::Member& member : json.as_object()) metrics.insert_or_assign(member.key, member.value);
+        return metrics;
+    } catch (const Error&) {
+        return std::nullopt;  // who parses the whole says what is wrong
+    }
 }
 
 }  // namespace tsr

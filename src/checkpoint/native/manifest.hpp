@@ -88,9 +88,14 @@ struct Manifest {
 
     // The tensor or alias `name`; nullptr if there is none.
     [[nodiscard]] const SavedTensor* find(std::string_view name) const;
-    [[nodiscard]] const std::string& saved_name(const std::string& name) const;
+    // The name under which the tensor or alias `name`, which is there, is saved; lives as long as the manifest.
+    [[nodiscard]] const std::string& saved_name(std::string_view name) const;
     [[nodiscard]] int64_t size_bytes() const;  // of all rank files
 };
+
+// Dims as a list of numbers; the way back throws CORRUPT.
+[[nodiscard]] Json dims_json(const Dims& dims);
+[[nodiscard]] Dims dims_of(const Json& json);
 
 // The beginning of a manifest, which has a fixed form: enough to order the saves of a root without reading them.
 struct ManifestHead {
@@ -98,6 +103,8 @@ struct ManifestHead {
     int64_t step = 0;
 };
 [[nodiscard]] std::optional<ManifestHead> parse_manifest_head(std::string_view text);
+// The metrics, from the end of a manifest as this library writes it; none if `tail` does not hold them whole.
+[[nodiscard]] std::optional<Values> parse_manifest_metrics(std::string_view tail);
 
 // Row block `block` of `split` of a box: cut as torch.chunk along the first dimension that has more than one element.
 [[nodiscard]] Box row_block(const Box& box, int split, int block);

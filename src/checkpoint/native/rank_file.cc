@@ -9,6 +9,7 @@
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "base/json.hpp"
+#include "base/round_up.hpp"
 
 namespace tsr {
 
@@ -16,8 +17,6 @@ namespace {
 
 constexpr size_t length_word = 8;
 static_assert(block_bytes % direct_alignment == 0);
-
-int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 void append_number(std::string& out, int64_t number) {
     char digits[24];

@@ -10,6 +10,7 @@
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "base/parallel.hpp"
+#include "base/round_up.hpp"
 #include "checkpoint/runs.hpp"
 
 namespace tsr {
@@ -17,8 +18,6 @@ namespace tsr {
 namespace {
 
 constexpr int64_t blocks_per_read = 4;
-
-int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 bool is_aligned(const std::byte* memory) {
     return reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(direct_alignment) == 0;
@@ -209,8 +208,11 @@ void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const Re
         make_tasks(*source, options.verify, tasks, touching);
     }
 
+    int64_t total = 0;
+    for (const Task& task : tasks) total += task.end - task.begin;
+    Progress progress(options.progress, Phase::read, total);
     std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(options.threads, 1)));
-    run_parallel(tasks.size(), options.threads, [&](size_t index, int worker) {
+    const auto read_task = [&](size_t index, int worker) {
         const Task& task = tasks[index];
         const RankFile& file = *task.source->file;
         std::byte* data = task.direct;
@@ -225,22 +227,24 @@ void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const Re
                 throw Error(Code::corrupt, block_failure(file, begin, end));
             });
         }
-        if (task.direct != nullptr) return;
-        for (size_t i = 0; i < task.runs_count; ++i) {
+        for (size_t i = 0; task.direct == nullptr && i < task.runs_count; ++i) {
             task.source->runs[touching[task.first_runs + i]].scatter(task.begin, task.end, data);
         }
-    });
+        progress.add(task.end - task.begin);
+    };
+    run_parallel(tasks.size(), options.threads, read_task, [&] { progress.poll(); });
+    progress.finish();
 }
 
 std::vector<std::string> check_blocks(FileSystem& files, const RankFile& file, int threads,
-                                      const std::function<void(int64_t bytes)>& progress) {
+                                      const ByteProgress& progress, const std::function<void()>& poll) {
     const auto handle = open_for_reading(files, file);
     const int64_t step = blocks_per_read * block_bytes;
     const auto tasks = static_cast<size_t>(round_up(file.data_bytes(), step) / step);
     std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(threads, 1)));
     std::mutex mutex;
     std::map<int64_t, std::string> failures;  // guarded by mutex; by offset
-    run_parallel(tasks, threads, [&](size_t task, int worker) {
+    const auto check_task = [&](size_t task, int worker) {
         AlignedBuffer& buffer = buffers[static_cast<size_t>(worker)];
         if (buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(step));
         const int64_t begin = static_cast<int64_t>(task) * step;
@@ -251,7 +255,8 @@ std::vector<std::string> check_blocks(FileSystem& files, const RankFile& file, i
             failures.emplace(from, block_failure(file, from, to));
         });
         if (progress) progress(end - begin);
-    });
+    };
+    run_parallel(tasks, threads, check_task, poll);
     std::vector<std::string> messages;
     for (auto& [offset, message] : failures) messages.push_back(std::move(message));
     return messages;

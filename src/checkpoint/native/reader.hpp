@@ -9,6 +9,7 @@
 #include "checkpoint/contents.hpp"
 #include "checkpoint/io/file_system.hpp"
 #include "checkpoint/native/rank_file.hpp"
+#include "checkpoint/progress.hpp"
 #include "tensor/layout.hpp"
 
 namespace tsr {
@@ -27,8 +28,9 @@ struct Transfer {
 void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const ReadOptions& options);
 
 // Reads all data of `file` and returns a message for each block that fails its checksum; `progress`, if there is one, is
-// told the bytes that were read, from several threads.
+// told the bytes that were read, from several threads; `poll` is called by the calling thread meanwhile.
 [[nodiscard]] std::vector<std::string> check_blocks(FileSystem& files, const RankFile& file, int threads,
-                                                    const std::function<void(int64_t bytes)>& progress);
+                                                    const ByteProgress& progress,
+                                                    const std::function<void()>& poll = {});
 
 }  // namespace tsr

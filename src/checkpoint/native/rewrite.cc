@@ -3,15 +3,14 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
-#include "base/log.hpp"
-#include "checkpoint/native/lease.hpp"
 #include "checkpoint/native/rank_file.hpp"
 #include "checkpoint/native/root.hpp"
+#include "checkpoint/native/root_writer.hpp"
 
 namespace tsr {
 
@@ -28,49 +27,26 @@ class NewSave {
                                     "into, such as {}",
                                     root_, parent_of(root_)));
         }
-        make_directories(files_, root_);
-        const std::string id = random_id();
-        lease_ = std::make_unique<Lease>(files_, root_, id);
-        name_ = step_directory_name(step, save_id_);
-        const std::string path = directory();
-        const int64_t made = files_.make_directory(path);
-        if (made < 0) throw os_error(fmt::format("cannot create the directory {}", path), static_cast<int>(-made));
-        made_directory_ = true;
-        write_new_text(files_, join(path, writing_name), Holder::this_process(id).dump());
-        sync_directory(files_, path);  // or a power loss may keep files that nobody may collect
-        sync_directory(files_, root_);
+        writer_.emplace(files_, root_, LeaseTimes{}, Retention{});
+        directory_ = join(root_, step_directory_name(step, save_id_));
+        writer_->begin(directory_);
+        begun_ = true;
     }
     ~NewSave() {
-        try {
-            if (made_directory_ && !committed_) remove_save(files_, root_, name_);
-        } catch (const Error& error) {
-            log::warning("could not remove {}: {}", directory(), error.what());
-        }
-        lease_.reset();
+        if (begun_ && !committed_) writer_->abandon(directory_);
+        writer_.reset();
         if (made_root_ && !committed_) (void)files_.remove_directory(root_);
     }
     NewSave(const NewSave&) = delete;
     NewSave& operator=(const NewSave&) = delete;
 
-    [[nodiscard]] std::string directory() const { return join(root_, name_); }
+    [[nodiscard]] const std::string& directory() const { return directory_; }
     [[nodiscard]] const std::string& save_id() const { return save_id_; }
 
     void commit(Manifest manifest) {
         manifest.save_id = save_id_;
-        manifest.sequence = next_sequence(files_, root_);
-        manifest.committed = utc_now();
-        const std::string text = manifest.dump();
-        const std::string path = directory();
-        sync_directory(files_, path);
-        lease_->check();
-        replace_text(files_, join(path, manifest_name), text, save_id_.substr(0, 8));
+        writer_->commit(directory_, std::move(manifest));
         committed_ = true;
-        try {
-            (void)files_.remove_file(join(path, writing_name));
-            replace_text(files_, join(root_, latest_name), name_ + "\n", save_id_.substr(0, 8));
-        } catch (const Error& error) {
-            log::warning("{} is committed; tidying {} up failed: {}", path, root_, error.what());
-        }
     }
 
    private:
@@ -78,9 +54,9 @@ class NewSave {
     std::string root_;
     std::string save_id_;
     bool made_root_;
-    std::string name_;
-    std::unique_ptr<Lease> lease_;
-    bool made_directory_ = false;
+    std::optional<RootWriter> writer_;
+    std::string directory_;
+    bool begun_ = false;
     bool committed_ = false;
 };
 

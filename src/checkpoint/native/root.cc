@@ -12,6 +12,7 @@
 #include "base/log.hpp"
 #include "checkpoint/native/manifest.hpp"
 #include "checkpoint/native/rank_file.hpp"
+#include "checkpoint/native/retention.hpp"
 #include "checkpoint/torch_dcp/writer.hpp"
 
 namespace tsr {
@@ -171,6 +172,15 @@ std::string utc_now() {
                        utc.tm_hour, utc.tm_min, utc.tm_sec, ms);
 }
 
+bool is_save_file_name(std::string_view name) {
+    // Of what is replaced whole, a new one that was cut short may be left; of is_live(), a probe.
+    const auto is = [&](std::string_view own, std::string_view left) {
+        return name == own || (name.starts_with(own) && name.substr(own.size()).starts_with(left));
+    };
+    return is_rank_file_name(name) || is_dcp_file_name(name) || is(manifest_name, ".tmp-") ||
+           is(dcp_metadata_name, ".tmp-") || is(writing_name, ".probe-");
+}
+
 void remove_save(FileSystem& files, const std::string& root, const std::string& directory) {
     const std::string path = join(root, directory);
     const auto remove = [&](std::string_view name) {
@@ -188,15 +198,8 @@ void remove_save(FileSystem& files, const std::string& root, const std::string& 
     if (listed == -ENOENT) return;
     if (listed < 0) throw os_error(fmt::format("cannot list {}", path), static_cast<int>(-listed));
     // The lease goes last, on the disk too: without it nobody could tell that what is left may be removed.
-    const std::string temporary_manifest = fmt::format("{}.tmp-", manifest_name);
-    const std::string temporary_metadata = fmt::format("{}.tmp-", dcp_metadata_name);
-    const std::string begin_of_probe = fmt::format("{}.probe-", writing_name);  // of is_live(), cut short
     for (const std::string& name : names) {
-        if (is_rank_file_name(name) || is_dcp_file_name(name) || name == dcp_metadata_name ||
-            name.starts_with(temporary_manifest) || name.starts_with(temporary_metadata) ||
-            name.starts_with(begin_of_probe)) {
-            remove(name);
-        }
+        if (name != writing_name && is_save_file_name(name)) remove(name);
     }
     sync_directory(files, path);
     remove(writing_name);
@@ -208,21 +211,48 @@ void remove_save(FileSystem& files, const std::string& root, const std::string& 
     }
 }
 
+bool retire_save(FileSystem& files, const std::string& root, const std::string& directory, std::string_view mark) {
+    const std::string path = join(root, directory);
+    std::unique_ptr<File> manifest;
+    try {
+        manifest = open_file(files, join(path, manifest_name), OpenMode::read);
+    } catch (const Error& error) {
+        if (error.code() != Code::not_found) throw;
+    }
+    // Held to the end: nobody begins to read what goes.
+    if (manifest != nullptr && manifest->lock(FileLock::exclusive) == -EWOULDBLOCK) return false;
+    const std::string writing = join(path, writing_name);
+    (void)files.remove_file(writing);
+    write_new_text(files, writing, mark);
+    sync_directory(files, path);
+    remove_save(files, root, directory);
+    return true;
+}
+
 Found resolve_checkpoint(FileSystem& files, const std::string& path) {
     if (path.empty()) throw Error(Code::invalid_argument, "the path of a checkpoint is empty");
     FileStatus status;
     const int64_t found = files.status(path, status);
     const bool is_latest = name_in_path(path) == latest_name;
+    const auto is_zip = [&] { return first_bytes(files, path).starts_with("PK\x03\x04"); };  // so begins torch.save
+    const bool is_file = found == 0 && status.kind == FileStatus::Kind::file;
+    if (name_in_path(path) == best_name && (found == -ENOENT || (is_file && !is_zip()))) {
+        const std::string root = parent_of(path);
+        if (const auto best = best_save(files, root)) return {Format::native, join(root, *best)};
+        throw Error(
+            Code::not_found,
+            fmt::format("{} knows no best save: its saver was given no best_metric, or no save has that metric", root));
+    }
     if (found == -ENOENT || found == -ENOTDIR) {
         if (is_latest && exists(files, parent_of(path))) return resolve_checkpoint(files, parent_of(path));
         throw Error(Code::not_found, fmt::format("there is no checkpoint {}", path));
     }
     if (found < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-found));
-    if (status.kind == FileStatus::Kind::file) {
+    if (is_file) {
         if (is_latest) return resolve_checkpoint(files, parent_of(path));
         if (name_in_path(path) == manifest_name) return resolve_checkpoint(files, parent_of(path));
         if (name_in_path(path) == dcp_metadata_name) return {Format::torch_dcp, parent_of(path)};
-        if (first_bytes(files, path).starts_with("PK\x03\x04")) return {Format::torch_save, path};
+        if (is_zip()) return {Format::torch_save, path};
         throw Error(Code::not_found, fmt::format("{} is neither the directory of a checkpoint nor a file of torch.save "
                                                  "(a zip; the form before PyTorch 1.6 is not read)",
                                                  path));

@@ -40,9 +40,15 @@ struct SavedStep {
 // The time as a manifest tells it: "2026-11-21T09:02:11.123Z".
 [[nodiscard]] std::string utc_now();
 
+// Whether Tessera writes files of that name into a save's directory.
+[[nodiscard]] bool is_save_file_name(std::string_view name);
 // Removes a save: manifest first, so that it is never half there; then the files this library made, then the directory.
 // What it does not know stays, and so does the directory.
 void remove_save(FileSystem& files, const std::string& root, const std::string& directory);
+// Removes a committed save, unless it is open for reading (Checkpoint::open), here or in another process: then false.
+// `mark` goes into its `.writing` first, so that a removal which is cut short is a leftover that a later save collects.
+[[nodiscard]] bool retire_save(FileSystem& files, const std::string& root, const std::string& directory,
+                               std::string_view mark);
 
 enum class Format { native, torch_dcp, torch_save };
 
@@ -51,8 +57,8 @@ struct Found {
     std::string path;  // of the checkpoint's directory; torch_save: of the file
 };
 
-// The checkpoint that a path argument means: a save, a root (its newest save), a root's `latest`, or what PyTorch wrote: a
-// DCP directory, its `.metadata`, or a zip file. NOT_FOUND says what is there instead.
+// The checkpoint that a path argument means: a save, a root (its newest save), a root's `latest` or `best`, or what PyTorch
+// wrote: a DCP directory, its `.metadata`, or a zip file. NOT_FOUND says what is there instead.
 [[nodiscard]] Found resolve_checkpoint(FileSystem& files, const std::string& path);
 
 }  // namespace tsr

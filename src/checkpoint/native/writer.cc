@@ -3,22 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <vector>
 
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "base/parallel.hpp"
+#include "base/round_up.hpp"
 
 namespace tsr {
 
 namespace {
 
-constexpr int64_t chunk_bytes = int64_t{4} << 20;
 static_assert(chunk_bytes % block_bytes == 0);
-
-int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 bool is_aligned(const std::byte* memory) {
     return reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(direct_alignment) == 0;
@@ -43,8 +40,6 @@ void ByteRuns::add(const std::byte* data, int64_t size) {
     size_ += size;
 }
 
-ByteRuns::ByteRuns(const std::byte* image, int64_t size) : begins_{0}, data_{image}, size_(size) {}
-
 const std::byte* ByteRuns::contiguous(int64_t begin, int64_t end) const {
     const size_t run = run_of(begin);
     return end <= run_end(run) ? data_[run] + (begin - begins_[run]) : nullptr;
@@ -66,19 +61,16 @@ size_t ByteRuns::run_of(int64_t offset) const {
 std::unique_ptr<File> create_reserved(FileSystem& files, const std::string& path, int64_t size) {
     auto file = open_file(files, path, OpenMode::create_direct);
     // Reserving also keeps direct writes from extending the file each time.
-    const int64_t reserved = file->allocate(round_up(size, direct_alignment));
-    if (reserved == -ENOSPC || reserved == -EDQUOT || reserved == -EFBIG || reserved == -EIO) {
-        throw os_error(fmt::format("cannot reserve {} bytes for {}", size, path), static_cast<int>(-reserved));
-    }
+    reserve_file(*file, path, round_up(size, direct_alignment));
     return file;
 }
 
-void write_stream(File& file, const std::string& path, int64_t data_begin, const ByteRuns& stream,
+void write_stream(File& file, const std::string& path, int64_t data_begin, const ChunkSource& stream,
                   const WriteOptions& options,
                   const std::function<void(int64_t at, std::span<const std::byte> chunk)>& seen) {
     const auto chunks = static_cast<size_t>(round_up(stream.size(), chunk_bytes) / chunk_bytes);
     std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(options.threads, 1)));
-    run_parallel(chunks, options.threads, [&](size_t chunk, int worker) {
+    const auto write_chunk = [&](size_t chunk, int worker) {
         const int64_t begin = static_cast<int64_t>(chunk) * chunk_bytes;
         const int64_t end = std::min(begin + chunk_bytes, stream.size());
         const int64_t written = file.is_direct() ? round_up(end - begin, direct_alignment) : end - begin;
@@ -96,8 +88,14 @@ void write_stream(File& file, const std::string& path, int64_t data_begin, const
             data = buffer.data();
         }
         if (seen) seen(begin, std::span(data, static_cast<size_t>(end - begin)));
+        if (options.pace != nullptr) options.pace->spend(written);
         write_all(file, path, std::span(data, static_cast<size_t>(written)), data_begin + begin);
+        stream.written(begin);
         if (!file.is_direct()) file.start_writeback(data_begin + begin, end - begin);
+        if (options.progress != nullptr) options.progress->add(end - begin);
+    };
+    run_parallel(chunks, options.threads, write_chunk, [&] {
+        if (options.progress != nullptr) options.progress->poll();
     });
 }
 
@@ -109,7 +107,7 @@ void finish_file(File& file, const std::string& path, int64_t size) {
 }
 
 SavedFile write_rank_file(FileSystem& files, const std::string& directory, const std::string& name, FileHeader header,
-                          const ByteRuns& stream, const WriteOptions& options) {
+                          const ChunkSource& stream, const WriteOptions& options) {
     const std::string path = join(directory, name);
     const auto data_begin = static_cast<int64_t>(header.text.size());
     const int64_t size = header.file_bytes();

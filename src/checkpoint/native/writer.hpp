@@ -12,21 +12,35 @@
 
 #include "checkpoint/io/file_system.hpp"
 #include "checkpoint/native/manifest.hpp"
+#include "checkpoint/native/pace.hpp"
 #include "checkpoint/native/rank_file.hpp"
+#include "checkpoint/progress.hpp"
 
 namespace tsr {
 
-// The data of a file as one byte range over the pieces' memories.
-class ByteRuns {
+inline constexpr int64_t chunk_bytes = int64_t{4} << 20;  // one request
+
+// The data of a file as the writer takes it: chunk by chunk, in order of their starts, from several threads.
+class ChunkSource {
+   public:
+    virtual ~ChunkSource() = default;
+    [[nodiscard]] virtual int64_t size() const = 0;
+    // Where [begin, end), a part of one chunk, lies in memory in one piece, else nullptr. May wait until it is there.
+    [[nodiscard]] virtual const std::byte* contiguous(int64_t begin, int64_t end) const = 0;
+    virtual void copy(int64_t begin, int64_t end, std::byte* to) const = 0;
+    // The chunk that begins there is on its way to disk, and its memory is no longer looked at.
+    virtual void written(int64_t /*begin*/) const {}
+};
+
+// One byte range over the pieces' memories.
+class ByteRuns final : public ChunkSource {
    public:
     explicit ByteRuns(std::span<const Piece> pieces);  // in file order; neighbours in memory become one run
-    ByteRuns(const std::byte* image, int64_t size);    // all data in one place
     explicit ByteRuns(std::span<const std::span<const std::byte>> parts);
 
-    [[nodiscard]] int64_t size() const { return size_; }
-    // Where [begin, end) lies in memory if it is one run, else nullptr.
-    [[nodiscard]] const std::byte* contiguous(int64_t begin, int64_t end) const;
-    void copy(int64_t begin, int64_t end, std::byte* to) const;
+    [[nodiscard]] int64_t size() const override { return size_; }
+    [[nodiscard]] const std::byte* contiguous(int64_t begin, int64_t end) const override;
+    void copy(int64_t begin, int64_t end, std::byte* to) const override;
 
    private:
     void add(const std::byte* data, int64_t size);
@@ -40,13 +54,15 @@ class ByteRuns {
 
 struct WriteOptions {
     int threads = 4;  // = requests in flight
+    Pace* pace = nullptr;
+    Progress* progress = nullptr;  // told the bytes of data, polled by the calling thread
 };
 
 // A new file of `size` bytes to come, its room reserved: a full disk is noticed before anything is written.
 [[nodiscard]] std::unique_ptr<File> create_reserved(FileSystem& files, const std::string& path, int64_t size);
 // Writes the stream at `begin`, a multiple of 4096, by a few threads. `seen`, if given, is called for each chunk of 4 MiB
 // with its place in the stream. The file may end up to 4095 bytes longer.
-void write_stream(File& file, const std::string& path, int64_t begin, const ByteRuns& stream,
+void write_stream(File& file, const std::string& path, int64_t begin, const ChunkSource& stream,
                   const WriteOptions& options,
                   const std::function<void(int64_t at, std::span<const std::byte> chunk)>& seen);
 // Cuts the file to its size and fsyncs it.
@@ -55,6 +71,6 @@ void finish_file(File& file, const std::string& path, int64_t size);
 // Writes `header` (whose checksums it fills in) and data into a new file. Returns what the manifest says of it; the file
 // is fsynced, its directory is not.
 [[nodiscard]] SavedFile write_rank_file(FileSystem& files, const std::string& directory, const std::string& name,
-                                        FileHeader header, const ByteRuns& stream, const WriteOptions& options = {});
+                                        FileHeader header, const ChunkSource& stream, const WriteOptions& options = {});
 
 }  // namespace tsr

@@ -59,11 +59,11 @@ std::string checksum_failure(const Record& record) {
 
 // Reads all segments; whole records are compared with their checksums, and report(record) is called for those that differ.
 template <class Report>
-void read_segments(const std::vector<Segment>& segments, int threads, bool verify, const Progress& progress,
-                   Report report) {
+void read_segments(const std::vector<Segment>& segments, int threads, bool verify, const ByteProgress& progress,
+                   const std::function<void()>& poll, Report report) {
     std::vector<uint32_t> crcs(segments.size(), 0);
     std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(threads, 1)));
-    run_parallel(segments.size(), threads, [&](size_t index, int worker) {
+    const auto read_segment = [&](size_t index, int worker) {
         const Segment& segment = segments[index];
         const Record& record = *segment.record;
         const auto size = static_cast<size_t>(segment.end - segment.begin);
@@ -85,7 +85,8 @@ void read_segments(const std::vector<Segment>& segments, int threads, bool verif
             if (runs.begin() < segment.end && runs.end() > segment.begin)
                 runs.scatter(segment.begin, segment.end, data);
         }
-    });
+    };
+    run_parallel(segments.size(), threads, read_segment, poll);
     if (!verify) return;
     for (size_t i = 0; i < segments.size();) {
         const Record& record = *segments[i].record;
@@ -216,8 +217,13 @@ void TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
     const bool verify = options.verify == Verify::blocks;
     std::vector<Segment> segments;
     for (auto& [place, record] : records) add_segments(*record, verify, segments);
-    read_segments(segments, options.threads, verify, {},
-                  [](const Record& record) { throw Error(Code::corrupt, checksum_failure(record)); });
+    int64_t total = 0;
+    for (const Segment& segment : segments) total += segment.end - segment.begin;
+    Progress progress(options.progress, Phase::read, total);
+    read_segments(
+        segments, options.threads, verify, [&](int64_t bytes) { progress.add(bytes); }, [&] { progress.poll(); },
+        [](const Record& record) { throw Error(Code::corrupt, checksum_failure(record)); });
+    progress.finish();
 }
 
 // The archives lie where the metadata says, one behind the other.
@@ -248,7 +254,8 @@ void TorchContents::check_items(std::vector<std::string>& faults) const {
     }
 }
 
-std::vector<std::string> TorchContents::verify(Depth depth, const Progress& progress) const {
+std::vector<std::string> TorchContents::verify(Depth depth, const ByteProgress& progress,
+                                               const std::function<void()>& poll) const {
     std::vector<std::string> faults;
     check_items(faults);
     const auto attempt = [&](auto&& body) {
@@ -314,7 +321,7 @@ std::vector<std::string> TorchContents::verify(Depth depth, const Progress& prog
     std::vector<Segment> segments;
     for (auto& [place, record] : records) add_segments(*record, true, segments);
     attempt([&] {
-        read_segments(segments, verify_threads, true, progress,
+        read_segments(segments, verify_threads, true, progress, poll,
                       [&](const Record& record) { faults.push_back(checksum_failure(record)); });
     });
     return faults;

@@ -46,7 +46,8 @@ class TorchContents final : public Contents {
     TorchContents(FileSystem& files, std::string directory, std::string file, TorchArchive archive, Tensors tensors);
 
     void read(std::span<const Wanted> wanted, const ReadOptions& options) const override;
-    [[nodiscard]] std::vector<std::string> verify(Depth depth, const Progress& progress) const override;
+    [[nodiscard]] std::vector<std::string> verify(Depth depth, const ByteProgress& progress,
+                                                  const std::function<void()>& poll) const override;
 
    private:
     // One of the files while it is read.

@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <deque>
+#include <map>
 
 #include "base/crc32.hpp"
 #include "base/error.hpp"
 #include "base/parallel.hpp"
+#include "checkpoint/native/manifest.hpp"
 #include "checkpoint/state.hpp"
 #include "checkpoint/torch_dcp/pickle_writer.hpp"
 #include "checkpoint/torch_dcp/torch_archive.hpp"
@@ -110,17 +111,38 @@ class Flattening {
     Values out_;
 };
 
-Json dims_json(const Dims& dims) {
-    Json::Array list;
-    for (const int64_t n : dims) list.emplace_back(n);
-    return Json(std::move(list));
-}
+// Data with the checksums in their places.
+class WithCrcs final : public ChunkSource {
+   public:
+    WithCrcs(const ChunkSource& data, const std::vector<CrcPlace>& places, const std::vector<uint32_t>& crcs)
+        : data_(data) {
+        for (size_t i = 0; i < places.size(); ++i) {
+            for (const int64_t at : places[i].at) words_.emplace(at, crcs[i]);
+        }
+    }
 
-Dims dims_from(const Json& json) {
-    std::vector<int64_t> numbers;
-    for (const Json& number : json.as_array()) numbers.push_back(number.as_int());
-    return Dims(numbers);
-}
+    int64_t size() const override { return data_.size(); }
+    const std::byte* contiguous(int64_t begin, int64_t end) const override {
+        const auto word = words_.upper_bound(begin - word_bytes);
+        return word == words_.end() || word->first >= end ? data_.contiguous(begin, end) : nullptr;
+    }
+    void copy(int64_t begin, int64_t end, std::byte* to) const override {
+        data_.copy(begin, end, to);
+        for (auto word = words_.upper_bound(begin - word_bytes); word != words_.end() && word->first < end; ++word) {
+            for (int64_t i = 0; i < word_bytes; ++i) {  // little-endian, and the chunk may end within
+                const int64_t at = word->first + i;
+                if (at >= begin && at < end) to[at - begin] = static_cast<std::byte>(word->second >> (8 * i) & 0xff);
+            }
+        }
+    }
+    void written(int64_t begin) const override { data_.written(begin); }
+
+   private:
+    static constexpr int64_t word_bytes = 4;
+
+    const ChunkSource& data_;
+    std::map<int64_t, uint32_t> words_;
+};
 
 }  // namespace
 
@@ -158,7 +180,7 @@ DcpFile DcpFile::parse(std::string_view text) {
         for (const Json& entry : list.as_array()) {
             const Json::Array& fields = entry.as_array();
             out.push_back({fields.at(0).as_string(),
-                           {dims_from(fields.at(1)), dims_from(fields.at(2))},
+                           {dims_of(fields.at(1)), dims_of(fields.at(2))},
                            fields.at(3).as_int(),
                            fields.at(4).as_int()});
         }
@@ -172,15 +194,9 @@ DcpFile DcpFile::parse(std::string_view text) {
     return out;
 }
 
-DcpFile write_dcp_file(FileSystem& files, const std::string& directory, const std::string& name,
-                       const std::vector<Piece>& pieces, const Values& values, const WriteOptions& options) {
-    // Checksums stand before and behind the data, so they are computed first; memory is faster than any disk.
-    std::vector<uint32_t> crcs(pieces.size());
-    run_parallel(pieces.size(), options.threads, [&](size_t i, int) {
-        crcs[i] = crc32(std::span(pieces[i].data, static_cast<size_t>(pieces[i].size_bytes())));
-    });
-
+DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& pieces, const Values& values) {
     DcpFile out;
+    std::vector<CrcPlace> crc_places;
     std::deque<std::string> texts;
     std::vector<std::span<const std::byte>> runs;
     int64_t at = 0;
@@ -188,18 +204,26 @@ DcpFile write_dcp_file(FileSystem& files, const std::string& directory, const st
         texts.push_back(std::move(text));
         runs.push_back(std::as_bytes(std::span(texts.back())));
     };
-    const auto add_archive = [&](const std::string& object, const Piece* piece, uint32_t crc) {
+    const auto add_archive = [&](const std::string& object, const Piece* piece) {
         ZipWriter zip(std::string(archive_folder), at);
         zip.add("data.pkl", object);
         zip.add("byteorder", "little");
+        size_t entry = 0;
+        CrcPlace place;
         if (piece != nullptr) {
-            zip.add_data("data/0", piece->size_bytes(), crc);
+            entry = zip.add_data("data/0", piece->size_bytes(), 0);
+            place = {at + zip.size_bytes() - piece->size_bytes(), at + zip.size_bytes(), {}};
             add_text(zip.take_text());
             runs.emplace_back(piece->data, static_cast<size_t>(piece->size_bytes()));
         }
         zip.add("version", "3\n");
         zip.finish();
         add_text(zip.take_text());
+        if (piece != nullptr) {
+            const auto [before, behind] = zip.crc_places(entry);
+            place.at = {at + before, at + behind};
+            crc_places.push_back(place);
+        }
         const int64_t begin = at;
         at += zip.size_bytes();
         return std::pair(begin, zip.size_bytes());
@@ -207,21 +231,53 @@ DcpFile write_dcp_file(FileSystem& files, const std::string& directory, const st
     for (const auto& [value_name, value] : values) {
         pickle::Writer object;
         object.typed(value);
-        const auto [offset, length] = add_archive(object.finish(), nullptr, 0);
+        const auto [offset, length] = add_archive(object.finish(), nullptr);
         out.values.push_back({value_name, {}, offset, length});
     }
-    for (size_t i = 0; i < pieces.size(); ++i) {
-        const auto [offset, length] =
-            add_archive(tensor_pickle(pieces[i].dtype, pieces[i].box.sizes), &pieces[i], crcs[i]);
-        out.parts.push_back({std::string(pieces[i].name), pieces[i].box, offset, length});
+    for (const Piece& piece : pieces) {
+        const auto [offset, length] = add_archive(tensor_pickle(piece.dtype, piece.box.sizes), &piece);
+        out.parts.push_back({std::string(piece.name), piece.box, offset, length});
     }
-    const ByteRuns stream{std::span<const std::span<const std::byte>>(runs)};
-    const std::string path = join(directory, name);
-    const auto file = create_reserved(files, path, stream.size());
-    write_stream(*file, path, 0, stream, options, nullptr);
-    finish_file(*file, path, stream.size());
-    out.file = {name, stream.size(), 0};
-    return out;
+    ByteRuns data{std::span<const std::span<const std::byte>>(runs)};
+    out.file = {name, data.size(), 0};
+    return {std::move(out), std::move(data), std::move(texts), std::move(crc_places)};
+}
+
+std::vector<uint32_t> crcs_of(const ChunkSource& data, const std::vector<CrcPlace>& places, int threads) {
+    struct Segment {
+        size_t place;
+        int64_t begin;
+        int64_t end;
+    };
+    std::vector<Segment> segments;  // each within one chunk
+    for (size_t i = 0; i < places.size(); ++i) {
+        for (int64_t begin = places[i].begin; begin < places[i].end;) {
+            const int64_t end = std::min(places[i].end, begin - begin % chunk_bytes + chunk_bytes);
+            segments.push_back({i, begin, end});
+            begin = end;
+        }
+    }
+    std::vector<uint32_t> of_segments(segments.size());
+    run_parallel(segments.size(), threads, [&](size_t i, int) {
+        const auto bytes = static_cast<size_t>(segments[i].end - segments[i].begin);
+        const std::byte* memory = data.contiguous(segments[i].begin, segments[i].end);
+        if (memory == nullptr) throw Error(Code::internal, "a piece of a save does not lie in one place");
+        of_segments[i] = crc32(std::span(memory, bytes));
+    });
+    std::vector<uint32_t> crcs(places.size(), 0);
+    for (size_t i = 0; i < segments.size(); ++i) {
+        uint32_t& crc = crcs[segments[i].place];
+        crc = crc32_joined(crc, of_segments[i], segments[i].end - segments[i].begin);
+    }
+    return crcs;
+}
+
+void write_dcp_file(FileSystem& files, const std::string& path, const ChunkSource& data,
+                    const std::vector<CrcPlace>& places, const std::vector<uint32_t>& crcs,
+                    const WriteOptions& options) {
+    const auto file = create_reserved(files, path, data.size());
+    write_stream(*file, path, 0, WithCrcs(data, places, crcs), options, nullptr);
+    finish_file(*file, path, data.size());
 }
 
 std::string dcp_metadata(const SavePlan& plan, const Aliases& aliases, const std::vector<DcpFile>& files) {

@@ -2,6 +2,8 @@
 // tensor and every value is a torch.save archive, and the `.metadata` that tells where each is.
 #pragma once
 
+#include <array>
+#include <deque>
 #include <map>
 #include <string>
 #include <string_view>
@@ -38,10 +40,28 @@ struct DcpFile {
     [[nodiscard]] static DcpFile parse(std::string_view text);
 };
 
-// Writes the file and fsyncs it; its directory is not.
-[[nodiscard]] DcpFile write_dcp_file(FileSystem& files, const std::string& directory, const std::string& name,
-                                     const std::vector<Piece>& pieces, const Values& values,
-                                     const WriteOptions& options);
+// A piece's range in a file, and where in the file its checksum stands: before the data and behind it.
+struct CrcPlace {
+    int64_t begin = 0;
+    int64_t end = 0;
+    std::array<int64_t, 2> at{};
+};
+
+// A whole file before it is written: archives around the pieces, whose memory it points to. The checksums of the pieces
+// are not in it: they are computed of the data, or of its copy, when it is written.
+struct DcpImage {
+    DcpFile file;
+    ByteRuns data;
+    std::deque<std::string> texts;  // between the pieces; data points to them
+    std::vector<CrcPlace> crc_places;
+};
+[[nodiscard]] DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& pieces, const Values& values);
+// One checksum a place, on `threads` threads. Waits for what of the data is not there yet.
+[[nodiscard]] std::vector<uint32_t> crcs_of(const ChunkSource& data, const std::vector<CrcPlace>& places, int threads);
+// Writes an image's data, or its copy, with the checksums in their places, and fsyncs the file; its directory is not.
+void write_dcp_file(FileSystem& files, const std::string& path, const ChunkSource& data,
+                    const std::vector<CrcPlace>& places, const std::vector<uint32_t>& crcs,
+                    const WriteOptions& options);
 
 // The `.metadata` of all files. Aliases stand for themselves and point to the same bytes.
 [[nodiscard]] std::string dcp_metadata(const SavePlan& plan, const Aliases& aliases, const std::vector<DcpFile>& files);

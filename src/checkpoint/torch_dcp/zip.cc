@@ -288,15 +288,22 @@ void ZipWriter::add(std::string_view name, std::string_view content) {
     put(content);
 }
 
-void ZipWriter::add_data(std::string_view name, int64_t size, uint32_t crc) {
+size_t ZipWriter::add_data(std::string_view name, int64_t size, uint32_t crc) {
     header(name, size, crc);
     at_ += size;
+    return written_.size() - 1;
+}
+
+std::array<int64_t, 2> ZipWriter::crc_places(size_t entry) const {
+    // Each form of a header begins with words of fixed sizes.
+    return {written_[entry].header + 14, written_[entry].central + 16};
 }
 
 void ZipWriter::finish() {
     const int64_t begin = at_;
     std::string out;
-    for (const Written& entry : written_) {
+    for (Written& entry : written_) {
+        entry.central = begin + static_cast<int64_t>(out.size());
         const bool wide_size = entry.size >= int64_t{all_ones};
         const bool wide_header = entry.header >= int64_t{all_ones};
         const int extra = (wide_size ? 16 : 0) + (wide_header ? 8 : 0);

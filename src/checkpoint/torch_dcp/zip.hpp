@@ -7,6 +7,7 @@
 // entries must not overlap, names must be different and stay inside.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -77,9 +78,11 @@ class ZipWriter {
     // archive stands at `begin`.
     ZipWriter(std::string folder, int64_t begin) : folder_(std::move(folder)), begin_(begin) {}
     void add(std::string_view name, std::string_view content);
-    // The caller writes `size` bytes of this checksum where text() ended before the next call.
-    void add_data(std::string_view name, int64_t size, uint32_t crc);
+    // The caller writes `size` bytes of this checksum where text() ended before the next call. Returns the entry's number.
+    size_t add_data(std::string_view name, int64_t size, uint32_t crc);
     void finish();
+    // After that: where the two copies of the entry's checksum stand, from the begin of the archive.
+    [[nodiscard]] std::array<int64_t, 2> crc_places(size_t entry) const;
     // What stands before the next data, or at the end: taken out.
     [[nodiscard]] std::string take_text();
     [[nodiscard]] int64_t size_bytes() const { return at_; }
@@ -93,6 +96,7 @@ class ZipWriter {
         int64_t header;
         int64_t size;
         uint32_t crc;
+        int64_t central = 0;  // where it stands in the central directory
     };
     std::string folder_;
     int64_t begin_;

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/log.hpp"
+#include "base/round_up.hpp"
 #include "comm/disagreement.hpp"
 #include "comm/host.hpp"
 
@@ -49,8 +50,6 @@ template <class T>
 std::span<std::byte> writable_bytes_of(T& value) {
     return std::as_writable_bytes(std::span(&value, 1));
 }
-
-size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 struct JournalEntry {
     uint64_t sequence = 0;

@@ -23,7 +23,7 @@ from . import (
     errors,
     log,
 )
-from .checkpoint import Checkpoint, Saver, TensorInfo
+from .checkpoint import Checkpoint, Phase, Saver, TensorInfo
 from .collectives import ReduceOp
 from .comm import Comm, init
 from .data import Sampler
@@ -53,6 +53,7 @@ __all__ = [
     "Mesh",
     "Optimizer",
     "PerRank",
+    "Phase",
     "ReduceOp",
     "Replicate",
     "Sampler",

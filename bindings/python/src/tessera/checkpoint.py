@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from . import _core
 from ._base import Closable, Timeout, checked, milliseconds
 from .comm import Comm
-from .errors import NotFound
+from .errors import InvalidArgument, NotFound
 from .state import State
 from .tensor import DType, tensor
 from .values import decode
@@ -23,14 +24,72 @@ from .work import Work
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Checkpoint", "Saver", "TensorInfo"]
+__all__ = ["Checkpoint", "Phase", "Saver", "TensorInfo"]
+
+
+class Phase(IntEnum):
+    """What a progress callback is told of."""
+
+    STAGE = 1
+    """The state is copied, before `Saver.save_async` returns."""
+    WRITE = 2
+    """This rank's files are written."""
+    COMMIT = 3
+    """All ranks have written; of rank 0 alone, without bytes."""
+    READ = 4
+    """A checkpoint is loaded."""
+    VERIFY = 5
+    """A checkpoint is checked."""
+
+
+ProgressFn = Callable[[Phase, int, int], object]
+"""Takes the phase, and bytes done and in total on this rank (0 if there is nothing to count): at the begin and the end
+of a phase, and about ten times a second between. What it raises ends nothing, since the other ranks count on the save:
+it is raised when the call is over, of a save in the background by the saver's next call."""
+
+_WHEN_BUSY = {"wait": 0, "refuse": 1, "replace": 2}
+
+
+class _Progress:
+    """A user's callback, and what it raised first; until that is settled the callback is left alone."""
+
+    def __init__(self, progress: ProgressFn) -> None:
+        if not callable(progress):
+            raise TypeError(f"progress is {progress!r}; a callable is wanted")
+        self._tell = progress
+        self._caught: BaseException | None = None
+
+    def __call__(self, phase: int, done: int, total: int) -> None:
+        if self._caught is not None:
+            return
+        try:
+            self._tell(Phase(phase), done, total)
+        except KeyboardInterrupt:
+            raise  # ends the wait, as it does without a callback
+        except BaseException as error:
+            self._caught = error
+
+    def settle(self) -> None:
+        caught, self._caught = self._caught, None
+        if caught is not None:
+            raise caught
+
+
+def _watched(progress: ProgressFn | None) -> _Progress | None:
+    return None if progress is None else _Progress(progress)
+
+
+def _settle(progress: _Progress | None) -> None:
+    if progress is not None:
+        progress.settle()
 
 
 class Saver(Closable):
     """Saves under one root directory. Collective, as its other calls are.
 
     A checkpoint exists once its manifest does, which is written last: whatever fails or dies before leaves the former
-    one as it was. One live job at a time may own a root.
+    one as it was. One live job at a time may own a root. What stays under the root is the union of `keep_latest`,
+    `keep_best` and `keep_every`; the newest save, the best one and what is open for reading always stay.
 
     Parameters
     ----------
@@ -39,12 +98,34 @@ class Saver(Closable):
     root : path
         Directory, the same on every rank; created if absent.
     keep_latest : int, default 0
-        How many of the newest checkpoints to keep; 0 keeps all.
+        How many of the newest checkpoints to keep; 0 keeps all, whatever else is said.
     timeout : float or timedelta, default 600
         Deadline of the ranks' votes, in seconds. ``TESSERA_TIMEOUT_MS`` in the environment is another default.
     format : str, default "tessera"
         ``"tessera"``, or ``"torch_dcp"``: an unmodified PyTorch loads a save's directory by
         ``torch.distributed.checkpoint``.
+    best_metric : str, optional
+        The metric of rank 0's saves by which they are compared: ``Checkpoint(root / "best")`` opens the best of them.
+    best_is_higher : bool, default False
+        Higher is better, as of an accuracy; else lower, as of a loss.
+    keep_best : int, default 0
+        How many of the best to keep. Needs `best_metric` and `keep_latest`.
+    keep_every : int, default 0
+        Keep for ever the steps that are multiples of it; 0: none. Needs `keep_latest`.
+    when_busy : str, default "wait"
+        What `save_async` does while another save is in flight: ``"wait"`` for it, ``"refuse"`` with
+        `NotReady`, or ``"replace"``: queue behind it, in the place of a save that has not begun and is `Aborted`.
+    low_priority : bool, default False
+        Saves in the background yield CPU and disk to the trainer.
+    staging_bytes : int, default 0
+        Bound of the memory for copies of the state on this rank, at least 8 MiB; for a larger state `save_async` writes
+        a part before it returns. 0: what it needs.
+    write_bytes_per_s : int, default 0
+        Limit of this rank's writing; 0: none.
+    progress : callable, optional
+        Called with a `Phase`, and bytes done and in total on this rank, a few times a second; of a save in the
+        background on the library's thread. What it raises ends nothing: it is raised when the call is over, of a save
+        in the background by the next call of the saver.
 
     Raises
     ------
@@ -63,7 +144,19 @@ class Saver(Closable):
         keep_latest: int | None = None,
         timeout: Timeout = None,
         format: str | None = None,
+        best_metric: str | None = None,
+        best_is_higher: bool | None = None,
+        keep_best: int | None = None,
+        keep_every: int | None = None,
+        when_busy: Literal["wait", "refuse", "replace"] | None = None,
+        low_priority: bool | None = None,
+        staging_bytes: int | None = None,
+        write_bytes_per_s: int | None = None,
+        progress: ProgressFn | None = None,
     ) -> None:
+        if when_busy is not None and when_busy not in _WHEN_BUSY:
+            raise InvalidArgument(f"when_busy is {when_busy!r}; it is 'wait', 'refuse' or 'replace'")
+        self._progress = _watched(progress)
         handle = None if comm is None else checked(comm, Comm, "comm", root)._handle
         self._root = os.fsdecode(root)
         self._handle = _core.saver_create(
@@ -71,6 +164,15 @@ class Saver(Closable):
             self._root,
             keep_latest=keep_latest,
             format=format,
+            best_metric=best_metric,
+            best_is_higher=best_is_higher,
+            keep_best=keep_best,
+            keep_every=keep_every,
+            when_busy=None if when_busy is None else _WHEN_BUSY[when_busy],
+            low_priority=low_priority,
+            staging_bytes=staging_bytes,
+            write_bytes_per_s=write_bytes_per_s,
+            progress=self._progress,
             timeout_ms=milliseconds(timeout),
             writer="python",
             writer_version=platform.python_version(),
@@ -93,7 +195,7 @@ class Saver(Closable):
         state : State
             The same names, dtypes, shapes and layouts on every rank.
         metrics : mapping of str to float, optional
-            Shown by ``tessera ckpt ls``.
+            Shown by ``tessera ckpt ls``; rank 0's `best_metric` says which save is the best.
 
         Raises
         ------
@@ -104,11 +206,13 @@ class Saver(Closable):
         """
         handle, _ = checked(state, State, "state", step)._prepare(metrics)
         _core.saver_save(self._handle, step, handle)
+        _settle(self._progress)
 
     def save_async(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> Work:
         """Copy the state, return, and save the copy in the background.
 
-        A save still running is waited for first; its error is raised here.
+        What happens while another save is in flight `when_busy` says. The error of an earlier save that was told
+        nowhere yet is raised here, and then nothing is saved.
 
         Parameters
         ----------
@@ -119,13 +223,51 @@ class Saver(Closable):
         -------
         Work
             Done when the checkpoint is committed. May be dropped: `wait` raises the error too.
+
+        Raises
+        ------
+        NotReady
+            A save is in flight, and `when_busy` is ``"refuse"``.
         """
         handle, _ = checked(state, State, "state", step)._prepare(metrics)
-        return Work(_core.saver_save_async(self._handle, step, handle))
+        work = Work(_core.saver_save_async(self._handle, step, handle))
+        _settle(self._progress)
+        return work
 
     def wait(self) -> None:
-        """Wait for the save in flight, if there is one; raises its error, once. Not collective."""
+        """Wait for the saves in flight, if there are any; raises the first error, once. Not collective."""
         _core.saver_wait(self._handle)
+        _settle(self._progress)
+
+    def should_stop(self, step: int, told: bool = False) -> bool:
+        """Whether all ranks shall save now and stop. Call it on every rank at each step.
+
+        As soon as one rank was told to stop, by the launcher (`preempt_requested`) or by `told`, all get True at the
+        same step, and from then on. It costs one small all-reduce.
+
+        Parameters
+        ----------
+        step : int
+            The same on every rank.
+        told : bool
+            This rank was told to stop in another way than by the launcher.
+
+        Raises
+        ------
+        Mismatch
+            The ranks are at different steps.
+
+        Examples
+        --------
+        >>> stop = saver.should_stop(step)  # doctest: +SKIP
+        >>> if stop or step % 50 == 0:  # doctest: +SKIP
+        ...     saver.save_async(step, state)
+        """
+        return _core.saver_should_stop(self._handle, step, told)
+
+    def trim(self) -> None:
+        """Free the staging memory that no save in flight uses. It is kept from save to save: fresh memory is slow."""
+        _core.saver_trim(self._handle)
 
     def resume(self, state: State) -> int:
         """Load the newest committed checkpoint into `state`, in place and strictly.
@@ -150,6 +292,7 @@ class Saver(Closable):
         handle, take_over = checked(state, State, "state")._prepare()
         before = _core.saver_resume(self._handle, handle)
         take_over()
+        _settle(self._progress)
         return before
 
     def _finish(self) -> None:
@@ -186,7 +329,8 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
     Parameters
     ----------
     path : path
-        The directory of a checkpoint, or a root: then its newest. Or what PyTorch wrote: the directory of a
+        The directory of a checkpoint, or a root: then its newest; ``root/best``: the best by the saver's `best_metric`.
+        While it is open no saver removes it. Or what PyTorch wrote: the directory of a
         ``torch.distributed.checkpoint``, or a file of ``torch.save``; no pickle is executed, and PyTorch is not needed.
 
     Raises
@@ -286,6 +430,7 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         allow_missing: bool | None = None,
         allow_unexpected: bool | None = None,
         allow_cast: bool | None = None,
+        progress: ProgressFn | None = None,
     ) -> None:
         """Load this rank's part into `state`, in place. Makes no communication.
 
@@ -301,12 +446,15 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
             Leave out what the state lacks.
         allow_cast : bool, default False
             Convert floating-point tensors of another dtype.
+        progress : callable, optional
+            As of `Saver`; called on this thread with `Phase.READ`.
 
         Raises
         ------
         Mismatch
             All differences are listed; nothing was loaded.
         """
+        watched = _watched(progress)
         handle, take_over = checked(state, State, "state")._prepare()
         _core.checkpoint_load(
             self._handle,
@@ -315,23 +463,32 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
             allow_cast=allow_cast,
+            progress=watched,
         )
         take_over()
+        _settle(watched)
 
-    def verify(self, *, full: bool = True) -> None:
+    def verify(self, *, full: bool = True, progress: ProgressFn | None = None) -> None:
         """Check the checkpoint without loading it.
 
         Parameters
         ----------
         full : bool
             Read every byte; else sizes and headers alone.
+        progress : callable, optional
+            As of `Saver`; called on this thread with `Phase.VERIFY`.
 
         Raises
         ------
         Corrupt
             File and offset are named; ``__cause__`` leads to further ones.
         """
-        _core.checkpoint_verify(self._handle, full)
+        if progress is None:
+            _core.checkpoint_verify(self._handle, full)
+        else:
+            watched = _Progress(progress)
+            _core.checkpoint_verify_progress(self._handle, full, watched)
+            watched.settle()
 
     def close(self) -> None:
         """Close the checkpoint."""

@@ -1,7 +1,21 @@
 //! `tessera/checkpoint.h`.
 
 use crate::{tsr_checkpoint, tsr_comm, tsr_dtype, tsr_saver, tsr_state, tsr_status, tsr_tensor, tsr_work};
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
+
+/// `tsr_progress_fn`.
+pub type tsr_progress_fn = Option<unsafe extern "C" fn(phase: i32, done: i64, total: i64, user_data: *mut c_void)>;
+
+constants! { i32:
+    TSR_PHASE_STAGE = 1;
+    TSR_PHASE_WRITE = 2;
+    TSR_PHASE_COMMIT = 3;
+    TSR_PHASE_READ = 4;
+    TSR_PHASE_VERIFY = 5;
+    TSR_BUSY_WAIT = 0;
+    TSR_BUSY_REFUSE = 1;
+    TSR_BUSY_REPLACE = 2;
+}
 
 structs! {
     /// `tsr_saver_options`.
@@ -12,6 +26,16 @@ structs! {
         writer: *const c_char,
         writer_version: *const c_char,
         format: *const c_char,
+        best_metric: *const c_char,
+        best_is_higher: i32,
+        keep_best: i32,
+        keep_every: i64,
+        when_busy: i32,
+        low_priority: i32,
+        staging_bytes: i64,
+        write_bytes_per_s: i64,
+        progress: tsr_progress_fn,
+        progress_data: *mut c_void,
     }
     /// `tsr_load_options`.
     struct tsr_load_options {
@@ -20,6 +44,8 @@ structs! {
         allow_missing: i32,
         allow_unexpected: i32,
         allow_cast: i32,
+        progress: tsr_progress_fn,
+        progress_data: *mut c_void,
     }
 }
 
@@ -40,6 +66,8 @@ functions! { "checkpoint":
     ) -> tsr_status;
     fn tsr_saver_wait(saver: *mut tsr_saver) -> tsr_status;
     fn tsr_saver_resume(saver: *mut tsr_saver, state: *mut tsr_state, step: *mut i64) -> tsr_status;
+    fn tsr_saver_should_stop(saver: *mut tsr_saver, step: i64, told: i32, stop: *mut i32) -> tsr_status;
+    fn tsr_saver_trim(saver: *mut tsr_saver) -> tsr_status;
     fn tsr_saver_destroy(saver: *mut tsr_saver);
     fn tsr_load_options_init(options: *mut tsr_load_options, struct_size: usize) -> tsr_status;
     fn tsr_checkpoint_open(path: *const c_char, out: *mut *mut tsr_checkpoint) -> tsr_status;
@@ -76,5 +104,11 @@ functions! { "checkpoint":
         options: *const tsr_load_options,
     ) -> tsr_status;
     fn tsr_checkpoint_verify(checkpoint: *const tsr_checkpoint, full: i32) -> tsr_status;
+    fn tsr_checkpoint_verify_progress(
+        checkpoint: *const tsr_checkpoint,
+        full: i32,
+        progress: tsr_progress_fn,
+        user_data: *mut c_void,
+    ) -> tsr_status;
     fn tsr_checkpoint_destroy(checkpoint: *mut tsr_checkpoint);
 }

@@ -58,7 +58,7 @@ pub mod meta {
     }
     all!(functions, FUNCTIONS, Function:
         checkpoint comm data ddp error launch layout log memory mesh optim state store version);
-    all!(constants, CONSTANTS, (&'static str, i64): error layout log types version);
+    all!(constants, CONSTANTS, (&'static str, i64): checkpoint error layout log types version);
     all!(layouts, LAYOUTS, Layout: checkpoint comm data ddp layout optim store types);
 
     /// Whether the function of that name was called; known only with the feature `record-calls`.

@@ -1,5 +1,6 @@
 //! A committed checkpoint, opened for reading.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
@@ -8,6 +9,7 @@ use tessera_sys as sys;
 
 use crate::element::DType;
 use crate::error::{check, Code, Error, Result};
+use crate::progress::{watch, Progress, Watcher};
 use crate::raw;
 use crate::saver::path_string;
 use crate::state::State;
@@ -100,7 +102,8 @@ unsafe impl Send for Checkpoint {}
 unsafe impl Sync for Checkpoint {}
 
 impl Checkpoint {
-    /// Opens a checkpoint's directory, or the newest checkpoint of a root (or of a root's `latest`).
+    /// Opens a checkpoint's directory, or the newest checkpoint of a root (or of a root's `latest`), or the best one of a
+    /// root's `best` ([`SaverBuilder::best_metric`](crate::SaverBuilder::best_metric)). While it is open no saver removes it.
     ///
     /// # Errors
     /// `NotFound`: no manifest, so no committed checkpoint; `Corrupt`, `Version`, `Io`, `InvalidArgument`; those of
@@ -199,10 +202,35 @@ impl Checkpoint {
     /// `Mismatch`: lists all differences; `Corrupt`, `Io`, `InvalidArgument`, `Interrupted`; `InvalidState`: a view of
     /// something in the state is alive.
     pub fn load(&self, state: &mut State<'_>, options: &LoadOptions) -> Result<()> {
+        self.load_watched(state, options, None)
+    }
+
+    /// [`Checkpoint::load`], telling `progress` on this thread how far it is, in [`Phase::Read`](crate::Phase::Read). A
+    /// panic in it goes on when the state is loaded.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::load`].
+    pub fn load_with_progress(
+        &self,
+        state: &mut State<'_>,
+        options: &LoadOptions,
+        progress: impl FnMut(Progress),
+    ) -> Result<()> {
+        let watcher = watcher_of(progress);
+        self.load_watched(state, options, Some(&watcher))?;
+        watcher.settle();
+        Ok(())
+    }
+
+    fn load_watched(&self, state: &mut State<'_>, options: &LoadOptions, watcher: Option<&Watcher<'_>>) -> Result<()> {
         // SAFETY: the checkpoint exists, so the library is loaded.
         let mut raw = unsafe { raw::options(sys::tsr_load_options_init) }?;
         options.apply(&mut raw);
-        // SAFETY: the handles are alive; what the state holds may be written.
+        if let Some(watcher) = watcher {
+            raw.progress = Some(watch);
+            raw.progress_data = watcher.user_data();
+        }
+        // SAFETY: the handles are alive; what the state holds may be written; the watcher outlives the call.
         state.writing(|state| check(unsafe { sys::tsr_checkpoint_load(self.handle.as_ptr(), state, &raw) }))
     }
 
@@ -213,6 +241,28 @@ impl Checkpoint {
     pub fn verify(&self, how: Verify) -> Result<()> {
         check(unsafe { sys::tsr_checkpoint_verify(self.handle.as_ptr(), i32::from(how == Verify::Full)) })
     }
+
+    /// [`Checkpoint::verify`], telling `progress` on this thread how far it is, in
+    /// [`Phase::Verify`](crate::Phase::Verify). A panic in it goes on when all is checked.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::verify`].
+    pub fn verify_with_progress(&self, how: Verify, progress: impl FnMut(Progress)) -> Result<()> {
+        let watcher = watcher_of(progress);
+        let full = i32::from(how == Verify::Full);
+        // SAFETY: the watcher outlives the call.
+        check(unsafe {
+            sys::tsr_checkpoint_verify_progress(self.handle.as_ptr(), full, Some(watch), watcher.user_data())
+        })?;
+        watcher.settle();
+        Ok(())
+    }
+}
+
+/// Of a callback that C calls on one thread, and not within itself.
+fn watcher_of<'a>(progress: impl FnMut(Progress) + 'a) -> Watcher<'a> {
+    let progress = RefCell::new(progress);
+    Watcher::new(move |told| (progress.borrow_mut())(told))
 }
 
 impl Drop for Checkpoint {

@@ -68,6 +68,7 @@ mod mesh;
 mod ndarray;
 mod optim;
 mod params;
+mod progress;
 mod raw;
 #[cfg(feature = "safetensors")]
 mod safetensors;
@@ -92,7 +93,8 @@ pub use log::{reset_log_callback, set_log_callback, set_log_level, with_interrup
 pub use mesh::Mesh;
 pub use optim::{Adam, AdamW, Optimizer, Sgd, Trainable};
 pub use params::{Local, Params};
-pub use saver::{Save, Saver, SaverBuilder};
+pub use progress::{Phase, Progress};
+pub use saver::{Save, Saver, SaverBuilder, WhenBusy};
 pub use state::{State, Stateful};
 pub use store::{Store, StoreOptions, StoreServer};
 pub use tensor::{IntoTensor, Tensor, View, ViewMut};

@@ -16,12 +16,28 @@ use tessera_sys as sys;
 
 use crate::comm::Comm;
 use crate::error::{check, Code, Error, Result};
+use crate::progress::{watch, Progress, Watcher};
 use crate::raw;
 use crate::state::State;
 use crate::store::{created, StoreHandle};
 use crate::work::{Shared, Views, Work};
 
-/// Builds a [`Saver`]. What is not set is the library's default.
+/// What [`Saver::save_async`] does while another save is in flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WhenBusy {
+    /// Waits until it is done.
+    #[default]
+    Wait,
+    /// Returns [`Code::NotReady`].
+    Refuse,
+    /// Queues behind it; a save that is queued and has not begun gives way, and ends with [`Code::Aborted`].
+    Replace,
+}
+
+/// Builds a [`Saver`]. What is not set is the library's default. What stays under the root is the union of
+/// [`keep_latest`](Self::keep_latest), [`keep_best`](Self::keep_best) and [`keep_every`](Self::keep_every); the newest
+/// save, the best one and what is open for reading always stay.
 #[derive(Debug)]
 #[must_use = "it is a builder: call open()"]
 pub struct SaverBuilder<'a> {
@@ -30,12 +46,21 @@ pub struct SaverBuilder<'a> {
     keep_latest: Option<usize>,
     timeout: Option<Duration>,
     format: Option<String>,
+    best_metric: Option<String>,
+    best_is_higher: bool,
+    keep_best: Option<usize>,
+    keep_every: Option<u64>,
+    when_busy: WhenBusy,
+    low_priority: bool,
+    staging_bytes: Option<u64>,
+    write_bytes_per_s: Option<u64>,
+    progress: Option<Box<Watcher<'static>>>,
     writer: String,
     writer_version: String,
 }
 
 impl SaverBuilder<'_> {
-    /// How many of the newest checkpoints to keep. The default is 0: all.
+    /// How many of the newest checkpoints to keep. The default is 0: all, whatever else is said.
     pub fn keep_latest(mut self, count: usize) -> Self {
         self.keep_latest = Some(count);
         self
@@ -51,6 +76,67 @@ impl SaverBuilder<'_> {
     /// `torch.distributed.checkpoint`. The default is `"tessera"`.
     pub fn format(mut self, name: &str) -> Self {
         self.format = Some(name.to_owned());
+        self
+    }
+
+    /// The metric of rank 0's saves ([`State::set_metric`]) by which they are compared, lower is better, as of a loss; the
+    /// best save is opened by the path `best` in the root.
+    pub fn best_metric(mut self, name: &str) -> Self {
+        self.best_metric = Some(name.to_owned());
+        self
+    }
+
+    /// Whether a higher [`best_metric`](Self::best_metric) is better, as of an accuracy. The default is false.
+    pub fn best_is_higher(mut self, higher: bool) -> Self {
+        self.best_is_higher = higher;
+        self
+    }
+
+    /// How many of the best checkpoints to keep, default 0; needs [`best_metric`](Self::best_metric) and
+    /// [`keep_latest`](Self::keep_latest).
+    pub fn keep_best(mut self, count: usize) -> Self {
+        self.keep_best = Some(count);
+        self
+    }
+
+    /// Keeps for ever the steps that are multiples of `steps`, default 0: none; needs [`keep_latest`](Self::keep_latest).
+    pub fn keep_every(mut self, steps: u64) -> Self {
+        self.keep_every = Some(steps);
+        self
+    }
+
+    /// What [`Saver::save_async`] does while another save is in flight, default `Wait`; the same on every rank.
+    pub fn when_busy(mut self, what: WhenBusy) -> Self {
+        self.when_busy = what;
+        self
+    }
+
+    /// Whether saves in the background yield CPU and disk to the trainer. The default is false.
+    pub fn low_priority(mut self, low: bool) -> Self {
+        self.low_priority = low;
+        self
+    }
+
+    /// The bound of the memory for copies of the state on this rank, at least 8 MiB; for a larger state
+    /// [`Saver::save_async`] writes a part before it returns. The default is 0: what the state needs.
+    pub fn staging_bytes(mut self, bytes: u64) -> Self {
+        self.staging_bytes = Some(bytes);
+        self
+    }
+
+    /// The limit of this rank's writing. The default is 0: none.
+    pub fn write_bytes_per_s(mut self, bytes: u64) -> Self {
+        self.write_bytes_per_s = Some(bytes);
+        self
+    }
+
+    /// Tells how far each save and [`Saver::resume`] is: on the thread of the call, and of saves in the background on a
+    /// thread of the library, so that two threads may call it at once. It must not wait for long.
+    ///
+    /// A panic in it ends nothing, since the other ranks count on the save: it goes on when the call is over, of a save in
+    /// the background in the next call of the saver.
+    pub fn progress(mut self, callback: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Box::new(Watcher::new(callback)));
         self
     }
 
@@ -80,13 +166,42 @@ impl SaverBuilder<'_> {
         (raw.writer, raw.writer_version) = (writer.as_ptr(), version.as_ptr());
         let format = self.format.as_deref().map(|name| raw::c_string("the format", name)).transpose()?;
         raw.format = format.as_ref().map_or(ptr::null(), |name| name.as_ptr());
+        let metric = raw::optional("the best metric", &self.best_metric)?;
+        raw.best_metric = raw::pointer(&metric);
+        raw.best_is_higher = i32::from(self.best_is_higher);
+        if let Some(count) = self.keep_best {
+            raw.keep_best = raw::int32("keep_best", count)?;
+        }
+        if let Some(steps) = self.keep_every {
+            raw.keep_every = signed("keep_every", steps)?;
+        }
+        raw.when_busy = match self.when_busy {
+            WhenBusy::Wait => sys::TSR_BUSY_WAIT,
+            WhenBusy::Refuse => sys::TSR_BUSY_REFUSE,
+            WhenBusy::Replace => sys::TSR_BUSY_REPLACE,
+        };
+        raw.low_priority = i32::from(self.low_priority);
+        if let Some(bytes) = self.staging_bytes {
+            raw.staging_bytes = signed("staging_bytes", bytes)?;
+        }
+        if let Some(bytes) = self.write_bytes_per_s {
+            raw.write_bytes_per_s = signed("write_bytes_per_s", bytes)?;
+        }
+        if let Some(watcher) = &self.progress {
+            raw.progress = Some(watch);
+            raw.progress_data = watcher.user_data();
+        }
         let root = path_string(&self.root)?;
         let comm = self.comm.map_or(ptr::null_mut(), Comm::as_ptr);
         let mut handle = ptr::null_mut();
-        // SAFETY: all arguments are borrowed for the call.
+        // SAFETY: all arguments are borrowed for the call, but the watcher, which the handle keeps.
         check(unsafe { sys::tsr_saver_create(comm, root.as_ptr(), &raw, &mut handle) })?;
         Ok(Saver {
-            handle: Some(Handle { ptr: created(handle)?, _store: self.comm.and_then(Comm::store) }),
+            handle: Some(Handle {
+                ptr: created(handle)?,
+                watcher: self.progress,
+                _store: self.comm.and_then(Comm::store),
+            }),
             in_flight: RefCell::new(None),
             _not_sync: PhantomData,
         })
@@ -109,10 +224,12 @@ pub struct Saver {
 
 struct Handle {
     ptr: NonNull<sys::tsr_saver>,
-    _store: Option<Arc<StoreHandle>>, // dropped after the saver's private communicator
+    watcher: Option<Box<Watcher<'static>>>, // called until the saver is destroyed
+    _store: Option<Arc<StoreHandle>>,       // dropped after the saver's private communicator
 }
 
-// SAFETY: the C object may be used from any one thread at a time; `Saver` is not Sync.
+// SAFETY: the C object may be used from any one thread at a time, and `Saver` is not Sync; the watcher's callback is Send
+// and Sync.
 unsafe impl Send for Handle {}
 
 impl Drop for Handle {
@@ -148,6 +265,15 @@ impl Saver {
             keep_latest: None,
             timeout: None,
             format: None,
+            best_metric: None,
+            best_is_higher: false,
+            keep_best: None,
+            keep_every: None,
+            when_busy: WhenBusy::Wait,
+            low_priority: false,
+            staging_bytes: None,
+            write_bytes_per_s: None,
+            progress: None,
             writer: "rust".to_owned(),
             writer_version: env!("CARGO_PKG_VERSION").to_owned(),
         }
@@ -162,14 +288,17 @@ impl Saver {
     pub fn save(&self, step: u64, state: &State<'_>) -> Result<()> {
         let step = step_number(step)?;
         // SAFETY: the handles are alive and used by this thread alone; what the state holds may be read.
-        state.reading(|state| check(unsafe { sys::tsr_saver_save(self.as_ptr(), step, state) }))
+        state.reading(|state| check(unsafe { sys::tsr_saver_save(self.as_ptr(), step, state) }))?;
+        self.settle();
+        Ok(())
     }
 
-    /// Copies the state, returns, and saves the copy in the background. A save still running is waited for first; its
-    /// error is returned here.
+    /// Copies the state, returns, and saves the copy in the background. What happens while another save is in flight
+    /// [`SaverBuilder::when_busy`] says. The error of an earlier save that was told nowhere yet is returned here, and then
+    /// nothing is saved.
     ///
     /// # Errors
-    /// As [`Saver::save`]; what happens later comes from the [`Save`], or from [`Saver::wait`].
+    /// As [`Saver::save`]; `NotReady`: a save is in flight, and `when_busy` refuses; what happens later comes from the [`Save`], or from [`Saver::wait`].
     pub fn save_async(&self, step: u64, state: &State<'_>) -> Result<Save> {
         let step = step_number(step)?;
         let work = state.reading(|state| {
@@ -179,16 +308,41 @@ impl Saver {
             }
         })?;
         *self.in_flight.borrow_mut() = Some(work.shared());
+        self.settle();
         Ok(Save(work))
     }
 
-    /// Waits for the save in flight, if there is one.
+    /// Waits for the saves in flight, if there are any.
     ///
     /// # Errors
-    /// The save's error, once.
+    /// The first error, once.
     pub fn wait(&self) -> Result<()> {
         // SAFETY: the handle is alive and used by this thread alone.
-        check(unsafe { sys::tsr_saver_wait(self.as_ptr()) })
+        check(unsafe { sys::tsr_saver_wait(self.as_ptr()) })?;
+        self.settle();
+        Ok(())
+    }
+
+    /// Whether all ranks shall save now and stop. Call it on every rank at each step: as soon as one rank was told to stop,
+    /// by the launcher ([`preempt_requested`](crate::preempt_requested)) or by `told`, all get `true` at the same step, and
+    /// from then on. It costs one small all-reduce.
+    ///
+    /// # Errors
+    /// `Mismatch`: the ranks are at different steps; `Timeout`, `Aborted`, `PeerLost`, `Interrupted`.
+    pub fn should_stop(&self, step: u64, told: bool) -> Result<bool> {
+        let (step, mut stop) = (step_number(step)?, 0);
+        // SAFETY: the handle is alive and used by this thread alone.
+        check(unsafe { sys::tsr_saver_should_stop(self.as_ptr(), step, i32::from(told), &mut stop) })?;
+        Ok(stop != 0)
+    }
+
+    /// Frees the staging memory that no save in flight uses. It is kept from save to save, since fresh memory is slow.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn trim(&self) -> Result<()> {
+        // SAFETY: the handle is alive and used by this thread alone.
+        check(unsafe { sys::tsr_saver_trim(self.as_ptr()) })
     }
 
     /// Loads the newest committed checkpoint of the root into `state`, strictly, and returns its step. 0 if there is
@@ -201,7 +355,15 @@ impl Saver {
         let mut step = 0;
         // SAFETY: the handles are alive and used by this thread alone; what the state holds may be written.
         state.writing(|state| check(unsafe { sys::tsr_saver_resume(self.as_ptr(), state, &mut step) }))?;
+        self.settle();
         Ok(u64::try_from(step).unwrap_or(0))
+    }
+
+    /// Goes on with a panic of the progress callback.
+    fn settle(&self) {
+        if let Some(watcher) = self.handle.as_ref().and_then(|handle| handle.watcher.as_ref()) {
+            watcher.settle();
+        }
     }
 
     fn as_ptr(&self) -> *mut sys::tsr_saver {
@@ -295,7 +457,11 @@ fn finish_in_background(handle: Handle) {
 }
 
 fn step_number(step: u64) -> Result<i64> {
-    i64::try_from(step).map_err(|_| Error::argument(format!("the step is {step}; it must be at most {}", i64::MAX)))
+    signed("the step", step)
+}
+
+fn signed(what: &str, value: u64) -> Result<i64> {
+    i64::try_from(value).map_err(|_| Error::argument(format!("{what} is {value}; it must be at most {}", i64::MAX)))
 }
 
 pub(crate) fn path_string(path: &Path) -> Result<std::ffi::CString> {

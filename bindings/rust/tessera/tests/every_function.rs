@@ -156,6 +156,8 @@ fn checkpoints(comm: &Comm, root: &std::path::Path) {
     saver.save(1, &state).unwrap();
     saver.save_async(2, &state).unwrap().wait().unwrap();
     saver.wait().unwrap();
+    saver.trim().unwrap();
+    assert!(!saver.should_stop(2, false).unwrap());
     assert_eq!(saver.resume(&mut state).unwrap(), 2);
     let checkpoint = Checkpoint::open(root).unwrap();
     assert!(checkpoint.path().unwrap().is_dir() && checkpoint.manifest().unwrap().starts_with('{'));
@@ -163,6 +165,7 @@ fn checkpoints(comm: &Comm, root: &std::path::Path) {
     assert_eq!(checkpoint.read("parts").unwrap().len(), 4);
     checkpoint.load(&mut state, &LoadOptions::new()).unwrap();
     checkpoint.verify(Verify::Full).unwrap();
+    checkpoint.verify_with_progress(Verify::Headers, |_| {}).unwrap();
 }
 
 /// The environment is the process's: this comes last, when no other thread is left.

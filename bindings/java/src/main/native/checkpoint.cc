@@ -5,18 +5,58 @@ namespace tsr::jni {
 
 namespace {
 
-// Bits of `given`: 0 keep_latest, 1 timeout_ms. `comm` 0: one rank. The writer is always this binding.
-jlong saver_create(JNIEnv* env, jclass, jlong comm, jbyteArray root, jint given, jint keep_latest, jint timeout_ms,
-                   jbyteArray writer_version, jbyteArray format) {
+jmethodID relay_update = nullptr;
+
+// On the thread of the call, or on the saver's own.
+void on_progress(int32_t phase, int64_t done, int64_t total, void* user_data) {
+    JNIEnv* env = attached_env();
+    if (env == nullptr || env->ExceptionCheck()) return;
+    env->CallVoidMethod(static_cast<jobject>(user_data), relay_update, static_cast<jint>(phase),
+                        static_cast<jlong>(done), static_cast<jlong>(total));
+    if (env->ExceptionCheck()) env->ExceptionClear();  // ProgressRelay.update catches; what is left is lack of memory
+}
+
+// A saver's ProgressRelay outlives the call that gave it: kept before the saver is created, dropped after its destroy.
+jlong progress_keep(JNIEnv* env, jclass, jobject relay) {
+    return shim(env, [&]() -> jlong {
+        if (relay == nullptr) return 0;
+        const jobject kept = env->NewGlobalRef(relay);
+        if (kept == nullptr) throw std::bad_alloc();
+        return as_long(kept);
+    });
+}
+
+void progress_drop(JNIEnv* env, jclass, jlong kept) {
+    if (kept != 0) env->DeleteGlobalRef(reinterpret_cast<jobject>(static_cast<uintptr_t>(kept)));
+}
+
+// Bits of `given` and fields of `numbers`: 0 keep_latest, 1 timeout_ms, 2 best_is_higher, 3 keep_best, 4 keep_every,
+// 5 when_busy, 6 low_priority, 7 staging_bytes, 8 write_bytes_per_s. `comm` 0: one rank; `progress` 0: none. The writer is
+// always this binding.
+jlong saver_create(JNIEnv* env, jclass, jlong comm, jbyteArray root, jint given, jlongArray numbers,
+                   jbyteArray writer_version, jbyteArray format, jbyteArray best_metric, jlong progress) {
     return shim(env, [&] {
-        const Text path(env, root), version(env, writer_version), form(env, format);
+        const Text path(env, root), version(env, writer_version), form(env, format), metric(env, best_metric);
+        const std::vector<int64_t> fields = longs(env, numbers);
         tsr_saver_options options;
         check(env, tsr_saver_options_init(&options, sizeof options));
-        set_if(given, 0, options.keep_latest, keep_latest);
-        set_if(given, 1, options.timeout_ms, timeout_ms);
+        set_if(given, 0, options.keep_latest, fields.at(0));
+        set_if(given, 1, options.timeout_ms, fields.at(1));
+        set_if(given, 2, options.best_is_higher, fields.at(2));
+        set_if(given, 3, options.keep_best, fields.at(3));
+        set_if(given, 4, options.keep_every, fields.at(4));
+        set_if(given, 5, options.when_busy, fields.at(5));
+        set_if(given, 6, options.low_priority, fields.at(6));
+        set_if(given, 7, options.staging_bytes, fields.at(7));
+        set_if(given, 8, options.write_bytes_per_s, fields.at(8));
         options.writer = "java";
         options.writer_version = version.c_str();
         options.format = form.c_str();
+        options.best_metric = metric.c_str();
+        if (progress != 0) {
+            options.progress = on_progress;
+            options.progress_data = reinterpret_cast<void*>(static_cast<uintptr_t>(progress));
+        }
         tsr_saver* saver = nullptr;
         blocking(env, [&] { return tsr_saver_create(as<tsr_comm>(comm), path.c_str(), &options, &saver); });
         return as_long(saver);
@@ -45,6 +85,18 @@ jlong saver_resume(JNIEnv* env, jclass, jlong saver, jlong state) {
         blocking(env, [&] { return tsr_saver_resume(as<tsr_saver>(saver), as<tsr_state>(state), &step); });
         return step;
     });
+}
+
+jboolean saver_should_stop(JNIEnv* env, jclass, jlong saver, jlong step, jboolean told) {
+    return shim(env, [&]() -> jboolean {
+        int32_t stop = 0;
+        blocking(env, [&] { return tsr_saver_should_stop(as<tsr_saver>(saver), step, told ? 1 : 0, &stop); });
+        return stop != 0;
+    });
+}
+
+void saver_trim(JNIEnv* env, jclass, jlong saver) {
+    shim(env, [&] { check(env, tsr_saver_trim(as<tsr_saver>(saver))); });
 }
 
 void saver_destroy(JNIEnv* env, jclass, jlong saver) {
@@ -129,7 +181,7 @@ void checkpoint_read(JNIEnv* env, jclass, jlong checkpoint, jbyteArray name, jlo
 }
 
 // Bits of `given`: 0 verify, 1 allow_missing, 2 allow_unexpected, 3 allow_cast; the same bits of `values`.
-void checkpoint_load(JNIEnv* env, jclass, jlong checkpoint, jlong state, jint given, jint values) {
+void checkpoint_load(JNIEnv* env, jclass, jlong checkpoint, jlong state, jint given, jint values, jobject progress) {
     shim(env, [&] {
         tsr_load_options options;
         check(env, tsr_load_options_init(&options, sizeof options));
@@ -137,6 +189,10 @@ void checkpoint_load(JNIEnv* env, jclass, jlong checkpoint, jlong state, jint gi
         set_if(given, 1, options.allow_missing, values >> 1 & 1);
         set_if(given, 2, options.allow_unexpected, values >> 2 & 1);
         set_if(given, 3, options.allow_cast, values >> 3 & 1);
+        if (progress != nullptr) {
+            options.progress = on_progress;
+            options.progress_data = progress;
+        }
         blocking(env,
                  [&] { return tsr_checkpoint_load(as<tsr_checkpoint>(checkpoint), as<tsr_state>(state), &options); });
     });
@@ -147,9 +203,21 @@ void checkpoint_verify(JNIEnv* env, jclass, jlong checkpoint, jboolean full) {
          [&] { blocking(env, [&] { return tsr_checkpoint_verify(as<tsr_checkpoint>(checkpoint), full ? 1 : 0); }); });
 }
 
+void checkpoint_verify_progress(JNIEnv* env, jclass, jlong checkpoint, jboolean full, jobject progress) {
+    shim(env, [&] {
+        blocking(env, [&] {
+            return tsr_checkpoint_verify_progress(as<tsr_checkpoint>(checkpoint), full ? 1 : 0, on_progress, progress);
+        });
+    });
+}
+
 void checkpoint_destroy(JNIEnv*, jclass, jlong checkpoint) { tsr_checkpoint_destroy(as<tsr_checkpoint>(checkpoint)); }
 
 }  // namespace
+
+void load_checkpoint_classes(JNIEnv* env) {
+    relay_update = instance_method(env, global_class(env, "dev/tessera/ProgressRelay"), "update", "(IJJ)V");
+}
 
 Methods checkpoint_methods() {
     return {method<saver_create>("saverCreate"),
@@ -157,6 +225,8 @@ Methods checkpoint_methods() {
             method<saver_save_async>("saverSaveAsync"),
             method<saver_wait>("saverWait"),
             method<saver_resume>("saverResume"),
+            method<saver_should_stop>("saverShouldStop"),
+            method<saver_trim>("saverTrim"),
             method<saver_destroy>("saverDestroy"),
             method<checkpoint_open>("checkpointOpen"),
             method<checkpoint_path>("checkpointPath"),
@@ -168,7 +238,10 @@ Methods checkpoint_methods() {
             method<checkpoint_read>("checkpointRead"),
             method<checkpoint_load>("checkpointLoad"),
             method<checkpoint_verify>("checkpointVerify"),
-            method<checkpoint_destroy>("checkpointDestroy")};
+            method<checkpoint_verify_progress>("checkpointVerifyProgress"),
+            method<checkpoint_destroy>("checkpointDestroy"),
+            method<progress_keep>("progressKeep"),
+            method<progress_drop>("progressDrop")};
 }
 
 }  // namespace tsr::jni

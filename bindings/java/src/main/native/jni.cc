@@ -148,6 +148,7 @@ extern "C" JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void*) {
     auto* env = static_cast<JNIEnv*>(raw);
     java_vm = vm;
     return shim(env, [&]() -> jint {
+        load_checkpoint_classes(env);
         load_error_classes(env);
         load_interrupt_classes(env);
         load_log_classes(env);

@@ -208,6 +208,7 @@ Methods state_methods();
 Methods checkpoint_methods();
 
 // Called by JNI_OnLoad: look up the classes that upcalls need.
+void load_checkpoint_classes(JNIEnv* env);
 void load_error_classes(JNIEnv* env);
 void load_interrupt_classes(JNIEnv* env);
 void load_log_classes(JNIEnv* env);

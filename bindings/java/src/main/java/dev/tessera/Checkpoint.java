@@ -74,7 +74,8 @@ public final class Checkpoint extends NativeObject {
     /**
      * Open a checkpoint.
      *
-     * @param path its directory; or a root, or a root's "latest", for the newest one
+     * @param path its directory; or a root, or a root's "latest", for the newest one; or a root's "best", for the best one
+     *     by {@link Saver.Builder#bestMetric}. While it is open no saver removes it
      * @return the checkpoint
      * @throws TesseraNotFoundException if there is no manifest: not a committed checkpoint
      * @throws TesseraCorruptException if the manifest is damaged
@@ -186,7 +187,9 @@ public final class Checkpoint extends NativeObject {
      * @throws TesseraCorruptException if a checksum fails; parts of the state may have been overwritten
      */
     public void load(State state, LoadOptions options) {
-        ref.run(h -> state.ref.runExclusive(s -> Native.checkpointLoad(h, s, options.given, options.values)));
+        final ProgressRelay told = ProgressRelay.of(options.progress);
+        ref.run(h -> state.ref.runExclusive(s -> Native.checkpointLoad(h, s, options.given, options.values, told)));
+        ProgressRelay.settle(told);
     }
 
     /**
@@ -198,5 +201,19 @@ public final class Checkpoint extends NativeObject {
     public void verify(Verify how) {
         final boolean full = Objects.requireNonNull(how, "how") == Verify.FULL;
         ref.run(h -> Native.checkpointVerify(h, full));
+    }
+
+    /**
+     * Check it as {@link #verify(Verify)} and tell how far that is.
+     *
+     * @param how much to read
+     * @param progress called with {@link Progress.Phase#VERIFY} on this thread
+     * @throws TesseraCorruptException naming file and offset; causes list the others
+     */
+    public void verify(Verify how, Progress progress) {
+        final boolean full = Objects.requireNonNull(how, "how") == Verify.FULL;
+        final ProgressRelay told = ProgressRelay.of(Objects.requireNonNull(progress, "progress"));
+        ref.run(h -> Native.checkpointVerifyProgress(h, full, told));
+        ProgressRelay.settle(told);
     }
 }

@@ -4,6 +4,7 @@ package dev.tessera;
 public final class LoadOptions {
     int given;
     int values;
+    Progress progress;
 
     /** All defaults. */
     public LoadOptions() {}
@@ -46,6 +47,17 @@ public final class LoadOptions {
      */
     public LoadOptions allowCast(boolean value) {
         return set(3, value);
+    }
+
+    /**
+     * Tell how far the load is, on the thread that loads.
+     *
+     * @param told called with {@link Progress.Phase#READ}; null: nobody
+     * @return this
+     */
+    public LoadOptions progress(Progress told) {
+        progress = told;
+        return this;
     }
 
     private LoadOptions set(int bit, boolean value) {

@@ -166,12 +166,14 @@ final class Native {
     static native void stateDestroy(long state);
 
     // checkpoint.cc
-    static native long saverCreate(long comm, byte[] root, int given, int keepLatest, int timeoutMs, byte[] version,
-            byte[] format);
+    static native long saverCreate(long comm, byte[] root, int given, long[] numbers, byte[] version, byte[] format,
+            byte[] bestMetric, long progress);
     static native void saverSave(long saver, long step, long state);
     static native long saverSaveAsync(long saver, long step, long state);
     static native void saverWait(long saver);
     static native long saverResume(long saver, long state);
+    static native boolean saverShouldStop(long saver, long step, boolean told);
+    static native void saverTrim(long saver);
     static native void saverDestroy(long saver);
     static native long checkpointOpen(byte[] path);
     static native byte[] checkpointPath(long checkpoint);
@@ -181,9 +183,12 @@ final class Native {
     static native byte[] checkpointTensorName(long checkpoint, long index);
     static native long[] checkpointTensorShape(long checkpoint, long index);
     static native void checkpointRead(long checkpoint, byte[] name, long[] tensor);
-    static native void checkpointLoad(long checkpoint, long state, int given, int values);
+    static native void checkpointLoad(long checkpoint, long state, int given, int values, Object progress);
     static native void checkpointVerify(long checkpoint, boolean full);
+    static native void checkpointVerifyProgress(long checkpoint, boolean full, Object progress);
     static native void checkpointDestroy(long checkpoint);
+    static native long progressKeep(Object relay);
+    static native void progressDrop(long kept);
 
     /** UTF-8 of {@code text}, which must not be null nor contain a NUL character or half a surrogate pair. */
     static byte[] utf8(String text, String what) {

@@ -7,6 +7,7 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.Objects;
 import java.util.concurrent.CompletableFuture;
+import java.util.function.LongUnaryOperator;
 
 /**
  * Writes checkpoints under one root directory, which one live job at a time may own. A checkpoint exists when its manifest
@@ -14,10 +15,28 @@ import java.util.concurrent.CompletableFuture;
  */
 public final class Saver extends NativeObject {
     private final Path root;
+    private final ProgressRelay progress; // null: nobody is told
 
-    private Saver(long handle, Path root) {
-        super(new Ref("Saver", handle, Native::saverDestroy));
+    /** @param kept the native half's reference to {@code progress}; 0 if there is none */
+    private Saver(long handle, Path root, ProgressRelay progress, long kept) {
+        super(new Ref("Saver", handle, h -> destroy(h, kept)));
         this.root = root;
+        this.progress = progress;
+    }
+
+    private static void destroy(long handle, long kept) {
+        Native.saverDestroy(handle);
+        Native.progressDrop(kept); // no earlier: a save in flight was waited for, and told of its progress
+    }
+
+    /** What {@link #saveAsync} does while another save is in flight. */
+    public enum WhenBusy {
+        /** Waits until it is done. */
+        WAIT,
+        /** Throws a {@link TesseraException} with {@link ErrorCode#NOT_READY}. */
+        REFUSE,
+        /** Queues behind it; a save that is queued and has not begun gives way, and ends with ABORTED. */
+        REPLACE
     }
 
     /**
@@ -31,13 +50,18 @@ public final class Saver extends NativeObject {
         return new Builder(comm, root);
     }
 
-    /** Settings of a saver; what is not set has the library's default. */
+    /**
+     * Settings of a saver; what is not set has the library's default. What stays under the root is the union of
+     * {@link #keepLatest}, {@link #keepBest} and {@link #keepEvery}; the newest save, the best one and what is open for
+     * reading always stay.
+     */
     public static final class Builder {
         private final Comm comm;
         private final Path root;
-        private int given;
-        private int keepLatest;
-        private int timeoutMs;
+        private int given; // bit i: numbers[i] was set; in the order of saver_create in checkpoint.cc
+        private final long[] numbers = new long[9];
+        private String bestMetric;
+        private Progress progress;
         private String format = "tessera";
         private String version = System.getProperty("java.version", "");
 
@@ -47,15 +71,13 @@ public final class Saver extends NativeObject {
         }
 
         /**
-         * How many of the newest checkpoints to keep; the default is 0, all.
+         * How many of the newest checkpoints to keep; the default is 0, all, whatever else is said.
          *
          * @param count not negative
          * @return this
          */
         public Builder keepLatest(int count) {
-            keepLatest = count;
-            given |= 1;
-            return this;
+            return set(0, count);
         }
 
         /**
@@ -65,8 +87,106 @@ public final class Saver extends NativeObject {
          * @return this
          */
         public Builder timeout(Duration timeout) {
-            timeoutMs = Native.millis(timeout, "timeout");
-            given |= 2;
+            return set(1, Native.millis(timeout, "timeout"));
+        }
+
+        /**
+         * The metric of rank 0's saves ({@link State#metric}) by which they are compared, lower is better, as of a loss; the
+         * best save is opened by the path "best" in the root.
+         *
+         * @param name of the metric
+         * @return this
+         */
+        public Builder bestMetric(String name) {
+            bestMetric = Objects.requireNonNull(name, "bestMetric");
+            return this;
+        }
+
+        /**
+         * Whether a higher {@link #bestMetric} is better, as of an accuracy.
+         *
+         * @param higher the default is false
+         * @return this
+         */
+        public Builder bestIsHigher(boolean higher) {
+            return set(2, higher ? 1 : 0);
+        }
+
+        /**
+         * How many of the best checkpoints to keep; needs {@link #bestMetric} and {@link #keepLatest}.
+         *
+         * @param count not negative; the default is 0
+         * @return this
+         */
+        public Builder keepBest(int count) {
+            return set(3, count);
+        }
+
+        /**
+         * Keep for ever the steps that are multiples of {@code steps}; needs {@link #keepLatest}.
+         *
+         * @param steps not negative; the default is 0, none
+         * @return this
+         */
+        public Builder keepEvery(long steps) {
+            return set(4, steps);
+        }
+
+        /**
+         * What {@link Saver#saveAsync} does while another save is in flight; the same on every rank.
+         *
+         * @param what the default is WAIT
+         * @return this
+         */
+        public Builder whenBusy(WhenBusy what) {
+            return set(5, what.ordinal());
+        }
+
+        /**
+         * Whether saves in the background yield CPU and disk to the trainer.
+         *
+         * @param low the default is false
+         * @return this
+         */
+        public Builder lowPriority(boolean low) {
+            return set(6, low ? 1 : 0);
+        }
+
+        /**
+         * Bound of the memory for copies of the state on this rank; for a larger state {@link Saver#saveAsync} writes a part
+         * before it returns.
+         *
+         * @param bytes at least 8 MiB; the default is 0, what the state needs
+         * @return this
+         */
+        public Builder stagingBytes(long bytes) {
+            return set(7, bytes);
+        }
+
+        /**
+         * Limit of this rank's writing.
+         *
+         * @param bytes a second; the default is 0, no limit
+         * @return this
+         */
+        public Builder writeBytesPerSecond(long bytes) {
+            return set(8, bytes);
+        }
+
+        /**
+         * Tell how far each save and {@link Saver#resume} is.
+         *
+         * @param told called on the thread of the call, and of saves in the background on a thread of the library
+         * @return this
+         */
+        public Builder progress(Progress told) {
+            progress = Objects.requireNonNull(told, "progress");
+            return this;
+        }
+
+        private Builder set(int field, long value) {
+            numbers[field] = value;
+            given |= 1 << field;
             return this;
         }
 
@@ -104,11 +224,19 @@ public final class Saver extends NativeObject {
             final byte[] path = Native.utf8(root.toString(), "root");
             final byte[] text = Native.utf8(version, "version");
             final byte[] form = Native.utf8(format, "format");
-            if (comm == null) {
-                return new Saver(Native.saverCreate(0, path, given, keepLatest, timeoutMs, text, form), root);
+            final byte[] metric = Native.optionalUtf8(bestMetric, "bestMetric");
+            final ProgressRelay told = ProgressRelay.of(progress);
+            final long kept = Native.progressKeep(told);
+            try {
+                final long[] values = numbers.clone();
+                final LongUnaryOperator create =
+                        c -> Native.saverCreate(c, path, given, values, text, form, metric, kept);
+                final long handle = comm == null ? create.applyAsLong(0) : comm.ref.callLongExclusive(create);
+                return new Saver(handle, root, told, kept);
+            } catch (Throwable failed) {
+                Native.progressDrop(kept);
+                throw failed;
             }
-            return new Saver(comm.ref.callLongExclusive(
-                    c -> Native.saverCreate(c, path, given, keepLatest, timeoutMs, text, form)), root);
         }
     }
 
@@ -191,13 +319,14 @@ public final class Saver extends NativeObject {
      */
     public Commit save(long step, State state) {
         ref.runExclusive(h -> state.ref.runExclusive(s -> Native.saverSave(h, step, s)));
+        ProgressRelay.settle(progress);
         return new Commit(root, step);
     }
 
     /**
-     * Copy the state, return, and save the copy in the background. A save still running is waited for first; its error is
-     * thrown here. An error that nobody has looked at comes up in the next {@link #saveAsync}, {@link #await} or
-     * {@link #close}.
+     * Copy the state, return, and save the copy in the background. What happens while another save is in flight
+     * {@link Builder#whenBusy} says. An error that nobody has looked at comes up in the next {@link #saveAsync}, which then
+     * saves nothing, {@link #await} or {@link #close}.
      *
      * @param step as {@link #save}
      * @param state free for the trainer again when this returns
@@ -209,16 +338,48 @@ public final class Saver extends NativeObject {
             final long handle = state.ref.callLongExclusive(s -> Native.saverSaveAsync(h, step, s));
             return new Work(handle, this).toFuture();
         });
+        ProgressRelay.settle(progress);
         return done.thenApply(nothing -> new Commit(root, step));
     }
 
     /**
-     * Wait for the save in flight, if there is one.
+     * Wait for the saves in flight, if there are any.
      *
-     * @throws TesseraException the save's error, once
+     * @throws TesseraException the first error, once
      */
     public void await() {
         ref.runExclusive(Native::saverWait);
+        ProgressRelay.settle(progress);
+    }
+
+    /**
+     * Whether all ranks shall save now and stop, as {@link #shouldStop(long, boolean)} of what the launcher says.
+     *
+     * @param step the same on every rank
+     * @return true on every rank from the same step on
+     * @throws TesseraMismatchException if the ranks are at different steps
+     */
+    public boolean shouldStop(long step) {
+        return shouldStop(step, false);
+    }
+
+    /**
+     * Whether all ranks shall save now and stop. Call it on every rank at each step: as soon as one rank was told to stop, by
+     * the launcher ({@link Launch#preemptRequested}) or by {@code told}, all get true at the same step, and from then on. It
+     * costs one small all-reduce.
+     *
+     * @param step the same on every rank
+     * @param told this rank was told to stop in another way than by the launcher
+     * @return true on every rank from the same step on
+     * @throws TesseraMismatchException if the ranks are at different steps
+     */
+    public boolean shouldStop(long step, boolean told) {
+        return ref.callExclusive(h -> Native.saverShouldStop(h, step, told));
+    }
+
+    /** Free the staging memory that no save in flight uses; it is kept from save to save, since fresh memory is slow. */
+    public void trim() {
+        ref.runExclusive(Native::saverTrim);
     }
 
     /**
@@ -230,7 +391,9 @@ public final class Saver extends NativeObject {
      * @throws TesseraCorruptException if a checksum fails
      */
     public long resume(State state) {
-        return ref.callLongExclusive(h -> state.ref.callLongExclusive(s -> Native.saverResume(h, s)));
+        final long step = ref.callLongExclusive(h -> state.ref.callLongExclusive(s -> Native.saverResume(h, s)));
+        ProgressRelay.settle(progress);
+        return step;
     }
 
     /**
@@ -243,6 +406,7 @@ public final class Saver extends NativeObject {
     public void close() {
         try {
             ref.runExclusiveIfFree(Native::saverWait);
+            ProgressRelay.settle(progress);
         } finally {
             super.close();
         }

@@ -1,0 +1,57 @@
+// The first step of a save: all ranks compare what they are about to save by a hash and the step, draw one id, and each
+// computes by arithmetic what it writes. Nothing is on disk yet.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "checkpoint/native/plan.hpp"
+#include "checkpoint/native/staging.hpp"
+#include "checkpoint/peers.hpp"
+#include "checkpoint/state.hpp"
+#include "checkpoint/torch_dcp/writer.hpp"
+
+namespace tsr {
+
+// One save, from the agreement to the commit.
+struct SaveJob {
+    int64_t step = 0;
+    std::string save_id;
+    std::string directory;  // its path
+    SavePlan plan;
+    std::vector<FileHeader> headers;   // of this rank's files; none in PyTorch's format
+    std::optional<DcpFile> dcp;        // what rank 0 has to know of this rank's file in that format,
+    std::deque<std::string> texts;     // and what stands in it between the tensors
+    std::vector<CrcPlace> crc_places;  // and where checksums go,
+    std::vector<uint32_t> crcs;        // which are computed when it is written, if not before
+    std::vector<ByteRuns> data;        // of a save in the foreground: the tensors themselves
+    std::unique_ptr<Staging> staging;  // of one in the background: their copy
+    int64_t data_bytes = 0;
+    Values values;  // rank 0's, with every rank's private ones
+    Aliases aliases;
+    Values metrics;
+    std::optional<Error> error;  // what this rank votes next
+    bool begun = false;          // rank 0 made the directory
+};
+
+// What `body` throws.
+template <class Body>
+std::optional<Error> attempt(Body&& body) {
+    try {
+        body();
+        return std::nullopt;
+    } catch (...) {
+        return current_error();
+    }
+}
+
+// Collective. Fills `job`, whose step is set; throws the same error on every rank if they do not agree. A rank's own
+// failure after that waits in job.error for the next vote, on which the others already count.
+void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, SaveJob& job,
+                    const State& state);
+
+}  // namespace tsr

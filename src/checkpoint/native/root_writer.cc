@@ -1,0 +1,107 @@
+#include "checkpoint/native/root_writer.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "checkpoint/native/collect.hpp"
+#include "checkpoint/native/root.hpp"
+
+namespace tsr {
+
+namespace {
+
+const std::string& made(FileSystem& files, const std::string& root) {
+    make_directories(files, root);
+    return root;
+}
+
+}  // namespace
+
+RootWriter::RootWriter(FileSystem& files, const std::string& root, const LeaseTimes& lease, Retention retention)
+    : files_(files),
+      root_(made(files, root)),
+      id_(random_id()),
+      times_(lease),
+      retention_(std::move(retention)),
+      lease_(files, root_, id_, lease) {}
+
+void RootWriter::begin(const std::string& directory) {
+    lease_.check();
+    const int64_t made = files_.make_directory(directory);
+    if (made < 0) {
+        throw os_error(fmt::format("cannot create the directory {}", directory), static_cast<int>(-made));
+    }
+    try {
+        write_new_text(files_, join(directory, writing_name), Holder::this_process(id_).dump());
+        sync_directory(files_, directory);  // or a power loss may keep rank files that nobody may collect
+        sync_directory(files_, root_);
+    } catch (...) {
+        abandon(directory);
+        throw;
+    }
+}
+
+void RootWriter::commit(const std::string& directory, Manifest manifest) {
+    manifest.sequence = next_sequence(files_, root_);
+    manifest.committed = utc_now();
+    const std::string text = manifest.dump();
+    const std::string tag = manifest.save_id.substr(0, 8);
+
+    sync_directory(files_, directory);
+    lease_.check();
+    replace_text(files_, join(directory, manifest_name), text, tag);
+
+    // The checkpoint exists. What follows is convenience, and its failure no failure of the save.
+    const std::string name(name_in_path(directory));
+    try {
+        (void)files_.remove_file(join(directory, writing_name));
+        replace_text(files_, join(root_, latest_name), name + "\n", tag);
+        tidy(name);
+    } catch (const Error& error) {
+        log::warning("{} is committed; tidying {} up failed: {}", name, root_, error.what());
+    }
+}
+
+void RootWriter::abandon(const std::string& directory) noexcept {
+    try {
+        remove_save(files_, root_, std::string(name_in_path(directory)));
+    } catch (const Error& error) {
+        log::warning("could not remove {} after its save failed: {}", directory, error.what());
+    } catch (...) {
+        log::warning("could not remove {} after its save failed", directory);
+    }
+}
+
+// Says which save is the best, and removes those that nothing keeps and what writers that are gone left behind.
+void RootWriter::tidy(const std::string& newest) {
+    std::vector<std::string> names;
+    if (files_.list(root_, names) >= 0) {
+        for (const std::string& name : names) {
+            if (name.starts_with(fmt::format("{}.tmp-", latest_name)) ||
+                name.starts_with(fmt::format("{}.tmp-", best_name))) {
+                (void)files_.remove_file(join(root_, name));
+            }
+        }
+    }
+    const std::vector<SavedStep> saves = scan_root(files_, root_);
+    const std::vector<RankedSave> ranked = rank_saves(files_, root_, saves, retention_.rule);
+    if (retention_.rule) {
+        const std::string best = best_of(ranked, retention_.rule->better).value_or("-");
+        replace_text(files_, join(root_, best_name), best_text(best, *retention_.rule), id_.substr(0, 8));
+    }
+    for (const Unneeded& unneeded : find_unneeded(files_, root_, saves, ranked, {retention_, id_, times_})) {
+        if (unneeded.directory == newest) continue;
+        if (unneeded.why == Unneeded::Why::cut_short) {
+            log::info("removing {}, left by a save that was cut short", unneeded.directory);
+        }
+        if (!remove_unneeded(files_, root_, unneeded, id_)) {
+            log::info("{} is being read; a later save removes it", join(root_, unneeded.directory));
+        }
+    }
+}
+
+}  // namespace tsr

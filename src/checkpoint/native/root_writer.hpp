@@ -1,0 +1,38 @@
+// Rank 0's side of a root: it owns the root by a lease, makes a save's directory, commits it by the manifest, keeps
+// `latest` and `best`, and removes what retention does not keep and what dead writers left.
+#pragma once
+
+#include <string>
+
+#include "checkpoint/io/file_system.hpp"
+#include "checkpoint/native/lease.hpp"
+#include "checkpoint/native/manifest.hpp"
+#include "checkpoint/native/retention.hpp"
+
+namespace tsr {
+
+class RootWriter {
+   public:
+    // Makes `root`; INVALID_STATE if another live job saves there.
+    RootWriter(FileSystem& files, const std::string& root, const LeaseTimes& lease, Retention retention);
+
+    // Makes `directory`, a path in the root, and marks it as being written.
+    void begin(const std::string& directory);
+    // Gives `manifest` its place in the order and writes it into `directory`: then the save exists. What follows, such as
+    // retention, is convenience, and its failure a warning.
+    void commit(const std::string& directory, Manifest manifest);
+    // After a vote of no: what was written is of no use, and a full disk wants the room.
+    void abandon(const std::string& directory) noexcept;
+
+   private:
+    void tidy(const std::string& newest);
+
+    FileSystem& files_;
+    std::string root_;
+    std::string id_;
+    LeaseTimes times_;
+    Retention retention_;
+    Lease lease_;
+};
+
+}  // namespace tsr

@@ -1,0 +1,110 @@
+// Where a save in the background keeps its copy of the state: slots of one chunk each from a pool that outlives the save,
+// so that their pages are touched once. The trainer's thread fills slots, the writer's threads empty them and give them
+// back at once. While the pool may grow the trainer never waits; once it stands at its bound the same slots go round as a
+// ring, and the trainer waits for the writer.
+//
+// Each slot carries a stamp, the save's generation and the chunk's number, set when it was filled. It is compared before
+// and after the chunk is written: what goes to disk is this save's data, and no other save's or chunk's.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "checkpoint/native/writer.hpp"
+#include "checkpoint/progress.hpp"
+
+namespace tsr {
+
+class StagingPool {
+   public:
+    // A chunk's memory, page-aligned. Owned by whoever took it.
+    struct Slot {
+        Slot();  // NO_MEMORY
+        ~Slot();
+        Slot(const Slot&) = delete;
+        Slot& operator=(const Slot&) = delete;
+        // Makes the first `bytes` resident, in one call instead of a fault a page.
+        void prefault(int64_t bytes);
+
+        std::byte* memory = nullptr;
+        int64_t resident = 0;
+        uint64_t generation = 0;
+        size_t chunk = 0;
+    };
+    using SlotPtr = std::unique_ptr<Slot>;
+
+    // INVALID_ARGUMENT unless `bound` is 0 (none) or two chunks or more.
+    explicit StagingPool(int64_t bound);
+
+    [[nodiscard]] bool has_room_for(size_t slots) const;  // without waiting for any to come back
+    // nullptr: there is none now, and the pool stands at its bound.
+    [[nodiscard]] SlotPtr take();
+    // Waits at most poll_slice for a slot to come back.
+    void wait_for_room() const;
+    void give_back(SlotPtr slot);
+    void trim();  // frees what nobody has taken
+    [[nodiscard]] int64_t size_bytes() const;
+
+   private:
+    const int64_t bound_;
+    mutable std::mutex mutex_;
+    mutable std::condition_variable returned_;
+    std::vector<SlotPtr> free_;  // guarded by mutex_
+    size_t slots_ = 0;           // guarded by mutex_; taken ones included
+};
+
+// One save's files on their way through the pool. One thread stages; the writer's threads read.
+class Staging {
+   public:
+    Staging(StagingPool& pool, uint64_t generation, std::vector<ByteRuns> files, milliseconds timeout);
+    ~Staging();
+    Staging(const Staging&) = delete;
+    Staging& operator=(const Staging&) = delete;
+
+    // Whether stage() will not have to wait for the writer.
+    [[nodiscard]] bool fits() const { return pool_.has_room_for(chunks_.size()); }
+    // Copies everything, on `threads` threads if it fits; returns early if the save has ended. What it throws, the
+    // writer's threads throw too.
+    void stage(int threads, const ProgressFn& progress);
+    // The save has ended, well or not: nobody reads any more, and stage() returns.
+    void close();
+
+    // What file `index` is copied from, until stage() returns.
+    [[nodiscard]] const ByteRuns& original(size_t index) const { return files_[index]; }
+    // What the writer takes of file `index`.
+    [[nodiscard]] std::unique_ptr<ChunkSource> source(size_t index);
+
+   private:
+    class Source;
+    struct Chunk {
+        size_t file = 0;
+        int64_t begin = 0;
+        int64_t end = 0;
+        StagingPool::SlotPtr slot;  // guarded by mutex_; filled, not yet written
+    };
+
+    void stage_chunk(size_t index);
+    StagingPool::SlotPtr wait_for_slot();
+    const StagingPool::Slot& filled(size_t index);
+    void written(size_t index);
+    void check_stamp(const StagingPool::Slot& slot, size_t index) const;
+
+    StagingPool& pool_;
+    const uint64_t generation_;
+    const milliseconds timeout_;
+    std::vector<ByteRuns> files_;
+    std::vector<size_t> first_chunk_;  // of each file
+    std::vector<Chunk> chunks_;
+    std::mutex mutex_;
+    std::condition_variable filled_;
+    bool closed_ = false;         // guarded by mutex_
+    std::optional<Error> error_;  // guarded by mutex_; why staging stopped
+};
+
+}  // namespace tsr

@@ -1,0 +1,77 @@
+// The saves of a saver's background: one runs on the queue's own thread, later ones wait in order. Filled and asked by
+// the saver's thread; each save is known by its number, counted from 1, the same on every rank.
+#pragma once
+
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "base/error.hpp"
+#include "comm/work.hpp"
+
+namespace tsr {
+
+class SaveQueue {
+   public:
+    struct Save {
+        int64_t step = 0;
+        std::function<void()> run;  // throws why the save failed
+        WorkPtr work = std::make_shared<Work>();
+        uint64_t number = 0;   // set by push
+        bool at_once = false;  // set by push: nothing was before it
+    };
+    using SavePtr = std::shared_ptr<Save>;
+
+    // `begin` is called first on the queue's thread.
+    explicit SaveQueue(std::function<void()> begin);
+    // Waits for what is queued. In a completion callback of a save it does not: what is queued then is ABORTED.
+    ~SaveQueue();
+    SaveQueue(const SaveQueue&) = delete;
+    SaveQueue& operator=(const SaveQueue&) = delete;
+
+    void push(SavePtr save);
+    // Takes back the last save if it waits for another one; nullptr if there is none.
+    [[nodiscard]] SavePtr withdraw();
+    void put_back(SavePtr save);  // what withdraw() gave
+
+    [[nodiscard]] bool idle() const;
+    // The number up to which all saves have ended.
+    [[nodiscard]] uint64_t ended() const;
+    // Returns when idle and every work is done; throws INTERRUPTED only.
+    void wait() const;
+    // The first failure, not yet told, of the saves up to `number`; those up to it count as told.
+    [[nodiscard]] std::optional<Error> failure(uint64_t number);
+    // Whether the caller is the thread of the queue.
+    [[nodiscard]] bool is_own_thread() const;
+
+   private:
+    // Shared with the thread, which outlives the queue when that is destroyed in a callback.
+    struct State {
+        mutable std::mutex mutex;
+        mutable std::condition_variable changed;
+        std::deque<SavePtr> waiting;  // all below are guarded by mutex
+        SavePtr running;
+        uint64_t ended = 0;
+        WorkPtr last;                                      // of the save that ended last: done a moment later
+        std::vector<std::pair<uint64_t, Error>> failures;  // not yet told
+        bool closed = false;
+    };
+    static void run(State& state, const SavePtr& save);
+    static void loop(const std::shared_ptr<State>& state);
+
+    std::function<void()> begin_;
+    std::shared_ptr<State> state_ = std::make_shared<State>();
+    std::thread thread_;
+    uint64_t pushed_ = 0;
+    pid_t owner_ = ::getpid();
+};
+
+}  // namespace tsr
