@@ -151,13 +151,15 @@ void add_env(CLI::App& app, int& exit_code) {
     CLI::App* env = app.add_subcommand("env", "Show what Tessera sees of this process and machine");
     auto json = std::make_shared<bool>(false);
     env->add_flag("--json", *json, "one JSON object");
-    auto directory = std::make_shared<std::string>(std::filesystem::current_path().string());
+    auto directory = std::make_shared<std::string>(".");
     env->add_option("directory", *directory, "where checkpoints would be: is direct I/O possible there?")
         ->type_name("DIR")
         ->default_str("the current one")
         ->check(CLI::ExistingDirectory);
     env->callback([json, directory, &exit_code] {
-        const Json facts = gather(*directory);
+        std::error_code unknown;  // one that is gone has no path
+        const std::filesystem::path path = std::filesystem::canonical(*directory, unknown);
+        const Json facts = gather(unknown ? *directory : path.string());
         if (*json) {
             fmt::print("{}\n", facts.dump());
         } else {

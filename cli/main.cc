@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,6 +36,19 @@ bool names_no_command(const CLI::App& app, const std::string& group, std::span<c
     return true;
 }
 
+// Says what is wrong and how the command is called.
+void tell_usage(const CLI::App& app, const CLI::ParseError& error) {
+    const CLI::App* command = &app;
+    std::string name = app.get_name();
+    for (auto named = app.get_subcommands(); !named.empty(); named = command->get_subcommands()) {
+        command = named.front();
+        name += " " + command->get_name();
+    }
+    const auto formatter = std::dynamic_pointer_cast<CLI::Formatter>(command->get_formatter());
+    fmt::print(stderr, "{}: {}\n{}`{} --help` tells more\n", name, error.what(),
+               formatter ? formatter->make_usage(command, name) : "", name);
+}
+
 int run_command(int argc, char** argv) {
     open_standard_descriptors();
     CLI::App app("Tessera: distributed training for C, Python, Java and Rust in one job", "tessera");
@@ -48,8 +62,9 @@ int run_command(int argc, char** argv) {
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-        const int code = app.exit(error);  // prints help, or what is wrong
-        return code == 0 ? 0 : 2;
+        if (error.get_exit_code() == 0) return app.exit(error);  // prints the help that was asked for
+        tell_usage(app, error);
+        return 2;
     }
     return exit_code;
 }

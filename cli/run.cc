@@ -19,7 +19,17 @@ namespace tsr::cli {
 
 namespace {
 
-Error wrong(std::string why) { return Error(Code::invalid_argument, std::move(why)); }
+// The command line's fault: main() shows the usage with it.
+CLI::ValidationError wrong(std::string why) { return CLI::ValidationError(std::move(why)); }
+
+class RunFormatter : public CLI::Formatter {
+   public:
+    std::string make_usage(const CLI::App* app, std::string name) const override {
+        std::string usage = CLI::Formatter::make_usage(app, std::move(name));
+        while (usage.ends_with('\n')) usage.pop_back();
+        return usage + " CMD [ARGS...] [: [-n N] [--env K=V] CMD [ARGS...]]...\n";
+    }
+};
 
 int gpus() {
     std::error_code failure;
@@ -173,7 +183,11 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     options.grace = span(arguments.grace, "--grace-s");
     options.kill_grace = span(arguments.kill_grace, "--kill-grace-s");
     if (arguments.timeout > 0) options.timeout = span(arguments.timeout, "--timeout-s");
-    options.check();
+    try {
+        options.check();
+    } catch (const Error& error) {
+        throw wrong(error.what());
+    }
     return options;
 }
 
@@ -182,9 +196,9 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
 void add_run(CLI::App& app, int& exit_code) {
     auto arguments = std::make_shared<Arguments>();
     CLI::App* run = app.add_subcommand("run", "Start the ranks of a job on this machine and watch them");
+    run->formatter(std::make_shared<RunFormatter>());
     run->footer(
-        "\nThen the command:  CMD [ARGS...] [: [-n N] [--env K=V] CMD [ARGS...]]...\n\n"
-        "  tessera run -n 4 python train.py\n"
+        "\n  tessera run -n 4 python train.py\n"
         "  tessera run -n 1 ./a : -n 1 python b.py : -n 2 ./c      several programs, one job\n"
         "  tessera run -n 3:4 --on-loss shrink python train.py     goes on with 3 when one is lost");
     add_program_options(*run, *arguments);

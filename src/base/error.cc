@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "base/file_limit.hpp"
+
 namespace tsr {
 
 std::string_view code_name(Code code) {
@@ -86,7 +88,8 @@ Error os_error(std::string what, int errno_value) {
     Code code = Code::io;
     if (errno_value == EACCES || errno_value == EPERM) code = Code::permission;
     if (errno_value == ENOMEM) code = Code::no_memory;
-    const std::string reason = std::generic_category().message(errno_value);
+    std::string reason = std::generic_category().message(errno_value);
+    if (errno_value == EFBIG) reason += file_limit_text();
     return Error(code, std::move(what) + ": " + reason).with_native(NativeDomain::os, errno_value);
 }
 

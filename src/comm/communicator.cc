@@ -585,7 +585,7 @@ CommOptions CommOptions::from_environment() {
 }
 
 std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Store> store, int rank, int world_size,
-                                                   const CommOptions& options) {
+                                                   const CommOptions& options, const Departures& departures) {
     check_options(options);
     if (world_size < 1 || world_size > max_world_size) {
         throw Error(Code::invalid_argument,
@@ -599,8 +599,8 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Store> store,
     const auto own_store = next_communicator(store, rank, options.name, deadline);
     Endpoint endpoint;
     const Peer own = make_peer(rank, world_size, options, endpoint);
-    Bootstrap bootstrap{rank,    exchange_peers(*own_store, own, deadline), std::move(endpoint), own_store, options,
-                        deadline};
+    Bootstrap bootstrap{
+        rank, exchange_peers(*own_store, own, departures, deadline), std::move(endpoint), own_store, options, deadline};
     auto group = make_group(store, std::move(bootstrap));
     forget_peers(*own_store, own);
     return group;

@@ -4,9 +4,11 @@
 // error() and the getters may be called from any thread.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
@@ -33,11 +35,21 @@ class Buffer {
     [[nodiscard]] virtual size_t size() const = 0;
 };
 
+// A rank whose process has ended, as its launcher tells: "exited with status 0", "was killed by SIGKILL".
+struct Departure {
+    int rank = 0;
+    std::string how;
+};
+// Empty: nobody tells.
+using Departures = std::function<std::vector<Departure>()>;
+
 class Communicator {
    public:
-    // Collective over the store: returns when all `world_size` ranks have come; TIMEOUT names those missing.
+    // Collective over the store: returns when all `world_size` ranks have come. TIMEOUT names those missing, PEER_LOST at
+    // once one of `departures` that has not joined.
     [[nodiscard]] static std::shared_ptr<Communicator> create(std::shared_ptr<Store> store, int rank, int world_size,
-                                                              const CommOptions& options);
+                                                              const CommOptions& options,
+                                                              const Departures& departures = {});
     // One rank, no store.
     [[nodiscard]] static std::shared_ptr<Communicator> self();
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <sstream>
 #include <type_traits>
 
 #include "base/error.hpp"
@@ -25,6 +26,9 @@ constexpr char error_kind = 'E';
 
 // What a rank that failed still allows itself, to tell the others.
 constexpr milliseconds farewell{2000};
+// How often who waits asks the launcher whether those he waits for have ended.
+constexpr milliseconds departure_pause{250};
+constexpr milliseconds silence_before_notice{5000};
 
 template <size_t N>
 void copy_text(std::array<char, N>& to, const std::string& from) {
@@ -78,36 +82,60 @@ Error timeout_error(Store& store, const Peer& own) {
         .retry_may_help();
 }
 
-// Ranks may come late; whoever looks at a silent terminal is told whom rank 0 waits for, once.
-std::string wait_telling(Store& store, int rank, const Peer& own, Deadline deadline, bool& told) {
-    constexpr milliseconds silence{5000};
-    if (!told) {
+// A rank whose process has ended without joining is not waited for. Its record can be missing for another reason: it has
+// joined, and erased it again; but then "all" was there before it ended.
+void refuse_departed(Store& store, const Peer& own, const Departures& departures) {
+    const std::vector<Departure> gone = departures ? departures() : std::vector<Departure>{};
+    if (gone.empty() || store.get("all", Deadline::in(farewell))) return;
+    for (const Departure& departure : gone) {
+        if (departure.rank >= own.world_size || store.get(key_of(departure.rank), Deadline::in(farewell))) continue;
+        throw Error(
+            Code::peer_lost,
+            fmt::format("rank {} {} before it joined the communicator of {} ranks: every rank of the job has to",
+                        departure.rank, departure.how, own.world_size))
+            .with_peer(departure.rank);
+    }
+}
+
+// Waits for the key, and calls `look` every now and then, which throws if that is in vain.
+template <class Look>
+std::string wait_looking(Store& store, const std::string& key, milliseconds pause, Deadline deadline,
+                         const Look& look) {
+    while (true) {
         try {
-            return store.wait(key_of(rank), deadline.earlier(Deadline::in(silence)));
+            return store.wait(key, deadline.earlier(Deadline::in(pause)));
         } catch (const Error& e) {
             if (e.code() != Code::timeout || deadline.expired()) throw;
         }
+        look();
+    }
+}
+
+// Rank 0's part: collects all records. Throws what every rank shall throw.
+std::vector<Peer> collect(Store& store, const Peer& own, const Departures& departures, Deadline deadline) {
+    std::vector<Peer> peers{own};
+    // Ranks may come late; whoever looks at a silent terminal is told whom rank 0 waits for, once.
+    const Deadline silence = Deadline::in(silence_before_notice);
+    bool told = false;
+    const auto look = [&] {
+        refuse_departed(store, own, departures);
+        if (told || !silence.expired()) return;
         told = true;
         log::warning("rank 0 waits for {} to join the communicator of {} ranks, {} s more at most",
                      name_ranks(missing_ranks(store, own.world_size)), own.world_size,
                      deadline.remaining().count() / 1000);
-    }
-    return store.wait(key_of(rank), deadline);
-}
-
-// Rank 0's part: collects all records. Throws what every rank shall throw.
-std::vector<Peer> collect(Store& store, const Peer& own, Deadline deadline) {
-    std::vector<Peer> peers{own};
-    bool told = false;
+    };
     for (int rank = 1; rank < own.world_size; ++rank) {
         std::string value;
         try {
-            value = wait_telling(store, rank, own, deadline, told);
+            value =
+                wait_looking(store, key_of(rank), departures ? departure_pause : silence_before_notice, deadline, look);
         } catch (const Error& e) {
             if (e.code() != Code::timeout) throw;
             throw timeout_error(store, own).caused_by(e);
         }
         if (value.empty() || value.front() != peer_kind) {
+            refuse_departed(store, own, departures);  // it gave up for want of that one
             throw Error(Code::timeout,
                         fmt::format("rank {} gave up joining the communicator before all had come", rank))
                 .with_peer(rank)
@@ -133,17 +161,18 @@ Error said_by(const Error& error, const Peer& own) {
     return error.record()->retriable ? result.retry_may_help() : result;
 }
 
-std::vector<Peer> lead(Store& store, const Peer& own, Deadline deadline) {
+std::vector<Peer> lead(Store& store, const Peer& own, const Departures& departures, Deadline deadline) {
     try {
         store.set(key_of(own.rank), packed(own), deadline);
-        const std::vector<Peer> peers = collect(store, own, deadline);
+        const std::vector<Peer> peers = collect(store, own, departures, deadline);
         std::string all(1, peer_kind);
         all.append(reinterpret_cast<const char*>(peers.data()), peers.size() * sizeof(Peer));
         store.set("all", all, deadline);
         return peers;
     } catch (const Error& e) {
         try {
-            store.set("all", fmt::format("{}{} {}", error_kind, static_cast<int>(e.code()), e.what()),
+            store.set("all",
+                      fmt::format("{}{} {} {}", error_kind, static_cast<int>(e.code()), e.record()->peer, e.what()),
                       Deadline::in(farewell));
         } catch (const Error&) {
             // The others come to their own deadline.
@@ -152,11 +181,13 @@ std::vector<Peer> lead(Store& store, const Peer& own, Deadline deadline) {
     }
 }
 
-std::vector<Peer> follow(Store& store, const Peer& own, Deadline deadline) {
+std::vector<Peer> follow(Store& store, const Peer& own, const Departures& departures, Deadline deadline) {
     store.set(key_of(own.rank), packed(own), deadline);
     std::string all;
     try {
-        all = store.wait("all", deadline);
+        all = !departures ? store.wait("all", deadline) : wait_looking(store, "all", departure_pause, deadline, [&] {
+            refuse_departed(store, own, departures);
+        });
     } catch (const Error& e) {
         const Error told = e.code() == Code::timeout ? timeout_error(store, own).caused_by(e) : e;
         try {
@@ -167,9 +198,12 @@ std::vector<Peer> follow(Store& store, const Peer& own, Deadline deadline) {
         throw said_by(told, own);
     }
     if (!all.empty() && all.front() == error_kind) {
-        size_t used = 0;
-        const int code = std::stoi(all.substr(1), &used);
-        throw said_by(Error(static_cast<Code>(code), all.substr(1 + used + 1)), own);
+        std::istringstream fields(all.substr(1));
+        int code = 0;
+        int peer = -1;
+        std::string text;
+        std::getline(fields >> code >> peer >> std::ws, text, '\0');
+        throw said_by(Error(static_cast<Code>(code), text).with_peer(peer), own);
     }
     if (all.size() != 1 + sizeof(Peer) * static_cast<size_t>(own.world_size)) {
         throw Error(Code::mismatch, fmt::format("rank {} joins a communicator of {} ranks; rank 0's list has {} bytes",
@@ -222,8 +256,8 @@ Peer make_peer(int rank, int world_size, const CommOptions& options, const Endpo
     return peer;
 }
 
-std::vector<Peer> exchange_peers(Store& store, const Peer& own, Deadline deadline) {
-    return own.rank == 0 ? lead(store, own, deadline) : follow(store, own, deadline);
+std::vector<Peer> exchange_peers(Store& store, const Peer& own, const Departures& departures, Deadline deadline) {
+    return own.rank == 0 ? lead(store, own, departures, deadline) : follow(store, own, departures, deadline);
 }
 
 void forget_peers(Store& store, const Peer& own) noexcept {

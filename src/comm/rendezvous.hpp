@@ -62,9 +62,11 @@ struct Bootstrap {
 // This process and host, and a fresh endpoint.
 [[nodiscard]] Peer make_peer(int rank, int world_size, const CommOptions& options, const Endpoint& endpoint);
 
-// Collective. Throws TIMEOUT naming the ranks that did not come, INVALID_ARGUMENT or MISMATCH on every rank if the
-// ranks disagree on the world size. `store` has keys of this communicator only.
-[[nodiscard]] std::vector<Peer> exchange_peers(Store& store, const Peer& own, Deadline deadline);
+// Collective. Throws TIMEOUT naming the ranks that did not come, PEER_LOST naming one that has ended without coming,
+// INVALID_ARGUMENT or MISMATCH on every rank if the ranks disagree on the world size. `store` has keys of this
+// communicator only.
+[[nodiscard]] std::vector<Peer> exchange_peers(Store& store, const Peer& own, const Departures& departures,
+                                               Deadline deadline);
 
 // Called when all ranks have what they need: erases this rank's keys.
 void forget_peers(Store& store, const Peer& own) noexcept;

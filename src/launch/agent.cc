@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
@@ -17,10 +18,12 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/write_whole.hpp"
 #include "comm/host.hpp"
+#include "launch/departures.hpp"
 #include "launch/error_file.hpp"
-
-extern char** environ;
+#include "launch/report.hpp"
+#include "launch/variables.hpp"
 
 namespace tsr {
 
@@ -28,6 +31,7 @@ namespace {
 
 constexpr milliseconds burial_deadline{10000};
 constexpr milliseconds drain_deadline{2000};
+constexpr milliseconds tell_deadline{2000};
 constexpr milliseconds notice_deadline{3000};  // for a rank that is still starting
 
 std::string random_id() {
@@ -39,8 +43,7 @@ std::string random_id() {
 Fd token_memory(const Token& token) {
     Fd file(::memfd_create("tessera-token", MFD_CLOEXEC));
     const std::string text = token.hex() + "\n";
-    if (!file.valid() || ::fchmod(file.get(), 0600) != 0 ||
-        ::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    if (!file.valid() || ::fchmod(file.get(), 0600) != 0 || !write_whole(file.get(), text)) {
         throw os_error("keeping the job token", errno);
     }
     // Ranks get it for reading only.
@@ -56,10 +59,6 @@ Fd signal_descriptor() {
     if (const int error = ::pthread_sigmask(SIG_BLOCK, &set, nullptr)) throw os_error("pthread_sigmask", error);
     Fd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!fd.valid()) throw os_error("signalfd", errno);
-    // Output that nobody reads any more is an error of write(), not the end of the job.
-    struct sigaction ignore{};
-    ignore.sa_handler = SIG_IGN;
-    ::sigaction(SIGPIPE, &ignore, nullptr);
     return fd;
 }
 
@@ -76,36 +75,11 @@ std::string temporary_directory() {
     return path;
 }
 
-std::pair<Fd, Fd> make_pipe() {
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) throw os_error("pipe", errno);
-    return {Fd(ends[0]), Fd(ends[1])};
+// 0: no terminal.
+size_t terminal_width(int fd) {
+    winsize size{};
+    return ::ioctl(fd, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
-
-// The environment as a map that later settings override.
-class Variables {
-   public:
-    Variables() {
-        for (char** entry = environ; *entry != nullptr; ++entry) {
-            const std::string_view text = *entry;
-            const size_t equals = text.find('=');
-            if (equals != std::string_view::npos)
-                values_[std::string(text.substr(0, equals))] = text.substr(equals + 1);
-        }
-    }
-    void set(const std::string& name, std::string value) { values_[name] = std::move(value); }
-    void set(const std::string& name, int64_t value) { values_[name] = std::to_string(value); }
-    void set_default(const std::string& name, std::string value) { values_.try_emplace(name, std::move(value)); }
-    void erase(const std::string& name) { values_.erase(name); }
-    [[nodiscard]] std::vector<std::string> entries() const {
-        std::vector<std::string> out;
-        for (const auto& [name, value] : values_) out.push_back(fmt::format("{}={}", name, value));
-        return out;
-    }
-
-   private:
-    std::map<std::string, std::string> values_;
-};
 
 std::string plural(int count, const char* noun) { return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s"); }
 
@@ -150,7 +124,14 @@ int Agent::run() {
         auto next = stop_signal_ != 0 ? std::nullopt
                                       : next_round(options_, members, outcome.lost, options_.max_restarts - restarts_);
         if (!next) {
-            logs_.say(summary_of(outcome.failures, outcome.ends));
+            std::string report = report_of(outcome.failures, outcome.ends, terminal_width(STDERR_FILENO));
+            const std::string why =
+                stop_signal_ == 0 ? why_no_round(options_, members, outcome.lost, restarts_)
+                : options_.max_restarts > 0
+                    ? fmt::format("no restart, since {} asked the job to stop", signal_name(stop_signal_))
+                    : "";
+            if (!why.empty()) report += fmt::format("\n\n  {}", why);
+            logs_.say(report);
             logs_.drain(Deadline::in(drain_deadline));
             events_.write("end", wall_time(), {{"exit_code", code}});
             return code;
@@ -179,12 +160,7 @@ Agent::Outcome Agent::run_round(const std::vector<Member>& members) {
     stage_ = Stage::running;
     workers_.clear();
     failed_ = false;
-    StoreOptions store;
-    store.token = token_.hex();
-    store.insecure = options_.insecure;
-    store.job_id = job_id_;
-    store.epoch = static_cast<uint64_t>(round_);
-    store_ = StoreServer::start("127.0.0.1", 0, store);
+    store_ = StoreServer::start("127.0.0.1", 0, store_options());
     master_port_ = std::make_unique<PortReservation>();
     try {
         start_workers(members);
@@ -194,9 +170,20 @@ Agent::Outcome Agent::run_round(const std::vector<Member>& members) {
         throw;
     }
     bury_round();
+    own_client_.reset();
     store_.reset();
     master_port_.reset();
     return outcome();
+}
+
+StoreOptions Agent::store_options() const {
+    StoreOptions store;
+    store.token = token_.hex();
+    store.insecure = options_.insecure;
+    store.job_id = job_id_;
+    store.epoch = static_cast<uint64_t>(round_);
+    store.timeout = tell_deadline;
+    return store;
 }
 
 void Agent::start_workers(const std::vector<Member>& members) {
@@ -326,12 +313,31 @@ void Agent::take_signals() {
 void Agent::reap() {
     ++reap_turn_;
     int status = 0;
+    bool any = false;
     for (pid_t pid; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
         for (size_t rank = 0; rank < workers_.size(); ++rank) {
-            if (workers_[rank].pid == pid && !workers_[rank].end) note_exit(static_cast<int>(rank), status);
+            if (workers_[rank].pid != pid || workers_[rank].end) continue;
+            note_exit(static_cast<int>(rank), status);
+            any = true;
         }
     }
     if (failed_ && stage_ == Stage::running) end_workers();
+    if (any && !all_ended() && stage_ != Stage::ending && stage_ != Stage::killing) tell_ranks_of_departures();
+}
+
+// A rank may wait for one that has ended, to join: with exit code 0 that is no failure which ends the job.
+void Agent::tell_ranks_of_departures() {
+    std::vector<Departure> departures;
+    for (size_t rank = 0; rank < workers_.size(); ++rank) {
+        const auto& end = workers_[rank].end;
+        if (end) departures.push_back(departure_of(static_cast<int>(rank), end->wait_status));
+    }
+    try {
+        if (!own_client_) own_client_ = Store::open(store_->uri(), store_options());
+        tell_departures(*own_client_, departures, Deadline::in(tell_deadline));
+    } catch (const Error& error) {
+        logs_.say(fmt::format("the ranks cannot be told of those that have ended: {}", error.what()));
+    }
 }
 
 void Agent::note_exit(int rank, int status) {
@@ -435,7 +441,7 @@ bool Agent::all_ended() const {
 }
 
 void Agent::bury_round() {
-    kill_all_children(Deadline::in(burial_deadline), [](pid_t, int) {});
+    kill_all_children(Deadline::in(burial_deadline));
     logs_.drain(Deadline::in(drain_deadline));
     for (const Worker& worker : workers_) ::unlink(worker.asked_file.c_str());
 }

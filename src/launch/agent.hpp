@@ -61,6 +61,7 @@ class Agent {
     };
 
     [[nodiscard]] Outcome run_round(const std::vector<Member>& members);
+    [[nodiscard]] StoreOptions store_options() const;
     void start_workers(const std::vector<Member>& members);
     void start_worker(int rank, const std::vector<Member>& members);
     [[nodiscard]] std::vector<std::string> environment_of(int rank, const std::vector<Member>& members,
@@ -69,6 +70,7 @@ class Agent {
     void take_signals();
     void reap();
     void note_exit(int rank, int status);
+    void tell_ranks_of_departures();
     void asked_to_stop(int signal);
     [[nodiscard]] bool anybody_listens() const;
     void end_workers();   // SIGTERM to all that live
@@ -102,6 +104,7 @@ class Agent {
 
     // Of the round.
     std::shared_ptr<StoreServer> store_;
+    std::shared_ptr<Store> own_client_;  // of that server, once there is something to tell
     std::unique_ptr<PortReservation> master_port_;
     std::vector<Worker> workers_;
     Stage stage_ = Stage::running;

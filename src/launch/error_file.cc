@@ -8,12 +8,13 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
-#include <chrono>
 
 #include "base/env.hpp"
 #include "base/error.hpp"
 #include "base/fd.hpp"
 #include "base/json.hpp"
+#include "base/write_whole.hpp"
+#include "launch/events.hpp"
 
 namespace tsr {
 
@@ -32,10 +33,6 @@ std::string readable_text(std::string_view text) {
         if (static_cast<unsigned char>(c) >= 0x80) c = '?';
     }
     return out;
-}
-
-double now_seconds() {
-    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 // Both launchers' forms: {"message": {"message": m, "extraInfo": {...}}} and {"message": m}.
@@ -72,7 +69,7 @@ void record_error(std::string_view message, std::string_view traceback) {
 
     Json extra{Json::Object{}};
     extra.set("py_callstack", readable_text(traceback));
-    extra.set("timestamp", fmt::format("{:.6f}", now_seconds()));
+    extra.set("timestamp", fmt::format("{:.6f}", wall_time()));
     Json body{Json::Object{}};
     body.set("message", readable_text(message));
     body.set("extraInfo", std::move(extra));
@@ -84,9 +81,8 @@ void record_error(std::string_view message, std::string_view traceback) {
     const std::string draft = fmt::format("{}.{}", *path, ::getpid());
     const Fd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (!file.valid()) throw os_error(fmt::format("writing the error file {}", draft), errno);
-    const ssize_t written = ::write(file.get(), text.data(), text.size());
-    const int failure = written < 0 ? errno : ENOSPC;
-    if (written != static_cast<ssize_t>(text.size()) || ::rename(draft.c_str(), path->c_str()) != 0) {
+    if (!write_whole(file.get(), text) || ::rename(draft.c_str(), path->c_str()) != 0) {
+        const int failure = errno;
         ::unlink(draft.c_str());
         throw os_error(fmt::format("writing the error file {}", *path), failure);
     }

@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/write_whole.hpp"
 
 namespace tsr {
 
@@ -25,8 +26,8 @@ void EventLog::write(const char* event, double time, Json::Object fields) {
     line.set("time", time);
     for (Json::Member& field : fields) line.set(field.key, std::move(field.value));
     const std::string text = line.dump() + "\n";
-    if (::write(file_.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return;
-    log::warning("writing the events file {} fails: {}", path_, std::generic_category().message(errno));
+    if (write_whole(file_.get(), text)) return;
+    log::warning("{}", os_error(fmt::format("writing the events file {} fails", path_), errno).what());
     file_.reset();
 }
 

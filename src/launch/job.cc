@@ -12,6 +12,14 @@ namespace {
 
 constexpr int max_ranks = 4096;
 
+std::vector<int> ranks_left(const std::vector<Member>& members, const std::vector<int>& lost) {
+    std::vector<int> left;
+    for (int rank = 0; rank < static_cast<int>(members.size()); ++rank) {
+        if (std::ranges::find(lost, rank) == lost.end()) left.push_back(rank);
+    }
+    return left;
+}
+
 }  // namespace
 
 std::string Program::name() const {
@@ -53,15 +61,48 @@ std::vector<Member> first_round(const RunOptions& options) {
 std::optional<NextRound> next_round(const RunOptions& options, const std::vector<Member>& members,
                                     const std::vector<int>& lost, int restarts_left) {
     std::vector<Member> left;
-    for (size_t rank = 0; rank < members.size(); ++rank) {
-        if (std::find(lost.begin(), lost.end(), static_cast<int>(rank)) == lost.end()) left.push_back(members[rank]);
-    }
+    for (const int rank : ranks_left(members, lost)) left.push_back(members[static_cast<size_t>(rank)]);
     const int least = options.min_ranks == 0 ? options.ranks() : options.min_ranks;
     const bool enough = !left.empty() && static_cast<int>(left.size()) >= least;
     const bool again = restarts_left > 0;
     if (enough && (options.on_loss == OnLoss::shrink || !again)) return NextRound{std::move(left), false};
     if (again) return NextRound{members, true};
     return std::nullopt;
+}
+
+std::string rank_spans(std::vector<int> ranks) {
+    std::ranges::sort(ranks);
+    std::vector<std::string> spans;
+    for (size_t first = 0; first < ranks.size();) {
+        size_t last = first;
+        while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+        if (last > first + 1) {
+            spans.push_back(fmt::format("{}-{}", ranks[first], ranks[last]));
+        } else {
+            for (size_t i = first; i <= last; ++i) spans.push_back(std::to_string(ranks[i]));
+        }
+        first = last + 1;
+    }
+    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    for (size_t i = 0; i < spans.size(); ++i) {
+        text += fmt::format("{}{}", i == 0 ? "" : i + 1 == spans.size() ? " and " : ", ", spans[i]);
+    }
+    return text;
+}
+
+std::string why_no_round(const RunOptions& options, const std::vector<Member>& members, const std::vector<int>& lost,
+                         int restarts) {
+    std::string why;
+    if (options.max_restarts > 0) {
+        why = fmt::format("{} of {} restarts (--max-restarts) used: none is left", restarts, options.max_restarts);
+    }
+    if (options.min_ranks > 0) {
+        const std::vector<int> left = ranks_left(members, lost);
+        why += fmt::format("{}{} of {} ranks left{}: fewer than the {} of --min-ranks", why.empty() ? "" : "; ",
+                           left.size(), members.size(), left.empty() ? "" : fmt::format(" ({})", rank_spans(left)),
+                           options.min_ranks);
+    }
+    return why;
 }
 
 }  // namespace tsr

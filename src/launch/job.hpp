@@ -59,4 +59,11 @@ struct NextRound {
 [[nodiscard]] std::optional<NextRound> next_round(const RunOptions& options, const std::vector<Member>& members,
                                                   const std::vector<int>& lost, int restarts_left);
 
+// "rank 4", "ranks 1-3 and 5"
+[[nodiscard]] std::string rank_spans(std::vector<int> ranks);
+
+// Why next_round() gave none after `restarts` restarts, for people; empty where none was to be expected.
+[[nodiscard]] std::string why_no_round(const RunOptions& options, const std::vector<Member>& members,
+                                       const std::vector<int>& lost, int restarts);
+
 }  // namespace tsr

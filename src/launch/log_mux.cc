@@ -8,10 +8,10 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/write_whole.hpp"
 
 namespace tsr {
 
@@ -140,9 +140,9 @@ bool LogMux::read_some(Stream& stream) {
         return false;
     }
     const std::string_view bytes(chunk.data(), static_cast<size_t>(got));
-    if (stream.file && ::write(stream.file->get(), bytes.data(), bytes.size()) != got) {
-        say(fmt::format("writing a rank's log file fails ({}); it ends here", std::strerror(errno)));
-        stream.file.reset();
+    if (stream.file && stream.file->valid() && !write_whole(stream.file->get(), bytes)) {
+        say(fmt::format("{}; it ends here", os_error("writing a rank's log file fails", errno).what()));
+        stream.file->reset();  // for both of the rank's streams
     }
     stream.lines.feed(bytes, print);
     return true;

@@ -38,7 +38,7 @@ class LineBuffer {
 // The last lines of a stream, a bounded number of bounded length.
 class Tail {
    public:
-    static constexpr size_t max_lines = 20;
+    static constexpr size_t max_lines = 100;  // a trace and the message before it
     static constexpr size_t max_line = 1000;
     void add(std::string_view line);
     [[nodiscard]] std::vector<std::string> lines() const { return {lines_.begin(), lines_.end()}; }

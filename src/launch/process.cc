@@ -102,6 +102,14 @@ sigset_t guardian_signals() {
     return set;
 }
 
+// Output that nobody reads any more, or that grows beyond `ulimit -f`, is an error of write(), not the end of the job. Ranks
+// start with the default.
+void ignore_signals_of_writes() {
+    struct sigaction ignore{};
+    ignore.sa_handler = SIG_IGN;
+    for (const int signal : {SIGPIPE, SIGXFSZ}) ::sigaction(signal, &ignore, nullptr);
+}
+
 }  // namespace
 
 std::string signal_name(int signal) {
@@ -125,6 +133,12 @@ int exit_code_of(const Error& error) {
         case Code::not_found: return 127;
         default: return 1;
     }
+}
+
+std::pair<Fd, Fd> make_pipe() {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) throw os_error("pipe", errno);
+    return {Fd(ends[0]), Fd(ends[1])};
 }
 
 std::string find_executable(const std::string& command) {
@@ -164,10 +178,7 @@ std::string find_executable(const std::string& command) {
 pid_t spawn(const Spawn& spawn) {
     const std::vector<char*> arguments = pointers(spawn.arguments);
     const std::vector<char*> environment = pointers(spawn.environment);
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) throw os_error("pipe", errno);
-    const Fd report_in(ends[0]);
-    Fd report_out(ends[1]);
+    auto [report_in, report_out] = make_pipe();
     Spawn ready = spawn;
     Fd null;
     if (ready.input < 0) {
@@ -196,16 +207,14 @@ pid_t spawn(const Spawn& spawn) {
     throw os_error(fmt::format("starting '{}'", spawn.path), failure);
 }
 
-void kill_all_children(Deadline deadline, const std::function<void(pid_t pid, int wait_status)>& reaped) {
+void kill_all_children(Deadline deadline) {
     for (;;) {
         // A killed child's own children become ours and are found in the next turn.
         for (const pid_t pid : children()) ::kill(pid, SIGKILL);
         const Deadline slice = Deadline::in(milliseconds{5});
         for (;;) {
-            int status = 0;
-            const pid_t pid = ::waitpid(-1, &status, WNOHANG);
+            const pid_t pid = ::waitpid(-1, nullptr, WNOHANG);
             if (pid < 0 && errno == ECHILD) return;
-            if (pid > 0) reaped(pid, status);
             if (pid == 0) {
                 if (slice.expired()) break;
                 ::usleep(200);
@@ -232,18 +241,18 @@ void become_subreaper() {
 
 int run_guarded(const std::function<int(int guardian, const sigset_t& signal_mask)>& agent) {
     become_subreaper();
+    ignore_signals_of_writes();
     const sigset_t signals = guardian_signals();
     sigset_t former;
     if (const int error = ::pthread_sigmask(SIG_BLOCK, &signals, &former)) throw os_error("pthread_sigmask", error);
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) throw os_error("pipe", errno);
-    Fd alive_in(ends[0]);
-    Fd alive_out(ends[1]);  // stays open in the guardian alone, and closes with it
+    auto [alive_in, alive_out] = make_pipe();  // the latter stays open in the guardian alone, and closes with it
     const pid_t pid = ::fork();
     if (pid < 0) throw os_error("fork", errno);
     if (pid == 0) {
         alive_out.reset();
         ::setsid();  // the terminal's signals come through the guardian only, once
+        // So do those of `pkill tessera`, and `killall -9 tessera` leaves the agent to clean up.
+        ::prctl(PR_SET_NAME, "tsr-agent");
         int code = 1;
         try {
             become_subreaper();
@@ -275,7 +284,7 @@ int run_guarded(const std::function<int(int guardian, const sigset_t& signal_mas
         }
         if (ended) break;
     }
-    kill_all_children(Deadline::in(death_deadline), [](pid_t, int) {});
+    kill_all_children(Deadline::in(death_deadline));
     if (WIFSIGNALED(status))
         fmt::print(stderr, "tessera: the agent {}; its ranks were killed\n", describe_status(status));
     return exit_code_of(status);

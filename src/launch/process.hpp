@@ -4,8 +4,9 @@
 //
 // Guardian and agent are subreapers: a process whose parent dies becomes the child of the agent, or of the guardian when
 // the agent is gone, and so cannot get lost. Only own children are ever killed: their pids cannot be another's before
-// they are reaped. A rank gets SIGKILL from the kernel when the agent dies. What remains: if guardian and agent are
-// killed by SIGKILL in the same instant, ranks die, but processes that ranks had started may live on.
+// they are reaped. A rank gets SIGKILL from the kernel when the agent dies. The agent has another name than the guardian, so
+// that who kills by name does not hit both. What remains: if both are killed by SIGKILL in the same instant, ranks die, but
+// processes that ranks had started may live on.
 #pragma once
 
 #include <signal.h>
@@ -14,6 +15,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -32,6 +34,9 @@ namespace tsr {
 // For a command that could not do its work: 2 for wrong usage, 126 for what may not be executed, 127 for what is not
 // there, else 1: a shell's conventions.
 [[nodiscard]] int exit_code_of(const Error& error);
+
+// The reading end and the writing end.
+[[nodiscard]] std::pair<Fd, Fd> make_pipe();
 
 // The file that execution of `command` would run, found in PATH; throws NOT_FOUND or PERMISSION.
 [[nodiscard]] std::string find_executable(const std::string& command);
@@ -52,9 +57,9 @@ struct Spawn {
 // Throws IO, NOT_FOUND, PERMISSION if the program cannot be executed.
 [[nodiscard]] pid_t spawn(const Spawn& spawn);
 
-// Kills and reaps all children, and what became a child because its parent died, until there are none. `reaped` hears of
-// each. Throws TIMEOUT naming those that will not die (in an uninterruptible system call).
-void kill_all_children(Deadline deadline, const std::function<void(pid_t pid, int wait_status)>& reaped);
+// Kills and reaps all children, and what became a child because its parent died, until there are none. Throws TIMEOUT
+// naming those that will not die (in an uninterruptible system call).
+void kill_all_children(Deadline deadline);
 
 // Raises this process's limit of open files as far as it may: two pipes a rank. Returns the former limit.
 [[nodiscard]] rlim_t raise_open_files();

@@ -1,14 +1,11 @@
 #include "launch/summary.hpp"
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <sys/wait.h>
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <csignal>
-#include <ctime>
 #include <regex>
 #include <string_view>
 #include <tuple>
@@ -19,31 +16,34 @@ namespace tsr {
 
 namespace {
 
-constexpr size_t shown_lines = 10;
 constexpr size_t searched_bytes = 4096;  // of a message, for the peers that it names
-
-std::string clock_time(double seconds) {
-    const auto whole = static_cast<std::time_t>(std::floor(seconds));
-    const int millis = static_cast<int>((seconds - std::floor(seconds)) * 1000);
-    return fmt::format("{:%H:%M:%S}.{:03}", fmt::localtime(whole), millis);
-}
-
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 std::string_view trimmed(std::string_view line) {
     const size_t begin = line.find_first_not_of(" \t");
     return begin == std::string_view::npos ? "" : line.substr(begin);
 }
 
-// The line that says what went wrong is the last one, but for what Java and Rust print after it.
+// What Java and Rust print after the line that says what went wrong.
+bool is_of_a_trace(std::string_view line) {
+    static const std::regex pattern(R"(\s+(at .*|\.\.\. .*|\d+: .*)|stack backtrace:|note: .*RUST_BACKTRACE.*)");
+    return std::regex_match(line.begin(), line.end(), pattern);
+}
+
+// The line that says what went wrong is the last one, but for those.
 std::string_view last_line(const std::vector<std::string>& lines) {
     for (auto line = lines.rbegin(); line != lines.rend(); ++line) {
-        const std::string_view text = trimmed(*line);
-        const bool indented = text.size() < line->size();
-        const bool frame = indented && (text.starts_with("at ") || text.starts_with("... "));
-        if (!text.empty() && !frame && !text.starts_with("note: run with `RUST_BACKTRACE")) return text;
+        if (!trimmed(*line).empty() && !is_of_a_trace(*line)) return trimmed(*line);
     }
     return "";
+}
+
+// A line that ends in a colon says nothing without the next.
+std::string first_words(std::string_view text) {
+    const size_t end = text.find('\n');
+    const std::string_view first = text.substr(0, end);
+    if (end == std::string_view::npos || !first.ends_with(':')) return std::string(first);
+    const std::string_view rest = text.substr(end + 1);
+    return fmt::format("{} {}", first, trimmed(rest.substr(0, rest.find('\n'))));
 }
 
 std::string meaning_of_signal(int signal) {
@@ -65,19 +65,13 @@ std::string meaning_of_signal(int signal) {
 std::string meaning_of(int wait_status) {
     if (WIFSIGNALED(wait_status)) return meaning_of_signal(WTERMSIG(wait_status));
     const int code = WEXITSTATUS(wait_status);
-    if (code == 0) return "its peers still needed it: it had not finalized its communicator";
+    if (code == 0) return "its peers still needed it: it had not joined, or not finalized, its communicator";
     if (code == 126) return "mostly a shell's: a program may not be executed";
     if (code == 127) return "mostly a shell's: a program was not found";
     if (code <= 128 || ::sigabbrev_np(code - 128) == nullptr) return "";
     const std::string meaning = meaning_of_signal(code - 128);
     return fmt::format("a shell or a JVM says so of {}{}", signal_name(code - 128),
                        meaning.empty() ? "" : ": " + meaning);
-}
-
-std::string ending(const RankEnd& end) {
-    if (end.by_agent) return "(ended)";
-    return WIFSIGNALED(end.wait_status) ? signal_name(WTERMSIG(end.wait_status))
-                                        : fmt::format("exit {}", WEXITSTATUS(end.wait_status));
 }
 
 // --- who names whom
@@ -90,7 +84,7 @@ struct Named {
 // The peers that died, failed or left, as the messages of Tessera's transports tell of them.
 std::vector<Named> lost_peers_in(std::string_view text) {
     static const std::regex pattern(
-        R"(rank (\d{1,9})(?: \(pid (\d{1,9})[^)]{0,300}\))? (?:died|left the communicator|failed: ))");
+        R"(rank (\d{1,9})(?: \(pid (\d{1,9})[^)]{0,300}\))? (?:died|left the communicator|failed: |exited with status|was killed by))");
     const std::string searched(text.substr(0, searched_bytes));
     const auto number = [](const std::ssub_match& match) {
         const std::string digits = match.str();
@@ -141,14 +135,13 @@ double RankEnd::when() const {
 }
 
 std::string RankEnd::message() const {
-    if (error) return first_line(error->message);
+    if (error) return first_words(error->message);
     const std::string_view line = last_line(last_lines);
     return line.empty() ? "" : fmt::format("last stderr line: {}", line);
 }
 
 std::string RankEnd::cause() const {
-    if (by_agent)
-        return fmt::format("rank {} failed or left its communicator first, and was ended with the others", rank);
+    if (by_agent) return fmt::format("rank {} failed or left first, and was ended with the others", rank);
     const std::string meaning = meaning_of(wait_status);
     return fmt::format("rank {} {}{}", rank, describe_status(wait_status),
                        meaning.empty() ? "" : fmt::format(" ({})", meaning));
@@ -160,10 +153,8 @@ std::vector<RankEnd> failures_of(const std::vector<RankEnd>& ends) {
                          [&](const RankEnd& end) { return failed_by_itself(end) || failed_by_evidence(end, ends); });
     std::vector<int> victims;
     for (const RankEnd& failure : failures) {
-        const bool victim = std::ranges::any_of(failures, [&](const RankEnd& other) {
-            return told_of(other.wait_status == 0 && !other.by_agent ? all_text(failure) : failure.message(), failure,
-                           other, ends);
-        });
+        const bool victim =
+            std::ranges::any_of(failures, [&](const RankEnd& other) { return blames(failure, other, ends); });
         if (victim) victims.push_back(failure.rank);
     }
     const auto key = [&](const RankEnd& f) {
@@ -179,43 +170,9 @@ int exit_code_of(const std::vector<RankEnd>& failures) {
     return own == failures.end() ? 0 : exit_code_of(own->wait_status);
 }
 
-std::string summary_of(const std::vector<RankEnd>& failures, const std::vector<RankEnd>& ends) {
-    const RankEnd& root = failures.front();
-    std::string out = fmt::format("the job failed: {}", root.cause());
-    if (!root.message().empty()) out += ": " + root.message();
-    size_t host_width = 4;
-    for (const RankEnd& failure : failures) host_width = std::max(host_width, failure.host.size());
-    out += fmt::format("\n\n  {:<12}  {:>4}  {:<{}}  {:>8}  {:<9}  {}\n", "time", "rank", "host", host_width, "pid",
-                       "end", "message");
-    for (const RankEnd& failure : failures) {
-        const std::string message = failure.message();
-        out += fmt::format("  {:<12}  {:>4}  {:<{}}  {:>8}  {:<9}  {}{}\n", clock_time(failure.when()), failure.rank,
-                           failure.host, host_width, failure.pid, ending(failure), message.empty() ? "-" : message,
-                           &failure == &root ? "   <- root cause" : "");
-    }
-    for (const RankEnd& end : ends) {
-        const auto same = [&](const RankEnd& f) { return f.rank == end.rank; };
-        if (end.by_agent || end.wait_status != 0 || end.time > root.time || std::ranges::any_of(failures, same))
-            continue;
-        out += fmt::format("\n  rank {} had ended before, with exit code 0, at {}\n", end.rank, clock_time(end.time));
-    }
-    const auto quote = [&](std::string_view line) { out += fmt::format("    {}\n", line); };
-    if (root.error && !root.error->traceback.empty()) {
-        out += fmt::format("\n  rank {}'s traceback:\n", root.rank);
-        std::string_view rest = root.error->traceback;
-        while (!rest.empty()) {
-            const size_t end = rest.find('\n');
-            quote(rest.substr(0, end));
-            rest = end == std::string_view::npos ? "" : rest.substr(end + 1);
-        }
-    } else if (root.last_lines.size() > 1) {
-        const size_t first = root.last_lines.size() - std::min(root.last_lines.size(), shown_lines);
-        out += fmt::format("\n  the last lines of rank {}'s standard error:\n", root.rank);
-        for (size_t i = first; i < root.last_lines.size(); ++i) quote(root.last_lines[i]);
-    }
-    if (!root.log_file.empty()) out += fmt::format("\n  its output: {}\n", root.log_file);
-    out.pop_back();  // the caller ends the line
-    return out;
+bool blames(const RankEnd& victim, const RankEnd& end, const std::vector<RankEnd>& ends) {
+    const bool left_in_peace = end.wait_status == 0 && !end.by_agent;
+    return told_of(left_in_peace ? all_text(victim) : victim.message(), victim, end, ends);
 }
 
 }  // namespace tsr

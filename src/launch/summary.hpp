@@ -1,4 +1,4 @@
-// Why a round failed: which of its ranks failed by themselves, in order from the root cause, and the text that says so.
+// Why a round failed: which of its ranks failed by themselves, in order from the root cause. report.hpp says it in words.
 #pragma once
 
 #include <sys/types.h>
@@ -25,7 +25,8 @@ struct RankEnd {
     std::vector<std::string> last_lines;  // of its standard error
 
     [[nodiscard]] double when() const;  // of the error, if the rank recorded one
-    // The first line of the recorded error; else "last stderr line: ..."; else empty.
+    // The first line of the recorded error, with the second if it ends in a colon; else "last stderr line: ..."; else
+    // empty.
     [[nodiscard]] std::string message() const;
     // "rank 2 was killed by SIGKILL (what that mostly means)"
     [[nodiscard]] std::string cause() const;
@@ -40,10 +41,10 @@ struct RankEnd {
 // needed it, and one that was slow to end after it had failed, so that the agent ended it together with its victims.
 [[nodiscard]] std::vector<RankEnd> failures_of(const std::vector<RankEnd>& ends);
 
+// Whether what `victim` said tells of `end` as a peer that died, failed or left.
+[[nodiscard]] bool blames(const RankEnd& victim, const RankEnd& end, const std::vector<RankEnd>& ends);
+
 // A shell's exit code for the job: of the first failure that was a rank's own.
 [[nodiscard]] int exit_code_of(const std::vector<RankEnd>& failures);
-
-// A table, and the root cause's traceback or last lines. `failures` are not empty, and come from failures_of(ends).
-[[nodiscard]] std::string summary_of(const std::vector<RankEnd>& failures, const std::vector<RankEnd>& ends);
 
 }  // namespace tsr

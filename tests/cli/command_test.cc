@@ -51,6 +51,17 @@ TEST(Command, WrongUsageIsExitCodeTwo) {
     }
 }
 
+TEST(Command, WrongUsageIsToldWithTheUsage) {
+    const Result result = tessera("ckpt verify a b");
+    EXPECT_EQ(result.code, 2);
+    EXPECT_THAT(result.out, AllOf(StartsWith("tessera ckpt verify: The following argument was not expected: b\n"),
+                                  HasSubstr("\nUsage: tessera ckpt verify [OPTIONS] path\n"),
+                                  HasSubstr("`tessera ckpt verify --help` tells more")));
+    EXPECT_THAT(tessera("run").out, AllOf(StartsWith("tessera run: no command: write"),
+                                          HasSubstr("\nUsage: tessera run [OPTIONS] CMD [ARGS...]")));
+    EXPECT_THAT(tessera("run --help").out, HasSubstr("Usage: tessera run [OPTIONS] CMD [ARGS...]"));
+}
+
 TEST(Command, HelpTellsDefaults) {
     const Result result = tessera("run --help");
     EXPECT_EQ(result.code, 0);

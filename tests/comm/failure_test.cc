@@ -213,6 +213,54 @@ TEST(Failure, RankThatNeverJoinsIsNamed) {
     }));
 }
 
+TEST(Failure, RankThatHasEndedWithoutJoiningIsNotWaitedFor) {
+    CommOptions options = test_options();
+    options.timeout = milliseconds{100000};  // longer than a test may take
+    for (const int absent : {0, 2}) {
+        const auto store = make_memory_store(milliseconds{20000});
+        const Departures departures = [&] { return std::vector<Departure>{{absent, "exited with status 0"}}; };
+        const auto outcomes = run_threads(4, [&](int rank) {
+            if (rank != absent) static_cast<void>(Communicator::create(store, rank, 4, options, departures));
+        });
+        for (const int rank : {1, 3}) {
+            ASSERT_TRUE(outcomes[static_cast<size_t>(rank)]);
+            const Error& error = *outcomes[static_cast<size_t>(rank)];
+            EXPECT_EQ(error.code(), Code::peer_lost);
+            EXPECT_EQ(error.record()->peer, absent);
+            EXPECT_THAT(error.what(),
+                        HasSubstr(fmt::format("rank {}: rank {} exited with status 0 before it joined the "
+                                              "communicator of 4 ranks",
+                                              rank, absent)));
+        }
+    }
+}
+
+TEST(Failure, RankThatHasJoinedAndEndedIsNotMissed) {
+    const auto store = make_memory_store(milliseconds{20000});
+    std::atomic<bool> joined{false};
+    std::promise<void> looked;
+    int looks = 0;
+    const auto outcomes = run_threads(3, [&](int rank) {
+        Departures departures;
+        if (rank == 1) {
+            departures = [&] {  // is asked once it has joined, while it waits for rank 2
+                joined = true;
+                return std::vector<Departure>{};
+            };
+        }
+        if (rank == 0) {
+            departures = [&] {
+                if (!joined) return std::vector<Departure>{};
+                if (++looks == 2) looked.set_value();  // the first look has not made it give up
+                return std::vector<Departure>{{1, "exited with status 0"}};
+            };
+        }
+        if (rank == 2) looked.get_future().wait();
+        Communicator::create(store, rank, 3, test_options(), departures)->run({});
+    });
+    expect_all_well(outcomes);
+}
+
 TEST(Failure, WhoeverIsWaitedForLongIsTold) {
     std::promise<std::string> told;
     log::set_sink(

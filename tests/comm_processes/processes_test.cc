@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <sys/resource.h>
+
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -91,6 +93,32 @@ TEST(CommProcesses, CollectivesBetweenProcesses) {
         });
         processes.expect_all_well();
     }
+}
+
+// Growing shared memory beyond the limit of file sizes would kill the process by SIGXFSZ.
+TEST(CommProcesses, LimitOfFileSizesIsNamedAndKillsNobody) {
+    Processes processes(2, [&](int rank, const auto& store, const auto&) {
+        CommOptions options = options_with(milliseconds{20000});
+        options.backend = "shm";
+        const auto comm = Communicator::create(store, rank, 2, options);
+        const rlimit low{1 << 16, 1 << 16};
+        check(::setrlimit(RLIMIT_FSIZE, &low) == 0, "setrlimit");
+        const auto told = [&](const auto& call) -> std::string {
+            try {
+                call();
+            } catch (const Error& error) {
+                return error.what();
+            }
+            return "";
+        };
+        const std::string buffer = told([&] { static_cast<void>(comm->allocate(4 << 20)); });
+        check(buffer.find("rank 0 may not make it: its limit of file sizes (RLIMIT_FSIZE") != std::string::npos,
+              buffer.c_str());
+        comm->run({});
+        const std::string group = told([&] { static_cast<void>(comm->split(0, 0, options)); });
+        check(group.find("RLIMIT_FSIZE, is 65536 bytes") != std::string::npos, group.c_str());
+    });
+    processes.expect_all_well();
 }
 
 // A data loader's worker is such a child: what it drops of its parent's neither hangs it nor ends the parent's part.

@@ -12,6 +12,7 @@
 #include <map>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "launch/environment.hpp"
@@ -69,6 +70,21 @@ TEST(AsARank, LeavesItsPeers) {
     }
 }
 
+// The rank that $ABSENT names ends well without having joined.
+TEST(AsARank, JoinsUnlessAbsent) {
+    const char* absent = std::getenv("ABSENT");
+    const char* rank = std::getenv("RANK");
+    if (absent != nullptr && rank != nullptr && std::string_view(absent) == rank) std::_Exit(0);
+    try {
+        CommOptions options = CommOptions::from_environment();
+        options.timeout = milliseconds{100000};
+        communicator_from_environment(options)->finalize();
+    } catch (const Error& error) {
+        std::fprintf(stderr, "tessera: %s\n", error.what());
+        std::_Exit(error.code() == Code::peer_lost ? 3 : 4);
+    }
+}
+
 class Launchers : public ::testing::Test {
    protected:
     [[nodiscard]] static std::string self() {
@@ -77,11 +93,7 @@ class Launchers : public ::testing::Test {
         return path;
     }
     [[nodiscard]] static std::string rank_command() { return self() + " --gtest_filter=AsARank.Sums*"; }
-    [[nodiscard]] std::string log() const {
-        std::ostringstream text;
-        text << std::ifstream(directory_.path() / "log").rdbuf();
-        return text.str();
-    }
+    [[nodiscard]] std::string log() const { return testing::read_file(directory_.path() / "log"); }
     void start(const std::string& launcher) const {
         const testing::Environment environment(
             {{"D", directory_.path().string()}, {"XDG_RUNTIME_DIR", directory_.path().string()}});
@@ -210,8 +222,26 @@ TEST_F(Launchers, ARankThatLeavesWithExitCodeZeroIsToldAsTheRootCause) {
                 .c_str());
         EXPECT_EQ(WEXITSTATUS(status), 1) << "the job has failed, though its cause ended with 0";
         EXPECT_THAT(log(), AllOf(HasSubstr("the job failed: rank 1 ended with exit code 0 (its peers still needed it"),
-                                 HasSubstr("last stderr line: tessera: rank")))
+                                 HasSubstr("because rank 1 left")))
             << backend;
+    }
+}
+
+// Not after the communicator's timeout, which is longer than a test may take.
+TEST_F(Launchers, ARankThatEndsWithExitCodeZeroBeforeItJoinedIsToldAtOnce) {
+    for (const int absent : {0, 2}) {
+        const int status =
+            std::system(fmt::format("{} run -n 3 --env ABSENT={} {} --gtest_filter=AsARank.Joins* > {}/log 2>&1",
+                                    TESSERA_BINARY_DIR "/tessera", absent, self(), directory_.path().string())
+                            .c_str());
+        EXPECT_EQ(WEXITSTATUS(status), 3) << log();
+        EXPECT_THAT(
+            log(), AllOf(HasSubstr(fmt::format("the job failed: rank {} ended with exit code 0 (its peers still needed "
+                                               "it: it had not joined",
+                                               absent)),
+                         HasSubstr(fmt::format("rank 1: rank {} exited with status 0 before it joined the communicator "
+                                               "of 3 ranks",
+                                               absent))));
     }
 }
 

@@ -1,4 +1,4 @@
-// The launcher's parts that need no process: what the next round is, cutting lines, ordering failures, ports.
+// The launcher's parts that need no process: what the next round is, cutting lines, ports.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,7 +12,6 @@
 #include "launch/log_mux.hpp"
 #include "launch/port.hpp"
 #include "launch/process.hpp"
-#include "launch/summary.hpp"
 #include "processes.hpp"
 
 namespace tsr {
@@ -63,6 +62,28 @@ TEST(NextRound, AllLostIsNoRound) {
     EXPECT_FALSE(next_round(options, first_round(options), {0, 1}, 0));
 }
 
+TEST(NextRound, WhyThereIsNoneIsTold) {
+    RunOptions options = job(4, 0, OnLoss::restart);
+    EXPECT_EQ(why_no_round(options, first_round(options), {1}, 0), "");
+    options.max_restarts = 2;
+    EXPECT_EQ(why_no_round(options, first_round(options), {1}, 2),
+              "2 of 2 restarts (--max-restarts) used: none is left");
+    options = job(4, 3, OnLoss::shrink);
+    EXPECT_EQ(why_no_round(options, first_round(options), {1, 2}, 0),
+              "2 of 4 ranks left (ranks 0 and 3): fewer than the 3 of --min-ranks");
+    options.max_restarts = 1;
+    EXPECT_EQ(
+        why_no_round(options, first_round(options), {0, 1, 2, 3}, 1),
+        "1 of 1 restarts (--max-restarts) used: none is left; 0 of 4 ranks left: fewer than the 3 of --min-ranks");
+}
+
+TEST(RankSpans, AreShort) {
+    EXPECT_EQ(rank_spans({4}), "rank 4");
+    EXPECT_EQ(rank_spans({5, 4}), "ranks 4 and 5");
+    EXPECT_EQ(rank_spans({3, 1, 2}), "ranks 1-3");
+    EXPECT_EQ(rank_spans({0, 9, 2, 3, 4, 7}), "ranks 0, 2-4, 7 and 9");
+}
+
 std::vector<std::string> cut(const std::vector<std::string>& pieces) {
     LineBuffer buffer;
     std::vector<std::string> lines;
@@ -104,90 +125,6 @@ TEST(LineBuffer, EndlessLineIsCutAndNothingIsLost) {
     EXPECT_EQ(lines[0] + lines[1] + lines[2], endless);
     const auto exact = cut({std::string(LineBuffer::max_line, 'y') + "\nz\n"});
     EXPECT_EQ(exact, (std::vector<std::string>{std::string(LineBuffer::max_line, 'y'), "z"}));
-}
-
-RankEnd end_of(int rank, int status, double time, int order, std::optional<double> recorded = std::nullopt) {
-    RankEnd end{rank, "host", 100 + rank, status, time, order, false, "", std::nullopt, {}};
-    if (recorded) end.error = RecordedError{"boom", "", *recorded};
-    return end;
-}
-
-RankEnd end_with(RankEnd end, std::vector<std::string> last_lines) {
-    end.last_lines = std::move(last_lines);
-    return end;
-}
-
-RankEnd ended_by_agent(RankEnd end) {
-    end.by_agent = true;
-    return end;
-}
-
-std::vector<int> ranks_of(const std::vector<RankEnd>& ends) {
-    std::vector<int> ranks;
-    for (const RankEnd& end : ends) ranks.push_back(end.rank);
-    return ranks;
-}
-
-constexpr int exit_1 = 1 << 8;
-using Ranks = std::vector<int>;
-
-TEST(Failures, RootCauseIsTheEarliestAndAKilledRankBeforeItsVictims) {
-    const std::vector<RankEnd> ends = {end_of(0, exit_1, 10.2, 2, 10.1), end_of(1, exit_1, 10.0, 1, 9.9),
-                                       end_of(2, SIGKILL, 10.0, 1), end_of(3, exit_1, 10.0, 1, 9.8),
-                                       end_of(4, 0, 9.0, 0)};
-    const auto failures = failures_of(ends);
-    EXPECT_EQ(ranks_of(failures), (Ranks{2, 3, 1, 0}));
-    const std::string text = summary_of(failures, ends);
-    EXPECT_LT(text.find("rank 2 was killed by SIGKILL (somebody killed it, or the kernel"), text.find("boom"));
-    EXPECT_THAT(text, ::testing::HasSubstr("rank 4 had ended before, with exit code 0"));
-    EXPECT_EQ(exit_code_of(failures), 128 + SIGKILL);
-}
-
-TEST(Failures, WithoutARecordedErrorTheLastLineOfStandardErrorSpeaks) {
-    const auto message = [](std::vector<std::string> lines) {
-        return end_with(end_of(0, exit_1, 1, 1), lines).message();
-    };
-    EXPECT_EQ(message({"Traceback (most recent call last):", "  File \"a.py\"", "ValueError: nan", "", "  "}),
-              "last stderr line: ValueError: nan");
-    EXPECT_EQ(message({"Exception in thread \"main\" java.lang.RuntimeException: nan", "\tat a.B.c(B.java:3)",
-                       "\t... 3 more"}),
-              "last stderr line: Exception in thread \"main\" java.lang.RuntimeException: nan");
-    EXPECT_EQ(message({"thread 'main' panicked at a.rs:1:2:", "nan", "note: run with `RUST_BACKTRACE=1` environment"}),
-              "last stderr line: nan");
-    EXPECT_EQ(message({"", "\tat a.B.c(B.java:3)"}), "");
-    EXPECT_EQ(message({}), "");
-}
-
-TEST(Failures, ARankThatLeftWithExitCodeZeroIsTheCauseOfThoseThatMissIt) {
-    const std::string lost = "tessera: PEER_LOST: rank 0: barrier #2 failed: rank 1 (pid 101) died; its last operation";
-    const std::vector<RankEnd> ends = {end_with(end_of(0, exit_1, 10.1, 2), {lost, "giving up"}), end_of(1, 0, 10.0, 1),
-                                       end_of(2, 0, 9.9, 1)};
-    const auto failures = failures_of(ends);
-    EXPECT_EQ(ranks_of(failures), (Ranks{1, 0}));
-    EXPECT_EQ(exit_code_of(failures), 1);
-    EXPECT_THAT(summary_of(failures, ends),
-                ::testing::HasSubstr("the job failed: rank 1 ended with exit code 0 (its peers still needed it"));
-    // By its number where the process is the child of a wrapper; but not one that ended after the failure.
-    const std::string child = "rank 0: barrier #2 failed: rank 1 (pid 7, host x) left the communicator";
-    EXPECT_EQ(ranks_of(failures_of({end_with(end_of(0, exit_1, 2, 2), {child}), end_of(1, 0, 1, 1)})), (Ranks{1, 0}));
-    EXPECT_EQ(ranks_of(failures_of({end_with(end_of(0, exit_1, 1, 1), {child}), end_of(1, 0, 2, 2)})), (Ranks{0}));
-    // A crash of its own is nobody's doing, whatever was said before.
-    EXPECT_EQ(ranks_of(failures_of({end_with(end_of(0, SIGSEGV, 2, 2), {child}), end_of(1, 0, 1, 1)})), (Ranks{0}));
-}
-
-TEST(Failures, ARankThatWasSlowToEndComesBeforeItsVictims) {
-    const std::string told = "rank 0: barrier #2 ended: rank 1 failed: rank 1: out of memory";
-    const RankEnd victim = end_with(end_of(0, exit_1, 1, 1), {told});
-    const RankEnd root = ended_by_agent(end_of(1, SIGTERM, 2, 2, 0.5));
-    EXPECT_EQ(ranks_of(failures_of({victim, root, ended_by_agent(end_of(2, SIGTERM, 2, 2))})), (Ranks{1, 0}));
-    EXPECT_EQ(exit_code_of(failures_of({victim, root})), 1) << "how the agent ended it is not the job's end";
-    // Two that name each other: the earlier.
-    const std::string back = "rank 1: barrier #2 ended: rank 0 failed: rank 0: interrupted";
-    EXPECT_EQ(ranks_of(failures_of({victim, end_with(end_of(1, exit_1, 0.5, 0), {back})})), (Ranks{1, 0}));
-}
-
-TEST(Failures, NoneIsNone) {
-    EXPECT_TRUE(failures_of({end_of(0, 0, 1, 1), ended_by_agent(end_of(1, 15, 2, 2))}).empty());
 }
 
 TEST(Tail, KeepsTheLastLinesOnly) {

@@ -11,8 +11,11 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -102,6 +105,12 @@ inline Child in_child(const std::map<std::string, std::string>& variables, const
         code = 1;
     }
     std::exit(code);  // with destructors of statics, as a rank ends
+}
+
+inline std::string read_file(const std::filesystem::path& path) {
+    std::ostringstream text;
+    text << std::ifstream(path).rdbuf();
+    return text.str();
 }
 
 // A port that was free a moment ago.

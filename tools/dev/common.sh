@@ -124,18 +124,30 @@ find_cargo_dir() {
   return 1
 }
 
+# put_first VARIABLE ENTRY: heads that list of paths, once however often it is evaluated.
+put_first() {
+  local rest=:${!1:-}:
+  while [[ $rest == *":$2:"* ]]; do rest=${rest/":$2:"/:}; done
+  rest=${rest#:}
+  rest=${rest%:}
+  export "$1=$2${rest:+:$rest}"
+}
+
 # use_tools: the environment in which everything is built and run. Called after setup.
 use_tools() {
   local home cargo
   if home=$(find_jdk); then
-    export JAVA_HOME=$home PATH=$home/bin:$PATH
+    export JAVA_HOME=$home
+    put_first PATH "$home/bin"
   fi
   if cargo=$(find_cargo_dir); then
-    PATH=$cargo:$PATH
+    put_first PATH "$cargo"
   fi
-  export PATH=$VENV/bin:$TESSERA_PREFIX/bin:$PATH VIRTUAL_ENV=$VENV
-  export CMAKE_PREFIX_PATH=$TESSERA_PREFIX${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}
-  export PKG_CONFIG_PATH=$TESSERA_PREFIX/lib/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
+  put_first PATH "$TESSERA_PREFIX/bin"
+  put_first PATH "$VENV/bin"
+  export VIRTUAL_ENV=$VENV
+  put_first CMAKE_PREFIX_PATH "$TESSERA_PREFIX"
+  put_first PKG_CONFIG_PATH "$TESSERA_PREFIX/lib/pkgconfig"
   # So that a second clone of the same sources compiles from ccache.
   export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1
   export CARGO_NET_RETRY=${CARGO_NET_RETRY:-5} CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}

@@ -29,7 +29,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_options_init(tsr_comm_options *options,
  *  MASTER_PORT), mpirun (OMPI_*, PMI_*), srun (SLURM_*); with none of them a communicator of one rank.
  *  @param options  borrowed for the call; NULL: all defaults
  *  @param out      the communicator
- *  @return TSR_OK, INVALID_ARGUMENT, TIMEOUT (a rank never came), PERMISSION (token), IO, UNSUPPORTED, INTERRUPTED
+ *  @return TSR_OK, INVALID_ARGUMENT, TIMEOUT (a rank never came), PEER_LOST (a rank of `tessera run` ended without coming),
+ *          PERMISSION (token), IO, UNSUPPORTED, INTERRUPTED
  *  @threadsafety any thread  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_comm_from_env(const tsr_comm_options *options, tsr_comm **out);
 

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "base/file_limit.hpp"
 #include "checkpoint/io/file_system.hpp"
 
 namespace tsr {
@@ -38,8 +39,13 @@ class PosixFile final : public File {
         struct stat status{};
         return ::fstat(fd_, &status) < 0 ? -int64_t{errno} : int64_t{status.st_size};
     }
-    int64_t allocate(int64_t size) override { return result_of(::fallocate(fd_, 0, 0, size)); }
-    int64_t truncate(int64_t size) override { return result_of(::ftruncate(fd_, size)); }
+    int64_t allocate(int64_t size) override {
+        return within_file_limit(static_cast<uint64_t>(size)) ? result_of(::fallocate(fd_, 0, 0, size))
+                                                              : -int64_t{EFBIG};
+    }
+    int64_t truncate(int64_t size) override {
+        return within_file_limit(static_cast<uint64_t>(size)) ? result_of(::ftruncate(fd_, size)) : -int64_t{EFBIG};
+    }
     int64_t sync() override { return result_of(::fsync(fd_)); }
     void start_writeback(int64_t offset, int64_t size) override {
         (void)::sync_file_range(fd_, offset, size, SYNC_FILE_RANGE_WRITE);

@@ -9,6 +9,7 @@
 #include <cerrno>
 
 #include "base/error.hpp"
+#include "base/file_limit.hpp"
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
@@ -33,6 +34,7 @@ Fd open_memfd() {
 
 std::pair<std::shared_ptr<Segment>, Fd> Segment::create(size_t size) {
     Fd memfd = open_memfd();
+    if (!within_file_limit(size)) throw os_error(fmt::format("cannot make {} bytes of shared memory", size), EFBIG);
     if (::ftruncate(memfd.get(), static_cast<off_t>(size)) != 0) {
         const int code = errno == EFBIG || errno == EINVAL ? ENOMEM : errno;
         throw os_error(fmt::format("cannot make {} bytes of shared memory", size), code);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <cstring>
 
 #include "base/log.hpp"
@@ -50,6 +51,11 @@ template <class T>
 std::span<std::byte> writable_bytes_of(T& value) {
     return std::as_writable_bytes(std::span(&value, 1));
 }
+
+// How a rank fared that got memory for a buffer.
+constexpr std::byte has_memory{0};
+constexpr std::byte lacks_memory{1};
+constexpr std::byte is_limited{2};
 
 struct JournalEntry {
     uint64_t sequence = 0;
@@ -275,15 +281,20 @@ std::shared_ptr<Buffer> ShmTransport::allocate(size_t size, uint64_t sequence, m
         error = e;
     }
     // All ranks learn whether all have it, and none touches a peer's part before.
-    next_arrival().payload[0] = std::byte{error ? uint8_t{1} : uint8_t{0}};
+    const bool limited = error && error->record()->native_code == EFBIG;
+    next_arrival().payload[0] = !error ? has_memory : limited ? is_limited : lacks_memory;
     sync(call);
     finish(call);
     ++last_buffer_;
     for (size_t r = 0; r < world(); ++r) {
-        if (arrival(r).payload[0] == std::byte{0}) continue;
-        const Error base(
-            Code::no_memory,
-            fmt::format("rank {}: no buffer of {} bytes a rank: rank {} has no memory for it", rank_, size, r));
+        const std::byte outcome = arrival(r).payload[0];
+        if (outcome == has_memory) continue;
+        const char* why = outcome == is_limited
+                              ? "may not make it: its limit of file sizes (RLIMIT_FSIZE, `ulimit -f`) counts for "
+                                "shared memory too"
+                              : "has no memory for it";
+        const Error base(Code::no_memory,
+                         fmt::format("rank {}: no buffer of {} bytes a rank: rank {} {}", rank_, size, r, why));
         throw(error ? base.caused_by(*error) : base)
             .with_rank(static_cast<int>(rank_))
             .with_peer(static_cast<int>(r))

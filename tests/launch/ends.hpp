@@ -1,0 +1,44 @@
+// How ranks ended, for tests of what is concluded from it and said of it.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launch/summary.hpp"
+
+namespace tsr::testing {
+
+constexpr int exit_1 = 1 << 8;  // a wait status
+using Ranks = std::vector<int>;
+
+inline RankEnd end_of(int rank, int status, double time, int order, std::optional<double> recorded = std::nullopt) {
+    RankEnd end{rank, "host", 100 + rank, status, time, order, false, "", std::nullopt, {}};
+    if (recorded) end.error = RecordedError{"boom", "", *recorded};
+    return end;
+}
+
+inline RankEnd end_with(RankEnd end, std::vector<std::string> last_lines) {
+    end.last_lines = std::move(last_lines);
+    return end;
+}
+
+inline RankEnd end_saying(int rank, std::string message, std::string traceback = "") {
+    RankEnd end = end_of(rank, exit_1, 1, 1);
+    end.error = RecordedError{std::move(message), std::move(traceback), 0};
+    return end;
+}
+
+inline RankEnd ended_by_agent(RankEnd end) {
+    end.by_agent = true;
+    return end;
+}
+
+inline Ranks ranks_of(const std::vector<RankEnd>& ends) {
+    Ranks ranks;
+    for (const RankEnd& end : ends) ranks.push_back(end.rank);
+    return ranks;
+}
+
+}  // namespace tsr::testing

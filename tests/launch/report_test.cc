@@ -1,0 +1,134 @@
+// What is said of a job that failed: its cause once and in full, the rest in a line each.
+#include "launch/report.hpp"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <csignal>
+
+#include "base/json.hpp"
+#include "ends.hpp"
+
+namespace tsr {
+namespace {
+
+using ::testing::AllOf;
+using testing::end_of;
+using testing::end_saying;
+using testing::end_with;
+using testing::ended_by_agent;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+std::string report(const std::vector<RankEnd>& ends, size_t width = 0) {
+    return report_of(failures_of(ends), ends, width);
+}
+
+int count(const std::string& text, const std::string& part) {
+    int found = 0;
+    for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++found;
+    return found;
+}
+
+TEST(Report, TellsTheCauseOnceAndItsVictimsInALine) {
+    const std::string error = "LookupError: there is no sample 17";
+    const std::string trace =
+        "Traceback (most recent call last):\n  File \"a.py\", line 3, in look_up\n" + error + "\n";
+    const auto victim = [](int rank) {
+        return end_saying(rank,
+                          fmt::format("PeerLost: rank {}: barrier #1 ended: rank 0 failed: LookupError: there is no "
+                                      "sample 17",
+                                      rank));
+    };
+    const std::string text = report({end_saying(0, error, trace), victim(1), victim(2), victim(3), end_of(4, 0, 0.5, 0),
+                                     end_with(end_of(5, SIGSEGV, 2, 2), {"own trouble", "deep"})});
+    EXPECT_THAT(text,
+                StartsWith("the job failed: rank 0 ended with exit code 1: " + error + "\n\n  root cause: rank 0 "));
+    EXPECT_EQ(count(text, error), 1) << text;
+    EXPECT_THAT(text, AllOf(HasSubstr("    File \"a.py\", line 3, in look_up\n"),
+                            HasSubstr("ranks 1-3  exit 1    PEER_LOST because rank 0 failed\n"),
+                            HasSubstr("rank 5     SIGSEGV   last stderr line: deep\n"),
+                            HasSubstr("rank 4 had ended before, with exit code 0")));
+}
+
+TEST(Report, StatusesAreNamedAlikeInEveryLanguage) {
+    for (const char* words : {"tessera.errors.Aborted: ", "dev.tessera.TesseraAbortedException: ", "ABORTED: ",
+                              "tessera: ABORTED: ", "Error: ABORTED: "}) {
+        const std::string text =
+            report({end_saying(0, "boom"), end_saying(1, words + std::string("rank 0 failed: boom"))});
+        EXPECT_THAT(text, HasSubstr("  ABORTED because rank 0 failed")) << words;
+    }
+    EXPECT_THAT(report({end_of(0, SIGKILL, 1, 0), end_saying(1, "it seems that rank 0 (pid 100) died")}),
+                HasSubstr("  because rank 0 died"));
+}
+
+TEST(Report, RanksThatDifferFromEachOtherSayItOnce) {
+    const auto differing = [](int rank) {
+        return end_saying(rank, fmt::format("Mismatch: rank {}: all_reduce #3: rank 1 has i64, the others f32", rank));
+    };
+    const std::string text = report({differing(0), differing(1), differing(2)});
+    EXPECT_EQ(count(text, "rank 1 has i64"), 1) << text;
+    EXPECT_THAT(text, HasSubstr("ranks 1 and 2  exit 1    the same as rank 0"));
+}
+
+TEST(Report, AMessageOfSeveralLinesIsToldInFull) {
+    const std::string text = report({end_saying(0, "14 differences:\n  weight: f32\n  bias: gone")});
+    EXPECT_THAT(text, AllOf(HasSubstr("exit code 1: 14 differences: weight: f32\n"),
+                            HasSubstr("\n      weight: f32\n      bias: gone")));
+}
+
+TEST(Report, LinesAreCutToTheTerminalAndBetweenCharacters) {
+    RankEnd other = end_saying(1, "ValueError: " + std::string(20, 'x') + "\u00e4\u00f6\u00fc" + std::string(100, 'y'));
+    const std::string cause = "the cause is told in full, however long it is: " + std::string(200, 'z');
+    RankEnd root = end_saying(0, cause);
+    root.order = 0;
+    for (size_t width = 60; width < 75; ++width) {
+        const std::string text = report({root, other}, width);
+        EXPECT_THAT(text, HasSubstr(cause));
+        const std::string line = text.substr(text.rfind('\n') + 1);
+        EXPECT_TRUE(line.ends_with("\u2026")) << line;
+        EXPECT_EQ(std::ranges::count_if(line, [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }),
+                  static_cast<std::ptrdiff_t>(width));
+        EXPECT_TRUE(is_utf8(line));
+    }
+}
+
+TEST(Report, FramesOfRustsRuntimeAreLeftOut) {
+    const std::string trace =
+        "   0: tessera::launch::note_panics::{{closure}}::{{closure}}\n             at ./src/launch.rs:90:29\n"
+        "   1: <alloc::boxed::Box<F,A> as core::ops::function::Fn<Args>>::call\n             at "
+        "/rustc/1/boxed.rs:2036:9\n"
+        "   2: std::panicking::rust_panic_with_hook\n   3: rust_begin_unwind\n   4: core::panicking::panic_fmt\n"
+        "   5: app::train::step\n             at ./src/train.rs:12:5\n   6: app::main\n"
+        "   7: core::ops::function::FnOnce::call_once\n   8: main\n   9: __libc_start_call_main\n  10: _start\n";
+    const std::string text = report({end_saying(0, "panicked at src/train.rs:12:5: nan", trace)});
+    EXPECT_THAT(text, HasSubstr("rank 0's traceback:\n       5: app::train::step\n                 at "
+                                "./src/train.rs:12:5\n       6: app::main"));
+    EXPECT_THAT(text, AllOf(Not(HasSubstr("panic_fmt")), Not(HasSubstr("launch.rs")), Not(HasSubstr("main\n      "))));
+}
+
+TEST(Report, JavasTraceDoesNotRepeatTheMessage) {
+    const std::string error = "java.lang.IllegalStateException: the data is empty";
+    const std::string text =
+        report({end_saying(0, error, error + "\n\tat a.B.c(B.java:3)\nCaused by: java.io.IOException: no bucket\n")});
+    EXPECT_EQ(count(text, error), 1) << text;
+    EXPECT_THAT(text, AllOf(HasSubstr("    \tat a.B.c(B.java:3)\n"), HasSubstr("Caused by: java.io.IOException")));
+}
+
+TEST(Report, ARankThatLeftWhileOthersNeededItIsNamed) {
+    const std::string left = "it left the job with exit status 0 (sys.exit)";
+    const std::string told =
+        "Aborted: rank 0: barrier #1 ended: rank 1 failed: rank 1 aborted communicator 'world': " + left;
+    RankEnd leaver = ended_by_agent(end_saying(1, left));
+    const std::string text = report({end_saying(0, told), leaver});
+    EXPECT_THAT(text,
+                StartsWith("the job failed: rank 1 failed or left first, and was ended with the others: " + left));
+    EXPECT_THAT(text, HasSubstr("rank 0  exit 1    ABORTED because rank 1 failed or left"));
+    EXPECT_THAT(text, Not(HasSubstr("(ended)")));
+}
+
+}  // namespace
+}  // namespace tsr

@@ -1,0 +1,242 @@
+// `tessera run` ends: for a rank that fails, a signal, its own death; and no process is left.
+#include <optional>
+
+#include "checkpoint/checkpoint.hpp"
+#include "run_fixture.hpp"
+
+namespace tsr {
+namespace {
+
+using testing::alive;
+using ::testing::AllOf;
+using testing::Child;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::read_file;
+using testing::Result;
+using testing::Run;
+using testing::tessera;
+
+TEST_F(Run, FailingRankEndsTheOthersAndGivesTheExitCode) {
+    const Result result = run_shell({"-n", "3"},
+                                    "echo $$ > $D/$RANK; if [ $RANK = 1 ]; then "
+                                    "while [ ! -s $D/0 ] || [ ! -s $D/2 ]; do :; done; exit 7; fi; sleep 600");
+    EXPECT_EQ(result.code, 7);
+    EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 ended with exit code 7"), HasSubstr("root cause")));
+    for (const char* name : {"0", "1", "2"}) EXPECT_FALSE(alive(pid_in(name)));
+}
+
+TEST_F(Run, SignalGivesTheShellsExitCodeAndItsName) {
+    const Result result = run_shell({"-n", "2"}, "if [ $RANK = 0 ]; then kill -SEGV $$; fi; sleep 600");
+    EXPECT_EQ(result.code, 128 + SIGSEGV);
+    EXPECT_THAT(result.err, HasSubstr("SIGSEGV"));
+}
+
+// A rank that is dying already when the agent ends the others: its own signal is told.
+TEST_F(Run, SignalThatIsNotTheAgentsIsTheRanksOwn) {
+    const Result result = run_shell({"-n", "2"},
+                                    "if [ $RANK = 1 ]; then trap 'kill -SEGV $$' TERM; echo $$ > $D/1; "
+                                    "while :; do sleep 0.01; done; fi; "
+                                    "while [ ! -s $D/1 ]; do :; done; exit 3");
+    EXPECT_EQ(result.code, 3);
+    EXPECT_THAT(result.err, HasSubstr("SIGSEGV"));
+    EXPECT_THAT(result.err, Not(HasSubstr("(ended)")));
+}
+
+TEST_F(Run, RankThatIgnoresSigtermIsKilled) {
+    const Result result =
+        run_shell({"-n", "2", "--kill-grace-s", "0.2"},
+                  "if [ $RANK = 1 ]; then trap '' TERM; echo $$ > $D/1; while :; do sleep 600; done; fi; "
+                  "while [ ! -s $D/1 ]; do :; done; exit 3");
+    EXPECT_EQ(result.code, 3);
+    EXPECT_FALSE(alive(pid_in("1")));
+}
+
+TEST_F(Run, StoppedRankIsKilledToo) {
+    const Result result =
+        run_shell({"-n", "2", "--kill-grace-s", "0.2"},
+                  "if [ $RANK = 1 ]; then trap '' TERM; echo $$ > $D/1; kill -STOP $$; sleep 600; fi; "
+                  "while [ ! -s $D/1 ]; do :; done; exit 3");
+    EXPECT_EQ(result.code, 3);
+    EXPECT_FALSE(alive(pid_in("1")));
+}
+
+TEST_F(Run, NoDescendantIsLeftWhateverItDoes) {
+    // A background child, one in a session of its own that ignores signals, and one that lost its parent.
+    const Result result =
+        run_shell({"-n", "2", "--kill-grace-s", "0.2"},
+                  "sleep 600 & echo $! > $D/a$RANK;"
+                  "setsid /bin/sh -c 'trap \"\" TERM HUP INT; echo $$ > $D/b'$RANK'; while :; do sleep 600; done' &"
+                  "/bin/sh -c 'sleep 600 & echo $! > $D/c'$RANK;"
+                  "for f in b0 b1 c0 c1; do while [ ! -s $D/$f ]; do :; done; done; exit $RANK");
+    EXPECT_EQ(result.code, 1);
+    for (const char* name : {"a0", "a1", "b0", "b1", "c0", "c1"}) EXPECT_FALSE(alive(pid_in(name))) << name;
+}
+
+TEST_F(Run, SuccessLeavesNoBackgroundProcessEither) {
+    const Result result = run_shell({"-n", "2"}, "setsid sleep 600 & echo $! > $D/$RANK; exit 0");
+    EXPECT_EQ(result.code, 0);
+    for (const char* name : {"0", "1"}) EXPECT_FALSE(alive(pid_in(name)));
+}
+
+// Two ranks, each with a grandchild; all of them ignore SIGTERM.
+class KilledRun : public Run {
+   protected:
+    void start_job() {
+        job_.emplace(start({"-n", "2", "/bin/sh", "-c",
+                            "echo $PPID > $D/agent; trap '' TERM; echo $$ > $D/r$RANK;"
+                            "setsid /bin/sh -c 'trap \"\" TERM; echo $$ > $D/g'$RANK'; while :; do sleep 600; done' & "
+                            "while :; do sleep 600; done"}));
+        for (const char* name : {"r0", "r1", "g0", "g1"}) pids_.push_back(pid_in(name));
+        agent_ = pid_in("agent");
+        ASSERT_NE(agent_, job_->pid());
+    }
+    [[nodiscard]] pid_t guardian() const { return job_->pid(); }
+
+    std::optional<Child> job_;
+    pid_t agent_ = 0;
+    std::vector<pid_t> pids_;
+};
+
+TEST_F(KilledRun, KilledGuardianLeavesNoRankAndNoGrandchild) {
+    start_job();
+    ASSERT_EQ(::kill(guardian(), SIGKILL), 0);
+    EXPECT_EQ(job_->wait(), 128 + SIGKILL);
+    for (const pid_t pid : pids_) expect_dies(pid);
+}
+
+TEST_F(KilledRun, KilledAgentLeavesNoRankAndNoGrandchild) {
+    start_job();
+    ASSERT_EQ(::kill(agent_, SIGKILL), 0);
+    const Result result = finish(*job_);
+    EXPECT_EQ(result.code, 128 + SIGKILL);
+    EXPECT_THAT(result.err, HasSubstr("agent was killed by SIGKILL"));
+    for (const pid_t pid : pids_) EXPECT_FALSE(alive(pid));
+}
+
+// As killall and pkill do.
+TEST_F(KilledRun, KillingByNameLeavesNoRankAndNoGrandchild) {
+    start_job();
+    for (const pid_t pid : {guardian(), agent_}) {
+        if (read_file(fmt::format("/proc/{}/comm", pid)).find("tessera") != std::string::npos) ::kill(pid, SIGKILL);
+    }
+    EXPECT_EQ(job_->wait(), 128 + SIGKILL);
+    for (const pid_t pid : pids_) expect_dies(pid);
+    expect_dies(agent_);
+}
+
+TEST_F(Run, SigtermSetsThePreemptionFlagAndWaitsForTheRanks) {
+    // od reads the shared page as tsr_preempt_requested does.
+    Child job =
+        start({"-n", "2", "/bin/sh", "-c",
+               "trap 'echo signalled > $D/signalled' TERM; : > $TESSERA_PREEMPT_ASKED_FILE; echo $$ > $D/r$RANK;"
+               "while ! od -An -tx1 -N1 $TESSERA_PREEMPT_FILE | grep -q 01; do :; done; echo saved > $D/s$RANK"});
+    (void)pid_in("r0");
+    (void)pid_in("r1");
+    ::kill(job.pid(), SIGTERM);
+    const Result result = finish(job);
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(file("s0"), "saved\n");
+    EXPECT_EQ(file("s1"), "saved\n");
+    EXPECT_EQ(file("signalled"), "") << "ranks that end in time hear no signal";
+}
+
+TEST_F(Run, AllRanksSaveAtOneStepWhenTheJobIsToldToStop) {
+    const std::string root = scratch() + "/checkpoints";
+    Child job = start({"-n", "3", TESSERA_BINARY_DIR "/tests/preempted", root});
+    for (const char* name : {"r0", "r1", "r2"}) (void)pid_in(name);  // well on their way
+    ::kill(job.pid(), SIGTERM);
+    const Result result = finish(job);
+    EXPECT_EQ(result.code, 0) << result.err;
+    const std::string step = file("stopped0");
+    EXPECT_NE(step, "");
+    EXPECT_EQ(file("stopped1"), step);
+    EXPECT_EQ(file("stopped2"), step);
+    EXPECT_EQ(std::to_string(Checkpoint::open(root)->manifest().step) + "\n", step);
+}
+
+TEST_F(Run, RanksThatNeverAskAreNotWaitedFor) {
+    Child job =
+        start({"-n", "2", "--grace-s", "10000", "/bin/sh", "-c",
+               "trap 'echo bye > $D/bye$RANK; exit 0' TERM; echo $$ > $D/r$RANK; while :; do sleep 0.05; done"});
+    (void)pid_in("r0");
+    (void)pid_in("r1");
+    ::kill(job.pid(), SIGINT);
+    const Result result = finish(job);
+    EXPECT_EQ(result.code, 128 + SIGINT);
+    EXPECT_THAT(result.err, HasSubstr("no rank asks whether the job is to stop, so none would save"));
+    for (const char* name : {"bye0", "bye1"}) EXPECT_EQ(file(name), "bye\n") << "they hear SIGTERM";
+}
+
+TEST_F(Run, ARankThatBeginsToAskMeanwhileIsWaitedFor) {
+    Child job =
+        start({"-n", "1", "/bin/sh", "-c",
+               "echo $$ > $D/r0; while ! od -An -tx1 -N1 $TESSERA_PREEMPT_FILE | grep -q 01; do :; done;"
+               ": > $TESSERA_PREEMPT_ASKED_FILE; while [ ! -e $D/go ]; do sleep 0.02; done; echo saved > $D/saved"});
+    (void)pid_in("r0");
+    ::kill(job.pid(), SIGTERM);
+    wait_until([&] { return read_file(directory_.path() / "err").find("asked meanwhile") != std::string::npos; },
+               Deadline::in(milliseconds{20000}), "the agent to notice");
+    std::ofstream(scratch() + "/go") << "\n";
+    const Result result = finish(job);
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(file("saved"), "saved\n");
+}
+
+TEST_F(Run, RanksThatDoNotEndInTimeAreEnded) {
+    Child job = start({"-n", "2", "--grace-s", "0.2", "/bin/sh", "-c",
+                       ": > $TESSERA_PREEMPT_ASKED_FILE; echo $$ > $D/r$RANK; sleep 600"});
+    const pid_t rank = pid_in("r0");
+    (void)pid_in("r1");
+    ::kill(job.pid(), SIGTERM);
+    const Result result = finish(job);
+    EXPECT_EQ(result.code, 128 + SIGTERM);
+    EXPECT_THAT(result.err, AllOf(HasSubstr("waiting up to 0.2 s for the ranks to save"), HasSubstr("Ctrl-C")));
+    EXPECT_FALSE(alive(rank));
+}
+
+TEST_F(Run, SecondInterruptKillsAtOnce) {
+    Child job =
+        start({"-n", "2", "/bin/sh", "-c", "trap '' TERM INT; echo $$ > $D/r$RANK; while :; do sleep 600; done"});
+    (void)pid_in("r0");
+    (void)pid_in("r1");
+    ::kill(job.pid(), SIGINT);
+    wait_until([&] { return read_file(directory_.path() / "err").find("SIGINT") != std::string::npos; },
+               Deadline::in(milliseconds{20000}), "the first signal to be taken");
+    ::kill(job.pid(), SIGINT);
+    EXPECT_EQ(finish(job).code, 128 + SIGINT);
+}
+
+TEST_F(Run, NohupIsRespected) {
+    const std::string command = "trap '' HUP; exec " + tessera + " run --grace-s 0.1 /bin/sh -c 'echo $$ > " +
+                                scratch() + "/r0; sleep 600' 2> " + scratch() + "/err";
+    std::fflush(nullptr);
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+        ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+        ::_exit(126);
+    }
+    Child job(pid);
+    (void)pid_in("r0");
+    ::kill(job.pid(), SIGHUP);
+    ::kill(job.pid(), SIGTERM);
+    EXPECT_EQ(job.wait(), 128 + SIGTERM);
+    EXPECT_THAT(file("err"), AllOf(HasSubstr("SIGTERM"), Not(HasSubstr("SIGHUP"))));
+}
+
+TEST_F(Run, RankThatFailsWhileOthersSaveDoesNotEndThem) {
+    Child job = start({"-n", "2", "--max-restarts", "3", "/bin/sh", "-c",
+                       ": > $TESSERA_PREEMPT_ASKED_FILE; echo $$ > $D/r$RANK; while ! od -An -tx1 -N1 "
+                       "$TESSERA_PREEMPT_FILE | grep -q 01; do :; done;"
+                       "if [ $RANK = 0 ]; then echo gone > $D/gone; exit 4; fi;"
+                       "while kill -0 $(cat $D/r0) 2>/dev/null; do :; done; echo saved > $D/saved"});
+    (void)pid_in("r0");
+    (void)pid_in("r1");
+    ::kill(job.pid(), SIGTERM);
+    const Result result = finish(job);
+    EXPECT_EQ(result.code, 4) << "a job that was asked to stop is not restarted";
+    EXPECT_EQ(file("saved"), "saved\n");
+}
+
+}  // namespace
+}  // namespace tsr

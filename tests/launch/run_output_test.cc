@@ -1,0 +1,158 @@
+// What `tessera run` prints and writes: lines, logs, events, the report, and what it does where it may not.
+#include "run_fixture.hpp"
+
+namespace tsr {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::lines_of;
+using ::testing::Not;
+using testing::read_file;
+using testing::Result;
+using testing::Run;
+using testing::tessera;
+
+// The limit counts for shared memory and for what the agent writes as well.
+TEST_F(Run, LimitOfFileSizesEndsNeitherTheAgentNorTheJob) {
+    const std::string logs = (directory_.path() / "logs").string();
+    const std::string command = fmt::format(
+        "ulimit -f 16; exec {} run --log-dir {} /bin/sh -c 'i=0; while [ $i -lt 4000 ]; do echo line $i; "
+        "i=$((i+1)); done; echo done > {}/done' > /dev/null 2> {}/err",
+        tessera, logs, scratch(), scratch());
+    EXPECT_EQ(std::system(command.c_str()), 0);
+    EXPECT_EQ(file("done"), "done\n");
+    EXPECT_THAT(file("err"),
+                AllOf(HasSubstr("writing a rank's log file fails: File too large (the limit of file sizes, "
+                                "RLIMIT_FSIZE, is 8192 bytes"),
+                      HasSubstr("it ends here")));
+    EXPECT_EQ(std::filesystem::file_size(logs + "/round-0/rank-0.log"), 8192U);
+}
+
+TEST_F(Run, LimitOfFileSizesThatIsTooLowForTheAgentIsNamed) {
+    const std::string command = "ulimit -f 1; exec " + tessera + " run true 2> " + scratch() + "/err";
+    EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1);
+    EXPECT_THAT(file("err"), HasSubstr("RLIMIT_FSIZE, is 512 bytes"));
+}
+
+TEST_F(Run, RanksMeetTheLimitOfFileSizesAsEver) {
+    const std::string command = "ulimit -f 16; exec " + tessera + " run dd if=/dev/zero of=" + scratch() +
+                                "/big bs=1024 count=100 2> " + scratch() + "/err";
+    EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 128 + SIGXFSZ);
+    EXPECT_THAT(file("err"), HasSubstr("rank 0 was killed by SIGXFSZ (a file, or shared memory, grew beyond"));
+}
+
+TEST_F(Run, LinesStayWholeAndCarryTheirRank) {
+    // Each line in two writes, from four ranks at once, on both outputs; and one line without an end.
+    const Result result = run_shell({"-n", "4"},
+                                    "i=0; while [ $i -lt 200 ]; do printf 'begin'; printf -- '-%s-end\\n' $i; "
+                                    "printf 'err%s\\n' $i >&2; i=$((i+1)); done; printf last");
+    ASSERT_EQ(result.code, 0);
+    std::vector<std::string> expected_out;
+    std::vector<std::string> expected_err;
+    for (int rank = 0; rank < 4; ++rank) {
+        for (int i = 0; i < 200; ++i) {
+            expected_out.push_back(fmt::format("[rank {} sh] begin-{}-end", rank, i));
+            expected_err.push_back(fmt::format("[rank {} sh] err{}", rank, i));
+        }
+        expected_out.push_back(fmt::format("[rank {} sh] last", rank));
+    }
+    EXPECT_THAT(lines_of(result.out), ::testing::UnorderedElementsAreArray(expected_out));
+    EXPECT_THAT(lines_of(result.err), ::testing::UnorderedElementsAreArray(expected_err));
+}
+
+TEST_F(Run, WithoutPrefixLinesAreAsTheyWere) {
+    const Result result = run_shell({"-n", "1", "--no-prefix"}, "echo '  indented'; echo; echo x");
+    EXPECT_EQ(result.out, "  indented\n\nx\n");
+}
+
+TEST_F(Run, EachRankHasALogFileOfItsOwn) {
+    const std::string logs = (directory_.path() / "logs").string();
+    const Result result = run_shell({"-n", "2", "--log-dir", logs, "--max-restarts", "1"},
+                                    "echo out $RANK; echo err $RANK >&2; exit $((1 - TESSERA_EPOCH))");
+    EXPECT_EQ(result.code, 0);
+    for (int round = 0; round < 2; ++round) {
+        EXPECT_THAT(lines_of(read_file(fmt::format("{}/round-{}/rank-1.log", logs, round))),
+                    ::testing::IsSubsetOf({"out 1", "err 1"}));
+    }
+    EXPECT_THAT(lines_of(read_file(logs + "/round-1/rank-1.log")), ::testing::SizeIs(2));
+}
+
+TEST_F(Run, NobodyReadingTheOutputDoesNotStopTheJob) {
+    const std::string command = tessera +
+                                " run -n 1 /bin/sh -c 'i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); "
+                                "done; echo done > " +
+                                scratch() + "/done' | head -1 > /dev/null";
+    ASSERT_EQ(std::system(command.c_str()), 0);
+    wait_until([&] { return file("done") == "done\n"; }, Deadline::in(milliseconds{20000}), "the rank's end");
+}
+
+TEST_F(Run, ErrorFileOfTheRootCauseIsToldFirst) {
+    const Result result = run_shell(
+        {"-n", "3"},
+        "if [ $RANK = 2 ]; then echo '{\"message\": {\"message\": \"ValueError: loss is nan\", \"extraInfo\": "
+        "{\"py_callstack\": \"  File train.py, line 3\", \"timestamp\": \"1700000000\"}}}' > $TESSERA_ERROR_FILE; exit "
+        "1; fi;"
+        "sleep 600");
+    EXPECT_EQ(result.code, 1);
+    EXPECT_THAT(result.err, AllOf(HasSubstr("rank 2 ended with exit code 1: ValueError: loss is nan"),
+                                  HasSubstr("File train.py, line 3")));
+}
+
+TEST_F(Run, SummaryHasTheLastWordsOfARankThatRecordsNothing) {
+    const std::string logs = (directory_.path() / "logs").string();
+    const Result result = run_shell({"-n", "2", "--log-dir", logs},
+                                    "if [ $RANK = 1 ]; then echo chatter; echo reading >&2; echo 'ValueError: nan' >&2;"
+                                    "echo >&2; exit 9; fi; sleep 600");
+    EXPECT_EQ(result.code, 9);
+    EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 ended with exit code 9: last stderr line: ValueError: nan"),
+                                  HasSubstr("    reading\n    ValueError: nan\n"), Not(HasSubstr("    chatter")),
+                                  HasSubstr("its output: " + logs + "/round-0/rank-1.log")));
+    EXPECT_FALSE(std::filesystem::exists(logs + "/round-0/rank-1.listens"));
+}
+
+TEST_F(Run, EventsTellStartsExitsAndRestarts) {
+    const Result result =
+        run_shell({"-n", "1:2", "--on-loss", "shrink", "--events", events_path()},
+                  "echo x >> $D/log; [ $WORLD_SIZE = 1 ] && exit 0;"
+                  "if [ $RANK = 1 ]; then while [ $(wc -l < $D/log) -lt 2 ]; do :; done; kill -9 $$; fi;"
+                  "sleep 600");
+    ASSERT_EQ(result.code, 0) << result.err;
+    std::vector<std::string> kinds;
+    for (const Json& event : events()) {
+        kinds.push_back(event.at("event").as_string());
+        EXPECT_GT(event.at("time").as_double(), 1.7e9);
+        if (kinds.back() == "start") {
+            EXPECT_GT(event.at("pid").as_int(), 0);
+            EXPECT_EQ(event.at("program").as_string(), "sh");
+        }
+        if (kinds.back() == "exit" && event.at("rank").as_int() == 1) {
+            EXPECT_EQ(event.at("signal").as_string(), "SIGKILL");
+            EXPECT_FALSE(event.at("ended_by_agent").as_bool());
+        }
+        if (kinds.back() == "restart") {
+            EXPECT_EQ(event.at("world_size").as_int(), 1);
+            EXPECT_EQ(event.at("lost").as_array().at(0).as_int(), 1);
+        }
+    }
+    EXPECT_THAT(kinds, ::testing::ElementsAre("start", "start", "exit", "exit", "restart", "start", "exit", "end"));
+}
+
+TEST_F(Run, StandardDescriptorsMayBeClosed) {
+    for (const char* closed : {"<&-", ">&-", "2>&-", "<&- >&- 2>&-"}) {
+        // What a rank writes must not land in a file that took the number, such as its log or the events.
+        std::filesystem::remove(scratch() + "/0");
+        const std::string command = tessera + " run -n 2 --events " + events_path() +
+                                    " /bin/sh -c 'cat; echo out; echo err >&2; echo done > " + scratch() +
+                                    "/$RANK' < /dev/null > /dev/null 2> /dev/null " + closed;
+        EXPECT_EQ(std::system(command.c_str()), 0) << closed;
+        EXPECT_EQ(file("0"), "done\n") << closed;
+        EXPECT_EQ(file("1"), "done\n") << closed;
+        for (const std::string& line : lines_of(read_file(events_path()))) EXPECT_EQ(line.front(), '{') << closed;
+        const std::string failing = tessera + " run -n 1 /bin/sh -c 'exit 5' < /dev/null > /dev/null 2> /dev/null ";
+        EXPECT_EQ(WEXITSTATUS(std::system((failing + closed).c_str())), 5) << closed;
+    }
+}
+
+}  // namespace
+}  // namespace tsr

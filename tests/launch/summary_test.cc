@@ -1,0 +1,94 @@
+// Which ranks failed by themselves, and in which order.
+#include "launch/summary.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ends.hpp"
+
+namespace tsr {
+namespace {
+
+using testing::end_of;
+using testing::end_saying;
+using testing::end_with;
+using testing::ended_by_agent;
+using testing::exit_1;
+using ::testing::HasSubstr;
+using testing::Ranks;
+using testing::ranks_of;
+
+TEST(Failures, RootCauseIsTheEarliestAndAKilledRankBeforeItsVictims) {
+    const std::vector<RankEnd> ends = {end_of(0, exit_1, 10.2, 2, 10.1), end_of(1, exit_1, 10.0, 1, 9.9),
+                                       end_of(2, SIGKILL, 10.0, 1), end_of(3, exit_1, 10.0, 1, 9.8),
+                                       end_of(4, 0, 9.0, 0)};
+    const auto failures = failures_of(ends);
+    EXPECT_EQ(ranks_of(failures), (Ranks{2, 3, 1, 0}));
+    EXPECT_EQ(exit_code_of(failures), 128 + SIGKILL);
+}
+
+TEST(Failures, WithoutARecordedErrorTheLastLineOfStandardErrorSpeaks) {
+    const auto message = [](std::vector<std::string> lines) {
+        return end_with(end_of(0, exit_1, 1, 1), lines).message();
+    };
+    EXPECT_EQ(message({"Traceback (most recent call last):", "  File \"a.py\"", "ValueError: nan", "", "  "}),
+              "last stderr line: ValueError: nan");
+    EXPECT_EQ(message({"Exception in thread \"main\" java.lang.RuntimeException: nan", "\tat a.B.c(B.java:3)",
+                       "\t... 3 more"}),
+              "last stderr line: Exception in thread \"main\" java.lang.RuntimeException: nan");
+    EXPECT_EQ(message({"thread 'main' panicked at a.rs:1:2:", "nan", "note: run with `RUST_BACKTRACE=1` environment"}),
+              "last stderr line: nan");
+    EXPECT_EQ(message({"thread 'main' panicked at a.rs:1:2:", "nan", "stack backtrace:", "   0: rust_begin_unwind",
+                       "             at /rustc/1/library/std/src/panicking.rs:665:5", "   1: app::main",
+                       "note: Some details are omitted, run with `RUST_BACKTRACE=full` for a verbose backtrace."}),
+              "last stderr line: nan");
+    EXPECT_EQ(message({"", "\tat a.B.c(B.java:3)"}), "");
+    EXPECT_EQ(message({}), "");
+}
+
+TEST(Failures, ARankThatLeftWithExitCodeZeroIsTheCauseOfThoseThatMissIt) {
+    const std::string lost = "tessera: PEER_LOST: rank 0: barrier #2 failed: rank 1 (pid 101) died; its last operation";
+    const std::vector<RankEnd> ends = {end_with(end_of(0, exit_1, 10.1, 2), {lost, "giving up"}), end_of(1, 0, 10.0, 1),
+                                       end_of(2, 0, 9.9, 1)};
+    const auto failures = failures_of(ends);
+    EXPECT_EQ(ranks_of(failures), (Ranks{1, 0}));
+    EXPECT_EQ(exit_code_of(failures), 1);
+    EXPECT_THAT(failures.front().cause(), HasSubstr("rank 1 ended with exit code 0 (its peers still needed it"));
+    // By its number where the process is the child of a wrapper; but not one that ended after the failure.
+    const std::string child = "rank 0: barrier #2 failed: rank 1 (pid 7, host x) left the communicator";
+    EXPECT_EQ(ranks_of(failures_of({end_with(end_of(0, exit_1, 2, 2), {child}), end_of(1, 0, 1, 1)})), (Ranks{1, 0}));
+    EXPECT_EQ(ranks_of(failures_of({end_with(end_of(0, exit_1, 1, 1), {child}), end_of(1, 0, 2, 2)})), (Ranks{0}));
+    // A crash of its own is nobody's doing, whatever was said before.
+    EXPECT_EQ(ranks_of(failures_of({end_with(end_of(0, SIGSEGV, 2, 2), {child}), end_of(1, 0, 1, 1)})), (Ranks{0}));
+}
+
+TEST(Failures, ARankThatEndedBeforeItJoinedIsTheCauseOfThoseThatWaited) {
+    const std::string told = "rank 0: rank 2 exited with status 0 before it joined the communicator of 3 ranks";
+    const std::vector<RankEnd> ends = {end_saying(0, told), end_saying(1, told), end_of(2, 0, 0.5, 0)};
+    EXPECT_EQ(ranks_of(failures_of(ends)), (Ranks{2, 0, 1}));
+}
+
+TEST(Failures, AMessageThatEndsInAColonIsToldWithItsNextLine) {
+    EXPECT_EQ(end_saying(0, "MISMATCH: 14 differences:\n  weight: f32\n  bias").message(),
+              "MISMATCH: 14 differences: weight: f32");
+    EXPECT_EQ(end_saying(0, "one\ntwo").message(), "one");
+    EXPECT_EQ(end_saying(0, "nothing follows:").message(), "nothing follows:");
+}
+
+TEST(Failures, ARankThatWasSlowToEndComesBeforeItsVictims) {
+    const std::string told = "rank 0: barrier #2 ended: rank 1 failed: rank 1: out of memory";
+    const RankEnd victim = end_with(end_of(0, exit_1, 1, 1), {told});
+    const RankEnd root = ended_by_agent(end_of(1, SIGTERM, 2, 2, 0.5));
+    EXPECT_EQ(ranks_of(failures_of({victim, root, ended_by_agent(end_of(2, SIGTERM, 2, 2))})), (Ranks{1, 0}));
+    EXPECT_EQ(exit_code_of(failures_of({victim, root})), 1) << "how the agent ended it is not the job's end";
+    // Two that name each other: the earlier.
+    const std::string back = "rank 1: barrier #2 ended: rank 0 failed: rank 0: interrupted";
+    EXPECT_EQ(ranks_of(failures_of({victim, end_with(end_of(1, exit_1, 0.5, 0), {back})})), (Ranks{1, 0}));
+}
+
+TEST(Failures, NoneIsNone) {
+    EXPECT_TRUE(failures_of({end_of(0, 0, 1, 1), ended_by_agent(end_of(1, 15, 2, 2))}).empty());
+}
+
+}  // namespace
+}  // namespace tsr
