@@ -15,11 +15,13 @@ constexpr int keep = 2;
 
 constexpr int64_t new_step = 3;
 
-void save_once(const Seat& seat, Mode mode) {
+void save_once(const Seat& seat, const SaveCase& one) {
     OwnedState owned;
     build(owned, seat.rank, seat.ranks);
-    Saver saver(seat.comm, root, job_options(seat.files, keep));
-    save_step(saver, owned, seat.rank, new_step, mode);
+    SaverOptions options = job_options(seat.files, keep);
+    options.format = one.format;
+    Saver saver(seat.comm, root, options);
+    save_step(saver, owned, seat.rank, new_step, one.mode);
 }
 
 struct Operation {
@@ -34,7 +36,7 @@ std::vector<Operation> operations_of(const SaveCase& one, const Disk& disk, uint
         operations.push_back({rank, call});
         return {};
     });
-    expect_all_well(job.run([&](const Seat& seat) { save_once(seat, one.mode); }));
+    expect_all_well(job.run([&](const Seat& seat) { save_once(seat, one); }));
     EXPECT_EQ(newest_content(files), new_step);
     EXPECT_EQ(leftovers(files), std::set<std::string>{});
     return operations;
@@ -47,7 +49,7 @@ Outcomes die(MemoryFiles& files, const SaveCase& one, uint64_t schedule, int64_t
         self.kill(victim);
         return {-EIO, bytes};
     });
-    return job.run([&](const Seat& seat) { save_once(seat, one.mode); });
+    return job.run([&](const Seat& seat) { save_once(seat, one); });
 }
 
 struct Tally {
@@ -77,7 +79,7 @@ void print(const std::string& what, const Tally& tally) {
 
 TEST(Crash, OfAllRanksAtAnyOperationLeavesTheOldOrTheNewCheckpoint) {
     int64_t points = 0;
-    for (const SaveCase& one : all_save_cases()) {
+    for (const SaveCase& one : save_cases_of_all_formats()) {
         const Disk disk = disk_before(one.before, one.ranks);
         Tally tally;
         // Of several ranks, other schedules meet other states of the others.
@@ -109,7 +111,7 @@ TEST(Crash, OfAllRanksAtAnyOperationLeavesTheOldOrTheNewCheckpoint) {
 
 TEST(Crash, OfOneRankIsToldToTheOthersAndLeavesTheOldOrTheNewCheckpoint) {
     int64_t points = 0;
-    for (const SaveCase& one : all_save_cases()) {
+    for (const SaveCase& one : save_cases_of_all_formats()) {
         if (one.ranks == 1) continue;
         const Disk disk = disk_before(one.before, one.ranks);
         const std::vector<Operation> operations = operations_of(one, disk, 0);

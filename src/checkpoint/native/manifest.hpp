@@ -89,6 +89,9 @@ struct Manifest {
     // The tensor or alias `name`; nullptr if there is none.
     [[nodiscard]] const SavedTensor* find(std::string_view name) const;
     [[nodiscard]] const std::string& saved_name(const std::string& name) const;
+    // All tensors and aliases in the order of their names; `target` is the saved name of an alias, nullptr of a tensor.
+    void for_each(const std::function<void(const std::string& name, const SavedTensor& tensor,
+                                           const std::string* target)>& visit) const;
     [[nodiscard]] int64_t size_bytes() const;  // of all rank files
 };
 

@@ -18,22 +18,6 @@ namespace {
 
 constexpr std::string_view archive_folder = "archive";
 
-std::string_view storage_name(DType dtype) {
-    switch (dtype) {
-        case DType::f16: return "HalfStorage";
-        case DType::bf16: return "BFloat16Storage";
-        case DType::f32: return "FloatStorage";
-        case DType::f64: return "DoubleStorage";
-        case DType::i8: return "CharStorage";
-        case DType::u8: return "ByteStorage";
-        case DType::i16: return "ShortStorage";
-        case DType::i32: return "IntStorage";
-        case DType::i64: return "LongStorage";
-        case DType::boolean: return "BoolStorage";
-    }
-    throw Error(Code::internal, "a dtype without a storage");
-}
-
 // The object of an archive that holds one contiguous tensor.
 std::string tensor_pickle(DType dtype, const Dims& shape) {
     pickle::Writer out;
@@ -48,14 +32,15 @@ std::string tensor_pickle(DType dtype, const Dims& shape) {
         strides[static_cast<size_t>(d)] = stride;
         stride *= std::max<int64_t>(shape[d], 1);
     }
-    out.global("torch._utils", "_rebuild_tensor_v2");
+    const std::string_view storage = torch_storage_name(dtype);
+    out.global("torch._utils", storage.empty() ? "_rebuild_tensor_v3" : "_rebuild_tensor_v2");
     out.mark();
     out.mark();
     out.text("storage");
-    out.global("torch", storage_name(dtype));
+    storage.empty() ? out.global("torch.storage", "UntypedStorage") : out.global("torch", storage);
     out.text("0");
     out.text("cpu");
-    out.integer(shape.product());
+    out.integer(storage.empty() ? shape.product() * static_cast<int64_t>(size_of(dtype)) : shape.product());
     out.tuple();
     out.persistent();
     out.integer(0);
@@ -65,6 +50,7 @@ std::string tensor_pickle(DType dtype, const Dims& shape) {
     out.global("collections", "OrderedDict");
     out.empty_tuple();
     out.reduce();
+    if (storage.empty()) out.global("torch", torch_name(dtype));
     out.tuple();
     out.reduce();
     return out.finish();
@@ -171,7 +157,8 @@ DcpFile DcpFile::parse(std::string_view text) {
     return out;
 }
 
-DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& pieces, const Values& values, int threads) {
+DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& pieces, const Values& values, int threads,
+                        int64_t begin) {
     std::vector<uint32_t> crcs(pieces.size());
     run_parallel(pieces.size(), threads, [&](size_t i, int) {
         crcs[i] = crc32(std::span(pieces[i].data, static_cast<size_t>(pieces[i].size_bytes())));
@@ -180,7 +167,7 @@ DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& piece
     DcpFile out;
     std::deque<std::string> texts;
     std::vector<std::span<const std::byte>> runs;
-    int64_t at = 0;
+    int64_t at = begin;
     const auto add_text = [&](std::string text) {
         texts.push_back(std::move(text));
         runs.push_back(std::as_bytes(std::span(texts.back())));
@@ -197,9 +184,9 @@ DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& piece
         zip.add("version", "3\n");
         zip.finish();
         add_text(zip.take_text());
-        const int64_t begin = at;
+        const int64_t offset = at;
         at += zip.size_bytes();
-        return std::pair(begin, zip.size_bytes());
+        return std::pair(offset, zip.size_bytes());
     };
     for (const auto& [value_name, value] : values) {
         pickle::Writer object;
@@ -213,7 +200,7 @@ DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& piece
         out.parts.push_back({std::string(pieces[i].name), pieces[i].box, offset, length});
     }
     ByteRuns data{std::span<const std::span<const std::byte>>(runs)};
-    out.file = {name, data.size(), 0};
+    out.file = {name, begin + data.size(), 0};
     return {std::move(out), std::move(data), std::move(texts)};
 }
 

@@ -46,8 +46,9 @@ struct DcpImage {
     ByteRuns data;
     std::deque<std::string> texts;  // between the pieces; data points to them
 };
+// `begin` is where it will stand in the file, if that has something before it.
 [[nodiscard]] DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& pieces, const Values& values,
-                                      int threads);
+                                      int threads, int64_t begin = 0);
 // Writes an image's data, or its copy, and fsyncs the file; its directory is not.
 void write_dcp_file(FileSystem& files, const std::string& path, const ChunkSource& data, const WriteOptions& options);
 

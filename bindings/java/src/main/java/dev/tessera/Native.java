@@ -183,6 +183,8 @@ final class Native {
     static native void checkpointRead(long checkpoint, byte[] name, long[] tensor);
     static native void checkpointLoad(long checkpoint, long state, int given, int values);
     static native void checkpointVerify(long checkpoint, boolean full);
+    static native void checkpointExport(
+            long checkpoint, long comm, byte[] directory, byte[] format, long maxFileBytes, byte[] under, int timeoutMs);
     static native void checkpointDestroy(long checkpoint);
 
     /** UTF-8 of {@code text}, which must not be null nor contain a NUL character or half a surrogate pair. */
