@@ -78,9 +78,7 @@ def bench(tessera: Path, rounds: int) -> list[results.Case]:
                 measured = [(seconds_of(line), SECONDS) for _ in range(rounds)]
                 target = 1.0 if form == "native" else None
                 cases.append(
-                    results.case(
-                        f"{form}: {name}", "seconds", "bound", measured, target, smaller_is_better=True
-                    )
+                    results.case(f"{form}: {name}", "seconds", "bound", measured, target, smaller_is_better=True)
                 )
                 print(f"{form}: {name}: {cases[-1]['ours']:.3f} s", file=sys.stderr)
         return cases

@@ -40,9 +40,15 @@ Exported export_with_progress(const Checkpoint& source, const Arguments& argumen
     return export_checkpoint(source, alone, arguments.out, options);
 }
 
+void tell_unreadable(const Checkpoint& source) {
+    for (const auto& [name, why] : source.manifest().unreadable) {
+        complain(fmt::format("'{}' left out: {}", name, why));
+    }
+}
+
 int to_other_format(const Checkpoint& source, const Arguments& arguments, Output output) {
     const Exported exported = export_with_progress(source, arguments);
-    for (const auto& [name, why] : exported.unreadable) complain(fmt::format("'{}' left out: {}", name, why));
+    tell_unreadable(source);
     if (output == Output::json) {
         Json json;
         json.set("path", arguments.out);
@@ -80,6 +86,7 @@ int to_native(const Checkpoint& source, const Arguments& arguments, Output outpu
         options.progress = [&](int64_t bytes) { progress.add(bytes); };
         path = rewrite_checkpoint(source, arguments.out, options);
     }
+    tell_unreadable(source);
     if (output == Output::json) {
         Json json;
         json.set("path", path);

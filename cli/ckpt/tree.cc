@@ -158,7 +158,7 @@ int show_tree(const std::string& path, Output output) {
     std::vector<std::pair<std::string, const Node*>> lines;
     flatten(root, "", lines);
     size_t name_width = 0;
-    size_t dtype_width = 0;
+    size_t dtype_width = 4;
     size_t shape_width = 0;
     std::vector<std::string> shapes(lines.size());
     for (size_t i = 0; i < lines.size(); ++i) {

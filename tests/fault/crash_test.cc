@@ -77,9 +77,15 @@ void print(const std::string& what, const Tally& tally) {
                tally.new_ones);
 }
 
-TEST(Crash, OfAllRanksAtAnyOperationLeavesTheOldOrTheNewCheckpoint) {
+// In the native format and in PyTorch's.
+class CrashIn : public ::testing::TestWithParam<SaveFormat> {};
+
+INSTANTIATE_TEST_SUITE_P(Formats, CrashIn, ::testing::Values(SaveFormat::native, SaveFormat::torch_dcp),
+                         [](const auto& one) { return one.param == SaveFormat::native ? "native" : "torch_dcp"; });
+
+TEST_P(CrashIn, AllRanksAtAnyOperationLeavesTheOldOrTheNewCheckpoint) {
     int64_t points = 0;
-    for (const SaveCase& one : save_cases_of_all_formats()) {
+    for (const SaveCase& one : save_cases_in(GetParam())) {
         const Disk disk = disk_before(one.before, one.ranks);
         Tally tally;
         // Of several ranks, other schedules meet other states of the others.
@@ -109,9 +115,9 @@ TEST(Crash, OfAllRanksAtAnyOperationLeavesTheOldOrTheNewCheckpoint) {
     fmt::print("crash of the job: {} points\n", points);
 }
 
-TEST(Crash, OfOneRankIsToldToTheOthersAndLeavesTheOldOrTheNewCheckpoint) {
+TEST_P(CrashIn, OneRankIsToldToTheOthersAndLeavesTheOldOrTheNewCheckpoint) {
     int64_t points = 0;
-    for (const SaveCase& one : save_cases_of_all_formats()) {
+    for (const SaveCase& one : save_cases_in(GetParam())) {
         if (one.ranks == 1) continue;
         const Disk disk = disk_before(one.before, one.ranks);
         const std::vector<Operation> operations = operations_of(one, disk, 0);

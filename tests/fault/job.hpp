@@ -406,13 +406,9 @@ inline const std::vector<SaveCase>& all_save_cases() {
     return cases;
 }
 
-// The same in both formats.
-inline std::vector<SaveCase> save_cases_of_all_formats() {
+inline std::vector<SaveCase> save_cases_in(SaveFormat format) {
     std::vector<SaveCase> cases = all_save_cases();
-    for (SaveCase one : all_save_cases()) {
-        one.format = SaveFormat::torch_dcp;
-        cases.push_back(one);
-    }
+    for (SaveCase& one : cases) one.format = format;
     return cases;
 }
 

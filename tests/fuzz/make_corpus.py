@@ -343,7 +343,26 @@ def safetensors() -> None:
         "every-dtype": file(
             {
                 d: entry(d, [0], 0, 0)
-                for d in ["BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64", "F6_E2M3"]
+                for d in [
+                    "BOOL",
+                    "U8",
+                    "I8",
+                    "F8_E5M2",
+                    "F8_E4M3",
+                    "F8_E8M0",
+                    "I16",
+                    "U16",
+                    "F16",
+                    "BF16",
+                    "I32",
+                    "U32",
+                    "F32",
+                    "C64",
+                    "F64",
+                    "I64",
+                    "U64",
+                    "F6_E2M3",
+                ]
             }
         ),
         "zero-dim": file({"a": entry("F32", [0, 2**63 - 1, 2**63 - 1], 0, 0)}),

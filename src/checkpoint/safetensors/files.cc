@@ -26,6 +26,13 @@ bool is_plain_name(std::string_view name) {
            name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
 }
 
+// For a message, which ends where a NUL stands.
+std::string shown(std::string_view name) {
+    std::string text(name.substr(0, 300));
+    std::replace_if(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, '?');
+    return text;
+}
+
 SafetensorsFiles of_index(FileSystem& files, const std::string& directory, const std::string& name) {
     const std::string path = join(directory, name);
     SafetensorsFiles found{directory, {}, name, SafetensorsIndex::parse(read_text(files, path, max_index_bytes), path)};
@@ -75,7 +82,7 @@ SafetensorsIndex SafetensorsIndex::parse(std::string_view text, const std::strin
             if (!is_plain_name(file)) {
                 throw Error(Code::corrupt, fmt::format("tensor '{}' lies in '{}', which is no name of a safetensors "
                                                        "file beside the index",
-                                                       member.key, file.substr(0, 300)));
+                                                       member.key, shown(file)));
             }
             try {
                 check_name(member.key, "a tensor's name");

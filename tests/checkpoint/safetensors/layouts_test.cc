@@ -282,7 +282,7 @@ TEST_F(Safetensors, HostileFilesAreRefused) {
         {with_length("[]"), "begins with '{'"},
         {with_length("{"), "m.safetensors"},
         {with_length(" {}"), "begins with '{'"},
-        {sound + "x", "ends at byte"},
+        {sound + "x", "end at byte"},
         {sound.substr(0, sound.size() - 1), "m.safetensors"},
         {json(
              R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
