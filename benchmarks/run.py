@@ -28,7 +28,9 @@ def main() -> int:
     checkpoint = commands.add_parser("checkpoint", help="save and load beside PyTorch DCP and raw O_DIRECT")
     checkpoint.add_argument("--rounds", type=int, default=7)
     checkpoint.add_argument("--workloads", type=lambda text: text.split(","), default=["large", "small"])
-    for sub in (comm, checkpoint):
+    command = commands.add_parser("command", help="tessera ckpt on a checkpoint of 100,000 tensors")
+    command.add_argument("--rounds", type=int, default=7)
+    for sub in (comm, checkpoint, command):
         sub.add_argument("--binaries", type=Path, default=ROOT / "build" / "release" / "benchmarks")
         sub.add_argument("--no-write", action="store_true", help="print only")
     arguments = parser.parse_args()
@@ -41,6 +43,10 @@ def main() -> int:
         cases = comm_bench.bench(
             arguments.binaries, arguments.rounds, arguments.ranks, arguments.sizes or comm_bench.SIZES
         )
+    elif arguments.name == "command":
+        import command as command_bench
+
+        cases = command_bench.bench(arguments.binaries.parent / "tessera", arguments.rounds)
     else:
         import checkpoint as checkpoint_bench
 

@@ -2,6 +2,7 @@
 #include "tessera/checkpoint.h"
 
 #include "base/env.hpp"
+#include "checkpoint/export.hpp"
 #include "handles.hpp"
 #include "launch/preempt.hpp"
 
@@ -90,6 +91,28 @@ tsr::LoadOptions load_options_in(const tsr_load_options* options) {
     out.missing = allow(o.allow_missing, "allow_missing");
     out.unexpected = allow(o.allow_unexpected, "allow_unexpected");
     out.cast = allow(o.allow_cast, "allow_cast");
+    out.progress = progress_in(o.progress, o.progress_data);
+    return out;
+}
+
+tsr_export_options default_export_options() {
+    tsr_export_options options{};
+    options.struct_size = sizeof options;
+    options.timeout_ms = default_saver_options().timeout_ms;
+    return options;
+}
+
+tsr::ExportOptions export_options_in(const tsr_export_options& o) {
+    tsr::ExportOptions out;
+    const std::string_view format = o.format != nullptr ? o.format : "safetensors";
+    if (format == tsr::torch_dcp_format) {
+        out.format = tsr::ExportFormat::torch_dcp;
+    } else if (format != "safetensors") {
+        throw tsr::Error(tsr::Code::invalid_argument,
+                         fmt::format("format is '{}'; it is 'safetensors' or '{}'", format, tsr::torch_dcp_format));
+    }
+    out.shard_bytes = o.max_file_bytes;
+    out.under = o.under != nullptr ? o.under : "";
     out.progress = progress_in(o.progress, o.progress_data);
     return out;
 }
@@ -216,6 +239,31 @@ tsr_status tsr_checkpoint_verify_progress(const tsr_checkpoint* checkpoint, int3
     return guard([&] {
         const auto depth = flag(full, "full") ? tsr::Checkpoint::Depth::everything : tsr::Checkpoint::Depth::headers;
         object_of(checkpoint, "checkpoint")->check(depth, progress_in(progress, user_data));
+    });
+}
+
+tsr_status tsr_export_options_init(tsr_export_options* options, size_t struct_size) {
+    return guard([&] {
+        const tsr_export_options defaults = default_export_options();
+        write_options(options, struct_size, &defaults, sizeof defaults, "options");
+    });
+}
+
+tsr_status tsr_checkpoint_export(const tsr_checkpoint* checkpoint, tsr_comm* comm, const char* directory,
+                                 const tsr_export_options* options) {
+    return guard([&] {
+        const auto& source = object_of(checkpoint, "checkpoint");
+        const auto o = options_in(options, default_export_options(), "options");
+        if (o.timeout_ms <= 0) {
+            throw tsr::Error(tsr::Code::invalid_argument,
+                             fmt::format("the timeout is {} ms; it must be positive", o.timeout_ms));
+        }
+        const tsr::ExportOptions how = export_options_in(o);
+        const std::string place(text(directory, "directory"));
+        tsr::Peers peers(comm == nullptr
+                             ? nullptr
+                             : tsr::split_for_export(*object_of(comm, "comm"), tsr::milliseconds{o.timeout_ms}));
+        (void)tsr::export_checkpoint(*source, peers, place, how);
     });
 }
 

@@ -178,7 +178,7 @@ void show_statistics(const Checkpoint& checkpoint, const std::string& name, cons
         line("norm", number(all.norm()));
     }
     line("zero", std::to_string(all.zero()));
-    if (is_floating(tensor.dtype)) {
+    if (!is_integer(tensor.dtype)) {
         line("NaN", std::to_string(all.nan()));
         line("Inf", std::to_string(all.infinite()));
     }

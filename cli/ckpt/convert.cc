@@ -1,10 +1,11 @@
 // `tessera ckpt convert`: the tensors of a checkpoint in another layout, streamed.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 
+#include "checkpoint/export.hpp"
 #include "checkpoint/native/rewrite.hpp"
-#include "checkpoint/safetensors/export.hpp"
 #include "ckpt/command.hpp"
 #include "ckpt/interrupt.hpp"
 #include "ckpt/print.hpp"
@@ -21,18 +22,37 @@ struct Arguments {
     std::string under;
 };
 
-int to_safetensors(const Checkpoint& source, const Arguments& arguments, Output output) {
-    Exported exported;
-    {
-        Progress progress("convert", source.manifest().size_bytes());
-        exported = export_safetensors(
-            source, arguments.out,
-            {static_cast<int64_t>(arguments.shard_size), arguments.under, [&](int64_t bytes) { progress.add(bytes); }});
+constexpr uint64_t hf_shard_size = 5'000'000'000;  // what transformers' save_pretrained() once took
+
+Exported export_with_progress(const Checkpoint& source, const Arguments& arguments) {
+    ExportOptions options;
+    options.format = arguments.to == "torch_dcp" ? ExportFormat::torch_dcp : ExportFormat::safetensors;
+    const uint64_t size = arguments.to == "hf" && arguments.shard_size == 0 ? hf_shard_size : arguments.shard_size;
+    options.shard_bytes = static_cast<int64_t>(std::min<uint64_t>(size, INT64_MAX));
+    options.under = arguments.under;
+    Progress shown("convert", source.manifest().size_bytes());
+    int64_t told = 0;
+    options.progress = [&](Phase, int64_t done, int64_t) {
+        shown.add(done - told);
+        told = done;
+    };
+    Peers alone(nullptr);
+    return export_checkpoint(source, alone, arguments.out, options);
+}
+
+void tell_unreadable(const Checkpoint& source) {
+    for (const auto& [name, why] : source.manifest().unreadable) {
+        complain(fmt::format("'{}' left out: {}", name, why));
     }
+}
+
+int to_other_format(const Checkpoint& source, const Arguments& arguments, Output output) {
+    const Exported exported = export_with_progress(source, arguments);
+    tell_unreadable(source);
     if (output == Output::json) {
         Json json;
         json.set("path", arguments.out);
-        json.set("format", "safetensors");
+        json.set("format", arguments.to == "torch_dcp" ? "torch_dcp" : "safetensors");
         Json::Array names;
         for (const std::string& name : exported.files) names.emplace_back(name);
         json.set("files", Json(std::move(names)));
@@ -41,6 +61,7 @@ int to_safetensors(const Checkpoint& source, const Arguments& arguments, Output 
         Json::Array left;
         for (const std::string& name : exported.left_out) left.emplace_back(name);
         json.set("left_out", Json(std::move(left)));
+        if (!exported.unreadable.empty()) json.set("unreadable", unreadable_json(source.manifest()));
         print_json(json);
         return exit_sound;
     }
@@ -55,7 +76,7 @@ int to_safetensors(const Checkpoint& source, const Arguments& arguments, Output 
 
 int to_native(const Checkpoint& source, const Arguments& arguments, Output output) {
     if (arguments.shard_size != 0 || !arguments.under.empty()) {
-        throw Error(Code::invalid_argument, "--shard-size and --under go with --to safetensors");
+        throw Error(Code::invalid_argument, "--max-shard-size and --under do not go with --to native");
     }
     RewriteOptions options;
     options.files = RewriteOptions::Files::together;
@@ -65,6 +86,7 @@ int to_native(const Checkpoint& source, const Arguments& arguments, Output outpu
         options.progress = [&](int64_t bytes) { progress.add(bytes); };
         path = rewrite_checkpoint(source, arguments.out, options);
     }
+    tell_unreadable(source);
     if (output == Output::json) {
         Json json;
         json.set("path", path);
@@ -80,7 +102,7 @@ int convert(const std::string& path, const Arguments& arguments, Output output) 
     const Interruptible interruptible;
     const auto source = Checkpoint::open(path);
     return arguments.to == "native" ? to_native(*source, arguments, output)
-                                    : to_safetensors(*source, arguments, output);
+                                    : to_other_format(*source, arguments, output);
 }
 
 }  // namespace
@@ -90,16 +112,18 @@ void add_convert(CLI::App& ckpt, int& exit_code) {
     CLI::App* command =
         add_command(ckpt, "convert", "Write a checkpoint's tensors in another layout", checkpoint_path_what, exit_code,
                     [arguments](const std::string& path, Output output) { return convert(path, *arguments, output); });
-    command
-        ->add_option("out", arguments->out,
-                     "safetensors: a new directory; native: a root, into which the checkpoint is saved")
+    command->add_option("out", arguments->out, "A new directory; of native a root, into which the checkpoint is saved")
         ->required();
     command
         ->add_option("--to", arguments->to,
-                     "safetensors: whole tensors, as Hugging Face has them; native: whole tensors of one rank")
+                     "safetensors: whole tensors in model.safetensors; hf: the same, cut as Hugging Face cuts it, into "
+                     "files of 5 GB and an index; torch_dcp: what torch.distributed.checkpoint loads; native: whole "
+                     "tensors of one rank")
         ->required()
-        ->check(CLI::IsMember({"safetensors", "native"}));
-    command->add_option("--shard-size", arguments->shard_size, "Cut into files of about this size (5GB) and an index")
+        ->check(CLI::IsMember({"safetensors", "hf", "torch_dcp", "native"}));
+    command
+        ->add_option("--max-shard-size,--shard-size", arguments->shard_size,
+                     "Of safetensors and hf: cut into files of about this size (5GB) and an index")
         ->transform(CLI::AsSizeValue(true));
     command->add_option("--under", arguments->under, "Only tensors whose name begins so ('model.'), without it");
 }

@@ -62,17 +62,12 @@ void Difference::compare(const std::byte* a, const std::byte* b, DType dtype, in
         widen(a + at, dtype, std::span(of_a).first(n));
         widen(b + at, dtype, std::span(of_b).first(n));
         for (size_t i = 0; i < n; ++i) {
-            double gap = std::fabs(of_a[i] - of_b[i]);
-            if (!is_floating(dtype)) {
-                const int64_t x = integer_at(a + at + i * item, dtype);
-                const int64_t y = integer_at(b + at + i * item, dtype);
-                // Exact, whatever the numbers: the gap of two integers fits into 64 bits without sign.
-                gap = static_cast<double>(x > y ? static_cast<uint64_t>(x) - static_cast<uint64_t>(y)
-                                                : static_cast<uint64_t>(y) - static_cast<uint64_t>(x));
-            }
+            const bool is_plain = is_floating(dtype);
+            double gap =
+                is_plain ? std::fabs(of_a[i] - of_b[i]) : gap_between(a + at + i * item, b + at + i * item, dtype);
             if (of_a[i] == of_b[i] && gap == 0) continue;
             if (std::isnan(of_a[i]) && std::isnan(of_b[i])) continue;
-            if (of_a[i] == of_b[i] && std::isinf(of_a[i])) continue;
+            if (is_plain && of_a[i] == of_b[i] && std::isinf(of_a[i])) continue;
             if (std::isnan(gap)) gap = std::numeric_limits<double>::infinity();
             sum_abs_ += gap;
             if (std::isfinite(gap) && gap <= tolerance.absolute + tolerance.relative * std::fabs(of_b[i])) continue;

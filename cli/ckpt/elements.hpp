@@ -13,18 +13,24 @@ namespace tsr::cli {
 
 inline constexpr size_t elements_at_once = 4096;  // widened in one go, on the stack
 
-// The element at `from`, which need not be aligned; of integers and booleans.
+[[nodiscard]] bool is_integer(DType dtype);  // booleans too
+[[nodiscard]] bool is_complex(DType dtype);
+
+// The element at `from`, which need not be aligned; of integers. Of u64 less 2^63: all fit, in their order.
 [[nodiscard]] int64_t integer_at(const std::byte* from, DType dtype);
-// `to.size()` elements as doubles; integers beyond 2^53 are rounded.
+// `to.size()` elements as doubles; integers beyond 2^53 are rounded, complex numbers are their absolute values.
 void widen(const std::byte* from, DType dtype, std::span<double> to);
 
-// Typed JSON: exact, NaN and infinities tagged.
+// How far two elements are apart.
+[[nodiscard]] double gap_between(const std::byte* a, const std::byte* b, DType dtype);
+
+// Typed JSON: exact, NaN and infinities tagged; a complex number is a list of two.
 [[nodiscard]] Json element_json(const std::byte* from, DType dtype);
 [[nodiscard]] std::string element_text(const std::byte* from, DType dtype);
 [[nodiscard]] std::string number_text(double value);
 
 // What all elements of a tensor are like, taken a piece at a time. Minimum, maximum, mean and norm are of the finite
-// elements; integers' extremes are exact.
+// elements, of complex ones of their absolute values; integers' extremes are exact.
 class Statistics {
    public:
     explicit Statistics(DType dtype) : dtype_(dtype) {}

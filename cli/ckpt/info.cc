@@ -36,8 +36,10 @@ int show_info(const std::string& path, Output output) {
     line("committed", time_text(manifest.committed));
     if (!manifest.save_id.empty()) line("save id", printable(manifest.save_id));
     const Writer& writer = manifest.writer;
-    line("written by", printable(fmt::format("{} from {}{}{}", writer.library, writer.language,
-                                             writer.version.empty() ? "" : " ", writer.version)));
+    if (!writer.language.empty()) {
+        line("written by", printable(fmt::format("{} from {}{}{}", writer.library, writer.language,
+                                                 writer.version.empty() ? "" : " ", writer.version)));
+    }
     line("ranks", std::to_string(manifest.world_size));
     line("tensors", fmt::format("{}, {} elements{}", manifest.tensors.size(), elements,
                                 manifest.aliases.empty() ? "" : ", " + count_text(manifest.aliases.size(), "alias")));

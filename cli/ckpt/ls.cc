@@ -59,6 +59,14 @@ Line line_of_checkpoint(FileSystem& files, const std::string& path) {
     return line;
 }
 
+bool is_foreign(FileSystem& files, const std::string& directory) {
+    try {
+        return resolve_checkpoint(files, directory).format == Format::safetensors;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
 // What to say of a directory that holds no save: why, and where one may be.
 std::string advice_for(FileSystem& files, const std::string& root) {
     std::string why;
@@ -145,11 +153,10 @@ int list_saves(const std::string& path, Output output) {
     const bool is_root =
         is_directory && !exists(files, join(path, manifest_name)) && !exists(files, join(path, dcp_metadata_name));
     std::vector<Line> lines;
-    if (is_root) {
-        lines = lines_of_root(files, path);
-    } else {
-        lines.push_back(line_of_checkpoint(files, resolve_checkpoint(files, path).path));
-    }
+    if (is_root) lines = lines_of_root(files, path);
+    // A directory without saves may be a checkpoint of another format itself.
+    const bool is_one = !is_root || (lines.empty() && is_foreign(files, path));
+    if (is_one) lines.push_back(line_of_checkpoint(files, resolve_checkpoint(files, path).path));
     if (output == Output::json) {
         print_list(lines);
     } else if (!lines.empty()) {
@@ -159,7 +166,7 @@ int list_saves(const std::string& path, Output output) {
         complain(advice_for(files, path));
         return exit_faulty;
     }
-    if (!is_root) {
+    if (is_one) {
         complain(fmt::format(
             "{} is one checkpoint; `tessera ckpt tree {}` shows what is in it, `tessera ckpt ls {}` those beside it",
             lines.front().path, lines.front().path, parent_of(lines.front().path)));

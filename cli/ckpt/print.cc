@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "base/error.hpp"
+#include "checkpoint/safetensors/files.hpp"
 
 namespace tsr::cli {
 
@@ -73,6 +74,7 @@ size_t width_of(std::string_view text) {
 }
 
 int rank_of_file(const std::string& name) {
+    if (const int rank = rank_of_shard_name(name); rank >= 0) return rank;
     int rank = -1;
     const size_t digits = name.starts_with("rank-") ? 5 : name.starts_with("__") ? 2 : name.size();
     std::from_chars(name.data() + digits, name.data() + name.size(), rank);

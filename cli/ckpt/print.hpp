@@ -20,7 +20,8 @@ namespace tsr::cli {
 [[nodiscard]] std::string cut_text(std::string_view text, size_t bytes);  // at a whole character
 [[nodiscard]] size_t width_of(std::string_view text);                     // columns of UTF-8 on a terminal
 
-// The rank that wrote a file, from its name, "rank-00003.safetensors" or PyTorch's "__3_0.distcp"; -1 if it tells none.
+// The rank that wrote a file, from its name, "rank-00003.safetensors", PyTorch's "__3_0.distcp" or
+// "shard-00004-model-..."; -1 if it tells none.
 [[nodiscard]] int rank_of_file(const std::string& name);
 
 [[nodiscard]] Json values_json(const Values& values);

@@ -43,9 +43,10 @@ std::vector<std::string> chosen(const Checkpoint& checkpoint, const std::vector<
 }
 
 ShardedTensor sharded(const Manifest& manifest, const std::string& name) {
-    const SavedTensor& saved = *manifest.find(name);
+    const std::string& saved_name = manifest.saved_name(name);
+    const SavedTensor& saved = manifest.tensors.find(saved_name)->second;
     ShardedTensor tensor{name, "", saved.dtype, saved.shape, {}};
-    if (manifest.saved_name(name) != name) tensor.alias_of = manifest.saved_name(name);
+    if (saved_name != name) tensor.alias_of = saved_name;
     saved.for_each_piece(Box::whole(saved.shape), [&](const Box& box, int index) {
         const std::string& file = manifest.files[static_cast<size_t>(index)].name;
         const int rank = rank_of_file(file);  // -1: a file of torch.save tells none

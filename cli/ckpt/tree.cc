@@ -17,13 +17,19 @@ namespace {
 
 struct Node {
     std::map<std::string_view, Node> children;  // keys are parts of the checkpoint's names
-    const std::string* name = nullptr;          // of a tensor: its whole name
     const SavedTensor* tensor = nullptr;
+    const std::string* target = nullptr;  // of a tensor that is an alias: the name that is saved
     const Json* value = nullptr;
     const std::string* unreadable = nullptr;  // why
 
     [[nodiscard]] bool is_leaf() const { return tensor != nullptr || value != nullptr || unreadable != nullptr; }
 };
+
+// Names come in order, so that a child is mostly the last one, or comes after it.
+Node& child_of(Node& node, std::string_view key) {
+    if (!node.children.empty() && node.children.rbegin()->first == key) return node.children.rbegin()->second;
+    return node.children.try_emplace(node.children.end(), key)->second;
+}
 
 std::string ranks_text(const std::set<int>& ranks) {
     std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -58,14 +64,13 @@ Json box_json(const Box& box) {
     return json;
 }
 
-Json tensor_json(const Manifest& manifest, const std::string& name) {
-    const SavedTensor& tensor = *manifest.find(name);
+Json tensor_json(const Manifest& manifest, const SavedTensor& tensor, const std::string* target) {
     Json json;
     json.set("dtype", name_of(tensor.dtype));
     json.set("shape", dims_json(tensor.shape));
     json.set("size_bytes", tensor.size_bytes());
     json.set("layout", layout_text(tensor));
-    if (manifest.saved_name(name) != name) json.set("alias_of", manifest.saved_name(name));
+    if (target != nullptr) json.set("alias_of", *target);
     if (tensor.layout) {
         Json::Array holders;
         for (int rank = 0; rank < tensor.layout->world_size(); ++rank) {
@@ -107,9 +112,8 @@ void flatten(const Node& node, const std::string& indent, std::vector<std::pair<
 }
 
 // Who held a tensor and who wrote it.
-std::string held_text(const Manifest& manifest, const std::string& name, const SavedTensor& tensor) {
-    const std::string& saved_name = manifest.saved_name(name);
-    if (saved_name != name) return "= " + printable(saved_name);
+std::string held_text(const Manifest& manifest, const SavedTensor& tensor, const std::string* target) {
+    if (target != nullptr) return "= " + printable(*target);
     std::set<int> writers;
     tensor.for_each_piece(Box::whole(tensor.shape), [&](const Box&, int file) {
         writers.insert(rank_of_file(manifest.files[static_cast<size_t>(file)].name));
@@ -125,7 +129,9 @@ int show_tree(const std::string& path, Output output) {
     if (output == Output::json) {
         ObjectText text(summary_json(*checkpoint));
         text.begin("tensors");
-        for (const std::string& name : checkpoint->names()) text.member(name, tensor_json(manifest, name));
+        manifest.for_each([&](const std::string& name, const SavedTensor& tensor, const std::string* target) {
+            text.member(name, tensor_json(manifest, tensor, target));
+        });
         text.end();
         text.member("values", values_json(manifest.values));
         if (!manifest.unreadable.empty()) text.member("unreadable", unreadable_json(manifest));
@@ -137,40 +143,45 @@ int show_tree(const std::string& path, Output output) {
         Node* node = &root;
         for (size_t begin = 0; begin <= name.size();) {
             const size_t dot = std::min(name.find('.', begin), name.size());
-            node = &node->children[name.substr(begin, dot - begin)];
+            node = &child_of(*node, name.substr(begin, dot - begin));
             begin = dot + 1;
         }
         return *node;
     };
-    for (const std::string& name : checkpoint->names()) {
+    manifest.for_each([&](const std::string& name, const SavedTensor& tensor, const std::string* target) {
         Node& node = leaf(name);
-        node.name = &name;
-        node.tensor = manifest.find(name);
-    }
+        node.target = target;
+        node.tensor = &tensor;
+    });
     for (const auto& [name, value] : manifest.values) leaf(name).value = &value;
     for (const auto& [name, why] : manifest.unreadable) leaf(name).unreadable = &why;
     std::vector<std::pair<std::string, const Node*>> lines;
     flatten(root, "", lines);
     size_t name_width = 0;
+    size_t dtype_width = 4;
     size_t shape_width = 0;
-    for (const auto& [label, node] : lines) {
+    std::vector<std::string> shapes(lines.size());
+    for (size_t i = 0; i < lines.size(); ++i) {
+        const auto& [label, node] = lines[i];
         if (node->is_leaf()) name_width = std::max(name_width, width_of(label));
-        if (node->tensor != nullptr) {
-            shape_width = std::max(shape_width, node->tensor->shape.str().size());
-        }
+        if (node->tensor == nullptr) continue;
+        shapes[i] = node->tensor->shape.str();
+        dtype_width = std::max(dtype_width, name_of(node->tensor->dtype).size());
+        shape_width = std::max(shape_width, shapes[i].size());
     }
     const std::string head = manifest.step < 0 ? manifest.format : fmt::format("step {}", manifest.step);
     std::string out = fmt::format("{}   {}, {}, {}, {}\n", checkpoint->path(), head,
                                   count_text(static_cast<size_t>(manifest.world_size), "rank"),
                                   count_text(checkpoint->names().size(), "tensor"), size_text(manifest.size_bytes()));
-    for (const auto& [label, node] : lines) {
+    for (size_t i = 0; i < lines.size(); ++i) {
+        const auto& [label, node] = lines[i];
         out += label;
         if (node->is_leaf()) out.append(name_width - width_of(label), ' ');
         if (node->tensor != nullptr) {
             const SavedTensor& tensor = *node->tensor;
-            fmt::format_to(std::back_inserter(out), "  {:<4}  {:<{}}  {:>8}  {}", name_of(tensor.dtype),
-                           tensor.shape.str(), shape_width, size_text(tensor.size_bytes()),
-                           held_text(manifest, *node->name, tensor));
+            fmt::format_to(std::back_inserter(out), "  {:<{}}  {:<{}}  {:>8}  {}", name_of(tensor.dtype), dtype_width,
+                           shapes[i], shape_width, size_text(tensor.size_bytes()),
+                           held_text(manifest, tensor, node->target));
         } else if (node->value != nullptr) {
             const std::string text = node->value->dump();
             out += "  " + printable(text.size() > 60 ? cut_text(text, 57) + "..." : text);

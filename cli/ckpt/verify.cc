@@ -26,6 +26,7 @@ int verify(const std::string& path, Checkpoint::Depth depth, Output output) {
         json.set("path", checkpoint->path());
         json.set("sound", faults.empty());
         json.set("checked", headers ? "headers" : "everything");
+        json.set("checksums", checkpoint->has_checksums());
         json.set("file_count", static_cast<int64_t>(manifest.files.size()));
         json.set("size_bytes", manifest.size_bytes());
         Json::Array list;
@@ -33,8 +34,16 @@ int verify(const std::string& path, Checkpoint::Depth depth, Output output) {
         json.set("faults", Json(std::move(list)));
         print_json(json);
     } else if (faults.empty()) {
+        const bool has_checksums = checkpoint->has_checksums();
         fmt::print("{} is sound: {}, {}, {}\n", checkpoint->path(), count_text(manifest.files.size(), "file"),
-                   size_text(manifest.size_bytes()), headers ? "sizes and headers checked" : "every byte checked");
+                   size_text(manifest.size_bytes()),
+                   headers         ? "sizes and headers checked"
+                   : has_checksums ? "every byte checked"
+                                   : "headers checked and every byte read");
+        if (!has_checksums) {
+            complain(fmt::format("the format {} has no checksums: changed data cannot be told from sound data",
+                                 manifest.format));
+        }
     } else {
         for (const std::string& fault : faults) fmt::print("{}\n", fault);
         fmt::print("{} is damaged: {}\n", checkpoint->path(), count_text(faults.size(), "fault"));

@@ -25,8 +25,21 @@ constexpr std::string_view kind_names[] = {"null",     "a boolean", "an integer"
     throw Error(Code::corrupt, fmt::format("{} is not valid JSON: {}", what, why));
 }
 
-// Sorting finds duplicates in n log n: a header may hold a million names.
+// Few keys are compared with each other, and keys in order with their neighbours; else sorting finds duplicates in
+// n log n: a header may hold a million names.
 void refuse_duplicates(const Json::Object& members, std::string_view what) {
+    constexpr size_t few = 8;
+    const auto same = [](const Json::Member& a, const Json::Member& b) { return a.key == b.key; };
+    if (members.size() <= few) {
+        for (auto a = members.begin(); a != members.end(); ++a) {
+            if (std::any_of(members.begin(), a, [&](const Json::Member& b) { return same(*a, b); })) {
+                throw_parse(what, fmt::format("the key \"{}\" occurs twice", a->key));
+            }
+        }
+        return;
+    }
+    const auto not_above = [](const Json::Member& a, const Json::Member& b) { return a.key >= b.key; };
+    if (std::adjacent_find(members.begin(), members.end(), not_above) == members.end()) return;
     std::vector<std::string_view> keys;
     keys.reserve(members.size());
     for (const Json::Member& member : members) keys.push_back(member.key);

@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "checkpoint/native/contents.hpp"
 #include "checkpoint/native/root.hpp"
+#include "checkpoint/safetensors/reader.hpp"
 #include "checkpoint/torch_dcp/reader.hpp"
 
 namespace tsr {
@@ -37,10 +38,14 @@ Checkpoint::Checkpoint(std::string path, std::string text, Manifest manifest)
 
 std::shared_ptr<const Checkpoint> Checkpoint::open(const std::string& path, FileSystem& files, Hold hold) {
     const Found found = resolve_checkpoint(files, path);
-    if (found.format != Format::native) {
-        return of_torch(
-            found.path, "",
-            found.format == Format::torch_dcp ? open_torch_dcp(files, found.path) : open_torch_save(files, found.path));
+    const auto of_torch = [&](TorchCheckpoint opened) {
+        return of_foreign(found.path, std::move(opened.manifest), std::move(opened.contents));
+    };
+    if (found.format == Format::torch_dcp) return of_torch(open_torch_dcp(files, found.path));
+    if (found.format == Format::torch_save) return of_torch(open_torch_save(files, found.path));
+    if (found.format == Format::safetensors) {
+        SafetensorsCheckpoint opened = open_safetensors(files, found.path);
+        return of_foreign(found.path, std::move(opened.manifest), std::move(opened.contents));
     }
     const std::string name = join(found.path, manifest_name);
     auto held = open_file(files, name, OpenMode::read);
@@ -52,7 +57,8 @@ std::shared_ptr<const Checkpoint> Checkpoint::open(const std::string& path, File
     Manifest manifest = Manifest::parse(text, name);
     std::shared_ptr<Checkpoint> checkpoint;
     if (manifest.format == torch_dcp_format) {
-        checkpoint = of_torch(found.path, std::move(text), open_torch_dcp(files, found.path, std::move(manifest)));
+        checkpoint = of_torch(open_torch_dcp(files, found.path, std::move(manifest)));
+        checkpoint->text_ = std::move(text);
     } else {
         checkpoint.reset(new Checkpoint(found.path, std::move(text), std::move(manifest)));
         checkpoint->contents_ = std::make_unique<NativeContents>(files, found.path, checkpoint->manifest_);
@@ -61,13 +67,18 @@ std::shared_ptr<const Checkpoint> Checkpoint::open(const std::string& path, File
     return checkpoint;
 }
 
-// A manifest that no file holds is made, so that callers have one text for all formats.
-std::shared_ptr<Checkpoint> Checkpoint::of_torch(std::string path, std::string text, TorchCheckpoint opened) {
-    if (text.empty()) text = opened.manifest.dump();
-    std::shared_ptr<Checkpoint> checkpoint(
-        new Checkpoint(std::move(path), std::move(text), std::move(opened.manifest)));
-    checkpoint->contents_ = std::move(opened.contents);
+std::shared_ptr<Checkpoint> Checkpoint::of_foreign(std::string path, Manifest manifest,
+                                                   std::unique_ptr<const Contents> contents) {
+    std::shared_ptr<Checkpoint> checkpoint(new Checkpoint(std::move(path), "", std::move(manifest)));
+    checkpoint->contents_ = std::move(contents);
     return checkpoint;
+}
+
+const std::string& Checkpoint::manifest_text() const {
+    std::call_once(text_made_, [this] {
+        if (text_.empty()) text_ = manifest_.dump();
+    });
+    return text_;
 }
 
 void Checkpoint::throw_unreadable(std::string_view name) const {

@@ -1,9 +1,10 @@
-// A committed checkpoint, opened for reading from any number of ranks or none: a native one, a PyTorch DCP directory, or a
-// file of torch.save. Immutable; every method may be called from many threads.
+// A committed checkpoint, opened for reading from any number of ranks or none: a native one, a PyTorch DCP directory, a
+// file of torch.save, or safetensors of the Hugging Face kind. Immutable; every method may be called from many threads.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,8 +16,6 @@
 #include "checkpoint/state.hpp"
 
 namespace tsr {
-
-struct TorchCheckpoint;
 
 enum class Allow { no, yes };
 
@@ -48,14 +47,15 @@ class Checkpoint {
     // While a save with a manifest is held no saver removes it; that costs a descriptor.
     enum class Hold { yes, no };
     // `path` is a save's directory, a root (its newest save), a root's `latest` or its `best`, a DCP directory or its
-    // `.metadata`, or a file of torch.save.
+    // `.metadata`, a file of torch.save, a safetensors file, or the directory or index of several.
     [[nodiscard]] static std::shared_ptr<const Checkpoint> open(const std::string& path,
                                                                 FileSystem& files = posix_file_system(),
                                                                 Hold hold = Hold::yes);
 
     [[nodiscard]] const std::string& path() const { return path_; }
     [[nodiscard]] const Manifest& manifest() const { return manifest_; }
-    [[nodiscard]] const std::string& manifest_text() const { return text_; }
+    // Of formats that have no manifest one is made when it is first asked for.
+    [[nodiscard]] const std::string& manifest_text() const;
     [[nodiscard]] const std::vector<std::string>& names() const { return names_; }  // tensors and aliases, sorted
 
     // One whole tensor into contiguous CPU memory of its dtype and shape.
@@ -72,17 +72,20 @@ class Checkpoint {
                                                   const std::function<void()>& poll = {}) const {
         return contents_->verify(depth, progress, poll);
     }
+    // Whether verify() can see damage within the data.
+    [[nodiscard]] bool has_checksums() const { return contents_->has_checksums(); }
     // Throws CORRUPT: the first fault, the others as its causes. `progress` is told on the calling thread.
     void check(Depth depth, const ProgressFn& progress = {}) const;
 
    private:
     Checkpoint(std::string path, std::string text, Manifest manifest);
-    [[nodiscard]] static std::shared_ptr<Checkpoint> of_torch(std::string path, std::string text,
-                                                              TorchCheckpoint opened);
+    [[nodiscard]] static std::shared_ptr<Checkpoint> of_foreign(std::string path, Manifest manifest,
+                                                                std::unique_ptr<const Contents> contents);
     [[noreturn]] void throw_unreadable(std::string_view name) const;
 
     std::string path_;
-    std::string text_;
+    mutable std::once_flag text_made_;
+    mutable std::string text_;    // guarded by text_made_ once the checkpoint is open
     std::unique_ptr<File> held_;  // the manifest, with the readers' lock
     Manifest manifest_;
     std::vector<std::string> names_;

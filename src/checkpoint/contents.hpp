@@ -44,6 +44,8 @@ class Contents {
     // meanwhile.
     [[nodiscard]] virtual std::vector<std::string> verify(Depth depth, const ByteProgress& progress,
                                                           const std::function<void()>& poll) const = 0;
+    // Whether damage within the data can be seen at all.
+    [[nodiscard]] virtual bool has_checksums() const { return true; }
 };
 
 }  // namespace tsr

@@ -15,7 +15,7 @@ struct Row {
     std::string_view safetensors;
 };
 
-constexpr std::array<Row, 10> rows{{
+constexpr std::array<Row, 18> rows{{
     {DType::f16, 2, true, true, "f16", "F16"},
     {DType::bf16, 2, true, true, "bf16", "BF16"},
     {DType::f32, 4, true, true, "f32", "F32"},
@@ -26,6 +26,14 @@ constexpr std::array<Row, 10> rows{{
     {DType::i64, 8, false, true, "i64", "I64"},
     {DType::i16, 2, false, false, "i16", "I16"},
     {DType::boolean, 1, false, false, "bool", "BOOL"},
+    {DType::u16, 2, false, false, "u16", "U16"},
+    {DType::u32, 4, false, false, "u32", "U32"},
+    {DType::u64, 8, false, false, "u64", "U64"},
+    {DType::f8_e4m3, 1, false, false, "f8_e4m3", "F8_E4M3"},
+    {DType::f8_e5m2, 1, false, false, "f8_e5m2", "F8_E5M2"},
+    {DType::f8_e8m0, 1, false, false, "f8_e8m0", "F8_E8M0"},
+    {DType::c64, 8, false, false, "c64", "C64"},
+    {DType::c128, 16, false, false, "c128", "C128"},
 }};
 
 const Row* find(DType dtype) {
@@ -61,6 +69,8 @@ std::string_view safetensors_name(DType dtype) {
     const Row* row = find(dtype);
     return row != nullptr ? row->safetensors : "";
 }
+
+bool is_in_safetensors(DType dtype) { return is_known(dtype) && dtype != DType::c128; }
 
 std::optional<DType> dtype_from_safetensors(std::string_view name) {
     for (const Row& row : rows) {

@@ -18,9 +18,9 @@ Dims::Dims(std::span<const int64_t> values) {
 }
 
 int64_t Dims::product() const {
-    int64_t result = 1;
-    for (const int64_t size : *this) result *= size;
-    return result;
+    uint64_t result = 1;  // of a shape without elements the other sizes may be any, and wrap before the zero comes
+    for (const int64_t size : *this) result *= static_cast<uint64_t>(size);
+    return static_cast<int64_t>(result);
 }
 
 std::string Dims::str() const {

@@ -436,4 +436,58 @@ TEST(CheckpointApi, LoadsByOptions) {
     EXPECT_FAILS(tsr_checkpoint_open(nullptr, checkpoint.out()), TSR_E_INVALID_ARGUMENT, "path is NULL");
 }
 
+TEST(CheckpointApi, IsExportedToOtherFormats) {
+    const api::TemporaryDirectory dir;
+    api::Array<float> a{{4}, 2.0F};
+    api::Owned<tsr_state> state;
+    ASSERT_OK(tsr_state_create(state.out()));
+    const tsr_tensor ta = a.tensor();
+    ASSERT_OK(tsr_state_add_tensor(state, "model.a", &ta));
+    const std::string root = (dir.path() / "root").string();
+    api::Owned<tsr_saver> saver;
+    ASSERT_OK(tsr_saver_create(nullptr, root.c_str(), nullptr, saver.out()));
+    ASSERT_OK(tsr_saver_save(saver, 1, state));
+    api::Owned<tsr_checkpoint> checkpoint;
+    ASSERT_OK(tsr_checkpoint_open(root.c_str(), checkpoint.out()));
+
+    int calls = 0;
+    tsr_export_options options;
+    ASSERT_OK(tsr_export_options_init(&options, sizeof options));
+    EXPECT_EQ(options.format, nullptr);
+    EXPECT_EQ(options.max_file_bytes, 0);
+    options.under = "model.";
+    options.progress = [](int32_t phase, int64_t, int64_t total, void* user_data) {
+        EXPECT_EQ(phase, TSR_PHASE_WRITE);
+        EXPECT_EQ(total, 16);
+        ++*static_cast<int*>(user_data);
+    };
+    options.progress_data = &calls;
+    for (const char* format : {"safetensors", "torch_dcp"}) {
+        options.format = format;
+        const std::string out = (dir.path() / format).string();
+        ASSERT_OK(tsr_checkpoint_export(checkpoint, nullptr, out.c_str(), &options));
+        EXPECT_FAILS(tsr_checkpoint_export(checkpoint, nullptr, out.c_str(), &options), TSR_E_INVALID_ARGUMENT,
+                     "is there already");
+        api::Owned<tsr_checkpoint> exported;
+        ASSERT_OK(tsr_checkpoint_open(out.c_str(), exported.out()));
+        api::Array<float> read{{4}, 0.0F};
+        const tsr_tensor tensor = read.tensor();
+        ASSERT_OK(tsr_checkpoint_read(exported, "a", &tensor));
+        EXPECT_THAT(read.values, Each(2.0F));
+        int64_t step = 0;
+        ASSERT_OK(tsr_checkpoint_step(exported, &step));
+        EXPECT_EQ(step, -1);
+    }
+    EXPECT_GE(calls, 4);
+    options.format = "zip";
+    EXPECT_FAILS(tsr_checkpoint_export(checkpoint, nullptr, "/nowhere", &options), TSR_E_INVALID_ARGUMENT,
+                 "format is 'zip'");
+    options.format = nullptr;
+    options.timeout_ms = 0;
+    EXPECT_FAILS(tsr_checkpoint_export(checkpoint, nullptr, "/nowhere", &options), TSR_E_INVALID_ARGUMENT,
+                 "timeout is 0 ms");
+    EXPECT_FAILS(tsr_checkpoint_export(checkpoint, nullptr, nullptr, nullptr), TSR_E_INVALID_ARGUMENT,
+                 "directory is NULL");
+}
+
 }  // namespace

@@ -67,6 +67,7 @@ TEST(Options, InitWritesDefaultsIntoStructsOfAnySize) {
     expect_init_is_sound<tsr_sampler_options>(tsr_sampler_options_init);
     expect_init_is_sound<tsr_saver_options>(tsr_saver_options_init);
     expect_init_is_sound<tsr_load_options>(tsr_load_options_init);
+    expect_init_is_sound<tsr_export_options>(tsr_export_options_init);
 }
 
 TEST(Options, DocumentedDefaults) {

@@ -15,11 +15,13 @@ constexpr int keep = 2;
 
 constexpr int64_t new_step = 3;
 
-void save_once(const Seat& seat, Mode mode) {
+void save_once(const Seat& seat, const SaveCase& one) {
     OwnedState owned;
     build(owned, seat.rank, seat.ranks);
-    Saver saver(seat.comm, root, job_options(seat.files, keep));
-    save_step(saver, owned, seat.rank, new_step, mode);
+    SaverOptions options = job_options(seat.files, keep);
+    options.format = one.format;
+    Saver saver(seat.comm, root, options);
+    save_step(saver, owned, seat.rank, new_step, one.mode);
 }
 
 struct Operation {
@@ -34,7 +36,7 @@ std::vector<Operation> operations_of(const SaveCase& one, const Disk& disk, uint
         operations.push_back({rank, call});
         return {};
     });
-    expect_all_well(job.run([&](const Seat& seat) { save_once(seat, one.mode); }));
+    expect_all_well(job.run([&](const Seat& seat) { save_once(seat, one); }));
     EXPECT_EQ(newest_content(files), new_step);
     EXPECT_EQ(leftovers(files), std::set<std::string>{});
     return operations;
@@ -47,7 +49,7 @@ Outcomes die(MemoryFiles& files, const SaveCase& one, uint64_t schedule, int64_t
         self.kill(victim);
         return {-EIO, bytes};
     });
-    return job.run([&](const Seat& seat) { save_once(seat, one.mode); });
+    return job.run([&](const Seat& seat) { save_once(seat, one); });
 }
 
 struct Tally {
@@ -75,9 +77,15 @@ void print(const std::string& what, const Tally& tally) {
                tally.new_ones);
 }
 
-TEST(Crash, OfAllRanksAtAnyOperationLeavesTheOldOrTheNewCheckpoint) {
+// In the native format and in PyTorch's.
+class CrashIn : public ::testing::TestWithParam<SaveFormat> {};
+
+INSTANTIATE_TEST_SUITE_P(Formats, CrashIn, ::testing::Values(SaveFormat::native, SaveFormat::torch_dcp),
+                         [](const auto& one) { return one.param == SaveFormat::native ? "native" : "torch_dcp"; });
+
+TEST_P(CrashIn, AllRanksAtAnyOperationLeavesTheOldOrTheNewCheckpoint) {
     int64_t points = 0;
-    for (const SaveCase& one : all_save_cases()) {
+    for (const SaveCase& one : save_cases_in(GetParam())) {
         const Disk disk = disk_before(one.before, one.ranks);
         Tally tally;
         // Of several ranks, other schedules meet other states of the others.
@@ -107,9 +115,9 @@ TEST(Crash, OfAllRanksAtAnyOperationLeavesTheOldOrTheNewCheckpoint) {
     fmt::print("crash of the job: {} points\n", points);
 }
 
-TEST(Crash, OfOneRankIsToldToTheOthersAndLeavesTheOldOrTheNewCheckpoint) {
+TEST_P(CrashIn, OneRankIsToldToTheOthersAndLeavesTheOldOrTheNewCheckpoint) {
     int64_t points = 0;
-    for (const SaveCase& one : all_save_cases()) {
+    for (const SaveCase& one : save_cases_in(GetParam())) {
         if (one.ranks == 1) continue;
         const Disk disk = disk_before(one.before, one.ranks);
         const std::vector<Operation> operations = operations_of(one, disk, 0);

@@ -61,7 +61,7 @@ class FaultyFiles final : public FileSystem {
     std::function<void(int64_t call, const std::string& name)> on_call;
 
     int64_t open(const std::string& path, OpenMode mode, std::unique_ptr<File>& out) override {
-        const bool reads = mode == OpenMode::read || mode == OpenMode::read_direct;
+        const bool reads = mode != OpenMode::create && mode != OpenMode::create_direct;
         if (const int64_t error = next((reads ? "open " : "create ") + path).error) return error;
         std::unique_ptr<File> file;
         const int64_t result = files_.open(path, mode, file);

@@ -23,6 +23,7 @@
 #include "checkpoint/fixture.hpp"
 #include "checkpoint/native/retention.hpp"
 #include "checkpoint/native/root.hpp"
+#include "checkpoint/torch_dcp/writer.hpp"
 #include "fault/faulty_files.hpp"
 #include "fault/memory_files.hpp"
 
@@ -305,7 +306,8 @@ inline std::set<std::string> leftovers(FileSystem& files) {
         (void)files.list(join(root, save.directory), names);
         for (const std::string& name : names) {
             // A lease beside a manifest is one that a crash kept from being removed; it goes with its save.
-            if (!is_rank_file_name(name) && name != manifest_name && name != writing_name) {
+            const bool belongs = is_rank_file_name(name) || is_dcp_file_name(name) || name == dcp_metadata_name;
+            if (!belongs && name != manifest_name && name != writing_name) {
                 found.insert(join(save.directory, name));
             }
         }
@@ -382,10 +384,12 @@ struct SaveCase {
     int ranks;
     Mode mode;
     Before before;
+    SaveFormat format = SaveFormat::native;
     [[nodiscard]] int64_t old_step() const { return before == Before::saves ? 2 : 0; }
     [[nodiscard]] std::string str() const {
-        return fmt::format("{} rank{}, {}, {}", ranks, ranks > 1 ? "s" : "", mode == Mode::sync ? "sync" : "async",
-                           before == Before::saves ? "a later save" : "the first save");
+        return fmt::format("{} rank{}, {}, {}{}", ranks, ranks > 1 ? "s" : "", mode == Mode::sync ? "sync" : "async",
+                           before == Before::saves ? "a later save" : "the first save",
+                           format == SaveFormat::torch_dcp ? ", as torch_dcp" : "");
     }
 };
 
@@ -399,6 +403,12 @@ inline const std::vector<SaveCase>& all_save_cases() {
         }
         return list;
     }();
+    return cases;
+}
+
+inline std::vector<SaveCase> save_cases_in(SaveFormat format) {
+    std::vector<SaveCase> cases = all_save_cases();
+    for (SaveCase& one : cases) one.format = format;
     return cases;
 }
 

@@ -4,6 +4,7 @@ What a fuzzer found is added by hand, as found-<what>, and is left alone here.
 """
 
 import io
+import json
 import pickle
 import shutil
 import struct
@@ -202,7 +203,7 @@ def metadata() -> None:
         "other-dims": {"chunks": [chunk([0, 0], [4, 1])]},
         "no-place": {"index": size(1)},
         "dtype": {"dtype": b"cos\nsystem\n"},
-        "float8": {"dtype": b"ctorch\nfloat8_e4m3fn\n"},
+        "quantised": {"dtype": b"ctorch\nquint8\n"},
         "other-storage": {"info": "_RdmaObjectInfo"},
         "transformed": {"transforms": ["stream.zstd/1"]},
         "transform-class": {"transforms": [b"cos\nsystem\n"]},
@@ -316,6 +317,126 @@ def zips() -> None:
     put("archive", "torchscript", save(b"\x80\x02N.", **{"constants.pkl": b"\x80\x02)."}))
 
 
+def safetensors() -> None:
+    """Files and indices as Hugging Face has them, and what a forger may make of them."""
+
+    def file(header: object, data: bytes = b"", length: int | None = None) -> bytes:
+        text = header if isinstance(header, bytes) else json.dumps(header, separators=(",", ":")).encode()
+        return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+    def entry(dtype: str, shape: list, begin: int, end: int) -> dict:
+        return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+    def parts(offsets: object) -> dict:
+        return {
+            "__metadata__": {"DCP_SHARDING_INFO": json.dumps({"a": {"saved_offsets": offsets}})},
+            "a": entry("U8", [2], 0, 2),
+        }
+
+    files = {
+        "sound": file({"__metadata__": {"format": "pt", "tied": "a"}, "a": entry("F32", [2, 1], 0, 8)}, bytes(8)),
+        "padded": file(json.dumps({"a": entry("U8", [2], 0, 2)}).encode() + b"   ", b"ab"),
+        "none": file({}),
+        "null-metadata": file({"__metadata__": None}),
+        "part": file(parts([3]), b"ab"),
+        "fp4": file({"a": entry("F4", [4], 0, 2)}, b"ab"),
+        "every-dtype": file(
+            {
+                d: entry(d, [0], 0, 0)
+                for d in [
+                    "BOOL",
+                    "U8",
+                    "I8",
+                    "F8_E5M2",
+                    "F8_E4M3",
+                    "F8_E8M0",
+                    "I16",
+                    "U16",
+                    "F16",
+                    "BF16",
+                    "I32",
+                    "U32",
+                    "F32",
+                    "C64",
+                    "F64",
+                    "I64",
+                    "U64",
+                    "F6_E2M3",
+                ]
+            }
+        ),
+        "zero-dim": file({"a": entry("F32", [0, 2**63 - 1, 2**63 - 1], 0, 0)}),
+        "nine-dims": file({"a": entry("U8", [1] * 9, 0, 1)}, b"a"),
+        "header-2-63": file({}, length=2**63),
+        "header-huge": file({}, length=100_000_001),
+        "header-too-long": file({}, length=3),
+        "short": b"\0\0\0",
+        "empty": b"",
+        "array": file(b"[]"),
+        "space-first": file(b" {}"),
+        "overlap": file({"a": entry("U8", [2], 0, 2), "b": entry("U8", [2], 1, 3)}, b"abc"),
+        "same-range": file({"a": entry("U8", [2], 0, 2), "b": entry("U8", [2], 0, 2)}, b"ab"),
+        "hole": file({"a": entry("U8", [1], 0, 1), "b": entry("U8", [1], 2, 3)}, b"abc"),
+        "trailing": file({"a": entry("U8", [1], 0, 1)}, b"ab"),
+        "key-twice": file(
+            b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],'
+            b'"data_offsets":[0,1]}}',
+            b"a",
+        ),
+        "metadata-twice": file(b'{"__metadata__":{"a":"b"},"__metadata__":{"a":"b"}}'),
+        "metadata-number": file({"__metadata__": {"a": 1}}),
+        "backwards": file({"a": entry("U8", [0], 1, 0)}, b"a"),
+        "outside": file({"a": entry("U8", [99], 0, 99)}, b"a"),
+        "negative": file({"a": entry("U8", [-1], 0, 1)}, b"a"),
+        "product-overflows": file({"a": entry("F32", [2**32, 2**32], 0, 0)}),
+        "product-wraps": file({"a": entry("F64", [2**61, 8, 1], 0, 0)}),
+        "beyond-64": file({"a": entry("U8", [2**64], 0, 0)}),
+        "size-differs": file({"a": entry("F32", [1], 0, 8)}, bytes(8)),
+        "real-shape": file({"a": entry("U8", [1.0], 0, 1)}, b"a"),
+        "no-dtype": file({"a": {"shape": [1], "data_offsets": [0, 1]}}, b"a"),
+        "deep": file(b'{"a":' + b"[" * 5000, b""),
+        "bad-utf8": file(b'{"\xff":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"a"),
+        "control-name": file({"a\n": entry("U8", [1], 0, 1)}, b"a"),
+        "empty-name": file({"": entry("U8", [1], 0, 1)}, b"a"),
+        "offsets-other-dims": file(parts([0, 0]), b"ab"),
+        "offsets-negative": file(parts([-1]), b"ab"),
+        "offsets-overflow": file(parts([2**63 - 1]), b"ab"),
+        "offsets-no-json": file({"__metadata__": {"DCP_SHARDING_INFO": "["}}),
+    }
+    for name, content in files.items():
+        put("safetensors_file", name, content)
+
+    def index(weight_map: object, **more: object) -> bytes:
+        return json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map, **more}).encode()
+
+    indices = {
+        "sound": index({"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}),
+        "none": index({}),
+        "more": index({"a": "m.safetensors"}, other=[{"x": [1, None]}]),
+        "traversal": index({"a": "../x.safetensors"}),
+        "inner-traversal": index({"a": "x/../../y.safetensors"}),
+        "absolute": index({"a": "/etc/x.safetensors"}),
+        "backslash": index({"a": "..\\x.safetensors"}),
+        "nul": index({"a": "x\0.safetensors"}),
+        "dots": index({"a": ".."}),
+        "empty-file": index({"a": ""}),
+        "ending-alone": index({"a": ".safetensors"}),
+        "other-ending": index({"a": "x.bin"}),
+        "long-file": index({"a": "x" * 300 + ".safetensors"}),
+        "empty-name": index({"": "x.safetensors"}),
+        "number": index({"a": 1}),
+        "list": index([]),
+        "no-map": b'{"metadata":{}}',
+        "key-twice": b'{"weight_map":{"a":"x.safetensors","a":"y.safetensors"}}',
+        "map-twice": b'{"weight_map":{},"weight_map":{}}',
+        "trailing": index({}) + b"{}",
+        "deep": b'{"weight_map":' + b'{"a":' * 5000,
+        "empty": b"",
+    }
+    for name, content in indices.items():
+        put("safetensors_index", name, content)
+
+
 def main() -> None:
     for path in CORPUS.glob("*/*"):
         if not path.name.startswith("found-"):
@@ -324,6 +445,7 @@ def main() -> None:
     pickles()
     metadata()
     zips()
+    safetensors()
     print(f"{len(list(CORPUS.glob('*/*')))} inputs in {CORPUS}", file=sys.stderr)
 
 

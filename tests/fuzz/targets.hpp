@@ -11,9 +11,12 @@
 
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "checkpoint/native/manifest.hpp"
 #include "checkpoint/native/rank_file.hpp"
 #include "checkpoint/runs.hpp"
+#include "checkpoint/safetensors/files.hpp"
+#include "checkpoint/safetensors/header.hpp"
 #include "checkpoint/torch_dcp/metadata.hpp"
 #include "checkpoint/torch_dcp/torch_archive.hpp"
 
@@ -155,11 +158,52 @@ inline Outcome manifest(std::string_view bytes) {
     });
 }
 
+// A safetensors file of anyone's, whole: the data is there too.
+inline Outcome safetensors_file(std::string_view bytes) {
+    return attempt([&] {
+        MemoryFile file(bytes);
+        const SafetensorsHeader header = SafetensorsHeader::read(file, "f");
+        for (const SafetensorsEntry& entry : header.entries()) {
+            if (entry.begin < 0 || entry.end < entry.begin) std::abort();
+            if (header.data_begin() + entry.end > file.size() || header.find(entry.name) != &entry) std::abort();
+            if (!entry.unreadable.empty()) continue;
+            const Box box = entry.box();
+            if (box.numel() * static_cast<int64_t>(size_of(entry.dtype)) != entry.end - entry.begin) std::abort();
+            for (int d = 0; d < box.sizes.ndim(); ++d) {
+                if (box.offsets[d] < 0 || box.offsets[d] + box.sizes[d] < box.offsets[d]) std::abort();
+            }
+        }
+        for (const auto& [name, target] : header.tied()) {
+            if (header.find(name) != nullptr || header.find(target) == nullptr) std::abort();
+        }
+    });
+}
+
+// No file that an index names can lie elsewhere than beside it.
+inline Outcome safetensors_index(std::string_view bytes) {
+    return attempt([&] {
+        const SafetensorsIndex index = SafetensorsIndex::parse(bytes, "i");
+        for (const std::string& file : index.files()) {
+            if (file.empty() || file == "." || file == ".." || file.size() > 255) std::abort();
+            if (file.find('/') != std::string::npos || file.find('\0') != std::string::npos) std::abort();
+        }
+        for (const auto& [tensor, file] : index.weight_map) {
+            if (tensor.empty() || !is_utf8(tensor)) std::abort();
+        }
+    });
+}
+
 struct Target {
     const char* name;
     Outcome (*run)(std::string_view bytes);
 };
-inline constexpr Target targets[] = {{"zip", zip},           {"pickle", pickle},           {"archive", archive},
-                                     {"metadata", metadata}, {"safetensors", safetensors}, {"manifest", manifest}};
+inline constexpr Target targets[] = {{"zip", zip},
+                                     {"pickle", pickle},
+                                     {"archive", archive},
+                                     {"metadata", metadata},
+                                     {"safetensors", safetensors},
+                                     {"manifest", manifest},
+                                     {"safetensors_file", safetensors_file},
+                                     {"safetensors_index", safetensors_index}};
 
 }  // namespace tsr::fuzz

@@ -105,6 +105,24 @@ def mesh() -> dict[str, Any]:
     }
 
 
+def hf() -> dict[str, Any]:
+    """Tensors alone, of every dtype that safetensors has, cut over the ranks or not."""
+    model = Net()
+    fully_shard(model.up)
+    fully_shard(model)
+    grid = init_device_mesh("cpu", (dist.get_world_size(),))
+    names = "uint8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float64 float8_e4m3fn float8_e5m2 complex64"
+    whole = {name: (torch.arange(7 * 3) % 50).reshape(7, 3).to(getattr(torch, name)) for name in names.split()}
+    return {
+        "model": model.state_dict(),
+        "whole": whole,
+        "cut": {name: distribute_tensor(whole[name], grid, [Shard(0)]) for name in ("int64", "bfloat16", "float64")},
+        "columns": distribute_tensor(whole["float64"], grid, [Shard(1)]),
+        "mask": torch.tensor([True, False, True]),
+        "scalar": torch.tensor(2.5),
+    }
+
+
 def gathered(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: gathered(item) for key, item in value.items()}
@@ -117,8 +135,12 @@ def main() -> None:
     job, directory = sys.argv[1], Path(sys.argv[2])
     torch.manual_seed(4)
     dist.init_process_group("gloo")
-    state = {"plain": plain, "ddp": ddp, "fsdp": fsdp, "mesh": mesh}[job]()
-    dcp.save(state, checkpoint_id=directory / "checkpoint")
+    state = {"plain": plain, "ddp": ddp, "fsdp": fsdp, "mesh": mesh, "hf": hf}[job]()
+    if job == "hf":
+        writer = dcp.HuggingFaceStorageWriter(path=str(directory / "checkpoint"), save_distributed=True)
+        dcp.save(state, storage_writer=writer)
+    else:
+        dcp.save(state, checkpoint_id=directory / "checkpoint")
     whole = gathered(state)
     if dist.get_rank() == 0:
         torch.save(whole, directory / "whole.pt")

@@ -19,7 +19,7 @@ cmd_fuzz() {
   say "fuzz: building"
   [[ -f build/fuzz/build.ninja ]] || run_logged configure-fuzz cmake --preset fuzz || die "CMake did not configure"
   run_logged build-fuzz cmake --build build/fuzz --target fuzzers || die "the fuzzers did not build"
-  for target in zip pickle archive metadata safetensors manifest; do
+  for target in zip pickle archive metadata safetensors manifest safetensors_file safetensors_index; do
     [[ -z $only || $only == "$target" ]] || continue
     fuzz_one "$target"
   done

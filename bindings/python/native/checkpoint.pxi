@@ -209,5 +209,27 @@ def checkpoint_verify_progress(Checkpoint checkpoint not None, bint full, object
         check(tsr_checkpoint_verify_progress(<tsr_checkpoint *>lease.ptr, full, on_progress, <void *>progress))
 
 
+def checkpoint_export(Checkpoint checkpoint not None, Comm comm, object directory, *, format=None, max_file_bytes=None,
+                      under=None, timeout_ms=None):
+    cdef Lease lease = share(checkpoint)
+    cdef Lease comm_lease = None if comm is None else use(comm)
+    cdef list keep = []
+    cdef tsr_export_options o
+    cdef const char *path = text_or_null(keep, directory, "the path")
+    cdef tsr_comm *ranks = NULL if comm is None else <tsr_comm *>comm_lease.ptr
+    check(tsr_export_options_init(&o, sizeof(tsr_export_options)))
+    if format is not None:
+        o.format = text_or_null(keep, format, "the format")
+    if max_file_bytes is not None:
+        o.max_file_bytes = int64(max_file_bytes, "max_file_bytes")
+    if under is not None:
+        o.under = text_or_null(keep, under, "the begin of names")
+    if timeout_ms is not None:
+        o.timeout_ms = int32(timeout_ms, "the timeout in ms")
+    arm()
+    with nogil:
+        check(tsr_checkpoint_export(<tsr_checkpoint *>lease.ptr, ranks, path, &o))
+
+
 def checkpoint_destroy(Checkpoint checkpoint not None):
     retire(checkpoint)

@@ -30,6 +30,14 @@ cdef extern from "tessera/types.h" nogil:
     int TSR_DTYPE_I64
     int TSR_DTYPE_I16
     int TSR_DTYPE_BOOL
+    int TSR_DTYPE_U16
+    int TSR_DTYPE_U32
+    int TSR_DTYPE_U64
+    int TSR_DTYPE_F8_E4M3
+    int TSR_DTYPE_F8_E5M2
+    int TSR_DTYPE_F8_E8M0
+    int TSR_DTYPE_C64
+    int TSR_DTYPE_C128
     int TSR_DEVICE_CPU
     int TSR_DEVICE_CUDA
     int TSR_REDUCE_SUM
@@ -359,6 +367,17 @@ cdef extern from "tessera/checkpoint.h" nogil:
     tsr_status tsr_checkpoint_verify(const tsr_checkpoint *checkpoint, int32_t full)
     tsr_status tsr_checkpoint_verify_progress(const tsr_checkpoint *checkpoint, int32_t full, tsr_progress_fn progress,
                                               void *user_data)
+    ctypedef struct tsr_export_options:
+        size_t struct_size
+        const char *format
+        int64_t max_file_bytes
+        const char *under
+        int32_t timeout_ms
+        tsr_progress_fn progress
+        void *progress_data
+    tsr_status tsr_export_options_init(tsr_export_options *options, size_t struct_size)
+    tsr_status tsr_checkpoint_export(const tsr_checkpoint *checkpoint, tsr_comm *comm, const char *directory,
+                                     const tsr_export_options *options)
     void tsr_checkpoint_destroy(tsr_checkpoint *checkpoint)
 
 

@@ -26,7 +26,12 @@ cdef extern from *:
         dl_tensor tensor
 
 
-cdef str DTYPES = "float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64 and bool"
+cdef str DTYPES = ("float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64 and bool, and in checkpoints "
+                   "also uint16, uint32, uint64, complex64, complex128, float8_e4m3fn, float8_e5m2 and float8_e8m0fnu")
+
+cdef dict NAMED_DTYPES = {  # types of ml_dtypes, whose kind and size do not tell them
+    "bfloat16": TSR_DTYPE_BF16, "float8_e4m3fn": TSR_DTYPE_F8_E4M3, "float8_e5m2": TSR_DTYPE_F8_E5M2,
+    "float8_e8m0fnu": TSR_DTYPE_F8_E8M0}
 
 
 cdef int dtype_of(char kind, Py_ssize_t size) noexcept:
@@ -36,9 +41,12 @@ cdef int dtype_of(char kind, Py_ssize_t size) noexcept:
     if kind == c"i":
         return (TSR_DTYPE_I64 if size == 8 else TSR_DTYPE_I32 if size == 4 else TSR_DTYPE_I8 if size == 1 else
                 TSR_DTYPE_I16 if size == 2 else 0)
-    if size != 1:
-        return 0
-    return TSR_DTYPE_U8 if kind == c"u" else TSR_DTYPE_BOOL if kind == c"b" else 0
+    if kind == c"u":
+        return (TSR_DTYPE_U8 if size == 1 else TSR_DTYPE_U16 if size == 2 else TSR_DTYPE_U32 if size == 4 else
+                TSR_DTYPE_U64 if size == 8 else 0)
+    if kind == c"c":
+        return TSR_DTYPE_C64 if size == 8 else TSR_DTYPE_C128 if size == 16 else 0
+    return TSR_DTYPE_BOOL if kind == c"b" and size == 1 else 0
 
 
 cdef char kind_of_format(const char *form) noexcept:
@@ -47,13 +55,15 @@ cdef char kind_of_format(const char *form) noexcept:
         return c"u"
     if form[0] == c"@" or form[0] == c"=" or form[0] == c"<":
         form += 1
+    if form[0] == c"Z" and form[1] in (c"f", c"d") and form[2] == 0:
+        return c"c"
     if form[0] == 0 or form[1] != 0:
         return 0
     if form[0] in (c"e", c"f", c"d"):
         return c"f"
     if form[0] in (c"b", c"h", c"i", c"l", c"q", c"n"):
         return c"i"
-    return c"u" if form[0] == c"B" else c"b" if form[0] == c"?" else 0
+    return c"u" if form[0] in (c"B", c"H", c"I", c"L", c"Q", c"N") else c"b" if form[0] == c"?" else 0
 
 
 cdef int dtype_of_dlpack(const dl_tensor *tensor) noexcept:
@@ -61,6 +71,10 @@ cdef int dtype_of_dlpack(const dl_tensor *tensor) noexcept:
         return 0
     if tensor.code == 4 and tensor.bits == 16:
         return TSR_DTYPE_BF16
+    if tensor.bits == 8 and tensor.code in (10, 12, 14):
+        return TSR_DTYPE_F8_E4M3 if tensor.code == 10 else TSR_DTYPE_F8_E5M2 if tensor.code == 12 else TSR_DTYPE_F8_E8M0
+    if tensor.code == 5:
+        return dtype_of(c"c", tensor.bits // 8)
     if tensor.code == 6:
         return dtype_of(c"b", tensor.bits // 8)
     return dtype_of(c"i" if tensor.code == 0 else c"u" if tensor.code == 1 else c"f" if tensor.code == 2 else 0,
@@ -68,11 +82,13 @@ cdef int dtype_of_dlpack(const dl_tensor *tensor) noexcept:
 
 
 cdef Py_ssize_t item_size_of(int dtype) noexcept:
-    if dtype in (TSR_DTYPE_I8, TSR_DTYPE_U8, TSR_DTYPE_BOOL):
+    if dtype in (TSR_DTYPE_I8, TSR_DTYPE_U8, TSR_DTYPE_BOOL, TSR_DTYPE_F8_E4M3, TSR_DTYPE_F8_E5M2, TSR_DTYPE_F8_E8M0):
         return 1
-    if dtype in (TSR_DTYPE_F16, TSR_DTYPE_BF16, TSR_DTYPE_I16):
+    if dtype in (TSR_DTYPE_F16, TSR_DTYPE_BF16, TSR_DTYPE_I16, TSR_DTYPE_U16):
         return 2
-    return 4 if dtype in (TSR_DTYPE_F32, TSR_DTYPE_I32) else 8
+    if dtype in (TSR_DTYPE_F32, TSR_DTYPE_I32, TSR_DTYPE_U32):
+        return 4
+    return 16 if dtype == TSR_DTYPE_C128 else 8
 
 
 @cython.final
@@ -140,7 +156,7 @@ cdef class Tensor:
         name = str(getattr(source, "dtype", form))
         found = 0
         if form[:1] != ">":
-            found = TSR_DTYPE_BF16 if name == "bfloat16" else dtype_of(ord(form[1]) if size else 0, size)
+            found = NAMED_DTYPES.get(name) or dtype_of(ord(form[1]) if size else 0, size)
         self.set_dtype(found, dtype, size, source)
         if steps is not None and len(steps) != ndim:
             raise InvalidArgument(f"the array interface of the {kind} has {ndim} sizes and {len(steps)} strides")
@@ -244,9 +260,7 @@ cdef str type_name(object source):
 
 cdef object unusable_dtype(str name):
     hint = ""
-    if "complex" in name:
-        hint = "; a complex array can be viewed as pairs of reals, x.view(np.float32) or x.view(np.float64)"
-    elif name.startswith(">"):
+    if name.startswith(">"):
         hint = "; this one has the other byte order: x.astype(x.dtype.newbyteorder('=')) has this machine's"
     return InvalidArgument(f"an array of dtype {name} is not supported; {DTYPES} are{hint}")
 

@@ -80,7 +80,7 @@ MISTAKES: dict[str, tuple[Callable[[Things], Any], Any, str]] = {
     "columns": (lambda t: ts.DDP(t.comm, {"w": np.ones((4, 4))[:, ::2]}), ts.InvalidArgument, "'w'.*ascontiguous"),
     # arrays
     "int16": (lambda t: t.comm.all_reduce(np.ones(2, np.int16)), ts.InvalidArgument, "i16 cannot.*f16, bf16, f32.*i64"),
-    "complex": (lambda t: t.comm.all_reduce(np.ones(2, complex)), ts.InvalidArgument, "complex128.*pairs of reals"),
+    "complex": (lambda t: t.comm.all_reduce(np.ones(2, complex)), ts.InvalidArgument, "c128 cannot.*f16, bf16, f32"),
     "big endian": (lambda t: t.comm.all_reduce(np.ones(2, ">f4")), ts.InvalidArgument, ">f4.*byte order"),
     "big endian by name": (
         lambda t: t.comm.all_reduce(np.ones(2, ">f4"), dtype="float32"),
@@ -148,7 +148,11 @@ MISTAKES: dict[str, tuple[Callable[[Things], Any], Any, str]] = {
     "function later": (lambda t: t.state.__setitem__("f", print), ts.InvalidArgument, "f is a builtin_function"),
     "class": (lambda t: ts.State(model=ts.DDP), ts.InvalidArgument, "model is the class DDP; give an object"),
     "comm in a state": (lambda t: ts.State(comm=t.comm), ts.InvalidArgument, "comm is a tessera.Comm"),
-    "complex in a state": (lambda t: ts.State(z=np.ones(2, complex)), ts.InvalidArgument, "z: .*complex128"),
+    "long double in a state": (
+        lambda t: ts.State(z=np.ones(2, np.longdouble)),
+        ts.InvalidArgument,
+        "z: .*(float128|longdouble)",
+    ),
     "name of a part": (lambda t: t.state.__setitem__(3, 4), TypeError, "named by a str, not by 3"),
     # stores, logs, layouts
     "store value": (lambda t: t.store.set("k", 5), TypeError, "the value is a int; bytes or str"),

@@ -61,6 +61,66 @@ def test_bfloat16_arrays(saver: ts.Saver):
         assert (bits == array.view(np.uint16)).all()
 
 
+STORED_ONLY = ["uint16", "uint32", "uint64", "complex64", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"]
+
+
+@pytest.mark.parametrize("name", STORED_ONLY)
+def test_dtypes_of_checkpoints_alone(saver: ts.Saver, name: str):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = np.array([1, 2, 4]).astype(getattr(ml_dtypes, name, name))
+    path = saved(saver, array=array)
+    with ts.Checkpoint(path) as checkpoint:
+        read = checkpoint["array"]
+        assert read.dtype == array.dtype
+        assert read.tobytes() == array.tobytes()
+        assert checkpoint.tensors["array"].dtype.numpy == array.dtype
+    with ts.init() as comm, pytest.raises(ts.InvalidArgument, match="cannot be reduced"):
+        comm.all_reduce(array)
+
+
+def test_complex128_has_no_place_in_safetensors(saver: ts.Saver):
+    with pytest.raises(ts.Unsupported, match="'array' is c128.*torch_dcp"):
+        saver.save(1, ts.State(array=np.ones(2, complex)))
+    with ts.Saver(None, Path(saver.root).parent / "dcp", format="torch_dcp") as other:
+        other.save(1, ts.State(array=np.full(2, 2 - 1j)))
+        with ts.Checkpoint(other.root) as checkpoint:
+            assert (checkpoint["array"] == 2 - 1j).all()
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torch_dcp"])
+def test_a_checkpoint_is_exported(saver: ts.Saver, tmp_path: Path, form: str):
+    array = np.arange(30, dtype=np.int16).reshape(5, 6)
+    path = saved(saver, model={"array": array}, epoch=3)
+    out = tmp_path / "out"
+    with ts.Checkpoint(path) as checkpoint, ts.init() as comm:
+        checkpoint.export(out, comm, format=form, under="model.", timeout=30)
+        with pytest.raises(ts.InvalidArgument, match="is there already"):
+            checkpoint.export(out, format=form)
+        checkpoint.export(tmp_path / "alone")
+        with pytest.raises(ts.InvalidArgument, match="format is 'other'"):
+            checkpoint.export(tmp_path / "other", format="other")
+        with pytest.raises(TypeError, match="Comm"):
+            checkpoint.export(tmp_path / "other", 3)  # type: ignore[arg-type]
+    with ts.Checkpoint(out) as exported:
+        assert list(exported) == ["array"]
+        assert (exported["array"] == array).all()
+        assert exported.step == -1
+    with ts.Checkpoint(tmp_path / "alone" / "model.safetensors") as exported:
+        assert list(exported) == ["model.array"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["alone", "out", "root"]
+
+
+def test_files_of_a_size_are_exported_with_an_index(saver: ts.Saver, tmp_path: Path):
+    path = saved(saver, a=np.ones(100), b=np.zeros(100))
+    with ts.Checkpoint(path) as checkpoint:
+        checkpoint.export(tmp_path / "out", max_file_bytes=800)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert sorted(index["weight_map"]) == ["a", "b"]
+    assert len(set(index["weight_map"].values())) == 2
+    with ts.Checkpoint(tmp_path / "out") as exported:
+        assert (exported["a"] == 1).all()
+
+
 VALUES = {
     "none": None,
     "flag": True,

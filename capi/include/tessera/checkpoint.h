@@ -158,12 +158,14 @@ TSR_API TSR_MUST_USE tsr_status tsr_load_options_init(tsr_load_options *options,
 
 /** Open a committed checkpoint: the newest one if `path` is a root or a root's "latest", the best one if it is a root's
  *  "best" (tsr_saver_options.best_metric); or what PyTorch wrote: the directory of a torch.distributed.checkpoint or its
- *  ".metadata", or a file of torch.save. No pickle is ever executed. No job is needed. While a save of Tessera is open no
+ *  ".metadata", or a file of torch.save; or safetensors as Hugging Face lays them out: a file, an index, or a directory of
+ *  them, also the parts that PyTorch's HuggingFaceStorageWriter saves. No pickle is ever executed. No job is needed. While a save of Tessera is open no
  *  saver removes it, also one of another process, where the file system has advisory locks.
  *  @param path  borrowed for the call
  *  @param out   the checkpoint
  *  @return TSR_OK, NOT_FOUND (no manifest: not a committed checkpoint), CORRUPT, VERSION, UNSUPPORTED (of PyTorch's: what
- *          is not read, such as a compressed or big-endian archive), IO, INVALID_ARGUMENT
+ *          is not read, such as a compressed or big-endian archive), IO, INVALID_ARGUMENT (also: a directory of safetensors
+ *          holds more than one model)
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_open(const char *path, tsr_checkpoint **out);
 
@@ -178,7 +180,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_path(const tsr_checkpoint *checkp
                                                     size_t *size);
 
 /** The manifest as it stands in the file (UTF-8 JSON, docs/manifest.schema.json). Of what PyTorch wrote the same is made
- *  from its metadata, with "format" "torch_dcp" or "torch_save", and "unreadable": names of what is not read, and why.
+ *  from its metadata, with "format" "torch_dcp" or "torch_save", and "unreadable": names of what is not read, and why; so
+ *  it is of safetensors, with "format" "safetensors".
  *  @param checkpoint  borrowed for the call
  *  @param text      out: `capacity` bytes, ended by 0; not written if it does not fit; may be NULL if capacity is 0
  *  @param capacity  bytes
@@ -190,7 +193,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_manifest(const tsr_checkpoint *ch
 
 /** The step that the checkpoint was saved at.
  *  @param checkpoint  borrowed for the call
- *  @param step        out; -1 of what PyTorch wrote, which does not tell
+ *  @param step        out; -1 of the formats that do not tell: PyTorch's and safetensors
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_step(const tsr_checkpoint *checkpoint, int64_t *step);
@@ -250,6 +253,41 @@ TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_verify(const tsr_checkpoint *chec
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_verify_progress(const tsr_checkpoint *checkpoint, int32_t full,
                                                                tsr_progress_fn progress, void *user_data);
+
+/** How tsr_checkpoint_export writes. `_init` writes the defaults; then every field is literal. */
+typedef struct tsr_export_options {
+    size_t struct_size;
+    const char *format; /* NULL (default) or "safetensors": whole tensors as Hugging Face has them; "torch_dcp": what
+                                 an unmodified PyTorch loads by torch.distributed.checkpoint */
+    int64_t
+        max_file_bytes; /* of safetensors: data of a file, unless one tensor is larger; then there are numbered files
+                                 and an index. 0 (default): one file, model.safetensors */
+    const char *under;  /* only what has a name that begins so ("model."), and without it; NULL (default): all */
+    int32_t timeout_ms; /* deadline of each wait for the other ranks; default 600000, or TESSERA_TIMEOUT_MS */
+    tsr_progress_fn progress; /* NULL (default), or called on the thread of the call with TSR_PHASE_WRITE */
+    void *progress_data;      /* borrowed for the call */
+} tsr_export_options;
+
+/** Write the defaults into `options`.
+ *  @param options      out
+ *  @param struct_size  sizeof(tsr_export_options) of the caller
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_export_options_init(tsr_export_options *options, size_t struct_size);
+
+/** Write the tensors of a checkpoint into a new directory in another format. All ranks write, each with at most 64 MiB in
+ *  memory, reading from wherever the parts are; the directory gets its name when all of it is durable. What was begun is
+ *  removed if it fails, unless rank 0 died: then DIRECTORY.tmp-... is left. Values are written as torch_dcp alone.
+ *  @param checkpoint  the same one, opened by every rank; borrowed for the call
+ *  @param comm        borrowed for the call (a private communicator is split off); NULL: this process alone
+ *  @param directory   must not exist; the same on every rank, on a file system that all see; borrowed for the call
+ *  @param options     borrowed for the call; NULL: all defaults
+ *  @return TSR_OK, INVALID_ARGUMENT (also: the directory exists, no tensor to write), MISMATCH (ranks differ), UNSUPPORTED
+ *          (a dtype that the format does not have), CORRUPT, IO, PERMISSION, TIMEOUT, ABORTED, PEER_LOST, INVALID_STATE,
+ *          INTERRUPTED
+ *  @threadsafety any thread, exclusive comm  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_export(const tsr_checkpoint *checkpoint, tsr_comm *comm,
+                                                      const char *directory, const tsr_export_options *options);
 
 /** Close the checkpoint. NULL is taken.
  *  @param checkpoint  transferred

@@ -46,8 +46,17 @@ enum {
     TSR_DTYPE_U8 = 6,
     TSR_DTYPE_I32 = 7,
     TSR_DTYPE_I64 = 8,
-    TSR_DTYPE_I16 = 9,  /* checkpoints only: no reduction */
-    TSR_DTYPE_BOOL = 10 /* one byte, 0 or 1; checkpoints only: no reduction */
+    TSR_DTYPE_I16 = 9,   /* checkpoints only: no reduction */
+    TSR_DTYPE_BOOL = 10, /* one byte, 0 or 1; checkpoints only: no reduction */
+    /* The following are for checkpoints only: no reduction, no conversion. */
+    TSR_DTYPE_U16 = 11,
+    TSR_DTYPE_U32 = 12,
+    TSR_DTYPE_U64 = 13,
+    TSR_DTYPE_F8_E4M3 = 14, /* without infinities: float8_e4m3fn of PyTorch and ml_dtypes */
+    TSR_DTYPE_F8_E5M2 = 15,
+    TSR_DTYPE_F8_E8M0 = 16, /* an exponent alone: float8_e8m0fnu */
+    TSR_DTYPE_C64 = 17,     /* two f32: real, imaginary */
+    TSR_DTYPE_C128 = 18     /* two f64; not in the native format, whose files are safetensors */
 };
 typedef int32_t tsr_dtype;
 

@@ -24,7 +24,7 @@ std::unique_ptr<File> open_file(FileSystem& files, const std::string& path, Open
     std::unique_ptr<File> file;
     const int64_t result = files.open(path, mode, file);
     if (result == -ENOENT) throw Error(Code::not_found, fmt::format("there is no file {}", path));
-    check(result, mode == OpenMode::read || mode == OpenMode::read_direct ? "open" : "create", path);
+    check(result, mode == OpenMode::create || mode == OpenMode::create_direct ? "create" : "open", path);
     return file;
 }
 

@@ -48,6 +48,7 @@ enum class OpenMode {
     read_direct,  // O_DIRECT where the file system takes it
     create,       // must not exist
     create_direct,
+    write,  // must exist
 };
 
 struct FileStatus {

@@ -82,7 +82,10 @@ class PosixFileSystem final : public FileSystem {
     int64_t open(const std::string& path, OpenMode mode, std::unique_ptr<File>& out) override {
         const bool creates = mode == OpenMode::create || mode == OpenMode::create_direct;
         bool direct = mode == OpenMode::read_direct || mode == OpenMode::create_direct;
-        const int flags = O_CLOEXEC | O_NOFOLLOW | (creates ? O_RDWR | O_CREAT | O_EXCL : O_RDONLY);
+        // What is read may be a link, as in the cache of Hugging Face's hub; what is written is the file itself.
+        const int flags = O_CLOEXEC | (creates                   ? O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW
+                                       : mode == OpenMode::write ? O_RDWR | O_NOFOLLOW
+                                                                 : O_RDONLY);
         int fd = ::open(path.c_str(), flags | (direct ? O_DIRECT : 0), 0666);
         if (fd < 0 && direct && errno == EINVAL) {
             direct = false;

@@ -230,6 +230,22 @@ const SavedTensor* Manifest::find(std::string_view name) const {
     return found == tensors.end() ? nullptr : &found->second;
 }
 
+void Manifest::for_each(const std::function<void(const std::string& name, const SavedTensor& tensor,
+                                                 const std::string* target)>& visit) const {
+    auto alias = aliases.begin();
+    const auto visit_aliases_before = [&](const std::string* name) {
+        for (; alias != aliases.end() && (name == nullptr || alias->first < *name); ++alias) {
+            const auto target = tensors.find(alias->second);
+            visit(alias->first, target->second, &alias->second);
+        }
+    };
+    for (const auto& [name, tensor] : tensors) {
+        visit_aliases_before(&name);
+        visit(name, tensor, nullptr);
+    }
+    visit_aliases_before(nullptr);
+}
+
 const std::string& Manifest::saved_name(std::string_view name) const {
     if (const auto alias = aliases.find(name); alias != aliases.end()) return alias->second;
     const auto found = tensors.find(name);

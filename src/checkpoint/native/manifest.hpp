@@ -90,6 +90,9 @@ struct Manifest {
     [[nodiscard]] const SavedTensor* find(std::string_view name) const;
     // The name under which the tensor or alias `name`, which is there, is saved; lives as long as the manifest.
     [[nodiscard]] const std::string& saved_name(std::string_view name) const;
+    // All tensors and aliases in the order of their names; `target` is the saved name of an alias, nullptr of a tensor.
+    void for_each(const std::function<void(const std::string& name, const SavedTensor& tensor,
+                                           const std::string* target)>& visit) const;
     [[nodiscard]] int64_t size_bytes() const;  // of all rank files
 };
 

@@ -87,6 +87,12 @@ FileHeader make_header(std::span<const Piece> pieces, std::string_view save_id) 
     std::string sharding = "{";
     std::string entries;
     for (const Piece& piece : pieces) {
+        if (!is_in_safetensors(piece.dtype)) {
+            throw Error(Code::unsupported,
+                        fmt::format("tensor '{}' is {}, which safetensors files cannot hold; save in the format "
+                                    "torch_dcp, or a view of it as f64",
+                                    piece.name, name_of(piece.dtype)));
+        }
         if (sharding.size() > 1) sharding += ',';
         append_json_string(sharding, piece.name);
         sharding += ":{\"saved_offsets\":";
@@ -206,6 +212,7 @@ RankFile RankFile::parse(std::string_view header, const std::string& path, int64
 
         const Json sharding = Json::parse(metadata.at("DCP_SHARDING_INFO").as_string(), "DCP_SHARDING_INFO");
         std::unordered_map<std::string_view, const Json*> offsets;
+        offsets.reserve(sharding.as_object().size());
         for (const Json::Member& member : sharding.as_object()) offsets.emplace(member.key, &member.value);
         if (json.as_object().size() != offsets.size() + 1) {
             throw Error(Code::corrupt,
@@ -254,6 +261,7 @@ RankFile RankFile::parse(std::string_view header, const std::string& path, int64
     std::sort(file.entries_.begin(), file.entries_.end(), [](const FileEntry& a, const FileEntry& b) {
         return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
     });
+    file.by_name_.reserve(file.entries_.size());
     int64_t end = 0;
     for (size_t i = 0; i < file.entries_.size(); ++i) {
         const FileEntry& entry = file.entries_[i];

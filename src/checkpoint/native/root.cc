@@ -13,6 +13,7 @@
 #include "checkpoint/native/manifest.hpp"
 #include "checkpoint/native/rank_file.hpp"
 #include "checkpoint/native/retention.hpp"
+#include "checkpoint/safetensors/files.hpp"
 #include "checkpoint/torch_dcp/writer.hpp"
 
 namespace tsr {
@@ -163,13 +164,16 @@ int64_t next_sequence(FileSystem& files, const std::string& root) {
 }
 
 std::string utc_now() {
-    const auto now = std::chrono::system_clock::now();
-    const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
-    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
+    const auto since = std::chrono::system_clock::now().time_since_epoch();
+    return utc_text(std::chrono::duration_cast<std::chrono::nanoseconds>(since).count());
+}
+
+std::string utc_text(int64_t ns) {
+    const auto seconds = static_cast<std::time_t>(ns / 1'000'000'000);
     std::tm utc{};
     ::gmtime_r(&seconds, &utc);
     return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
-                       utc.tm_hour, utc.tm_min, utc.tm_sec, ms);
+                       utc.tm_hour, utc.tm_min, utc.tm_sec, ns / 1'000'000 % 1000);
 }
 
 bool is_save_file_name(std::string_view name) {
@@ -253,8 +257,14 @@ Found resolve_checkpoint(FileSystem& files, const std::string& path) {
         if (name_in_path(path) == manifest_name) return resolve_checkpoint(files, parent_of(path));
         if (name_in_path(path) == dcp_metadata_name) return {Format::torch_dcp, parent_of(path)};
         if (is_zip()) return {Format::torch_save, path};
-        throw Error(Code::not_found, fmt::format("{} is neither the directory of a checkpoint nor a file of torch.save "
-                                                 "(a zip; the form before PyTorch 1.6 is not read)",
+        if (name_in_path(path).ends_with(safetensors_ending) ||
+            name_in_path(path).ends_with(safetensors_index_ending) ||
+            looks_like_safetensors(first_bytes(files, path))) {  // the hub's cache names them otherwise
+            return {Format::safetensors, path};
+        }
+        throw Error(Code::not_found, fmt::format("{} is neither the directory of a checkpoint, nor a safetensors file, "
+                                                 "nor one of torch.save (a zip; the form before PyTorch 1.6 is not "
+                                                 "read)",
                                                  path));
     }
     if (status.kind != FileStatus::Kind::directory) {
@@ -287,6 +297,7 @@ Found resolve_checkpoint(FileSystem& files, const std::string& path) {
                                                  "running or was cut short{}",
                                                  path, manifest_name, advice));
     }
+    if (has_safetensors(names)) return {Format::safetensors, path};
     if (std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.ends_with(".distcp"); })) {
         throw Error(
             Code::not_found,

@@ -39,6 +39,7 @@ struct SavedStep {
 [[nodiscard]] int64_t next_sequence(FileSystem& files, const std::string& root);
 // The time as a manifest tells it: "2026-11-21T09:02:11.123Z".
 [[nodiscard]] std::string utc_now();
+[[nodiscard]] std::string utc_text(int64_t ns);  // since 1970
 
 // Whether Tessera writes files of that name into a save's directory.
 [[nodiscard]] bool is_save_file_name(std::string_view name);
@@ -50,15 +51,16 @@ void remove_save(FileSystem& files, const std::string& root, const std::string& 
 [[nodiscard]] bool retire_save(FileSystem& files, const std::string& root, const std::string& directory,
                                std::string_view mark);
 
-enum class Format { native, torch_dcp, torch_save };
+enum class Format { native, torch_dcp, torch_save, safetensors };
 
 struct Found {
     Format format = Format::native;
-    std::string path;  // of the checkpoint's directory; torch_save: of the file
+    std::string path;  // of the checkpoint's directory; torch_save and safetensors: of the file, if one was named
 };
 
 // The checkpoint that a path argument means: a save, a root (its newest save), a root's `latest` or `best`, or what PyTorch
-// wrote: a DCP directory, its `.metadata`, or a zip file. NOT_FOUND says what is there instead.
+// wrote: a DCP directory, its `.metadata`, or a zip file; or safetensors: a file, an index, or a directory of them. NOT_FOUND
+// says what is there instead.
 [[nodiscard]] Found resolve_checkpoint(FileSystem& files, const std::string& path);
 
 }  // namespace tsr

@@ -1,71 +1,30 @@
-#include "checkpoint/safetensors/export.hpp"
-
+// Tensors as Hugging Face has them. All sizes follow from names and shapes, so rank 0 writes every header first, and then
+// the ranks fill in the data wherever their batches belong.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
+#include <cerrno>
 #include <set>
-#include <tuple>
 
 #include "base/error.hpp"
 #include "base/json.hpp"
-#include "base/log.hpp"
-#include "checkpoint/native/lease.hpp"
+#include "checkpoint/export_writer.hpp"
 #include "checkpoint/native/rank_file.hpp"
+#include "checkpoint/safetensors/files.hpp"
 
 namespace tsr {
 
 namespace {
 
-// A directory under another name, which goes unless it is moved to its place.
-class Draft {
-   public:
-    Draft(FileSystem& files, std::string place) : files_(files), place_(std::move(place)) {
-        while (place_.size() > 1 && place_.back() == '/') place_.pop_back();
-        if (exists(files_, place_)) {
-            throw Error(Code::invalid_argument, fmt::format("{} is there already; name a new directory", place_));
-        }
-        make_directories(files_, parent_of(place_));
-        path_ = fmt::format("{}.tmp-{}", place_, random_id().substr(0, 8));
-        const int64_t made = files_.make_directory(path_);
-        if (made < 0) throw os_error(fmt::format("cannot create the directory {}", path_), static_cast<int>(-made));
-    }
-    ~Draft() {
-        if (moved_) return;
-        for (const std::string& name : names_) (void)files_.remove_file(join(path_, name));
-        if (files_.remove_directory(path_) < 0) log::warning("could not remove {}", path_);
-    }
-    Draft(const Draft&) = delete;
-    Draft& operator=(const Draft&) = delete;
-
-    [[nodiscard]] std::string path_of(const std::string& name) {
-        names_.push_back(name);
-        return join(path_, name);
-    }
-    void move_to_its_place() {
-        sync_directory(files_, path_);
-        const int64_t result = files_.rename(path_, place_);
-        if (result < 0) throw os_error(fmt::format("cannot rename {} to {}", path_, place_), static_cast<int>(-result));
-        moved_ = true;
-        sync_directory(files_, parent_of(place_));
-    }
-
-   private:
-    FileSystem& files_;
-    std::string place_;
-    std::string path_;
-    std::vector<std::string> names_;
-    bool moved_ = false;
-};
-
-struct Entry {
-    std::string source;  // its name in the checkpoint
+struct Shard {
     std::string name;
-    TypedBox box;
+    std::vector<ExportEntry> entries;
+    std::vector<TypedBox> boxes;
+    std::string header;
+    int64_t data_bytes = 0;
 };
 
-// Sorted by element size, so that every tensor is aligned to its elements.
-std::string header_of(std::span<const Entry> entries, const std::map<std::string, std::string>& tied) {
+std::string header_of(std::span<const ExportEntry> entries, const std::map<std::string, std::string>& tied) {
     std::string json = R"({"__metadata__":{"format":"pt")";
     for (const auto& [name, target] : tied) {
         json += ',';
@@ -75,7 +34,7 @@ std::string header_of(std::span<const Entry> entries, const std::map<std::string
     }
     json += '}';
     int64_t begin = 0;
-    for (const Entry& entry : entries) {
+    for (const ExportEntry& entry : entries) {
         json += ',';
         append_json_string(json, entry.name);
         json += fmt::format(R"(:{{"dtype":"{}","shape":[)", safetensors_name(entry.box.dtype));
@@ -97,96 +56,126 @@ std::string header_of(std::span<const Entry> entries, const std::map<std::string
     return header + json;
 }
 
-std::vector<std::vector<Entry>> cut_into_files(std::vector<Entry> entries, int64_t shard_bytes) {
-    std::vector<std::vector<Entry>> shards(1);
-    int64_t bytes = 0;
-    for (Entry& entry : entries) {
+// Sorted by element size in each file, so that every tensor is aligned to its elements.
+std::vector<Shard> cut_into_shards(const ExportSelection& selection, int64_t shard_bytes) {
+    std::vector<Shard> shards(1);
+    for (const ExportEntry& entry : selection.entries) {
         const int64_t size = entry.box.size_bytes();
-        if (shard_bytes > 0 && bytes + size > shard_bytes && !shards.back().empty()) {
+        if (shard_bytes > 0 && shards.back().data_bytes + size > shard_bytes && !shards.back().entries.empty()) {
             shards.emplace_back();
-            bytes = 0;
         }
-        bytes += size;
-        shards.back().push_back(std::move(entry));
+        shards.back().data_bytes += size;
+        shards.back().entries.push_back(entry);
     }
-    for (std::vector<Entry>& shard : shards) {
-        std::stable_sort(shard.begin(), shard.end(),
-                         [](const Entry& a, const Entry& b) { return size_of(a.box.dtype) > size_of(b.box.dtype); });
+    for (size_t i = 0; i < shards.size(); ++i) {
+        Shard& shard = shards[i];
+        shard.name = shards.size() == 1 ? std::string(safetensors_file_name)
+                                        : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+        std::stable_sort(shard.entries.begin(), shard.entries.end(), [](const ExportEntry& a, const ExportEntry& b) {
+            return size_of(a.box.dtype) > size_of(b.box.dtype);
+        });
+        std::set<std::string_view> here;
+        for (const ExportEntry& entry : shard.entries) {
+            shard.boxes.push_back(entry.box);
+            here.insert(entry.name);
+        }
+        std::map<std::string, std::string> tied;
+        for (const auto& [name, target] : selection.tied) {
+            if (name != "format" && here.contains(target)) tied.emplace(name, target);
+        }
+        shard.header = header_of(shard.entries, tied);
     }
     return shards;
 }
 
-}  // namespace
+void check_reserved(int64_t result, int64_t bytes, const std::string& path) {
+    if (result == -ENOSPC || result == -EDQUOT || result == -EFBIG || result == -EIO) {
+        throw os_error(fmt::format("cannot reserve {} bytes for {}", bytes, path), static_cast<int>(-result));
+    }
+}
 
-Exported export_safetensors(const Checkpoint& source, const std::string& directory, const ExportOptions& options,
-                            FileSystem& files) {
-    const Manifest& manifest = source.manifest();
-    Exported exported;
-    std::vector<Entry> entries;
-    std::map<std::string, std::string> tied;
-    std::map<std::string, std::string> written;  // a saved name -> the name under which it is written
-    for (const std::string& name : source.names()) {
-        if (!name.starts_with(options.under) || name.size() == options.under.size()) continue;
-        const std::string to = name.substr(options.under.size());
-        const auto [first, is_new] = written.emplace(manifest.saved_name(name), to);
-        if (!is_new) {
-            if (to != "format") tied.emplace(to, first->second);
-            continue;
-        }
-        const SavedTensor& tensor = *manifest.find(name);
-        entries.push_back({name, to, {Box::whole(tensor.shape), tensor.dtype}});
-        exported.size_bytes += tensor.size_bytes();
-    }
-    if (entries.empty()) {
-        throw Error(Code::invalid_argument,
-                    options.under.empty()
-                        ? fmt::format("{} holds no tensor", source.path())
-                        : fmt::format("no tensor of {} begins with '{}'; `tessera ckpt tree` lists all", source.path(),
-                                      options.under));
-    }
-    for (const auto& [name, value] : manifest.values) exported.left_out.push_back(name);
-    exported.tensor_count = static_cast<int64_t>(entries.size());
+class SafetensorsExport final : public ExportWriter {
+   public:
+    SafetensorsExport(const Checkpoint& source, const ExportSelection& selection, std::string directory,
+                      int64_t shard_bytes, FileSystem& files)
+        : source_(source),
+          directory_(std::move(directory)),
+          files_(files),
+          shards_(cut_into_shards(selection, shard_bytes)) {}
 
-    Draft draft(files, directory);
-    const std::vector<std::vector<Entry>> shards = cut_into_files(std::move(entries), options.shard_bytes);
-    Json::Object weight_map;
-    for (size_t i = 0; i < shards.size(); ++i) {
-        const std::string name = shards.size() == 1
-                                     ? std::string("model.safetensors")
-                                     : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
-        std::map<std::string, std::string> tied_here;
-        std::vector<StreamedPart> parts;
-        int64_t bytes = 0;
-        std::set<std::string_view> here;
-        for (const Entry& entry : shards[i]) {
-            parts.push_back({entry.source, entry.box});
-            bytes += entry.box.size_bytes();
-            here.insert(entry.name);
-            weight_map.push_back({entry.name, Json(name)});
+    void begin() override {
+        for (const Shard& shard : shards_) {
+            const std::string path = join(directory_, shard.name);
+            const auto file = open_file(files_, path, OpenMode::create);
+            const int64_t bytes = static_cast<int64_t>(shard.header.size()) + shard.data_bytes;
+            check_reserved(file->allocate(bytes), bytes, path);
+            write_all(*file, path, std::as_bytes(std::span(shard.header)), 0);
+            sync_file(*file, path);
         }
-        for (const auto& [alias, target] : tied) {
-            if (here.contains(target)) tied_here.emplace(alias, target);
-        }
-        const std::string header = header_of(shards[i], tied_here);
-        StreamedFile file(files, draft.path_of(name), static_cast<int64_t>(header.size()), bytes);
-        file.append(source, parts, options.progress);
-        file.finish(header);
-        exported.files.push_back(name);
     }
-    if (shards.size() > 1) {
+
+    std::string write(const Share& share) override {
+        int64_t batch = 0;
+        AlignedBuffer memory;
+        for (const Shard& shard : shards_) {
+            const std::string path = join(directory_, shard.name);
+            std::unique_ptr<File> file;
+            std::vector<int64_t> begins;
+            int64_t begin = static_cast<int64_t>(shard.header.size());
+            for (const TypedBox& box : shard.boxes) {
+                begins.push_back(begin);
+                begin += box.size_bytes();
+            }
+            for_each_own_batch(shard.boxes, share, batch, [&](std::span<const BatchPart> parts, int64_t bytes) {
+                if (file == nullptr) file = open_file(files_, path, OpenMode::write);
+                if (memory.size() < static_cast<size_t>(bytes)) memory = AlignedBuffer(static_cast<size_t>(bytes));
+                read_batch(source_, shard.entries, parts, memory.data());
+                // A batch is one run of the file: what follows a box's part is the next box.
+                const BatchPart& first = parts.front();
+                const auto item = static_cast<int64_t>(size_of(shard.boxes[first.index].dtype));
+                const int64_t offset = begins[first.index] + first.first * item;
+                write_all(*file, path, memory.first(static_cast<size_t>(bytes)), offset);
+                file->start_writeback(offset, bytes);
+            });
+            if (file != nullptr) sync_file(*file, path);
+        }
+        return "";
+    }
+
+    std::vector<std::string> finish(std::span<const std::string> /*reports*/) override {
+        std::vector<std::string> names;
+        Json::Object weight_map;
+        int64_t total = 0;
+        for (const Shard& shard : shards_) {
+            names.push_back(shard.name);
+            total += shard.data_bytes;
+            for (const ExportEntry& entry : shard.entries) weight_map.push_back({entry.name, Json(shard.name)});
+        }
+        if (shards_.size() == 1) return names;
         std::sort(weight_map.begin(), weight_map.end(),
                   [](const Json::Member& a, const Json::Member& b) { return a.key < b.key; });
         Json metadata;
-        metadata.set("total_size", exported.size_bytes);
+        metadata.set("total_size", total);
         Json index;
         index.set("metadata", std::move(metadata));
         index.set("weight_map", Json(std::move(weight_map)));
-        const std::string name = "model.safetensors.index.json";
-        write_new_text(files, draft.path_of(name), index.dump() + "\n");
-        exported.files.push_back(name);
+        names.emplace_back(safetensors_index_name);
+        write_new_text(files_, join(directory_, safetensors_index_name), index.dump() + "\n");
+        return names;
     }
-    draft.move_to_its_place();
-    return exported;
+
+   private:
+    const Checkpoint& source_;
+    std::string directory_;
+    FileSystem& files_;
+    std::vector<Shard> shards_;
+};
+
+}  // namespace
+
+std::unique_ptr<ExportWriter> safetensors_export(const Checkpoint& source, const ExportSelection& selection,
+                                                 const std::string& directory, int64_t shard_bytes, FileSystem& files) {
+    return std::make_unique<SafetensorsExport>(source, selection, directory, shard_bytes, files);
 }
 
 }  // namespace tsr

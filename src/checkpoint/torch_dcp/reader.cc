@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <ctime>
 
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
@@ -26,14 +25,6 @@ constexpr int max_names_depth = 64;
 
 int64_t budget_of(const Tree& tree) { return static_cast<int64_t>(tree.size_bytes()) * values_per_byte + 1024; }
 
-std::string iso_time(int64_t ns) {
-    const auto seconds = static_cast<std::time_t>(ns / 1'000'000'000);
-    std::tm utc{};
-    ::gmtime_r(&seconds, &utc);
-    return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
-                       utc.tm_hour, utc.tm_min, utc.tm_sec, ns / 1'000'000 % 1000);
-}
-
 FileStatus status_of(FileSystem& files, const std::string& path) {
     FileStatus status;
     if (const int64_t result = files.status(path, status); result < 0) {
@@ -46,7 +37,7 @@ Manifest manifest_of(const char* format, const FileStatus& status) {
     Manifest manifest;
     manifest.format = format;
     manifest.step = -1;
-    manifest.committed = iso_time(status.modified_ns);
+    manifest.committed = utc_text(status.modified_ns);
     manifest.writer = {"PyTorch", "python", ""};
     return manifest;
 }

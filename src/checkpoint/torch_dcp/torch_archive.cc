@@ -19,17 +19,31 @@ using pickle::no_ref;
 using pickle::Ref;
 using pickle::Tree;
 
+// Types without a storage class of their own lie in untyped storages.
 struct TorchType {
     std::string_view name;
     std::string_view storage;
     DType dtype;
 };
 constexpr TorchType torch_types[] = {
-    {"float32", "FloatStorage", DType::f32}, {"float64", "DoubleStorage", DType::f64},
-    {"float16", "HalfStorage", DType::f16},  {"bfloat16", "BFloat16Storage", DType::bf16},
-    {"int64", "LongStorage", DType::i64},    {"int32", "IntStorage", DType::i32},
-    {"int16", "ShortStorage", DType::i16},   {"int8", "CharStorage", DType::i8},
-    {"uint8", "ByteStorage", DType::u8},     {"bool", "BoolStorage", DType::boolean},
+    {"float32", "FloatStorage", DType::f32},
+    {"float64", "DoubleStorage", DType::f64},
+    {"float16", "HalfStorage", DType::f16},
+    {"bfloat16", "BFloat16Storage", DType::bf16},
+    {"int64", "LongStorage", DType::i64},
+    {"int32", "IntStorage", DType::i32},
+    {"int16", "ShortStorage", DType::i16},
+    {"int8", "CharStorage", DType::i8},
+    {"uint8", "ByteStorage", DType::u8},
+    {"bool", "BoolStorage", DType::boolean},
+    {"uint16", "", DType::u16},
+    {"uint32", "", DType::u32},
+    {"uint64", "", DType::u64},
+    {"float8_e4m3fn", "", DType::f8_e4m3},
+    {"float8_e5m2", "", DType::f8_e5m2},
+    {"float8_e8m0fnu", "", DType::f8_e8m0},
+    {"complex64", "ComplexFloatStorage", DType::c64},
+    {"complex128", "ComplexDoubleStorage", DType::c128},
 };
 
 constexpr std::string_view rebuild_module = "torch._utils";
@@ -117,11 +131,17 @@ std::optional<DType> dtype_from_torch(std::string_view name) {
     return std::nullopt;
 }
 
-std::string_view torch_name(DType dtype) {
-    const auto* found = std::find_if(std::begin(torch_types), std::end(torch_types),
-                                     [&](const TorchType& type) { return type.dtype == dtype; });
-    return found->name;
+namespace {
+
+const TorchType& torch_type(DType dtype) {
+    return *std::find_if(std::begin(torch_types), std::end(torch_types),
+                         [&](const TorchType& type) { return type.dtype == dtype; });
 }
+
+}  // namespace
+
+std::string_view torch_name(DType dtype) { return torch_type(dtype).name; }
+std::string_view torch_storage_name(DType dtype) { return torch_type(dtype).storage; }
 
 DType dtype_of(const Tree& tree, Ref node) {
     if (!tree.is(node, Kind::global) || tree.module_of(node) != "torch") tree.refuse(node, "a dtype of torch");
@@ -203,7 +223,7 @@ StoredTensor TorchArchive::tensor(Ref node) const {
         stored.dtype = dtype_of(tree, argument(tree, node, 6));
     } else {
         const auto* found = std::find_if(std::begin(torch_types), std::end(torch_types), [&](const TorchType& one) {
-            return tree.is_global(type, "torch", one.storage);
+            return !one.storage.empty() && tree.is_global(type, "torch", one.storage);
         });
         if (found == std::end(torch_types)) {
             if (!tree.is(type, Kind::global)) tree.refuse(type, "the class of a storage");

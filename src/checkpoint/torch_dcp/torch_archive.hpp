@@ -24,7 +24,8 @@ struct StoredTensor {
 
 // "torch.float32" -> f32; none for those that Tessera does not have.
 [[nodiscard]] std::optional<DType> dtype_from_torch(std::string_view name);
-[[nodiscard]] std::string_view torch_name(DType dtype);  // "float32"
+[[nodiscard]] std::string_view torch_name(DType dtype);          // "float32"
+[[nodiscard]] std::string_view torch_storage_name(DType dtype);  // "FloatStorage"; empty: its storage is untyped
 // A global such as torch.float32. UNSUPPORTED names a dtype that Tessera does not have.
 [[nodiscard]] DType dtype_of(const pickle::Tree& tree, pickle::Ref node);
 

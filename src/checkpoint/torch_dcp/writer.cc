@@ -20,22 +20,6 @@ namespace {
 
 constexpr std::string_view archive_folder = "archive";
 
-std::string_view storage_name(DType dtype) {
-    switch (dtype) {
-        case DType::f16: return "HalfStorage";
-        case DType::bf16: return "BFloat16Storage";
-        case DType::f32: return "FloatStorage";
-        case DType::f64: return "DoubleStorage";
-        case DType::i8: return "CharStorage";
-        case DType::u8: return "ByteStorage";
-        case DType::i16: return "ShortStorage";
-        case DType::i32: return "IntStorage";
-        case DType::i64: return "LongStorage";
-        case DType::boolean: return "BoolStorage";
-    }
-    throw Error(Code::internal, "a dtype without a storage");
-}
-
 // The object of an archive that holds one contiguous tensor.
 std::string tensor_pickle(DType dtype, const Dims& shape) {
     pickle::Writer out;
@@ -50,14 +34,15 @@ std::string tensor_pickle(DType dtype, const Dims& shape) {
         strides[static_cast<size_t>(d)] = stride;
         stride *= std::max<int64_t>(shape[d], 1);
     }
-    out.global("torch._utils", "_rebuild_tensor_v2");
+    const std::string_view storage = torch_storage_name(dtype);
+    out.global("torch._utils", storage.empty() ? "_rebuild_tensor_v3" : "_rebuild_tensor_v2");
     out.mark();
     out.mark();
     out.text("storage");
-    out.global("torch", storage_name(dtype));
+    storage.empty() ? out.global("torch.storage", "UntypedStorage") : out.global("torch", storage);
     out.text("0");
     out.text("cpu");
-    out.integer(shape.product());
+    out.integer(storage.empty() ? shape.product() * static_cast<int64_t>(size_of(dtype)) : shape.product());
     out.tuple();
     out.persistent();
     out.integer(0);
@@ -67,6 +52,7 @@ std::string tensor_pickle(DType dtype, const Dims& shape) {
     out.global("collections", "OrderedDict");
     out.empty_tuple();
     out.reduce();
+    if (storage.empty()) out.global("torch", torch_name(dtype));
     out.tuple();
     out.reduce();
     return out.finish();
@@ -194,12 +180,13 @@ DcpFile DcpFile::parse(std::string_view text) {
     return out;
 }
 
-DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& pieces, const Values& values) {
+DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& pieces, const Values& values,
+                        int64_t begin) {
     DcpFile out;
     std::vector<CrcPlace> crc_places;
     std::deque<std::string> texts;
     std::vector<std::span<const std::byte>> runs;
-    int64_t at = 0;
+    int64_t at = begin;
     const auto add_text = [&](std::string text) {
         texts.push_back(std::move(text));
         runs.push_back(std::as_bytes(std::span(texts.back())));
@@ -212,7 +199,8 @@ DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& piece
         CrcPlace place;
         if (piece != nullptr) {
             entry = zip.add_data("data/0", piece->size_bytes(), 0);
-            place = {at + zip.size_bytes() - piece->size_bytes(), at + zip.size_bytes(), {}};
+            const int64_t end = at - begin + zip.size_bytes();
+            place = {end - piece->size_bytes(), end, {}};
             add_text(zip.take_text());
             runs.emplace_back(piece->data, static_cast<size_t>(piece->size_bytes()));
         }
@@ -221,12 +209,12 @@ DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& piece
         add_text(zip.take_text());
         if (piece != nullptr) {
             const auto [before, behind] = zip.crc_places(entry);
-            place.at = {at + before, at + behind};
+            place.at = {at - begin + before, at - begin + behind};
             crc_places.push_back(place);
         }
-        const int64_t begin = at;
+        const int64_t offset = at;
         at += zip.size_bytes();
-        return std::pair(begin, zip.size_bytes());
+        return std::pair(offset, zip.size_bytes());
     };
     for (const auto& [value_name, value] : values) {
         pickle::Writer object;
@@ -239,7 +227,7 @@ DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& piece
         out.parts.push_back({std::string(piece.name), piece.box, offset, length});
     }
     ByteRuns data{std::span<const std::span<const std::byte>>(runs)};
-    out.file = {name, data.size(), 0};
+    out.file = {name, begin + data.size(), 0};
     return {std::move(out), std::move(data), std::move(texts), std::move(crc_places)};
 }
 
@@ -272,11 +260,16 @@ std::vector<uint32_t> crcs_of(const ChunkSource& data, const std::vector<CrcPlac
     return crcs;
 }
 
+std::unique_ptr<ChunkSource> with_crcs(const ChunkSource& data, const std::vector<CrcPlace>& places,
+                                       const std::vector<uint32_t>& crcs) {
+    return std::make_unique<WithCrcs>(data, places, crcs);
+}
+
 void write_dcp_file(FileSystem& files, const std::string& path, const ChunkSource& data,
                     const std::vector<CrcPlace>& places, const std::vector<uint32_t>& crcs,
                     const WriteOptions& options) {
     const auto file = create_reserved(files, path, data.size());
-    write_stream(*file, path, 0, WithCrcs(data, places, crcs), options, nullptr);
+    write_stream(*file, path, 0, *with_crcs(data, places, crcs), options, nullptr);
     finish_file(*file, path, data.size());
 }
 

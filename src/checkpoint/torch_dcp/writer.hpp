@@ -5,6 +5,7 @@
 #include <array>
 #include <deque>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,9 +56,15 @@ struct DcpImage {
     std::deque<std::string> texts;  // between the pieces; data points to them
     std::vector<CrcPlace> crc_places;
 };
-[[nodiscard]] DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& pieces, const Values& values);
+// `begin` is where it will stand in the file, if that has something before it; the image's offsets of parts and values count
+// from the file's begin, all else from its own.
+[[nodiscard]] DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& pieces, const Values& values,
+                                      int64_t begin = 0);
 // One checksum a place, on `threads` threads. Waits for what of the data is not there yet.
 [[nodiscard]] std::vector<uint32_t> crcs_of(const ChunkSource& data, const std::vector<CrcPlace>& places, int threads);
+// The data with the checksums in their places; the data is borrowed.
+[[nodiscard]] std::unique_ptr<ChunkSource> with_crcs(const ChunkSource& data, const std::vector<CrcPlace>& places,
+                                                     const std::vector<uint32_t>& crcs);
 // Writes an image's data, or its copy, with the checksums in their places, and fsyncs the file; its directory is not.
 void write_dcp_file(FileSystem& files, const std::string& path, const ChunkSource& data,
                     const std::vector<CrcPlace>& places, const std::vector<uint32_t>& crcs,

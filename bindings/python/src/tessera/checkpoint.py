@@ -17,7 +17,7 @@ from ._base import Closable, Timeout, checked, milliseconds
 from .comm import Comm
 from .errors import InvalidArgument, NotFound
 from .state import State
-from .tensor import DType, tensor
+from .tensor import DType, has_other_bits, tensor
 from .values import decode
 from .work import Work
 
@@ -358,7 +358,7 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
 
     @property
     def step(self) -> int:
-        """The step that it was saved at; -1 of what PyTorch wrote, which does not tell."""
+        """The step that it was saved at; -1 of the formats that do not tell: PyTorch's and safetensors."""
         return _core.checkpoint_step(self._handle)
 
     @cached_property
@@ -410,7 +410,7 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
             Contiguous, of the tensor's dtype and shape.
         """
         info = self.tensors.get(name)
-        of_bits = DType.BF16 if info is not None and info.dtype is DType.BF16 else None
+        of_bits = info.dtype if info is not None and has_other_bits(info.dtype) else None
         _core.checkpoint_read(self._handle, name, tensor(out, of_bits))
 
     def __contains__(self, name: object) -> bool:
@@ -489,6 +489,46 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
             watched = _Progress(progress)
             _core.checkpoint_verify_progress(self._handle, full, watched)
             watched.settle()
+
+    def export(
+        self,
+        directory: str | os.PathLike[str],
+        comm: Comm | None = None,
+        *,
+        format: str | None = None,
+        max_file_bytes: int | None = None,
+        under: str | None = None,
+        timeout: Timeout = None,
+    ) -> None:
+        """Write the tensors into a new directory in another format, in bounded memory.
+
+        With a `comm` it is collective: every rank has opened the same checkpoint, and all of them write.
+
+        Parameters
+        ----------
+        directory : path
+            Must not exist; the same on every rank, on a file system that all see. It appears when all is durable.
+        comm : Comm, optional
+            The ranks that write; without it this process alone.
+        format : {"safetensors", "torch_dcp"}, optional
+            Whole tensors as Hugging Face has them, the default; or what `torch.distributed.checkpoint` loads.
+        max_file_bytes : int, optional
+            Of safetensors: cut into files of about this size, with an index.
+        under : str, optional
+            Only what has a name that begins so (``"model."``), and without it.
+        timeout : float or timedelta, optional
+            Deadline of each wait for the other ranks.
+        """
+        handle = None if comm is None else checked(comm, Comm, "comm", directory)._handle
+        _core.checkpoint_export(
+            self._handle,
+            handle,
+            os.fsdecode(directory),
+            format=format,
+            max_file_bytes=max_file_bytes,
+            under=under,
+            timeout_ms=milliseconds(timeout),
+        )
 
     def close(self) -> None:
         """Close the checkpoint."""

@@ -24,7 +24,7 @@ __all__ = ["ArrayLike", "DType", "DTypeLike"]
 
 
 class DType(IntEnum):
-    """Element types of the library; ``I16`` and ``BOOL`` are for checkpoints, they cannot be reduced."""
+    """Element types of the library; those from ``I16`` on are for checkpoints, they cannot be reduced."""
 
     F16 = 1
     BF16 = 2
@@ -36,10 +36,19 @@ class DType(IntEnum):
     I64 = 8
     I16 = 9
     BOOL = 10
+    U16 = 11
+    U32 = 12
+    U64 = 13
+    F8_E4M3 = 14
+    F8_E5M2 = 15
+    F8_E8M0 = 16
+    C64 = 17
+    C128 = 18
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy type; for ``BF16`` that of ml_dtypes, or ``uint16`` (the bits) where it is not installed."""
+        """The NumPy type; for ``BF16`` and the 8-bit floats that of ml_dtypes, or the bits as ``uint16`` or ``uint8``
+        where it is not installed."""
         return _numpy_of(self)
 
 
@@ -71,20 +80,37 @@ _NAMES = {
     DType.I64: "int64",
     DType.I16: "int16",
     DType.BOOL: "bool",
+    DType.U16: "uint16",
+    DType.U32: "uint32",
+    DType.U64: "uint64",
+    DType.C64: "complex64",
+    DType.C128: "complex128",
 }
-_BY_NAME = {name: dtype for dtype, name in _NAMES.items()} | {"bfloat16": DType.BF16}
+_ML_NAMES = {
+    DType.BF16: "bfloat16",
+    DType.F8_E4M3: "float8_e4m3fn",
+    DType.F8_E5M2: "float8_e5m2",
+    DType.F8_E8M0: "float8_e8m0fnu",
+}
+_BY_NAME = {name: dtype for dtype, name in (_NAMES | _ML_NAMES).items()}
 
 
 @cache
 def _numpy_of(dtype: DType) -> np.dtype[Any]:
-    if dtype is not DType.BF16:
+    if dtype in _NAMES:
         return np.dtype(_NAMES[dtype])
+    bits: np.dtype[Any] = np.dtype("uint16" if dtype is DType.BF16 else "uint8")
     try:
         import ml_dtypes
     except ImportError:
-        return np.dtype("uint16")
-    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return bfloat16
+        return bits
+    scalar = getattr(ml_dtypes, _ML_NAMES[dtype], None)  # older ones lack float8_e8m0fnu
+    return bits if scalar is None else np.dtype(scalar)
+
+
+def has_other_bits(dtype: DType) -> bool:
+    """Whether NumPy has no type of its own for it, so that an array may hold its bits as another one's."""
+    return dtype in _ML_NAMES
 
 
 def dtype_of(dtype: DTypeLike) -> DType:

@@ -47,6 +47,16 @@ structs! {
         progress: tsr_progress_fn,
         progress_data: *mut c_void,
     }
+    /// `tsr_export_options`.
+    struct tsr_export_options {
+        struct_size: usize,
+        format: *const c_char,
+        max_file_bytes: i64,
+        under: *const c_char,
+        timeout_ms: i32,
+        progress: tsr_progress_fn,
+        progress_data: *mut c_void,
+    }
 }
 
 functions! { "checkpoint":
@@ -109,6 +119,13 @@ functions! { "checkpoint":
         full: i32,
         progress: tsr_progress_fn,
         user_data: *mut c_void,
+    ) -> tsr_status;
+    fn tsr_export_options_init(options: *mut tsr_export_options, struct_size: usize) -> tsr_status;
+    fn tsr_checkpoint_export(
+        checkpoint: *const tsr_checkpoint,
+        comm: *mut tsr_comm,
+        directory: *const c_char,
+        options: *const tsr_export_options,
     ) -> tsr_status;
     fn tsr_checkpoint_destroy(checkpoint: *mut tsr_checkpoint);
 }

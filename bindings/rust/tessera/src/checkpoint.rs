@@ -4,9 +4,11 @@ use std::cell::RefCell;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
+use std::time::Duration;
 
 use tessera_sys as sys;
 
+use crate::comm::Comm;
 use crate::element::DType;
 use crate::error::{check, Code, Error, Result};
 use crate::progress::{watch, Progress, Watcher};
@@ -263,6 +265,79 @@ impl Checkpoint {
 fn watcher_of<'a>(progress: impl FnMut(Progress) + 'a) -> Watcher<'a> {
     let progress = RefCell::new(progress);
     Watcher::new(move |told| (progress.borrow_mut())(told))
+}
+
+/// How [`Checkpoint::export`] writes. What is not set is the library's default: all tensors, in one safetensors file.
+#[derive(Clone, Debug, Default)]
+pub struct ExportOptions {
+    format: Option<String>,
+    max_file_bytes: Option<u64>,
+    under: Option<String>,
+    timeout: Option<Duration>,
+}
+
+impl ExportOptions {
+    /// All defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// `"safetensors"`, the default: whole tensors as Hugging Face has them; `"torch_dcp"`: what an unmodified PyTorch
+    /// loads by `torch.distributed.checkpoint`.
+    #[must_use]
+    pub fn format(mut self, name: &str) -> Self {
+        self.format = Some(name.to_owned());
+        self
+    }
+
+    /// Of safetensors: cut into files of about this size, with an index.
+    #[must_use]
+    pub fn max_file_bytes(mut self, bytes: u64) -> Self {
+        self.max_file_bytes = Some(bytes);
+        self
+    }
+
+    /// Only what has a name that begins so (`"model."`), and without it.
+    #[must_use]
+    pub fn under(mut self, begin: &str) -> Self {
+        self.under = Some(begin.to_owned());
+        self
+    }
+
+    /// The deadline of each wait for the other ranks.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+}
+
+impl Checkpoint {
+    /// Writes the tensors into a new directory in another format, in bounded memory. With a `comm` it is collective: every
+    /// rank has opened the same checkpoint, and all of them write. The directory appears when all of it is durable.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the directory exists, or there is no tensor to write; `Mismatch`: the ranks differ;
+    /// `Unsupported`: a dtype that the format does not have; `Corrupt`, `Io`, `Permission`, `Timeout`, `Aborted`,
+    /// `PeerLost`, `Interrupted`.
+    pub fn export(&self, directory: impl AsRef<Path>, comm: Option<&Comm>, options: &ExportOptions) -> Result<()> {
+        // SAFETY: the checkpoint exists, so the library is loaded.
+        let mut raw = unsafe { raw::options(sys::tsr_export_options_init) }?;
+        let format = options.format.as_deref().map(|name| raw::c_string("the format", name)).transpose()?;
+        raw.format = format.as_ref().map_or(ptr::null(), |name| name.as_ptr());
+        let under = options.under.as_deref().map(|name| raw::c_string("the begin of names", name)).transpose()?;
+        raw.under = under.as_ref().map_or(ptr::null(), |name| name.as_ptr());
+        if let Some(bytes) = options.max_file_bytes {
+            raw.max_file_bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        }
+        if let Some(timeout) = options.timeout {
+            raw.timeout_ms = raw::milliseconds(timeout);
+        }
+        let directory = path_string(directory.as_ref())?;
+        let comm = comm.map_or(ptr::null_mut(), Comm::as_ptr);
+        // SAFETY: all arguments are borrowed for the call.
+        check(unsafe { sys::tsr_checkpoint_export(self.handle.as_ptr(), comm, directory.as_ptr(), &raw) })
+    }
 }
 
 impl Drop for Checkpoint {

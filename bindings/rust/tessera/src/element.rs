@@ -28,16 +28,33 @@ pub enum DType {
     I16,
     /// One byte, 0 or 1 ([`Bool`]); in checkpoints only.
     Bool,
+    /// Unsigned 16-bit integer; like all that follow in checkpoints only.
+    U16,
+    /// Unsigned 32-bit integer.
+    U32,
+    /// Unsigned 64-bit integer.
+    U64,
+    /// 8-bit float without infinities, `float8_e4m3fn`; its elements are read as bytes.
+    F8E4M3,
+    /// 8-bit float, `float8_e5m2`.
+    F8E5M2,
+    /// 8-bit exponent, `float8_e8m0fnu`.
+    F8E8M0,
+    /// Complex number of two `f32`.
+    C64,
+    /// Complex number of two `f64`; not in the native format.
+    C128,
 }
 
 impl DType {
     /// Bytes of one element.
     pub fn size(self) -> usize {
         match self {
-            DType::I8 | DType::U8 | DType::Bool => 1,
-            DType::F16 | DType::BF16 | DType::I16 => 2,
-            DType::F32 | DType::I32 => 4,
-            DType::F64 | DType::I64 => 8,
+            DType::I8 | DType::U8 | DType::Bool | DType::F8E4M3 | DType::F8E5M2 | DType::F8E8M0 => 1,
+            DType::F16 | DType::BF16 | DType::I16 | DType::U16 => 2,
+            DType::F32 | DType::I32 | DType::U32 => 4,
+            DType::F64 | DType::I64 | DType::U64 | DType::C64 => 8,
+            DType::C128 => 16,
         }
     }
 
@@ -53,6 +70,14 @@ impl DType {
             DType::I64 => sys::TSR_DTYPE_I64,
             DType::I16 => sys::TSR_DTYPE_I16,
             DType::Bool => sys::TSR_DTYPE_BOOL,
+            DType::U16 => sys::TSR_DTYPE_U16,
+            DType::U32 => sys::TSR_DTYPE_U32,
+            DType::U64 => sys::TSR_DTYPE_U64,
+            DType::F8E4M3 => sys::TSR_DTYPE_F8_E4M3,
+            DType::F8E5M2 => sys::TSR_DTYPE_F8_E5M2,
+            DType::F8E8M0 => sys::TSR_DTYPE_F8_E8M0,
+            DType::C64 => sys::TSR_DTYPE_C64,
+            DType::C128 => sys::TSR_DTYPE_C128,
         }
     }
 
@@ -68,6 +93,14 @@ impl DType {
             sys::TSR_DTYPE_I64 => DType::I64,
             sys::TSR_DTYPE_I16 => DType::I16,
             sys::TSR_DTYPE_BOOL => DType::Bool,
+            sys::TSR_DTYPE_U16 => DType::U16,
+            sys::TSR_DTYPE_U32 => DType::U32,
+            sys::TSR_DTYPE_U64 => DType::U64,
+            sys::TSR_DTYPE_F8_E4M3 => DType::F8E4M3,
+            sys::TSR_DTYPE_F8_E5M2 => DType::F8E5M2,
+            sys::TSR_DTYPE_F8_E8M0 => DType::F8E8M0,
+            sys::TSR_DTYPE_C64 => DType::C64,
+            sys::TSR_DTYPE_C128 => DType::C128,
             _ => return None,
         })
     }
@@ -101,7 +134,7 @@ macro_rules! elements {
     };
 }
 
-elements! { f32 = F32, f64 = F64, i8 = I8, u8 = U8, i16 = I16, i32 = I32, i64 = I64, Bool = Bool, }
+elements! { f32 = F32, f64 = F64, i8 = I8, u8 = U8, i16 = I16, u16 = U16, i32 = I32, u32 = U32, i64 = I64, u64 = U64, Bool = Bool, }
 #[cfg(feature = "half")]
 elements! { half::f16 = F16, half::bf16 = BF16, }
 

@@ -80,7 +80,7 @@ mod value;
 mod work;
 
 pub use buffer::{Buffer, OwnedSlice};
-pub use checkpoint::{Checkpoint, LoadOptions, TensorInfo, Verify};
+pub use checkpoint::{Checkpoint, ExportOptions, LoadOptions, TensorInfo, Verify};
 pub use comm::{AbortHandle, Comm, CommOptions};
 pub use data::{Sampler, SamplerBuilder};
 pub use ddp::{Ddp, DdpOptions};

@@ -18,6 +18,11 @@ fn from_safetensors(dtype: Dtype) -> Option<DType> {
         Dtype::I32 => DType::I32,
         Dtype::I64 => DType::I64,
         Dtype::BOOL => DType::Bool,
+        Dtype::U16 => DType::U16,
+        Dtype::U32 => DType::U32,
+        Dtype::U64 => DType::U64,
+        Dtype::F8_E4M3 => DType::F8E4M3,
+        Dtype::F8_E5M2 => DType::F8E5M2,
         _ => return None,
     })
 }
@@ -39,7 +44,7 @@ impl Tensor {
     /// The tensor's bytes in memory order with what `safetensors` needs to know of it, for `safetensors::serialize`.
     ///
     /// # Errors
-    /// `InvalidState`: a mutable view is alive.
+    /// `InvalidState`: a mutable view is alive; `Unsupported`: the crate has no such dtype.
     pub fn to_safetensors(&self) -> Result<(Dtype, Vec<usize>, Vec<u8>)> {
         let dtype = match self.dtype() {
             DType::F16 => Dtype::F16,
@@ -52,6 +57,14 @@ impl Tensor {
             DType::I32 => Dtype::I32,
             DType::I64 => Dtype::I64,
             DType::Bool => Dtype::BOOL,
+            DType::U16 => Dtype::U16,
+            DType::U32 => Dtype::U32,
+            DType::U64 => Dtype::U64,
+            DType::F8E4M3 => Dtype::F8_E4M3,
+            DType::F8E5M2 => Dtype::F8_E5M2,
+            other => {
+                return Err(Error::new(Code::Unsupported, format!("the safetensors crate has no dtype for {other}")));
+            }
         };
         Ok((dtype, self.shape(), self.bytes()?.to_vec()))
     }

@@ -8,8 +8,8 @@ use std::sync::mpsc;
 
 use common::{block_on, ranks, DEADLINE};
 use tessera::{
-    params, AdamW, Bool, Checkpoint, Code, Comm, DType, Ddp, Layout, LoadOptions, Local, Optimizer, Placement, Region,
-    Sampler, Saver, State, Tensor, Value, Verify,
+    params, AdamW, Bool, Checkpoint, Code, Comm, DType, Ddp, ExportOptions, Layout, LoadOptions, Local, Optimizer,
+    Placement, Region, Sampler, Saver, State, Tensor, Value, Verify,
 };
 
 struct Trainer<'c> {
@@ -231,6 +231,31 @@ fn a_checkpoint_tells_and_gives_what_it_holds() {
     assert_eq!(checkpoint.read_into("shorts", &shorts).unwrap_err().code(), Code::InvalidState);
     drop(view);
     checkpoint.read_into("shorts", &shorts).unwrap();
+}
+
+#[test]
+fn a_checkpoint_is_exported_by_one_process_or_by_all_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole: Vec<u16> = (0..60).collect();
+    let table = Tensor::new(whole.clone(), [12, 5]).unwrap();
+    let root = folder.path().join("root");
+    Saver::alone(&root).open().unwrap().save(3, &State::new().with("model.table", &table)).unwrap();
+    let read = |path: &Path| Checkpoint::open(path).unwrap().read("table").unwrap().to_vec::<u16>().unwrap();
+
+    let alone = folder.path().join("alone");
+    let checkpoint = Checkpoint::open(&root).unwrap();
+    checkpoint.export(&alone, None, &ExportOptions::new().under("model.").max_file_bytes(40)).unwrap();
+    assert_eq!(read(&alone), whole);
+    assert_eq!(read(&alone.join("model.safetensors")), whole);
+    let again = checkpoint.export(&alone, None, &ExportOptions::new());
+    assert_eq!(again.unwrap_err().code(), Code::InvalidArgument, "it exists");
+
+    let together = folder.path().join("together");
+    ranks(2, |comm| {
+        let options = ExportOptions::new().under("model.").format("torch_dcp").timeout(DEADLINE);
+        Checkpoint::open(&root).unwrap().export(&together, Some(&comm), &options).unwrap();
+    });
+    assert_eq!(read(&together), whole);
 }
 
 #[test]

@@ -211,6 +211,23 @@ void checkpoint_verify_progress(JNIEnv* env, jclass, jlong checkpoint, jboolean 
     });
 }
 
+// `comm` 0: this process alone. A timeout of 0 is the library's default.
+void checkpoint_export(JNIEnv* env, jclass, jlong checkpoint, jlong comm, jbyteArray directory, jbyteArray format,
+                       jlong max_file_bytes, jbyteArray under, jint timeout_ms) {
+    shim(env, [&] {
+        const Text path(env, directory), form(env, format), begin(env, under);
+        tsr_export_options options;
+        check(env, tsr_export_options_init(&options, sizeof options));
+        options.format = form.c_str();
+        options.max_file_bytes = max_file_bytes;
+        options.under = begin.c_str();
+        if (timeout_ms != 0) options.timeout_ms = timeout_ms;
+        blocking(env, [&] {
+            return tsr_checkpoint_export(as<tsr_checkpoint>(checkpoint), as<tsr_comm>(comm), path.c_str(), &options);
+        });
+    });
+}
+
 void checkpoint_destroy(JNIEnv*, jclass, jlong checkpoint) { tsr_checkpoint_destroy(as<tsr_checkpoint>(checkpoint)); }
 
 }  // namespace
@@ -238,6 +255,7 @@ Methods checkpoint_methods() {
             method<checkpoint_read>("checkpointRead"),
             method<checkpoint_load>("checkpointLoad"),
             method<checkpoint_verify>("checkpointVerify"),
+            method<checkpoint_export>("checkpointExport"),
             method<checkpoint_verify_progress>("checkpointVerifyProgress"),
             method<checkpoint_destroy>("checkpointDestroy"),
             method<progress_keep>("progressKeep"),

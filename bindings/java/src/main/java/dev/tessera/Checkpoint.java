@@ -216,4 +216,34 @@ public final class Checkpoint extends NativeObject {
         ref.run(h -> Native.checkpointVerifyProgress(h, full, told));
         ProgressRelay.settle(told);
     }
+
+    /**
+     * Write the tensors into a new directory in another format, in bounded memory, by this process alone.
+     *
+     * @param directory must not exist; it appears when all is durable
+     * @param options format, size of files
+     */
+    public void export(Path directory, ExportOptions options) {
+        export(null, directory, options);
+    }
+
+    /**
+     * Write the tensors into a new directory in another format, in bounded memory. Collective: all ranks write.
+     *
+     * @param comm the ranks, each of which opened the same checkpoint; null: this process alone
+     * @param directory must not exist; the same on every rank, on a file system that all see
+     * @param options the same on every rank
+     * @throws TesseraMismatchException if the ranks differ in what they export
+     */
+    public void export(Comm comm, Path directory, ExportOptions options) {
+        final byte[] path = Native.utf8(directory.toString(), "directory");
+        final byte[] format = Native.utf8(options.format, "format");
+        final byte[] under = Native.utf8(options.under, "under");
+        if (comm == null) {
+            ref.run(h -> Native.checkpointExport(h, 0, path, format, options.maxFileBytes, under, options.timeoutMs));
+            return;
+        }
+        ref.run(h -> comm.ref.runExclusive(
+                c -> Native.checkpointExport(h, c, path, format, options.maxFileBytes, under, options.timeoutMs)));
+    }
 }

@@ -21,7 +21,23 @@ public enum DType {
     /** {@code short}; in checkpoints only, no reduction. */
     I16(9, 2),
     /** One byte, 0 or 1; in checkpoints only, no reduction. */
-    BOOL(10, 1);
+    BOOL(10, 1),
+    /** Unsigned 16-bit integer; like all that follow in checkpoints only: no reduction, no conversion. */
+    U16(11, 2),
+    /** Unsigned 32-bit integer. */
+    U32(12, 4),
+    /** Unsigned 64-bit integer. */
+    U64(13, 8),
+    /** 8-bit float without infinities: {@code float8_e4m3fn}. */
+    F8_E4M3(14, 1),
+    /** 8-bit float: {@code float8_e5m2}. */
+    F8_E5M2(15, 1),
+    /** 8-bit exponent: {@code float8_e8m0fnu}. */
+    F8_E8M0(16, 1),
+    /** Complex number of two {@code float}s. */
+    C64(17, 8),
+    /** Complex number of two {@code double}s; not in the native format. */
+    C128(18, 16);
 
     private final int number;
     private final int size;
@@ -34,7 +50,7 @@ public enum DType {
     /**
      * Bytes of one element.
      *
-     * @return 1, 2, 4 or 8
+     * @return 1, 2, 4, 8 or 16
      */
     public int size() {
         return size;

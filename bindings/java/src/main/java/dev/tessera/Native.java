@@ -186,6 +186,8 @@ final class Native {
     static native void checkpointLoad(long checkpoint, long state, int given, int values, Object progress);
     static native void checkpointVerify(long checkpoint, boolean full);
     static native void checkpointVerifyProgress(long checkpoint, boolean full, Object progress);
+    static native void checkpointExport(
+            long checkpoint, long comm, byte[] directory, byte[] format, long maxFileBytes, byte[] under, int timeoutMs);
     static native void checkpointDestroy(long checkpoint);
     static native long progressKeep(Object relay);
     static native void progressDrop(long kept);

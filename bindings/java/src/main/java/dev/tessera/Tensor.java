@@ -93,7 +93,7 @@ public final class Tensor {
      * A tensor of two-byte elements over a direct buffer.
      *
      * @param data direct, native byte order
-     * @param dtype F16, BF16 or I16
+     * @param dtype F16, BF16, I16 or U16
      * @param shape sizes of the dimensions; none: one dimension
      * @return the tensor
      * @throws IllegalArgumentException as {@link #of(FloatBuffer, long...)}, or if elements of the dtype have not two bytes
@@ -411,7 +411,7 @@ public final class Tensor {
     }
 
     /**
-     * The elements of a tensor of F16, BF16 or I16, as their bits.
+     * The elements of a tensor of F16, BF16, I16 or U16, as their bits.
      *
      * @return a direct buffer over the same memory
      * @throws IllegalArgumentException if the dtype is another

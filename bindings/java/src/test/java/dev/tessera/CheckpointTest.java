@@ -195,6 +195,50 @@ class CheckpointTest {
     }
 
     @Test
+    void isExportedByOneProcessOrByAllRanks(@TempDir Path out) {
+        save(100);
+        final Path alone = out.resolve("alone");
+        try (Checkpoint checkpoint = Checkpoint.open(root)) {
+            checkpoint.export(alone, new ExportOptions().maxFileBytes(1000));
+            assertThrows(TesseraInvalidArgumentException.class, () -> checkpoint.export(alone, new ExportOptions()));
+        }
+        final Path together = out.resolve("together");
+        Ranks.run(2, comm -> {
+            try (Checkpoint checkpoint = Checkpoint.open(root)) {
+                checkpoint.export(comm, together,
+                        new ExportOptions().format("torch_dcp").under("").timeout(Duration.ofSeconds(30)));
+            }
+        });
+        for (Path path : List.of(alone, alone.resolve("model.safetensors"), together)) {
+            try (Checkpoint checkpoint = Checkpoint.open(path)) {
+                assertEquals(99f, checkpoint.read("w").floats().get(99));
+                checkpoint.verify(Checkpoint.Verify.FULL);
+            }
+        }
+    }
+
+    @Test
+    void dtypesOfCheckpointsAloneAreSavedAndRead() {
+        final DType[] dtypes = {DType.U16, DType.U32, DType.U64, DType.F8_E4M3, DType.F8_E5M2, DType.F8_E8M0, DType.C64};
+        final State state = new State();
+        for (DType dtype : dtypes) {
+            final Tensor tensor = Tensor.zeros(dtype, 3);
+            tensor.bytes().put(dtype.size(), (byte) 7);
+            state.with(dtype.name(), tensor);
+        }
+        try (Saver saver = Saver.at(null, root).open()) {
+            saver.save(1, state);
+        }
+        try (Checkpoint checkpoint = Checkpoint.open(root)) {
+            for (DType dtype : dtypes) {
+                final Tensor read = checkpoint.read(dtype.name());
+                assertEquals(dtype, read.dtype());
+                assertEquals(7, read.bytes().get(dtype.size()));
+            }
+        }
+    }
+
+    @Test
     void loadsSayWhatDiffers() {
         save(8);
         try (Checkpoint checkpoint = Checkpoint.open(root)) {

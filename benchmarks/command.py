@@ -1,0 +1,86 @@
+"""`tessera ckpt` on a checkpoint of 100,000 tensors, against what a person takes for instant: 0.3 s.
+
+A safetensors file of that many small tensors is made and converted to the native format and to PyTorch's DCP; the bound
+holds for the native one. Whole processes are timed, from start to exit, their output thrown away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import results
+
+LAYERS = 10_000
+PARTS = {
+    **{f"attn.{part}.weight": (16, 8) for part in "qkvo"},
+    "mlp.up.weight": (16, 8),
+    "mlp.down.weight": (16, 8),
+    **{f"norm{i}.weight": (16,) for i in (1, 2)},
+    "mlp.up.bias": (16,),
+    "mlp.down.bias": (16,),
+}
+NAME = "model.layers.77.attn.q.weight"
+COMMANDS = {
+    "info": ["info"],
+    "info --json": ["info", "--json"],
+    "ls --json": ["ls", "--json"],
+    "tree": ["tree"],
+    "tree --json": ["tree", "--json"],
+    "cat NAME": ["cat", NAME],
+    "shards": ["shards"],
+    "shards NAME": ["shards", NAME],
+}
+SECONDS = 0.3
+
+
+def make_safetensors(path: Path) -> None:
+    header: dict[str, object] = {}
+    end = 0
+    for layer in range(LAYERS):
+        for part, shape in PARTS.items():
+            size = 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+            header[f"model.layers.{layer}.{part}"] = {
+                "dtype": "F32",
+                "shape": shape,
+                "data_offsets": [end, end + size],
+            }
+            end += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+
+
+def seconds_of(command: list[str]) -> float:
+    begin = time.monotonic()
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    return time.monotonic() - begin
+
+
+def bench(tessera: Path, rounds: int) -> list[results.Case]:
+    scratch = Path(tempfile.mkdtemp(prefix="bench-", dir=os.environ.get("BENCH_DIR")))
+    try:
+        source = scratch / "model.safetensors"
+        make_safetensors(source)
+        paths = {"native": scratch / "native", "torch_dcp": scratch / "dcp", "safetensors": source}
+        for to in ("native", "torch_dcp"):
+            subprocess.run([tessera, "ckpt", "convert", source, paths[to], "--to", to], check=True, capture_output=True)
+        cases = []
+        for form, path in paths.items():
+            for name, (command, *more) in COMMANDS.items():
+                line = [str(tessera), "ckpt", command, str(path), *more]
+                measured = [(seconds_of(line), SECONDS) for _ in range(rounds)]
+                target = 1.0 if form == "native" else None
+                cases.append(
+                    results.case(f"{form}: {name}", "seconds", "bound", measured, target, smaller_is_better=True)
+                )
+                print(f"{form}: {name}: {cases[-1]['ours']:.3f} s", file=sys.stderr)
+        return cases
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,60 @@
+package dev.tessera;
+
+import java.time.Duration;
+import java.util.Objects;
+
+/** How {@link Checkpoint#export} writes. What is not set has the library's default: all tensors, in one safetensors file. */
+public final class ExportOptions {
+    String format = "safetensors";
+    long maxFileBytes;
+    String under = "";
+    int timeoutMs;
+
+    /** All defaults. */
+    public ExportOptions() {}
+
+    /**
+     * The format.
+     *
+     * @param name "safetensors", the default: whole tensors as Hugging Face has them; "torch_dcp": what an unmodified PyTorch
+     *     loads by torch.distributed.checkpoint
+     * @return this
+     */
+    public ExportOptions format(String name) {
+        format = Objects.requireNonNull(name, "format");
+        return this;
+    }
+
+    /**
+     * Of safetensors: cut into files of about this size, with an index.
+     *
+     * @param bytes of data in a file; 0: one file
+     * @return this
+     */
+    public ExportOptions maxFileBytes(long bytes) {
+        maxFileBytes = bytes;
+        return this;
+    }
+
+    /**
+     * Only what has a name that begins so, and without it.
+     *
+     * @param begin such as "model."
+     * @return this
+     */
+    public ExportOptions under(String begin) {
+        under = Objects.requireNonNull(begin, "under");
+        return this;
+    }
+
+    /**
+     * Deadline of each wait for the other ranks.
+     *
+     * @param timeout rounded up to milliseconds
+     * @return this
+     */
+    public ExportOptions timeout(Duration timeout) {
+        timeoutMs = Native.millis(timeout, "timeout");
+        return this;
+    }
+}

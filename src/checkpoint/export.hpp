@@ -1,0 +1,46 @@
+// Writes the tensors of a checkpoint in another format, as a new directory that appears when all of it is durable: as
+// Hugging Face has them (model.safetensors, or numbered files of about one size and an index of which file holds what), or
+// as PyTorch's Distributed Checkpoint. By any number of ranks, each in bounded memory: batches go round among them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "checkpoint/batches.hpp"
+#include "checkpoint/checkpoint.hpp"
+#include "checkpoint/peers.hpp"
+#include "checkpoint/progress.hpp"
+
+namespace tsr {
+
+enum class ExportFormat { safetensors, torch_dcp };
+
+struct ExportOptions {
+    ExportFormat format = ExportFormat::safetensors;
+    int64_t shard_bytes = 0;  // of safetensors: data of a file, unless one tensor is larger; 0: one file
+    std::string under;        // only what has a name that begins so, and without that beginning
+    int64_t batch_bytes = default_batch_bytes;  // memory of a rank
+    ProgressFn progress;                        // told of this rank's bytes, on the calling thread
+};
+
+struct Exported {
+    std::vector<std::string> files;  // of safetensors
+    int64_t tensor_count = 0;
+    int64_t size_bytes = 0;                         // of tensors
+    std::vector<std::string> left_out;              // values, which safetensors cannot hold; sorted
+    std::map<std::string, std::string> unreadable;  // left out too: why it cannot be read
+};
+
+// A private communicator of the same ranks with a deadline of its own.
+[[nodiscard]] std::shared_ptr<Communicator> split_for_export(Communicator& comm, milliseconds timeout);
+
+// Collective over `peers`, which opened the same checkpoint each; all get the same error. `directory`, on a file system that
+// all ranks see, must not exist. Tied names are written once. INVALID_ARGUMENT if no tensor is left to write.
+[[nodiscard]] Exported export_checkpoint(const Checkpoint& source, Peers& peers, const std::string& directory,
+                                         const ExportOptions& options, FileSystem& files = posix_file_system());
+
+}  // namespace tsr

@@ -1,0 +1,155 @@
+#include "checkpoint/safetensors/contents.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+
+#include "base/error.hpp"
+#include "base/parallel.hpp"
+#include "checkpoint/runs.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr int64_t segment_bytes = int64_t{4} << 20;  // a multiple of every element's size
+constexpr int64_t small_gap = int64_t{64} << 10;     // reading on costs less than another request
+
+// What is wanted of one file, in order of its bytes.
+struct Reading {
+    const std::string* path = nullptr;
+    std::unique_ptr<File> file;
+    int64_t data_begin = 0;
+    std::vector<Runs> runs;
+};
+
+// One request: bytes of the data that serve some runs. A run that is longer than a segment is cut at multiples of it from
+// its own begin, so that no element is cut, wherever the file put it.
+struct Segment {
+    const Reading* reading = nullptr;
+    int64_t begin = 0;
+    int64_t end = 0;
+    size_t first = 0;  // of the reading's runs
+    size_t count = 0;
+};
+
+void add_segments(const Reading& reading, std::vector<Segment>& segments) {
+    const std::vector<Runs>& runs = reading.runs;
+    for (size_t i = 0; i < runs.size();) {
+        if (runs[i].end() - runs[i].begin() > segment_bytes) {
+            for (int64_t begin = runs[i].begin(); begin < runs[i].end(); begin += segment_bytes) {
+                segments.push_back({&reading, begin, std::min(begin + segment_bytes, runs[i].end()), i, 1});
+            }
+            ++i;
+            continue;
+        }
+        Segment segment{&reading, runs[i].begin(), runs[i].end(), i, 1};
+        for (++i; i < runs.size(); ++i, ++segment.count) {
+            const int64_t end = std::max(segment.end, runs[i].end());
+            if (runs[i].begin() > segment.end + small_gap || end - segment.begin > segment_bytes) break;
+            segment.end = end;
+        }
+        segments.push_back(segment);
+    }
+}
+
+void read_segment(const Segment& segment, AlignedBuffer& buffer) {
+    const Reading& reading = *segment.reading;
+    const auto size = static_cast<size_t>(segment.end - segment.begin);
+    const Runs& only = reading.runs[segment.first];
+    const int64_t offset = reading.data_begin + segment.begin;
+    if (segment.count == 1 && only.count() == 1 && !only.converts()) {
+        std::byte* to = only.memory() + (segment.begin - only.begin());
+        return read_all(*reading.file, *reading.path, std::span(to, size), offset);
+    }
+    if (buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(segment_bytes));
+    read_all(*reading.file, *reading.path, buffer.first(size), offset);
+    for (size_t i = segment.first; i < segment.first + segment.count; ++i) {
+        const Runs& runs = reading.runs[i];
+        // From its own begin, where an element begins too.
+        const int64_t from = std::max(segment.begin, runs.begin());
+        runs.scatter(from, segment.end, buffer.data() + (from - segment.begin));
+    }
+}
+
+}  // namespace
+
+void SafetensorsContents::read(std::span<const Wanted> wanted, const ReadOptions& options) const {
+    std::map<int, Reading> readings;
+    for (const Wanted& one : wanted) {
+        one.tensor->for_each_piece(one.box, [&](const Box& box, int index) {
+            const Box part = box.intersect(one.box);
+            if (part.empty()) return;
+            const Source& source = sources_[static_cast<size_t>(index)];
+            Reading& reading = readings[index];
+            if (reading.file == nullptr) {
+                reading.path = &source.path;
+                reading.file = open_file(files_, source.path, OpenMode::read);
+                reading.data_begin = source.header.data_begin();
+                const int64_t size = reading.file->size();
+                if (size < 0) throw os_error(fmt::format("cannot look at {}", source.path), static_cast<int>(-size));
+                if (size != source.header.file_bytes()) {
+                    throw Error(Code::corrupt, fmt::format("{}: it has {} bytes, {} when it was opened: it was changed",
+                                                           source.path, size, source.header.file_bytes()));
+                }
+            }
+            const SafetensorsEntry* entry = source.header.find(*one.name);
+            if (entry == nullptr) throw Error(Code::internal, fmt::format("{} lost '{}'", source.path, *one.name));
+            reading.runs.emplace_back(part, FilePlace{&box, nullptr, entry->dtype, entry->begin},
+                                      MemoryPlace{&one.box, one.dtype, one.memory});
+        });
+    }
+    std::vector<Segment> segments;
+    for (auto& [index, reading] : readings) {
+        std::sort(reading.runs.begin(), reading.runs.end(),
+                  [](const Runs& a, const Runs& b) { return a.begin() < b.begin(); });
+        add_segments(reading, segments);
+    }
+    int64_t total = 0;
+    for (const Segment& segment : segments) total += segment.end - segment.begin;
+    Progress progress(options.progress, Phase::read, total);
+    std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(options.threads, 1)));
+    run_parallel(
+        segments.size(), options.threads,
+        [&](size_t i, int worker) {
+            read_segment(segments[i], buffers[static_cast<size_t>(worker)]);
+            progress.add(segments[i].end - segments[i].begin);
+        },
+        [&] { progress.poll(); });
+    progress.finish();
+}
+
+std::vector<std::string> SafetensorsContents::verify(Depth depth, const ByteProgress& progress,
+                                                     const std::function<void()>& poll) const {
+    std::vector<std::string> faults;
+    for (const Source& source : sources_) {
+        try {
+            // Anew: files may have changed since they were opened.
+            const SafetensorsHeader header = SafetensorsHeader::read(files_, source.path);
+            if (depth == Depth::headers) continue;
+            const auto file = open_file(files_, source.path, OpenMode::read);
+            const int64_t size = header.file_bytes();
+            const auto count = static_cast<size_t>((size + segment_bytes - 1) / segment_bytes);
+            std::vector<AlignedBuffer> buffers(static_cast<size_t>(verify_threads));
+            run_parallel(
+                count, verify_threads,
+                [&](size_t i, int worker) {
+                    AlignedBuffer& buffer = buffers[static_cast<size_t>(worker)];
+                    if (buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(segment_bytes));
+                    const int64_t begin = static_cast<int64_t>(i) * segment_bytes;
+                    const int64_t bytes = std::min(segment_bytes, size - begin);
+                    read_all(*file, source.path, buffer.first(static_cast<size_t>(bytes)), begin);
+                    if (progress) progress(bytes);
+                },
+                poll);
+        } catch (const Error& error) {
+            if (error.code() != Code::corrupt && error.code() != Code::not_found) throw;
+            faults.emplace_back(error.what());
+        }
+    }
+    return faults;
+}
+
+}  // namespace tsr

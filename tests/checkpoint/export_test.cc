@@ -1,0 +1,199 @@
+// Checkpoints in other formats, written by any number of ranks: the same tensors, whole and durable or not there.
+#include <gmock/gmock.h>
+
+#include <filesystem>
+
+#include "checkpoint/export.hpp"
+#include "checkpoint/fixture.hpp"
+
+namespace tsr::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::vector<std::string> names_in(const std::string& directory) {
+    std::vector<std::string> names;
+    (void)posix_file_system().list(directory, names);
+    return names;
+}
+
+std::string bytes_of(const Checkpoint& checkpoint, const std::string& name) {
+    const SavedTensor& tensor = *checkpoint.manifest().find(name);
+    std::string bytes(static_cast<size_t>(tensor.size_bytes()), '\0');
+    checkpoint.read(name, {reinterpret_cast<std::byte*>(bytes.data()), tensor.shape, tensor.dtype, {}});
+    return bytes;
+}
+
+// Three ranks' save of split, whole, empty and small tensors.
+class Export : public ::testing::TestWithParam<int> {
+   protected:
+    void SetUp() override {
+        expect_all_well(run_meeting(3, [&](const std::shared_ptr<Communicator>& comm) {
+            OwnedState owned;
+            const std::vector<int> mesh{3};
+            owned.add_whole({"model.large", DType::f32, {301, 100}});
+            owned.add_whole({"model.scalar", DType::f64, {}});
+            owned.add_whole({"model.empty", DType::i64, {0, 3}});
+            owned.add_sharded({"model.rows", DType::bf16, {37, 5}},
+                              Layout::placed({37, 5}, mesh, std::vector<Placement>{Placement::shard(0)}), comm->rank());
+            owned.add_sharded({"optim.columns", DType::i16, {9, 40}},
+                              Layout::placed({9, 40}, mesh, std::vector<Placement>{Placement::shard(1)}), comm->rank());
+            owned.fill(4);
+            owned.state.set_value("epoch", Json(int64_t{4}));
+            Saver saver(comm, root_, saver_options());
+            saver.save(4, owned.state);
+        }));
+    }
+
+    void export_by(int world_size, const ExportOptions& options) const {
+        expect_all_well(run_meeting(world_size, [&](const std::shared_ptr<Communicator>& comm) {
+            Peers peers(comm);
+            const auto source = Checkpoint::open(root_);
+            const Exported exported = export_checkpoint(*source, peers, out_, options);
+            EXPECT_EQ(exported.tensor_count, options.under.empty() ? 5 : 4);
+            for (const std::string& name : exported.files) EXPECT_TRUE(std::filesystem::exists(out_ + "/" + name));
+        }));
+    }
+
+    void expect_same(const std::string& under = "") const {
+        const auto source = Checkpoint::open(root_);
+        const auto out = Checkpoint::open(out_);
+        EXPECT_THAT(out->verify(Depth::everything), IsEmpty());
+        size_t count = 0;
+        for (const std::string& name : source->names()) {
+            if (!name.starts_with(under)) continue;
+            ++count;
+            const std::string to = name.substr(under.size());
+            ASSERT_NE(out->manifest().find(to), nullptr) << to;
+            EXPECT_EQ(out->manifest().find(to)->shape, source->manifest().find(name)->shape) << to;
+            EXPECT_EQ(bytes_of(*out, to), bytes_of(*source, name)) << to;
+        }
+        EXPECT_EQ(out->names().size(), count);
+        for (const auto& entry : std::filesystem::directory_iterator(dir_.path())) {
+            EXPECT_THAT(entry.path().filename().string(), ::testing::AnyOf("root", "out"));
+        }
+    }
+
+    TempDir dir_;
+    std::string root_ = dir_ / "root";
+    std::string out_ = dir_ / "out";
+};
+
+TEST_P(Export, OneFileIsFilledByAllRanks) {
+    ExportOptions options;
+    options.batch_bytes = 1000;  // many batches, some within a row
+    export_by(GetParam(), options);
+    EXPECT_THAT(names_in(out_), ElementsAre("model.safetensors"));
+    expect_same();
+}
+
+TEST_P(Export, FilesOfASizeHaveAnIndex) {
+    ExportOptions options;
+    options.batch_bytes = 700;
+    options.shard_bytes = 1000;
+    options.under = "model.";
+    export_by(GetParam(), options);
+    EXPECT_THAT(names_in(out_), ::testing::Contains("model.safetensors.index.json"));
+    EXPECT_GT(names_in(out_).size(), 2u);
+    expect_same("model.");
+}
+
+TEST_P(Export, ToPyTorchEachRankWritesAFile) {
+    ExportOptions options;
+    options.format = ExportFormat::torch_dcp;
+    options.batch_bytes = 9000;
+    export_by(GetParam(), options);
+    EXPECT_EQ(names_in(out_).size(), static_cast<size_t>(GetParam()) + 1);
+    expect_same();
+    EXPECT_EQ(Checkpoint::open(out_)->manifest().values.at("epoch"), Json(int64_t{4}));
+}
+
+TEST_P(Export, ProgressEndsAtItsTotal) {
+    std::mutex mutex;
+    std::vector<int64_t> ends;
+    expect_all_well(run_meeting(GetParam(), [&](const std::shared_ptr<Communicator>& comm) {
+        int64_t last = -1;
+        ExportOptions options;
+        options.progress = [&](Phase phase, int64_t done, int64_t total) {
+            EXPECT_EQ(phase, Phase::write);
+            if (last < 0) EXPECT_EQ(done, 0);
+            last = done == total ? 0 : 1;
+        };
+        Peers peers(comm);
+        (void)export_checkpoint(*Checkpoint::open(root_), peers, out_, options);
+        const std::lock_guard lock(mutex);
+        ends.push_back(last);
+    }));
+    EXPECT_THAT(ends, ::testing::Each(0));
+}
+
+TEST_P(Export, AnErrorOfOneRankIsToldByAllAndNothingIsLeft) {
+    const int world_size = GetParam();
+    expect_all_well(run_meeting(world_size, [&](const std::shared_ptr<Communicator>& comm) {
+        Peers peers(comm);
+        const auto source = Checkpoint::open(root_);
+        ExportOptions options;
+        options.batch_bytes = 1000;
+        if (comm->rank() == world_size - 1) {
+            options.progress = [](Phase, int64_t done, int64_t) {
+                if (done == 0) throw Error(Code::io, "the disk of the last rank");
+            };
+        }
+        const Error error = error_of([&] { (void)export_checkpoint(*source, peers, out_, options); });
+        EXPECT_EQ(error.code(), Code::io);
+        EXPECT_THAT(error.what(), HasSubstr("the disk of the last rank"));
+    }));
+    EXPECT_THAT(names_in(dir_.path()), ElementsAre("root"));
+}
+
+TEST_P(Export, WhatCannotBeExportedIsRefusedBeforeAnythingIsThere) {
+    const auto refusal = [&](const std::string& out, const ExportOptions& options, Code code) {
+        std::string text;
+        std::mutex mutex;
+        expect_all_well(run_meeting(GetParam(), [&](const std::shared_ptr<Communicator>& comm) {
+            Peers peers(comm);
+            const auto source = Checkpoint::open(root_);
+            const Error error = error_of([&] { (void)export_checkpoint(*source, peers, out, options); });
+            EXPECT_EQ(error.code(), code) << error.what();
+            const std::lock_guard lock(mutex);
+            text = error.what();
+        }));
+        EXPECT_THAT(names_in(dir_.path()), ElementsAre("root"));
+        return text;
+    };
+    EXPECT_THAT(refusal(root_, {}, Code::invalid_argument), HasSubstr("is there already"));
+    ExportOptions none;
+    none.under = "nothing.";
+    EXPECT_THAT(refusal(out_, none, Code::invalid_argument), HasSubstr("begins with 'nothing.'"));
+    ExportOptions cut;
+    cut.format = ExportFormat::torch_dcp;
+    cut.shard_bytes = 1;
+    EXPECT_THAT(refusal(out_, cut, Code::invalid_argument), HasSubstr("each rank writes one"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Export, ::testing::Values(1, 2, 5),
+                         [](const auto& one) { return std::to_string(one.param) + "Ranks"; });
+
+TEST(ExportOfRanks, ThatDifferIsRefused) {
+    const TempDir dir;
+    expect_all_well(run_meeting(1, [&](const std::shared_ptr<Communicator>& comm) {
+        OwnedState owned;
+        owned.add_whole({"w", DType::f32, {4}});
+        owned.fill(1);
+        Saver(comm, dir / "root", saver_options()).save(1, owned.state);
+    }));
+    expect_all_well(run_meeting(2, [&](const std::shared_ptr<Communicator>& comm) {
+        Peers peers(comm);
+        const auto source = Checkpoint::open(dir / "root");
+        const std::string out = dir / (comm->rank() == 0 ? "a" : "b");
+        const Error error = error_of([&] { (void)export_checkpoint(*source, peers, out, {}); });
+        EXPECT_EQ(error.code(), Code::mismatch);
+        EXPECT_THAT(error.what(), HasSubstr("rank 1"));
+    }));
+    EXPECT_THAT(names_in(dir.path()), ElementsAre("root"));
+}
+
+}  // namespace
+}  // namespace tsr::testing

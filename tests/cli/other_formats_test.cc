@@ -1,0 +1,110 @@
+// Every sub-command of `tessera ckpt` on what others write: safetensors as Hugging Face lays them out, and DCP directories
+// that `convert` made.
+#include <gmock/gmock.h>
+
+#include "cli/command.hpp"
+
+namespace tsr::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class OtherFormats : public ::testing::TestWithParam<const char*> {
+   protected:
+    void SetUp() override {
+        save_numbers(root_, 3);
+        const Json json = json_of("convert --json " + root_ + " " + out_ + " --to " + GetParam());
+        EXPECT_EQ(json.at("tensor_count").as_int(), 6);
+    }
+    [[nodiscard]] bool is_dcp() const { return std::string(GetParam()) == "torch_dcp"; }
+
+    TempDir dir_;
+    std::string root_ = dir_ / "root";
+    std::string out_ = dir_ / "out";
+};
+
+TEST_P(OtherFormats, AreListedAndTold) {
+    const Json listed = json_of("ls --json " + out_);
+    ASSERT_EQ(listed.as_array().size(), 1u);
+    EXPECT_EQ(listed.as_array()[0].at("state").as_string(), "committed");
+    EXPECT_EQ(tessera("ls " + out_).code, 0);
+    const Json info = json_of("info --json " + out_);
+    EXPECT_EQ(info.at("format").as_string(), is_dcp() ? "torch_dcp" : "safetensors");
+    EXPECT_TRUE(info.at("step").is(Json::Kind::null));
+    EXPECT_EQ(info.at("tensor_count").as_int(), 6);
+    EXPECT_EQ(info.at("values").find("epoch") != nullptr, is_dcp());
+    EXPECT_EQ(tessera("info " + out_).code, 0);
+}
+
+TEST_P(OtherFormats, AreShown) {
+    const Result tree = tessera("tree " + out_);
+    EXPECT_EQ(tree.code, 0);
+    EXPECT_THAT(tree.output, HasSubstr("grid"));
+    EXPECT_THAT(tree.output, HasSubstr("[7, 5]"));
+    EXPECT_EQ(json_of("tree --json " + out_).at("tensors").at("columns").at("dtype").as_string(), "i64");
+    const Json shards = json_of("shards --json " + out_ + " grid");
+    EXPECT_EQ(shards.at("tensors").at("grid").at("pieces").as_array().size(), 1u);
+    EXPECT_EQ(json_of("cat --json " + out_ + " grid").at("max").as_double(), 34);
+    EXPECT_EQ(json_of("cat --json " + out_ + " grid --slice 1,2").at("values").as_double(), 7);
+}
+
+TEST_P(OtherFormats, AreComparedAndConvertedBack) {
+    const Json diff = json_of("diff --json " + root_ + " " + out_, is_dcp() ? 0 : 1);
+    EXPECT_EQ(diff.at("tensors").as_array().size(), 0u);
+    EXPECT_EQ(diff.at("values").as_array().size(), 0u);
+    EXPECT_EQ(diff.at("only_in_a").dump(), is_dcp() ? "[]" : "[\"epoch\"]") << "safetensors have no values";
+    const std::string back = dir_ / "back";
+    EXPECT_EQ(tessera("convert " + out_ + " " + back + " --to native").code, 0);
+    EXPECT_EQ(tessera("verify " + back).code, 0);
+    EXPECT_TRUE(json_of("diff --json " + out_ + " " + back).at("same").as_bool());
+}
+
+TEST_P(OtherFormats, AreVerifiedAsFarAsTheFormatGoes) {
+    const Json json = json_of("verify --json " + out_);
+    EXPECT_TRUE(json.at("sound").as_bool());
+    EXPECT_EQ(json.at("checksums").as_bool(), is_dcp());
+    const std::string said = tessera("verify " + out_).output;
+    if (is_dcp()) {
+        EXPECT_THAT(said, HasSubstr("every byte checked"));
+    } else {
+        EXPECT_THAT(said, HasSubstr("has no checksums"));
+    }
+    const std::string file = out_ + (is_dcp() ? "/__0_0.distcp" : "/model.safetensors");
+    std::string text = slurp(file);
+    spill(file, text.substr(0, text.size() - 1));
+    EXPECT_EQ(tessera("verify " + out_).code, 1);
+    EXPECT_EQ(tessera("verify --fast " + out_).code, 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, OtherFormats, ::testing::Values("safetensors", "hf", "torch_dcp"),
+                         [](const auto& one) { return std::string(one.param); });
+
+TEST(OtherFormatsOfTwoModels, AreNotChosenBetween) {
+    const TempDir dir;
+    save_numbers(dir / "root", 1);
+    for (const char* name : {"a", "b"}) {
+        ASSERT_EQ(tessera("convert " + (dir / "root") + " " + (dir / name) + " --to hf").code, 0);
+    }
+    std::filesystem::rename(dir / "b/model.safetensors", dir / "a/other.safetensors");
+    const Result result = tessera("info " + (dir / "a"));
+    EXPECT_EQ(result.code, 2);
+    EXPECT_THAT(result.output, HasSubstr("model.safetensors and in "));
+    EXPECT_EQ(tessera("info " + (dir / "a/other.safetensors")).code, 0);
+}
+
+TEST(OtherFormatsConvert, TheSizeOfFilesIsAnOptionOfSafetensorsAlone) {
+    const TempDir dir;
+    save_numbers(dir / "root", 1);
+    for (const char* to : {"native", "torch_dcp"}) {
+        const Result result =
+            tessera("convert " + (dir / "root") + " " + (dir / "out") + " --max-shard-size 1KB --to " + to);
+        EXPECT_EQ(result.code, 2) << to;
+        EXPECT_FALSE(std::filesystem::exists(dir / "out"));
+    }
+    EXPECT_EQ(tessera("convert " + (dir / "root") + " " + (dir / "out") + " --max-shard-size 200B --to hf").code, 0);
+    EXPECT_TRUE(std::filesystem::exists(dir / "out/model.safetensors.index.json"));
+    EXPECT_THAT(tessera("tree " + (dir / "out")).output, HasSubstr("columns"));
+}
+
+}  // namespace
+}  // namespace tsr::testing
