@@ -50,6 +50,7 @@ SET_BY_THE_BINDING = {
     ("java", "tsr_saver_options", "writer_version"),  # the version of the JVM
     ("rust", "tsr_saver_options", "writer"),
     ("rust", "tsr_saver_options", "writer_version"),
+    ("rust", "tsr_load_options", "progress"),  # an argument of load_with_progress
     # What a callback of C gets; those of the others hold their own.
     *(
         (language, struct, "progress_data")
@@ -57,7 +58,12 @@ SET_BY_THE_BINDING = {
         for struct in ("tsr_saver_options", "tsr_load_options")
     ),
 }
-JAVA_NAMES = {"timeout_ms": "timeout", "beta1": "betas", "beta2": "betas"}
+JAVA_NAMES = {
+    "timeout_ms": "timeout",
+    "beta1": "betas",
+    "beta2": "betas",
+    "write_bytes_per_s": "writeBytesPerSecond",
+}
 PYTHON_NAMES = {"timeout_ms": "timeout", "beta1": "betas", "beta2": "betas"}
 RUST_NAMES = {"timeout_ms": "timeout"}
 

@@ -94,6 +94,7 @@ def test_rust_compiles(tmp_path: Path) -> None:
     )
     # What it depends on is compiled once, not once a test.
     target = {"CARGO_TARGET_DIR": str(ROOT / "build" / "readme-rust"), "RUSTFLAGS": "-D warnings"}
+    target["TESSERA_PREFIX"] = str(PREFIX)
     run("cargo", "check", "--quiet", "--offline", "--locked", cwd=tmp_path, environment=target)
 
 
