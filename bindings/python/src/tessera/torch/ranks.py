@@ -114,7 +114,7 @@ class Ranks:
         return gather(self.comm, content)
 
     def agree(self, error: BaseException | None) -> None:
-        """Raise on every rank if any rank brings an error: its own on its own, the first one's elsewhere. Collective."""
+        """Raise on every rank if any rank brings an error: that itself there, the first one elsewhere. Collective."""
         agree(self.comm, error)
 
 

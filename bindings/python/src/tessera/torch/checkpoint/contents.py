@@ -135,7 +135,7 @@ class Contents:
                 if name in self.values:
                     return _saved(self.values[name])
                 raise Unsupported(
-                    f"{name!r} of {self.path} is a pickle that torch.load(weights_only=True) refuses: {error}\n"
+                    f"{name!r} of {self.path} is a pickle that torch.load(weights_only=True) refuses: {_reason(error)} "
                     "If you trust who wrote it: FileSystemReader(path, weights_only=False), which executes what the "
                     "pickle says"
                 ) from error
@@ -162,6 +162,12 @@ class Contents:
         self._checkpoint.close()
 
 
+def _reason(error: Exception) -> str:
+    """The sentence of torch.load's advice that says what it stumbled over."""
+    text = str(error).split("WeightsUnpickler error:")[-1].strip()
+    return text.split("\n")[0].split(" Please use ")[0].rstrip(".") + "."
+
+
 def _saved(value: object) -> io.BytesIO:
     content = io.BytesIO()
     torch.save(value, content)
@@ -180,7 +186,7 @@ def _place(rounds: list[dict[str, list[Wanted]]], want: Wanted) -> None:
 
 
 def flat_values(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, KeyPath]]:
-    """Values as PyTorch names them: dicts, and lists that hold dicts, are descended. Their names begin as they stand."""
+    """Values as PyTorch names them: dicts, and lists that hold dicts, are descended."""
     flat: dict[str, Any] = {}
     paths: dict[str, KeyPath] = {}
     for name, value in values.items():

@@ -1,4 +1,4 @@
-"""The `.metadata` of a checkpoint in PyTorch's format: read without executing what it says, and written for any PyTorch.
+"""The `.metadata` of a checkpoint in PyTorch's format: read without executing it, and written for any PyTorch.
 
 The core writes a save into a directory of its own below the checkpoint's; the `.metadata` that PyTorch looks for stands
 above it, refers into it, and is replaced in one rename: from then on PyTorch sees the new save.
@@ -119,7 +119,7 @@ def metadata_over(save: Path, entries: list[Entry]) -> Metadata:
 
 
 def _content_of(save: Path, info: _StorageInfo, place: _StorageInfo) -> _StorageInfo:
-    """Where in an archive of one uint8 tensor its bytes lie: a pickle's own archive, as PyTorch would have written it."""
+    """Where in an archive of one uint8 tensor its bytes lie: they are the archive that PyTorch would have written."""
     with (save / info.relative_path).open("rb") as file:
         file.seek(info.offset)
         archive = file.read(info.length)

@@ -1,8 +1,8 @@
 """From the rows of all ranks to the one state that they save.
 
-Ranks whose rows have the same structure compare a hash and exchange nothing more. Otherwise (names that some ranks lack,
-shards on a part of the mesh, strided shards, plans that PyTorch deduplicated) each tells the others its table: names
-and boxes, no data.
+Ranks whose rows have the same structure compare a hash and exchange nothing more. Otherwise (names that some ranks
+lack, shards on a part of the mesh, strided shards, plans that PyTorch deduplicated) each tells the others its table:
+names and boxes, no data.
 """
 
 from __future__ import annotations

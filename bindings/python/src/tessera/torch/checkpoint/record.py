@@ -1,6 +1,6 @@
-"""What PyTorch knows of a state and the native format does not: a value of rank 0's own, which no other language misses.
+"""What PyTorch knows of a state and the native format does not: a value of rank 0's own, which others may ignore.
 
-Names under ``rank/<r>/`` belong to one rank, so that a strict load of the checkpoint elsewhere does not stumble over it.
+Names under ``rank/<r>/`` belong to one rank, so that a strict load elsewhere does not stumble over it.
 """
 
 from __future__ import annotations

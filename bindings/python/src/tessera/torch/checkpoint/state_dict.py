@@ -1,4 +1,4 @@
-"""What turns models and optimizers into states and back: PyTorch's own functions, under the module name that it uses."""
+"""From models and optimizers to states and back: PyTorch's own functions, under the module name that it uses."""
 
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,

@@ -76,6 +76,8 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         BlockingAsyncStager.__init__(
             self, cache_staged_state_dict=cache_staged_state_dict if cached_state_dict is None else cached_state_dict
         )
+        self.cache_staged_state_dict: bool
+        self.state_dict_cache: dict[str, Any] | None
         self.path = local_directory(path)
         self.format = format
         self.step = step
@@ -101,15 +103,15 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         )
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A copy of the state on the CPU, for PyTorch's `async_save`; in the same memory each time if it is to be kept."""
+        """A copy of the state on the CPU, for PyTorch's `async_save`; into memory that is kept, if it is to be."""
         if not self.cache_staged_state_dict or self.state_dict_cache is not None or torch.cuda.is_available():
             return dict(super().stage(state_dict))
         self.cache_staged_state_dict = False  # the first copy becomes the cache; PyTorch would pin it for a GPU
         try:
-            self.state_dict_cache = super().stage(state_dict)
+            cache = self.state_dict_cache = dict(super().stage(state_dict))
         finally:
             self.cache_staged_state_dict = True
-        return dict(self.state_dict_cache)
+        return cache
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Told by PyTorch who coordinates."""

@@ -1,0 +1,35 @@
+"""Runs a script as the ranks of a `torch.distributed` job, one process a rank, under torchrun's environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run_ranks(script: Path, ranks: int, *arguments: object, timeout: float = 280) -> str:
+    """What the ranks printed; fails if one of them did not end with 0."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    common |= {"OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), *map(str, arguments)],
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
+    return "".join(outputs)
