@@ -176,12 +176,10 @@ def save(kind: str, where: str) -> None:
         tcp.save({**state, "step": 6}, checkpoint_id=directory / f"own-{form}", format=form)
         tcp.save(state, checkpoint_id=directory / f"own-{form}", format=form)  # replaces it
         dcp.save(state, storage_writer=tcp.FileSystemWriter(directory / f"plugin-{form}", format=form))
-        writer = tcp.FileSystemWriter("/nowhere", format=form, cached_state_dict=True)
-        for turn in range(3):
-            in_background(app, state, tcp.async_save, storage_writer=writer, checkpoint_id=directory / f"async-{form}")
-            name = directory / f"fresh-{form}"
-            if turn == 0:
-                in_background(app, state, tcp.async_save, checkpoint_id=name, format=form)
+    in_background(app, state, tcp.async_save, checkpoint_id=directory / "async-torch_dcp", format="torch_dcp")
+    writer = tcp.FileSystemWriter("/nowhere", cached_state_dict=True)
+    for _ in range(2):
+        in_background(app, state, tcp.async_save, storage_writer=writer, checkpoint_id=directory / "cached-tessera")
     writer = tcp.FileSystemWriter("/nowhere")
     plain_items = {key: item for key, item in state.items() if key != "size"}  # PyTorch's staging refuses it
     in_background(
@@ -202,19 +200,32 @@ def in_background(app: AppState, state: dict[str, Any], function: Any, **how: An
             parameter.copy_(value)
 
 
+def emptied(app: AppState) -> AppState:
+    """The same model and optimizer with other values."""
+    with torch.no_grad():
+        for tensor in [*app.model.parameters(), *app.model.buffers()]:
+            tensor.fill_(-1)
+        for moments in app.optimizer.state.values():
+            for value in moments.values():
+                value.fill_(-1)
+    for group in app.optimizer.param_groups:
+        group["lr"] = 7.0
+    return app
+
+
 def load(kind: str, *directories: str) -> None:
     found = []
+    app = trained(kind, 2, 1)
     for directory in map(Path, directories):
         want = torch.load(directory / "whole.pt", weights_only=False)
         for checkpoint in sorted(path for path in directory.iterdir() if path.is_dir()):
-            ways = {
-                "own": lambda state, at=checkpoint: tcp.load(state, checkpoint_id=at),
-                "plugin": lambda state, at=checkpoint: dcp.load(state, storage_reader=tcp.FileSystemReader(at)),
-            }
-            if checkpoint.name.endswith("torch_dcp"):
+            ways = {"own": lambda state, at=checkpoint: tcp.load(state, checkpoint_id=at)}
+            if checkpoint.name.startswith("own"):
+                ways["plugin"] = lambda state, at=checkpoint: dcp.load(state, storage_reader=tcp.FileSystemReader(at))
+            if checkpoint.name.endswith("torch_dcp") and not checkpoint.name.startswith("theirs"):
                 ways["theirs"] = lambda state, at=checkpoint: dcp.load(state, checkpoint_id=at)
             for way, function in ways.items():
-                state = state_of(trained(kind, 2, 1), False)
+                state = state_of(emptied(app), False)
                 if "plugin-async" in checkpoint.name:
                     del state["size"]
                 function(state)

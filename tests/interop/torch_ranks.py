@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 
 
-def run_ranks(script: Path, ranks: int, *arguments: object, timeout: float = 280) -> str:
-    """What the ranks printed; fails if one of them did not end with 0."""
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+        return int(probe.getsockname()[1])
+
+
+def run_ranks(script: Path, ranks: int, *arguments: object, timeout: float = 280, cwd: Path | None = None) -> str:
+    """What the ranks printed; fails if one of them did not end with 0."""
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     common |= {"OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
@@ -23,6 +26,7 @@ def run_ranks(script: Path, ranks: int, *arguments: object, timeout: float = 280
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            cwd=cwd,
         )
         for rank in range(ranks)
     ]
