@@ -264,6 +264,21 @@ def test_saves_of_other_programs_are_left_alone(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("step-*"))) == 2
 
 
+def test_a_save_is_no_place_to_save_into(tmp_path: Path) -> None:
+    tcp.save({"x": torch.ones(1)}, checkpoint_id=tmp_path)
+    (save,) = tmp_path.glob("step-*")
+    with pytest.raises(ts.InvalidState, match=f"save into {tmp_path}"):
+        tcp.save({"x": torch.ones(1)}, checkpoint_id=save)
+
+
+def test_a_value_may_have_a_tensors_name_with_a_wrapper(tmp_path: Path) -> None:
+    tcp.save({"a.x": torch.ones(1), "a.module.x": 5}, checkpoint_id=tmp_path)
+    got = {"a.x": torch.zeros(1), "a.module.x": 0}
+    tcp.load(got, checkpoint_id=tmp_path)
+    assert got["a.x"].tolist() == [1]
+    assert got["a.module.x"] == 5
+
+
 def test_overwrite_false_refuses(tmp_path: Path) -> None:
     careful = tcp.FileSystemWriter(tmp_path, overwrite=False)
     tcp.save({"x": torch.ones(1)}, storage_writer=careful)

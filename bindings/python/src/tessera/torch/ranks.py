@@ -59,12 +59,15 @@ class Ranks:
 
     @classmethod
     def meet(cls, meeting: Meeting, rank: int, server: StoreServer | None) -> Ranks:
-        """Join the others at the meeting. Collective."""
-        store = Store(meeting.uri, token=meeting.token, job_id=meeting.job_id, epoch=0)
+        """Join the others at the meeting; rank 0 brings its server, which is closed with the rest. Collective."""
+        store = None
         try:
+            store = Store(meeting.uri, token=meeting.token, job_id=meeting.job_id, epoch=0)
             comm = Comm.create(store, rank, meeting.world_size, name="torch.checkpoint")
         except BaseException:
-            store.close()
+            for one in (store, server):
+                if one is not None:
+                    one.close()
             raise
         return cls(comm, server=server, store=store)
 

@@ -57,7 +57,7 @@ class Contents:
         self._record = Record() if record is None else Record.parse(json.dumps(record))
         self.tensors: dict[str, Saved] = {}
         self.pickles: dict[str, Saved] = {}
-        names = {core_name(name): name for name in self._record.paths}
+        names = {core_name(name): name for name in self._record.paths if name not in values}
         for core, info in self._checkpoint.tensors.items():
             name = names.get(core, core)
             dtype = named_dtype(self._record.dtypes[name]) if name in self._record.dtypes else of_core(info.dtype)

@@ -152,6 +152,10 @@ class Save:
         return entries, state, saver
 
     def _check(self, rows: list[Row]) -> None:
+        if self._ranks.rank == 0 and (self._directory / "manifest.json").exists():
+            raise InvalidState(
+                f"{self._directory} is one save below a checkpoint's directory; save into {self._directory.parent}"
+            )
         if not self._overwrite and self._ranks.rank == 0 and holds_checkpoint(self._directory):
             raise InvalidState(f"{self._directory} holds a checkpoint already, and overwrite is False")
         for row in rows:

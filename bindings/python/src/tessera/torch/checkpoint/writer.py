@@ -129,6 +129,8 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
             return [dataclasses.replace(plans[0], storage_data=None)]
         known = self._ranks.get(self._meeting[1].job_id) if self._meeting is not None else None
         if self._meeting is None or known is None or not known.usable or known.world_size != len(hosts):
+            if self._meeting is not None and known is None:
+                self._meeting[0].close()  # nobody came
             self._meeting = serve(hosts)
         meeting = self._meeting[1]
         return [dataclasses.replace(plan, storage_data=(rank, meeting)) for rank, plan in enumerate(plans)]
