@@ -114,6 +114,15 @@ def test_ranks_may_hold_different_names(tmp_path: Path) -> None:
             assert ours.manifest["world_size"] == 1
 
 
+@pytest.mark.slow
+def test_pytorchs_processes_and_stagers_save_through_us(tmp_path: Path) -> None:
+    run_ranks(JOBS, 2, "elsewhere", tmp_path)
+    got = {"x": torch.zeros(3), "y": torch.zeros(7, 3)}
+    dcp.load(got, checkpoint_id=tmp_path / "process", no_dist=True)
+    assert got["x"].tolist() == [1, 1, 1]
+    assert torch.equal(got["y"], torch.arange(21.0).reshape(7, 3))
+
+
 COMM = """
 import sys
 import tessera as ts

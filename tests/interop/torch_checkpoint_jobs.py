@@ -22,6 +22,7 @@ import torch.distributed.checkpoint as dcp
 from tessera.torch.checkpoint.state_dict import get_state_dict, set_state_dict
 from tessera.torch.checkpoint.stateful import Stateful
 from torch import nn
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -320,7 +321,28 @@ def stages(where: str) -> None:
     tcp.save({"x": torch.full((1,), float(rank))}, checkpoint_id=directory / f"alone{rank}", no_dist=True)
 
 
-JOBS = {"save": save, "load": load, "errors": errors, "stages": stages}
+def elsewhere(where: str) -> None:
+    """PyTorch's ways to save from another process, and to copy by a stager of one's own, with our storage."""
+    directory, rank = Path(where), dist.get_rank()
+    writer = tcp.FileSystemWriter("/nowhere", format="torch_dcp")
+    by_process = tcp.AsyncCheckpointerType.PROCESS
+    for turn in range(2):
+        state = {"x": torch.full((3,), float(turn)), "y": table(True)}
+        tcp.async_save(
+            state, storage_writer=writer, checkpoint_id=directory / "process", async_checkpointer_type=by_process
+        ).result(timeout=120)
+    stager = DefaultStager(StagingOptions(False, False, False, False))
+    saving = tcp.async_save(state, checkpoint_id=directory / "stager", async_stager=stager)
+    getattr(saving, "upload_completion", saving).result(timeout=120)
+    stager.close()
+    for name in ("process", "stager"):
+        got = {"x": torch.zeros(3), "y": table(False)}
+        tcp.load(got, checkpoint_id=directory / name)
+        assert got["x"].tolist() == [1, 1, 1], (rank, name)
+        assert torch.equal(gathered(got["y"]), gathered(table(True))), (rank, name)
+
+
+JOBS = {"elsewhere": elsewhere, "save": save, "load": load, "errors": errors, "stages": stages}
 
 
 def main() -> None:
