@@ -137,8 +137,13 @@ def async_save(
     ranks = ranks_of(process_group, no_dist)
     ranks.wait()
     copies = writer.copies
+    if copies is None:
+        return writer.saving(ranks).later(_rows(state_dict, planner, ranks, process_group))
+    if writer.reads_copies is not None:  # perhaps for other ranks than these
+        writer.reads_copies.exception()
     rows = _rows(state_dict, planner, ranks, process_group, copies)
-    return writer.saving(ranks).later(rows, staged=copies is not None)
+    writer.reads_copies = writer.saving(ranks).later(rows, staged=True)
+    return writer.reads_copies
 
 
 def save_state_dict(

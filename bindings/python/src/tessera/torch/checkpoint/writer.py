@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import weakref
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.checkpoint import Metadata, SavePlan, SavePlanner, Storag
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
+from torch.futures import Future as TorchFuture
 
 from ..._base import Timeout
 from ...errors import InvalidArgument, InvalidState, Unsupported
@@ -84,12 +85,20 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         self.overwrite = overwrite
         self.timeout = timeout
         self.copies = Copies() if self.cache_staged_state_dict else None
+        self.reads_copies: Future[Metadata] | None = None  # the save in flight that uses them
         self._ranks: dict[str, Ranks] = {}  # by the job_id of their meeting; one at most
         self._meeting: tuple[Any, Meeting] | None = None  # of the coordinator: its server, and what it told the ranks
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to this process: an asynchronous save in another one meets anew."""
-        return {**self.__dict__, "_ranks": {}, "_meeting": None, "state_dict_cache": None, "copies": None}
+        return {
+            **self.__dict__,
+            "_ranks": {},
+            "_meeting": None,
+            "state_dict_cache": None,
+            "copies": None,
+            "reads_copies": None,
+        }
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a new save, into `checkpoint_id` if it is given."""
@@ -135,7 +144,7 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         meeting = self._meeting[1]
         return [dataclasses.replace(plan, storage_data=(rank, meeting)) for rank, plan in enumerate(plans)]
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
         """Save: durable and committed on all ranks when it returns."""
         ranks = self._joined(plan.storage_data)
         self.saving(ranks).now(lambda: rows_of(plan, planner, None))
@@ -143,7 +152,7 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
             WriteResult(item.index, 0 if item.tensor_data is None else (item.tensor_storage_size() or 0), None)
             for item in plan.items
         ]
-        done: Future[list[WriteResult]] = Future()
+        done: TorchFuture[list[WriteResult]] = TorchFuture()
         done.set_result(results)
         return done
 
