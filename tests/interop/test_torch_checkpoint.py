@@ -123,6 +123,10 @@ def test_pytorchs_processes_and_stagers_save_through_us(tmp_path: Path) -> None:
     assert torch.equal(got["y"], torch.arange(21.0).reshape(7, 3))
 
 
+def test_ranks_on_several_hosts_meet(tmp_path: Path) -> None:
+    run_ranks(JOBS, 2, "hosts", tmp_path, hosts=2)
+
+
 COMM = """
 import sys
 import tessera as ts

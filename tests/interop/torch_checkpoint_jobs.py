@@ -21,6 +21,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from tessera.torch.checkpoint.state_dict import get_state_dict, set_state_dict
 from tessera.torch.checkpoint.stateful import Stateful
+from tessera.torch.ranks import ranks_of
 from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.device_mesh import init_device_mesh
@@ -342,7 +343,22 @@ def elsewhere(where: str) -> None:
         assert torch.equal(gathered(got["y"]), gathered(table(True))), (rank, name)
 
 
-JOBS = {"elsewhere": elsewhere, "save": save, "load": load, "errors": errors, "stages": stages}
+def hosts(where: str) -> None:
+    """Ranks that share no memory."""
+    comm = ranks_of(None, False).comm
+    assert comm is not None
+    assert comm.transport == "gloo"
+    state = {"x": table(True), "n": 5}
+    tcp.save(state, checkpoint_id=Path(where) / "own")
+    dcp.save(state, storage_writer=tcp.FileSystemWriter(Path(where) / "plugin"))
+    for name in ("own", "plugin"):
+        got = {"x": table(False), "n": 0}
+        tcp.load(got, checkpoint_id=Path(where) / name)
+        assert torch.equal(gathered(got["x"]), gathered(state["x"]))
+        assert got["n"] == 5
+
+
+JOBS = {"elsewhere": elsewhere, "hosts": hosts, "save": save, "load": load, "errors": errors, "stages": stages}
 
 
 def main() -> None:

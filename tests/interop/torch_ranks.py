@@ -15,14 +15,20 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_ranks(script: Path, ranks: int, *arguments: object, timeout: float = 280, cwd: Path | None = None) -> str:
-    """What the ranks printed; fails if one of them did not end with 0."""
+def run_ranks(
+    script: Path, ranks: int, *arguments: object, timeout: float = 280, cwd: Path | None = None, hosts: int = 1
+) -> str:
+    """What the ranks printed; fails if one of them did not end with 0. This machine pretends to be `hosts`."""
+
+    def host_of(rank: int) -> dict[str, str]:
+        return {"TESSERA_HOST_ID": f"host{rank % hosts}"} if hosts > 1 else {}
+
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     common |= {"OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
             [sys.executable, str(script), *map(str, arguments)],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), **host_of(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

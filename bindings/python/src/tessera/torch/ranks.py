@@ -201,14 +201,26 @@ def _of_torch(group: Any) -> Ranks:
 
 def serve(hosts: Sequence[str]) -> tuple[StoreServer, Meeting]:
     """A store for as many ranks as there are names of hosts; the caller is one of them."""
-    address = "127.0.0.1" if len(set(hosts)) == 1 else socket.gethostbyname(socket.gethostname())
+    address = "127.0.0.1" if len(set(hosts)) == 1 else own_address()
     token, job_id = secrets.token_hex(32), f"torch-{uuid.uuid4()}"
     server = StoreServer(address, token=token, job_id=job_id, epoch=0)
     return server, Meeting(server.uri, token, job_id, len(hosts))
 
 
+def own_address() -> str:
+    """The address of this host on the way to the job's master, which other hosts reach too."""
+    master = os.environ.get("MASTER_ADDR")
+    if not master:
+        return socket.gethostbyname(socket.gethostname())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+        route.connect((master, 9))  # sends nothing
+        return str(route.getsockname()[0])
+
+
 def host_name() -> str:
     """What tells this machine from others: its boot, and its name where that cannot be read."""
+    if pretended := os.environ.get("TESSERA_HOST_ID"):
+        return pretended
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
