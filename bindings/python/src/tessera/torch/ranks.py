@@ -82,7 +82,7 @@ class Ranks:
         """Wait for the save in flight; what became of it is its future's to tell."""
         with self._lock:
             running = self._in_flight
-        if running is not None:
+        if running is not None and self.pid == os.getpid():  # a fork has not the thread that would end it
             running.exception()
 
     def runs(self, future: Future[Any]) -> None:

@@ -87,13 +87,13 @@ class Save:
         self._ranks.wait()
         # A communicator of its own for what has to be agreed in the background.
         comm = None if self._ranks.comm is None else self._ranks.comm.split(0, name="torch.checkpoint.async")
-        entries, state, saver = self._begin(self._ranks.comm, rows)
-        work = None
+        saver = work = None
         try:
+            entries, state, saver = self._begin(self._ranks.comm, rows)
             if not staged:
                 work = _core.saver_save_async(saver, self._step, state.handle)
         except BaseException:
-            _core.saver_destroy(saver)
+            self._free(saver, comm)
             raise
         future: Future[Metadata] = Future()
         future.set_running_or_notify_cancel()
@@ -108,9 +108,7 @@ class Save:
                         _core.saver_wait(saver)
                     self._end(comm, entries)
                 finally:
-                    _core.saver_destroy(saver)
-                    if comm is not None:
-                        comm.close()
+                    self._free(saver, comm)
             except BaseException as error:
                 future.set_exception(error)
             else:
@@ -119,6 +117,13 @@ class Save:
         # Not a daemon: a program that ends waits for its last save.
         threading.Thread(target=finish, name="tessera-async-save").start()
         return future
+
+    @staticmethod
+    def _free(saver: Any, comm: Comm | None) -> None:
+        if saver is not None:
+            _core.saver_destroy(saver)
+        if comm is not None:
+            comm.close()
 
     def _begin(self, comm: Comm | None, rows: Callable[[], list[Row]]) -> tuple[list[Entry], State, Any]:
         """The joined state and a saver for it. Whatever fails on one rank fails on all, before a byte is written."""
