@@ -342,6 +342,20 @@ def test_planners_of_ones_own_are_heard(tmp_path: Path, form: str, module: Any) 
     assert got["x"].tolist() == [1.5, 1.5]
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_states_may_stay_nested(tmp_path: Path, form: str) -> None:
+    state = {"config": {"lr": 0.5, "at": [{"step": 1}]}, "list": [{"x": 1}], "x": torch.ones(2)}
+    tcp.save(state, checkpoint_id=tmp_path, format=form, planner=dcp.DefaultSavePlanner(flatten_state_dict=False))
+    readers = [None, tcp.FileSystemReader(tmp_path)]
+    for load, reader in zip((tcp.load, dcp.load), readers, strict=True):
+        got: dict[str, Any] = {"config": None, "list": None, "x": torch.zeros(2)}
+        planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        load(got, checkpoint_id=tmp_path, storage_reader=reader, planner=planner)
+        assert got["config"] == state["config"]
+        assert got["list"] == state["list"]
+        assert got["x"].tolist() == [1, 1]
+
+
 def test_cached_plans_are_taken(tmp_path: Path) -> None:
     dcp.SavePlanner._cached_save_plan.clear()
     writer = tcp.FileSystemWriter(tmp_path)

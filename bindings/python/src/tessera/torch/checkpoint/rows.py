@@ -139,8 +139,13 @@ def _keeps_objects(planner: SavePlanner) -> bool:
     )
 
 
+def _is_split(value: object) -> bool:
+    """Whether the core would save the members of a value apart in PyTorch's format, as PyTorch's planner mostly did."""
+    return isinstance(value, dict) or (isinstance(value, list) and any(_is_split(member) for member in value))
+
+
 def _object_row(name: str, path: Path, item: WriteItem, planner: SavePlanner, value: object) -> Row:
-    text = plain_json(value) if value is not planner else None
+    text = None if value is planner or _is_split(value) else plain_json(value)
     if text is not None:
         return Row(name, "value", path, json=text)
     content = planner.resolve_data(item)
