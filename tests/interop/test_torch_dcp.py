@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -27,34 +26,14 @@ import tessera as ts  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from conftest import TESSERA  # noqa: E402
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
+from torch_ranks import run_ranks  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 JOBS = {"plain": 1, "ddp": 2, "fsdp": 2, "mesh": 4}
 
 
 def run_torch(job: str, ranks: int, directory: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    common |= {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(HERE / "torch_jobs.py"), job, str(directory)]
-    processes = [
-        subprocess.Popen(
-            command,
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=200)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
+    run_ranks(HERE / "torch_jobs.py", ranks, job, directory)
 
 
 @pytest.fixture(scope="module", params=list(JOBS))

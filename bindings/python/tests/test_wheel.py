@@ -60,6 +60,7 @@ def test_the_wheel_holds_library_command_and_types_and_no_sources(wheel: Path):
     names = zipfile.ZipFile(wheel).namelist()
     for wanted in ("tessera/libtessera.so.0.1", "tessera/py.typed", "tessera/_core.pyi", "tessera/_core.abi3.so"):
         assert wanted in names
+    assert "tessera/torch/checkpoint/__init__.py" in names
     assert any(name.endswith(".data/scripts/tessera") for name in names), names
     assert [name for name in names if name.endswith((".pyx", ".pxd", ".pxi", ".h"))] == []
 
@@ -77,6 +78,12 @@ def test_a_job_runs_from_the_environment_alone(environment: Path, tmp_path: Path
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count(f"{environment}/") == 2
     assert result.stdout.count(" 2.0") == 2
+
+
+def test_what_needs_pytorch_says_so_where_there_is_none(environment: Path, tmp_path: Path):
+    result = run(environment / "bin/python", "-c", "import tessera.torch", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "tessera.torch needs PyTorch" in result.stderr
 
 
 def test_the_module_is_the_command(environment: Path, tmp_path: Path):

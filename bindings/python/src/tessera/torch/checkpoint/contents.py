@@ -1,0 +1,203 @@
+"""A checkpoint opened to read as PyTorch knows it: names with their paths, tensors with PyTorch's dtypes, and objects.
+
+Any that the core reads: native ones of any language, PyTorch's directories and files of torch.save.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, StorageMeta
+
+from ... import _core
+from ...checkpoint import Checkpoint
+from ...errors import NotFound, Unsupported
+from ...layout import Box, Layout
+from ...tensor import tensor as core_tensor
+from ...values import decode
+from ..tensors import bits_of, named_dtype, of_core
+from .dcp_metadata import METADATA, read_metadata, whole_tensor
+from .record import RECORD, Record, core_name
+from .rows import Path as KeyPath
+
+__all__ = ["Contents", "Saved", "Wanted"]
+
+
+class Saved(NamedTuple):
+    """A tensor of the checkpoint: the core's name of it, and what PyTorch takes it for."""
+
+    core_name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Wanted(NamedTuple):
+    """A box of a saved tensor, and contiguous CPU memory for it, of the dtype that the tensor travels as."""
+
+    saved: Saved
+    box: Box
+    into: torch.Tensor
+
+
+class Contents:
+    """What a checkpoint holds. `verify` checks the checksum of every block that is read."""
+
+    def __init__(self, path: str | os.PathLike[str], *, verify: bool = True) -> None:
+        self._checkpoint = Checkpoint(path)
+        self._verify = verify
+        manifest = self._checkpoint.manifest
+        values = {name: value for name, value in manifest.get("values", {}).items() if not name.startswith("rank/")}
+        record = manifest.get("values", {}).get(RECORD)
+        self._record = Record() if record is None else Record.parse(json.dumps(record))
+        self.tensors: dict[str, Saved] = {}
+        self.pickles: dict[str, Saved] = {}
+        names = {core_name(name): name for name in self._record.paths if name not in values}
+        for core, info in self._checkpoint.tensors.items():
+            name = names.get(core, core)
+            dtype = named_dtype(self._record.dtypes[name]) if name in self._record.dtypes else of_core(info.dtype)
+            kind = self.pickles if name in self._record.pickles else self.tensors
+            kind[name] = Saved(core, dtype, info.shape)
+        self.values, paths = flat_values({name: decode(json.dumps(value)) for name, value in values.items()})
+        self.paths: dict[str, KeyPath] = {**paths, **self._record.paths}
+        self._places: dict[str, Any] = {}  # of PyTorch's own archives of objects, whose types the core may not keep
+        self._foreign = dict(self._checkpoint.unreadable)
+        if manifest.get("format") == "torch_dcp" and (Path(self._checkpoint.path) / METADATA).exists():
+            self._know(read_metadata(self._checkpoint.path))
+
+    def _know(self, metadata: Metadata) -> None:
+        """What PyTorch's own metadata tells beyond what the core reads of it."""
+        if isinstance(metadata.planner_data, dict):
+            self.paths |= metadata.planner_data
+        for name, kind in metadata.state_dict_metadata.items():
+            if isinstance(kind, BytesStorageMetadata):
+                self._places[name] = metadata.storage_data[MetadataIndex(name)]
+
+    @property
+    def path(self) -> str:
+        """The directory or file that was opened."""
+        return self._checkpoint.path
+
+    def metadata(self) -> Metadata:
+        """The checkpoint as PyTorch's planners take it. Each tensor is one chunk: the core reads any box of it."""
+        known: dict[str, Any] = {name: whole_tensor(saved.shape, saved.dtype) for name, saved in self.tensors.items()}
+        for name in (*self.values, *self.pickles, *self._places):
+            known[name] = BytesStorageMetadata()
+        paths = {name: self.paths.get(name, (name,)) for name in known}
+        return Metadata(known, planner_data=paths, storage_data={}, storage_meta=StorageMeta(), version="1.0.0")
+
+    def why_unreadable(self, name: str) -> str | None:
+        """Why a name of the checkpoint is not among its contents; None if it is, or is no name of it."""
+        return None if name in self._places else self._foreign.get(name)
+
+    def read(self, wanted: list[Wanted]) -> None:
+        """Read boxes, in place."""
+        rounds: list[dict[str, list[Wanted]]] = []
+        for want in wanted:
+            if want.saved.core_name != core_name(want.saved.core_name):
+                self._read_whole(want)
+            elif 0 not in want.box.sizes:
+                _place(rounds, want)
+        for boxes in rounds:
+            state = _core.state_create()
+            for name, parts in boxes.items():
+                layout = Layout.from_boxes(parts[0].saved.shape, [[part.box for part in parts]])
+                pieces = [core_tensor(part.into) for part in parts]
+                _core.state_add_sharded(state, name, layout._handle, pieces[0].dtype, pieces, 0)
+            _core.checkpoint_load(self._checkpoint._handle, state, verify=self._verify, allow_unexpected=True)
+
+    def _read_whole(self, want: Wanted) -> None:
+        """A name that a state of the core cannot have, since it takes the wrappers' parts away."""
+        whole = torch.empty(want.saved.shape, dtype=bits_of(want.saved.dtype))
+        _core.checkpoint_read(self._checkpoint._handle, want.saved.core_name, core_tensor(whole))
+        want.into.copy_(whole[want.box.slices])
+
+    def object(self, name: str, *, weights_only: bool) -> io.BytesIO:
+        """A value or pickle as torch.save writes it.
+
+        Raises
+        ------
+        Unsupported
+            A pickle that holds more than data, and `weights_only` is set: nothing was executed.
+        """
+        if name in self.values and name not in self._places:
+            return _saved(self.values[name])
+        content = io.BytesIO(self._pickle(name))
+        if weights_only:
+            try:
+                torch.load(content, map_location="cpu", weights_only=True)
+            except Exception as error:
+                if name in self.values:
+                    return _saved(self.values[name])
+                raise Unsupported(
+                    f"{name!r} of {self.path} is a pickle that torch.load(weights_only=True) refuses: {_reason(error)} "
+                    "If you trust who wrote it: FileSystemReader(path, weights_only=False), which executes what the "
+                    "pickle says"
+                ) from error
+            content.seek(0)
+        return content
+
+    def _pickle(self, name: str) -> bytes:
+        if name in self.pickles:
+            saved = self.pickles[name]
+            data = torch.empty(saved.shape, dtype=torch.uint8)
+            self.read([Wanted(saved, Box((0,), saved.shape), data)])
+            return data.numpy().tobytes()
+        if name not in self._places:
+            raise NotFound(f"{self.path} has no object {name!r}")
+        place = self._places[name]
+        if getattr(place, "transform_descriptors", None):
+            raise Unsupported(f"{name!r} of {self.path} was written through {place.transform_descriptors}")
+        with (Path(self.path) / place.relative_path).open("rb") as file:
+            file.seek(place.offset)
+            return file.read(place.length)
+
+    def close(self) -> None:
+        """Close the checkpoint."""
+        self._checkpoint.close()
+
+
+def _reason(error: Exception) -> str:
+    """The sentence of torch.load's advice that says what it stumbled over."""
+    text = str(error).split("WeightsUnpickler error:")[-1].strip()
+    return text.split("\n")[0].split(" Please use ")[0].rstrip(".") + "."
+
+
+def _saved(value: object) -> io.BytesIO:
+    content = io.BytesIO()
+    torch.save(value, content)
+    content.seek(0)
+    return content
+
+
+def _place(rounds: list[dict[str, list[Wanted]]], want: Wanted) -> None:
+    """One load of the core takes each box of a tensor once; the same box again goes into a further load."""
+    for boxes in rounds:
+        parts = boxes.setdefault(want.saved.core_name, [])
+        if all(part.box != want.box for part in parts):
+            parts.append(want)
+            return
+    rounds.append({want.saved.core_name: [want]})
+
+
+def flat_values(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, KeyPath]]:
+    """Values as PyTorch names them: dicts, and lists that hold dicts, are descended."""
+    flat: dict[str, Any] = {}
+    paths: dict[str, KeyPath] = {}
+    for name, value in values.items():
+        if not isinstance(value, (dict, list)):
+            flat[name] = value
+            continue
+        planner = DefaultSavePlanner()
+        planner.set_up_planner({name: value})
+        for inner, member in planner.state_dict.items():
+            if inner in values and inner != name:
+                continue  # that name is taken
+            flat[inner] = member
+            paths[inner] = planner.mappings[inner]
+    return flat, paths

@@ -1,0 +1,167 @@
+"""`load` and the older `load_state_dict`, as PyTorch has them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultLoadPlanner, LoadPlanner, Metadata, StorageReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.stateful import Stateful
+
+from ...comm import Comm
+from ...errors import InvalidArgument, Mismatch, TesseraError
+from ..ranks import ranks_of
+from .reader import FileSystemReader
+from .record import core_name
+from .saving import CheckpointId, StateDict, unwrapped
+
+__all__ = ["load", "load_state_dict"]
+
+
+def load(
+    state_dict: StateDict,
+    *,
+    checkpoint_id: CheckpointId = None,
+    storage_reader: StorageReader | None = None,
+    planner: LoadPlanner | None = None,
+    process_group: Any = None,
+    no_dist: bool = False,
+) -> None:
+    """Load a checkpoint into a state: tensors in place, objects into their dicts. Collective.
+
+    Whatever world size, layout and language saved it: each rank reads the boxes that its state wants.
+
+    Parameters
+    ----------
+    state_dict : dict
+        What to load, allocated. ``state_dict()`` of `Stateful` members is called before, ``load_state_dict()`` after.
+    checkpoint_id : path
+        A checkpoint of Tessera or of PyTorch's `dcp`, or a file of `torch.save`.
+    storage_reader : StorageReader, optional
+        A `FileSystemReader`. Any other of PyTorch's is handed to PyTorch.
+    planner : LoadPlanner, optional
+        ``DefaultLoadPlanner(allow_partial_load=True)`` leaves alone what the checkpoint lacks. One of one's own lets
+        PyTorch plan.
+    process_group : ProcessGroup or tessera.Comm, optional
+        The ranks that load.
+    no_dist : bool
+        Load into this process alone.
+
+    Raises
+    ------
+    Mismatch
+        Names that the checkpoint lacks, and sizes that differ; all are listed, and nothing was loaded.
+    NotFound, Corrupt, VersionMismatch, TesseraIOError
+        The checkpoint cannot be read; on all ranks, if one fails.
+    Unsupported
+        An object is a pickle that only ``FileSystemReader(path, weights_only=False)`` takes.
+    """
+    reader = _reader(storage_reader, checkpoint_id)
+    if not isinstance(reader, FileSystemReader) or not (planner is None or type(planner) is DefaultLoadPlanner):
+        _pytorch(state_dict, reader, planner, process_group, no_dist)
+        return
+    ranks = ranks_of(process_group, no_dist)
+    keys = sorted(state_dict)
+    parts: StateDict = {}
+    error: BaseException | None = None
+    try:
+        # state_dict() of a model may be a collective, so every rank calls all of them before it looks at the files.
+        parts = {key: _state_of(state_dict[key]) for key in keys}
+        _read(parts, reader, planner or DefaultLoadPlanner(), ranks.rank == 0)
+    except Exception as failure:
+        error = failure
+    finally:
+        reader.close()
+    ranks.agree(error)
+    for key in keys:
+        if isinstance(state_dict[key], Stateful):
+            state_dict[key].load_state_dict(parts[key])
+        else:
+            state_dict[key] = parts[key]
+
+
+def load_state_dict(
+    state_dict: StateDict,
+    storage_reader: StorageReader,
+    process_group: Any = None,
+    coordinator_rank: int = 0,
+    no_dist: bool = False,
+    planner: LoadPlanner | None = None,
+) -> None:
+    """`load`, as PyTorch named it before 2.2."""
+    storage_reader.reset()
+    load(state_dict, storage_reader=storage_reader, process_group=process_group, no_dist=no_dist, planner=planner)
+
+
+def _read(parts: StateDict, reader: FileSystemReader, planner: DefaultLoadPlanner, is_coordinator: bool) -> None:
+    metadata = reader.read_metadata()
+    planner.set_up_planner(parts, metadata, is_coordinator)
+    _know_wrapped_names(planner, metadata, reader)
+    try:
+        plan = planner.create_local_plan()
+    except (RuntimeError, ValueError) as error:
+        raise _differences(planner, metadata, reader, error) from error
+    reader.read_data(plan, planner)
+
+
+def _know_wrapped_names(planner: DefaultLoadPlanner, metadata: Metadata, reader: FileSystemReader) -> None:
+    """A model in a wrapper finds what was saved without it, and the other way round."""
+    tensors = reader.contents.tensors
+    bare = {core_name(name): saved for name, saved in tensors.items()}
+    for name, value in planner.state_dict.items():
+        if name not in tensors and isinstance(value, torch.Tensor) and core_name(name) in bare:
+            saved = tensors[name] = bare[core_name(name)]
+            same = next(known for known, other in tensors.items() if other is saved)
+            metadata.state_dict_metadata[name] = metadata.state_dict_metadata[same]
+
+
+def _differences(
+    planner: DefaultLoadPlanner, metadata: Metadata, reader: FileSystemReader, error: Exception
+) -> TesseraError:
+    """All that PyTorch's planner would find one after the other."""
+    found = []
+    for name, value in planner.state_dict.items():
+        saved = metadata.state_dict_metadata.get(name)
+        if saved is None:
+            why = reader.contents.why_unreadable(name)
+            if why is not None or not planner.allow_partial_load:
+                missing = f"{name!r} is missing: the state has it, the checkpoint does not"
+                found.append(missing if why is None else f"{name!r} cannot be read: {why}")
+        elif isinstance(saved, TensorStorageMetadata) and isinstance(value, torch.Tensor):
+            size = tuple(getattr(value, "global_shape", None) or value.size())
+            if tuple(saved.size) != size:
+                found.append(f"{name!r}: saved with shape {tuple(saved.size)}, the state has {size}")
+    if not found:
+        return InvalidArgument(f"{reader.path} cannot be loaded into the state: {error}")
+    shown = found[:50] + ([f"and {len(found) - 50} more"] if len(found) > 50 else [])
+    listed = "".join(f"\n  {line}" for line in shown)
+    return Mismatch(f"{reader.path} does not fit the state; {len(found)} differences:{listed}")
+
+
+def _state_of(part: Any) -> Any:
+    return part.state_dict() if isinstance(part, Stateful) else part
+
+
+def _reader(reader: StorageReader | None, checkpoint_id: str | os.PathLike[str] | None) -> StorageReader:
+    if reader is None:
+        if checkpoint_id is None:
+            raise InvalidArgument("either checkpoint_id or storage_reader has to say what to load")
+        return FileSystemReader(checkpoint_id)
+    if checkpoint_id is not None:
+        reader.reset(checkpoint_id)
+    return reader
+
+
+def _pytorch(state_dict: StateDict, reader: StorageReader, planner: Any, group: Any, no_dist: bool) -> None:
+    if isinstance(group, Comm):
+        raise InvalidArgument("PyTorch plans this load: its process_group is wanted, not a tessera.Comm")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            dcp.load(state_dict, storage_reader=reader, planner=planner, process_group=group, no_dist=no_dist)
+    except dcp.CheckpointException as failed:
+        raise unwrapped(failed) from failed

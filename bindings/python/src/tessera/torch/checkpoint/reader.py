@@ -1,0 +1,139 @@
+"""A StorageReader that gives PyTorch's own `dcp.load` whatever Tessera's engine reads."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import LoadPlan, LoadPlanner, Metadata, ReadItem, StorageReader
+from torch.distributed.checkpoint.planner import LoadItemType
+from torch.futures import Future
+
+from ...errors import InvalidArgument
+from ...layout import Box
+from ..tensors import bits_of
+from .contents import Contents, Saved, Wanted
+from .saves import local_directory
+
+__all__ = ["FileSystemReader"]
+
+
+class FileSystemReader(StorageReader):
+    """Reads checkpoints of Tessera (from any language), of PyTorch's `dcp`, and files of `torch.save`.
+
+    Parameters
+    ----------
+    path : path
+        The checkpoint; `checkpoint_id` of a load replaces it.
+    verify : bool
+        Check the checksum of every block that is read.
+    weights_only : bool
+        Of pickled objects take only what ``torch.load(weights_only=True)`` does. False executes what they say.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, verify: bool = True, weights_only: bool = True) -> None:
+        super().__init__()
+        self.path = local_directory(path)
+        self.verify = verify
+        self.weights_only = weights_only
+        self._contents: Contents | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the opened checkpoint."""
+        return {**self.__dict__, "_contents": None}
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a new load, of `checkpoint_id` if it is given."""
+        self.close()
+        if checkpoint_id:
+            self.path = local_directory(checkpoint_id)
+
+    def close(self) -> None:
+        """Forget the opened checkpoint; the next load opens it anew."""
+        if self._contents is not None:
+            self._contents.close()
+            self._contents = None
+
+    @property
+    def contents(self) -> Contents:
+        """The opened checkpoint."""
+        if self._contents is None:
+            self._contents = Contents(self.path, verify=self.verify)
+        return self._contents
+
+    def read_metadata(self) -> Metadata:
+        """Names, sizes and dtypes, as PyTorch's planners take them. The checkpoint is opened anew."""
+        self.close()
+        return self.contents.metadata()
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Told by PyTorch who coordinates."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The plan as it is: the core reads any box."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """The plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read all items of a plan, in place, and check what was read."""
+        contents = self.contents
+        tensors: list[tuple[ReadItem, torch.Tensor, torch.Tensor, Wanted]] = []
+        casts: list[str] = []
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                value = contents.object(item.storage_index.fqn, weights_only=self.weights_only)
+                planner.load_bytes(item, value)
+                continue
+            saved = contents.tensors[item.storage_index.fqn]
+            target = planner.resolve_tensor(item)
+            box = _box(item)
+            if tuple(target.shape) != box.sizes:
+                raise InvalidArgument(
+                    f"{item.dest_index.fqn!r}: the planner gave memory of {tuple(target.shape)} for {box.sizes}"
+                )
+            if target.dtype != saved.dtype:
+                casts.append(f"{item.dest_index.fqn!r} from {saved.dtype} to {target.dtype}")
+            into = _memory(target.detach(), saved)
+            tensors.append((item, target, into, Wanted(saved, box, _as_bits(into))))
+        contents.read([want for *_, want in tensors])
+        for item, target, into, _ in tensors:
+            with torch.no_grad():
+                if into.data_ptr() != target.data_ptr() or into.dtype != target.dtype:
+                    target.detach().copy_(into)
+            planner.commit_tensor(item, target)
+        if casts:
+            warnings.warn(f"{contents.path}: cast while loading: {', '.join(casts)}", stacklevel=2)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str]:
+        """The checkpoint that is read."""
+        return self.path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether `checkpoint_id` is a path, and no URL."""
+        return "://" not in os.fsdecode(checkpoint_id)
+
+
+def _box(item: ReadItem) -> Box:
+    """Of the whole tensor: the metadata's one chunk begins at its beginning."""
+    return Box(tuple(item.storage_offsets), tuple(item.lengths))
+
+
+def _memory(target: torch.Tensor, saved: Saved) -> torch.Tensor:
+    """The target itself if the core can read into it; else memory beside it."""
+    fits = target.dtype == saved.dtype and target.device.type == "cpu" and target.is_contiguous()
+    return target if fits and not target.is_conj() else torch.empty(target.shape, dtype=saved.dtype)
+
+
+def _as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    travels = bits_of(tensor.dtype)
+    return tensor if travels is tensor.dtype else tensor.view(travels)

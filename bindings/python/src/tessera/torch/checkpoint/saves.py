@@ -1,0 +1,234 @@
+"""One save of joined rows into a checkpoint's directory, by the core's saver.
+
+A checkpoint_id is a root of the core's saver that holds one save at a time: a new save is written beside the former one
+and replaces it when it is committed, so that whatever dies before leaves the former one as it was. In PyTorch's format
+rank 0 then replaces the directory's `.metadata`, and PyTorch sees the new save from there on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+
+from ... import _core
+from ..._base import Timeout, milliseconds
+from ...comm import Comm
+from ...errors import InvalidArgument, InvalidState, TesseraError, TesseraIOError, Unsupported
+from ..ranks import Ranks, agree
+from ..tensors import bits_of, named_dtype
+from .dcp_metadata import METADATA, metadata_over, sync_directory, whole_tensor, write_metadata
+from .joined import Entry, State, join
+from .record import RECORD, Record
+from .rows import Row
+
+__all__ = ["FORMATS", "Save", "local_directory"]
+
+FORMATS = ("tessera", "torch_dcp")
+_WRITER = "pytorch"
+_HEAD = re.compile(rb'^\{"format":"[^"]*","version":\d+,"sequence":(\d+),')
+
+
+def local_directory(checkpoint_id: str | os.PathLike[str]) -> Path:
+    """The directory that a checkpoint_id means; InvalidArgument for URLs."""
+    text = os.fsdecode(checkpoint_id)
+    if "://" in text:
+        raise InvalidArgument(f"{text} is a URL; Tessera's FileSystemWriter and FileSystemReader take paths")
+    return Path(text)
+
+
+class Save:
+    """Into one directory, in one format. Used once."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        directory: Path,
+        *,
+        format: str = "tessera",
+        step: int = 0,
+        overwrite: bool = True,
+        timeout: Timeout = None,
+    ) -> None:
+        if format not in FORMATS:
+            raise InvalidArgument(f"the format {format!r} is none of {', '.join(FORMATS)}")
+        self._ranks = ranks
+        self._directory = directory
+        self._format = format
+        self._step = step
+        self._overwrite = overwrite
+        self._timeout = milliseconds(timeout)
+
+    def now(self, rows: Callable[[], list[Row]]) -> Metadata:
+        """Save and return when the checkpoint is committed. Collective; all ranks raise if one fails."""
+        self._ranks.wait()
+        entries, state, saver = self._begin(self._ranks.comm, rows)
+        try:
+            _core.saver_save(saver, self._step, state.handle)
+            self._end(self._ranks.comm, entries)
+        finally:
+            _core.saver_destroy(saver)
+        return described(entries)
+
+    def later(self, rows: Callable[[], list[Row]], *, staged: bool = False) -> Future[Metadata]:
+        """Return once training may go on; the future is done when the checkpoint is committed. Collective.
+
+        `staged` says that nobody changes the rows' memory before the future is done, so that nothing is copied.
+        """
+        self._ranks.wait()
+        # A communicator of its own for what has to be agreed in the background.
+        comm = None if self._ranks.comm is None else self._ranks.comm.split(0, name="torch.checkpoint.async")
+        saver = work = None
+        try:
+            entries, state, saver = self._begin(self._ranks.comm, rows)
+            if not staged:
+                work = _core.saver_save_async(saver, self._step, state.handle)
+        except BaseException:
+            self._free(saver, comm)
+            raise
+        future: Future[Metadata] = Future()
+        future.set_running_or_notify_cancel()
+        self._ranks.runs(future)
+
+        def finish() -> None:
+            try:
+                try:
+                    if work is None:
+                        _core.saver_save(saver, self._step, state.handle)
+                    else:
+                        _core.saver_wait(saver)
+                    self._end(comm, entries)
+                finally:
+                    self._free(saver, comm)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(described(entries))
+
+        # Not a daemon: a program that ends waits for its last save.
+        threading.Thread(target=finish, name="tessera-async-save").start()
+        return future
+
+    @staticmethod
+    def _free(saver: Any, comm: Comm | None) -> None:
+        if saver is not None:
+            _core.saver_destroy(saver)
+        if comm is not None:
+            comm.close()
+
+    def _begin(self, comm: Comm | None, rows: Callable[[], list[Row]]) -> tuple[list[Entry], State, Any]:
+        """The joined state and a saver for it. Whatever fails on one rank fails on all, before a byte is written."""
+        error: BaseException | None = None
+        own: list[Row] = []
+        try:
+            own = rows()
+            self._check(own)
+        except Exception as failure:
+            error = failure
+        agree(comm, error)
+        entries = join(comm, own)
+        state = None
+        try:
+            state = State(entries, self._ranks.rank)
+            if self._format == "tessera" and self._ranks.rank == 0:
+                _core.state_set_value(state.handle, RECORD, Record.of(entries).json())
+        except Exception as failure:
+            error = failure
+        agree(comm, error)
+        assert state is not None
+        saver = _core.saver_create(
+            None if comm is None else comm._handle,
+            str(self._directory),
+            keep_latest=0,
+            format=self._format,
+            timeout_ms=self._timeout,
+            writer=_WRITER,
+            writer_version=torch.__version__,
+        )
+        return entries, state, saver
+
+    def _check(self, rows: list[Row]) -> None:
+        if self._ranks.rank == 0 and (self._directory / "manifest.json").exists():
+            raise InvalidState(
+                f"{self._directory} is one save below a checkpoint's directory; save into {self._directory.parent}"
+            )
+        if not self._overwrite and self._ranks.rank == 0 and holds_checkpoint(self._directory):
+            raise InvalidState(f"{self._directory} holds a checkpoint already, and overwrite is False")
+        for row in rows:
+            if row.kind != "tensor" or self._format != "torch_dcp" or not row.dtype:
+                continue
+            if bits_of(named_dtype(row.dtype)) != named_dtype(row.dtype):
+                raise Unsupported(f"{row.name!r} is {row.dtype}, which is saved in the format 'tessera' alone")
+
+    def _end(self, comm: Comm | None, entries: list[Entry]) -> None:
+        """After the commit: what PyTorch looks for, and no former save."""
+        error: BaseException | None = None
+        if self._ranks.rank == 0:
+            try:
+                settle(self._directory, entries if self._format == "torch_dcp" else None)
+            except OSError as failure:
+                error = TesseraIOError(f"{self._directory}: the save is committed, tidying up failed: {failure}")
+            except Exception as failure:
+                error = failure if isinstance(failure, TesseraError) else TesseraError(str(failure))
+        agree(comm, error)
+
+
+def holds_checkpoint(directory: Path) -> bool:
+    """Whether a save into the directory would replace one."""
+    return any((directory / name).exists() for name in (METADATA, "manifest.json")) or bool(saves_in(directory))
+
+
+def saves_in(directory: Path) -> list[tuple[int, Path]]:
+    """The committed saves below a directory, by their order of commits, oldest first."""
+    found = []
+    for save in directory.glob("step-*"):
+        try:
+            with (save / "manifest.json").open("rb") as file:
+                head = _HEAD.match(file.read(200))
+        except OSError:
+            continue
+        if head is not None:
+            found.append((int(head[1]), save))
+    return sorted(found)
+
+
+def settle(directory: Path, entries: list[Entry] | None) -> None:
+    """Make the newest save the only one of ours; in PyTorch's format `entries` go into the directory's `.metadata`."""
+    saves = saves_in(directory)
+    newest = saves[-1][1]
+    if entries is not None:
+        write_metadata(directory, metadata_over(newest, entries))
+    elif (directory / METADATA).exists():
+        (directory / METADATA).unlink()
+        sync_directory(directory)
+    for _, former in saves[:-1]:
+        if writer_of(former) == _WRITER:
+            (former / "manifest.json").unlink()  # first: what has no manifest is no checkpoint
+            sync_directory(former)
+            shutil.rmtree(former)
+
+
+def writer_of(save: Path) -> str:
+    """The language that a save's manifest names."""
+    with (save / "manifest.json").open(encoding="utf-8") as file:
+        return str(json.load(file).get("writer", {}).get("language", ""))
+
+
+def described(entries: list[Entry]) -> Metadata:
+    """What PyTorch's `save` returns: names, sizes and dtypes; where the data lies is the core's to know."""
+    known = {
+        entry.name: whole_tensor(entry.shape, named_dtype(entry.dtype))
+        if entry.kind == "tensor"
+        else BytesStorageMetadata()
+        for entry in entries
+    }
+    return Metadata(known, planner_data={entry.name: entry.path for entry in entries}, version="1.0.0")

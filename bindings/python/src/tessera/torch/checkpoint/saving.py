@@ -1,0 +1,225 @@
+"""`save`, `async_save` and the older `save_state_dict`, as PyTorch has them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultSavePlanner, Metadata, SavePlanner, StorageWriter
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
+from torch.distributed.checkpoint.stateful import Stateful
+
+from ...comm import Comm
+from ...errors import InvalidArgument, TesseraError, Unsupported
+from ..ranks import Ranks, ranks_of
+from ..tensors import Copies
+from .rows import Row, rows_of
+from .writer import FileSystemWriter
+
+__all__ = ["async_save", "save", "save_state_dict"]
+
+StateDict = dict[str, Any]
+CheckpointId = str | os.PathLike[str] | None
+
+
+def save(
+    state_dict: StateDict,
+    *,
+    checkpoint_id: CheckpointId = None,
+    storage_writer: StorageWriter | None = None,
+    planner: SavePlanner | None = None,
+    process_group: Any = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+    format: str | None = None,
+) -> Metadata:
+    """Save a state of tensors, DTensors, ShardedTensors and objects, each rank its part. Collective.
+
+    Parameters
+    ----------
+    state_dict : dict
+        Nested as PyTorch takes it; ``state_dict()`` of `Stateful` members is called.
+    checkpoint_id : path
+        The checkpoint's directory. A checkpoint that it holds is replaced when the new one is committed.
+    storage_writer : StorageWriter, optional
+        A `FileSystemWriter`. Any other of PyTorch's is handed to PyTorch.
+    planner : SavePlanner, optional
+        A planner of one's own lets PyTorch plan, which gathers all plans on one rank; by default no plan travels.
+    process_group : ProcessGroup or tessera.Comm, optional
+        The ranks that save; by default all of `torch.distributed`, or this process alone where that is not initialised.
+    no_dist : bool
+        Save this process's state alone.
+    use_collectives : bool
+        Only True.
+    format : {"tessera", "torch_dcp"}, optional
+        What is written: Tessera's own format (the default), or PyTorch's, which an unmodified PyTorch loads.
+
+    Returns
+    -------
+    Metadata
+        Names, sizes and dtypes of what was saved.
+
+    Raises
+    ------
+    Mismatch
+        Ranks bring tensors of one name that differ in dtype or shape.
+    TesseraIOError, TesseraTimeout, PeerLost, CommitUnknown
+        The save failed; all ranks raise, and the former checkpoint is untouched.
+    """
+    writer = _writer(storage_writer, checkpoint_id, format)
+    if not isinstance(writer, FileSystemWriter) or not _ours(planner) or not use_collectives:
+        return _pytorch(
+            dcp.save,
+            state_dict,
+            writer,
+            planner=planner,
+            process_group=_torch_group(process_group),
+            no_dist=no_dist,
+            use_collectives=use_collectives,
+        )
+    ranks = ranks_of(process_group, no_dist)
+    return writer.saving(ranks).now(_rows(state_dict, planner, ranks, process_group))
+
+
+def async_save(
+    state_dict: StateDict,
+    *,
+    checkpoint_id: CheckpointId = None,
+    storage_writer: StorageWriter | None = None,
+    planner: SavePlanner | None = None,
+    process_group: Any = None,
+    async_checkpointer_type: AsyncCheckpointerType = AsyncCheckpointerType.THREAD,
+    async_stager: AsyncStager | None = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+    format: str | None = None,
+) -> Future[Metadata] | AsyncSaveResponse:
+    """Copy a state, return, and save the copy in the background. Collective.
+
+    One save is in flight at a time: the next one waits for it. A program that ends waits for its last save. The ranks
+    need no CPU backend for it, as PyTorch's does.
+
+    Parameters
+    ----------
+    state_dict, checkpoint_id, storage_writer, planner, process_group, no_dist, use_collectives, format
+        As `save` takes them. A `FileSystemWriter` with ``cache_staged_state_dict`` keeps the memory of the copy.
+    async_checkpointer_type : AsyncCheckpointerType
+        PROCESS lets PyTorch save from a process of its own.
+    async_stager : AsyncStager, optional
+        Makes the copy, as PyTorch has it.
+
+    Returns
+    -------
+    Future
+        ``result()`` is the metadata that `save` returns, or raises what it would raise. A stager that itself works in
+        the background makes this an `AsyncSaveResponse`, as it does with PyTorch.
+    """
+    writer = _writer(storage_writer, checkpoint_id, format)
+    theirs = async_stager is not None or async_checkpointer_type != AsyncCheckpointerType.THREAD
+    if theirs or not isinstance(writer, FileSystemWriter) or not _ours(planner) or not use_collectives:
+        return _pytorch(
+            dcp.async_save,
+            state_dict,
+            writer,
+            planner=planner,
+            process_group=_torch_group(process_group),
+            async_checkpointer_type=async_checkpointer_type,
+            async_stager=async_stager,
+            no_dist=no_dist,
+            use_collectives=use_collectives,
+        )
+    ranks = ranks_of(process_group, no_dist)
+    ranks.wait()
+    copies = writer.copies
+    if copies is None:
+        return writer.saving(ranks).later(_rows(state_dict, planner, ranks, process_group))
+    if writer.reads_copies is not None:  # perhaps for other ranks than these
+        writer.reads_copies.exception()
+    rows = _rows(state_dict, planner, ranks, process_group, copies)
+    writer.reads_copies = writer.saving(ranks).later(rows, staged=True)
+    return writer.reads_copies
+
+
+def save_state_dict(
+    state_dict: StateDict,
+    storage_writer: StorageWriter,
+    process_group: Any = None,
+    coordinator_rank: int = 0,
+    no_dist: bool = False,
+    planner: SavePlanner | None = None,
+) -> Metadata:
+    """`save`, as PyTorch named it before 2.2. Rank 0 coordinates."""
+    if coordinator_rank != 0:
+        raise Unsupported(f"coordinator_rank={coordinator_rank}: rank 0 commits a checkpoint of Tessera")
+    storage_writer.reset()
+    return save(
+        state_dict, storage_writer=storage_writer, process_group=process_group, no_dist=no_dist, planner=planner
+    )
+
+
+def plain_state(state_dict: StateDict) -> StateDict:
+    """The state with those of its `Stateful` members in their place."""
+    return {key: part.state_dict() if isinstance(part, Stateful) else part for key, part in state_dict.items()}
+
+
+def _rows(
+    state_dict: StateDict, planner: Any, ranks: Ranks, group: Any, copies: Copies | None = None
+) -> Callable[[], list[Row]]:
+    def rows() -> list[Row]:
+        chosen = DefaultSavePlanner() if planner is None else planner
+        chosen.set_up_planner(plain_state(state_dict), is_coordinator=ranks.rank == 0)
+        return rows_of(chosen.create_local_plan(), chosen, _world(ranks, group), copies)
+
+    return rows
+
+
+def _world(ranks: Ranks, group: Any) -> list[int]:
+    """The ranks as `torch.distributed` counts them."""
+    if ranks.world_size == 1 or isinstance(group, Comm) or not dist.is_initialized():
+        return list(range(ranks.world_size))
+    return list(dist.get_process_group_ranks(group))
+
+
+def _ours(planner: SavePlanner | None) -> bool:
+    """Whether the planner decides nothing that only PyTorch's own way of planning would bring about."""
+    return planner is None or (type(planner) is DefaultSavePlanner and not planner._enable_plan_caching)
+
+
+def _writer(writer: StorageWriter | None, checkpoint_id: CheckpointId, format: str | None) -> StorageWriter:
+    if writer is None:
+        if checkpoint_id is None:
+            raise InvalidArgument("either checkpoint_id or storage_writer has to say where to save")
+        return FileSystemWriter(checkpoint_id, format=format or "tessera")
+    if format is not None:
+        raise InvalidArgument("the format is the storage_writer's: FileSystemWriter(path, format=...)")
+    if checkpoint_id is not None:
+        writer.reset(checkpoint_id)
+    return writer
+
+
+def _torch_group(group: Any) -> Any:
+    if isinstance(group, Comm):
+        raise InvalidArgument("PyTorch plans this save: its process_group is wanted, not a tessera.Comm")
+    return group
+
+
+def _pytorch(function: Any, state_dict: StateDict, writer: StorageWriter, **how: Any) -> Any:
+    """PyTorch's own function. An error of Tessera that all ranks share is raised as itself."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            return function(state_dict, storage_writer=writer, **how)
+    except dcp.CheckpointException as failed:
+        raise unwrapped(failed) from failed
+
+
+def unwrapped(failed: Any) -> BaseException:
+    """The first rank's own error, if it is one of Tessera; else PyTorch's, of all ranks."""
+    errors = [failure[0] for _, failure in sorted(failed.failures.items())]
+    return next((error for error in errors if isinstance(error, TesseraError)), failed)

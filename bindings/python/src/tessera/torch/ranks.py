@@ -1,0 +1,227 @@
+"""A Tessera communicator out of the ranks of a `torch.distributed` group.
+
+The group carries a few objects once (where rank 0's store listens, and its token); from then on the communicator is
+Tessera's own, so a save in the background shares nothing with the trainer's collectives. One is kept for each group and
+closed with it; saves in flight keep it open.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import uuid
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from ..comm import Comm
+from ..errors import TesseraError
+from ..store import Store, StoreServer
+
+__all__ = ["Meeting", "Ranks", "host_name", "ranks_of"]
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where ranks find each other; small, and made to be pickled."""
+
+    uri: str
+    token: str
+    job_id: str
+    world_size: int
+
+
+class Ranks:
+    """The ranks that save or load together: a communicator, or one rank alone; and what they have in flight."""
+
+    def __init__(self, comm: Comm | None, *, server: StoreServer | None = None, store: Store | None = None) -> None:
+        self.comm = comm
+        self.rank = 0 if comm is None else comm.rank
+        self.world_size = 1 if comm is None else comm.world_size
+        self.pid = os.getpid()
+        self._owned = [one for one in (comm, store, server) if one is not None] if store is not None else []
+        self._lock = threading.Lock()  # guards the two below
+        self._in_flight: Future[Any] | None = None
+        self._closing = False
+
+    @classmethod
+    def alone(cls) -> Ranks:
+        """This process, without any other."""
+        return cls(None)
+
+    @classmethod
+    def meet(cls, meeting: Meeting, rank: int, server: StoreServer | None) -> Ranks:
+        """Join the others at the meeting; rank 0 brings its server, which is closed with the rest. Collective."""
+        store = None
+        try:
+            store = Store(meeting.uri, token=meeting.token, job_id=meeting.job_id, epoch=0)
+            comm = Comm.create(store, rank, meeting.world_size, name="torch.checkpoint")
+        except BaseException:
+            for one in (store, server):
+                if one is not None:
+                    one.close()
+            raise
+        return cls(comm, server=server, store=store)
+
+    @property
+    def usable(self) -> bool:
+        """Whether a save may use it: neither closed, nor failed, nor a parent process's."""
+        if self.pid != os.getpid() or self._closing:
+            return False
+        return self.comm is None or (not self.comm.closed and self.comm.error is None)
+
+    def wait(self) -> None:
+        """Wait for the save in flight; what became of it is its future's to tell."""
+        with self._lock:
+            running = self._in_flight
+        if running is not None and self.pid == os.getpid():  # a fork has not the thread that would end it
+            running.exception()
+
+    def runs(self, future: Future[Any]) -> None:
+        """Remember a save in flight."""
+        with self._lock:
+            self._in_flight = future
+        future.add_done_callback(self._ran)
+
+    def _ran(self, future: Future[Any]) -> None:
+        with self._lock:
+            if self._in_flight is future:
+                self._in_flight = None
+            closing = self._closing and self._in_flight is None
+        if closing:
+            self._free()
+
+    def close(self) -> None:
+        """Leave the other ranks, once nothing is in flight any more."""
+        with self._lock:
+            self._closing = True
+            busy = self._in_flight is not None
+        if not busy:
+            self._free()
+
+    def _free(self) -> None:
+        if self.pid == os.getpid():
+            for one in self._owned:
+                one.close()
+
+    def gather(self, content: bytes) -> list[bytes]:
+        """Every rank's bytes, on every rank. Collective."""
+        return gather(self.comm, content)
+
+    def agree(self, error: BaseException | None) -> None:
+        """Raise on every rank if any rank brings an error: that itself there, the first one elsewhere. Collective."""
+        agree(self.comm, error)
+
+
+def gather(comm: Comm | None, content: bytes) -> list[bytes]:
+    """Every rank's bytes, on every rank. Collective."""
+    if comm is None:
+        return [content]
+    sizes = np.zeros(comm.world_size, np.int64)
+    comm.all_gather(np.array([len(content)], np.int64), sizes)
+    parts = [np.empty(int(size), np.uint8) for size in sizes]
+    comm.all_gather_v(np.frombuffer(bytearray(content), np.uint8), parts)
+    return [part.tobytes() for part in parts]
+
+
+def agree(comm: Comm | None, error: BaseException | None) -> None:
+    """Raise on every rank if any rank brings an error."""
+    failed = b"" if error is None else f"{_code_of(error)}:{type(error).__name__}: {error}".encode()
+    answers = gather(comm, failed)
+    if error is not None:
+        raise error
+    for rank, answer in enumerate(answers):
+        if answer:
+            code, message = answer.decode(errors="replace").split(":", 1)
+            kind = TesseraError.by_code.get(int(code), TesseraError)
+            told = kind(f"rank {rank}: {message}")
+            told.rank = rank
+            raise told
+
+
+def _code_of(error: BaseException) -> int:
+    return int(error.code) if isinstance(error, TesseraError) else 0
+
+
+_alone = Ranks.alone()
+_known: weakref.WeakKeyDictionary[Any, Ranks] = weakref.WeakKeyDictionary()
+_known_lock = threading.Lock()
+
+
+def ranks_of(group: Any, no_dist: bool) -> Ranks:
+    """The ranks of a `torch.distributed` group (None: the default one), or of a Tessera `Comm`. Collective at first."""
+    if isinstance(group, Comm):
+        return _remembered(group, lambda: Ranks(group if group.world_size > 1 else None))
+    if no_dist or not dist.is_available() or not dist.is_initialized():
+        return _alone
+    chosen = dist.group.WORLD if group is None else group
+    return _remembered(chosen, lambda: _of_torch(chosen))
+
+
+def _remembered(group: Any, make: Any) -> Ranks:
+    with _known_lock:
+        known = _known.get(group)
+        if known is not None and known.usable:
+            return known
+    if known is not None:
+        known.close()
+    made: Ranks = make()
+    with _known_lock:
+        _known[group] = made
+    weakref.finalize(group, made.close)
+    return made
+
+
+def _of_torch(group: Any) -> Ranks:
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    if world_size == 1:
+        return Ranks.alone()
+    hosts: list[Any] = [None] * world_size
+    dist.all_gather_object(hosts, host_name(), group=group)
+    told: list[Any] = [None]
+    server = None
+    if rank == 0:
+        try:
+            server, told[0] = serve(hosts)
+        except Exception as error:
+            told[0] = str(error)
+    dist.broadcast_object_list(told, src=dist.get_global_rank(group, 0), group=group)
+    if not isinstance(told[0], Meeting):
+        raise TesseraError(f"rank 0 could not start the store by which the ranks of the group meet: {told[0]}")
+    return Ranks.meet(told[0], rank, server)
+
+
+def serve(hosts: Sequence[str]) -> tuple[StoreServer, Meeting]:
+    """A store for as many ranks as there are names of hosts; the caller is one of them."""
+    address = "127.0.0.1" if len(set(hosts)) == 1 else own_address()
+    token, job_id = secrets.token_hex(32), f"torch-{uuid.uuid4()}"
+    server = StoreServer(address, token=token, job_id=job_id, epoch=0)
+    return server, Meeting(server.uri, token, job_id, len(hosts))
+
+
+def own_address() -> str:
+    """The address of this host on the way to the job's master, which other hosts reach too."""
+    master = os.environ.get("MASTER_ADDR")
+    if not master:
+        return socket.gethostbyname(socket.gethostname())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+        route.connect((master, 9))  # sends nothing
+        return str(route.getsockname()[0])
+
+
+def host_name() -> str:
+    """What tells this machine from others: its boot, and its name where that cannot be read."""
+    if pretended := os.environ.get("TESSERA_HOST_ID"):
+        return pretended
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()

@@ -1,0 +1,99 @@
+"""PyTorch's tensors as the core takes them: contiguous, in the CPU's memory, of a dtype that it knows.
+
+Where a tensor is all that already, its own memory is used. Dtypes that the core lacks travel as integers of their size.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import InvalidArgument, Unsupported
+from ..tensor import DType
+
+__all__ = ["Copies", "bits_of", "core_dtype", "dtype_name", "named_dtype", "of_core", "staged"]
+
+_CORE = {
+    torch.float16: DType.F16,
+    torch.bfloat16: DType.BF16,
+    torch.float32: DType.F32,
+    torch.float64: DType.F64,
+    torch.int8: DType.I8,
+    torch.uint8: DType.U8,
+    torch.int16: DType.I16,
+    torch.int32: DType.I32,
+    torch.int64: DType.I64,
+    torch.bool: DType.BOOL,
+}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "float32" of torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def named_dtype(name: str) -> torch.dtype:
+    """The dtype of a name.
+
+    Raises
+    ------
+    Unsupported
+        This PyTorch has none of that name.
+    """
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise Unsupported(f"this PyTorch ({torch.__version__}) has no dtype {name!r}")
+    return found
+
+
+def of_core(dtype: int) -> torch.dtype:
+    """PyTorch's dtype of a core dtype."""
+    return next(known for known, core in _CORE.items() if int(core) == int(dtype))
+
+
+def bits_of(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that a tensor of `dtype` travels as; itself, if the core knows it."""
+    if dtype in _CORE:
+        return dtype
+    if dtype.itemsize not in _BITS:
+        raise Unsupported(f"a tensor of {dtype} cannot be saved; torch.view_as_real(x) can")
+    return _BITS[dtype.itemsize]
+
+
+def core_dtype(dtype: torch.dtype) -> DType:
+    """The core's dtype of what `dtype` travels as."""
+    return _CORE[bits_of(dtype)]
+
+
+class Copies:
+    """Copies of tensors, in memory that is kept from one time to the next; pinned for those that come from a GPU."""
+
+    def __init__(self) -> None:
+        self._kept: dict[object, torch.Tensor] = {}
+
+    def of(self, tensor: torch.Tensor, key: object) -> torch.Tensor:
+        """The values as a contiguous CPU tensor, in the memory of this key."""
+        kept = self._kept.get(key)
+        if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
+            kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._kept[key] = kept
+        with torch.no_grad():
+            kept.copy_(tensor)
+        return kept
+
+
+def staged(tensor: torch.Tensor, name: str, copies: Copies | None = None, key: object = None) -> torch.Tensor:
+    """The values as a plain CPU tensor, contiguous, as the core takes them: the same memory if it can be.
+
+    With `copies` it never is: the values are copied there, under the name and `key`.
+    """
+    if tensor.layout is not torch.strided:
+        raise Unsupported(f"{name!r} is a {tensor.layout} tensor; dense ones are saved")
+    if tensor.device.type == "meta":
+        raise InvalidArgument(f"{name!r} is on the meta device: it has no values to save")
+    if tensor.is_quantized:
+        raise Unsupported(f"{name!r} is quantised; its int_repr() can be saved")
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    plain = plain.to("cpu").contiguous() if copies is None else copies.of(plain, (name, key))
+    travels = bits_of(plain.dtype)
+    return plain if travels is plain.dtype else plain.view(travels)

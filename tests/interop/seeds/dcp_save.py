@@ -1,0 +1,74 @@
+"""The first program of "Getting Started with Distributed Checkpoint (DCP)": an FSDP model is trained a step and saved.
+
+What differs from the document is in README.md beside this file.
+"""
+
+import os
+import sys
+
+import tessera.torch.checkpoint as dcp
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn as nn
+from tessera.torch.checkpoint.state_dict import get_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+CHECKPOINT_DIR = "checkpoint"
+
+
+class ToyModel(nn.Module):
+    def __init__(self):
+        super(ToyModel, self).__init__()
+        self.net1 = nn.Linear(16, 16)
+        self.relu = nn.ReLU()
+        self.net2 = nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.net2(self.relu(self.net1(x)))
+
+
+def setup(rank, world_size):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ.setdefault("MASTER_PORT", "12355 ")
+
+    # initialize the process group
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+
+
+def cleanup():
+    dist.destroy_process_group()
+
+
+def run_fsdp_checkpoint_save_example(rank, world_size):
+    print(f"Running basic FSDP checkpoint saving example on rank {rank}.")
+    setup(rank, world_size)
+
+    # create a model
+    model = ToyModel()
+    model = FSDP(model, device_id=torch.device("cpu"))
+
+    loss_fn = nn.MSELoss()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    optimizer.zero_grad()
+    model(torch.rand(8, 16)).sum().backward()
+    optimizer.step()
+
+    # this line automatically manages FSDP FQN's, and sets the default state dict type to FSDP.SHARDED_STATE_DICT
+    model_state_dict, optimizer_state_dict = get_state_dict(model, optimizer)
+    state_dict = {"model": model_state_dict, "optimizer": optimizer_state_dict}
+    dcp.save(state_dict, checkpoint_id=CHECKPOINT_DIR)
+
+    cleanup()
+
+
+if __name__ == "__main__":
+    world_size = int(sys.argv[1])
+    print(f"Running fsdp checkpoint example on {world_size} devices.")
+    mp.spawn(
+        run_fsdp_checkpoint_save_example,
+        args=(world_size,),
+        nprocs=world_size,
+        join=True,
+    )

@@ -1,0 +1,89 @@
+"""Runs a rank of a program beside this file, and writes down what it holds at its places of interest.
+
+usage: observe.py PROGRAM OUTPUT, under torchrun's environment. Rank 0 writes OUTPUT: a list of whole states, one a
+place: at the end (before cleanup), at each asynchronous save, or wherever the program prints its parameters.
+"""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tessera.torch.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+seen: list[Any] = []
+
+
+def observed(model: FSDP, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Parameters and moments, whole, and the loss of a batch. Collective."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=options)
+    copies = {name: tensor.clone() for name, tensor in model_state.items()}
+    moments = {
+        name: {key: value.clone() for key, value in moments.items()}
+        for name, moments in optimizer_state.get("state", {}).items()
+    }
+    return {"model": copies, "optim": moments, "loss": loss_of(model)}
+
+
+def batch() -> torch.Tensor:
+    return torch.linspace(0, 1, 8 * 16).reshape(8, 16)
+
+
+def loss_of(model: torch.nn.Module) -> float:
+    with torch.no_grad():
+        return float(model(batch()).sum())
+
+
+def main() -> None:
+    name, output = sys.argv[1], Path(sys.argv[2])
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    sys.path.insert(0, str(Path(__file__).parent))
+    program: Any = importlib.import_module(name)
+    if name == "fsdp_checkpoint":
+        printed = program.print_params
+
+        def print_params(stage: str, model_1: FSDP, model_2: FSDP, optim_1: Any, optim_2: Any) -> None:
+            printed(stage, model_1, model_2, optim_1, optim_2)
+            of_pair = []
+            for model, optim in ((model_1, optim_1), (model_2, optim_2)):
+                with FSDP.summon_full_params(model):
+                    parameters = {n: p.detach().clone() for n, p in model.module.named_parameters()}
+                of_pair.append((parameters, {k: v.clone() for k, v in optim.state_dict()["state"][0].items()}))
+            everything: list[Any] = [None] * world_size
+            dist.all_gather_object(everything, of_pair)
+            seen.append((stage, everything))
+
+        program.print_params = print_params
+        program.run_fsdp_checkpoint_example(rank, world_size)
+    elif name.startswith("async_dcp"):
+        saves = program.dcp.async_save
+
+        def async_save(state_dict: dict[str, Any], **how: Any) -> Any:
+            app = state_dict["app"]
+            seen.append(observed(app.model, app.optimizer))
+            return saves(state_dict, **how)
+
+        program.dcp.async_save = async_save
+        program.run_fsdp_checkpoint_save_example(rank, world_size)
+    else:
+        ends = program.cleanup
+
+        def cleanup() -> None:
+            ending = sys._getframe(1).f_locals
+            seen.append(observed(ending["model"], ending["optimizer"]))
+            ends()
+
+        program.cleanup = cleanup
+        run = "run_fsdp_checkpoint_load_example" if name == "dcp_load" else "run_fsdp_checkpoint_save_example"
+        getattr(program, run)(rank, world_size)
+    if rank == 0:
+        torch.save(seen, output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,499 @@
+"""`tessera.torch.checkpoint` in one process: what is saved and how, what replaces what, planners, errors, names."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tessera")
+
+import tessera as ts  # noqa: E402
+import tessera.torch.checkpoint as tcp  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from conftest import TESSERA  # noqa: E402
+from tessera.torch.checkpoint import saves  # noqa: E402
+from tessera.torch.tensors import staged  # noqa: E402
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+FORMATS = ["tessera", "torch_dcp"]
+
+
+class Colour(enum.IntEnum):
+    red = 1
+
+
+def test_tessera_itself_does_without_pytorch() -> None:
+    program = "import sys, tessera; assert 'torch' not in sys.modules, 'torch'"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", ["save", "async_save", "load", "save_state_dict", "load_state_dict"])
+def test_signatures_are_pytorchs(name: str) -> None:
+    ours, theirs = (list(inspect.signature(getattr(of, name)).parameters.values()) for of in (tcp, dcp))
+    for own, other in zip(ours, theirs, strict=False):
+        assert (own.name, own.kind) == (other.name, other.kind)
+        assert own.default == other.default
+    assert [own.name for own in ours[len(theirs) :]] in ([], ["format"])
+
+
+@pytest.mark.parametrize("name", ["FileSystemWriter", "FileSystemReader"])
+def test_storage_classes_begin_as_pytorchs_do(name: str) -> None:
+    ours, theirs = (list(inspect.signature(getattr(of, name).__init__).parameters.values()) for of in (tcp, dcp))
+    theirs = [other for other in theirs if not other.name.startswith("_") and other.name != "serialization_format"]
+    assert [own.name for own in ours[: len(theirs)]] == [other.name for other in theirs]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_metadata_tells_what_was_saved(tmp_path: Path, form: str) -> None:
+    metadata = tcp.save({"a": {"b": torch.ones(2, 3)}, "n": [1, {"x": 2}]}, checkpoint_id=tmp_path, format=form)
+    assert set(metadata.state_dict_metadata) == {"a.b", "n.0", "n.1.x"}
+    assert metadata.state_dict_metadata["a.b"].size == torch.Size([2, 3])
+    read = tcp.FileSystemReader(tmp_path).read_metadata()
+    assert set(read.state_dict_metadata) == set(metadata.state_dict_metadata)
+    assert read.planner_data == {"a.b": ("a", "b"), "n.0": ("n", 0), "n.1.x": ("n", 1, "x")}
+    assert metadata.planner_data == read.planner_data
+
+
+def test_memory_that_fits_is_not_copied() -> None:
+    tensor = torch.rand(3, 4)
+    assert staged(torch.nn.Parameter(tensor), "x").data_ptr() == tensor.data_ptr()
+    assert staged(tensor.t(), "x").data_ptr() != tensor.data_ptr()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_tied_weights_are_saved_once(tmp_path: Path, form: str) -> None:
+    tensor = torch.rand(1000, 100)
+    tcp.save({"a": tensor, "b": tensor}, checkpoint_id=tmp_path, format=form)
+    assert sum(file.stat().st_size for file in tmp_path.glob("step-*/*")) < tensor.nbytes * 1.5
+    for load in (tcp.load, dcp.load) if form == "torch_dcp" else (tcp.load,):
+        got = {"a": torch.zeros(1000, 100), "b": torch.zeros(1000, 100)}
+        load(got, checkpoint_id=tmp_path)
+        assert torch.equal(got["a"], tensor)
+        assert torch.equal(got["b"], tensor)
+
+
+def test_dtypes_that_the_core_lacks_come_back(tmp_path: Path) -> None:
+    state = {
+        "eight": torch.arange(4.0).to(torch.float8_e4m3fn),
+        "unsigned": torch.tensor([1, 65535], dtype=torch.uint16),
+        "complex": torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64),
+    }
+    tcp.save(state, checkpoint_id=tmp_path)
+    got = {name: torch.zeros_like(value) for name, value in state.items()}
+    tcp.load(got, checkpoint_id=tmp_path)
+    for name, value in state.items():
+        assert got[name].view(torch.uint8).tolist() == value.view(torch.uint8).tolist(), name
+    with pytest.raises(ts.Unsupported, match="'eight' is float8_e4m3fn"):
+        tcp.save({"eight": state["eight"]}, checkpoint_id=tmp_path / "theirs", format="torch_dcp")
+    with pytest.raises(ts.Unsupported, match="view_as_real"):
+        tcp.save({"x": torch.zeros(1, dtype=torch.complex128)}, checkpoint_id=tmp_path / "wide")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_objects_come_back_as_what_they_were(tmp_path: Path, form: str) -> None:
+    state: dict[str, Any] = {
+        "size": torch.Size([2, 3]),
+        "dtype": torch.float16,
+        "tuple": (1, [2.5, None], "größer"),
+        "big": 2**80,
+        "nan": float("inf"),
+        "flag": True,
+        "list": [1, 2],
+        "bytes": b"\x00\xff",
+        "broken": "\ud800",  # no UTF-8 has it
+    }
+    tcp.save(state, checkpoint_id=tmp_path, format=form)
+    got = dict.fromkeys(state)
+    tcp.load(got, checkpoint_id=tmp_path)
+    assert got == state
+    assert {name: type(value) for name, value in got.items()} == {name: type(value) for name, value in state.items()}
+    if form == "torch_dcp":
+        got = dict.fromkeys(state)
+        dcp.load(got, checkpoint_id=tmp_path)
+        assert got == state
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_classes_are_executed_only_for_those_who_ask(tmp_path: Path, form: str) -> None:
+    state = {"args": argparse.Namespace(lr=0.5), "colour": Colour.red, "x": torch.ones(2)}
+    tcp.save(state, checkpoint_id=tmp_path, format=form)
+    got: dict[str, Any] = {"args": None, "colour": None, "x": torch.zeros(2)}
+    with pytest.raises(ts.Unsupported, match=r"'args'.*argparse.Namespace.*weights_only=False"):
+        tcp.load(got, checkpoint_id=tmp_path)
+    tcp.load(got, storage_reader=tcp.FileSystemReader(tmp_path, weights_only=False))
+    assert got["args"] == argparse.Namespace(lr=0.5)
+    assert got["colour"] is Colour.red
+    some = {"x": torch.zeros(2)}
+    tcp.load(some, checkpoint_id=tmp_path)
+    assert some["x"].tolist() == [1, 1]
+
+
+def test_pytorchs_pickles_are_not_executed(tmp_path: Path) -> None:
+    class Hostile:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch {tmp_path / 'executed'}",)
+
+    dcp.save({"bad": Hostile(), "x": torch.ones(1)}, checkpoint_id=tmp_path / "theirs")
+    with pytest.raises(ts.Unsupported, match="'bad'"):
+        tcp.load({"bad": None, "x": torch.zeros(1)}, checkpoint_id=tmp_path / "theirs")
+    import pickle
+
+    (tmp_path / "theirs" / ".metadata").write_bytes(pickle.dumps(Hostile()))
+    with pytest.raises(ts.Corrupt, match="system"):
+        tcp.load({"x": torch.zeros(1)}, checkpoint_id=tmp_path / "theirs")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_wrappers_names_do_not_matter(tmp_path: Path) -> None:
+    tcp.save({"model": {"module.w": torch.ones(2), "b": torch.full((1,), 2.0)}}, checkpoint_id=tmp_path / "wrapped")
+    got = {"model": {"w": torch.zeros(2), "module.b": torch.zeros(1)}}
+    tcp.load(got, checkpoint_id=tmp_path / "wrapped")
+    assert got["model"]["w"].tolist() == [1, 1]
+    assert got["model"]["module.b"].tolist() == [2]
+    dcp.save({"model": {"module.w": torch.arange(6.0).reshape(2, 3)}}, checkpoint_id=tmp_path / "theirs")
+    for name in ("w", "module.w"):
+        got = {"model": {name: torch.zeros(2, 3)}}
+        tcp.load(got, checkpoint_id=tmp_path / "theirs")
+        assert got["model"][name].tolist() == [[0, 1, 2], [3, 4, 5]]
+    # As it was saved, for an unmodified PyTorch and for the reader in its hands.
+    tcp.save({"module.w": torch.ones(2)}, checkpoint_id=tmp_path / "exact", format="torch_dcp")
+    exact = {"module.w": torch.zeros(2)}
+    dcp.load(exact, checkpoint_id=tmp_path / "exact")
+    assert exact["module.w"].tolist() == [1, 1]
+    exact = {"model": {"module.w": torch.zeros(2)}}
+    dcp.load(exact, storage_reader=tcp.FileSystemReader(tmp_path / "wrapped"))
+    assert exact["model"]["module.w"].tolist() == [1, 1]
+
+
+def test_a_cast_is_told(tmp_path: Path) -> None:
+    tcp.save({"x": torch.full((3,), 1.5)}, checkpoint_id=tmp_path)
+    got = {"x": torch.zeros(3, dtype=torch.bfloat16)}
+    with pytest.warns(UserWarning, match=r"'x' from torch.float32 to torch.bfloat16"):
+        tcp.load(got, checkpoint_id=tmp_path)
+    assert got["x"].tolist() == [1.5] * 3
+
+
+def test_targets_of_any_strides_are_loaded_in_place(tmp_path: Path) -> None:
+    tcp.save({"x": torch.arange(12.0).reshape(3, 4)}, checkpoint_id=tmp_path)
+    base = torch.zeros(4, 3)
+    tcp.load({"x": base.t()}, checkpoint_id=tmp_path)
+    assert base.t().tolist() == torch.arange(12.0).reshape(3, 4).tolist()
+
+
+def test_other_languages_read_and_write_what_pytorch_does(tmp_path: Path) -> None:
+    weight = np.arange(6, dtype=np.float32).reshape(2, 3)
+    state = ts.State(model={"fc.weight": weight}, config={"lr": 0.5, "stages": [{"at": 1}]}, epoch=3)
+    with ts.Saver(None, tmp_path / "root") as saver:
+        saver.save(1, state)
+    got = {"model": {"fc.weight": torch.zeros(2, 3)}, "config": {"lr": 0.0, "stages": [{"at": 0}]}, "epoch": 0}
+    tcp.load(got, checkpoint_id=tmp_path / "root")
+    assert got["model"]["fc.weight"].tolist() == weight.tolist()
+    assert got["config"] == {"lr": 0.5, "stages": [{"at": 1}]}
+    assert got["epoch"] == 3
+
+    tcp.save({"model": {"fc.weight": torch.ones(2, 3)}, "epoch": 4}, checkpoint_id=tmp_path / "ours")
+    array = np.zeros((2, 3), np.float32)
+    state = ts.State(epoch=0)
+    state["model"] = {"fc.weight": array}
+    with ts.Checkpoint(tmp_path / "ours") as checkpoint:
+        checkpoint.load(state)  # strictly
+    assert array.tolist() == [[1, 1, 1]] * 2
+    assert state["epoch"] == 4
+
+
+# --- what replaces what ---
+
+
+@pytest.mark.parametrize("first", FORMATS)
+@pytest.mark.parametrize("second", FORMATS)
+def test_a_save_replaces_the_former_one(tmp_path: Path, first: str, second: str) -> None:
+    tcp.save({"x": torch.ones(1)}, checkpoint_id=tmp_path, format=first)
+    tcp.save({"x": torch.full((1,), 2.0)}, checkpoint_id=tmp_path, format=second)
+    assert len(list(tmp_path.glob("step-*"))) == 1
+    assert (tmp_path / ".metadata").exists() == (second == "torch_dcp")
+    got = {"x": torch.zeros(1)}
+    tcp.load(got, checkpoint_id=tmp_path)
+    assert got["x"].tolist() == [2]
+    if second == "torch_dcp":
+        got = {"x": torch.zeros(1)}
+        dcp.load(got, checkpoint_id=tmp_path)
+        assert got["x"].tolist() == [2]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_save_that_ends_at_its_commit_leaves_one_that_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    tcp.save({"x": torch.ones(1)}, checkpoint_id=tmp_path, format=form)
+
+    def dies(*_: object) -> None:
+        raise OSError("here it ended")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saves, "settle", dies)
+        with pytest.raises(ts.TesseraIOError, match="here it ended"):
+            tcp.save({"x": torch.full((1,), 2.0)}, checkpoint_id=tmp_path, format=form)
+        future = tcp.async_save({"x": torch.full((1,), 3.0)}, checkpoint_id=tmp_path, format=form)
+        assert isinstance(future.exception(timeout=60), ts.TesseraIOError)
+    got = {"x": torch.zeros(1)}
+    tcp.load(got, checkpoint_id=tmp_path)
+    assert got["x"].tolist() == [3 if form == "tessera" else 1]  # PyTorch's commit is the .metadata
+    if form == "torch_dcp":
+        dcp.load(got, checkpoint_id=tmp_path)
+        assert got["x"].tolist() == [1]
+    tcp.save({"x": torch.full((1,), 4.0)}, checkpoint_id=tmp_path, format=form)
+    assert len(list(tmp_path.glob("step-*"))) == 1
+    tcp.load(got, checkpoint_id=tmp_path)
+    assert got["x"].tolist() == [4]
+
+
+def test_saves_of_other_programs_are_left_alone(tmp_path: Path) -> None:
+    with ts.Saver(None, tmp_path) as saver:
+        saver.save(5, ts.State(x=np.ones(1, np.float32)))
+    tcp.save({"x": torch.zeros(1)}, checkpoint_id=tmp_path)
+    assert len(list(tmp_path.glob("step-*"))) == 2
+
+
+def test_a_save_is_no_place_to_save_into(tmp_path: Path) -> None:
+    tcp.save({"x": torch.ones(1)}, checkpoint_id=tmp_path)
+    (save,) = tmp_path.glob("step-*")
+    with pytest.raises(ts.InvalidState, match=f"save into {tmp_path}"):
+        tcp.save({"x": torch.ones(1)}, checkpoint_id=save)
+
+
+def test_a_value_may_have_a_tensors_name_with_a_wrapper(tmp_path: Path) -> None:
+    tcp.save({"a.x": torch.ones(1), "a.module.x": 5}, checkpoint_id=tmp_path)
+    got = {"a.x": torch.zeros(1), "a.module.x": 0}
+    tcp.load(got, checkpoint_id=tmp_path)
+    assert got["a.x"].tolist() == [1]
+    assert got["a.module.x"] == 5
+
+
+def test_overwrite_false_refuses(tmp_path: Path) -> None:
+    careful = tcp.FileSystemWriter(tmp_path, overwrite=False)
+    tcp.save({"x": torch.ones(1)}, storage_writer=careful)
+    with pytest.raises(ts.InvalidState, match="overwrite"):
+        tcp.save({"x": torch.ones(1)}, storage_writer=careful)
+    with pytest.raises(dcp.CheckpointException, match="overwrite"):
+        dcp.save({"x": torch.ones(1)}, storage_writer=careful)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_pytorchs_converter_gives_the_nested_state_back(tmp_path: Path, form: str) -> None:
+    state = {"model": {"net.weight": torch.arange(4.0)}, "groups": [{"lr": 0.1, "params": ["net.weight"]}], "epoch": 3}
+    tcp.save(state, checkpoint_id=tmp_path / "saved", format=form)
+    if form == "torch_dcp":
+        dcp_to_torch_save(tmp_path / "saved", tmp_path / "whole.pt")
+        whole = torch.load(tmp_path / "whole.pt", weights_only=True)
+    else:
+        from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+
+        whole = {}
+        planner = _EmptyStateDictLoadPlanner()
+        reader = tcp.FileSystemReader(tmp_path / "saved")
+        dcp.state_dict_loader._load_state_dict(whole, storage_reader=reader, planner=planner, no_dist=True)
+    assert whole["model"]["net.weight"].tolist() == [0, 1, 2, 3]
+    assert whole["groups"] == state["groups"]
+    assert whole["epoch"] == 3
+
+
+def test_a_file_of_torch_save_loads(tmp_path: Path) -> None:
+    torch.save({"model": {"w": torch.arange(3.0)}, "epoch": 3}, tmp_path / "x.pt")
+    got = {"model": {"w": torch.zeros(3)}, "epoch": 0}
+    tcp.load(got, checkpoint_id=tmp_path / "x.pt")
+    assert got["model"]["w"].tolist() == [0, 1, 2]
+    assert got["epoch"] == 3
+
+
+# --- planners, and PyTorch's own functions ---
+
+
+class Half(dcp.DefaultSavePlanner):
+    def transform_object(self, write_item: Any, object: Any) -> Any:
+        data = super().transform_object(write_item, object)
+        return data.to(torch.bfloat16) if isinstance(data, torch.Tensor) else data
+
+
+class Renaming(dcp.DefaultLoadPlanner):
+    def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
+        super().set_up_planner({f"new_{key}": value for key, value in state_dict.items()}, metadata, is_coordinator)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("module", [tcp, dcp], ids=["ours", "theirs"])
+def test_planners_of_ones_own_are_heard(tmp_path: Path, form: str, module: Any) -> None:
+    writer = tcp.FileSystemWriter(tmp_path, format=form)
+    module.save({"new_x": torch.full((2,), 1.5), "new_n": 3}, storage_writer=writer, planner=Half())
+    with ts.Checkpoint(tmp_path) as ours:
+        assert ours.tensors["new_x"].dtype is ts.DType.BF16
+    got = {"x": torch.zeros(2, dtype=torch.bfloat16)}
+    module.load(got, storage_reader=tcp.FileSystemReader(tmp_path), planner=Renaming())
+    assert got["x"].tolist() == [1.5, 1.5]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_states_may_stay_nested(tmp_path: Path, form: str) -> None:
+    state = {"config": {"lr": 0.5, "at": [{"step": 1}]}, "list": [{"x": 1}], "x": torch.ones(2)}
+    tcp.save(state, checkpoint_id=tmp_path, format=form, planner=dcp.DefaultSavePlanner(flatten_state_dict=False))
+    readers = [None, tcp.FileSystemReader(tmp_path)]
+    for load, reader in zip((tcp.load, dcp.load), readers, strict=True):
+        got: dict[str, Any] = {"config": None, "list": None, "x": torch.zeros(2)}
+        planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        load(got, checkpoint_id=tmp_path, storage_reader=reader, planner=planner)
+        assert got["config"] == state["config"]
+        assert got["list"] == state["list"]
+        assert got["x"].tolist() == [1, 1]
+
+
+def test_cached_plans_are_taken(tmp_path: Path) -> None:
+    dcp.SavePlanner._cached_save_plan.clear()
+    writer = tcp.FileSystemWriter(tmp_path)
+    for turn in range(3):
+        planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
+        state = {"x": torch.full((2,), float(turn)), "n": turn}
+        tcp.save(state, storage_writer=writer, planner=planner)
+        got = {"x": torch.zeros(2), "n": -1}
+        tcp.load(got, checkpoint_id=tmp_path)
+        assert got["x"].tolist() == [turn, turn]
+        assert got["n"] == turn
+
+
+def test_other_storage_classes_are_pytorchs(tmp_path: Path) -> None:
+    tcp.save({"x": torch.ones(1)}, storage_writer=dcp.FileSystemWriter(tmp_path))
+    assert (tmp_path / "__0_0.distcp").exists()
+    got = {"x": torch.zeros(1)}
+    tcp.load(got, storage_reader=dcp.FileSystemReader(tmp_path))
+    assert got["x"].tolist() == [1]
+
+
+def test_the_older_names_work(tmp_path: Path) -> None:
+    tcp.save_state_dict({"x": torch.ones(1), "n": 1}, tcp.FileSystemWriter(tmp_path))
+    got = {"x": torch.zeros(1), "n": 0}
+    tcp.load_state_dict(got, tcp.FileSystemReader(tmp_path))
+    assert got["x"].tolist() == [1]
+    assert got["n"] == 1
+
+
+def test_a_partial_load_leaves_the_rest(tmp_path: Path) -> None:
+    tcp.save({"a": torch.ones(1)}, checkpoint_id=tmp_path)
+    got = {"a": torch.zeros(1), "b": torch.full((1,), 7.0), "n": 5}
+    with pytest.raises(ts.Mismatch, match=r"2 differences:\n  'b' is missing.*\n  'n' is missing"):
+        tcp.load(got, checkpoint_id=tmp_path)
+    assert got["a"].tolist() == [0]
+    tcp.load(got, checkpoint_id=tmp_path, planner=tcp.DefaultLoadPlanner(allow_partial_load=True))
+    assert [got["a"].item(), got["b"].item(), got["n"]] == [1, 7, 5]
+
+
+def test_stateful_members_are_called(tmp_path: Path) -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.count = state_dict["count"]
+
+    counter = Counter()
+    counter.count = 5
+    tcp.save({"counter": counter}, checkpoint_id=tmp_path)
+    counter.count = 0
+    tcp.load({"counter": counter}, checkpoint_id=tmp_path)
+    assert counter.count == 5
+
+
+# --- asynchronous saves ---
+
+
+def test_one_save_is_in_flight_at_a_time(tmp_path: Path) -> None:
+    large = torch.zeros(4_000_000)
+    futures = []
+    for turn in range(3):
+        large.fill_(turn)
+        future = tcp.async_save({"x": large}, checkpoint_id=tmp_path / str(turn))
+        assert all(former.done() for former in futures)
+        futures.append(future)
+    large.fill_(-1)
+    for turn, future in enumerate(futures):
+        assert set(future.result(timeout=60).state_dict_metadata) == {"x"}
+        with ts.Checkpoint(tmp_path / str(turn)) as ours:
+            assert np.all(ours["x"] == turn)
+
+
+def test_a_kept_copy_uses_its_memory_again(tmp_path: Path) -> None:
+    writer = tcp.FileSystemWriter(tmp_path, cached_state_dict=True)
+    assert writer.cache_staged_state_dict
+    addresses = set()
+    tensor = torch.zeros(1000)
+    for turn in range(3):
+        tensor.fill_(turn)
+        future = tcp.async_save({"x": tensor}, storage_writer=writer)
+        tensor.fill_(-1)
+        future.result(timeout=60)
+        with ts.Checkpoint(tmp_path) as ours:
+            assert np.all(ours["x"] == turn)
+        assert writer.copies is not None
+        addresses |= {copy.data_ptr() for copy in writer.copies._kept.values()}
+    assert len(addresses) == 1
+
+
+def test_a_program_that_ends_waits_for_its_last_save(tmp_path: Path) -> None:
+    program = (
+        "import sys, torch\nimport tessera.torch.checkpoint as tcp\n"
+        "tcp.async_save({'x': torch.ones(3_000_000)}, checkpoint_id=sys.argv[1])\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=120)
+    with ts.Checkpoint(tmp_path) as ours:
+        assert np.all(ours["x"] == 1)
+
+
+# --- errors ---
+
+
+def test_wrong_arguments_are_told() -> None:
+    x = {"x": torch.ones(1)}
+    with pytest.raises(ts.InvalidArgument, match="checkpoint_id or storage_writer"):
+        tcp.save(x)
+    with pytest.raises(ts.InvalidArgument, match="checkpoint_id or storage_reader"):
+        tcp.load(x)
+    with pytest.raises(ts.InvalidArgument, match="s3://bucket/x is a URL"):
+        tcp.save(x, checkpoint_id="s3://bucket/x")
+    with pytest.raises(ts.InvalidArgument, match="'zip' is none of tessera, torch_dcp"):
+        tcp.save(x, checkpoint_id="x", format="zip")
+    with pytest.raises(ts.InvalidArgument, match="the format is the storage_writer's"):
+        tcp.save(x, storage_writer=tcp.FileSystemWriter("x"), format="tessera")
+    with pytest.raises(ts.Unsupported, match="durable"):
+        tcp.FileSystemWriter("x", sync_files=False)
+    with pytest.raises(ts.Unsupported, match="use_collectives=False"):
+        tcp.save(x, checkpoint_id="x", use_collectives=False)
+    with pytest.raises(ts.Unsupported, match="coordinator_rank=1"):
+        tcp.save_state_dict(x, tcp.FileSystemWriter("x"), coordinator_rank=1)
+    with pytest.raises(ts.Unsupported, match="sparse"):
+        tcp.save({"x": torch.ones(2, 2).to_sparse()}, checkpoint_id="x")
+    assert not Path("x").exists()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_damage_is_found(tmp_path: Path, form: str) -> None:
+    tcp.save({"x": torch.ones(300_000)}, checkpoint_id=tmp_path, format=form)
+    file = max(tmp_path.glob("step-*/*"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ts.Corrupt, match=file.name):
+        tcp.load({"x": torch.zeros(300_000)}, checkpoint_id=tmp_path)
+    done = subprocess.run([str(TESSERA), "ckpt", "verify", str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert file.name in done.stdout + done.stderr
