@@ -62,6 +62,7 @@ class Agent {
 
     [[nodiscard]] Outcome run_round(const std::vector<Member>& members);
     void start_workers(const std::vector<Member>& members);
+    [[nodiscard]] std::string trace_directory() const;  // of this round
     void start_worker(int rank, const std::vector<Member>& members);
     [[nodiscard]] std::vector<std::string> environment_of(int rank, const std::vector<Member>& members,
                                                           const Worker& worker) const;

@@ -14,6 +14,7 @@
 #include "base/error.hpp"
 #include "base/fd.hpp"
 #include "base/json.hpp"
+#include "base/whole_file.hpp"
 
 namespace tsr {
 
@@ -80,16 +81,7 @@ void record_error(std::string_view message, std::string_view traceback) {
     document.set("message", std::move(body));
     const std::string text = document.dump() + "\n";
 
-    // A draft first: the agent never reads half of it.
-    const std::string draft = fmt::format("{}.{}", *path, ::getpid());
-    const Fd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-    if (!file.valid()) throw os_error(fmt::format("writing the error file {}", draft), errno);
-    const ssize_t written = ::write(file.get(), text.data(), text.size());
-    const int failure = written < 0 ? errno : ENOSPC;
-    if (written != static_cast<ssize_t>(text.size()) || ::rename(draft.c_str(), path->c_str()) != 0) {
-        ::unlink(draft.c_str());
-        throw os_error(fmt::format("writing the error file {}", *path), failure);
-    }
+    write_whole_file(*path, text, 0600);  // the agent never reads half of it
 }
 
 std::optional<RecordedError> read_error_file(const std::string& path) {
