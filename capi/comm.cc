@@ -160,6 +160,13 @@ tsr_status tsr_comm_error(const tsr_comm* comm, tsr_error** error) {
     });
 }
 
+tsr_status tsr_comm_write_trace(const tsr_comm* comm, const char* path) {
+    return guard([&] {
+        const auto& object = object_of(comm, "comm");
+        object->write_trace(tsr::capi::text(path, "path"));
+    });
+}
+
 tsr_status tsr_comm_all_reduce(tsr_comm* comm, const tsr_tensor* tensors, size_t n, tsr_reduce_op op, void* stream,
                                tsr_work** work) {
     return guard(

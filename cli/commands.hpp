@@ -9,5 +9,6 @@ namespace tsr::cli {
 void add_run(CLI::App& app, int& exit_code);
 void add_env(CLI::App& app, int& exit_code);
 void add_ckpt(CLI::App& app, int& exit_code);
+void add_trace(CLI::App& app, int& exit_code);
 
 }  // namespace tsr::cli

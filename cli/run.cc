@@ -88,6 +88,7 @@ struct Arguments {
     std::string on_loss = "restart";
     std::string log_directory;
     std::string events_file;
+    std::string trace_directory;
     bool no_prefix = false;
     bool insecure = false;
     bool standalone = false;
@@ -180,6 +181,7 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     options.insecure = arguments.insecure;
     options.log_directory = arguments.log_directory;
     options.events_file = arguments.events_file;
+    options.trace_directory = arguments.trace_directory;
     options.grace = span(arguments.grace, "--grace-s");
     options.kill_grace = span(arguments.kill_grace, "--kill-grace-s");
     if (arguments.timeout > 0) options.timeout = span(arguments.timeout, "--timeout-s");
@@ -210,6 +212,8 @@ void add_run(CLI::App& app, int& exit_code) {
         ->capture_default_str();
     run->add_option("--log-dir", arguments->log_directory, "keep each rank's output in DIR/round-R/rank-N.log");
     run->add_option("--events", arguments->events_file, "write what happens as JSON lines");
+    run->add_option("--trace-dir", arguments->trace_directory,
+                    "communicators leave their last operations in DIR/round-R, for `tessera trace`");
     run->add_flag("--no-prefix", arguments->no_prefix, "print the ranks' lines without [rank N program]");
     run->add_flag("--insecure", arguments->insecure,
                   "no job token: every user of this machine can reach the job's store");

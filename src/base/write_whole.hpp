@@ -1,9 +1,12 @@
-// Writing to a descriptor that may take less than it is given.
+// Writing all of it: to a descriptor that may take less than it is given, and small files that a reader sees whole or not
+// at all.
 #pragma once
 
+#include <sys/types.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <string>
 #include <string_view>
 
 namespace tsr {
@@ -18,5 +21,9 @@ namespace tsr {
     }
     return true;
 }
+
+// Writes a draft beside `path` and renames it over `path`; a symbolic link in the draft's place is not followed. Not
+// fsynced: what has to outlive a power loss goes through checkpoint/io.
+void write_whole_file(const std::string& path, std::string_view text, mode_t mode);
 
 }  // namespace tsr

@@ -77,6 +77,8 @@ class Communicator {
     // throw INVALID_STATE.
     virtual void leave() {}
     [[nodiscard]] virtual std::optional<Error> error() const = 0;
+    // The flight record of this rank (flight_recorder.hpp) so far, as a file of JSON lines. Any thread.
+    virtual void write_trace(const std::string& path) const = 0;
 };
 
 }  // namespace tsr

@@ -34,9 +34,9 @@ class Transport {
     virtual ~Transport() = default;
     [[nodiscard]] virtual std::string_view name() const = 0;
 
-    // Runs a validated collective to its end. `sequence` counts collectives and is the same on every rank. Throws
+    // Runs a validated collective to its end. `operation` is operation_of(request); `sequence` counts collectives and is the same on every rank. Throws
     // MISMATCH, TIMEOUT, PEER_LOST, ABORTED or INTERRUPTED; the transport is not used for another operation after that.
-    virtual void run(const Request& request, uint64_t sequence, milliseconds timeout) = 0;
+    virtual void run(const Request& request, const Operation& operation, uint64_t sequence, milliseconds timeout) = 0;
 
     // Begins a validated send or recv. `sequence` counts this rank's transfers.
     [[nodiscard]] virtual std::unique_ptr<Transfer> start(const Request& request, uint64_t sequence,

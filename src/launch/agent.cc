@@ -189,9 +189,12 @@ StoreOptions Agent::store_options() const {
 void Agent::start_workers(const std::vector<Member>& members) {
     const std::string directory = fmt::format("{}/round-{}", error_directory_, round_);
     make_directory(directory);
+    if (!options_.trace_directory.empty()) make_directory(trace_directory());
     workers_.reserve(members.size());
     for (int rank = 0; rank < static_cast<int>(members.size()); ++rank) start_worker(rank, members);
 }
+
+std::string Agent::trace_directory() const { return fmt::format("{}/round-{}", options_.trace_directory, round_); }
 
 void Agent::start_worker(int rank, const std::vector<Member>& members) {
     Worker worker;
@@ -278,6 +281,9 @@ std::vector<std::string> Agent::environment_of(int rank, const std::vector<Membe
         v.set("TESSERA_TOKEN_FILE", fmt::format("/proc/{}/fd/{}", self, token_file_.get()));
     }
     if (options_.timeout) v.set("TESSERA_TIMEOUT_MS", options_.timeout->count());
+    if (!options_.trace_directory.empty()) {
+        v.set("TESSERA_TRACE_DIR", std::filesystem::absolute(trace_directory()).string());
+    }
     for (const auto& [name, value] : options_.programs[static_cast<size_t>(worker.member.program)].environment) {
         v.set(name, value);
     }

@@ -63,6 +63,7 @@ class Agent {
     [[nodiscard]] Outcome run_round(const std::vector<Member>& members);
     [[nodiscard]] StoreOptions store_options() const;
     void start_workers(const std::vector<Member>& members);
+    [[nodiscard]] std::string trace_directory() const;  // of this round
     void start_worker(int rank, const std::vector<Member>& members);
     [[nodiscard]] std::vector<std::string> environment_of(int rank, const std::vector<Member>& members,
                                                           const Worker& worker) const;

@@ -77,15 +77,7 @@ void record_error(std::string_view message, std::string_view traceback) {
     document.set("message", std::move(body));
     const std::string text = document.dump() + "\n";
 
-    // A draft first: the agent never reads half of it.
-    const std::string draft = fmt::format("{}.{}", *path, ::getpid());
-    const Fd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-    if (!file.valid()) throw os_error(fmt::format("writing the error file {}", draft), errno);
-    if (!write_whole(file.get(), text) || ::rename(draft.c_str(), path->c_str()) != 0) {
-        const int failure = errno;
-        ::unlink(draft.c_str());
-        throw os_error(fmt::format("writing the error file {}", *path), failure);
-    }
+    write_whole_file(*path, text, 0600);  // the agent never reads half of it
 }
 
 std::optional<RecordedError> read_error_file(const std::string& path) {

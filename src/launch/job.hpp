@@ -31,6 +31,7 @@ struct RunOptions {
     bool insecure = false;
     std::string log_directory;            // empty: no files
     std::string events_file;              // empty: none
+    std::string trace_directory;          // of the communicators' flight records; empty: none
     milliseconds grace{30000};            // from the first signal until the ranks are told to end
     milliseconds kill_grace{5000};        // from SIGTERM to SIGKILL
     std::optional<milliseconds> timeout;  // of the ranks' collectives

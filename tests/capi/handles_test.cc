@@ -19,7 +19,7 @@ namespace {
     F(tsr_comm_barrier) F(tsr_comm_broadcast) F(tsr_comm_create) F(tsr_comm_destroy) F(tsr_comm_error) \
     F(tsr_comm_finalize) F(tsr_comm_from_env) F(tsr_comm_gather) F(tsr_comm_options_init) F(tsr_comm_rank) \
     F(tsr_comm_recv) F(tsr_comm_reduce) F(tsr_comm_reduce_scatter) F(tsr_comm_scatter) F(tsr_comm_send) \
-    F(tsr_comm_split) F(tsr_comm_transport) F(tsr_comm_world_size) F(tsr_ddp_adam) F(tsr_ddp_adamw) \
+    F(tsr_comm_split) F(tsr_comm_transport) F(tsr_comm_world_size) F(tsr_comm_write_trace) F(tsr_ddp_adam) F(tsr_ddp_adamw) \
     F(tsr_ddp_create) F(tsr_ddp_destroy) F(tsr_ddp_grad) F(tsr_ddp_options_init) F(tsr_ddp_param) \
     F(tsr_ddp_param_count) F(tsr_ddp_ready) F(tsr_ddp_ready_all) F(tsr_ddp_sgd) F(tsr_ddp_wait) F(tsr_ddp_zero_grad) \
     F(tsr_error_cause) F(tsr_error_code) F(tsr_error_destroy) F(tsr_error_last) F(tsr_error_message) \

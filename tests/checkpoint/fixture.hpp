@@ -125,6 +125,7 @@ class MeetingComm final : public Communicator {
     void finalize() override {}
     void abort(const std::string&) override { meeting_->leave(rank_); }
     std::optional<Error> error() const override { return std::nullopt; }
+    void write_trace(const std::string&) const override { throw Error(Code::unsupported, "write_trace"); }
 
    private:
     static std::string text(const Tensor& tensor) {

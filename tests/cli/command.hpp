@@ -20,9 +20,11 @@ struct Result {
     std::string output;
 };
 
-// Both streams, or what `redirection` leaves.
-inline Result tessera(const std::string& arguments, const std::string& redirection = "2>&1") {
-    const std::string command = std::string(TESSERA_BINARY_DIR) + "/tessera ckpt " + arguments + " " + redirection;
+// `tessera ckpt`, or another group. Both streams, or what `redirection` leaves.
+inline Result tessera(const std::string& arguments, const std::string& redirection = "2>&1",
+                      const std::string& group = "ckpt") {
+    const std::string command =
+        std::string(TESSERA_BINARY_DIR) + "/tessera " + group + " " + arguments + " " + redirection;
     Result result;
     FILE* pipe = ::popen(command.c_str(), "r");
     if (pipe == nullptr) throw std::runtime_error("popen");

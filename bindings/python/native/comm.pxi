@@ -115,6 +115,14 @@ def comm_transport(Comm comm not None):
     return name.decode()
 
 
+def comm_write_trace(Comm comm not None, object path):
+    cdef Lease lease = share(comm)
+    cdef list keep = []
+    cdef const char *text = text_or_null(keep, path, "the path")
+    with nogil:
+        check(tsr_comm_write_trace(<tsr_comm *>lease.ptr, text))
+
+
 def comm_error(Comm comm not None):
     cdef Lease lease = share(comm)
     cdef tsr_error *error = NULL

@@ -159,6 +159,7 @@ cdef extern from "tessera/comm.h" nogil:
     tsr_status tsr_comm_world_size(const tsr_comm *comm, int32_t *world_size)
     tsr_status tsr_comm_transport(const tsr_comm *comm, const char **name)
     tsr_status tsr_comm_error(const tsr_comm *comm, tsr_error **error)
+    tsr_status tsr_comm_write_trace(const tsr_comm *comm, const char *path)
     tsr_status tsr_comm_all_reduce(tsr_comm *comm, const tsr_tensor *tensors, size_t n, tsr_reduce_op op,
                                    void *stream, tsr_work **work)
     tsr_status tsr_comm_reduce_scatter(tsr_comm *comm, const tsr_tensor *input, const tsr_tensor *output,

@@ -103,6 +103,15 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_transport(const tsr_comm *comm, const c
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_comm_error(const tsr_comm *comm, tsr_error **error);
 
+/** Write this rank's flight record: the last 1,024 operations of the communicator with their times, as JSON lines, which
+ *  `tessera trace` reads. Where TESSERA_TRACE_DIR is set (`tessera run --trace-dir`) every communicator writes its own
+ *  into that directory when it fails, or else at its end.
+ *  @param comm  borrowed for the call
+ *  @param path  UTF-8, the file to write; one that is there is replaced whole
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, IO, PERMISSION
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_write_trace(const tsr_comm *comm, const char *path);
+
 /** Reduce `n` tensors over the ranks, in place, in the order given; every rank gets the same bits.
  *  @param comm     borrowed until the work is done
  *  @param tensors  n tensors of one dtype that share no memory, in place, borrowed until the work is done

@@ -55,8 +55,8 @@ Part part_of(size_t count, int r, int n) {
 
 }  // namespace
 
-void GlooTransport::run(const Request& request, uint64_t sequence, milliseconds timeout) {
-    Call call = call_of(request, sequence, timeout);
+void GlooTransport::run(const Request& request, const Operation& operation, uint64_t sequence, milliseconds timeout) {
+    Call call = call_of(request, operation, sequence, timeout);
     switch (request.collective) {
         case Collective::barrier:
         case Collective::finalize: return enter(call, {});

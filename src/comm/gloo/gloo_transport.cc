@@ -52,7 +52,7 @@ GlooTransport::GlooTransport(Bootstrap bootstrap)
     // All ranks are connected, and use the same version of this transport, once this is through.
     Request request;
     request.label = "create";
-    Call call = call_of(request, 0, bootstrap.deadline.remaining());
+    Call call = call_of(request, operation_of(request), 0, bootstrap.deadline.remaining());
     enter(call, {});
     forget_addresses(bootstrap);
 }
@@ -73,8 +73,9 @@ GlooTransport::~GlooTransport() {
     for (int k = 1; k < world(); ++k) context_->getPair(after(k)).reset();
 }
 
-GlooTransport::Call GlooTransport::call_of(const Request& request, uint64_t sequence, milliseconds timeout) const {
-    return {request, operation_of(request), sequence, Deadline::in(timeout), timeout};
+GlooTransport::Call GlooTransport::call_of(const Request& request, const Operation& operation, uint64_t sequence,
+                                           milliseconds timeout) const {
+    return {request, operation, sequence, Deadline::in(timeout), timeout};
 }
 
 // --- notices
@@ -501,7 +502,7 @@ void GlooTransport::wait(std::span<Transfer* const> transfers, const std::atomic
 std::shared_ptr<Buffer> GlooTransport::allocate(size_t size, uint64_t sequence, milliseconds timeout) {
     Request request;
     request.collective = Collective::allocate;
-    Call call = call_of(request, sequence, timeout);
+    Call call = call_of(request, operation_of(request), sequence, timeout);
     call.operation.count = size;
     enter(call, {});
     std::shared_ptr<Buffer> buffer;

@@ -28,7 +28,7 @@ class GlooTransport final : public Transport {
     ~GlooTransport() override;
 
     [[nodiscard]] std::string_view name() const override { return "gloo"; }
-    void run(const Request& request, uint64_t sequence, milliseconds timeout) override;
+    void run(const Request& request, const Operation& operation, uint64_t sequence, milliseconds timeout) override;
     [[nodiscard]] std::unique_ptr<Transfer> start(const Request& request, uint64_t sequence,
                                                   Deadline deadline) override;
     void wait(std::span<Transfer* const> transfers, const std::atomic<bool>& woken) override;
@@ -75,7 +75,8 @@ class GlooTransport final : public Transport {
     void tell_all(const Notice& notice);
 
     // --- errors (gloo_transport.cc)
-    [[nodiscard]] Call call_of(const Request& request, uint64_t sequence, milliseconds timeout) const;
+    [[nodiscard]] Call call_of(const Request& request, const Operation& operation, uint64_t sequence,
+                               milliseconds timeout) const;
     // Throws what ends an operation: this rank's abort, a peer's failure or death, an interrupt.
     void check(const std::string& headline) const;
     void throw_known_failure(const std::string& headline) const;

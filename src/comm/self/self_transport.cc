@@ -12,7 +12,7 @@ class SelfTransport final : public Transport {
    public:
     [[nodiscard]] std::string_view name() const override { return "self"; }
 
-    void run(const Request& request, uint64_t, milliseconds) override {
+    void run(const Request& request, const Operation&, uint64_t, milliseconds) override {
         // Only these have an input apart from the output; a reduction over one rank is a copy.
         if (request.inputs.empty() || request.outputs.empty()) return;
         const Tensor& from = request.inputs[0];

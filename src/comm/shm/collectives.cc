@@ -20,8 +20,8 @@ void copy_bytes(std::byte* to, const std::byte* from, size_t n) {
 
 }  // namespace
 
-void ShmTransport::run(const Request& request, uint64_t sequence, milliseconds timeout) {
-    Call call{request, operation_of(request), sequence, timeout};
+void ShmTransport::run(const Request& request, const Operation& operation, uint64_t sequence, milliseconds timeout) {
+    Call call{request, operation, sequence, timeout};
     begin(call);
     switch (request.collective) {
         case Collective::barrier:

@@ -33,7 +33,7 @@ class ShmTransport final : public Transport {
     ~ShmTransport() override;
 
     [[nodiscard]] std::string_view name() const override { return "shm"; }
-    void run(const Request& request, uint64_t sequence, milliseconds timeout) override;
+    void run(const Request& request, const Operation& operation, uint64_t sequence, milliseconds timeout) override;
     [[nodiscard]] std::unique_ptr<Transfer> start(const Request& request, uint64_t sequence,
                                                   Deadline deadline) override;
     void wait(std::span<Transfer* const> transfers, const std::atomic<bool>& woken) override;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import weakref
 from collections.abc import Sequence
 from operator import index
@@ -241,6 +242,24 @@ class Comm(Collectives):
             Told to the peers.
         """
         _core.comm_abort(self._handle, reason)
+
+    def write_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write this rank's flight record: the last 1,024 operations and their times, as JSON lines. From any thread.
+
+        ``tessera trace why-hung`` and ``tessera trace merge`` read the records of all ranks together. Under
+        ``tessera run --trace-dir DIR`` each communicator writes its own when it fails, or else at its end.
+
+        Parameters
+        ----------
+        path : path-like
+            The file to write; one that is there is replaced whole.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        """
+        _core.comm_write_trace(self._handle, os.fspath(path))
 
     def close(self) -> None:
         """Leave the communicator; what is still running is aborted. Local: see `finalize` for the orderly end."""

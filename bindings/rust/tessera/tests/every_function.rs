@@ -105,6 +105,10 @@ fn collectives(comm: &Comm) {
     assert!(tessera::Error::last().is_none(), "taken");
     group.abort("enough").unwrap();
     assert!(group.error().unwrap().is_some());
+    let trace = std::env::temp_dir().join(format!("tessera-trace-{}-{}", std::process::id(), comm.rank().unwrap()));
+    comm.write_trace(&trace).unwrap();
+    assert!(std::fs::read_to_string(&trace).unwrap().starts_with("{\"tessera_flight\":1,"));
+    std::fs::remove_file(&trace).unwrap();
 }
 
 fn training(comm: &Comm) {

@@ -88,6 +88,10 @@ jbyteArray comm_transport(JNIEnv* env, jclass, jlong comm) {
     });
 }
 
+void comm_write_trace(JNIEnv* env, jclass, jlong comm, jbyteArray path) {
+    shim(env, [&] { check(env, tsr_comm_write_trace(as<tsr_comm>(comm), Text(env, path).c_str())); });
+}
+
 jobject comm_error(JNIEnv* env, jclass, jlong comm) {
     return shim(env, [&] {
         tsr_error* error = nullptr;
@@ -229,6 +233,7 @@ Methods comm_methods() {
             method<comm_world_size>("commWorldSize"),
             method<comm_transport>("commTransport"),
             method<comm_error>("commError"),
+            method<comm_write_trace>("commWriteTrace"),
             method<comm_all_reduce>("commAllReduce"),
             method<comm_reduce_scatter>("commReduceScatter"),
             method<comm_all_gather>("commAllGather"),

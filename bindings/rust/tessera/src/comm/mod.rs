@@ -7,6 +7,7 @@ mod options;
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
+use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Weak};
 
@@ -236,6 +237,18 @@ impl Comm {
             check(sys::tsr_comm_error(self.as_ptr(), &mut error))?;
             Ok(Error::from_detached(error))
         }
+    }
+
+    /// Writes this rank's flight record, the last 1,024 operations and their times, as JSON lines, which `tessera trace`
+    /// reads; a file that is there is replaced whole. Under `tessera run --trace-dir DIR` each communicator writes its
+    /// own when it fails, or else at its end.
+    ///
+    /// # Errors
+    /// `Io`, `Permission`: the file cannot be written; `InvalidArgument`.
+    pub fn write_trace(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = crate::saver::path_string(path.as_ref())?;
+        // SAFETY: the path is borrowed for the call.
+        check(unsafe { sys::tsr_comm_write_trace(self.as_ptr(), path.as_ptr()) })
     }
 
     /// A buffer of `len` zeros in memory that peers of this host reach. Collective; the same length on every rank.

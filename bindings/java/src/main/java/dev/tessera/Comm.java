@@ -1,5 +1,7 @@
 package dev.tessera;
 
+import java.nio.file.Path;
+
 /**
  * The ranks of a group: joining, splitting, parting; its collectives are those of {@link Collectives}. It is an object:
  * several may live in one JVM, also those of several ranks, one thread each.
@@ -151,6 +153,18 @@ public final class Comm extends Collectives {
      */
     public TesseraException error() {
         return ref.call(h -> (TesseraException) Native.commError(h));
+    }
+
+    /**
+     * Write this rank's flight record: the last 1,024 operations and their times, as JSON lines, which
+     * {@code tessera trace} reads. May be called from any thread. Under {@code tessera run --trace-dir DIR} each
+     * communicator writes its own when it fails, or else at its end.
+     *
+     * @param path the file to write; one that is there is replaced whole
+     */
+    public void writeTrace(Path path) {
+        final byte[] text = Native.utf8(path.toString(), "path");
+        ref.run(h -> Native.commWriteTrace(h, text));
     }
 
     /**

@@ -65,6 +65,8 @@ final class Native {
     static native int commWorldSize(long comm);
     static native byte[] commTransport(long comm);
     static native Object commError(long comm);
+
+    static native void commWriteTrace(long comm, byte[] path);
     static native long commAllReduce(long comm, long[] tensors, int op, boolean async);
     static native long commReduceScatter(long comm, long[] input, long[] output, int op, boolean async);
     static native long commAllGather(long comm, long[] input, long[] output, boolean async);

@@ -8,6 +8,8 @@ import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
@@ -15,6 +17,7 @@ import java.util.concurrent.CompletionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicReference;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
@@ -116,6 +119,21 @@ class CommTest {
             assertNull(comm.error());
             comm.finish();
         });
+    }
+
+    @Test
+    void theFlightRecordHoldsWhatWasDone(@TempDir Path directory) throws Exception {
+        final Path file = directory.resolve("flight.jsonl");
+        try (Comm comm = Comm.fromEnv()) {
+            comm.allReduce(floats(1, 2), ReduceOp.SUM);
+            comm.writeTrace(file);
+            final List<String> lines = Files.readAllLines(file);
+            assertTrue(lines.get(0).startsWith("{\"tessera_flight\":1,\"name\":\"world\""), lines.get(0));
+            assertTrue(lines.get(1).contains("\"operation\":\"all_reduce\",\"state\":\"finished\""), lines.get(1));
+            final TesseraException refused = assertThrows(
+                    TesseraException.class, () -> comm.writeTrace(directory.resolve("none").resolve("x")));
+            assertEquals(ErrorCode.IO, refused.code());
+        }
     }
 
     @Test

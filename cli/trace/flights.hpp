@@ -1,0 +1,46 @@
+// The flight records of a job's ranks, as communicators wrote them (comm/flight_recorder.hpp).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/flight_recorder.hpp"
+
+namespace tsr::cli {
+
+struct Flown {
+    uint64_t number = 0;
+    FlightState state = FlightState::queued;
+    uint64_t sequence = 0;
+    Operation operation;
+    // Microseconds since 1970; `ended` of what did not end is empty, `started` of what did not begin too.
+    double issued = 0;
+    std::optional<double> started;
+    std::optional<double> ended;
+
+    [[nodiscard]] bool begun() const { return started.has_value(); }
+    [[nodiscard]] bool finished() const { return state == FlightState::finished; }
+    [[nodiscard]] std::string headline() const { return tsr::headline(operation, sequence); }
+};
+
+// One rank's record of one communicator.
+struct Flight {
+    FlightOrigin origin;
+    std::string host;
+    int64_t pid = 0;
+    std::string error;  // what the communicator failed with; empty if it did not
+    std::vector<Flown> operations;
+
+    [[nodiscard]] double last_time() const;
+};
+
+// By the communicator's id, then by rank.
+using Flights = std::map<std::string, std::map<int, Flight>>;
+
+// Every record in `directory`. NOT_FOUND if there is none, CORRUPT names the file and line that is none.
+[[nodiscard]] Flights read_flights(const std::string& directory);
+
+}  // namespace tsr::cli

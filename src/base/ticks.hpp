@@ -1,0 +1,41 @@
+// Time stamps that cost a few nanoseconds, for what is recorded at every call: the processor's counter where it has one
+// that runs evenly, else the monotonic clock. Counts become times only when somebody reads them.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <x86intrin.h>
+#endif
+
+namespace tsr {
+
+[[nodiscard]] inline uint64_t ticks() {
+#if defined(__x86_64__)
+    return __rdtsc();
+#else
+    return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+#endif
+}
+
+// Turns counts into time. Made twice, early and late: the longer between them, the better is the rate known.
+class TickScale {
+   public:
+    struct Mark {
+        uint64_t ticks = 0;
+        int64_t monotonic_ns = 0;
+        int64_t utc_ns = 0;  // since 1970
+        [[nodiscard]] static Mark now();
+    };
+    TickScale(const Mark& early, const Mark& late);
+
+    // Nanoseconds since 1970, comparable between hosts as far as their clocks agree.
+    [[nodiscard]] int64_t utc_ns(uint64_t ticks) const;
+
+   private:
+    Mark late_;
+    double ns_a_tick_;
+};
+
+}  // namespace tsr

@@ -1,0 +1,195 @@
+#include "comm/flight_recorder.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cctype>
+#include <cstring>
+#include <thread>
+
+#include "base/json.hpp"
+#include "base/write_whole.hpp"
+#include "comm/host.hpp"
+#include "tensor/dtype.hpp"
+
+namespace tsr {
+
+std::string_view name_of(FlightState state) {
+    switch (state) {
+        case FlightState::queued: return "queued";
+        case FlightState::started: return "started";
+        case FlightState::finished: return "finished";
+        case FlightState::failed: return "failed";
+    }
+    return "?";
+}
+
+FlightRecorder::FlightRecorder() : slots_(std::make_unique<Slot[]>(capacity)) {}
+
+uint64_t FlightRecorder::queued(const Operation& operation) {
+    FlightEntry entry;
+    entry.issued = ticks();
+    entry.operation = operation;
+    return record(entry);
+}
+
+uint64_t FlightRecorder::started(const Operation& operation, uint64_t sequence) {
+    FlightEntry entry;
+    entry.state = FlightState::started;
+    entry.sequence = sequence;
+    entry.issued = entry.started = ticks();
+    entry.operation = operation;
+    return record(entry);
+}
+
+namespace {
+
+using Words = std::array<uint64_t, sizeof(FlightEntry) / sizeof(uint64_t)>;
+
+// Two operations more than `capacity` apart may want one slot at once: one of them waits for some stores of the other.
+uint64_t take(std::atomic<uint64_t>& version) {
+    uint64_t seen = version.load(std::memory_order_relaxed);
+    while (seen % 2 != 0 || !version.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire)) {
+        if (seen % 2 == 0) continue;
+        std::this_thread::yield();
+        seen = version.load(std::memory_order_relaxed);
+    }
+    return seen;
+}
+
+}  // namespace
+
+uint64_t FlightRecorder::record(FlightEntry entry) {
+    entry.ticket = last_.fetch_add(1, std::memory_order_relaxed) + 1;
+    Slot& place = slot(entry.ticket);
+    const uint64_t version = take(place.version);
+    Words words{};
+    std::memcpy(words.data(), &entry, sizeof entry);
+    // With release, so that a reader who sees a new word also sees the odd version before it.
+    for (size_t i = 0; i < words.size(); ++i) place.entry[i].store(words[i], std::memory_order_release);
+    place.version.store(version + 2, std::memory_order_release);
+    return entry.ticket;
+}
+
+template <class Change>
+void FlightRecorder::update(uint64_t ticket, Change&& change) {
+    Slot& place = slot(ticket);
+    const uint64_t version = take(place.version);
+    if (place.entry[offsetof(FlightEntry, ticket) / sizeof(uint64_t)].load(std::memory_order_relaxed) == ticket) {
+        change([&](size_t offset, uint64_t value) {
+            place.entry[offset / sizeof(uint64_t)].store(value, std::memory_order_release);
+        });
+    }
+    place.version.store(version + 2, std::memory_order_release);
+}
+
+void FlightRecorder::started(uint64_t ticket, uint64_t sequence) {
+    update(ticket, [&](const auto& set) {
+        set(offsetof(FlightEntry, state), static_cast<uint64_t>(FlightState::started));
+        set(offsetof(FlightEntry, sequence), sequence);
+        set(offsetof(FlightEntry, started), ticks());
+    });
+}
+
+void FlightRecorder::ended(uint64_t ticket, bool well) {
+    update(ticket, [&](const auto& set) {
+        set(offsetof(FlightEntry, state), static_cast<uint64_t>(well ? FlightState::finished : FlightState::failed));
+        set(offsetof(FlightEntry, ended), ticks());
+    });
+}
+
+std::vector<FlightEntry> FlightRecorder::entries() const {
+    std::vector<FlightEntry> result;
+    const uint64_t last = last_.load(std::memory_order_acquire);
+    for (uint64_t ticket = last > capacity ? last - capacity + 1 : 1; ticket <= last; ++ticket) {
+        const Slot& place = slot(ticket);
+        for (int attempt = 0; attempt < 1000; ++attempt) {
+            const uint64_t before = place.version.load(std::memory_order_acquire);
+            Words words{};
+            for (size_t i = 0; i < words.size(); ++i) words[i] = place.entry[i].load(std::memory_order_acquire);
+            if (before % 2 != 0 || place.version.load(std::memory_order_acquire) != before) continue;
+            FlightEntry entry;
+            std::memcpy(static_cast<void*>(&entry), words.data(), sizeof entry);
+            if (entry.ticket == ticket) result.push_back(entry);
+            break;
+        }
+    }
+    return result;
+}
+
+TickScale FlightRecorder::scale() const {
+    // Over less the rate would be a guess.
+    constexpr int64_t least_ns = 10'000'000;
+    TickScale::Mark now = TickScale::Mark::now();
+    if (now.monotonic_ns - begun_.monotonic_ns < least_ns) {
+        std::this_thread::sleep_for(std::chrono::nanoseconds{least_ns});
+        now = TickScale::Mark::now();
+    }
+    return {begun_, now};
+}
+
+namespace {
+
+std::string header_line(const FlightOrigin& origin, size_t count, const std::optional<Error>& error) {
+    Json::Object header{{"tessera_flight", 1},
+                        {"name", origin.name},
+                        {"id", origin.id},
+                        {"rank", origin.rank},
+                        {"world_size", origin.world_size},
+                        {"transport", origin.transport},
+                        {"host", host_name()},
+                        {"pid", int64_t{::getpid()}},
+                        {"entries", static_cast<uint64_t>(count)}};
+    if (error) {
+        header.push_back(
+            {"error", Json::Object{{"code", code_name(error->code())}, {"message", std::string(error->what())}}});
+    }
+    return Json(std::move(header)).dump();
+}
+
+std::string entry_line(const FlightEntry& entry, const TickScale& scale) {
+    const Operation& operation = entry.operation;
+    const auto us = [&](uint64_t ticks) -> Json {
+        return ticks == 0 ? Json() : Json(static_cast<double>(scale.utc_ns(ticks) / 100) / 10);
+    };
+    Json::Object line{{"number", entry.ticket},
+                      {"operation", name_of(operation.collective)},
+                      {"state", name_of(entry.state)},
+                      {"sequence", entry.sequence}};
+    const auto dtype = static_cast<DType>(operation.dtype);
+    if (operation.dtype != 0 && is_known(dtype)) line.push_back({"dtype", name_of(dtype)});
+    if (operation.op != ReduceOp::none) line.push_back({"op", name_of(operation.op)});
+    if (operation.peer >= 0) line.push_back({"peer", operation.peer});
+    if (is_point_to_point(operation.collective)) line.push_back({"tag", operation.tag});
+    line.push_back({"tensors", int64_t{operation.tensors}});
+    line.push_back({"count", operation.count});
+    line.push_back({"bytes", operation.size_bytes()});
+    const std::string_view label(operation.label.data(), ::strnlen(operation.label.data(), operation.label.size()));
+    if (!label.empty() && is_utf8(label)) line.push_back({"label", label});
+    line.push_back({"issued_us", us(entry.issued)});
+    line.push_back({"started_us", us(entry.started)});
+    line.push_back({"ended_us", us(entry.ended)});
+    return Json(std::move(line)).dump();
+}
+
+}  // namespace
+
+void write_flight(const std::string& path, const FlightOrigin& origin, const FlightRecorder& recorder,
+                  const std::optional<Error>& error) {
+    const std::vector<FlightEntry> entries = recorder.entries();
+    const TickScale scale = recorder.scale();
+    std::string text = header_line(origin, entries.size(), error) + '\n';
+    for (const FlightEntry& entry : entries) text += entry_line(entry, scale) + '\n';
+
+    write_whole_file(path, text, 0644);
+}
+
+std::string flight_file_name(const FlightOrigin& origin) {
+    std::string name = origin.name;
+    for (char& c : name) {
+        if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '-' && c != '_') c = '_';
+    }
+    return fmt::format("{}-{}.rank-{}.jsonl", name, origin.id, origin.rank);
+}
+
+}  // namespace tsr

@@ -1,0 +1,86 @@
+// The last operations of a communicator on this rank, always recorded: what was asked, when it was issued, begun and
+// done. Written out as JSON lines (docs/COMMAND.md) when the communicator fails, when somebody asks, and at its end if
+// TESSERA_TRACE_DIR is set; `tessera trace` reads the files of all ranks together. Recording is a few dozen
+// nanoseconds and takes no lock: any thread may read while others record.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/ticks.hpp"
+#include "comm/request.hpp"
+
+namespace tsr {
+
+enum class FlightState : uint64_t { queued = 1, started, finished, failed };
+
+[[nodiscard]] std::string_view name_of(FlightState state);
+
+struct FlightEntry {
+    uint64_t ticket = 0;  // counts the operations of this rank, from 1
+    FlightState state = FlightState::queued;
+    uint64_t sequence = 0;  // of collectives the same on every rank; of transfers this rank's own; 0: not begun
+    uint64_t issued = 0;    // ticks
+    uint64_t started = 0;
+    uint64_t ended = 0;
+    Operation operation;
+};
+
+class FlightRecorder {
+   public:
+    static constexpr size_t capacity = 1024;
+
+    FlightRecorder();
+
+    // Each returns or takes the ticket of one operation. What the ring has lost is passed over.
+    uint64_t queued(const Operation& operation);
+    uint64_t started(const Operation& operation, uint64_t sequence);
+    void started(uint64_t ticket, uint64_t sequence);
+    void ended(uint64_t ticket, bool well);
+
+    // The newest `capacity` entries, oldest first. An entry that is just being written may be left out.
+    [[nodiscard]] std::vector<FlightEntry> entries() const;
+    // Times of this recorder's entries.
+    [[nodiscard]] TickScale scale() const;
+
+   private:
+    // A sequence lock: `version` is odd while the words change; a writer takes it, a reader looks twice.
+    struct Slot {
+        static constexpr size_t words = sizeof(FlightEntry) / sizeof(uint64_t);
+        std::atomic<uint64_t> version{0};
+        std::array<std::atomic<uint64_t>, words> entry{};
+    };
+    static_assert(sizeof(FlightEntry) % sizeof(uint64_t) == 0);
+
+    [[nodiscard]] Slot& slot(uint64_t ticket) const { return slots_[ticket % capacity]; }
+    uint64_t record(FlightEntry entry);
+    template <class Change>
+    void update(uint64_t ticket, Change&& change);
+
+    const TickScale::Mark begun_ = TickScale::Mark::now();
+    std::atomic<uint64_t> last_{0};
+    std::unique_ptr<Slot[]> slots_;
+};
+
+// Which communicator on which rank; `id` is the same on all its ranks, and no other communicator's.
+struct FlightOrigin {
+    std::string name;
+    std::string id;
+    int rank = 0;
+    int world_size = 1;
+    std::string transport;
+};
+
+// Writes the entries into `path`, whole or not at all. `error` is what the communicator failed with.
+void write_flight(const std::string& path, const FlightOrigin& origin, const FlightRecorder& recorder,
+                  const std::optional<Error>& error);
+// The file of this rank in a directory of all ranks' files.
+[[nodiscard]] std::string flight_file_name(const FlightOrigin& origin);
+
+}  // namespace tsr

@@ -1,0 +1,232 @@
+#include "comm/group.hpp"
+
+#include <fmt/format.h>
+
+#include "base/env.hpp"
+#include "base/log.hpp"
+
+namespace tsr {
+
+namespace {
+
+// A far deadline, for waits that end by themselves: the operation waited for has its own.
+Deadline no_deadline() { return Deadline::in(std::chrono::hours{24 * 365}); }
+
+}  // namespace
+
+thread_local const Group* Group::progressing_ = nullptr;
+
+// The last reference is gone. In a completion callback the progress thread cannot end itself at once: it does so when it
+// comes back to its loop. A forked child has no progress thread and must not tell the peers that this rank has left: what
+// it holds is its parent's, and goes with the process.
+void Group::let_go() {
+    if (owner_ != ::getpid()) return;
+    if (progressing_ == this) {
+        orphaned_ = true;
+    } else {
+        delete this;
+    }
+}
+
+void Group::refuse_own_thread() const {
+    if (progressing_ != this) return;
+    throw Error(Code::invalid_state,
+                fmt::format("rank {}: a blocking call on communicator '{}' in a completion callback of "
+                            "its own work would never return; make it on another thread",
+                            rank_, options_.name))
+        .with_rank(rank_);
+}
+
+// --- issuing
+
+void Group::run_inline(const Request& request) {
+    if (is_point_to_point(request.collective)) return transfer_inline(request);
+    const Operation operation = operation_of(request);
+    const uint64_t sequence = ++collectives_;
+    run_collective(request, operation, sequence, flight_.started(operation, sequence));
+}
+
+void Group::run_collective(const Request& request, const Operation& operation, uint64_t sequence, uint64_t ticket) {
+    try {
+        transport_->run(request, operation, sequence, options_.timeout);
+    } catch (...) {
+        const Error error = named(current_error(), request, sequence);
+        flight_.ended(ticket, false);
+        poison(error);
+        throw error;
+    }
+    flight_.ended(ticket, true);
+}
+
+void Group::transfer_inline(const Request& request) {
+    const uint64_t sequence = ++transfers_;
+    const uint64_t ticket = flight_.started(operation_of(request), sequence);
+    try {
+        const auto transfer = transport_->start(request, sequence, Deadline::in(options_.timeout));
+        Transfer* const waiting[] = {transfer.get()};
+        const std::atomic<bool> woken{false};
+        while (true) {
+            const auto progress = transfer->advance();
+            if (progress == Transfer::Progress::done) return flight_.ended(ticket, true);
+            if (progress == Transfer::Progress::stuck) transport_->wait(waiting, woken);
+        }
+    } catch (...) {
+        const Error error = named(current_error(), request, sequence);
+        flight_.ended(ticket, false);
+        poison(error);
+        throw error;
+    }
+}
+
+Group::Task Group::enqueue(const Request& request) {
+    const Task task{std::make_shared<const OwnedRequest>(request), std::make_shared<Work>(),
+                    flight_.queued(operation_of(request))};
+    {
+        const std::lock_guard lock(mutex_);
+        if (!thread_.joinable()) thread_ = std::thread([this] { progress(); });
+        queue_.push_back(task);
+        unfinished_.fetch_add(1, std::memory_order_relaxed);
+        queued_.store(true, std::memory_order_seq_cst);
+    }
+    changed_.notify_all();
+    transport_->wake();
+    return task;
+}
+
+// A synchronous call behind asynchronous ones. The caller's memory must not be touched after it has returned, so an
+// interrupted wait ends the communicator and then waits for the progress thread to let go.
+void Group::await(const Task& task) {
+    try {
+        task.work->wait(no_deadline());
+    } catch (const Error& e) {
+        if (task.work->done()) throw;
+        poison(e.with_rank(rank_));
+        try {
+            task.work->wait(no_deadline());
+        } catch (const Error&) {
+            // Its error is the interruption that is thrown below.
+        }
+        while (!task.work->done()) std::this_thread::yield();
+        throw;
+    }
+}
+
+void Group::await_queue() {
+    wait_until([this] { return unfinished_.load(std::memory_order_acquire) == 0; }, no_deadline(), "issued work");
+}
+
+// --- errors
+
+void Group::poison(const Error& error) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (!first_error_) first_error_ = error;
+    }
+    poisoned_.store(true, std::memory_order_release);
+    transport_->abort(error);
+    tell_flight();
+}
+
+void Group::write_trace(const std::string& path) const { write_flight(path, origin_, flight_, error()); }
+
+void Group::tell_flight() noexcept {
+    try {
+        const auto directory = env_text("TESSERA_TRACE_DIR");
+        if (!directory || owner_ != ::getpid() || flight_told_.exchange(true)) return;
+        write_trace(fmt::format("{}/{}", *directory, flight_file_name(origin_)));
+    } catch (...) {
+        log::warning("rank {}: the flight record of communicator '{}' is lost: {}", rank_, options_.name,
+                     current_error().what());
+    }
+}
+
+Error Group::aborted_by(const Error& cause) const {
+    return Error(Code::aborted, fmt::format("rank {}: communicator '{}' is out of use since an earlier error: {}",
+                                            rank_, options_.name, cause.what()))
+        .with_rank(rank_)
+        .with_peer(cause.record()->peer)
+        .caused_by(cause);
+}
+
+void Group::throw_if_unusable() const {
+    if (poisoned_.load(std::memory_order_acquire)) {
+        const std::lock_guard lock(mutex_);
+        throw aborted_by(*first_error_);
+    }
+    if (finalized_.load(std::memory_order_acquire)) {
+        throw Error(Code::invalid_state, fmt::format("rank {}: communicator '{}' was finalized", rank_, options_.name));
+    }
+    if (left_.load(std::memory_order_acquire)) {
+        throw Error(Code::invalid_state, fmt::format("rank {}: communicator '{}' was destroyed", rank_, options_.name));
+    }
+}
+
+Error Group::named(const Error& error, const Request& request, uint64_t sequence) const {
+    Error result = error;
+    if (result.record()->rank < 0) result = result.with_rank(rank_);
+    if (result.record()->operation.empty()) {
+        result = result.with_operation(std::string(name_of(request.collective)), static_cast<int64_t>(sequence));
+    }
+    return result;
+}
+
+void Group::abort(const std::string& reason) {
+    poison(Error(Code::aborted, fmt::format("rank {} aborted communicator '{}'{}{}", rank_, options_.name,
+                                            reason.empty() ? "" : ": ", reason))
+               .with_rank(rank_));
+}
+
+void Group::leave() {
+    if (owner_ != ::getpid()) return;  // a forked child's copy: its parent stays
+    if (unfinished_.load(std::memory_order_acquire) > 0) abort("the communicator was destroyed while it had work");
+    left_.store(true, std::memory_order_release);
+    transport_->leave();
+}
+
+std::optional<Error> Group::error() const {
+    {
+        const std::lock_guard lock(mutex_);
+        if (first_error_) return first_error_;
+    }
+    return finalized_.load(std::memory_order_acquire) ? std::nullopt : transport_->peer_error();
+}
+
+// --- collective objects
+
+void Group::finalize() {
+    if (finalized_.load(std::memory_order_acquire)) {
+        throw Error(Code::invalid_state,
+                    fmt::format("rank {}: communicator '{}' was finalized before", rank_, options_.name));
+    }
+    Request request;
+    request.collective = Collective::finalize;
+    run(request);
+    finalized_.store(true, std::memory_order_release);
+}
+
+std::shared_ptr<Buffer> Group::allocate(size_t size) {
+    const Reentry once = enter();
+    refuse_own_thread();
+    throw_if_unusable();
+    await_queue();
+    throw_if_unusable();
+    const uint64_t sequence = ++collectives_;
+    Request request;
+    request.collective = Collective::allocate;
+    Operation operation = operation_of(request);
+    operation.count = size;
+    const uint64_t ticket = flight_.started(operation, sequence);
+    try {
+        auto buffer = transport_->allocate(size, sequence, options_.timeout);
+        flight_.ended(ticket, true);
+        return buffer;
+    } catch (...) {
+        flight_.ended(ticket, false);
+        const Error error = named(current_error(), request, sequence);
+        // All ranks know that there is no memory and go on.
+        if (error.code() != Code::no_memory) poison(error);
+        throw error;
+    }
+}
+
+}  // namespace tsr

@@ -1,0 +1,152 @@
+// Communicator over any transport: issue order, the progress thread, poison, the flight record.
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/reentry.hpp"
+#include "comm/communicator.hpp"
+#include "comm/flight_recorder.hpp"
+#include "comm/transport.hpp"
+
+namespace tsr {
+
+class Group final : public Communicator {
+   public:
+    Group(int rank, int world_size, const std::string& id, CommOptions options, std::shared_ptr<Store> store,
+          std::unique_ptr<Transport> transport)
+        : rank_(rank),
+          world_size_(world_size),
+          options_(std::move(options)),
+          store_(std::move(store)),
+          transport_(std::move(transport)),
+          origin_{options_.name, id, rank, world_size, std::string(transport_->name())} {}
+
+    template <class... Args>
+    [[nodiscard]] static std::shared_ptr<Communicator> make(Args&&... args) {
+        return std::shared_ptr<Group>(new Group(std::forward<Args>(args)...), [](Group* group) { group->let_go(); });
+    }
+
+    ~Group() override {
+        tell_flight();
+        if (!thread_.joinable()) return;
+        Group::leave();
+        {
+            const std::lock_guard lock(mutex_);
+            stopping_ = true;
+        }
+        changed_.notify_all();
+        thread_.join();
+    }
+
+    [[nodiscard]] int rank() const override { return rank_; }
+    [[nodiscard]] int world_size() const override { return world_size_; }
+    [[nodiscard]] const std::string& name() const override { return options_.name; }
+    [[nodiscard]] std::string_view transport() const override { return transport_->name(); }
+    [[nodiscard]] const CommOptions& options() const override { return options_; }
+
+    void run(const Request& request) override {
+        const Reentry once = enter();
+        validate(request, rank_, world_size_);
+        refuse_own_thread();
+        throw_if_unusable();
+        if (unfinished_.load(std::memory_order_acquire) == 0) return run_inline(request);
+        await(enqueue(request));
+    }
+
+    WorkPtr submit(const Request& request) override {
+        const Reentry once = enter();
+        validate(request, rank_, world_size_);
+        throw_if_unusable();
+        return enqueue(request).work;
+    }
+
+    std::shared_ptr<Communicator> split(int color, int key, const CommOptions& options) override;
+    std::shared_ptr<Buffer> allocate(size_t size) override;
+    void finalize() override;
+    void abort(const std::string& reason) override;
+    void leave() override;
+    [[nodiscard]] std::optional<Error> error() const override;
+    void write_trace(const std::string& path) const override;
+
+   private:
+    struct Task {
+        std::shared_ptr<const OwnedRequest> request;
+        WorkPtr work;
+        uint64_t ticket = 0;  // in the flight recorder
+    };
+    struct ActiveTransfer {
+        Task task;
+        uint64_t sequence = 0;
+        std::unique_ptr<Transfer> transfer;
+    };
+
+    void let_go();
+    [[nodiscard]] Reentry enter() const { return {this, "communicator", options_.name}; }
+    void refuse_own_thread() const;
+    void run_inline(const Request& request);
+    void run_collective(const Request& request, const Operation& operation, uint64_t sequence, uint64_t ticket);
+    void transfer_inline(const Request& request);
+    Task enqueue(const Request& request);
+    void await(const Task& task);
+    void await_queue();
+
+    void progress();
+    void progress_transfers(std::vector<ActiveTransfer>& active);
+    void start_queued_transfers(std::vector<ActiveTransfer>& active);
+    void complete(const Task& task, std::optional<Error> error);
+    void fail_everything(std::vector<ActiveTransfer>& active, const Error& cause);
+
+    // Keeps the first error of the communicator and tells the peers.
+    void poison(const Error& error);
+    // Leaves the flight record in TESSERA_TRACE_DIR, once: at the first failure, else at the end.
+    void tell_flight() noexcept;
+    void throw_if_unusable() const;
+    [[nodiscard]] Error aborted_by(const Error& cause) const;
+    [[nodiscard]] Error named(const Error& error, const Request& request, uint64_t sequence) const;
+
+    const int rank_;
+    const int world_size_;
+    const CommOptions options_;
+    const std::shared_ptr<Store> store_;
+    const std::unique_ptr<Transport> transport_;
+    const FlightOrigin origin_;
+    FlightRecorder flight_;
+    std::atomic<bool> flight_told_{false};
+
+    // Counted by whichever thread issues to the transport: the issuer while nothing is unfinished, else the progress
+    // thread.
+    uint64_t collectives_ = 0;
+    uint64_t transfers_ = 0;
+    uint64_t splits_ = 0;
+
+    std::atomic<bool> poisoned_{false};
+    std::atomic<bool> finalized_{false};
+    std::atomic<bool> left_{false};
+    // Tasks queued or in progress. The progress thread counts down after its last touch of a task (release); the issuer
+    // that reads 0 (acquire) may use the transport itself.
+    std::atomic<size_t> unfinished_{0};
+    std::atomic<bool> queued_{false};  // something is in queue_; ends a wait of the progress thread for transfers
+
+    mutable std::mutex mutex_;  // guards all below
+    std::condition_variable changed_;
+    std::deque<Task> queue_;
+    std::optional<Error> first_error_;
+    bool stopping_ = false;
+    std::thread thread_;
+
+    const pid_t owner_ = ::getpid();
+    static thread_local const Group* progressing_;  // the group whose progress thread this is
+    bool orphaned_ = false;                         // the progress thread's: the last reference went away on it
+};
+
+}  // namespace tsr

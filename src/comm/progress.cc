@@ -1,0 +1,149 @@
+// The progress thread of a Group.
+#include <pthread.h>
+
+#include "comm/group.hpp"
+
+namespace tsr {
+
+void Group::progress() {
+    ::pthread_setname_np(::pthread_self(), "tessera-comm");
+    progressing_ = this;
+    std::vector<ActiveTransfer> active;
+    while (true) {
+        if (orphaned_) {
+            if (unfinished_.load(std::memory_order_acquire) > 0)
+                abort("the communicator was destroyed while it had work");
+            if (const auto cause = error()) fail_everything(active, *cause);
+            thread_.detach();
+            delete this;
+            return;
+        }
+        Task task;
+        {
+            std::unique_lock lock(mutex_);
+            if (active.empty()) changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+            if (stopping_ && queue_.empty() && active.empty()) return;
+            if (active.empty() && !is_point_to_point(queue_.front().request->view().collective)) {
+                task = std::move(queue_.front());
+                queue_.pop_front();
+            }
+        }
+        if (poisoned_.load(std::memory_order_acquire)) {
+            const Error cause = *error();
+            if (task.work) complete(task, aborted_by(cause));
+            fail_everything(active, cause);
+            continue;
+        }
+        if (task.work) {
+            std::optional<Error> error;
+            try {
+                const Request request = task.request->view();
+                const uint64_t sequence = ++collectives_;
+                flight_.started(task.ticket, sequence);
+                run_collective(request, operation_of(request), sequence, task.ticket);
+            } catch (...) {
+                error = current_error();
+            }
+            complete(task, std::move(error));
+            continue;
+        }
+        try {
+            start_queued_transfers(active);
+            progress_transfers(active);
+        } catch (...) {
+            const Error cause = current_error();
+            poison(cause);
+            fail_everything(active, cause);
+        }
+    }
+}
+
+// Sends and receives at the head of the queue go on together, so that two ranks that both send first do not wait for
+// each other for ever. A collective waits until those before it are done.
+void Group::start_queued_transfers(std::vector<ActiveTransfer>& active) {
+    queued_.store(false, std::memory_order_seq_cst);
+    while (true) {
+        Task task;
+        {
+            const std::lock_guard lock(mutex_);
+            if (queue_.empty() || !is_point_to_point(queue_.front().request->view().collective)) return;
+            task = std::move(queue_.front());
+            queue_.pop_front();
+        }
+        const Request request = task.request->view();
+        const uint64_t sequence = ++transfers_;
+        flight_.started(task.ticket, sequence);
+        active.push_back({std::move(task), sequence, nullptr});
+        try {
+            active.back().transfer = transport_->start(request, sequence, Deadline::in(options_.timeout));
+        } catch (...) {
+            const Error error = named(current_error(), request, sequence);
+            complete(active.back().task, error);
+            active.pop_back();
+            throw error;
+        }
+    }
+}
+
+void Group::progress_transfers(std::vector<ActiveTransfer>& active) {
+    bool moved = false;
+    for (size_t i = 0; i < active.size();) {
+        Transfer::Progress progress{};
+        try {
+            progress = active[i].transfer->advance();
+        } catch (...) {
+            const Error error = named(current_error(), active[i].task.request->view(), active[i].sequence);
+            const Task task = std::move(active[i].task);
+            active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
+            poison(error);
+            complete(task, error);
+            throw error;
+        }
+        moved = moved || progress != Transfer::Progress::stuck;
+        if (progress != Transfer::Progress::done) {
+            ++i;
+            continue;
+        }
+        const Task task = std::move(active[i].task);
+        active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
+        complete(task, std::nullopt);
+    }
+    if (moved || active.empty()) return;
+    std::vector<Transfer*> waiting;
+    for (const ActiveTransfer& a : active) waiting.push_back(a.transfer.get());
+    try {
+        transport_->wait(waiting, queued_);
+    } catch (...) {
+        const Error error = named(current_error(), active.front().task.request->view(), active.front().sequence);
+        poison(error);
+        for (ActiveTransfer& a : active) {
+            a.transfer.reset();
+            complete(a.task, error);
+        }
+        active.clear();
+        throw error;
+    }
+}
+
+void Group::complete(const Task& task, std::optional<Error> error) {
+    if (is_point_to_point(task.request->view().collective)) flight_.ended(task.ticket, !error);
+    // First the count, so that a waiter that returns finds the queue empty and runs its next call inline.
+    unfinished_.fetch_sub(1, std::memory_order_release);
+    task.work->finish(std::move(error));
+}
+
+void Group::fail_everything(std::vector<ActiveTransfer>& active, const Error& cause) {
+    for (ActiveTransfer& a : active) {
+        a.transfer.reset();
+        complete(a.task, aborted_by(cause));
+    }
+    active.clear();
+    std::deque<Task> queue;
+    {
+        const std::lock_guard lock(mutex_);
+        queue.swap(queue_);
+    }
+    for (const Task& task : queue) complete(task, aborted_by(cause));
+}
+
+}  // namespace tsr

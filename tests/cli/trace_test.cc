@@ -1,0 +1,202 @@
+// `tessera trace`: records that real communicators wrote, and what the command says of them.
+#include <gmock/gmock.h>
+
+#include <fstream>
+
+#include "cli/command.hpp"
+#include "ranks.hpp"
+#include "temporary_directory.hpp"
+
+namespace tsr::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+Result trace(const std::string& arguments) { return tessera(arguments, "2>&1", "trace"); }
+
+class Trace : public ::testing::Test {
+   protected:
+    [[nodiscard]] std::string directory() const { return directory_.path().string(); }
+
+    // Runs `body` on each rank; those that return true leave a record.
+    void ranks(int world_size, const std::function<bool(Communicator&)>& body) {
+        CommOptions options = test_options();
+        options.timeout = milliseconds{300};
+        const auto store = make_memory_store(milliseconds{30000});
+        // Before a rank goes, all have written: a rank that leaves is no longer waited for.
+        std::atomic<int> done{0};
+        const auto outcomes = run_threads(world_size, [&](int rank) {
+            const auto comm = Communicator::create(store, rank, world_size, options);
+            const bool writes = body(*comm);
+            if (writes) comm->write_trace(directory() + "/" + std::to_string(rank) + ".jsonl");
+            done.fetch_add(1);
+            while (done.load() < world_size) std::this_thread::yield();
+        });
+        for (const auto& outcome : outcomes) EXPECT_FALSE(outcome) << outcome->what();
+    }
+
+    // Reduces 1,000 floats; whether that went well.
+    static bool reduce(Communicator& comm, ReduceOp op = ReduceOp::sum) {
+        std::vector<float> values(1000, 1.0F);
+        const Tensor tensor = tensor_of(std::span(values), DType::f32);
+        Request request;
+        request.collective = Collective::all_reduce;
+        request.outputs = std::span(&tensor, 1);
+        request.op = op;
+        request.label = "bucket 5";
+        return runs(comm, request);
+    }
+    static bool runs(Communicator& comm, const Request& request) {
+        try {
+            comm.run(request);
+            return true;
+        } catch (const Error&) {
+            return false;
+        }
+    }
+
+    TemporaryDirectory directory_;
+};
+
+TEST_F(Trace, ARankThatNeverCameIsNamedWithWhatItDidLast) {
+    ranks(3, [](Communicator& comm) {
+        EXPECT_TRUE(reduce(comm));
+        if (comm.rank() != 1) {
+            EXPECT_FALSE(reduce(comm));
+        }
+        return true;
+    });
+    const Result result = trace("why-hung " + directory());
+    EXPECT_EQ(result.code, 0);
+    EXPECT_THAT(result.output,
+                AllOf(StartsWith("world: rank 1 never entered all_reduce #2 (bucket 5, 3.9 KiB); ranks 0, 2 waited 0."),
+                      HasSubstr("Its last operation was all_reduce #1 (bucket 5, 3.9 KiB), done ")));
+    const Json json = Json::parse(trace("why-hung --json " + directory()).output, "json");
+    const Json& hang = json.at("hangs").as_array().at(0);
+    EXPECT_EQ(hang.at("absent").as_array(), Json::Array{Json(1)});
+    EXPECT_EQ(hang.at("waiting").as_array(), (Json::Array{Json(0), Json(2)}));
+}
+
+TEST_F(Trace, ARankWithoutARecordIsSaidToHaveNone) {
+    ranks(2, [](Communicator& comm) {
+        EXPECT_TRUE(reduce(comm));
+        if (comm.rank() == 0) {
+            EXPECT_FALSE(reduce(comm));
+        }
+        return comm.rank() == 0;
+    });
+    EXPECT_THAT(trace("why-hung " + directory()).output,
+                AllOf(HasSubstr("rank 1 never entered all_reduce #2"), HasSubstr("It left no record")));
+}
+
+TEST_F(Trace, DifferentCallsAreADisagreement) {
+    ranks(2, [](Communicator& comm) {
+        EXPECT_FALSE(reduce(comm, comm.rank() == 0 ? ReduceOp::sum : ReduceOp::max));
+        return true;
+    });
+    EXPECT_THAT(
+        trace("why-hung " + directory()).output,
+        HasSubstr("the ranks disagree: rank 0 called all_reduce of 1000 f32 (sum), rank 1 all_reduce of 1000 f32 "
+                  "(max)"));
+}
+
+TEST_F(Trace, AMessageThatNobodySentIsNamed) {
+    ranks(2, [](Communicator& comm) {
+        EXPECT_TRUE(reduce(comm));
+        if (comm.rank() == 1) return true;
+        std::vector<float> values(4);
+        const Tensor tensor = tensor_of(std::span(values), DType::f32);
+        Request request;
+        request.collective = Collective::recv;
+        request.outputs = std::span(&tensor, 1);
+        request.peer = 1;
+        request.tag = 9;
+        EXPECT_FALSE(runs(comm, request));
+        return true;
+    });
+    EXPECT_THAT(trace("why-hung " + directory()).output,
+                AllOf(HasSubstr("in recv #1 (from rank 1, tag 9, 16 B); rank 1 never sent it"),
+                      HasSubstr("its last operation was all_reduce #1")));
+}
+
+TEST_F(Trace, NothingHangsWhenAllIsDone) {
+    ranks(2, [](Communicator& comm) { return reduce(comm); });
+    const Result result = trace("why-hung " + directory());
+    EXPECT_EQ(result.code, 1);
+    EXPECT_EQ(result.output, "nothing hangs: every operation that was begun has finished\n");
+}
+
+TEST_F(Trace, MergeDrawsALaneForEachOperationInFlight) {
+    ranks(2, [](Communicator& comm) {
+        std::vector<float> values(1000, 1.0F);
+        const Tensor tensor = tensor_of(std::span(values), DType::f32);
+        std::vector<WorkPtr> works;
+        for (int tag = 0; tag < 3; ++tag) {
+            Request request;
+            request.collective = comm.rank() == 0 ? Collective::send : Collective::recv;
+            (comm.rank() == 0 ? request.inputs : request.outputs) = std::span(&tensor, 1);
+            request.peer = 1 - comm.rank();
+            request.tag = tag;
+            works.push_back(comm.submit(request));
+        }
+        for (const WorkPtr& work : works) work->wait(Deadline::in(milliseconds{20000}));
+        return reduce(comm);
+    });
+    const std::string file = directory() + "/trace.json";
+    ASSERT_EQ(trace("merge " + directory() + " -o " + file).code, 0);
+    std::ifstream stream(file);
+    const std::string text{std::istreambuf_iterator<char>(stream), {}};
+    const Json json = Json::parse(text, file);
+    std::map<std::pair<int64_t, int64_t>, std::vector<std::pair<double, double>>> lanes;
+    size_t operations = 0;
+    for (const Json& event : json.at("traceEvents").as_array()) {
+        if (event.at("ph").as_string() != "X") continue;
+        ++operations;
+        const double begin = event.at("ts").as_double();
+        EXPECT_GE(begin, 0);
+        lanes[{event.at("pid").as_int(), event.at("tid").as_int()}].emplace_back(begin,
+                                                                                 begin + event.at("dur").as_double());
+    }
+    EXPECT_EQ(operations, 8u);
+    for (auto& [lane, spans] : lanes) {
+        std::sort(spans.begin(), spans.end());
+        for (size_t i = 1; i < spans.size(); ++i) EXPECT_LE(spans[i - 1].second, spans[i].first + 0.2);
+    }
+}
+
+TEST_F(Trace, WhatIsNoRecordIsRefused) {
+    const auto refused = [&](const std::string& text, const std::string& why) {
+        std::ofstream(directory() + "/x.jsonl") << text;
+        const Result result = trace("why-hung " + directory());
+        EXPECT_EQ(result.code, 2) << text;
+        EXPECT_THAT(result.output, HasSubstr(why)) << text;
+    };
+    const std::string header =
+        R"({"tessera_flight":1,"name":"w","id":"a","rank":0,"world_size":1,"transport":"self","host":"h","pid":1})"
+        "\n";
+    const std::string good =
+        R"({"number":1,"operation":"barrier","state":"finished","sequence":1,"tensors":0,"count":0,"issued_us":1.0,)"
+        R"("started_us":2.0,"ended_us":3.0})"
+        "\n";
+    EXPECT_EQ(trace("why-hung " + directory()).code, 2);
+    refused("", "is empty");
+    refused("{}\n", "line 1: this is no flight record");
+    refused("{\"tessera_flight\":2}\n", "version 2");
+    refused(header + "[]\n", "line 2");
+    refused(header + good + "{\"number\":-1}\n", "line 3");
+    refused(header + R"({"number":1,"operation":"dance","state":"finished","sequence":1})"
+                     "\n",
+            "'dance'");
+    refused(R"({"tessera_flight":1,"name":"w","id":"a","rank":3,"world_size":1,"transport":"","host":"","pid":1})"
+            "\n",
+            "rank 3 of 1");
+    std::ofstream(directory() + "/x.jsonl") << header + good;
+    EXPECT_EQ(trace("why-hung " + directory()).code, 1);
+    EXPECT_EQ(trace("why-hung " + directory() + "/none").code, 2);
+    EXPECT_EQ(trace("merge " + directory() + " -o " + directory() + "/none/x").code, 2);
+}
+
+}  // namespace
+}  // namespace tsr::testing
