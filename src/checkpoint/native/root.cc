@@ -177,8 +177,10 @@ bool is_save_file_name(std::string_view name) {
     const auto is = [&](std::string_view own, std::string_view left) {
         return name == own || (name.starts_with(own) && name.substr(own.size()).starts_with(left));
     };
-    return is_rank_file_name(name) || is_dcp_file_name(name) || is(manifest_name, ".tmp-") ||
-           is(dcp_metadata_name, ".tmp-") || is(writing_name, ".probe-");
+    // And of a storage that writes beside an object's place and renames, what it had not finished.
+    const std::string_view whole = name.substr(0, name.find(".tmp-"));
+    return is_rank_file_name(whole) || is_dcp_file_name(whole) || is(manifest_name, ".tmp-") ||
+           is(dcp_metadata_name, ".tmp-") || is(writing_name, ".probe-") || is(writing_name, ".tmp-");
 }
 
 void remove_save(FileSystem& files, const std::string& root, const std::string& directory) {
