@@ -58,10 +58,14 @@ class MemoryStorage {
     }
 
     // From now on the call number `call`, counted from 0, returns `status` and does nothing. Negative: none fails.
-    void fail_at(int64_t call, int32_t status) {
+    void fail_at(int64_t call, int32_t status) { fail(call, call, status); }
+    // So do all calls from that one on.
+    void fail_from(int64_t call, int32_t status) { fail(call, INT64_MAX, status); }
+    void fail(int64_t call, int64_t last, int32_t status) {
         const std::lock_guard lock(mutex_);
         calls_ = 0;
         fail_call_ = call;
+        last_fail_ = last;
         fail_status_ = status;
     }
     [[nodiscard]] int64_t calls() const {
@@ -117,7 +121,8 @@ class MemoryStorage {
     }
     // Counts a call; what it returns instead of doing anything, or 0.
     int32_t enter(const char* what, const std::string& key, char* message) {
-        if (calls_++ != fail_call_) return TSR_OK;
+        const int64_t call = calls_++;
+        if (fail_call_ < 0 || call < fail_call_ || call > last_fail_) return TSR_OK;
         failed_ = std::string(what) + " of " + key;
         return says(message, "injected into " + failed_, fail_status_);
     }
@@ -267,6 +272,7 @@ class MemoryStorage {
     std::map<std::string, Stored> objects_;  // guarded by mutex_
     int64_t calls_ = 0;                      // guarded by mutex_
     int64_t fail_call_ = -1;                 // guarded by mutex_
+    int64_t last_fail_ = -1;                 // guarded by mutex_
     int32_t fail_status_ = TSR_OK;           // guarded by mutex_
     std::string failed_;                     // guarded by mutex_
     int64_t most_parts_ = 0;                 // guarded by mutex_

@@ -189,6 +189,36 @@ TEST_P(StorageOfEachKind, SurvivesAnErrorAtEachCallOfASave) {
     EXPECT_EQ(memory.keys().size(), 4U) << "what was left of saves that failed is collected";
 }
 
+// As if the process died, or the network: nothing can be tidied up any more.
+TEST_P(StorageOfEachKind, SurvivesAStorageThatIsGoneFromAnyCallOn) {
+    int failures = 0;
+    int64_t step = 2;
+    for (int64_t call = 0;; ++call, step += 2) {
+        save_steps(storage, 2, {step});
+        std::array<tsr_status, 2> outcome{};
+        std::atomic<int64_t> calls{0};
+        api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
+            const tsr_saver_options options = saver_options(storage);
+            api::Owned<tsr_saver> saver;
+            ASSERT_OK(tsr_saver_create(comm, "runs/a", &options, saver.out()));
+            Rows state(rank, 2);
+            state.fill(step + 1);
+            if (rank == 0) memory.fail_from(call, TSR_E_IO);
+            outcome[static_cast<size_t>(rank)] = tsr_saver_save(saver, step + 1, state.state);
+            if (rank == 0) calls = memory.calls();
+        });
+        memory.fail_at(-1, TSR_OK);
+        // The owner's process is still there; after a real death its lease is taken over.
+        memory.edit([](auto& contents) { contents.erase("runs/a/.owner"); });
+        SCOPED_TRACE("from call " + std::to_string(call) + " on");
+        EXPECT_EQ(outcome[0], outcome[1]);
+        failures += outcome[0] != TSR_OK ? 1 : 0;
+        expect_newest(storage, 1, outcome[0] == TSR_OK ? step + 1 : step);
+        if (HasFailure() || calls <= call) break;
+    }
+    EXPECT_GT(failures, 20);
+}
+
 TEST_P(StorageOfEachKind, SavesInPyTorchsFormat) {
     save_steps(storage, 2, {1, 2}, [](tsr_saver_options& options) { options.format = "torch_dcp"; });
     EXPECT_THAT(memory.keys(), Contains(HasSubstr("/.metadata")));

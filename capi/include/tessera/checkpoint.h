@@ -70,11 +70,12 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_options_init(tsr_saver_options *option
 
 /** Open `root` for saving; it is created if absent. One live job at a time may own a root.
  *  @param comm     borrowed for the call (a private communicator is split off); NULL: one rank
- *  @param root     directory, UTF-8, the same on every rank; borrowed for the call
+ *  @param root     directory, or a key of the options' storage; UTF-8, the same on every rank; borrowed for the call
  *  @param options  borrowed for the call; NULL: all defaults
  *  @param out      the saver
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (another live job saves here: names host and pid), IO, PERMISSION,
- *          TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED
+ *          TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED, UNSUPPORTED (staging_bytes with a storage that takes parts in order).
+ *          This and the calls below also return what a callback of the storage chose, or USER
  *  @threadsafety exclusive comm  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_saver_create(tsr_comm *comm, const char *root, const tsr_saver_options *options,
                                                  tsr_saver **out);

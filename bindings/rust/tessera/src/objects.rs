@@ -27,7 +27,7 @@ const IN_FLIGHT: usize = 4;
 ///
 /// let storage = Arc::new(ObjectStorage::new(Arc::new(object_store::memory::InMemory::new()))?);
 /// let mut state = State::new();
-/// state.set("epoch", 7)?;
+/// state.set("epoch", 7i64)?;
 /// Saver::alone("runs/a").storage(storage.clone()).open()?.save(7, &state)?;
 /// assert_eq!(Checkpoint::open_in(storage, "runs/a")?.step()?, 7);
 /// # Ok(()) }

@@ -69,9 +69,15 @@ jlongArray numbers_of(JNIEnv* env) {
 
 std::vector<int64_t> numbers(JNIEnv* env, jlongArray array) { return longs(env, array); }
 
+jobject in_slot(JNIEnv* env, jobjectArray made) {
+    const jobject object = env->GetObjectArrayElement(made, 0);
+    check_pending(env);
+    return object;
+}
+
 // The object in the slot, kept for C.
 void* global_of(JNIEnv* env, jobjectArray made) {
-    const jobject global = env->NewGlobalRef(env->GetObjectArrayElement(made, 0));
+    const jobject global = env->NewGlobalRef(in_slot(env, made));
     if (global == nullptr) throw std::bad_alloc();
     return global;
 }
@@ -172,7 +178,7 @@ int32_t on_list(const char* key, tsr_storage_found_fn found, void* found_data, c
                                                      message_of(env, message));
         check_pending(env);
         if (status != TSR_OK) return status;
-        for (const Text& name : texts(env, static_cast<jobjectArray>(env->GetObjectArrayElement(made, 0)))) {
+        for (const Text& name : texts(env, static_cast<jobjectArray>(in_slot(env, made)))) {
             found(name.c_str(), found_data);
         }
         return status;
