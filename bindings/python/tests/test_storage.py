@@ -46,9 +46,10 @@ def storage(request: pytest.FixtureRequest, tmp_path: os.PathLike[str]) -> Itera
         yield from_fsspec(fsspec.filesystem("file"), str(tmp_path))
     else:
         filesystem = fsspec.filesystem("memory")
-        yield from_fsspec(filesystem, f"/{request.node.name}")
+        prefix = f"/{request.node.originalname}"
+        yield from_fsspec(filesystem, prefix)
         with contextlib.suppress(FileNotFoundError):
-            filesystem.rm(f"/{request.node.name}", recursive=True)
+            filesystem.rm(prefix, recursive=True)
 
 
 def rows_of(comm: ts.Comm, value: float, columns: int = BIG) -> tuple[np.ndarray, ts.State]:

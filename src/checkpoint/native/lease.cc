@@ -249,6 +249,7 @@ void Lease::check() const {
     try {
         id = Holder::parse(read_text(files_, path_, max_lease_bytes)).id;
     } catch (const Error& error) {
+        if (error.code() != Code::not_found && error.code() != Code::corrupt) throw;  // it may still be ours
         throw Error(Code::invalid_state, fmt::format("{} is gone or damaged: another job may save here", path_))
             .caused_by(error);
     }
