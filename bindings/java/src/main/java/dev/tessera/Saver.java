@@ -382,7 +382,6 @@ public final class Saver extends NativeObject {
             return new Work(handle, this).toFuture();
         });
         ProgressRelay.settle(progress);
-        return done.thenApply(nothing -> new Commit(root, step));
         return done.thenApply(nothing -> new Commit(root, step, storage));
     }
 
