@@ -82,6 +82,22 @@ tsr::SaverOptions saver_options_in(const tsr_saver_options* options) {
     return out;
 }
 
+constexpr tsr_open_options default_open_options{.struct_size = sizeof(tsr_open_options), .storage = nullptr};
+
+// A storage's files live as long as what uses them.
+struct SaverAndFiles {
+    std::unique_ptr<tsr::FileSystem> files;
+    std::unique_ptr<tsr::Saver> saver;
+};
+struct CheckpointAndFiles {
+    std::unique_ptr<tsr::FileSystem> files;
+    std::shared_ptr<const tsr::Checkpoint> checkpoint;
+};
+
+std::unique_ptr<tsr::FileSystem> files_of(const tsr_storage* storage) {
+    return storage != nullptr ? tsr::storage_files(object_of(storage, "storage")) : nullptr;
+}
+
 tsr::Allow allow(int32_t value, const char* what) { return flag(value, what) ? tsr::Allow::yes : tsr::Allow::no; }
 
 tsr::LoadOptions load_options_in(const tsr_load_options* options) {
@@ -132,7 +148,12 @@ tsr_status tsr_saver_create(tsr_comm* comm, const char* root, const tsr_saver_op
     return guard([&] {
         create(out, [&] {
             const std::shared_ptr<tsr::Communicator> ranks = comm != nullptr ? object_of(comm, "comm") : nullptr;
-            return std::make_shared<tsr::Saver>(ranks, text(root, "root"), saver_options_in(options));
+            auto own = std::make_shared<SaverAndFiles>();
+            tsr::SaverOptions saver_options = saver_options_in(options);
+            own->files = files_of(options_in(options, default_saver_options(), "options").storage);
+            saver_options.files = own->files.get();
+            own->saver = std::make_unique<tsr::Saver>(ranks, text(root, "root"), std::move(saver_options));
+            return std::shared_ptr<tsr::Saver>(own, own->saver.get());
         });
     });
 }
@@ -186,6 +207,22 @@ tsr_status tsr_load_options_init(tsr_load_options* options, size_t struct_size) 
 
 tsr_status tsr_checkpoint_open(const char* path, tsr_checkpoint** out) {
     return guard([&] { create(out, [&] { return tsr::Checkpoint::open(text(path, "path")); }); });
+}
+
+tsr_status tsr_open_options_init(tsr_open_options* options, size_t struct_size) {
+    return options_init(options, struct_size, default_open_options, "options");
+}
+
+tsr_status tsr_checkpoint_open_with(const char* path, const tsr_open_options* options, tsr_checkpoint** out) {
+    return guard([&] {
+        create(out, [&] {
+            auto own = std::make_shared<CheckpointAndFiles>();
+            own->files = files_of(options_in(options, default_open_options, "options").storage);
+            own->checkpoint = own->files ? tsr::Checkpoint::open(text(path, "path"), *own->files)
+                                         : tsr::Checkpoint::open(text(path, "path"));
+            return std::shared_ptr<const tsr::Checkpoint>(own, own->checkpoint.get());
+        });
+    });
 }
 
 tsr_status tsr_checkpoint_path(const tsr_checkpoint* checkpoint, char* out, size_t capacity, size_t* size) {

@@ -1,6 +1,7 @@
 // What each opaque handle of types.h is. Magic words are ASCII of the type's name.
 #pragma once
 
+#include "checkpoint/io/storage.hpp"
 #include "checkpoint/saver.hpp"
 #include "comm/communicator.hpp"
 #include "comm/mesh.hpp"
@@ -24,6 +25,7 @@ struct tsr_ddp : tsr::capi::Handle<tsr::Ddp, 0x545352'444450> {};
 struct tsr_state : tsr::capi::Handle<tsr::State, 0x545352'5354415445> {};
 struct tsr_saver : tsr::capi::Handle<tsr::Saver, 0x545352'5341564552> {};
 struct tsr_checkpoint : tsr::capi::Handle<const tsr::Checkpoint, 0x545352'43484543> {};
+struct tsr_storage : tsr::capi::Handle<tsr::Storage, 0x545352'53544f52> {};
 
 namespace tsr::capi {
 

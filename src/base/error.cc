@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <system_error>
 
@@ -84,7 +85,22 @@ Error Error::caused_by(const Error& cause) const {
     return changed(record_, [&](ErrorRecord& r) { r.cause = cause.record(); });
 }
 
+namespace {
+
+constexpr int kept_errno = 4096;  // the kernel's go to 4095
+thread_local std::optional<Error> kept;
+
+}  // namespace
+
+int keep_error(const Error& error) {
+    kept = error;
+    return kept_errno;
+}
+
 Error os_error(std::string what, int errno_value) {
+    if (errno_value == kept_errno && kept) {
+        return Error(changed(kept->record(), [&](ErrorRecord& r) { r.message = std::move(what) + ": " + r.message; }));
+    }
     Code code = Code::io;
     if (errno_value == EACCES || errno_value == EPERM) code = Code::permission;
     if (errno_value == ENOMEM) code = Code::no_memory;

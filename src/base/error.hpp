@@ -77,6 +77,9 @@ class Error : public std::exception {
 
 // An IO error (PERMISSION for EACCES and EPERM, NO_MEMORY for ENOMEM): "<what>: <strerror>", native code errno.
 [[nodiscard]] Error os_error(std::string what, int errno_value);
+// For what fails beneath an interface that speaks errno: keeps `error` for this thread and returns a number that no
+// system call gives. os_error() makes "<what>: <message>" of it again, with the error's own code.
+[[nodiscard]] int keep_error(const Error& error);
 
 // Whatever is being handled by a catch clause, as an Error (bad_alloc: NO_MEMORY, others: INTERNAL).
 [[nodiscard]] Error current_error() noexcept;

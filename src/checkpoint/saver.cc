@@ -59,6 +59,11 @@ Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverO
             throw Error(Code::invalid_argument, "the root of a saver is not UTF-8");
         }
         check_retention(options_.retention);
+        if (options_.staging_bytes > 0 && options_.format == SaveFormat::native && files_.writes_in_order()) {
+            throw Error(Code::unsupported,
+                        "this storage takes parts in order only, so that all of a rank's data must be there before its "
+                        "file begins; leave staging_bytes at 0");
+        }
         pool_ = std::make_unique<StagingPool>(options_.staging_bytes);
         pace_ = std::make_unique<Pace>(options_.write_bytes_per_s);
         while (root_.size() > 1 && root_.back() == '/') root_.pop_back();

@@ -56,6 +56,7 @@ TSR_TEST_HANDLE(tsr_sampler);
 TSR_TEST_HANDLE(tsr_state);
 TSR_TEST_HANDLE(tsr_saver);
 TSR_TEST_HANDLE(tsr_checkpoint);
+TSR_TEST_HANDLE(tsr_storage);
 #undef TSR_TEST_HANDLE
 
 template <class T>

@@ -15,7 +15,7 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint64_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset, strcpy
 
 from libtessera cimport *
 
@@ -25,7 +25,7 @@ from operator import index
 
 from numpy import generic
 
-from tessera.errors import InvalidArgument, InvalidState, _from_native
+from tessera.errors import InvalidArgument, InvalidState, _from_native, _status_of
 
 
 cdef extern from "gate.h" nogil:
@@ -57,6 +57,7 @@ include "ddp.pxi"
 include "optim.pxi"
 include "data.pxi"
 include "state.pxi"
+include "storage.pxi"
 include "checkpoint.pxi"
 
 ABI_VERSION = TSR_ABI_VERSION

@@ -13,8 +13,9 @@ cdef class Checkpoint(Handle):
 
 def saver_create(Comm comm, object root, *, keep_latest=None, timeout_ms=None, writer=None, writer_version=None,
                  format=None, best_metric=None, best_is_higher=None, keep_best=None, keep_every=None, when_busy=None,
-                 low_priority=None, staging_bytes=None, write_bytes_per_s=None, progress=None):
+                 low_priority=None, staging_bytes=None, write_bytes_per_s=None, progress=None, Storage storage=None):
     cdef Lease lease = None if comm is None else use(comm)
+    cdef Lease storage_lease = None if storage is None else share(storage)
     cdef list keep = []
     cdef tsr_saver_options o
     cdef tsr_saver *out = NULL
@@ -50,6 +51,8 @@ def saver_create(Comm comm, object root, *, keep_latest=None, timeout_ms=None, w
     if progress is not None:
         o.progress = on_progress
         o.progress_data = <void *>progress
+    if storage is not None:
+        o.storage = <const tsr_storage *>storage_lease.ptr
     arm()
     with nogil:
         check(tsr_saver_create(ranks, path, &o, &out))
@@ -116,6 +119,21 @@ def checkpoint_open(object path):
     arm()
     with nogil:
         check(tsr_checkpoint_open(text, &out))
+    return adopt(Checkpoint.__new__(Checkpoint), out)
+
+
+def checkpoint_open_with(object path, *, Storage storage=None):
+    cdef list keep = []
+    cdef Lease storage_lease = None if storage is None else share(storage)
+    cdef const char *text = text_or_null(keep, path, "the path")
+    cdef tsr_open_options o
+    cdef tsr_checkpoint *out = NULL
+    check(tsr_open_options_init(&o, sizeof(tsr_open_options)))
+    if storage is not None:
+        o.storage = <const tsr_storage *>storage_lease.ptr
+    arm()
+    with nogil:
+        check(tsr_checkpoint_open_with(text, &o, &out))
     return adopt(Checkpoint.__new__(Checkpoint), out)
 
 

@@ -20,6 +20,7 @@ cdef extern from "tessera/types.h" nogil:
     ctypedef struct tsr_state
     ctypedef struct tsr_saver
     ctypedef struct tsr_checkpoint
+    ctypedef struct tsr_storage
     int TSR_DTYPE_F16
     int TSR_DTYPE_BF16
     int TSR_DTYPE_F32
@@ -318,6 +319,39 @@ cdef extern from "tessera/state.h" nogil:
     void tsr_state_destroy(tsr_state *state)
 
 
+cdef extern from "tessera/storage.h" nogil:
+    int TSR_STORAGE_PARTS_IN_ANY_ORDER
+    int TSR_STORAGE_PUT_IF_ABSENT
+    int TSR_STORAGE_OBJECT
+    int TSR_STORAGE_DIRECTORY
+    int TSR_STORAGE_MESSAGE_BYTES
+    ctypedef void (*tsr_storage_found_fn)(const char *name, void *found_data)
+    ctypedef struct tsr_storage_vtable:
+        size_t struct_size
+        int32_t capabilities
+        int64_t part_bytes
+        int32_t (*status)(const char *key, int32_t *kind, int64_t *size, int64_t *modified_ms, char *message,
+                          void *user_data) noexcept
+        int32_t (*open)(const char *key, void **object, int64_t *size, char *message, void *user_data) noexcept
+        int32_t (*read)(void *object, int64_t offset, void *data, int64_t size, int64_t *got, char *message,
+                        void *user_data) noexcept
+        void (*close)(void *object, void *user_data) noexcept
+        int32_t (*put)(const char *key, const void *data, int64_t size, int32_t if_absent, char *message,
+                       void *user_data) noexcept
+        int32_t (*begin)(const char *key, int64_t size, void **upload, char *message, void *user_data) noexcept
+        int32_t (*part)(void *upload, int64_t index, int64_t offset, const void *data, int64_t size, char *message,
+                        void *user_data) noexcept
+        int32_t (*finish)(void *upload, char *message, void *user_data) noexcept
+        void (*drop)(void *upload, void *user_data) noexcept
+        int32_t (*list)(const char *key, tsr_storage_found_fn found, void *found_data, char *message,
+                        void *user_data) noexcept
+        int32_t (*remove)(const char *key, char *message, void *user_data) noexcept
+        int32_t (*remove_directory)(const char *key, char *message, void *user_data) noexcept
+    tsr_status tsr_storage_create(const tsr_storage_vtable *vtable, void *user_data, tsr_destroy_fn destroy,
+                                  tsr_storage **out)
+    void tsr_storage_destroy(tsr_storage *storage)
+
+
 cdef extern from "tessera/checkpoint.h" nogil:
     ctypedef void (*tsr_progress_fn)(int32_t phase, int64_t done, int64_t total, void *user_data)
     ctypedef struct tsr_saver_options:
@@ -337,6 +371,10 @@ cdef extern from "tessera/checkpoint.h" nogil:
         int64_t write_bytes_per_s
         tsr_progress_fn progress
         void *progress_data
+        const tsr_storage *storage
+    ctypedef struct tsr_open_options:
+        size_t struct_size
+        const tsr_storage *storage
     ctypedef struct tsr_load_options:
         size_t struct_size
         int32_t verify
@@ -356,6 +394,8 @@ cdef extern from "tessera/checkpoint.h" nogil:
     void tsr_saver_destroy(tsr_saver *saver)
     tsr_status tsr_load_options_init(tsr_load_options *options, size_t struct_size)
     tsr_status tsr_checkpoint_open(const char *path, tsr_checkpoint **out)
+    tsr_status tsr_open_options_init(tsr_open_options *options, size_t struct_size)
+    tsr_status tsr_checkpoint_open_with(const char *path, const tsr_open_options *options, tsr_checkpoint **out)
     tsr_status tsr_checkpoint_path(const tsr_checkpoint *checkpoint, char *text, size_t capacity, size_t *size)
     tsr_status tsr_checkpoint_manifest(const tsr_checkpoint *checkpoint, char *text, size_t capacity, size_t *size)
     tsr_status tsr_checkpoint_step(const tsr_checkpoint *checkpoint, int64_t *step)

@@ -44,7 +44,9 @@ def test_the_functions_of_the_log_are_described():
 def test_the_index_names_everything_once_and_nothing_else():
     named = re.findall(r"^- `(?:ts\.)?(\w+(?:\.\w+)?)", INDEX, re.MULTILINE)
     assert sorted(named) == sorted(set(named))
-    expected = [name for name in ts.__all__ if name != "log"] + [f"log.{name}" for name in ts.log.__all__]
+    expected = [name for name in ts.__all__ if name not in ("log", "storage")]
+    expected += [f"log.{name}" for name in ts.log.__all__]
+    expected += [f"storage.{name}" for name in ts.storage.__all__ if name != "Storage"]
     assert sorted(named) == sorted(expected)
 
 

@@ -56,6 +56,9 @@ typedef struct tsr_saver_options {
                                    background on the saver's own thread, at the same time as STAGE where a part is written
                                    before tsr_saver_save_async returns */
     void *progress_data;       /* borrowed until destroy */
+    const tsr_storage
+        *storage; /* storage.h: the root is a key in it; NULL (default): a directory of this machine. Borrowed
+                                   for the call; the saver keeps it alive */
 } tsr_saver_options;
 
 /** Write the defaults into `options`.
@@ -67,11 +70,12 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_options_init(tsr_saver_options *option
 
 /** Open `root` for saving; it is created if absent. One live job at a time may own a root.
  *  @param comm     borrowed for the call (a private communicator is split off); NULL: one rank
- *  @param root     directory, UTF-8, the same on every rank; borrowed for the call
+ *  @param root     directory, or a key of the options' storage; UTF-8, the same on every rank; borrowed for the call
  *  @param options  borrowed for the call; NULL: all defaults
  *  @param out      the saver
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (another live job saves here: names host and pid), IO, PERMISSION,
- *          TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED
+ *          TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED, UNSUPPORTED (staging_bytes with a storage that takes parts in order).
+ *          This and the calls below also return what a callback of the storage chose, or USER
  *  @threadsafety exclusive comm  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_saver_create(tsr_comm *comm, const char *root, const tsr_saver_options *options,
                                                  tsr_saver **out);
@@ -168,6 +172,30 @@ TSR_API TSR_MUST_USE tsr_status tsr_load_options_init(tsr_load_options *options,
  *          holds more than one model)
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_open(const char *path, tsr_checkpoint **out);
+
+/** Options of tsr_checkpoint_open_with. `_init` writes the defaults; then every field is literal. */
+typedef struct tsr_open_options {
+    size_t struct_size;
+    const tsr_storage
+        *storage; /* storage.h: the path is a key in it; NULL (default): a path of this machine. Borrowed for
+                                   the call; the checkpoint keeps it alive */
+} tsr_open_options;
+
+/** Write the defaults into `options`.
+ *  @param options      out
+ *  @param struct_size  sizeof(tsr_open_options) of the caller
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_open_options_init(tsr_open_options *options, size_t struct_size);
+
+/** tsr_checkpoint_open with options, such as the storage that the checkpoint lies in.
+ *  @param path     borrowed for the call
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the checkpoint
+ *  @return as tsr_checkpoint_open; what a callback of the storage chose, or USER
+ *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_open_with(const char *path, const tsr_open_options *options,
+                                                         tsr_checkpoint **out);
 
 /** The directory that was opened.
  *  @param checkpoint  borrowed for the call

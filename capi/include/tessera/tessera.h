@@ -14,6 +14,7 @@
 #include "mesh.h"
 #include "optim.h"
 #include "state.h"
+#include "storage.h"
 #include "store.h"
 #include "types.h"
 #include "version.h"

@@ -35,6 +35,7 @@ typedef struct tsr_sampler tsr_sampler;
 typedef struct tsr_state tsr_state;
 typedef struct tsr_saver tsr_saver;
 typedef struct tsr_checkpoint tsr_checkpoint;
+typedef struct tsr_storage tsr_storage;
 
 /** Element types. Stored as int32_t; numbers are never reused. */
 enum {

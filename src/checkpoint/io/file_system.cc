@@ -121,6 +121,9 @@ void write_new_text(FileSystem& files, const std::string& path, std::string_view
 }
 
 void replace_text(FileSystem& files, const std::string& path, std::string_view text, std::string_view tag) {
+    if (const int64_t put = files.put(path, std::as_bytes(std::span(text))); put != -EOPNOTSUPP) {
+        return check(put, "write", path);
+    }
     const std::string temporary = fmt::format("{}.tmp-{}", path, tag);
     (void)files.remove_file(temporary);  // a leftover of a process that died here
     try {

@@ -72,6 +72,10 @@ class FileSystem {
     [[nodiscard]] virtual int64_t list(const std::string& path, std::vector<std::string>& names) = 0;  // sorted
     [[nodiscard]] virtual int64_t status(const std::string& path, FileStatus& out) = 0;
     [[nodiscard]] virtual int64_t touch(const std::string& path) = 0;  // modified := now
+    // Whether a file takes its bytes from the first to the last only, from one thread at a time.
+    [[nodiscard]] virtual bool writes_in_order() const { return false; }
+    // Writes the file whole, at once and durably, over one that is there. -EOPNOTSUPP where that takes a rename.
+    [[nodiscard]] virtual int64_t put(const std::string&, std::span<const std::byte>) { return -EOPNOTSUPP; }
 };
 
 // The operating system's files. Never destroyed.
@@ -93,7 +97,7 @@ void make_directories(FileSystem& files, const std::string& path);
 // A small file whole; CORRUPT beyond `max_size`.
 [[nodiscard]] std::string read_text(FileSystem& files, const std::string& path, int64_t max_size);
 [[nodiscard]] std::string read_text(File& file, const std::string& path, int64_t max_size);
-// Writes `<path>.tmp-<tag>`, fsyncs, renames it to `path` and fsyncs the directory: old or new, never half.
+// Puts it, or writes `<path>.tmp-<tag>`, fsyncs, renames it to `path` and fsyncs the directory: old or new, never half.
 void replace_text(FileSystem& files, const std::string& path, std::string_view text, std::string_view tag);
 void write_new_text(FileSystem& files, const std::string& path, std::string_view text);  // fsynced; must not exist
 

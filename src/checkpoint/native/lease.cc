@@ -56,7 +56,7 @@ int64_t now_on(FileSystem& files, const std::string& beside, const std::string& 
     FileStatus status;
     {
         std::unique_ptr<File> file;
-        if (files.open(probe, OpenMode::create, file) < 0) return 0;
+        if (files.open(probe, OpenMode::create, file) < 0 || file->sync() < 0) return 0;
     }
     const int64_t found = files.status(probe, status);
     (void)files.remove_file(probe);
@@ -116,9 +116,11 @@ bool is_live(FileSystem& files, const std::string& path, const Holder& holder, c
     const Holder self = Holder::this_process("");
     if (holder.machine == self.machine && holder.start_time != 0) return start_time_of(holder.pid) == holder.start_time;
     FileStatus status;
-    if (files.status(path, status) < 0) return false;
+    const int64_t found = files.status(path, status);
+    if (found == -ENOENT) return false;
+    if (found < 0) return true;  // in doubt it lives
     const int64_t now = now_on(files, path, random_id());
-    if (now == 0) return true;  // in doubt it lives
+    if (now == 0 || status.modified_ns == 0) return true;
     return now - status.modified_ns < std::chrono::nanoseconds(times.span).count();
 }
 
@@ -179,6 +181,10 @@ void Lease::acquire() {
             if (error.code() != Code::corrupt) give_up(error);
         }
         const Holder holder = holder_of(text);
+        if (holder.id == self_.id) {  // put, though the answer was lost and the storage's client asked again
+            (void)files_.remove_file(mine);
+            return;
+        }
         if (is_live(files_, path_, holder, times_)) give_up(held_by(parent_of(path_), holder));
         // Many savers may find the same dead lease. Whoever links the mark of this very text may remove it, if it still
         // stands: so nobody removes the lease of one that was quicker.
@@ -243,6 +249,7 @@ void Lease::check() const {
     try {
         id = Holder::parse(read_text(files_, path_, max_lease_bytes)).id;
     } catch (const Error& error) {
+        if (error.code() != Code::not_found && error.code() != Code::corrupt) throw;  // it may still be ours
         throw Error(Code::invalid_state, fmt::format("{} is gone or damaged: another job may save here", path_))
             .caused_by(error);
     }

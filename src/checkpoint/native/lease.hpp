@@ -49,7 +49,7 @@ class Lease {
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
 
-    // Throws INVALID_STATE if someone has taken the root over.
+    // Throws INVALID_STATE if someone has taken the root over, and what stops it from looking.
     void check() const;
 
    private:

@@ -73,8 +73,9 @@ std::vector<SavedStep> scan_root(FileSystem& files, const std::string& root) {
                     save.step = head->step;
                 }
             } catch (const Error& error) {
-                // Removed since it was listed, by a retention beside us; anything else is told by who opens it.
+                // Removed since it was listed, by a retention beside us; damage is told by who opens it.
                 if (error.code() == Code::not_found) save.committed = false;
+                if (save.committed && error.code() != Code::corrupt) save.unread = error;
             }
         }
         saves.push_back(std::move(save));
@@ -118,6 +119,7 @@ std::string newest_of(FileSystem& files, const std::string& root, const std::str
         // certain that nothing is lost by passing over it.
         if (save.committed && !save.readable) {
             if (newest.empty() || newest != hint) {
+                if (save.unread) throw Error(*save.unread);
                 throw Error(Code::corrupt,
                             fmt::format("{} is damaged, and it may be the newest save; to go on without it, move its "
                                         "directory away{}",
@@ -153,6 +155,8 @@ std::optional<std::string> newest_save(FileSystem& files, const std::string& roo
 int64_t next_sequence(FileSystem& files, const std::string& root) {
     int64_t next = 0;
     for (const SavedStep& save : scan_root(files, root)) {
+        // Its number would be drawn twice, and the older of the two might pass for the newest save.
+        if (save.unread) throw Error(*save.unread);
         if (save.sequence == max_sequence) {
             throw Error(Code::corrupt, fmt::format("{} has the sequence {}, after which no save can come; move its "
                                                    "directory away, or save into another root",
@@ -181,8 +185,10 @@ bool is_save_file_name(std::string_view name) {
     const auto is = [&](std::string_view own, std::string_view left) {
         return name == own || (name.starts_with(own) && name.substr(own.size()).starts_with(left));
     };
-    return is_rank_file_name(name) || is_dcp_file_name(name) || is(manifest_name, ".tmp-") ||
-           is(dcp_metadata_name, ".tmp-") || is(writing_name, ".probe-");
+    // And of a storage that writes beside an object's place and renames, what it had not finished.
+    const std::string_view whole = name.substr(0, name.find(".tmp-"));
+    return is_rank_file_name(whole) || is_dcp_file_name(whole) || is(manifest_name, ".tmp-") ||
+           is(dcp_metadata_name, ".tmp-") || is(writing_name, ".probe-") || is(writing_name, ".tmp-");
 }
 
 void remove_save(FileSystem& files, const std::string& root, const std::string& directory) {

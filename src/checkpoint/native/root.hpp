@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.hpp"
 #include "checkpoint/io/file_system.hpp"
 
 namespace tsr {
@@ -18,9 +19,10 @@ inline constexpr std::string_view writing_name = ".writing";
 inline constexpr std::string_view dcp_metadata_name = ".metadata";  // of PyTorch's Distributed Checkpoint
 
 struct SavedStep {
-    std::string directory;   // its name in the root
-    bool committed = false;  // it has a manifest
-    bool readable = false;   // the manifest begins as it should; then the numbers below are known
+    std::string directory;        // its name in the root
+    bool committed = false;       // it has a manifest
+    bool readable = false;        // the manifest begins as it should; then the numbers below are known
+    std::optional<Error> unread;  // why nobody could look; what it says may be sound all the same
     int64_t sequence = 0;
     int64_t step = 0;
 };
@@ -35,7 +37,8 @@ struct SavedStep {
 // behind it is the caller's decision.
 [[nodiscard]] std::optional<std::string> newest_save(FileSystem& files, const std::string& root);
 
-// One more than that of any save in the root. CORRUPT if none can come after it.
+// One more than that of any save in the root. CORRUPT if none can come after it; an error of the file system, if a
+// manifest cannot be looked at.
 [[nodiscard]] int64_t next_sequence(FileSystem& files, const std::string& root);
 // The time as a manifest tells it: "2026-11-21T09:02:11.123Z".
 [[nodiscard]] std::string utc_now();

@@ -99,6 +99,34 @@ void write_stream(File& file, const std::string& path, int64_t data_begin, const
     });
 }
 
+WriteOptions one_writer(WriteOptions options) {
+    options.threads = 1;
+    return options;
+}
+
+namespace {
+
+// Looks at the stream as write_stream() does, and writes nothing.
+void for_each_chunk(const ChunkSource& stream, int threads,
+                    const std::function<void(int64_t at, std::span<const std::byte> chunk)>& look) {
+    const auto chunks = static_cast<size_t>(round_up(stream.size(), chunk_bytes) / chunk_bytes);
+    std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(threads, 1)));
+    run_parallel(chunks, threads, [&](size_t chunk, int worker) {
+        const int64_t begin = static_cast<int64_t>(chunk) * chunk_bytes;
+        const int64_t end = std::min(begin + chunk_bytes, stream.size());
+        const std::byte* data = stream.contiguous(begin, end);
+        if (data == nullptr) {
+            AlignedBuffer& buffer = buffers[static_cast<size_t>(worker)];
+            if (buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(chunk_bytes));
+            stream.copy(begin, end, buffer.data());
+            data = buffer.data();
+        }
+        look(begin, std::span(data, static_cast<size_t>(end - begin)));
+    });
+}
+
+}  // namespace
+
 void finish_file(File& file, const std::string& path, int64_t size) {
     if (const int64_t cut = file.truncate(size); cut < 0) {
         throw os_error(fmt::format("cannot set the size of {}", path), static_cast<int>(-cut));
@@ -113,17 +141,28 @@ SavedFile write_rank_file(FileSystem& files, const std::string& directory, const
     const int64_t size = header.file_bytes();
     const auto file = create_reserved(files, path, size);
     std::vector<uint32_t> crcs(header.block_count());
-    write_stream(*file, path, data_begin, stream, options, [&](int64_t at, std::span<const std::byte> chunk) {
+    const auto checksum = [&](int64_t at, std::span<const std::byte> chunk) {
         for (size_t block = 0; block < chunk.size(); block += static_cast<size_t>(block_bytes)) {
             const size_t bytes = std::min(static_cast<size_t>(block_bytes), chunk.size() - block);
             crcs[(static_cast<size_t>(at) + block) / static_cast<size_t>(block_bytes)] =
                 crc32c(chunk.subspan(block, bytes));
         }
-    });
-    header.set_crcs(crcs);
-    AlignedBuffer aligned(header.text.size());
-    std::memcpy(aligned.data(), header.text.data(), header.text.size());
-    write_all(*file, path, aligned.first(header.text.size()), 0);
+    };
+    const auto write_header = [&] {
+        header.set_crcs(crcs);
+        AlignedBuffer aligned(header.text.size());
+        std::memcpy(aligned.data(), header.text.data(), header.text.size());
+        write_all(*file, path, aligned.first(header.text.size()), 0);
+    };
+    if (files.writes_in_order()) {
+        // The header goes first then, and its checksums take a look at all data before.
+        for_each_chunk(stream, options.threads, checksum);
+        write_header();
+        write_stream(*file, path, data_begin, stream, one_writer(options), nullptr);
+    } else {
+        write_stream(*file, path, data_begin, stream, options, checksum);
+        write_header();
+    }
     finish_file(*file, path, size);
     return {name, size, crc32c(header.text)};
 }

@@ -65,6 +65,8 @@ struct WriteOptions {
 void write_stream(File& file, const std::string& path, int64_t begin, const ChunkSource& stream,
                   const WriteOptions& options,
                   const std::function<void(int64_t at, std::span<const std::byte> chunk)>& seen);
+// For a file system that writes in order.
+[[nodiscard]] WriteOptions one_writer(WriteOptions options);
 // Cuts the file to its size and fsyncs it.
 void finish_file(File& file, const std::string& path, int64_t size);
 

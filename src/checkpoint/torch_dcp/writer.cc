@@ -269,7 +269,8 @@ void write_dcp_file(FileSystem& files, const std::string& path, const ChunkSourc
                     const std::vector<CrcPlace>& places, const std::vector<uint32_t>& crcs,
                     const WriteOptions& options) {
     const auto file = create_reserved(files, path, data.size());
-    write_stream(*file, path, 0, *with_crcs(data, places, crcs), options, nullptr);
+    const WriteOptions how = files.writes_in_order() ? one_writer(options) : options;
+    write_stream(*file, path, 0, *with_crcs(data, places, crcs), how, nullptr);
     finish_file(*file, path, data.size());
 }
 

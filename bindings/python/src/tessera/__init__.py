@@ -22,6 +22,7 @@ from . import (
     _abi,  # checks the library before anything uses it
     errors,
     log,
+    storage,
 )
 from .checkpoint import Checkpoint, Phase, Saver, TensorInfo
 from .collectives import ReduceOp
@@ -34,6 +35,7 @@ from .layout import Box, Layout, Replicate, Shard
 from .mesh import Mesh
 from .optim import SGD, Adam, AdamW, Optimizer
 from .state import PerRank, Sharded, State, Stateful
+from .storage import Storage
 from .store import Store, StoreServer
 from .tensor import DType
 from .work import Work
@@ -62,6 +64,7 @@ __all__ = [
     "Sharded",
     "State",
     "Stateful",
+    "Storage",
     "Store",
     "StoreServer",
     "TensorInfo",
@@ -70,5 +73,6 @@ __all__ = [
     "log",
     "preempt_requested",
     "record",
+    "storage",
     *errors.__all__,
 ]

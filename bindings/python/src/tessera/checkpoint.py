@@ -17,6 +17,7 @@ from ._base import Closable, Timeout, checked, milliseconds
 from .comm import Comm
 from .errors import InvalidArgument, NotFound
 from .state import State
+from .storage import Storage, in_library
 from .tensor import DType, has_other_bits, tensor
 from .values import decode
 from .work import Work
@@ -126,6 +127,8 @@ class Saver(Closable):
         Called with a `Phase`, and bytes done and in total on this rank, a few times a second; of a save in the
         background on the library's thread. What it raises ends nothing: it is raised when the call is over, of a save
         in the background by the next call of the saver.
+    storage : Storage, optional
+        Where the root is a key: an object store, or whatever else `tessera.storage` makes of one.
 
     Raises
     ------
@@ -153,30 +156,33 @@ class Saver(Closable):
         staging_bytes: int | None = None,
         write_bytes_per_s: int | None = None,
         progress: ProgressFn | None = None,
+        storage: Storage | None = None,
     ) -> None:
         if when_busy is not None and when_busy not in _WHEN_BUSY:
             raise InvalidArgument(f"when_busy is {when_busy!r}; it is 'wait', 'refuse' or 'replace'")
         self._progress = _watched(progress)
         handle = None if comm is None else checked(comm, Comm, "comm", root)._handle
         self._root = os.fsdecode(root)
-        self._handle = _core.saver_create(
-            handle,
-            self._root,
-            keep_latest=keep_latest,
-            format=format,
-            best_metric=best_metric,
-            best_is_higher=best_is_higher,
-            keep_best=keep_best,
-            keep_every=keep_every,
-            when_busy=None if when_busy is None else _WHEN_BUSY[when_busy],
-            low_priority=low_priority,
-            staging_bytes=staging_bytes,
-            write_bytes_per_s=write_bytes_per_s,
-            progress=self._progress,
-            timeout_ms=milliseconds(timeout),
-            writer="python",
-            writer_version=platform.python_version(),
-        )
+        with in_library(storage) as place:
+            self._handle = _core.saver_create(
+                handle,
+                self._root,
+                keep_latest=keep_latest,
+                format=format,
+                best_metric=best_metric,
+                best_is_higher=best_is_higher,
+                keep_best=keep_best,
+                keep_every=keep_every,
+                when_busy=None if when_busy is None else _WHEN_BUSY[when_busy],
+                low_priority=low_priority,
+                staging_bytes=staging_bytes,
+                write_bytes_per_s=write_bytes_per_s,
+                progress=self._progress,
+                timeout_ms=milliseconds(timeout),
+                writer="python",
+                writer_version=platform.python_version(),
+                storage=place,
+            )
         if comm is not None:
             comm._own(self)
 
@@ -332,6 +338,8 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         The directory of a checkpoint, or a root: then its newest; ``root/best``: the best by the saver's `best_metric`.
         While it is open no saver removes it. Or what PyTorch wrote: the directory of a
         ``torch.distributed.checkpoint``, or a file of ``torch.save``; no pickle is executed, and PyTorch is not needed.
+    storage : Storage, optional
+        Where the path is a key.
 
     Raises
     ------
@@ -348,8 +356,12 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
 
     _handle: _core.Checkpoint
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._handle = _core.checkpoint_open(os.fsdecode(path))
+    def __init__(self, path: str | os.PathLike[str], *, storage: Storage | None = None) -> None:
+        if storage is None:
+            self._handle = _core.checkpoint_open(os.fsdecode(path))
+            return
+        with in_library(storage) as place:
+            self._handle = _core.checkpoint_open_with(os.fsdecode(path), storage=place)
 
     @property
     def path(self) -> str:

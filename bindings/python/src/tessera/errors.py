@@ -282,3 +282,19 @@ def _from_native(
         error.errno = native
     error.__cause__ = cause
     return error
+
+
+def _status_of(error: BaseException) -> int:
+    """The status of what a callback raised; -1, which the library returns as `UserError`, if none fits."""
+    if isinstance(error, TesseraError):
+        return int(error.code)
+    for kind, code in (
+        (FileNotFoundError, Code.NOT_FOUND),
+        (PermissionError, Code.PERMISSION),
+        (TimeoutError, Code.TIMEOUT),
+        (MemoryError, Code.NO_MEMORY),
+        (OSError, Code.IO),
+    ):
+        if isinstance(error, kind):
+            return int(code)
+    return -1

@@ -1,6 +1,6 @@
 //! `tessera/checkpoint.h`.
 
-use crate::{tsr_checkpoint, tsr_comm, tsr_dtype, tsr_saver, tsr_state, tsr_status, tsr_tensor, tsr_work};
+use crate::{tsr_checkpoint, tsr_comm, tsr_dtype, tsr_saver, tsr_state, tsr_status, tsr_storage, tsr_tensor, tsr_work};
 use std::ffi::{c_char, c_void};
 
 /// `tsr_progress_fn`.
@@ -36,6 +36,12 @@ structs! {
         write_bytes_per_s: i64,
         progress: tsr_progress_fn,
         progress_data: *mut c_void,
+        storage: *const tsr_storage,
+    }
+    /// `tsr_open_options`.
+    struct tsr_open_options {
+        struct_size: usize,
+        storage: *const tsr_storage,
     }
     /// `tsr_load_options`.
     struct tsr_load_options {
@@ -81,6 +87,12 @@ functions! { "checkpoint":
     fn tsr_saver_destroy(saver: *mut tsr_saver);
     fn tsr_load_options_init(options: *mut tsr_load_options, struct_size: usize) -> tsr_status;
     fn tsr_checkpoint_open(path: *const c_char, out: *mut *mut tsr_checkpoint) -> tsr_status;
+    fn tsr_open_options_init(options: *mut tsr_open_options, struct_size: usize) -> tsr_status;
+    fn tsr_checkpoint_open_with(
+        path: *const c_char,
+        options: *const tsr_open_options,
+        out: *mut *mut tsr_checkpoint,
+    ) -> tsr_status;
     fn tsr_checkpoint_path(
         checkpoint: *const tsr_checkpoint,
         text: *mut c_char,

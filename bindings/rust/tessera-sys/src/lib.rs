@@ -23,6 +23,7 @@ mod memory;
 mod mesh;
 mod optim;
 mod state;
+mod storage;
 mod store;
 mod types;
 mod version;
@@ -40,6 +41,7 @@ pub use memory::*;
 pub use mesh::*;
 pub use optim::*;
 pub use state::*;
+pub use storage::*;
 pub use store::*;
 pub use types::*;
 pub use version::*;
@@ -57,9 +59,9 @@ pub mod meta {
         };
     }
     all!(functions, FUNCTIONS, Function:
-        checkpoint comm data ddp error launch layout log memory mesh optim state store version);
-    all!(constants, CONSTANTS, (&'static str, i64): checkpoint error layout log types version);
-    all!(layouts, LAYOUTS, Layout: checkpoint comm data ddp layout optim store types);
+        checkpoint comm data ddp error launch layout log memory mesh optim state storage store version);
+    all!(constants, CONSTANTS, (&'static str, i64): checkpoint error layout log storage types version);
+    all!(layouts, LAYOUTS, Layout: checkpoint comm data ddp layout optim storage store types);
 
     /// Whether the function of that name was called; known only with the feature `record-calls`.
     #[cfg(feature = "record-calls")]

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tessera_sys as sys;
@@ -15,6 +16,7 @@ use crate::progress::{watch, Progress, Watcher};
 use crate::raw;
 use crate::saver::path_string;
 use crate::state::State;
+use crate::storage::{Storage, StorageHandle};
 use crate::store::created;
 use crate::tensor::{slice, Held, Tensor, Use};
 
@@ -116,6 +118,24 @@ impl Checkpoint {
         let mut handle = ptr::null_mut();
         // SAFETY: the path is borrowed for the call.
         check(unsafe { sys::tsr_checkpoint_open(path.as_ptr(), &mut handle) })?;
+        Ok(Checkpoint { handle: created(handle)? })
+    }
+
+    /// Opens a checkpoint in `storage`, where `path` is a key.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::open`], and what the storage fails with.
+    pub fn open_in(storage: Arc<impl Storage>, path: impl AsRef<Path>) -> Result<Self> {
+        crate::load()?;
+        let path = path_string(path.as_ref())?;
+        let storage: Arc<dyn Storage> = storage;
+        let storage = StorageHandle::new(&storage)?;
+        // SAFETY: the library is loaded.
+        let mut options = unsafe { raw::options(sys::tsr_open_options_init) }?;
+        options.storage = storage.as_ptr();
+        let mut handle = ptr::null_mut();
+        // SAFETY: path and options are borrowed for the call; the checkpoint keeps the storage alive.
+        check(unsafe { sys::tsr_checkpoint_open_with(path.as_ptr(), &options, &mut handle) })?;
         Ok(Checkpoint { handle: created(handle)? })
     }
 

@@ -46,7 +46,7 @@
 //!
 //! # Features
 //! `half` (elements `f16` and `bf16`), `ndarray` (arrays from and into tensors), `safetensors` (tensors from and into
-//! that crate's).
+//! that crate's), `object_store` (checkpoints in that crate's stores).
 #![deny(missing_docs, unsafe_op_in_unsafe_fn)]
 #![warn(missing_debug_implementations)]
 
@@ -66,6 +66,8 @@ mod log;
 mod mesh;
 #[cfg(feature = "ndarray")]
 mod ndarray;
+#[cfg(feature = "object_store")]
+mod objects;
 mod optim;
 mod params;
 mod progress;
@@ -74,6 +76,7 @@ mod raw;
 mod safetensors;
 mod saver;
 mod state;
+mod storage;
 mod store;
 mod tensor;
 mod value;
@@ -91,11 +94,14 @@ pub use layout::{Layout, Placement, Region};
 pub use library::{abi_version, library_path, load, version, ABI_VERSION};
 pub use log::{reset_log_callback, set_log_callback, set_log_level, with_interrupt, Level};
 pub use mesh::Mesh;
+#[cfg(feature = "object_store")]
+pub use objects::ObjectStorage;
 pub use optim::{Adam, AdamW, Optimizer, Sgd, Trainable};
 pub use params::{Local, Params};
 pub use progress::{Phase, Progress};
 pub use saver::{Save, Saver, SaverBuilder, WhenBusy};
 pub use state::{State, Stateful};
+pub use storage::{KeyStatus, Storage, StorageReader, StorageResult, StorageTraits, StorageUpload};
 pub use store::{Store, StoreOptions, StoreServer};
 pub use tensor::{IntoTensor, Tensor, View, ViewMut};
 pub use value::Value;

@@ -19,6 +19,7 @@ use crate::error::{check, Code, Error, Result};
 use crate::progress::{watch, Progress, Watcher};
 use crate::raw;
 use crate::state::State;
+use crate::storage::{Storage, StorageHandle};
 use crate::store::{created, StoreHandle};
 use crate::work::{Shared, Views, Work};
 
@@ -55,8 +56,18 @@ pub struct SaverBuilder<'a> {
     staging_bytes: Option<u64>,
     write_bytes_per_s: Option<u64>,
     progress: Option<Box<Watcher<'static>>>,
+    storage: Option<Shown>,
     writer: String,
     writer_version: String,
+}
+
+/// So that the builder can be shown, whatever the storage is.
+struct Shown(Arc<dyn Storage>);
+
+impl fmt::Debug for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Storage")
+    }
 }
 
 impl SaverBuilder<'_> {
@@ -140,6 +151,12 @@ impl SaverBuilder<'_> {
         self
     }
 
+    /// Saves into `storage`, where the root is a key, in place of a directory.
+    pub fn storage(mut self, storage: Arc<impl Storage>) -> Self {
+        self.storage = Some(Shown(storage));
+        self
+    }
+
     /// The trainer's language and version, for the manifest. The defaults are `"rust"` and this crate's version.
     pub fn writer(mut self, language: &str, version: &str) -> Self {
         (self.writer, self.writer_version) = (language.to_owned(), version.to_owned());
@@ -191,6 +208,8 @@ impl SaverBuilder<'_> {
             raw.progress = Some(watch);
             raw.progress_data = watcher.user_data();
         }
+        let storage = self.storage.as_ref().map(|storage| StorageHandle::new(&storage.0)).transpose()?;
+        raw.storage = storage.as_ref().map_or(ptr::null(), StorageHandle::as_ptr);
         let root = path_string(&self.root)?;
         let comm = self.comm.map_or(ptr::null_mut(), Comm::as_ptr);
         let mut handle = ptr::null_mut();
@@ -274,6 +293,7 @@ impl Saver {
             staging_bytes: None,
             write_bytes_per_s: None,
             progress: None,
+            storage: None,
             writer: "rust".to_owned(),
             writer_version: env!("CARGO_PKG_VERSION").to_owned(),
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use common::{options, ranks, serve, DEADLINE};
 use tessera::{
     params, Adam, AdamW, Checkpoint, Code, Comm, DType, Ddp, ExportOptions, Layout, Level, LoadOptions, Local, Mesh,
+    ObjectStorage,
     Placement, ReduceOp, Region, Sampler, Saver, Sgd, State, Store, Tensor, Verify,
 };
 
@@ -171,6 +172,9 @@ fn checkpoints(comm: &Comm, root: &std::path::Path) {
     checkpoint.verify(Verify::Full).unwrap();
     checkpoint.verify_with_progress(Verify::Headers, |_| {}).unwrap();
     checkpoint.export(root.join("exported"), Some(comm), &ExportOptions::new()).unwrap();
+    let storage = Arc::new(ObjectStorage::new(Arc::new(object_store::memory::InMemory::new())).unwrap());
+    Saver::alone("root").storage(storage.clone()).open().unwrap().save(5, &State::new().with("plain", &plain)).unwrap();
+    assert_eq!(Checkpoint::open_in(storage, "root").unwrap().step().unwrap(), 5);
 }
 
 /// The environment is the process's: this comes last, when no other thread is left.

@@ -31,10 +31,11 @@ void progress_drop(JNIEnv* env, jclass, jlong kept) {
 }
 
 // Bits of `given` and fields of `numbers`: 0 keep_latest, 1 timeout_ms, 2 best_is_higher, 3 keep_best, 4 keep_every,
-// 5 when_busy, 6 low_priority, 7 staging_bytes, 8 write_bytes_per_s. `comm` 0: one rank; `progress` 0: none. The writer is
-// always this binding.
+// 5 when_busy, 6 low_priority, 7 staging_bytes, 8 write_bytes_per_s. `comm` 0: one rank; `progress` 0: none; `storage` 0:
+// a directory. The writer is always this binding.
 jlong saver_create(JNIEnv* env, jclass, jlong comm, jbyteArray root, jint given, jlongArray numbers,
-                   jbyteArray writer_version, jbyteArray format, jbyteArray best_metric, jlong progress) {
+                   jbyteArray writer_version, jbyteArray format, jbyteArray best_metric, jlong progress,
+                   jlong storage) {
     return shim(env, [&] {
         const Text path(env, root), version(env, writer_version), form(env, format), metric(env, best_metric);
         const std::vector<int64_t> fields = longs(env, numbers);
@@ -57,6 +58,7 @@ jlong saver_create(JNIEnv* env, jclass, jlong comm, jbyteArray root, jint given,
             options.progress = on_progress;
             options.progress_data = reinterpret_cast<void*>(static_cast<uintptr_t>(progress));
         }
+        options.storage = as<tsr_storage>(storage);
         tsr_saver* saver = nullptr;
         blocking(env, [&] { return tsr_saver_create(as<tsr_comm>(comm), path.c_str(), &options, &saver); });
         return as_long(saver);
@@ -109,6 +111,18 @@ jlong checkpoint_open(JNIEnv* env, jclass, jbyteArray path) {
         const Text text(env, path);
         tsr_checkpoint* checkpoint = nullptr;
         blocking(env, [&] { return tsr_checkpoint_open(text.c_str(), &checkpoint); });
+        return as_long(checkpoint);
+    });
+}
+
+jlong checkpoint_open_with(JNIEnv* env, jclass, jbyteArray path, jlong storage) {
+    return shim(env, [&] {
+        const Text text(env, path);
+        tsr_open_options options;
+        check(env, tsr_open_options_init(&options, sizeof options));
+        options.storage = as<tsr_storage>(storage);
+        tsr_checkpoint* checkpoint = nullptr;
+        blocking(env, [&] { return tsr_checkpoint_open_with(text.c_str(), &options, &checkpoint); });
         return as_long(checkpoint);
     });
 }
@@ -246,6 +260,7 @@ Methods checkpoint_methods() {
             method<saver_trim>("saverTrim"),
             method<saver_destroy>("saverDestroy"),
             method<checkpoint_open>("checkpointOpen"),
+            method<checkpoint_open_with>("checkpointOpenWith"),
             method<checkpoint_path>("checkpointPath"),
             method<checkpoint_manifest>("checkpointManifest"),
             method<checkpoint_step>("checkpointStep"),

@@ -206,6 +206,7 @@ Methods optim_methods();
 Methods data_methods();
 Methods state_methods();
 Methods checkpoint_methods();
+Methods storage_methods();
 
 // Called by JNI_OnLoad: look up the classes that upcalls need.
 void load_checkpoint_classes(JNIEnv* env);
@@ -213,6 +214,7 @@ void load_error_classes(JNIEnv* env);
 void load_interrupt_classes(JNIEnv* env);
 void load_log_classes(JNIEnv* env);
 void load_work_classes(JNIEnv* env);
+void load_storage_classes(JNIEnv* env);
 
 // A class kept for the life of the library, and its methods; throw Pending if the Java side lacks them.
 jclass global_class(JNIEnv* env, const char* name);

@@ -85,6 +85,20 @@ public final class Checkpoint extends NativeObject {
     }
 
     /**
+     * Open a checkpoint in a storage.
+     *
+     * @param storage kept until the checkpoint is closed
+     * @param key as the path of {@link #open(Path)}
+     * @return the checkpoint
+     * @throws TesseraNotFoundException if there is no manifest: not a committed checkpoint
+     * @throws TesseraCorruptException if the manifest is damaged
+     */
+    public static Checkpoint open(Storage storage, String key) {
+        final byte[] path = Native.utf8(key, "key");
+        return new Checkpoint(StorageCalls.with(storage, place -> Native.checkpointOpenWith(path, place)));
+    }
+
+    /**
      * The directory that was opened.
      *
      * @return its path

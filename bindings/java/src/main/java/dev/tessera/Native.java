@@ -169,7 +169,7 @@ final class Native {
 
     // checkpoint.cc
     static native long saverCreate(long comm, byte[] root, int given, long[] numbers, byte[] version, byte[] format,
-            byte[] bestMetric, long progress);
+            byte[] bestMetric, long progress, long storage);
     static native void saverSave(long saver, long step, long state);
     static native long saverSaveAsync(long saver, long step, long state);
     static native void saverWait(long saver);
@@ -178,6 +178,7 @@ final class Native {
     static native void saverTrim(long saver);
     static native void saverDestroy(long saver);
     static native long checkpointOpen(byte[] path);
+    static native long checkpointOpenWith(byte[] path, long storage);
     static native byte[] checkpointPath(long checkpoint);
     static native byte[] checkpointManifest(long checkpoint);
     static native long checkpointStep(long checkpoint);
@@ -193,6 +194,10 @@ final class Native {
     static native void checkpointDestroy(long checkpoint);
     static native long progressKeep(Object relay);
     static native void progressDrop(long kept);
+
+    // storage.cc
+    static native long storageCreate(Object storage, int capabilities, long partBytes);
+    static native void storageDestroy(long storage);
 
     /** UTF-8 of {@code text}, which must not be null nor contain a NUL character or half a surrogate pair. */
     static byte[] utf8(String text, String what) {

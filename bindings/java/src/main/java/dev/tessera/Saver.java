@@ -1,13 +1,15 @@
 package dev.tessera;
 
 import java.io.IOException;
-import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.List;
 import java.util.Objects;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.LongUnaryOperator;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
 
 /**
  * Writes checkpoints under one root directory, which one live job at a time may own. A checkpoint exists when its manifest
@@ -16,12 +18,14 @@ import java.util.function.LongUnaryOperator;
 public final class Saver extends NativeObject {
     private final Path root;
     private final ProgressRelay progress; // null: nobody is told
+    private final Storage storage; // null: a directory
 
     /** @param kept the native half's reference to {@code progress}; 0 if there is none */
-    private Saver(long handle, Path root, ProgressRelay progress, long kept) {
+    private Saver(long handle, Path root, ProgressRelay progress, long kept, Storage storage) {
         super(new Ref("Saver", handle, h -> destroy(h, kept)));
         this.root = root;
         this.progress = progress;
+        this.storage = storage;
     }
 
     private static void destroy(long handle, long kept) {
@@ -63,6 +67,7 @@ public final class Saver extends NativeObject {
         private String bestMetric;
         private Progress progress;
         private String format = "tessera";
+        private Storage storage;
         private String version = System.getProperty("java.version", "");
 
         private Builder(Comm comm, Path root) {
@@ -203,6 +208,17 @@ public final class Saver extends NativeObject {
         }
 
         /**
+         * Save into a storage, where the root is a key, in place of a directory of this machine.
+         *
+         * @param place kept until the saver is closed
+         * @return this
+         */
+        public Builder storage(Storage place) {
+            storage = Objects.requireNonNull(place, "storage");
+            return this;
+        }
+
+        /**
          * What stands in manifests as the writer's version; the default is that of the JVM. The writer's language is
          * "java".
          *
@@ -229,10 +245,13 @@ public final class Saver extends NativeObject {
             final long kept = Native.progressKeep(told);
             try {
                 final long[] values = numbers.clone();
-                final LongUnaryOperator create =
-                        c -> Native.saverCreate(c, path, given, values, text, form, metric, kept);
-                final long handle = comm == null ? create.applyAsLong(0) : comm.ref.callLongExclusive(create);
-                return new Saver(handle, root, told, kept);
+                final LongUnaryOperator open = place -> {
+                    final LongUnaryOperator create =
+                            c -> Native.saverCreate(c, path, given, values, text, form, metric, kept, place);
+                    return comm == null ? create.applyAsLong(0) : comm.ref.callLongExclusive(create);
+                };
+                final long handle = storage == null ? open.applyAsLong(0) : StorageCalls.with(storage, open);
+                return new Saver(handle, root, told, kept, storage);
             } catch (Throwable failed) {
                 Native.progressDrop(kept);
                 throw failed;
@@ -244,10 +263,12 @@ public final class Saver extends NativeObject {
     public static final class Commit {
         private final Path root;
         private final long step;
+        private final Storage storage;
 
-        private Commit(Path root, long step) {
+        private Commit(Path root, long step, Storage storage) {
             this.root = root;
             this.step = step;
+            this.storage = storage;
         }
 
         /**
@@ -275,21 +296,43 @@ public final class Saver extends NativeObject {
          * @throws TesseraNotFoundException if retention has deleted it meanwhile
          */
         public Checkpoint open() {
-            final Checkpoint newest = Checkpoint.open(root);
+            final Checkpoint newest = openAt(root);
             if (newest.step() == step) {
                 return newest;
             }
             newest.close();
-            try (DirectoryStream<Path> found = Files.newDirectoryStream(root, String.format("step-%08d-*", step))) {
-                for (Path directory : found) {
-                    if (Files.exists(directory.resolve("manifest.json"))) {
-                        return Checkpoint.open(directory);
+            final String begin = String.format("step-%08d-", step);
+            for (String name : names()) {
+                if (name.startsWith(begin)) {
+                    try {
+                        return openAt(root.resolve(name));
+                    } catch (TesseraNotFoundException cutShort) {
+                        continue;
                     }
+                }
+            }
+            return openAt(root.resolve(String.format("step-%08d", step))); // throws: it is no longer there
+        }
+
+        private Checkpoint openAt(Path path) {
+            return storage == null ? Checkpoint.open(path) : Checkpoint.open(storage, path.toString());
+        }
+
+        private List<String> names() {
+            try {
+                if (storage != null) {
+                    return storage.list(root.toString().replaceFirst("^/+", ""));
+                }
+                try (Stream<Path> found = Files.list(root)) {
+                    return found.map(path -> path.getFileName().toString()).collect(Collectors.toList());
                 }
             } catch (IOException error) {
                 throw new java.io.UncheckedIOException(error);
+            } catch (RuntimeException error) {
+                throw error;
+            } catch (Exception error) {
+                throw new IllegalStateException(error);
             }
-            return Checkpoint.open(root.resolve(String.format("step-%08d", step))); // throws: it is no longer there
         }
 
         /** Step and root. */
@@ -320,7 +363,7 @@ public final class Saver extends NativeObject {
     public Commit save(long step, State state) {
         ref.runExclusive(h -> state.ref.runExclusive(s -> Native.saverSave(h, step, s)));
         ProgressRelay.settle(progress);
-        return new Commit(root, step);
+        return new Commit(root, step, storage);
     }
 
     /**
@@ -339,7 +382,7 @@ public final class Saver extends NativeObject {
             return new Work(handle, this).toFuture();
         });
         ProgressRelay.settle(progress);
-        return done.thenApply(nothing -> new Commit(root, step));
+        return done.thenApply(nothing -> new Commit(root, step, storage));
     }
 
     /**

@@ -1,0 +1,239 @@
+// tessera/storage.h: the program's callbacks as a tsr::Storage.
+#include "tessera/storage.h"
+
+#include <array>
+
+#include "base/json.hpp"
+#include "handles.hpp"
+#include "tessera/error.h"
+
+namespace {
+
+using tsr::capi::create;
+using tsr::capi::destroy;
+using tsr::capi::guard;
+using tsr::capi::options_in;
+
+constexpr int32_t known_capabilities = TSR_STORAGE_PARTS_IN_ANY_ORDER | TSR_STORAGE_PUT_IF_ABSENT;
+
+// Room for a callback's message, and the error that it makes with what the callback returned.
+class Reply {
+   public:
+    [[nodiscard]] char* message() { return text_.data(); }
+
+    [[nodiscard]] tsr::Error error(int32_t returned, const char* what, const std::string& key) {
+        text_.back() = '\0';
+        std::string said = text_.data();
+        if (!tsr::is_utf8(said)) said = "(its message is not UTF-8)";
+        if (said.empty()) said = fmt::format("it returned {}", returned);
+        std::string message = fmt::format("the storage's {} of '{}' failed: {}", what, key, said);
+        if (returned > TSR_OK && returned <= TSR_E_INTERNAL && returned != TSR_E_USER) {
+            return {static_cast<tsr::Code>(returned), std::move(message)};
+        }
+        return tsr::Error(tsr::Code::user, std::move(message)).with_native(tsr::NativeDomain::user, returned);
+    }
+    void check(int32_t returned, const char* what, const std::string& key) {
+        if (returned != TSR_OK) throw error(returned, what, key);
+    }
+
+   private:
+    std::array<char, TSR_STORAGE_MESSAGE_BYTES> text_{};
+};
+
+// What the callbacks are, and the program's data, which goes when nothing uses it any more.
+struct Callbacks {
+    tsr_storage_vtable table{};
+    void* user_data = nullptr;
+    tsr_destroy_fn destroy = nullptr;
+
+    Callbacks() = default;
+    Callbacks(const Callbacks&) = delete;
+    Callbacks& operator=(const Callbacks&) = delete;
+    ~Callbacks() {
+        if (destroy != nullptr) destroy(user_data);
+    }
+};
+using CallbacksPtr = std::shared_ptr<const Callbacks>;
+
+class VtableObject final : public tsr::Storage::Object {
+   public:
+    VtableObject(CallbacksPtr callbacks, std::string key, void* object, int64_t size)
+        : callbacks_(std::move(callbacks)), key_(std::move(key)), object_(object), size_(size) {}
+    ~VtableObject() override { callbacks_->table.close(object_, callbacks_->user_data); }
+    VtableObject(const VtableObject&) = delete;
+    VtableObject& operator=(const VtableObject&) = delete;
+
+    int64_t size() const override { return size_; }
+    int64_t read(std::span<std::byte> into, int64_t offset) override {
+        Reply reply;
+        int64_t got = 0;
+        const auto size = static_cast<int64_t>(into.size());
+        reply.check(
+            callbacks_->table.read(object_, offset, into.data(), size, &got, reply.message(), callbacks_->user_data),
+            "read", key_);
+        if (got < 0 || got > size) {
+            throw tsr::Error(tsr::Code::io, fmt::format("the storage read {} of {} bytes of '{}'", got, size, key_));
+        }
+        return got;
+    }
+
+   private:
+    CallbacksPtr callbacks_;
+    std::string key_;
+    void* object_;
+    int64_t size_;
+};
+
+class VtableUpload final : public tsr::Storage::Upload {
+   public:
+    VtableUpload(CallbacksPtr callbacks, std::string key, void* upload)
+        : callbacks_(std::move(callbacks)), key_(std::move(key)), upload_(upload) {}
+    ~VtableUpload() override { callbacks_->table.drop(upload_, callbacks_->user_data); }
+    VtableUpload(const VtableUpload&) = delete;
+    VtableUpload& operator=(const VtableUpload&) = delete;
+
+    void part(int64_t index, int64_t offset, std::span<const std::byte> data) override {
+        Reply reply;
+        reply.check(callbacks_->table.part(upload_, index, offset, data.data(), static_cast<int64_t>(data.size()),
+                                           reply.message(), callbacks_->user_data),
+                    "part", key_);
+    }
+    void finish() override {
+        Reply reply;
+        reply.check(callbacks_->table.finish(upload_, reply.message(), callbacks_->user_data), "finish", key_);
+    }
+
+   private:
+    CallbacksPtr callbacks_;
+    std::string key_;
+    void* upload_;
+};
+
+class VtableStorage final : public tsr::Storage {
+   public:
+    explicit VtableStorage(CallbacksPtr callbacks) : callbacks_(std::move(callbacks)) {}
+
+    bool parts_in_any_order() const override { return can(TSR_STORAGE_PARTS_IN_ANY_ORDER); }
+    bool puts_if_absent() const override { return can(TSR_STORAGE_PUT_IF_ABSENT); }
+    int64_t part_bytes() const override {
+        return table().part_bytes != 0 ? table().part_bytes : tsr::default_part_bytes;
+    }
+
+    std::optional<tsr::FileStatus> status(const std::string& key) override {
+        Reply reply;
+        int32_t kind = 0;
+        int64_t size = 0;
+        int64_t modified_ms = 0;
+        const int32_t returned = table().status(key.c_str(), &kind, &size, &modified_ms, reply.message(), data());
+        if (returned == TSR_E_NOT_FOUND) return std::nullopt;
+        reply.check(returned, "status", key);
+        if (kind != TSR_STORAGE_OBJECT && kind != TSR_STORAGE_DIRECTORY) {
+            throw tsr::Error(tsr::Code::io, fmt::format("the storage says that '{}' is of kind {}", key, kind));
+        }
+        using Kind = tsr::FileStatus::Kind;
+        return tsr::FileStatus{kind == TSR_STORAGE_OBJECT ? Kind::file : Kind::directory, size,
+                               modified_ms * 1'000'000};
+    }
+    std::unique_ptr<Object> open(const std::string& key) override {
+        Reply reply;
+        void* object = nullptr;
+        int64_t size = 0;
+        const int32_t returned = table().open(key.c_str(), &object, &size, reply.message(), data());
+        if (returned == TSR_E_NOT_FOUND) return nullptr;
+        reply.check(returned, "open", key);
+        return std::make_unique<VtableObject>(callbacks_, key, object, size);
+    }
+    bool put(const std::string& key, std::span<const std::byte> bytes, PutMode mode) override {
+        Reply reply;
+        const bool if_absent = mode == PutMode::if_absent;
+        const int32_t returned = table().put(key.c_str(), bytes.data(), static_cast<int64_t>(bytes.size()),
+                                             if_absent ? 1 : 0, reply.message(), data());
+        if (if_absent && returned == TSR_E_INVALID_STATE) return false;
+        reply.check(returned, "put", key);
+        return true;
+    }
+    std::unique_ptr<Upload> begin(const std::string& key, int64_t size) override {
+        Reply reply;
+        void* upload = nullptr;
+        reply.check(table().begin(key.c_str(), size, &upload, reply.message(), data()), "begin", key);
+        return std::make_unique<VtableUpload>(callbacks_, key, upload);
+    }
+    void list(const std::string& key, std::vector<std::string>& names) override {
+        Reply reply;
+        reply.check(table().list(key.c_str(), add_name, &names, reply.message(), data()), "list", key);
+    }
+    void remove(const std::string& key) override {
+        Reply reply;
+        const int32_t returned = table().remove(key.c_str(), reply.message(), data());
+        if (returned != TSR_E_NOT_FOUND) reply.check(returned, "remove", key);
+    }
+    void remove_directory(const std::string& key) override {
+        if (table().remove_directory == nullptr) return;
+        Reply reply;
+        const int32_t returned = table().remove_directory(key.c_str(), reply.message(), data());
+        if (returned != TSR_E_NOT_FOUND) reply.check(returned, "remove_directory", key);
+    }
+
+   private:
+    // Called by the program: nothing may be thrown through it.
+    static void add_name(const char* name, void* names) noexcept {
+        if (name != nullptr) static_cast<std::vector<std::string>*>(names)->emplace_back(name);
+    }
+    [[nodiscard]] const tsr_storage_vtable& table() const { return callbacks_->table; }
+    [[nodiscard]] void* data() const { return callbacks_->user_data; }
+    [[nodiscard]] bool can(int32_t capability) const { return (table().capabilities & capability) != 0; }
+
+    CallbacksPtr callbacks_;
+};
+
+tsr_storage_vtable vtable_in(const tsr_storage_vtable* given) {
+    (void)tsr::capi::required(given, "vtable");
+    const auto table = options_in(given, tsr_storage_vtable{}, "vtable");
+    const auto need = [](bool there, const char* name) {
+        if (!there) throw tsr::Error(tsr::Code::invalid_argument, fmt::format("vtable.{} is NULL", name));
+    };
+    need(table.status != nullptr, "status");
+    need(table.open != nullptr, "open");
+    need(table.read != nullptr, "read");
+    need(table.close != nullptr, "close");
+    need(table.put != nullptr, "put");
+    need(table.begin != nullptr, "begin");
+    need(table.part != nullptr, "part");
+    need(table.finish != nullptr, "finish");
+    need(table.drop != nullptr, "drop");
+    need(table.list != nullptr, "list");
+    need(table.remove != nullptr, "remove");
+    if ((table.capabilities & ~known_capabilities) != 0 || table.reserved != 0) {
+        throw tsr::Error(tsr::Code::unsupported,
+                         fmt::format("vtable.capabilities is {}; this library knows {}, and reserved is 0",
+                                     table.capabilities, known_capabilities));
+    }
+    if (table.part_bytes != 0 && table.part_bytes < tsr::min_part_bytes) {
+        throw tsr::Error(tsr::Code::invalid_argument,
+                         fmt::format("vtable.part_bytes is {}; it is 0 ({}) or at least {}", table.part_bytes,
+                                     tsr::default_part_bytes, tsr::min_part_bytes));
+    }
+    return table;
+}
+
+}  // namespace
+
+extern "C" {
+
+tsr_status tsr_storage_create(const tsr_storage_vtable* vtable, void* user_data, tsr_destroy_fn destroy_data,
+                              tsr_storage** out) {
+    return guard([&] {
+        create(out, [&] {
+            auto callbacks = std::make_shared<Callbacks>();
+            callbacks->table = vtable_in(vtable);
+            auto storage = std::make_shared<VtableStorage>(callbacks);
+            callbacks->user_data = user_data;
+            callbacks->destroy = destroy_data;  // nothing can fail any more
+            return storage;
+        });
+    });
+}
+
+void tsr_storage_destroy(tsr_storage* storage) { destroy(storage); }
+
+}  // extern "C"

@@ -1,0 +1,428 @@
+// tessera/storage.h: checkpoints in a storage of the program's own.
+#include <mutex>
+#include <numeric>
+
+#include "api.hpp"
+#include "memory_storage.hpp"
+
+namespace {
+
+using api::MemoryStorage;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+constexpr int32_t all_capabilities = TSR_STORAGE_PARTS_IN_ANY_ORDER | TSR_STORAGE_PUT_IF_ABSENT;
+constexpr int64_t rows = 1001;
+constexpr int64_t default_columns = 257;
+
+// Rank `rank`'s rows of a matrix of which every element tells its place and the step.
+class Rows {
+   public:
+    Rows(int32_t rank, int32_t world, int64_t width = default_columns) : columns_(width) {
+        const std::array<int64_t, 2> shape{rows, columns_};
+        const tsr_placement shard{TSR_PLACE_SHARD, 0};
+        EXPECT_OK(tsr_layout_create(shape.data(), 2, &world, &shard, 1, layout_.out()));
+        tsr_box box{};
+        EXPECT_OK(tsr_layout_box(layout_, rank, 0, &box));
+        first_ = box.offsets[0];
+        part_ = api::Array<float>({box.sizes[0], columns_}, 0.0F);
+        const tsr_tensor piece = part_.tensor();
+        EXPECT_OK(tsr_state_create(state.out()));
+        EXPECT_OK(tsr_state_add_sharded(state, "w", layout_, TSR_DTYPE_F32, &piece, rank));
+    }
+
+    void fill(int64_t step) {
+        for (size_t i = 0; i < part_.values.size(); ++i) part_.values[i] = value(i, step);
+    }
+    [[nodiscard]] bool holds(int64_t step) const {
+        for (size_t i = 0; i < part_.values.size(); ++i) {
+            if (part_.values[i] != value(i, step)) return false;
+        }
+        return true;
+    }
+
+    api::Owned<tsr_state> state;
+
+   private:
+    int64_t columns_;
+    [[nodiscard]] float value(size_t i, int64_t step) const {
+        return static_cast<float>(first_ * columns_ + static_cast<int64_t>(i)) + 0.25F * static_cast<float>(step);
+    }
+
+    api::Owned<tsr_layout> layout_;
+    api::Array<float> part_{std::vector<float>{}};
+    int64_t first_ = 0;
+};
+
+tsr_saver_options saver_options(const tsr_storage* storage) {
+    tsr_saver_options options;
+    EXPECT_OK(tsr_saver_options_init(&options, sizeof options));
+    EXPECT_EQ(options.storage, nullptr);
+    options.storage = storage;
+    options.timeout_ms = 30000;
+    return options;
+}
+
+tsr_status open_in(const tsr_storage* storage, const char* path, tsr_checkpoint** out) {
+    tsr_open_options options;
+    EXPECT_OK(tsr_open_options_init(&options, sizeof options));
+    options.storage = storage;
+    return tsr_checkpoint_open_with(path, &options, out);
+}
+
+std::string step_name(int64_t step) {
+    std::string digits = std::to_string(step);
+    return "step-" + std::string(8 - digits.size(), '0') + digits;
+}
+
+int64_t step_of(const tsr_checkpoint* checkpoint) {
+    int64_t step = -2;
+    EXPECT_OK(tsr_checkpoint_step(checkpoint, &step));
+    return step;
+}
+
+// Saves `steps`, the odd ones in the background.
+void save_steps(const tsr_storage* storage, int32_t world, const std::vector<int64_t>& steps,
+                const std::function<void(tsr_saver_options&)>& change = {}) {
+    api::run_ranks(world, [&](tsr_comm* comm, int32_t rank) {
+        tsr_saver_options options = saver_options(storage);
+        if (change) change(options);
+        api::Owned<tsr_saver> saver;
+        ASSERT_OK(tsr_saver_create(comm, "runs/a", &options, saver.out()));
+        Rows state(rank, world);
+        for (const int64_t step : steps) {
+            state.fill(step);
+            EXPECT_OK(tsr_state_set_metric(state.state, "loss", step == 3 ? 0.5 : 1.0));
+            if (step % 2 == 0) {
+                ASSERT_OK(tsr_saver_save(saver, step, state.state));
+            } else {
+                ASSERT_OK(tsr_saver_save_async(saver, step, state.state, nullptr));
+                state.fill(-1);
+            }
+        }
+        ASSERT_OK(tsr_saver_wait(saver));
+    });
+}
+
+void expect_newest(const tsr_storage* storage, int32_t world, int64_t step) {
+    api::run_ranks(world, [&](tsr_comm* comm, int32_t rank) {
+        const tsr_saver_options options = saver_options(storage);
+        api::Owned<tsr_saver> saver;
+        ASSERT_OK(tsr_saver_create(comm, "runs/a", &options, saver.out()));
+        Rows state(rank, world);
+        int64_t found = -1;
+        ASSERT_OK(tsr_saver_resume(saver, state.state, &found));
+        EXPECT_EQ(found, step);
+        EXPECT_TRUE(state.holds(step)) << "on rank " << rank;
+    });
+}
+
+class StorageOfEachKind : public ::testing::TestWithParam<int32_t> {
+   protected:
+    MemoryStorage memory{{GetParam(), 65536}};
+    api::Owned<tsr_storage> storage = memory.handle();
+
+    static void keep_one(tsr_saver_options& options) { options.keep_latest = 1; }
+    // The process whose saver failed is this one, and lives. After a real death a later saver takes the root over and
+    // collects what was left.
+    void forget_dead_writers() {
+        memory.edit([](std::map<std::string, std::string>& contents) {
+            std::erase_if(contents, [&](const auto& object) {
+                const std::string directory = object.first.substr(0, object.first.rfind('/'));
+                return object.first.starts_with("runs/a/.owner") ||
+                       (directory != "runs/a" && !contents.contains(directory + "/manifest.json"));
+            });
+        });
+    }
+};
+
+TEST_P(StorageOfEachKind, HoldsWhatThreeRanksSaveAndTwoLoad) {
+    save_steps(storage, 3, {1, 2, 3});
+    EXPECT_GT(memory.largest_part_count(), 3) << "rank files of several parts";
+    EXPECT_THAT(memory.keys(), Each(StartsWith("runs/a/")));
+    EXPECT_THAT(memory.keys(), Not(Contains(HasSubstr("/."))));
+    expect_newest(storage, 2, 3);
+
+    api::Owned<tsr_checkpoint> checkpoint;
+    ASSERT_OK(open_in(storage, "/runs/a/latest", checkpoint.out()));
+    EXPECT_EQ(step_of(checkpoint), 3);
+    EXPECT_OK(tsr_checkpoint_verify(checkpoint, 1));
+    api::Array<float> whole({rows, default_columns}, 0.0F);
+    const tsr_tensor into = whole.tensor();
+    storage.reset();  // the checkpoint keeps what it needs
+    ASSERT_OK(tsr_checkpoint_read(checkpoint, "w", &into));
+    EXPECT_EQ(whole.values[default_columns], default_columns + 0.75F);
+}
+
+// Whatever call fails, the former checkpoint stands, or the new one if it was committed; all ranks are told the same.
+TEST_P(StorageOfEachKind, SurvivesAnErrorAtEachCallOfASave) {
+    int failures = 0;
+    int64_t step = 2;
+    for (int64_t call = 0;; ++call, step += 2) {
+        save_steps(storage, 2, {step}, keep_one);
+        std::array<tsr_status, 2> outcome{};
+        std::array<std::string, 2> messages;
+        std::array<int32_t, 2> native{};
+        const int32_t returned = call % 2 == 0 ? -77 : TSR_E_TIMEOUT;
+        int64_t calls = 0;
+        std::mutex mutex;
+        int done = 0;
+        api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
+            tsr_saver_options options = saver_options(storage);
+            keep_one(options);
+            api::Owned<tsr_saver> saver;
+            ASSERT_OK(tsr_saver_create(comm, "runs/a", &options, saver.out()));
+            Rows state(rank, 2);
+            state.fill(step + 1);
+            if (rank == 0) memory.fail_at(call, returned);
+            outcome[static_cast<size_t>(rank)] = tsr_saver_save(saver, step + 1, state.state);
+            if (outcome[static_cast<size_t>(rank)] != TSR_OK) {
+                messages[static_cast<size_t>(rank)] = api::message();
+                native[static_cast<size_t>(rank)] = tsr_error_native(tsr_error_last(), nullptr);
+            }
+            const std::lock_guard lock(mutex);
+            if (++done == 2) {
+                calls = memory.calls();
+                memory.fail_at(-1, TSR_OK);
+            }
+        });
+        const std::vector<std::string> keys = memory.keys();
+        forget_dead_writers();
+        SCOPED_TRACE("call " + std::to_string(call) + ": " + memory.failed_call());
+        EXPECT_EQ(outcome[0], outcome[1]);
+        if (outcome[0] != TSR_OK) {
+            ++failures;
+            EXPECT_EQ(outcome[0], returned == -77 ? TSR_E_USER : TSR_E_TIMEOUT);
+            EXPECT_EQ(native[1], returned == -77 ? -77 : 0);
+            EXPECT_THAT(messages, Each(HasSubstr("injected into")));
+            EXPECT_THAT(keys, Not(Contains(HasSubstr(step_name(step + 1))))) << "nothing is left of a save that failed";
+        }
+        expect_newest(storage, 2, outcome[0] == TSR_OK ? step + 1 : step);
+        if (HasFailure() || calls <= call) break;
+    }
+    EXPECT_GT(failures, 20) << "few calls failed: does the storage see the saves at all?";
+}
+
+// As if the process died, or the network: nothing can be tidied up any more.
+TEST_P(StorageOfEachKind, SurvivesAStorageThatIsGoneFromAnyCallOn) {
+    int failures = 0;
+    int64_t step = 2;
+    for (int64_t call = 0;; ++call, step += 2) {
+        save_steps(storage, 2, {step}, keep_one);
+        std::array<tsr_status, 2> outcome{};
+        std::atomic<int64_t> calls{0};
+        api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
+            tsr_saver_options options = saver_options(storage);
+            keep_one(options);
+            api::Owned<tsr_saver> saver;
+            ASSERT_OK(tsr_saver_create(comm, "runs/a", &options, saver.out()));
+            Rows state(rank, 2);
+            state.fill(step + 1);
+            if (rank == 0) memory.fail_from(call, TSR_E_IO);
+            outcome[static_cast<size_t>(rank)] = tsr_saver_save(saver, step + 1, state.state);
+            if (rank == 0) calls = memory.calls();
+        });
+        memory.fail_at(-1, TSR_OK);
+        forget_dead_writers();
+        SCOPED_TRACE("from call " + std::to_string(call) + " on");
+        EXPECT_EQ(outcome[0], outcome[1]);
+        failures += outcome[0] != TSR_OK ? 1 : 0;
+        expect_newest(storage, 1, outcome[0] == TSR_OK ? step + 1 : step);
+        if (HasFailure() || calls <= call) break;
+    }
+    EXPECT_GT(failures, 20);
+}
+
+TEST_P(StorageOfEachKind, SavesInPyTorchsFormat) {
+    save_steps(storage, 2, {1, 2}, [](tsr_saver_options& options) { options.format = "torch_dcp"; });
+    EXPECT_THAT(memory.keys(), Contains(HasSubstr("/.metadata")));
+    expect_newest(storage, 3, 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StorageOfEachKind,
+                         ::testing::Values(0, TSR_STORAGE_PARTS_IN_ANY_ORDER, TSR_STORAGE_PUT_IF_ABSENT,
+                                           all_capabilities));
+
+TEST(StorageApi, TellsOfAnErrorAtEachCallOfALoad) {
+    MemoryStorage memory;
+    const api::Owned<tsr_storage> storage = memory.handle();
+    save_steps(storage, 2, {2});
+    int failures = 0;
+    for (int64_t call = 0;; ++call) {
+        memory.fail_at(call, 1234);
+        Rows state(0, 1);
+        api::Owned<tsr_checkpoint> checkpoint;
+        tsr_status status = open_in(storage, "runs/a", checkpoint.out());
+        if (status == TSR_OK) status = tsr_checkpoint_load(checkpoint, state.state, nullptr);
+        if (status == TSR_OK) {
+            EXPECT_TRUE(state.holds(2));
+            if (memory.calls() <= call) break;
+            continue;  // `latest` is a hint: that it cannot be read stops nobody
+        }
+        ++failures;
+        int32_t domain = 0;
+        EXPECT_EQ(status, TSR_E_USER) << memory.failed_call();
+        EXPECT_EQ(tsr_error_native(tsr_error_last(), &domain), 1234);
+        EXPECT_EQ(domain, TSR_NATIVE_USER);
+        EXPECT_THAT(api::message(), HasSubstr("injected into"));
+    }
+    EXPECT_GT(failures, 5);
+}
+
+TEST(StorageApi, FindsTruncatedAndMissingObjects) {
+    MemoryStorage memory;
+    const api::Owned<tsr_storage> storage = memory.handle();
+    save_steps(storage, 2, {2});
+    const auto edit = [&](const std::string& end, const std::function<void(std::string&)>& change) {
+        memory.edit([&](std::map<std::string, std::string>& contents) {
+            for (auto& [key, data] : contents) {
+                if (key.ends_with(end)) change(data);
+            }
+        });
+    };
+    Rows state(0, 1);
+    api::Owned<tsr_checkpoint> checkpoint;
+    edit("rank-00001.safetensors", [](std::string& data) { data.pop_back(); });
+    ASSERT_OK(open_in(storage, "runs/a", checkpoint.out()));
+    EXPECT_FAILS(tsr_checkpoint_load(checkpoint, state.state, nullptr), TSR_E_CORRUPT, "truncated");
+    EXPECT_FAILS(tsr_checkpoint_verify(checkpoint, 0), TSR_E_CORRUPT, "rank-00001.safetensors");
+    edit("rank-00001.safetensors", [](std::string& data) { data.push_back('\x55'); });
+    EXPECT_FAILS(tsr_checkpoint_verify(checkpoint, 1), TSR_E_CORRUPT, "fail their checksum");
+    memory.edit([](auto& contents) {
+        std::erase_if(contents, [](const auto& one) { return one.first.ends_with("1.safetensors"); });
+    });
+    EXPECT_FAILS(tsr_checkpoint_load(checkpoint, state.state, nullptr), TSR_E_NOT_FOUND, "rank-00001.safetensors");
+    edit("manifest.json", [](std::string& data) { data.resize(data.size() / 2); });
+    EXPECT_FAILS(open_in(storage, "runs/a", checkpoint.out()), TSR_E_CORRUPT, "manifest.json");
+    memory.edit([](auto& contents) {
+        std::erase_if(contents, [](const auto& one) { return one.first.ends_with("manifest.json"); });
+    });
+    EXPECT_FAILS(open_in(storage, "runs/a", checkpoint.out()), TSR_E_CORRUPT, "says that it was the newest save");
+    EXPECT_FAILS(open_in(storage, "runs/b", checkpoint.out()), TSR_E_NOT_FOUND, "there is no checkpoint runs/b");
+}
+
+TEST(StorageApi, KeepsTheNewestAndTheBest) {
+    MemoryStorage memory;
+    const api::Owned<tsr_storage> storage = memory.handle();
+    save_steps(storage, 1, {1, 2, 3, 4, 5, 6}, [](tsr_saver_options& options) {
+        options.keep_latest = 2;
+        options.best_metric = "loss";
+        options.keep_best = 1;
+    });
+    api::Owned<tsr_checkpoint> checkpoint;
+    ASSERT_OK(open_in(storage, "runs/a/best", checkpoint.out()));
+    EXPECT_EQ(step_of(checkpoint), 3);
+    ASSERT_OK(open_in(storage, "runs/a", checkpoint.out()));
+    EXPECT_EQ(step_of(checkpoint), 6);
+    EXPECT_EQ(memory.keys().size(), 2U + 3U * 2U) << "latest, best; a manifest and a rank file each of 3, 5 and 6";
+}
+
+TEST(StorageApi, RefusesASecondLiveJob) {
+    for (const int32_t capabilities : {0, all_capabilities}) {
+        MemoryStorage memory({capabilities, 65536});
+        const api::Owned<tsr_storage> storage = memory.handle();
+        const tsr_saver_options options = saver_options(storage);
+        api::Owned<tsr_saver> first;
+        ASSERT_OK(tsr_saver_create(nullptr, "runs/a", &options, first.out()));
+        api::Owned<tsr_saver> second;
+        EXPECT_FAILS(tsr_saver_create(nullptr, "runs/a", &options, second.out()), TSR_E_INVALID_STATE,
+                     "another live job saves into runs/a");
+        first.reset();
+        EXPECT_OK(tsr_saver_create(nullptr, "runs/a", &options, second.out()));
+    }
+}
+
+// Without a conditional put two may take a root at once: who put its lease last has it.
+TEST(StorageApi, TheLoserOfARaceForARootDoesNotSave) {
+    MemoryStorage memory({0, 65536});
+    const api::Owned<tsr_storage> storage = memory.handle();
+    const tsr_saver_options options = saver_options(storage);
+    api::Owned<tsr_saver> loser;
+    ASSERT_OK(tsr_saver_create(nullptr, "runs/a", &options, loser.out()));
+    memory.edit([](auto& contents) { contents.at("runs/a/.owner").replace(7, 4, "zzzz"); });
+    Rows state(0, 1);
+    EXPECT_FAILS(tsr_saver_save(loser, 1, state.state), TSR_E_INVALID_STATE, "taken over by another job");
+    EXPECT_THAT(memory.keys(), Each(HasSubstr(".owner")));
+}
+
+TEST(StorageApi, StagesInARingOnlyWherePartsComeInAnyOrder) {
+    const auto ring = [](tsr_saver_options& options) { options.staging_bytes = int64_t{8} << 20; };
+    MemoryStorage any_order;
+    const api::Owned<tsr_storage> storage = any_order.handle();
+    Rows state(0, 1, 16 * default_columns);  // 16 MiB
+    {
+        tsr_saver_options options = saver_options(storage);
+        ring(options);
+        api::Owned<tsr_saver> saver;
+        ASSERT_OK(tsr_saver_create(nullptr, "runs/a", &options, saver.out()));
+        state.fill(1);
+        ASSERT_OK(tsr_saver_save_async(saver, 1, state.state, nullptr));
+        state.fill(-1);
+        ASSERT_OK(tsr_saver_wait(saver));
+    }
+    api::Owned<tsr_checkpoint> checkpoint;
+    ASSERT_OK(open_in(storage, "runs/a", checkpoint.out()));
+    ASSERT_OK(tsr_checkpoint_load(checkpoint, state.state, nullptr));
+    EXPECT_TRUE(state.holds(1));
+
+    MemoryStorage in_order({0, 65536});
+    const api::Owned<tsr_storage> refusing = in_order.handle();
+    tsr_saver_options options = saver_options(refusing);
+    ring(options);
+    api::Owned<tsr_saver> saver;
+    EXPECT_FAILS(tsr_saver_create(nullptr, "runs/a", &options, saver.out()), TSR_E_UNSUPPORTED, "staging_bytes");
+}
+
+TEST(StorageApi, ChecksTheVtable) {
+    MemoryStorage memory;
+    const tsr_storage_vtable good = memory.vtable();
+    api::Owned<tsr_storage> storage;
+    const auto create = [&](const std::function<void(tsr_storage_vtable&)>& change) {
+        tsr_storage_vtable table = good;
+        change(table);
+        return tsr_storage_create(&table, &memory, nullptr, storage.out());
+    };
+    EXPECT_FAILS(create([](auto& table) { table.list = nullptr; }), TSR_E_INVALID_ARGUMENT, "vtable.list is NULL");
+    EXPECT_FAILS(create([](auto& table) { table.drop = nullptr; }), TSR_E_INVALID_ARGUMENT, "vtable.drop is NULL");
+    EXPECT_FAILS(create([](auto& table) { table.part_bytes = 100; }), TSR_E_INVALID_ARGUMENT, "part_bytes is 100");
+    EXPECT_FAILS(create([](auto& table) { table.capabilities = 64; }), TSR_E_UNSUPPORTED, "capabilities is 64");
+    EXPECT_FAILS(create([](auto& table) { table.struct_size = 0; }), TSR_E_INVALID_ARGUMENT, "struct_size");
+    EXPECT_FAILS(tsr_storage_create(nullptr, nullptr, nullptr, storage.out()), TSR_E_INVALID_ARGUMENT,
+                 "vtable is NULL");
+    EXPECT_FAILS(tsr_storage_create(&good, nullptr, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "out is NULL");
+    tsr_open_options options{};
+    api::Owned<tsr_checkpoint> checkpoint;
+    EXPECT_FAILS(tsr_checkpoint_open_with("x", &options, checkpoint.out()), TSR_E_INVALID_ARGUMENT, "struct_size");
+    EXPECT_FAILS(tsr_checkpoint_open_with("no/such/path", nullptr, checkpoint.out()), TSR_E_NOT_FOUND, "no/such/path");
+}
+
+TEST(StorageApi, DestroysItsDataWhenNothingUsesItAnyMore) {
+    struct Data {
+        MemoryStorage memory;
+        int destroyed = 0;
+    } data;
+    // The callbacks see the storage itself; what counts the destroys stands beside it.
+    static Data* counted = &data;
+    counted = &data;
+    const tsr_storage_vtable table = data.memory.vtable();
+    api::Owned<tsr_storage> storage;
+    ASSERT_OK(tsr_storage_create(&table, &data.memory, [](void*) { ++counted->destroyed; }, storage.out()));
+    save_steps(storage, 1, {2});
+    api::Owned<tsr_checkpoint> checkpoint;
+    ASSERT_OK(open_in(storage, "runs/a", checkpoint.out()));
+    const tsr_saver_options options = saver_options(storage);
+    api::Owned<tsr_saver> saver;
+    ASSERT_OK(tsr_saver_create(nullptr, "runs/a", &options, saver.out()));
+    storage.reset();
+    checkpoint.reset();
+    EXPECT_EQ(data.destroyed, 0) << "a saver uses it";
+    saver.reset();
+    EXPECT_EQ(data.destroyed, 1);
+}
+
+}  // namespace
