@@ -228,7 +228,7 @@ def checkpoint_verify_progress(Checkpoint checkpoint not None, bint full, object
 
 
 def checkpoint_export(Checkpoint checkpoint not None, Comm comm, object directory, *, format=None, max_file_bytes=None,
-                      under=None, timeout_ms=None):
+                      under=None, timeout_ms=None, progress=None):
     cdef Lease lease = share(checkpoint)
     cdef Lease comm_lease = None if comm is None else use(comm)
     cdef list keep = []
@@ -244,6 +244,9 @@ def checkpoint_export(Checkpoint checkpoint not None, Comm comm, object director
         o.under = text_or_null(keep, under, "the begin of names")
     if timeout_ms is not None:
         o.timeout_ms = int32(timeout_ms, "the timeout in ms")
+    if progress is not None:
+        o.progress = on_progress
+        o.progress_data = <void *>progress
     arm()
     with nogil:
         check(tsr_checkpoint_export(<tsr_checkpoint *>lease.ptr, ranks, path, &o))

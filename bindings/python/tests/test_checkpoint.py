@@ -93,7 +93,12 @@ def test_a_checkpoint_is_exported(saver: ts.Saver, tmp_path: Path, form: str):
     path = saved(saver, model={"array": array}, epoch=3)
     out = tmp_path / "out"
     with ts.Checkpoint(path) as checkpoint, ts.init() as comm:
-        checkpoint.export(out, comm, format=form, under="model.", timeout=30)
+        told: list[tuple[ts.Phase, int, int]] = []
+        checkpoint.export(
+            out, comm, format=form, under="model.", timeout=30, progress=lambda *facts: told.append(facts)
+        )
+        assert {phase for phase, _, _ in told} == {ts.Phase.WRITE}
+        assert told[-1][1] == told[-1][2] >= array.nbytes
         with pytest.raises(ts.InvalidArgument, match="is there already"):
             checkpoint.export(out, format=form)
         checkpoint.export(tmp_path / "alone")

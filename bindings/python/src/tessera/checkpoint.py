@@ -511,6 +511,7 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         max_file_bytes: int | None = None,
         under: str | None = None,
         timeout: Timeout = None,
+        progress: ProgressFn | None = None,
     ) -> None:
         """Write the tensors into a new directory in another format, in bounded memory.
 
@@ -522,15 +523,19 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
             Must not exist; the same on every rank, on a file system that all see. It appears when all is durable.
         comm : Comm, optional
             The ranks that write; without it this process alone.
-        format : {"safetensors", "torch_dcp"}, optional
-            Whole tensors as Hugging Face has them, the default; or what `torch.distributed.checkpoint` loads.
-        max_file_bytes : int, optional
-            Of safetensors: cut into files of about this size, with an index.
+        format : str, default "safetensors"
+            Whole tensors as Hugging Face has them; or ``"torch_dcp"``, what `torch.distributed.checkpoint` loads.
+        max_file_bytes : int, default 0
+            Of safetensors: cut into files of about this size, with an index; 0: one file.
         under : str, optional
             Only what has a name that begins so (``"model."``), and without it.
-        timeout : float or timedelta, optional
-            Deadline of each wait for the other ranks.
+        timeout : float or timedelta, default 600
+            Deadline of each wait for the other ranks, in seconds. ``TESSERA_TIMEOUT_MS`` in the environment is another
+            default.
+        progress : callable, optional
+            As of `Saver`; called on this thread with `Phase.WRITE`.
         """
+        watched = _watched(progress)
         handle = None if comm is None else checked(comm, Comm, "comm", directory)._handle
         _core.checkpoint_export(
             self._handle,
@@ -540,7 +545,9 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
             max_file_bytes=max_file_bytes,
             under=under,
             timeout_ms=milliseconds(timeout),
+            progress=watched,
         )
+        _settle(watched)
 
     def close(self) -> None:
         """Close the checkpoint."""

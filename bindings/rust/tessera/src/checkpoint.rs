@@ -302,7 +302,7 @@ impl ExportOptions {
         Self::default()
     }
 
-    /// `"safetensors"`, the default: whole tensors as Hugging Face has them; `"torch_dcp"`: what an unmodified PyTorch
+    /// The format. The default is `"safetensors"`: whole tensors as Hugging Face has them; `"torch_dcp"`: what an unmodified PyTorch
     /// loads by `torch.distributed.checkpoint`.
     #[must_use]
     pub fn format(mut self, name: &str) -> Self {
@@ -310,7 +310,7 @@ impl ExportOptions {
         self
     }
 
-    /// Of safetensors: cut into files of about this size, with an index.
+    /// Of safetensors: cut into files of about this size, with an index. The default is 0: one file.
     #[must_use]
     pub fn max_file_bytes(mut self, bytes: u64) -> Self {
         self.max_file_bytes = Some(bytes);
@@ -324,7 +324,7 @@ impl ExportOptions {
         self
     }
 
-    /// The deadline of each wait for the other ranks.
+    /// The deadline of each wait for the other ranks. The default is 600 s, or the environment's `TESSERA_TIMEOUT_MS`.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -341,6 +341,34 @@ impl Checkpoint {
     /// `Unsupported`: a dtype that the format does not have; `Corrupt`, `Io`, `Permission`, `Timeout`, `Aborted`,
     /// `PeerLost`, `Interrupted`.
     pub fn export(&self, directory: impl AsRef<Path>, comm: Option<&Comm>, options: &ExportOptions) -> Result<()> {
+        self.export_watched(directory.as_ref(), comm, options, None)
+    }
+
+    /// [`Checkpoint::export`], telling `progress` on this thread how far it is, in [`Phase::Write`](crate::Phase::Write). A
+    /// panic in it goes on when all is written.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::export`].
+    pub fn export_with_progress(
+        &self,
+        directory: impl AsRef<Path>,
+        comm: Option<&Comm>,
+        options: &ExportOptions,
+        progress: impl FnMut(Progress),
+    ) -> Result<()> {
+        let watcher = watcher_of(progress);
+        self.export_watched(directory.as_ref(), comm, options, Some(&watcher))?;
+        watcher.settle();
+        Ok(())
+    }
+
+    fn export_watched(
+        &self,
+        directory: &Path,
+        comm: Option<&Comm>,
+        options: &ExportOptions,
+        watcher: Option<&Watcher<'_>>,
+    ) -> Result<()> {
         // SAFETY: the checkpoint exists, so the library is loaded.
         let mut raw = unsafe { raw::options(sys::tsr_export_options_init) }?;
         let format = options.format.as_deref().map(|name| raw::c_string("the format", name)).transpose()?;
@@ -353,9 +381,13 @@ impl Checkpoint {
         if let Some(timeout) = options.timeout {
             raw.timeout_ms = raw::milliseconds(timeout);
         }
-        let directory = path_string(directory.as_ref())?;
+        if let Some(watcher) = watcher {
+            raw.progress = Some(watch);
+            raw.progress_data = watcher.user_data();
+        }
+        let directory = path_string(directory)?;
         let comm = comm.map_or(ptr::null_mut(), Comm::as_ptr);
-        // SAFETY: all arguments are borrowed for the call.
+        // SAFETY: all arguments, the watcher among them, are borrowed for the call.
         check(unsafe { sys::tsr_checkpoint_export(self.handle.as_ptr(), comm, directory.as_ptr(), &raw) })
     }
 }

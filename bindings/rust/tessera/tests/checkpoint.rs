@@ -244,7 +244,11 @@ fn a_checkpoint_is_exported_by_one_process_or_by_all_ranks() {
 
     let alone = folder.path().join("alone");
     let checkpoint = Checkpoint::open(&root).unwrap();
-    checkpoint.export(&alone, None, &ExportOptions::new().under("model.").max_file_bytes(40)).unwrap();
+    let options = ExportOptions::new().under("model.").max_file_bytes(40);
+    let mut last = None;
+    checkpoint.export_with_progress(&alone, None, &options, |told| last = Some(told)).unwrap();
+    let last = last.expect("progress is told");
+    assert_eq!((last.phase, last.done), (Phase::Write, last.total));
     assert_eq!(read(&alone), whole);
     assert_eq!(read(&alone.join("model.safetensors")), whole);
     let again = checkpoint.export(&alone, None, &ExportOptions::new());

@@ -227,7 +227,7 @@ void checkpoint_verify_progress(JNIEnv* env, jclass, jlong checkpoint, jboolean 
 
 // `comm` 0: this process alone. A timeout of 0 is the library's default.
 void checkpoint_export(JNIEnv* env, jclass, jlong checkpoint, jlong comm, jbyteArray directory, jbyteArray format,
-                       jlong max_file_bytes, jbyteArray under, jint timeout_ms) {
+                       jlong max_file_bytes, jbyteArray under, jint timeout_ms, jobject progress) {
     shim(env, [&] {
         const Text path(env, directory), form(env, format), begin(env, under);
         tsr_export_options options;
@@ -236,6 +236,10 @@ void checkpoint_export(JNIEnv* env, jclass, jlong checkpoint, jlong comm, jbyteA
         options.max_file_bytes = max_file_bytes;
         options.under = begin.c_str();
         if (timeout_ms != 0) options.timeout_ms = timeout_ms;
+        if (progress != nullptr) {
+            options.progress = on_progress;
+            options.progress_data = progress;
+        }
         blocking(env, [&] {
             return tsr_checkpoint_export(as<tsr_checkpoint>(checkpoint), as<tsr_comm>(comm), path.c_str(), &options);
         });

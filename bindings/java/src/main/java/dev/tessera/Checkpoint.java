@@ -253,11 +253,14 @@ public final class Checkpoint extends NativeObject {
         final byte[] path = Native.utf8(directory.toString(), "directory");
         final byte[] format = Native.utf8(options.format, "format");
         final byte[] under = Native.utf8(options.under, "under");
+        final ProgressRelay told = ProgressRelay.of(options.progress);
         if (comm == null) {
-            ref.run(h -> Native.checkpointExport(h, 0, path, format, options.maxFileBytes, under, options.timeoutMs));
-            return;
+            ref.run(h -> Native.checkpointExport(
+                    h, 0, path, format, options.maxFileBytes, under, options.timeoutMs, told));
+        } else {
+            ref.run(h -> comm.ref.runExclusive(c -> Native.checkpointExport(
+                    h, c, path, format, options.maxFileBytes, under, options.timeoutMs, told)));
         }
-        ref.run(h -> comm.ref.runExclusive(
-                c -> Native.checkpointExport(h, c, path, format, options.maxFileBytes, under, options.timeoutMs)));
+        ProgressRelay.settle(told);
     }
 }

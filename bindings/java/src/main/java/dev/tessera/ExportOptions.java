@@ -9,6 +9,7 @@ public final class ExportOptions {
     long maxFileBytes;
     String under = "";
     int timeoutMs;
+    Progress progress;
 
     /** All defaults. */
     public ExportOptions() {}
@@ -16,7 +17,7 @@ public final class ExportOptions {
     /**
      * The format.
      *
-     * @param name "safetensors", the default: whole tensors as Hugging Face has them; "torch_dcp": what an unmodified PyTorch
+     * @param name the default is "safetensors", whole tensors as Hugging Face has them; "torch_dcp": what an unmodified PyTorch
      *     loads by torch.distributed.checkpoint
      * @return this
      */
@@ -28,7 +29,7 @@ public final class ExportOptions {
     /**
      * Of safetensors: cut into files of about this size, with an index.
      *
-     * @param bytes of data in a file; 0: one file
+     * @param bytes of data in a file; the default is 0, one file
      * @return this
      */
     public ExportOptions maxFileBytes(long bytes) {
@@ -48,13 +49,24 @@ public final class ExportOptions {
     }
 
     /**
-     * Deadline of each wait for the other ranks.
+     * Deadline of each wait for the other ranks; the default is 600 s, or the environment's TESSERA_TIMEOUT_MS.
      *
      * @param timeout rounded up to milliseconds
      * @return this
      */
     public ExportOptions timeout(Duration timeout) {
         timeoutMs = Native.millis(timeout, "timeout");
+        return this;
+    }
+
+    /**
+     * Who is told how far it is.
+     *
+     * @param told called with {@link Progress.Phase#WRITE} on the thread of the call; null: nobody
+     * @return this
+     */
+    public ExportOptions progress(Progress told) {
+        progress = told;
         return this;
     }
 }

@@ -190,7 +190,8 @@ final class Native {
     static native void checkpointVerify(long checkpoint, boolean full);
     static native void checkpointVerifyProgress(long checkpoint, boolean full, Object progress);
     static native void checkpointExport(
-            long checkpoint, long comm, byte[] directory, byte[] format, long maxFileBytes, byte[] under, int timeoutMs);
+            long checkpoint, long comm, byte[] directory, byte[] format, long maxFileBytes, byte[] under, int timeoutMs,
+            Object progress);
     static native void checkpointDestroy(long checkpoint);
     static native long progressKeep(Object relay);
     static native void progressDrop(long kept);

@@ -199,7 +199,12 @@ class CheckpointTest {
         save(100);
         final Path alone = out.resolve("alone");
         try (Checkpoint checkpoint = Checkpoint.open(root)) {
-            checkpoint.export(alone, new ExportOptions().maxFileBytes(1000));
+            final List<Long> told = new ArrayList<>();
+            checkpoint.export(alone, new ExportOptions().maxFileBytes(1000).progress((phase, done, total) -> {
+                assertEquals(Progress.Phase.WRITE, phase);
+                told.add(done - total);
+            }));
+            assertEquals(0, told.get(told.size() - 1));
             assertThrows(TesseraInvalidArgumentException.class, () -> checkpoint.export(alone, new ExportOptions()));
         }
         final Path together = out.resolve("together");
