@@ -522,14 +522,14 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
             Must not exist; the same on every rank, on a file system that all see. It appears when all is durable.
         comm : Comm, optional
             The ranks that write; without it this process alone.
-        format : {"safetensors", "torch_dcp"}, optional
-            Whole tensors as Hugging Face has them, the default; or what `torch.distributed.checkpoint` loads.
-        max_file_bytes : int, optional
-            Of safetensors: cut into files of about this size, with an index.
+        format : {"safetensors", "torch_dcp"}, default "safetensors"
+            Whole tensors as Hugging Face has them, or what `torch.distributed.checkpoint` loads.
+        max_file_bytes : int, default 0
+            Of safetensors: cut into files of about this size, with an index; 0: one file.
         under : str, optional
-            Only what has a name that begins so (``"model."``), and without it.
-        timeout : float or timedelta, optional
-            Deadline of each wait for the other ranks.
+            Only what has a name that begins so (``"model."``), and without it; by default all.
+        timeout : float or timedelta, default 600
+            Deadline of each wait for the other ranks. ``TESSERA_TIMEOUT_MS`` in the environment is another default.
         """
         handle = None if comm is None else checked(comm, Comm, "comm", directory)._handle
         _core.checkpoint_export(

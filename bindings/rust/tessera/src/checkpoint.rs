@@ -302,29 +302,29 @@ impl ExportOptions {
         Self::default()
     }
 
-    /// `"safetensors"`, the default: whole tensors as Hugging Face has them; `"torch_dcp"`: what an unmodified PyTorch
-    /// loads by `torch.distributed.checkpoint`.
+    /// `"safetensors"`: whole tensors as Hugging Face has them; `"torch_dcp"`: what an unmodified PyTorch loads by
+    /// `torch.distributed.checkpoint`. The default is `"safetensors"`.
     #[must_use]
     pub fn format(mut self, name: &str) -> Self {
         self.format = Some(name.to_owned());
         self
     }
 
-    /// Of safetensors: cut into files of about this size, with an index.
+    /// Of safetensors: cut into files of about this size, with an index. The default is 0: one file.
     #[must_use]
     pub fn max_file_bytes(mut self, bytes: u64) -> Self {
         self.max_file_bytes = Some(bytes);
         self
     }
 
-    /// Only what has a name that begins so (`"model."`), and without it.
+    /// Only what has a name that begins so (`"model."`), and without it. Unset, all.
     #[must_use]
     pub fn under(mut self, begin: &str) -> Self {
         self.under = Some(begin.to_owned());
         self
     }
 
-    /// The deadline of each wait for the other ranks.
+    /// The deadline of each wait for the other ranks. The default is 600 s, or `TESSERA_TIMEOUT_MS` of the environment.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);

@@ -14,10 +14,10 @@ public final class ExportOptions {
     public ExportOptions() {}
 
     /**
-     * The format.
+     * The format; the default is "safetensors".
      *
-     * @param name "safetensors", the default: whole tensors as Hugging Face has them; "torch_dcp": what an unmodified PyTorch
-     *     loads by torch.distributed.checkpoint
+     * @param name "safetensors": whole tensors as Hugging Face has them; "torch_dcp": what an unmodified PyTorch loads by
+     *     torch.distributed.checkpoint
      * @return this
      */
     public ExportOptions format(String name) {
@@ -26,7 +26,7 @@ public final class ExportOptions {
     }
 
     /**
-     * Of safetensors: cut into files of about this size, with an index.
+     * Of safetensors: cut into files of about this size, with an index; the default is 0, one file.
      *
      * @param bytes of data in a file; 0: one file
      * @return this
@@ -37,7 +37,7 @@ public final class ExportOptions {
     }
 
     /**
-     * Only what has a name that begins so, and without it.
+     * Only what has a name that begins so, and without it; by default all.
      *
      * @param begin such as "model."
      * @return this
@@ -48,7 +48,7 @@ public final class ExportOptions {
     }
 
     /**
-     * Deadline of each wait for the other ranks.
+     * Deadline of each wait for the other ranks; the default is 600 s, or the environment's TESSERA_TIMEOUT_MS.
      *
      * @param timeout rounded up to milliseconds
      * @return this
