@@ -35,13 +35,9 @@ TYPES = {
 PLACES = {
     "tsr_comm_options": (ts.init, ("CommOptions.java", ""), ("comm/options.rs", "impl CommOptions")),
     "tsr_ddp_options": (ts.DDP, ("DdpOptions.java", ""), ("ddp.rs", "impl DdpOptions")),
-    "tsr_export_options": (
-        ts.Checkpoint.export,
-        ("ExportOptions.java", ""),
-        ("checkpoint.rs", "impl ExportOptions"),
-    ),
     "tsr_load_options": (ts.Checkpoint.load, ("LoadOptions.java", ""), ("checkpoint.rs", "impl LoadOptions")),
-    "tsr_open_options": (ts.Checkpoint, ("Checkpoint.java", ""), ("checkpoint.rs", "impl Checkpoint")),
+    "tsr_open_options": (ts.Checkpoint, ("Checkpoint.java", ""), ("checkpoint.rs", "impl Checkpoint {")),
+    "tsr_export_options": (ts.Checkpoint.export, ("ExportOptions.java", ""), ("checkpoint.rs", "impl ExportOptions")),
     "tsr_sampler_options": (ts.Sampler, ("Sampler.java", "class Builder"), ("data.rs", "impl SamplerBuilder")),
     "tsr_saver_options": (ts.Saver, ("Saver.java", "class Builder"), ("saver.rs", "impl SaverBuilder")),
     "tsr_sgd_options": (ts.SGD, ("Optimizer.java", "class Sgd"), ("optim.rs", "Sgd, ")),
@@ -58,14 +54,15 @@ SET_BY_THE_BINDING = {
     ("rust", "tsr_saver_options", "writer"),
     ("rust", "tsr_saver_options", "writer_version"),
     ("rust", "tsr_load_options", "progress"),  # an argument of load_with_progress
-    ("rust", "tsr_export_options", "progress"),
+    ("java", "tsr_open_options", "storage"),  # an argument of open
+    ("rust", "tsr_open_options", "storage"),  # of open_in
+    ("rust", "tsr_export_options", "progress"),  # an argument of export_with_progress
     # What a callback of C gets; those of the others hold their own.
     *(
         (language, struct, "progress_data")
         for language in ("c", "python", "java", "rust")
         for struct in ("tsr_saver_options", "tsr_load_options", "tsr_export_options")
     ),
-    *((language, "tsr_open_options", "storage") for language in ("java", "rust")),  # an argument of another open
 }
 JAVA_NAMES = {
     "timeout_ms": "timeout",
@@ -83,7 +80,8 @@ def fields(struct: str) -> dict[str, tuple[str, str]]:
         found = re.search(rf"typedef struct {struct} \{{(.*?)\n\}} {struct};", path.read_text(), re.S)
         if found is None:
             continue
-        lines = re.findall(r"((?:const char|const tsr_storage|void)\s+\*|\w+) ?(\w+); *(?:/\*(.*?)\*/)?", found[1], re.S)
+        pointer = r"(?:const char|const tsr_storage|void)\s+\*"
+        lines = re.findall(rf"({pointer}|\w+)\s*(\w+); *(?:/\*(.*?)\*/)?", found[1], re.S)
         known = [name for _, name, _ in lines]
         assert known == headers.structs()[struct], "a field was not understood"
         return {

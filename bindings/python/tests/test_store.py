@@ -75,7 +75,7 @@ def test_a_wrong_token_is_refused_and_so_is_none():
             ts.Store(server.uri, token="00" * 32, timeout=5)
         with pytest.raises(ts.TesseraError):
             ts.Store(server.uri, insecure=True, timeout=1)
-    with pytest.raises(ts.PermissionDenied, match="no job token .* TESSERA_TOKEN_FILE"):
+    with pytest.raises(ts.PermissionDenied, match=r"no job token .* TESSERA_TOKEN_FILE"):
         ts.Store("tcp://192.0.2.1:1", timeout=5)
 
 

@@ -302,7 +302,8 @@ impl ExportOptions {
         Self::default()
     }
 
-    /// The format. The default is `"safetensors"`: whole tensors as Hugging Face has them; `"torch_dcp"`: what an unmodified PyTorch
+    /// The format. The default is `"safetensors"`: whole tensors as Hugging Face has them; `"torch_dcp"`: what an
+    /// unmodified PyTorch
     /// loads by `torch.distributed.checkpoint`.
     #[must_use]
     pub fn format(mut self, name: &str) -> Self {

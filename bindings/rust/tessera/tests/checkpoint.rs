@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use common::{block_on, ranks, DEADLINE};
 use tessera::{
     params, AdamW, Bool, Checkpoint, Code, Comm, DType, Ddp, ExportOptions, Layout, LoadOptions, Local, Optimizer,
-    Placement, Region, Sampler, Saver, State, Tensor, Value, Verify,
+    Phase, Placement, Region, Sampler, Saver, State, Tensor, Value, Verify,
 };
 
 struct Trainer<'c> {

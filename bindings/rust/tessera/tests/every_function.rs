@@ -9,8 +9,7 @@ use std::time::Duration;
 use common::{options, ranks, serve, DEADLINE};
 use tessera::{
     params, Adam, AdamW, Checkpoint, Code, Comm, DType, Ddp, ExportOptions, Layout, Level, LoadOptions, Local, Mesh,
-    ObjectStorage,
-    Placement, ReduceOp, Region, Sampler, Saver, Sgd, State, Store, Tensor, Verify,
+    ObjectStorage, Placement, ReduceOp, Region, Sampler, Saver, Sgd, State, Store, Tensor, Verify,
 };
 
 #[test]

@@ -15,10 +15,10 @@ public final class ExportOptions {
     public ExportOptions() {}
 
     /**
-     * The format.
+     * The format; the default is "safetensors".
      *
-     * @param name the default is "safetensors", whole tensors as Hugging Face has them; "torch_dcp": what an unmodified PyTorch
-     *     loads by torch.distributed.checkpoint
+     * @param name "safetensors": whole tensors as Hugging Face has them; "torch_dcp": what an unmodified PyTorch loads by
+     *     torch.distributed.checkpoint
      * @return this
      */
     public ExportOptions format(String name) {
@@ -27,9 +27,9 @@ public final class ExportOptions {
     }
 
     /**
-     * Of safetensors: cut into files of about this size, with an index.
+     * Of safetensors: cut into files of about this size, with an index; the default is 0, one file.
      *
-     * @param bytes of data in a file; the default is 0, one file
+     * @param bytes of data in a file; 0: one file
      * @return this
      */
     public ExportOptions maxFileBytes(long bytes) {
@@ -38,7 +38,7 @@ public final class ExportOptions {
     }
 
     /**
-     * Only what has a name that begins so, and without it.
+     * Only what has a name that begins so, and without it; by default all.
      *
      * @param begin such as "model."
      * @return this
