@@ -79,7 +79,7 @@ def test_dtypes_of_checkpoints_alone(saver: ts.Saver, name: str):
 
 
 def test_complex128_has_no_place_in_safetensors(saver: ts.Saver):
-    with pytest.raises(ts.Unsupported, match="'array' is c128.*torch_dcp"):
+    with pytest.raises(ts.Unsupported, match=r"'array' is c128.*torch_dcp"):
         saver.save(1, ts.State(array=np.ones(2, complex)))
     with ts.Saver(None, Path(saver.root).parent / "dcp", format="torch_dcp") as other:
         other.save(1, ts.State(array=np.full(2, 2 - 1j)))
