@@ -188,6 +188,7 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
     path : path
         The directory of a checkpoint, or a root: then its newest. Or what PyTorch wrote: the directory of a
         ``torch.distributed.checkpoint``, or a file of ``torch.save``; no pickle is executed, and PyTorch is not needed.
+        Or safetensors as Hugging Face lays them out: a file, an index, or a directory of them.
 
     Raises
     ------

@@ -102,7 +102,8 @@ unsafe impl Send for Checkpoint {}
 unsafe impl Sync for Checkpoint {}
 
 impl Checkpoint {
-    /// Opens a checkpoint's directory, or the newest checkpoint of a root (or of a root's `latest`).
+    /// Opens a checkpoint's directory, or the newest checkpoint of a root (or of a root's `latest`); or what others wrote: a
+    /// directory of `torch.distributed.checkpoint`, a file of `torch.save`, safetensors as Hugging Face lays them out.
     ///
     /// # Errors
     /// `NotFound`: no manifest, so no committed checkpoint; `Corrupt`, `Version`, `Io`, `InvalidArgument`; those of

@@ -74,7 +74,8 @@ public final class Checkpoint extends NativeObject {
     /**
      * Open a checkpoint.
      *
-     * @param path its directory; or a root, or a root's "latest", for the newest one
+     * @param path its directory; or a root, or a root's "latest", for the newest one; or a directory of
+     *     torch.distributed.checkpoint, a file of torch.save, or safetensors as Hugging Face lays them out
      * @return the checkpoint
      * @throws TesseraNotFoundException if there is no manifest: not a committed checkpoint
      * @throws TesseraCorruptException if the manifest is damaged
