@@ -39,7 +39,8 @@ void ask_for_huge_pages() {
     constexpr int largest_on_heap = 32 << 20;
     if (::mallopt(M_TOP_PAD, room) == 0 || ::mallopt(M_MMAP_THRESHOLD, largest_on_heap) == 0) return;
     const auto begin = reinterpret_cast<uintptr_t>(::sbrk(0));
-    std::free(std::malloc(1 << 20));
+    void* volatile grown = std::malloc(1 << 20);  // or the compiler would leave out both
+    std::free(grown);
     const auto end = reinterpret_cast<uintptr_t>(::sbrk(0));
     constexpr uintptr_t page = 4096;
     const uintptr_t first = (begin + page - 1) / page * page;
