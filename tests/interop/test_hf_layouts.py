@@ -1,6 +1,7 @@
-"""Safetensors of the Hugging Face kind, both ways, bit by bit: PyTorch's HuggingFaceStorageWriter and the safetensors
-package write them and Tessera reads; Tessera writes, by one process and by three ranks, and both of them read, and
-PyTorch's DCP reads what is converted to it.
+"""Safetensors of the Hugging Face kind, both ways, bit by bit.
+
+PyTorch's HuggingFaceStorageWriter and the safetensors package write them and Tessera reads; Tessera writes, by one
+process and by three ranks, and both of them read, and PyTorch's DCP reads what is converted to it.
 """
 
 from __future__ import annotations

@@ -338,6 +338,7 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         The directory of a checkpoint, or a root: then its newest; ``root/best``: the best by the saver's `best_metric`.
         While it is open no saver removes it. Or what PyTorch wrote: the directory of a
         ``torch.distributed.checkpoint``, or a file of ``torch.save``; no pickle is executed, and PyTorch is not needed.
+        Or safetensors as Hugging Face lays them out: a file, an index, or a directory of them.
     storage : Storage, optional
         Where the path is a key.
 

@@ -107,7 +107,9 @@ unsafe impl Sync for Checkpoint {}
 
 impl Checkpoint {
     /// Opens a checkpoint's directory, or the newest checkpoint of a root (or of a root's `latest`), or the best one of a
-    /// root's `best` ([`SaverBuilder::best_metric`](crate::SaverBuilder::best_metric)). While it is open no saver removes it.
+    /// root's `best` ([`SaverBuilder::best_metric`](crate::SaverBuilder::best_metric)); or what others wrote: a directory of
+    /// `torch.distributed.checkpoint`, a file of `torch.save`, safetensors as Hugging Face lays them out. While a save of
+    /// Tessera is open no saver removes it.
     ///
     /// # Errors
     /// `NotFound`: no manifest, so no committed checkpoint; `Corrupt`, `Version`, `Io`, `InvalidArgument`; those of
