@@ -40,6 +40,7 @@ public final class Comm extends NativeObject {
      *
      * @return the communicator
      * @throws TesseraTimeoutException if a rank never came
+     * @throws TesseraPeerLostException if a rank of {@code tessera run} ended without coming
      * @throws TesseraPermissionException if the job token is missing or wrong
      */
     public static Comm fromEnv() {
@@ -53,6 +54,7 @@ public final class Comm extends NativeObject {
      * @param options deadline, transport, name
      * @return the communicator
      * @throws TesseraTimeoutException if a rank never came
+     * @throws TesseraPeerLostException if a rank of {@code tessera run} ended without coming
      * @throws TesseraPermissionException if the job token is missing or wrong
      */
     public static Comm fromEnv(CommOptions options) {
