@@ -67,9 +67,10 @@ Lines without_runtime_frames(const Lines& lines) {
     return kept;
 }
 
-// A traceback repeats the message: Python's after the frames, Java's before them, with the exception's full name.
+// A traceback repeats the message: Python's after the frames, Java's before them, with the exception's full name. One that
+// is nothing else stays: Rust's has the error's code before the message.
 Lines without_message(Lines trace, const Lines& message) {
-    if (message.empty() || message.front().empty() || trace.size() < message.size()) return trace;
+    if (message.empty() || message.front().empty() || trace.size() <= message.size()) return trace;
     for (size_t at = trace.size() - message.size() + 1; at-- > 0;) {
         const auto begin = trace.begin() + static_cast<std::ptrdiff_t>(at);
         if (!begin->ends_with(message.front()) || !std::equal(message.begin() + 1, message.end(), begin + 1)) continue;

@@ -41,8 +41,9 @@ def test_record_tells_the_launcher_why(program):
     """
     result = program(text).launch(2)
     assert result.returncode == 1
-    summary = (result.stdout + result.stderr).split("root cause")[0].splitlines()[-1]
-    assert "LookupError: there is no such sample" in summary
+    headline = next(line for line in result.stderr.splitlines() if "the job failed" in line)
+    assert "the job failed: rank 1 " in headline
+    assert headline.endswith(": LookupError: there is no such sample")
 
 
 def test_an_exception_that_leaves_the_with_block_reaches_the_launcher_without_a_decorator(program):
@@ -61,12 +62,87 @@ def test_an_exception_that_leaves_the_with_block_reaches_the_launcher_without_a_
     """
     result = program(text).launch(2)
     assert result.returncode == 1
-    cause = next(line for line in result.stderr.splitlines() if "root cause" in line)
-    assert "LookupError: there is no sample 17" in cause
-    summary = result.stderr.split("root cause")[1]
+    summary = result.stderr.split("the job failed: ")[1]
+    assert summary.startswith("rank 1 ")
+    assert ": LookupError: there is no sample 17\n\n  root cause: rank 1 " in summary
+    assert "second line" in summary
     assert "rank 1's traceback" in summary
     assert "in look_up" in summary
-    assert "LookupError: there is no sample 17" in summary
+    assert summary.count("there is no sample 17") == 1, summary
+
+
+def test_an_error_ends_where_the_program_called_tessera(program, tmp_path):
+    """Its own frames tell a user nothing."""
+    text = """
+        import numpy as np
+        import tessera as ts
+
+        def exchange(comm):
+            comm.recv(np.ones(3), 0)  # itself
+
+        with ts.init() as comm:
+            exchange(comm)
+    """
+    file = tmp_path / "error.json"
+    result = program(text).run(env=os.environ | {"TESSERA_ERROR_FILE": str(file)})
+    assert result.returncode == 1
+    for shown in (result.stderr, json.loads(file.read_text())["message"]["extraInfo"]["py_callstack"]):
+        lines = shown.rstrip().splitlines()
+        assert sum("in exchange" in line for line in lines) == 1, shown
+        assert "InvalidArgument" in lines[-1], shown
+        assert not any(own in shown for own in (".pxi", "_core", "collectives.py", "comm.py")), shown
+
+
+def test_frames_of_a_programs_own_callbacks_stay(program, tmp_path):
+    text = """
+        import sys
+        import tessera as ts
+
+        class Odd:
+            def state_dict(self):
+                raise RuntimeError("no state today")
+            def load_state_dict(self, values): ...
+
+        with ts.init() as comm, ts.Saver(comm, sys.argv[1]) as saver:
+            saver.save(1, ts.State(odd=Odd()))
+    """
+    result = program(text).run(str(tmp_path / "checkpoints"))
+    assert result.returncode == 1
+    assert "in state_dict" in result.stderr
+    assert "state.py" not in result.stderr, result.stderr
+
+
+def test_a_rank_that_leaves_by_sys_exit_while_its_peers_need_it_is_named(program):
+    text = """
+        import sys
+        import tessera as ts
+        with ts.init(timeout=60) as comm:
+            if comm.rank == 1:
+                sys.exit(0)
+            comm.barrier()
+    """
+    result = program(text).launch(2)
+    assert result.returncode == 1
+    headline = next(line for line in result.stderr.splitlines() if "the job failed" in line)
+    assert "the job failed: rank 1 " in headline
+    assert headline.endswith(": it left the job with exit status 0 (sys.exit)"), headline
+    assert "ABORTED because rank 1" in result.stderr
+    assert "(ended)" not in result.stderr
+
+
+def test_what_fails_at_the_end_of_the_with_block_reaches_the_launcher(program, tmp_path):
+    text = """
+        import tessera as ts
+        with ts.init() as comm:
+            comm.finalize()  # and once more at the end of the block
+    """
+    file = tmp_path / "error.json"
+    result = program(text).run(env=os.environ | {"TESSERA_ERROR_FILE": str(file)})
+    assert result.returncode == 1
+    told = json.loads(file.read_text())["message"]
+    assert "InvalidState: rank 0: communicator 'world' was finalized before" in told["message"]
+    assert "with ts.init() as comm:" in told["extraInfo"]["py_callstack"]
+    assert "comm.py" not in told["extraInfo"]["py_callstack"]
 
 
 def test_leaving_with_sys_exit_is_no_error(program):

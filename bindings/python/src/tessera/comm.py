@@ -58,6 +58,8 @@ def init(
     ------
     TesseraTimeout
         A rank never came.
+    PeerLost
+        A rank of ``tessera run`` ended without coming.
     PermissionDenied
         There is no job token, or it was refused.
     Unsupported
@@ -270,24 +272,32 @@ class Comm(Collectives):
     ) -> None:
         """Part from the other ranks.
 
-        After an exception the launcher is told why, for its error summary, and the peers by `abort`. Otherwise savers
-        made from this communicator finish what they are saving, then all ranks wait for each other. In both cases
-        savers, meshes and groups made from it are closed with it.
+        After an exception, ``sys.exit`` among them, the launcher is told why, for its error summary, and the peers by
+        `abort`. Otherwise savers made from this communicator finish what they are saving, then all ranks wait for each
+        other; if that fails it is told in the same way. In both cases savers, meshes and groups made from it are closed
+        with it.
         """
         if self.closed or self._handle.foreign:  # a forked child leaves the block: the job is its parent's
             return
         try:
             if error is not None:
-                tell_launcher(error)  # before the peers fail in their turn: the first error is the cause
-                self.abort(in_words(error))
+                self._fail(error)
             else:
-                for child in self._living():
-                    child._finish()
-                self.finalize()
+                try:
+                    for child in self._living():
+                        child._finish()
+                    self.finalize()
+                except BaseException as failure:
+                    self._fail(failure)
+                    raise
         finally:
             for child in self._living():
                 child.close()
             self.close()
+
+    def _fail(self, error: BaseException) -> None:
+        tell_launcher(error)  # before the peers fail in their turn: the first error is the cause
+        self.abort(in_words(error))
 
     def _own(self, child: Any) -> Any:
         """Close `child` when this communicator's with block ends."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import sys
 import traceback
 from collections.abc import Callable
+from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
 
 from . import _core
@@ -40,6 +42,8 @@ def record(main: Callable[_P, _R]) -> Callable[_P, _R]:
     def recorded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return main(*args, **kwargs)
+        except SystemExit:
+            raise
         except BaseException as error:
             tell_launcher(error)
             raise
@@ -48,17 +52,59 @@ def record(main: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def tell_launcher(error: BaseException) -> None:
-    """Tell the launcher why this process fails; the first error of a process counts. ``sys.exit`` is no failure."""
-    if not isinstance(error, (Exception, KeyboardInterrupt)):
+    """Tell the launcher why this process fails; the first error of a process counts.
+
+    Takes Tessera's own frames out of the error's traceback, which so ends where the program called it.
+    """
+    _strip_own_frames(error)
+    if not isinstance(error, (Exception, KeyboardInterrupt, SystemExit)):
         return
+    trace = "".join(traceback.format_exception(error))
+    if error.__traceback__ is None:  # it was raised in a call of Tessera's that has not returned yet
+        stack = reversed([(frame, line) for frame, line in traceback.walk_stack(sys._getframe()) if not _is_own(frame)])
+        frames = traceback.StackSummary.extract(stack).format()
+        trace = "".join(["Traceback (most recent call last):\n", *frames, trace])
     try:
-        _core.record_error(in_words(error).splitlines()[0], _plain("".join(traceback.format_exception(error))))
+        _core.record_error(in_words(error), _plain(trace))
     except TesseraError as refused:  # the error file cannot be written
         error.add_note(f"tessera could not tell the launcher: {refused}")
 
 
+def _is_own(frame: FrameType) -> bool:
+    # Those of Cython have no globals under the limited API; their function's name says where they are.
+    of_cython = frame.f_code.co_name.startswith("tessera._core.")
+    return of_cython or str(frame.f_globals.get("__name__")).split(".")[0] == "tessera"
+
+
+def _strip_own_frames(error: BaseException) -> None:
+    seen: set[int] = set()
+    rest: list[BaseException | None] = [error]
+    while rest:
+        shown = rest.pop()
+        if shown is None or id(shown) in seen:
+            continue
+        seen.add(id(shown))
+        rest += [shown.__cause__, shown.__context__]
+        kept = [trace for trace in _chain(shown.__traceback__) if not _is_own(trace.tb_frame)]
+        for trace, following in zip(kept, [*kept[1:], None], strict=False):
+            trace.tb_next = following
+        shown.__traceback__ = kept[0] if kept else None
+
+
+def _chain(trace: TracebackType | None) -> list[TracebackType]:
+    chain = []
+    while trace is not None:
+        chain.append(trace)
+        trace = trace.tb_next
+    return chain
+
+
 def in_words(error: BaseException) -> str:
     """Type and message of any exception, also of one that cannot say what it is, as text that the library takes."""
+    if isinstance(error, SystemExit):
+        status = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
+        text = "" if error.code is None or isinstance(error.code, int) else f": {error.code}"
+        return _plain(f"it left the job with exit status {status} (sys.exit{text})")
     try:
         text = str(error)
     except Exception:

@@ -61,7 +61,7 @@ pub fn record<T, E: fmt::Display + fmt::Debug>(program: impl FnOnce() -> Result<
     match outcome {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => {
-            tell(&error.to_string(), Some(&format!("{error:?}")));
+            tell_of(&error);
             Err(error)
         }
         Err(payload) => {
@@ -70,6 +70,10 @@ pub fn record<T, E: fmt::Display + fmt::Debug>(program: impl FnOnce() -> Result<
             panic::resume_unwind(payload)
         }
     }
+}
+
+pub(crate) fn tell_of<E: fmt::Display + fmt::Debug>(error: &E) {
+    tell(&error.to_string(), Some(&format!("{error:?}")));
 }
 
 fn tell(message: &str, traceback: Option<&str>) {

@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         Ok("returns_our_error") => exit_of(tessera::record(returns_our_error)),
         Ok("panics") => exit_of(tessera::record(panics)),
         Ok("recovers") => exit_of(tessera::record(recovers)),
+        Ok("finalizes_twice") => exit_of(finalizes_twice()),
         _ => tests(),
     }
 }
@@ -229,6 +230,12 @@ fn returns_our_error() -> tessera::Result<()> {
     fail_on_rank_1(|comm| comm.broadcast(&mut [0f32], 7))
 }
 
+fn finalizes_twice() -> tessera::Result<()> {
+    let comm = Comm::from_env()?;
+    comm.finalize()?;
+    comm.finalize()
+}
+
 fn panics() -> tessera::Result<()> {
     fail_on_rank_1(|_| panic!("the loss is NaN"))
 }
@@ -241,9 +248,12 @@ fn recovers() -> Result<(), String> {
 }
 
 fn a_recorded_program_keeps_its_exit_code_and_message() {
-    for (role, code, told) in
-        [("returns_our_error", 1, "Error: INVALID_ARGUMENT"), ("panics", 101, "the loss is NaN"), ("reduces", 0, "")]
-    {
+    for (role, code, told) in [
+        ("returns_our_error", 1, "Error: INVALID_ARGUMENT"),
+        ("panics", 101, "the loss is NaN"),
+        ("finalizes_twice", 1, "was finalized before"), // told without `record`
+        ("reduces", 0, ""),
+    ] {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("error.json");
         let rank = as_rank(role).env("TESSERA_ERROR_FILE", &file).output().unwrap();

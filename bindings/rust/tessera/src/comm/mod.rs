@@ -17,6 +17,7 @@ pub use self::options::CommOptions;
 use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::error::{check, Error, Result};
+use crate::launch;
 use crate::mesh::MeshHandle;
 use crate::raw;
 use crate::store::{created, Store, StoreHandle};
@@ -105,8 +106,8 @@ impl Comm {
     /// Joins the job that the environment describes: `tessera run`, torchrun, mpirun or srun; alone without any of them.
     ///
     /// # Errors
-    /// [`Timeout`](crate::Code::Timeout): a rank never came; [`Permission`](crate::Code::Permission): the job token;
-    /// `InvalidArgument`, `Io`, `Unsupported`, `Interrupted`; those of [`load`](crate::load).
+    /// [`Timeout`](crate::Code::Timeout): a rank never came; [`PeerLost`](crate::Code::PeerLost): a rank of `tessera run`
+    /// ended without coming; [`Permission`](crate::Code::Permission): the job token; `InvalidArgument`, `Io`, `Unsupported`, `Interrupted`; those of [`load`](crate::load).
     pub fn from_env() -> Result<Self> {
         Self::from_env_with(&CommOptions::new())
     }
@@ -170,13 +171,14 @@ impl Comm {
         Ok(NonNull::new(handle).map(|handle| Self::from_raw(handle, Owner::Us(self.store()))))
     }
 
-    /// Waits for all ranks and all issued work; no collective may follow.
+    /// Waits for all ranks and all issued work; no collective may follow. If that fails the launcher is told, since it is
+    /// the end of most programs, as by [`record_error`](crate::record_error).
     ///
     /// # Errors
     /// `InvalidState`, `Timeout`, `Aborted`, `PeerLost`, `Interrupted`.
     pub fn finalize(&self) -> Result<()> {
         // SAFETY: the handle is alive, and used by no other thread; so in every method below.
-        check(unsafe { sys::tsr_comm_finalize(self.as_ptr()) })
+        check(unsafe { sys::tsr_comm_finalize(self.as_ptr()) }).inspect_err(launch::tell_of)
     }
 
     /// A handle by which any thread can abort this communicator.

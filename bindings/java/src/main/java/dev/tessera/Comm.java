@@ -30,6 +30,7 @@ public final class Comm extends Collectives {
      *
      * @return the communicator
      * @throws TesseraTimeoutException if a rank never came
+     * @throws TesseraPeerLostException if a rank of {@code tessera run} ended without coming
      * @throws TesseraPermissionException if the job token is missing or wrong
      */
     public static Comm fromEnv() {
@@ -43,6 +44,7 @@ public final class Comm extends Collectives {
      * @param options deadline, transport, name
      * @return the communicator
      * @throws TesseraTimeoutException if a rank never came
+     * @throws TesseraPeerLostException if a rank of {@code tessera run} ended without coming
      * @throws TesseraPermissionException if the job token is missing or wrong
      */
     public static Comm fromEnv(CommOptions options) {

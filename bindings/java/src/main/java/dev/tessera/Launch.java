@@ -31,7 +31,7 @@ public final class Launch {
      * Tell the launcher why this process fails, for its error summary. The first call of a process counts. Outside a
      * launcher it does nothing.
      *
-     * @param message one line
+     * @param message what went wrong; its first line stands for it where there is room for one
      */
     public static void recordError(String message) {
         Native.recordError(Native.utf8(message, "message"), null);
@@ -47,7 +47,7 @@ public final class Launch {
     public static void recordError(Throwable error) {
         final StringWriter trace = new StringWriter();
         error.printStackTrace(new PrintWriter(trace));
-        Native.recordError(oneLine(error.toString()), oneText(trace.toString()));
+        Native.recordError(plainText(error.toString()), plainText(trace.toString()));
     }
 
     /**
@@ -86,11 +86,7 @@ public final class Launch {
         });
     }
 
-    private static byte[] oneLine(String text) {
-        return oneText(text.replace('\n', ' '));
-    }
-
-    private static byte[] oneText(String text) { // an exception's, so anything is taken
+    private static byte[] plainText(String text) { // an exception's, so anything is taken
         return text.replace('\0', ' ').getBytes(java.nio.charset.StandardCharsets.UTF_8);
     }
 }

@@ -95,6 +95,28 @@ class LaunchTest {
         }
     }
 
+    /** A rank that fails when its resources are closed, in several lines. */
+    public static final class FailsAtTheEnd {
+        private FailsAtTheEnd() {}
+
+        public static void main(String[] args) throws Exception {
+            try (AutoCloseable failing = () -> {
+                throw new IllegalStateException("2 differences:\n  the first\n  the second");
+            }; Comm comm = Comm.fromEnv()) {
+                comm.finish();
+            }
+        }
+    }
+
+    @Test
+    void theLauncherHearsOfWhatTheEndOfTheBlockThrows() throws Exception {
+        final String out = Jvm.run(1, Jvm.launched(FailsAtTheEnd.class.getName()));
+        final String summary = out.substring(out.indexOf("the job failed"));
+        assertTrue(summary.contains("java.lang.IllegalStateException: 2 differences: the first"), out);
+        assertTrue(summary.contains("the second"), out);
+        assertTrue(summary.contains("'s traceback"), out);
+    }
+
     @Test
     void aThreadsOwnHandlerIsLeftAlone(@TempDir Path directory) throws Exception {
         final Path file = directory.resolve("error.json");
