@@ -195,7 +195,7 @@ class CheckpointTest {
     }
 
     @Test
-    void isExportedByOneProcessOrByAllRanks(@TempDir Path out) {
+    void isExportedByOneProcessOrByAllRanks(@TempDir Path out) throws Exception {
         save(100);
         final Path alone = out.resolve("alone");
         try (Checkpoint checkpoint = Checkpoint.open(root)) {
