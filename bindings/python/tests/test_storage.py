@@ -58,7 +58,7 @@ def rows_of(comm: ts.Comm, value: float, columns: int = BIG) -> tuple[np.ndarray
     (box,) = layout.boxes(comm.rank)
     first, count = box.offsets[0], box.sizes[0]
     part = (np.arange(first, first + count)[:, None] + np.arange(columns)[None, :] / 2 + value).astype(np.float32)
-    return part, ts.State(w=ts.Sharded(layout, part), step=int(value))
+    return part, ts.State(w=ts.Sharded(layout, [part], comm.rank), step=int(value))
 
 
 def keys(storage: Storage, key: str) -> list[str]:
