@@ -39,7 +39,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: os.PathLike[str]) -> Itera
             "s3", client_kwargs={"region_name": "us-east-1"}, **request.getfixturevalue("s3")
         )
         bucket = f"bucket-{os.getpid()}-{len(filesystem.ls(''))}"
-        filesystem.mkdir(bucket)
+        filesystem.call_s3("create_bucket", Bucket=bucket)
         yield from_fsspec(filesystem, bucket)
         filesystem.rm(bucket, recursive=True)
     elif request.param == "file":
@@ -133,7 +133,7 @@ def test_damage_is_found(storage: Storage):
     storage.remove(name)
     with (
         ts.Checkpoint("r", storage=storage) as checkpoint,
-        pytest.raises(ts.NotFound, match=r"rank-00000\.safetensors"),
+        pytest.raises(ts.Corrupt, match=r"rank-00000\.safetensors is missing"),
     ):
         checkpoint["x"]
 
