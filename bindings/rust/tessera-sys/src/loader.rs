@@ -132,6 +132,7 @@ pub unsafe fn load(path: &Path) -> Result<(), Error> {
         crate::mesh::bind(&find);
         crate::optim::bind(&find);
         crate::state::bind(&find);
+        crate::storage::bind(&find);
         crate::store::bind(&find);
         crate::version::bind(&find);
     }

@@ -226,7 +226,7 @@ class StorageTest {
             final String newest = storage.list("runs/a").stream().filter(n -> n.startsWith("step-00000003")).findFirst().get();
             storage.remove("runs/a/" + newest + "/rank-00001.safetensors");
             try (Checkpoint checkpoint = Checkpoint.open(storage, "runs/a")) {
-                assertThrows(TesseraNotFoundException.class, () -> checkpoint.read("w"));
+                assertThrows(TesseraCorruptException.class, () -> checkpoint.read("w"));
             }
         }
     }
