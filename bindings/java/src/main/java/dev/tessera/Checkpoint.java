@@ -252,8 +252,8 @@ public final class Checkpoint extends NativeObject {
      */
     public void export(Comm comm, Path directory, ExportOptions options) {
         final byte[] path = Native.utf8(directory.toString(), "directory");
-        final byte[] format = Native.utf8(options.format, "format");
-        final byte[] under = Native.utf8(options.under, "under");
+        final byte[] format = Native.optionalUtf8(options.format, "format");
+        final byte[] under = Native.optionalUtf8(options.under, "under");
         final ProgressRelay told = ProgressRelay.of(options.progress);
         if (comm == null) {
             ref.run(h -> Native.checkpointExport(

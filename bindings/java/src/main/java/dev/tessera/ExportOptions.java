@@ -5,9 +5,9 @@ import java.util.Objects;
 
 /** How {@link Checkpoint#export} writes. What is not set has the library's default: all tensors, in one safetensors file. */
 public final class ExportOptions {
-    String format = "safetensors";
+    String format;
     long maxFileBytes;
-    String under = "";
+    String under;
     int timeoutMs;
     Progress progress;
 

@@ -85,6 +85,8 @@ class BadInputTest {
         values.put(Placement[].class, new Placement[] {Placement.replicate()});
         values.put(Throwable.class, new Exception("x"));
         values.put(double[].class, new double[2]);
+        values.put(ExportOptions.class, new ExportOptions());
+        values.put(Storage.class, new StorageTest.MapStorage(true));
         values.put(Launch.Program.class, (Launch.Program) () -> { });
         values.put(java.util.function.BiConsumer.class, (java.util.function.BiConsumer<Object, Object>) (a, b) -> { });
         if (type.isEnum()) {
