@@ -25,8 +25,8 @@ class BadInputTest {
     Path root;
 
     /** Where null means something. */
-    private static final Set<String> NULL_IS_FINE = Set.of("Comm.abort 0", "Comm.reduce 1", "Comm.reduceAsync 1",
-            "Comm.gather 1", "Comm.gatherAsync 1", "Comm.scatter 0", "Comm.scatterAsync 0", "Store.compareSet 1",
+    private static final Set<String> NULL_IS_FINE = Set.of("LoadOptions.progress 0", "Comm.abort 0", "Comm.reduce 1",
+            "Comm.reduceAsync 1", "Comm.gather 1", "Comm.gatherAsync 1", "Comm.scatter 0", "Comm.scatterAsync 0", "Store.compareSet 1",
             "Saver.at 0", "State.put 1", "Log.setHandler 0", "Placement.equals 0", "Box.equals 0", "Device.equals 0");
 
     /** What a closed object still answers. */
@@ -86,6 +86,7 @@ class BadInputTest {
         values.put(Throwable.class, new Exception("x"));
         values.put(double[].class, new double[2]);
         values.put(ExportOptions.class, new ExportOptions());
+        values.put(Progress.class, (Progress) (phase, done, total) -> { });
         values.put(Storage.class, new StorageTest.MapStorage(true));
         values.put(Launch.Program.class, (Launch.Program) () -> { });
         values.put(java.util.function.BiConsumer.class, (java.util.function.BiConsumer<Object, Object>) (a, b) -> { });
