@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
@@ -216,8 +217,12 @@ TEST_F(Convert, AnInterruptRemovesWhatWasBegun) {
         const int other_end = ::open(name, O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
         ASSERT_GE(other_end, 0);
         const std::string filler(4096, '.');
-        while (::write(other_end, filler.data(), filler.size()) > 0) continue;
-        while (::write(other_end, filler.data(), 1) > 0) continue;
+        // The kernel moves what is written to the other side a little later, which makes room again.
+        pollfd writable{other_end, POLLOUT, 0};
+        do {
+            while (::write(other_end, filler.data(), filler.size()) > 0) continue;
+            while (::write(other_end, filler.data(), 1) > 0) continue;
+        } while (::poll(&writable, 1, 200) > 0);
 
         const std::string binary = std::string(TESSERA_BINARY_DIR) + "/tessera";
         std::vector<std::string> words{binary, "ckpt", "convert", root_, out_, "--to", to};
