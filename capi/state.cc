@@ -207,6 +207,7 @@ tsr_status tsr_state_add_optimizer(tsr_state* state, const char* prefix, tsr_opt
         for (const tsr::Moment& moment : o->moments()) {
             part.add_tensor(fmt::format("{}.state.{}.{}", begin, moment.param, moment.name), moment.tensor);
         }
+        part.add_barrier(o->barrier());
         s->add_all(std::move(part));
     });
 }

@@ -29,13 +29,20 @@ struct SaveJob {
     std::vector<CrcPlace> crc_places;  // and where checksums go,
     std::vector<uint32_t> crcs;        // which are computed when it is written, if not before
     std::vector<ByteRuns> data;        // of a save in the foreground: the tensors themselves
-    std::unique_ptr<Staging> staging;  // of one in the background: their copy
+    std::shared_ptr<Staging> staging;  // of one in the background: their copy
     int64_t data_bytes = 0;
     Values values;  // rank 0's, with every rank's private ones
     Aliases aliases;
     Values metrics;
     std::optional<Error> error;  // what this rank votes next
     bool begun = false;          // rank 0 made the directory
+
+    SaveJob() = default;
+    ~SaveJob() {
+        if (staging) staging->close();  // also of a save that never began
+    }
+    SaveJob(const SaveJob&) = delete;
+    SaveJob& operator=(const SaveJob&) = delete;
 };
 
 // What `body` throws.

@@ -185,6 +185,7 @@ LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
                 {&manifest_.saved_name(name), saved, tensor.boxes[i], tensor.dtype, tensor.pieces[i].data});
         }
     }
+    for (const auto& barrier : state.barriers()) barrier->before_write_all();  // a save may have yet to copy it
     contents_->read(wanted, {options.verify, options.threads, options.progress});
     state.apply(loaded);
     return report;

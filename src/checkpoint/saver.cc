@@ -198,7 +198,8 @@ WorkPtr Saver::save_async(int64_t step, const State& state) {
     job->step = step;
     prepare(caller_peers_ ? *caller_peers_ : peers_, *job, state);
     // The bytes of this call, and of no other.
-    job->staging = std::make_unique<Staging>(*pool_, ++generation_, std::move(job->data), options_.timeout);
+    job->staging = std::make_shared<Staging>(*pool_, ++generation_, std::move(job->data), options_.timeout,
+                                             options_.copies == Copies::on_demand ? state.barriers() : Barriers());
 
     auto save = std::make_shared<SaveQueue::Save>();
     save->step = step;
@@ -290,6 +291,7 @@ void Saver::run(SaveJob& job) {
         if (job.begun) writer_->abandon(job.directory);
         throw Error(agreed->with_operation("save"));
     };
+    if (job.staging && !job.error) job.error = attempt([&] { job.staging->copy_late(stage_threads); });
     if (writer_ && !job.error) {
         job.error = attempt([&] {
             writer_->begin(job.directory);

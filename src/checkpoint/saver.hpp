@@ -41,6 +41,9 @@ enum class WhenBusy : int32_t {
     replace = 2,  // one waits behind the one that runs; a newer one takes its place
 };
 enum class Priority { normal, low };
+// When save_async copies what an optimizer of the state owns: before it returns, or late, at last when the optimizer's next
+// step is about to change it.
+enum class Copies { at_once, on_demand };
 
 struct SaverOptions {
     Retention retention;
@@ -48,6 +51,7 @@ struct SaverOptions {
     milliseconds timeout{600000};
     WhenBusy when_busy = WhenBusy::wait;
     Priority priority = Priority::normal;  // of saves in the background
+    Copies copies = Copies::at_once;
     int64_t staging_bytes = 0;             // bound of the memory for copies of the state; 0: what it needs
     int64_t write_bytes_per_s = 0;         // of this rank; 0: no limit
     ProgressFn progress;  // WRITE and COMMIT of a save in the background: on its thread; all else: on the caller's

@@ -135,10 +135,12 @@ void State::add_all(State&& part) {
     for (const auto& source : part.sources_) refuse_if_taken(*source);
     sources_.reserve(sources_.size() + part.sources_.size());
     kept_.reserve(kept_.size() + part.kept_.size());
+    barriers_.reserve(barriers_.size() + part.barriers_.size());
     // Nothing throws from here on.
     tensors_.merge(part.tensors_);
     std::move(part.sources_.begin(), part.sources_.end(), std::back_inserter(sources_));
     std::move(part.kept_.begin(), part.kept_.end(), std::back_inserter(kept_));
+    std::move(part.barriers_.begin(), part.barriers_.end(), std::back_inserter(barriers_));
 }
 
 const StateSource* State::source_of(std::string_view name) const {

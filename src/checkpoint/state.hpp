@@ -14,6 +14,7 @@
 #include "checkpoint/state_source.hpp"
 #include "checkpoint/value.hpp"
 #include "tensor/layout.hpp"
+#include "tensor/write_barrier.hpp"
 
 namespace tsr {
 
@@ -44,6 +45,10 @@ class State {
     // Keeps something alive as long as the state, such as the owner of a tensor's memory.
     void keep(std::shared_ptr<const void> owner) { kept_.push_back(std::move(owner)); }
 
+    // Of a writer of some of the tensors' memory, such as an optimizer: a save may copy that memory late.
+    void add_barrier(std::shared_ptr<WriteBarrier> barrier) { barriers_.push_back(std::move(barrier)); }
+
+    [[nodiscard]] const std::vector<std::shared_ptr<WriteBarrier>>& barriers() const { return barriers_; }
     [[nodiscard]] const Tensors& tensors() const { return tensors_; }
     [[nodiscard]] const Values& metrics() const { return metrics_; }
     // All values, those of the sources as they are now.
@@ -64,6 +69,7 @@ class State {
     Values metrics_;
     std::vector<std::shared_ptr<StateSource>> sources_;
     std::vector<std::shared_ptr<const void>> kept_;
+    std::vector<std::shared_ptr<WriteBarrier>> barriers_;
 };
 
 // Throws INVALID_ARGUMENT unless `name` is UTF-8 of 1 to max_name_bytes bytes without control characters.

@@ -54,6 +54,7 @@ void Adam::update(int64_t step) {
     const auto in_float = prepared<float>(options_, lr(), step);
     const auto in_double = prepared<double>(options_, lr(), step);
     for (size_t p = 0; p < params().size(); ++p) {
+        before_write(p);
         const auto& [name, value, grad] = params()[p];
         std::byte* exp_avg = moment_data(p, 0);
         std::byte* exp_avg_sq = moment_data(p, 1);

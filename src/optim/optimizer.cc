@@ -36,6 +36,8 @@ void check(const OptimizerParam& param) {
     }
 }
 
+Memory memory_of(const Tensor& tensor) { return {tensor.data, tensor.size_bytes()}; }
+
 Tensor moment_like(const Tensor& value, std::string_view name) {
     Tensor tensor = value;
     if (name == step_moment) tensor = Tensor{nullptr, Dims{}, DType::f32, value.device};
@@ -62,13 +64,26 @@ Optimizer::Optimizer(std::vector<OptimizerParam> params, double lr, std::span<co
             size += aligned(moments_.back().tensor.size_bytes());
         }
     }
-    if (size == 0) return;
-    memory_.reset(static_cast<std::byte*>(::operator new[](size, std::align_val_t{alignment})));
-    std::memset(memory_.get(), 0, size);
+    if (size > 0) {
+        memory_.reset(static_cast<std::byte*>(::operator new[](size, std::align_val_t{alignment})));
+        std::memset(memory_.get(), 0, size);
+    }
     size_t offset = 0;
     for (Moment& moment : moments_) {
         moment.tensor.data = memory_.get() + offset;
         offset += aligned(moment.tensor.size_bytes());
+    }
+    std::vector<Memory> owned{{memory_.get(), size}};
+    for (const OptimizerParam& param : params_) owned.push_back(memory_of(param.value));
+    barrier_ = std::make_shared<WriteBarrier>(std::move(owned));
+}
+
+Optimizer::~Optimizer() { barrier_->before_write_all(); }
+
+void Optimizer::before_write(size_t param) {
+    barrier_->before_write(memory_of(params_[param].value));
+    for (size_t moment = 0; moment < moments_per_param_; ++moment) {
+        barrier_->before_write(memory_of(moments_[param * moments_per_param_ + moment].tensor));
     }
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tensor/tensor.hpp"
+#include "tensor/write_barrier.hpp"
 
 namespace tsr {
 
@@ -36,7 +37,7 @@ using Settings = std::vector<std::pair<std::string, Setting>>;
 
 class Optimizer {
    public:
-    virtual ~Optimizer() = default;
+    virtual ~Optimizer();
     Optimizer(const Optimizer&) = delete;
     Optimizer& operator=(const Optimizer&) = delete;
 
@@ -57,14 +58,19 @@ class Optimizer {
     // which is then read from the "step" moments. Throws INVALID_ARGUMENT and changes nothing.
     void load_settings(const Settings& settings);
 
+    // Owns the parameters' values and the moments: who copies them in the background has them copied before a step
+    // changes them.
+    [[nodiscard]] const std::shared_ptr<WriteBarrier>& barrier() const { return barrier_; }
+
     // Called before gradients or parameters are touched; may throw INVALID_STATE. Keeps alive what it captures.
     void set_gate(std::function<void()> gate) { gate_ = std::move(gate); }
 
    protected:
     Optimizer(std::vector<OptimizerParam> params, double lr, std::span<const std::string_view> moment_names);
 
-    // Makes step number `step` (from 1).
+    // Makes step number `step` (from 1). Calls before_write() of each parameter before it changes that or its moments.
     virtual void update(int64_t step) = 0;
+    void before_write(size_t param);
     // The settings of the kind besides lr and step; the second takes them back, all or none.
     [[nodiscard]] virtual Settings own_settings() const = 0;
     virtual void load_own_settings(const Settings& settings) = 0;
@@ -84,6 +90,7 @@ class Optimizer {
     double lr_;
     int64_t steps_ = 0;
     std::function<void()> gate_;
+    std::shared_ptr<WriteBarrier> barrier_;
 };
 
 // The "step" moment: a 0-d f32 tensor a parameter, for PyTorch's readers; the count itself is the setting "step".

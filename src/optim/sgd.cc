@@ -46,6 +46,7 @@ void Sgd::update(int64_t step) {
     const auto in_float = prepared<float>(options_, lr(), step);
     const auto in_double = prepared<double>(options_, lr(), step);
     for (size_t p = 0; p < params().size(); ++p) {
+        before_write(p);
         const auto& [name, value, grad] = params()[p];
         std::byte* buffer = options_.momentum != 0 ? moment_data(p, 0) : nullptr;
         const auto n = static_cast<size_t>(value.numel());

@@ -377,6 +377,38 @@ TEST(SaverApi, TellsItsProgressKeepsToItsOptionsAndGivesMemoryBack) {
     EXPECT_FAILS(tsr_checkpoint_verify_progress(checkpoint, 2, tell, &told), TSR_E_INVALID_ARGUMENT, "full is 2");
 }
 
+TEST(SaverApi, WhatAnOptimizerOwnsIsCopiedWhileItGoesOn) {
+    const api::TemporaryDirectory dir;
+    api::Array<float> weight({3 << 20}, 1.0F);
+    api::Array<float> gradient({3 << 20}, 0.5F);
+    const tsr_param param{"w", weight.tensor()};
+    const tsr_tensor grad = gradient.tensor();
+    api::Owned<tsr_optimizer> optimizer;
+    ASSERT_OK(tsr_adamw_create(&param, &grad, 1, nullptr, optimizer.out()));
+    api::Owned<tsr_state> state;
+    ASSERT_OK(tsr_state_create(state.out()));
+    ASSERT_OK(tsr_state_add_tensor(state, "w", &param.tensor));
+    ASSERT_OK(tsr_state_add_optimizer(state, "optim", optimizer));
+    tsr_saver_options options;
+    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
+    options.copy_on_demand = 2;
+    api::Owned<tsr_saver> saver;
+    EXPECT_FAILS(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()), TSR_E_INVALID_ARGUMENT,
+                 "copy_on_demand");
+    options.copy_on_demand = 1;
+    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()));
+    ASSERT_OK(tsr_optimizer_step(optimizer));
+    const std::vector<float> expected = weight.values;
+    ASSERT_OK(tsr_saver_save_async(saver, 1, state, nullptr));
+    ASSERT_OK(tsr_optimizer_step(optimizer));
+    ASSERT_OK(tsr_saver_wait(saver));
+    EXPECT_NE(weight.values, expected);
+    int64_t step = 0;
+    ASSERT_OK(tsr_saver_resume(saver, state, &step));
+    EXPECT_EQ(step, 1);
+    EXPECT_EQ(weight.values, expected);
+}
+
 TEST(SaverApi, AllRanksStopAtOneStep) {
     const api::TemporaryDirectory dir;
     api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {

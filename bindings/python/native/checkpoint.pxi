@@ -13,7 +13,7 @@ cdef class Checkpoint(Handle):
 
 def saver_create(Comm comm, object root, *, keep_latest=None, timeout_ms=None, writer=None, writer_version=None,
                  format=None, best_metric=None, best_is_higher=None, keep_best=None, keep_every=None, when_busy=None,
-                 low_priority=None, staging_bytes=None, write_bytes_per_s=None, progress=None):
+                 low_priority=None, copy_on_demand=None, staging_bytes=None, write_bytes_per_s=None, progress=None):
     cdef Lease lease = None if comm is None else use(comm)
     cdef list keep = []
     cdef tsr_saver_options o
@@ -43,6 +43,8 @@ def saver_create(Comm comm, object root, *, keep_latest=None, timeout_ms=None, w
         o.when_busy = int32(when_busy, "when_busy")
     if low_priority is not None:
         o.low_priority = bool(low_priority)
+    if copy_on_demand is not None:
+        o.copy_on_demand = bool(copy_on_demand)
     if staging_bytes is not None:
         o.staging_bytes = int64(staging_bytes, "staging_bytes")
     if write_bytes_per_s is not None:

@@ -324,6 +324,7 @@ cdef extern from "tessera/checkpoint.h" nogil:
         int64_t keep_every
         int32_t when_busy
         int32_t low_priority
+        int32_t copy_on_demand
         int64_t staging_bytes
         int64_t write_bytes_per_s
         tsr_progress_fn progress

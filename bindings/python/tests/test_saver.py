@@ -118,6 +118,25 @@ def test_a_state_larger_than_the_staging_memory_goes_through_it_as_a_ring(tmp_pa
             assert (ts.Checkpoint(tmp_path)["weight"] == expected).all()
 
 
+def test_what_an_optimizer_owns_may_be_copied_while_training_goes_on(tmp_path: Path):
+    weight = np.ones(3 << 20, np.float32)
+    gradient = np.full(3 << 20, 0.5, np.float32)
+    opt = ts.AdamW({"weight": weight}, {"weight": gradient})
+    state = ts.State(weight=weight, optim=opt)
+    expected = {}
+    with ts.Saver(None, tmp_path, copy_on_demand=True) as saver:
+        for step in range(1, 7):
+            opt.step()
+            if step % 2 == 0:
+                expected[step] = weight.copy()
+                saver.save_async(step, state)
+    for path in tmp_path.glob("step-*"):
+        with ts.Checkpoint(path) as checkpoint:
+            assert (checkpoint["weight"] == expected.pop(checkpoint.step)).all()
+            assert (checkpoint["optim.state.weight.step"] == checkpoint.step).all()
+    assert not expected
+
+
 def test_progress_is_told_from_nothing_to_all_in_each_phase(tmp_path: Path):
     told: list[tuple[ts.Phase, int, int]] = []
 

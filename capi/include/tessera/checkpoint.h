@@ -49,6 +49,9 @@ typedef struct tsr_saver_options {
     int64_t keep_every;    /* steps that are multiples of it are kept for ever; 0 (default): none. Needs keep_latest */
     int32_t when_busy;     /* TSR_BUSY_, the same on every rank; default TSR_BUSY_WAIT */
     int32_t low_priority;  /* 1: the threads of saves in the background yield CPU and disk to the trainer; default 0 */
+    int32_t copy_on_demand; /* 1: what an optimizer of the state updates, its parameters and moments, is copied after
+                                   tsr_saver_save_async has returned, at last when the optimizer's next step is about to
+                                   change it; until that step nobody else may. Default 0: before it returns */
     int64_t staging_bytes; /* bound of the memory for copies of the state on this rank, at least 8 MiB; if the state is
                                    larger, tsr_saver_save_async writes a part before it returns. 0 (default): what it needs */
     int64_t write_bytes_per_s; /* limit of this rank's writing; 0 (default): none */
@@ -86,7 +89,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_create(tsr_comm *comm, const char *roo
 TSR_API TSR_MUST_USE tsr_status tsr_saver_save(tsr_saver *saver, int64_t step, tsr_state *state);
 
 /** Copy the state, return, and save the copy in the background. When it returns all is staged: the trainer may change
- *  everything; when `work` is done the save is durable. What happens while another save is in flight `when_busy` says; the
+ *  everything (with copy_on_demand: all but what an optimizer owns); when `work` is done the save is durable. What happens while another save is in flight `when_busy` says; the
  *  error of an earlier save that was told nowhere yet is returned here, and then nothing is saved.
  *  @param saver  borrowed until the work is done
  *  @param step   as tsr_saver_save

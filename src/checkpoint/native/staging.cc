@@ -17,6 +17,8 @@ namespace {
 constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14
 #endif
 
+uintptr_t address_of(const std::byte* memory) { return reinterpret_cast<uintptr_t>(memory); }
+
 }  // namespace
 
 StagingPool::Slot::Slot() {
@@ -119,14 +121,41 @@ class Staging::Source final : public ChunkSource {
     int64_t size_;
 };
 
-Staging::Staging(StagingPool& pool, uint64_t generation, std::vector<ByteRuns> files, milliseconds timeout)
-    : pool_(pool), generation_(generation), timeout_(timeout), files_(std::move(files)) {
+Staging::Staging(StagingPool& pool, uint64_t generation, std::vector<ByteRuns> files, milliseconds timeout,
+                 Barriers barriers)
+    : pool_(pool),
+      generation_(generation),
+      timeout_(timeout),
+      files_(std::move(files)),
+      barriers_(std::move(barriers)) {
     for (size_t file = 0; file < files_.size(); ++file) {
         first_chunk_.push_back(chunks_.size());
         for (int64_t begin = 0; begin < files_[file].size(); begin += chunk_bytes) {
-            chunks_.push_back({file, begin, std::min(begin + chunk_bytes, files_[file].size()), nullptr});
+            Chunk& chunk = chunks_.emplace_back();
+            chunk.file = file;
+            chunk.begin = begin;
+            chunk.end = std::min(begin + chunk_bytes, files_[file].size());
         }
     }
+    if (!barriers_.empty() && fits()) find_late();
+}
+
+void Staging::find_late() {
+    for (size_t index = 0; index < chunks_.size(); ++index) {
+        Chunk& chunk = chunks_[index];
+        std::vector<LateRun> runs;
+        bool owned = true;
+        files_[chunk.file].for_each_run(chunk.begin, chunk.end, [&](Memory run) {
+            owned = owned && std::any_of(barriers_.begin(), barriers_.end(),
+                                         [&](const auto& barrier) { return barrier->owns(run); });
+            runs.push_back({run, index});
+        });
+        chunk.late = owned;
+        if (owned) late_runs_.insert(late_runs_.end(), runs.begin(), runs.end());
+    }
+    std::sort(late_runs_.begin(), late_runs_.end(), [](const LateRun& a, const LateRun& b) {
+        return address_of(a.memory.data()) < address_of(b.memory.data());
+    });
 }
 
 Staging::~Staging() { close(); }
@@ -136,19 +165,31 @@ std::unique_ptr<ChunkSource> Staging::source(size_t index) {
 }
 
 void Staging::stage(int threads, const ProgressFn& progress) {
+    const bool at_once = fits();
     int64_t total = 0;
-    for (const ByteRuns& file : files_) total += file.size();
+    std::vector<size_t> now;
+    for (size_t index = 0; index < chunks_.size(); ++index) {
+        if (chunks_[index].late) continue;
+        now.push_back(index);
+        total += chunks_[index].end - chunks_[index].begin;
+    }
     Progress counted(progress, Phase::stage, total);
     try {
+        if (!late_runs_.empty()) reserve_late();
         // As a ring it runs on this thread alone, which may be interrupted while it waits.
         run_parallel(
-            chunks_.size(), fits() ? threads : 1,
-            [&](size_t index, int) {
-                stage_chunk(index);
-                counted.add(chunks_[index].end - chunks_[index].begin);
+            now.size(), at_once ? threads : 1,
+            [&](size_t i, int) {
+                const Chunk& chunk = chunks_[now[i]];
+                stage_chunk(now[i]);
+                counted.add(chunk.end - chunk.begin);
             },
             [&] { counted.poll(); });
         counted.finish();
+        // From here on their owner may ask for them.
+        if (!late_runs_.empty()) {
+            for (const auto& barrier : barriers_) barrier->add(shared_from_this());
+        }
     } catch (...) {
         {
             const std::lock_guard lock(mutex_);
@@ -159,14 +200,76 @@ void Staging::stage(int threads, const ProgressFn& progress) {
     }
 }
 
+void Staging::reserve_late() {
+    for (Chunk& chunk : chunks_) {
+        if (!chunk.late) continue;
+        StagingPool::SlotPtr slot = wait_for_slot();
+        const std::lock_guard lock(mutex_);
+        chunk.reserved = std::move(slot);
+    }
+}
+
+void Staging::copy_late(int threads) {
+    std::vector<size_t> late;
+    for (size_t index = 0; index < chunks_.size(); ++index) {
+        if (chunks_[index].late) late.push_back(index);
+    }
+    run_parallel(late.size(), threads, [&](size_t i, int) { copy_late_chunk(late[i]); });
+}
+
+void Staging::copy_now(Memory memory) noexcept {
+    const auto begin = address_of(memory.data());
+    const auto end = begin + memory.size();
+    // No run is longer than a chunk.
+    const auto first = std::partition_point(late_runs_.begin(), late_runs_.end(), [&](const LateRun& run) {
+        return address_of(run.memory.data()) + static_cast<uintptr_t>(chunk_bytes) <= begin;
+    });
+    auto last = first;
+    for (; last != late_runs_.end() && address_of(last->memory.data()) < end; ++last) {
+        if (address_of(last->memory.data()) + last->memory.size() > begin) copy_late_chunk(last->chunk);
+    }
+    // What other threads have begun; none of them waits for anything.
+    const Deadline deadline = Deadline::in(timeout_);
+    std::unique_lock lock(mutex_);
+    for (auto run = first; run != last; ++run) {
+        while (chunks_[run->chunk].copying && !deadline.expired()) filled_.wait_for(lock, deadline.slice());
+    }
+}
+
+void Staging::copy_late_chunk(size_t index) {
+    Chunk& chunk = chunks_[index];
+    StagingPool::SlotPtr slot;
+    {
+        const std::lock_guard lock(mutex_);
+        if (chunk.reserved == nullptr) return;  // begun, or the save has ended
+        slot = std::move(chunk.reserved);
+        chunk.copying = true;
+        ++copying_;
+    }
+    fill(index, *slot);
+    {
+        const std::lock_guard lock(mutex_);
+        chunk.copying = false;
+        --copying_;
+        if (!closed_) chunk.slot = std::move(slot);
+        pool_.give_back(std::move(slot));  // only if nobody reads any more; not later: close() waits for this
+        filled_.notify_all();
+    }
+}
+
+void Staging::fill(size_t index, StagingPool::Slot& slot) const {
+    const Chunk& chunk = chunks_[index];
+    slot.prefault(chunk.end - chunk.begin);
+    files_[chunk.file].copy(chunk.begin, chunk.end, slot.memory);
+    slot.generation = generation_;
+    slot.chunk = index;
+}
+
 void Staging::stage_chunk(size_t index) {
     Chunk& chunk = chunks_[index];
     StagingPool::SlotPtr slot = wait_for_slot();
     if (slot == nullptr) return;  // closed
-    slot->prefault(chunk.end - chunk.begin);
-    files_[chunk.file].copy(chunk.begin, chunk.end, slot->memory);
-    slot->generation = generation_;
-    slot->chunk = index;
+    fill(index, *slot);
     {
         const std::lock_guard lock(mutex_);
         if (!closed_) chunk.slot = std::move(slot);
@@ -188,9 +291,18 @@ StagingPool::SlotPtr Staging::wait_for_slot() {
 }
 
 void Staging::close() {
-    const std::lock_guard lock(mutex_);
-    closed_ = true;
-    for (Chunk& chunk : chunks_) pool_.give_back(std::move(chunk.slot));
+    {
+        std::unique_lock lock(mutex_);
+        if (closed_) return;
+        closed_ = true;
+        for (Chunk& chunk : chunks_) {
+            pool_.give_back(std::move(chunk.slot));
+            pool_.give_back(std::move(chunk.reserved));
+        }
+        const Deadline deadline = Deadline::in(timeout_);  // what is copied now uses the pool, which may go then
+        while (copying_ > 0 && !deadline.expired()) filled_.wait_for(lock, deadline.slice());
+    }
+    for (const auto& barrier : barriers_) barrier->remove(this);
 }
 
 const StagingPool::Slot& Staging::filled(size_t index) {

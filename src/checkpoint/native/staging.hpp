@@ -5,6 +5,10 @@
 //
 // Each slot carries a stamp, the save's generation and the chunk's number, set when it was filled. It is compared before
 // and after the chunk is written: what goes to disk is this save's data, and no other save's or chunk's.
+//
+// Memory that a write barrier (tensor/write_barrier.hpp) guards may be copied late, while the trainer goes on: by the
+// saver's thread, or by the writer of that memory just before it changes it. Such chunks have their slots from the begin,
+// so that no copy waits for the disk.
 #pragma once
 
 #include <condition_variable>
@@ -18,6 +22,7 @@
 #include "base/error.hpp"
 #include "checkpoint/native/writer.hpp"
 #include "checkpoint/progress.hpp"
+#include "tensor/write_barrier.hpp"
 
 namespace tsr {
 
@@ -59,20 +64,27 @@ class StagingPool {
     size_t slots_ = 0;           // guarded by mutex_; taken ones included
 };
 
+using Barriers = std::vector<std::shared_ptr<WriteBarrier>>;
+
 // One save's files on their way through the pool. One thread stages; the writer's threads read.
-class Staging {
+class Staging final : public LateCopy, public std::enable_shared_from_this<Staging> {
    public:
-    Staging(StagingPool& pool, uint64_t generation, std::vector<ByteRuns> files, milliseconds timeout);
-    ~Staging();
+    // What `barriers` own is copied late, if the pool holds the whole save. Made by make_shared; close() ends it.
+    Staging(StagingPool& pool, uint64_t generation, std::vector<ByteRuns> files, milliseconds timeout,
+            Barriers barriers = {});
+    ~Staging() override;
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
 
     // Whether stage() will not have to wait for the writer.
     [[nodiscard]] bool fits() const { return pool_.has_room_for(chunks_.size()); }
-    // Copies everything, on `threads` threads if it fits; returns early if the save has ended. What it throws, the
-    // writer's threads throw too.
+    // Copies everything but what may be late, on `threads` threads if it fits; returns early if the save has ended. What
+    // it throws, the writer's threads throw too.
     void stage(int threads, const ProgressFn& progress);
-    // The save has ended, well or not: nobody reads any more, and stage() returns.
+    // Copies what is late and left; on the saver's thread.
+    void copy_late(int threads);
+    void copy_now(Memory memory) noexcept override;
+    // The save has ended, well or not: nobody reads any more, stage() returns, and nothing late is copied.
     void close();
 
     // What file `index` is copied from, until stage() returns.
@@ -87,9 +99,20 @@ class Staging {
         int64_t begin = 0;
         int64_t end = 0;
         StagingPool::SlotPtr slot;  // guarded by mutex_; filled, not yet written
+        bool late = false;
+        StagingPool::SlotPtr reserved;  // guarded by mutex_; of a late chunk that nobody has begun to copy
+        bool copying = false;           // guarded by mutex_; of a late chunk
+    };
+    struct LateRun {
+        Memory memory;
+        size_t chunk;
     };
 
+    void find_late();
+    void reserve_late();
+    void copy_late_chunk(size_t index);
     void stage_chunk(size_t index);
+    void fill(size_t index, StagingPool::Slot& slot) const;
     StagingPool::SlotPtr wait_for_slot();
     const StagingPool::Slot& filled(size_t index);
     void written(size_t index);
@@ -101,8 +124,11 @@ class Staging {
     std::vector<ByteRuns> files_;
     std::vector<size_t> first_chunk_;  // of each file
     std::vector<Chunk> chunks_;
+    Barriers barriers_;
+    std::vector<LateRun> late_runs_;  // by address
     std::mutex mutex_;
     std::condition_variable filled_;
+    int copying_ = 0;             // guarded by mutex_; late chunks
     bool closed_ = false;         // guarded by mutex_
     std::optional<Error> error_;  // guarded by mutex_; why staging stopped
 };

@@ -46,10 +46,17 @@ const std::byte* ByteRuns::contiguous(int64_t begin, int64_t end) const {
 }
 
 void ByteRuns::copy(int64_t begin, int64_t end, std::byte* to) const {
+    for_each_run(begin, end, [&](std::span<const std::byte> run) {
+        std::memcpy(to, run.data(), run.size());
+        to += run.size();
+    });
+}
+
+void ByteRuns::for_each_run(int64_t begin, int64_t end,
+                            const std::function<void(std::span<const std::byte>)>& visit) const {
     for (size_t run = run_of(begin); begin < end; ++run) {
         const int64_t stop = std::min(end, run_end(run));
-        std::memcpy(to, data_[run] + (begin - begins_[run]), static_cast<size_t>(stop - begin));
-        to += stop - begin;
+        visit({data_[run] + (begin - begins_[run]), static_cast<size_t>(stop - begin)});
         begin = stop;
     }
 }

@@ -41,6 +41,8 @@ class ByteRuns final : public ChunkSource {
     [[nodiscard]] int64_t size() const override { return size_; }
     [[nodiscard]] const std::byte* contiguous(int64_t begin, int64_t end) const override;
     void copy(int64_t begin, int64_t end, std::byte* to) const override;
+    // The memory of [begin, end), in order.
+    void for_each_run(int64_t begin, int64_t end, const std::function<void(std::span<const std::byte>)>& visit) const;
 
    private:
     void add(const std::byte* data, int64_t size);

@@ -117,6 +117,9 @@ class Saver(Closable):
         `NotReady`, or ``"replace"``: queue behind it, in the place of a save that has not begun and is `Aborted`.
     low_priority : bool, optional
         Saves in the background yield CPU and disk to the trainer.
+    copy_on_demand : bool, optional
+        What an optimizer of the state updates, its parameters and moments, is copied after `save_async` has returned, at
+        last when the optimizer's next step is about to change it. Until that step nobody else may.
     staging_bytes : int, optional
         Bound of the memory for copies of the state on this rank, at least 8 MiB; for a larger state `save_async` writes
         a part before it returns. 0: what it needs.
@@ -150,6 +153,7 @@ class Saver(Closable):
         keep_every: int | None = None,
         when_busy: Literal["wait", "refuse", "replace"] | None = None,
         low_priority: bool | None = None,
+        copy_on_demand: bool | None = None,
         staging_bytes: int | None = None,
         write_bytes_per_s: int | None = None,
         progress: ProgressFn | None = None,
@@ -170,6 +174,7 @@ class Saver(Closable):
             keep_every=keep_every,
             when_busy=None if when_busy is None else _WHEN_BUSY[when_busy],
             low_priority=low_priority,
+            copy_on_demand=copy_on_demand,
             staging_bytes=staging_bytes,
             write_bytes_per_s=write_bytes_per_s,
             progress=self._progress,

@@ -32,6 +32,7 @@ structs! {
         keep_every: i64,
         when_busy: i32,
         low_priority: i32,
+        copy_on_demand: i32,
         staging_bytes: i64,
         write_bytes_per_s: i64,
         progress: tsr_progress_fn,

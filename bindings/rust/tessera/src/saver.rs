@@ -52,6 +52,7 @@ pub struct SaverBuilder<'a> {
     keep_every: Option<u64>,
     when_busy: WhenBusy,
     low_priority: bool,
+    copy_on_demand: bool,
     staging_bytes: Option<u64>,
     write_bytes_per_s: Option<u64>,
     progress: Option<Box<Watcher<'static>>>,
@@ -114,6 +115,17 @@ impl SaverBuilder<'_> {
     /// Whether saves in the background yield CPU and disk to the trainer.
     pub fn low_priority(mut self, low: bool) -> Self {
         self.low_priority = low;
+        self
+    }
+
+    /// Whether what an optimizer of the state updates, its parameters and moments, is copied after [`Saver::save_async`]
+    /// has returned, at last when the optimizer's next step is about to change it.
+    ///
+    /// # Safety
+    /// Between a [`Saver::save_async`] and the end of the optimizer's next step, nothing else may write these parameters:
+    /// no [`ViewMut`](crate::ViewMut) of them may be used.
+    pub unsafe fn copy_on_demand(mut self, late: bool) -> Self {
+        self.copy_on_demand = late;
         self
     }
 
@@ -181,6 +193,7 @@ impl SaverBuilder<'_> {
             WhenBusy::Replace => sys::TSR_BUSY_REPLACE,
         };
         raw.low_priority = i32::from(self.low_priority);
+        raw.copy_on_demand = i32::from(self.copy_on_demand);
         if let Some(bytes) = self.staging_bytes {
             raw.staging_bytes = signed("staging_bytes", bytes)?;
         }
@@ -271,6 +284,7 @@ impl Saver {
             keep_every: None,
             when_busy: WhenBusy::Wait,
             low_priority: false,
+            copy_on_demand: false,
             staging_bytes: None,
             write_bytes_per_s: None,
             progress: None,

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc, Mutex};
 
 use common::{ranks, DEADLINE};
-use tessera::{Checkpoint, Code, LoadOptions, Phase, Progress, Saver, State, Tensor, Verify, WhenBusy};
+use tessera::{
+    params, AdamW, Checkpoint, Code, LoadOptions, Local, Phase, Progress, Saver, State, Tensor, Verify, WhenBusy,
+};
 
 fn steps(root: &Path) -> Vec<u64> {
     let saves = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path());
@@ -145,6 +147,38 @@ fn a_state_larger_than_the_staging_memory_goes_through_it_as_a_ring() {
     saver.trim().unwrap();
     assert_eq!(saver.resume(&mut state).unwrap(), 1);
     assert!(weight.to_vec::<f32>().unwrap() == values);
+}
+
+#[test]
+fn what_an_optimizer_owns_may_be_copied_while_training_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut expected = Vec::new();
+    {
+        let mut model = Local::new(params!["w" => (vec![1.0f32; 1 << 20], [1 << 20])]).unwrap();
+        let mut opt = AdamW::new(&mut model).build().unwrap();
+        let state = State::new().with("model", &model).with("optim", &opt);
+        // SAFETY: the optimizer alone writes the parameters.
+        let saver = unsafe { Saver::alone(folder.path()).copy_on_demand(true) }.open().unwrap();
+        for step in 1..7u64 {
+            model.grad_mut(0).unwrap().fill(step as f32);
+            opt.step().unwrap();
+            if step % 2 == 0 {
+                expected.push((step, model.param(0).unwrap().to_vec()));
+                saver.save_async(step, &state).unwrap();
+            }
+        }
+        saver.wait().unwrap();
+    }
+    assert_eq!(steps(folder.path()), [2, 4, 6]);
+    for path in fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()) {
+        if !path.join("manifest.json").exists() {
+            continue;
+        }
+        let checkpoint = Checkpoint::open(path).unwrap();
+        let step = checkpoint.step().unwrap();
+        let wanted = &expected.iter().find(|(saved, _)| *saved == step).unwrap().1;
+        assert!(checkpoint.read("model.w").unwrap().to_vec::<f32>().unwrap() == *wanted, "step {step}");
+    }
 }
 
 /// The phases of what was told, in order; each has to go from nothing to all.

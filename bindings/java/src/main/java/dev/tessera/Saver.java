@@ -59,7 +59,7 @@ public final class Saver extends NativeObject {
         private final Comm comm;
         private final Path root;
         private int given; // bit i: numbers[i] was set; in the order of saver_create in checkpoint.cc
-        private final long[] numbers = new long[9];
+        private final long[] numbers = new long[10];
         private String bestMetric;
         private Progress progress;
         private String format = "tessera";
@@ -171,6 +171,18 @@ public final class Saver extends NativeObject {
          */
         public Builder writeBytesPerSecond(long bytes) {
             return set(8, bytes);
+        }
+
+        /**
+         * Whether what an optimizer of the state updates, its parameters and moments, is copied after
+         * {@link Saver#saveAsync} has returned, at last when the optimizer's next step is about to change it. Until that
+         * step nobody else may.
+         *
+         * @param late the default is false
+         * @return this
+         */
+        public Builder copyOnDemand(boolean late) {
+            return set(9, late ? 1 : 0);
         }
 
         /**

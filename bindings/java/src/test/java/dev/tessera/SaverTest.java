@@ -10,6 +10,7 @@ import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
 import java.util.ArrayList;
 import java.util.Collections;
+import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -164,6 +165,41 @@ class SaverTest {
         for (int i = 0; i < FLOATS; ++i) {
             if (weight.floats().get(i) != i) {
                 assertEquals(i, weight.floats().get(i), "element " + i);
+            }
+        }
+    }
+
+    @Test
+    void whatAnOptimizerOwnsMayBeCopiedWhileTrainingGoesOn() throws Exception {
+        final Tensor weight = Tensor.zeros(DType.F32, 1 << 20);
+        final Tensor gradient = Tensor.zeros(DType.F32, 1 << 20);
+        final Map<Long, Float> expected = new HashMap<>();
+        try (Optimizer opt = Optimizer.adamW(Params.of("w", weight), List.of(gradient)).build();
+                Saver saver = Saver.at(null, root).copyOnDemand(true).open()) {
+            final State state = State.of("w", weight).with("optim", opt);
+            for (long step = 1; step <= 6; ++step) {
+                for (int i = 0; i < 1 << 20; ++i) {
+                    gradient.floats().put(i, step);
+                }
+                opt.step();
+                if (step % 2 == 0) {
+                    expected.put(step, weight.floats().get(0));
+                    saver.saveAsync(step, state);
+                }
+            }
+        }
+        assertEquals(List.of(2L, 4L, 6L), steps());
+        try (Stream<Path> saves = Files.list(root)) {
+            for (Path save : saves.filter(p -> Files.exists(p.resolve("manifest.json"))).collect(Collectors.toList())) {
+                try (Checkpoint checkpoint = Checkpoint.open(save)) {
+                    final float value = expected.get(checkpoint.step());
+                    final Tensor read = checkpoint.read("w");
+                    for (int i = 0; i < 1 << 20; ++i) {
+                        if (read.floats().get(i) != value) {
+                            assertEquals(value, read.floats().get(i), "step " + checkpoint.step() + ", element " + i);
+                        }
+                    }
+                }
             }
         }
     }
