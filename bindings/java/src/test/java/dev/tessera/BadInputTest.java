@@ -22,6 +22,9 @@ import org.junit.jupiter.api.io.TempDir;
 /** Every public method with null in each place, and on a closed object: an exception, never a crash. */
 class BadInputTest {
     @TempDir
+    static Path scratch;
+
+    @TempDir
     Path root;
 
     /** Where null means something. */
@@ -77,7 +80,7 @@ class BadInputTest {
         final Map<Class<?>, Object> values = new LinkedHashMap<>(instances);
         values.putAll(Map.of(int.class, 0, long.class, 2L, double.class, 1.0, boolean.class, true, String.class, "x",
                 Duration.class, Duration.ofMillis(1), byte[].class, new byte[1], long[].class, new long[] {2},
-                int[].class, new int[] {1}, Path.class, Path.of("nowhere")));
+                int[].class, new int[] {1}, Path.class, scratch.resolve("nowhere")));
         values.putAll(Map.of(java.nio.FloatBuffer.class, direct.asFloatBuffer(), java.nio.DoubleBuffer.class,
                 direct.asDoubleBuffer(), java.nio.IntBuffer.class, direct.asIntBuffer(), java.nio.LongBuffer.class,
                 direct.asLongBuffer(), java.nio.ShortBuffer.class, direct.asShortBuffer(), ByteBuffer.class, direct,
