@@ -2,6 +2,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <mutex>
 
 #include "api.hpp"
 
@@ -316,12 +317,14 @@ TEST(SaverApi, KeepsTheUnionAndKnowsTheBest) {
 }
 
 struct Told {
+    std::mutex mutex;  // where a part is written before the call returns, two threads tell at once
     std::map<int32_t, int64_t> done;
     std::map<int32_t, int64_t> total;
 };
 
 void tell(int32_t phase, int64_t done, int64_t total, void* user_data) {
     auto* told = static_cast<Told*>(user_data);
+    const std::lock_guard lock(told->mutex);
     told->done[phase] = done;
     told->total[phase] = total;
 }
@@ -365,7 +368,7 @@ TEST(SaverApi, TellsItsProgressKeepsToItsOptionsAndGivesMemoryBack) {
 
     api::Owned<tsr_checkpoint> checkpoint;
     ASSERT_OK(tsr_checkpoint_open(dir.path().c_str(), checkpoint.out()));
-    told = {};
+    told.done.clear();
     tsr_load_options load;
     ASSERT_OK(tsr_load_options_init(&load, sizeof load));
     load.progress = tell;
