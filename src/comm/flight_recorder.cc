@@ -149,8 +149,10 @@ std::string header_line(const FlightOrigin& origin, size_t count, const std::opt
 
 std::string entry_line(const FlightEntry& entry, const TickScale& scale) {
     const Operation& operation = entry.operation;
-    const auto us = [&](uint64_t ticks) -> Json {
-        return ticks == 0 ? Json() : Json(static_cast<double>(scale.utc_ns(ticks) / 100) / 10);
+    const auto us = [&](uint64_t ticks) {
+        if (ticks == 0) return Json();
+        const int64_t tenths = scale.utc_ns(ticks) / 100;
+        return Json(static_cast<double>(tenths) / 10);
     };
     Json::Object line{{"number", entry.ticket},
                       {"operation", name_of(operation.collective)},

@@ -31,8 +31,9 @@ class ByteList {
     }
 
     [[nodiscard]] size_t size() const { return total_; }
+    [[nodiscard]] bool is_contiguous() const { return more_.empty(); }
     // The memory if it is one piece, else null.
-    [[nodiscard]] std::byte* contiguous() const { return more_.empty() ? first_.data : nullptr; }
+    [[nodiscard]] std::byte* contiguous() const { return is_contiguous() ? first_.data : nullptr; }
 
     void read(size_t offset, std::byte* to, size_t n) const {
         visit(offset, n, [&](std::byte* piece, size_t size) {

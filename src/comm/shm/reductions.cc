@@ -43,9 +43,9 @@ void ShmTransport::all_reduce(Call& call) {
         list.read(0, next_staging(), list.size());
         sync(call);
         for (size_t r = 0; r < world(); ++r) sources_[r] = staging(r);
-        std::byte* out = list.contiguous() != nullptr ? list.contiguous() : block_.data();
+        std::byte* out = list.is_contiguous() ? list.contiguous() : block_.data();
         tsr::reduce(out, sources_, call.operation.count, dtype, call.operation.op);
-        if (out == block_.data()) list.write(0, out, list.size());
+        if (!list.is_contiguous()) list.write(0, out, list.size());
         return;
     }
     if (list.contiguous() != nullptr) call.output = buffers_->locate(list.contiguous(), list.size());
@@ -90,7 +90,7 @@ void ShmTransport::exchange_reduce(Call& call, const ByteList& list) {
             std::byte* out = block_.data();
             if (list.contiguous() != nullptr) sources_[rank_] = out = list.contiguous() + done + at;
             tsr::reduce(out, sources_, n / size_of(dtype), dtype, call.operation.op);
-            if (list.contiguous() == nullptr) list.write(done + at, out, n);
+            if (!list.is_contiguous()) list.write(done + at, out, n);
         }
     }
 }
@@ -110,7 +110,7 @@ void ShmTransport::staged_reduce(Call& call, const ByteList& input, const ByteLi
             input.read(begin, next_staging(), own.begin);
             const size_t end = own.begin + own.size;
             input.read(begin + end, next_staging() + end, length_of(i) - end);
-            if (input.contiguous() == nullptr) input.read(begin + own.begin, next_staging() + own.begin, own.size);
+            if (!input.is_contiguous()) input.read(begin + own.begin, next_staging() + own.begin, own.size);
         }
         if (i > 0) {
             const Part own = part_of(length_of(i - 1), world(), rank_);
