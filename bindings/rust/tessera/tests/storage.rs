@@ -27,7 +27,7 @@ fn rows(comm: &Comm, columns: usize, value: f32) -> (State<'static>, Tensor) {
     }
     let part = Tensor::new(part, &region.sizes).unwrap();
     let mut state = State::new();
-    state.add_sharded("w", &layout, DType::F32, &[part.clone()], rank).unwrap();
+    state.add_sharded("w", &layout, DType::F32, std::slice::from_ref(&part), rank).unwrap();
     (state, part)
 }
 

@@ -101,6 +101,7 @@ class LaunchTest {
     public static final class FailsAtTheEnd {
         private FailsAtTheEnd() {}
 
+        @SuppressWarnings("try") // the resource is there to be closed
         public static void main(String[] args) throws Exception {
             try (AutoCloseable failing = () -> {
                 throw new IllegalStateException("2 differences:\n  the first\n  the second");
