@@ -167,11 +167,12 @@ void Staging::stage_chunk(size_t index) {
     files_[chunk.file].copy(chunk.begin, chunk.end, slot->memory);
     slot->generation = generation_;
     slot->chunk = index;
+    StagingPool::SlotPtr unwanted;  // if nobody reads any more
     {
         const std::lock_guard lock(mutex_);
-        if (!closed_) chunk.slot = std::move(slot);
+        (closed_ ? unwanted : chunk.slot) = std::move(slot);
     }
-    pool_.give_back(std::move(slot));  // only if nobody reads any more
+    pool_.give_back(std::move(unwanted));
     filled_.notify_all();
 }
 
