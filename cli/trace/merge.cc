@@ -47,11 +47,11 @@ std::string trace_of(const Flights& flights) {
     }
     Json::Array events;
     std::map<int, int> lanes;  // how many each rank has
-    std::set<std::string> named_processes;
+    std::set<int> named_ranks;
     for (const auto& [id, ranks] : flights) {
         for (const auto& [rank, flight] : ranks) {
             const std::string process = fmt::format("rank {} ({}, pid {})", rank, flight.host, flight.pid);
-            if (named_processes.insert(fmt::format("{}", rank)).second) {
+            if (named_ranks.insert(rank).second) {
                 events.push_back(named("process_name", rank, 0, process));
             }
             std::vector<double> busy;  // until when each lane of this communicator is taken

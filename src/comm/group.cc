@@ -79,8 +79,9 @@ void Group::transfer_inline(const Request& request) {
 }
 
 Group::Task Group::enqueue(const Request& request) {
-    const Task task{std::make_shared<const OwnedRequest>(request), std::make_shared<Work>(),
-                    flight_.queued(operation_of(request))};
+    const Operation operation = operation_of(request);
+    const Task task{std::make_shared<const OwnedRequest>(request), std::make_shared<Work>(), operation,
+                    flight_.queued(operation)};
     {
         const std::lock_guard lock(mutex_);
         if (!thread_.joinable()) thread_ = std::thread([this] { progress(); });

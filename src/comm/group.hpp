@@ -82,6 +82,7 @@ class Group final : public Communicator {
     struct Task {
         std::shared_ptr<const OwnedRequest> request;
         WorkPtr work;
+        Operation operation;
         uint64_t ticket = 0;  // in the flight recorder
     };
     struct ActiveTransfer {

@@ -40,7 +40,7 @@ void Group::progress() {
                 const Request request = task.request->view();
                 const uint64_t sequence = ++collectives_;
                 flight_.started(task.ticket, sequence);
-                run_collective(request, operation_of(request), sequence, task.ticket);
+                run_collective(request, task.operation, sequence, task.ticket);
             } catch (...) {
                 error = current_error();
             }
