@@ -1,4 +1,4 @@
-// all_reduce of float sums by Gloo's ring over loopback TCP, for comparison.
+// all_reduce of float sums by Gloo's ring over TCP, for comparison.
 // usage: all_reduce_gloo RANKS SIZE,SIZE,...
 #include <gloo/allreduce.h>
 #include <gloo/barrier.h>
@@ -17,7 +17,7 @@ namespace {
 
 int run(int rank, int ranks, const std::string& directory, const std::vector<size_t>& sizes) {
     gloo::transport::tcp::attr attr;
-    attr.iface = "lo";
+    attr.iface = bench::interface();
     auto context = std::make_shared<gloo::rendezvous::Context>(rank, ranks);
     auto store = gloo::rendezvous::FileStore(directory);
     auto device = gloo::transport::tcp::CreateDevice(attr);

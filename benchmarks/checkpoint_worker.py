@@ -1,7 +1,9 @@
-"""What the ranks of ours and of the peer share: the workload and the command loop.
+"""What the ranks of ours and of the peers share: the command loop.
 
-A rank reads a line ``save DIR``, ``load DIR`` or ``quit`` and answers with one JSON line: seconds, CPU seconds, and for
-a load whether every byte is what was saved.
+A rank reads a line ``COMMAND ARGUMENT``, calls that method of its library, and answers with one JSON line: wall and
+CPU seconds, the bytes that it had the devices read, the memory beyond what it held before the first command, what the
+method returned, and for a load whether every byte is what was saved; the end of its input ends it. Destinations are
+poisoned before a load.
 """
 
 from __future__ import annotations
@@ -11,44 +13,33 @@ import os
 import resource
 import sys
 import time
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
 
-import numpy as np
+from checkpoint_workload import PART, Piece, Share, checksum
 
-
-@dataclass(frozen=True)
-class Workload:
-    """``count`` float32 tensors of ``rows`` x ``columns``, cut by rows over the ranks."""
-
-    count: int
-    rows: int
-    columns: int
-
-    @staticmethod
-    def from_environment() -> Workload:
-        return Workload(*(int(part) for part in os.environ["BENCH_WORKLOAD"].split("x")))
-
-    def shape(self) -> tuple[int, int]:
-        return self.rows, self.columns
-
-    def size_bytes(self) -> int:
-        return self.count * self.rows * self.columns * 4
-
-    def local_arrays(self, rank: int, world_size: int) -> dict[str, np.ndarray]:
-        """This rank's rows of every tensor. World sizes here divide the rows."""
-        assert self.rows % world_size == 0
-        shape = (self.rows // world_size, self.columns)
-        generator = np.random.default_rng(1000 + rank)
-        return {f"t{i:06d}": generator.random(shape, dtype=np.float32) for i in range(self.count)}
+POISON = 0xA5
 
 
 class Library(Protocol):
+    """A library with its state over the pieces."""
+
+    def __init__(self, share: Share, pieces: dict[str, list[Piece]]) -> None: ...
     def barrier(self) -> None: ...
-    def save(self, directory: str) -> None: ...
-    def load(self, directory: str) -> None: ...
-    def local(self) -> dict[str, np.ndarray]: ...
+    def save(self, number: str) -> str: ...  # a path
+    def load(self, path: str) -> None: ...
+    # load_part(path) and others, where checkpoint.py asks for them
     def close(self) -> None: ...
+
+
+def in_part(names: list[str]) -> list[str]:
+    """The tensors of a partial load."""
+    return names[::PART]
+
+
+def scratch() -> Path:
+    return Path(os.environ["BENCH_SCRATCH"])
 
 
 def cpu_seconds() -> float:
@@ -56,31 +47,44 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def checksum(arrays: dict[str, np.ndarray]) -> int:
-    total = 0
-    for i, array in enumerate(arrays.values()):
-        total = (total + (i + 1) * int(array.view(np.uint32).sum(dtype=np.uint64))) % (1 << 61)
-    return total
+def number_in(file: str, key: str) -> int:
+    """The number of a line ``KEY: NUMBER`` of a file of this process."""
+    for line in Path(f"/proc/self/{file}").read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1])
+    raise RuntimeError(f"/proc/self/{file} has no {key}")
 
 
-def serve(make: Any, rank: int, world_size: int) -> None:
-    """Answer commands until ``quit``."""
-    library: Library = make(rank, world_size, Workload.from_environment())
-    expected = checksum(library.local())
+def memory_bytes(key: str) -> int:
+    return number_in("status", key) * 1024
+
+
+def serve(make: Callable[[Share, dict[str, list[Piece]]], Library]) -> None:
+    """Answer commands until there are no more."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever libraries print is no reply
+    share = Share.from_environment()
+    pieces = share.pieces()
+    arrays = {name: [piece.bits for piece in held] for name, held in pieces.items()}
+    wanted = {"load": list(arrays), "load_part": in_part(list(arrays))}
+    loaded = {command: [bits for name in names for bits in arrays[name]] for command, names in wanted.items()}
+    expected = {command: checksum(bits) for command, bits in loaded.items()}
+    library = make(share, pieces)
+    library.barrier()
+    before = memory_bytes("VmRSS")
     replies.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         command, _, argument = line.strip().partition(" ")
-        if command == "quit":
-            break
-        if command == "load":
-            for array in library.local().values():
-                array.fill(np.nan)
+        for bits in loaded.get(command, []):
+            bits.view("uint8").fill(POISON)
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # VmHWM begins anew
         library.barrier()
+        read = number_in("io", "read_bytes")
         cpu, start = cpu_seconds(), time.perf_counter()
-        (library.save if command == "save" else library.load)(argument)
-        reply = {"seconds": time.perf_counter() - start, "cpu": cpu_seconds() - cpu}
-        reply["right"] = checksum(library.local()) == expected
+        path = getattr(library, command)(argument)
+        reply = {"seconds": time.perf_counter() - start, "cpu": cpu_seconds() - cpu, "path": path}
+        reply["read"] = number_in("io", "read_bytes") - read
+        reply["extra"] = max(memory_bytes("VmHWM") - before, 4096)  # a page at least: ratios are made of it
+        reply["right"] = command not in loaded or checksum(loaded[command]) == expected[command]
         replies.write(json.dumps(reply) + "\n")
     library.close()

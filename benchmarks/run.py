@@ -25,17 +25,47 @@ def main() -> int:
     comm.add_argument("--rounds", type=int, default=7)
     comm.add_argument("--ranks", type=numbers, default=[2, 4, 8])
     comm.add_argument("--sizes", type=numbers)
-    checkpoint = commands.add_parser("checkpoint", help="save and load beside PyTorch DCP and raw O_DIRECT")
+    hosts = commands.add_parser("hosts", help="all_reduce between two hosts beside Gloo and the line (needs root)")
+    hosts.add_argument("--rounds", type=int, default=7)
+    hosts.add_argument("--sizes", type=numbers)
+    checkpoint = commands.add_parser("checkpoint", help="save and load beside PyTorch DCP, others and raw O_DIRECT")
     checkpoint.add_argument("--rounds", type=int, default=7)
-    checkpoint.add_argument("--workloads", type=lambda text: text.split(","), default=["large", "small"])
+    checkpoint.add_argument("--only", type=lambda text: text.split(","), default=[], help="scenarios, with commas")
+    checkpoint_async = commands.add_parser("checkpoint_async", help="saves in the background beside dcp.async_save")
+    checkpoint_async.add_argument("--rounds", type=int, default=7)
     command = commands.add_parser("command", help="tessera ckpt on a checkpoint of 100,000 tensors")
     command.add_argument("--rounds", type=int, default=7)
-    for sub in (comm, checkpoint, command):
+    torch_backend = commands.add_parser("torch_backend", help="all_reduce through torch.distributed beside its gloo")
+    torch_backend.add_argument("--rounds", type=int, default=15)
+    torch_backend.add_argument("--ranks", type=numbers, default=[2])
+    torch_backend.add_argument("--sizes", type=numbers)
+    ddp = commands.add_parser("ddp", help="a step of DDP under PyTorch, ours beside its own on gloo and on our backend")
+    ddp.add_argument("--rounds", type=int, default=35)
+    ddp.add_argument("--ranks", type=numbers, default=[2])
+    ddp.add_argument("--layers", type=int, default=8)
+    bindings = commands.add_parser("bindings", help="what a call takes in each language beyond the same call in C")
+    bindings.add_argument("--rounds", type=int, default=7)
+    optimizer = commands.add_parser("optimizer", help="a step of AdamW beside PyTorch's fused one and memory")
+    optimizer.add_argument("--rounds", type=int, default=15)
+    ddp_shared = commands.add_parser("ddp_shared", help="one copy of parameters and moments a host beside one a rank")
+    ddp_shared.add_argument("--rounds", type=int, default=15)
+    ddp_shared.add_argument("--ranks", type=numbers, default=[2, 4])
+    scaling = commands.add_parser("scaling", help="how an all_reduce on one host grows with its ranks")
+    scaling.add_argument("--rounds", type=int, default=5)
+    commands.add_parser("instructions", help="instructions of the hot paths, beside those recorded before")
+    commands.add_parser("plan", help="what a rank of 1,024 computes for a save and a load of 100,000 tensors")
+    for sub in commands.choices.values():
         sub.add_argument("--binaries", type=Path, default=ROOT / "build" / "release" / "benchmarks")
         sub.add_argument("--no-write", action="store_true", help="print only")
     arguments = parser.parse_args()
 
     if arguments.name == "check":
+        import checkpoint as checkpoint_bench
+
+        measured = {case.get("scenario") for case in results.read("checkpoint")}
+        for name in checkpoint_bench.SCENARIOS:
+            if name not in measured:
+                print(f"checkpoint.json: {name} was not measured: ./dev bench checkpoint --only {name}")
         return results.check()
     if arguments.name == "comm":
         import comm as comm_bench
@@ -43,18 +73,65 @@ def main() -> int:
         cases = comm_bench.bench(
             arguments.binaries, arguments.rounds, arguments.ranks, arguments.sizes or comm_bench.SIZES
         )
+    elif arguments.name == "checkpoint_async":
+        import checkpoint_async as async_bench
+
+        cases = async_bench.bench(arguments.rounds)
+    elif arguments.name == "torch_backend":
+        import torch_backend as torch_bench
+
+        cases = torch_bench.bench(arguments.rounds, arguments.ranks, arguments.sizes or torch_bench.SIZES)
+    elif arguments.name == "ddp":
+        import ddp as ddp_bench
+
+        cases = ddp_bench.bench(arguments.rounds, arguments.ranks, arguments.layers)
+    elif arguments.name == "ddp_shared":
+        import ddp_shared as shared_bench
+
+        cases = shared_bench.bench(arguments.rounds, arguments.ranks)
+    elif arguments.name == "hosts":
+        import hosts as hosts_bench
+
+        cases = hosts_bench.bench(arguments.binaries, arguments.rounds, arguments.sizes or hosts_bench.SIZES)
     elif arguments.name == "command":
         import command as command_bench
 
         cases = command_bench.bench(arguments.binaries.parent / "tessera", arguments.rounds)
+    elif arguments.name == "bindings":
+        import bindings as bindings_bench
+
+        cases = bindings_bench.bench(arguments.binaries, arguments.rounds)
+    elif arguments.name == "optimizer":
+        import optimizer as optimizer_bench
+
+        cases = optimizer_bench.bench(arguments.rounds)
+    elif arguments.name == "scaling":
+        import scaling as scaling_bench
+
+        cases = scaling_bench.bench(arguments.binaries.parent / "tessera", arguments.rounds)
+    elif arguments.name == "instructions":
+        import instructions as instructions_bench
+
+        cases = instructions_bench.bench(arguments.binaries)
+    elif arguments.name == "plan":
+        import plan as plan_bench
+
+        cases = plan_bench.bench(arguments.binaries)
     else:
         import checkpoint as checkpoint_bench
 
-        cases = checkpoint_bench.bench(arguments.rounds, arguments.workloads)
+        cases = []
+        for of_scenario in checkpoint_bench.bench(arguments.rounds, arguments.only):
+            cases += of_scenario
+            if not arguments.no_write:
+                results.write(arguments.name, of_scenario)
     print(results.machine())
     print(results.table(cases))
     if not arguments.no_write:
         print("written:", results.write(arguments.name, cases).relative_to(ROOT))
+        import pages
+
+        pages.write()
     return 0
 
 

@@ -1,4 +1,5 @@
-// tessera/checkpoint.h: savers and committed checkpoints.
+// tessera/checkpoint.h: savers and committed checkpoints. A callback may destroy the one that it serves, so what may call
+// one holds the object itself.
 #include "tessera/checkpoint.h"
 
 #include "base/env.hpp"
@@ -34,7 +35,8 @@ constexpr tsr_load_options default_load_options{.struct_size = sizeof(tsr_load_o
                                                 .allow_unexpected = 0,
                                                 .allow_cast = 0,
                                                 .progress = nullptr,
-                                                .progress_data = nullptr};
+                                                .progress_data = nullptr,
+                                                .comm = nullptr};
 
 tsr::ProgressFn progress_in(tsr_progress_fn progress, void* user_data) {
     if (progress == nullptr) return {};
@@ -71,6 +73,7 @@ tsr::SaverOptions saver_options_in(const tsr_saver_options* options) {
     }
     out.when_busy = static_cast<tsr::WhenBusy>(o.when_busy);
     out.priority = flag(o.low_priority, "low_priority") ? tsr::Priority::low : tsr::Priority::normal;
+    out.copies = flag(o.copy_on_demand, "copy_on_demand") ? tsr::Copies::on_demand : tsr::Copies::at_once;
     out.staging_bytes = o.staging_bytes;
     out.write_bytes_per_s = o.write_bytes_per_s;
     out.progress = progress_in(o.progress, o.progress_data);
@@ -108,6 +111,7 @@ tsr::LoadOptions load_options_in(const tsr_load_options* options) {
     out.unexpected = allow(o.allow_unexpected, "allow_unexpected");
     out.cast = allow(o.allow_cast, "allow_cast");
     out.progress = progress_in(o.progress, o.progress_data);
+    if (o.comm != nullptr) out.comm = object_of(o.comm, "comm");
     return out;
 }
 
@@ -159,13 +163,16 @@ tsr_status tsr_saver_create(tsr_comm* comm, const char* root, const tsr_saver_op
 }
 
 tsr_status tsr_saver_save(tsr_saver* saver, int64_t step, tsr_state* state) {
-    return guard([&] { object_of(saver, "saver")->save(step, *object_of(state, "state")); });
+    return guard([&] {
+        const auto s = object_of(saver, "saver");
+        s->save(step, *object_of(state, "state"));
+    });
 }
 
 tsr_status tsr_saver_save_async(tsr_saver* saver, int64_t step, tsr_state* state, tsr_work** work) {
     return guard([&] {
         if (work != nullptr) *work = nullptr;
-        const auto& s = object_of(saver, "saver");
+        const auto s = object_of(saver, "saver");
         const auto& values = object_of(state, "state");
         if (work == nullptr) {
             (void)s->save_async(step, *values);
@@ -176,13 +183,17 @@ tsr_status tsr_saver_save_async(tsr_saver* saver, int64_t step, tsr_state* state
 }
 
 tsr_status tsr_saver_wait(tsr_saver* saver) {
-    return guard([&] { object_of(saver, "saver")->wait(); });
+    return guard([&] {
+        const auto s = object_of(saver, "saver");
+        s->wait();
+    });
 }
 
 tsr_status tsr_saver_resume(tsr_saver* saver, tsr_state* state, int64_t* step) {
     return guard([&] {
         required(step, "step") = 0;
-        *step = object_of(saver, "saver")->resume(*object_of(state, "state"));
+        const auto s = object_of(saver, "saver");
+        *step = s->resume(*object_of(state, "state"));
     });
 }
 
@@ -191,7 +202,8 @@ tsr_status tsr_saver_should_stop(tsr_saver* saver, int64_t step, int32_t told, i
         required(stop, "stop") = 0;
         const bool preempted = tsr::preempt_requested();  // also tells the launcher that this rank asks
         const bool here = flag(told, "told") || preempted;
-        *stop = object_of(saver, "saver")->should_stop(step, here) ? 1 : 0;
+        const auto s = object_of(saver, "saver");
+        *stop = s->should_stop(step, here) ? 1 : 0;
     });
 }
 
@@ -199,7 +211,10 @@ tsr_status tsr_saver_trim(tsr_saver* saver) {
     return guard([&] { object_of(saver, "saver")->trim(); });
 }
 
-void tsr_saver_destroy(tsr_saver* saver) { destroy(saver); }
+void tsr_saver_destroy(tsr_saver* saver) {
+    if (saver != nullptr && saver->magic == tsr_saver::type_magic) saver->object->keep_while_running(saver->object);
+    destroy(saver);
+}
 
 tsr_status tsr_load_options_init(tsr_load_options* options, size_t struct_size) {
     return options_init(options, struct_size, default_load_options, "options");
@@ -259,12 +274,17 @@ tsr_status tsr_checkpoint_tensor(const tsr_checkpoint* checkpoint, size_t index,
 }
 
 tsr_status tsr_checkpoint_read(const tsr_checkpoint* checkpoint, const char* name, const tsr_tensor* tensor) {
-    return guard([&] { object_of(checkpoint, "checkpoint")->read(text(name, "name"), tensor_in(tensor, "tensor")); });
+    return guard([&] {
+        const auto c = object_of(checkpoint, "checkpoint");
+        c->read(text(name, "name"), tensor_in(tensor, "tensor"));
+    });
 }
 
 tsr_status tsr_checkpoint_load(const tsr_checkpoint* checkpoint, tsr_state* state, const tsr_load_options* options) {
-    return guard(
-        [&] { (void)object_of(checkpoint, "checkpoint")->load(*object_of(state, "state"), load_options_in(options)); });
+    return guard([&] {
+        const auto c = object_of(checkpoint, "checkpoint");
+        (void)c->load(*object_of(state, "state"), load_options_in(options));
+    });
 }
 
 tsr_status tsr_checkpoint_verify(const tsr_checkpoint* checkpoint, int32_t full) {
@@ -275,7 +295,8 @@ tsr_status tsr_checkpoint_verify_progress(const tsr_checkpoint* checkpoint, int3
                                           void* user_data) {
     return guard([&] {
         const auto depth = flag(full, "full") ? tsr::Checkpoint::Depth::everything : tsr::Checkpoint::Depth::headers;
-        object_of(checkpoint, "checkpoint")->check(depth, progress_in(progress, user_data));
+        const auto c = object_of(checkpoint, "checkpoint");
+        c->check(depth, progress_in(progress, user_data));
     });
 }
 
@@ -289,7 +310,7 @@ tsr_status tsr_export_options_init(tsr_export_options* options, size_t struct_si
 tsr_status tsr_checkpoint_export(const tsr_checkpoint* checkpoint, tsr_comm* comm, const char* directory,
                                  const tsr_export_options* options) {
     return guard([&] {
-        const auto& source = object_of(checkpoint, "checkpoint");
+        const auto source = object_of(checkpoint, "checkpoint");
         const auto o = options_in(options, default_export_options(), "options");
         if (o.timeout_ms <= 0) {
             throw tsr::Error(tsr::Code::invalid_argument,

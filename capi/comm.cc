@@ -1,6 +1,8 @@
 // tessera/comm.h: communicators, collectives and work.
 #include "tessera/comm.h"
 
+#include <optional>
+
 #include "handles.hpp"
 #include "launch/from_environment.hpp"
 
@@ -54,15 +56,25 @@ void issue(Communicator& comm, const Request& request, tsr_work** work) {
     create(work, [&] { return comm.submit(request); });
 }
 
-// One optional tensor as a list of none or one.
-struct Optional {
-    Tensor tensor;
-    size_t count = 0;
-
-    Optional(const tsr_tensor* from, const char* what) : count(from == nullptr ? 0 : 1) {
-        if (from != nullptr) tensor = tensor_in(from, what);
+// `n` tensors of the caller; one, as most calls have it, takes no allocation.
+class TensorList {
+   public:
+    TensorList(const tsr_tensor* tensors, size_t n, const char* what) {
+        if (n == 1) {
+            list_ = {&one_.emplace(tensor_in(tensors, what)), 1};
+        } else if (n > 1) {
+            more_ = tensors_in(tensors, n, what);
+            list_ = more_;
+        }
     }
-    [[nodiscard]] std::span<const Tensor> list() const { return {&tensor, count}; }
+    TensorList(const TensorList&) = delete;
+    TensorList& operator=(const TensorList&) = delete;
+    [[nodiscard]] std::span<const Tensor> list() const { return list_; }
+
+   private:
+    std::optional<Tensor> one_;
+    std::vector<Tensor> more_;
+    std::span<const Tensor> list_;
 };
 
 // The common form: at most one input, at most one output.
@@ -71,8 +83,8 @@ void issue(tsr_comm* comm, Collective collective, const tsr_tensor* input, const
     if (work != nullptr) *work = nullptr;
     Communicator& object = *object_of(comm, "comm");
     check_stream(stream);
-    const Optional in(input, "input");
-    const Optional out(output, "output");
+    const TensorList in(input, input == nullptr ? 0 : 1, "input");
+    const TensorList out(output, output == nullptr ? 0 : 1, "output");
     issue(object, {collective, in.list(), out.list(), static_cast<tsr::ReduceOp>(op), peer, tag, {}}, work);
 }
 
@@ -81,9 +93,19 @@ void issue_list(tsr_comm* comm, Collective collective, const tsr_tensor* input, 
     if (work != nullptr) *work = nullptr;
     Communicator& object = *object_of(comm, "comm");
     check_stream(stream);
-    const Optional in(input, "input");
-    const std::vector<Tensor> list = tensors_in(tensors, n, what);
-    issue(object, {collective, in.list(), list, static_cast<tsr::ReduceOp>(op), peer, 0, {}}, work);
+    const TensorList in(input, input == nullptr ? 0 : 1, "input");
+    const TensorList list(tensors, n, what);
+    issue(object, {collective, in.list(), list.list(), static_cast<tsr::ReduceOp>(op), peer, 0, {}}, work);
+}
+
+void issue_pairs(tsr_comm* comm, Collective collective, const tsr_tensor* inputs, const tsr_tensor* outputs, size_t n,
+                 tsr_reduce_op op, const void* stream, tsr_work** work) {
+    if (work != nullptr) *work = nullptr;
+    Communicator& object = *object_of(comm, "comm");
+    check_stream(stream);
+    const std::vector<Tensor> in = tensors_in(inputs, n, "inputs");
+    const std::vector<Tensor> out = tensors_in(outputs, n, "outputs");
+    issue(object, {collective, in, out, static_cast<tsr::ReduceOp>(op), -1, 0, {}}, work);
 }
 
 }  // namespace
@@ -122,6 +144,15 @@ tsr_status tsr_comm_split(tsr_comm* comm, int32_t color, int32_t key, const tsr_
         auto& parent = object_of(comm, "comm");
         auto group = parent->split(color, key, options_over(parent->options(), options));
         if (group) create(out, [&] { return std::move(group); });
+    });
+}
+
+tsr_status tsr_comm_shrink(tsr_comm* comm, const tsr_comm_options* options, tsr_comm** out) {
+    return guard([&] {
+        create(out, [&] {
+            auto& failed = object_of(comm, "comm");
+            return failed->shrink(options_over(failed->options(), options));
+        });
     });
 }
 
@@ -183,6 +214,16 @@ tsr_status tsr_comm_all_gather(tsr_comm* comm, const tsr_tensor* input, const ts
     return guard([&] { issue(comm, Collective::all_gather, input, output, 0, -1, 0, stream, work); });
 }
 
+tsr_status tsr_comm_reduce_scatter_coalesced(tsr_comm* comm, const tsr_tensor* inputs, const tsr_tensor* outputs,
+                                             size_t n, tsr_reduce_op op, void* stream, tsr_work** work) {
+    return guard([&] { issue_pairs(comm, Collective::reduce_scatter, inputs, outputs, n, op, stream, work); });
+}
+
+tsr_status tsr_comm_all_gather_coalesced(tsr_comm* comm, const tsr_tensor* inputs, const tsr_tensor* outputs, size_t n,
+                                         void* stream, tsr_work** work) {
+    return guard([&] { issue_pairs(comm, Collective::all_gather, inputs, outputs, n, 0, stream, work); });
+}
+
 tsr_status tsr_comm_all_gather_v(tsr_comm* comm, const tsr_tensor* input, const tsr_tensor* outputs, void* stream,
                                  tsr_work** work) {
     return guard([&] {
@@ -232,12 +273,7 @@ tsr_status tsr_comm_barrier(tsr_comm* comm, tsr_work** work) {
 }
 
 tsr_status tsr_work_wait(const tsr_work* work, int32_t timeout_ms) {
-    return guard([&] {
-        // A work ends by its operation's own deadline; a year is longer than any.
-        const auto patience =
-            timeout_ms < 0 ? tsr::milliseconds{std::chrono::hours{24 * 365}} : tsr::milliseconds{timeout_ms};
-        object_of(work, "work")->wait(tsr::Deadline::in(patience));
-    });
+    return guard([&] { object_of(work, "work")->wait(tsr::capi::patience(timeout_ms)); });
 }
 
 tsr_status tsr_work_test(const tsr_work* work, int32_t* done) {

@@ -7,6 +7,7 @@ namespace {
 
 using tsr::capi::create;
 using tsr::capi::destroy;
+using tsr::capi::flag;
 using tsr::capi::guard;
 using tsr::capi::object_of;
 using tsr::capi::options_in;
@@ -15,16 +16,94 @@ using tsr::capi::required;
 using tsr::capi::tensor_in;
 using tsr::capi::tensor_out;
 using tsr::capi::text;
+using tsr::capi::write_options;
 
-constexpr tsr_ddp_options default_options{sizeof(tsr_ddp_options), size_t{25} << 20, size_t{1} << 20, TSR_REDUCE_AVG};
+static_assert(static_cast<int>(tsr::DdpHook::power_sgd) == TSR_DDP_HOOK_POWER_SGD);
+static_assert(static_cast<int>(tsr::DdpHook::noop) == TSR_DDP_HOOK_NOOP);
+static_assert(static_cast<int>(tsr::DdpJoin::divide_by_world) == TSR_DDP_JOIN_DIVIDE_BY_WORLD);
+static_assert(static_cast<int>(tsr::DdpJoin::divide_by_active) == TSR_DDP_JOIN_DIVIDE_BY_ACTIVE);
 
-std::vector<tsr::NamedTensor> params_in(const tsr_param* params, size_t n) {
-    required(params, "params");
+constexpr tsr_ddp_options default_options{.struct_size = sizeof(tsr_ddp_options),
+                                          .bucket_bytes = size_t{25} << 20,
+                                          .first_bucket_bytes = size_t{1} << 20,
+                                          .op = TSR_REDUCE_AVG,
+                                          .pre_divide = 1,
+                                          .find_unused = 0,
+                                          .static_graph = 0,
+                                          .rebuild_buckets = 0,
+                                          .reduce_dtype = 0,
+                                          .hook = TSR_DDP_HOOK_ALL_REDUCE,
+                                          .powersgd_rank = 1,
+                                          .powersgd_start_step = 1000,
+                                          .join = TSR_DDP_JOIN_OFF,
+                                          .share_params = 0};
+
+tsr::DdpOptions core_options(const tsr_ddp_options* options) {
+    const auto o = options_in(options, default_options, "options");
+    tsr::DdpOptions core;
+    core.bucket_bytes = o.bucket_bytes;
+    core.first_bucket_bytes = o.first_bucket_bytes;
+    core.op = static_cast<tsr::ReduceOp>(o.op);
+    core.pre_divide = o.pre_divide;
+    core.find_unused = flag(o.find_unused, "find_unused");
+    core.static_graph = flag(o.static_graph, "static_graph");
+    core.rebuild_buckets = flag(o.rebuild_buckets, "rebuild_buckets");
+    if (o.reduce_dtype != 0) core.reduce_dtype = static_cast<tsr::DType>(o.reduce_dtype);
+    core.hook = static_cast<tsr::DdpHook>(o.hook);
+    core.power_sgd_rank = o.powersgd_rank;
+    core.power_sgd_start_step = o.powersgd_start_step;
+    core.join = static_cast<tsr::DdpJoin>(o.join);
+    core.share_params = flag(o.share_params, "share_params");
+    return core;
+}
+
+// A hook of the caller's with the communicator handle that it is lent.
+class Hook {
+   public:
+    Hook(const std::shared_ptr<tsr::Communicator>& comm, tsr_ddp_hook_fn fn) : fn_(fn) { comm_.object = comm; }
+    ~Hook() {
+        if (destroy_data_ != nullptr) destroy_data_(user_data_);
+    }
+    Hook(const Hook&) = delete;
+    Hook& operator=(const Hook&) = delete;
+
+    // From here on the user's data is freed with this object.
+    void own(void* user_data, tsr_destroy_fn destroy_data) {
+        user_data_ = user_data;
+        destroy_data_ = destroy_data;
+    }
+
+    void operator()(const tsr::BucketView& bucket) {
+        std::vector<tsr_tensor> grads;
+        grads.reserve(bucket.grads.size());
+        for (const tsr::Tensor& grad : bucket.grads) grads.push_back(tensor_out(grad));
+        const tsr_ddp_bucket view{bucket.bucket, grads.size(), bucket.params.data(), grads.data(), &comm_};
+        const int32_t failed = fn_(&view, user_data_);
+        if (failed == 0) return;
+        // A hook whose collective failed has nothing of its own to tell.
+        if (const auto error = comm_.object->error()) throw tsr::Error(*error);
+        const int rank = comm_.object->rank();
+        throw tsr::Error(tsr::Code::user,
+                         fmt::format("rank {}: the hook for bucket {} returned {}", rank, bucket.bucket, failed))
+            .with_rank(rank)
+            .with_native(tsr::NativeDomain::user, failed);
+    }
+
+   private:
+    tsr_comm comm_;
+    tsr_ddp_hook_fn fn_;
+    void* user_data_ = nullptr;
+    tsr_destroy_fn destroy_data_ = nullptr;
+};
+
+std::vector<tsr::NamedTensor> params_in(const tsr_param* params, size_t n, const char* list = "params",
+                                        const char* kind = "parameter") {
+    required(params, list);
     std::vector<tsr::NamedTensor> out;
     out.reserve(n);
     for (size_t i = 0; i < n; ++i) {
-        const std::string name = text(params[i].name, "a parameter's name");
-        const std::string what = fmt::format("parameter {} (\"{}\")", i, name);
+        const std::string name = text(params[i].name, fmt::format("a {}'s name", kind).c_str());
+        const std::string what = fmt::format("{} {} (\"{}\")", kind, i, name);
         out.push_back({name, tensor_in(&params[i].tensor, what.c_str())});
     }
     return out;
@@ -43,10 +122,7 @@ tsr_status tsr_ddp_create(tsr_comm* comm, const tsr_param* params, size_t n, con
     return guard([&] {
         create(out, [&] {
             const auto& ranks = object_of(comm, "comm");
-            const auto o = options_in(options, default_options, "options");
-            return std::make_shared<tsr::Ddp>(
-                ranks, params_in(params, n),
-                tsr::DdpOptions{o.bucket_bytes, o.first_bucket_bytes, static_cast<tsr::ReduceOp>(o.op)});
+            return std::make_shared<tsr::Ddp>(ranks, params_in(params, n), core_options(options));
         });
     });
 }
@@ -76,6 +152,58 @@ tsr_status tsr_ddp_ready_all(tsr_ddp* ddp) {
 
 tsr_status tsr_ddp_wait(tsr_ddp* ddp) {
     return guard([&] { object_of(ddp, "ddp")->wait(); });
+}
+
+tsr_status tsr_ddp_set_sync(tsr_ddp* ddp, int32_t sync) {
+    return guard([&] { object_of(ddp, "ddp")->set_sync(flag(sync, "sync")); });
+}
+
+tsr_status tsr_ddp_used(tsr_ddp* ddp, size_t index, int32_t* used) {
+    return guard([&] { required(used, "used") = object_of(ddp, "ddp")->used(index) ? 1 : 0; });
+}
+
+tsr_status tsr_ddp_bucket_count(tsr_ddp* ddp, size_t* count) {
+    return guard([&] { required(count, "count") = object_of(ddp, "ddp")->buckets().size(); });
+}
+
+tsr_status tsr_ddp_stats(tsr_ddp* ddp, size_t bucket, tsr_bucket_stats* stats) {
+    return guard([&] {
+        const tsr::BucketStats& found = object_of(ddp, "ddp")->stats(bucket);
+        const tsr_bucket_stats values{sizeof(tsr_bucket_stats), found.size_bytes,    found.params,
+                                      found.ready.count(),      found.start.count(), found.end.count(),
+                                      found.exposed.count()};
+        write_options(stats, required(stats, "stats").struct_size, &values, sizeof values, "stats");
+    });
+}
+
+tsr_status tsr_ddp_set_hook(tsr_ddp* ddp, tsr_ddp_hook_fn fn, void* user_data, tsr_destroy_fn destroy_data) {
+    return guard([&] {
+        const auto& model = object_of(ddp, "ddp");
+        if (fn == nullptr) return model->set_hook({});
+        const auto hook = std::make_shared<Hook>(model->comm(), fn);
+        model->set_hook([hook](const tsr::BucketView& bucket) { (*hook)(bucket); });
+        hook->own(user_data, destroy_data);
+    });
+}
+
+tsr_status tsr_ddp_step_in_backward(tsr_ddp* ddp, tsr_optimizer* optimizer) {
+    return guard([&] { object_of(ddp, "ddp")->step_in_backward(*object_of(optimizer, "optimizer")); });
+}
+
+tsr_status tsr_ddp_shared_step(tsr_ddp* ddp, int64_t* steps) {
+    return guard([&] { required(steps, "steps") = object_of(ddp, "ddp")->shared_step(); });
+}
+
+tsr_status tsr_ddp_register_buffers(tsr_ddp* ddp, const tsr_param* buffers, size_t n) {
+    return guard([&] { object_of(ddp, "ddp")->register_buffers(params_in(buffers, n, "buffers", "buffer")); });
+}
+
+tsr_status tsr_ddp_broadcast_buffers(tsr_ddp* ddp) {
+    return guard([&] { object_of(ddp, "ddp")->broadcast_buffers(); });
+}
+
+tsr_status tsr_ddp_join(tsr_ddp* ddp, int32_t sync_params) {
+    return guard([&] { object_of(ddp, "ddp")->join(flag(sync_params, "sync_params")); });
 }
 
 tsr_status tsr_ddp_zero_grad(tsr_ddp* ddp) {

@@ -15,10 +15,6 @@ struct Quarantine {
     };
     std::mutex mutex;  // guards entries
     std::deque<Entry> entries;
-
-    ~Quarantine() {
-        for (const Entry& entry : entries) entry.release(entry.memory);
-    }
 };
 
 constexpr size_t quarantine_length = 1024;
@@ -26,7 +22,8 @@ constexpr size_t quarantine_length = 1024;
 }  // namespace
 
 void quarantine(void* memory, void (*release)(void*)) noexcept {
-    static Quarantine instance;
+    // Never destroyed: threads may still destroy handles while the process exits.
+    static auto& instance = *new Quarantine;
     Quarantine::Entry oldest{nullptr, nullptr};
     try {
         const std::lock_guard lock(instance.mutex);
@@ -75,7 +72,11 @@ Tensor tensor_in(const tsr_tensor* tensor, const char* what) {
             throw Error(Code::invalid_argument, fmt::format("{} has reserved words that are not zero", what));
     }
     out.shape = Dims(std::span<const int64_t>(in.shape, static_cast<size_t>(in.ndim)));
-    check_shape(out.shape, out.dtype, what);
+    try {
+        check_shape(out.shape, out.dtype, {});  // what it is called is put together only for an error
+    } catch (const Error& error) {
+        throw Error(Code::invalid_argument, fmt::format("{}{}", what, error.what()));
+    }
     const int64_t numel = out.numel();
     if (in.strides != nullptr && numel > 0) {
         int64_t expected = 1;
@@ -117,11 +118,14 @@ tsr_tensor tensor_out(const Tensor& tensor) {
     return out;
 }
 
+// More is no struct of options, whatever version it is of: it was never set.
+constexpr size_t most_struct_bytes = 4096;
+
 void read_options(const void* from, void* defaults, size_t own_size, const char* what) {
     if (from == nullptr) return;
     size_t given = 0;
     std::memcpy(&given, from, sizeof given);
-    if (given < sizeof given) {
+    if (given < sizeof given || given > most_struct_bytes) {
         throw Error(Code::invalid_argument,
                     fmt::format("{}.struct_size is {}; call its _init function first", what, given));
     }
@@ -139,7 +143,7 @@ void read_options(const void* from, void* defaults, size_t own_size, const char*
 
 void write_options(void* to, size_t struct_size, const void* defaults, size_t own_size, const char* what) {
     if (to == nullptr) throw Error(Code::invalid_argument, fmt::format("{} is NULL", what));
-    if (struct_size < sizeof struct_size) {
+    if (struct_size < sizeof struct_size || struct_size > most_struct_bytes) {
         throw Error(Code::invalid_argument, fmt::format("struct_size {} of {}; pass sizeof", struct_size, what));
     }
     std::memset(to, 0, struct_size);

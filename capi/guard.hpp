@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "tensor/tensor.hpp"
 #include "tessera/tessera.h"
@@ -89,6 +90,11 @@ inline std::string text(const char* value, const char* what) { return std::strin
 inline bool flag(int32_t value, const char* what) {
     if (value == 0 || value == 1) return value == 1;
     throw Error(Code::invalid_argument, fmt::format("{} is {}; it is 0 or 1", what, value));
+}
+
+// Of a wait; negative: a year, which is longer than any operation may take.
+inline Deadline patience(int32_t timeout_ms) {
+    return Deadline::in(timeout_ms < 0 ? milliseconds{std::chrono::hours{24 * 365}} : milliseconds{timeout_ms});
 }
 
 // Copies `value` and a final 0 into buf if it fits; always tells the size.

@@ -5,6 +5,7 @@
 #include "checkpoint/saver.hpp"
 #include "comm/communicator.hpp"
 #include "comm/mesh.hpp"
+#include "comm/plan.hpp"
 #include "data/sampler.hpp"
 #include "guard.hpp"
 #include "optim/optimizer.hpp"
@@ -17,6 +18,7 @@ struct tsr_store : tsr::capi::Handle<tsr::Store, 0x545352'53544f5245> {};
 struct tsr_store_server : tsr::capi::Handle<tsr::StoreServer, 0x545352'53525652> {};
 struct tsr_comm : tsr::capi::Handle<tsr::Communicator, 0x545352'434f4d4d> {};
 struct tsr_work : tsr::capi::Handle<tsr::Work, 0x545352'574f524b> {};
+struct tsr_plan : tsr::capi::Handle<tsr::Plan, 0x545352'504c414e> {};
 struct tsr_buffer : tsr::capi::Handle<tsr::Buffer, 0x545352'425546> {};
 struct tsr_layout : tsr::capi::Handle<tsr::Layout, 0x545352'4c41594f> {};
 struct tsr_optimizer : tsr::capi::Handle<tsr::Optimizer, 0x545352'4f5054494d> {};
@@ -31,7 +33,7 @@ namespace tsr::capi {
 
 // A mesh owns the handles that it lends by tsr_mesh_comm, one a dimension.
 struct MeshObject {
-    MeshObject(Communicator& comm, MeshShape shape);
+    explicit MeshObject(DeviceMesh of);
 
     DeviceMesh mesh;
     std::vector<std::unique_ptr<tsr_comm, void (*)(tsr_comm*)>> handles;

@@ -13,23 +13,28 @@ using tsr::capi::object_of;
 using tsr::capi::required;
 using tsr::capi::text;
 
-tsr::MeshShape shape_in(const char* const* names, const int32_t* sizes, int32_t ndim) {
+std::vector<std::string> names_in(const char* const* names, int32_t ndim) {
     if (ndim < 1 || ndim > TSR_MAX_NDIM) {
         throw tsr::Error(tsr::Code::invalid_argument,
                          fmt::format("a mesh of {} dimensions; 1 to {} are supported", ndim, TSR_MAX_NDIM));
     }
     required(names, "names");
-    required(sizes, "sizes");
     std::vector<std::string> copied;
     for (int32_t d = 0; d < ndim; ++d) copied.push_back(text(names[d], "a dimension's name"));
+    return copied;
+}
+
+tsr::MeshShape shape_in(const char* const* names, const int32_t* sizes, int32_t ndim) {
+    std::vector<std::string> copied = names_in(names, ndim);
+    required(sizes, "sizes");
     return {std::move(copied), {sizes, sizes + ndim}};
 }
 
 }  // namespace
 
-tsr::capi::MeshObject::MeshObject(Communicator& comm, MeshShape shape) : mesh(comm, std::move(shape)) {
+tsr::capi::MeshObject::MeshObject(DeviceMesh of) : mesh(std::move(of)) {
     for (int d = 0; d < mesh.shape().ndim(); ++d) {
-        handles.emplace_back(new tsr_comm, &tsr_comm_destroy);
+        handles.emplace_back(new tsr_comm, [](tsr_comm* handle) { destroy(handle); });
         handles.back()->object = mesh.comm(d);
     }
 }
@@ -41,7 +46,7 @@ tsr_status tsr_mesh_create(tsr_comm* comm, const char* const* names, const int32
     return guard([&] {
         create(out, [&] {
             tsr::Communicator& ranks = *object_of(comm, "comm");
-            return std::make_shared<MeshObject>(ranks, shape_in(names, sizes, ndim));
+            return std::make_shared<MeshObject>(tsr::DeviceMesh(ranks, shape_in(names, sizes, ndim)));
         });
     });
 }
@@ -65,6 +70,24 @@ tsr_status tsr_mesh_comm(const tsr_mesh* mesh, const char* name, tsr_comm** comm
         out = nullptr;
         MeshObject& m = *object_of(mesh, "mesh");
         out = m.handles[static_cast<size_t>(m.mesh.shape().dim(text(name, "name")))].get();
+    });
+}
+
+tsr_status tsr_mesh_slice(const tsr_mesh* mesh, const char* const* names, int32_t ndim, tsr_mesh** out) {
+    return guard([&] {
+        create(out, [&] {
+            const tsr::DeviceMesh& whole = object_of(mesh, "mesh")->mesh;
+            return std::make_shared<MeshObject>(whole.slice(names_in(names, ndim)));
+        });
+    });
+}
+
+tsr_status tsr_mesh_flatten(const tsr_mesh* mesh, tsr_comm* comm, const char* name, tsr_mesh** out) {
+    return guard([&] {
+        create(out, [&] {
+            const tsr::DeviceMesh& whole = object_of(mesh, "mesh")->mesh;
+            return std::make_shared<MeshObject>(whole.flatten(*object_of(comm, "comm"), name == nullptr ? "" : name));
+        });
     });
 }
 

@@ -45,30 +45,39 @@ std::vector<tsr::OptimizerParam> params_in(const tsr::Ddp& ddp) {
     return out;
 }
 
-// An optimizer over `ddp` keeps it alive and does not touch gradients that are being reduced.
+// An optimizer over `ddp` keeps it alive and does not touch gradients that are being reduced. If the ranks of a host share
+// the parameters it has its moments where they do.
 template <class Make>
 void create_over(tsr_ddp* ddp, tsr_optimizer** out, Make&& make) {
     create(out, [&] {
         const std::shared_ptr<tsr::Ddp>& model = object_of(ddp, "ddp");
-        std::shared_ptr<tsr::Optimizer> optimizer = make(params_in(*model));
+        std::shared_ptr<tsr::Optimizer> made = make(params_in(*model), model->host_copy());
+        // Before it ends, a bucket that is just being updated is finished, and no other is begun.
+        std::shared_ptr<tsr::Optimizer> optimizer(made.get(), [made, model](tsr::Optimizer* ending) mutable {
+            model->forget_optimizer(*ending);
+            made.reset();
+        });
         optimizer->set_gate([model] { model->check_idle("the optimizer cannot use the gradients"); });
+        if (model->host_copy()) model->step_in_backward(*optimizer);
         return optimizer;
     });
 }
 
 // One of each kind: the caller's options to an optimizer over `params`.
-std::shared_ptr<tsr::Optimizer> sgd(std::vector<tsr::OptimizerParam> params, const tsr_sgd_options* options) {
+std::shared_ptr<tsr::Optimizer> sgd(std::vector<tsr::OptimizerParam> params, const tsr_sgd_options* options,
+                                    std::shared_ptr<tsr::SharedCopy> copy = {}) {
     const auto o = options_in(options, default_sgd, "options");
-    return std::make_shared<tsr::Sgd>(std::move(params), tsr::SgdOptions{o.lr, o.momentum, o.dampening, o.weight_decay,
-                                                                         flag(o.nesterov, "nesterov")});
+    const tsr::SgdOptions core{o.lr, o.momentum, o.dampening, o.weight_decay, flag(o.nesterov, "nesterov")};
+    return std::make_shared<tsr::Sgd>(std::move(params), core, std::move(copy));
 }
 
 template <class Options>
 std::shared_ptr<tsr::Optimizer> adam(std::vector<tsr::OptimizerParam> params, const Options* options,
-                                     const Options& defaults, tsr::Decay decay) {
+                                     const Options& defaults, tsr::Decay decay,
+                                     std::shared_ptr<tsr::SharedCopy> copy = {}) {
     const auto o = options_in(options, defaults, "options");
-    return std::make_shared<tsr::Adam>(std::move(params),
-                                       tsr::AdamOptions{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, decay});
+    const tsr::AdamOptions core{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, decay};
+    return std::make_shared<tsr::Adam>(std::move(params), core, std::move(copy));
 }
 
 }  // namespace
@@ -93,7 +102,9 @@ tsr_status tsr_sgd_create(const tsr_param* params, const tsr_tensor* grads, size
 }
 
 tsr_status tsr_ddp_sgd(tsr_ddp* ddp, const tsr_sgd_options* options, tsr_optimizer** out) {
-    return guard([&] { create_over(ddp, out, [&](auto params) { return sgd(std::move(params), options); }); });
+    return guard([&] {
+        create_over(ddp, out, [&](auto params, auto copy) { return sgd(std::move(params), options, std::move(copy)); });
+    });
 }
 
 tsr_status tsr_adam_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_adam_options* options,
@@ -105,8 +116,8 @@ tsr_status tsr_adam_create(const tsr_param* params, const tsr_tensor* grads, siz
 
 tsr_status tsr_ddp_adam(tsr_ddp* ddp, const tsr_adam_options* options, tsr_optimizer** out) {
     return guard([&] {
-        create_over(ddp, out, [&](auto params) {
-            return adam(std::move(params), options, default_adam, tsr::Decay::in_gradient);
+        create_over(ddp, out, [&](auto params, auto copy) {
+            return adam(std::move(params), options, default_adam, tsr::Decay::in_gradient, std::move(copy));
         });
     });
 }
@@ -120,8 +131,8 @@ tsr_status tsr_adamw_create(const tsr_param* params, const tsr_tensor* grads, si
 
 tsr_status tsr_ddp_adamw(tsr_ddp* ddp, const tsr_adamw_options* options, tsr_optimizer** out) {
     return guard([&] {
-        create_over(ddp, out, [&](auto params) {
-            return adam(std::move(params), options, default_adamw, tsr::Decay::decoupled);
+        create_over(ddp, out, [&](auto params, auto copy) {
+            return adam(std::move(params), options, default_adamw, tsr::Decay::decoupled, std::move(copy));
         });
     });
 }
@@ -146,6 +157,12 @@ tsr_status tsr_optimizer_steps(const tsr_optimizer* optimizer, int64_t* steps) {
     return guard([&] { required(steps, "steps") = object_of(optimizer, "optimizer")->steps(); });
 }
 
-void tsr_optimizer_destroy(tsr_optimizer* optimizer) { destroy(optimizer); }
+void tsr_optimizer_destroy(tsr_optimizer* optimizer) {
+    // A state may hold the object on, but its memory is the caller's from here on, and a save may have yet to copy it.
+    if (optimizer != nullptr && optimizer->magic == tsr_optimizer::type_magic) {
+        optimizer->object->barrier()->before_write_all();
+    }
+    destroy(optimizer);
+}
 
 }  // extern "C"

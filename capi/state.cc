@@ -163,6 +163,16 @@ std::string prefix_in(const char* prefix) {
     return out;
 }
 
+// `copy`: what the tensor lies in, if ranks of a host share it.
+void add_whole(tsr::State& state, const std::string& name, const tsr::Tensor& tensor,
+               const std::shared_ptr<tsr::SharedCopy>& copy) {
+    if (copy) {
+        state.add_shared(name, tensor, copy);
+    } else {
+        state.add_tensor(name, tensor);
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -191,7 +201,9 @@ tsr_status tsr_state_add_ddp(tsr_state* state, const char* prefix, tsr_ddp* ddp)
         const auto& model = object_of(ddp, "ddp");
         const std::string begin = prefix_in(prefix) + ".";
         tsr::State part;
-        for (const tsr::NamedTensor& param : model->params()) part.add_tensor(begin + param.name, param.tensor);
+        for (const tsr::NamedTensor& param : model->params()) {
+            add_whole(part, begin + param.name, param.tensor, model->host_copy());
+        }
         part.keep(model);
         s->add_all(std::move(part));
     });
@@ -205,8 +217,10 @@ tsr_status tsr_state_add_optimizer(tsr_state* state, const char* prefix, tsr_opt
         tsr::State part;
         part.add_source(std::make_shared<OptimizerValues>(begin, o));
         for (const tsr::Moment& moment : o->moments()) {
-            part.add_tensor(fmt::format("{}.state.{}.{}", begin, moment.param, moment.name), moment.tensor);
+            add_whole(part, fmt::format("{}.state.{}.{}", begin, moment.param, moment.name), moment.tensor,
+                      o->shared_copy());
         }
+        part.add_barrier(o->barrier());
         s->add_all(std::move(part));
     });
 }

@@ -40,6 +40,29 @@ class Reply {
     std::array<char, TSR_STORAGE_MESSAGE_BYTES> text_{};
 };
 
+struct Callbacks;
+
+// The calling thread is in a callback while this lives.
+class InCallback {
+   public:
+    explicit InCallback(const Callbacks& callbacks) : callbacks_(&callbacks) { innermost_ = this; }
+    ~InCallback() { innermost_ = outer_; }
+    InCallback(const InCallback&) = delete;
+    InCallback& operator=(const InCallback&) = delete;
+
+    [[nodiscard]] static bool of(const Callbacks& callbacks) {
+        const InCallback* call = innermost_;
+        while (call != nullptr && call->callbacks_ != &callbacks) call = call->outer_;
+        return call != nullptr;
+    }
+
+   private:
+    static thread_local const InCallback* innermost_;
+    const Callbacks* callbacks_;
+    const InCallback* outer_ = innermost_;
+};
+thread_local const InCallback* InCallback::innermost_ = nullptr;
+
 // What the callbacks are, and the program's data, which goes when nothing uses it any more.
 struct Callbacks {
     tsr_storage_vtable table{};
@@ -52,6 +75,12 @@ struct Callbacks {
     ~Callbacks() {
         if (destroy != nullptr) destroy(user_data);
     }
+
+    template <class Callback, class... Arguments>
+    auto call(Callback callback, Arguments... arguments) const {
+        const InCallback here(*this);
+        return callback(arguments..., user_data);
+    }
 };
 using CallbacksPtr = std::shared_ptr<const Callbacks>;
 
@@ -59,7 +88,7 @@ class VtableObject final : public tsr::Storage::Object {
    public:
     VtableObject(CallbacksPtr callbacks, std::string key, void* object, int64_t size)
         : callbacks_(std::move(callbacks)), key_(std::move(key)), object_(object), size_(size) {}
-    ~VtableObject() override { callbacks_->table.close(object_, callbacks_->user_data); }
+    ~VtableObject() override { callbacks_->call(callbacks_->table.close, object_); }
     VtableObject(const VtableObject&) = delete;
     VtableObject& operator=(const VtableObject&) = delete;
 
@@ -68,9 +97,8 @@ class VtableObject final : public tsr::Storage::Object {
         Reply reply;
         int64_t got = 0;
         const auto size = static_cast<int64_t>(into.size());
-        reply.check(
-            callbacks_->table.read(object_, offset, into.data(), size, &got, reply.message(), callbacks_->user_data),
-            "read", key_);
+        reply.check(callbacks_->call(callbacks_->table.read, object_, offset, into.data(), size, &got, reply.message()),
+                    "read", key_);
         if (got < 0 || got > size) {
             throw tsr::Error(tsr::Code::io, fmt::format("the storage read {} of {} bytes of '{}'", got, size, key_));
         }
@@ -88,19 +116,19 @@ class VtableUpload final : public tsr::Storage::Upload {
    public:
     VtableUpload(CallbacksPtr callbacks, std::string key, void* upload)
         : callbacks_(std::move(callbacks)), key_(std::move(key)), upload_(upload) {}
-    ~VtableUpload() override { callbacks_->table.drop(upload_, callbacks_->user_data); }
+    ~VtableUpload() override { callbacks_->call(callbacks_->table.drop, upload_); }
     VtableUpload(const VtableUpload&) = delete;
     VtableUpload& operator=(const VtableUpload&) = delete;
 
     void part(int64_t index, int64_t offset, std::span<const std::byte> data) override {
         Reply reply;
-        reply.check(callbacks_->table.part(upload_, index, offset, data.data(), static_cast<int64_t>(data.size()),
-                                           reply.message(), callbacks_->user_data),
+        reply.check(callbacks_->call(callbacks_->table.part, upload_, index, offset, data.data(),
+                                     static_cast<int64_t>(data.size()), reply.message()),
                     "part", key_);
     }
     void finish() override {
         Reply reply;
-        reply.check(callbacks_->table.finish(upload_, reply.message(), callbacks_->user_data), "finish", key_);
+        reply.check(callbacks_->call(callbacks_->table.finish, upload_, reply.message()), "finish", key_);
     }
 
    private:
@@ -115,6 +143,7 @@ class VtableStorage final : public tsr::Storage {
 
     bool parts_in_any_order() const override { return can(TSR_STORAGE_PARTS_IN_ANY_ORDER); }
     bool puts_if_absent() const override { return can(TSR_STORAGE_PUT_IF_ABSENT); }
+    bool is_in_callback() const override { return InCallback::of(*callbacks_); }
     int64_t part_bytes() const override {
         return table().part_bytes != 0 ? table().part_bytes : tsr::default_part_bytes;
     }
@@ -124,30 +153,40 @@ class VtableStorage final : public tsr::Storage {
         int32_t kind = 0;
         int64_t size = 0;
         int64_t modified_ms = 0;
-        const int32_t returned = table().status(key.c_str(), &kind, &size, &modified_ms, reply.message(), data());
+        const int32_t returned = call(table().status, key.c_str(), &kind, &size, &modified_ms, reply.message());
         if (returned == TSR_E_NOT_FOUND) return std::nullopt;
         reply.check(returned, "status", key);
         if (kind != TSR_STORAGE_OBJECT && kind != TSR_STORAGE_DIRECTORY) {
             throw tsr::Error(tsr::Code::io, fmt::format("the storage says that '{}' is of kind {}", key, kind));
         }
-        using Kind = tsr::FileStatus::Kind;
-        return tsr::FileStatus{kind == TSR_STORAGE_OBJECT ? Kind::file : Kind::directory, size,
-                               modified_ms * 1'000'000};
+        check_size(size, key);
+        constexpr int64_t most_ms = INT64_MAX / 1'000'000 / 2;
+        if (modified_ms < -most_ms || modified_ms > most_ms) {
+            throw tsr::Error(tsr::Code::io,
+                             fmt::format("the storage says that '{}' was modified {} ms after 1970", key, modified_ms));
+        }
+        tsr::FileStatus found;
+        found.kind = kind == TSR_STORAGE_OBJECT ? tsr::FileStatus::Kind::file : tsr::FileStatus::Kind::directory;
+        found.size = size;
+        if (modified_ms != 0) found.modified_ns = modified_ms * 1'000'000;
+        return found;
     }
     std::unique_ptr<Object> open(const std::string& key) override {
         Reply reply;
         void* object = nullptr;
         int64_t size = 0;
-        const int32_t returned = table().open(key.c_str(), &object, &size, reply.message(), data());
+        const int32_t returned = call(table().open, key.c_str(), &object, &size, reply.message());
         if (returned == TSR_E_NOT_FOUND) return nullptr;
         reply.check(returned, "open", key);
-        return std::make_unique<VtableObject>(callbacks_, key, object, size);
+        auto opened = std::make_unique<VtableObject>(callbacks_, key, object, size);  // closes it, whatever follows
+        check_size(size, key);
+        return opened;
     }
     bool put(const std::string& key, std::span<const std::byte> bytes, PutMode mode) override {
         Reply reply;
         const bool if_absent = mode == PutMode::if_absent;
-        const int32_t returned = table().put(key.c_str(), bytes.data(), static_cast<int64_t>(bytes.size()),
-                                             if_absent ? 1 : 0, reply.message(), data());
+        const int32_t returned = call(table().put, key.c_str(), bytes.data(), static_cast<int64_t>(bytes.size()),
+                                      if_absent ? 1 : 0, reply.message());
         if (if_absent && returned == TSR_E_INVALID_STATE) return false;
         reply.check(returned, "put", key);
         return true;
@@ -155,22 +194,22 @@ class VtableStorage final : public tsr::Storage {
     std::unique_ptr<Upload> begin(const std::string& key, int64_t size) override {
         Reply reply;
         void* upload = nullptr;
-        reply.check(table().begin(key.c_str(), size, &upload, reply.message(), data()), "begin", key);
+        reply.check(call(table().begin, key.c_str(), size, &upload, reply.message()), "begin", key);
         return std::make_unique<VtableUpload>(callbacks_, key, upload);
     }
     void list(const std::string& key, std::vector<std::string>& names) override {
         Reply reply;
-        reply.check(table().list(key.c_str(), add_name, &names, reply.message(), data()), "list", key);
+        reply.check(call(table().list, key.c_str(), add_name, &names, reply.message()), "list", key);
     }
     void remove(const std::string& key) override {
         Reply reply;
-        const int32_t returned = table().remove(key.c_str(), reply.message(), data());
+        const int32_t returned = call(table().remove, key.c_str(), reply.message());
         if (returned != TSR_E_NOT_FOUND) reply.check(returned, "remove", key);
     }
     void remove_directory(const std::string& key) override {
         if (table().remove_directory == nullptr) return;
         Reply reply;
-        const int32_t returned = table().remove_directory(key.c_str(), reply.message(), data());
+        const int32_t returned = call(table().remove_directory, key.c_str(), reply.message());
         if (returned != TSR_E_NOT_FOUND) reply.check(returned, "remove_directory", key);
     }
 
@@ -179,8 +218,15 @@ class VtableStorage final : public tsr::Storage {
     static void add_name(const char* name, void* names) noexcept {
         if (name != nullptr) static_cast<std::vector<std::string>*>(names)->emplace_back(name);
     }
+    static void check_size(int64_t size, const std::string& key) {
+        if (size >= 0) return;
+        throw tsr::Error(tsr::Code::io, fmt::format("the storage says that '{}' has {} bytes", key, size));
+    }
     [[nodiscard]] const tsr_storage_vtable& table() const { return callbacks_->table; }
-    [[nodiscard]] void* data() const { return callbacks_->user_data; }
+    template <class Callback, class... Arguments>
+    int32_t call(Callback callback, Arguments... arguments) const {
+        return callbacks_->call(callback, arguments...);
+    }
     [[nodiscard]] bool can(int32_t capability) const { return (table().capabilities & capability) != 0; }
 
     CallbacksPtr callbacks_;

@@ -10,5 +10,6 @@ void add_run(CLI::App& app, int& exit_code);
 void add_env(CLI::App& app, int& exit_code);
 void add_ckpt(CLI::App& app, int& exit_code);
 void add_trace(CLI::App& app, int& exit_code);
+void add_bench(CLI::App& app, int& exit_code);
 
 }  // namespace tsr::cli

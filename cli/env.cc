@@ -1,13 +1,16 @@
 // `tessera env`: what Tessera sees of this process and machine, for people and for bug reports.
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/sysmacros.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <climits>
-#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <thread>
 
@@ -79,27 +82,42 @@ Json transports() {
     return found;
 }
 
-// Whether a checkpoint in `directory` would bypass the page cache.
-std::string try_direct_io(const std::string& directory) {
-    FileSystem& files = posix_file_system();
-    const std::string path = join(directory, fmt::format(".tessera-env-{}", ::getpid()));
-    std::unique_ptr<File> file;
-    if (const int64_t failure = files.open(path, OpenMode::create_direct, file); failure < 0) {
-        return fmt::format("unknown: no file can be made there: {}", std::strerror(static_cast<int>(-failure)));
+// The type of the file system that holds `path`, as the kernel calls it; "" if it does not tell.
+std::string file_system_type(const std::string& path) {
+    struct stat status{};
+    if (::stat(path.c_str(), &status) < 0) return "";
+    const std::string device = fmt::format("{}:{}", major(status.st_dev), minor(status.st_dev));
+    // "36 35 98:0 /root /mount options [more] - ext4 /dev/root options"
+    std::ifstream mounts("/proc/self/mountinfo");
+    for (std::string line; std::getline(mounts, line);) {
+        std::istringstream fields(line);
+        std::string number;
+        fields >> number >> number >> number;
+        if (number != device) continue;
+        const size_t dash = line.find(" - ");
+        if (dash == std::string::npos) continue;
+        return line.substr(dash + 3, line.find(' ', dash + 3) - dash - 3);
     }
-    std::string answer = "no: checkpoints go through the page cache";
-    const AlignedBuffer block(static_cast<size_t>(direct_alignment));
-    std::memset(block.data(), 0, block.size());
-    if (file->is_direct()) {
-        const int64_t written = file->write(block.first(block.size()), 0);
-        if (written == direct_alignment) answer = "yes";
-        if (written < 0 && written != -EINVAL) {
-            answer = fmt::format("unknown: writing fails: {}", std::strerror(static_cast<int>(-written)));
-        }
+    return "";
+}
+
+// What a checkpoint in `directory` would meet there.
+void add_storage(Json& facts, const std::string& directory) {
+    facts.set("directory", directory);
+    facts.set("file_system", file_system_type(directory));
+    struct statvfs space{};
+    if (::statvfs(directory.c_str(), &space) == 0) {
+        facts.set("free_bytes", Json(static_cast<int64_t>(uint64_t{space.f_bavail} * space.f_frsize)));
     }
-    file.reset();
-    (void)files.remove_file(path);
-    return answer;
+    try {
+        const WritePath path = find_write_path(posix_file_system(), directory);
+        facts.set("direct_io", path.direct ? "yes" : fmt::format("no: {}", path.why));
+        facts.set("writes", path.direct ? "O_DIRECT, past the page cache"
+                                        : "through the page cache, written back meanwhile (sync_file_range)");
+        facts.set("preallocation", path.preallocates ? "yes" : "no: it refuses fallocate");
+    } catch (const Error& error) {
+        facts.set("direct_io", fmt::format("unknown: {}", error.what()));
+    }
 }
 
 Json gather(const std::string& directory) {
@@ -111,8 +129,14 @@ Json gather(const std::string& directory) {
     facts.set("usable_cores", usable_cores());
     if (const auto memory = available_memory()) facts.set("available_memory_bytes", Json(*memory));
     facts.set("transports", transports());
-    facts.set("directory", directory);
-    facts.set("direct_io", try_direct_io(directory));
+    add_storage(facts, directory);
+    std::error_code unknown;
+    const std::filesystem::path temporary = std::filesystem::temp_directory_path(unknown);
+    if (!unknown && temporary != directory) {
+        Json of_temporary{Json::Object{}};
+        add_storage(of_temporary, temporary.string());
+        facts.set("temporary_directory", std::move(of_temporary));
+    }
     try {
         const JobEnvironment job = JobEnvironment::detect();
         facts.set("launcher", name_of(job.launcher));
@@ -152,7 +176,7 @@ void add_env(CLI::App& app, int& exit_code) {
     auto json = std::make_shared<bool>(false);
     env->add_flag("--json", *json, "one JSON object");
     auto directory = std::make_shared<std::string>(".");
-    env->add_option("directory", *directory, "where checkpoints would be: is direct I/O possible there?")
+    env->add_option("directory", *directory, "where checkpoints would be: how are they written there?")
         ->type_name("DIR")
         ->default_str("the current one")
         ->check(CLI::ExistingDirectory);

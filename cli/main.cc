@@ -59,6 +59,7 @@ int run_command(int argc, char** argv) {
     tsr::cli::add_env(app, exit_code);
     tsr::cli::add_ckpt(app, exit_code);
     tsr::cli::add_trace(app, exit_code);
+    tsr::cli::add_bench(app, exit_code);
     if (names_no_command(app, "tessera", std::span(argv, static_cast<size_t>(argc)).subspan(1))) return 2;
     try {
         app.parse(argc, argv);

@@ -74,6 +74,13 @@ std::pair<std::string, std::string> variable(const std::string& text) {
     return {text.substr(0, equals), text.substr(equals + 1)};
 }
 
+OnLoss on_loss_of(const std::string& text) {
+    if (text == "restart") return OnLoss::restart;
+    if (text == "shrink") return OnLoss::shrink;
+    if (text == "continue") return OnLoss::go_on;
+    throw wrong(fmt::format("--on-loss {}: write restart, shrink or continue", text));
+}
+
 milliseconds span(double seconds, const char* option) {
     if (!(seconds >= 0) || seconds > 1e6)
         throw wrong(fmt::format("{} {}: write seconds, 0 to 1000000", option, seconds));
@@ -170,12 +177,10 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     }
     options.min_ranks = count.least > 0 ? count.least : arguments.min_ranks;
     options.max_restarts = arguments.max_restarts;
-    if (arguments.on_loss != "restart" && arguments.on_loss != "shrink") {
-        throw wrong(fmt::format("--on-loss {}: write restart or shrink", arguments.on_loss));
-    }
-    options.on_loss = arguments.on_loss == "shrink" ? OnLoss::shrink : OnLoss::restart;
-    if (options.on_loss == OnLoss::shrink && options.min_ranks == 0) {
-        throw wrong("--on-loss shrink needs to know how few ranks are enough: add -n MIN:MAX or --min-ranks");
+    options.on_loss = on_loss_of(arguments.on_loss);
+    if (options.on_loss != OnLoss::restart && options.min_ranks == 0) {
+        throw wrong(fmt::format("--on-loss {} needs to know how few ranks are enough: add -n MIN:MAX or --min-ranks",
+                                arguments.on_loss));
     }
     options.prefix = !arguments.no_prefix;
     options.insecure = arguments.insecure;
@@ -207,8 +212,10 @@ void add_run(CLI::App& app, int& exit_code) {
     run->add_option("--min-ranks", arguments->min_ranks, "the job may go on with this many ranks")->default_str("all");
     run->add_option("--max-restarts", arguments->max_restarts, "how often all ranks are started again after a failure")
         ->capture_default_str();
-    run->add_option("--on-loss", arguments->on_loss,
-                    "what is tried first: restart (as many ranks, while restarts are left) or shrink (those left)")
+    run->add_option(
+           "--on-loss", arguments->on_loss,
+           "what is tried first: restart (as many ranks, while restarts are left), shrink (those left) or continue "
+           "(those left go on by themselves, in the same processes)")
         ->capture_default_str();
     run->add_option("--log-dir", arguments->log_directory, "keep each rank's output in DIR/round-R/rank-N.log");
     run->add_option("--events", arguments->events_file, "write what happens as JSON lines");

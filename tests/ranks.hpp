@@ -8,6 +8,8 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -39,12 +41,36 @@ inline Outcomes run_threads(int world_size, const std::function<void(int rank)>&
     return outcomes;
 }
 
+// The host that a rank pretends to be on. "even": the first half of the ranks on one, the others on another; "uneven": the
+// first rank on one, of more than three the last on another, the rest between them on a third; "round-robin": the even
+// ranks on one, the odd on another; "": all on this.
+inline std::string pretended_host(std::string_view placement, int rank, int world_size) {
+    if (placement.empty()) return {};
+    if (placement == "even") return rank < (world_size + 1) / 2 ? "east" : "west";
+    if (placement == "round-robin") return rank % 2 == 0 ? "east" : "west";
+    if (placement == "uneven") return rank == 0 ? "east" : rank > 2 && rank == world_size - 1 ? "south" : "west";
+    throw std::logic_error("no such placement: " + std::string(placement));
+}
+
+// Where the tests place their ranks: TESSERA_TEST_HOSTS, or all on one host.
+inline std::string test_placement() {
+    const char* placement = std::getenv("TESSERA_TEST_HOSTS");  // NOLINT(concurrency-mt-unsafe): nobody sets it
+    return placement != nullptr ? placement : "";
+}
+
+// Communicator::create for a rank that is a thread of a test.
+inline std::shared_ptr<Communicator> join_job(const std::shared_ptr<Store>& store, int rank, int world_size,
+                                              CommOptions options, const Departures& departures = {}) {
+    if (options.host_id.empty()) options.host_id = pretended_host(test_placement(), rank, world_size);
+    return Communicator::create(store, rank, world_size, options, departures);
+}
+
 // The same with a communicator each.
 inline Outcomes run_ranks(int world_size, const CommOptions& options,
                           const std::function<void(Communicator& comm)>& body) {
     const auto store = make_memory_store(milliseconds{30000});
     return run_threads(world_size, [&](int rank) {
-        const auto comm = Communicator::create(store, rank, world_size, options);
+        const auto comm = join_job(store, rank, world_size, options);
         body(*comm);
     });
 }

@@ -37,7 +37,8 @@ def lines_outside_code(page: Path) -> list[tuple[int, str]]:
         if line.lstrip().startswith(("```", "~~~")):
             fenced = not fenced
         elif not fenced:
-            kept.append((number, re.sub(r"`[^`]*`", "", line) if "](" not in line else line))
+            is_whole = "](" in line or line.startswith("#")
+            kept.append((number, line if is_whole else re.sub(r"`[^`]*`", "", line)))
     return kept
 
 

@@ -1,13 +1,8 @@
 #include "ckpt/command.hpp"
 
 #include <fmt/format.h>
-#include <malloc.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 
 #include "base/error.hpp"
@@ -29,23 +24,6 @@ int exit_code_of(const Error& error, const std::string& path) {
         case Code::interrupted: return exit_interrupted;
         default: return exit_trouble;
     }
-}
-
-// A checkpoint of 100,000 tensors is some 200 MB of small objects: in pages of 4 KiB a quarter of the time would go into
-// faults. So the heap grows at once, and by huge pages where the system gives them when it is asked.
-void ask_for_huge_pages() {
-#ifdef __GLIBC__
-    constexpr int room = 256 << 20;  // of addresses; memory is taken as it is touched
-    constexpr int largest_on_heap = 32 << 20;
-    if (::mallopt(M_TOP_PAD, room) == 0 || ::mallopt(M_MMAP_THRESHOLD, largest_on_heap) == 0) return;
-    const auto begin = reinterpret_cast<uintptr_t>(::sbrk(0));
-    void* volatile grown = std::malloc(1 << 20);  // or the compiler would leave out both
-    std::free(grown);
-    const auto end = reinterpret_cast<uintptr_t>(::sbrk(0));
-    constexpr uintptr_t page = 4096;
-    const uintptr_t first = (begin + page - 1) / page * page;
-    if (end > first) (void)::madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
-#endif
 }
 
 Json error_json(const Error& error) {
@@ -77,7 +55,6 @@ CLI::App* add_command(CLI::App& ckpt, const char* name, const char* what, const 
     command->footer(exit_code_help);
     command->callback([arguments, &exit_code, run = std::move(run)] {
         const Output output = arguments->json ? Output::json : Output::text;
-        ask_for_huge_pages();
         try {
             exit_code = run(arguments->path, output);
         } catch (const Error& error) {

@@ -12,7 +12,7 @@ int show_info(const std::string& path, Output output) {
     const auto checkpoint = Checkpoint::open(path);
     const Manifest& manifest = checkpoint->manifest();
     int64_t elements = 0;
-    for (const auto& [name, tensor] : manifest.tensors) elements += tensor.shape.product();
+    for (const auto& [name, tensor] : manifest.tensors) elements += tensor->shape.product();
     if (output == Output::json) {
         Json json = summary_json(*checkpoint);
         json.set("element_count", elements);

@@ -126,28 +126,58 @@ void complain(std::string_view message) {
     fmt::print(stderr, "tessera ckpt: {}", text);
 }
 
-ObjectText::ObjectText(const Json& first_members) : text_(first_members.dump()) { text_.pop_back(); }
+ObjectText::ObjectText(const Json& first_members) : text_(first_members.dump()), open_("{") { text_.pop_back(); }
 
-void ObjectText::key(std::string_view key) {
-    if (text_.back() != '{') text_ += ',';
+void ObjectText::comma() {
+    if (text_.back() != '{' && text_.back() != '[') text_ += ',';
+}
+
+void ObjectText::add(std::string_view key) {
+    comma();
     append_json_string(text_, key);
     text_ += ':';
 }
 
-void ObjectText::member(std::string_view name, const Json& value) {
-    key(name);
+void ObjectText::member(std::string_view key, const Json& value) {
+    add(key);
     value.dump_to(text_);
 }
 
-void ObjectText::begin(std::string_view name) {
-    key(name);
-    text_ += '{';
+void ObjectText::member(std::string_view key, std::string_view text) {
+    add(key);
+    append_json_string(text_, text);
 }
 
-void ObjectText::end() { text_ += '}'; }
+void ObjectText::member(std::string_view key, int64_t number) {
+    add(key);
+    fmt::format_to(std::back_inserter(text_), "{}", number);
+}
+
+void ObjectText::member(std::string_view key, const Dims& numbers) {
+    add(key);
+    fmt::format_to(std::back_inserter(text_), "[{}]", fmt::join(numbers.begin(), numbers.end(), ","));
+}
+
+void ObjectText::open(std::string_view key, char bracket) {
+    add(key);
+    text_ += bracket;
+    open_ += bracket;
+}
+
+void ObjectText::begin_item() {
+    comma();
+    text_ += '{';
+    open_ += '{';
+}
+
+void ObjectText::end() {
+    text_ += open_.back() == '{' ? '}' : ']';
+    open_.pop_back();
+}
 
 std::string ObjectText::finish() {
-    text_ += "}\n";
+    end();
+    text_ += '\n';
     return std::move(text_);
 }
 

@@ -36,14 +36,24 @@ class ObjectText {
    public:
     explicit ObjectText(const Json& first_members);
     void member(std::string_view key, const Json& value);
-    void begin(std::string_view key);  // an object as a member; what follows belongs to it
+    void member(std::string_view key, std::string_view text);
+    void member(std::string_view key, const std::string& text) { member(key, std::string_view(text)); }
+    void member(std::string_view key, int64_t number);
+    void member(std::string_view key, const Dims& numbers);
+    // An object or a list as a member, an object in a list; what follows belongs to it, until its end.
+    void begin(std::string_view key) { open(key, '{'); }
+    void begin_list(std::string_view key) { open(key, '['); }
+    void begin_item();
     void end();
     [[nodiscard]] std::string finish();  // with a newline
 
    private:
-    void key(std::string_view key);
+    void comma();
+    void add(std::string_view key);
+    void open(std::string_view key, char bracket);
 
     std::string text_;
+    std::string open_;  // the brackets that are not closed yet, outermost first
 };
 
 // Columns under a heading.

@@ -44,7 +44,7 @@ std::vector<std::string> chosen(const Checkpoint& checkpoint, const std::vector<
 
 ShardedTensor sharded(const Manifest& manifest, const std::string& name) {
     const std::string& saved_name = manifest.saved_name(name);
-    const SavedTensor& saved = manifest.tensors.find(saved_name)->second;
+    const SavedTensor& saved = *manifest.tensors.find(saved_name)->second;
     ShardedTensor tensor{name, "", saved.dtype, saved.shape, {}};
     if (saved_name != name) tensor.alias_of = saved_name;
     saved.for_each_piece(Box::whole(saved.shape), [&](const Box& box, int index) {
@@ -64,23 +64,22 @@ std::string shards_json(const Checkpoint& checkpoint, const std::vector<std::str
     text.begin("tensors");
     for (const std::string& name : names) {
         const ShardedTensor tensor = sharded(checkpoint.manifest(), name);
-        Json one;
-        one.set("dtype", name_of(tensor.dtype));
-        one.set("shape", dims_json(tensor.shape));
-        if (!tensor.alias_of.empty()) one.set("alias_of", tensor.alias_of);
-        Json::Array pieces;
-        pieces.reserve(tensor.shards.size());
+        text.begin(tensor.name);
+        text.member("dtype", name_of(tensor.dtype));
+        text.member("shape", tensor.shape);
+        if (!tensor.alias_of.empty()) text.member("alias_of", tensor.alias_of);
+        text.begin_list("pieces");
         for (const Shard& shard : tensor.shards) {
-            Json piece;
-            piece.set("rank", shard.rank);
-            piece.set("file", shard.file);
-            piece.set("offsets", dims_json(shard.box.offsets));
-            piece.set("sizes", dims_json(shard.box.sizes));
-            piece.set("size_bytes", shard.box.numel() * static_cast<int64_t>(size_of(tensor.dtype)));
-            pieces.push_back(std::move(piece));
+            text.begin_item();
+            text.member("rank", int64_t{shard.rank});
+            text.member("file", shard.file);
+            text.member("offsets", shard.box.offsets);
+            text.member("sizes", shard.box.sizes);
+            text.member("size_bytes", shard.box.numel() * static_cast<int64_t>(size_of(tensor.dtype)));
+            text.end();
         }
-        one.set("pieces", Json(std::move(pieces)));
-        text.member(tensor.name, one);
+        text.end();
+        text.end();
     }
     text.end();
     return text.finish();

@@ -2,9 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <map>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -31,16 +29,16 @@ Node& child_of(Node& node, std::string_view key) {
     return node.children.try_emplace(node.children.end(), key)->second;
 }
 
-std::string ranks_text(const std::set<int>& ranks) {
+// "ranks 0-2,5", of numbers in order.
+std::string ranks_text(const std::vector<int>& ranks) {
     std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-    bool first = true;
-    for (auto it = ranks.begin(); it != ranks.end();) {
-        const int begin = *it;
-        int end = begin;
-        while (++it != ranks.end() && *it == end + 1) ++end;
-        text += first ? "" : ",";
-        text += begin == end ? std::to_string(begin) : fmt::format("{}-{}", begin, end);
-        first = false;
+    for (size_t i = 0; i < ranks.size();) {
+        const size_t begin = i;
+        while (++i < ranks.size() && ranks[i] == ranks[i - 1] + 1) {
+        }
+        if (begin > 0) text += ',';
+        text += std::to_string(ranks[begin]);
+        if (i - begin > 1) text.append("-").append(std::to_string(ranks[i - 1]));
     }
     return text;
 }
@@ -57,41 +55,39 @@ std::string layout_text(const SavedTensor& tensor) {
     return text;
 }
 
-Json box_json(const Box& box) {
-    Json json;
-    json.set("offsets", dims_json(box.offsets));
-    json.set("sizes", dims_json(box.sizes));
-    return json;
+void add_piece(ObjectText& text, const Box& box) {
+    text.begin_item();
+    text.member("offsets", box.offsets);
+    text.member("sizes", box.sizes);
 }
 
-Json tensor_json(const Manifest& manifest, const SavedTensor& tensor, const std::string* target) {
-    Json json;
-    json.set("dtype", name_of(tensor.dtype));
-    json.set("shape", dims_json(tensor.shape));
-    json.set("size_bytes", tensor.size_bytes());
-    json.set("layout", layout_text(tensor));
-    if (target != nullptr) json.set("alias_of", *target);
+void add_tensor(ObjectText& text, const Manifest& manifest, const SavedTensor& tensor, const std::string* target) {
+    text.member("dtype", name_of(tensor.dtype));
+    text.member("shape", tensor.shape);
+    text.member("size_bytes", tensor.size_bytes());
+    text.member("layout", layout_text(tensor));
+    if (target != nullptr) text.member("alias_of", *target);
     if (tensor.layout) {
-        Json::Array holders;
+        text.begin_list("held_by");
         for (int rank = 0; rank < tensor.layout->world_size(); ++rank) {
             for (const Box& box : tensor.layout->boxes_of(rank)) {
-                Json holder = box_json(box);
-                holder.set("rank", rank);
-                holders.push_back(std::move(holder));
+                add_piece(text, box);
+                text.member("rank", int64_t{rank});
+                text.end();
             }
         }
-        json.set("held_by", Json(std::move(holders)));
+        text.end();
     }
-    Json::Array pieces;
+    text.begin_list("written_by");
     tensor.for_each_piece(Box::whole(tensor.shape), [&](const Box& box, int file) {
-        Json piece = box_json(box);
-        piece.set("file", manifest.files[static_cast<size_t>(file)].name);
-        const int rank = rank_of_file(manifest.files[static_cast<size_t>(file)].name);
-        piece.set("rank", rank < 0 ? Json() : Json(rank));
-        pieces.push_back(std::move(piece));
+        const std::string& name = manifest.files[static_cast<size_t>(file)].name;
+        const int rank = rank_of_file(name);
+        add_piece(text, box);
+        text.member("file", name);
+        text.member("rank", rank < 0 ? Json() : Json(rank));
+        text.end();
     });
-    json.set("written_by", Json(std::move(pieces)));
-    return json;
+    text.end();
 }
 
 void flatten(const Node& node, const std::string& indent, std::vector<std::pair<std::string, const Node*>>& lines) {
@@ -106,7 +102,7 @@ void flatten(const Node& node, const std::string& indent, std::vector<std::pair<
             label += printable(at->children.begin()->first);
             at = &at->children.begin()->second;
         }
-        lines.emplace_back(fmt::format("{}{}{}", indent, last ? "└── " : "├── ", label), at);
+        lines.emplace_back(indent + (last ? "└── " : "├── ") + label, at);
         flatten(*at, indent + (last ? "    " : "│   "), lines);
     }
 }
@@ -114,13 +110,15 @@ void flatten(const Node& node, const std::string& indent, std::vector<std::pair<
 // Who held a tensor and who wrote it.
 std::string held_text(const Manifest& manifest, const SavedTensor& tensor, const std::string* target) {
     if (target != nullptr) return "= " + printable(*target);
-    std::set<int> writers;
+    std::vector<int> writers;
     tensor.for_each_piece(Box::whole(tensor.shape), [&](const Box&, int file) {
-        writers.insert(rank_of_file(manifest.files[static_cast<size_t>(file)].name));
+        writers.push_back(rank_of_file(manifest.files[static_cast<size_t>(file)].name));
     });
     if (writers.empty()) return "no elements";
-    if (*writers.begin() < 0) return layout_text(tensor);
-    return fmt::format("{}, written by {}", layout_text(tensor), ranks_text(writers));
+    std::sort(writers.begin(), writers.end());
+    writers.erase(std::unique(writers.begin(), writers.end()), writers.end());
+    if (writers.front() < 0) return layout_text(tensor);
+    return layout_text(tensor).append(", written by ").append(ranks_text(writers));
 }
 
 int show_tree(const std::string& path, Output output) {
@@ -130,7 +128,9 @@ int show_tree(const std::string& path, Output output) {
         ObjectText text(summary_json(*checkpoint));
         text.begin("tensors");
         manifest.for_each([&](const std::string& name, const SavedTensor& tensor, const std::string* target) {
-            text.member(name, tensor_json(manifest, tensor, target));
+            text.begin(name);
+            add_tensor(text, manifest, tensor, target);
+            text.end();
         });
         text.end();
         text.member("values", values_json(manifest.values));
@@ -160,6 +160,7 @@ int show_tree(const std::string& path, Output output) {
     size_t name_width = 0;
     size_t dtype_width = 4;
     size_t shape_width = 0;
+    constexpr size_t size_width = 8;
     std::vector<std::string> shapes(lines.size());
     for (size_t i = 0; i < lines.size(); ++i) {
         const auto& [label, node] = lines[i];
@@ -179,9 +180,12 @@ int show_tree(const std::string& path, Output output) {
         if (node->is_leaf()) out.append(name_width - width_of(label), ' ');
         if (node->tensor != nullptr) {
             const SavedTensor& tensor = *node->tensor;
-            fmt::format_to(std::back_inserter(out), "  {:<{}}  {:<{}}  {:>8}  {}", name_of(tensor.dtype), dtype_width,
-                           shapes[i], shape_width, size_text(tensor.size_bytes()),
-                           held_text(manifest, tensor, node->target));
+            const std::string_view dtype = name_of(tensor.dtype);
+            const std::string size = size_text(tensor.size_bytes());
+            out.append("  ").append(dtype).append(dtype_width - dtype.size() + 2, ' ');
+            out.append(shapes[i]).append(shape_width - shapes[i].size() + 2, ' ');
+            out.append(size_width - std::min(size.size(), size_width), ' ').append(size).append("  ");
+            out.append(held_text(manifest, tensor, node->target));
         } else if (node->value != nullptr) {
             const std::string text = node->value->dump();
             out += "  " + printable(text.size() > 60 ? cut_text(text, 57) + "..." : text);

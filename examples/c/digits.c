@@ -12,10 +12,11 @@
 
 enum { PIXELS = 64, HIDDEN = 128, CLASSES = 10, TRAIN = 1500, HELD_OUT = 297 };
 enum { W1, B1, W2, B2, PARAMS };
-enum { DATA, CHECKPOINTS, LOG, STEPS, SAVE_EVERY, BATCH, SEED, PACE, OPTIONS };
-static const char *const options[] = {"--data",       "--checkpoints", "--log",  "--steps",
-                                      "--save-every", "--batch",       "--seed", "--pace"};
-static const char *text[] = {"examples/data/digits.csv", "checkpoints", "", "600", "50", "32", "7", "0"};
+enum { DATA, CHECKPOINTS, LOG, FORMAT, STEPS, SAVE_EVERY, BATCH, SEED, PACE, PROGRESS, OPTIONS };
+static const char *const options[] = {"--data",       "--checkpoints", "--log",  "--format", "--steps",
+                                      "--save-every", "--batch",       "--seed", "--pace",   "--progress"};
+static const char *text[] = {
+    "examples/data/digits.csv", "checkpoints", "", "tessera", "600", "50", "32", "7", "0", "0"};
 static long number[OPTIONS]; /* from STEPS on */
 static float train_x[TRAIN][PIXELS], test_x[HELD_OUT][PIXELS];
 static int train_y[TRAIN], test_y[HELD_OUT];
@@ -124,6 +125,14 @@ static void log_line(int64_t step, const char *what, double value) {
     fclose(file);
 }
 
+/* A bar on standard error: how far a save or a load is. Saves in the background call it on the saver's thread. */
+static void show_bar(int32_t phase, int64_t done, int64_t total, void *unused) {
+    (void)unused;
+    if (total == 0 || (phase != TSR_PHASE_WRITE && phase != TSR_PHASE_READ)) return;
+    fprintf(stderr, "\r%s [%-20.*s]%s", phase == TSR_PHASE_READ ? "loading" : "saving", (int)(20 * done / total),
+            "####################", done == total ? "\n" : "");
+}
+
 int main(int argc, char **argv) {
     read_arguments(argc, argv);
     read_data();
@@ -156,6 +165,8 @@ int main(int argc, char **argv) {
     tsr_saver_options saving;
     CHECK(tsr_saver_options_init(&saving, sizeof saving));
     saving.keep_latest = 3;
+    saving.format = text[FORMAT];
+    if (number[PROGRESS] > 0 && rank == 0) saving.progress = show_bar;
     tsr_saver *saver;
     CHECK(tsr_saver_create(comm, text[CHECKPOINTS], &saving, &saver));
     int64_t step, batch[TRAIN], right = 0;

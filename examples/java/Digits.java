@@ -13,7 +13,7 @@ public final class Digits {
     static final int PIXELS = 64, HIDDEN = 128, CLASSES = 10;
     final Map<String, String> options = new LinkedHashMap<>(Map.of("--data", "examples/data/digits.csv",
             "--checkpoints", "checkpoints", "--steps", "600", "--save-every", "50", "--batch", "32", "--seed", "7",
-            "--log", "", "--pace", "0"));
+            "--log", "", "--format", "tessera", "--pace", "0", "--progress", "0"));
     final List<float[]> trainX = new ArrayList<>(), testX = new ArrayList<>();
     final List<Integer> trainY = new ArrayList<>(), testY = new ArrayList<>();
     final FloatBuffer w1 = floats(HIDDEN * PIXELS), b1 = floats(HIDDEN), w2 = floats(CLASSES * HIDDEN), b2 = floats(CLASSES);
@@ -41,7 +41,9 @@ public final class Digits {
                         .and("fc2.weight", w2, CLASSES, HIDDEN).and("fc2.bias", b2)); // rank 0's values on every rank
                 Optimizer opt = Optimizer.adamW(ddp).lr(0.003).build();
                 Sampler data = Sampler.of(comm, trainX.size()).seed(seed).build();
-                Saver saver = Saver.at(comm, Path.of(options.get("--checkpoints"))).keepLatest(3).open()) {
+                Saver saver = Saver.at(comm, Path.of(options.get("--checkpoints"))).keepLatest(3)
+                        .format(options.get("--format"))
+                        .progress(number("--progress") > 0 && comm.rank() == 0 ? Digits::showBar : (p, d, t) -> {}).open()) {
             final boolean first = comm.rank() == 0;
             final State state = State.of("model", ddp).with("optim", opt).with("data", data);
             long step = saver.resume(state); // 0 when there is nothing yet
@@ -162,13 +164,20 @@ public final class Digits {
         }
     }
 
+    /** A bar on standard error: how far a save or a load is. Saves in the background call it on another thread. */
+    static void showBar(Progress.Phase phase, long done, long total) {
+        if (total == 0 || (phase != Progress.Phase.WRITE && phase != Progress.Phase.READ)) return;
+        System.err.printf("\r%s [%-20s]%s", phase == Progress.Phase.READ ? "loading" : "saving",
+                "#".repeat((int) (20 * done / total)), done == total ? "\n" : "");
+    }
+
     void readOptions(String[] args) {
         for (int i = 0; i < args.length; i += 2) {
             if (!options.containsKey(args[i])) throw usage("there is no option %s", args[i]);
             if (i + 1 == args.length) throw usage("%s needs a value", args[i]);
             options.put(args[i], args[i + 1]);
         }
-        for (String name : List.of("--steps", "--save-every", "--batch", "--seed", "--pace")) {
+        for (String name : List.of("--steps", "--save-every", "--batch", "--seed", "--pace", "--progress")) {
             final int least = name.equals("--steps") || name.equals("--batch") ? 1 : 0;
             if (options.get(name).matches("[0-9]{1,9}") && number(name) >= least) continue;
             throw usage("%s cannot be \"%s\": a number from %d to 999999999", name, options.get(name), least);

@@ -87,6 +87,14 @@ def forward_backward(params, ddp, x, labels):
     return loss
 
 
+def show_bar(phase, done, total):
+    """A bar on standard error: how far a save or a load is. Saves in the background call it on another thread."""
+    what = {ts.Phase.WRITE: "saving", ts.Phase.READ: "loading"}.get(phase)
+    if what and total:
+        end = "\n" if done == total else ""
+        print(f"\r{what} [{'#' * (20 * done // total):20}]", end=end, file=sys.stderr, flush=True)
+
+
 def train(options, training, held_out):
     with ts.init() as comm:
         first = comm.rank == 0
@@ -94,7 +102,8 @@ def train(options, training, held_out):
         ddp = ts.DDP(comm, params)
         opt = ts.AdamW(ddp, lr=0.003)
         data = ts.Sampler(comm, length=len(training[0]), seed=options.seed)
-        saver = ts.Saver(comm, options.checkpoints, keep_latest=3)
+        progress = show_bar if options.progress and first else None
+        saver = ts.Saver(comm, options.checkpoints, keep_latest=3, format=options.format, progress=progress)
         state = ts.State(model=ddp, optim=opt, data=data)
 
         step = saver.resume(state)  # 0 when there is nothing yet
@@ -167,7 +176,9 @@ def parse_options():
     parser.add_argument("--batch", type=number(1), default=32)
     parser.add_argument("--seed", type=number(0), default=7)
     parser.add_argument("--log")
+    parser.add_argument("--format", default="tessera")
     parser.add_argument("--pace", type=number(0), default=0)
+    parser.add_argument("--progress", type=number(0), default=0)
     return parser.parse_args()
 
 

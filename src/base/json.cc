@@ -1,14 +1,20 @@
 #include "base/json.hpp"
 
 #include <fmt/format.h>
-#include <simdjson.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <charconv>
+#include <chrono>
 #include <cmath>
+#include <cstring>
 #include <string_view>
+#include <thread>
 
 #include "base/error.hpp"
+#include "base/json_view.hpp"
 
 namespace tsr {
 
@@ -25,30 +31,15 @@ constexpr std::string_view kind_names[] = {"null",     "a boolean", "an integer"
     throw Error(Code::corrupt, fmt::format("{} is not valid JSON: {}", what, why));
 }
 
-// Few keys are compared with each other, and keys in order with their neighbours; else sorting finds duplicates in
-// n log n: a header may hold a million names.
-void refuse_duplicates(const Json::Object& members, std::string_view what) {
-    constexpr size_t few = 8;
-    const auto same = [](const Json::Member& a, const Json::Member& b) { return a.key == b.key; };
-    if (members.size() <= few) {
-        for (auto a = members.begin(); a != members.end(); ++a) {
-            if (std::any_of(members.begin(), a, [&](const Json::Member& b) { return same(*a, b); })) {
-                throw_parse(what, fmt::format("the key \"{}\" occurs twice", a->key));
-            }
-        }
-        return;
-    }
-    const auto not_above = [](const Json::Member& a, const Json::Member& b) { return a.key >= b.key; };
-    if (std::adjacent_find(members.begin(), members.end(), not_above) == members.end()) return;
-    std::vector<std::string_view> keys;
-    keys.reserve(members.size());
-    for (const Json::Member& member : members) keys.push_back(member.key);
-    std::sort(keys.begin(), keys.end());
-    const auto twice = std::adjacent_find(keys.begin(), keys.end());
-    if (twice != keys.end()) throw_parse(what, fmt::format("the key \"{}\" occurs twice", *twice));
+[[noreturn]] void throw_missing(std::string_view key) {
+    throw Error(Code::corrupt, fmt::format("the key \"{}\" is missing", key));
 }
 
-Json convert(simdjson::dom::element element, std::string_view what, int depth_left) {
+[[noreturn]] void throw_twice(std::string_view what, std::string_view key) {
+    throw_parse(what, fmt::format("the key \"{}\" occurs twice", key));
+}
+
+Json convert(simdjson::dom::element element, const std::string& what, int depth_left) {
     using simdjson::dom::element_type;
     if (depth_left < 0) throw_parse(what, "it is nested too deep");
     switch (element.type()) {
@@ -69,10 +60,12 @@ Json convert(simdjson::dom::element element, std::string_view what, int depth_le
             const simdjson::dom::object fields = element.get_object().value_unsafe();
             Json::Object members;
             members.reserve(fields.size());
+            KeyCheck keys(what);
             for (const auto field : fields) {
+                keys.add(field.key);
                 members.push_back({std::string(field.key), convert(field.value, what, depth_left - 1)});
             }
-            if (members.size() > 1) refuse_duplicates(members, what);
+            keys.finish();
             return Json(std::move(members));
         }
     }
@@ -92,15 +85,7 @@ Json::Json(uint64_t value) {
 Json::Json(Object value) : value_(std::move(value)) {}
 
 Json Json::parse(std::string_view text, std::string_view what, int max_depth) {
-    simdjson::dom::parser parser;
-    const simdjson::padded_string padded(text);
-    // simdjson counts the scalars' level too; ours is checked exactly in convert().
-    if (const auto error = parser.allocate(padded.size() + 1, static_cast<size_t>(max_depth) + 2)) {
-        throw_parse(what, simdjson::error_message(error));
-    }
-    simdjson::dom::element root;
-    if (const auto error = parser.parse(padded).get(root)) throw_parse(what, simdjson::error_message(error));
-    return convert(root, what, max_depth);
+    return JsonText(text, what, max_depth).root().tree(max_depth);
 }
 
 std::string Json::dump() const {
@@ -185,7 +170,7 @@ const Json* Json::find(std::string_view key) const {
 
 const Json& Json::at(std::string_view key) const {
     const Json* value = find(key);
-    if (value == nullptr) throw Error(Code::corrupt, fmt::format("the key \"{}\" is missing", key));
+    if (value == nullptr) throw_missing(key);
     return *value;
 }
 
@@ -194,13 +179,278 @@ void Json::set(std::string_view key, Json value) {
     std::get<Object>(value_).push_back({std::string(key), std::move(value)});
 }
 
+void KeyCheck::finish() {
+    if (in_order_) return;
+    if (count_ > few_.size()) {
+        std::sort(many_.begin(), many_.end());
+        const auto twice = std::adjacent_find(many_.begin(), many_.end());
+        if (twice != many_.end()) throw_twice(what_, *twice);
+        return;
+    }
+    for (size_t i = 1; i < count_; ++i) {
+        if (std::find(few_.begin(), few_.begin() + i, few_[i]) != few_.begin() + i) throw_twice(what_, few_[i]);
+    }
+}
+
+namespace {
+
+// simdjson's choice of kernels is an object that the exit of the process destroys while threads may still read: a save in
+// the background looks at its lease. A parser asks that object once, for its own kernels. So no parser begins once this
+// one is gone, which is made later and therefore goes first. It is made when the library is loaded, so that what a program
+// has called at its exit comes before.
+class Kernels {
+   public:
+    class Use {
+       public:
+        Use() {
+            ++users;
+            if (!gone) return;
+            --users;
+            throw Error(Code::aborted, "the process is exiting");
+        }
+        ~Use() { --users; }
+        Use(const Use&) = delete;
+        Use& operator=(const Use&) = delete;
+    };
+
+    Kernels() noexcept { (void)simdjson::get_active_implementation()->name(); }
+    ~Kernels() {
+        gone = true;
+        // Of a forked child the users may be threads of its parent.
+        for (int round = 0; owner_ == ::getpid() && users > 0 && round < 1000; ++round) {
+            std::this_thread::sleep_for(std::chrono::milliseconds{1});
+        }
+    }
+    Kernels(const Kernels&) = delete;
+    Kernels& operator=(const Kernels&) = delete;
+
+   private:
+    static inline std::atomic<bool> gone{false};
+    static inline std::atomic<int> users{0};
+    const pid_t owner_ = ::getpid();
+};
+
+const Kernels kernels;
+
+}  // namespace
+
+struct JsonText::Parsed {
+    std::string what;
+    simdjson::dom::parser parser;
+    simdjson::dom::element root;
+};
+
+JsonText::JsonText(std::string_view text, std::string_view what, int max_depth) {
+    auto parsed = std::make_unique<Parsed>();
+    parsed->what = what;
+    const simdjson::padded_string padded(text);
+    // simdjson counts the scalars' level too; who builds a document checks exactly.
+    const auto allocated = [&] {
+        const Kernels::Use use;
+        return parsed->parser.allocate(padded.size() + 1, static_cast<size_t>(max_depth) + 2);
+    }();
+    if (allocated) throw_parse(what, simdjson::error_message(allocated));
+    if (const auto error = parsed->parser.parse(padded).get(parsed->root)) {
+        throw_parse(what, simdjson::error_message(error));
+    }
+    parsed_ = std::move(parsed);
+}
+
+JsonText::~JsonText() = default;
+
+JsonView JsonText::root() const { return {parsed_->what, parsed_->root}; }
+
+namespace {
+
+constexpr std::string_view blanks = " \t\n\r";
+
+// Goes from member to member of the object that opens at `at`, by quotes, commas and brackets alone: whoever parses a
+// member sees what else is wrong.
+class Members {
+   public:
+    Members(std::string_view text, size_t at) : text_(text), at_(at) {}
+
+    // To the comma or bracket behind the next member; npos if the text ends before.
+    size_t next() {
+        int depth = 0;
+        while (++at_ < text_.size()) {
+            switch (text_[at_]) {
+                case '"':
+                    at_ = closing_quote();
+                    if (at_ == std::string_view::npos) return at_;
+                    break;
+                case '{':
+                case '[': ++depth; break;
+                case '}':
+                case ']':
+                    if (depth-- == 0) return at_;
+                    break;
+                case ',':
+                    if (depth == 0) return at_;
+                    break;
+                default: break;
+            }
+        }
+        return std::string_view::npos;
+    }
+
+   private:
+    [[nodiscard]] size_t closing_quote() const {
+        for (size_t quote = at_;;) {
+            quote = text_.find('"', quote + 1);
+            if (quote == std::string_view::npos) return quote;
+            size_t slashes = 0;  // the opening quote ends their run
+            while (text_[quote - 1 - slashes] == '\\') ++slashes;
+            if (slashes % 2 == 0) return quote;
+        }
+    }
+
+    std::string_view text_;
+    size_t at_;
+};
+
+}  // namespace
+
+void for_each_member_of(std::string_view text, std::string_view what,
+                        FunctionRef<void(std::string_view key, JsonView value)> visit, size_t window_bytes) {
+    const auto parse = [&](std::string_view object) {
+        const JsonText json(object, what);
+        json.root().for_each_of_any_key(visit);
+    };
+    const size_t open = text.find_first_not_of(blanks);
+    if (open == std::string_view::npos || text[open] != '{') return parse(text);  // which says what it is instead
+    Members members(text, open);
+    for (size_t begin = open + 1;;) {
+        size_t end = members.next();
+        while (end != std::string_view::npos && text[end] == ',' && end - begin < window_bytes) end = members.next();
+        if (end == std::string_view::npos) throw_parse(what, "it ends within an object");
+        const std::string_view window = text.substr(begin, end - begin);
+        const bool is_last = text[end] != ',';
+        const bool is_closed = text[end] == '}' && text.find_first_not_of(blanks, end + 1) == std::string_view::npos;
+        if (is_last && !is_closed) throw_parse(what, "its brackets do not match");
+        const bool is_blank = window.find_first_not_of(blanks) == std::string_view::npos;
+        if (is_blank && !(is_last && begin == open + 1)) throw_parse(what, "a comma has no member beside it");
+        parse(fmt::format("{{{}}}", window));
+        if (is_last) return;
+        begin = end + 1;
+    }
+}
+
+std::string_view object_in(std::string_view text, std::string_view key) {
+    const size_t open = text.find_first_not_of(blanks);
+    if (open == std::string_view::npos || text[open] != '{') return {};
+    Members members(text, open);
+    for (size_t begin = open + 1;;) {
+        const size_t end = members.next();
+        if (end == std::string_view::npos) return {};
+        const std::string_view member = text.substr(begin, end - begin);
+        const auto behind_blanks = [&](size_t at) {
+            return std::min(member.find_first_not_of(blanks, at), member.size());
+        };
+        const size_t quote = behind_blanks(0);
+        if (member.substr(quote).starts_with('"') && member.substr(quote + 1).starts_with(key) &&
+            member.substr(quote + 1 + key.size()).starts_with('"')) {
+            const size_t colon = behind_blanks(quote + key.size() + 2);
+            const size_t value = behind_blanks(std::min(colon + 1, member.size()));
+            const bool is_object =
+                colon < member.size() && member[colon] == ':' && value < member.size() && member[value] == '{';
+            return is_object ? member.substr(value) : std::string_view();
+        }
+        if (text[end] != ',') return {};
+        begin = end + 1;
+    }
+}
+
+Json::Kind JsonView::kind() const {
+    using simdjson::dom::element_type;
+    switch (element_.type()) {
+        case element_type::NULL_VALUE: return Json::Kind::null;
+        case element_type::BOOL: return Json::Kind::boolean;
+        case element_type::INT64: return Json::Kind::int64;
+        case element_type::UINT64: return Json::Kind::uint64;
+        case element_type::DOUBLE: return Json::Kind::number;
+        case element_type::STRING: return Json::Kind::string;
+        case element_type::ARRAY: return Json::Kind::array;
+        case element_type::OBJECT: return Json::Kind::object;
+    }
+    throw_parse(*what_, "unknown element");
+}
+
+int64_t JsonView::as_int() const {
+    int64_t value = 0;
+    if (element_.get_int64().get(value) != simdjson::SUCCESS) throw_kind("an integer below 2^63", kind());
+    return value;
+}
+
+std::string_view JsonView::as_string() const {
+    std::string_view text;
+    if (element_.get_string().get(text) != simdjson::SUCCESS) throw_kind("a string", kind());
+    return text;
+}
+
+simdjson::dom::array JsonView::array() const {
+    if (!element_.is_array()) throw_kind("an array", kind());
+    return element_.get_array().value_unsafe();
+}
+
+simdjson::dom::object JsonView::object() const {
+    if (!element_.is_object()) throw_kind("an object", kind());
+    return element_.get_object().value_unsafe();
+}
+
+size_t JsonView::size() const { return element_.is_array() ? array().size() : object().size(); }
+
+Json JsonView::tree(int max_depth) const { return convert(element_, *what_, max_depth); }
+
+JsonView JsonView::missing(std::string_view key) { throw_missing(key); }
+
 bool operator==(const Json& a, const Json& b) { return a.value_ == b.value_; }
 
-bool is_utf8(std::string_view text) { return simdjson::validate_utf8(text.data(), text.size()); }
+// Not simdjson's, which asks the object that is gone while the process exits.
+bool is_utf8(std::string_view text) {
+    struct Lead {
+        unsigned mask;
+        unsigned bits;
+        uint32_t least;  // a smaller code point has a shorter form
+    };
+    static constexpr std::array<Lead, 3> leads{{{0xe0, 0xc0, 0x80}, {0xf0, 0xe0, 0x800}, {0xf8, 0xf0, 0x10000}}};
+    constexpr uint64_t high_bits = 0x8080808080808080;
+    for (size_t at = 0; at < text.size();) {
+        const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+        if (uint64_t eight = 0; text.size() - at >= sizeof eight) {
+            std::memcpy(&eight, text.data() + at, sizeof eight);
+            if ((eight & high_bits) == 0) {
+                at += sizeof eight;
+                continue;
+            }
+        }
+        if (byte(at) < 0x80) {
+            ++at;
+            continue;
+        }
+        size_t more = 0;
+        while (more < leads.size() && (byte(at) & leads[more].mask) != leads[more].bits) ++more;
+        if (more == leads.size() || text.size() - at < more + 2) return false;
+        uint32_t point = byte(at) & ~leads[more].mask;
+        for (size_t i = at + 1; i < at + more + 2; ++i) {
+            if ((byte(i) & 0xc0) != 0x80) return false;
+            point = point << 6 | (byte(i) & 0x3f);
+        }
+        const bool is_surrogate = point >= 0xd800 && point < 0xe000;
+        if (point < leads[more].least || point > 0x10ffff || is_surrogate) return false;
+        at += more + 2;
+    }
+    return true;
+}
 
 void append_json_string(std::string& out, std::string_view text) {
-    if (!is_utf8(text)) throw Error(Code::invalid_argument, "a text that is not UTF-8 cannot be written as JSON");
     out += '"';
+    append_json_escaped(out, text);
+    out += '"';
+}
+
+void append_json_escaped(std::string& out, std::string_view text) {
+    if (!is_utf8(text)) throw Error(Code::invalid_argument, "a text that is not UTF-8 cannot be written as JSON");
     // Runs of plain characters are copied at once: headers hold a million names.
     size_t plain = 0;
     for (size_t i = 0; i < text.size(); ++i) {
@@ -218,7 +468,6 @@ void append_json_string(std::string& out, std::string_view text) {
         }
     }
     out.append(text, plain);
-    out += '"';
 }
 
 void append_json_double(std::string& out, double value) {

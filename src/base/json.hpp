@@ -83,6 +83,7 @@ inline Json::Json(Array value) : value_(std::move(value)) {}
 
 // Appends `text` in quotes, escaped; throws INVALID_ARGUMENT if it is not UTF-8.
 void append_json_string(std::string& out, std::string_view text);
+void append_json_escaped(std::string& out, std::string_view text);  // without the quotes
 // Appends the shortest text that reads back as the same double, with a '.' or an 'e'.
 void append_json_double(std::string& out, double value);
 [[nodiscard]] bool is_utf8(std::string_view text);

@@ -10,14 +10,19 @@ thread_local const Reentry* Reentry::innermost_ = nullptr;
 
 Reentry::Reentry(const void* object, std::string_view kind, std::string_view name)
     : object_(object), outer_(innermost_) {
-    for (const Reentry* call = innermost_; call != nullptr; call = call->outer_) {
-        if (call->object_ != object) continue;
+    if (is_inside(object)) {
         throw Error(Code::invalid_state,
                     fmt::format("{} '{}' is used in an interrupt callback (a signal handler, say) while a call on it "
                                 "waits: set a flag there, and act on it when the call has returned",
                                 kind, name));
     }
     innermost_ = this;
+}
+
+bool Reentry::is_inside(const void* object) {
+    const Reentry* call = innermost_;
+    while (call != nullptr && call->object_ != object) call = call->outer_;
+    return call != nullptr;
 }
 
 }  // namespace tsr

@@ -16,6 +16,9 @@ class Reentry {
     Reentry(const Reentry&) = delete;
     Reentry& operator=(const Reentry&) = delete;
 
+    // Whether the calling thread is inside `object`.
+    [[nodiscard]] static bool is_inside(const void* object);
+
    private:
     const void* object_;
     const Reentry* outer_;

@@ -19,9 +19,18 @@ Json to_json(const Values& values) {
     return Json(std::move(members));
 }
 
+// The structure of the tensors and the names of the values that are not private.
+std::string names_text(const Digest& tensors, const Values& values) {
+    std::string text(tensors.begin(), tensors.end());
+    for (const auto& [name, value] : values) {
+        if (!private_rank(name)) text += fmt::format("{}\n", name);
+    }
+    return text;
+}
+
 }  // namespace
 
-void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, SaveJob& job,
+void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, PlanCache& plans, SaveJob& job,
                     const State& state) {
     Values values;
     auto error = attempt([&] { values = state.collect(); });
@@ -33,20 +42,16 @@ void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& op
         int32_t has_private_values;
     };
     Record record{};
-    std::string structure;
-    Aliases aliases;
+    std::shared_ptr<const StatePlan> planned;
     Values own;
     if (!error) {
         error = attempt([&] {
             if (job.step < 0) {
                 throw Error(Code::invalid_argument, fmt::format("step {}; steps are counted from 0", job.step));
             }
-            structure = describe(state, values, peers.world_size());
-            record.structure = digest_of(structure);
-            aliases = find_aliases(state);
-            std::string alias_text;
-            for (const auto& [name, target] : aliases) alias_text += fmt::format("{}\n{}\n", name, target);
-            record.aliases = digest_of(alias_text);
+            planned = plans.of(state, peers.rank(), peers.world_size(), options);
+            record.structure = digest_of(names_text(planned->structure, values));
+            record.aliases = planned->alias_digest;
             record.step = job.step;
             for (const auto& [name, value] : values) {
                 const auto rank = private_rank(name);
@@ -76,6 +81,7 @@ void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& op
         any_private = any_private || records[rank].has_private_values != 0;
     }
     if (!same) {
+        const std::string structure = describe(state, values, peers.world_size());
         const std::string of_rank0 = peers.from_rank0(structure);
         std::optional<Error> difference;
         if (record.step != records[0].step) {
@@ -99,18 +105,20 @@ void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& op
             }
         }
     }
-    if (!same_aliases) aliases.clear();  // tied on some ranks only: each name is saved for itself
     job.error = attempt([&] {
-        job.plan = make_plan(state, aliases, peers.rank(), peers.world_size(), options);
+        job.plan = planned->plan;
+        if (same_aliases) {
+            job.aliases = planned->aliases;
+        } else {  // tied on some ranks only: each name is saved for itself
+            job.plan =
+                std::make_shared<const SavePlan>(make_plan(state, {}, peers.rank(), peers.world_size(), options));
+        }
         if (peers.rank() != 0) return;
         for (const auto& [name, value] : values) {
             if (!private_rank(name)) job.values.insert_or_assign(name, value);
         }
         job.metrics = state.metrics();
     });
-    if (!job.error) {
-        for (const auto& [name, target] : aliases) job.aliases.emplace(name, target);
-    }
 }
 
 }  // namespace tsr

@@ -22,20 +22,28 @@ struct SaveJob {
     int64_t step = 0;
     std::string save_id;
     std::string directory;  // its path
-    SavePlan plan;
-    std::vector<FileHeader> headers;   // of this rank's files; none in PyTorch's format
-    std::optional<DcpFile> dcp;        // what rank 0 has to know of this rank's file in that format,
-    std::deque<std::string> texts;     // and what stands in it between the tensors
-    std::vector<CrcPlace> crc_places;  // and where checksums go,
-    std::vector<uint32_t> crcs;        // which are computed when it is written, if not before
-    std::vector<ByteRuns> data;        // of a save in the foreground: the tensors themselves
-    std::unique_ptr<Staging> staging;  // of one in the background: their copy
+    std::shared_ptr<const SavePlan> plan;
+    std::vector<FileHeader> headers;                // of this rank's files; none in PyTorch's format
+    std::optional<DcpFile> dcp;                     // what rank 0 has to know of this rank's file in that format,
+    std::deque<std::string> texts;                  // and what stands in it between the tensors
+    std::vector<CrcPlace> crc_places;               // and where checksums go,
+    std::vector<uint32_t> crcs;                     // which are computed when it is written, if not before
+    std::vector<std::vector<uint32_t>> block_crcs;  // of this rank's files, if they are known before they are written
+    std::vector<ByteRuns> data;                     // of a save in the foreground: the tensors themselves
+    std::shared_ptr<Staging> staging;               // of one in the background: their copy
     int64_t data_bytes = 0;
     Values values;  // rank 0's, with every rank's private ones
     Aliases aliases;
     Values metrics;
     std::optional<Error> error;  // what this rank votes next
     bool begun = false;          // rank 0 made the directory
+
+    SaveJob() = default;
+    ~SaveJob() {
+        if (staging) staging->close();  // also of a save that never began
+    }
+    SaveJob(const SaveJob&) = delete;
+    SaveJob& operator=(const SaveJob&) = delete;
 };
 
 // What `body` throws.
@@ -51,7 +59,7 @@ std::optional<Error> attempt(Body&& body) {
 
 // Collective. Fills `job`, whose step is set; throws the same error on every rank if they do not agree. A rank's own
 // failure after that waits in job.error for the next vote, on which the others already count.
-void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, SaveJob& job,
+void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, PlanCache& plans, SaveJob& job,
                     const State& state);
 
 }  // namespace tsr

@@ -7,6 +7,8 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "checkpoint/agreement.hpp"
+#include "checkpoint/host_reads.hpp"
 #include "checkpoint/native/contents.hpp"
 #include "checkpoint/native/root.hpp"
 #include "checkpoint/safetensors/reader.hpp"
@@ -49,12 +51,14 @@ std::shared_ptr<const Checkpoint> Checkpoint::open(const std::string& path, File
     }
     const std::string name = join(found.path, manifest_name);
     auto held = open_file(files, name, OpenMode::read);
-    if (hold == Hold::yes && held->lock(FileLock::shared) == -EWOULDBLOCK) {
+    const int64_t locked = hold == Hold::yes ? held->lock(FileLock::shared) : -EOPNOTSUPP;
+    if (locked == -EWOULDBLOCK) {
         throw Error(Code::not_found, fmt::format("{} is being removed by the retention of its saver", found.path));
     }
     std::string text = read_text(*held, name, max_manifest_bytes);
     if (hold == Hold::no) held.reset();
     Manifest manifest = Manifest::parse(text, name);
+    if (locked == 0) std::string().swap(text);  // it stays where it can be read again
     std::shared_ptr<Checkpoint> checkpoint;
     if (manifest.format == torch_dcp_format) {
         checkpoint = of_torch(open_torch_dcp(files, found.path, std::move(manifest)));
@@ -76,7 +80,8 @@ std::shared_ptr<Checkpoint> Checkpoint::of_foreign(std::string path, Manifest ma
 
 const std::string& Checkpoint::manifest_text() const {
     std::call_once(text_made_, [this] {
-        if (text_.empty()) text_ = manifest_.dump();
+        if (!text_.empty()) return;
+        text_ = held_ ? read_text(*held_, join(path_, manifest_name), max_manifest_bytes) : manifest_.dump();
     });
     return text_;
 }
@@ -112,50 +117,101 @@ void Checkpoint::read(std::span<const ReadPart> parts, const LoadOptions& option
             throw Error(Code::invalid_argument, fmt::format("{} is no part of tensor '{}' of shape {}", part.box.str(),
                                                             part.name, saved->shape.str()));
         }
-        wanted.push_back({&manifest_.saved_name(part.name), saved, part.box, saved->dtype, part.memory});
+        wanted.push_back({&manifest_.saved_name(part.name), saved, &part.box, saved->dtype, part.memory});
     }
-    contents_->read(wanted, {options.verify, options.threads, options.progress});
+    contents_->read(wanted, {options.verify, options.threads, options.progress, nullptr});
 }
 
 LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
+    if (options.comm == nullptr || options.comm->world_size() == 1) return load_with(nullptr, state, options);
+    // A chunk that one rank reads for others is checked as that rank was asked to.
+    const bool verified = options.verify == Verify::blocks;
+    const std::string& id = manifest_.save_id.empty() ? manifest_text() : manifest_.save_id;
+    const HostReads::Source source{fmt::format("{} {}", verified, id),
+                                   fmt::format("{}{}", path_, verified ? "" : " unverified")};
+    HostReads host(options.comm, source, options.least_shared_bytes);
     LoadReport report;
+    host.end(attempt([&] { report = load_with(&host, state, options); }));
+    return report;
+}
+
+LoadReport Checkpoint::load_with(HostReads* host, State& state, const LoadOptions& options) const {
+    LoadPlan plan = plan_load(state, options);
+    state.check(plan.values);
+    for (const auto& barrier : state.barriers()) barrier->before_write_all();  // a save may have yet to copy it
+    const auto copies = state.shared_copies();
+    for (const auto& copy : copies) copy->begin_load();
+    const auto error =
+        attempt([&] { contents_->read(plan.wanted, {options.verify, options.threads, options.progress, host}); });
+    for (const auto& copy : copies) copy->end_load(error);
+    if (error) throw Error(*error);
+    state.apply(plan.values);
+    return std::move(plan.report);
+}
+
+Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions& options) const {
+    LoadPlan plan;
+    LoadReport& report = plan.report;
     std::vector<std::string> differences;
-    for (const auto& [name, tensor] : state.tensors()) {
-        const SavedTensor* saved = manifest_.find(name);
-        if (saved == nullptr) {
-            const auto unreadable = manifest_.unreadable.find(name);
-            if (unreadable == manifest_.unreadable.end()) {
-                report.missing.push_back(name);
-            } else {
-                differences.push_back(fmt::format("tensor '{}' cannot be read: {}", name, unreadable->second));
-            }
-            continue;
+    const auto missing = [&](const std::string& name) {
+        const auto unreadable = manifest_.unreadable.find(name);
+        if (unreadable == manifest_.unreadable.end()) {
+            report.missing.push_back(name);
+        } else {
+            differences.push_back(fmt::format("tensor '{}' cannot be read: {}", name, unreadable->second));
         }
-        if (saved->shape != tensor.shape) {
+    };
+    const auto want = [&](const std::string& name, const StateTensor& tensor, const std::string& saved_name,
+                          const SavedTensor& saved) {
+        const TensorKind& kind = *tensor.kind;
+        if (saved.shape != kind.shape) {
             differences.push_back(fmt::format("tensor '{}': saved with shape {}, the state has {}", name,
-                                              saved->shape.str(), tensor.shape.str()));
+                                              saved.shape.str(), kind.shape.str()));
         }
-        if (saved->dtype != tensor.dtype) {
-            if (is_floating(saved->dtype) && is_floating(tensor.dtype)) {
-                report.cast.push_back(fmt::format("tensor '{}': saved as {}, the state has {}", name,
-                                                  name_of(saved->dtype), name_of(tensor.dtype)));
-            } else {
-                differences.push_back(fmt::format("tensor '{}': saved as {}, the state has {}", name,
-                                                  name_of(saved->dtype), name_of(tensor.dtype)));
-            }
+        if (saved.dtype != kind.dtype) {
+            std::string difference = fmt::format("tensor '{}': saved as {}, the state has {}", name,
+                                                 name_of(saved.dtype), name_of(kind.dtype));
+            const bool can_be_cast = is_floating(saved.dtype) && is_floating(kind.dtype);
+            (can_be_cast ? report.cast : differences).push_back(std::move(difference));
         }
-    }
-    for (const std::string& name : names_) {
-        if (!state.tensors().contains(name)) report.unexpected.push_back(name);
-    }
+        if (tensor.shared) {
+            const Box& rows = kind.own_rows;
+            const bool first = kind.shape.ndim() > 0 || tensor.shared->place() == 0;
+            if (rows.empty() || !first) return;
+            const int64_t before = kind.shape.ndim() > 0 ? rows.offsets[0] * (rows.numel() / rows.sizes[0]) : 0;
+            plan.wanted.push_back({&saved_name, &saved, &rows, kind.dtype,
+                                   tensor.memory[0] + static_cast<size_t>(before) * size_of(kind.dtype)});
+            return;
+        }
+        for (size_t i = 0; i < kind.boxes.size(); ++i) {
+            plan.wanted.push_back({&saved_name, &saved, &kind.boxes[i], kind.dtype, tensor.memory[i]});
+        }
+    };
+    // Both are in order of names.
+    plan.wanted.reserve(state.tensors().size());
+    auto of_state = state.tensors().begin();
+    manifest_.for_each([&](const std::string& name, const SavedTensor& saved, const std::string* target) {
+        int order = 1;  // of the state's next tensor against this one
+        for (; of_state != state.tensors().end(); ++of_state) {
+            order = of_state->first.compare(name);
+            if (order >= 0) break;
+            missing(of_state->first);
+        }
+        if (of_state == state.tensors().end() || order > 0) {
+            report.unexpected.push_back(name);
+            return;
+        }
+        want(name, of_state->second, target != nullptr ? *target : name, saved);
+        ++of_state;
+    });
+    for (; of_state != state.tensors().end(); ++of_state) missing(of_state->first);
 
     // Private values belong to their rank; one that this world has more or less than the saved one is no difference.
     const Values own = state.collect();
-    Values loaded;
     for (const auto& [name, value] : own) {
         const auto saved = manifest_.values.find(name);
         if (saved != manifest_.values.end()) {
-            loaded.emplace(name, saved->second);
+            plan.values.emplace(name, saved->second);
         } else if (const auto unreadable = manifest_.unreadable.find(name); unreadable != manifest_.unreadable.end()) {
             differences.push_back(fmt::format("value '{}' cannot be read: {}", name, unreadable->second));
         } else if (const auto rank = private_rank(name); !rank || *rank < manifest_.world_size) {
@@ -181,24 +237,11 @@ LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
     }
     if (options.cast == Allow::no) differences.insert(differences.end(), report.cast.begin(), report.cast.end());
     if (!differences.empty()) {
-        throw Error(Code::mismatch, fmt::format("{} does not fit the state; {} differences:{}", path_,
-                                                differences.size(), listed(differences)));
+        throw Error(Code::mismatch,
+                    fmt::format("{} does not fit the state; {} difference{}:{}", path_, differences.size(),
+                                differences.size() == 1 ? "" : "s", listed(differences)));
     }
-
-    state.check(loaded);
-
-    std::vector<Wanted> wanted;
-    for (const auto& [name, tensor] : state.tensors()) {
-        const SavedTensor* saved = manifest_.find(name);
-        if (saved == nullptr) continue;
-        for (size_t i = 0; i < tensor.boxes.size(); ++i) {
-            wanted.push_back(
-                {&manifest_.saved_name(name), saved, tensor.boxes[i], tensor.dtype, tensor.pieces[i].data});
-        }
-    }
-    contents_->read(wanted, {options.verify, options.threads, options.progress});
-    state.apply(loaded);
-    return report;
+    return plan;
 }
 
 void Checkpoint::check(Depth depth, const ProgressFn& progress) const {

@@ -14,6 +14,7 @@
 #include "checkpoint/io/file_system.hpp"
 #include "checkpoint/native/manifest.hpp"
 #include "checkpoint/state.hpp"
+#include "comm/communicator.hpp"
 
 namespace tsr {
 
@@ -26,6 +27,10 @@ struct LoadOptions {
     Allow cast = Allow::no;        // floating-point tensors of another dtype
     int threads = 4;
     ProgressFn progress;  // told on the calling thread
+    // The ranks that load this checkpoint together; nullptr: this one alone. All ranks get the same error. Of a native one
+    // ranks of one host read what several of them want once, from so many bytes on.
+    std::shared_ptr<Communicator> comm;
+    int64_t least_shared_bytes = int64_t{8} << 20;
 };
 
 // What a load did besides what was asked strictly.
@@ -54,7 +59,7 @@ class Checkpoint {
 
     [[nodiscard]] const std::string& path() const { return path_; }
     [[nodiscard]] const Manifest& manifest() const { return manifest_; }
-    // Of formats that have no manifest one is made when it is first asked for.
+    // Read again, or made of formats that have none, when it is first asked for.
     [[nodiscard]] const std::string& manifest_text() const;
     [[nodiscard]] const std::vector<std::string>& names() const { return names_; }  // tensors and aliases, sorted
 
@@ -62,8 +67,15 @@ class Checkpoint {
     void read(std::string_view name, const Tensor& into, const LoadOptions& options = {}) const;
     // Many parts at once: what they share of a file is read once.
     void read(std::span<const ReadPart> parts, const LoadOptions& options = {}) const;
-    // MISMATCH lists every difference, before anything is overwritten.
+    // MISMATCH lists every difference, before anything is overwritten. Collective if the options have a communicator.
     LoadReport load(State& state, const LoadOptions& options = {}) const;
+    // What load() reads and sets, found out first: nothing is touched yet. Refers to checkpoint and state.
+    struct LoadPlan {
+        LoadReport report;
+        Values values;
+        std::vector<Wanted> wanted;
+    };
+    [[nodiscard]] LoadPlan plan_load(const State& state, const LoadOptions& options = {}) const;
 
     using Depth = tsr::Depth;
     // A message for every fault found; none means sound. Throws only what stops the check itself. `progress` is told
@@ -81,6 +93,7 @@ class Checkpoint {
     Checkpoint(std::string path, std::string text, Manifest manifest);
     [[nodiscard]] static std::shared_ptr<Checkpoint> of_foreign(std::string path, Manifest manifest,
                                                                 std::unique_ptr<const Contents> contents);
+    LoadReport load_with(HostReads* host, State& state, const LoadOptions& options) const;
     [[noreturn]] void throw_unreadable(std::string_view name) const;
 
     std::string path_;

@@ -13,13 +13,16 @@
 
 namespace tsr {
 
+class HostReads;
+
 enum class Verify { blocks, none };
 
 // A box of a saved tensor, and where it shall stand: row-major, of a dtype that may differ among floating-point types.
+// What is pointed to is the caller's, for the call.
 struct Wanted {
     const std::string* name = nullptr;  // under which it is saved
     const SavedTensor* tensor = nullptr;
-    Box box;
+    const Box* box = nullptr;
     DType dtype = DType::f32;
     std::byte* memory = nullptr;
 };
@@ -27,7 +30,8 @@ struct Wanted {
 struct ReadOptions {
     Verify verify = Verify::blocks;
     int threads = 4;
-    ProgressFn progress;  // told on the calling thread
+    ProgressFn progress;        // told on the calling thread
+    HostReads* host = nullptr;  // with whom; nullptr: alone
 };
 
 enum class Depth { headers, everything };

@@ -26,7 +26,7 @@ std::string Draft::path_of(std::string place, std::string_view tag) {
 Draft::Draft(FileSystem& files, const std::string& place)
     : files_(files), place_(without_slashes(place)), tag_(random_id().substr(0, 8)), path_(path_of(place_, tag_)) {
     if (place.empty()) throw Error(Code::invalid_argument, "the path of the new directory is empty");
-    if (exists(files_, place_)) {
+    if (exists(files_, place_) || is_link(files_, place_)) {
         throw Error(Code::invalid_argument, fmt::format("{} is there already; name a new directory", place_));
     }
     make_directories(files_, parent_of(place_));

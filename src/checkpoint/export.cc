@@ -10,6 +10,7 @@
 #include "checkpoint/agreement.hpp"
 #include "checkpoint/draft.hpp"
 #include "checkpoint/export_writer.hpp"
+#include "checkpoint/native/rank_file.hpp"
 #include "checkpoint/torch_dcp/writer.hpp"
 
 namespace tsr {
@@ -57,6 +58,7 @@ ExportSelection select(const Checkpoint& source, const ExportOptions& options, E
             continue;
         }
         const SavedTensor& tensor = *manifest.find(name);
+        if (!is_dcp) check_safetensors_key(to);
         if (!is_dcp && !is_in_safetensors(tensor.dtype)) {
             throw Error(Code::unsupported,
                         fmt::format("tensor '{}' is {}, which safetensors does not have", name, name_of(tensor.dtype)));

@@ -17,19 +17,29 @@ Tensor bytes_of(std::string& text) {
 std::string encode(const Error& error) {
     Json json;
     json.set("code", static_cast<int64_t>(error.code()));
+    json.set("rank", int64_t{error.record()->rank});
+    json.set("peer", int64_t{error.record()->peer});
     json.set("message", is_utf8(error.what()) ? std::string(error.what()) : "(the message is not UTF-8)");
     json.set("domain", static_cast<int64_t>(error.record()->native_domain));
     json.set("native", int64_t{error.record()->native_code});
     return json.dump();
 }
 
+// The error of `rank`, unless it was told to it by another, which its message names then.
 Error decode(std::string_view text, int rank, int world_size) {
     const Json json = Json::parse(text, "a rank's error");
     std::string message = json.at("message").as_string();
-    if (world_size > 1) message = fmt::format("rank {}: {}", rank, message);
+    const auto told_by = static_cast<int>(json.at("rank").as_int());
+    if (message.starts_with(fmt::format("rank {}: ", told_by))) {
+        rank = told_by;
+    } else if (world_size > 1) {
+        message = fmt::format("rank {}: {}", rank, message);
+    }
     Error error(static_cast<Code>(json.at("code").as_int()), std::move(message));
-    return error.with_rank(rank).with_native(static_cast<NativeDomain>(json.at("domain").as_int()),
-                                             static_cast<int>(json.at("native").as_int()));
+    return error.with_rank(rank)
+        .with_peer(static_cast<int>(json.at("peer").as_int()))
+        .with_native(static_cast<NativeDomain>(json.at("domain").as_int()),
+                     static_cast<int>(json.at("native").as_int()));
 }
 
 }  // namespace
@@ -91,7 +101,7 @@ std::optional<Error> Peers::exchange(const std::optional<Error>& mine) {
     const std::vector<std::string> texts = gather(mine ? encode(*mine) : "");
     for (size_t rank = 0; rank < texts.size(); ++rank) {
         if (texts[rank].empty()) continue;
-        Error error = decode(texts[rank], static_cast<int>(rank), world_size());
+        Error error = decode(texts[rank], name(static_cast<int>(rank)), world_size());
         // The rank itself keeps the causes, which do not travel.
         if (mine && static_cast<int>(rank) == this->rank() && mine->record()->cause != nullptr) {
             error = error.caused_by(Error(mine->record()->cause));

@@ -19,10 +19,14 @@ namespace tsr {
 
 class Peers {
    public:
-    explicit Peers(std::shared_ptr<Communicator> comm) : comm_(std::move(comm)) {}
+    // `names`: the number by which messages call each rank; none: its own.
+    explicit Peers(std::shared_ptr<Communicator> comm, std::vector<int> names = {})
+        : comm_(std::move(comm)), names_(std::move(names)) {}
 
     [[nodiscard]] int rank() const { return comm_ ? comm_->rank() : 0; }
     [[nodiscard]] int world_size() const { return comm_ ? comm_->world_size() : 1; }
+
+    [[nodiscard]] int name(int rank) const { return names_.empty() ? rank : names_[static_cast<size_t>(rank)]; }
 
     // Every rank's text, in order of ranks.
     [[nodiscard]] std::vector<std::string> gather(std::string_view mine);
@@ -62,6 +66,7 @@ class Peers {
     [[nodiscard]] std::optional<Error> exchange(const std::optional<Error>& mine);
 
     std::shared_ptr<Communicator> comm_;
+    std::vector<int> names_;
 };
 
 }  // namespace tsr

@@ -1,5 +1,5 @@
 // How far a save, a load or a check is. Bytes are counted on many threads and told on one, the one that polls: at the
-// begin and the end of a phase, and between them at most each poll_slice.
+// begin and the end of a phase, and between them at most each poll_slice. That all is done is told at the end alone, once.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@ class Progress {
     void poll() {
         if (!tell_ || Clock::now() < next_) return;
         next_ = Clock::now() + poll_slice;
-        tell_(phase_, done_.load(std::memory_order_relaxed), total_);
+        if (const int64_t done = done_.load(std::memory_order_relaxed); done < total_) tell_(phase_, done, total_);
     }
     void finish() {
         if (tell_) tell_(phase_, total_, total_);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/error.hpp"
@@ -44,12 +45,11 @@ Runs::Runs(const Box& part, const FilePlace& file, const MemoryPlace& memory)
             throw Error(Code::unsupported, "its elements overlap in their storage; save a contiguous copy of it");
         }
         extent += (dim.size - 1) * dim.file_stride;
-        if (outer_count_ == 0 && dim.file_stride == run && dim.memory_stride == run) {
+        if (outer_.empty() && dim.file_stride == run && dim.memory_stride == run) {
             run *= dim.size;
             continue;
         }
-        outer_[static_cast<size_t>(outer_count_++)] = {dim.size, dim.file_stride * file_item_,
-                                                       dim.memory_stride * memory_item_};
+        outer_.push_back({dim.size, dim.file_stride * file_item_, dim.memory_stride * memory_item_});
         count_ *= dim.size;
     }
     run_bytes_ = run * file_item_;
@@ -60,8 +60,7 @@ Runs::Runs(const Box& part, const FilePlace& file, const MemoryPlace& memory)
 
 int64_t Runs::file_offset(int64_t run) const {
     int64_t offset = file_begin_;
-    for (int d = 0; d < outer_count_; ++d) {
-        const Outer& outer = outer_[static_cast<size_t>(d)];
+    for (const Outer& outer : outer_) {
         offset += run % outer.size * outer.file_stride;
         run /= outer.size;
     }
@@ -84,11 +83,11 @@ void Runs::scatter(int64_t begin, int64_t end, const std::byte* data) const {
     int64_t offset = file_begin_;
     std::byte* memory = memory_begin_;
     int64_t rest = low;
-    for (int d = 0; d < outer_count_; ++d) {
-        const Outer& outer = outer_[static_cast<size_t>(d)];
-        index[static_cast<size_t>(d)] = rest % outer.size;
-        offset += index[static_cast<size_t>(d)] * outer.file_stride;
-        memory += index[static_cast<size_t>(d)] * outer.memory_stride;
+    for (size_t d = 0; d < outer_.size(); ++d) {
+        const Outer& outer = outer_[d];
+        index[d] = rest % outer.size;
+        offset += index[d] * outer.file_stride;
+        memory += index[d] * outer.memory_stride;
         rest /= outer.size;
     }
     for (int64_t run = low; run < count_ && offset < end; ++run) {
@@ -100,12 +99,12 @@ void Runs::scatter(int64_t begin, int64_t end, const std::byte* data) const {
         } else {
             std::memcpy(to, data + (from - begin), static_cast<size_t>(bytes));
         }
-        for (int d = 0; d < outer_count_; ++d) {
-            const Outer& outer = outer_[static_cast<size_t>(d)];
+        for (size_t d = 0; d < outer_.size(); ++d) {
+            const Outer& outer = outer_[d];
             offset += outer.file_stride;
             memory += outer.memory_stride;
-            if (++index[static_cast<size_t>(d)] < outer.size) break;
-            index[static_cast<size_t>(d)] = 0;
+            if (++index[d] < outer.size) break;
+            index[d] = 0;
             offset -= outer.size * outer.file_stride;
             memory -= outer.size * outer.memory_stride;
         }

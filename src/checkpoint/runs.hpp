@@ -3,9 +3,9 @@
 // are stored in; elements stored later never begin before those stored earlier.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "tensor/layout.hpp"
 
@@ -46,8 +46,7 @@ class Runs {
     };
     [[nodiscard]] int64_t file_offset(int64_t run) const;
 
-    std::array<Outer, max_ndim> outer_{};  // innermost first
-    int outer_count_ = 0;
+    std::vector<Outer> outer_;  // innermost first; mostly none
     int64_t count_ = 1;
     int64_t run_bytes_ = 0;  // in the file
     int64_t file_begin_ = 0;

@@ -97,6 +97,9 @@ void SaveQueue::loop(const std::shared_ptr<State>& state) {
             state->running = save;
         }
         run(*state, save);
+        std::shared_ptr<const void> owner;  // may be the last one of the queue itself
+        const std::lock_guard lock(state->mutex);
+        owner.swap(state->owner);
     }
 }
 
@@ -154,6 +157,14 @@ std::optional<Error> SaveQueue::failure(uint64_t number) {
         return true;
     });
     return first;
+}
+
+bool SaveQueue::keep_while_running(std::shared_ptr<const void> owner) {
+    if (!is_own_thread()) return false;
+    const std::lock_guard lock(state_->mutex);
+    if (state_->running == nullptr) return false;
+    state_->owner = std::move(owner);
+    return true;
 }
 
 bool SaveQueue::is_own_thread() const { return thread_.get_id() == std::this_thread::get_id(); }

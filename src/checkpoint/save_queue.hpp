@@ -51,6 +51,8 @@ class SaveQueue {
     [[nodiscard]] std::optional<Error> failure(uint64_t number);
     // Whether the caller is the thread of the queue.
     [[nodiscard]] bool is_own_thread() const;
+    // In a callback of the save that runs: keeps `owner` until that has ended. False anywhere else.
+    bool keep_while_running(std::shared_ptr<const void> owner);
 
    private:
     // Shared with the thread, which outlives the queue when that is destroyed in a callback.
@@ -63,6 +65,7 @@ class SaveQueue {
         WorkPtr last;                                      // of the save that ended last: done a moment later
         std::vector<std::pair<uint64_t, Error>> failures;  // not yet told
         bool closed = false;
+        std::shared_ptr<const void> owner;  // goes when the save that runs has ended
     };
     static void run(State& state, const SavePtr& save);
     static void loop(const std::shared_ptr<State>& state);

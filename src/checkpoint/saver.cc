@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 #include "base/crc32c.hpp"
 #include "base/log.hpp"
+#include "base/thread.hpp"
 #include "checkpoint/agreement.hpp"
 #include "checkpoint/native/root.hpp"
 #include "checkpoint/torch_dcp/writer.hpp"
@@ -59,25 +61,33 @@ Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverO
             throw Error(Code::invalid_argument, "the root of a saver is not UTF-8");
         }
         check_retention(options_.retention);
-        if (options_.staging_bytes > 0 && options_.format == SaveFormat::native && files_.writes_in_order()) {
-            throw Error(Code::unsupported,
-                        "this storage takes parts in order only, so that all of a rank's data must be there before its "
-                        "file begins; leave staging_bytes at 0");
-        }
-        pool_ = std::make_unique<StagingPool>(options_.staging_bytes);
+        // All ranks of a host stage at about the same time.
+        pool_ = std::make_shared<StagingPool>(options_.staging_bytes, [this] {
+            auto memory = options_.free_memory();
+            if (memory) *memory /= ranks_here_;
+            return memory;
+        });
         pace_ = std::make_unique<Pace>(options_.write_bytes_per_s);
         while (root_.size() > 1 && root_.back() == '/') root_.pop_back();
     });
+    if (options_.progress) {
+        options_.progress = [this, tell = std::move(options_.progress)](Phase phase, int64_t done, int64_t total) {
+            if (!silent_) tell(phase, done, total);
+        };
+    }
     struct Record {
         Digest root;
+        Digest host;
         int32_t when_busy;
         int32_t format;
     };
     std::vector<Record> records;
-    const Record record{digest_of(root_), static_cast<int32_t>(options_.when_busy),
+    const Record record{digest_of(root_), digest_of(host_id()), static_cast<int32_t>(options_.when_busy),
                         static_cast<int32_t>(options_.format)};
     auto agreed = peers_.vote(error, record, records);
     if (agreed) throw Error(*agreed);
+    ranks_here_ = static_cast<uint64_t>(
+        std::count_if(records.begin(), records.end(), [&](const Record& other) { return other.host == record.host; }));
     for (size_t rank = 1; rank < records.size(); ++rank) {
         const char* what = nullptr;
         if (records[rank].root != records[0].root) {
@@ -109,10 +119,28 @@ Saver::~Saver() {
     if (owner_ != ::getpid()) static_cast<void>(writer_.release());  // a forked child's copy: the lease is its parent's
 }
 
-void Saver::refuse_in_callback() const {
-    if (!queue_->is_own_thread()) return;
-    throw Error(Code::invalid_state,
-                "a saver is used in the completion callback of its own save; use it on the thread that saves");
+void Saver::keep_while_running(std::shared_ptr<const void> self) noexcept {
+    if (queue_->keep_while_running(self) || Reentry::is_inside(this)) {
+        silent_ = true;
+        return;
+    }
+    if (!files_.is_in_callback()) return;
+    silent_ = true;
+    auto* last = new std::shared_ptr<const void>(std::move(self));  // NOLINT(cppcoreguidelines-owning-memory)
+    try {
+        // The saver's end waits for the thread that is in the callback.
+        start_thread("tsr-closer", [last] { delete last; }).detach();  // NOLINT(cppcoreguidelines-owning-memory)
+    } catch (const std::system_error& error) {
+        log::warning("no thread to close the saver of {} ({}); it stays open", root_, error.what());
+    }
+}
+
+Reentry Saver::enter() const {
+    if (queue_->is_own_thread() || files_.is_in_callback()) {
+        throw Error(Code::invalid_state,
+                    "a saver is used in a callback of its own save or storage; use it on the thread that saves");
+    }
+    return {this, "saver of", root_};
 }
 
 Peers& Saver::caller_peers() {
@@ -130,7 +158,6 @@ void Saver::wait() {
 }
 
 void Saver::finish_former() {
-    refuse_in_callback();
     queue_->wait();
     if (const auto error = queue_->failure(queue_->ended())) throw Error(*error);
 }
@@ -152,7 +179,6 @@ void Saver::save(int64_t step, const State& state) {
 // first, since all have to do the same.
 void Saver::admit() {
     if (options_.when_busy == WhenBusy::wait) return finish_former();
-    refuse_in_callback();
     struct Record {
         uint64_t ended;
         int32_t idle;
@@ -203,7 +229,8 @@ WorkPtr Saver::save_async(int64_t step, const State& state) {
     job->step = step;
     prepare(caller_peers_ ? *caller_peers_ : peers_, *job, state);
     // The bytes of this call, and of no other.
-    job->staging = std::make_unique<Staging>(*pool_, ++generation_, std::move(job->data), options_.timeout);
+    job->staging = std::make_shared<Staging>(pool_, ++generation_, std::move(job->data), options_.timeout,
+                                             options_.copies == Copies::on_demand ? state.barriers() : Barriers());
 
     auto save = std::make_shared<SaveQueue::Save>();
     save->step = step;
@@ -213,10 +240,15 @@ WorkPtr Saver::save_async(int64_t step, const State& state) {
         if (!job->error) job->error = attempt([&] { job->staging->stage(stage_threads, options_.progress); });
     };
     const bool fits = job->staging->fits();
-    if (job->dcp && !job->error && !fits) {
-        // In a ring the data is seen once, after the places that its checksums go to.
-        job->error =
-            attempt([&] { job->crcs = crcs_of(job->staging->original(0), job->crc_places, options_.write.threads); });
+    if (!job->error && !fits) {
+        // In a ring the data is seen once. Where its checksums stand before it they are computed of the tensors.
+        job->error = attempt([&] {
+            const int threads = options_.write.threads;
+            if (job->dcp) job->crcs = crcs_of(job->staging->original(0), job->crc_places, threads);
+            for (size_t i = 0; files_.writes_in_order() && i < job->headers.size(); ++i) {
+                job->block_crcs.push_back(block_crcs(job->staging->original(i), threads));
+            }
+        });
     }
     if (job->error || fits) {
         stage();
@@ -235,12 +267,11 @@ WorkPtr Saver::save_async(int64_t step, const State& state) {
 
 bool Saver::should_stop(int64_t step, bool told) {
     const Reentry once = enter();
-    refuse_in_callback();
     if (stop_agreed_) return true;
     if (peers_.world_size() == 1) return stop_agreed_ = told;
     (void)caller_peers();
-    // The largest of a number and of its negative: if they differ, so do the ranks' steps.
-    std::array<int64_t, 3> numbers{told ? 1 : 0, step, -step};
+    // The largest of a number and of its complement, which every number has: if they differ, so do the ranks' steps.
+    std::array<int64_t, 3> numbers{told ? 1 : 0, step, ~step};
     const Tensor tensor = tensor_of(std::span<int64_t>(numbers), DType::i64);
     Request request;
     request.collective = Collective::all_reduce;
@@ -248,9 +279,9 @@ bool Saver::should_stop(int64_t step, bool told) {
     request.op = ReduceOp::max;
     request.label = "agreement to stop";
     caller_comm_->run(request);
-    if (numbers[1] != -numbers[2]) {
+    if (numbers[1] != ~numbers[2]) {
         throw Error(Code::mismatch,
-                    fmt::format("ranks ask whether to stop at different steps: {} to {}, this one at {}", -numbers[2],
+                    fmt::format("ranks ask whether to stop at different steps: {} to {}, this one at {}", ~numbers[2],
                                 numbers[1], step));
     }
     stop_agreed_ = numbers[0] != 0;
@@ -258,12 +289,13 @@ bool Saver::should_stop(int64_t step, bool told) {
 }
 
 void Saver::prepare(Peers& peers, SaveJob& job, const State& state) {
-    agree_on_state(peers, root_, options_.plan, job, state);
+    agree_on_state(peers, root_, options_.plan, plans_, job, state);
     if (job.error) return;
     job.error = attempt([&] {
+        for (const auto& copy : state.shared_copies()) copy->check_whole();
         if (options_.format == SaveFormat::torch_dcp) {
             std::vector<Piece> pieces;
-            for (const auto& of_file : job.plan.files) pieces.insert(pieces.end(), of_file.begin(), of_file.end());
+            for (const auto& of_file : job.plan->files) pieces.insert(pieces.end(), of_file.begin(), of_file.end());
             const Values values = peers.rank() == 0 ? flattened(job.values) : Values();
             DcpImage image = make_dcp_image(dcp_file_name(peers.rank()), pieces, values);
             job.dcp = std::move(image.file);
@@ -271,7 +303,7 @@ void Saver::prepare(Peers& peers, SaveJob& job, const State& state) {
             job.crc_places = std::move(image.crc_places);
             job.data.push_back(std::move(image.data));
         } else {
-            for (const auto& pieces : job.plan.files) {
+            for (const auto& pieces : job.plan->files) {
                 job.headers.push_back(make_header(pieces, job.save_id));
                 job.data.emplace_back(pieces);
             }
@@ -295,6 +327,7 @@ void Saver::run(SaveJob& job) {
         if (job.begun) writer_->abandon(job.directory);
         throw Error(agreed->with_operation("save"));
     };
+    if (job.staging && !job.error) job.error = attempt([&] { job.staging->copy_late(stage_threads); });
     if (writer_ && !job.error) {
         job.error = attempt([&] {
             writer_->begin(job.directory);
@@ -335,7 +368,9 @@ std::string Saver::write_files(SaveJob& job) {
             return write_dcp_file(files_, path, data, job.crc_places, job.crcs, options);
         }
         const std::string name = rank_file_name(peers_.rank(), static_cast<int>(index));
-        written.push_back(write_rank_file(files_, job.directory, name, std::move(job.headers[index]), data, options));
+        auto crcs = job.block_crcs.empty() ? std::vector<uint32_t>() : std::move(job.block_crcs[index]);
+        written.push_back(write_rank_file(files_, job.directory, name, std::move(job.headers[index]), data,
+                                          std::move(crcs), options));
     };
     const size_t count = job.dcp ? 1 : job.headers.size();
     for (size_t index = 0; index < count; ++index) write(index);
@@ -350,7 +385,7 @@ Manifest Saver::finish_files(SaveJob& job, const std::vector<std::string>& repor
         for (const std::string& report : reports) of_ranks.push_back(DcpFile::parse(report));
         for (const DcpFile& file : of_ranks) manifest.files.push_back(file.file);
         // PyTorch takes the directory for a checkpoint from here on, and it is one: all data is durable.
-        const std::string metadata = dcp_metadata(job.plan, job.aliases, of_ranks);
+        const std::string metadata = dcp_metadata(*job.plan, job.aliases, of_ranks);
         replace_text(files_, join(job.directory, dcp_metadata_name), metadata, job.save_id.substr(0, 8));
         manifest.format = torch_dcp_format;
         manifest.files.push_back(
@@ -358,8 +393,7 @@ Manifest Saver::finish_files(SaveJob& job, const std::vector<std::string>& repor
     } else {
         std::vector<std::vector<SavedFile>> of_ranks;
         for (const std::string& report : reports) of_ranks.push_back(files_of(report));
-        number_files(job.plan, of_ranks, manifest.files);
-        manifest.tensors = std::move(job.plan.tensors);
+        manifest.tensors = number_files(*job.plan, of_ranks, manifest.files);
         manifest.aliases = std::move(job.aliases);
     }
     manifest.step = job.step;
@@ -428,16 +462,17 @@ int64_t Saver::resume(State& state) {
     if (const auto agreed = peers_.vote(error)) throw Error(agreed->with_operation("resume"));
     newest = peers_.from_rank0(newest);
     if (newest.empty()) return 0;
-    int64_t step = 0;
-    error = attempt([&] {
-        const auto checkpoint = Checkpoint::open(join(root_, newest), files_);
-        LoadOptions load;
-        load.progress = options_.progress;
-        (void)checkpoint->load(state, load);
-        step = checkpoint->manifest().step;
-    });
+    std::shared_ptr<const Checkpoint> checkpoint;
+    error = attempt([&] { checkpoint = Checkpoint::open(join(root_, newest), files_); });
     if (const auto agreed = peers_.vote(error)) throw Error(agreed->with_operation("resume"));
-    return step;
+    LoadOptions load;
+    load.progress = options_.progress;
+    load.comm = comm_;
+    load.least_shared_bytes = options_.least_shared_bytes;
+    if (const auto failed = attempt([&] { (void)checkpoint->load(state, load); })) {
+        throw Error(failed->with_operation("resume"));
+    }
+    return checkpoint->manifest().step;
 }
 
 }  // namespace tsr

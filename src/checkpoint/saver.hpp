@@ -8,6 +8,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,6 +42,9 @@ enum class WhenBusy : int32_t {
     replace = 2,  // one waits behind the one that runs; a newer one takes its place
 };
 enum class Priority { normal, low };
+// When save_async copies what an optimizer of the state owns: before it returns, or late, at last when the optimizer's next
+// step is about to change it.
+enum class Copies { at_once, on_demand };
 
 struct SaverOptions {
     Retention retention;
@@ -48,14 +52,17 @@ struct SaverOptions {
     milliseconds timeout{600000};
     WhenBusy when_busy = WhenBusy::wait;
     Priority priority = Priority::normal;  // of saves in the background
-    int64_t staging_bytes = 0;             // bound of the memory for copies of the state; 0: what it needs
-    int64_t write_bytes_per_s = 0;         // of this rank; 0: no limit
+    Copies copies = Copies::at_once;
+    int64_t staging_bytes = 0;  // bound of the memory for copies of the state; 0: what it needs
+    StagingPool::FreeMemory free_memory = available_memory;  // of this host, for all ranks on it
+    int64_t write_bytes_per_s = 0;                           // of this rank; 0: no limit
     ProgressFn progress;  // WRITE and COMMIT of a save in the background: on its thread; all else: on the caller's
     Writer writer;
     FileSystem* files = nullptr;  // nullptr: the operating system's
     LeaseTimes lease;
     PlanOptions plan;
     WriteOptions write;
+    int64_t least_shared_bytes = LoadOptions{}.least_shared_bytes;  // of a resume
 };
 
 class Saver {
@@ -77,6 +84,11 @@ class Saver {
     [[nodiscard]] bool should_stop(int64_t step, bool told);
     // Loads the newest committed checkpoint; its step, or 0 if there is none.
     [[nodiscard]] int64_t resume(State& state);
+    // Whoever destroys a saver calls it before. In a callback of one of its calls or saves progress is told no more from
+    // here on, and `self` is kept until the save that runs in the background has ended: nobody there can wait for it.
+    // In a callback of its storage on any other thread, one of a background's or the lease's, it is destroyed when that
+    // callback has returned.
+    void keep_while_running(std::shared_ptr<const void> self) noexcept;
     // Frees the staging memory that no save in flight uses.
     void trim();
     [[nodiscard]] int64_t staging_size() const;  // bytes
@@ -84,10 +96,9 @@ class Saver {
     [[nodiscard]] const std::string& root() const { return root_; }
 
    private:
-    [[nodiscard]] Reentry enter() const { return {this, "saver of", root_}; }
+    [[nodiscard]] Reentry enter() const;
     void finish_former();
     void admit();
-    void refuse_in_callback() const;
     [[nodiscard]] Peers& caller_peers();
     // Agrees with the others on the state, then lays out this rank's files.
     void prepare(Peers& peers, SaveJob& job, const State& state);
@@ -104,11 +115,14 @@ class Saver {
     Peers peers_;  // over comm_; of the save that runs
     std::shared_ptr<Communicator> caller_comm_;
     std::optional<Peers> caller_peers_;  // over caller_comm_; from when it is needed
-    std::unique_ptr<StagingPool> pool_;
+    PlanCache plans_;
+    uint64_t ranks_here_ = 1;  // on this host
+    std::shared_ptr<StagingPool> pool_;
     std::unique_ptr<Pace> pace_;
     std::unique_ptr<RootWriter> writer_;  // rank 0's
     uint64_t generation_ = 0;             // of what is staged: counts the saves in the background
     bool stop_agreed_ = false;
+    std::atomic<bool> silent_{false};
     pid_t owner_ = ::getpid();
     std::unique_ptr<SaveQueue> queue_;
 };

@@ -48,7 +48,7 @@ std::optional<int> private_rank(std::string_view name) {
 
 void State::insert(std::string_view name, StateTensor tensor) {
     check_name(name, "a tensor's name");
-    const std::string key = registered_name(name);
+    std::string key = registered_name(name);
     if (private_rank(key)) {
         throw Error(
             Code::invalid_argument,
@@ -57,21 +57,67 @@ void State::insert(std::string_view name, StateTensor tensor) {
                         key));
     }
     refuse_if_taken(key);
-    for (const Tensor& piece : tensor.pieces) {
-        if (piece.device.type != DeviceType::cpu) {
-            throw Error(Code::invalid_argument, fmt::format("tensor '{}' is not on the CPU", key));
+    tensors_.emplace_hint(tensors_.end(), std::move(key), std::move(tensor));  // names mostly come in order
+    version_ = nullptr;
+}
+
+std::shared_ptr<const void> State::tensors_version() const {
+    if (!version_) version_ = std::make_shared<char>();
+    return version_;
+}
+
+namespace {
+
+void check_device(std::string_view name, const Tensor& tensor) {
+    if (tensor.device.type == DeviceType::cpu) return;
+    throw Error(Code::invalid_argument, fmt::format("tensor '{}' is not on the CPU", registered_name(name)));
+}
+
+}  // namespace
+
+std::shared_ptr<const TensorKind> State::shared_kind(TensorKind kind) {
+    const auto make = [&] {
+        kind.boxes = kind.layout ? kind.layout->boxes_of(kind.rank) : std::vector{Box::whole(kind.shape)};
+        return std::make_shared<const TensorKind>(std::move(kind));
+    };
+    // Lists of boxes are long to compare, and hardly two tensors have the same.
+    if (kind.layout && kind.layout->is_explicit()) return make();
+    size_t hash = static_cast<size_t>(kind.dtype);
+    for (const int64_t size : kind.shape) hash = (hash ^ static_cast<size_t>(size)) * 0x9e3779b97f4a7c15;
+    std::vector<std::shared_ptr<const TensorKind>>& alike = kinds_[hash];
+    for (const auto& known : alike) {
+        if (known->dtype == kind.dtype && known->shape == kind.shape && known->layout == kind.layout &&
+            known->rank == kind.rank && known->own_rows == kind.own_rows) {
+            return known;
         }
     }
-    tensors_.emplace(key, std::move(tensor));
+    return alike.emplace_back(make());
 }
 
 void State::add_tensor(std::string_view name, const Tensor& tensor) {
-    StateTensor entry;
-    entry.dtype = tensor.dtype;
-    entry.shape = tensor.shape;
-    entry.boxes = {Box::whole(tensor.shape)};
-    entry.pieces = {tensor};
-    insert(name, std::move(entry));
+    check_device(name, tensor);
+    insert(name, {shared_kind({tensor.dtype, tensor.shape, {}, -1, {}, {}}), {tensor.data}, nullptr});
+}
+
+void State::add_shared(std::string_view name, const Tensor& tensor, std::shared_ptr<SharedCopy> copy) {
+    check_device(name, tensor);
+    Box rows = Box::whole(tensor.shape);
+    if (tensor.shape.ndim() > 0) {
+        const Rows own = own_rows(tensor.shape[0], *copy);
+        rows.offsets[0] = own.begin;
+        rows.sizes[0] = own.end - own.begin;
+    }
+    insert(name, {shared_kind({tensor.dtype, tensor.shape, {}, -1, rows, {}}), {tensor.data}, std::move(copy)});
+}
+
+std::vector<std::shared_ptr<SharedCopy>> State::shared_copies() const {
+    std::vector<std::shared_ptr<SharedCopy>> copies;
+    for (const auto& [name, tensor] : tensors_) {
+        if (tensor.shared && std::find(copies.begin(), copies.end(), tensor.shared) == copies.end()) {
+            copies.push_back(tensor.shared);
+        }
+    }
+    return copies;
 }
 
 void State::add_sharded(std::string_view name, const Layout& layout, DType dtype, std::span<const Tensor> pieces,
@@ -81,25 +127,23 @@ void State::add_sharded(std::string_view name, const Layout& layout, DType dtype
                     fmt::format("tensor '{}' has the unknown dtype {}", name, static_cast<int>(dtype)));
     }
     check_shape(layout.shape(), dtype, fmt::format("tensor '{}'", name));
-    StateTensor entry;
-    entry.dtype = dtype;
-    entry.shape = layout.shape();
-    entry.layout = layout;
-    entry.boxes = layout.boxes_of(rank);
-    entry.rank = rank;
-    if (entry.boxes.size() != pieces.size()) {
+    StateTensor entry{shared_kind({dtype, layout.shape(), layout, rank, {}, {}}), {}, nullptr};
+    const std::vector<Box>& boxes = entry.kind->boxes;
+    if (boxes.size() != pieces.size()) {
         throw Error(Code::invalid_argument, fmt::format("tensor '{}': {} pieces, but the layout gives rank {} {} boxes",
-                                                        name, pieces.size(), rank, entry.boxes.size()));
+                                                        name, pieces.size(), rank, boxes.size()));
     }
+    entry.memory.reserve(pieces.size());
     for (size_t i = 0; i < pieces.size(); ++i) {
-        if (pieces[i].dtype != dtype || pieces[i].shape != entry.boxes[i].sizes) {
-            throw Error(Code::invalid_argument,
-                        fmt::format("tensor '{}': piece {} is {} {}, the layout gives rank {} the box {} of {}", name,
-                                    i, name_of(pieces[i].dtype), pieces[i].shape.str(), rank, entry.boxes[i].str(),
-                                    name_of(dtype)));
+        if (pieces[i].dtype != dtype || pieces[i].shape != boxes[i].sizes) {
+            throw Error(
+                Code::invalid_argument,
+                fmt::format("tensor '{}': piece {} is {} {}, the layout gives rank {} the box {} of {}", name, i,
+                            name_of(pieces[i].dtype), pieces[i].shape.str(), rank, boxes[i].str(), name_of(dtype)));
         }
+        check_device(name, pieces[i]);
+        entry.memory.push_back(pieces[i].data);
     }
-    entry.pieces.assign(pieces.begin(), pieces.end());
     insert(name, std::move(entry));
 }
 
@@ -135,10 +179,14 @@ void State::add_all(State&& part) {
     for (const auto& source : part.sources_) refuse_if_taken(*source);
     sources_.reserve(sources_.size() + part.sources_.size());
     kept_.reserve(kept_.size() + part.kept_.size());
+    barriers_.reserve(barriers_.size() + part.barriers_.size());
     // Nothing throws from here on.
     tensors_.merge(part.tensors_);
+    version_ = nullptr;
+    part.version_ = nullptr;
     std::move(part.sources_.begin(), part.sources_.end(), std::back_inserter(sources_));
     std::move(part.kept_.begin(), part.kept_.end(), std::back_inserter(kept_));
+    std::move(part.barriers_.begin(), part.barriers_.end(), std::back_inserter(barriers_));
 }
 
 const StateSource* State::source_of(std::string_view name) const {

@@ -9,30 +9,48 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "checkpoint/state_source.hpp"
 #include "checkpoint/value.hpp"
 #include "tensor/layout.hpp"
+#include "tensor/shared_copy.hpp"
+#include "tensor/write_barrier.hpp"
 
 namespace tsr {
 
 inline constexpr size_t max_name_bytes = 1024;
 
-struct StateTensor {
+// What tensors have in common that differ in name and memory alone. A model has few kinds, however many tensors.
+struct TensorKind {
     DType dtype = DType::f32;
     Dims shape;                    // of the whole tensor
     std::optional<Layout> layout;  // none: every rank holds it whole
-    std::vector<Box> boxes;        // what this rank holds,
-    std::vector<Tensor> pieces;    // and where: contiguous, as large as the boxes
     int rank = -1;                 // that the boxes are of; -1 without layout
+    Box own_rows;                  // of memory that ranks of a host share: a load reads these rows here
+    std::vector<Box> boxes;        // what this rank holds; follows from the others
+};
+
+struct StateTensor {
+    std::shared_ptr<const TensorKind> kind;
+    std::vector<std::byte*> memory;      // of each box, contiguous
+    std::shared_ptr<SharedCopy> shared;  // that it lies in, if ranks of a host share it
+
+    [[nodiscard]] Tensor piece(size_t box) const { return {memory[box], kind->boxes[box].sizes, kind->dtype, {}}; }
 };
 
 class State {
    public:
     using Tensors = std::map<std::string, StateTensor, std::less<>>;
 
+    State() = default;
+    State(State&&) = default;  // no copies: they would have names of their own under the same version
+    State& operator=(State&&) = default;
+
     void add_tensor(std::string_view name, const Tensor& tensor);
+    // Every rank holds it whole, those of a host in one memory.
+    void add_shared(std::string_view name, const Tensor& tensor, std::shared_ptr<SharedCopy> copy);
     void add_sharded(std::string_view name, const Layout& layout, DType dtype, std::span<const Tensor> pieces,
                      int rank);
     void add_source(std::shared_ptr<StateSource> source);
@@ -44,7 +62,15 @@ class State {
     // Keeps something alive as long as the state, such as the owner of a tensor's memory.
     void keep(std::shared_ptr<const void> owner) { kept_.push_back(std::move(owner)); }
 
+    // Of a writer of some of the tensors' memory, such as an optimizer: a save may copy that memory late.
+    void add_barrier(std::shared_ptr<WriteBarrier> barrier) { barriers_.push_back(std::move(barrier)); }
+
+    [[nodiscard]] const std::vector<std::shared_ptr<WriteBarrier>>& barriers() const { return barriers_; }
     [[nodiscard]] const Tensors& tensors() const { return tensors_; }
+    // Those that its tensors lie in, each once, in the order of the tensors.
+    [[nodiscard]] std::vector<std::shared_ptr<SharedCopy>> shared_copies() const;
+    // The same as long as the tensors are, and, while it is kept, that of no other ones.
+    [[nodiscard]] std::shared_ptr<const void> tensors_version() const;
     [[nodiscard]] const Values& metrics() const { return metrics_; }
     // All values, those of the sources as they are now.
     [[nodiscard]] Values collect() const;
@@ -54,16 +80,21 @@ class State {
     void apply(const Values& values);
 
    private:
+    // Makes it, or finds the one that is there; `kind` has no boxes yet.
+    [[nodiscard]] std::shared_ptr<const TensorKind> shared_kind(TensorKind kind);
     void insert(std::string_view name, StateTensor tensor);
     void refuse_if_taken(const std::string& tensor) const;
     void refuse_if_taken(const StateSource& source) const;
     [[nodiscard]] const StateSource* source_of(std::string_view name) const;
 
     Tensors tensors_;
+    std::unordered_map<size_t, std::vector<std::shared_ptr<const TensorKind>>> kinds_;  // of regular tensors, by hash
+    mutable std::shared_ptr<const void> version_;                                       // made when it is asked for
     Values values_;
     Values metrics_;
     std::vector<std::shared_ptr<StateSource>> sources_;
     std::vector<std::shared_ptr<const void>> kept_;
+    std::vector<std::shared_ptr<WriteBarrier>> barriers_;
 };
 
 // Throws INVALID_ARGUMENT unless `name` is UTF-8 of 1 to max_name_bytes bytes without control characters.

@@ -20,26 +20,20 @@ namespace {
 constexpr int max_world_size = 4096;
 constexpr size_t max_name_size = 128;
 
-void check_options(const CommOptions& options) {
-    if (options.timeout.count() <= 0) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("the timeout is {} ms; it must be positive", options.timeout.count()));
-    }
-    if (options.backend.size() >= Peer{}.backend.size()) {
-        throw Error(Code::invalid_argument, fmt::format("the name of a backend has {} bytes; {} are possible",
-                                                        options.backend.size(), Peer{}.backend.size() - 1));
-    }
-    if (options.name.empty() || options.name.size() > max_name_size) {
-        throw Error(Code::invalid_argument, fmt::format("a communicator's name has 1 to {} bytes", max_name_size));
-    }
-}
-
 bool asks_for(const Peer& peer, std::string_view backend) {
     try {
         return cpu_backend(peer.backend.data()) == backend;
     } catch (const Error&) {  // the peer says what is wrong with it
         return false;
     }
+}
+
+// Some two of the ranks are on one host.
+bool have_company(const std::vector<Peer>& peers) {
+    std::vector<std::string_view> hosts;
+    for (const Peer& peer : peers) hosts.emplace_back(peer.host_id.data());
+    std::ranges::sort(hosts);
+    return std::ranges::adjacent_find(hosts) != hosts.end();
 }
 
 // A backend that cannot be had is told only now that all ranks have met, so that they learn it together.
@@ -64,8 +58,26 @@ std::unique_ptr<Transport> make_transport(Bootstrap bootstrap) {
             .with_peer(elsewhere->rank);
     }
     if (bootstrap.world_size() == 1) return make_self_transport();
-    if (backend == "gloo" || elsewhere != nullptr) return make_gloo_transport(std::move(bootstrap));
-    return make_shm_transport(std::move(bootstrap));
+    if (backend == "gloo") return make_gloo_transport(std::move(bootstrap));
+    if (elsewhere == nullptr) return make_shm_transport(std::move(bootstrap));
+    if (have_company(bootstrap.peers)) return make_hierarchical_transport(std::move(bootstrap));
+    return make_gloo_transport(std::move(bootstrap));
+}
+
+}  // namespace
+
+void check_options(const CommOptions& options) {
+    if (options.timeout.count() <= 0) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("the timeout is {} ms; it must be positive", options.timeout.count()));
+    }
+    if (options.backend.size() >= Peer{}.backend.size()) {
+        throw Error(Code::invalid_argument, fmt::format("the name of a backend has {} bytes; {} are possible",
+                                                        options.backend.size(), Peer{}.backend.size() - 1));
+    }
+    if (options.name.empty() || options.name.size() > max_name_size) {
+        throw Error(Code::invalid_argument, fmt::format("a communicator's name has 1 to {} bytes", max_name_size));
+    }
 }
 
 std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bootstrap bootstrap) {
@@ -77,9 +89,9 @@ std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bo
     return Group::make(rank, world_size, id, std::move(options), store, make_transport(std::move(bootstrap)));
 }
 
-}  // namespace
-
-std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions& options) {
+std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions& asked) {
+    CommOptions options = asked;
+    if (options.host_id.empty()) options.host_id = options_.host_id;
     check_options(options);
     throw_if_unusable();
     const Deadline deadline = Deadline::in(options.timeout);
@@ -99,7 +111,7 @@ std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions
     request.outputs = std::span(&output, 1);
     request.label = "split";
     run(request);
-    const uint64_t number = ++splits_;
+    const uint64_t number = ++splits_made_;
     if (color < 0) return nullptr;
 
     std::vector<Peer> members;
@@ -113,7 +125,11 @@ std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions
     if (store_) bootstrap.store = prefixed(store_, fmt::format("split/{}/{}/", hex(members[0].endpoint), number));
     for (size_t r = 0; r < members.size(); ++r) members[r].rank = static_cast<int>(r);
     bootstrap.peers = std::move(members);
-    return make_group(store_, std::move(bootstrap));
+    auto group = make_group(store_, std::move(bootstrap));
+    const std::lock_guard lock(mutex_);
+    std::erase_if(splits_, [](const auto& split) { return split.expired(); });
+    splits_.push_back(std::static_pointer_cast<Group>(group));
+    return group;
 }
 
 CommOptions CommOptions::from_environment() {

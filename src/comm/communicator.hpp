@@ -18,11 +18,16 @@
 
 namespace tsr {
 
+class FlightRequests;
+class Plan;
+
 struct CommOptions {
     milliseconds timeout{600000};
     int spin_count = -1;  // -1: from ranks and usable cores
     std::string backend = "auto";
     std::string name = "world";
+    std::string host_id;  // empty: that of the communicator which is split, else comm/host.hpp's
+    std::shared_ptr<FlightRequests> flight_requests;  // that the communicator answers; none: nobody asks
 
     [[nodiscard]] static CommOptions from_environment();
 };
@@ -33,6 +38,9 @@ class Buffer {
     virtual ~Buffer() = default;
     [[nodiscard]] virtual std::byte* data() const = 0;
     [[nodiscard]] virtual size_t size() const = 0;
+    // Another rank's part of the same allocation, as this process sees it; nullptr where no memory is shared. Who touches
+    // what and when, the ranks settle by collectives.
+    [[nodiscard]] virtual std::byte* of_rank(int /*rank*/) const { return nullptr; }
 };
 
 // A rank whose process has ended, as its launcher tells: "exited with status 0", "was killed by SIGKILL".
@@ -65,9 +73,17 @@ class Communicator {
     virtual void run(const Request& request) = 0;
     // Queues; the tensors' memory must live until the work is done, the spans only for the call.
     [[nodiscard]] virtual WorkPtr submit(const Request& request) = 0;
+    // A collective to be launched again and again; the tensors' memory must live as long as the plan. Not collective.
+    [[nodiscard]] virtual std::shared_ptr<Plan> prepare(const Request& request) = 0;
+    // Queues `job` in the order of the collectives. It runs on the progress thread, where run() of this communicator
+    // carries a collective out at once; what it throws poisons, as a collective that fails.
+    [[nodiscard]] virtual WorkPtr submit_job(std::function<void()> job) = 0;
 
     // Collective. color < 0: nullptr.
     [[nodiscard]] virtual std::shared_ptr<Communicator> split(int color, int key, const CommOptions& options) = 0;
+    // A communicator of the ranks that are left, in their order, after this one has failed: collective over those. This one
+    // and all its memory are out of use. Waits, `options.timeout` at most, for ranks that are not known to be gone.
+    [[nodiscard]] virtual std::shared_ptr<Communicator> shrink(const CommOptions& options) = 0;
     // Collective. Zeroed, aligned to 4096.
     [[nodiscard]] virtual std::shared_ptr<Buffer> allocate(size_t size) = 0;
 

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/rendezvous.hpp"
@@ -21,16 +23,21 @@ struct Party {
 // In order of the first rank of each.
 std::vector<Party> parties_of(std::span<const Said> said) {
     std::vector<Party> parties;
-    for (size_t r = 0; r < said.size(); ++r) {
-        const auto party =
-            std::ranges::find_if(parties, [&](const Party& p) { return p.said->fingerprint == said[r].fingerprint; });
-        if (party == parties.end()) {
-            parties.push_back({&said[r], {static_cast<int>(r)}});
-        } else {
-            party->ranks.push_back(static_cast<int>(r));
-        }
+    for (const Said& one : said) {
+        auto party = std::ranges::find_if(
+            parties, [&](const Party& p) { return p.said->operation.fingerprint == one.operation.fingerprint; });
+        if (party == parties.end()) party = parties.insert(party, {&one, {}});
+        party->ranks.insert(party->ranks.end(), one.ranks.begin(), one.ranks.end());
     }
+    for (Party& party : parties) std::ranges::sort(party.ranks);
+    std::ranges::sort(parties, {}, [](const Party& p) { return p.ranks.front(); });
     return parties;
+}
+
+// What a program never calls by that name, such as the votes of a load, is known by its label.
+std::string labelled(const std::string& call, const Operation& operation) {
+    const std::string_view label(operation.label.data(), ::strnlen(operation.label.data(), operation.label.size()));
+    return label.empty() ? call : fmt::format("{} ({})", call, label);
 }
 
 // Those that only called otherwise: "ranks 0 and 2 called all_reduce of 3 f32 (sum), rank 1 broadcast of 3 f32 ..."
@@ -40,7 +47,7 @@ std::string calls_of(std::span<const Party> parties) {
     for (const Party& party : parties) {
         calls.push_back(describe(party.said->operation));
         text += fmt::format("{}{} {}{}", text.empty() ? "" : ", ", name_ranks(party.ranks),
-                            text.empty() ? "called " : "", calls.back());
+                            text.empty() ? "called " : "", labelled(calls.back(), party.said->operation));
     }
     if (std::ranges::adjacent_find(calls) != calls.end()) text += "; the lengths of single tensors differ";
     return text;
@@ -49,8 +56,10 @@ std::string calls_of(std::span<const Party> parties) {
 }  // namespace
 
 Error disagreement(int rank, uint64_t sequence, std::span<const Said> said) {
-    const Said& own = said[static_cast<size_t>(rank)];
-    const auto other = std::ranges::find_if(said, [&](const Said& s) { return s.fingerprint != own.fingerprint; });
+    const Operation& own =
+        std::ranges::find_if(said, [&](const Said& s) { return s.ranks.front() == rank; })->operation;
+    const auto other =
+        std::ranges::find_if(said, [&](const Said& s) { return s.operation.fingerprint != own.fingerprint; });
     std::vector<Party> parties = parties_of(said);
     const auto finished = std::ranges::find_if(
         parties, [](const Party& party) { return party.said->operation.collective == Collective::finalize; });
@@ -68,8 +77,8 @@ Error disagreement(int rank, uint64_t sequence, std::span<const Said> said) {
     }
     return Error(Code::mismatch, fmt::format("rank {}: {}. No data has moved", rank, text))
         .with_rank(rank)
-        .with_peer(static_cast<int>(other - said.begin()))
-        .with_operation(std::string(name_of(own.operation.collective)), static_cast<int64_t>(sequence));
+        .with_peer(other->ranks.front())
+        .with_operation(std::string(name_of(own.collective)), static_cast<int64_t>(sequence));
 }
 
 }  // namespace tsr

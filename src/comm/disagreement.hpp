@@ -4,19 +4,21 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/error.hpp"
 #include "comm/request.hpp"
 
 namespace tsr {
 
-// What one rank said when it entered.
+// What one rank said when it entered, for itself or for several: `ranks`, itself first.
 struct Said {
-    uint64_t fingerprint = 0;
     Operation operation;
+    std::vector<int> ranks;
 };
 
-// The MISMATCH of rank `rank` about collective `sequence`; `said` by rank, with two different fingerprints at least.
+// The MISMATCH of rank `rank`, which is the first of one of `said`, about collective `sequence`; there are two different
+// fingerprints at least.
 [[nodiscard]] Error disagreement(int rank, uint64_t sequence, std::span<const Said> said);
 
 }  // namespace tsr

@@ -26,25 +26,13 @@ std::string_view name_of(FlightState state) {
 
 FlightRecorder::FlightRecorder() : slots_(std::make_unique<Slot[]>(capacity)) {}
 
-uint64_t FlightRecorder::queued(const Operation& operation) {
-    FlightEntry entry;
-    entry.issued = ticks();
-    entry.operation = operation;
-    return record(entry);
-}
+uint64_t FlightRecorder::queued(const Operation& operation) { return record(FlightState::queued, 0, operation); }
 
 uint64_t FlightRecorder::started(const Operation& operation, uint64_t sequence) {
-    FlightEntry entry;
-    entry.state = FlightState::started;
-    entry.sequence = sequence;
-    entry.issued = entry.started = ticks();
-    entry.operation = operation;
-    return record(entry);
+    return record(FlightState::started, sequence, operation);
 }
 
 namespace {
-
-using Words = std::array<uint64_t, sizeof(FlightEntry) / sizeof(uint64_t)>;
 
 // Two operations more than `capacity` apart may want one slot at once: one of them waits for some stores of the other.
 uint64_t take(std::atomic<uint64_t>& version) {
@@ -59,26 +47,31 @@ uint64_t take(std::atomic<uint64_t>& version) {
 
 }  // namespace
 
-uint64_t FlightRecorder::record(FlightEntry entry) {
-    entry.ticket = last_.fetch_add(1, std::memory_order_relaxed) + 1;
-    Slot& place = slot(entry.ticket);
+// Once a collective: each word is stored where it belongs, without an entry in between.
+uint64_t FlightRecorder::record(FlightState state, uint64_t sequence, const Operation& operation) {
+    constexpr size_t operation_at = offsetof(FlightEntry, operation) / sizeof(uint64_t);
+    const uint64_t ticket = last_.fetch_add(1, std::memory_order_relaxed) + 1;
+    Slot& place = slot(ticket);
     const uint64_t version = take(place.version);
-    Words words{};
-    std::memcpy(words.data(), &entry, sizeof entry);
-    // With release, so that a reader who sees a new word also sees the odd version before it.
-    for (size_t i = 0; i < words.size(); ++i) place.entry[i].store(words[i], std::memory_order_release);
+    const uint64_t now = ticks();
+    const auto set = [&](size_t offset, uint64_t value) { place.word(offset).store(value, std::memory_order_release); };
+    set(offsetof(FlightEntry, ticket), ticket);
+    set(offsetof(FlightEntry, state), static_cast<uint64_t>(state));
+    set(offsetof(FlightEntry, sequence), sequence);
+    set(offsetof(FlightEntry, issued), now);
+    set(offsetof(FlightEntry, started), state == FlightState::queued ? 0 : now);
+    set(offsetof(FlightEntry, ended), 0);
+    store_words(std::span(place.entry).subspan<operation_at, words_of<Operation>>(), operation);
     place.version.store(version + 2, std::memory_order_release);
-    return entry.ticket;
+    return ticket;
 }
 
 template <class Change>
 void FlightRecorder::update(uint64_t ticket, Change&& change) {
     Slot& place = slot(ticket);
     const uint64_t version = take(place.version);
-    if (place.entry[offsetof(FlightEntry, ticket) / sizeof(uint64_t)].load(std::memory_order_relaxed) == ticket) {
-        change([&](size_t offset, uint64_t value) {
-            place.entry[offset / sizeof(uint64_t)].store(value, std::memory_order_release);
-        });
+    if (place.word(offsetof(FlightEntry, ticket)).load(std::memory_order_relaxed) == ticket) {
+        change([&](size_t offset, uint64_t value) { place.word(offset).store(value, std::memory_order_release); });
     }
     place.version.store(version + 2, std::memory_order_release);
 }
@@ -105,11 +98,9 @@ std::vector<FlightEntry> FlightRecorder::entries() const {
         const Slot& place = slot(ticket);
         for (int attempt = 0; attempt < 1000; ++attempt) {
             const uint64_t before = place.version.load(std::memory_order_acquire);
-            Words words{};
-            for (size_t i = 0; i < words.size(); ++i) words[i] = place.entry[i].load(std::memory_order_acquire);
-            if (before % 2 != 0 || place.version.load(std::memory_order_acquire) != before) continue;
             FlightEntry entry;
-            std::memcpy(static_cast<void*>(&entry), words.data(), sizeof entry);
+            load_words(entry, std::span(place.entry));
+            if (before % 2 != 0 || place.version.load(std::memory_order_acquire) != before) continue;
             if (entry.ticket == ticket) result.push_back(entry);
             break;
         }

@@ -6,12 +6,14 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/atomic_words.hpp"
 #include "base/error.hpp"
 #include "base/ticks.hpp"
 #include "comm/request.hpp"
@@ -50,16 +52,16 @@ class FlightRecorder {
     [[nodiscard]] TickScale scale() const;
 
    private:
-    // A sequence lock: `version` is odd while the words change; a writer takes it, a reader looks twice.
+    // A sequence lock: a writer takes `version`, a reader looks twice.
     struct Slot {
-        static constexpr size_t words = sizeof(FlightEntry) / sizeof(uint64_t);
         std::atomic<uint64_t> version{0};
-        std::array<std::atomic<uint64_t>, words> entry{};
+        std::array<AtomicWord, words_of<FlightEntry>> entry{};
+
+        [[nodiscard]] AtomicWord& word(size_t offset) { return entry[offset / sizeof(uint64_t)]; }
     };
-    static_assert(sizeof(FlightEntry) % sizeof(uint64_t) == 0);
 
     [[nodiscard]] Slot& slot(uint64_t ticket) const { return slots_[ticket % capacity]; }
-    uint64_t record(FlightEntry entry);
+    uint64_t record(FlightState state, uint64_t sequence, const Operation& operation);
     template <class Change>
     void update(uint64_t ticket, Change&& change);
 

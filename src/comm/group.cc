@@ -14,18 +14,41 @@ Deadline no_deadline() { return Deadline::in(std::chrono::hours{24 * 365}); }
 
 }  // namespace
 
-thread_local const Group* Group::progressing_ = nullptr;
+constinit thread_local const Group* Group::progressing_ = nullptr;
 
 // The last reference is gone. In a completion callback the progress thread cannot end itself at once: it does so when it
 // comes back to its loop. A forked child has no progress thread and must not tell the peers that this rank has left: what
 // it holds is its parent's, and goes with the process.
 void Group::let_go() {
-    if (owner_ != ::getpid()) return;
+    if (fork_.in_child()) return;
     if (progressing_ == this) {
         orphaned_ = true;
     } else {
         delete this;
     }
+}
+
+Group::Call::Call(const Group& group)
+    : once_(&group, "communicator", group.options_.name), issuing_(progressing_ == &group ? nullptr : &group) {
+    if (issuing_ == nullptr) return;
+    if (group.fork_.in_child()) {
+        throw Error(Code::invalid_state,
+                    fmt::format("rank {}: communicator '{}' belongs to the process that this one was forked from; make "
+                                "one of its own here, or start children by exec (spawn)",
+                                group.rank_, group.options_.name))
+            .with_rank(group.rank_);
+    }
+    if (group.issuing_.exchange(true, std::memory_order_acquire)) {
+        throw Error(Code::invalid_state,
+                    fmt::format("rank {}: two threads use communicator '{}' at once; one thread at a time may: lock "
+                                "around its calls, or give each thread a communicator (split)",
+                                group.rank_, group.options_.name))
+            .with_rank(group.rank_);
+    }
+}
+
+Group::Call::~Call() {
+    if (issuing_ != nullptr) issuing_->issuing_.store(false, std::memory_order_release);
 }
 
 void Group::refuse_own_thread() const {
@@ -34,6 +57,16 @@ void Group::refuse_own_thread() const {
                 fmt::format("rank {}: a blocking call on communicator '{}' in a completion callback of "
                             "its own work would never return; make it on another thread",
                             rank_, options_.name))
+        .with_rank(rank_);
+}
+
+void Group::refuse_own_job() const {
+    if (!in_own_job()) return;
+    throw Error(
+        Code::invalid_state,
+        fmt::format("rank {}: asynchronous work on communicator '{}' in a job of its own queue (a hook of a model's "
+                    "buckets) would wait for that job; use the synchronous calls, which run at once",
+                    rank_, options_.name))
         .with_rank(rank_);
 }
 
@@ -81,7 +114,12 @@ void Group::transfer_inline(const Request& request) {
 Group::Task Group::enqueue(const Request& request) {
     const Operation operation = operation_of(request);
     const Task task{std::make_shared<const OwnedRequest>(request), std::make_shared<Work>(), operation,
-                    flight_.queued(operation)};
+                    flight_.queued(operation), nullptr};
+    enqueue(task);
+    return task;
+}
+
+void Group::enqueue(const Task& task) {
     {
         const std::lock_guard lock(mutex_);
         if (!thread_.joinable()) thread_ = std::thread([this] { progress(); });
@@ -91,7 +129,6 @@ Group::Task Group::enqueue(const Request& request) {
     }
     changed_.notify_all();
     transport_->wake();
-    return task;
 }
 
 // A synchronous call behind asynchronous ones. The caller's memory must not be touched after it has returned, so an
@@ -130,11 +167,20 @@ void Group::poison(const Error& error) {
 
 void Group::write_trace(const std::string& path) const { write_flight(path, origin_, flight_, error()); }
 
+void Group::answer_flight_requests() {
+    if (!options_.flight_requests) return;
+    options_.flight_requests->add(this, [this](const std::string& directory) { tell_flight(directory); });
+}
+
 void Group::tell_flight() noexcept {
+    const auto directory = env_text("TESSERA_TRACE_DIR");
+    if (!directory || fork_.in_child() || flight_told_.exchange(true)) return;
+    tell_flight(*directory);
+}
+
+void Group::tell_flight(const std::string& directory) const noexcept {
     try {
-        const auto directory = env_text("TESSERA_TRACE_DIR");
-        if (!directory || owner_ != ::getpid() || flight_told_.exchange(true)) return;
-        write_trace(fmt::format("{}/{}", *directory, flight_file_name(origin_)));
+        write_trace(fmt::format("{}/{}", directory, flight_file_name(origin_)));
     } catch (...) {
         log::warning("rank {}: the flight record of communicator '{}' is lost: {}", rank_, options_.name,
                      current_error().what());
@@ -177,8 +223,22 @@ void Group::abort(const std::string& reason) {
                .with_rank(rank_));
 }
 
+void Group::abort_splits(const std::string& reason) {
+    std::vector<std::weak_ptr<Group>> splits;
+    {
+        const std::lock_guard lock(mutex_);
+        splits = splits_;
+    }
+    for (const auto& weak : splits) {
+        if (const auto split = weak.lock()) {
+            split->abort(reason);
+            split->abort_splits(reason);
+        }
+    }
+}
+
 void Group::leave() {
-    if (owner_ != ::getpid()) return;  // a forked child's copy: its parent stays
+    if (fork_.in_child()) return;  // a forked child's copy: its parent stays
     if (unfinished_.load(std::memory_order_acquire) > 0) abort("the communicator was destroyed while it had work");
     left_.store(true, std::memory_order_release);
     transport_->leave();
@@ -206,7 +266,7 @@ void Group::finalize() {
 }
 
 std::shared_ptr<Buffer> Group::allocate(size_t size) {
-    const Reentry once = enter();
+    const Call once = enter();
     refuse_own_thread();
     throw_if_unusable();
     await_queue();
@@ -214,8 +274,7 @@ std::shared_ptr<Buffer> Group::allocate(size_t size) {
     const uint64_t sequence = ++collectives_;
     Request request;
     request.collective = Collective::allocate;
-    Operation operation = operation_of(request);
-    operation.count = size;
+    const Operation operation = allocation_of(size);
     const uint64_t ticket = flight_.started(operation, sequence);
     try {
         auto buffer = transport_->allocate(size, sequence, options_.timeout);

@@ -1,11 +1,8 @@
 // Communicator over any transport: issue order, the progress thread, poison, the flight record.
 #pragma once
 
-#include <unistd.h>
-
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -13,14 +10,24 @@
 #include <thread>
 #include <vector>
 
+#include "base/fork_mark.hpp"
 #include "base/reentry.hpp"
+#include "base/ring.hpp"
 #include "comm/communicator.hpp"
 #include "comm/flight_recorder.hpp"
+#include "comm/flight_requests.hpp"
+#include "comm/plan.hpp"
+#include "comm/rendezvous.hpp"
 #include "comm/transport.hpp"
 
 namespace tsr {
 
-class Group final : public Communicator {
+// Throws INVALID_ARGUMENT.
+void check_options(const CommOptions& options);
+// Collective over the peers of `bootstrap`, with the transport that suits them.
+[[nodiscard]] std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bootstrap bootstrap);
+
+class Group final : public Communicator, public std::enable_shared_from_this<Group> {
    public:
     Group(int rank, int world_size, const std::string& id, CommOptions options, std::shared_ptr<Store> store,
           std::unique_ptr<Transport> transport)
@@ -33,10 +40,13 @@ class Group final : public Communicator {
 
     template <class... Args>
     [[nodiscard]] static std::shared_ptr<Communicator> make(Args&&... args) {
-        return std::shared_ptr<Group>(new Group(std::forward<Args>(args)...), [](Group* group) { group->let_go(); });
+        const std::shared_ptr<Group> group(new Group(std::forward<Args>(args)...), [](Group* last) { last->let_go(); });
+        group->answer_flight_requests();
+        return group;
     }
 
     ~Group() override {
+        if (options_.flight_requests) options_.flight_requests->remove(this);
         tell_flight();
         if (!thread_.joinable()) return;
         Group::leave();
@@ -55,22 +65,35 @@ class Group final : public Communicator {
     [[nodiscard]] const CommOptions& options() const override { return options_; }
 
     void run(const Request& request) override {
-        const Reentry once = enter();
+        const Call once = enter();
         validate(request, rank_, world_size_);
-        refuse_own_thread();
-        throw_if_unusable();
-        if (unfinished_.load(std::memory_order_acquire) == 0) return run_inline(request);
+        if (runs_inline()) return run_inline(request);
         await(enqueue(request));
     }
 
     WorkPtr submit(const Request& request) override {
-        const Reentry once = enter();
+        const Call once = enter();
         validate(request, rank_, world_size_);
+        refuse_own_job();
         throw_if_unusable();
         return enqueue(request).work;
     }
 
+    std::shared_ptr<Plan> prepare(const Request& request) override;
+
+    WorkPtr submit_job(std::function<void()> job) override {
+        const Call once = enter();
+        refuse_own_job();
+        throw_if_unusable();
+        Task task;
+        task.job = std::make_shared<const std::function<void()>>(std::move(job));
+        task.work = std::make_shared<Work>();
+        enqueue(task);
+        return task.work;
+    }
+
     std::shared_ptr<Communicator> split(int color, int key, const CommOptions& options) override;
+    std::shared_ptr<Communicator> shrink(const CommOptions& options) override;
     std::shared_ptr<Buffer> allocate(size_t size) override;
     void finalize() override;
     void abort(const std::string& reason) override;
@@ -79,11 +102,16 @@ class Group final : public Communicator {
     void write_trace(const std::string& path) const override;
 
    private:
+    class Prepared;
+    // A request or a job.
     struct Task {
         std::shared_ptr<const OwnedRequest> request;
         WorkPtr work;
         Operation operation;
         uint64_t ticket = 0;  // in the flight recorder
+        std::shared_ptr<const std::function<void()>> job;
+
+        [[nodiscard]] bool is_transfer() const { return request && is_point_to_point(request->view().collective); }
     };
     struct ActiveTransfer {
         Task task;
@@ -92,25 +120,51 @@ class Group final : public Communicator {
     };
 
     void let_go();
-    [[nodiscard]] Reentry enter() const { return {this, "communicator", options_.name}; }
+    // A call in which the caller's thread uses the transport or the queue.
+    class Call {
+       public:
+        explicit Call(const Group& group);
+        ~Call();
+        Call(const Call&) = delete;
+        Call& operator=(const Call&) = delete;
+
+       private:
+        const Reentry once_;
+        const Group* issuing_;  // null: a job of the progress thread, which may run beside an issuer
+    };
+    [[nodiscard]] Call enter() const { return Call(*this); }
     void refuse_own_thread() const;
+    void refuse_own_job() const;
+    [[nodiscard]] bool in_own_job() const { return progressing_ == this && in_job_; }
+    // Whether a blocking call runs on this thread: in a job of the queue, or with nothing queued. Throws if none may run.
+    [[nodiscard]] bool runs_inline() const {
+        const bool progressing = progressing_ == this;
+        if (progressing && !in_job_) refuse_own_thread();
+        throw_if_unusable();
+        return progressing || unfinished_.load(std::memory_order_acquire) == 0;
+    }
     void run_inline(const Request& request);
     void run_collective(const Request& request, const Operation& operation, uint64_t sequence, uint64_t ticket);
     void transfer_inline(const Request& request);
+    void run_job(const std::function<void()>& job);
     Task enqueue(const Request& request);
+    void enqueue(const Task& task);
     void await(const Task& task);
     void await_queue();
 
     void progress();
     void progress_transfers(std::vector<ActiveTransfer>& active);
     void start_queued_transfers(std::vector<ActiveTransfer>& active);
-    void complete(const Task& task, std::optional<Error> error);
+    void complete(Task& task, std::optional<Error> error);
     void fail_everything(std::vector<ActiveTransfer>& active, const Error& cause);
 
     // Keeps the first error of the communicator and tells the peers.
     void poison(const Error& error);
+    void abort_splits(const std::string& reason);  // those split from this one, and from them
     // Leaves the flight record in TESSERA_TRACE_DIR, once: at the first failure, else at the end.
     void tell_flight() noexcept;
+    void tell_flight(const std::string& directory) const noexcept;
+    void answer_flight_requests();
     void throw_if_unusable() const;
     [[nodiscard]] Error aborted_by(const Error& cause) const;
     [[nodiscard]] Error named(const Error& error, const Request& request, uint64_t sequence) const;
@@ -128,7 +182,7 @@ class Group final : public Communicator {
     // thread.
     uint64_t collectives_ = 0;
     uint64_t transfers_ = 0;
-    uint64_t splits_ = 0;
+    uint64_t splits_made_ = 0;
 
     std::atomic<bool> poisoned_{false};
     std::atomic<bool> finalized_{false};
@@ -140,14 +194,18 @@ class Group final : public Communicator {
 
     mutable std::mutex mutex_;  // guards all below
     std::condition_variable changed_;
-    std::deque<Task> queue_;
+    Ring<Task> queue_;
     std::optional<Error> first_error_;
+    std::vector<std::weak_ptr<Group>> splits_;
     bool stopping_ = false;
     std::thread thread_;
 
-    const pid_t owner_ = ::getpid();
-    static thread_local const Group* progressing_;  // the group whose progress thread this is
-    bool orphaned_ = false;                         // the progress thread's: the last reference went away on it
+    const ForkMark fork_;
+    // A thread is in a call.
+    mutable std::atomic<bool> issuing_{false};
+    static constinit thread_local const Group* progressing_;  // the group whose progress thread this is
+    bool in_job_ = false;                                     // the progress thread's: inside a job
+    bool orphaned_ = false;  // the progress thread's: the last reference went away on it
 };
 
 }  // namespace tsr

@@ -12,16 +12,11 @@
 
 #include <fmt/format.h>
 
+#include "base/proc.hpp"
+
 namespace tsr {
 
 namespace {
-
-std::string first_line(const std::string& path) {
-    std::ifstream file(path);
-    std::string line;
-    std::getline(file, line);
-    return line;
-}
 
 uint64_t inode_of(const char* path) {
     struct stat status{};
@@ -66,20 +61,12 @@ uint64_t file_cache(const std::string& directory) {
     return total;
 }
 
-// The fields of /proc/PID/stat from the third on. The second, the command, is in brackets and may contain anything, so
-// count from the last bracket.
-std::string stat_fields(int64_t pid) {
-    const std::string line = first_line(fmt::format("/proc/{}/stat", pid));
-    const size_t bracket = line.rfind(')');
-    return bracket == std::string::npos ? std::string() : line.substr(bracket + 1);
-}
-
 }  // namespace
 
-std::string host_id() {
+std::string host_id(const std::string& given_id) {
+    if (!given_id.empty()) return given_id;
     if (const char* given = std::getenv("TESSERA_HOST_ID"); given != nullptr && *given != '\0') return given;
-    return fmt::format("{}:{}:{}", first_line("/proc/sys/kernel/random/boot_id"), pid_namespace(),
-                       inode_of("/proc/self/ns/net"));
+    return fmt::format("{}:{}:{}", boot_id(), pid_namespace(), inode_of("/proc/self/ns/net"));
 }
 
 std::string host_name() {
@@ -88,20 +75,6 @@ std::string host_name() {
 }
 
 uint64_t pid_namespace() { return inode_of("/proc/self/ns/pid"); }
-
-bool process_is_stopped(int64_t pid) {
-    const std::string fields = stat_fields(pid);
-    return fields.size() > 1 && (fields[1] == 'T' || fields[1] == 't');
-}
-
-std::optional<uint64_t> process_start_time(int64_t pid) {
-    std::istringstream fields(stat_fields(pid));
-    std::string skipped;
-    for (int field = 3; field < 22; ++field) fields >> skipped;
-    uint64_t start = 0;
-    if (!(fields >> start)) return std::nullopt;
-    return start;
-}
 
 int usable_cores() {
     cpu_set_t set;

@@ -8,16 +8,10 @@
 namespace tsr {
 
 // Equal for two processes that can reach each other's memory: boot id, pid and network name space; TESSERA_HOST_ID
-// overrides it.
-[[nodiscard]] std::string host_id();
+// overrides it, and so does a given one that is not empty (CommOptions::host_id).
+[[nodiscard]] std::string host_id(const std::string& given_id = {});
 [[nodiscard]] std::string host_name();
 [[nodiscard]] uint64_t pid_namespace();
-
-// When a process started, in clock ticks since boot; nullopt if there is none of this pid.
-[[nodiscard]] std::optional<uint64_t> process_start_time(int64_t pid);
-
-// Whether a process is stopped by a signal or a debugger.
-[[nodiscard]] bool process_is_stopped(int64_t pid);
 
 // Cores that this process may use: its affinity mask, cut by the quota of its control group; at least 1.
 [[nodiscard]] int usable_cores();

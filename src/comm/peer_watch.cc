@@ -6,7 +6,7 @@
 
 #include <cerrno>
 
-#include "comm/host.hpp"
+#include "base/proc.hpp"
 
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
@@ -14,12 +14,13 @@
 
 namespace tsr {
 
-PeerWatch::PeerWatch(const std::vector<Peer>& peers, int own_rank) {
-    const Peer& own = peers[static_cast<size_t>(own_rank)];
-    for (const Peer& peer : peers) {
-        if (peer.rank == own_rank || peer.same_process(own)) continue;
+PeerWatch::PeerWatch(const std::vector<Peer>& peers, int own_place) {
+    const Peer& own = peers[static_cast<size_t>(own_place)];
+    for (size_t place = 0; place < peers.size(); ++place) {
+        const Peer& peer = peers[place];
+        if (peer.same_process(own)) continue;
         if (peer.pid_namespace != own.pid_namespace) continue;  // its number means nothing here; deadlines must do
-        Watched watched{peer.rank, peer.pid, peer.start_time, {}, false};
+        Watched watched{static_cast<int>(place), peer.pid, peer.start_time, {}, false};
         watched.pidfd = Fd(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(peer.pid), 0)));
         if (!watched.pidfd.valid() && errno == ESRCH) watched.gone = true;
         // The peer published its record while alive; if the number now has another start time, it has died since.
@@ -37,17 +38,17 @@ bool PeerWatch::dead(const Watched& watched) {
     return ::poll(&entry, 1, 0) > 0;
 }
 
-std::vector<int> PeerWatch::dead_ranks() const {
-    std::vector<int> ranks;
+std::vector<int> PeerWatch::dead() const {
+    std::vector<int> places;
     for (const Watched& watched : watched_) {
-        if (dead(watched)) ranks.push_back(watched.rank);
+        if (dead(watched)) places.push_back(watched.place);
     }
-    return ranks;
+    return places;
 }
 
-bool PeerWatch::is_dead(int rank) const {
+bool PeerWatch::is_dead(int place) const {
     for (const Watched& watched : watched_) {
-        if (watched.rank == rank) return dead(watched);
+        if (watched.place == place) return dead(watched);
     }
     return false;
 }

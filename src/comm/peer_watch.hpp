@@ -11,15 +11,15 @@ namespace tsr {
 
 class PeerWatch {
    public:
-    PeerWatch(const std::vector<Peer>& peers, int own_rank);
+    PeerWatch(const std::vector<Peer>& peers, int own_place);
 
-    // The ranks whose processes have ended. Ranks of this process are never dead.
-    [[nodiscard]] std::vector<int> dead_ranks() const;
-    [[nodiscard]] bool is_dead(int rank) const;
+    // Those whose processes have ended, by their places among the peers. Ranks of this process are never dead.
+    [[nodiscard]] std::vector<int> dead() const;
+    [[nodiscard]] bool is_dead(int place) const;
 
    private:
     struct Watched {
-        int rank;
+        int place;
         int64_t pid;
         uint64_t start_time;
         Fd pidfd;           // empty if the system has none: then the process table is read

@@ -23,9 +23,8 @@ void Group::progress() {
             std::unique_lock lock(mutex_);
             if (active.empty()) changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
             if (stopping_ && queue_.empty() && active.empty()) return;
-            if (active.empty() && !is_point_to_point(queue_.front().request->view().collective)) {
-                task = std::move(queue_.front());
-                queue_.pop_front();
+            if (active.empty() && !queue_.front().is_transfer()) {
+                task = queue_.pop_front();
             }
         }
         if (poisoned_.load(std::memory_order_acquire)) {
@@ -37,10 +36,13 @@ void Group::progress() {
         if (task.work) {
             std::optional<Error> error;
             try {
-                const Request request = task.request->view();
-                const uint64_t sequence = ++collectives_;
-                flight_.started(task.ticket, sequence);
-                run_collective(request, task.operation, sequence, task.ticket);
+                if (task.job) {
+                    run_job(*task.job);
+                } else {
+                    const uint64_t sequence = ++collectives_;
+                    flight_.started(task.ticket, sequence);
+                    run_collective(task.request->view(), task.operation, sequence, task.ticket);
+                }
             } catch (...) {
                 error = current_error();
             }
@@ -58,6 +60,19 @@ void Group::progress() {
     }
 }
 
+void Group::run_job(const std::function<void()>& job) {
+    in_job_ = true;
+    try {
+        job();
+    } catch (...) {
+        in_job_ = false;
+        const Error error = current_error();
+        poison(error);
+        throw error;
+    }
+    in_job_ = false;
+}
+
 // Sends and receives at the head of the queue go on together, so that two ranks that both send first do not wait for
 // each other for ever. A collective waits until those before it are done.
 void Group::start_queued_transfers(std::vector<ActiveTransfer>& active) {
@@ -66,9 +81,8 @@ void Group::start_queued_transfers(std::vector<ActiveTransfer>& active) {
         Task task;
         {
             const std::lock_guard lock(mutex_);
-            if (queue_.empty() || !is_point_to_point(queue_.front().request->view().collective)) return;
-            task = std::move(queue_.front());
-            queue_.pop_front();
+            if (queue_.empty() || !queue_.front().is_transfer()) return;
+            task = queue_.pop_front();
         }
         const Request request = task.request->view();
         const uint64_t sequence = ++transfers_;
@@ -78,8 +92,10 @@ void Group::start_queued_transfers(std::vector<ActiveTransfer>& active) {
             active.back().transfer = transport_->start(request, sequence, Deadline::in(options_.timeout));
         } catch (...) {
             const Error error = named(current_error(), request, sequence);
-            complete(active.back().task, error);
+            Task failed = std::move(active.back().task);
             active.pop_back();
+            poison(error);  // first: who waited may destroy the communicator, which tells peers another cause
+            complete(failed, error);
             throw error;
         }
     }
@@ -93,7 +109,7 @@ void Group::progress_transfers(std::vector<ActiveTransfer>& active) {
             progress = active[i].transfer->advance();
         } catch (...) {
             const Error error = named(current_error(), active[i].task.request->view(), active[i].sequence);
-            const Task task = std::move(active[i].task);
+            Task task = std::move(active[i].task);
             active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
             poison(error);
             complete(task, error);
@@ -104,7 +120,7 @@ void Group::progress_transfers(std::vector<ActiveTransfer>& active) {
             ++i;
             continue;
         }
-        const Task task = std::move(active[i].task);
+        Task task = std::move(active[i].task);
         active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
         complete(task, std::nullopt);
     }
@@ -125,8 +141,9 @@ void Group::progress_transfers(std::vector<ActiveTransfer>& active) {
     }
 }
 
-void Group::complete(const Task& task, std::optional<Error> error) {
-    if (is_point_to_point(task.request->view().collective)) flight_.ended(task.ticket, !error);
+void Group::complete(Task& task, std::optional<Error> error) {
+    task.job.reset();  // what it kept is gone when who waits goes on
+    if (task.is_transfer()) flight_.ended(task.ticket, !error);
     // First the count, so that a waiter that returns finds the queue empty and runs its next call inline.
     unfinished_.fetch_sub(1, std::memory_order_release);
     task.work->finish(std::move(error));
@@ -138,12 +155,15 @@ void Group::fail_everything(std::vector<ActiveTransfer>& active, const Error& ca
         complete(a.task, aborted_by(cause));
     }
     active.clear();
-    std::deque<Task> queue;
+    Ring<Task> queue;
     {
         const std::lock_guard lock(mutex_);
-        queue.swap(queue_);
+        std::swap(queue, queue_);
     }
-    for (const Task& task : queue) complete(task, aborted_by(cause));
+    while (!queue.empty()) {
+        Task task = queue.pop_front();
+        complete(task, aborted_by(cause));
+    }
 }
 
 }  // namespace tsr

@@ -160,7 +160,7 @@ TSR_INLINE T finished(A sum, A ranks) {
 
 // A fixed number of inputs in one pass, without memory for the accumulators.
 template <class T, class Op, bool average, size_t N>
-TSR_INLINE void reduce_fixed(T* out, Inputs inputs, size_t count) {
+TSR_INLINE void reduce_fixed(T* out, Inputs inputs, size_t count, size_t divisor) {
     using A = AccumulatorOf<T, average>;
     std::array<const T*, N> in{};
     for (size_t k = 0; k < N; ++k) in[k] = typed<T>(inputs[k]);
@@ -169,7 +169,7 @@ TSR_INLINE void reduce_fixed(T* out, Inputs inputs, size_t count) {
         A sum = static_cast<A>(Element<T>::load(in[0][i]));
 #pragma GCC unroll 8
         for (size_t k = 1; k < N; ++k) sum = Op::apply(sum, static_cast<A>(Element<T>::load(in[k][i])));
-        out[i] = finished<T, average, A>(sum, static_cast<A>(N));
+        out[i] = finished<T, average, A>(sum, static_cast<A>(divisor));
     }
 }
 
@@ -189,7 +189,7 @@ TSR_INLINE void fold(A* sums, Inputs inputs, size_t begin, size_t count) {
 
 // Any number of inputs, a block at a time, whose accumulators stay in the first-level cache.
 template <class T, class Op, bool average>
-TSR_INLINE void reduce_blocks(T* out, Inputs inputs, size_t count) {
+TSR_INLINE void reduce_blocks(T* out, Inputs inputs, size_t count, size_t divisor) {
     using A = AccumulatorOf<T, average>;
     constexpr size_t block = 1024;
     alignas(64) std::array<A, block> sums;
@@ -201,28 +201,28 @@ TSR_INLINE void reduce_blocks(T* out, Inputs inputs, size_t count) {
         for (; left.size() >= 4; left = left.subspan(4)) fold<T, Op, A, 4>(sums.data(), left, begin, n);
         for (; !left.empty(); left = left.subspan(1)) fold<T, Op, A, 1>(sums.data(), left, begin, n);
         T* to = out + begin;
-        const A ranks = static_cast<A>(inputs.size());
+        const A ranks = static_cast<A>(divisor);
         for (size_t i = 0; i < n; ++i) to[i] = finished<T, average, A>(sums[i], ranks);
     }
 }
 
 template <class T, class Op, bool average>
-TSR_INLINE void body(std::byte* out_bytes, Inputs inputs, size_t count) {
+TSR_INLINE void body(std::byte* out_bytes, Inputs inputs, size_t count, size_t divisor) {
     T* out = reinterpret_cast<T*>(out_bytes);
     switch (inputs.size()) {
-        case 2: return reduce_fixed<T, Op, average, 2>(out, inputs, count);
-        case 3: return reduce_fixed<T, Op, average, 3>(out, inputs, count);
-        case 4: return reduce_fixed<T, Op, average, 4>(out, inputs, count);
-        case 8: return reduce_fixed<T, Op, average, 8>(out, inputs, count);
-        default: return reduce_blocks<T, Op, average>(out, inputs, count);
+        case 2: return reduce_fixed<T, Op, average, 2>(out, inputs, count, divisor);
+        case 3: return reduce_fixed<T, Op, average, 3>(out, inputs, count, divisor);
+        case 4: return reduce_fixed<T, Op, average, 4>(out, inputs, count, divisor);
+        case 8: return reduce_fixed<T, Op, average, 8>(out, inputs, count, divisor);
+        default: return reduce_blocks<T, Op, average>(out, inputs, count, divisor);
     }
 }
 
-using Kernel = void (*)(std::byte*, Inputs, size_t);
+using Kernel = void (*)(std::byte*, Inputs, size_t, size_t);
 
 template <class T, class Op, bool average>
-void plain_kernel(std::byte* out, Inputs inputs, size_t count) {
-    body<T, Op, average>(out, inputs, count);
+void plain_kernel(std::byte* out, Inputs inputs, size_t count, size_t divisor) {
+    body<T, Op, average>(out, inputs, count, divisor);
 }
 
 #if defined(__x86_64__)
@@ -243,8 +243,8 @@ TSR_F16C inline __m256 apply_8(__m256 a, __m256 b) {
 
 // f16 by the conversion instructions, which round as the plain code does.
 template <class Op, bool average>
-TSR_F16C void f16c_kernel(std::byte* out, Inputs inputs, size_t count) {
-    const __m256 ranks = _mm256_set1_ps(static_cast<float>(inputs.size()));
+TSR_F16C void f16c_kernel(std::byte* out, Inputs inputs, size_t count, size_t divisor) {
+    const __m256 ranks = _mm256_set1_ps(static_cast<float>(divisor));
     const __m256 nan = _mm256_set1_ps(std::numeric_limits<float>::quiet_NaN());  // narrows to narrow_half's NaN
     size_t i = 0;
     for (; i + 8 <= count; i += 8) {
@@ -258,50 +258,62 @@ TSR_F16C void f16c_kernel(std::byte* out, Inputs inputs, size_t count) {
     for (; i < count; ++i) {
         float sum = widen(typed<Half>(inputs[0])[i]);
         for (size_t k = 1; k < inputs.size(); ++k) sum = Op::apply(sum, widen(typed<Half>(inputs[k])[i]));
-        reinterpret_cast<Half*>(out)[i] = finished<Half, average, float>(sum, static_cast<float>(inputs.size()));
+        reinterpret_cast<Half*>(out)[i] = finished<Half, average, float>(sum, static_cast<float>(divisor));
     }
 }
 
 template <class T, class Op, bool average>
-[[gnu::target("avx2")]] void avx2_kernel(std::byte* out, Inputs inputs, size_t count) {
-    body<T, Op, average>(out, inputs, count);
+[[gnu::target("avx2")]] void avx2_kernel(std::byte* out, Inputs inputs, size_t count, size_t divisor) {
+    body<T, Op, average>(out, inputs, count, divisor);
+}
+
+template <class T, class Op, bool average>
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")]] void avx512_kernel(std::byte* out,
+                                                                                                 Inputs inputs,
+                                                                                                 size_t count,
+                                                                                                 size_t divisor) {
+    body<T, Op, average>(out, inputs, count, divisor);
 }
 #endif
 
 template <class T, class Op, bool average = false>
-Kernel best_kernel() {
+Kernel kernel_for([[maybe_unused]] Vectors vectors) {
 #if defined(__x86_64__)
     if constexpr (std::is_same_v<T, Half>) {
-        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return f16c_kernel<Op, average>;
+        if (vectors != Vectors::plain) return f16c_kernel<Op, average>;
     }
-    if (__builtin_cpu_supports("avx2")) return avx2_kernel<T, Op, average>;
+    // Products of bytes are slower in the widest vectors (docs/PERFORMANCE.md).
+    if constexpr (sizeof(T) > 1 || !std::is_same_v<Op, Prod>) {
+        if (vectors == Vectors::avx512) return avx512_kernel<T, Op, average>;
+    }
+    if (vectors != Vectors::plain) return avx2_kernel<T, Op, average>;
 #endif
     return plain_kernel<T, Op, average>;
 }
 
 template <class T>
-Kernel kernel_of(ReduceOp op) {
+Kernel kernel_of(ReduceOp op, Vectors vectors) {
     switch (op) {
-        case ReduceOp::sum: return best_kernel<T, Sum>();
-        case ReduceOp::avg: return best_kernel<T, Sum, true>();
-        case ReduceOp::min: return best_kernel<T, Min>();
-        case ReduceOp::max: return best_kernel<T, Max>();
-        case ReduceOp::prod: return best_kernel<T, Prod>();
+        case ReduceOp::sum: return kernel_for<T, Sum>(vectors);
+        case ReduceOp::avg: return kernel_for<T, Sum, true>(vectors);
+        case ReduceOp::min: return kernel_for<T, Min>(vectors);
+        case ReduceOp::max: return kernel_for<T, Max>(vectors);
+        case ReduceOp::prod: return kernel_for<T, Prod>(vectors);
         case ReduceOp::none: break;
     }
     throw Error(Code::internal, "no such reduction");
 }
 
-Kernel kernel_of(DType dtype, ReduceOp op) {
+Kernel kernel_of(DType dtype, ReduceOp op, Vectors vectors) {
     switch (dtype) {
-        case DType::f16: return kernel_of<Half>(op);
-        case DType::bf16: return kernel_of<BFloat>(op);
-        case DType::f32: return kernel_of<float>(op);
-        case DType::f64: return kernel_of<double>(op);
-        case DType::i8: return kernel_of<int8_t>(op);
-        case DType::u8: return kernel_of<uint8_t>(op);
-        case DType::i32: return kernel_of<int32_t>(op);
-        case DType::i64: return kernel_of<int64_t>(op);
+        case DType::f16: return kernel_of<Half>(op, vectors);
+        case DType::bf16: return kernel_of<BFloat>(op, vectors);
+        case DType::f32: return kernel_of<float>(op, vectors);
+        case DType::f64: return kernel_of<double>(op, vectors);
+        case DType::i8: return kernel_of<int8_t>(op, vectors);
+        case DType::u8: return kernel_of<uint8_t>(op, vectors);
+        case DType::i32: return kernel_of<int32_t>(op, vectors);
+        case DType::i64: return kernel_of<int64_t>(op, vectors);
         default: break;
     }
     throw Error(Code::internal, "a dtype that cannot be reduced");
@@ -309,13 +321,14 @@ Kernel kernel_of(DType dtype, ReduceOp op) {
 
 }  // namespace
 
-void reduce(std::byte* out, std::span<const std::byte* const> inputs, size_t count, DType dtype, ReduceOp op) {
+void reduce(std::byte* out, std::span<const std::byte* const> inputs, size_t count, DType dtype, ReduceOp op,
+            size_t divisor, Vectors vectors) {
     if (count == 0) return;
-    if (inputs.size() == 1) {
+    if (inputs.size() == 1 && (op != ReduceOp::avg || divisor == 1)) {
         if (out != inputs[0]) std::memcpy(out, inputs[0], count * size_of(dtype));
         return;
     }
-    kernel_of(dtype, op)(out, inputs, count);
+    kernel_of(dtype, op, vectors)(out, inputs, count, divisor);
 }
 
 }  // namespace tsr

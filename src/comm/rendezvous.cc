@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/proc.hpp"
 #include "comm/host.hpp"
 
 namespace tsr {
@@ -250,7 +251,7 @@ Peer make_peer(int rank, int world_size, const CommOptions& options, const Endpo
     peer.start_time = process_start_time(peer.pid).value_or(0);
     peer.pid_namespace = pid_namespace();
     peer.endpoint = endpoint.name();
-    copy_text(peer.host_id, host_id());
+    copy_text(peer.host_id, host_id(options.host_id));
     copy_text(peer.host_name, host_name());
     copy_text(peer.backend, options.backend);
     return peer;

@@ -48,8 +48,8 @@ struct Peer {
 
 // What a transport is made from.
 struct Bootstrap {
-    int rank = 0;
-    std::vector<Peer> peers;       // in rank order, this rank among them
+    int rank = 0;                  // this rank's place among `peers`
+    std::vector<Peer> peers;       // in rank order
     Endpoint endpoint;             // this rank's socket, listening since before its Peer record was published
     std::shared_ptr<Store> store;  // keys unique to this communicator; for transports that must exchange more
     CommOptions options;

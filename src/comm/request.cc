@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 
 #include "base/error.hpp"
 
@@ -51,9 +52,9 @@ bool has_root(Collective c) {
     return c == Collective::broadcast || c == Collective::reduce || c == Collective::gather || c == Collective::scatter;
 }
 
-template <class... Args>
+template <Code code = Code::invalid_argument, class... Args>
 [[noreturn]] void refuse(const Request& request, fmt::format_string<Args...> format, Args&&... args) {
-    throw Error(Code::invalid_argument,
+    throw Error(code,
                 fmt::format("{}: {}", name_of(request.collective), fmt::format(format, std::forward<Args>(args)...)))
         .with_operation(std::string(name_of(request.collective)));
 }
@@ -68,12 +69,12 @@ void check_tensor(const Request& request, const Tensor& tensor, const char* what
         refuse(request, "{}[{}] has the unknown dtype {}", what, index, static_cast<int>(tensor.dtype));
     }
     if (tensor.device.type != DeviceType::cpu) {
-        throw Error(Code::unsupported,
-                    fmt::format("{}: {}[{}] is on a CUDA device; this communicator has no transport for it",
-                                name_of(request.collective), what, index));
+        refuse<Code::unsupported>(request, "{}[{}] is on a CUDA device; this communicator has no transport for it",
+                                  what, index);
     }
     if (tensor.data == nullptr && tensor.numel() > 0) refuse(request, "{}[{}] has no data", what, index);
-    if (reinterpret_cast<uintptr_t>(tensor.data) % size_of(tensor.dtype) != 0) {
+    // Sizes are powers of two: no division in every call.
+    if ((reinterpret_cast<uintptr_t>(tensor.data) & (size_of(tensor.dtype) - 1)) != 0) {
         refuse(request, "{}[{}] is not aligned to its {} elements", what, index, name_of(tensor.dtype));
     }
 }
@@ -94,27 +95,32 @@ void check_overlap(const Request& request, const Tensor& input, const Tensor& ou
     refuse(request, "input and output overlap");
 }
 
-// Outputs of one list: what is reduced or received twice into the same memory is neither.
-void check_apart(const Request& request) {
-    if (request.outputs.size() < 2) return;
+// Tensors of one list: what is reduced or received twice into the same memory is neither. The i-th of several lists belong
+// together, and may share memory.
+void check_apart(const Request& request, std::initializer_list<std::span<const Tensor>> lists) {
+    if (lists.begin()->size() < 2) return;
     struct Place {
         uintptr_t begin;
         uintptr_t end;
         size_t index;
     };
     std::vector<Place> places;
-    places.reserve(request.outputs.size());
-    for (size_t i = 0; i < request.outputs.size(); ++i) {
-        const auto begin = reinterpret_cast<uintptr_t>(request.outputs[i].data);
-        const size_t size = request.outputs[i].size_bytes();
-        if (size > 0) places.push_back({begin, begin + size, i});
+    for (const auto list : lists) {
+        for (size_t i = 0; i < list.size(); ++i) {
+            const auto begin = reinterpret_cast<uintptr_t>(list[i].data);
+            const size_t size = list[i].size_bytes();
+            if (size > 0) places.push_back({begin, begin + size, i});
+        }
     }
     std::ranges::sort(places, {}, &Place::begin);
-    const auto overlap =
-        std::ranges::adjacent_find(places, [](const Place& a, const Place& b) { return b.begin < a.end; });
-    if (overlap == places.end()) return;
-    const auto [first, second] = std::minmax(overlap->index, (overlap + 1)->index);
-    refuse(request, "output[{}] and output[{}] overlap; give each tensor once", first, second);
+    Place last{};
+    for (const Place& place : places) {
+        if (place.begin < last.end && place.index != last.index) {
+            const auto [first, second] = std::minmax(place.index, last.index);
+            refuse(request, "the tensors [{}] and [{}] overlap; give each memory once", first, second);
+        }
+        if (place.end > last.end) last = place;
+    }
 }
 
 void check_counts(const Request& request, const Tensor& whole, const char* whole_name, const Tensor& part,
@@ -123,6 +129,23 @@ void check_counts(const Request& request, const Tensor& whole, const char* whole
         refuse(request, "{} has {} elements; {} ranks times the {}'s {} make {}", whole_name, whole.numel(), world_size,
                part_name, part.numel(), part.numel() * world_size);
     }
+}
+
+// Of an all_gather or a reduce_scatter of a list: tensors and their parts, one of which is this rank's.
+void check_pairs(const Request& request, std::span<const Tensor> wholes, const char* whole_name,
+                 std::span<const Tensor> parts, const char* part_name, int rank, int world_size) {
+    if (wholes.size() != parts.size() || wholes.empty()) {
+        refuse(request, "needs as many inputs as outputs, at least one of each; got {} and {}", request.inputs.size(),
+               request.outputs.size());
+    }
+    for (size_t i = 0; i < wholes.size(); ++i) {
+        check_same_dtype(request, wholes[0].dtype, wholes[i].dtype);
+        check_same_dtype(request, wholes[0].dtype, parts[i].dtype);
+        check_counts(request, wholes[i], whole_name, parts[i], part_name, world_size);
+        check_overlap(request, request.inputs[i], request.outputs[i], parts[i].size_bytes() * static_cast<size_t>(rank),
+                      true);
+    }
+    check_apart(request, {wholes, parts});
 }
 
 }  // namespace
@@ -148,8 +171,9 @@ void validate(const Request& request, int rank, int world_size) {
         for (const auto list : {request.inputs, request.outputs}) {
             for (const Tensor& tensor : list) {
                 if (!can_reduce(tensor.dtype)) {
-                    refuse(request, "{} cannot be reduced; f16, bf16, f32, f64, i8, u8, i32 and i64 can",
-                           name_of(tensor.dtype));
+                    refuse<Code::unsupported>(request,
+                                              "{} cannot be reduced; f16, bf16, f32, f64, i8, u8, i32 and i64 can",
+                                              name_of(tensor.dtype));
                 }
             }
         }
@@ -162,25 +186,15 @@ void validate(const Request& request, int rank, int world_size) {
         case Collective::allocate: return;
         case Collective::all_reduce:
         case Collective::broadcast:
-            if (c == Collective::all_reduce) check_apart(request);
+            if (c == Collective::all_reduce && request.outputs.size() > 1) check_apart(request, {request.outputs});
             for (const Tensor& tensor : request.outputs) {
                 check_same_dtype(request, request.outputs[0].dtype, tensor.dtype);
             }
             return;
-        case Collective::reduce_scatter: {
-            const Tensor& in = only(request, request.inputs, "input");
-            const Tensor& out = only(request, request.outputs, "output");
-            check_same_dtype(request, in.dtype, out.dtype);
-            check_counts(request, in, "input", out, "output", world_size);
-            return check_overlap(request, in, out, own_part(out), true);
-        }
-        case Collective::all_gather: {
-            const Tensor& in = only(request, request.inputs, "input");
-            const Tensor& out = only(request, request.outputs, "output");
-            check_same_dtype(request, in.dtype, out.dtype);
-            check_counts(request, out, "output", in, "input", world_size);
-            return check_overlap(request, in, out, own_part(in), true);
-        }
+        case Collective::reduce_scatter:
+            return check_pairs(request, request.inputs, "input", request.outputs, "output", rank, world_size);
+        case Collective::all_gather:
+            return check_pairs(request, request.outputs, "output", request.inputs, "input", rank, world_size);
         case Collective::all_gather_v: {
             const Tensor& in = only(request, request.inputs, "input");
             if (request.outputs.size() != static_cast<size_t>(world_size)) {
@@ -194,7 +208,7 @@ void validate(const Request& request, int rank, int world_size) {
             if (in.numel() != expected) {
                 refuse(request, "input has {} elements, but outputs[{}] {}", in.numel(), rank, expected);
             }
-            check_apart(request);
+            check_apart(request, {request.outputs});
             return;
         }
         case Collective::reduce: {
@@ -246,6 +260,26 @@ uint64_t Operation::size_bytes() const {
     return is_known(type) ? count * size_of(type) : 0;
 }
 
+namespace {
+
+uint64_t fingerprint_of(const Request& request, const Operation& operation) {
+    uint64_t hash = 0x9e3779b97f4a7c15;
+    const auto mix = [&hash](uint64_t word) {
+        hash = (hash ^ word) * 0xff51afd7ed558ccd;
+        hash ^= hash >> 32;
+    };
+    mix(static_cast<uint64_t>(operation.collective) << 48 | static_cast<uint64_t>(operation.op) << 40 |
+        static_cast<uint64_t>(operation.dtype) << 32 | static_cast<uint32_t>(operation.peer));
+    mix(operation.count);
+    mix(operation.tensors);
+    if (operation.tensors > 1) {
+        for (const Tensor& tensor : request.outputs) mix(static_cast<uint64_t>(tensor.numel()));
+    }
+    return hash;
+}
+
+}  // namespace
+
 Operation operation_of(const Request& request) {
     Operation result;
     result.collective = request.collective;
@@ -270,23 +304,22 @@ Operation operation_of(const Request& request) {
     }
     const size_t label = std::min(request.label.size(), result.label.size() - 1);
     if (label > 0) std::memcpy(result.label.data(), request.label.data(), label);  // an empty view may be NULL
+    result.fingerprint = fingerprint_of(request, result);
     return result;
 }
 
-uint64_t fingerprint_of(const Request& request, const Operation& operation) {
-    uint64_t hash = 0x9e3779b97f4a7c15;
-    const auto mix = [&hash](uint64_t word) {
-        hash = (hash ^ word) * 0xff51afd7ed558ccd;
-        hash ^= hash >> 32;
-    };
-    mix(static_cast<uint64_t>(operation.collective) << 48 | static_cast<uint64_t>(operation.op) << 40 |
-        static_cast<uint64_t>(operation.dtype) << 32 | static_cast<uint32_t>(operation.peer));
-    mix(operation.count);
-    mix(operation.tensors);
-    if (operation.tensors > 1) {
-        for (const Tensor& tensor : request.outputs) mix(static_cast<uint64_t>(tensor.numel()));
-    }
-    return hash;
+std::vector<Tensor> gathered_parts(const Tensor& input, const Tensor& output, size_t ranks) {
+    std::vector<Tensor> parts(ranks, input);
+    for (size_t r = 0; r < ranks; ++r) parts[r].data = output.data + r * parts[r].size_bytes();
+    return parts;
+}
+
+Operation allocation_of(size_t size) {
+    Operation result;
+    result.collective = Collective::allocate;
+    result.count = size;
+    result.fingerprint = fingerprint_of({}, result);
+    return result;
 }
 
 std::string describe(const Operation& operation) {

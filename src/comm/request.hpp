@@ -35,7 +35,8 @@ enum class Collective : int32_t {
 [[nodiscard]] std::string_view name_of(Collective collective);
 [[nodiscard]] std::string_view name_of(ReduceOp op);
 
-// Which fields a collective uses is what tessera/comm.h says of its function. In-place lists are in `outputs`.
+// Which fields a collective uses is what tessera/comm.h says of its function. In-place lists are in `outputs`; inputs[i] and
+// outputs[i] of an all_gather or a reduce_scatter belong together.
 struct Request {
     Collective collective = Collective::barrier;
     std::span<const Tensor> inputs;
@@ -52,7 +53,8 @@ struct Request {
 // can know to be wrong (counts that differ) is found by the transport.
 void validate(const Request& request, int rank, int world_size);
 
-// What a rank tells its peers of the operation that it is in: plain data, the same on all ranks if they agree.
+// What a rank tells its peers of the operation that it is in: plain data. The fingerprint is equal if and (but for hash
+// collisions of 2^-64) only if the ranks agree; it covers the length of each tensor of a list.
 struct Operation {
     Collective collective = Collective::barrier;
     int32_t dtype = 0;  // 0: none
@@ -61,15 +63,17 @@ struct Operation {
     int32_t tag = 0;
     uint32_t tensors = 0;
     uint64_t count = 0;  // elements: of the list, or of this rank's input (scatter, recv: output)
+    uint64_t fingerprint = 0;
     std::array<char, 32> label{};
 
     [[nodiscard]] uint64_t size_bytes() const;
 };
 
 [[nodiscard]] Operation operation_of(const Request& request);
-
-// Equal if and (but for hash collisions of 2^-64) only if the ranks agree; covers the length of each tensor of a list.
-[[nodiscard]] uint64_t fingerprint_of(const Request& request, const Operation& operation);
+// Where each of `ranks` ranks' input goes in the output of an all_gather.
+[[nodiscard]] std::vector<Tensor> gathered_parts(const Tensor& input, const Tensor& output, size_t ranks);
+// Of Communicator::allocate.
+[[nodiscard]] Operation allocation_of(size_t size);
 
 // "all_reduce of 100 f32 (sum)", "broadcast of 50 f64 from rank 0"
 [[nodiscard]] std::string describe(const Operation& operation);

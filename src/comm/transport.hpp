@@ -1,4 +1,4 @@
-// What carries the bytes of one communicator: the interface that shm, gloo and self implement. The communicator above
+// What carries the bytes of one communicator: the interface that shm, gloo, hierarchical and self implement. The communicator above
 // validates requests, keeps the issue order and the poison; a transport only moves data, watches its peers and keeps
 // deadlines. Threads: run, start, advance, wait and allocate are called by one thread at a time (the issuer or the
 // progress thread); abort, leave, peer_error and wake by any thread at any time.
@@ -34,8 +34,9 @@ class Transport {
     virtual ~Transport() = default;
     [[nodiscard]] virtual std::string_view name() const = 0;
 
-    // Runs a validated collective to its end. `operation` is operation_of(request); `sequence` counts collectives and is the same on every rank. Throws
-    // MISMATCH, TIMEOUT, PEER_LOST, ABORTED or INTERRUPTED; the transport is not used for another operation after that.
+    // Runs a validated collective to its end. `operation` is what this rank tells its peers, who compare: operation_of() of
+    // the request or, if that is a step of another collective, of the whole. `sequence` counts collectives and is the same
+    // on every rank. Throws MISMATCH, TIMEOUT, PEER_LOST, ABORTED or INTERRUPTED; the transport is not used for another operation after that.
     virtual void run(const Request& request, const Operation& operation, uint64_t sequence, milliseconds timeout) = 0;
 
     // Begins a validated send or recv. `sequence` counts this rank's transfers.
@@ -57,11 +58,15 @@ class Transport {
     virtual void leave() {}
     // What has become of the peers, without waiting: a death or a failure that one of them told.
     [[nodiscard]] virtual std::optional<Error> peer_error() const = 0;
+    // Ranks that will do nothing more with this transport, as far as is known: they died, left, or cannot be reached.
+    [[nodiscard]] virtual std::vector<int> departed() const = 0;
 };
 
-// Each is collective over the ranks of `peers`, which are in rank order and include this rank.
+// Each is collective over the ranks of `peers`, which are in rank order and include this rank; `rank` is this rank's place
+// among them.
 [[nodiscard]] std::unique_ptr<Transport> make_self_transport();
 [[nodiscard]] std::unique_ptr<Transport> make_shm_transport(Bootstrap bootstrap);
 [[nodiscard]] std::unique_ptr<Transport> make_gloo_transport(Bootstrap bootstrap);
+[[nodiscard]] std::unique_ptr<Transport> make_hierarchical_transport(Bootstrap bootstrap);
 
 }  // namespace tsr

@@ -16,6 +16,12 @@ void Work::finish(std::optional<Error> error) {
     if (callback) callback(error_);  // error_ no longer changes
 }
 
+void Work::begin_again() {
+    const std::lock_guard lock(mutex_);
+    done_ = false;
+    error_.reset();
+}
+
 void Work::wait(Deadline deadline) const {
     std::unique_lock lock(mutex_);
     while (!done_) {

@@ -17,6 +17,9 @@ class Work {
     // Called by the producer, once; runs the completion callback on the producer's thread.
     void finish(std::optional<Error> error);
 
+    // Of what is done: it is to be finished once more. Whoever waited for it before has returned.
+    void begin_again();
+
     // Returns when done; throws the operation's error, NOT_READY if `deadline` passes first, or INTERRUPTED.
     void wait(Deadline deadline) const;
     [[nodiscard]] bool done() const;

@@ -55,7 +55,7 @@ Fd token_memory(const Token& token) {
 Fd signal_descriptor() {
     sigset_t set;
     sigemptyset(&set);
-    for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&set, signal);
+    for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1}) sigaddset(&set, signal);
     if (const int error = ::pthread_sigmask(SIG_BLOCK, &set, nullptr)) throw os_error("pthread_sigmask", error);
     Fd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!fd.valid()) throw os_error("signalfd", errno);
@@ -68,9 +68,9 @@ void make_directory(const std::string& path) {
     if (failure) throw os_error(fmt::format("making the directory {}", path), failure.value());
 }
 
-std::string temporary_directory() {
+std::string temporary_directory(std::string_view what) {
     const char* base = std::getenv("TMPDIR");
-    std::string path = fmt::format("{}/tessera-run.XXXXXX", base != nullptr && *base != '\0' ? base : "/tmp");
+    std::string path = fmt::format("{}/tessera-{}.XXXXXX", base != nullptr && *base != '\0' ? base : "/tmp", what);
     if (::mkdtemp(path.data()) == nullptr) throw os_error(fmt::format("making a directory like {}", path), errno);
     return path;
 }
@@ -100,7 +100,7 @@ Agent::Agent(RunOptions options, int guardian, const sigset_t& signal_mask)
       events_(options_.events_file),
       logs_(STDOUT_FILENO, STDERR_FILENO, options_.prefix) {
     own_error_directory_ = options_.log_directory.empty();
-    error_directory_ = own_error_directory_ ? temporary_directory() : options_.log_directory;
+    error_directory_ = own_error_directory_ ? temporary_directory("run") : options_.log_directory;
 }
 
 Agent::~Agent() {
@@ -221,7 +221,7 @@ void Agent::start_worker(int rank, const std::vector<Member>& members) {
     order.input = rank == 0 ? STDIN_FILENO : -1;  // as mpirun does: one reader
     order.output = out_write.get();
     order.error = err_write.get();
-    order.inherited = {preempt_.fd()};
+    order.inherited = {page_.fd()};
     if (!options_.insecure) order.inherited.push_back(token_file_.get());
     order.signal_mask = signal_mask_;
     order.open_files = open_files_;
@@ -272,8 +272,8 @@ std::vector<std::string> Agent::environment_of(int rank, const std::vector<Membe
     v.set("TESSERA_ERROR_FILE", worker.error_file);
     v.set("TESSERA_PREEMPT_ASKED_FILE", worker.asked_file);
     const pid_t self = ::getpid();
-    v.set("TESSERA_PREEMPT_FD", preempt_.fd());
-    v.set("TESSERA_PREEMPT_FILE", fmt::format("/proc/{}/fd/{}", self, preempt_.fd()));
+    v.set("TESSERA_PREEMPT_FD", page_.fd());
+    v.set("TESSERA_PREEMPT_FILE", fmt::format("/proc/{}/fd/{}", self, page_.fd()));
     if (options_.insecure) {
         v.set("TESSERA_INSECURE", "1");
     } else {
@@ -311,7 +311,11 @@ void Agent::take_signals() {
     signalfd_siginfo info{};
     while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
         const int signal = static_cast<int>(info.ssi_signo);
-        if (signal != SIGCHLD) asked_to_stop(signal);
+        if (signal == SIGUSR1) {
+            ask_for_flights();
+        } else if (signal != SIGCHLD) {
+            asked_to_stop(signal);
+        }
     }
     reap();  // one SIGCHLD may stand for many
 }
@@ -363,14 +367,51 @@ void Agent::note_exit(int rank, int status) {
     fields.push_back({"ended_by_agent", by_agent});
     events_.write("exit", now, std::move(fields));
     worker.end = RankEnd{rank, host_, worker.pid, status, now, reap_turn_, by_agent, worker.log_file, std::nullopt, {}};
+    if (survives_loss_of(worker)) {
+        worker.end->survived = true;
+        logs_.say(fmt::format("rank {} {}; {} may go on (--on-loss continue)", rank, describe_status(status),
+                              plural(living(), "rank")));
+        return;
+    }
     failed_ = failed_ || (status != 0 && !by_agent);
+}
+
+int Agent::living() const {
+    return static_cast<int>(std::ranges::count_if(workers_, [](const Worker& worker) { return !worker.end; }));
+}
+
+// A rank that was killed is a loss, which the others may survive; one that fails by itself is an error of the program.
+bool Agent::survives_loss_of(const Worker& worker) const {
+    return options_.on_loss == OnLoss::go_on && stage_ == Stage::running && !worker.end->by_agent &&
+           WIFSIGNALED(worker.end->wait_status) && living() >= options_.min_ranks;
+}
+
+// Each rank answers by itself, also one that hangs; one that is stopped or dead leaves no record.
+void Agent::ask_for_flights() {
+    try {
+        if (flight_directory_.empty()) {
+            flight_directory_ =
+                options_.trace_directory.empty() ? temporary_directory("trace") : options_.trace_directory;
+        }
+        const std::string directory =
+            std::filesystem::absolute(fmt::format("{}/round-{}", flight_directory_, round_)).string();
+        make_directory(directory);
+        page_.request_flights(directory);
+        events_.write("trace", wall_time(), {{"round", round_}, {"directory", directory}});
+        logs_.say(
+            fmt::format("SIGUSR1: the ranks write their flight records into {}; to see who is waited for: "
+                        "tessera trace why-hung {}",
+                        directory, directory));
+    } catch (const Error& error) {
+        logs_.say(fmt::format("SIGUSR1: no flight records: {}", error.what()));
+    }
 }
 
 void Agent::asked_to_stop(int signal) {
     events_.write("stop", wall_time(), {{"signal", signal_name(signal)}});
     const bool again = stop_signal_ != 0;
     if (!again) stop_signal_ = signal;
-    preempt_.request();
+    page_.request_preemption();
     if (again || signal == SIGQUIT) {
         logs_.say(fmt::format("{}: the ranks are killed", signal_name(signal)));
         return kill_workers();
@@ -460,6 +501,8 @@ Agent::Outcome Agent::outcome() const {
         end.last_lines = logs_.last_error_lines(end.rank);
     }
     outcome.failures = failures_of(outcome.ends);
+    // If the others failed later, the loss is a cause like any other.
+    if (std::ranges::all_of(outcome.failures, &RankEnd::survived)) outcome.failures.clear();
     for (const RankEnd& failure : outcome.failures) {
         // Others may have failed because of the first; one that was killed was not.
         const bool killed = WIFSIGNALED(failure.wait_status) && WTERMSIG(failure.wait_status) == SIGKILL;

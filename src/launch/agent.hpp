@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "base/fd.hpp"
+#include "launch/agent_page.hpp"
 #include "launch/events.hpp"
 #include "launch/job.hpp"
 #include "launch/log_mux.hpp"
 #include "launch/port.hpp"
-#include "launch/preempt.hpp"
 #include "launch/process.hpp"
 #include "launch/summary.hpp"
 #include "store/server.hpp"
@@ -71,8 +71,11 @@ class Agent {
     void take_signals();
     void reap();
     void note_exit(int rank, int status);
+    [[nodiscard]] int living() const;
+    [[nodiscard]] bool survives_loss_of(const Worker& worker) const;
     void tell_ranks_of_departures();
     void asked_to_stop(int signal);
+    void ask_for_flights();
     [[nodiscard]] bool anybody_listens() const;
     void end_workers();   // SIGTERM to all that live
     void kill_workers();  // SIGKILL
@@ -92,9 +95,10 @@ class Agent {
     const std::string job_id_;
     Fd token_file_;  // a memfd, 0600
     Fd signals_;
-    PreemptPage preempt_;
+    AgentPage page_;
     EventLog events_;
     LogMux logs_;
+    std::string flight_directory_;  // of requested flight records; empty: none was requested
     std::string error_directory_;
     bool own_error_directory_ = false;
 

@@ -20,7 +20,11 @@ struct Program {
     [[nodiscard]] std::string name() const;  // of the executable, without directories
 };
 
-enum class OnLoss { restart, shrink };
+enum class OnLoss {
+    restart,
+    shrink,  // another round, of those left
+    go_on,   // the same round: the ranks that are left go on by themselves (tsr_comm_shrink)
+};
 
 struct RunOptions {
     std::vector<Program> programs;

@@ -13,12 +13,12 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <string_view>
 
 #include "base/error.hpp"
+#include "base/proc.hpp"
 
 namespace tsr {
 
@@ -63,18 +63,6 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
     ::_exit(127);
 }
 
-// The parent of a process by /proc; nullopt if it has gone.
-std::optional<pid_t> parent_of(std::string_view pid) {
-    std::ifstream file(fmt::format("/proc/{}/stat", pid));
-    std::string line;
-    if (!std::getline(file, line)) return std::nullopt;
-    const size_t name_end = line.rfind(')');  // the name before it may hold anything
-    if (name_end == std::string::npos || name_end + 4 >= line.size()) return std::nullopt;
-    pid_t parent = 0;
-    std::from_chars(line.data() + name_end + 4, line.data() + line.size(), parent);
-    return parent;
-}
-
 std::vector<pid_t> children() {
     const pid_t self = ::getpid();
     std::vector<pid_t> found;
@@ -85,16 +73,17 @@ std::vector<pid_t> children() {
         pid_t pid = 0;
         const auto [end, failure] = std::from_chars(name.data(), name.data() + name.size(), pid);
         if (failure != std::errc{} || end != name.data() + name.size()) continue;
-        if (parent_of(name) == self) found.push_back(pid);
+        const auto stat = process_stat(pid);
+        if (stat && stat->parent == self) found.push_back(pid);
     }
     return found;
 }
 
-// SIGCHLD, and what ends the job; without those that this process was told to ignore, by nohup or as a background job.
+// SIGCHLD, SIGUSR1, which asks for flight records, and what ends the job; without those that this process was told to ignore, by nohup or as a background job.
 sigset_t guardian_signals() {
     sigset_t set;
     sigemptyset(&set);
-    for (const int signal : {SIGCHLD, SIGTERM}) sigaddset(&set, signal);
+    for (const int signal : {SIGCHLD, SIGTERM, SIGUSR1}) sigaddset(&set, signal);
     for (const int signal : {SIGINT, SIGHUP, SIGQUIT}) {
         struct sigaction action{};
         if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&set, signal);

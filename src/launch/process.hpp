@@ -67,7 +67,7 @@ void kill_all_children(Deadline deadline);
 // Makes this process adopt orphaned descendants.
 void become_subreaper();
 
-// Runs `agent` in a child that is in a session of its own, forwards SIGINT, SIGTERM, SIGHUP and SIGQUIT to it, and ends with
+// Runs `agent` in a child that is in a session of its own, forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGUSR1 to it, and ends with
 // its exit code, after all descendants are dead. `agent` gets a descriptor that becomes readable when the guardian dies,
 // and the signal mask for its children. Must be called while the process has one thread.
 [[nodiscard]] int run_guarded(const std::function<int(int guardian, const sigset_t& signal_mask)>& agent);

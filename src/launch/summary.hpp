@@ -23,6 +23,7 @@ struct RankEnd {
     std::string log_file;   // empty: none
     std::optional<RecordedError> error;
     std::vector<std::string> last_lines;  // of its standard error
+    bool survived = false;                // it was killed, and the others went on without it
 
     [[nodiscard]] double when() const;  // of the error, if the rank recorded one
     // The first line of the recorded error, with the second if it ends in a colon; else "last stderr line: ..."; else

@@ -43,27 +43,27 @@ AdamStep<T> prepared(const AdamOptions& options, double lr, int64_t step) {
 
 }  // namespace
 
-Adam::Adam(std::vector<OptimizerParam> params, const AdamOptions& options)
-    : Optimizer(std::move(params), options.lr, moment_names), options_(options) {
+Adam::Adam(std::vector<OptimizerParam> params, const AdamOptions& options, std::shared_ptr<SharedCopy> copy)
+    : Optimizer(std::move(params), options.lr, moment_names, std::move(copy)), options_(options) {
     check(options);
 }
 
 std::string_view Adam::kind() const { return options_.decay == Decay::decoupled ? "adamw" : "adam"; }
 
-void Adam::update(int64_t step) {
+void Adam::update(int64_t step, std::span<const ParamSlice> slices) {
     const auto in_float = prepared<float>(options_, lr(), step);
     const auto in_double = prepared<double>(options_, lr(), step);
-    for (size_t p = 0; p < params().size(); ++p) {
-        const auto& [name, value, grad] = params()[p];
-        std::byte* exp_avg = moment_data(p, 0);
-        std::byte* exp_avg_sq = moment_data(p, 1);
-        const auto n = static_cast<size_t>(value.numel());
-        if (value.dtype == DType::f32) {
-            adam_update(value.as<float>().data(), grad.as<float>().data(), reinterpret_cast<float*>(exp_avg),
-                        reinterpret_cast<float*>(exp_avg_sq), n, in_float);
+    for (const ParamSlice& slice : slices) {
+        before_write(slice.param);
+        const auto run = [&]<class T>(const AdamStep<T>& prepared_step) {
+            adam_update(reinterpret_cast<T*>(value_data(slice)), reinterpret_cast<const T*>(slice.grad),
+                        reinterpret_cast<T*>(moment_data(slice, 0)), reinterpret_cast<T*>(moment_data(slice, 1)),
+                        slice.count, prepared_step);
+        };
+        if (params()[slice.param].value.dtype == DType::f32) {
+            run(in_float);
         } else {
-            adam_update(value.as<double>().data(), grad.as<double>().data(), reinterpret_cast<double*>(exp_avg),
-                        reinterpret_cast<double*>(exp_avg_sq), n, in_double);
+            run(in_double);
         }
     }
 }

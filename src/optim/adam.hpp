@@ -19,11 +19,11 @@ struct AdamOptions {
 
 class Adam final : public Optimizer {
    public:
-    Adam(std::vector<OptimizerParam> params, const AdamOptions& options);
+    Adam(std::vector<OptimizerParam> params, const AdamOptions& options, std::shared_ptr<SharedCopy> copy = {});
     [[nodiscard]] std::string_view kind() const override;
 
    private:
-    void update(int64_t step) override;
+    void update(int64_t step, std::span<const ParamSlice> slices) override;
     [[nodiscard]] Settings own_settings() const override;
     void load_own_settings(const Settings& settings) override;
 

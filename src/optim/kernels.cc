@@ -81,17 +81,6 @@ template <class T>
 
 }  // namespace
 
-Vectors widest_vectors() {
-#if defined(__x86_64__)
-    static const Vectors widest = __builtin_cpu_supports("avx512f") != 0 ? Vectors::avx512
-                                  : __builtin_cpu_supports("avx2") != 0  ? Vectors::avx2
-                                                                         : Vectors::plain;
-    return widest;
-#else
-    return Vectors::plain;
-#endif
-}
-
 template <class T>
 void sgd_update(T* param, const T* grad, T* buffer, size_t n, const SgdStep<T>& step, Vectors vectors) {
 #if defined(__x86_64__)

@@ -4,11 +4,9 @@
 
 #include <cstddef>
 
-namespace tsr {
+#include "base/vectors.hpp"
 
-enum class Vectors { plain, avx2, avx512 };
-// Of this processor.
-[[nodiscard]] Vectors widest_vectors();
+namespace tsr {
 
 template <class T>
 struct SgdStep {

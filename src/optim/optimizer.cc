@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <unordered_set>
 
@@ -36,18 +37,26 @@ void check(const OptimizerParam& param) {
     }
 }
 
+Memory memory_of(const Tensor& tensor) { return {tensor.data, tensor.size_bytes()}; }
+
 Tensor moment_like(const Tensor& value, std::string_view name) {
     Tensor tensor = value;
     if (name == step_moment) tensor = Tensor{nullptr, Dims{}, DType::f32, value.device};
     return tensor;
 }
 
+std::shared_ptr<std::byte> own_memory(size_t size) {
+    std::shared_ptr<std::byte> memory(static_cast<std::byte*>(::operator new(size, std::align_val_t{alignment})),
+                                      [](std::byte* begin) { ::operator delete(begin, std::align_val_t{alignment}); });
+    std::memset(memory.get(), 0, size);
+    return memory;
+}
+
 }  // namespace
 
-void Optimizer::Free::operator()(std::byte* memory) const { ::operator delete[](memory, std::align_val_t{alignment}); }
-
-Optimizer::Optimizer(std::vector<OptimizerParam> params, double lr, std::span<const std::string_view> moment_names)
-    : params_(std::move(params)), moments_per_param_(moment_names.size()), lr_(lr) {
+Optimizer::Optimizer(std::vector<OptimizerParam> params, double lr, std::span<const std::string_view> moment_names,
+                     std::shared_ptr<SharedCopy> copy)
+    : params_(std::move(params)), moments_per_param_(moment_names.size()), copy_(std::move(copy)), lr_(lr) {
     if (params_.empty()) throw Error(Code::invalid_argument, "an optimizer without parameters");
     check_not_negative("lr", lr);
     std::unordered_set<std::string_view> names;
@@ -62,25 +71,64 @@ Optimizer::Optimizer(std::vector<OptimizerParam> params, double lr, std::span<co
             size += aligned(moments_.back().tensor.size_bytes());
         }
     }
-    if (size == 0) return;
-    memory_.reset(static_cast<std::byte*>(::operator new[](size, std::align_val_t{alignment})));
-    std::memset(memory_.get(), 0, size);
+    if (size > 0) memory_ = copy_ ? copy_->allocate(size) : own_memory(size);
     size_t offset = 0;
     for (Moment& moment : moments_) {
         moment.tensor.data = memory_.get() + offset;
         offset += aligned(moment.tensor.size_bytes());
     }
+    std::vector<Memory> owned{{memory_.get(), size}};
+    for (const OptimizerParam& param : params_) owned.push_back(memory_of(param.value));
+    barrier_ = std::make_shared<WriteBarrier>(std::move(owned));
 }
 
-std::byte* Optimizer::moment_data(size_t param, size_t moment) const {
-    return moments_[param * moments_per_param_ + moment].tensor.data;
+Optimizer::~Optimizer() { barrier_->before_write_all(); }
+
+void Optimizer::before_write(size_t param) {
+    barrier_->before_write(memory_of(params_[param].value));
+    for (size_t moment = 0; moment < moments_per_param_; ++moment) {
+        barrier_->before_write(memory_of(moments_[param * moments_per_param_ + moment].tensor));
+    }
+}
+
+std::byte* Optimizer::value_data(const ParamSlice& slice) const {
+    const Tensor& value = params_[slice.param].value;
+    return value.data + slice.begin * size_of(value.dtype);
+}
+
+std::byte* Optimizer::moment_data(const ParamSlice& slice, size_t moment) const {
+    const Tensor& tensor = moments_[slice.param * moments_per_param_ + moment].tensor;
+    return tensor.data + slice.begin * size_of(tensor.dtype);
+}
+
+void Optimizer::step_some(std::span<const size_t> params) {
+    std::vector<ParamSlice> whole;
+    whole.reserve(params.size());
+    for (const size_t p : params) {
+        whole.push_back({p, 0, static_cast<size_t>(params_[p].value.numel()), params_[p].grad.data});
+    }
+    update(steps_ + 1, whole);
 }
 
 void Optimizer::step() {
+    if (others_step_) {
+        throw Error(Code::invalid_state,
+                    "this optimizer steps in the backward pass of its model, which has made the step");
+    }
     if (gate_) gate_();
-    update(steps_ + 1);
+    std::vector<size_t> all(params_.size());
+    std::iota(all.begin(), all.end(), size_t{0});
+    step_some(all);
+    end_step();
+}
+
+void Optimizer::end_step() {
     ++steps_;
-    const auto count = static_cast<float>(steps_);
+    if (!copy_) write_step_moments(steps_);
+}
+
+void Optimizer::write_step_moments(int64_t step) {
+    const auto count = static_cast<float>(step);
     for (const Moment& moment : moments_) {
         if (moment.name == step_moment) std::memcpy(moment.tensor.data, &count, sizeof count);
     }
@@ -95,6 +143,7 @@ void Optimizer::zero_grad() {
 
 void Optimizer::set_lr(double lr) {
     check_not_negative("lr", lr);
+    if (others_step_ && gate_) gate_();  // their thread reads it
     lr_ = lr;
 }
 

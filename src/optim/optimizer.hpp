@@ -1,7 +1,7 @@
 // What all optimizers share: parameters and gradients are the caller's memory, moments are the optimizer's own, in one
-// allocation, and settings are named values. Moments and settings are what a checkpoint saves; they are written in
-// place by a load. The formulas are PyTorch's (torch.optim, the single-tensor forms), computed element by element
-// without fused multiply-add, so that every machine gets the same bits. Owned by one thread.
+// allocation (which ranks of a host may share), and settings are named values. Moments and settings are what a checkpoint
+// saves; they are written in place by a load. The formulas are PyTorch's (torch.optim, the single-tensor forms), computed
+// element by element without fused multiply-add, so that every machine gets the same bits. Owned by one thread.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,9 @@
 #include <variant>
 #include <vector>
 
+#include "tensor/shared_copy.hpp"
 #include "tensor/tensor.hpp"
+#include "tensor/write_barrier.hpp"
 
 namespace tsr {
 
@@ -31,12 +33,20 @@ struct Moment {
     Tensor tensor;
 };
 
+// Some elements of a parameter, with as many of a gradient, which may lie elsewhere than the parameter's own.
+struct ParamSlice {
+    size_t param = 0;
+    size_t begin = 0;
+    size_t count = 0;
+    const std::byte* grad = nullptr;  // of the first of them
+};
+
 using Setting = std::variant<bool, int64_t, double, std::vector<double>>;
 using Settings = std::vector<std::pair<std::string, Setting>>;
 
 class Optimizer {
    public:
-    virtual ~Optimizer() = default;
+    virtual ~Optimizer();
     Optimizer(const Optimizer&) = delete;
     Optimizer& operator=(const Optimizer&) = delete;
 
@@ -45,45 +55,66 @@ class Optimizer {
     void step();
     void zero_grad();
 
+    // A step in parts, when others make it (let_others_step): step_some of each parameter once, from one thread at a time,
+    // then end_step. The same bits as step(), which is refused then.
+    void step_some(std::span<const size_t> params);
+    void end_step();
+    void let_others_step() { others_step_ = true; }
+    // The same of slices, where the moments are shared and each of those who share them updates some: all call
+    // before_write of a parameter before any of them updates a slice of it, one of them write_step_moments, all end_step.
+    void step_slices(std::span<const ParamSlice> slices) { update(steps_ + 1, slices); }
+    void before_write(size_t param);
+    void write_step_moments(int64_t step);
+
+    [[nodiscard]] const std::vector<OptimizerParam>& params() const { return params_; }
     [[nodiscard]] double lr() const { return lr_; }
     void set_lr(double lr);
     [[nodiscard]] int64_t steps() const { return steps_; }
 
     // In order of parameters, then of names; the same list for the life of the optimizer.
     [[nodiscard]] const std::vector<Moment>& moments() const { return moments_; }
+    // What the moments are in; nullptr: they are this optimizer's alone.
+    [[nodiscard]] const std::shared_ptr<SharedCopy>& shared_copy() const { return copy_; }
     // PyTorch's names of a parameter group ("lr", "betas", ...) and "step".
     [[nodiscard]] Settings settings() const;
     // Takes settings of an optimizer of this kind, after the moments were loaded. All names must be there, but "step",
     // which is then read from the "step" moments. Throws INVALID_ARGUMENT and changes nothing.
     void load_settings(const Settings& settings);
 
+    // Owns the parameters' values and the moments: who copies them in the background has them copied before a step
+    // changes them.
+    [[nodiscard]] const std::shared_ptr<WriteBarrier>& barrier() const { return barrier_; }
+
     // Called before gradients or parameters are touched; may throw INVALID_STATE. Keeps alive what it captures.
     void set_gate(std::function<void()> gate) { gate_ = std::move(gate); }
 
    protected:
-    Optimizer(std::vector<OptimizerParam> params, double lr, std::span<const std::string_view> moment_names);
+    // The moments are in `copy`, which is collective then; without one they are this optimizer's alone.
+    Optimizer(std::vector<OptimizerParam> params, double lr, std::span<const std::string_view> moment_names,
+              std::shared_ptr<SharedCopy> copy);
 
-    // Makes step number `step` (from 1).
-    virtual void update(int64_t step) = 0;
+    // Makes step number `step` (from 1) for these slices. Calls before_write() of each parameter before it changes
+    // that or its moments.
+    virtual void update(int64_t step, std::span<const ParamSlice> slices) = 0;
     // The settings of the kind besides lr and step; the second takes them back, all or none.
     [[nodiscard]] virtual Settings own_settings() const = 0;
     virtual void load_own_settings(const Settings& settings) = 0;
 
-    [[nodiscard]] const std::vector<OptimizerParam>& params() const { return params_; }
-    [[nodiscard]] std::byte* moment_data(size_t param, size_t moment) const;
+    // Of a slice's first element.
+    [[nodiscard]] std::byte* value_data(const ParamSlice& slice) const;
+    [[nodiscard]] std::byte* moment_data(const ParamSlice& slice, size_t moment) const;
 
    private:
-    struct Free {
-        void operator()(std::byte* memory) const;
-    };
-
     std::vector<OptimizerParam> params_;
     std::vector<Moment> moments_;
     size_t moments_per_param_;
-    std::unique_ptr<std::byte[], Free> memory_;  // of all moments
+    std::shared_ptr<std::byte> memory_;  // of all moments
+    std::shared_ptr<SharedCopy> copy_;
     double lr_;
     int64_t steps_ = 0;
+    bool others_step_ = false;
     std::function<void()> gate_;
+    std::shared_ptr<WriteBarrier> barrier_;
 };
 
 // The "step" moment: a 0-d f32 tensor a parameter, for PyTorch's readers; the count itself is the setting "step".

@@ -37,24 +37,25 @@ SgdStep<T> prepared(const SgdOptions& options, double lr, int64_t step) {
 
 }  // namespace
 
-Sgd::Sgd(std::vector<OptimizerParam> params, const SgdOptions& options)
-    : Optimizer(std::move(params), options.lr, moments_of(options)), options_(options) {
+Sgd::Sgd(std::vector<OptimizerParam> params, const SgdOptions& options, std::shared_ptr<SharedCopy> copy)
+    : Optimizer(std::move(params), options.lr, moments_of(options), std::move(copy)), options_(options) {
     check(options);
 }
 
-void Sgd::update(int64_t step) {
+void Sgd::update(int64_t step, std::span<const ParamSlice> slices) {
     const auto in_float = prepared<float>(options_, lr(), step);
     const auto in_double = prepared<double>(options_, lr(), step);
-    for (size_t p = 0; p < params().size(); ++p) {
-        const auto& [name, value, grad] = params()[p];
-        std::byte* buffer = options_.momentum != 0 ? moment_data(p, 0) : nullptr;
-        const auto n = static_cast<size_t>(value.numel());
-        if (value.dtype == DType::f32) {
-            sgd_update(value.as<float>().data(), grad.as<float>().data(), reinterpret_cast<float*>(buffer), n,
-                       in_float);
+    for (const ParamSlice& slice : slices) {
+        before_write(slice.param);
+        const auto run = [&]<class T>(const SgdStep<T>& prepared_step) {
+            std::byte* buffer = options_.momentum != 0 ? moment_data(slice, 0) : nullptr;
+            sgd_update(reinterpret_cast<T*>(value_data(slice)), reinterpret_cast<const T*>(slice.grad),
+                       reinterpret_cast<T*>(buffer), slice.count, prepared_step);
+        };
+        if (params()[slice.param].value.dtype == DType::f32) {
+            run(in_float);
         } else {
-            sgd_update(value.as<double>().data(), grad.as<double>().data(), reinterpret_cast<double*>(buffer), n,
-                       in_double);
+            run(in_double);
         }
     }
 }

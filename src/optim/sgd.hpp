@@ -16,11 +16,11 @@ struct SgdOptions {
 
 class Sgd final : public Optimizer {
    public:
-    Sgd(std::vector<OptimizerParam> params, const SgdOptions& options);
+    Sgd(std::vector<OptimizerParam> params, const SgdOptions& options, std::shared_ptr<SharedCopy> copy = {});
     [[nodiscard]] std::string_view kind() const override { return "sgd"; }
 
    private:
-    void update(int64_t step) override;
+    void update(int64_t step, std::span<const ParamSlice> slices) override;
     [[nodiscard]] Settings own_settings() const override;
     void load_own_settings(const Settings& settings) override;
 

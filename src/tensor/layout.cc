@@ -87,17 +87,38 @@ Layout Layout::placed(const Dims& shape, std::span<const int> mesh_sizes, std::s
             throw Error(Code::invalid_argument,
                         fmt::format("placement {} is of the unknown kind {}", m, static_cast<int>(placement.kind)));
         }
-        if (placement.dim < 0 || placement.dim >= shape.ndim()) {
-            throw Error(Code::invalid_argument, fmt::format("placement {} shards dimension {} of a tensor of shape {}",
-                                                            m, placement.dim, shape.str()));
-        }
         shards *= mesh_sizes[m];
     }
     layout.world_size_ = static_cast<int>(world);
     layout.shard_count_ = static_cast<int>(shards);
-    layout.mesh_sizes_.assign(mesh_sizes.begin(), mesh_sizes.end());
-    layout.placements_.assign(placements.begin(), placements.end());
+    layout.placed_ = std::make_shared<const Placed>(
+        Placed{{mesh_sizes.begin(), mesh_sizes.end()}, {placements.begin(), placements.end()}});
+    layout.check_dims();
     return layout;
+}
+
+Layout Layout::of_shape(const Dims& shape) const {
+    if (is_explicit()) throw Error(Code::internal, "a layout of boxes is of its one shape");
+    Layout layout = *this;
+    layout.shape_ = shape;
+    layout.check_dims();
+    return layout;
+}
+
+void Layout::check_dims() const {
+    for (size_t m = 0; m < placed_->placements.size(); ++m) {
+        const Placement& placement = placed_->placements[m];
+        if (placement.kind == PlacementKind::replicate || (placement.dim >= 0 && placement.dim < shape_.ndim())) {
+            continue;
+        }
+        throw Error(Code::invalid_argument, fmt::format("placement {} shards dimension {} of a tensor of shape {}", m,
+                                                        placement.dim, shape_.str()));
+    }
+}
+
+bool Layout::same_placements(const Layout& other) const {
+    if (placed_ == other.placed_) return true;
+    return placed_ && other.placed_ && *placed_ == *other.placed_;
 }
 
 Layout Layout::replicated(const Dims& shape, int world_size) {
@@ -107,25 +128,34 @@ Layout Layout::replicated(const Dims& shape, int world_size) {
 
 namespace {
 
-// Two boxes are equal or disjoint. Sorting by the first dimension keeps this near n log n for row-like layouts.
+// Along dimension `d`: how often one box begins within another.
+int64_t overlaps_along(int d, std::span<const Box* const> boxes) {
+    std::vector<int64_t> begins;
+    for (const Box* box : boxes) begins.push_back(box->offsets[d]);
+    std::sort(begins.begin(), begins.end());
+    int64_t count = 0;
+    for (const Box* box : boxes) {
+        const auto first = std::lower_bound(begins.begin(), begins.end(), box->offsets[d]);
+        count += std::lower_bound(first, begins.end(), box->offsets[d] + box->sizes[d]) - first;
+    }
+    return count;
+}
+
+// Two boxes are equal or disjoint. Sorting by one dimension keeps this near n log n for row-like layouts.
 void check_disjoint(std::span<const Box> boxes) {
     std::vector<const Box*> sorted;
     for (const Box& box : boxes) {
         if (!box.empty()) sorted.push_back(&box);
     }
     if (sorted.size() < 2 || sorted.front()->sizes.ndim() == 0) return;
-    // Sweep over the dimension that separates most boxes.
+    // Sweep over the dimension that separates them best.
     int sweep = 0;
-    size_t best = 0;
+    int64_t best = INT64_MAX;
     for (int d = 0; d < sorted.front()->sizes.ndim(); ++d) {
-        std::vector<int64_t> begins;
-        for (const Box* box : sorted) begins.push_back(box->offsets[d]);
-        std::sort(begins.begin(), begins.end());
-        const auto different = static_cast<size_t>(std::unique(begins.begin(), begins.end()) - begins.begin());
-        if (different > best) {
-            best = different;
-            sweep = d;
-        }
+        const int64_t overlaps = overlaps_along(d, sorted);
+        if (overlaps >= best) continue;
+        best = overlaps;
+        sweep = d;
     }
     // Equal boxes beside each other, so that replicas are compared once.
     std::sort(sorted.begin(), sorted.end(), [&](const Box* a, const Box* b) {
@@ -206,13 +236,13 @@ std::vector<Box> Layout::boxes_of(int rank) const {
 Box Layout::shard(int index) const {
     Box box = Box::whole(shape_);
     int below = shard_count_;  // shards that share the coordinates taken so far
-    for (size_t m = 0; m < mesh_sizes_.size(); ++m) {
-        if (placements_[m].kind != PlacementKind::shard) continue;
-        below /= mesh_sizes_[m];
+    for (size_t m = 0; m < mesh_sizes().size(); ++m) {
+        if (placements()[m].kind != PlacementKind::shard) continue;
+        below /= mesh_sizes()[m];
         const int coordinate = index / below;
         index %= below;
-        const int d = placements_[m].dim;
-        const Range part = chunk(box.sizes[d], mesh_sizes_[m], coordinate);
+        const int d = placements()[m].dim;
+        const Range part = chunk(box.sizes[d], mesh_sizes()[m], coordinate);
         box.offsets[d] += part.begin;
         box.sizes[d] = part.end - part.begin;
     }
@@ -223,11 +253,11 @@ Box Layout::shard(int index) const {
 int Layout::coordinate_sum(int rank, bool of_shards) const {
     int number = 0;
     int below = world_size_;
-    for (size_t m = 0; m < mesh_sizes_.size(); ++m) {
-        below /= mesh_sizes_[m];
+    for (size_t m = 0; m < mesh_sizes().size(); ++m) {
+        below /= mesh_sizes()[m];
         const int coordinate = rank / below;
         rank %= below;
-        if ((placements_[m].kind == PlacementKind::shard) == of_shards) number = number * mesh_sizes_[m] + coordinate;
+        if ((placements()[m].kind == PlacementKind::shard) == of_shards) number = number * mesh_sizes()[m] + coordinate;
     }
     return number;
 }
@@ -239,41 +269,44 @@ int Layout::rank_of(int shard, int replica) const {
     int shards_below = shard_count_;
     int replicas_below = replica_count();
     int rank = 0;
-    for (size_t m = 0; m < mesh_sizes_.size(); ++m) {
-        const bool sharded = placements_[m].kind == PlacementKind::shard;
+    for (size_t m = 0; m < mesh_sizes().size(); ++m) {
+        const bool sharded = placements()[m].kind == PlacementKind::shard;
         int& below = sharded ? shards_below : replicas_below;
         int& rest = sharded ? shard : replica;
-        below /= mesh_sizes_[m];
-        rank = rank * mesh_sizes_[m] + rest / below;
+        below /= mesh_sizes()[m];
+        rank = rank * mesh_sizes()[m] + rest / below;
         rest %= below;
     }
     return rank;
 }
 
-void Layout::for_each_overlap(const Box& wanted, const std::function<void(int shard, const Box& box)>& visit) const {
-    // Descends the mesh dimensions and takes, in each, only the chunks that meet the wanted range.
-    const std::function<void(size_t, int, const Box&)> descend = [&](size_t m, int number, const Box& box) {
-        while (m < mesh_sizes_.size() && placements_[m].kind != PlacementKind::shard) ++m;
-        if (m == mesh_sizes_.size()) {
-            if (!box.intersect(wanted).empty()) visit(number, box);
-            return;
-        }
-        const int d = placements_[m].dim;
-        const int64_t parts = mesh_sizes_[m];
-        const int64_t size = box.sizes[d];
-        const int64_t begin = std::max(wanted.offsets[d] - box.offsets[d], int64_t{0});
-        const int64_t end = std::min(wanted.offsets[d] + wanted.sizes[d] - box.offsets[d], size);
-        if (begin >= end) return;
-        const int64_t full = size / parts + (size % parts != 0 ? 1 : 0);
-        for (int64_t i = begin / full; i <= (end - 1) / full; ++i) {
-            const Range part = chunk(size, parts, i);
-            Box cut = box;
-            cut.offsets[d] += part.begin;
-            cut.sizes[d] = part.end - part.begin;
-            descend(m + 1, number * mesh_sizes_[m] + static_cast<int>(i), cut);
-        }
-    };
-    descend(0, 0, Box::whole(shape_));
+void Layout::for_each_overlap(const Box& wanted, FunctionRef<void(int shard, const Box& box)> visit) const {
+    overlaps_in(0, 0, Box::whole(shape_), wanted, visit);
+}
+
+// Takes, in each mesh dimension, only the chunks that meet the wanted range.
+void Layout::overlaps_in(size_t m, int number, const Box& box, const Box& wanted,
+                         FunctionRef<void(int shard, const Box& box)> visit) const {
+    const std::vector<Placement>& placements = placed_->placements;
+    while (m < placements.size() && placements[m].kind != PlacementKind::shard) ++m;
+    if (m == placements.size()) {
+        if (!box.intersect(wanted).empty()) visit(number, box);
+        return;
+    }
+    const int d = placements[m].dim;
+    const int parts = placed_->mesh_sizes[m];
+    const int64_t size = box.sizes[d];
+    const int64_t begin = std::max(wanted.offsets[d] - box.offsets[d], int64_t{0});
+    const int64_t end = std::min(wanted.offsets[d] + wanted.sizes[d] - box.offsets[d], size);
+    if (begin >= end) return;
+    const int64_t full = size / parts + (size % parts != 0 ? 1 : 0);
+    for (int64_t i = begin / full; i <= (end - 1) / full; ++i) {
+        const Range part = chunk(size, parts, i);
+        Box cut = box;
+        cut.offsets[d] += part.begin;
+        cut.sizes[d] = part.end - part.begin;
+        overlaps_in(m + 1, number * parts + static_cast<int>(i), cut, wanted, visit);
+    }
 }
 
 std::span<const Box> Layout::all_boxes() const {
@@ -294,16 +327,16 @@ std::string Layout::str() const {
         return text;
     }
     text = "mesh [";
-    for (size_t m = 0; m < mesh_sizes_.size(); ++m) text += fmt::format("{}{}", m > 0 ? ", " : "", mesh_sizes_[m]);
+    for (size_t m = 0; m < mesh_sizes().size(); ++m) text += fmt::format("{}{}", m > 0 ? ", " : "", mesh_sizes()[m]);
     text += "],";
-    for (const Placement& placement : placements_) text.append(" ").append(placement.str());
+    for (const Placement& placement : placements()) text.append(" ").append(placement.str());
     return text;
 }
 
 bool operator==(const Layout& a, const Layout& b) {
     if (a.shape_ != b.shape_ || a.world_size_ != b.world_size_ || a.is_explicit() != b.is_explicit()) return false;
     if (a.is_explicit()) return a.explicit_->boxes == b.explicit_->boxes && a.explicit_->first == b.explicit_->first;
-    return a.mesh_sizes_ == b.mesh_sizes_ && a.placements_ == b.placements_;
+    return a.same_placements(b);
 }
 
 }  // namespace tsr

@@ -3,13 +3,13 @@
 // A *shard* is one distinct box; ranks that hold the same shard are its replicas. Values, immutable, cheap to copy.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/function_ref.hpp"
 #include "tensor/tensor.hpp"
 
 namespace tsr {
@@ -58,14 +58,20 @@ class Layout {
     [[nodiscard]] static Layout placed(const Dims& shape, std::span<const int> mesh_sizes,
                                        std::span<const Placement> placements);
     [[nodiscard]] static Layout replicated(const Dims& shape, int world_size);
+    // The same mesh and placements, which are shared, of another shape. Regular layouts only.
+    [[nodiscard]] Layout of_shape(const Dims& shape) const;
     // `counts[r]` boxes belong to rank r, in rank order. Boxes lie inside the shape; two are equal or disjoint.
     [[nodiscard]] static Layout from_boxes(const Dims& shape, std::span<const Box> boxes, std::span<const int> counts);
 
     [[nodiscard]] const Dims& shape() const { return shape_; }
     [[nodiscard]] int world_size() const { return world_size_; }
     [[nodiscard]] bool is_explicit() const { return explicit_ != nullptr; }
-    [[nodiscard]] std::span<const int> mesh_sizes() const { return mesh_sizes_; }
-    [[nodiscard]] std::span<const Placement> placements() const { return placements_; }
+    // None where the layout is explicit.
+    [[nodiscard]] std::span<const int> mesh_sizes() const { return placed_ ? placed_->mesh_sizes : none<int>(); }
+    [[nodiscard]] std::span<const Placement> placements() const {
+        return placed_ ? placed_->placements : none<Placement>();
+    }
+    [[nodiscard]] bool same_placements(const Layout& other) const;  // of the same mesh
 
     // What `rank` holds, in order. Empty boxes are left out; but a tensor of no elements has one, whole box a rank
     // where it is not explicit.
@@ -80,7 +86,7 @@ class Layout {
     [[nodiscard]] int replica_of(int rank) const;
     [[nodiscard]] int rank_of(int shard, int replica) const;
     // Calls `visit` for each shard that overlaps `wanted`, in order; costs what overlaps, not what exists.
-    void for_each_overlap(const Box& wanted, const std::function<void(int shard, const Box& box)>& visit) const;
+    void for_each_overlap(const Box& wanted, FunctionRef<void(int shard, const Box& box)> visit) const;
 
     // Explicit layouts: all boxes in rank order, and the first of each rank.
     [[nodiscard]] std::span<const Box> all_boxes() const;
@@ -91,19 +97,32 @@ class Layout {
     friend bool operator==(const Layout& a, const Layout& b);
 
    private:
+    struct Placed {
+        std::vector<int> mesh_sizes;
+        std::vector<Placement> placements;
+        friend bool operator==(const Placed&, const Placed&) = default;
+    };
     struct Explicit {
         std::vector<Box> boxes;
         std::vector<int> first;  // world_size + 1 entries
     };
 
     Layout() = default;
+    template <class T>
+    static const std::vector<T>& none() {
+        static const std::vector<T> empty;
+        return empty;
+    }
+    void check_dims() const;
+    // Of the shards in `box`, which the mesh dimensions before `m` left and gave this number.
+    void overlaps_in(size_t m, int number, const Box& box, const Box& wanted,
+                     FunctionRef<void(int shard, const Box& box)> visit) const;
     [[nodiscard]] int coordinate_sum(int rank, bool of_shards) const;
 
     Dims shape_;
     int world_size_ = 1;
     int shard_count_ = 1;
-    std::vector<int> mesh_sizes_;
-    std::vector<Placement> placements_;
+    std::shared_ptr<const Placed> placed_;
     std::shared_ptr<const Explicit> explicit_;
 };
 

@@ -34,14 +34,12 @@ std::string Dims::str() const {
 
 void check_shape(const Dims& shape, DType dtype, const std::string& what) {
     auto bytes = static_cast<int64_t>(size_of(dtype));
-    bool empty = false;
     for (const int64_t size : shape) {
         if (size < 0) throw Error(Code::invalid_argument, what + " has a negative size in its shape " + shape.str());
-        if (size == 0) empty = true;
     }
-    if (empty) return;
     for (const int64_t size : shape) {
-        if (__builtin_mul_overflow(bytes, size, &bytes)) {
+        // Without elements too: its strides would be no numbers, and NumPy and PyTorch have no such tensor.
+        if (size > 0 && __builtin_mul_overflow(bytes, size, &bytes)) {
             throw Error(Code::invalid_argument, what + " is larger than 2^63 bytes: shape " + shape.str());
         }
     }

@@ -28,8 +28,8 @@ def complaints(function):
         yield "must tell @return if, and only if, it returns something"
     for tag, pattern in {
         "@threadsafety": r"@threadsafety\s+(any thread|exclusive)",
-        "@collective": r"@collective\s+(yes|no)\b",
-        "@blocking": r"@blocking\s+(yes|no|only without work)\b",
+        "@collective": r"@collective\s+(yes|no|with options->comm)\b",
+        "@blocking": r"@blocking\s+(yes|no|only without work|only with share_params)\b",
         "@since": r"@since\s+\d+\.\d+\s+(experimental|stable|deprecated)\b",
     }.items():
         if not re.search(pattern, doc):

@@ -2,10 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <bit>
+#include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <random>
+#include <thread>
 
 #include "base/error.hpp"
 
@@ -100,6 +104,75 @@ TEST(Json, AMissingKeyOrAnotherKindIsNamed) {
     } catch (const Error& error) {
         EXPECT_STREQ(error.what(), "expected an integer below 2^63, found a string");
     }
+}
+
+TEST(Json, TextIsUtf8OrRefused) {
+    const std::string_view sound[] = {"",
+                                      "plain text of more than eight bytes",
+                                      "\x7f",
+                                      "\xc2\x80",
+                                      "\xdf\xbf",
+                                      "\xe0\xa0\x80",
+                                      "\xed\x9f\xbf",
+                                      "\xee\x80\x80",
+                                      "\xef\xbf\xbf",
+                                      "\xf0\x90\x80\x80",
+                                      "\xf4\x8f\xbf\xbf",
+                                      "12345678\xc3\xa4"};
+    for (const std::string_view text : sound) {
+        EXPECT_TRUE(is_utf8(text)) << text;
+        // A byte less or a byte of another sequence in it: none of these is sound but the plain ones.
+        if (text.empty() || static_cast<unsigned char>(text.back()) < 0x80) continue;
+        EXPECT_FALSE(is_utf8(text.substr(0, text.size() - 1)));
+        EXPECT_FALSE(is_utf8(std::string(text) + "\x80"));
+    }
+    const std::string_view wrong[] = {
+        "\x80",         "\xc0\x80",         "\xc1\xbf",         "\xe0\x9f\xbf",         "\xed\xa0\x80",
+        "\xed\xbf\xbf", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf8\x88\x80\x80\x80", "\xff",
+        "\xc3(",        "\xe2\x82(",        "1234567\xc3",      "12345678\xfe"};
+    for (const std::string_view text : wrong) EXPECT_FALSE(is_utf8(text)) << text;
+}
+
+std::atomic<bool> lingers{false};
+
+// Before all objects of the program are made; what it registers is called after all of them are gone.
+[[gnu::constructor(101)]] void linger_at_exit() {
+    (void)std::atexit([] {
+        if (lingers) std::this_thread::sleep_for(std::chrono::milliseconds{50});
+    });
+}
+
+// As a save in the background does when its program ends.
+TEST(JsonDeathTest, ThreadsThatStillReadAndWriteDoNotDisturbTheExitOfTheProcess) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    const auto exit_while_parsing = [] {
+        lingers = true;
+        for (int i = 0; i < 2; ++i) {
+            std::thread([] {
+                while (true) {
+                    try {
+                        (void)Json::parse("[1, 2, 3]", "test");
+                        (void)Json("text").dump();
+                    } catch (const Error& error) {
+                        if (error.code() != Code::aborted) std::abort();
+                    }
+                }
+            }).detach();
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds{20});
+        std::exit(0);
+    };
+    EXPECT_EXIT(exit_while_parsing(), ::testing::ExitedWithCode(0), "");
+}
+
+TEST(JsonDeathTest, WhatAProgramHasCalledAtItsExitStillParses) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");  // so that nothing was parsed before
+    const auto exit_parsing = [] {
+        (void)std::atexit([] { (void)Json::parse("[1]", "test"); });
+        (void)Json::parse("[1]", "test");
+        std::exit(0);
+    };
+    EXPECT_EXIT(exit_parsing(), ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

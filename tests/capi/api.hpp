@@ -49,6 +49,7 @@ TSR_TEST_HANDLE(tsr_comm);
 TSR_TEST_HANDLE(tsr_work);
 TSR_TEST_HANDLE(tsr_buffer);
 TSR_TEST_HANDLE(tsr_mesh);
+TSR_TEST_HANDLE(tsr_plan);
 TSR_TEST_HANDLE(tsr_layout);
 TSR_TEST_HANDLE(tsr_ddp);
 TSR_TEST_HANDLE(tsr_optimizer);
@@ -111,6 +112,17 @@ struct Array {
         return t;
     }
 };
+
+// A state of this array alone.
+template <class T>
+Owned<tsr_state> state_of(const char* name, Array<T>& array) {
+    const tsr_tensor tensor = array.tensor();
+    Owned<tsr_state> state;
+    if (tsr_state_create(state.out()) != TSR_OK || tsr_state_add_tensor(state, name, &tensor) != TSR_OK) {
+        throw std::runtime_error(message());
+    }
+    return state;
+}
 
 inline Owned<tsr_comm> alone() {
     Owned<tsr_comm> comm;

@@ -1,10 +1,15 @@
 // tessera/layout.h, state.h and checkpoint.h through the C ABI.
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <future>
 #include <map>
 #include <mutex>
+#include <numeric>
 
 #include "api.hpp"
+#include "places.hpp"
 
 namespace {
 
@@ -190,6 +195,28 @@ struct Trainer {
     }
 };
 
+TEST(SaverApi, OneRankSavesAndAllLoadAfterABarrier) {
+    const api::TemporaryDirectory dir;
+    api::run_ranks(3, [&](tsr_comm* comm, int32_t rank) {
+        Trainer trainer(comm, dir.path() / "of all", 0.5F);
+        trainer.step();
+        const std::vector<float> saved = trainer.weight.values;
+        const std::string root = dir.path() / "of one";
+        if (rank == 0) {
+            api::Owned<tsr_saver> saver;
+            ASSERT_OK(tsr_saver_create(nullptr, root.c_str(), nullptr, saver.out()));
+            EXPECT_OK(tsr_saver_save(saver, 1, trainer.state));
+        }
+        EXPECT_OK(tsr_comm_barrier(comm, nullptr));
+        trainer.step();
+        EXPECT_NE(trainer.weight.values, saved);
+        api::Owned<tsr_checkpoint> checkpoint;
+        ASSERT_OK(tsr_checkpoint_open(root.c_str(), checkpoint.out()));
+        EXPECT_OK(tsr_checkpoint_load(checkpoint, trainer.state, nullptr));
+        EXPECT_EQ(trainer.weight.values, saved);
+    });
+}
+
 TEST(SaverApi, AJobGoesOnAtAnotherWorldSizeAsIfNothingHadHappened) {
     const api::TemporaryDirectory dir;
     // Gradients are the same on all ranks, so the world size does not change the numbers.
@@ -281,10 +308,7 @@ TEST(SaverApi, AJobGoesOnAtAnotherWorldSizeAsIfNothingHadHappened) {
 TEST(SaverApi, KeepsTheUnionAndKnowsTheBest) {
     const api::TemporaryDirectory dir;
     api::Array<float> a({4}, 2.0F);
-    const tsr_tensor tensor = a.tensor();
-    api::Owned<tsr_state> state;
-    ASSERT_OK(tsr_state_create(state.out()));
-    ASSERT_OK(tsr_state_add_tensor(state, "a", &tensor));
+    const auto state = api::state_of("a", a);
     tsr_saver_options options;
     ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
     EXPECT_EQ(options.best_metric, nullptr);
@@ -333,10 +357,7 @@ TEST(SaverApi, TellsItsProgressKeepsToItsOptionsAndGivesMemoryBack) {
     const api::TemporaryDirectory dir;
     api::Array<float> a({3 << 20}, 2.0F);
     const auto bytes = static_cast<int64_t>(a.values.size() * sizeof(float));
-    const tsr_tensor tensor = a.tensor();
-    api::Owned<tsr_state> state;
-    ASSERT_OK(tsr_state_create(state.out()));
-    ASSERT_OK(tsr_state_add_tensor(state, "a", &tensor));
+    const auto state = api::state_of("a", a);
     Told told;
     tsr_saver_options options;
     ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
@@ -380,6 +401,140 @@ TEST(SaverApi, TellsItsProgressKeepsToItsOptionsAndGivesMemoryBack) {
     EXPECT_FAILS(tsr_checkpoint_verify_progress(checkpoint, 2, tell, &told), TSR_E_INVALID_ARGUMENT, "full is 2");
 }
 
+// Destroys the saver whose save tells it of its progress.
+struct Destroyer {
+    tsr_saver* saver = nullptr;
+    std::atomic<int> told_after{-1};  // calls since the destroy; -1 before it
+    static void tell(int32_t phase, int64_t, int64_t, void* user_data) {
+        auto* own = static_cast<Destroyer*>(user_data);
+        if (own->told_after >= 0) {
+            ++own->told_after;
+        } else if (phase == TSR_PHASE_WRITE) {
+            own->told_after = 0;
+            tsr_saver_destroy(own->saver);
+        }
+    }
+};
+
+TEST(SaverApi, DestroyedWhileItsSaveTellsOfItsProgressItEndsAfterThatSave) {
+    const api::TemporaryDirectory dir;
+    api::Array<float> a({3 << 20}, 2.0F);
+    const auto state = api::state_of("a", a);
+    Destroyer destroyer;
+    tsr_saver_options options;
+    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
+    options.progress = Destroyer::tell;
+    options.progress_data = &destroyer;
+    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, &destroyer.saver));
+    api::Owned<tsr_work> work;
+    ASSERT_OK(tsr_saver_save_async(destroyer.saver, 1, state, work.out()));
+    ASSERT_OK(tsr_work_wait(work, -1));
+    EXPECT_EQ(destroyer.told_after, 0);
+    EXPECT_FAILS(tsr_saver_wait(destroyer.saver), TSR_E_INVALID_STATE, "destroyed");
+    // The root is given back a moment after the save.
+    tsr_saver* next = nullptr;
+    const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (tsr_saver_create(nullptr, dir.path().c_str(), nullptr, &next) != TSR_OK) {
+        ASSERT_LT(std::chrono::steady_clock::now(), patience) << tsr_error_message(tsr_error_last());
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    int64_t step = 0;
+    EXPECT_OK(tsr_saver_resume(next, state, &step));
+    EXPECT_EQ(step, 1);
+    tsr_saver_destroy(next);
+    // So it is where the caller's own thread saves.
+    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, &destroyer.saver));
+    destroyer.told_after = -1;
+    EXPECT_OK(tsr_saver_save(destroyer.saver, 2, state));
+    EXPECT_EQ(destroyer.told_after, 0);
+}
+
+// Holds the first save in the background until it is opened.
+struct Gate {
+    std::promise<void> reached;
+    std::promise<void> opened;
+    std::shared_future<void> open = opened.get_future().share();
+    std::atomic<bool> was_reached{false};
+    static void hold(int32_t phase, int64_t, int64_t, void* user_data) {
+        auto* gate = static_cast<Gate*>(user_data);
+        if (phase != TSR_PHASE_WRITE || gate->was_reached.exchange(true)) return;
+        gate->reached.set_value();
+        EXPECT_EQ(gate->open.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    }
+};
+
+// Makes the optimizer of one parameter, "w", and adds it to the state.
+void add_adamw(tsr_state* state, api::Array<float>& weight, api::Array<float>& gradient,
+               api::Owned<tsr_optimizer>& optimizer) {
+    const tsr_param param{"w", weight.tensor()};
+    const tsr_tensor grad = gradient.tensor();
+    ASSERT_OK(tsr_adamw_create(&param, &grad, 1, nullptr, optimizer.out()));
+    ASSERT_OK(tsr_state_add_optimizer(state, "optim", optimizer));
+}
+
+TEST(SaverApi, WhatAnOptimizerOwnsIsCopiedBeforeItsNextStepChangesIt) {
+    const api::TemporaryDirectory dir;
+    api::Array<float> weight({3 << 20}, 1.0F);
+    api::Array<float> gradient({3 << 20}, 0.5F);
+    api::Owned<tsr_optimizer> optimizer;
+    const auto state = api::state_of("w", weight);
+    add_adamw(state, weight, gradient, optimizer);
+    Gate gate;
+    tsr_saver_options options;
+    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
+    EXPECT_EQ(options.copy_on_demand, 0);
+    options.when_busy = TSR_BUSY_REPLACE;
+    options.progress = Gate::hold;
+    options.progress_data = &gate;
+    options.copy_on_demand = 2;
+    api::Owned<tsr_saver> saver;
+    EXPECT_FAILS(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()), TSR_E_INVALID_ARGUMENT,
+                 "copy_on_demand");
+    options.copy_on_demand = 1;
+    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()));
+    ASSERT_OK(tsr_saver_save_async(saver, 1, state, nullptr));
+    ASSERT_EQ(gate.reached.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    ASSERT_OK(tsr_optimizer_step(optimizer));
+    const std::vector<float> expected = weight.values;
+    ASSERT_OK(tsr_saver_save_async(saver, 2, state, nullptr));  // behind the first: nothing of it is copied by itself
+    ASSERT_OK(tsr_optimizer_step(optimizer));
+    EXPECT_NE(weight.values, expected);
+    gate.opened.set_value();
+    ASSERT_OK(tsr_saver_wait(saver));
+    int64_t step = 0;
+    ASSERT_OK(tsr_saver_resume(saver, state, &step));
+    EXPECT_EQ(step, 2);
+    EXPECT_EQ(weight.values, expected);
+    ASSERT_OK(tsr_optimizer_steps(optimizer, &step));
+    EXPECT_EQ(step, 1);
+}
+
+TEST(SaverApi, ABusySaverCanRefuse) {
+    const api::TemporaryDirectory dir;
+    api::Array<float> a({4}, 2.0F);
+    const auto state = api::state_of("a", a);
+    Gate gate;
+    tsr_saver_options options;
+    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
+    options.when_busy = TSR_BUSY_REFUSE;
+    options.progress = Gate::hold;
+    options.progress_data = &gate;
+    api::Owned<tsr_saver> saver;
+    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()));
+    ASSERT_OK(tsr_saver_save_async(saver, 1, state, nullptr));
+    ASSERT_EQ(gate.reached.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    api::Owned<tsr_work> refused;
+    EXPECT_FAILS(tsr_saver_save_async(saver, 2, state, refused.out()), TSR_E_NOT_READY, "when_busy refuses another");
+    EXPECT_EQ(static_cast<tsr_work*>(refused), nullptr);
+    gate.opened.set_value();
+    ASSERT_OK(tsr_saver_wait(saver));
+    ASSERT_OK(tsr_saver_save_async(saver, 3, state, nullptr));
+    ASSERT_OK(tsr_saver_wait(saver));
+    int64_t step = 0;
+    ASSERT_OK(tsr_saver_resume(saver, state, &step));
+    EXPECT_EQ(step, 3);
+}
+
 TEST(SaverApi, AllRanksStopAtOneStep) {
     const api::TemporaryDirectory dir;
     api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
@@ -395,6 +550,70 @@ TEST(SaverApi, AllRanksStopAtOneStep) {
         EXPECT_FAILS(tsr_saver_should_stop(saver, 6, 0, nullptr), TSR_E_INVALID_ARGUMENT, "stop is NULL");
         EXPECT_FAILS(tsr_saver_trim(nullptr), TSR_E_INVALID_ARGUMENT, "saver is NULL");
     });
+}
+
+// Its state holds the optimizer on; the memory is the caller's.
+TEST(SaverApi, WhatAnOptimizerOwnsIsCopiedBeforeItIsDestroyed) {
+    const api::TemporaryDirectory dir;
+    api::Array<float> weight({3 << 20}, 1.0F);
+    api::Array<float> gradient({3 << 20}, 0.5F);
+    api::Owned<tsr_optimizer> optimizer;
+    const auto state = api::state_of("w", weight);
+    add_adamw(state, weight, gradient, optimizer);
+    Gate gate;
+    tsr_saver_options options;
+    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
+    options.when_busy = TSR_BUSY_REPLACE;
+    options.progress = Gate::hold;
+    options.progress_data = &gate;
+    options.copy_on_demand = 1;
+    api::Owned<tsr_saver> saver;
+    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()));
+    ASSERT_OK(tsr_saver_save_async(saver, 1, state, nullptr));
+    ASSERT_EQ(gate.reached.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    ASSERT_OK(tsr_saver_save_async(saver, 2, state, nullptr));  // behind the first: nothing of it is copied by itself
+    optimizer.reset();
+    weight.values.assign(weight.values.size(), -1.0F);
+    gate.opened.set_value();
+    ASSERT_OK(tsr_saver_wait(saver));
+    api::Owned<tsr_checkpoint> checkpoint;
+    ASSERT_OK(tsr_checkpoint_open(dir.path().c_str(), checkpoint.out()));
+    const tsr_tensor into = weight.tensor();
+    ASSERT_OK(tsr_checkpoint_read(checkpoint, "w", &into));
+    EXPECT_THAT(weight.values, Each(1.0F));
+}
+
+// The call that tells of its progress holds what it works on.
+TEST(CheckpointApi, AProgressCallbackMayDestroyIt) {
+    const api::TemporaryDirectory dir;
+    const std::string root = (dir.path() / "root").string();
+    const std::string exported = (dir.path() / "exported").string();
+    api::Array<float> a({1 << 20}, 2.0F);
+    const auto state = api::state_of("a", a);
+    {
+        api::Owned<tsr_saver> saver;
+        ASSERT_OK(tsr_saver_create(nullptr, root.c_str(), nullptr, saver.out()));
+        ASSERT_OK(tsr_saver_save(saver, 1, state));
+    }
+    const tsr_progress_fn destroy = [](int32_t, int64_t, int64_t, void* checkpoint) {
+        tsr_checkpoint_destroy(*static_cast<tsr_checkpoint**>(checkpoint));
+    };
+    tsr_checkpoint* checkpoint = nullptr;
+    ASSERT_OK(tsr_checkpoint_open(root.c_str(), &checkpoint));
+    EXPECT_OK(tsr_checkpoint_verify_progress(checkpoint, 1, destroy, &checkpoint));
+    ASSERT_OK(tsr_checkpoint_open(root.c_str(), &checkpoint));
+    tsr_load_options load;
+    ASSERT_OK(tsr_load_options_init(&load, sizeof load));
+    load.progress = destroy;
+    load.progress_data = &checkpoint;
+    EXPECT_OK(tsr_checkpoint_load(checkpoint, state, &load));
+    ASSERT_OK(tsr_checkpoint_open(root.c_str(), &checkpoint));
+    tsr_export_options options;
+    ASSERT_OK(tsr_export_options_init(&options, sizeof options));
+    options.progress = destroy;
+    options.progress_data = &checkpoint;
+    EXPECT_OK(tsr_checkpoint_export(checkpoint, nullptr, exported.c_str(), &options));
+    EXPECT_FAILS(tsr_checkpoint_verify(checkpoint, 1), TSR_E_INVALID_STATE, "destroyed");
 }
 
 TEST(CheckpointApi, LoadsByOptions) {
@@ -437,6 +656,75 @@ TEST(CheckpointApi, LoadsByOptions) {
     EXPECT_FAILS(tsr_checkpoint_load(checkpoint, state, &options), TSR_E_INVALID_ARGUMENT, "allow_cast is 2");
     EXPECT_FAILS(tsr_checkpoint_open((dir.path() / "nope").c_str(), checkpoint.out()), TSR_E_NOT_FOUND, "nope");
     EXPECT_FAILS(tsr_checkpoint_open(nullptr, checkpoint.out()), TSR_E_INVALID_ARGUMENT, "path is NULL");
+}
+
+std::vector<float> counted(size_t begin, size_t end) {
+    std::vector<float> numbers(end - begin);
+    std::iota(numbers.begin(), numbers.end(), static_cast<float>(begin));
+    return numbers;
+}
+
+// What tests/golden/torch_dcp/make.py wrote: read whole, and loaded as either of two ranks would.
+void expect_numbers_of_pytorch(const tsr_checkpoint* checkpoint) {
+    api::Array<float> whole({7, 5}, -1.0F);
+    const tsr_tensor all_rows = whole.tensor();
+    ASSERT_OK(tsr_checkpoint_read(checkpoint, "model.rows", &all_rows));
+    EXPECT_EQ(whole.values, counted(0, 35));
+
+    const std::array<int64_t, 2> shape{7, 5};
+    const std::array<int32_t, 1> mesh{2};
+    const std::array<tsr_placement, 1> by_rows{{{TSR_PLACE_SHARD, 0}}};
+    api::Owned<tsr_layout> layout;
+    ASSERT_OK(tsr_layout_create(shape.data(), 2, mesh.data(), by_rows.data(), 1, layout.out()));
+    for (const int32_t rank : {0, 1}) {
+        api::Array<float> rows({rank == 0 ? 4 : 3, 5}, -1.0F);
+        api::Array<int64_t> scalar(std::vector<int64_t>{}, 0);
+        const tsr_tensor piece = rows.tensor();
+        const tsr_tensor zero_d = scalar.tensor();
+        api::Owned<tsr_state> state;
+        ASSERT_OK(tsr_state_create(state.out()));
+        ASSERT_OK(tsr_state_add_sharded(state, "model.rows", layout, TSR_DTYPE_F32, &piece, rank));
+        ASSERT_OK(tsr_state_add_tensor(state, "model.scalar", &zero_d));
+        ASSERT_OK(tsr_state_set_int64(state, "step", 0));
+        ASSERT_OK(tsr_state_set_value(state, "note", "null"));
+        tsr_load_options options;
+        ASSERT_OK(tsr_load_options_init(&options, sizeof options));
+        options.allow_unexpected = 1;
+        ASSERT_OK(tsr_checkpoint_load(checkpoint, state, &options));
+        EXPECT_EQ(rows.values, rank == 0 ? counted(0, 20) : counted(20, 35));
+        EXPECT_THAT(scalar.values, ElementsAre(-3));
+        int64_t step = 0;
+        EXPECT_OK(tsr_state_get_int64(state, "step", &step));
+        EXPECT_EQ(step, 7);
+        EXPECT_EQ(value_of(state, "note"), "\"größer\"");
+    }
+}
+
+TEST(CheckpointApi, ReadsWhatPyTorchWrote) {
+    int versions = 0;
+    const std::filesystem::path golden = tsr::testing::source_dir() + "/tests/golden/torch_dcp";
+    for (const auto& version : std::filesystem::directory_iterator(golden)) {
+        if (!version.is_directory()) continue;
+        ++versions;
+        for (const char* name : {"dcp", "save.pt"}) {
+            const std::string path = version.path() / name;
+            SCOPED_TRACE(path);
+            api::Owned<tsr_checkpoint> checkpoint;
+            ASSERT_OK(tsr_checkpoint_open(path.c_str(), checkpoint.out()));
+            ASSERT_NO_FATAL_FAILURE(expect_numbers_of_pytorch(checkpoint));
+            EXPECT_OK(tsr_checkpoint_verify(checkpoint, 1));
+            api::Array<float> columns({3, 5}, -1.0F);
+            const tsr_tensor tensor = columns.tensor();
+            if (path.ends_with("dcp")) {
+                ASSERT_OK(tsr_checkpoint_read(checkpoint, "model.columns", &tensor));
+                EXPECT_EQ(columns.values, counted(0, 15));
+            } else {
+                EXPECT_FAILS(tsr_checkpoint_read(checkpoint, "model.columns", &tensor), TSR_E_NOT_FOUND,
+                             "model.columns");
+            }
+        }
+    }
+    EXPECT_GE(versions, 4);
 }
 
 TEST(CheckpointApi, IsExportedToOtherFormats) {

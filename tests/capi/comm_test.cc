@@ -55,6 +55,25 @@ TEST(CommApi, EveryCollectiveWorks) {
         EXPECT_EQ(out_two.values, (std::vector<float>{1, 1, 1, 1, 2, 2, 2, 2}));
         EXPECT_OK(tsr_comm_broadcast(comm, list, 2, 1, nullptr, nullptr));
         EXPECT_OK(tsr_comm_all_reduce(comm, list, 2, TSR_REDUCE_AVG, nullptr, nullptr));
+        {
+            Array<float> first({2}, static_cast<float>(rank));
+            Array<float> second({2}, static_cast<float>(rank + 10));
+            Array<float> firsts({4}, 0.0F);
+            Array<float> seconds({4}, 0.0F);
+            const tsr_tensor parts[] = {first.tensor(), second.tensor()};
+            const tsr_tensor wholes[] = {firsts.tensor(), seconds.tensor()};
+            EXPECT_OK(tsr_comm_all_gather_coalesced(comm, parts, wholes, 2, nullptr, nullptr));
+            EXPECT_EQ(firsts.values, (std::vector<float>{0, 0, 1, 1}));
+            EXPECT_EQ(seconds.values, (std::vector<float>{10, 10, 11, 11}));
+            EXPECT_OK(tsr_comm_reduce_scatter_coalesced(comm, wholes, parts, 2, TSR_REDUCE_SUM, nullptr, nullptr));
+            EXPECT_EQ(first.values, (std::vector<float>{2.0F * rank, 2.0F * rank}));
+            EXPECT_EQ(second.values, (std::vector<float>{20.0F + 2 * rank, 20.0F + 2 * rank}));
+            EXPECT_FAILS(tsr_comm_all_gather_coalesced(comm, parts, wholes, 0, nullptr, nullptr),
+                         TSR_E_INVALID_ARGUMENT, "at least one");
+            const tsr_tensor twice[] = {wholes[0], wholes[0]};
+            EXPECT_FAILS(tsr_comm_all_gather_coalesced(comm, parts, twice, 2, nullptr, nullptr), TSR_E_INVALID_ARGUMENT,
+                         "[0] and [1] overlap");
+        }
         const tsr_tensor gathered[] = {part_out, whole_out};
         EXPECT_OK(tsr_comm_all_gather_v(comm, root ? &part : &whole, gathered, nullptr, nullptr));
         expect_all(out, 1);
@@ -209,6 +228,15 @@ TEST(CommApi, BadArgumentsAreRefused) {
     EXPECT_FAILS(tsr_comm_all_reduce(comm, nullptr, 1, TSR_REDUCE_SUM, nullptr, nullptr), TSR_E_INVALID_ARGUMENT,
                  "NULL");
     EXPECT_FAILS(tsr_comm_all_reduce(comm, &tensor, 1, 99, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "reduction 99");
+    tsr_tensor unknown = tensor;
+    unknown.dtype = 99;
+    EXPECT_FAILS(tsr_comm_all_reduce(comm, &unknown, 1, TSR_REDUCE_SUM, nullptr, nullptr), TSR_E_INVALID_ARGUMENT,
+                 "unknown dtype 99");
+    tsr_tensor moved_only = tensor;
+    moved_only.dtype = TSR_DTYPE_BOOL;
+    EXPECT_FAILS(tsr_comm_all_reduce(comm, &moved_only, 1, TSR_REDUCE_SUM, nullptr, nullptr), TSR_E_UNSUPPORTED,
+                 "bool cannot be reduced");
+    ASSERT_OK(tsr_comm_broadcast(comm, &moved_only, 1, 0, nullptr, nullptr));
     EXPECT_FAILS(tsr_comm_all_reduce(comm, &tensor, 1, TSR_REDUCE_SUM, &stream, nullptr), TSR_E_UNSUPPORTED, "CUDA");
     EXPECT_FAILS(tsr_comm_broadcast(comm, &tensor, 1, 3, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "root 3");
     EXPECT_FAILS(tsr_comm_all_gather(comm, &tensor, nullptr, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "output");

@@ -7,6 +7,7 @@ namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 std::span<float> floats(const tsr_tensor& tensor) {
     size_t count = 1;
@@ -63,6 +64,200 @@ TEST(DdpApi, TrainsAModelOnThreeRanks) {
         EXPECT_THAT(model.bias.values, Each(1.0F));
         EXPECT_OK(tsr_ddp_zero_grad(ddp));
         EXPECT_THAT(floats(grad), Each(0.0F));
+    });
+}
+
+tsr_ddp_options ddp_options() {
+    tsr_ddp_options options;
+    EXPECT_OK(tsr_ddp_options_init(&options, sizeof options));
+    return options;
+}
+
+TEST(DdpApi, AccumulatesFindsUnusedAndTellsStatistics) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        Model model(0);
+        const auto params = model.params();
+        tsr_ddp_options options = ddp_options();
+        options.find_unused = 1;
+        options.reduce_dtype = TSR_DTYPE_BF16;
+        api::Owned<tsr_ddp> ddp;
+        ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), &options, ddp.out()));
+        tsr_tensor grad{};
+        ASSERT_OK(tsr_ddp_grad(ddp, 0, &grad));
+        EXPECT_FAILS(tsr_ddp_set_sync(ddp, 2), TSR_E_INVALID_ARGUMENT, "sync is 2");
+        EXPECT_OK(tsr_ddp_set_sync(ddp, 0));
+        for (float& g : floats(grad)) g += static_cast<float>(rank);
+        EXPECT_OK(tsr_ddp_ready(ddp, 0));
+        EXPECT_FAILS(tsr_ddp_set_sync(ddp, 1), TSR_E_INVALID_STATE, "synchronisation cannot be switched");
+        EXPECT_OK(tsr_ddp_wait(ddp));
+        EXPECT_OK(tsr_ddp_set_sync(ddp, 1));
+        EXPECT_OK(tsr_ddp_wait(ddp));
+        EXPECT_THAT(floats(grad), Each(0.5F));
+        int32_t used = -1;
+        EXPECT_OK(tsr_ddp_used(ddp, 0, &used));
+        EXPECT_EQ(used, 1);
+        EXPECT_OK(tsr_ddp_used(ddp, 1, &used));
+        EXPECT_EQ(used, 0);
+        size_t buckets = 0;
+        EXPECT_OK(tsr_ddp_bucket_count(ddp, &buckets));
+        EXPECT_EQ(buckets, 1U);
+        tsr_bucket_stats stats{};
+        EXPECT_FAILS(tsr_ddp_stats(ddp, 0, &stats), TSR_E_INVALID_ARGUMENT, "struct_size");
+        stats.struct_size = sizeof stats;
+        EXPECT_OK(tsr_ddp_stats(ddp, 0, &stats));
+        EXPECT_EQ(stats.params, 2U);
+        EXPECT_EQ(stats.size_bytes, 128U);
+        EXPECT_GT(stats.end_ns, stats.start_ns);
+        EXPECT_FAILS(tsr_ddp_stats(ddp, 1, &stats), TSR_E_INVALID_ARGUMENT, "bucket 1 of a model with 1");
+    });
+}
+
+struct MaxHook {
+    int32_t failing_rank = -1;
+    int32_t rank = 0;
+    int calls = 0;
+    int* freed = nullptr;
+};
+
+int32_t reduce_by_max(const tsr_ddp_bucket* bucket, void* user_data) {
+    auto& hook = *static_cast<MaxHook*>(user_data);
+    ++hook.calls;
+    EXPECT_EQ(bucket->bucket, 0U);
+    EXPECT_EQ(bucket->n, 2U);
+    if (hook.rank == hook.failing_rank) return 42;
+    if (tsr_comm_all_reduce(bucket->comm, bucket->grads, bucket->n, TSR_REDUCE_MAX, nullptr, nullptr) != TSR_OK)
+        return 1;
+    return 0;
+}
+
+TEST(DdpApi, AHookReducesAndItsNumberComesBack) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        Model model(0);
+        const auto params = model.params();
+        int freed = 0;
+        MaxHook hook{-1, rank, 0, &freed};
+        {
+            api::Owned<tsr_ddp> ddp;
+            ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), nullptr, ddp.out()));
+            ASSERT_OK(tsr_ddp_set_hook(ddp, reduce_by_max, &hook,
+                                       [](void* user_data) { ++*static_cast<MaxHook*>(user_data)->freed; }));
+            tsr_tensor grad{};
+            ASSERT_OK(tsr_ddp_grad(ddp, 1, &grad));
+            for (float& g : floats(grad)) g = static_cast<float>(rank);
+            EXPECT_OK(tsr_ddp_ready_all(ddp));
+            EXPECT_FAILS(tsr_ddp_set_hook(ddp, nullptr, nullptr, nullptr), TSR_E_INVALID_STATE, "the hook cannot be");
+            EXPECT_OK(tsr_ddp_wait(ddp));
+            EXPECT_THAT(floats(grad), Each(1.0F));
+            EXPECT_EQ(hook.calls, 1);
+            hook.failing_rank = 1;
+            EXPECT_EQ(freed, 0);
+            EXPECT_OK(tsr_ddp_ready_all(ddp));
+            const tsr_status status = tsr_ddp_wait(ddp);
+            EXPECT_EQ(status, rank == 1 ? TSR_E_USER : TSR_E_ABORTED);
+            EXPECT_THAT(tsr_error_message(tsr_error_last()), HasSubstr("rank 1: the hook for bucket 0 returned 42"));
+            if (rank == 1) {
+                int32_t domain = 0;
+                EXPECT_EQ(tsr_error_native(tsr_error_last(), &domain), 42);
+                EXPECT_EQ(domain, TSR_NATIVE_USER);
+            }
+        }
+        EXPECT_EQ(freed, 1);
+    });
+}
+
+TEST(DdpApi, AnOptimizerThatStepsInBackwardMayGoAtAnyTime) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t) {
+        Model model(1);
+        const auto params = model.params();
+        api::Owned<tsr_ddp> ddp;
+        ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), nullptr, ddp.out()));
+        tsr_sgd_options options;
+        ASSERT_OK(tsr_sgd_options_init(&options, sizeof options));
+        options.lr = 0.5;
+        for (int round = 0; round < 20; ++round) {
+            api::Owned<tsr_optimizer> optimizer;
+            ASSERT_OK(tsr_ddp_sgd(ddp, &options, optimizer.out()));
+            EXPECT_OK(tsr_ddp_step_in_backward(ddp, optimizer));
+            EXPECT_FAILS(tsr_ddp_step_in_backward(ddp, optimizer), TSR_E_INVALID_STATE, "steps in backward");
+            EXPECT_FAILS(tsr_optimizer_step(optimizer), TSR_E_INVALID_STATE, "has made the step");
+            EXPECT_OK(tsr_ddp_ready_all(ddp));
+            EXPECT_FAILS(tsr_optimizer_set_lr(optimizer, 1), TSR_E_INVALID_STATE, "being reduced");
+            if (round % 2 == 0) optimizer.reset();
+            EXPECT_OK(tsr_ddp_wait(ddp));
+        }
+        EXPECT_THAT(model.weight.values, Each(1.0F)) << "of gradients of zero";
+    });
+}
+
+TEST(DdpApi, RanksJoinWithTheirBuffers) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        Model model(0);
+        const auto params = model.params();
+        tsr_ddp_options options = ddp_options();
+        api::Owned<tsr_ddp> plain;
+        ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), &options, plain.out()));
+        EXPECT_FAILS(tsr_ddp_join(plain, 1), TSR_E_INVALID_STATE, "without the option join");
+        EXPECT_FAILS(tsr_ddp_broadcast_buffers(plain), TSR_E_INVALID_STATE, "no buffers were registered");
+        options.join = TSR_DDP_JOIN_DIVIDE_BY_ACTIVE;
+        api::Owned<tsr_ddp> ddp;
+        ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), &options, ddp.out()));
+        api::Array<float> mean({4}, static_cast<float>(rank + 3));
+        const tsr_param buffer{"mean", mean.tensor()};
+        ASSERT_OK(tsr_ddp_register_buffers(ddp, &buffer, 1));
+        EXPECT_THAT(mean.values, Each(3.0F));
+        tsr_tensor grad{};
+        ASSERT_OK(tsr_ddp_grad(ddp, 0, &grad));
+        for (int step = 0; step < 1 + 2 * rank; ++step) {
+            mean.values.assign(4, static_cast<float>(10 * step + rank));
+            EXPECT_OK(tsr_ddp_broadcast_buffers(ddp));
+            EXPECT_THAT(mean.values, Each(static_cast<float>(step == 0 ? 0 : 10 * step + 1)));
+            for (float& g : floats(grad)) g = static_cast<float>(rank + 1);
+            EXPECT_OK(tsr_ddp_ready_all(ddp));
+            EXPECT_OK(tsr_ddp_wait(ddp));
+            EXPECT_THAT(floats(grad), Each(step == 0 ? 1.5F : 2.0F));
+        }
+        EXPECT_FAILS(tsr_ddp_join(ddp, 5), TSR_E_INVALID_ARGUMENT, "sync_params is 5");
+        EXPECT_OK(tsr_ddp_join(ddp, 1));
+        EXPECT_THAT(mean.values, Each(21.0F)) << "rank 1's, which made most steps";
+    });
+}
+
+TEST(DdpApi, TheRanksOfAHostShareTheParameters) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        Model model(1.0F);
+        const auto params = model.params();
+        tsr_ddp_options options = ddp_options();
+        api::Owned<tsr_ddp> plain;
+        ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), &options, plain.out()));
+        int64_t steps = -1;
+        EXPECT_FAILS(tsr_ddp_shared_step(plain, &steps), TSR_E_INVALID_STATE, "without share_params");
+        options.share_params = 1;
+        options.find_unused = 1;
+        api::Owned<tsr_ddp> ddp;
+        EXPECT_FAILS(tsr_ddp_create(comm, params.data(), params.size(), &options, ddp.out()), TSR_E_UNSUPPORTED,
+                     "share_params with find_unused");
+        options.find_unused = 0;
+        ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), &options, ddp.out()));
+        tsr_param weight{};
+        ASSERT_OK(tsr_ddp_param(ddp, 0, &weight));
+        EXPECT_NE(weight.tensor.data, params[0].tensor.data);
+        EXPECT_FAILS(tsr_ddp_ready_all(ddp), TSR_E_INVALID_STATE, "before there is an optimizer");
+        tsr_sgd_options sgd{};
+        ASSERT_OK(tsr_sgd_options_init(&sgd, sizeof sgd));
+        sgd.lr = 0.5;
+        api::Owned<tsr_optimizer> optimizer;
+        ASSERT_OK(tsr_ddp_sgd(ddp, &sgd, optimizer.out()));
+        EXPECT_FAILS(tsr_ddp_step_in_backward(ddp, optimizer), TSR_E_INVALID_STATE, "steps in backward");
+        tsr_tensor grad{};
+        ASSERT_OK(tsr_ddp_grad(ddp, 0, &grad));
+        for (float& g : floats(grad)) g = static_cast<float>(rank);
+        EXPECT_OK(tsr_ddp_ready_all(ddp));
+        EXPECT_OK(tsr_ddp_wait(ddp));
+        EXPECT_THAT(floats(weight.tensor), Each(0.75F));
+        EXPECT_THAT(model.weight.values, Each(1.0F)) << "what was registered is not used any more";
+        EXPECT_OK(tsr_ddp_shared_step(ddp, &steps));
+        EXPECT_EQ(steps, 1);
+        EXPECT_OK(tsr_comm_barrier(comm, nullptr));
     });
 }
 

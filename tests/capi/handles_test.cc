@@ -5,6 +5,7 @@
 #include <set>
 
 #include "api.hpp"
+#include "places.hpp"
 
 namespace {
 
@@ -15,20 +16,22 @@ namespace {
     F(tsr_checkpoint_load) F(tsr_checkpoint_manifest) F(tsr_checkpoint_open) F(tsr_checkpoint_open_with) \
     F(tsr_checkpoint_path) F(tsr_checkpoint_read) F(tsr_checkpoint_step) F(tsr_checkpoint_tensor) \
     F(tsr_checkpoint_tensor_count) F(tsr_checkpoint_verify) F(tsr_checkpoint_verify_progress) F(tsr_comm_abort) \
-    F(tsr_comm_all_gather) F(tsr_comm_all_gather_v) F(tsr_comm_all_reduce) F(tsr_comm_all_to_all) F(tsr_comm_barrier) \
+    F(tsr_comm_all_gather) F(tsr_comm_all_gather_coalesced) F(tsr_comm_all_gather_v) F(tsr_comm_all_reduce) F(tsr_comm_all_to_all) F(tsr_comm_barrier) \
     F(tsr_comm_broadcast) F(tsr_comm_create) F(tsr_comm_destroy) F(tsr_comm_error) F(tsr_comm_finalize) \
     F(tsr_comm_from_env) F(tsr_comm_gather) F(tsr_comm_options_init) F(tsr_comm_rank) F(tsr_comm_recv) \
-    F(tsr_comm_reduce) F(tsr_comm_reduce_scatter) F(tsr_comm_scatter) F(tsr_comm_send) F(tsr_comm_split) \
+    F(tsr_comm_reduce) F(tsr_comm_reduce_scatter) F(tsr_comm_reduce_scatter_coalesced) F(tsr_comm_scatter) F(tsr_comm_send) F(tsr_comm_shrink) F(tsr_comm_split) \
     F(tsr_comm_transport) F(tsr_comm_world_size) F(tsr_comm_write_trace) F(tsr_ddp_adam) F(tsr_ddp_adamw) \
-    F(tsr_ddp_create) F(tsr_ddp_destroy) F(tsr_ddp_grad) F(tsr_ddp_options_init) F(tsr_ddp_param) F(tsr_ddp_param_count) \
-    F(tsr_ddp_ready) F(tsr_ddp_ready_all) F(tsr_ddp_sgd) F(tsr_ddp_wait) F(tsr_ddp_zero_grad) F(tsr_error_cause) \
+    F(tsr_ddp_broadcast_buffers) F(tsr_ddp_bucket_count) F(tsr_ddp_create) F(tsr_ddp_destroy) F(tsr_ddp_grad) \
+    F(tsr_ddp_join) F(tsr_ddp_options_init) F(tsr_ddp_param) F(tsr_ddp_param_count) F(tsr_ddp_ready) \
+    F(tsr_ddp_ready_all) F(tsr_ddp_register_buffers) F(tsr_ddp_set_hook) F(tsr_ddp_set_sync) F(tsr_ddp_sgd) \
+    F(tsr_ddp_shared_step) F(tsr_ddp_stats) F(tsr_ddp_step_in_backward) F(tsr_ddp_used) F(tsr_ddp_wait) F(tsr_ddp_zero_grad) F(tsr_error_cause) \
     F(tsr_error_code) F(tsr_error_destroy) F(tsr_error_last) F(tsr_error_message) F(tsr_error_native) \
     F(tsr_error_operation) F(tsr_error_peer) F(tsr_error_rank) F(tsr_error_retriable) F(tsr_error_sequence) \
     F(tsr_error_take) F(tsr_export_options_init) F(tsr_interrupt_set) F(tsr_layout_box) F(tsr_layout_box_count) \
     F(tsr_layout_create) F(tsr_layout_destroy) F(tsr_layout_from_boxes) F(tsr_library_path) F(tsr_load_options_init) \
     F(tsr_log_set_callback) F(tsr_log_set_level) F(tsr_mesh_comm) F(tsr_mesh_create) F(tsr_mesh_destroy) F(tsr_mesh_dim) \
-    F(tsr_mesh_ndim) F(tsr_open_options_init) F(tsr_optimizer_destroy) F(tsr_optimizer_lr) F(tsr_optimizer_set_lr) \
-    F(tsr_optimizer_step) F(tsr_optimizer_steps) F(tsr_optimizer_zero_grad) F(tsr_preempt_requested) F(tsr_record_error) \
+    F(tsr_mesh_flatten) F(tsr_mesh_ndim) F(tsr_mesh_slice) F(tsr_open_options_init) F(tsr_optimizer_destroy) F(tsr_optimizer_lr) F(tsr_optimizer_set_lr) \
+    F(tsr_optimizer_step) F(tsr_optimizer_steps) F(tsr_optimizer_zero_grad) F(tsr_plan_create) F(tsr_plan_destroy) F(tsr_plan_run) F(tsr_plan_start) F(tsr_plan_wait) F(tsr_preempt_requested) F(tsr_record_error) \
     F(tsr_sampler_create) F(tsr_sampler_destroy) F(tsr_sampler_next) F(tsr_sampler_options_init) F(tsr_sampler_position) \
     F(tsr_sampler_set_epoch) F(tsr_saver_create) F(tsr_saver_destroy) F(tsr_saver_options_init) F(tsr_saver_resume) \
     F(tsr_saver_save) F(tsr_saver_save_async) F(tsr_saver_should_stop) F(tsr_saver_trim) F(tsr_saver_wait) \
@@ -89,7 +92,7 @@ TEST(Nothing, WasTriedOnAllThatTheLibraryExports) {
     ALL_FUNCTIONS(F)
 #undef F
     std::set<std::string> exported;
-    std::ifstream list(TESSERA_SOURCE_DIR "/capi/abi/symbols.txt");
+    std::ifstream list(tsr::testing::source_dir() + "/capi/abi/symbols.txt");
     for (std::string name; list >> name;) exported.insert(name);
     EXPECT_EQ(tried, exported);
 }
@@ -106,6 +109,7 @@ struct Handles {
     api::Owned<tsr_work> work;
     api::Owned<tsr_buffer> buffer;
     api::Owned<tsr_mesh> mesh;
+    api::Owned<tsr_plan> plan;
     api::Owned<tsr_layout> layout;
     api::Owned<tsr_ddp> ddp;
     api::Owned<tsr_optimizer> optimizer;
@@ -131,6 +135,8 @@ struct Handles {
         const char* name = "dp";
         const int32_t one = 1;
         EXPECT_OK(tsr_mesh_create(comm, &name, &one, 1, mesh.out()));
+        EXPECT_OK(tsr_plan_create(comm, TSR_COLLECTIVE_ALL_REDUCE, nullptr, 0, &tensor, 1, TSR_REDUCE_SUM, -1, nullptr,
+                                  plan.out()));
         const int64_t four = 4;
         const tsr_placement whole{TSR_PLACE_REPLICATE, 0};
         EXPECT_OK(tsr_layout_create(&four, 1, &one, &whole, 1, layout.out()));
@@ -155,6 +161,7 @@ struct Handles {
         if constexpr (std::is_same_v<T, tsr_work>) return work;
         if constexpr (std::is_same_v<T, tsr_buffer>) return buffer;
         if constexpr (std::is_same_v<T, tsr_mesh>) return mesh;
+        if constexpr (std::is_same_v<T, tsr_plan>) return plan;
         if constexpr (std::is_same_v<T, tsr_layout>) return layout;
         if constexpr (std::is_same_v<T, tsr_ddp>) return ddp;
         if constexpr (std::is_same_v<T, tsr_optimizer>) return optimizer;
@@ -170,9 +177,9 @@ template <class T>
 constexpr bool is_handle =
     std::is_same_v<T, tsr_store_server> || std::is_same_v<T, tsr_store> || std::is_same_v<T, tsr_comm> ||
     std::is_same_v<T, tsr_work> || std::is_same_v<T, tsr_buffer> || std::is_same_v<T, tsr_mesh> ||
-    std::is_same_v<T, tsr_layout> || std::is_same_v<T, tsr_ddp> || std::is_same_v<T, tsr_optimizer> ||
-    std::is_same_v<T, tsr_sampler> || std::is_same_v<T, tsr_state> || std::is_same_v<T, tsr_saver> ||
-    std::is_same_v<T, tsr_checkpoint>;
+    std::is_same_v<T, tsr_plan> || std::is_same_v<T, tsr_layout> || std::is_same_v<T, tsr_ddp> ||
+    std::is_same_v<T, tsr_optimizer> || std::is_same_v<T, tsr_sampler> || std::is_same_v<T, tsr_state> ||
+    std::is_same_v<T, tsr_saver> || std::is_same_v<T, tsr_checkpoint>;
 
 // Calls every function whose first parameter is a handle, with the handle that `choose` gives for its type, and something
 // that can be written to for each pointer after it.
@@ -236,19 +243,11 @@ TEST(DestroyedHandle, IsRefusedByEveryFunction) {
     std::map<std::string, void*> dead;
     {
         Handles handles;
-        dead = {{"server", handles.server},
-                {"store", handles.store},
-                {"comm", handles.comm},
-                {"work", handles.work},
-                {"buffer", handles.buffer},
-                {"mesh", handles.mesh},
-                {"layout", handles.layout},
-                {"ddp", handles.ddp},
-                {"optimizer", handles.optimizer},
-                {"sampler", handles.sampler},
-                {"state", handles.state},
-                {"saver", handles.saver},
-                {"checkpoint", handles.checkpoint}};
+        dead = {{"server", handles.server},       {"store", handles.store},          {"comm", handles.comm},
+                {"work", handles.work},           {"buffer", handles.buffer},        {"mesh", handles.mesh},
+                {"plan", handles.plan},           {"layout", handles.layout},        {"ddp", handles.ddp},
+                {"optimizer", handles.optimizer}, {"sampler", handles.sampler},      {"state", handles.state},
+                {"saver", handles.saver},         {"checkpoint", handles.checkpoint}};
     }
     const auto destroyed = [&]<class T>() -> T* {
         const char* key = std::is_same_v<T, tsr_store_server> ? "server"
@@ -257,6 +256,7 @@ TEST(DestroyedHandle, IsRefusedByEveryFunction) {
                           : std::is_same_v<T, tsr_work>       ? "work"
                           : std::is_same_v<T, tsr_buffer>     ? "buffer"
                           : std::is_same_v<T, tsr_mesh>       ? "mesh"
+                          : std::is_same_v<T, tsr_plan>       ? "plan"
                           : std::is_same_v<T, tsr_layout>     ? "layout"
                           : std::is_same_v<T, tsr_ddp>        ? "ddp"
                           : std::is_same_v<T, tsr_optimizer>  ? "optimizer"

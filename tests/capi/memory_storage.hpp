@@ -76,6 +76,7 @@ class MemoryStorage {
         const std::lock_guard lock(mutex_);
         return failed_;
     }
+    [[nodiscard]] int64_t bytes_read() const { return bytes_read_; }
     [[nodiscard]] int64_t largest_part_count() const {
         const std::lock_guard lock(mutex_);
         return most_parts_;
@@ -171,6 +172,7 @@ class MemoryStorage {
         const std::string& bytes = *static_cast<Opened*>(object)->data;
         *got = std::max<int64_t>(0, std::min(size, static_cast<int64_t>(bytes.size()) - offset));
         std::memcpy(data, bytes.data() + offset, static_cast<size_t>(*got));
+        s.bytes_read_ += *got;
         return TSR_OK;
     }
     static void on_close(void* object, void* user_data) {
@@ -276,6 +278,7 @@ class MemoryStorage {
     int32_t fail_status_ = TSR_OK;           // guarded by mutex_
     std::string failed_;                     // guarded by mutex_
     int64_t most_parts_ = 0;                 // guarded by mutex_
+    std::atomic<int64_t> bytes_read_{0};
     std::atomic<int> open_{0};
     std::atomic<int> uploads_{0};
 };

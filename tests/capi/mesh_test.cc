@@ -33,8 +33,26 @@ TEST(MeshApi, DimensionsHaveTheirCommunicators) {
         EXPECT_EQ(tp, nullptr);
         EXPECT_FAILS(tsr_mesh_dim(mesh, nullptr, &size, nullptr), TSR_E_INVALID_ARGUMENT, "name is NULL");
 
+        api::Owned<tsr_mesh> slice;
+        ASSERT_OK(tsr_mesh_slice(mesh, &names[1], 1, slice.out()));
+        EXPECT_OK(tsr_mesh_ndim(slice, &ndim));
+        EXPECT_EQ(ndim, 1);
+        EXPECT_FAILS(tsr_mesh_dim(slice, "dp", &size, nullptr), TSR_E_NOT_FOUND, "\"dp\"; it has tp");
+        api::Owned<tsr_mesh> flat;
+        ASSERT_OK(tsr_mesh_flatten(mesh, comm, nullptr, flat.out()));
+        EXPECT_OK(tsr_mesh_dim(flat, "dp_tp", &size, &coordinate));
+        EXPECT_EQ(size, 4);
+        EXPECT_EQ(coordinate, rank);
+        ASSERT_OK(tsr_mesh_comm(mesh, "tp", &tp));
+        EXPECT_FAILS(tsr_mesh_flatten(mesh, tp, "x", flat.out()), TSR_E_INVALID_ARGUMENT, "cannot be flattened");
+        EXPECT_FAILS(tsr_mesh_slice(mesh, names.data(), 0, flat.out()), TSR_E_INVALID_ARGUMENT, "0 dimensions");
+        EXPECT_FAILS(tsr_mesh_slice(mesh, nullptr, 1, flat.out()), TSR_E_INVALID_ARGUMENT, "names is NULL");
+
         ASSERT_OK(tsr_mesh_comm(mesh, "dp", &tp));
         mesh.reset();
+        tsr_comm* alive = nullptr;
+        ASSERT_OK(tsr_mesh_comm(slice, "tp", &alive));
+        EXPECT_OK(tsr_comm_barrier(alive, nullptr));
         int32_t gone = 0;
         EXPECT_FAILS(tsr_comm_rank(tp, &gone), TSR_E_INVALID_STATE, "destroyed");
     });

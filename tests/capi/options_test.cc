@@ -1,4 +1,7 @@
 // Options structs: their `_init`, and what struct_size means, for every one of them.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "api.hpp"
 
 namespace {
@@ -76,6 +79,12 @@ TEST(Options, DocumentedDefaults) {
     EXPECT_EQ(ddp.bucket_bytes, size_t{25} << 20);
     EXPECT_EQ(ddp.first_bucket_bytes, size_t{1} << 20);
     EXPECT_EQ(ddp.op, TSR_REDUCE_AVG);
+    EXPECT_EQ(ddp.pre_divide, 1);
+    EXPECT_EQ(ddp.find_unused + ddp.static_graph + ddp.rebuild_buckets + ddp.reduce_dtype, 0);
+    EXPECT_EQ(ddp.hook, TSR_DDP_HOOK_ALL_REDUCE);
+    EXPECT_EQ(ddp.powersgd_rank, 1);
+    EXPECT_EQ(ddp.powersgd_start_step, 1000);
+    EXPECT_EQ(ddp.join, TSR_DDP_JOIN_OFF);
     tsr_adamw_options adamw;
     ASSERT_OK(tsr_adamw_options_init(&adamw, sizeof adamw));
     EXPECT_EQ(adamw.lr, 0.001);
@@ -140,6 +149,26 @@ TEST_F(OptionsInUse, FlagsAreZeroOrOne) {
     options.shuffle = 2;
     api::Owned<tsr_sampler> sampler;
     EXPECT_FAILS(tsr_sampler_create(comm_, 10, &options, sampler.out()), TSR_E_INVALID_ARGUMENT, "shuffle is 2");
+}
+
+// Memory ends where the struct ends, as it may on a heap: nothing beyond a struct is looked at for its size alone.
+TEST_F(OptionsInUse, ASizeThatNoStructHasIsRefused) {
+    const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+    void* pages = ::mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(pages, MAP_FAILED);
+    auto* begin = static_cast<std::byte*>(pages);
+    ASSERT_EQ(::mprotect(begin + page, page, PROT_NONE), 0);
+    auto* options = reinterpret_cast<tsr_saver_options*>(begin + page - sizeof(tsr_saver_options));
+    const api::TemporaryDirectory root;
+    const std::string path = root.path().string();
+    for (const size_t size : {size_t{0}, size_t{1}, size_t{7}, size_t{4097}, size_t{UINT32_MAX}, SIZE_MAX}) {
+        EXPECT_FAILS(tsr_saver_options_init(options, size), TSR_E_INVALID_ARGUMENT, "struct_size");
+        options->struct_size = size;
+        api::Owned<tsr_saver> saver;
+        EXPECT_FAILS(tsr_saver_create(nullptr, path.c_str(), options, saver.out()), TSR_E_INVALID_ARGUMENT,
+                     std::to_string(size));
+    }
+    ::munmap(pages, 2 * page);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // tessera/storage.h: checkpoints in a storage of the program's own.
+#include <chrono>
 #include <mutex>
 #include <numeric>
+#include <thread>
 
 #include "api.hpp"
 #include "memory_storage.hpp"
@@ -272,6 +274,57 @@ TEST(StorageApi, TellsOfAnErrorAtEachCallOfALoad) {
     EXPECT_GT(failures, 5);
 }
 
+TEST(StorageApi, RanksThatLoadTogetherReadEachByteOnce) {
+    constexpr int64_t saved_bytes = int64_t{12} << 20;
+    constexpr int32_t ranks = 3;
+    MemoryStorage storage;
+    const auto handle = storage.handle();
+    for (const std::string root : {"a", "b"}) {
+        api::Array<float> w({saved_bytes / 4}, 2.0F);
+        const tsr_tensor tensor = w.tensor();
+        const auto state = api::state_of("w", w);
+        tsr_saver_options options;
+        ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
+        options.storage = handle;
+        api::Owned<tsr_saver> saver;
+        ASSERT_OK(tsr_saver_create(nullptr, root.c_str(), &options, saver.out()));
+        ASSERT_OK(tsr_saver_save(saver, 1, state));
+    }
+    tsr_open_options open;
+    ASSERT_OK(tsr_open_options_init(&open, sizeof open));
+    open.storage = handle;
+    for (const bool together : {true, false}) {
+        const int64_t before = storage.bytes_read();
+        api::run_ranks(ranks, [&](tsr_comm* comm, int32_t) {
+            api::Owned<tsr_checkpoint> checkpoint;
+            ASSERT_OK(tsr_checkpoint_open_with("a", &open, checkpoint.out()));
+            api::Array<float> w({saved_bytes / 4}, 0.0F);
+            const auto state = api::state_of("w", w);
+            tsr_load_options load;
+            ASSERT_OK(tsr_load_options_init(&load, sizeof load));
+            EXPECT_EQ(load.comm, nullptr);
+            if (together) load.comm = comm;
+            ASSERT_OK(tsr_checkpoint_load(checkpoint, state, &load));
+            EXPECT_THAT(w.values, Each(2.0F));
+            EXPECT_OK(tsr_comm_barrier(comm, nullptr));
+        });
+        const int64_t read = storage.bytes_read() - before;
+        const int64_t copies = together ? 1 : ranks;
+        EXPECT_GE(read, copies * saved_bytes);
+        EXPECT_LE(read, copies * saved_bytes + ranks * 65536);  // manifest and header of each rank
+    }
+    api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
+        api::Owned<tsr_checkpoint> checkpoint;
+        ASSERT_OK(tsr_checkpoint_open_with(rank == 0 ? "a" : "b", &open, checkpoint.out()));
+        api::Owned<tsr_state> state;
+        ASSERT_OK(tsr_state_create(state.out()));
+        tsr_load_options load;
+        ASSERT_OK(tsr_load_options_init(&load, sizeof load));
+        load.comm = comm;
+        EXPECT_FAILS(tsr_checkpoint_load(checkpoint, state, &load), TSR_E_MISMATCH, "rank 1 loads b/step-00000001-");
+    });
+}
+
 TEST(StorageApi, FindsTruncatedAndMissingObjects) {
     MemoryStorage memory;
     const api::Owned<tsr_storage> storage = memory.handle();
@@ -348,32 +401,124 @@ TEST(StorageApi, TheLoserOfARaceForARootDoesNotSave) {
     EXPECT_THAT(memory.keys(), Each(HasSubstr(".owner")));
 }
 
-TEST(StorageApi, StagesInARingOnlyWherePartsComeInAnyOrder) {
-    const auto ring = [](tsr_saver_options& options) { options.staging_bytes = int64_t{8} << 20; };
+TEST(StorageApi, StagesInARingWhateverTheOrderOfParts) {
     MemoryStorage any_order;
-    const api::Owned<tsr_storage> storage = any_order.handle();
-    Rows state(0, 1, 16 * default_columns);  // 16 MiB
-    {
-        tsr_saver_options options = saver_options(storage);
-        ring(options);
-        api::Owned<tsr_saver> saver;
-        ASSERT_OK(tsr_saver_create(nullptr, "runs/a", &options, saver.out()));
-        state.fill(1);
-        ASSERT_OK(tsr_saver_save_async(saver, 1, state.state, nullptr));
-        state.fill(-1);
-        ASSERT_OK(tsr_saver_wait(saver));
-    }
-    api::Owned<tsr_checkpoint> checkpoint;
-    ASSERT_OK(open_in(storage, "runs/a", checkpoint.out()));
-    ASSERT_OK(tsr_checkpoint_load(checkpoint, state.state, nullptr));
-    EXPECT_TRUE(state.holds(1));
-
     MemoryStorage in_order({0, 65536});
-    const api::Owned<tsr_storage> refusing = in_order.handle();
-    tsr_saver_options options = saver_options(refusing);
-    ring(options);
-    api::Owned<tsr_saver> saver;
-    EXPECT_FAILS(tsr_saver_create(nullptr, "runs/a", &options, saver.out()), TSR_E_UNSUPPORTED, "staging_bytes");
+    for (MemoryStorage* memory : {&any_order, &in_order}) {
+        const api::Owned<tsr_storage> storage = memory->handle();
+        Rows state(0, 1, 16 * default_columns);  // 16 MiB
+        {
+            tsr_saver_options options = saver_options(storage);
+            options.staging_bytes = int64_t{8} << 20;
+            api::Owned<tsr_saver> saver;
+            ASSERT_OK(tsr_saver_create(nullptr, "runs/a", &options, saver.out()));
+            state.fill(1);
+            ASSERT_OK(tsr_saver_save_async(saver, 1, state.state, nullptr));
+            state.fill(-1);
+            ASSERT_OK(tsr_saver_wait(saver));
+        }
+        api::Owned<tsr_checkpoint> checkpoint;
+        ASSERT_OK(open_in(storage, "runs/a", checkpoint.out()));
+        ASSERT_OK(tsr_checkpoint_load(checkpoint, state.state, nullptr));
+        EXPECT_TRUE(state.holds(1));
+    }
+}
+
+// A storage whose program does something else in the midst of a part, once.
+class Meddling : public MemoryStorage {
+   public:
+    api::Owned<tsr_storage> meddling_handle() {
+        tsr_storage_vtable table = vtable();
+        table.part = on_part;
+        api::Owned<tsr_storage> storage;
+        EXPECT_OK(tsr_storage_create(&table, static_cast<MemoryStorage*>(this), nullptr, storage.out()));
+        return storage;
+    }
+    std::function<void()> meddle;
+
+   private:
+    static int32_t on_part(void* upload, int64_t index, int64_t offset, const void* data, int64_t size, char* message,
+                           void* user_data) {
+        auto& self = *static_cast<Meddling*>(static_cast<MemoryStorage*>(user_data));
+        if (!self.done_.exchange(true)) self.meddle();
+        return self.vtable().part(upload, index, offset, data, size, message, user_data);
+    }
+    std::atomic<bool> done_{false};
+};
+
+TEST(StorageApi, ACallbackThatUsesItsSaverIsRefusedAndMayDestroyIt) {
+    for (const bool in_background : {true, false}) {
+        Meddling memory;
+        api::Owned<tsr_storage> storage = memory.meddling_handle();
+        const tsr_saver_options options = saver_options(storage);
+        tsr_saver* saver = nullptr;
+        ASSERT_OK(tsr_saver_create(nullptr, "runs/a", &options, &saver));
+        Rows state(0, 1);
+        state.fill(1);
+        Rows other(0, 1);
+        memory.meddle = [&] {
+            int64_t step = 0;
+            int32_t stop = 0;
+            EXPECT_EQ(tsr_saver_wait(saver), TSR_E_INVALID_STATE);
+            EXPECT_THAT(api::message(), HasSubstr("callback"));
+            EXPECT_EQ(tsr_saver_save(saver, 2, other.state), TSR_E_INVALID_STATE);
+            EXPECT_EQ(tsr_saver_save_async(saver, 2, other.state, nullptr), TSR_E_INVALID_STATE);
+            EXPECT_EQ(tsr_saver_resume(saver, other.state, &step), TSR_E_INVALID_STATE);
+            EXPECT_EQ(tsr_saver_should_stop(saver, 1, 0, &stop), TSR_E_INVALID_STATE);
+            tsr_saver_destroy(saver);
+        };
+        if (in_background) {
+            api::Owned<tsr_work> work;
+            ASSERT_OK(tsr_saver_save_async(saver, 1, state.state, work.out()));
+            ASSERT_OK(tsr_work_wait(work, 30000));
+        } else {
+            ASSERT_OK(tsr_saver_save(saver, 1, state.state));
+        }
+        EXPECT_FAILS(tsr_saver_wait(saver), TSR_E_INVALID_STATE, "destroyed");
+        // The root is given back a moment after the save.
+        const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        api::Owned<tsr_saver> next;
+        while (tsr_saver_create(nullptr, "runs/a", &options, next.out()) != TSR_OK) {
+            ASSERT_LT(std::chrono::steady_clock::now(), patience) << api::message();
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        int64_t step = 0;
+        EXPECT_OK(tsr_saver_resume(next, other.state, &step));
+        EXPECT_EQ(step, 1);
+        EXPECT_TRUE(other.holds(1));
+    }
+}
+
+TEST(StorageApi, NumbersThatCannotBeAreTold) {
+    static int64_t size;
+    static int64_t modified_ms;
+    MemoryStorage memory;
+    tsr_storage_vtable table = memory.vtable();
+    table.status = [](const char*, int32_t* kind, int64_t* bytes, int64_t* modified, char*, void*) -> int32_t {
+        *kind = TSR_STORAGE_OBJECT;
+        *bytes = size;
+        *modified = modified_ms;
+        return TSR_OK;
+    };
+    table.open = [](const char*, void** object, int64_t* bytes, char*, void*) -> int32_t {
+        *object = nullptr;
+        *bytes = size;
+        return TSR_OK;
+    };
+    table.close = [](void*, void*) {};
+    api::Owned<tsr_storage> storage;
+    ASSERT_OK(tsr_storage_create(&table, &memory, nullptr, storage.out()));
+    api::Owned<tsr_checkpoint> checkpoint;
+    for (const int64_t bytes : {int64_t{-1}, INT64_MIN}) {
+        size = bytes;
+        EXPECT_FAILS(open_in(storage, "runs/a.safetensors", checkpoint.out()), TSR_E_IO,
+                     std::to_string(bytes) + " bytes");
+    }
+    size = 100;
+    for (const int64_t time : {INT64_MAX, INT64_MIN}) {
+        modified_ms = time;
+        EXPECT_FAILS(open_in(storage, "runs/a.safetensors", checkpoint.out()), TSR_E_IO, std::to_string(time) + " ms");
+    }
 }
 
 TEST(StorageApi, ChecksTheVtable) {

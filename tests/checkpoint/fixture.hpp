@@ -17,6 +17,7 @@
 
 #include "base/log.hpp"
 #include "checkpoint/saver.hpp"
+#include "comm/private_buffer.hpp"
 #include "ranks.hpp"
 #include "temporary_directory.hpp"
 
@@ -118,10 +119,13 @@ class MeetingComm final : public Communicator {
         }
     }
     WorkPtr submit(const Request&) override { throw Error(Code::unsupported, "submit"); }
+    WorkPtr submit_job(std::function<void()>) override { throw Error(Code::unsupported, "submit"); }
+    std::shared_ptr<Plan> prepare(const Request&) override { throw Error(Code::unsupported, "prepare"); }
+    std::shared_ptr<Communicator> shrink(const CommOptions&) override { throw Error(Code::unsupported, "shrink"); }
     std::shared_ptr<Communicator> split(int, int, const CommOptions&) override {
         return std::make_shared<MeetingComm>(meeting_, rank_, world_size_);
     }
-    std::shared_ptr<Buffer> allocate(size_t) override { throw Error(Code::unsupported, "allocate"); }
+    std::shared_ptr<Buffer> allocate(size_t size) override { return std::make_shared<PrivateBuffer>(size); }
     void finalize() override {}
     void abort(const std::string&) override { meeting_->leave(rank_); }
     std::optional<Error> error() const override { return std::nullopt; }

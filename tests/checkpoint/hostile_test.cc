@@ -2,11 +2,16 @@
 // crashes, allocates without bound, or reaches outside the checkpoint's directory.
 #include <gtest/gtest.h>
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <future>
 #include <random>
 
 #include "base/crc32c.hpp"
+#include "checkpoint/agreement.hpp"
 #include "checkpoint/native/root.hpp"
 #include "fixture.hpp"
 
@@ -243,8 +248,8 @@ TEST(HostileManifest, RandomEditsNeverCrash) {
             ++taken;
             // What was taken can be walked.
             for (const auto& [name, tensor] : manifest.tensors) {
-                tensor.for_each_piece(Box::whole(tensor.shape), [&](const Box& box, int index) {
-                    ASSERT_TRUE(box.inside(tensor.shape));
+                tensor->for_each_piece(Box::whole(tensor->shape), [&](const Box& box, int index) {
+                    ASSERT_TRUE(box.inside(tensor->shape));
                     ASSERT_LT(static_cast<size_t>(index), manifest.files.size());
                 });
             }
@@ -298,6 +303,30 @@ TEST(Root, WhatIsNoCheckpointIsToldSo) {
     EXPECT_EQ(error_of([&] { (void)Checkpoint::open(dir / "file"); }).code(), Code::not_found);
     EXPECT_EQ(error_of([&] { (void)Checkpoint::open(dir / "file/x"); }).code(), Code::not_found);
     EXPECT_EQ(error_of([&] { (void)Checkpoint::open(""); }).code(), Code::invalid_argument);
+}
+
+// --- what is no file ---
+
+// Opening a pipe waits for whoever writes into it, which may be nobody.
+TEST(HostileRoot, APipeInPlaceOfAFileIsRefusedAtOnce) {
+    for (const char* name : {"step-00000001-5f3a91c2/manifest.json", "latest", "best", ".owner", "model.safetensors"}) {
+        const TempDir dir;
+        const std::string path = dir / name;
+        std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+        ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+        auto looked = std::async(std::launch::async, [&] {
+            for (const std::string& place : {dir.path(), path, dir / "best"}) {
+                EXPECT_THROW((void)Checkpoint::open(place), Error) << name;
+            }
+            (void)attempt([&] { Saver(nullptr, dir.path(), saver_options()).save(1, State()); });
+        });
+        const bool in_time = looked.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
+        EXPECT_TRUE(in_time) << name;
+        if (in_time) continue;
+        const int other_end = ::open(path.c_str(), O_RDWR | O_NONBLOCK);  // so that the test ends
+        looked.wait();
+        ::close(other_end);
+    }
 }
 
 }  // namespace

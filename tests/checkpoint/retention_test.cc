@@ -194,6 +194,35 @@ TEST_F(RetentionTest, WhatIsBeingRemovedCannotBeOpened) {
     EXPECT_THAT(error_of([&] { (void)Checkpoint::open(save); }).what(), HasSubstr("is being removed"));
 }
 
+// Somebody moved a save to another disk, or means harm: what a link leads to is not the root's.
+TEST_F(RetentionTest, ALinkInPlaceOfASaveIsReadAndNeverEmptied) {
+    const TempDir elsewhere;
+    Saver saver(nullptr, dir_.path(), keeping(1, 0, 0));
+    owned_.fill(1);
+    saver.save(1, owned_.state);
+    const std::string save = only_save(dir_.path());
+    std::filesystem::rename(save, elsewhere / "moved");
+    std::filesystem::create_directory_symlink(elsewhere / "moved", save);
+    // And one whose manifest is missing, with the mark of a dead writer.
+    Holder dead = Holder::this_process("dead");
+    dead.start_time -= 1;
+    std::filesystem::create_directory(elsewhere / "begun");
+    spill(elsewhere / "begun/rank-00000.safetensors", "not of this root");
+    spill(elsewhere / "begun/.writing", dead.dump());
+    std::filesystem::create_directory_symlink(elsewhere / "begun", dir_ / "step-00000007-0123abcd");
+
+    EXPECT_EQ(Checkpoint::open(save)->load(owned_.state).missing.size(), 0u);
+    EXPECT_EQ(owned_.differences(1), 0);
+    saver.save(2, owned_.state);
+    saver.save(3, owned_.state);
+    EXPECT_TRUE(std::filesystem::is_symlink(save));
+    EXPECT_TRUE(std::filesystem::exists(elsewhere / "moved/manifest.json"));
+    EXPECT_TRUE(std::filesystem::exists(elsewhere / "moved/rank-00000.safetensors"));
+    EXPECT_FALSE(std::filesystem::exists(elsewhere / "moved/.writing"));
+    EXPECT_EQ(slurp(elsewhere / "begun/rank-00000.safetensors"), "not of this root");
+    EXPECT_EQ(newest_save(posix_file_system(), dir_.path()).value_or("").substr(0, 13), "step-00000003");
+}
+
 TEST_F(RetentionTest, WhatCannotBeMeantIsRefused) {
     const auto refused = [&](const Retention& retention) {
         SaverOptions options = saver_options();

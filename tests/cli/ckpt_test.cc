@@ -91,9 +91,21 @@ TEST_F(CkptCommand, LsWithoutCheckpointsEndsWithOneAndSaysWhereTheyAre) {
 }
 
 TEST_F(CkptCommand, AFailureIsAnObjectInJson) {
-    for (const char* name : {"ls", "info", "tree", "verify"}) {
+    const std::string out = " " + (dir_ / "out");
+    const std::pair<const char*, std::string> commands[] = {{"ls", ""},
+                                                            {"info", ""},
+                                                            {"tree", ""},
+                                                            {"cat", " name"},
+                                                            {"shards", ""},
+                                                            {"diff", " " + root_},
+                                                            {"verify", ""},
+                                                            {"convert", out + " --to safetensors"},
+                                                            {"gc", ""},
+                                                            {"latest", ""},
+                                                            {"rename-keys", out + " --prefix p."}};
+    for (const auto& [name, rest] : commands) {
         SCOPED_TRACE(name);
-        const Result result = tessera(std::string(name) + " --json " + root_ + "/nope", "2>/dev/null");
+        const Result result = tessera(std::string(name) + " --json " + root_ + "/nope" + rest, "2>/dev/null");
         EXPECT_EQ(result.code, 2);
         const Json json = Json::parse(result.output, "error");
         EXPECT_EQ(json.at("error").at("code").as_string(), "NOT_FOUND");
@@ -122,9 +134,9 @@ TEST_F(CkptCommand, ControlCharactersOfAManifestDoNotReachTheTerminal) {
     EXPECT_THAT(tessera("ls " + root_).output, Not(HasSubstr("\033")));
 }
 
-TEST_F(CkptCommand, VerifyShowsItsProgressOnATerminalOnly) {
+TEST_F(CkptCommand, LongWorkShowsItsProgressOnATerminalOnly) {
     EXPECT_THAT(tessera("verify " + root_).output, Not(HasSubstr("%")));
-    const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
     ASSERT_GE(terminal, 0);
     ASSERT_EQ(::grantpt(terminal), 0);
     ASSERT_EQ(::unlockpt(terminal), 0);
@@ -132,13 +144,23 @@ TEST_F(CkptCommand, VerifyShowsItsProgressOnATerminalOnly) {
     ASSERT_EQ(::ptsname_r(terminal, name, sizeof name), 0);
     const int other_end = ::open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);  // keeps what was written there until it is read
     ASSERT_GE(other_end, 0);
-    EXPECT_EQ(tessera("verify " + root_, std::string("2>") + name).code, 0);
-    char text[1024];
-    const ssize_t n = ::read(terminal, text, sizeof text);
+    const std::pair<std::string, std::string> commands[] = {{"verify", ""},
+                                                            {"convert", (dir_ / "a") + " --to native"},
+                                                            {"convert", (dir_ / "b") + " --to safetensors"},
+                                                            {"convert", (dir_ / "c") + " --to torch_dcp"},
+                                                            {"diff", root_},
+                                                            {"cat", "model.fc1.weight"},
+                                                            {"rename-keys", (dir_ / "d") + " --prefix p."}};
+    for (const auto& [command, rest] : commands) {
+        SCOPED_TRACE(command + " " + rest);
+        EXPECT_EQ(tessera(command + " " + root_ + " " + rest, std::string("2>") + name).code, 0);
+        char text[1024];
+        const ssize_t n = ::read(terminal, text, sizeof text);
+        const std::string shown(text, n > 0 ? static_cast<size_t>(n) : 0);
+        EXPECT_THAT(shown, ::testing::ContainsRegex(command + ": [0-9]+ % of [0-9]+ KiB"));
+    }
     ::close(other_end);
     ::close(terminal);
-    ASSERT_GT(n, 0);
-    EXPECT_THAT(std::string(text, static_cast<size_t>(n)), ::testing::ContainsRegex("verify: [0-9]+ % of [0-9]+ KiB"));
 }
 
 TEST_F(CkptCommand, TreeTellsWhoHoldsWhat) {

@@ -12,6 +12,7 @@
 
 #include "base/json.hpp"
 #include "checkpoint/fixture.hpp"
+#include "places.hpp"
 
 namespace tsr::testing {
 
@@ -23,8 +24,7 @@ struct Result {
 // `tessera ckpt`, or another group. Both streams, or what `redirection` leaves.
 inline Result tessera(const std::string& arguments, const std::string& redirection = "2>&1",
                       const std::string& group = "ckpt") {
-    const std::string command =
-        std::string(TESSERA_BINARY_DIR) + "/tessera " + group + " " + arguments + " " + redirection;
+    const std::string command = tsr::testing::binary_dir() + "/tessera " + group + " " + arguments + " " + redirection;
     Result result;
     FILE* pipe = ::popen(command.c_str(), "r");
     if (pipe == nullptr) throw std::runtime_error("popen");

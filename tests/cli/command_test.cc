@@ -8,6 +8,8 @@
 #include <string>
 
 #include "base/json.hpp"
+#include "mounted.hpp"
+#include "places.hpp"
 #include "temporary_directory.hpp"
 
 namespace tsr {
@@ -25,7 +27,7 @@ struct Result {
 
 Result tessera(const std::string& arguments) {
     Result result;
-    FILE* pipe = ::popen((TESSERA_BINARY_DIR "/tessera " + arguments + " 2>&1 < /dev/null").c_str(), "r");
+    FILE* pipe = ::popen((tsr::testing::binary_dir() + "/tessera " + arguments + " 2>&1 < /dev/null").c_str(), "r");
     char bytes[4096];
     for (size_t got; (got = std::fread(bytes, 1, sizeof bytes, pipe)) > 0;) result.out.append(bytes, got);
     result.code = WEXITSTATUS(::pclose(pipe));
@@ -79,10 +81,29 @@ TEST(Command, EnvTriesTransportsAndDirectIo) {
     EXPECT_EQ(facts.at("transports").at("gloo").as_string(), "usable");
     EXPECT_GE(facts.at("usable_cores").as_int(), 1);
     EXPECT_EQ(facts.at("directory").as_string(), directory.path().string());
-    EXPECT_THAT(facts.at("direct_io").as_string(), ::testing::AnyOf("yes", StartsWith("no: ")));
+    const bool direct = facts.at("direct_io").as_string() == "yes";
+    EXPECT_THAT(facts.at("direct_io").as_string(), ::testing::AnyOf("yes", StartsWith("no: it ")));
+    EXPECT_THAT(facts.at("writes").as_string(), StartsWith(direct ? "O_DIRECT" : "through the page cache"));
+    EXPECT_THAT(facts.at("preallocation").as_string(), ::testing::AnyOf("yes", StartsWith("no: ")));
+    EXPECT_NE(facts.at("file_system").as_string(), "");
+    EXPECT_GT(facts.at("free_bytes").as_int(), 0);
     EXPECT_TRUE(std::filesystem::is_empty(directory.path())) << "the probe is removed";
-    EXPECT_THAT(tessera("env /proc").out, HasSubstr("unknown: no file can be made there"));
+    EXPECT_THAT(tessera("env /proc").out, HasSubstr("unknown: cannot create /proc/.tessera-probe-"));
+    const Json of_memory = Json::parse(tessera("env --json /dev/shm").out, "env");
+    EXPECT_EQ(of_memory.at("file_system").as_string(), "tmpfs");
+    EXPECT_EQ(of_memory.at("temporary_directory").at("directory").as_string(),
+              std::filesystem::temp_directory_path().string());
     EXPECT_THAT(tessera("env").out, HasSubstr("shm usable, gloo usable"));
+}
+
+// As a save finds it (WritePath in tests/checkpoint/), on a file system that takes no O_DIRECT.
+TEST(Command, EnvTellsWhyWritesAreNotDirect) {
+    const testing::TemporaryDirectory directory;
+    const testing::Mounted ramfs("ramfs", directory.path() / "ramfs");
+    if (!ramfs.is_there()) return;  // it takes the right to mount
+    const Json facts = Json::parse(tessera("env --json " + ramfs.path()).out, "env");
+    EXPECT_THAT(facts.at("direct_io").as_string(), StartsWith("no: it refuses to open files with O_DIRECT"));
+    EXPECT_THAT(facts.at("writes").as_string(), StartsWith("through the page cache"));
 }
 
 // What cannot be used is told with its reason.

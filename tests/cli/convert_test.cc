@@ -11,6 +11,7 @@
 #include "checkpoint/native/lease.hpp"
 #include "checkpoint/native/root.hpp"
 #include "cli/command.hpp"
+#include "places.hpp"
 
 extern char** environ;
 
@@ -224,7 +225,7 @@ TEST_F(Convert, AnInterruptRemovesWhatWasBegun) {
             while (::write(other_end, filler.data(), 1) > 0) continue;
         } while (::poll(&writable, 1, 200) > 0);
 
-        const std::string binary = std::string(TESSERA_BINARY_DIR) + "/tessera";
+        const std::string binary = tsr::testing::binary_dir() + "/tessera";
         std::vector<std::string> words{binary, "ckpt", "convert", root_, out_, "--to", to};
         std::vector<char*> argv;
         for (std::string& word : words) argv.push_back(word.data());

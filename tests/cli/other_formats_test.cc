@@ -1,8 +1,9 @@
-// Every sub-command of `tessera ckpt` on what others write: safetensors as Hugging Face lays them out, and DCP directories
-// that `convert` made.
+// Every sub-command of `tessera ckpt` on what others write: safetensors as Hugging Face lays them out and DCP directories,
+// which `convert` made, and what PyTorch itself wrote.
 #include <gmock/gmock.h>
 
 #include "cli/command.hpp"
+#include "places.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -78,6 +79,46 @@ TEST_P(OtherFormats, AreVerifiedAsFarAsTheFormatGoes) {
 
 INSTANTIATE_TEST_SUITE_P(Formats, OtherFormats, ::testing::Values("safetensors", "hf", "torch_dcp"),
                          [](const auto& one) { return std::string(one.param); });
+
+// The numbers are those of tests/golden/torch_dcp/make.py.
+TEST(OtherFormatsOfPyTorch, EverySubcommandTakesThem) {
+    const TempDir dir;
+    int versions = 0;
+    for (const auto& version : std::filesystem::directory_iterator(source_dir() + "/tests/golden/torch_dcp")) {
+        if (!version.is_directory()) continue;
+        ++versions;
+        const std::string both[] = {version.path() / "dcp", version.path() / "save.pt"};
+        for (const std::string& path : both) {
+            SCOPED_TRACE(path);
+            EXPECT_EQ(json_of("ls --json " + path).as_array().at(0).at("state").as_string(), "committed");
+            const Json info = json_of("info --json " + path);
+            EXPECT_EQ(info.at("format").as_string(), path.ends_with("dcp") ? "torch_dcp" : "torch_save");
+            EXPECT_EQ(info.at("tensor_count").as_int(), 9);
+            EXPECT_EQ(info.at("values").at("note").as_string(), "größer");
+            const Json tree = json_of("tree --json " + path);
+            EXPECT_EQ(tree.at("tensors").at("model.brain").at("dtype").as_string(), "bf16");
+            const size_t parts = path.ends_with("dcp") ? 2 : 1;
+            const Json shards = json_of("shards --json " + path);
+            EXPECT_EQ(shards.at("tensors").at("model.rows").at("pieces").as_array().size(), parts);
+            const Json rows = json_of("cat --json " + path + " model.rows");
+            EXPECT_EQ(rows.at("count").as_int(), 35);
+            EXPECT_EQ(rows.at("max").as_double(), 34);
+            EXPECT_EQ(json_of("cat --json " + path + " model.transposed --slice 3,1").at("values").as_double(), 7);
+            const Json verified = json_of("verify --json " + path);
+            EXPECT_TRUE(verified.at("sound").as_bool());
+            EXPECT_TRUE(verified.at("checksums").as_bool());
+        }
+        const Json diff = json_of("diff --json " + both[0] + " " + both[1], 1);
+        EXPECT_EQ(diff.at("compared").as_int(), 7);
+        EXPECT_EQ(diff.at("only_in_a").dump(), R"(["model.columns","model.copies"])");
+        EXPECT_EQ(diff.at("only_in_b").dump(), R"(["model.parameter","model.shared"])");
+        EXPECT_EQ(diff.at("tensors").as_array().size() + diff.at("values").as_array().size(), 0u);
+        const std::string converted = dir / version.path().filename().string();
+        EXPECT_EQ(tessera("convert " + both[0] + " " + converted + " --to native").code, 0);
+        EXPECT_TRUE(json_of("diff --json " + both[0] + " " + converted).at("same").as_bool());
+    }
+    EXPECT_GE(versions, 4);
+}
 
 TEST(OtherFormatsOfTwoModels, AreNotChosenBetween) {
     const TempDir dir;

@@ -1,9 +1,11 @@
 // Every collective against a plain reference, over worlds, dtypes, operations, sizes and kinds of memory. Inputs are
 // small integers, so that every order of every dtype gives the same exact result; the order itself is tested apart.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "comm/communicator.hpp"
 #include "ranks.hpp"
@@ -63,16 +65,28 @@ struct Case {
     int world;
     Memory memory;
     const char* backend = "auto";
+    const char* placement = "";
 };
 
 class Collectives : public ::testing::TestWithParam<Case> {
    protected:
     void on_ranks(const std::function<void(Communicator&)>& body) {
-        expect_all_well(run_ranks(GetParam().world, test_options(GetParam().backend), body));
+        const auto [world, memory, backend, placement] = GetParam();
+        const auto store = make_memory_store(milliseconds{30000});
+        expect_all_well(run_threads(world, [&](int rank) {
+            CommOptions options = test_options(backend);
+            options.host_id = pretended_host(placement, rank, world);
+            const auto comm = Communicator::create(store, rank, world, options);
+            if (*placement != '\0') {
+                ASSERT_EQ(comm->transport(), "hierarchical");
+            }
+            body(*comm);
+        }));
     }
     // Sizes (elements a rank) that meet each way: empty, tiny, one-shot, staged or direct, several segments, odd.
     [[nodiscard]] static std::vector<size_t> sizes() {
         if (GetParam().world > 4) return {0, 1, 1023, 70001};
+        if (*GetParam().placement != '\0') return {0, 1, 7, 1023, 70001, (size_t{1} << 20) + 3};  // chunks in turn
         return {0, 1, 7, 1023, 70001, (size_t{1} << 18) + 3};
     }
 };
@@ -133,11 +147,11 @@ TEST_P(Collectives, AllReduceOfEverySize) {
 
 TEST_P(Collectives, ListsOfTensorsAreReducedAndBroadcastTogether) {
     on_ranks([&](Communicator& comm) {
-        const Place place(comm, GetParam().memory, size_t{4} << 20);
-        // Gaps, neighbours and empty ones; together more than a segment.
+        const Place place(comm, GetParam().memory, size_t{8} << 20);
+        // Gaps, neighbours and empty ones; together more than a segment, and than some chunks of several hosts.
         std::vector<Tensor> list;
         size_t at = 0;
-        for (const size_t count : {5, 0, 1000, 70001, 1, 64, 130000}) {
+        for (const size_t count : {5, 0, 1000, 70001, 1, 64, 130000, 1500000}) {
             list.push_back(view(place, DType::f32, count, at));
             at += count + (list.size() % 2);
         }
@@ -156,6 +170,117 @@ TEST_P(Collectives, ListsOfTensorsAreReducedAndBroadcastTogether) {
             ASSERT_EQ(first_wrong(tensor, [&](int64_t i) { return input_value(root, i); }), -1);
         }
         comm.run(reduction(Collective::all_reduce, {}, {}, ReduceOp::sum));
+    });
+}
+
+// Lists of tensors of a rank: gaps, neighbours and empty ones; more than a segment, than some chunks of several hosts and
+// than what is packed, which needs few ranks to be quick.
+std::vector<size_t> list_of_counts(int world) {
+    if (world > 4) return {5, 0, 1000, 1, 64, 30001};
+    return {5, 0, 1000, 70001, 1, 64, 30001, 1100000};
+}
+
+struct Pairs {
+    std::vector<Tensor> wholes;
+    std::vector<Tensor> parts;
+};
+
+// `apart`: a gap after every second pair, so that the list is not one piece.
+Pairs pairs_of(Communicator& comm, const Place& wholes, const Place& parts, std::span<const size_t> counts,
+               size_t apart) {
+    Pairs pairs;
+    size_t whole_at = 0;
+    size_t part_at = 0;
+    for (const size_t count : counts) {
+        const size_t all = count * static_cast<size_t>(comm.world_size());
+        pairs.wholes.push_back(view(wholes, DType::f32, all, whole_at));
+        pairs.parts.push_back(view(parts, DType::f32, count, part_at));
+        const size_t gap = apart * (pairs.parts.size() % 2);
+        whole_at += all + gap;
+        part_at += count + gap;
+    }
+    return pairs;
+}
+
+size_t bytes_for(std::span<const size_t> counts, size_t times) {
+    size_t elements = 0;
+    for (const size_t count : counts) elements += count * times + 3;
+    return elements * 4;
+}
+
+// Gives `body` the lists of this rank: long and short, in one piece or with gaps, with the parts beside the wholes or in
+// them.
+void for_lists(Communicator& comm, Memory memory, const std::function<void(const Pairs&)>& body) {
+    const auto n = static_cast<size_t>(comm.world_size());
+    const std::vector<size_t> many = list_of_counts(comm.world_size());
+    const std::vector<size_t> few = {3, 1, 7};
+    for (const std::vector<size_t>& counts : {many, few}) {
+        const Place wholes(comm, memory, bytes_for(counts, n));
+        const Place parts(comm, memory, bytes_for(counts, 1));
+        for (const size_t apart : {size_t{0}, size_t{3}}) {
+            for (const bool in_place : {false, true}) {
+                SCOPED_TRACE(fmt::format("{} tensors, gaps of {}, in place {}", counts.size(), apart, in_place));
+                Pairs pairs = pairs_of(comm, wholes, parts, counts, apart);
+                for (size_t i = 0; in_place && i < counts.size(); ++i) {
+                    pairs.parts[i].data =
+                        pairs.wholes[i].data + static_cast<size_t>(comm.rank()) * pairs.parts[i].size_bytes();
+                }
+                body(pairs);
+            }
+        }
+    }
+}
+
+TEST_P(Collectives, ListsOfTensorsAreGatheredTogether) {
+    on_ranks([&](Communicator& comm) {
+        for_lists(comm, GetParam().memory, [&](const Pairs& pairs) {
+            for (const Tensor& whole : pairs.wholes) clear(whole);
+            for (const Tensor& part : pairs.parts) fill(part, comm.rank());
+            comm.run({.collective = Collective::all_gather, .inputs = pairs.parts, .outputs = pairs.wholes});
+            for (size_t i = 0; i < pairs.parts.size(); ++i) {
+                const auto count = static_cast<size_t>(pairs.parts[i].numel());
+                ASSERT_EQ(first_wrong(pairs.wholes[i], gathered(count)), -1) << "tensor " << i;
+            }
+        });
+    });
+}
+
+TEST_P(Collectives, ListsOfTensorsAreReducedAndScatteredTogether) {
+    on_ranks([&](Communicator& comm) {
+        for_lists(comm, GetParam().memory, [&](const Pairs& pairs) {
+            for (const Tensor& whole : pairs.wholes) fill(whole, comm.rank());
+            comm.run(reduction(Collective::reduce_scatter, pairs.wholes, pairs.parts, ReduceOp::sum));
+            const auto all = sum_of(comm);
+            for (size_t i = 0; i < pairs.parts.size(); ++i) {
+                const int64_t first = pairs.parts[i].numel() * comm.rank();
+                ASSERT_EQ(first_wrong(pairs.parts[i], [&](int64_t at) { return all(first + at); }), -1)
+                    << "tensor " << i;
+            }
+        });
+    });
+}
+
+// What overflows in the sum of a host takes another way there.
+TEST_P(Collectives, ListsOfIntegersAreAveragedAndScattered) {
+    on_ranks([&](Communicator& comm) {
+        const auto n = static_cast<size_t>(comm.world_size());
+        std::vector<std::vector<int32_t>> memory;
+        std::vector<Tensor> wholes;
+        std::vector<Tensor> parts;
+        for (const size_t count : {2, 40000}) {
+            wholes.push_back(tensor_of(std::span<int32_t>(memory.emplace_back(n * count)), DType::i32));
+            parts.push_back(tensor_of(std::span<int32_t>(memory.emplace_back(count)), DType::i32));
+        }
+        for (const Tensor& whole : wholes) fill(whole, comm.rank());
+        comm.run(reduction(Collective::reduce_scatter, wholes, parts, ReduceOp::avg));
+        for (const Tensor& part : parts) {
+            ASSERT_EQ(first_wrong(part,
+                                  [&](int64_t i) {
+                                      return expected_value(comm.world_size(), part.numel() * comm.rank() + i,
+                                                            DType::i32, ReduceOp::avg);
+                                  }),
+                      -1);
+        }
     });
 }
 
@@ -283,6 +408,19 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
     return std::to_string(info.param.world) + memory[static_cast<int>(info.param.memory)];
 }
 
+std::string placed_case_name(const ::testing::TestParamInfo<Case>& info) {
+    std::string placement = info.param.placement;
+    std::erase(placement, '-');
+    return case_name(info) + "_" + placement;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Hosts, Collectives,
+    ::testing::Values(Case{3, Memory::foreign, "auto", "even"}, Case{3, Memory::buffers, "auto", "round-robin"},
+                      Case{3, Memory::foreign, "auto", "uneven"}, Case{4, Memory::mixed, "auto", "even"},
+                      Case{4, Memory::foreign, "auto", "round-robin"}, Case{4, Memory::buffers, "auto", "uneven"},
+                      Case{5, Memory::foreign, "auto", "uneven"}, Case{8, Memory::buffers, "auto", "round-robin"}),
+    placed_case_name);
 // Gloo knows no kinds of memory.
 INSTANTIATE_TEST_SUITE_P(Gloo, Collectives,
                          ::testing::Values(Case{1, Memory::foreign, "gloo"}, Case{2, Memory::foreign, "gloo"},
@@ -294,7 +432,8 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Collectives,
                                            Case{2, Memory::buffers}, Case{2, Memory::mixed}, Case{3, Memory::foreign},
                                            Case{3, Memory::buffers}, Case{4, Memory::foreign}, Case{4, Memory::buffers},
                                            Case{4, Memory::mixed}, Case{5, Memory::foreign}, Case{5, Memory::buffers},
-                                           Case{8, Memory::foreign}, Case{8, Memory::buffers}, Case{8, Memory::mixed}),
+                                           Case{6, Memory::foreign}, Case{7, Memory::buffers}, Case{8, Memory::foreign},
+                                           Case{8, Memory::buffers}, Case{8, Memory::mixed}, Case{9, Memory::mixed}),
                          case_name);
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 #include <future>
+#include <latch>
 #include <random>
 
 #include "ranks.hpp"
@@ -124,8 +125,8 @@ TEST(Communicator, SplitsByColorAndOrdersByKey) {
 TEST(Communicator, OutlivesItsParentAndTwoLiveOnOneStore) {
     const auto store = make_memory_store(milliseconds{20000});
     expect_all_well(run_threads(3, [&](int rank) {
-        auto first = Communicator::create(store, rank, 3, test_options());
-        auto second = Communicator::create(store, rank, 3, test_options());
+        auto first = join_job(store, rank, 3, test_options());
+        auto second = join_job(store, rank, 3, test_options());
         const auto group = first->split(0, 0, test_options());
         first.reset();
         for (const auto& comm : {second, group}) {
@@ -191,12 +192,13 @@ TEST(Communicator, ManyRanksOnFewCores) {
 
 // --- bad requests: a clear error before anything is sent, and the communicator goes on
 
-void expect_refused(Communicator& comm, const Request& request, const std::string& text) {
+void expect_refused(Communicator& comm, const Request& request, const std::string& text,
+                    Code code = Code::invalid_argument) {
     try {
         comm.run(request);
         ADD_FAILURE() << "accepted, but should say: " << text;
     } catch (const Error& e) {
-        EXPECT_TRUE(e.code() == Code::invalid_argument || e.code() == Code::unsupported) << e.what();
+        EXPECT_EQ(e.code(), code) << e.what();
         EXPECT_THAT(e.what(), HasSubstr(text));
     }
 }
@@ -219,8 +221,8 @@ TEST(Communicator, BadRequestsAreRefusedBeforeTheyBegin) {
         const std::vector<Tensor> two_types{four, wide};
         expect_refused(comm, all_reduce(four, static_cast<ReduceOp>(9)), "unknown reduction 9");
         expect_refused(comm, all_reduce(four, ReduceOp::none), "unknown reduction 0");
-        expect_refused(comm, all_reduce(gpu), "CUDA");
-        expect_refused(comm, all_reduce(boolean), "bool cannot be reduced; f16, bf16, f32");
+        expect_refused(comm, all_reduce(gpu), "CUDA", Code::unsupported);
+        expect_refused(comm, all_reduce(boolean), "bool cannot be reduced; f16, bf16, f32", Code::unsupported);
         expect_refused(comm, all_reduce(nowhere), "no data");
         expect_refused(comm, all_reduce(crooked), "not aligned");
         expect_refused(comm, {Collective::all_reduce, {}, two_types, ReduceOp::sum, -1, 0, {}},
@@ -230,13 +232,13 @@ TEST(Communicator, BadRequestsAreRefusedBeforeTheyBegin) {
         const std::vector<Tensor> partly{four, tensor_of(std::span(values).subspan(3, 4), DType::f32)};
         const std::vector<Tensor> side_by_side{empty, tensor_of(std::span(values).last(4), DType::f32), four};
         expect_refused(comm, {Collective::all_reduce, {}, twice, ReduceOp::sum, -1, 0, {}},
-                       "output[0] and output[2] overlap");
+                       "the tensors [0] and [2] overlap");
         expect_refused(comm, {Collective::all_reduce, {}, partly, ReduceOp::sum, -1, 0, {}},
-                       "output[0] and output[1] overlap");
+                       "the tensors [0] and [1] overlap");
         std::vector<float> own(4);
         const Tensor other = over(own, DType::f32);
         expect_refused(comm, {Collective::all_gather_v, {&other, 1}, partly, ReduceOp::none, -1, 0, {}},
-                       "output[0] and output[1] overlap");
+                       "the tensors [0] and [1] overlap");
         comm.run({Collective::all_reduce, {}, side_by_side, ReduceOp::sum, -1, 0, {}});
         expect_refused(comm, {Collective::broadcast, {}, {&four, 1}, ReduceOp::none, 2, 0, {}}, "root 2 is not a rank");
         expect_refused(comm, {Collective::broadcast, {}, {&four, 1}, ReduceOp::none, -1, 0, {}}, "root -1");
@@ -245,7 +247,7 @@ TEST(Communicator, BadRequestsAreRefusedBeforeTheyBegin) {
         expect_refused(comm, {Collective::all_gather, {&four, 1}, {&wide, 1}, ReduceOp::none, -1, 0, {}},
                        "different dtypes");
         expect_refused(comm, {Collective::reduce_scatter, {&four, 1}, {}, ReduceOp::sum, -1, 0, {}},
-                       "one output tensor, got 0");
+                       "as many inputs as outputs, at least one of each; got 1 and 0");
         expect_refused(comm, {Collective::all_to_all, {&eight, 1}, {&eight, 1}, ReduceOp::none, -1, 0, {}}, "overlap");
         expect_refused(comm, {Collective::all_gather_v, {&four, 1}, {&eight, 1}, ReduceOp::none, -1, 0, {}},
                        "one output a rank, 2");
@@ -257,11 +259,43 @@ TEST(Communicator, BadRequestsAreRefusedBeforeTheyBegin) {
     }));
 }
 
+// Input and output may share memory only as the same part of it.
+TEST(Communicator, InputsThatOverlapTheirOutputsAreRefused) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        std::vector<float> values(16, 1.0F);
+        const auto before = values;
+        const auto at = [&](size_t begin, size_t count) {
+            return tensor_of(std::span(values).subspan(begin, count), DType::f32);
+        };
+        const int own = comm.rank();  // also the root of each: what a root gives is looked at there
+        const auto others = static_cast<size_t>(4 * (1 - own));
+        const Tensor whole = at(0, 8);
+        for (const size_t begin : {others, size_t{2}, size_t{7}}) {  // another rank's part, across both, across the end
+            const Tensor part = at(begin, 4);
+            for (const auto& [collective, input, output] : {std::tuple{Collective::all_gather, part, whole},
+                                                            {Collective::reduce_scatter, whole, part},
+                                                            {Collective::gather, part, whole},
+                                                            {Collective::scatter, whole, part}}) {
+                expect_refused(comm, {collective, {&input, 1}, {&output, 1}, ReduceOp::sum, own, 0, {}}, "overlap");
+            }
+        }
+        const std::vector<Tensor> apart{at(0, 4), at(8, 4)};
+        const Tensor shifted = at(own == 0 ? 2 : 9, 4);
+        expect_refused(comm, {Collective::all_gather_v, {&shifted, 1}, apart, ReduceOp::none, -1, 0, {}}, "overlap");
+        const Tensor later = at(1, 8);
+        expect_refused(comm, {Collective::reduce, {&whole, 1}, {&later, 1}, ReduceOp::sum, own, 0, {}}, "overlap");
+        expect_refused(comm, {Collective::reduce, {&later, 1}, {&whole, 1}, ReduceOp::sum, own, 0, {}}, "overlap");
+        expect_refused(comm, {Collective::all_to_all, {&whole, 1}, {&later, 1}, ReduceOp::none, -1, 0, {}}, "overlap");
+        EXPECT_EQ(values, before);
+        comm.run(barrier());
+    }));
+}
+
 TEST(Communicator, BadCreationsAreRefused) {
     const auto store = make_memory_store(milliseconds{1000});
     const auto refused = [&](int rank, int world_size, CommOptions options, const char* text) {
         try {
-            static_cast<void>(Communicator::create(store, rank, world_size, options));
+            static_cast<void>(join_job(store, rank, world_size, options));
             ADD_FAILURE() << "made, but should say: " << text;
         } catch (const Error& e) {
             EXPECT_EQ(e.code(), Code::invalid_argument);
@@ -332,7 +366,7 @@ TEST(Communicator, ACompletionCallbackMayDestroyItsCommunicator) {
     auto ready = registered.get_future().share();
     const auto store = make_memory_store(milliseconds{30000});
     expect_all_well(run_threads(2, [&](int rank) {
-        auto comm = Communicator::create(store, rank, 2, test_options());
+        auto comm = join_job(store, rank, 2, test_options());
         if (rank == 1) {
             ready.wait();
             comm->run(barrier());
@@ -357,6 +391,72 @@ TEST(Communicator, ACompletionCallbackMayDestroyItsCommunicator) {
         EXPECT_TRUE(watch.expired());
         EXPECT_THROW(queued->wait(Deadline::in(milliseconds{20000})), Error);
     }));
+}
+
+TEST(CommunicatorJobs, RunInIssueOrderAndCarryOutCollectivesAtOnce) {
+    expect_all_well(run_ranks(3, test_options(), [](Communicator& comm) {
+        std::vector<double> value{1};
+        const Tensor tensor = over(value, DType::f64);
+        std::vector<WorkPtr> works;
+        for (int i = 0; i < 5; ++i) {
+            works.push_back(comm.submit(all_reduce(tensor)));
+            works.push_back(comm.submit_job([&] {
+                value[0] += 1;
+                comm.run(all_reduce(tensor));
+            }));
+        }
+        comm.run(all_reduce(tensor, ReduceOp::max));  // behind them
+        double expected = 1;
+        for (int i = 0; i < 5; ++i) expected = (3 * expected + 1) * 3;
+        EXPECT_EQ(value[0], expected);
+        for (const WorkPtr& work : works) EXPECT_TRUE(work->done());
+    }));
+}
+
+TEST(CommunicatorJobs, ThatThrowEndTheCommunicatorHereAndAtThePeers) {
+    std::latch submitted(2);
+    const Outcomes outcomes = run_ranks(2, test_options(), [&](Communicator& comm) {
+        const WorkPtr work = comm.submit_job([&] {
+            wait_until([&] { return submitted.try_wait(); }, Deadline::in(milliseconds{20000}),
+                       "both ranks' later jobs");
+            if (comm.rank() == 1) throw Error(Code::user, "rank 1: the job gave up").with_rank(1);
+            comm.run(barrier());
+        });
+        const WorkPtr later = comm.submit_job([] { ADD_FAILURE() << "ran after a failure"; });
+        submitted.count_down();
+        try {
+            later->wait(Deadline::in(milliseconds{20000}));
+            ADD_FAILURE() << "nothing was thrown";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), Code::aborted);
+        }
+        work->wait(Deadline::in(milliseconds{20000}));
+    });
+    EXPECT_EQ(outcomes[1].value().code(), Code::user);
+    EXPECT_EQ(outcomes[0].value().code(), Code::aborted);
+    EXPECT_THAT(outcomes[0].value().what(), HasSubstr("the job gave up"));
+}
+
+TEST(CommunicatorJobs, MayNotWaitForTheirOwnQueue) {
+    const auto comm = Communicator::self();
+    comm->submit_job([&] {
+            EXPECT_THROW((void)comm->submit(barrier()), Error);
+            EXPECT_THROW((void)comm->submit_job([] {}), Error);
+            EXPECT_THROW((void)comm->allocate(10), Error);
+        })
+        ->wait(Deadline::in(milliseconds{10000}));
+    comm->run(barrier());
+}
+
+TEST(CommunicatorJobs, MayHoldTheLastReferenceToTheirCommunicator) {
+    auto comm = Communicator::self();
+    std::promise<void> released;
+    const WorkPtr work = comm->submit_job([kept = comm, ready = released.get_future().share()] { ready.wait(); });
+    const std::weak_ptr<Communicator> watch = comm;
+    comm.reset();
+    released.set_value();
+    work->wait(Deadline::in(milliseconds{10000}));
+    wait_until([&] { return watch.expired(); }, Deadline::in(milliseconds{10000}), "the communicator's end");
 }
 
 }  // namespace

@@ -194,7 +194,7 @@ TEST(Failure, RankThatNeverJoinsIsNamed) {
     const auto store = make_memory_store(milliseconds{20000});
     const auto outcomes = run_threads(4, [&](int rank) {
         if (rank == 2) return;
-        static_cast<void>(Communicator::create(store, rank, 4, options));
+        static_cast<void>(join_job(store, rank, 4, options));
     });
     for (const int rank : {0, 1, 3}) {
         ASSERT_TRUE(outcomes[static_cast<size_t>(rank)]);
@@ -207,9 +207,9 @@ TEST(Failure, RankThatNeverJoinsIsNamed) {
     options.timeout = milliseconds{20000};
     expect_all_well(run_threads(4, [&](int rank) {
         if (rank == 2) {
-            EXPECT_THROW(static_cast<void>(Communicator::create(store, rank, 4, options)), Error);
+            EXPECT_THROW(static_cast<void>(join_job(store, rank, 4, options)), Error);
         }
-        Communicator::create(store, rank, 4, options)->run({});
+        join_job(store, rank, 4, options)->run({});
     }));
 }
 
@@ -220,7 +220,7 @@ TEST(Failure, RankThatHasEndedWithoutJoiningIsNotWaitedFor) {
         const auto store = make_memory_store(milliseconds{20000});
         const Departures departures = [&] { return std::vector<Departure>{{absent, "exited with status 0"}}; };
         const auto outcomes = run_threads(4, [&](int rank) {
-            if (rank != absent) static_cast<void>(Communicator::create(store, rank, 4, options, departures));
+            if (rank != absent) static_cast<void>(join_job(store, rank, 4, options, departures));
         });
         for (const int rank : {1, 3}) {
             ASSERT_TRUE(outcomes[static_cast<size_t>(rank)]);
@@ -256,7 +256,7 @@ TEST(Failure, RankThatHasJoinedAndEndedIsNotMissed) {
             };
         }
         if (rank == 2) looked.get_future().wait();
-        Communicator::create(store, rank, 3, test_options(), departures)->run({});
+        join_job(store, rank, 3, test_options(), departures)->run({});
     });
     expect_all_well(outcomes);
 }
@@ -274,7 +274,7 @@ TEST(Failure, WhoeverIsWaitedForLongIsTold) {
     std::string line;
     expect_all_well(run_threads(3, [&](int rank) {
         if (rank == 1) line = told.get_future().get();  // comes only when it has been missed
-        Communicator::create(store, rank, 3, test_options())->run({});
+        join_job(store, rank, 3, test_options())->run({});
     }));
     log::set_sink(nullptr, nullptr, nullptr);
     EXPECT_THAT(line, HasSubstr("rank 0 waits for rank 1 to join the communicator of 3 ranks"));
@@ -282,8 +282,8 @@ TEST(Failure, WhoeverIsWaitedForLongIsTold) {
 
 TEST(Failure, DifferingWorldSizesAreNamed) {
     const auto store = make_memory_store(milliseconds{20000});
-    const auto outcomes = run_threads(
-        2, [&](int rank) { static_cast<void>(Communicator::create(store, rank, rank == 0 ? 2 : 3, test_options())); });
+    const auto outcomes =
+        run_threads(2, [&](int rank) { static_cast<void>(join_job(store, rank, rank == 0 ? 2 : 3, test_options())); });
     for (const auto& outcome : outcomes) {
         ASSERT_TRUE(outcome);
         EXPECT_EQ(outcome->code(), Code::mismatch);
@@ -293,9 +293,8 @@ TEST(Failure, DifferingWorldSizesAreNamed) {
 
 TEST(Failure, DifferingBackendsAreNamed) {
     const auto store = make_memory_store(milliseconds{20000});
-    const auto outcomes = run_threads(2, [&](int rank) {
-        static_cast<void>(Communicator::create(store, rank, 2, test_options(rank == 0 ? "shm" : "auto")));
-    });
+    const auto outcomes = run_threads(
+        2, [&](int rank) { static_cast<void>(join_job(store, rank, 2, test_options(rank == 0 ? "shm" : "auto"))); });
     for (const auto& outcome : outcomes) {
         ASSERT_TRUE(outcome);
         EXPECT_EQ(outcome->code(), Code::mismatch);
@@ -388,6 +387,44 @@ TEST(Failure, AbortEndsWaitsHereAndAtThePeers) {
     }
 }
 
+// A rank that meets the abort as it begins a transfer, and goes with another in flight, tells no cause of its own.
+TEST(Failure, TheFirstCauseIsToldByARankThatGoesWithWork) {
+    std::atomic<bool> gone{false};
+    const auto outcomes = run_ranks(3, test_options(), [&](Communicator& comm) {
+        std::vector<float> values(4);
+        std::vector<float> more(4);
+        const Tensor tensor = over(values);
+        const Tensor second = over(more);
+        if (comm.rank() == 0) {
+            comm.run({Collective::recv, {}, {&tensor, 1}, ReduceOp::none, 1, 0, {}});
+            return;
+        }
+        if (comm.rank() == 2) {
+            comm.abort("enough");
+            wait_until([&] { return gone.load(); }, Deadline::in(milliseconds{20000}), "rank 1");
+            return;
+        }
+        wait_until([&] { return comm.error().has_value(); }, Deadline::in(milliseconds{20000}), "the abort");
+        const WorkPtr near = comm.submit({Collective::recv, {}, {&tensor, 1}, ReduceOp::none, 2, 0, {}});
+        WorkPtr far;
+        try {
+            far = comm.submit({Collective::recv, {}, {&second, 1}, ReduceOp::none, 0, 0, {}});
+        } catch (const Error& e) {
+            EXPECT_THAT(e.what(), HasSubstr("enough"));  // the first had failed
+        }
+        EXPECT_THROW(near->wait(Deadline::in(milliseconds{20000})), Error);
+        comm.leave();
+        gone = true;
+        if (far) far->wait(Deadline::in(milliseconds{20000}));
+    });
+    for (const int rank : {0, 1}) {
+        const auto& outcome = outcomes[static_cast<size_t>(rank)];
+        if (rank == 1 && !outcome) continue;
+        ASSERT_TRUE(outcome);
+        EXPECT_THAT(outcome->what(), HasSubstr("enough"));
+    }
+}
+
 TEST(Failure, AbortFromAnotherThreadEndsThisRanksOwnWait) {
     const auto outcomes = run_ranks(2, test_options(), [&](Communicator& comm) {
         if (comm.rank() == 1) {
@@ -412,13 +449,19 @@ TEST(Failure, AbortFromAnotherThreadEndsThisRanksOwnWait) {
 
 TEST(Failure, WorkOutlivesItsCommunicator) {
     const auto store = make_memory_store(milliseconds{20000});
+    std::atomic<bool> submitted{false};
     expect_all_well(run_threads(2, [&](int rank) {
-        auto comm = Communicator::create(store, rank, 2, test_options());
+        auto comm = join_job(store, rank, 2, test_options());
         std::vector<float> values(10);
         const Tensor tensor = over(values);
         std::vector<WorkPtr> works;
         // Rank 1 never takes part; rank 0 destroys its communicator with work in it.
-        if (rank == 0) works = {comm->submit(all_reduce(tensor)), comm->submit(all_reduce(tensor))};
+        if (rank == 0) {
+            works = {comm->submit(all_reduce(tensor)), comm->submit(all_reduce(tensor))};
+            submitted = true;
+        } else {
+            wait_until([&] { return submitted.load(); }, Deadline::in(milliseconds{20000}), "rank 0");
+        }
         comm.reset();
         for (const WorkPtr& work : works) {
             ASSERT_TRUE(work->done());

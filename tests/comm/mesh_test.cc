@@ -51,11 +51,102 @@ TEST(DeviceMesh, OneDimensionAndSizesOfOneWork) {
 TEST(DeviceMesh, OutlivesTheCommunicatorThatItWasMadeFrom) {
     const auto store = make_memory_store(milliseconds{30000});
     expect_all_well(testing::run_threads(4, [&](int rank) {
-        auto comm = Communicator::create(store, rank, 4, test_options());
+        auto comm = testing::join_job(store, rank, 4, test_options());
         const DeviceMesh mesh(*comm, MeshShape({"a", "b"}, {2, 2}));
         comm.reset();
         EXPECT_EQ(sum_of(*mesh.comm(0), 1), 2.0F);
         EXPECT_EQ(sum_of(*mesh.comm(1), 1), 2.0F);
+    }));
+}
+
+TEST(DeviceMesh, SlicesShareTheirCommunicators) {
+    expect_all_well(run_ranks(8, test_options(), [](Communicator& comm) {
+        const DeviceMesh mesh(comm, MeshShape({"pp", "dp", "tp"}, {2, 2, 2}));
+        const std::vector<std::string> names{"pp", "tp"};
+        const DeviceMesh part = mesh.slice(names);
+        EXPECT_EQ(part.shape().str(), "pp 2, tp 2");
+        EXPECT_EQ(part.comm(0), mesh.comm(0));
+        EXPECT_EQ(part.comm(1), mesh.comm(2));
+        EXPECT_EQ(part.coordinate(1), comm.rank() % 2);
+        const std::vector<std::string> inner{"tp"};
+        EXPECT_EQ(part.slice(inner).comm(0), mesh.comm(2));
+
+        const auto refused = [&](const std::vector<std::string>& wrong, Code code, const char* why) {
+            try {
+                (void)mesh.slice(wrong);
+                ADD_FAILURE() << "a slice of " << why;
+            } catch (const Error& error) {
+                EXPECT_EQ(error.code(), code);
+                EXPECT_THAT(error.what(), HasSubstr(why));
+            }
+        };
+        refused({"tp", "dp"}, Code::invalid_argument, "in the mesh's order");
+        refused({"tp", "tp"}, Code::invalid_argument, "each dimension once");
+        refused({"ep"}, Code::not_found, "\"ep\"; it has pp, dp, tp");
+        refused({}, Code::invalid_argument, "0 sizes");
+    }));
+}
+
+TEST(DeviceMesh, ASliceOutlivesItsMesh) {
+    expect_all_well(run_ranks(4, test_options(), [](Communicator& comm) {
+        std::optional<DeviceMesh> mesh(DeviceMesh(comm, MeshShape({"dp", "tp"}, {2, 2})));
+        const std::vector<std::string> names{"tp"};
+        const DeviceMesh part = mesh->slice(names);
+        const std::weak_ptr<Communicator> dp = mesh->comm(0);
+        mesh.reset();
+        EXPECT_TRUE(dp.expired());
+        EXPECT_EQ(sum_of(*part.comm(0), 1), 2.0F);
+    }));
+}
+
+TEST(DeviceMesh, FlattenedDimensionsAreOneCommunicator) {
+    expect_all_well(run_ranks(8, test_options(), [](Communicator& comm) {
+        const DeviceMesh mesh(comm, MeshShape({"dp", "cp", "tp"}, {2, 2, 2}));
+        const std::vector<std::string> names{"dp", "cp"};
+        const DeviceMesh data = mesh.slice(names).flatten(comm, "");
+        EXPECT_EQ(data.shape().str(), "dp_cp 4");
+        EXPECT_EQ(data.coordinate(0), comm.rank() / 2);
+        EXPECT_EQ(data.comm(0)->world_size(), 4);
+        EXPECT_THAT(data.comm(0)->name(), HasSubstr("dp_cp"));
+        EXPECT_EQ(sum_of(*data.comm(0), comm.rank()), comm.rank() % 2 == 0 ? 0.0F + 2 + 4 + 6 : 1.0F + 3 + 5 + 7);
+
+        // Dimensions that do not follow each other, all of them, and what is flat already.
+        const std::vector<std::string> outer{"dp", "tp"};
+        const DeviceMesh model = mesh.slice(outer).flatten(comm, "model");
+        EXPECT_EQ(model.shape().str(), "model 4");
+        const int cp = comm.rank() / 2 % 2;
+        EXPECT_EQ(model.coordinate(0), comm.rank() / 4 * 2 + comm.rank() % 2);
+        EXPECT_EQ(sum_of(*model.comm(0), comm.rank()), static_cast<float>(0 + 1 + 4 + 5 + 4 * 2 * cp));
+        const DeviceMesh whole = mesh.flatten(comm, "world");
+        EXPECT_EQ(whole.coordinate(0), comm.rank());
+        EXPECT_EQ(sum_of(*whole.comm(0), 1), 8.0F);
+        EXPECT_EQ(sum_of(*data.flatten(comm, "again").comm(0), 1), 4.0F);
+    }));
+}
+
+TEST(DeviceMesh, FlattenedDifferentlyIsNamedOnEveryRank) {
+    const Outcomes outcomes = run_ranks(4, test_options(), [](Communicator& comm) {
+        const DeviceMesh mesh(comm, MeshShape({"dp", "tp"}, {2, 2}));
+        const std::vector<std::string> one{comm.rank() == 2 ? "tp" : "dp"};
+        (void)mesh.slice(one).flatten(comm, "flat");
+    });
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::mismatch);
+        EXPECT_THAT(outcome->what(), HasSubstr("rank 2 has (tp 2) as \"flat\" of (dp 2, tp 2), rank 0 has (dp 2) as"));
+    }
+}
+
+TEST(DeviceMesh, IsFlattenedOnlyOverTheRanksItWasMadeOf) {
+    expect_all_well(run_ranks(4, test_options(), [](Communicator& comm) {
+        const DeviceMesh mesh(comm, MeshShape({"dp", "tp"}, {2, 2}));
+        try {
+            (void)mesh.flatten(*mesh.comm(0), "");
+            ADD_FAILURE() << "flattened over a dimension";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), Code::invalid_argument);
+            EXPECT_THAT(error.what(), HasSubstr("of 4 cannot be flattened over a communicator in which it is rank"));
+        }
     }));
 }
 

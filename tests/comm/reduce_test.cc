@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
@@ -85,6 +86,51 @@ TEST(Reduce, EveryHalfSurvivesItsConversions) {
                 ASSERT_EQ(out[i], 0);  // -0 + 0
             } else {
                 ASSERT_EQ(out[i], i) << std::hex << i;
+            }
+        }
+    }
+}
+
+// The plain code is the reference: random bits, so that infinities, NaNs, subnormals and wraps come too, in lengths that end
+// anywhere in a vector, at places that are aligned to the element alone.
+TEST(Reduce, EveryInstructionSetGivesTheSameBits) {
+    const unsigned seed = std::random_device{}();
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    const auto is_nan = [](DType dtype, const std::byte* element) {
+        return dtype == DType::f32   ? std::isnan(*reinterpret_cast<const float*>(element))
+               : dtype == DType::f64 ? std::isnan(*reinterpret_cast<const double*>(element))
+                                     : false;
+    };
+    for (const Vectors vectors : {Vectors::avx2, Vectors::avx512}) {
+        if (vectors > widest_vectors()) break;
+        for (const DType dtype :
+             {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i8, DType::u8, DType::i32, DType::i64}) {
+            const size_t element = size_of(dtype);
+            for (const size_t n : {2, 3, 4, 5, 8, 11}) {
+                for (const size_t count : {1, 7, 33, 130, 1100}) {
+                    std::vector<std::vector<uint64_t>> memory(n, std::vector<uint64_t>(count + 1));
+                    std::vector<const std::byte*> inputs;
+                    for (auto& input : memory) {
+                        for (uint64_t& word : input) word = static_cast<uint64_t>(random()) << 32 | random();
+                        inputs.push_back(reinterpret_cast<const std::byte*>(input.data()) + element);
+                    }
+                    for (const ReduceOp op :
+                         {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max, ReduceOp::prod}) {
+                        std::vector<uint64_t> expected(count + 1);
+                        std::vector<uint64_t> got(count + 1);
+                        auto* want = reinterpret_cast<std::byte*>(expected.data());
+                        auto* have = reinterpret_cast<std::byte*>(got.data());
+                        reduce(want, inputs, count, dtype, op, n, Vectors::plain);
+                        reduce(have, inputs, count, dtype, op, n, vectors);
+                        for (size_t i = 0; i <= count; ++i, want += element, have += element) {
+                            if (is_nan(dtype, want) && is_nan(dtype, have)) continue;
+                            ASSERT_EQ(std::memcmp(want, have, element), 0)
+                                << name_of(dtype) << " " << name_of(op) << " of " << n << ", element " << i << " of "
+                                << count << ", instruction set " << static_cast<int>(vectors);
+                        }
+                    }
+                }
             }
         }
     }

@@ -271,7 +271,7 @@ TEST(Transfers, MessageOfARankThatHasLeftStillArrives) {
     const auto store = make_memory_store(milliseconds{20000});
     std::atomic<bool> sent{false};
     const auto outcomes = run_threads(2, [&](int rank) {
-        auto comm = Communicator::create(store, rank, 2, test_options());
+        auto comm = join_job(store, rank, 2, test_options());
         std::vector<int32_t> values = rank == 0 ? pattern(100, 1) : std::vector<int32_t>(100);
         const Tensor tensor = over(values);
         if (rank == 0) {

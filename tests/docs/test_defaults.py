@@ -29,13 +29,14 @@ TYPES = {
     "tsr_progress_fn": ctypes.c_void_p,
     "void *": ctypes.c_void_p,
     "const tsr_storage *": ctypes.c_void_p,
+    "tsr_comm *": ctypes.c_void_p,
 }
 
 # Where each binding has the setters of an option struct: the object of Python, (file, begin of its part) of the others.
 PLACES = {
     "tsr_comm_options": (ts.init, ("CommOptions.java", ""), ("comm/options.rs", "impl CommOptions")),
     "tsr_ddp_options": (ts.DDP, ("DdpOptions.java", ""), ("ddp.rs", "impl DdpOptions")),
-    "tsr_load_options": (ts.Checkpoint.load, ("LoadOptions.java", ""), ("checkpoint.rs", "impl LoadOptions")),
+    "tsr_load_options": (ts.Checkpoint.load, ("LoadOptions.java", ""), ("checkpoint.rs", "impl<'a> LoadOptions")),
     "tsr_open_options": (ts.Checkpoint, ("Checkpoint.java", ""), ("checkpoint.rs", "impl Checkpoint {")),
     "tsr_export_options": (ts.Checkpoint.export, ("ExportOptions.java", ""), ("checkpoint.rs", "impl ExportOptions")),
     "tsr_sampler_options": (ts.Sampler, ("Sampler.java", "class Builder"), ("data.rs", "impl SamplerBuilder")),
@@ -80,13 +81,14 @@ def fields(struct: str) -> dict[str, tuple[str, str]]:
         found = re.search(rf"typedef struct {struct} \{{(.*?)\n\}} {struct};", path.read_text(), re.S)
         if found is None:
             continue
-        pointer = r"(?:const char|const tsr_storage|void)\s+\*"
-        lines = re.findall(rf"({pointer}|\w+)\s*(\w+); *(?:/\*(.*?)\*/)?", found[1], re.S)
-        known = [name for _, name, _ in lines]
+        pointer = r"(?:const char|const tsr_storage|tsr_comm|void)\s+\*"
+        comment = r"(?:/\*(.*?)\*/)?"  # above the field or behind it
+        lines = re.findall(rf"{comment}\s*({pointer}|\w+)\s*(\w+); *{comment}", found[1], re.S)
+        known = [name for _, _, name, _ in lines]
         assert known == headers.structs()[struct], "a field was not understood"
         return {
-            name: (" ".join(kind.split()), " ".join(comment.split()))
-            for kind, name, comment in lines
+            name: (" ".join(kind.split()), " ".join((above + behind).replace("\n     * ", " ").split()))
+            for above, kind, name, behind in lines
             if name != "struct_size"
         }
     raise AssertionError(f"there is no {struct}")
@@ -119,6 +121,15 @@ def wanted(struct: str, field: str) -> list[str]:
     if field == "op":
         assert value == 2
         return ["TSR_REDUCE_AVG", '"avg"', "AVG", "Avg"]
+    if field == "hook":
+        assert value == 0
+        return ["TSR_DDP_HOOK_ALL_REDUCE", '"all_reduce"', "ALL_REDUCE", "AllReduce"]
+    if field == "join":
+        assert value == 0
+        return ["TSR_DDP_JOIN_OFF", '"off"', "OFF", "Off"]
+    if field == "reduce_dtype":
+        assert value == 0
+        return ["0", "None", "none"]
     if field.endswith("_bytes") and value:
         assert isinstance(value, int)
         assert value % (1 << 20) == 0
@@ -155,7 +166,9 @@ def rust_setters(struct: str) -> dict[str, str]:
     text = (RUST / file).read_text(encoding="utf-8")
     part = text[text.index(begin) :]
     part = part[: part.index("\n}")]
-    found = {name: doc for doc, name in re.findall(r"((?:^ +///.*\n)+)(?: +#.*\n)* +pub fn (\w+)\(", part, re.M)}
+    found = {
+        name: doc for doc, name in re.findall(r"((?:^ +///.*\n)+)(?: +#.*\n)* +pub (?:unsafe )?fn (\w+)\(", part, re.M)
+    }
     found |= dict(re.findall(r'(\w+): (?:\w+ =\s+)?"([^"]*)"', part))
     if begin.startswith("macro_rules"):  # the two Adams differ in one setting, which stands where each is made
         found["weight_decay"] = re.findall(rf'\b{struct},.*?"([^"]*)"', text, re.S)[-1]

@@ -38,6 +38,7 @@ class FaultyFiles final : public FileSystem {
         int64_t number;    // from 0
         std::string name;  // "fsync /root/.owner"
         size_t bytes;      // that it would transfer; 0: it is no transfer
+        bool direct;       // past the page cache
     };
     using Judge = std::function<Verdict(const Call& call)>;
 
@@ -57,6 +58,8 @@ class FaultyFiles final : public FileSystem {
 
     [[nodiscard]] int64_t calls() const { return calls_; }
     [[nodiscard]] const std::string& failed_call() const { return failed_call_; }
+    // Bytes of which the writing back was begun.
+    [[nodiscard]] int64_t written_back() const { return written_back_; }
     // Called in place of nothing at all: lets a test do something in the middle of a save.
     std::function<void(int64_t call, const std::string& name)> on_call;
 
@@ -109,12 +112,12 @@ class FaultyFiles final : public FileSystem {
         FaultyFile(FaultyFiles& owner, std::unique_ptr<File> file, std::string path)
             : owner_(owner), file_(std::move(file)), path_(std::move(path)) {}
         int64_t read(std::span<std::byte> into, int64_t offset) override {
-            const Verdict verdict = owner_.next("read " + path_, into.size());
+            const Verdict verdict = owner_.next("read " + path_, into.size(), file_->is_direct());
             if (verdict.error != 0) return verdict.error;
             return file_->read(into.first(std::min(into.size(), verdict.bytes)), offset);
         }
         int64_t write(std::span<const std::byte> from, int64_t offset) override {
-            const Verdict verdict = owner_.next("write " + path_, from.size());
+            const Verdict verdict = owner_.next("write " + path_, from.size(), file_->is_direct());
             const auto part = from.first(std::min(from.size(), verdict.bytes));
             if (verdict.error == 0) return file_->write(part, offset);
             if (verdict.bytes != SIZE_MAX && !part.empty()) (void)file_->write(part, offset);
@@ -136,7 +139,10 @@ class FaultyFiles final : public FileSystem {
             const Verdict verdict = owner_.next("fsync " + path_);
             return verdict.error != 0 || verdict.left_out ? verdict.error : file_->sync();
         }
-        void start_writeback(int64_t offset, int64_t size) override { file_->start_writeback(offset, size); }
+        void start_writeback(int64_t offset, int64_t size) override {
+            owner_.written_back_ += size;
+            file_->start_writeback(offset, size);
+        }
         bool is_direct() const override { return file_->is_direct(); }
         int64_t leave_direct() override { return file_->leave_direct(); }
         bool is_cached(int64_t offset) override { return file_->is_cached(offset); }
@@ -148,8 +154,8 @@ class FaultyFiles final : public FileSystem {
         std::string path_;
     };
 
-    Verdict next(std::string name, size_t bytes = 0) {
-        const Call call{calls_.fetch_add(1), std::move(name), bytes};
+    Verdict next(std::string name, size_t bytes = 0, bool direct = false) {
+        const Call call{calls_.fetch_add(1), std::move(name), bytes, direct};
         if (on_call) on_call(call.number, call.name);
         return judge_(call);
     }
@@ -157,6 +163,7 @@ class FaultyFiles final : public FileSystem {
     FileSystem& files_;
     Judge judge_;
     std::atomic<int64_t> calls_{0};
+    std::atomic<int64_t> written_back_{0};
     std::string failed_call_;
 };
 

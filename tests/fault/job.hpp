@@ -188,7 +188,8 @@ class Job {
     std::atomic<int64_t> calls_{0};
 };
 
-// Sharded, replicated and split tensors, values of the job and of each rank. `salt` is the step that it is saved at.
+// Sharded, replicated and split tensors, values of the job and of each rank. `salt` is the step that it is saved at. A
+// save in the background copies the bias at once, and late what belongs to the barrier, as to an optimizer's.
 inline void build(OwnedState& owned, int rank, int ranks) {
     owned.add_whole({"model.bias", DType::f64, {5}});
     owned.add_whole({"optim.moment", DType::f32, {1100}});  // split over its replicas
@@ -199,6 +200,14 @@ inline void build(OwnedState& owned, int rank, int ranks) {
     } else {
         owned.add_whole(weight);
     }
+    std::vector<Memory> late;
+    for (const char* name : {"optim.moment", "model.weight"}) {
+        const StateTensor& tensor = owned.state.tensors().find(name)->second;
+        for (size_t i = 0; i < tensor.memory.size(); ++i) {
+            late.emplace_back(tensor.memory[i], tensor.piece(i).size_bytes());
+        }
+    }
+    owned.state.add_barrier(std::make_shared<WriteBarrier>(std::move(late)));
 }
 
 inline void set_content(OwnedState& owned, int rank, int64_t step) {
@@ -216,6 +225,7 @@ inline SaverOptions job_options(FileSystem& files, int keep_latest) {
     SaverOptions options = saver_options();
     options.files = &files;
     options.retention.latest = keep_latest;
+    options.copies = Copies::on_demand;
     options.write.threads = 1;  // so that calls come in the same order in every run
     options.plan.pack_bytes = 1000;
     options.plan.split_bytes = 4000;
@@ -230,6 +240,7 @@ inline void save_step(Saver& saver, OwnedState& owned, int rank, int64_t step, M
         saver.save(step, owned.state);
     } else {
         (void)saver.save_async(step, owned.state);
+        for (const auto& barrier : owned.state.barriers()) barrier->before_write_all();
         owned.poison();
         saver.wait();
     }

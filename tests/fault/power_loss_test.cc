@@ -2,7 +2,7 @@
 // (memory_files.hpp says what that covers). Whatever is left, a checkpoint that save() had returned for loads bit for
 // bit, and nothing loads that is not a whole save; the next job goes on from it and collects what was left.
 //
-// The job runs a few times, under different schedules of its ranks, and a snapshot of the disk is taken after each
+// The job runs a few times, under different schedules of its ranks, also in the background and in PyTorch's format, and a snapshot of the disk is taken after each
 // operation. A seed chooses a snapshot and what of it survives. TESSERA_FAULT_SEED=n runs that seed alone,
 // TESSERA_FAULT_SEEDS=n that many (`./dev fault`).
 #include <gtest/gtest.h>
@@ -25,6 +25,7 @@ struct Snapshot {
 
 // What was on the disk after each operation of a job that saves steps first..last.
 std::vector<Snapshot> record(const Disk& disk, int ranks, uint64_t schedule, int64_t least, int64_t first, int64_t last,
+                             Mode mode = Mode::sync, SaveFormat format = SaveFormat::native,
                              const Job::Judge& judge = {}) {
     std::vector<Snapshot> snapshots{{disk, least, first}};
     std::atomic<int64_t> returned{least};
@@ -35,10 +36,12 @@ std::vector<Snapshot> record(const Disk& disk, int ranks, uint64_t schedule, int
     expect_all_well(job.run([&](const Seat& seat) {
         OwnedState owned;
         build(owned, seat.rank, seat.ranks);
-        Saver saver(seat.comm, root, job_options(seat.files, keep));
+        SaverOptions options = job_options(seat.files, keep);
+        options.format = format;
+        Saver saver(seat.comm, root, options);
         for (int64_t step = first; step <= last; ++step) {
             if (seat.rank == 0) saving = step;
-            save_step(saver, owned, seat.rank, step, Mode::sync);
+            save_step(saver, owned, seat.rank, step, mode);
             if (seat.rank == 0) returned = step;
         }
     }));
@@ -93,6 +96,13 @@ TEST(PowerLoss, LeavesACheckpointThatWasSavedAndNoneThatIsNotWhole) {
         for (uint64_t schedule = 0; schedule < (ranks > 1 ? 4 : 1); ++schedule) {
             runs.push_back(record(Disk{}, ranks, schedule, 0, 1, last_step));
             runs.push_back(record(disk_before(Before::saves, ranks), ranks, schedule, 2, 3, last_step));
+        }
+        for (const Mode mode : {Mode::sync, Mode::async}) {
+            for (const SaveFormat format : {SaveFormat::native, SaveFormat::torch_dcp}) {
+                if (mode == Mode::sync && format == SaveFormat::native) continue;  // those above
+                runs.push_back(record(Disk{}, ranks, 1, 0, 1, last_step, mode, format));
+                runs.push_back(record(disk_before(Before::saves, ranks), ranks, 2, 2, 3, last_step, mode, format));
+            }
         }
     }
     for (const auto& run : runs) points += run.size();
@@ -173,7 +183,7 @@ TEST(PowerLoss, IsNotSurvivedWithoutEachFsync) {
                                                                 : call.name == "fsync " + forgotten;
             return {0, SIZE_MAX, meant};
         };
-        const std::vector<Snapshot> run = record(Disk{}, 1, 0, 0, 1, 2, judge);
+        const std::vector<Snapshot> run = record(Disk{}, 1, 0, 0, 1, 2, Mode::sync, SaveFormat::native, judge);
         int64_t lost = 0;
         int64_t broken = 0;
         for (uint64_t seed = 0; seed < 1000; ++seed) {

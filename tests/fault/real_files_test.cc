@@ -2,7 +2,6 @@
 // what a real failure leaves. errors_test.cc and crash_test.cc do more of them, in memory.
 #include <gtest/gtest.h>
 
-#include <sys/mount.h>
 #include <unistd.h>
 
 #include <array>
@@ -11,6 +10,7 @@
 #include "checkpoint/fixture.hpp"
 #include "checkpoint/native/root.hpp"
 #include "fault/faulty_files.hpp"
+#include "mounted.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -231,20 +231,12 @@ TEST(SaveFaults, EveryRankGetsTheErrorOfTheRankThatFailed) {
 // A real full disk, where the test may mount one.
 TEST(SaveFaults, AFullDiskIsToldAndTheFormerCheckpointStays) {
     const TempDir dir;
-    const std::string mount = dir / "small";
-    std::filesystem::create_directory(mount);
-    if (::mount("tmpfs", mount.c_str(), "tmpfs", 0, "size=3m") != 0) {
-        // Without the right to mount, the injected ENOSPC above is the test.
-        return;
-    }
-    struct Unmount {
-        const std::string& path;
-        ~Unmount() { ::umount2(path.c_str(), MNT_DETACH); }
-    } unmount{mount};
+    const Mounted small_disk("tmpfs", dir / "small", "size=3m");
+    if (!small_disk.is_there()) return;  // without the right to mount, the injected ENOSPC above is the test
     OwnedState owned;
     owned.add_whole({"weight", DType::u8, {2'000'000}});
     owned.fill(7);
-    Saver saver(nullptr, mount + "/root", saver_options());
+    Saver saver(nullptr, small_disk.path() + "/root", saver_options());
     saver.save(1, owned.state);
     owned.fill(8);
     const Error error = error_of([&] { saver.save(2, owned.state); });

@@ -1,6 +1,7 @@
 """Makes tests/fuzz/corpus anew: sound files of each kind, and hostile ones by hand. Needs the package tessera alone.
 
-What a fuzzer found is added by hand, as found-<what>, and is left alone here.
+What a fuzzer found is added as found-<what>: crashes by hand, what reaches more by `./dev fuzz --merge`. It is left
+alone here.
 """
 
 import io
@@ -11,6 +12,7 @@ import struct
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections import OrderedDict
 from pathlib import Path
 
@@ -69,9 +71,6 @@ def sound() -> None:
         put("manifest", "native", next(Path(directory).glob("step-*/manifest.json")).read_bytes())
         file = next(Path(directory).glob("step-*/*.safetensors")).read_bytes()
         put("safetensors", "native", file[: 8 + struct.unpack("<Q", file[:8])[0]])
-    put("safetensors", "length", struct.pack("<Q", 2**63) + b"{}")
-    put("safetensors", "twice", struct.pack("<Q", 20) + b'{"a":{},"a":{}}     ')
-    put("manifest", "empty", b"{}")
 
 
 def pickles() -> None:
@@ -99,7 +98,11 @@ def pickles() -> None:
         "eval": b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x01a\x85R.",
         "dotted": b"\x80\x04\x8c\x02os\x8c\x0bpath.system\x93.",
         "extension": b"\x80\x02\x82\x01.",
+        "extension-2": b"\x80\x02\x83\x01\x00.",
+        "extension-4": b"\x80\x02\x84\x01\x00\x00\x00.",
+        "unknown-opcode": b"\x80\x02\xff.",
         "inst": b"(ios\nsystem\n.",
+        "obj": b"\x80\x02(cos\nsystem\nX\x02\x00\x00\x00lso.",
         "long-name": b"\x80\x02c" + b"a" * 3000 + b"\nb\n.",
         "deep-lists": b"\x80\x02" + b"]" * 20000 + b"a" * 19999 + b".",
         "deep-tuples": b"\x80\x02N" + b"\x85" * 20000 + b".",
@@ -116,6 +119,7 @@ def pickles() -> None:
         "key-twice": b"\x80\x02}(X\x01\x00\x00\x00aK\x01X\x01\x00\x00\x00aK\x02u.",
         "newobj-ex": b"\x80\x04\x8c\x01a\x8c\x01b\x93)}\x92.",
         "persistent": b"\x80\x02NQ.",
+        "persistent-text": b"\x80\x02Pstorage\n.",
     }
     for name, content in hostile.items():
         put("pickle", name, content)
@@ -236,7 +240,22 @@ def zips() -> None:
     def patched(at: int, data: bytes) -> bytes:
         return good[:at] + data + good[at + len(data) :]
 
+    def zip64(size: int, packed: int) -> bytes:
+        """One entry of 4 bytes, whose sizes stand in the extra field of the directory."""
+        name, data, crc = b"archive/data.pkl", b"\x80\x02N.", zlib.crc32(b"\x80\x02N.")
+        local = struct.pack("<4s5H3I2H", b"PK\3\4", 45, 0, 0, 0, 33, crc, 4, 4, len(name), 0) + name + data
+        sizes = struct.pack("<2H2Q", 1, 16, size, packed)
+        fixed = struct.pack("<4s6H3I5H2I", b"PK\1\2", 45, 45, 0, 0, 0, 33, crc, 2**32 - 1, 2**32 - 1, len(name),
+                            len(sizes), 0, 0, 0, 0, 0)  # fmt: skip
+        directory = fixed + name + sizes
+        return local + directory + struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 1, 1, len(directory), len(local), 0)
+
+    put("zip", "zip64", zip64(4, 4))
+    put("archive", "zip64", zip64(4, 4))
     hostile = {
+        "zip64-size": zip64(2**40, 2**40),
+        "zip64-size-differs": zip64(4, 3),
+        "absolute-name": good.replace(b"archive/data/0", b"/etc/passwd.so"),
         "compressed": archive(zipfile.ZIP_DEFLATED),
         "comment": archive(comment=b"x"),
         "no-folder": archive(names=("data.pkl", "../../data/0")),
@@ -253,7 +272,7 @@ def zips() -> None:
         "both-at-0": good.replace(
             struct.pack("<I", good.index(b"PK\3\4", 4)) + b"archive/data/0", struct.pack("<I", 0) + b"archive/data/0"
         ),
-        "same-name": good.replace(b"archive/data/0", b"archive/data.pkl"[:14]),
+        "same-name": archive(names=("data.pkl", "data/pkl")).replace(b"data/pkl", b"data.pkl"),
         "end-alone": good[end:],
         "zip64-locator": good[:end] + b"PK\6\7" + bytes(4) + struct.pack("<QI", 2**60, 1) + good[end:],
         "empty": b"",
@@ -437,6 +456,174 @@ def safetensors() -> None:
         put("safetensors_index", name, content)
 
 
+SAVE_ID = "86713d2d-3682-409b-9641-fe0b59765f64"
+
+
+def rank_headers() -> None:
+    """Headers of rank files with 28 bytes of data."""
+
+    def header(text: object) -> bytes:
+        body = text if isinstance(text, bytes) else json.dumps(text, separators=(",", ":")).encode()
+        body += b" " * (-(8 + len(body)) % 4096)
+        return struct.pack("<Q", len(body)) + body
+
+    def rank_file(entries: object, offsets: object = None, **other: object) -> dict[str, object]:
+        if offsets is None:
+            offsets = {name: {"saved_offsets": [0] * len(entry["shape"])} for name, entry in entries.items()}
+        own = {"save_id": SAVE_ID, "block_bytes": 2**20, "crc32c": "00000000", **other}
+        sharding = offsets if isinstance(offsets, str) else json.dumps(offsets)
+        metadata = {"tessera": json.dumps(own, separators=(",", ":")), "DCP_SHARDING_INFO": sharding}
+        return {"__metadata__": {**metadata, "DCP_VERSION": "1.0", "format": "pt"}, **entries}
+
+    def entry(shape: object, begin: object, end: object, dtype: object = "F32") -> dict[str, object]:
+        return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+    one = {"a": entry([7], 0, 28)}
+    two = {"a": entry([5], 0, 20), "b": entry([8], 20, 28, "U8")}
+    plain = json.dumps(rank_file(one), separators=(",", ":")).encode()
+    files = {
+        "two": rank_file(two),
+        "mixed-order": rank_file(
+            dict(reversed(two.items())), {"b": {"saved_offsets": [9]}, "a": {"saved_offsets": [3]}}
+        ),
+        "empty-and-scalar": rank_file({"e": entry([0, 3], 0, 0), "s": entry([], 0, 4), "a": entry([6], 4, 28)}),
+        "unpadded": struct.pack("<Q", len(plain)) + plain,
+        "overlap": rank_file({"a": entry([5], 0, 20), "b": entry([12], 16, 28, "U8")}),
+        "hole": rank_file({"a": entry([5], 0, 20), "b": entry([4], 24, 28, "U8")}),
+        "beyond": rank_file({"a": entry([8], 0, 32)}),
+        "short": rank_file({"a": entry([6], 0, 24)}),
+        "backwards": rank_file({"a": entry([7], 28, 0)}),
+        "negative-range": rank_file({"a": entry([7], -28, 0)}),
+        "negative-shape": rank_file({"a": entry([-7], 0, 28)}),
+        "overflow": rank_file({"a": entry([2**32, 2**32], 0, 28)}),
+        "overflow-behind-zero": rank_file({"a": entry([2**62, 2**62, 0], 0, 0), "b": entry([7], 0, 28)}),
+        "beyond-64-bits": rank_file({"a": entry([2**64], 0, 28)}),
+        "dimensions": rank_file({"a": entry([1] * 8 + [7], 0, 28)}),
+        "unaligned": rank_file({"a": entry([1], 0, 1, "U8"), "b": entry([6], 1, 25), "c": entry([3], 25, 28, "U8")}),
+        "dtype": rank_file({"a": entry([7], 0, 28, "Q9")}),
+        "no-dtype": rank_file({"a": {"shape": [7], "data_offsets": [0, 28]}}),
+        "one-offset": rank_file({"a": {"dtype": "F32", "shape": [7], "data_offsets": [0]}}),
+        "name-twice": plain[:-1] + b',"a":' + json.dumps(one["a"]).encode() + b"}",
+        "field-twice": plain.replace(b'"dtype":"F32"', b'"dtype":"F32","dtype":"F32"'),
+        "metadata-twice": plain[:-1] + b',"__metadata__":{}}',
+        "offsets-of-none": rank_file(one, {"b": {"saved_offsets": [0]}}),
+        "offsets-missing": rank_file(one, {}),
+        "offsets-twice": rank_file(one, '{"a":{"saved_offsets":[0]},"a":{"saved_offsets":[1]}}'),
+        "offsets-negative": rank_file(one, {"a": {"saved_offsets": [-1]}}),
+        "offsets-dimensions": rank_file(one, {"a": {"saved_offsets": [0, 0]}}),
+        "offsets-list": rank_file(one, "[]"),
+        "offsets-no-json": rank_file(one, "{"),
+        "crc-short": rank_file(one, crc32c="0000000"),
+        "crc-no-number": rank_file(one, crc32c="0000000g"),
+        "block-bytes": rank_file(one, block_bytes=2**21),
+        "no-metadata": one,
+        "list": [],
+        "deep": b'{"a":' + b"[" * 3000,
+        "bad-utf8": plain.replace(b'"a"', b'"\xff"'),
+        "trailing": plain + b"{}",
+    }
+    for name, content in files.items():
+        put("safetensors", name, content if name == "unpadded" else header(content))
+    put("safetensors", "length", struct.pack("<Q", 2**63) + b"{}")
+    put("safetensors", "twice", struct.pack("<Q", 20) + b'{"a":{},"a":{}}     ')
+    put("safetensors", "empty", b"")
+
+
+def manifests() -> None:
+    """Their checksums are made by the target."""
+
+    two = [[f"rank-{rank:05}.safetensors", 4096, "00000000"] for rank in range(2)]
+
+    def manifest(
+        tensors: object, files: object = None, *, mesh: object = None, placements: object = None, **more: object
+    ):
+        head = {
+            "format": "tessera", "version": 1, "sequence": 1, "step": 1, "save_id": SAVE_ID, "committed": "",
+            "writer": {"library": "", "language": "", "version": ""}, "world_size": 2,
+            "meshes": [{"sizes": mesh or [2]}], "layouts": [{"mesh": 0, "placements": placements or ["S(0)"]}],
+            "files": two if files is None else files,
+            "tensors": tensors, "aliases": {}, "values": {}, "metrics": {},
+        }  # fmt: skip
+        return json.dumps(head | more, separators=(",", ":")).encode()[:-1] + b',"crc32c":"00000000"}\n'
+
+    def tensor(shape: object, **more: object) -> dict[str, object]:
+        return {"dtype": "F32", "shape": shape, "layout": 0} | more
+
+    def boxes(*parts: object, shape: object = (4,)) -> dict[str, object]:
+        return {"a": {"dtype": "F32", "shape": list(shape), "boxes": list(parts)}}
+
+    a = {"a": tensor([4, 3])}
+    whole = [[0], [4], 0]
+    files = {
+        "sharded": manifest(a),
+        "uneven": manifest({"a": tensor([3, 3]), "b": tensor([1]), "e": tensor([0, 4])}),
+        "mesh": manifest(a, mesh=[2, 1], placements=["R", "S(1)"]),
+        "split": manifest({"a": tensor([4, 3], split=3, files=[[0, 2, 1], 1, [1, 2, -1], 0])}),
+        "boxes": manifest(boxes([[0], [3], 0], [[3], [1], 1])),
+        "tied": manifest(a, aliases={"b": "a"}),
+        "values": manifest({}, values={"x": [1, 2.5, None, {"~": "double", "v": "nan"}]}, metrics={"loss": 0.5}),
+        "version": manifest({}, version=2),
+        "sequence-last": manifest({}, sequence=2**53),
+        "path": manifest({}, [["../rank-00000.safetensors", 1, "00000000"]]),
+        "path-absolute": manifest({}, [["/etc/passwd", 1, "00000000"]]),
+        "file-twice": manifest({}, [["rank-00000.safetensors", 1, "00000000"]] * 2),
+        "file-size": manifest({}, [["rank-00000.safetensors", -1, "00000000"]]),
+        "file-crc": manifest({}, [["rank-00000.safetensors", 1, "0000000g"]]),
+        "file-fields": manifest({}, [["rank-00000.safetensors", 1]]),
+        "layout-number": manifest({"a": tensor([4], layout=1)}),
+        "layout-negative": manifest({"a": tensor([4], layout=-1)}),
+        "layout-dimension": manifest(a, placements=["S(2)"]),
+        "placement": manifest({}, placements=["P"]),
+        "placements-two": manifest({}, placements=["R", "R"]),
+        "mesh-number": manifest({}, layouts=[{"mesh": 1, "placements": ["R"]}]),
+        "mesh-none": manifest({}, meshes=[{"sizes": []}], layouts=[{"mesh": 0, "placements": []}]),
+        "mesh-zero": manifest(a, mesh=[0]),
+        "mesh-large": manifest(a, mesh=[2**20, 2**20], placements=["R", "R"]),
+        "mesh-of-another-world": manifest(a, mesh=[3]),
+        "split-zero": manifest({"a": tensor([4], split=0)}),
+        "split-large": manifest({"a": tensor([4], split=2**20)}),
+        "split-scalar": manifest({"a": tensor([], split=2)}, placements=["R"]),
+        "files-too-few": manifest({"a": tensor([4], files=[0])}),
+        "files-too-many": manifest({"a": tensor([4], files=[[0, 2], 1])}),
+        "files-beyond": manifest({"a": tensor([4], files=[[0, 2, 2]])}),
+        "files-negative": manifest({"a": tensor([4], files=[[0, 2, -1]])}),
+        "files-huge": manifest({"a": tensor([4], files=[[0, 2**31]])}),
+        "files-none": manifest(a, []),
+        "boxes-overlap": manifest(boxes([[0], [3], 0], [[2], [2], 1])),
+        "boxes-twice": manifest(boxes(whole, whole)),
+        "boxes-hole": manifest(boxes([[0], [3], 0])),
+        "boxes-outside": manifest(boxes([[2], [4], 0])),
+        "boxes-overflow": manifest(boxes([[2**63 - 1], [2**63 - 1], 0])),
+        "boxes-file": manifest(boxes([[0], [4], 2])),
+        "boxes-dimensions": manifest(boxes([[0, 0], [4, 1], 0])),
+        "boxes-fields": manifest(boxes([[0], [4]])),
+        "shape-negative": manifest({"a": tensor([-4])}),
+        "shape-overflow": manifest({"a": tensor([2**62, 2**62])}),
+        "shape-real": manifest({"a": tensor([4.0])}),
+        "dimensions": manifest({"a": tensor([1] * 9)}),
+        "dtype": manifest({"a": tensor([4], dtype="Q9")}),
+        "no-shape": manifest({"a": {"dtype": "F32", "layout": 0}}),
+        "name-empty": manifest({"": tensor([4])}),
+        "name-control": manifest({"a\n": tensor([4])}),
+        "name-long": manifest({"a" * 1025: tensor([4])}),
+        "name-twice": manifest(a).replace(b'"aliases"', b'"tensors":{},"aliases"'),
+        "tensor-twice": manifest(a).replace(b'"a":{', b'"a":{},"a":{'),
+        "alias-of-nothing": manifest(a, aliases={"b": "c"}),
+        "alias-of-itself": manifest(a, aliases={"a": "a"}),
+        "alias-of-alias": manifest(a, aliases={"b": "a", "c": "b"}),
+        "value-tag": manifest({}, values={"x": {"~": "object", "v": "os.system"}}),
+        "value-deep": manifest({}, values={"x": json.loads("[" * 70 + "]" * 70)}),
+        "dcp-with-tensors": manifest(a, format="torch_dcp"),
+        "other-format": manifest({}, format="pickle"),
+        "no-tensors": manifest({}).replace(b'"tensors"', b'"tensor"'),
+        "truncated": manifest(a)[:200],
+        "deep": manifest({}).replace(b'"tensors":{}', b'"tensors":' + b"[" * 3000),
+        "empty": b"{}",
+    }
+    for name, content in files.items():
+        put("manifest", name, content)
+
+
 def main() -> None:
     for path in CORPUS.glob("*/*"):
         if not path.name.startswith("found-"):
@@ -446,6 +633,8 @@ def main() -> None:
     metadata()
     zips()
     safetensors()
+    rank_headers()
+    manifests()
     print(f"{len(list(CORPUS.glob('*/*')))} inputs in {CORPUS}", file=sys.stderr)
 
 

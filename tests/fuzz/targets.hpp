@@ -46,7 +46,8 @@ class MemoryFile final : public File {
     std::string_view content_;
 };
 
-enum class Outcome { taken, refused };
+// In part: it is taken, but a tensor or a value of it is refused, alone.
+enum class Outcome { taken, in_part, refused };
 
 template <class Body>
 Outcome attempt(Body&& body) {
@@ -76,45 +77,57 @@ inline Outcome zip(std::string_view bytes) {
     });
 }
 
-inline void walk(const pickle::Tree& tree) {
+// `whole`, unless that is taken and some part of it is not.
+inline Outcome with_parts(Outcome whole, bool all_parts) {
+    return whole == Outcome::taken && !all_parts ? Outcome::in_part : whole;
+}
+
+inline bool is_value(const pickle::Tree& tree) {
     int64_t budget = static_cast<int64_t>(tree.size_bytes()) * 16 + 1024;
-    (void)attempt([&] { (void)value_of(tree, tree.root(), budget).dump(); });
+    return attempt([&] { (void)value_of(tree, tree.root(), budget).dump(); }) == Outcome::taken;
 }
 
 inline Outcome pickle(std::string_view bytes) {
-    return attempt([&] { walk(pickle::Tree::parse(std::string(bytes), "p")); });
+    bool all = true;
+    const Outcome whole = attempt([&] { all = is_value(pickle::Tree::parse(std::string(bytes), "p")); });
+    return with_parts(whole, all);
 }
 
 // A whole torch.save archive, its tensors looked at wherever they stand in it.
 inline Outcome archive(std::string_view bytes) {
-    return attempt([&] {
+    bool all = true;
+    const Outcome whole = attempt([&] {
         MemoryFile file(bytes);
         const std::string path = "f";
         PartReader part(file, path, 0, file.size());
         const TorchArchive archive(part);
         const pickle::Tree& tree = archive.tree();
-        walk(tree);
+        (void)is_value(tree);
         std::vector<pickle::Ref> nodes{tree.root()};
         if (tree.is(tree.root(), pickle::Kind::dict))
             nodes.assign(tree.items(tree.root()).begin(), tree.items(tree.root()).end());
         for (const pickle::Ref node : nodes) {
             if (!TorchArchive::is_tensor(tree, node)) continue;
-            (void)attempt([&] {
+            const Outcome read = attempt([&] {
                 const StoredTensor tensor = archive.tensor(node);
                 if (tensor.entry == nullptr || tensor.shape.product() == 0) return;
-                const Box whole = Box::whole(tensor.shape);
+                const Box box = Box::whole(tensor.shape);
                 const auto item = static_cast<int64_t>(size_of(tensor.dtype));
-                const Runs runs(whole, {&whole, &tensor.strides, tensor.dtype, tensor.first * item},
-                                {&whole, tensor.dtype, nullptr});
+                const Runs runs(box, {&box, &tensor.strides, tensor.dtype, tensor.first * item},
+                                {&box, tensor.dtype, nullptr});
                 if (runs.begin() < 0 || runs.end() > tensor.entry->size) std::abort();
             });
+            all = all && read == Outcome::taken;
         }
     });
+    return with_parts(whole, all);
 }
 
 inline Outcome metadata(std::string_view bytes) {
-    return attempt([&] {
+    bool all = true;
+    const Outcome whole = attempt([&] {
         const DcpMetadata metadata = DcpMetadata::parse(std::string(bytes), "m");
+        all = metadata.unreadable.empty();
         for (const std::string& file : metadata.files) {
             if (file.front() == '/' || ("/" + file + "/").find("/../") != std::string::npos) std::abort();
         }
@@ -128,6 +141,7 @@ inline Outcome metadata(std::string_view bytes) {
         const std::string text = metadata.dump();
         if (DcpMetadata::parse(text, "m").tensors.size() != metadata.tensors.size()) std::abort();
     });
+    return with_parts(whole, all);
 }
 
 // The header of a rank file: an empty save id is that of no file, so the id is taken from the text where it is found.
@@ -151,7 +165,7 @@ inline Outcome manifest(std::string_view bytes) {
         text += "\"crc32c\":\"" + hex8(crc32c(text)) + "\"}\n";
         const Manifest manifest = Manifest::parse(text, "m");
         for (const auto& [name, tensor] : manifest.tensors) {
-            tensor.for_each_piece(Box::whole(tensor.shape), [&, &shape = tensor.shape](const Box& box, int index) {
+            tensor->for_each_piece(Box::whole(tensor->shape), [&, &shape = tensor->shape](const Box& box, int index) {
                 if (!box.inside(shape) || static_cast<size_t>(index) >= manifest.files.size()) std::abort();
             });
         }
@@ -160,12 +174,14 @@ inline Outcome manifest(std::string_view bytes) {
 
 // A safetensors file of anyone's, whole: the data is there too.
 inline Outcome safetensors_file(std::string_view bytes) {
-    return attempt([&] {
+    bool all = true;
+    const Outcome whole = attempt([&] {
         MemoryFile file(bytes);
         const SafetensorsHeader header = SafetensorsHeader::read(file, "f");
         for (const SafetensorsEntry& entry : header.entries()) {
             if (entry.begin < 0 || entry.end < entry.begin) std::abort();
             if (header.data_begin() + entry.end > file.size() || header.find(entry.name) != &entry) std::abort();
+            all = all && entry.unreadable.empty();
             if (!entry.unreadable.empty()) continue;
             const Box box = entry.box();
             if (box.numel() * static_cast<int64_t>(size_of(entry.dtype)) != entry.end - entry.begin) std::abort();
@@ -177,6 +193,7 @@ inline Outcome safetensors_file(std::string_view bytes) {
             if (header.find(name) != nullptr || header.find(target) == nullptr) std::abort();
         }
     });
+    return with_parts(whole, all);
 }
 
 // No file that an index names can lie elsewhere than beside it.

@@ -127,6 +127,34 @@ def test_tied_weights_of_save_model_have_both_names(tmp_path: Path) -> None:
     assert_same(other.state_dict(), model.state_dict())
 
 
+def test_a_quantised_model_is_left_as_it_is(tmp_path: Path) -> None:
+    """Weights of eight bits beside their scales, as Hugging Face has them: nobody multiplies one by the other."""
+    blocks = torch.arange(256 * 3.0).reshape(256, 3) / 7
+    wanted = {
+        "model.layers.0.mlp.up_proj.weight": blocks.to(torch.float8_e4m3fn),
+        "model.layers.0.mlp.up_proj.weight_scale_inv": torch.tensor([[0.003], [0.125]]),
+        "model.layers.0.mlp.down_proj.qweight": torch.arange(-60, 60, dtype=torch.int32).reshape(8, 15),
+        "model.layers.0.mlp.down_proj.qzeros": torch.arange(15, dtype=torch.int32).reshape(1, 15),
+        "model.layers.0.mlp.down_proj.scales": torch.arange(15).reshape(1, 15).to(torch.float16) / 3,
+    }
+    source = tmp_path / "model"
+    source.mkdir()
+    safetensors_torch.save_file(wanted, source / "model.safetensors", metadata={"format": "pt"})
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert_tessera_reads(source, wanted)
+    told = json.loads(ckpt("tree", "--json", str(source)))["tensors"]
+    assert told["model.layers.0.mlp.up_proj.weight"]["dtype"] == "f8_e4m3"
+    for to in ("native", "hf", "torch_dcp"):
+        ckpt("convert", str(source), str(tmp_path / to), "--to", to)
+        assert_tessera_reads(tmp_path / to, wanted)
+        assert json.loads(ckpt("diff", "--json", str(source), str(tmp_path / to)))["same"]
+    assert_same(safetensors_torch.load_file(tmp_path / "hf" / "model.safetensors"), wanted)
+    state = {name: torch.zeros_like(value) for name, value in wanted.items()}
+    dcp.load(state, checkpoint_id=tmp_path / "torch_dcp", no_dist=True)
+    assert_same(state, wanted)
+
+
 def convert_by(ranks: int, path: Path, out: Path, to: str, max_file_bytes: int = 0) -> None:
     """By the command line, or by ranks together."""
     if ranks == 0:

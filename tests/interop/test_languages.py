@@ -74,6 +74,39 @@ def test_pytorch_reads_what_each_language_writes(run_job: RunJob, tmp_path: Path
         assert state[name].numpy().tobytes() == value.tobytes(), name
 
 
+def test_pytorchs_own_load_reads_what_each_language_saves(run_job: RunJob, tmp_path: Path, language: str) -> None:
+    """In PyTorch's own format: a plain load gives the same bits and values, and the language itself resumes it."""
+    torch = pytest.importorskip("torch")
+    import torch.distributed.checkpoint as dcp
+
+    root = tmp_path / "checkpoints"
+    more = ["--format", "torch_dcp"]
+    run_job([language] * 3, steps=10, more=more)
+    (directory,) = root.glob("step-*")
+    assert (directory / ".metadata").exists()
+    with ts.Checkpoint(root) as checkpoint:
+        expected = {name: checkpoint[name] for name in checkpoint.tensors}
+        values = dict(checkpoint.saved_values)
+    assert len(expected) == 16, "four parameters; exp_avg, exp_avg_sq and step of each"
+    state = {name: torch.full(value.shape, -1, dtype=torch.from_numpy(value).dtype) for name, value in expected.items()}
+    state |= dict.fromkeys(values)
+    dcp.load(state, checkpoint_id=directory, no_dist=True)
+    for name, value in expected.items():
+        assert state[name].numpy().tobytes() == value.tobytes(), name
+    assert {name: state[name] for name in values} == values
+    assert "resumed after step 10" in run_job([language] * 2, steps=20, more=more)
+
+
+def test_a_bar_shows_each_save_and_load(run_job: RunJob, language: str) -> None:
+    """Of each save in the background and of the resume; by rank 0 alone. The launcher shows what a line ends as."""
+    full = "[" + "#" * 20 + "]"
+    first = run_job([language] * 2, steps=20, more=["--progress", "1"])
+    assert (first.count(f"saving {full}"), first.count("loading")) == (2, 0), first
+    then = run_job([language] * 2, steps=30, more=["--progress", "1"])
+    assert (then.count(f"loading {full}"), then.count(f"saving {full}")) == (1, 1), then
+    assert "saving [" not in run_job([language], steps=40)
+
+
 def test_each_language_says_when_nothing_is_left_to_do(run_job: RunJob, tmp_path: Path, language: str) -> None:
     assert "nothing left" not in run_job([language], steps=20)
     before = manifest(tmp_path / "checkpoints")

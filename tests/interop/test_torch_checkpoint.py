@@ -42,6 +42,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("ddp", 3, ["plain", "mesh"]),
         ("fsdp", 2, ["plain", "ddp", "fsdp", "tp", "mesh"]),
         ("mesh", 4, ["fsdp", "hsdp", "mesh"]),
+        ("tp", 2, ["fsdp", "mesh"]),
+        ("hsdp", 4, ["tp", "ddp"]),
     ],
 )
 def test_every_save_loads_in_other_layouts_and_world_sizes(
@@ -112,6 +114,10 @@ def test_ranks_may_hold_different_names(tmp_path: Path) -> None:
         with ts.Checkpoint(tmp_path / f"alone{rank}") as ours:
             assert ours["x"].tolist() == [rank]
             assert ours.manifest["world_size"] == 1
+
+
+def test_ranks_that_hold_different_names_exchange_tables_and_no_data(tmp_path: Path) -> None:
+    run_ranks(JOBS, 2, "tables", tmp_path)
 
 
 @pytest.mark.slow

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import enum
+import importlib
 import inspect
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +43,47 @@ def test_tessera_itself_does_without_pytorch() -> None:
 @pytest.mark.parametrize("name", ["save", "async_save", "load", "save_state_dict", "load_state_dict"])
 def test_signatures_are_pytorchs(name: str) -> None:
     ours, theirs = (list(inspect.signature(getattr(of, name)).parameters.values()) for of in (tcp, dcp))
-    for own, other in zip(ours, theirs, strict=False):
-        assert (own.name, own.kind) == (other.name, other.kind)
-        assert own.default == other.default
+    told = [[(one.name, one.kind, one.default) for one in of[: len(theirs)]] for of in (ours, theirs)]
+    assert told[0] == told[1]
     assert [own.name for own in ours[len(theirs) :]] in ([], ["format"])
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("stateful", ["Stateful"]),
+        ("planner", ["SavePlanner", "LoadPlanner", "SavePlan", "LoadPlan", "ReadItem", "WriteItem"]),
+        ("default_planner", ["DefaultSavePlanner", "DefaultLoadPlanner"]),
+        ("storage", ["StorageReader", "StorageWriter"]),
+        (
+            "state_dict",
+            [
+                *("get_state_dict", "get_model_state_dict", "get_optimizer_state_dict", "StateDictOptions"),
+                *("set_state_dict", "set_model_state_dict", "set_optimizer_state_dict"),
+            ],
+        ),
+    ],
+)
+def test_what_makes_states_and_plans_is_pytorchs_own(module: str, names: list[str]) -> None:
+    theirs = importlib.import_module(f"torch.distributed.checkpoint.{module}")
+    assert [name for name in names if getattr(tcp, name) is not getattr(theirs, name)] == []
+    assert set(names) <= set(tcp.__all__)
 
 
 @pytest.mark.parametrize("name", ["FileSystemWriter", "FileSystemReader"])
 def test_storage_classes_begin_as_pytorchs_do(name: str) -> None:
     ours, theirs = (list(inspect.signature(getattr(of, name).__init__).parameters.values()) for of in (tcp, dcp))
     theirs = [other for other in theirs if not other.name.startswith("_") and other.name != "serialization_format"]
-    assert [own.name for own in ours[: len(theirs)]] == [other.name for other in theirs]
+    begin = [(own.name, own.default) for own in ours[: len(theirs)]]
+    assert begin == [(other.name, other.default) for other in theirs]
+
+
+def test_how_pytorch_would_write_items_is_taken_or_refused(tmp_path: Path) -> None:
+    forms = dcp.filesystem.SerializationFormat
+    for form in (None, forms.TORCH_SAVE):
+        tcp.save({"a": torch.ones(2)}, storage_writer=tcp.FileSystemWriter(tmp_path, serialization_format=form))
+    with pytest.raises(ts.Unsupported, match="SAFETENSORS"):
+        tcp.FileSystemWriter(tmp_path, serialization_format=forms.SAFETENSORS)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -83,21 +115,44 @@ def test_tied_weights_are_saved_once(tmp_path: Path, form: str) -> None:
         assert torch.equal(got["b"], tensor)
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_small_floats_unsigned_and_complex_come_back(tmp_path: Path, form: str) -> None:
+    state = {
+        "e4m3": torch.arange(4.0).to(torch.float8_e4m3fn),
+        "e5m2": torch.arange(4.0).to(torch.float8_e5m2),
+        "e8m0": torch.tensor([1.0, 2.0, 4.0]).to(torch.float8_e8m0fnu),
+        "u16": torch.tensor([1, 65535], dtype=torch.uint16),
+        "u32": torch.tensor([1, 2**32 - 1], dtype=torch.uint32),
+        "u64": torch.tensor([1, 2**63 + 1], dtype=torch.uint64),
+        "c64": torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64),
+        "conjugate": torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj(),
+    }
+    wide = {"c128": torch.tensor([[1 + 2j], [3 - 4j]], dtype=torch.complex128)}
+    if form == "torch_dcp":
+        state |= wide
+    else:
+        with pytest.raises(ts.Unsupported, match="'c128' is c128, which safetensors"):
+            tcp.save(wide, checkpoint_id=tmp_path, format=form)
+    tcp.save(state, checkpoint_id=tmp_path, format=form)
+    for load in (tcp.load, dcp.load) if form == "torch_dcp" else (tcp.load,):
+        got = {name: torch.zeros_like(value) for name, value in state.items()}
+        load(got, checkpoint_id=tmp_path)
+        for name, value in state.items():
+            assert got[name].view(torch.uint8).tolist() == value.resolve_conj().view(torch.uint8).tolist(), name
+
+
 def test_dtypes_that_the_core_lacks_come_back(tmp_path: Path) -> None:
     state = {
-        "eight": torch.arange(4.0).to(torch.float8_e4m3fn),
-        "unsigned": torch.tensor([1, 65535], dtype=torch.uint16),
-        "complex": torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64),
+        "eight": torch.arange(4.0).to(torch.float8_e4m3fnuz),
+        "complex": torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex32),
     }
     tcp.save(state, checkpoint_id=tmp_path)
     got = {name: torch.zeros_like(value) for name, value in state.items()}
     tcp.load(got, checkpoint_id=tmp_path)
     for name, value in state.items():
         assert got[name].view(torch.uint8).tolist() == value.view(torch.uint8).tolist(), name
-    with pytest.raises(ts.Unsupported, match="'eight' is float8_e4m3fn"):
+    with pytest.raises(ts.Unsupported, match="'eight' is float8_e4m3fnuz"):
         tcp.save({"eight": state["eight"]}, checkpoint_id=tmp_path / "theirs", format="torch_dcp")
-    with pytest.raises(ts.Unsupported, match="view_as_real"):
-        tcp.save({"x": torch.zeros(1, dtype=torch.complex128)}, checkpoint_id=tmp_path / "wide")
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -460,6 +515,33 @@ def test_a_program_that_ends_waits_for_its_last_save(tmp_path: Path) -> None:
 
 
 # --- errors ---
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_writer_tells_its_progress_and_keeps_to_its_limit(tmp_path: Path, in_background: bool) -> None:
+    told: list[tuple[ts.Phase, int, int]] = []
+    size = 24 << 20
+    state = {"weight": torch.arange(size // 4, dtype=torch.float32)}
+    begin = time.monotonic()
+    writer = tcp.FileSystemWriter(
+        tmp_path / "c", progress=lambda *what: told.append(what), low_priority=True, write_bytes_per_s=size
+    )
+    if in_background:
+        tcp.async_save(state, storage_writer=writer).result()
+    else:
+        tcp.save(state, storage_writer=writer)
+    assert time.monotonic() - begin > 0.4
+    assert any(phase is ts.Phase.WRITE and done == total >= size for phase, done, total in told)
+    assert all(done <= total for _, done, total in told)
+
+    def stumbles(*_: object) -> None:
+        raise ValueError("no bar")
+
+    with pytest.raises(ValueError, match="no bar"):
+        tcp.save(state, storage_writer=tcp.FileSystemWriter(tmp_path / "c", progress=stumbles))
+    loaded = {"weight": torch.zeros(size // 4)}
+    tcp.load(loaded, checkpoint_id=tmp_path / "c")
+    assert torch.equal(loaded["weight"], state["weight"])
 
 
 def test_wrong_arguments_are_told() -> None:

@@ -19,6 +19,7 @@ import tessera.torch.checkpoint as tcp
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from tessera.torch.checkpoint import joined
 from tessera.torch.checkpoint.state_dict import get_state_dict, set_state_dict
 from tessera.torch.checkpoint.stateful import Stateful
 from tessera.torch.ranks import ranks_of
@@ -322,6 +323,33 @@ def stages(where: str) -> None:
     tcp.save({"x": torch.full((1,), float(rank))}, checkpoint_id=directory / f"alone{rank}", no_dist=True)
 
 
+def tables(where: str) -> None:
+    """Ranks with different names tell each other what they have, and never what is in it."""
+    rank = dist.get_rank()
+    told: list[int] = []
+    of_joined = joined.gather
+
+    def noted(comm: ts.Comm | None, content: bytes) -> list[bytes]:
+        told.append(len(content))
+        return of_joined(comm, content)
+
+    joined.gather = noted
+
+    def told_of(number: int, name: str) -> int:
+        told.clear()
+        directory = Path(where) / f"{name[:-1]}-{number}"
+        tcp.save({name: torch.full((number,), float(rank)), "shared": torch.ones(number)}, checkpoint_id=directory)
+        assert ts.Checkpoint(directory)[name].shape == (number,)
+        return sum(told)
+
+    # Of the same names everywhere a hash travels, and no table.
+    assert told_of(100, "all0") == told_of(1_000_000, "all0") == 33
+    few, many = told_of(100, f"only{rank}"), told_of(1_000_000, f"only{rank}")
+    # A number has up to four digits more: as a shape and as the size of a box, of two names.
+    assert 33 < few <= many <= few + 4 * 4, (few, many)
+    assert many < 500, many
+
+
 def elsewhere(where: str) -> None:
     """PyTorch's ways to save from another process, and to copy by a stager of one's own, with our storage."""
     directory, rank = Path(where), dist.get_rank()
@@ -358,7 +386,15 @@ def hosts(where: str) -> None:
         assert got["n"] == 5
 
 
-JOBS = {"elsewhere": elsewhere, "hosts": hosts, "save": save, "load": load, "errors": errors, "stages": stages}
+JOBS = {
+    "elsewhere": elsewhere,
+    "hosts": hosts,
+    "save": save,
+    "load": load,
+    "errors": errors,
+    "stages": stages,
+    "tables": tables,
+}
 
 
 def main() -> None:

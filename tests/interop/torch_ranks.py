@@ -1,4 +1,5 @@
-"""Runs a script as the ranks of a `torch.distributed` job, one process a rank, under torchrun's environment."""
+"""Runs a script as the ranks of a `torch.distributed` job, one process a rank, under torchrun's environment, and, in a
+rank, its checks."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 
@@ -16,9 +19,16 @@ def free_port() -> int:
 
 
 def run_ranks(
-    script: Path, ranks: int, *arguments: object, timeout: float = 280, cwd: Path | None = None, hosts: int = 1
+    script: Path,
+    ranks: int,
+    *arguments: object,
+    timeout: float = 280,
+    cwd: Path | None = None,
+    hosts: int = 1,
+    ends: Mapping[int, int] | None = None,
 ) -> str:
-    """What the ranks printed; fails if one of them did not end with 0. This machine pretends to be `hosts`."""
+    """What the ranks printed; fails if one of them did not end with 0, or with what `ends` says of it. This machine
+    pretends to be `hosts`."""
 
     def host_of(rank: int) -> dict[str, str]:
         return {"TESSERA_HOST_ID": f"host{rank % hosts}"} if hosts > 1 else {}
@@ -41,5 +51,22 @@ def run_ranks(
     finally:
         for process in processes:
             process.kill()
-    assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
+    expected = [(ends or {}).get(rank, 0) for rank in range(ranks)]
+    assert [process.returncode for process in processes] == expected, "\n".join(outputs)
     return "".join(outputs)
+
+
+def run_checks(checks: Sequence[Callable[[], object]], names: Sequence[str], rank: int) -> None:
+    """Runs those of these names, or all, one after the other; rank 0 prints what each took."""
+    assert {check.__name__ for check in checks} >= set(names), names
+    for check in checks:
+        if names and check.__name__ not in names:
+            continue
+        since = time.monotonic()
+        try:
+            check()
+        except BaseException as error:
+            error.add_note(f"rank {rank}, in {check.__name__}")
+            raise
+        if rank == 0:
+            print(f"{check.__name__} {time.monotonic() - since:.2f} s", flush=True)

@@ -17,6 +17,7 @@
 
 #include "launch/environment.hpp"
 #include "launch/from_environment.hpp"
+#include "places.hpp"
 #include "processes.hpp"
 #include "store/token.hpp"
 
@@ -138,17 +139,17 @@ class Launchers : public ::testing::Test {
 };
 
 TEST_F(Launchers, TesseraRun) {
-    start(TESSERA_BINARY_DIR "/tessera run -n 3");
+    start(tsr::testing::binary_dir() + "/tessera run -n 3");
     expect_sums("tessera run", 3);
 }
 
 TEST_F(Launchers, TesseraRunInsecure) {
-    start(TESSERA_BINARY_DIR "/tessera run --insecure -n 2");
+    start(tsr::testing::binary_dir() + "/tessera run --insecure -n 2");
     expect_sums("tessera run", 2);
 }
 
 TEST_F(Launchers, TesseraRunThroughAShellThatClosesDescriptors) {
-    start(TESSERA_BINARY_DIR
+    start(tsr::testing::binary_dir() +
           "/tessera run -n 2 python3 -c 'import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))'");
     expect_sums("tessera run", 2);
 }
@@ -219,7 +220,7 @@ TEST_F(Launchers, ARankThatLeavesWithExitCodeZeroIsToldAsTheRootCause) {
     for (const char* backend : {"shm", "gloo"}) {
         const int status = std::system(
             fmt::format("{} run -n 3 --env TESSERA_BACKEND={} {} --gtest_filter=AsARank.Leaves* > {}/log 2>&1",
-                        TESSERA_BINARY_DIR "/tessera", backend, self(), directory_.path().string())
+                        tsr::testing::binary_dir() + "/tessera", backend, self(), directory_.path().string())
                 .c_str());
         EXPECT_EQ(WEXITSTATUS(status), 1) << "the job has failed, though its cause ended with 0";
         EXPECT_THAT(log(), AllOf(HasSubstr("the job failed: rank 1 ended with exit code 0 (its peers still needed it"),
@@ -233,7 +234,7 @@ TEST_F(Launchers, ARankThatEndsWithExitCodeZeroBeforeItJoinedIsToldAtOnce) {
     for (const int absent : {0, 2}) {
         const int status =
             std::system(fmt::format("{} run -n 3 --env ABSENT={} {} --gtest_filter=AsARank.Joins* > {}/log 2>&1",
-                                    TESSERA_BINARY_DIR "/tessera", absent, self(), directory_.path().string())
+                                    tsr::testing::binary_dir() + "/tessera", absent, self(), directory_.path().string())
                             .c_str());
         EXPECT_EQ(WEXITSTATUS(status), 3) << log();
         EXPECT_THAT(

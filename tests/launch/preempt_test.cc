@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include "launch/agent_page.hpp"
 #include "processes.hpp"
 
 namespace tsr {
@@ -17,19 +18,19 @@ int asked(const std::map<std::string, std::string>& variables) {
 }
 
 TEST(Preempt, RankSeesTheAgentsRequestThroughTheDescriptorAndThePath) {
-    PreemptPage page;
+    AgentPage page;
     const std::string fd = std::to_string(page.fd());
     const std::string path = "/proc/" + std::to_string(::getpid()) + "/fd/" + fd;
     EXPECT_EQ(asked({{"TESSERA_PREEMPT_FD", fd}}), 0);
     EXPECT_EQ(asked({{"TESSERA_PREEMPT_FILE", path}}), 0);
-    page.request();
+    page.request_preemption();
     EXPECT_EQ(asked({{"TESSERA_PREEMPT_FD", fd}}), 1);
     EXPECT_EQ(asked({{"TESSERA_PREEMPT_FD", "987"}, {"TESSERA_PREEMPT_FILE", path}}), 1);
     EXPECT_EQ(asked({}), 0) << "outside a launcher it is always no";
 }
 
 TEST(Preempt, TheAgentLearnsWhoAsks) {
-    const PreemptPage page;
+    const AgentPage page;
     const testing::TemporaryDirectory directory;
     const std::string file = directory.path() / "listens";
     EXPECT_EQ(asked({{"TESSERA_PREEMPT_ASKED_FILE", file}}), 0);
@@ -41,17 +42,17 @@ TEST(Preempt, TheAgentLearnsWhoAsks) {
 }
 
 TEST(Preempt, RequestIsSeenByARankThatAskedBefore) {
-    PreemptPage page;
+    AgentPage page;
     testing::Child child = testing::in_child({{"TESSERA_PREEMPT_FD", std::to_string(page.fd())}}, [&] {
         if (preempt_requested()) throw Error(Code::user, "requested too early");
-        page.request();  // the child's copy of the agent's mapping: the same page
+        page.request_preemption();  // the child's copy of the agent's mapping: the same page
         if (!preempt_requested()) throw Error(Code::user, "not seen");
     });
     EXPECT_EQ(child.wait(), 0);
 }
 
 TEST(Preempt, RanksCannotWriteTheFlag) {
-    const PreemptPage page;
+    const AgentPage page;
     EXPECT_EQ(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, page.fd(), 0), MAP_FAILED);
     const std::string path = "/proc/self/fd/" + std::to_string(page.fd());
     const Fd again(::open(path.c_str(), O_RDWR | O_CLOEXEC));  // root may open it, but the seal holds

@@ -1,7 +1,9 @@
 // `tessera run` ends: for a rank that fails, a signal, its own death; and no process is left.
+#include <cmath>
 #include <optional>
 
 #include "checkpoint/checkpoint.hpp"
+#include "places.hpp"
 #include "run_fixture.hpp"
 
 namespace tsr {
@@ -141,9 +143,93 @@ TEST_F(Run, SigtermSetsThePreemptionFlagAndWaitsForTheRanks) {
     EXPECT_EQ(file("signalled"), "") << "ranks that end in time hear no signal";
 }
 
+TEST_F(Run, RanksThatAreLeftTrainOnInTheSameProcesses) {
+    const std::string root = scratch() + "/checkpoints";
+    Child job = start({"-n", "2:3", "--on-loss", "continue", "--events", events_path(),
+                       tsr::testing::binary_dir() + "/tests/survivor", root});
+    for (const char* name : {"r0", "r2"}) (void)pid_in(name);
+    ::kill(pid_in("r1"), SIGKILL);
+    const Result result = finish(job);
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("rank 1 was killed by SIGKILL; 2 ranks may go on (--on-loss continue)"));
+    EXPECT_EQ(file("resumed0"), "10\n");
+    EXPECT_EQ(file("resumed1"), "10\n") << "rank 2 of the first three";
+    const double expected = 1 - std::pow(0.9, 30);  // as if nothing had happened
+    for (const char* name : {"w0", "w1"}) EXPECT_NEAR(std::stod(file(name)), expected, 1e-5);
+    EXPECT_EQ(file("w2"), "");
+    for (const Json& event : events()) EXPECT_NE(event.at("event").as_string(), "restart");
+}
+
+TEST_F(Run, TooFewRanksLeftDoNotGoOn) {
+    Child job =
+        start({"-n", "2", "--min-ranks", "2", "--on-loss", "continue", tsr::testing::binary_dir() + "/tests/hung"});
+    for (const char* name : {"r0", "r1"}) (void)pid_in(name);
+    ::kill(pid_in("r1"), SIGKILL);
+    const Result result = finish(job);
+    EXPECT_EQ(result.code, 128 + SIGKILL);
+    EXPECT_THAT(result.err, Not(HasSubstr("may go on")));
+}
+
+// Of `path` and all below it.
+std::vector<std::string> records_below(const std::filesystem::path& path) {
+    std::vector<std::string> files;
+    std::error_code none_yet;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(path, none_yet)) {
+        if (entry.path().extension() == ".jsonl") files.push_back(entry.path().string());
+    }
+    return files;
+}
+
+// Ranks in a collective answer, and one that is in its own code; one that is stopped does not.
+TEST_F(Run, ASignalMakesRanksThatHangTellWhoIsWaitedFor) {
+    Child job = start({"-n", "4", "--events", events_path(), tsr::testing::binary_dir() + "/tests/hung"});
+    for (const char* name : {"r0", "r1", "r2", "r3"}) (void)pid_in(name);
+    ::kill(pid_in("r1"), SIGSTOP);
+    ::kill(job.pid(), SIGUSR1);
+    wait_until([&] { return records_below(directory_.path()).size() == 3; }, Deadline::in(milliseconds{20000}),
+               "three records");
+    const std::string directory =
+        std::filesystem::path(records_below(directory_.path()).front()).parent_path().string();
+    EXPECT_EQ(std::filesystem::path(directory).filename(), "round-0");
+    const std::string asked = tessera + " trace why-hung " + directory + " > " + scratch() + "/why";
+    EXPECT_EQ(std::system(asked.c_str()), 0);  // NOLINT(concurrency-mt-unsafe): one thread
+    EXPECT_THAT(file("why"), HasSubstr("ranks 1, 3 never entered barrier #4; ranks 0, 2 waited"));
+    EXPECT_THAT(file("why"), HasSubstr("Rank 1: it left no record"));
+    EXPECT_THAT(file("why"), HasSubstr("Rank 3: its last operation was all_reduce #3"));
+
+    // A second time: the records are new ones.
+    std::filesystem::remove_all(directory);
+    ::kill(pid_in("r1"), SIGCONT);
+    ::kill(job.pid(), SIGUSR1);
+    wait_until([&] { return records_below(directory_.path()).size() == 4; }, Deadline::in(milliseconds{20000}),
+               "four records");
+    ::kill(job.pid(), SIGQUIT);
+    const Result result = finish(job);
+    EXPECT_THAT(result.err, HasSubstr("SIGUSR1: the ranks write their flight records into " + directory));
+    EXPECT_THAT(result.err, HasSubstr("tessera trace why-hung " + directory));
+    int told = 0;
+    for (const Json& event : events()) {
+        if (event.at("event").as_string() != "trace") continue;
+        ++told;
+        EXPECT_EQ(event.at("directory").as_string(), directory);
+    }
+    EXPECT_EQ(told, 2);
+}
+
+TEST_F(Run, RequestedRecordsLieInTheTraceDirectory) {
+    const std::string traces = scratch() + "/traces";
+    Child job = start({"-n", "2", "--trace-dir", traces, tsr::testing::binary_dir() + "/tests/hung"});
+    for (const char* name : {"r0", "r1"}) (void)pid_in(name);
+    ::kill(job.pid(), SIGUSR1);
+    wait_until([&] { return records_below(traces + "/round-0").size() == 2; }, Deadline::in(milliseconds{20000}),
+               "two records");
+    ::kill(job.pid(), SIGQUIT);
+    (void)finish(job);
+}
+
 TEST_F(Run, AllRanksSaveAtOneStepWhenTheJobIsToldToStop) {
     const std::string root = scratch() + "/checkpoints";
-    Child job = start({"-n", "3", TESSERA_BINARY_DIR "/tests/preempted", root});
+    Child job = start({"-n", "3", tsr::testing::binary_dir() + "/tests/preempted", root});
     for (const char* name : {"r0", "r1", "r2"}) (void)pid_in(name);  // well on their way
     ::kill(job.pid(), SIGTERM);
     const Result result = finish(job);

@@ -14,11 +14,12 @@
 #include <vector>
 
 #include "base/json.hpp"
+#include "places.hpp"
 #include "processes.hpp"
 
 namespace tsr::testing {
 
-inline const std::string tessera = TESSERA_BINARY_DIR "/tessera";
+inline const std::string tessera = tsr::testing::binary_dir() + "/tessera";
 
 struct Result {
     int code = -1;

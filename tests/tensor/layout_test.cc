@@ -66,6 +66,18 @@ TEST(Layout, ReplicasHoldTheSameShard) {
     EXPECT_EQ(hybrid.rank_of(1, 0), 1);
 }
 
+TEST(Layout, AnotherShapeSharesMeshAndPlacements) {
+    const int mesh[] = {2, 2};
+    const Placement placements[] = {Placement::replicate(), Placement::shard(1)};
+    const Layout layout = Layout::placed({4, 6}, mesh, placements);
+    const Layout other = layout.of_shape({3, 5, 2});
+    EXPECT_EQ(other, Layout::placed({3, 5, 2}, mesh, placements));
+    EXPECT_TRUE(other.same_placements(layout));
+    EXPECT_FALSE(other == layout);
+    EXPECT_THROW((void)layout.of_shape({4}), Error);
+    EXPECT_FALSE(layout.same_placements(Layout::replicated({4, 6}, 4)));
+}
+
 TEST(Layout, RefusesWhatMakesNoSense) {
     EXPECT_THROW(placed({8}, {2}, {Placement::shard(1)}), Error);
     EXPECT_THROW(placed({8}, {0}, {Placement::shard(0)}), Error);
@@ -144,6 +156,19 @@ TEST(ExplicitLayout, RefusesPartialOverlapAndWhatLiesOutside) {
     EXPECT_THROW(make({{{1, 0}, {INT64_MAX, 4}}}), Error);
     EXPECT_THROW((void)Layout::from_boxes({4}, std::vector<Box>{{{0}, {4}}}, std::vector<int>{0}), Error);
     EXPECT_NO_THROW(make({{{0, 0}, {2, 4}}, {{2, 0}, {2, 4}}}));
+}
+
+// Long along the first dimension, each within those before it, and one row apart along the second. To compare every two
+// takes minutes.
+TEST(ExplicitLayout, ManyBoxesThatOneDimensionSeparatesAreComparedAlongIt) {
+    constexpr int64_t count = 200'000;
+    std::vector<Box> boxes;
+    for (int64_t i = 0; i < count; ++i) boxes.push_back({{i, i}, {count - i, 1}});
+    const int all = static_cast<int>(count);
+    EXPECT_EQ(Layout::from_boxes({count, count}, boxes, std::span(&all, 1)).boxes_of(0).size(), boxes.size());
+    boxes.push_back({{count - 1, 5}, {1, 1}});
+    const int more = all + 1;
+    EXPECT_THROW((void)Layout::from_boxes({count, count}, boxes, std::span(&more, 1)), Error);
 }
 
 }  // namespace

@@ -108,3 +108,13 @@ build_examples() {
   say "Rust: building examples/rust"
   run_logged build-rust-example cargo build --release --manifest-path examples/rust/Cargo.toml
 }
+
+# The examples with a network of DJL (PyTorch's libraries: 120 MB to download, 430 MB unpacked in ~/.djl.ai) and of candle.
+build_frameworks() {
+  say "Java: building examples/java-djl"
+  # Again: the local repository is the machine's, and another clone may have put its binding there meanwhile.
+  maven bindings/java/pom.xml build-java -DskipTests install || return
+  maven examples/java-djl/pom.xml build-java-djl package || return
+  say "Rust: building examples/rust-candle"
+  run_logged build-rust-candle cargo build --manifest-path examples/rust-candle/Cargo.toml
+}

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# ./dev docs: the pages stay true: links lead somewhere, commands exist, promised pages are there, PARITY.md is made anew.
+# ./dev docs: the pages stay true: links lead somewhere, commands exist, promised pages are there; PARITY.md and the
+# checkpoints' figures are made anew.
 
 cmd_docs() {
   source tools/dev/setup.sh
@@ -9,5 +10,6 @@ cmd_docs() {
     say "docs/PARITY.md"
     "$VENV/bin/python" tools/parity.py
   fi
+  "$VENV/bin/python" benchmarks/pages.py
   "$VENV/bin/python" tools/check_docs.py
 }

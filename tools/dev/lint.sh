@@ -74,11 +74,12 @@ types_of_python() {
   "$VENV/bin/python" -m mypy --strict --config-file bindings/python/pyproject.toml bindings/python/src/tessera
 }
 
-rust_places() { for place in bindings/rust examples/rust; do [[ ! -f $place/Cargo.toml ]] || echo "$place"; done; }
+rust_places() { for place in bindings/rust examples/rust benchmarks/call; do [[ ! -f $place/Cargo.toml ]] || echo "$place"; done; }
 
 rust_format() {
   local place
   for place in $(rust_places); do cargo fmt --all --manifest-path "$place/Cargo.toml" ${1:+-- "$1"} || return; done
+  cargo fmt --manifest-path examples/rust-candle/Cargo.toml ${1:+-- "$1"} # clippy would have to compile candle
 }
 
 rust_clippy() {

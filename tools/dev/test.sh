@@ -2,21 +2,22 @@
 # ./dev test: every test in every language. A section that fails does not stop the next one; tools/tally.py reads what the
 # runners wrote, prints a line for each section and closes with `N passed, N failed, N skipped`.
 #
-# Groups, by the same two words everywhere (ctest labels, pytest markers, JUnit tags, the reason of a Rust #[ignore]):
-#   long  only with --long      slow  not with --quick
+# Groups, by the same words everywhere (ctest labels, pytest markers, JUnit tags, the reason of a Rust #[ignore]):
+#   long  only with --long      slow  not with --quick      frameworks  only with --frameworks
 
 RESULTS=$ROOT/build/results
 
 cmd_test() {
-  local quick=no long=no preset=release filter="" sanitizers=no strict=no
+  local quick=no long=no frameworks=no preset=release filter="" sanitizers=no strict=no
   while (($#)); do
     case $1 in
       --quick) quick=yes ;;
       --long) long=yes ;;
+      --frameworks) frameworks=yes ;;
       --preset) need_value "$@" && preset=$2 && shift ;;
       --sanitizers) sanitizers=yes ;; # .ci/run: the presets asan and tsan on what is labelled `threads`
       --strict-skips) strict=yes ;;   # .ci/run: a skipped test that does not need a GPU is a failure
-      -*) die "test: unknown option $1 (known: --quick --long --preset P --sanitizers --strict-skips)" ;;
+      -*) die "test: unknown option $1 (known: --quick --long --frameworks --preset P --sanitizers --strict-skips)" ;;
       *) filter=$1 ;;
     esac
     shift
@@ -76,8 +77,12 @@ run_ctest() {
 
 # The groups that this run leaves out, joined by the runner's word for `or`.
 excluded() {
-  [[ $long == yes ]] || printf 'long'
-  [[ $quick == no ]] || printf '%sslow' "$([[ $long == yes ]] || printf '%s' "$1")"
+  local group groups=() joined=""
+  [[ $long == yes ]] || groups+=(long)
+  [[ $quick == no ]] || groups+=(slow)
+  [[ $frameworks == yes ]] || groups+=(frameworks)
+  for group in "${groups[@]}"; do joined+=${joined:+$1}$group; done
+  printf '%s' "$joined"
 }
 
 run_pytest() {
@@ -99,6 +104,7 @@ run_pytest() {
 run_together() {
   RESULT=$RESULTS/tests-python.xml
   build_python && build_java && build_examples || return
+  [[ $frameworks == no ]] || build_frameworks || return
   run_pytest tests tests-python
 }
 

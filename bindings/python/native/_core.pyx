@@ -21,11 +21,12 @@ from libtessera cimport *
 
 import atexit
 import threading
+import weakref
 from operator import index
 
 from numpy import generic
 
-from tessera.errors import InvalidArgument, InvalidState, _from_native, _status_of
+from tessera.errors import InvalidArgument, InvalidState, TesseraError, _from_native, _status_of
 
 
 cdef extern from "gate.h" nogil:
@@ -52,6 +53,7 @@ include "store.pxi"
 include "comm.pxi"
 include "memory.pxi"
 include "mesh.pxi"
+include "plan.pxi"
 include "layout.pxi"
 include "ddp.pxi"
 include "optim.pxi"

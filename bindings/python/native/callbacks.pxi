@@ -56,5 +56,9 @@ cdef void call_back(object fn, tuple arguments) noexcept:
 
 
 def _at_exit():
-    with nogil:
-        gate_close()
+    """Before the gate closes: what is saved in the background may need the interpreter, for a storage of its own say."""
+    try:
+        finish_saves()
+    finally:
+        with nogil:
+            gate_close()

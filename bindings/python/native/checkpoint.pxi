@@ -6,6 +6,19 @@ cdef class Saver(Handle):
         tsr_saver_destroy(<tsr_saver *>self.ptr)
 
 
+cdef object savers = weakref.WeakSet()  # for the end of the interpreter
+
+
+cdef int finish_saves() except -1:
+    """Wait for all saves in flight, each at most its deadline. How they fail is in the log."""
+    for saver in list(savers):
+        try:
+            saver_wait(saver)
+        except TesseraError:
+            # Or it is closed, the parent's of this forked process, or in use by a thread that nobody waits for.
+            continue
+
+
 cdef class Checkpoint(Handle):
     cdef void free(self) noexcept nogil:
         tsr_checkpoint_destroy(<tsr_checkpoint *>self.ptr)
@@ -13,7 +26,8 @@ cdef class Checkpoint(Handle):
 
 def saver_create(Comm comm, object root, *, keep_latest=None, timeout_ms=None, writer=None, writer_version=None,
                  format=None, best_metric=None, best_is_higher=None, keep_best=None, keep_every=None, when_busy=None,
-                 low_priority=None, staging_bytes=None, write_bytes_per_s=None, progress=None, Storage storage=None):
+                 low_priority=None, copy_on_demand=None, staging_bytes=None, write_bytes_per_s=None, progress=None,
+                 Storage storage=None):
     cdef Lease lease = None if comm is None else use(comm)
     cdef Lease storage_lease = None if storage is None else share(storage)
     cdef list keep = []
@@ -44,6 +58,8 @@ def saver_create(Comm comm, object root, *, keep_latest=None, timeout_ms=None, w
         o.when_busy = int32(when_busy, "when_busy")
     if low_priority is not None:
         o.low_priority = bool(low_priority)
+    if copy_on_demand is not None:
+        o.copy_on_demand = bool(copy_on_demand)
     if staging_bytes is not None:
         o.staging_bytes = int64(staging_bytes, "staging_bytes")
     if write_bytes_per_s is not None:
@@ -56,7 +72,9 @@ def saver_create(Comm comm, object root, *, keep_latest=None, timeout_ms=None, w
     arm()
     with nogil:
         check(tsr_saver_create(ranks, path, &o, &out))
-    return adopt(Saver.__new__(Saver), out, progress)
+    saver = adopt(Saver.__new__(Saver), out, progress)
+    savers.add(saver)
+    return saver
 
 
 def saver_save(Saver saver not None, object step, State state not None):
@@ -195,9 +213,10 @@ def checkpoint_read(Checkpoint checkpoint not None, object name, Tensor tensor n
 
 
 def checkpoint_load(Checkpoint checkpoint not None, State state not None, *, verify=None, allow_missing=None,
-                    allow_unexpected=None, allow_cast=None, progress=None):
+                    allow_unexpected=None, allow_cast=None, progress=None, Comm comm=None):
     cdef Lease lease = share(checkpoint)
     cdef Lease state_lease = use(state)
+    cdef Lease comm_lease = None if comm is None else use(comm)
     cdef tsr_load_options o
     check(tsr_load_options_init(&o, sizeof(tsr_load_options)))
     if verify is not None:
@@ -211,6 +230,8 @@ def checkpoint_load(Checkpoint checkpoint not None, State state not None, *, ver
     if progress is not None:
         o.progress = on_progress
         o.progress_data = <void *>progress
+    if comm is not None:
+        o.comm = <tsr_comm *>comm_lease.ptr
     with nogil:
         check(tsr_checkpoint_load(<tsr_checkpoint *>lease.ptr, <tsr_state *>state_lease.ptr, &o))
 

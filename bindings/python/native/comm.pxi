@@ -76,6 +76,20 @@ def comm_split(Comm comm not None, object color, object key, *, timeout_ms=None,
     return None if out == NULL else adopt(Comm.__new__(Comm), out)
 
 
+def comm_shrink(Comm comm not None, *, timeout_ms=None, spin_count=None, backend=None, name=None):
+    cdef Lease lease = use(comm)
+    cdef tsr_comm_options o
+    cdef tsr_comm_options *given = NULL
+    cdef tsr_comm *out = NULL
+    cdef list keep
+    if any(option is not None for option in (timeout_ms, spin_count, backend, name)):
+        keep = comm_options(&o, timeout_ms, spin_count, backend, name)
+        given = &o
+    with nogil:
+        check(tsr_comm_shrink(<tsr_comm *>lease.ptr, given, &out))
+    return adopt(Comm.__new__(Comm), out)
+
+
 def comm_finalize(Comm comm not None):
     cdef Lease lease = use(comm)
     with nogil:
@@ -163,6 +177,36 @@ def comm_all_gather(Comm comm not None, Tensor input not None, Tensor output not
         check(tsr_comm_all_gather(<tsr_comm *>lease.ptr, &input.view, &output.view, NULL,
                                   &work if async_op else NULL))
     return finished(work, (comm, input, output))
+
+
+cdef same_length(TensorArray inputs, TensorArray outputs):
+    if inputs.count != outputs.count:
+        raise InvalidArgument(f"{inputs.count} inputs and {outputs.count} outputs; they belong together in pairs")
+
+
+def comm_reduce_scatter_coalesced(Comm comm not None, list inputs not None, list outputs not None, tsr_reduce_op op,
+                                  bint async_op):
+    cdef Lease lease = use(comm)
+    cdef TensorArray ins = tensor_array(inputs)
+    cdef TensorArray outs = tensor_array(outputs)
+    cdef tsr_work *work = NULL
+    same_length(ins, outs)
+    with nogil:
+        check(tsr_comm_reduce_scatter_coalesced(<tsr_comm *>lease.ptr, ins.tensors, outs.tensors, ins.count, op, NULL,
+                                                &work if async_op else NULL))
+    return finished(work, (comm, ins, outs))
+
+
+def comm_all_gather_coalesced(Comm comm not None, list inputs not None, list outputs not None, bint async_op):
+    cdef Lease lease = use(comm)
+    cdef TensorArray ins = tensor_array(inputs)
+    cdef TensorArray outs = tensor_array(outputs)
+    cdef tsr_work *work = NULL
+    same_length(ins, outs)
+    with nogil:
+        check(tsr_comm_all_gather_coalesced(<tsr_comm *>lease.ptr, ins.tensors, outs.tensors, ins.count, NULL,
+                                            &work if async_op else NULL))
+    return finished(work, (comm, ins, outs))
 
 
 def comm_all_gather_v(Comm comm not None, Tensor input not None, list outputs not None, bint async_op):

@@ -6,7 +6,9 @@ cdef class DDP(Handle):
 
 
 def ddp_create(Comm comm not None, list names not None, list tensors not None, *, bucket_bytes=None,
-               first_bucket_bytes=None, op=None):
+               first_bucket_bytes=None, op=None, pre_divide=None, find_unused=None, static_graph=None,
+               rebuild_buckets=None, reduce_dtype=None, hook=None, powersgd_rank=None, powersgd_start_step=None,
+               join=None, share_params=None):
     cdef Lease lease = use(comm)
     cdef TensorArray params = tensor_array(tensors, names)
     cdef tsr_ddp_options o
@@ -18,9 +20,30 @@ def ddp_create(Comm comm not None, list names not None, list tensors not None, *
         o.first_bucket_bytes = size_of(first_bucket_bytes, "first_bucket_bytes")
     if op is not None:
         o.op = int32(op, "op")
+    if pre_divide is not None:
+        o.pre_divide = real(pre_divide, "pre_divide")
+    if find_unused is not None:
+        o.find_unused = bool(find_unused)
+    if static_graph is not None:
+        o.static_graph = bool(static_graph)
+    if rebuild_buckets is not None:
+        o.rebuild_buckets = bool(rebuild_buckets)
+    if reduce_dtype is not None:
+        o.reduce_dtype = int32(reduce_dtype, "reduce_dtype")
+    if hook is not None:
+        o.hook = int32(hook, "hook")
+    if powersgd_rank is not None:
+        o.powersgd_rank = int32(powersgd_rank, "powersgd_rank")
+    if powersgd_start_step is not None:
+        o.powersgd_start_step = int32(powersgd_start_step, "powersgd_start_step")
+    if join is not None:
+        o.join = int32(join, "join")
+    if share_params is not None:
+        o.share_params = bool(share_params)
     with nogil:
         check(tsr_ddp_create(<tsr_comm *>lease.ptr, params.params, params.count, &o, &out))
-    return adopt(DDP.__new__(DDP), out, (comm, params))
+    # What was registered is copied into the host's copy, and may go.
+    return adopt(DDP.__new__(DDP), out, comm if o.share_params else (comm, params))
 
 
 def ddp_param_count(DDP ddp not None):
@@ -42,17 +65,28 @@ def ddp_param(DDP ddp not None, size_t place):
     return param.name.decode("utf-8", "surrogateescape"), param.tensor.dtype, shape_of(&param.tensor)
 
 
+def ddp_shared_param(DDP ddp not None, size_t place):
+    """(memory, dtype, shape) of a parameter in the host's copy"""
+    cdef Lease lease = share(ddp)
+    cdef tsr_param param
+    check(tsr_ddp_param(<tsr_ddp *>lease.ptr, place, &param))
+    return tensor_view(ddp, &param.tensor)
+
+
+cdef tuple tensor_view(DDP ddp, const tsr_tensor *tensor):
+    cdef size_t size = item_size_of(tensor.dtype)
+    shape = shape_of(tensor)
+    for length in shape:
+        size *= length
+    return memory_of(ddp, <char *>tensor.data + tensor.byte_offset, size), tensor.dtype, shape
+
+
 def ddp_grad(DDP ddp not None, size_t place):
     """(memory, dtype, shape)"""
     cdef Lease lease = share(ddp)
     cdef tsr_tensor grad
-    cdef size_t size
     check(tsr_ddp_grad(<tsr_ddp *>lease.ptr, place, &grad))
-    shape = shape_of(&grad)
-    size = item_size_of(grad.dtype)
-    for length in shape:
-        size *= length
-    return memory_of(ddp, <char *>grad.data + grad.byte_offset, size), grad.dtype, shape
+    return tensor_view(ddp, &grad)
 
 
 def ddp_ready(DDP ddp not None, object which):
@@ -72,6 +106,112 @@ def ddp_wait(DDP ddp not None):
     cdef Lease lease = use(ddp)
     with nogil:
         check(tsr_ddp_wait(<tsr_ddp *>lease.ptr))
+
+
+def ddp_set_sync(DDP ddp not None, object sync):
+    cdef Lease lease = use(ddp)
+    cdef int32_t on = bool(sync)
+    check(tsr_ddp_set_sync(<tsr_ddp *>lease.ptr, on))
+
+
+def ddp_used(DDP ddp not None, object which):
+    cdef Lease lease = use(ddp)
+    cdef size_t place = size_of(which, "the number of a parameter")
+    cdef int32_t used = 0
+    check(tsr_ddp_used(<tsr_ddp *>lease.ptr, place, &used))
+    return bool(used)
+
+
+def ddp_bucket_count(DDP ddp not None):
+    cdef Lease lease = use(ddp)
+    cdef size_t count = 0
+    check(tsr_ddp_bucket_count(<tsr_ddp *>lease.ptr, &count))
+    return count
+
+
+def ddp_stats(DDP ddp not None, object bucket):
+    """(size_bytes, params, ready_ns, start_ns, end_ns, exposed_ns)"""
+    cdef Lease lease = use(ddp)
+    cdef size_t place = size_of(bucket, "the number of a bucket")
+    cdef tsr_bucket_stats stats
+    stats.struct_size = sizeof(tsr_bucket_stats)
+    check(tsr_ddp_stats(<tsr_ddp *>lease.ptr, place, &stats))
+    return stats.size_bytes, stats.params, stats.ready_ns, stats.start_ns, stats.end_ns, stats.exposed_ns
+
+
+cdef int32_t on_bucket(const tsr_ddp_bucket *bucket, void *user_data) noexcept nogil:
+    cdef int32_t failed
+    if not gate_enter():
+        return 1
+    with gil:
+        failed = reduce_bucket(bucket, <object>user_data)
+    gate_leave()
+    return failed
+
+
+cdef int32_t reduce_bucket(const tsr_ddp_bucket *bucket, object fn) noexcept:
+    """What `fn` raises it has kept for the thread that waits for the step; it closes the communicator."""
+    cdef Comm comm
+    cdef size_t i
+    try:
+        comm = adopt(Comm.__new__(Comm), bucket.comm)
+        comm.borrowed = True
+        fn(bucket.bucket, [bucket.params[i] for i in range(bucket.n)], comm)
+        return 0
+    except BaseException:
+        return 1
+
+
+def ddp_set_hook(DDP ddp not None, object fn):
+    """`fn(bucket, params, comm)` on a thread of the library; what it raises fails the step."""
+    cdef Lease lease = use(ddp)
+    cdef void *user_data = <void *>fn
+    cdef tsr_status status
+    if fn is None:
+        with nogil:
+            check(tsr_ddp_set_hook(<tsr_ddp *>lease.ptr, NULL, NULL, NULL))
+        return
+    Py_INCREF(fn)
+    with nogil:
+        status = tsr_ddp_set_hook(<tsr_ddp *>lease.ptr, on_bucket, user_data, on_drop)
+    if status != TSR_OK:
+        Py_DECREF(fn)
+    check(status)
+
+
+def ddp_step_in_backward(DDP ddp not None, Optimizer optimizer not None):
+    cdef Lease lease = use(ddp)
+    cdef Lease stepping = use(optimizer)
+    with nogil:
+        check(tsr_ddp_step_in_backward(<tsr_ddp *>lease.ptr, <tsr_optimizer *>stepping.ptr))
+
+
+def ddp_register_buffers(DDP ddp not None, list names not None, list tensors not None):
+    cdef Lease lease = use(ddp)
+    cdef TensorArray buffers = tensor_array(tensors, names)
+    with nogil:
+        check(tsr_ddp_register_buffers(<tsr_ddp *>lease.ptr, buffers.params, buffers.count))
+    ddp.keep = (ddp.keep, buffers)
+
+
+def ddp_broadcast_buffers(DDP ddp not None):
+    cdef Lease lease = use(ddp)
+    with nogil:
+        check(tsr_ddp_broadcast_buffers(<tsr_ddp *>lease.ptr))
+
+
+def ddp_join(DDP ddp not None, object sync_params):
+    cdef Lease lease = use(ddp)
+    cdef int32_t sync = bool(sync_params)
+    with nogil:
+        check(tsr_ddp_join(<tsr_ddp *>lease.ptr, sync))
+
+
+def ddp_shared_step(DDP ddp not None):
+    cdef Lease lease = use(ddp)
+    cdef int64_t steps = 0
+    check(tsr_ddp_shared_step(<tsr_ddp *>lease.ptr, &steps))
+    return steps
 
 
 def ddp_zero_grad(DDP ddp not None):

@@ -13,6 +13,7 @@ cdef extern from "tessera/types.h" nogil:
     ctypedef struct tsr_work
     ctypedef struct tsr_buffer
     ctypedef struct tsr_mesh
+    ctypedef struct tsr_plan
     ctypedef struct tsr_layout
     ctypedef struct tsr_ddp
     ctypedef struct tsr_optimizer
@@ -153,6 +154,7 @@ cdef extern from "tessera/comm.h" nogil:
                                tsr_comm **out)
     tsr_status tsr_comm_split(tsr_comm *comm, int32_t color, int32_t key, const tsr_comm_options *options,
                               tsr_comm **out)
+    tsr_status tsr_comm_shrink(tsr_comm *comm, const tsr_comm_options *options, tsr_comm **out)
     tsr_status tsr_comm_finalize(tsr_comm *comm)
     tsr_status tsr_comm_abort(const tsr_comm *comm, const char *reason)
     void tsr_comm_destroy(tsr_comm *comm)
@@ -167,6 +169,10 @@ cdef extern from "tessera/comm.h" nogil:
                                        tsr_reduce_op op, void *stream, tsr_work **work)
     tsr_status tsr_comm_all_gather(tsr_comm *comm, const tsr_tensor *input, const tsr_tensor *output, void *stream,
                                    tsr_work **work)
+    tsr_status tsr_comm_reduce_scatter_coalesced(tsr_comm *comm, const tsr_tensor *inputs, const tsr_tensor *outputs,
+                                                 size_t n, tsr_reduce_op op, void *stream, tsr_work **work)
+    tsr_status tsr_comm_all_gather_coalesced(tsr_comm *comm, const tsr_tensor *inputs, const tsr_tensor *outputs,
+                                             size_t n, void *stream, tsr_work **work)
     tsr_status tsr_comm_all_gather_v(tsr_comm *comm, const tsr_tensor *input, const tsr_tensor *outputs,
                                      void *stream, tsr_work **work)
     tsr_status tsr_comm_broadcast(tsr_comm *comm, const tsr_tensor *tensors, size_t n, int32_t root, void *stream,
@@ -203,7 +209,19 @@ cdef extern from "tessera/mesh.h" nogil:
     tsr_status tsr_mesh_ndim(const tsr_mesh *mesh, int32_t *ndim)
     tsr_status tsr_mesh_dim(const tsr_mesh *mesh, const char *name, int32_t *size, int32_t *coordinate)
     tsr_status tsr_mesh_comm(const tsr_mesh *mesh, const char *name, tsr_comm **comm)
+    tsr_status tsr_mesh_slice(const tsr_mesh *mesh, const char *const *names, int32_t ndim, tsr_mesh **out)
+    tsr_status tsr_mesh_flatten(const tsr_mesh *mesh, tsr_comm *comm, const char *name, tsr_mesh **out)
     void tsr_mesh_destroy(tsr_mesh *mesh)
+
+
+cdef extern from "tessera/plan.h" nogil:
+    tsr_status tsr_plan_create(tsr_comm *comm, int32_t collective, const tsr_tensor *inputs, size_t n_inputs,
+                               const tsr_tensor *outputs, size_t n_outputs, tsr_reduce_op op, int32_t root,
+                               void *stream, tsr_plan **out)
+    tsr_status tsr_plan_run(tsr_plan *plan)
+    tsr_status tsr_plan_start(tsr_plan *plan)
+    tsr_status tsr_plan_wait(const tsr_plan *plan, int32_t timeout_ms)
+    void tsr_plan_destroy(tsr_plan *plan)
 
 
 cdef extern from "tessera/layout.h" nogil:
@@ -230,6 +248,31 @@ cdef extern from "tessera/ddp.h" nogil:
         size_t bucket_bytes
         size_t first_bucket_bytes
         int32_t op
+        double pre_divide
+        int32_t find_unused
+        int32_t static_graph
+        int32_t rebuild_buckets
+        int32_t reduce_dtype
+        int32_t hook
+        int32_t powersgd_rank
+        int32_t powersgd_start_step
+        int32_t join
+        int32_t share_params
+    ctypedef struct tsr_bucket_stats:
+        size_t struct_size
+        size_t size_bytes
+        size_t params
+        int64_t ready_ns
+        int64_t start_ns
+        int64_t end_ns
+        int64_t exposed_ns
+    ctypedef struct tsr_ddp_bucket:
+        size_t bucket
+        size_t n
+        const size_t *params
+        const tsr_tensor *grads
+        tsr_comm *comm
+    ctypedef int32_t (*tsr_ddp_hook_fn)(const tsr_ddp_bucket *bucket, void *user_data) noexcept nogil
     tsr_status tsr_ddp_options_init(tsr_ddp_options *options, size_t struct_size)
     tsr_status tsr_ddp_create(tsr_comm *comm, const tsr_param *params, size_t n, const tsr_ddp_options *options,
                               tsr_ddp **out)
@@ -239,6 +282,16 @@ cdef extern from "tessera/ddp.h" nogil:
     tsr_status tsr_ddp_ready(tsr_ddp *ddp, size_t index)
     tsr_status tsr_ddp_ready_all(tsr_ddp *ddp)
     tsr_status tsr_ddp_wait(tsr_ddp *ddp)
+    tsr_status tsr_ddp_set_sync(tsr_ddp *ddp, int32_t sync)
+    tsr_status tsr_ddp_used(tsr_ddp *ddp, size_t index, int32_t *used)
+    tsr_status tsr_ddp_bucket_count(tsr_ddp *ddp, size_t *count)
+    tsr_status tsr_ddp_stats(tsr_ddp *ddp, size_t bucket, tsr_bucket_stats *stats)
+    tsr_status tsr_ddp_set_hook(tsr_ddp *ddp, tsr_ddp_hook_fn fn, void *user_data, tsr_destroy_fn destroy_data)
+    tsr_status tsr_ddp_step_in_backward(tsr_ddp *ddp, tsr_optimizer *optimizer)
+    tsr_status tsr_ddp_register_buffers(tsr_ddp *ddp, const tsr_param *buffers, size_t n)
+    tsr_status tsr_ddp_broadcast_buffers(tsr_ddp *ddp)
+    tsr_status tsr_ddp_join(tsr_ddp *ddp, int32_t sync_params)
+    tsr_status tsr_ddp_shared_step(tsr_ddp *ddp, int64_t *steps)
     tsr_status tsr_ddp_zero_grad(tsr_ddp *ddp)
     void tsr_ddp_destroy(tsr_ddp *ddp)
 
@@ -372,6 +425,7 @@ cdef extern from "tessera/checkpoint.h" nogil:
         tsr_progress_fn progress
         void *progress_data
         const tsr_storage *storage
+        int32_t copy_on_demand
     ctypedef struct tsr_open_options:
         size_t struct_size
         const tsr_storage *storage
@@ -383,6 +437,7 @@ cdef extern from "tessera/checkpoint.h" nogil:
         int32_t allow_cast
         tsr_progress_fn progress
         void *progress_data
+        tsr_comm *comm
     tsr_status tsr_saver_options_init(tsr_saver_options *options, size_t struct_size)
     tsr_status tsr_saver_create(tsr_comm *comm, const char *root, const tsr_saver_options *options, tsr_saver **out)
     tsr_status tsr_saver_save(tsr_saver *saver, int64_t step, tsr_state *state)

@@ -49,5 +49,31 @@ def mesh_comm(Mesh mesh not None, object name):
     return handle
 
 
+def mesh_slice(Mesh mesh not None, list names not None):
+    cdef Lease lease = share(mesh)
+    cdef tsr_mesh *out = NULL
+    cdef const char *name_words[8]
+    cdef list keep = []
+    cdef int32_t ndim = len(names)
+    cdef int i
+    if ndim > TSR_MAX_NDIM:
+        raise InvalidArgument(f"a slice of {ndim} dimensions; a mesh has 1 to 8")
+    for i in range(ndim):
+        name_words[i] = text_or_null(keep, names[i], "the dimension's name")
+    check(tsr_mesh_slice(<tsr_mesh *>lease.ptr, name_words, ndim, &out))
+    return adopt(Mesh.__new__(Mesh), out)
+
+
+def mesh_flatten(Mesh mesh not None, Comm comm not None, object name):
+    cdef Lease lease = share(mesh)
+    cdef Lease ranks = use(comm)
+    cdef tsr_mesh *out = NULL
+    cdef list keep = []
+    cdef const char *text = text_or_null(keep, name, "the dimension's name")
+    with nogil:
+        check(tsr_mesh_flatten(<tsr_mesh *>lease.ptr, <tsr_comm *>ranks.ptr, text, &out))
+    return adopt(Mesh.__new__(Mesh), out)
+
+
 def mesh_destroy(Mesh mesh not None):
     retire(mesh)

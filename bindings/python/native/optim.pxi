@@ -141,3 +141,10 @@ def optimizer_steps(Optimizer optimizer not None):
 
 def optimizer_destroy(Optimizer optimizer not None):
     retire(optimizer)
+    if optimizer.ptr == NULL or optimizer.borrowed or optimizer.generation != current_generation():
+        return
+    # A state pins it, and has all that it needs itself. What a save has yet to copy is copied now, before the caller
+    # changes it, not when the state goes.
+    optimizer.borrowed = True
+    with nogil:
+        tsr_optimizer_destroy(<tsr_optimizer *>optimizer.ptr)

@@ -36,7 +36,7 @@ def state_add_sharded(State state not None, object name, Layout layout not None,
         raise InvalidArgument(f"{name!r}: {array.count} pieces were given, the layout gives rank {rank} {count}")
     check(tsr_state_add_sharded(<tsr_state *>lease.ptr, encoded, <tsr_layout *>layout_lease.ptr, dtype,
                                 array.tensors if array.count else NULL, own))
-    state.keep.append(array)
+    state.keep.extend(pieces)  # of the array the library has made its own
 
 
 def state_add_ddp(State state not None, object prefix, DDP ddp not None):

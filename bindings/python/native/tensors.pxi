@@ -91,6 +91,9 @@ cdef Py_ssize_t item_size_of(int dtype) noexcept:
     return 16 if dtype == TSR_DTYPE_C128 else 8
 
 
+cdef object LATER = object()  # the source of a Tensor that `tensor_at` fills in
+
+
 @cython.final
 @cython.no_gc_clear
 cdef class Tensor:
@@ -106,6 +109,8 @@ cdef class Tensor:
         memset(&self.view, 0, sizeof(tsr_tensor))
         self.view.device_type = TSR_DEVICE_CPU
         self.view.shape = self.shape_words  # and no strides: what comes in is contiguous
+        if source is LATER:
+            return
         if PyObject_CheckBuffer(source) and self.from_buffer(source, dtype, writable):
             return
         if hasattr(source, "__array_interface__"):
@@ -250,6 +255,17 @@ cdef class Tensor:
     @property
     def shape(self):
         return tuple([self.shape_words[i] for i in range(self.view.ndim)])
+
+
+def tensor_at(size_t address, int dtype, object count, object owner):
+    """A view of `count` contiguous elements in the CPU's memory, which `owner` keeps; the caller answers for all of it."""
+    cdef Tensor tensor = Tensor.__new__(Tensor, LATER)
+    tensor.view.data = <void *>address
+    tensor.view.dtype = dtype
+    tensor.view.ndim = 1
+    tensor.shape_words[0] = size_of(count, "the number of elements")
+    tensor.owner = owner
+    return tensor
 
 
 cdef str type_name(object source):

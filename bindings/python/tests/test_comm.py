@@ -87,6 +87,16 @@ def test_all_collectives_move_what_they_say(ranks, transport: str):
         comm.all_gather_v(np.full(lengths[r], r + 0.5), outputs)
         assert all((out == i + 0.5).all() for i, out in enumerate(outputs))
 
+        parts = [np.full(2, r, np.float32), np.full(3, r + 10, np.float32)]
+        wholes = [np.zeros(2 * comm.world_size, np.float32), np.zeros(3 * comm.world_size, np.float32)]
+        comm.all_gather_coalesced(parts, wholes)
+        assert (wholes[1].reshape(-1, 3) == np.arange(10, 10 + comm.world_size)[:, None]).all()
+        comm.reduce_scatter_coalesced(wholes, parts)
+        assert (parts[0] == comm.world_size * r).all()
+        assert comm.all_gather_coalesced(parts, wholes, async_op=True).wait() is None
+        with pytest.raises(ts.InvalidArgument, match="pairs"):
+            comm.reduce_scatter_coalesced(wholes, parts[:1])
+
         x = np.full(4, r, np.float32)
         comm.broadcast([x], root=2)
         assert (x == 2).all()
@@ -364,3 +374,43 @@ def test_options_that_are_none_are_refused(ranks):
 def test_a_backend_for_gpus_is_unsupported(backend: str):
     with pytest.raises(ts.Unsupported, match="no transport between GPUs; backends are auto, shm and gloo"):
         ts.init(backend=backend).close()
+
+
+def test_a_plan_is_launched_again_and_again(ranks):
+    def body(comm: ts.Comm):
+        x = np.full(3, comm.rank + 1.0)
+        with comm.prepare("all_reduce", outputs=[x]) as plan:
+            plan.wait()
+            plan.run()
+            assert (x == 3).all()
+            plan.start()
+            plan.wait(30)
+            assert (x == 6).all()
+            parts, wholes = [np.full(1, comm.rank)], [np.zeros(2, np.int64)]
+            with comm.prepare("all_gather", parts, wholes) as gather:
+                gather.run()
+            assert wholes[0].tolist() == [0, 1]
+        with pytest.raises(ts.InvalidState, match="closed"):
+            plan.run()
+        with pytest.raises(ts.InvalidArgument, match="can be prepared"):
+            comm.prepare("send", [x])
+        with pytest.raises(TypeError, match="prepare"):
+            ts.Plan()
+
+    ranks(2, body)
+
+
+def test_those_that_are_left_go_on(ranks):
+    def body(comm: ts.Comm):
+        rank = comm.rank
+        if rank == 1:
+            comm.close()
+            return None
+        with comm.shrink() as rest:
+            x = np.array([rank])
+            rest.all_reduce(x)
+            with rest.shrink(timeout=20, name="again") as again:
+                assert again.world_size == 2
+            return rest.rank, int(x[0])
+
+    assert ranks(3, body) == [(0, 2), None, (1, 2)]

@@ -88,6 +88,31 @@ def test_a_mesh_has_a_communicator_a_dimension(ranks):
     assert ranks(4, body) == [1, 1, 5, 5]
 
 
+def test_a_mesh_is_sliced_and_flattened(ranks):
+    def body(comm: ts.Comm):
+        with ts.Mesh(comm, {"dp": 2, "cp": 2, "tp": 1}) as mesh:
+            part = mesh["dp", "cp"]
+            assert part.shape == {"dp": 2, "cp": 2}
+            assert part["cp"] is mesh["cp"]
+            with pytest.raises(ts.NotFound, match="tp"):
+                part["tp"]
+            with pytest.raises(ts.InvalidArgument, match="order"):
+                mesh["cp", "dp"]
+            with part.flatten() as flat, part.flatten("data") as named:
+                assert flat.names == ("dp_cp",)
+                assert named.coordinate("data") == comm.rank
+                x = np.array([comm.rank])
+                flat["dp_cp"].all_reduce(x)
+            group = part["dp"]
+            part.close()
+            group.barrier()
+        with pytest.raises(ts.InvalidState, match="closed"):
+            group.barrier()
+        return int(x[0])
+
+    assert ranks(4, body) == [6] * 4
+
+
 def test_a_mesh_of_another_size_is_refused(ranks):
     for outcome in ranks.outcomes(2, lambda comm: ts.Mesh(comm, {"dp": 3})):
         assert isinstance(outcome, ts.InvalidArgument)

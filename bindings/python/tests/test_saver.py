@@ -118,6 +118,45 @@ def test_a_state_larger_than_the_staging_memory_goes_through_it_as_a_ring(tmp_pa
             assert (ts.Checkpoint(tmp_path)["weight"] == expected).all()
 
 
+def test_what_an_optimizer_owns_is_copied_before_it_is_closed(tmp_path: Path):
+    weight = np.ones(3 << 20, np.float32)
+    opt = ts.AdamW({"weight": weight}, {"weight": np.zeros_like(weight)})
+    state = ts.State(weight=weight, optim=opt)
+    gate = Gate()
+    with ts.Saver(None, tmp_path, when_busy="replace", copy_on_demand=True, progress=gate) as saver:
+        saver.save_async(1, state)
+        assert gate.reached.wait(SECONDS)
+        saver.save_async(2, state)  # waits for the first one, so that nothing of it is copied in the background
+        opt.close()  # the state holds it on; the memory is ours
+        weight[:] = -1
+        opt.close()
+        gate.opened.set()
+    with ts.Checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.step == 2
+        assert (checkpoint["weight"] == 1).all()
+
+
+def test_what_an_optimizer_owns_is_copied_before_its_next_step_changes_it(tmp_path: Path):
+    weight = np.ones(3 << 20, np.float32)
+    gradient = np.full(3 << 20, 0.5, np.float32)
+    opt = ts.AdamW({"weight": weight}, {"weight": gradient})
+    state = ts.State(weight=weight, optim=opt)
+    gate = Gate()
+    with ts.Saver(None, tmp_path, when_busy="replace", copy_on_demand=True, progress=gate) as saver:
+        saver.save_async(1, state)
+        assert gate.reached.wait(SECONDS)
+        opt.step()
+        expected = weight.copy()
+        saver.save_async(2, state)  # waits for the first one, so that nothing of it is copied in the background
+        opt.step()
+        assert not (weight == expected).any()
+        gate.opened.set()
+    with ts.Checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.step == 2
+        assert (checkpoint["weight"] == expected).all()
+        assert checkpoint["optim.state.weight.step"] == 1
+
+
 def test_progress_is_told_from_nothing_to_all_in_each_phase(tmp_path: Path):
     told: list[tuple[ts.Phase, int, int]] = []
 
@@ -241,3 +280,16 @@ def test_ranks_that_ask_at_different_steps_are_told_so(ranks, tmp_path: Path):
     for outcome in ranks.outcomes(2, body):
         assert isinstance(outcome, ts.Mismatch)
         assert "5 to 6" in str(outcome)
+
+
+def test_the_manifest_lists_a_layout_once_however_tensors_take_turns(tmp_path: Path):
+    rows, columns = (ts.Layout((2, 2), [1], [ts.Shard(dim)]) for dim in (0, 1))
+    array = np.zeros((2, 2), np.float32)
+    turns = {"a": rows, "b": columns, "c": rows, "d": columns}
+    state = ts.State(**{name: ts.Sharded(layout, [array], 0) for name, layout in turns.items()})
+    with ts.Saver(None, tmp_path) as saver:
+        saver.save(0, state)
+    with ts.Checkpoint(tmp_path) as checkpoint:
+        manifest = checkpoint.manifest
+    assert [layout["placements"] for layout in manifest["layouts"]] == [["S(0)"], ["S(1)"]]
+    assert [manifest["tensors"][name]["layout"] for name in turns] == [0, 1, 0, 1]

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -146,6 +146,7 @@ class Dictionary(Storage):
         self.lock = threading.Lock()
         self.raises: dict[str, BaseException] = {}
         self.threads: set[int] = set()
+        self.bytes_read = 0
 
     def _enter(self, name: str) -> None:
         self.threads.add(threading.get_ident())
@@ -194,6 +195,8 @@ class Bytes:
         self.storage._enter("read")
         part = self.data[offset : offset + len(into)]
         into[: len(part)] = part
+        with self.storage.lock:
+            self.storage.bytes_read += len(part)
         return len(part)
 
     def close(self) -> None:
@@ -219,6 +222,47 @@ class Parts:
     def drop(self) -> None:
         assert not self.dropped
         self.dropped = True
+
+
+class Meddling(Dictionary):
+    """Does something else, once, in the first part that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part_bytes = 65536
+        self.meddle: Callable[[], None] | None = None
+
+    def _enter(self, name: str) -> None:
+        super()._enter(name)
+        if name == "part" and self.meddle is not None:
+            meddle, self.meddle = self.meddle, None
+            meddle()
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_saver_that_its_storage_uses_or_closes_refuses_and_saves_all_the_same(in_background: bool):
+    storage = Meddling()
+    saver = ts.Saver(None, "r", storage=storage)
+    told: list[str] = []
+
+    def meddle() -> None:
+        for use in (saver.wait, lambda: saver.save(2, ts.State(x=np.ones(3)))):
+            with pytest.raises(ts.InvalidState) as error:
+                use()
+            told.append(str(error.value))
+        if in_background:
+            saver.close()
+
+    storage.meddle = meddle
+    state = ts.State(x=np.arange(100_000.0))
+    if in_background:
+        saver.save_async(1, state).wait(30)
+    else:
+        saver.save(1, state)
+    assert len(told) == 2
+    saver.close()
+    with ts.Checkpoint("r", storage=storage) as checkpoint:
+        assert checkpoint["x"][-1] == 99_999
 
 
 @pytest.mark.parametrize(
@@ -255,6 +299,57 @@ def test_what_a_method_raises_is_told_on_every_rank(ranks, where, raised, kind, 
         storage.raises["read"] = raised
         with pytest.raises(kind, match=text):
             checkpoint["w"]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_ranks_that_load_together_read_each_byte_once(ranks, together):
+    storage = Dictionary()
+    size = 3
+    saved = np.arange(3 << 19, dtype=np.float64)  # 12 MiB
+    with ts.Saver(None, "r", storage=storage) as saver:
+        saver.save(1, ts.State(w=saved))
+    before = storage.bytes_read
+
+    def load(comm: ts.Comm) -> None:
+        w = np.zeros_like(saved)
+        with ts.Checkpoint("r", storage=storage) as checkpoint:
+            checkpoint.load(ts.State(w=w), comm=comm if together else None)
+        assert (w == saved).all()
+
+    ranks(size, load)
+    copies = 1 if together else size
+    assert 0 <= storage.bytes_read - before - copies * saved.nbytes <= size * 65536  # manifest and header of each
+
+
+def test_ranks_that_load_different_checkpoints_together_are_told(ranks):
+    storage = Dictionary()
+    for root in ("a", "b"):
+        with ts.Saver(None, root, storage=storage) as saver:
+            saver.save(1, ts.State(w=np.ones(3)))
+
+    def load(comm: ts.Comm) -> None:
+        with (
+            ts.Checkpoint("ab"[comm.rank], storage=storage) as checkpoint,
+            pytest.raises(ts.Mismatch, match=r"rank 1 loads b/step-00000001-.*, rank 0 a/step-00000001-"),
+        ):
+            checkpoint.load(ts.State(w=np.zeros(3)), comm=comm)
+
+    ranks(2, load)
+
+
+def test_a_rank_that_loads_alone_while_others_load_together_is_named(ranks):
+    storage = Dictionary()
+    with ts.Saver(None, "r", storage=storage) as saver:
+        saver.save(1, ts.State(w=np.ones(3)))
+
+    def load(comm: ts.Comm) -> None:
+        with ts.Checkpoint("r", storage=storage) as checkpoint:
+            checkpoint.load(ts.State(w=np.zeros(3)), comm=None if comm.rank == 1 else comm)
+        comm.barrier()
+
+    for error in ranks.outcomes(2, load):
+        assert isinstance(error, ts.Mismatch), error
+        assert "checkpoint vote" in str(error)
 
 
 def test_a_hint_that_cannot_be_written_is_no_failure():

@@ -10,7 +10,7 @@ extern "C" {
 
 /** What is being done, for tsr_progress_fn. */
 enum {
-    TSR_PHASE_STAGE = 1,  /* the state is copied, before tsr_saver_save_async returns */
+    TSR_PHASE_STAGE = 1,  /* what tsr_saver_save_async copies before it returns */
     TSR_PHASE_WRITE = 2,  /* this rank's files are written */
     TSR_PHASE_COMMIT = 3, /* all ranks have written; of rank 0 alone, without bytes */
     TSR_PHASE_READ = 4,
@@ -18,7 +18,8 @@ enum {
 };
 
 /** Told how far a save, a load or a check is: at the begin and the end of a phase, and about ten times a second between.
- *  It must not unwind, call into the saver or wait for long.
+ *  `done` is `total` at the end alone; a phase that fails has no end. It must not unwind, call into the saver or wait
+ *  for long.
  *  @param phase      TSR_PHASE_
  *  @param done       bytes of this rank
  *  @param total      bytes of this rank; 0 if there is nothing to count
@@ -46,19 +47,27 @@ typedef struct tsr_saver_options {
                                    the best of them; NULL (default): none. NaN, or no such metric, is never the best */
     int32_t best_is_higher;     /* 0 (default): lower is better, as of a loss; 1: higher, as of an accuracy */
     int32_t keep_best;          /* how many of the best to keep; default 0. Needs best_metric and keep_latest */
-    int64_t keep_every;    /* steps that are multiples of it are kept for ever; 0 (default): none. Needs keep_latest */
-    int32_t when_busy;     /* TSR_BUSY_, the same on every rank; default TSR_BUSY_WAIT */
-    int32_t low_priority;  /* 1: the threads of saves in the background yield CPU and disk to the trainer; default 0 */
-    int64_t staging_bytes; /* bound of the memory for copies of the state on this rank, at least 8 MiB; if the state is
-                                   larger, tsr_saver_save_async writes a part before it returns. 0 (default): what it needs */
+    int64_t keep_every;   /* steps that are multiples of it are kept for ever; 0 (default): none. Needs keep_latest */
+    int32_t when_busy;    /* TSR_BUSY_, the same on every rank; default TSR_BUSY_WAIT */
+    int32_t low_priority; /* 1: the threads of saves in the background yield CPU and disk to the trainer; default 0 */
+    /* Bound of the memory for copies of the state on this rank, at least 8 MiB; 0 (default): what it needs. If the state is
+     * larger, or larger than this rank's share of the memory that is free, tsr_saver_save_async writes a part before it
+     * returns. */
+    int64_t staging_bytes;
     int64_t write_bytes_per_s; /* limit of this rank's writing; 0 (default): none */
     tsr_progress_fn progress;  /* NULL (default), or called on the thread of the call; WRITE and COMMIT of a save in the
                                    background on the saver's own thread, at the same time as STAGE where a part is written
                                    before tsr_saver_save_async returns */
     void *progress_data;       /* borrowed until destroy */
-    const tsr_storage
-        *storage; /* storage.h: the root is a key in it; NULL (default): a directory of this machine. Borrowed
-                                   for the call; the saver keeps it alive */
+    /* storage.h: the root is a key in it; NULL (default): a directory of this machine. Borrowed for the call; the saver
+     * keeps it alive. */
+    const tsr_storage *storage;
+    int32_t copy_on_demand; /* 0 (default): all is copied before tsr_saver_save_async returns. 1: what an optimizer
+                               of the state updates, its parameters and moments, is copied later: by the saver's threads,
+                               or where the optimizer's next step, its destroy or a load into the state comes first, just
+                               before that. Nobody else may write there from the call to the end of that step: neither the
+                               trainer, nor a load of another state or a collective into the same memory. If the
+                               state is larger than staging_bytes, or than what is free, all is copied at once */
 } tsr_saver_options;
 
 /** Write the defaults into `options`.
@@ -74,7 +83,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_options_init(tsr_saver_options *option
  *  @param options  borrowed for the call; NULL: all defaults
  *  @param out      the saver
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (another live job saves here: names host and pid), IO, PERMISSION,
- *          TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED, UNSUPPORTED (staging_bytes with a storage that takes parts in order).
+ *          TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED.
  *          This and the calls below also return what a callback of the storage chose, or USER
  *  @threadsafety exclusive comm  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_saver_create(tsr_comm *comm, const char *root, const tsr_saver_options *options,
@@ -90,8 +99,10 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_create(tsr_comm *comm, const char *roo
 TSR_API TSR_MUST_USE tsr_status tsr_saver_save(tsr_saver *saver, int64_t step, tsr_state *state);
 
 /** Copy the state, return, and save the copy in the background. When it returns all is staged: the trainer may change
- *  everything; when `work` is done the save is durable. What happens while another save is in flight `when_busy` says; the
- *  error of an earlier save that was told nowhere yet is returned here, and then nothing is saved.
+ *  everything, except that with copy_on_demand the optimizer alone may change what it owns. When `work` is done the save is
+ *  durable. What happens while another save is in flight `when_busy` says; the error of an earlier save that no call on
+ *  the saver has returned yet is returned here, and then nothing is saved; that its work was waited for does not count, so
+ *  that all ranks do the same.
  *  @param saver  borrowed until the work is done
  *  @param step   as tsr_saver_save
  *  @param state  borrowed for the call: when it returns the trainer may go on
@@ -137,7 +148,9 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_should_stop(tsr_saver *saver, int64_t 
  *  @threadsafety exclusive saver  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_saver_trim(tsr_saver *saver);
 
-/** Free the saver; a save in flight is waited for, at most its deadline. NULL is taken.
+/** Free the saver; a save in flight is waited for, at most its deadline. NULL is taken. A process that ends without this,
+ *  and without tsr_saver_wait, loses the save in flight; the checkpoint before it stands. In a progress callback this
+ *  returns at once: the save goes on, tells no more, and then the saver is freed.
  *  @param saver  transferred
  *  @threadsafety exclusive  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API void tsr_saver_destroy(tsr_saver *saver);
@@ -151,6 +164,8 @@ typedef struct tsr_load_options {
     int32_t allow_cast;       /* 1: floating-point tensors of another dtype are converted; default 0 */
     tsr_progress_fn progress; /* NULL (default), or called on the thread of the call with TSR_PHASE_READ */
     void *progress_data;      /* borrowed for the call */
+    tsr_comm *comm; /* NULL (default): this rank loads for itself; else the ranks that load together, which makes
+                                 the load collective. Borrowed for the call, in the caller's exclusive use */
 } tsr_load_options;
 
 /** Write the defaults into `options`.
@@ -176,9 +191,9 @@ TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_open(const char *path, tsr_checkp
 /** Options of tsr_checkpoint_open_with. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_open_options {
     size_t struct_size;
-    const tsr_storage
-        *storage; /* storage.h: the path is a key in it; NULL (default): a path of this machine. Borrowed for
-                                   the call; the checkpoint keeps it alive */
+    /* storage.h: the path is a key in it; NULL (default): a path of this machine. Borrowed for the call; the checkpoint
+     * keeps it alive. */
+    const tsr_storage *storage;
 } tsr_open_options;
 
 /** Write the defaults into `options`.
@@ -255,13 +270,19 @@ TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_tensor(const tsr_checkpoint *chec
 TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_read(const tsr_checkpoint *checkpoint, const char *name,
                                                     const tsr_tensor *tensor);
 
-/** Load this rank's part into `state`, in place, whatever the world size and layouts of the save were. Makes no
- *  communication; when it fails, parts of the state may have been overwritten, unless the error is MISMATCH.
+/** Load this rank's part into `state`, in place, whatever the world size and layouts of the save were. When it fails, parts
+ *  of the state may have been overwritten, unless the error is MISMATCH.
+ *  Without options->comm no communication is made. With it all its ranks call this, each with the same checkpoint opened and
+ *  the same `verify`; state, layouts and what is allowed may differ. Ranks of one host then read each byte of a native
+ *  checkpoint that several of them want once and hand it on through shared memory (from 8 MiB on that are wanted so; without
+ *  shared memory, and of other formats, each reads for itself). All ranks get the same error. A rank that does not come is
+ *  named by TIMEOUT when the communicator's deadline is over, one that calls another collective by MISMATCH at once.
  *  @param checkpoint  borrowed for the call
  *  @param state       borrowed for the call
  *  @param options     borrowed for the call; NULL: all defaults
- *  @return TSR_OK, MISMATCH (lists all differences), CORRUPT, IO, INVALID_ARGUMENT, INVALID_STATE, INTERRUPTED
- *  @threadsafety exclusive state  @collective no  @blocking yes  @since 0.1 experimental */
+ *  @return TSR_OK, MISMATCH (lists all differences; with a comm also: the ranks load different checkpoints), CORRUPT, IO,
+ *          INVALID_ARGUMENT, INVALID_STATE, INTERRUPTED; with a comm also TIMEOUT, ABORTED, PEER_LOST
+ *  @threadsafety exclusive state and options->comm  @collective with options->comm  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_load(const tsr_checkpoint *checkpoint, tsr_state *state,
                                                     const tsr_load_options *options);
 
@@ -287,11 +308,11 @@ typedef struct tsr_export_options {
     size_t struct_size;
     const char *format; /* NULL (default) or "safetensors": whole tensors as Hugging Face has them; "torch_dcp": what
                                  an unmodified PyTorch loads by torch.distributed.checkpoint */
-    int64_t
-        max_file_bytes; /* of safetensors: data of a file, unless one tensor is larger; then there are numbered files
-                                 and an index. 0 (default): one file, model.safetensors */
-    const char *under;  /* only what has a name that begins so ("model."), and without it; NULL (default): all */
-    int32_t timeout_ms; /* deadline of each wait for the other ranks; default 600000, or TESSERA_TIMEOUT_MS */
+    /* Of safetensors: data of a file, unless one tensor is larger; then there are numbered files and an index. 0 (default):
+     * one file, model.safetensors. */
+    int64_t max_file_bytes;
+    const char *under;        /* only what has a name that begins so ("model."), and without it; NULL (default): all */
+    int32_t timeout_ms;       /* deadline of each wait for the other ranks; default 600000, or TESSERA_TIMEOUT_MS */
     tsr_progress_fn progress; /* NULL (default), or called on the thread of the call with TSR_PHASE_WRITE */
     void *progress_data;      /* borrowed for the call */
 } tsr_export_options;

@@ -56,6 +56,23 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_create(tsr_store *store, int32_t rank, 
 TSR_API TSR_MUST_USE tsr_status tsr_comm_split(tsr_comm *comm, int32_t color, int32_t key,
                                                const tsr_comm_options *options, tsr_comm **out);
 
+/** Go on with the ranks that are left: after a failure (PEER_LOST, TIMEOUT, ABORTED) those who call it form a new
+ *  communicator, numbered in the old one's order. Ranks that died, or left, are known to be gone; for others it waits until
+ *  the deadline, then goes on without them. All memory is new, so that a rank which was only stopped harms nobody when it
+ *  wakes up: its calls fail. What was made from `comm` (communicators split from it, buffers, DDP objects, savers, meshes)
+ *  is out of use, and calls of it that wait fail with ABORTED; make it anew from the new one, and load a checkpoint, since a
+ *  collective that failed left its tensors half done. A communicator that is well is aborted first. The store that the ranks
+ *  met at must still be served: a job whose rank 0 serves it cannot go on without rank 0, one under `tessera run` can.
+ *  Without it the call fails, at once where the process that served it has ended, and the ranks that are left have to end
+ *  too.
+ *  @param comm     borrowed for the call; to be destroyed by the caller, as ever
+ *  @param options  borrowed for the call; its timeout_ms is the deadline for ranks that do not come; NULL: those of `comm`
+ *  @param out      the communicator of those that are left
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (one rank without a store; finalized), ABORTED (the others went on without
+ *          this rank), TIMEOUT (also: the store's host is silent), PEER_LOST, IO (the store is gone), INTERRUPTED
+ *  @threadsafety exclusive comm  @collective yes, of the ranks that are left  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_shrink(tsr_comm *comm, const tsr_comm_options *options, tsr_comm **out);
+
 /** Wait for all ranks and all issued work; no collective may follow.
  *  @param comm  borrowed for the call
  *  @return TSR_OK, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH (a rank calls something else), INTERRUPTED
@@ -89,7 +106,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_rank(const tsr_comm *comm, int32_t *ran
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_comm_world_size(const tsr_comm *comm, int32_t *world_size);
 
-/** The transport in use, "shm", "gloo" or "self" (one rank).
+/** The transport in use: "shm", "gloo", "hierarchical" (several hosts, on some several ranks) or "self" (one rank).
  *  @param comm  borrowed for the call
  *  @param name  out: borrowed until destroy
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
@@ -147,6 +164,37 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_reduce_scatter(tsr_comm *comm, const ts
  *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_comm_all_gather(tsr_comm *comm, const tsr_tensor *input, const tsr_tensor *output,
                                                     void *stream, tsr_work **work);
+
+/** Several reduce-scatters as one operation: as tsr_comm_reduce_scatter of each pair, but the ranks meet once, and small
+ *  tensors travel together.
+ *  @param comm     borrowed until the work is done
+ *  @param inputs   n tensors, borrowed until the work is done
+ *  @param outputs  n tensors of the same dtype, borrowed until the work is done; inputs[i] has world size * the elements of
+ *                  outputs[i], which may be its r-th part; else no two tensors share memory
+ *  @param n        at least 1, the same on every rank
+ *  @param op       a TSR_REDUCE_ value
+ *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param work     out, may be NULL: then the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
+ *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_reduce_scatter_coalesced(tsr_comm *comm, const tsr_tensor *inputs,
+                                                                  const tsr_tensor *outputs, size_t n, tsr_reduce_op op,
+                                                                  void *stream, tsr_work **work);
+
+/** Several all-gathers as one operation: as tsr_comm_all_gather of each pair, but the ranks meet once, and small tensors
+ *  travel together.
+ *  @param comm     borrowed until the work is done
+ *  @param inputs   n tensors, borrowed until the work is done
+ *  @param outputs  n tensors of the same dtype, borrowed until the work is done; outputs[i] has world size * the elements
+ *                  of inputs[i], which may be its r-th part; else no two tensors share memory
+ *  @param n        at least 1, the same on every rank
+ *  @param stream   CUDA stream, or NULL on the CPU
+ *  @param work     out, may be NULL: then the call returns when the operation is done
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, MISMATCH, UNSUPPORTED, INTERRUPTED
+ *  @threadsafety exclusive comm  @collective yes  @blocking only without work  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_all_gather_coalesced(tsr_comm *comm, const tsr_tensor *inputs,
+                                                              const tsr_tensor *outputs, size_t n, void *stream,
+                                                              tsr_work **work);
 
 /** Gather inputs of different lengths: outputs[r] receives rank r's input.
  *  @param comm     borrowed until the work is done

@@ -36,12 +36,14 @@ TSR_API TSR_MUST_USE tsr_status tsr_sgd_options_init(tsr_sgd_options *options, s
 TSR_API TSR_MUST_USE tsr_status tsr_sgd_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
                                                const tsr_sgd_options *options, tsr_optimizer **out);
 
-/** The same over the parameters and gradient views of `ddp`.
+/** The same over the parameters and gradient views of `ddp`. With its share_params, all ranks make the same one: it is
+ *  collective and blocking then, and the optimizer steps in backward (tsr_ddp_step_in_backward) from the beginning.
  *  @param ddp      borrowed until destroy of the optimizer
  *  @param options  borrowed for the call; NULL: all defaults
  *  @param out      the optimizer
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
- *  @threadsafety exclusive ddp  @collective no  @blocking no  @since 0.1 experimental */
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY; with share_params also MISMATCH, TIMEOUT, ABORTED, PEER_LOST
+ *  @threadsafety exclusive ddp  @collective yes with share_params  @blocking only with share_params
+ *  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_sgd(tsr_ddp *ddp, const tsr_sgd_options *options, tsr_optimizer **out);
 
 /** Options of Adam. `_init` writes the defaults; then every field is literal. */
@@ -72,12 +74,14 @@ TSR_API TSR_MUST_USE tsr_status tsr_adam_options_init(tsr_adam_options *options,
 TSR_API TSR_MUST_USE tsr_status tsr_adam_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
                                                 const tsr_adam_options *options, tsr_optimizer **out);
 
-/** The same over the parameters and gradient views of `ddp`.
+/** The same over the parameters and gradient views of `ddp`. With its share_params, all ranks make the same one: it is
+ *  collective and blocking then, and the optimizer steps in backward (tsr_ddp_step_in_backward) from the beginning.
  *  @param ddp      borrowed until destroy of the optimizer
  *  @param options  borrowed for the call; NULL: all defaults
  *  @param out      the optimizer
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
- *  @threadsafety exclusive ddp  @collective no  @blocking no  @since 0.1 experimental */
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY; with share_params also MISMATCH, TIMEOUT, ABORTED, PEER_LOST
+ *  @threadsafety exclusive ddp  @collective yes with share_params  @blocking only with share_params
+ *  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_adam(tsr_ddp *ddp, const tsr_adam_options *options, tsr_optimizer **out);
 
 /** Options of AdamW. `_init` writes the defaults; then every field is literal. */
@@ -108,12 +112,14 @@ TSR_API TSR_MUST_USE tsr_status tsr_adamw_options_init(tsr_adamw_options *option
 TSR_API TSR_MUST_USE tsr_status tsr_adamw_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
                                                  const tsr_adamw_options *options, tsr_optimizer **out);
 
-/** The same over the parameters and gradient views of `ddp`.
+/** The same over the parameters and gradient views of `ddp`. With its share_params, all ranks make the same one: it is
+ *  collective and blocking then, and the optimizer steps in backward (tsr_ddp_step_in_backward) from the beginning.
  *  @param ddp      borrowed until destroy of the optimizer
  *  @param options  borrowed for the call; NULL: all defaults
  *  @param out      the optimizer
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
- *  @threadsafety exclusive ddp  @collective no  @blocking no  @since 0.1 experimental */
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY; with share_params also MISMATCH, TIMEOUT, ABORTED, PEER_LOST
+ *  @threadsafety exclusive ddp  @collective yes with share_params  @blocking only with share_params
+ *  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_adamw(tsr_ddp *ddp, const tsr_adamw_options *options, tsr_optimizer **out);
 
 /** Update every parameter from its gradient. Gradients are left as they are.
@@ -149,7 +155,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_optimizer_set_lr(tsr_optimizer *optimizer, d
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_optimizer_steps(const tsr_optimizer *optimizer, int64_t *steps);
 
-/** Free the optimizer. NULL is taken.
+/** Free the optimizer. NULL is taken. What a save with copy_on_demand has yet to copy of its memory is copied first.
  *  @param optimizer  transferred
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API void tsr_optimizer_destroy(tsr_optimizer *optimizer);

@@ -36,7 +36,8 @@ typedef void (*tsr_storage_found_fn)(const char *name, void *found_data);
  * put is seen by every later `status`, `open` and `list`, from any process.
  *
  * Every callback may be called from several threads at once, also ones of the library; must not unwind, and must not call
- * into the saver or checkpoint that it serves. It should have deadlines of its own: a save waits as long as it does.
+ * into the saver or checkpoint that it serves: calls on that saver are INVALID_STATE, and if it is destroyed there it ends
+ * when its saves have. A callback should have deadlines of its own: a save waits as long as it does.
  *
  * Each returns 0, or why not: a TSR_E_ code of error.h (NOT_FOUND, IO, PERMISSION, TIMEOUT, ...), which becomes that of
  * the call; or any other number, which the call returns as USER, with the number as native code. `message` has room for

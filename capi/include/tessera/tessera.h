@@ -13,6 +13,7 @@
 #include "memory.h"
 #include "mesh.h"
 #include "optim.h"
+#include "plan.h"
 #include "state.h"
 #include "storage.h"
 #include "store.h"

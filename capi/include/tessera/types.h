@@ -28,6 +28,7 @@ typedef struct tsr_comm tsr_comm;
 typedef struct tsr_work tsr_work;
 typedef struct tsr_buffer tsr_buffer;
 typedef struct tsr_mesh tsr_mesh;
+typedef struct tsr_plan tsr_plan;
 typedef struct tsr_layout tsr_layout;
 typedef struct tsr_ddp tsr_ddp;
 typedef struct tsr_optimizer tsr_optimizer;
@@ -47,9 +48,9 @@ enum {
     TSR_DTYPE_U8 = 6,
     TSR_DTYPE_I32 = 7,
     TSR_DTYPE_I64 = 8,
-    TSR_DTYPE_I16 = 9,   /* checkpoints only: no reduction */
-    TSR_DTYPE_BOOL = 10, /* one byte, 0 or 1; checkpoints only: no reduction */
-    /* The following are for checkpoints only: no reduction, no conversion. */
+    TSR_DTYPE_I16 = 9,   /* saved and moved; to reduce it is UNSUPPORTED */
+    TSR_DTYPE_BOOL = 10, /* one byte, 0 or 1; likewise */
+    /* The following likewise, and not converted. */
     TSR_DTYPE_U16 = 11,
     TSR_DTYPE_U32 = 12,
     TSR_DTYPE_U64 = 13,

@@ -1,67 +1,12 @@
 //! The digits trainer in Rust: see ../README.md for what it shares with those in C, Python and Java.
 
-use std::time::{Duration, Instant, SystemTime};
-use std::{collections::HashMap, fs, io::Write, process::exit, thread::sleep};
+mod contract;
 
+use std::time::{Duration, Instant};
+use std::{collections::HashMap, process::exit, thread::sleep};
+
+use contract::{initial, log, parse_options, read_data, show_bar, Sample, CLASSES, HIDDEN, PIXELS};
 use tessera::{params, AdamW, Comm, Ddp, Result, Sampler, Saver, State};
-
-const PIXELS: usize = 64;
-const HIDDEN: usize = 128;
-const CLASSES: usize = 10;
-type Sample = ([f32; PIXELS], usize);
-
-/// What a user got wrong, on one line; exit code 2.
-fn usage(what: String) -> ! {
-    eprintln!("digits: {what}; see examples/README.md");
-    exit(2)
-}
-
-/// The command line, `--name VALUE` pairs over their defaults; then its numbers: steps, save-every, batch, seed, pace.
-fn parse_options() -> (HashMap<&'static str, String>, [u64; 5]) {
-    let paths = [("--data", "examples/data/digits.csv"), ("--checkpoints", "checkpoints"), ("--log", "")];
-    let numbers = [("--steps", "600"), ("--save-every", "50"), ("--batch", "32"), ("--seed", "7"), ("--pace", "0")];
-    let mut texts: HashMap<_, _> = paths.iter().chain(&numbers).map(|(k, v)| (*k, (*v).to_owned())).collect();
-    let mut arguments = std::env::args().skip(1);
-    while let Some(name) = arguments.next() {
-        let value = texts.get_mut(name.as_str()).unwrap_or_else(|| usage(format!("there is no option {name}")));
-        *value = arguments.next().unwrap_or_else(|| usage(format!("{name} needs a value")));
-    }
-    let numbers = numbers.map(|(name, _)| {
-        let (text, least) = (&texts[name], u64::from(name == "--steps" || name == "--batch"));
-        let plain = text.len() <= 9 && text.bytes().all(|b| b.is_ascii_digit());
-        let number = text.parse().ok().filter(|number| plain && *number >= least);
-        number.unwrap_or_else(|| usage(format!("{name} cannot be \"{text}\": a number from {least} to 999999999")))
-    });
-    (texts, numbers)
-}
-
-/// The training set and the rows that are held out.
-fn read_data(path: &str) -> (Vec<Sample>, Vec<Sample>) {
-    let hint = "start in the clone's root or name the file by --data";
-    let text = fs::read_to_string(path).unwrap_or_else(|error| usage(format!("cannot read {path} ({error}): {hint}")));
-    let (mut train, mut held_out) = (Vec::new(), Vec::new());
-    for (row, line) in text.lines().chain(std::iter::repeat("")).take(1797).enumerate() {
-        let numbers: Vec<u8> = line.split(',').map_while(|number| number.trim().parse().ok()).collect();
-        if numbers.len() != PIXELS + 1 || usize::from(numbers[PIXELS]) >= CLASSES {
-            usage(format!("{path} is not the digits: row {} is not 64 pixels and a label", row + 1));
-        }
-        let sample = (std::array::from_fn(|i| f32::from(numbers[i]) / 16.0), usize::from(numbers[PIXELS]));
-        if row < 1782 && row % 6 == 5 { &mut held_out } else { &mut train }.push(sample);
-    }
-    (train, held_out)
-}
-
-/// The next values of SplitMix64, uniform within 1/√fan_in of zero.
-fn initial(state: &mut u64, count: usize, fan_in: usize) -> Vec<f32> {
-    let mut draw = || {
-        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = *state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 40) as f64 / f64::from(1u32 << 24)
-    };
-    (0..count).map(|_| ((2.0 * draw() - 1.0) / (fan_in as f64).sqrt()) as f32).collect()
-}
 
 /// `weight · input + bias`; each row of `weight` makes one output.
 fn linear(weight: &[f32], bias: &[f32], input: &[f32]) -> Vec<f32> {
@@ -126,18 +71,7 @@ fn accuracy(ddp: &Ddp, samples: &[Sample]) -> Result<f64> {
     Ok(right as f64 / samples.len() as f64)
 }
 
-/// Appends one line of JSON, with one write: ranks may share the file.
-fn log(path: &str, rank: usize, world: usize, step: u64, name: &str, value: f64) {
-    let time = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
-    let values = format!(r#""rank":{rank},"world":{world},"step":{step},"{name}":{value:.6},"lang":"rust""#);
-    let line = format!("{{\"time\":{time:.3},{values}}}\n");
-    let file = fs::OpenOptions::new().create(true).append(true).open(path);
-    if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
-        eprintln!("digits: cannot write {path}: {error}");
-    }
-}
-
-fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace]: [u64; 5]) -> Result<()> {
+fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, progress]: [u64; 6]) -> Result<()> {
     let (train, held_out) = read_data(&texts["--data"]);
     let comm = Comm::from_env()?;
     let (rank, world) = (comm.rank()?, comm.world_size()?);
@@ -154,7 +88,8 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace]: 
     let mut opt = AdamW::new(&mut ddp).lr(0.003).build()?;
     let mut data = Sampler::new(&comm, train.len()).seed(seed).build()?;
     let mut state = State::new().with("model", &ddp).with("optim", &opt).with("data", &data);
-    let saver = Saver::at(&comm, &texts["--checkpoints"]).keep_latest(3).open()?;
+    let saver = Saver::at(&comm, &texts["--checkpoints"]).keep_latest(3).format(&texts["--format"]);
+    let saver = if progress > 0 && rank == 0 { saver.progress(show_bar) } else { saver }.open()?;
     let start = saver.resume(&mut state)?;
     let from = if start == 0 { "from the beginning".to_owned() } else { format!("resumed after step {start}") };
     say(format!("digits: {world} ranks, {from}"));
@@ -190,7 +125,7 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace]: 
 }
 
 fn main() {
-    let (texts, numbers) = parse_options();
+    let (texts, numbers) = parse_options(&[]);
     if let Err(error) = train(&texts, numbers) {
         eprintln!("digits: {error}");
         let _ = tessera::record_error(&error.to_string(), Some(&format!("{error:?}")));

@@ -1,10 +1,12 @@
 #include "checkpoint/io/file_system.hpp"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
+#include <cstring>
 
 #include "base/error.hpp"
 #include "base/round_up.hpp"
@@ -23,16 +25,18 @@ void check(int64_t result, std::string_view what, const std::string& path) {
 std::unique_ptr<File> open_file(FileSystem& files, const std::string& path, OpenMode mode) {
     std::unique_ptr<File> file;
     const int64_t result = files.open(path, mode, file);
-    if (result == -ENOENT) throw Error(Code::not_found, fmt::format("there is no file {}", path));
-    check(result, mode == OpenMode::create || mode == OpenMode::create_direct ? "create" : "open", path);
+    const bool creates = mode == OpenMode::create || mode == OpenMode::create_direct;
+    if (result == -ENOENT && !creates) throw Error(Code::not_found, fmt::format("there is no file {}", path));
+    check(result, creates ? "create" : "open", path);
     return file;
 }
 
 void read_all(File& file, const std::string& path, std::span<std::byte> into, int64_t offset) {
     while (!into.empty()) {
+        const bool direct = file.is_direct();  // before: another thread may leave it meanwhile
         const int64_t got = file.read(into, offset);
         if (got == -EINTR || got == -EAGAIN) continue;
-        if (got == -EINVAL && file.is_direct()) {
+        if (got == -EINVAL && direct) {
             check(file.leave_direct(), "read", path);
             continue;
         }
@@ -48,9 +52,10 @@ void read_all(File& file, const std::string& path, std::span<std::byte> into, in
 
 void write_all(File& file, const std::string& path, std::span<const std::byte> from, int64_t offset) {
     while (!from.empty()) {
+        const bool direct = file.is_direct();  // before: another thread may leave it meanwhile
         const int64_t put = file.write(from, offset);
         if (put == -EINTR || put == -EAGAIN) continue;
-        if (put == -EINVAL && file.is_direct()) {
+        if (put == -EINVAL && direct) {
             check(file.leave_direct(), "write", path);
             continue;
         }
@@ -67,11 +72,37 @@ void write_all(File& file, const std::string& path, std::span<const std::byte> f
 
 void sync_file(File& file, const std::string& path) { check(file.sync(), "fsync", path); }
 
-void reserve_file(File& file, const std::string& path, int64_t size) {
+bool reserve_file(File& file, const std::string& path, int64_t size) {
     const int64_t reserved = file.allocate(size);
     if (reserved == -ENOSPC || reserved == -EDQUOT || reserved == -EFBIG || reserved == -EIO) {
         throw os_error(fmt::format("cannot reserve {} bytes for {}", size, path), static_cast<int>(-reserved));
     }
+    return reserved >= 0;
+}
+
+WritePath find_write_path(FileSystem& files, const std::string& directory) {
+    const std::string path = join(directory, fmt::format(".tessera-probe-{}", ::getpid()));
+    WritePath found;
+    auto file = open_file(files, path, OpenMode::create_direct);
+    const bool opened_direct = file->is_direct();
+    try {
+        found.preallocates = reserve_file(*file, path, direct_alignment);
+        const AlignedBuffer block(static_cast<size_t>(direct_alignment));
+        std::memset(block.data(), 0, block.size());
+        write_all(*file, path, block.first(block.size()), 0);
+    } catch (...) {
+        file.reset();
+        (void)files.remove_file(path);
+        throw;
+    }
+    found.direct = file->is_direct();
+    if (!found.direct) {
+        found.why = opened_direct ? "it opens files with O_DIRECT, but refuses to write so (EINVAL)"
+                                  : "it refuses to open files with O_DIRECT (EINVAL)";
+    }
+    file.reset();
+    (void)files.remove_file(path);
+    return found;
 }
 
 void sync_directory(FileSystem& files, const std::string& path) { check(files.sync_directory(path), "fsync", path); }
@@ -84,6 +115,9 @@ void make_directories(FileSystem& files, const std::string& path) {
         throw Error(Code::invalid_argument, fmt::format("{} is not a directory", path));
     }
     if (found != -ENOENT) check(found, "look at", path);
+    if (status.is_link) {
+        throw Error(Code::invalid_argument, fmt::format("{} is a symbolic link that leads nowhere", path));
+    }
     const std::string parent = parent_of(path);
     if (parent != path) make_directories(files, parent);
     const int64_t made = files.make_directory(path);
@@ -97,6 +131,12 @@ bool exists(FileSystem& files, const std::string& path) {
     if (found == -ENOENT || found == -ENOTDIR) return false;
     check(found, "look at", path);
     return true;
+}
+
+bool is_link(FileSystem& files, const std::string& path) {
+    FileStatus status;
+    (void)files.status(path, status);
+    return status.is_link;
 }
 
 std::string read_text(FileSystem& files, const std::string& path, int64_t max_size) {
@@ -156,12 +196,13 @@ std::string_view name_in_path(std::string_view path) {
     return slash == std::string_view::npos ? path : path.substr(slash + 1);
 }
 
-AlignedBuffer::AlignedBuffer(size_t size) : size_(size) {
-    const size_t rounded = round_up<size_t>(std::max<size_t>(size, 1), direct_alignment);
-    memory_.reset(static_cast<std::byte*>(std::aligned_alloc(direct_alignment, rounded)));
-    if (memory_ == nullptr) throw Error(Code::no_memory, fmt::format("no memory for a buffer of {} bytes", size));
+AlignedBuffer::AlignedBuffer(size_t size) {
+    void* mapped =
+        ::mmap(nullptr, std::max<size_t>(size, 1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) throw Error(Code::no_memory, fmt::format("no memory for a buffer of {} bytes", size));
+    memory_ = std::unique_ptr<std::byte[], Unmap>(static_cast<std::byte*>(mapped), Unmap{size});
 }
 
-void AlignedBuffer::Free::operator()(std::byte* memory) const { std::free(memory); }
+void AlignedBuffer::Unmap::operator()(std::byte* memory) const { ::munmap(memory, std::max<size_t>(size, 1)); }
 
 }  // namespace tsr

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -54,8 +55,9 @@ enum class OpenMode {
 struct FileStatus {
     enum class Kind { file, directory, other };
     Kind kind = Kind::other;
+    bool is_link = false;  // a symbolic link; all else is of what it leads to
     int64_t size = 0;
-    int64_t modified_ns = 0;  // the file system's clock, since 1970
+    std::optional<int64_t> modified_ns;  // the file system's clock, since 1970; nothing: it does not tell
 };
 
 class FileSystem {
@@ -70,12 +72,15 @@ class FileSystem {
     [[nodiscard]] virtual int64_t remove_directory(const std::string& path) = 0;
     [[nodiscard]] virtual int64_t sync_directory(const std::string& path) = 0;
     [[nodiscard]] virtual int64_t list(const std::string& path, std::vector<std::string>& names) = 0;  // sorted
+    // -ENOENT of a link that leads nowhere, with is_link set.
     [[nodiscard]] virtual int64_t status(const std::string& path, FileStatus& out) = 0;
     [[nodiscard]] virtual int64_t touch(const std::string& path) = 0;  // modified := now
     // Whether a file takes its bytes from the first to the last only, from one thread at a time.
     [[nodiscard]] virtual bool writes_in_order() const { return false; }
     // Writes the file whole, at once and durably, over one that is there. -EOPNOTSUPP where that takes a rename.
     [[nodiscard]] virtual int64_t put(const std::string&, std::span<const std::byte>) { return -EOPNOTSUPP; }
+    // Whether the calling thread is in code of the program's that serves a call of this.
+    [[nodiscard]] virtual bool is_in_callback() const { return false; }
 };
 
 // The operating system's files. Never destroyed.
@@ -86,14 +91,16 @@ class FileSystem {
 void read_all(File& file, const std::string& path, std::span<std::byte> into, int64_t offset);
 // A direct write that the file system refuses (EINVAL) goes on through the page cache.
 void write_all(File& file, const std::string& path, std::span<const std::byte> from, int64_t offset);
-// Reserves room, so that a full disk is noticed before anything is written; a file system that cannot is none the worse.
-void reserve_file(File& file, const std::string& path, int64_t size);
+// Reserves room, so that a full disk is noticed before anything is written; a file system that cannot is none the worse:
+// false.
+bool reserve_file(File& file, const std::string& path, int64_t size);
 // fsync. Never repeated: after a failure the kernel may have dropped the data.
 void sync_file(File& file, const std::string& path);
 void sync_directory(FileSystem& files, const std::string& path);
 // Makes `path` and what is missing above it, durably.
 void make_directories(FileSystem& files, const std::string& path);
 [[nodiscard]] bool exists(FileSystem& files, const std::string& path);
+[[nodiscard]] bool is_link(FileSystem& files, const std::string& path);  // also of one that leads nowhere
 // A small file whole; CORRUPT beyond `max_size`.
 [[nodiscard]] std::string read_text(FileSystem& files, const std::string& path, int64_t max_size);
 [[nodiscard]] std::string read_text(File& file, const std::string& path, int64_t max_size);
@@ -101,25 +108,33 @@ void make_directories(FileSystem& files, const std::string& path);
 void replace_text(FileSystem& files, const std::string& path, std::string_view text, std::string_view tag);
 void write_new_text(FileSystem& files, const std::string& path, std::string_view text);  // fsynced; must not exist
 
+// How the data of a save goes into `directory`, found out by what a save does, on a file that is removed again.
+struct WritePath {
+    bool direct = false;
+    bool preallocates = false;
+    std::string why;  // it is not direct
+};
+[[nodiscard]] WritePath find_write_path(FileSystem& files, const std::string& directory);
+
 [[nodiscard]] std::string join(std::string_view directory, std::string_view name);
 [[nodiscard]] std::string parent_of(std::string_view path);
 [[nodiscard]] std::string_view name_in_path(std::string_view path);
 
-// Page-aligned memory that is given back on destruction.
+// Page-aligned memory that the system has back on destruction: malloc would keep what a save of many MiB used.
 class AlignedBuffer {
    public:
     AlignedBuffer() = default;
     explicit AlignedBuffer(size_t size);  // NO_MEMORY
     [[nodiscard]] std::byte* data() const { return memory_.get(); }
-    [[nodiscard]] size_t size() const { return size_; }
+    [[nodiscard]] size_t size() const { return memory_.get_deleter().size; }
     [[nodiscard]] std::span<std::byte> first(size_t n) const { return {memory_.get(), n}; }
 
    private:
-    struct Free {
+    struct Unmap {
+        size_t size;  // of nothing: 0, as a unique_ptr makes it
         void operator()(std::byte* memory) const;
     };
-    std::unique_ptr<std::byte[], Free> memory_;
-    size_t size_ = 0;
+    std::unique_ptr<std::byte[], Unmap> memory_;
 };
 
 }  // namespace tsr

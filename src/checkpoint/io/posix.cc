@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -57,7 +58,9 @@ class PosixFile final : public File {
         direct_.store(false, std::memory_order_relaxed);
         return 0;
     }
-    // mincore on a mapped page: unlike a read that must not wait, it starts no readahead of its own.
+    // mincore on a mapped page leaves the cache as it is; a read that must not wait has the kernel fetch what it did not
+    // find (docs/PERFORMANCE.md). But of a file that this user may only read mincore says yes to everything, so that a yes
+    // is asked for again.
     bool is_cached(int64_t offset) override {
         const int64_t page = offset / page_bytes * page_bytes;
         void* mapped = ::mmap(nullptr, page_bytes, PROT_READ, MAP_SHARED, fd_, page);
@@ -65,7 +68,10 @@ class PosixFile final : public File {
         unsigned char resident = 0;
         const bool known = ::mincore(mapped, page_bytes, &resident) == 0;
         ::munmap(mapped, page_bytes);
-        return known && (resident & 1) != 0;
+        if (!known || (resident & 1) == 0) return false;
+        std::byte byte{};
+        iovec part{&byte, 1};
+        return ::preadv2(fd_, &part, 1, offset, RWF_NOWAIT) >= 0 || errno != EAGAIN;
     }
 
     int64_t lock(FileLock kind) override {
@@ -82,10 +88,11 @@ class PosixFileSystem final : public FileSystem {
     int64_t open(const std::string& path, OpenMode mode, std::unique_ptr<File>& out) override {
         const bool creates = mode == OpenMode::create || mode == OpenMode::create_direct;
         bool direct = mode == OpenMode::read_direct || mode == OpenMode::create_direct;
-        // What is read may be a link, as in the cache of Hugging Face's hub; what is written is the file itself.
+        // What is read may be a link, as in the cache of Hugging Face's hub; what is written is the file itself. Without
+        // O_NONBLOCK, which means nothing to a file, a pipe of that name would be waited for.
         const int flags = O_CLOEXEC | (creates                   ? O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW
-                                       : mode == OpenMode::write ? O_RDWR | O_NOFOLLOW
-                                                                 : O_RDONLY);
+                                       : mode == OpenMode::write ? O_RDWR | O_NOFOLLOW | O_NONBLOCK
+                                                                 : O_RDONLY | O_NONBLOCK);
         int fd = ::open(path.c_str(), flags | (direct ? O_DIRECT : 0), 0666);
         if (fd < 0 && direct && errno == EINVAL) {
             direct = false;
@@ -133,12 +140,17 @@ class PosixFileSystem final : public FileSystem {
     }
     int64_t status(const std::string& path, FileStatus& out) override {
         struct stat found{};
-        if (::stat(path.c_str(), &found) < 0) return -int64_t{errno};
+        if (::lstat(path.c_str(), &found) < 0) return -int64_t{errno};
+        out.is_link = S_ISLNK(found.st_mode);
+        if (out.is_link && ::stat(path.c_str(), &found) < 0) return -int64_t{errno};
         out.kind = S_ISREG(found.st_mode)   ? FileStatus::Kind::file
                    : S_ISDIR(found.st_mode) ? FileStatus::Kind::directory
                                             : FileStatus::Kind::other;
         out.size = found.st_size;
-        out.modified_ns = int64_t{found.st_mtim.tv_sec} * 1'000'000'000 + found.st_mtim.tv_nsec;
+        // Some file systems keep times that nanoseconds of 64 bits do not.
+        constexpr int64_t most = INT64_MAX / 1'000'000'000 - 1;
+        out.modified_ns =
+            std::clamp(int64_t{found.st_mtim.tv_sec}, -most, most) * 1'000'000'000 + found.st_mtim.tv_nsec;
         return 0;
     }
     int64_t touch(const std::string& path) override {

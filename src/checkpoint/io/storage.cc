@@ -144,7 +144,7 @@ class StorageFiles final : public FileSystem {
         return attempt_number([&] {
             const std::string key = key_of(path);
             if (key.empty()) {
-                out = {FileStatus::Kind::directory, 0, 0};
+                out = {FileStatus::Kind::directory, false, 0, std::nullopt};
                 return int64_t{0};
             }
             const auto found = storage_->status(key);
@@ -164,6 +164,7 @@ class StorageFiles final : public FileSystem {
         });
     }
     bool writes_in_order() const override { return !storage_->parts_in_any_order(); }
+    bool is_in_callback() const override { return storage_->is_in_callback(); }
     int64_t put(const std::string& path, std::span<const std::byte> data) override {
         return attempt_number([&] {
             (void)storage_->put(key_of(path), data, Storage::PutMode::replace);

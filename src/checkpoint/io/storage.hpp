@@ -43,6 +43,8 @@ class Storage {
     [[nodiscard]] virtual bool parts_in_any_order() const = 0;
     [[nodiscard]] virtual bool puts_if_absent() const = 0;  // of two that put the same key at once, one is told so
     [[nodiscard]] virtual int64_t part_bytes() const = 0;   // the smallest part but the last
+    // Whether the calling thread is in code of the program's that serves a call of this.
+    [[nodiscard]] virtual bool is_in_callback() const { return false; }
 
     // A directory is any key that others continue after a slash. None: there is nothing.
     [[nodiscard]] virtual std::optional<FileStatus> status(const std::string& key) = 0;

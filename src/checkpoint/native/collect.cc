@@ -33,6 +33,7 @@ std::vector<Unneeded> find_unneeded(FileSystem& files, const std::string& root, 
     for (const SavedStep& save : saves) {
         if (save.committed) continue;
         const std::string path = join(root, save.directory);
+        if (is_link(files, path)) continue;
         const Content content = content_of(files, path);
         const std::string lease = join(path, writing_name);
         if (!exists(files, lease)) {
@@ -51,6 +52,7 @@ std::vector<Unneeded> find_unneeded(FileSystem& files, const std::string& root, 
         if (!live) found.push_back({save.directory, Unneeded::Why::cut_short, content.size_bytes});
     }
     for (const std::string& name : to_remove(options.retention, ranked)) {
+        if (is_link(files, join(root, name))) continue;
         found.push_back({name, Unneeded::Why::beyond_keep, content_of(files, join(root, name)).size_bytes});
     }
     return found;

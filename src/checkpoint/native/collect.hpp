@@ -25,7 +25,8 @@ struct CollectOptions {
     LeaseTimes lease;
 };
 
-// `saves` is what scan_root() found, and in its order; `ranked` is what rank_saves() made of it. Damaged saves and what Tessera did not write are no one's to remove.
+// `saves` is what scan_root() found, and in its order; `ranked` is what rank_saves() made of it. Damaged saves, what Tessera
+// did not write and symbolic links are no one's to remove.
 [[nodiscard]] std::vector<Unneeded> find_unneeded(FileSystem& files, const std::string& root,
                                                   const std::vector<SavedStep>& saves,
                                                   const std::vector<RankedSave>& ranked, const CollectOptions& options);

@@ -6,7 +6,6 @@
 #include <set>
 
 #include "base/error.hpp"
-#include "checkpoint/native/reader.hpp"
 
 namespace tsr {
 
@@ -22,20 +21,33 @@ const RankFile& NativeContents::file(int index) const {
 }
 
 void NativeContents::read(std::span<const Wanted> wanted, const ReadOptions& options) const {
+    read_transfers(files_, transfers_of(wanted), options);
+}
+
+std::vector<Transfer> NativeContents::transfers_of(std::span<const Wanted> wanted) const {
     std::vector<Transfer> transfers;
+    transfers.reserve(wanted.size());
+    // What is wanted comes mostly in the order in which a file holds it.
+    const RankFile* last_file = nullptr;
+    const FileEntry* last = nullptr;
+    int last_index = -1;
     for (const Wanted& one : wanted) {
-        one.tensor->for_each_piece(one.box, [&](const Box& box, int index) {
-            const RankFile& source = file(index);
-            const FileEntry* entry = source.find(*one.name);
-            if (entry == nullptr || entry->box != box || entry->dtype != one.tensor->dtype) {
+        one.tensor->for_each_piece(*one.box, [&](const Box& box, int index) {
+            if (index != last_index) {
+                last_file = &file(index);
+                last = nullptr;
+                last_index = index;
+            }
+            last = last_file->find(*one.name, last);
+            if (last == nullptr || *last->box != box || last->dtype != one.tensor->dtype) {
                 throw Error(Code::corrupt, fmt::format("{}: its header does not hold the part {} of tensor '{}' that "
                                                        "the manifest says",
-                                                       source.path(), box.str(), *one.name));
+                                                       last_file->path(), box.str(), *one.name));
             }
-            transfers.push_back({&source, entry, box.intersect(one.box), one.box, one.dtype, one.memory});
+            transfers.push_back({index, last_file, last, one.box, one.dtype, one.memory});
         });
     }
-    read_transfers(files_, std::move(transfers), options);
+    return transfers;
 }
 
 // Every piece that the manifest tells of is in the file it names, and no file holds anything else.
@@ -51,18 +63,18 @@ void NativeContents::compare_headers(std::vector<std::string>& faults) const {
     }
     std::vector<size_t> expected(read.size(), 0);
     for (const auto& [name, tensor] : manifest_.tensors) {
-        const auto visit = [&, &name = name, &tensor = tensor](const Box& box, int index) {
+        const auto visit = [&, &name = name, &tensor = *tensor](const Box& box, int index) {
             const auto at = static_cast<size_t>(index);
             ++expected[at];
             if (read[at] == nullptr) return;
             const FileEntry* entry = read[at]->find(name);
-            if (entry == nullptr || entry->box != box || entry->dtype != tensor.dtype) {
+            if (entry == nullptr || *entry->box != box || entry->dtype != tensor.dtype) {
                 faults.push_back(fmt::format("{}: it does not hold the part {} of tensor '{}' that the manifest says",
                                              read[at]->path(), box.str(), name));
             }
         };
         // A tensor without elements overlaps nothing; it stands whole in one file, which is not told.
-        if (tensor.shape.product() > 0) tensor.for_each_piece(Box::whole(tensor.shape), visit);
+        if (tensor->shape.product() > 0) tensor->for_each_piece(Box::whole(tensor->shape), visit);
     }
     std::set<std::string_view> empty_found;
     for (size_t index = 0; index < read.size(); ++index) {
@@ -72,8 +84,8 @@ void NativeContents::compare_headers(std::vector<std::string>& faults) const {
             if (entry.begin != entry.end) continue;
             ++empties;
             const auto found = manifest_.tensors.find(entry.name);
-            if (found == manifest_.tensors.end() || found->second.shape != entry.box.sizes ||
-                found->second.dtype != entry.dtype || !empty_found.insert(entry.name).second) {
+            if (found == manifest_.tensors.end() || found->second->shape != entry.box->sizes ||
+                found->second->dtype != entry.dtype || !empty_found.insert(entry.name).second) {
                 faults.push_back(fmt::format("{}: it holds an empty tensor '{}' that the manifest does not tell of",
                                              read[index]->path(), entry.name));
             }
@@ -85,7 +97,7 @@ void NativeContents::compare_headers(std::vector<std::string>& faults) const {
     }
     const bool all_read = std::all_of(read.begin(), read.end(), [](const RankFile* one) { return one != nullptr; });
     for (const auto& [name, tensor] : manifest_.tensors) {
-        if (all_read && tensor.shape.product() == 0 && !empty_found.contains(name)) {
+        if (all_read && tensor->shape.product() == 0 && !empty_found.contains(name)) {
             faults.push_back(fmt::format("{}: no file holds the empty tensor '{}'", path_, name));
         }
     }

@@ -9,6 +9,7 @@
 #include "checkpoint/contents.hpp"
 #include "checkpoint/io/file_system.hpp"
 #include "checkpoint/native/rank_file.hpp"
+#include "checkpoint/native/reader.hpp"
 
 namespace tsr {
 
@@ -19,6 +20,8 @@ class NativeContents final : public Contents {
         : files_(files), path_(std::move(path)), manifest_(manifest), rank_files_(manifest.files.size()) {}
 
     void read(std::span<const Wanted> wanted, const ReadOptions& options) const override;
+    // What read() moves, and from where.
+    [[nodiscard]] std::vector<Transfer> transfers_of(std::span<const Wanted> wanted) const;
     [[nodiscard]] std::vector<std::string> verify(Depth depth, const ByteProgress& progress,
                                                   const std::function<void()>& poll) const override;
 

@@ -1,31 +1,23 @@
 #include "checkpoint/native/lease.hpp"
 
 #include <fmt/format.h>
-#include <openssl/rand.h>
-#include <signal.h>
+#include <sys/random.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
-#include <fstream>
-#include <sstream>
 
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "base/log.hpp"
+#include "base/proc.hpp"
+#include "base/thread.hpp"
 
 namespace tsr {
 
 namespace {
-
-std::string first_line(const std::string& path) {
-    std::ifstream file(path);
-    std::string line;
-    std::getline(file, line);
-    return line;
-}
 
 std::string link_target(const char* path) {
     std::array<char, 128> target{};
@@ -33,42 +25,32 @@ std::string link_target(const char* path) {
     return n > 0 ? std::string(target.data(), static_cast<size_t>(n)) : "";
 }
 
-// Field 22 of /proc/<pid>/stat; 0 if there is no such process, or one that is dead and only not yet reaped.
+// 0 if there is no such process, or one that is dead and only not yet reaped.
 int64_t start_time_of(int64_t pid) {
-    const std::string line = first_line(fmt::format("/proc/{}/stat", pid));
-    const size_t name_end = line.rfind(')');  // the name may hold spaces and parentheses
-    if (name_end == std::string::npos) return 0;
-    std::istringstream fields(line.substr(name_end + 1));
-    std::string field;
-    for (int i = 3; i <= 22; ++i) {
-        fields >> field;
-        if (i == 3 && (field == "Z" || field == "X")) return 0;
-    }
-    int64_t ticks = 0;
-    std::from_chars(field.data(), field.data() + field.size(), ticks);
-    return ticks;
+    const auto stat = process_stat(pid);
+    return stat && stat->state != 'Z' && stat->state != 'X' ? static_cast<int64_t>(stat->start_time) : 0;
 }
 
 // The file system's own clock: clocks of two hosts may differ, this file's may not.
-int64_t now_on(FileSystem& files, const std::string& beside, const std::string& id) {
+std::optional<int64_t> now_on(FileSystem& files, const std::string& beside, const std::string& id) {
     const std::string probe = fmt::format("{}.probe-{}", beside, id);
     (void)files.remove_file(probe);
     FileStatus status;
     {
         std::unique_ptr<File> file;
-        if (files.open(probe, OpenMode::create, file) < 0 || file->sync() < 0) return 0;
+        if (files.open(probe, OpenMode::create, file) < 0 || file->sync() < 0) return std::nullopt;
     }
     const int64_t found = files.status(probe, status);
     (void)files.remove_file(probe);
-    return found < 0 ? 0 : status.modified_ns;
+    return found < 0 ? std::nullopt : status.modified_ns;
 }
 
 }  // namespace
 
 std::string random_id() {
     std::array<unsigned char, 16> bytes{};
-    if (RAND_bytes(bytes.data(), static_cast<int>(bytes.size())) != 1) {
-        throw Error(Code::internal, "no random numbers to be had");
+    if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+        throw os_error("no random numbers to be had", errno);
     }
     std::string text;
     for (const unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
@@ -89,8 +71,7 @@ Holder Holder::this_process(std::string id) {
     std::array<char, 256> host{};
     if (::gethostname(host.data(), host.size() - 1) == 0) holder.host = host.data();
     if (!is_utf8(holder.host)) holder.host.assign(1, '?');
-    holder.machine =
-        fmt::format("{} {}", first_line("/proc/sys/kernel/random/boot_id"), link_target("/proc/self/ns/pid"));
+    holder.machine = fmt::format("{} {}", boot_id(), link_target("/proc/self/ns/pid"));
     holder.pid = ::getpid();
     holder.start_time = start_time_of(holder.pid);
     return holder;
@@ -119,9 +100,11 @@ bool is_live(FileSystem& files, const std::string& path, const Holder& holder, c
     const int64_t found = files.status(path, status);
     if (found == -ENOENT) return false;
     if (found < 0) return true;  // in doubt it lives
-    const int64_t now = now_on(files, path, random_id());
-    if (now == 0 || status.modified_ns == 0) return true;
-    return now - status.modified_ns < std::chrono::nanoseconds(times.span).count();
+    const std::optional<int64_t> now = now_on(files, path, random_id());
+    if (!now || !status.modified_ns) return true;
+    // One of the future is not being renewed either: the clock was set back since, and the living renew theirs by it.
+    const int64_t span = std::chrono::nanoseconds(times.span).count();
+    return *status.modified_ns > *now - span && *status.modified_ns < *now + span;
 }
 
 namespace {
@@ -134,10 +117,36 @@ Holder holder_of(std::string_view text) {
     }
 }
 
+// As link(), which tells who was first. A file system without hard links (EPERM, ENOSYS or EOPNOTSUPP) has the file made and
+// then written; who reads it between finds no holder, and takes it for a live one's as long as it is young.
+int64_t link_or_create(FileSystem& files, const std::string& from, const std::string& to, const std::string& text) {
+    const int64_t linked = files.link(from, to);
+    if (linked != -EPERM && linked != -ENOSYS && linked != -EOPNOTSUPP) return linked;
+    std::unique_ptr<File> file;
+    if (const int64_t made = files.open(to, OpenMode::create, file); made < 0) return made;
+    try {
+        write_all(*file, to, std::as_bytes(std::span(text)), 0);
+        sync_file(*file, to);
+    } catch (...) {
+        (void)files.remove_file(to);
+        throw;
+    }
+    return 0;
+}
+
+// As a stranger wrote it: without what would garble a terminal.
+std::string shown(std::string host) {
+    std::replace_if(host.begin(), host.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+    return host;
+}
+
 Error held_by(const std::string& root, const Holder& holder) {
-    return Error(Code::invalid_state, fmt::format("another live job saves into {}: process {} on {}; give each job a "
-                                                  "root of its own, or stop that one",
-                                                  root, holder.pid, holder.host));
+    const Holder self = Holder::this_process("");
+    const bool is_self = holder.machine == self.machine && holder.pid == self.pid;
+    return Error(Code::invalid_state, fmt::format("another live job saves into {}: process {} on {}; {}", root,
+                                                  holder.pid, shown(holder.host),
+                                                  is_self ? "which is this one: close the saver that it has there first"
+                                                          : "give each job a root of its own, or stop that one"));
 }
 
 }  // namespace
@@ -152,7 +161,7 @@ void check_not_held(FileSystem& files, const std::string& root, const LeaseTimes
 Lease::Lease(FileSystem& files, const std::string& root, std::string id, const LeaseTimes& times)
     : files_(files), path_(join(root, owner_name)), self_(Holder::this_process(std::move(id))), times_(times) {
     acquire();
-    renewer_ = std::thread([this] { renew(); });
+    renewer_ = start_thread("tsr-lease", [this] { renew(); });
 }
 
 void Lease::acquire() {
@@ -162,9 +171,17 @@ void Lease::acquire() {
         (void)files_.remove_file(mine);
         throw Error(error);
     };
+    const auto put = [&](const std::string& to) {
+        try {
+            return link_or_create(files_, mine, to, self_.dump());
+        } catch (const Error& error) {
+            give_up(error);
+        }
+        return int64_t{0};
+    };
     // Each round either links our file into place, or finds a live holder, or removes one dead lease.
     for (int round = 0; round < 1000; ++round) {
-        const int64_t linked = files_.link(mine, path_);
+        const int64_t linked = put(path_);
         if (linked == 0) {
             (void)files_.remove_file(mine);
             remove_old_attempts();
@@ -189,7 +206,7 @@ void Lease::acquire() {
         // Many savers may find the same dead lease. Whoever links the mark of this very text may remove it, if it still
         // stands: so nobody removes the lease of one that was quicker.
         const std::string mark = fmt::format("{}.stale-{}", path_, hex8(crc32c(text)));
-        const int64_t marked = files_.link(mine, mark);
+        const int64_t marked = put(mark);
         if (marked == -EEXIST) {
             remove_if_dead(mark);
             std::this_thread::sleep_for(std::chrono::milliseconds{1});
@@ -203,17 +220,18 @@ void Lease::acquire() {
             standing.clear();
         }
         if (standing == text && files_.remove_file(path_) == 0) {
-            log::info("took over {} from process {} on {}, which is gone", path_, holder.pid, holder.host);
+            log::info("took over {} from process {} on {}, which is gone", path_, holder.pid, shown(holder.host));
         }
         (void)files_.remove_file(mark);
     }
-    give_up(Error(Code::invalid_state, fmt::format("could not take {}: others keep taking it", path_)));
+    give_up(Error(Code::invalid_state,
+                  fmt::format("could not take {}: others keep taking it, or it is a link that leads nowhere", path_)));
 }
 
 // The mark of a saver that died between two lines of acquire().
 void Lease::remove_if_dead(const std::string& mark) {
     try {
-        const Holder holder = Holder::parse(read_text(files_, mark, max_lease_bytes));
+        const Holder holder = holder_of(read_text(files_, mark, max_lease_bytes));
         if (!is_live(files_, mark, holder, times_)) (void)files_.remove_file(mark);
     } catch (const Error&) {
         return;  // it is gone, or is looked at again
@@ -230,8 +248,9 @@ void Lease::remove_old_attempts() {
     for (const std::string& name : names) {
         FileStatus status;
         if (!name.starts_with(begin) || files_.status(join(root, name), status) < 0) continue;
-        const std::chrono::nanoseconds age(own.modified_ns - status.modified_ns);
-        if (age > times_.span) (void)files_.remove_file(join(root, name));
+        if (!own.modified_ns || !status.modified_ns) continue;
+        const int64_t span = std::chrono::nanoseconds(times_.span).count();
+        if (*status.modified_ns < *own.modified_ns - span) (void)files_.remove_file(join(root, name));
     }
 }
 
@@ -250,7 +269,9 @@ void Lease::check() const {
         id = Holder::parse(read_text(files_, path_, max_lease_bytes)).id;
     } catch (const Error& error) {
         if (error.code() != Code::not_found && error.code() != Code::corrupt) throw;  // it may still be ours
-        throw Error(Code::invalid_state, fmt::format("{} is gone or damaged: another job may save here", path_))
+        throw Error(
+            Code::invalid_state,
+            fmt::format("{} is gone or damaged: another job may save here; close this saver and open one anew", path_))
             .caused_by(error);
     }
     if (id == self_.id) return;

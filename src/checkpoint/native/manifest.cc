@@ -3,12 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <iterator>
+#include <optional>
 #include <set>
+#include <unordered_map>
 
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
+#include "base/json_view.hpp"
 #include "checkpoint/native/rank_file.hpp"
 #include "checkpoint/native/root.hpp"
 #include "checkpoint/state.hpp"
@@ -41,9 +45,14 @@ void add(std::string& out, fmt::format_string<Args...> format, Args&&... args) {
     fmt::format_to(std::back_inserter(out), format, std::forward<Args>(args)...);
 }
 
+void append_number(std::string& out, uint64_t number) {
+    char digits[24];
+    out.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
+}
+
 void append_dims(std::string& out, const Dims& dims) {
     out += '[';
-    append_list(out, dims, [&](int64_t n) { add(out, "{}", n); });
+    append_list(out, dims, [&](int64_t n) { append_number(out, static_cast<uint64_t>(n)); });
     out += ']';
 }
 
@@ -79,90 +88,202 @@ size_t index_in(std::vector<T>& list, const T& value) {
     return list.size() - 1;
 }
 
+// Numbers layouts as they come. Neighbours mostly share one.
+class LayoutNumbers {
+   public:
+    size_t of(const Layout& layout) {
+        const bool as_before = last_ != nullptr && std::ranges::equal(last_->mesh_sizes(), layout.mesh_sizes()) &&
+                               std::ranges::equal(last_->placements(), layout.placements());
+        if (!as_before) number_ = index_in(keys_, key_of(layout));
+        last_ = &layout;
+        return number_;
+    }
+    [[nodiscard]] const std::vector<LayoutKey>& keys() const { return keys_; }
+
+   private:
+    std::vector<LayoutKey> keys_;
+    const Layout* last_ = nullptr;
+    size_t number_ = 0;
+};
+
 [[noreturn]] void bad(std::string_view why) { throw Error(Code::corrupt, std::string(why)); }
 
-int small_int(const Json& json, int64_t least, int64_t most) {
+int small_int(JsonView json, int64_t least, int64_t most) {
     const int64_t value = json.as_int();
     if (value < least || value > most) bad(fmt::format("the number {} is not in {} to {}", value, least, most));
     return static_cast<int>(value);
 }
 
-// What the layouts table says, before a shape is known.
-struct LayoutSpec {
-    std::vector<int> mesh;
-    std::vector<Placement> placements;
+// The items of a list of `least` to `most`, at most 3; `what` says what they should be.
+struct Items {
+    std::array<std::optional<JsonView>, 3> items;
+    size_t count = 0;
+    Items(JsonView list, size_t least, size_t most, const char* what) {
+        list.for_each_item([&](JsonView item) {
+            if (count < most) items[count] = item;
+            ++count;
+        });
+        if (count < least || count > most) bad(what);
+    }
+    JsonView operator[](size_t i) const { return *items[i]; }
 };
 
-SavedTensor tensor_of(const Json& json, const std::vector<LayoutSpec>& layouts, size_t file_count, int world_size) {
-    SavedTensor tensor;
-    const auto dtype = dtype_from_safetensors(json.at("dtype").as_string());
-    if (!dtype) bad(fmt::format("unknown dtype {}", json.at("dtype").as_string()));
-    tensor.dtype = *dtype;
-    tensor.shape = dims_of(json.at("shape"));
-    check_shape(tensor.shape, tensor.dtype, "it");
-    const auto file_number = [&](const Json& number) {
-        return small_int(number, 0, static_cast<int64_t>(file_count) - 1);
-    };
+Dims dims_of(JsonView json) {
+    std::array<int64_t, max_ndim> numbers{};
+    size_t count = 0;
+    json.for_each_item([&](JsonView number) {
+        if (count == numbers.size()) bad("a tensor of too many dimensions");
+        numbers[count++] = number.as_int();
+    });
+    return Dims(std::span(numbers).first(count));
+}
 
-    if (const Json* boxes = json.find("boxes")) {
-        std::vector<Box> all;
-        for (const Json& entry : boxes->as_array()) {
-            if (entry.as_array().size() != 3) bad("a box is [offsets, sizes, file]");
-            SavedPiece piece{{dims_of(entry.as_array()[0]), dims_of(entry.as_array()[1])},
-                             file_number(entry.as_array()[2])};
-            if (!piece.box.inside(tensor.shape)) bad("a box lies outside the tensor");
-            all.push_back(piece.box);
-            tensor.pieces.push_back(piece);
+// What the tables before the tensors say.
+struct Tables {
+    std::vector<Layout> layouts;  // of a shape in which each dimension may be cut
+    int64_t file_count = 0;
+    int world_size = 1;
+};
+
+void take_layouts(JsonView meshes, JsonView layouts, Tables& tables) {
+    std::vector<std::vector<int>> sizes;
+    meshes.for_each_item([&](JsonView mesh) {
+        std::vector<int>& of_mesh = sizes.emplace_back();
+        mesh.at<1>({"sizes"})[0].for_each_item(
+            [&](JsonView size) { of_mesh.push_back(small_int(size, 1, max_layout_ranks)); });
+    });
+    layouts.for_each_item([&](JsonView layout) {
+        const auto [mesh, names] = layout.at<2>({"mesh", "placements"});
+        std::vector<Placement> placements;
+        names.for_each_item([&](JsonView name) {
+            const auto placement = Placement::parse(name.as_string());
+            if (!placement) bad(fmt::format("unknown placement {}", name.as_string()));
+            placements.push_back(*placement);
+        });
+        const int number = small_int(mesh, 0, static_cast<int64_t>(sizes.size()) - 1);
+        tables.layouts.push_back(
+            Layout::placed(Dims{0, 0, 0, 0, 0, 0, 0, 0}, sizes[static_cast<size_t>(number)], placements));
+    });
+}
+
+std::vector<SavedFile> files_of(JsonView json, bool is_dcp) {
+    std::vector<SavedFile> files;
+    std::set<std::string_view> names;
+    json.for_each_item([&](JsonView entry) {
+        const Items fields(entry, 3, 3, "a file is [name, size, header checksum]");
+        const std::string name(fields[0].as_string());
+        const bool known = is_dcp ? is_dcp_file_name(name) || name == dcp_metadata_name : is_rank_file_name(name);
+        if (!known) bad(fmt::format("'{}' is not the name of a rank file", name));
+        if (!names.insert(fields[0].as_string()).second) bad(fmt::format("the file {} is listed twice", name));
+        const auto header_crc = from_hex8(fields[2].as_string());
+        if (!header_crc || fields[1].as_int() < 0) bad(fmt::format("file {}: bad numbers", name));
+        files.push_back({name, fields[1].as_int(), *header_crc});
+    });
+    return files;
+}
+
+FileRun run_of(JsonView json, const Tables& tables) {
+    const auto file_number = [&](JsonView number) { return small_int(number, 0, tables.file_count - 1); };
+    FileRun run;
+    if (json.is(Json::Kind::array)) {
+        const Items numbers(json, 2, 3, "a run of files is [first, count] or [first, count, step]");
+        run.first = file_number(numbers[0]);
+        run.count = small_int(numbers[1], 1, INT32_MAX);
+        if (numbers.count == 3) run.step = small_int(numbers[2], -max_layout_ranks, max_layout_ranks);
+    } else {
+        run.first = file_number(json);
+    }
+    const int64_t last = run.first + (int64_t{run.count} - 1) * run.step;
+    if (last < 0 || last >= tables.file_count) bad("a run of files leaves the list of files");
+    return run;
+}
+
+void take_boxes(JsonView json, const Tables& tables, SavedTensor& tensor) {
+    std::vector<Box> all;
+    json.for_each_item([&](JsonView entry) {
+        const Items parts(entry, 3, 3, "a box is [offsets, sizes, file]");
+        SavedPiece piece{{dims_of(parts[0]), dims_of(parts[1])}, small_int(parts[2], 0, tables.file_count - 1)};
+        if (!piece.box.inside(tensor.shape)) bad("a box lies outside the tensor");
+        all.push_back(piece.box);
+        tensor.pieces.push_back(piece);
+    });
+    // Also checks that no two overlap; with the sum below every element is there once.
+    const int count = static_cast<int>(all.size());
+    (void)Layout::from_boxes(tensor.shape, all, std::span(&count, 1));
+    int64_t covered = 0;
+    for (const Box& box : all) {
+        if (__builtin_add_overflow(covered, box.numel(), &covered)) bad("its boxes are too many");
+    }
+    if (covered != tensor.shape.product()) bad("its boxes do not cover it once");
+}
+
+JsonView needed(const std::optional<JsonView>& view, std::string_view key) {
+    if (!view) bad(fmt::format("the key \"{}\" is missing", key));
+    return *view;
+}
+
+// Regular tensors that differ in name alone are few, however many there are: each of them once.
+class Shared {
+   public:
+    std::shared_ptr<const SavedTensor> operator()(SavedTensor tensor, int layout) {
+        key_.clear();
+        const auto add = [&](int64_t number) { key_.append(reinterpret_cast<const char*>(&number), sizeof number); };
+        add(static_cast<int64_t>(tensor.dtype));
+        add(layout);
+        add(tensor.split);
+        add(tensor.shape.ndim());
+        for (const int64_t size : tensor.shape) add(size);
+        for (const FileRun& run : tensor.files) {
+            for (const int number : {run.first, run.count, run.step}) add(number);
         }
-        // Also checks that no two overlap; with the sum below every element is there once.
-        const int count = static_cast<int>(all.size());
-        (void)Layout::from_boxes(tensor.shape, all, std::span(&count, 1));
-        int64_t covered = 0;
-        for (const Box& box : all) {
-            if (__builtin_add_overflow(covered, box.numel(), &covered)) bad("its boxes are too many");
-        }
-        if (covered != tensor.shape.product()) bad("its boxes do not cover it once");
-        return tensor;
+        auto& known = known_[key_];
+        if (known == nullptr) known = std::make_shared<const SavedTensor>(std::move(tensor));
+        return known;
     }
 
-    const LayoutSpec& spec =
-        layouts[static_cast<size_t>(small_int(json.at("layout"), 0, static_cast<int64_t>(layouts.size()) - 1))];
-    tensor.layout = Layout::placed(tensor.shape, spec.mesh, spec.placements);
-    if (tensor.layout->world_size() != world_size) bad("its mesh is not of the save's world size");
-    if (const Json* split = json.find("split")) tensor.split = small_int(*split, 1, max_layout_ranks);
+   private:
+    std::unordered_map<std::string, std::shared_ptr<const SavedTensor>> known_;
+    std::string key_;
+};
+
+std::shared_ptr<const SavedTensor> tensor_of(JsonView json, const Tables& tables, Shared& shared) {
+    const auto [dtype_name, shape, boxes, layout, split, files] =
+        json.find<6>({"dtype", "shape", "boxes", "layout", "split", "files"});
+    SavedTensor tensor;
+    const auto dtype = dtype_from_safetensors(needed(dtype_name, "dtype").as_string());
+    if (!dtype) bad(fmt::format("unknown dtype {}", dtype_name->as_string()));
+    tensor.dtype = *dtype;
+    tensor.shape = dims_of(needed(shape, "shape"));
+    check_shape(tensor.shape, tensor.dtype, "it");
+    if (boxes) {
+        take_boxes(*boxes, tables, tensor);
+        return std::make_shared<const SavedTensor>(std::move(tensor));
+    }
+
+    const int number = small_int(needed(layout, "layout"), 0, static_cast<int64_t>(tables.layouts.size()) - 1);
+    tensor.layout = tables.layouts[static_cast<size_t>(number)].of_shape(tensor.shape);
+    if (tensor.layout->world_size() != tables.world_size) bad("its mesh is not of the save's world size");
+    if (split) tensor.split = small_int(*split, 1, max_layout_ranks);
     const int64_t pieces = int64_t{tensor.layout->shard_count()} * tensor.split;
     if (pieces > max_layout_ranks) bad(fmt::format("{} pieces; at most {} are supported", pieces, max_layout_ranks));
     if (tensor.split > 1 && tensor.shape.ndim() == 0) bad("a scalar cannot be split");
-    if (const Json* files = json.find("files")) {
+    if (files) {
         int64_t told = 0;
-        for (const Json& run : files->as_array()) {
-            FileRun out;
-            if (run.is(Json::Kind::array)) {
-                const Json::Array& numbers = run.as_array();
-                if (numbers.size() < 2 || numbers.size() > 3)
-                    bad("a run of files is [first, count] or [first, count, step]");
-                out.first = file_number(numbers[0]);
-                out.count = small_int(numbers[1], 1, INT32_MAX);
-                if (numbers.size() == 3) out.step = small_int(numbers[2], -max_layout_ranks, max_layout_ranks);
-            } else {
-                out.first = file_number(run);
-            }
-            const int64_t last = out.first + (int64_t{out.count} - 1) * out.step;
-            if (last < 0 || last >= static_cast<int64_t>(file_count)) bad("a run of files leaves the list of files");
-            told += out.count;
-            tensor.files.push_back(out);
-        }
+        files->for_each_item([&](JsonView run) {
+            tensor.files.push_back(run_of(run, tables));
+            told += tensor.files.back().count;
+        });
         if (told != pieces) bad(fmt::format("{} files for {} pieces", told, pieces));
-    } else if (pieces > static_cast<int64_t>(file_count)) {
+    } else if (pieces > tables.file_count) {
         // Fewer files than pieces make sense only if the pieces beyond are empty; file_of() refuses the others.
-        for (int64_t piece = static_cast<int64_t>(file_count); piece < pieces; ++piece) {
+        for (int64_t piece = tables.file_count; piece < pieces; ++piece) {
             const Box shard = tensor.layout->shard(static_cast<int>(piece / tensor.split));
             if (!row_block(shard, tensor.split, static_cast<int>(piece % tensor.split)).empty()) {
                 bad("it has more pieces than there are files");
             }
         }
     }
-    return tensor;
+    return shared(std::move(tensor), number);
 }
 
 }  // namespace
@@ -196,7 +317,7 @@ int SavedTensor::file_of(int64_t piece) const {
     throw Error(Code::corrupt, "a piece without a file");
 }
 
-void SavedTensor::for_each_piece(const Box& wanted, const std::function<void(const Box& box, int file)>& visit) const {
+void SavedTensor::for_each_piece(const Box& wanted, FunctionRef<void(const Box& box, int file)> visit) const {
     if (!layout) {
         for (const SavedPiece& piece : pieces) {
             if (!piece.box.intersect(wanted).empty()) visit(piece.box, piece.file);
@@ -218,8 +339,8 @@ Json dims_json(const Dims& dims) {
 }
 
 Dims dims_of(const Json& json) {
-    std::vector<int64_t> numbers;
     if (json.as_array().size() > static_cast<size_t>(max_ndim)) bad("a tensor of too many dimensions");
+    std::vector<int64_t> numbers;
     for (const Json& number : json.as_array()) numbers.push_back(number.as_int());
     return Dims(numbers);
 }
@@ -227,21 +348,21 @@ Dims dims_of(const Json& json) {
 const SavedTensor* Manifest::find(std::string_view name) const {
     if (const auto alias = aliases.find(name); alias != aliases.end()) name = alias->second;
     const auto found = tensors.find(name);
-    return found == tensors.end() ? nullptr : &found->second;
+    return found == tensors.end() ? nullptr : found->second.get();
 }
 
-void Manifest::for_each(const std::function<void(const std::string& name, const SavedTensor& tensor,
-                                                 const std::string* target)>& visit) const {
+void Manifest::for_each(
+    FunctionRef<void(const std::string& name, const SavedTensor& tensor, const std::string* target)> visit) const {
     auto alias = aliases.begin();
     const auto visit_aliases_before = [&](const std::string* name) {
         for (; alias != aliases.end() && (name == nullptr || alias->first < *name); ++alias) {
             const auto target = tensors.find(alias->second);
-            visit(alias->first, target->second, &alias->second);
+            visit(alias->first, *target->second, &alias->second);
         }
     };
     for (const auto& [name, tensor] : tensors) {
         visit_aliases_before(&name);
-        visit(name, tensor, nullptr);
+        visit(name, *tensor, nullptr);
     }
     visit_aliases_before(nullptr);
 }
@@ -260,46 +381,13 @@ int64_t Manifest::size_bytes() const {
 }
 
 std::string Manifest::dump() const {
-    std::vector<LayoutKey> layouts;
+    LayoutNumbers layouts;
+    for (const auto& [name, tensor] : tensors) {
+        if (tensor->layout) (void)layouts.of(*tensor->layout);
+    }
     std::vector<std::vector<int>> meshes;
-    std::string lines;
-    append_list(lines, tensors, [&](const auto& entry) {
-        const SavedTensor& tensor = entry.second;
-        lines += '\n';
-        append_json_string(lines, entry.first);
-        add(lines, ":{{\"dtype\":\"{}\",\"shape\":", safetensors_name(tensor.dtype));
-        append_dims(lines, tensor.shape);
-        if (tensor.layout) {
-            add(lines, ",\"layout\":{}", index_in(layouts, key_of(*tensor.layout)));
-            if (tensor.split > 1) add(lines, ",\"split\":{}", tensor.split);
-            if (!tensor.files.empty()) {
-                lines += ",\"files\":[";
-                append_list(lines, tensor.files, [&](const FileRun& run) {
-                    if (run.count == 1) {
-                        add(lines, "{}", run.first);
-                    } else if (run.step == 1) {
-                        add(lines, "[{},{}]", run.first, run.count);
-                    } else {
-                        add(lines, "[{},{},{}]", run.first, run.count, run.step);
-                    }
-                });
-                lines += ']';
-            }
-        } else {
-            lines += ",\"boxes\":[";
-            append_list(lines, tensor.pieces, [&](const SavedPiece& piece) {
-                lines += '[';
-                append_dims(lines, piece.box.offsets);
-                lines += ',';
-                append_dims(lines, piece.box.sizes);
-                add(lines, ",{}]", piece.file);
-            });
-            lines += ']';
-        }
-        lines += '}';
-    });
-
     std::string out;
+    out.reserve(tensors.size() * 80);
     add(out,
         "{{\"format\":\"{}\"{}{}{}{},\n\"save_id\":\"{}\",\"committed\":\"{}\",\n\"writer\":{{\"library\":", format,
         head_version, sequence, head_middle, step, save_id, committed);
@@ -311,7 +399,7 @@ std::string Manifest::dump() const {
     add(out, "}},\n\"world_size\":{},\n", world_size);
 
     std::string layout_text;
-    append_list(layout_text, layouts, [&](const LayoutKey& key) {
+    append_list(layout_text, layouts.keys(), [&](const LayoutKey& key) {
         add(layout_text, "{{\"mesh\":{},\"placements\":[", index_in(meshes, key.mesh));
         append_list(layout_text, key.placements, [&](const std::string& p) { add(layout_text, "\"{}\"", p); });
         layout_text += "]}";
@@ -329,7 +417,44 @@ std::string Manifest::dump() const {
         add(out, ",{},\"{}\"]", file.size, hex8(file.header_crc));
     });
     out += "],\n\"tensors\":{";
-    out += lines;
+    append_list(out, tensors, [&](const auto& entry) {
+        const SavedTensor& tensor = *entry.second;
+        out += '\n';
+        append_json_string(out, entry.first);
+        out += ":{\"dtype\":\"";
+        out += safetensors_name(tensor.dtype);
+        out += "\",\"shape\":";
+        append_dims(out, tensor.shape);
+        if (tensor.layout) {
+            out += ",\"layout\":";
+            append_number(out, layouts.of(*tensor.layout));
+            if (tensor.split > 1) add(out, ",\"split\":{}", tensor.split);
+            if (!tensor.files.empty()) {
+                out += ",\"files\":[";
+                append_list(out, tensor.files, [&](const FileRun& run) {
+                    if (run.count == 1) {
+                        add(out, "{}", run.first);
+                    } else if (run.step == 1) {
+                        add(out, "[{},{}]", run.first, run.count);
+                    } else {
+                        add(out, "[{},{},{}]", run.first, run.count, run.step);
+                    }
+                });
+                out += ']';
+            }
+        } else {
+            out += ",\"boxes\":[";
+            append_list(out, tensor.pieces, [&](const SavedPiece& piece) {
+                out += '[';
+                append_dims(out, piece.box.offsets);
+                out += ',';
+                append_dims(out, piece.box.sizes);
+                add(out, ",{}]", piece.file);
+            });
+            out += ']';
+        }
+        out += '}';
+    });
     out += "},\n\"aliases\":{";
     append_list(out, aliases, [&](const auto& alias) {
         append_json_string(out, alias.first);
@@ -363,82 +488,71 @@ Manifest Manifest::parse(std::string_view text, const std::string& path) {
         if (!crc || *crc != crc32c(text.substr(0, text.size() - tail_bytes))) {
             bad("it fails its checksum: it was changed after the save");
         }
-        const Json json = Json::parse(text, "it");
-        const std::string& format = json.at("format").as_string();
-        if (format != "tessera" && format != torch_dcp_format) bad("it is not a Tessera manifest");
-        if (json.at("version").as_int() != manifest_version) {
-            throw Error(Code::version, fmt::format("{} is of format version {}; this library reads version {}", path,
-                                                   json.at("version").as_int(), manifest_version));
-        }
-        if (!parse_manifest_head(text)) bad("its beginning is not of the fixed form");
+        // Its long part is walked for itself.
+        const std::string_view tensors_text = object_in(text, "tensors");
+        std::string short_text(text.begin(), tensors_text.empty() ? text.end() : tensors_text.begin());
+        if (!tensors_text.empty()) short_text.append("{}").append(tensors_text.end(), text.end());
+        const JsonText json(short_text, "it");
+        const auto [format, version] = json.root().at<2>({"format", "version"});
         Manifest manifest;
-        manifest.format = format;
-        manifest.sequence = json.at("sequence").as_int();
-        manifest.step = json.at("step").as_int();
-        manifest.save_id = json.at("save_id").as_string();
-        manifest.committed = json.at("committed").as_string();
-        const Json& writer = json.at("writer");
-        manifest.writer = {writer.at("library").as_string(), writer.at("language").as_string(),
-                           writer.at("version").as_string()};
-        manifest.world_size = small_int(json.at("world_size"), 1, max_layout_ranks);
-
-        std::vector<std::vector<int>> meshes;
-        for (const Json& mesh : json.at("meshes").as_array()) {
-            std::vector<int>& sizes = meshes.emplace_back();
-            for (const Json& size : mesh.at("sizes").as_array()) sizes.push_back(small_int(size, 1, max_layout_ranks));
+        manifest.format = format.as_string();
+        const bool is_dcp = manifest.format == torch_dcp_format;
+        if (manifest.format != "tessera" && !is_dcp) bad("it is not a Tessera manifest");
+        if (version.as_int() != manifest_version) {
+            throw Error(Code::version, fmt::format("{} is of format version {}; this library reads version {}", path,
+                                                   version.as_int(), manifest_version));
         }
-        std::vector<LayoutSpec> layouts;
-        for (const Json& layout : json.at("layouts").as_array()) {
-            const int mesh = small_int(layout.at("mesh"), 0, static_cast<int64_t>(meshes.size()) - 1);
-            LayoutSpec& spec = layouts.emplace_back();
-            spec.mesh = meshes[static_cast<size_t>(mesh)];
-            for (const Json& name : layout.at("placements").as_array()) {
-                const auto placement = Placement::parse(name.as_string());
-                if (!placement) bad(fmt::format("unknown placement {}", name.as_string()));
-                spec.placements.push_back(*placement);
-            }
-        }
-        std::set<std::string_view> names;
-        for (const Json& entry : json.at("files").as_array()) {
-            if (entry.as_array().size() != 3) bad("a file is [name, size, header checksum]");
-            const std::string& name = entry.as_array()[0].as_string();
-            const bool known = format == torch_dcp_format ? is_dcp_file_name(name) || name == dcp_metadata_name
-                                                          : is_rank_file_name(name);
-            if (!known) bad(fmt::format("'{}' is not the name of a rank file", name));
-            if (!names.insert(name).second) bad(fmt::format("the file {} is listed twice", name));
-            const auto header_crc = from_hex8(entry.as_array()[2].as_string());
-            if (!header_crc || entry.as_array()[1].as_int() < 0) bad(fmt::format("file {}: bad numbers", name));
-            manifest.files.push_back({name, entry.as_array()[1].as_int(), *header_crc});
-        }
-        if (format == torch_dcp_format &&
-            !(json.at("tensors").as_object().empty() && json.at("aliases").as_object().empty())) {
-            bad("it tells of tensors, which .metadata does");
-        }
-        for (const Json::Member& member : json.at("tensors").as_object()) {
+        // Another version's keys may be others.
+        const auto [sequence, step, save_id, committed, writer, world_size, meshes, layouts, files, tensors, aliases,
+                    values, metrics] =
+            json.root().at<13>({"sequence", "step", "save_id", "committed", "writer", "world_size", "meshes", "layouts",
+                                "files", "tensors", "aliases", "values", "metrics"});
+        if (!parse_manifest_head(text)) bad("its beginning is not of the fixed form");
+        manifest.sequence = sequence.as_int();
+        manifest.step = step.as_int();
+        manifest.save_id = save_id.as_string();
+        manifest.committed = committed.as_string();
+        const auto [library, language, writer_version] = writer.at<3>({"library", "language", "version"});
+        manifest.writer = {std::string(library.as_string()), std::string(language.as_string()),
+                           std::string(writer_version.as_string())};
+        Tables tables;
+        tables.world_size = manifest.world_size = small_int(world_size, 1, max_layout_ranks);
+        take_layouts(meshes, layouts, tables);
+        manifest.files = files_of(files, is_dcp);
+        tables.file_count = static_cast<int64_t>(manifest.files.size());
+        Shared shared;
+        const auto take_tensor = [&](std::string_view name, JsonView tensor) {
             try {
-                check_name(member.key, "a tensor's name");
+                check_name(name, "a tensor's name");
+                const size_t before = manifest.tensors.size();
                 // This library writes them in order, and then each one's place is known without a search.
-                manifest.tensors.emplace_hint(
-                    manifest.tensors.end(), member.key,
-                    tensor_of(member.value, layouts, manifest.files.size(), manifest.world_size));
+                manifest.tensors.emplace_hint(manifest.tensors.end(), name, tensor_of(tensor, tables, shared));
+                if (manifest.tensors.size() == before) bad("it occurs twice");
             } catch (const Error& error) {
-                bad(fmt::format("tensor '{}': {}", member.key, error.what()));
-            }
-        }
-        for (const Json::Member& member : json.at("aliases").as_object()) {
-            if (!manifest.tensors.contains(member.value.as_string()) || manifest.tensors.contains(member.key)) {
-                bad(fmt::format("the alias '{}' of '{}' makes no sense", member.key, member.value.as_string()));
-            }
-            manifest.aliases.emplace(member.key, member.value.as_string());
-        }
-        const auto read_values = [&](std::string_view key, Values& out) {
-            for (const Json::Member& member : json.at(key).as_object()) {
-                check_value(member.value, fmt::format("value '{}'", member.key));
-                out.emplace(member.key, member.value);
+                bad(fmt::format("tensor '{}': {}", name, error.what()));
             }
         };
-        read_values("values", manifest.values);
-        read_values("metrics", manifest.metrics);
+        if (tensors_text.empty()) {
+            tensors.for_each_member(take_tensor);  // under a key with escapes
+        } else {
+            for_each_member_of(tensors_text, "it", take_tensor);
+        }
+        if (is_dcp && manifest.tensors.size() + aliases.size() > 0) bad("it tells of tensors, which .metadata does");
+        aliases.for_each_member([&](std::string_view name, JsonView target) {
+            if (!manifest.tensors.contains(target.as_string()) || manifest.tensors.contains(name)) {
+                bad(fmt::format("the alias '{}' of '{}' makes no sense", name, target.as_string()));
+            }
+            manifest.aliases.emplace(name, target.as_string());
+        });
+        const auto read_values = [&](JsonView members, Values& out) {
+            members.for_each_member([&](std::string_view name, JsonView member) {
+                Json value = member.tree();
+                check_value(value, fmt::format("value '{}'", name));
+                out.emplace(name, std::move(value));
+            });
+        };
+        read_values(values, manifest.values);
+        read_values(metrics, manifest.metrics);
         return manifest;
     } catch (const Error& error) {
         if (error.code() == Code::version || error.code() == Code::no_memory) throw;

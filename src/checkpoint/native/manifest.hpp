@@ -3,14 +3,16 @@
 // the number of ranks: its shards follow from mesh and placements, only their files are told, as runs.
 #pragma once
 
+#include <compare>
 #include <cstdint>
-#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/function_ref.hpp"
 #include "checkpoint/value.hpp"
 #include "tensor/layout.hpp"
 
@@ -34,7 +36,7 @@ struct FileRun {
     int first = 0;
     int count = 1;
     int step = 1;
-    friend bool operator==(const FileRun&, const FileRun&) = default;
+    friend auto operator<=>(const FileRun&, const FileRun&) = default;
 };
 
 struct SavedPiece {
@@ -55,9 +57,12 @@ struct SavedTensor {
 
     [[nodiscard]] int file_of(int64_t piece) const;
     // Calls visit(box, file) for each saved piece that overlaps `wanted`.
-    void for_each_piece(const Box& wanted, const std::function<void(const Box& box, int file)>& visit) const;
+    void for_each_piece(const Box& wanted, FunctionRef<void(const Box& box, int file)> visit) const;
     [[nodiscard]] int64_t size_bytes() const { return shape.product() * static_cast<int64_t>(size_of(dtype)); }
 };
+
+// By name. Tensors that differ in name alone may share one.
+using SavedTensors = std::map<std::string, std::shared_ptr<const SavedTensor>, std::less<>>;
 
 struct Writer {
     std::string library;
@@ -76,7 +81,7 @@ struct Manifest {
     Writer writer;
     int world_size = 1;
     std::vector<SavedFile> files;
-    std::map<std::string, SavedTensor, std::less<>> tensors;
+    SavedTensors tensors;
     std::map<std::string, std::string, std::less<>> aliases;  // tied weights: name -> the name that is saved
     Values values;
     Values metrics;
@@ -91,8 +96,8 @@ struct Manifest {
     // The name under which the tensor or alias `name`, which is there, is saved; lives as long as the manifest.
     [[nodiscard]] const std::string& saved_name(std::string_view name) const;
     // All tensors and aliases in the order of their names; `target` is the saved name of an alias, nullptr of a tensor.
-    void for_each(const std::function<void(const std::string& name, const SavedTensor& tensor,
-                                           const std::string* target)>& visit) const;
+    void for_each(
+        FunctionRef<void(const std::string& name, const SavedTensor& tensor, const std::string* target)> visit) const;
     [[nodiscard]] int64_t size_bytes() const;  // of all rank files
 };
 

@@ -6,12 +6,78 @@
 #include <algorithm>
 #include <queue>
 #include <tuple>
+#include <unordered_map>
 
 #include "base/error.hpp"
 
 namespace tsr {
 
 namespace {
+
+constexpr size_t no_layout = SIZE_MAX;  // of explicit ones
+
+// What tensors have in common that differ in name and memory alone. A model has few kinds, however many tensors.
+struct Kind {
+    DType dtype;
+    Dims shape;
+    size_t layout;  // number in Entries::layouts, in which mesh and placements alone count
+    friend bool operator==(const Kind&, const Kind&) = default;
+};
+
+struct KindHash {
+    size_t operator()(const Kind& kind) const {
+        uint64_t hash = static_cast<uint64_t>(kind.dtype) << 32 | (kind.layout & 0xffffffff);
+        for (const int64_t size : kind.shape) hash = (hash ^ static_cast<uint64_t>(size)) * 0x9e3779b97f4a7c15;
+        return hash ^ hash >> 32;
+    }
+};
+
+// The tensors in order of names. A walk through the map costs a miss of the cache a tensor, each after the other; through
+// a list they overlap.
+struct Entries {
+    struct Entry {
+        const std::string* name;
+        const StateTensor* tensor;
+        const std::byte* data;  // of the first piece
+        size_t kind;            // number in kinds
+    };
+    std::vector<Entry> list;
+    std::vector<Kind> kinds;
+    std::vector<Layout> layouts;
+    size_t name_bytes = 0;  // of all together
+
+    Entries(const State& state, int world_size) : layouts{Layout::replicated({}, world_size)} {
+        list.reserve(state.tensors().size());
+        for (const auto& [name, tensor] : state.tensors()) {
+            list.push_back(
+                {&name, &tensor, tensor.memory.empty() ? nullptr : tensor.memory.front(), number_of(*tensor.kind)});
+            name_bytes += name.size();
+        }
+    }
+
+   private:
+    size_t number_of(const TensorKind& of_state) {
+        const auto [known, is_unknown] = known_.try_emplace(&of_state, 0);
+        if (!is_unknown) return known->second;
+        const Kind kind{of_state.dtype, of_state.shape, of_state.layout ? number_of(*of_state.layout) : 0};
+        const auto [at, is_new] = numbers_.try_emplace(kind, kinds.size());
+        if (is_new) kinds.push_back(kind);
+        return known->second = at->second;
+    }
+
+    // They are few, and neighbours mostly share one: a search beats hashing.
+    size_t number_of(const Layout& layout) {
+        if (layout.is_explicit()) return no_layout;
+        const auto found = std::find_if(layouts.rbegin(), layouts.rend(),
+                                        [&](const Layout& other) { return other.same_placements(layout); });
+        if (found != layouts.rend()) return static_cast<size_t>(layouts.rend() - found) - 1;
+        layouts.push_back(layout);
+        return layouts.size() - 1;
+    }
+
+    std::unordered_map<Kind, size_t, KindHash> numbers_;
+    std::unordered_map<const TensorKind*, size_t> known_;  // one kind may be several of a state's
+};
 
 // Hands out the least loaded of `count` replicas; equal loads go to the lowest.
 class Loads {
@@ -35,45 +101,61 @@ class Loads {
     std::priority_queue<Entry, std::vector<Entry>, std::greater<>> order_;
 };
 
+struct Group;
+
+// What the plan of a tensor needs of its kind.
+struct KindPlan {
+    Group* group = nullptr;  // none of explicit tensors
+    Box largest;             // the first shard
+    int64_t largest_bytes = 0;
+    SharedBox mine;  // this rank's
+    bool has_elements = true;
+    std::map<std::pair<int, int>, size_t> alike;  // by split and first replica: those in the plan
+};
+
+struct Member {
+    const Entries::Entry* entry;
+    KindPlan* kind;
+    int split = 1;
+    int first_replica = 0;  // block b is written by replica (first_replica + b) % replicas
+};
+
 // All tensors with the same mesh and placements share their replica groups, so they are balanced together.
 struct Group {
-    struct Member {
-        const std::string* name;
-        const StateTensor* tensor;
-        Layout layout;
-        int64_t shard_bytes;  // of the largest shard
-        int split = 1;
-        int first_replica = 0;  // block b is written by replica (first_replica + b) % replicas
-    };
-    std::vector<Member> members;
+    Layout layout;  // of one of them
+    int replicas;
+    int my_shard;
+    int my_replica;
+    std::vector<Member*> members;                                 // where there is a choice
+    std::map<std::pair<int, int>, std::vector<FileRun>> writers;  // by split and first replica: the pieces' ranks
 };
 
 void choose_owners(Group& group, const PlanOptions& options) {
-    const int replicas = group.members.front().layout.replica_count();
+    const int replicas = group.replicas;
     if (replicas == 1) return;
     Loads loads(replicas);
-    std::vector<Group::Member*> large;
-    std::vector<Group::Member*> small;
+    std::vector<Member*> large;
+    std::vector<Member*> small;
     int64_t small_bytes = 0;
-    for (Group::Member& member : group.members) {
-        const int64_t rows = row_count(member.layout.shard(0));
-        if (member.shard_bytes >= options.split_bytes && rows > 1) {
-            member.split = static_cast<int>(std::min<int64_t>(replicas, rows));
-            large.push_back(&member);
+    for (Member* member : group.members) {
+        const KindPlan& kind = *member->kind;
+        const int64_t rows = kind.largest_bytes >= options.split_bytes ? row_count(kind.largest) : 1;
+        if (rows > 1) {
+            member->split = static_cast<int>(std::min<int64_t>(replicas, rows));
+            large.push_back(member);
         } else {
-            small.push_back(&member);
-            small_bytes += member.shard_bytes;
+            small.push_back(member);
+            small_bytes += kind.largest_bytes;
         }
     }
     std::stable_sort(large.begin(), large.end(),
-                     [](const auto* a, const auto* b) { return a->shard_bytes > b->shard_bytes; });
-    for (Group::Member* member : large) {
+                     [](const auto* a, const auto* b) { return a->kind->largest_bytes > b->kind->largest_bytes; });
+    for (Member* member : large) {
         member->first_replica = loads.least();
-        const Box shard = member->layout.shard(0);
+        const auto itemsize = static_cast<int64_t>(size_of(member->entry->tensor->kind->dtype));
         for (int block = 0; block < member->split; ++block) {
-            loads.add(
-                (member->first_replica + block) % replicas,
-                row_block(shard, member->split, block).numel() * static_cast<int64_t>(size_of(member->tensor->dtype)));
+            loads.add((member->first_replica + block) % replicas,
+                      row_block(member->kind->largest, member->split, block).numel() * itemsize);
         }
     }
     // A pack is a run of names, so that a layer's tensors stay in one file; at least four packs a replica where the
@@ -89,7 +171,7 @@ void choose_owners(Group& group, const PlanOptions& options) {
     for (size_t i = 0; i < small.size(); ++i) {
         if (packs.empty() || packs.back().bytes >= pack_bytes) packs.push_back({i, 0, 0});
         ++packs.back().count;
-        packs.back().bytes += small[i]->shard_bytes;
+        packs.back().bytes += small[i]->kind->largest_bytes;
     }
     std::stable_sort(packs.begin(), packs.end(), [](const Pack& a, const Pack& b) { return a.bytes > b.bytes; });
     for (const Pack& pack : packs) {
@@ -119,179 +201,244 @@ std::vector<FileRun> runs_of(const std::vector<int>& ranks) {
     return runs;
 }
 
-// Few in number, and neighbours mostly share one: a search beats hashing. Found in order of names, so that every rank
-// has the same groups in the same order.
-Group& group_of(const Layout& layout, std::vector<Group>& groups) {
-    const auto found = std::find_if(groups.rbegin(), groups.rend(), [&](const Group& group) {
-        const Layout& other = group.members.front().layout;
-        return std::ranges::equal(layout.mesh_sizes(), other.mesh_sizes()) &&
-               std::ranges::equal(layout.placements(), other.placements());
-    });
-    return found != groups.rend() ? *found : groups.emplace_back();
-}
-
 class Planner {
    public:
-    Planner(const State& state, const Aliases& aliases, int rank, int world_size, const PlanOptions& options)
-        : rank_(rank), world_size_(world_size), options_(options) {
-        std::vector<Group> groups;
-        for (const auto& [name, tensor] : state.tensors()) {
-            if (aliases.contains(name)) continue;
-            Layout layout = tensor.layout ? *tensor.layout : Layout::replicated(tensor.shape, world_size);
-            check(name, tensor, layout);
-            if (layout.is_explicit()) {
-                explicit_.push_back({&name, &tensor, layout, 0});
+    Planner(const Entries& entries, const Aliases& aliases, int rank, int world_size, const PlanOptions& options)
+        : rank_(rank), world_size_(world_size), options_(options), loads_(static_cast<size_t>(world_size), 0) {
+        for (const Layout& layout : entries.layouts) {
+            groups_.push_back(
+                {layout, layout.replica_count(), layout.shard_of(rank_), layout.replica_of(rank_), {}, {}});
+        }
+        kinds_.reserve(entries.kinds.size());
+        for (const Kind& kind : entries.kinds) kinds_.push_back(plan_of(kind));
+        if (rank_ == 0) {
+            plan_.regular.reserve(entries.list.size());
+            plan_.names.reserve(entries.name_bytes);
+        }
+        members_.reserve(entries.list.size());
+        auto alias = aliases.begin();
+        for (const Entries::Entry& entry : entries.list) {
+            check(entry);
+            if (alias != aliases.end() && alias->first == *entry.name) {
+                ++alias;
                 continue;
             }
-            const int64_t bytes = layout.shard(0).numel() * static_cast<int64_t>(size_of(tensor.dtype));
-            group_of(layout, groups).members.push_back({&name, &tensor, std::move(layout), bytes});
+            Member& member = members_.emplace_back(Member{&entry, &kinds_[entry.kind]});
+            Group* group = member.kind->group;
+            if (group != nullptr && group->replicas > 1) group->members.push_back(&member);
         }
-        for (Group& group : groups) {
-            choose_owners(group, options_);
-            for (const Group::Member& member : group.members) add_regular(member);
+        for (Group& group : groups_) choose_owners(group, options_);
+        // In order of names, which is how pieces are ordered that are equal otherwise.
+        for (Member& member : members_) {
+            if (member.kind->group != nullptr) {
+                add_regular(member);
+            } else {
+                add_explicit(member);
+            }
         }
-        add_explicit();
         for (std::vector<Piece>& file : plan_.files) order_pieces(file);
     }
 
     SavePlan take() { return std::move(plan_); }
 
    private:
-    void check(const std::string& name, const StateTensor& tensor, const Layout& layout) const {
-        if (layout.world_size() != world_size_) {
+    void check(const Entries::Entry& entry) const {
+        const TensorKind& tensor = *entry.tensor->kind;
+        if (!tensor.layout) return;
+        if (tensor.layout->world_size() != world_size_) {
             throw Error(Code::invalid_argument, fmt::format("tensor '{}' has a layout of {} ranks, the saver has {}",
-                                                            name, layout.world_size(), world_size_));
+                                                            *entry.name, tensor.layout->world_size(), world_size_));
         }
-        if (tensor.layout && tensor.rank != rank_) {
+        if (tensor.rank != rank_) {
             throw Error(Code::invalid_argument, fmt::format("tensor '{}' was added with the pieces of rank {}, this is "
                                                             "rank {}",
-                                                            name, tensor.rank, rank_));
+                                                            *entry.name, tensor.rank, rank_));
         }
     }
 
-    void write_piece(size_t file, const std::string& name, const StateTensor& tensor, const Box& box,
-                     const std::byte* data) {
-        if (plan_.files.size() <= file) plan_.files.resize(file + 1);
-        plan_.files[file].push_back({name, tensor.dtype, box, data});
+    static SharedBox whole(const TensorKind& tensor) { return std::make_shared<const Box>(Box::whole(tensor.shape)); }
+
+    KindPlan plan_of(const Kind& kind) {
+        KindPlan plan;
+        if (kind.layout == no_layout) return plan;
+        plan.group = &groups_[kind.layout];
+        plan.has_elements = kind.shape.product() > 0;
+        const Layout layout = plan.group->layout.of_shape(kind.shape);
+        plan.largest = layout.shard(0);
+        plan.largest_bytes = plan.largest.numel() * static_cast<int64_t>(size_of(kind.dtype));
+        plan.mine = std::make_shared<const Box>(layout.shard(plan.group->my_shard));
+        return plan;
     }
 
-    void add_regular(const Group::Member& member) {
-        const Layout& layout = member.layout;
-        const StateTensor& tensor = *member.tensor;
-        const int replicas = layout.replica_count();
-        const int my_shard = layout.shard_of(rank_);
-        const int my_block = (layout.replica_of(rank_) - member.first_replica + replicas) % replicas;
-        const bool no_elements = tensor.shape.product() == 0;
-        if (no_elements) {
+    void write_piece(size_t file, const Member& member, SharedBox box, const std::byte* data) {
+        if (plan_.files.size() <= file) plan_.files.resize(file + 1);
+        if (plan_.files[file].capacity() == 0 && file == 0) plan_.files[file].reserve(members_.size());
+        plan_.files[file].push_back({*member.entry->name, member.entry->tensor->kind->dtype, std::move(box), data});
+    }
+
+    void add_regular(const Member& member) {
+        const KindPlan& kind = *member.kind;
+        const Group& group = *kind.group;
+        const TensorKind& tensor = *member.entry->tensor->kind;
+        const int my_block = (group.my_replica - member.first_replica + group.replicas) % group.replicas;
+        if (!kind.has_elements) {
             // Someone writes an empty tensor whole, so that readers of plain safetensors see it.
-            if (my_shard == 0 && my_block == 0) write_piece(0, *member.name, tensor, Box::whole(tensor.shape), nullptr);
+            if (group.my_shard == 0 && my_block == 0) write_piece(0, member, whole(tensor), nullptr);
         } else if (my_block < member.split) {
-            const Box shard = layout.shard(my_shard);
-            const Box block = row_block(shard, member.split, my_block);
+            const Box& shard = *kind.mine;
+            const SharedBox mine =
+                member.split > 1 ? std::make_shared<const Box>(row_block(shard, member.split, my_block)) : kind.mine;
+            const Box& block = *mine;
             if (!block.empty()) {
                 // A row block is contiguous in the shard: only dimensions of size 1 come before the one that is cut.
                 int64_t begin = 0;
                 for (int d = 0; d < shard.sizes.ndim(); ++d) {
                     begin = begin * shard.sizes[d] + (block.offsets[d] - shard.offsets[d]);
                 }
-                const std::byte* data =
-                    tensor.pieces.front().data + begin * static_cast<int64_t>(size_of(tensor.dtype));
-                write_piece(0, *member.name, tensor, block, data);
+                write_piece(0, member, mine, member.entry->data + begin * static_cast<int64_t>(size_of(tensor.dtype)));
             }
         }
         if (rank_ != 0) return;
-        SavedTensor saved{tensor.dtype, layout, tensor.shape, member.split, {}, {}};
-        std::vector<int> ranks;
-        for (int shard = 0; shard < layout.shard_count(); ++shard) {
-            for (int block = 0; block < member.split; ++block) {
-                ranks.push_back(layout.rank_of(shard, (member.first_replica + block) % replicas));
-            }
+        const auto [at, is_new] =
+            member.kind->alike.try_emplace({member.split, member.first_replica}, plan_.alike.size());
+        if (is_new) {
+            plan_.alike.push_back(std::make_shared<const SavedTensor>(SavedTensor{tensor.dtype,
+                                                                                  group.layout.of_shape(tensor.shape),
+                                                                                  tensor.shape,
+                                                                                  member.split,
+                                                                                  writers_of(member),
+                                                                                  {}}));
         }
-        saved.files = runs_of(ranks);
-        plan_.tensors.emplace(*member.name, std::move(saved));
+        plan_.names += *member.entry->name;
+        plan_.regular.push_back({plan_.names.size(), at->second});
     }
 
-    void add_explicit() {
-        std::vector<int64_t> loads(static_cast<size_t>(world_size_), 0);
-        for (const Group::Member& member : explicit_) {
-            const StateTensor& tensor = *member.tensor;
-            const auto itemsize = static_cast<int64_t>(size_of(tensor.dtype));
-            struct Holder {
-                int rank;
-                size_t piece;
-            };
-            const auto less = [](const Box& a, const Box& b) {
-                const auto key = [](const Box& box) {
-                    return std::pair(std::vector<int64_t>(box.offsets.begin(), box.offsets.end()),
-                                     std::vector<int64_t>(box.sizes.begin(), box.sizes.end()));
-                };
-                return key(a) < key(b);
-            };
-            std::map<Box, std::vector<Holder>, decltype(less)> holders(less);
-            for (int rank = 0; rank < world_size_; ++rank) {
-                const std::vector<Box> boxes = member.layout.boxes_of(rank);
-                for (size_t i = 0; i < boxes.size(); ++i) holders[boxes[i]].push_back({rank, i});
+    // Whatever the shape: so it costs once what the ranks are, not once a tensor.
+    const std::vector<FileRun>& writers_of(const Member& member) {
+        Group& group = *member.kind->group;
+        const auto [at, is_new] = group.writers.try_emplace({member.split, member.first_replica});
+        if (!is_new) return at->second;
+        std::vector<int> ranks;
+        for (int shard = 0; shard < group.layout.shard_count(); ++shard) {
+            for (int block = 0; block < member.split; ++block) {
+                ranks.push_back(group.layout.rank_of(shard, (member.first_replica + block) % group.replicas));
             }
-            int64_t covered = 0;
-            SavedTensor saved{tensor.dtype, std::nullopt, tensor.shape, 1, {}, {}};
-            std::vector<int> nth;
-            std::map<int, int> pieces_of_rank;
-            if (tensor.shape.product() == 0) {
-                holders.clear();
-                saved.pieces.push_back({Box::whole(tensor.shape), 0});
-                nth.push_back(0);
-                if (rank_ == 0) write_piece(0, *member.name, tensor, Box::whole(tensor.shape), nullptr);
-            }
-            for (const auto& [box, list] : holders) {
-                covered += box.numel();
-                const Holder owner = *std::min_element(list.begin(), list.end(), [&](const Holder& a, const Holder& b) {
-                    return loads[static_cast<size_t>(a.rank)] < loads[static_cast<size_t>(b.rank)];
-                });
-                loads[static_cast<size_t>(owner.rank)] += box.numel() * itemsize;
-                const int index = pieces_of_rank[owner.rank]++;
-                if (owner.rank == rank_) {
-                    write_piece(static_cast<size_t>(index), *member.name, tensor, box, tensor.pieces[owner.piece].data);
-                }
-                saved.pieces.push_back({box, owner.rank});
-                nth.push_back(index);
-            }
-            if (covered != tensor.shape.product()) {
-                throw Error(Code::invalid_argument,
-                            fmt::format("tensor '{}': its layout gives {} of {} elements to no rank", *member.name,
-                                        tensor.shape.product() - covered, tensor.shape.product()));
-            }
-            if (rank_ != 0) continue;
-            plan_.tensors.emplace(*member.name, std::move(saved));
-            plan_.nth_file.emplace(*member.name, std::move(nth));
         }
+        return at->second = runs_of(ranks);
+    }
+
+    void add_explicit(const Member& member) {
+        const TensorKind& tensor = *member.entry->tensor->kind;
+        const Layout& layout = *tensor.layout;
+        const auto itemsize = static_cast<int64_t>(size_of(tensor.dtype));
+        struct Holder {
+            int rank;
+            size_t piece;
+        };
+        const auto less = [](const Box& a, const Box& b) {
+            const auto key = [](const Box& box) {
+                return std::pair(std::vector<int64_t>(box.offsets.begin(), box.offsets.end()),
+                                 std::vector<int64_t>(box.sizes.begin(), box.sizes.end()));
+            };
+            return key(a) < key(b);
+        };
+        std::map<Box, std::vector<Holder>, decltype(less)> holders(less);
+        for (int rank = 0; rank < world_size_; ++rank) {
+            const std::vector<Box> boxes = layout.boxes_of(rank);
+            for (size_t i = 0; i < boxes.size(); ++i) holders[boxes[i]].push_back({rank, i});
+        }
+        int64_t covered = 0;
+        SavedTensor saved{tensor.dtype, std::nullopt, tensor.shape, 1, {}, {}};
+        std::vector<int> nth;
+        std::map<int, int> pieces_of_rank;
+        if (tensor.shape.product() == 0) {
+            holders.clear();
+            saved.pieces.push_back({Box::whole(tensor.shape), 0});
+            nth.push_back(0);
+            if (rank_ == 0) write_piece(0, member, whole(tensor), nullptr);
+        }
+        for (const auto& [box, list] : holders) {
+            covered += box.numel();
+            const Holder owner = *std::min_element(list.begin(), list.end(), [&](const Holder& a, const Holder& b) {
+                return loads_[static_cast<size_t>(a.rank)] < loads_[static_cast<size_t>(b.rank)];
+            });
+            loads_[static_cast<size_t>(owner.rank)] += box.numel() * itemsize;
+            const int index = pieces_of_rank[owner.rank]++;
+            if (owner.rank == rank_) {
+                write_piece(static_cast<size_t>(index), member, std::make_shared<const Box>(box),
+                            member.entry->tensor->memory[owner.piece]);
+            }
+            saved.pieces.push_back({box, owner.rank});
+            nth.push_back(index);
+        }
+        if (covered != tensor.shape.product()) {
+            throw Error(Code::invalid_argument,
+                        fmt::format("tensor '{}': its layout gives {} of {} elements to no rank", *member.entry->name,
+                                    tensor.shape.product() - covered, tensor.shape.product()));
+        }
+        if (rank_ != 0) return;
+        plan_.irregular.emplace_hint(plan_.irregular.end(), *member.entry->name,
+                                     std::make_shared<const SavedTensor>(std::move(saved)));
+        plan_.nth_file.emplace(*member.entry->name, std::move(nth));
     }
 
     int rank_;
     int world_size_;
     PlanOptions options_;
-    std::vector<Group::Member> explicit_;
+    std::vector<Group> groups_;    // one a layout; kinds point to them,
+    std::vector<KindPlan> kinds_;  // and members to kinds
+    std::vector<Member> members_;
+    std::vector<int64_t> loads_;  // of explicit tensors, by rank
     SavePlan plan_;
 };
 
 }  // namespace
 
-Aliases find_aliases(const State& state) {
-    std::map<std::tuple<const std::byte*, DType, std::string>, const std::string*> seen;
+namespace {
+
+Aliases aliases_in(const Entries& entries) {
+    struct Whole {
+        const std::byte* data;
+        const Entries::Entry* entry;
+        size_t place;
+    };
+    std::vector<Whole> wholes;
+    for (const Entries::Entry& entry : entries.list) {
+        if (entry.tensor->kind->layout || entry.tensor->kind->shape.product() == 0) continue;
+        wholes.push_back({entry.data, &entry, wholes.size()});
+    }
+    std::sort(wholes.begin(), wholes.end(),
+              [](const Whole& a, const Whole& b) { return std::tie(a.data, a.place) < std::tie(b.data, b.place); });
     Aliases aliases;
-    for (const auto& [name, tensor] : state.tensors()) {
-        if (tensor.layout || tensor.shape.product() == 0) continue;
-        const auto [first, is_new] =
-            seen.emplace(std::tuple(tensor.pieces.front().data, tensor.dtype, tensor.shape.str()), &name);
-        if (!is_new) aliases.emplace(name, *first->second);
+    for (size_t begin = 0, end = 0; begin < wholes.size(); begin = end) {
+        std::vector<const Entries::Entry*> firsts;  // of each dtype and shape at this address
+        for (end = begin; end < wholes.size() && wholes[end].data == wholes[begin].data; ++end) {
+            if (end + 1 == wholes.size() || wholes[end + 1].data != wholes[begin].data) {
+                if (end == begin) continue;  // alone, as nearly all are
+            }
+            const Entries::Entry& entry = *wholes[end].entry;
+            const auto first = std::find_if(firsts.begin(), firsts.end(),
+                                            [&](const Entries::Entry* other) { return other->kind == entry.kind; });
+            if (first == firsts.end()) {
+                firsts.push_back(&entry);
+            } else {
+                aliases.emplace(*entry.name, *(*first)->name);
+            }
+        }
     }
     return aliases;
 }
 
+}  // namespace
+
+Aliases find_aliases(const State& state) { return aliases_in(Entries(state, 1)); }
+
 std::string describe(const State& state, const Values& values, int world_size) {
     std::string text;
     for (const auto& [name, tensor] : state.tensors()) {
-        text += fmt::format("tensor '{}' {} {} ", name, name_of(tensor.dtype), tensor.shape.str());
-        text += tensor.layout ? tensor.layout->str() : fmt::format("mesh [{}], R", world_size);
+        const TensorKind& kind = *tensor.kind;
+        text += fmt::format("tensor '{}' {} {} ", name, name_of(kind.dtype), kind.shape.str());
+        text += kind.layout ? kind.layout->str() : fmt::format("mesh [{}], R", world_size);
         text += '\n';
     }
     for (const auto& [name, value] : values) {
@@ -300,15 +447,87 @@ std::string describe(const State& state, const Values& values, int world_size) {
     return text;
 }
 
-Digest digest_of(std::string_view text) {
-    std::array<uint8_t, EVP_MAX_MD_SIZE> full{};
-    unsigned int size = 0;
-    if (EVP_Digest(text.data(), text.size(), full.data(), &size, EVP_sha256(), nullptr) != 1) {
-        throw Error(Code::internal, "SHA-256 failed");
+namespace {
+
+// SHA-256 of what is added, cut to a Digest.
+class Hasher {
+   public:
+    Hasher() : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
+        check(context_ && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
     }
-    Digest digest;
-    std::copy_n(full.begin(), digest.size(), digest.begin());
-    return digest;
+    void add(std::string_view text) {
+        add_number(text.size());
+        buffer_ += text;
+        if (buffer_.size() >= flush_bytes) flush();
+    }
+    void add_number(uint64_t number) { buffer_.append(reinterpret_cast<const char*>(&number), sizeof number); }
+    [[nodiscard]] Digest finish() {
+        flush();
+        std::array<uint8_t, EVP_MAX_MD_SIZE> full{};
+        check(EVP_DigestFinal_ex(context_.get(), full.data(), nullptr) == 1);
+        Digest digest;
+        std::copy_n(full.begin(), digest.size(), digest.begin());
+        return digest;
+    }
+
+   private:
+    static constexpr size_t flush_bytes = 16384;
+    static void check(bool done) {
+        if (!done) throw Error(Code::internal, "SHA-256 failed");
+    }
+    void flush() {
+        check(EVP_DigestUpdate(context_.get(), buffer_.data(), buffer_.size()) == 1);
+        buffer_.clear();
+    }
+    std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context_;
+    std::string buffer_;
+};
+
+Digest structure_in(const Entries& entries) {
+    Hasher hasher;
+    // Layouts and kinds are hashed as numbers.
+    hasher.add_number(entries.layouts.size());
+    for (const Layout& layout : entries.layouts) hasher.add(layout.str());
+    hasher.add_number(entries.kinds.size());
+    for (const Kind& kind : entries.kinds) {
+        hasher.add_number(static_cast<uint64_t>(kind.dtype) << 32 | static_cast<uint64_t>(kind.shape.ndim()));
+        for (const int64_t size : kind.shape) hasher.add_number(static_cast<uint64_t>(size));
+        hasher.add_number(kind.layout);
+    }
+    hasher.add_number(entries.list.size());
+    for (const Entries::Entry& entry : entries.list) {
+        hasher.add(*entry.name);
+        hasher.add_number(entry.kind);
+        if (entries.kinds[entry.kind].layout == no_layout) hasher.add(entry.tensor->kind->layout->str());
+    }
+    return hasher.finish();
+}
+
+}  // namespace
+
+Digest structure_of(const State& state, int world_size) { return structure_in(Entries(state, world_size)); }
+
+Digest digest_of(std::string_view text) {
+    Hasher hasher;
+    hasher.add(text);
+    return hasher.finish();
+}
+
+std::shared_ptr<const StatePlan> PlanCache::of(const State& state, int rank, int world_size,
+                                               const PlanOptions& options) {
+    const std::shared_ptr<const void> version = state.tensors_version();
+    if (last_ && last_->version == version) return last_;
+    last_ = nullptr;  // its memory first
+    auto next = std::make_shared<StatePlan>();
+    next->version = version;
+    const Entries entries(state, world_size);
+    next->structure = structure_in(entries);
+    next->aliases = aliases_in(entries);
+    std::string text;
+    for (const auto& [name, target] : next->aliases) text += fmt::format("{}\n{}\n", name, target);
+    next->alias_digest = digest_of(text);
+    next->plan = std::make_shared<const SavePlan>(Planner(entries, next->aliases, rank, world_size, options).take());
+    return last_ = std::move(next);
 }
 
 std::string first_difference(std::string_view rank0, std::string_view mine) {
@@ -328,10 +547,21 @@ std::string first_difference(std::string_view rank0, std::string_view mine) {
 }
 
 SavePlan make_plan(const State& state, const Aliases& aliases, int rank, int world_size, const PlanOptions& options) {
-    return Planner(state, aliases, rank, world_size, options).take();
+    return Planner(Entries(state, world_size), aliases, rank, world_size, options).take();
 }
 
-void number_files(SavePlan& plan, const std::vector<std::vector<SavedFile>>& of_ranks, std::vector<SavedFile>& files) {
+SavedTensors SavePlan::tensors(std::span<const std::shared_ptr<const SavedTensor>> alike_told,
+                               SavedTensors told) const {
+    size_t begin = 0;
+    for (const Regular& one : regular) {
+        told.emplace_hint(told.end(), names.substr(begin, one.name_end - begin), alike_told[one.tensor]);
+        begin = one.name_end;
+    }
+    return told;
+}
+
+SavedTensors number_files(const SavePlan& plan, const std::vector<std::vector<SavedFile>>& of_ranks,
+                          std::vector<SavedFile>& files) {
     std::vector<std::vector<int>> number(of_ranks.size());  // by rank, then by index
     bool any = true;
     for (size_t index = 0; any; ++index) {
@@ -344,30 +574,40 @@ void number_files(SavePlan& plan, const std::vector<std::vector<SavedFile>>& of_
         }
     }
     const bool all_write = std::all_of(number.begin(), number.end(), [](const auto& list) { return !list.empty(); });
-    for (auto& [name, tensor] : plan.tensors) {
-        if (!tensor.layout) {
-            const std::vector<int>& nth = plan.nth_file.at(name);
-            for (size_t i = 0; i < tensor.pieces.size(); ++i) {
-                const auto rank = static_cast<size_t>(tensor.pieces[i].file);
-                tensor.pieces[i].file = number[rank].at(static_cast<size_t>(nth[i]));
+    // Ranks without a file moved the others up; a rank whose pieces are all empty points anywhere. Many tensors have the
+    // same runs.
+    std::map<std::vector<FileRun>, std::vector<FileRun>> moved;
+    const auto moved_up = [&](const std::vector<FileRun>& runs) {
+        const auto [at, is_new] = moved.try_emplace(runs);
+        if (!is_new) return at->second;
+        std::vector<int> list;
+        for (const FileRun& run : runs) {
+            for (int i = 0; i < run.count; ++i) {
+                const std::vector<int>& of_rank = number[static_cast<size_t>(run.first + i * run.step)];
+                list.push_back(of_rank.empty() ? 0 : of_rank.front());
             }
-            continue;
         }
-        if (!all_write) {
-            // Ranks without a file moved the others up; a rank whose pieces are all empty points anywhere.
-            std::vector<int> list;
-            for (const FileRun& run : tensor.files) {
-                for (int i = 0; i < run.count; ++i) {
-                    const int rank = run.first + i * run.step;
-                    const std::vector<int>& of_rank = number[static_cast<size_t>(rank)];
-                    list.push_back(of_rank.empty() ? 0 : of_rank.front());
-                }
-            }
-            tensor.files = runs_of(list);
-        }
+        return at->second = runs_of(list);
+    };
+    std::vector<std::shared_ptr<const SavedTensor>> alike;
+    for (const auto& planned : plan.alike) {
+        SavedTensor tensor = *planned;
+        if (!all_write) tensor.files = moved_up(tensor.files);
         const auto pieces = int64_t{tensor.layout->shard_count()} * tensor.split;
         if (tensor.files == std::vector<FileRun>{{0, static_cast<int>(pieces), 1}}) tensor.files.clear();
+        alike.push_back(std::make_shared<const SavedTensor>(std::move(tensor)));
     }
+    SavedTensors irregular;
+    for (const auto& [name, planned] : plan.irregular) {
+        SavedTensor tensor = *planned;
+        const std::vector<int>& nth = plan.nth_file.at(name);
+        for (size_t i = 0; i < tensor.pieces.size(); ++i) {
+            const auto rank = static_cast<size_t>(tensor.pieces[i].file);
+            tensor.pieces[i].file = number[rank].at(static_cast<size_t>(nth[i]));
+        }
+        irregular.emplace_hint(irregular.end(), name, std::make_shared<const SavedTensor>(std::move(tensor)));
+    }
+    return plan.tensors(alike, std::move(irregular));
 }
 
 }  // namespace tsr

@@ -7,6 +7,8 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,9 +25,12 @@ using Digest = std::array<uint8_t, 16>;
 using Aliases = std::map<std::string, std::string, std::less<>>;
 [[nodiscard]] Aliases find_aliases(const State& state);
 
-// The structure as text, one line a tensor or value in order of names. Private values are left out.
-[[nodiscard]] std::string describe(const State& state, const Values& values, int world_size);
+// Equal where names, dtypes, shapes and layouts of the tensors are.
+[[nodiscard]] Digest structure_of(const State& state, int world_size);
 [[nodiscard]] Digest digest_of(std::string_view text);
+// The structure as text, one line a tensor or value in order of names, to find out what differs. Private values are left
+// out.
+[[nodiscard]] std::string describe(const State& state, const Values& values, int world_size);
 // "it has tensor 'x' f32 [3] where rank 0 has ...": the first line in which `mine` differs from rank 0's.
 [[nodiscard]] std::string first_difference(std::string_view rank0, std::string_view mine);
 
@@ -36,9 +41,23 @@ struct PlanOptions {
 
 struct SavePlan {
     std::vector<std::vector<Piece>> files;  // what this rank writes: its files, each in file order; names are state's
+
     // Every tensor as the manifest will tell it, but with ranks in place of file numbers, and in explicit pieces the
-    // rank's file in `nth_file`. Filled on rank 0 only.
-    std::map<std::string, SavedTensor, std::less<>> tensors;
+    // rank's file in `nth_file`. On rank 0 only; the others have none.
+    [[nodiscard]] SavedTensors tensors() const { return tensors(alike, irregular); }
+    // The same with these in the places of `alike` and `irregular`.
+    [[nodiscard]] SavedTensors tensors(std::span<const std::shared_ptr<const SavedTensor>> alike_told,
+                                       SavedTensors told) const;
+
+    // What that is made of, small: a plan is kept.
+    struct Regular {
+        size_t name_end = 0;  // in `names`, where it begins at the end of the one before
+        size_t tensor = 0;    // in `alike`
+    };
+    std::string names;
+    std::vector<Regular> regular;
+    std::vector<std::shared_ptr<const SavedTensor>> alike;
+    SavedTensors irregular;
     std::map<std::string, std::vector<int>, std::less<>> nth_file;  // a piece of an explicit tensor -> its rank's k-th
 };
 
@@ -46,7 +65,28 @@ struct SavePlan {
 [[nodiscard]] SavePlan make_plan(const State& state, const Aliases& aliases, int rank, int world_size,
                                  const PlanOptions& options = {});
 
-// Turns ranks into numbers of `files`, which hold every rank's files in order of (index, rank).
-void number_files(SavePlan& plan, const std::vector<std::vector<SavedFile>>& of_ranks, std::vector<SavedFile>& files);
+// The tensors with ranks turned into numbers of `files`, which get every rank's files in order of (index, rank).
+[[nodiscard]] SavedTensors number_files(const SavePlan& plan, const std::vector<std::vector<SavedFile>>& of_ranks,
+                                        std::vector<SavedFile>& files);
+
+// All that follows from a state's tensors, whatever its values.
+struct StatePlan {
+    std::shared_ptr<const void> version;  // of the tensors
+    Digest structure;
+    Aliases aliases;
+    Digest alias_digest;
+    std::shared_ptr<const SavePlan> plan;  // with these aliases
+};
+
+// The plan of the last save: the next one of the same tensors computes nothing. It refers to names and memory of that
+// state, so it is looked at only while that is there.
+class PlanCache {
+   public:
+    [[nodiscard]] std::shared_ptr<const StatePlan> of(const State& state, int rank, int world_size,
+                                                      const PlanOptions& options);
+
+   private:
+    std::shared_ptr<const StatePlan> last_;
+};
 
 }  // namespace tsr

@@ -3,12 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <charconv>
 #include <cstring>
+#include <functional>
+#include <optional>
+#include <unordered_map>
 
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
-#include "base/json.hpp"
+#include "base/json_view.hpp"
 #include "base/round_up.hpp"
 
 namespace tsr {
@@ -16,6 +21,8 @@ namespace tsr {
 namespace {
 
 constexpr size_t length_word = 8;
+constexpr std::string_view metadata_key = "__metadata__";
+constexpr size_t least_entry_bytes = 48;  // of a tensor in a header
 static_assert(block_bytes % direct_alignment == 0);
 
 void append_number(std::string& out, int64_t number) {
@@ -36,20 +43,101 @@ void append_numbers(std::string& out, const Dims& numbers) {
     throw Error(Code::corrupt, fmt::format("{}: {}", path, why));
 }
 
-Dims dims_of(const Json& json) {
-    const Json::Array& numbers = json.as_array();
-    if (numbers.size() > static_cast<size_t>(max_ndim)) {
-        throw Error(Code::corrupt, fmt::format("{} dimensions; at most {} are supported", numbers.size(), max_ndim));
-    }
-    std::vector<int64_t> values;
-    for (const Json& number : numbers) {
-        if (number.as_int() < 0) throw Error(Code::corrupt, fmt::format("the negative number {}", number.as_int()));
-        values.push_back(number.as_int());
-    }
-    return Dims(values);
+Dims dims_of(JsonView json) {
+    std::array<int64_t, max_ndim> numbers{};
+    size_t count = 0;
+    json.for_each_item([&](JsonView item) {
+        if (count == numbers.size()) {
+            throw Error(Code::corrupt, fmt::format("more than the {} dimensions that are supported", max_ndim));
+        }
+        const int64_t number = item.as_int();
+        if (number < 0) throw Error(Code::corrupt, fmt::format("the negative number {}", number));
+        numbers[count++] = number;
+    });
+    return Dims(std::span(numbers).first(count));
 }
 
 }  // namespace
+
+// Each different box once. Neighbours mostly have the same.
+class RankFile::Boxes {
+   public:
+    const SharedBox& operator()(const Box& box) {
+        if (last_ != nullptr && **last_ == box) return *last_;
+        SharedBox& known = known_[key_of(box)];
+        if (known == nullptr) known = std::make_shared<const Box>(box);
+        last_ = &known;
+        return known;
+    }
+
+   private:
+    const std::string& key_of(const Box& box) {
+        key_.clear();
+        for (const Dims& dims : {box.offsets, box.sizes}) {
+            key_ += static_cast<char>(dims.ndim());
+            key_.append(reinterpret_cast<const char*>(dims.data()), static_cast<size_t>(dims.ndim()) * sizeof(int64_t));
+        }
+        return key_;
+    }
+
+    std::unordered_map<std::string, SharedBox> known_;
+    const SharedBox* last_ = nullptr;
+    std::string key_;
+};
+
+namespace {
+
+// What the header says of one tensor. Its offsets stand elsewhere.
+template <class Boxes>
+FileEntry entry_of(std::string_view name, JsonView json, Boxes& boxes) {
+    const auto [dtype_name, shape, range] = json.at<3>({"dtype", "shape", "data_offsets"});
+    const auto dtype = dtype_from_safetensors(dtype_name.as_string());
+    if (!dtype) {
+        throw Error(Code::corrupt, fmt::format("tensor '{}' has the unknown dtype {}", name, dtype_name.as_string()));
+    }
+    const Box box{{}, dims_of(shape)};
+    FileEntry entry{std::string(name), *dtype, boxes(box), 0, 0};
+    std::array<int64_t, 2> bytes{};
+    size_t count = 0;
+    range.for_each_item([&](JsonView item) {
+        if (count < 2) bytes[count] = item.as_int();
+        ++count;
+    });
+    if (count != 2) throw Error(Code::corrupt, fmt::format("tensor '{}' has no range", name));
+    entry.begin = bytes[0];
+    entry.end = bytes[1];
+    try {
+        check_shape(box.sizes, entry.dtype, "it");
+    } catch (const Error& error) {
+        throw Error(Code::corrupt, fmt::format("tensor '{}': {}", name, error.what()));
+    }
+    return entry;
+}
+
+std::vector<uint32_t> crcs_of(std::string_view digits, int64_t data_bytes) {
+    const auto blocks = static_cast<size_t>(round_up(data_bytes, block_bytes) / block_bytes);
+    if (digits.size() != 8 * blocks) {
+        throw Error(Code::corrupt, fmt::format("{} digits of checksums for {} blocks", digits.size(), blocks));
+    }
+    std::vector<uint32_t> crcs;
+    crcs.reserve(blocks);
+    for (size_t block = 0; block < blocks; ++block) {
+        const auto crc = from_hex8(digits.substr(8 * block, 8));
+        if (!crc) throw Error(Code::corrupt, fmt::format("the checksum of block {} is no number", block));
+        crcs.push_back(*crc);
+    }
+    return crcs;
+}
+
+}  // namespace
+
+void check_safetensors_key(std::string_view name) {
+    if (name != metadata_key) return;
+    throw Error(Code::invalid_argument,
+                fmt::format("a tensor is named '{}', which a safetensors file keeps for itself; rename it, or use the "
+                            "format torch_dcp",
+                            name));
+}
 
 std::string rank_file_name(int rank, int index) {
     return index == 0 ? fmt::format("rank-{:05}.safetensors", rank)
@@ -73,58 +161,87 @@ bool is_rank_file_name(std::string_view name) {
 }
 
 void order_pieces(std::vector<Piece>& pieces) {
-    const auto key = [](const Piece& piece) {
-        const int64_t bytes = piece.size_bytes();
+    struct Key {
         // Empty tensors first of all: readers sort by offsets, and [0, 0] comes before [0, n].
-        return std::tuple(bytes != 0, bytes % direct_alignment != 0, -static_cast<int64_t>(size_of(piece.dtype)),
-                          -bytes, piece.name);
+        bool has_bytes;
+        bool is_unaligned;
+        int64_t itemsize;
+        int64_t bytes;
+        size_t place;
     };
-    std::sort(pieces.begin(), pieces.end(), [&](const Piece& a, const Piece& b) { return key(a) < key(b); });
+    std::vector<Key> keys;
+    keys.reserve(pieces.size());
+    for (const Piece& piece : pieces) {
+        const int64_t bytes = piece.size_bytes();
+        keys.push_back({bytes != 0, bytes % direct_alignment != 0, static_cast<int64_t>(size_of(piece.dtype)), bytes,
+                        keys.size()});
+    }
+    const auto by_name = [](const Piece& a, const Piece& b) { return a.name < b.name; };
+    const bool names_in_order = std::is_sorted(pieces.begin(), pieces.end(), by_name);
+    const auto before = [&](const Key& a, const Key& b) {
+        const auto sizes = [](const Key& key) {
+            return std::tuple(key.has_bytes, key.is_unaligned, -key.itemsize, -key.bytes);
+        };
+        if (sizes(a) != sizes(b)) return sizes(a) < sizes(b);
+        return names_in_order ? a.place < b.place : by_name(pieces[a.place], pieces[b.place]);
+    };
+    if (std::is_sorted(keys.begin(), keys.end(), before)) return;
+    std::sort(keys.begin(), keys.end(), before);
+    std::vector<Piece> ordered;
+    ordered.reserve(pieces.size());
+    for (const Key& key : keys) ordered.push_back(pieces[key.place]);
+    pieces = std::move(ordered);
 }
 
 FileHeader make_header(std::span<const Piece> pieces, std::string_view save_id) {
     FileHeader header;
-    std::string sharding = "{";
-    std::string entries;
+    size_t room = 8192;  // too much rather than too little: what is not used is never resident
     for (const Piece& piece : pieces) {
+        check_safetensors_key(piece.name);
         if (!is_in_safetensors(piece.dtype)) {
             throw Error(Code::unsupported,
                         fmt::format("tensor '{}' is {}, which safetensors files cannot hold; save in the format "
                                     "torch_dcp, or a view of it as f64",
                                     piece.name, name_of(piece.dtype)));
         }
-        if (sharding.size() > 1) sharding += ',';
-        append_json_string(sharding, piece.name);
-        sharding += ":{\"saved_offsets\":";
-        append_numbers(sharding, piece.box.offsets);
-        sharding += '}';
-
-        entries += ",\n";
-        append_json_string(entries, piece.name);
-        entries += ":{\"dtype\":\"";
-        entries += safetensors_name(piece.dtype);
-        entries += "\",\"shape\":";
-        append_numbers(entries, piece.box.sizes);
-        entries += ",\"data_offsets\":[";
-        append_number(entries, header.data_bytes);
         header.data_bytes += piece.size_bytes();
-        entries += ',';
-        append_number(entries, header.data_bytes);
-        entries += "]}";
+        room += 2 * piece.name.size() + 160 + 24 * static_cast<size_t>(piece.box->sizes.ndim());
     }
-    sharding += '}';
-
     std::string& text = header.text;
+    text.reserve(room + 8 * header.block_count());
     text.assign(length_word, '\0');
     text += R"({"__metadata__":{"tessera":"{\"save_id\":\")";
     text += save_id;
     text += fmt::format(R"(\",\"block_bytes\":{},\"crc32c\":\")", block_bytes);
     header.crc_offset = text.size();
     text.append(8 * header.block_count(), '0');
-    text += R"(\"}","DCP_SHARDING_INFO":)";
-    append_json_string(text, sharding);
-    text += R"(,"DCP_VERSION":"1.0","format":"pt"})";
-    text += entries;
+    text += R"(\"}","DCP_SHARDING_INFO":"{)";
+    std::string sharding;  // of one piece, a text within a text
+    for (const Piece& piece : pieces) {
+        sharding.clear();
+        if (&piece != &pieces.front()) sharding += ',';
+        append_json_string(sharding, piece.name);
+        sharding += ":{\"saved_offsets\":";
+        append_numbers(sharding, piece.box->offsets);
+        sharding += '}';
+        append_json_escaped(text, sharding);
+    }
+    text += R"(}","DCP_VERSION":"1.0","format":"pt"})";
+    int64_t end = 0;
+    for (const Piece& piece : pieces) {
+        text += ",\n";
+        append_json_string(text, piece.name);
+        text += ":{\"dtype\":\"";
+        text += safetensors_name(piece.dtype);
+        text += "\",\"shape\":";
+        append_numbers(text, piece.box->sizes);
+        text += ",\"data_offsets\":[";
+        append_number(text, end);
+        end += piece.size_bytes();
+        text += ',';
+        append_number(text, end);
+        text += "]}";
+    }
     text += '}';
     text.append(static_cast<size_t>(round_up(static_cast<int64_t>(text.size()), direct_alignment)) - text.size(), ' ');
     const auto json_bytes = static_cast<int64_t>(text.size() - length_word);
@@ -159,17 +276,18 @@ RankFile RankFile::read(FileSystem& files, const std::string& path, int64_t size
                                   found < size ? "truncated" : "changed after the save"));
     }
     if (size < static_cast<int64_t>(length_word)) corrupt(path, "it is too short for a header");
-    std::string header(length_word, '\0');
-    read_all(*file, path, std::as_writable_bytes(std::span(header)), 0);
+    std::array<std::byte, length_word> word{};
+    read_all(*file, path, word, 0);
     uint64_t json_bytes = 0;
-    for (size_t i = 0; i < length_word; ++i) {
-        json_bytes |= uint64_t{static_cast<unsigned char>(header[i])} << (8 * i);
-    }
+    for (size_t i = 0; i < length_word; ++i) json_bytes |= std::to_integer<uint64_t>(word[i]) << (8 * i);
     if (json_bytes > static_cast<uint64_t>(std::min(max_header_bytes, size - static_cast<int64_t>(length_word)))) {
         corrupt(path, fmt::format("its header claims {} bytes (byte 0 of the file)", json_bytes));
     }
-    header.resize(length_word + json_bytes);
-    read_all(*file, path, std::as_writable_bytes(std::span(header).subspan(length_word)), length_word);
+    const AlignedBuffer memory(length_word + json_bytes);
+    const std::span<std::byte> bytes = memory.first(memory.size());
+    std::copy(word.begin(), word.end(), bytes.begin());
+    read_all(*file, path, bytes.subspan(length_word), length_word);
+    const std::string_view header(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     if (crc32c(header) != crc) {
         corrupt(path, fmt::format("its header (bytes 0 to {}) fails the checksum in the manifest", header.size()));
     }
@@ -187,100 +305,113 @@ RankFile RankFile::parse(std::string_view header, const std::string& path, int64
                 fmt::format("its data begins at byte {}, not at a multiple of {}", file.data_begin_, direct_alignment));
     }
     try {
-        const Json json = Json::parse(header.substr(length_word), "the header");
-        const Json& metadata = json.at("__metadata__");
-        const Json own = Json::parse(metadata.at("tessera").as_string(), "__metadata__.tessera");
-        if (own.at("save_id").as_string() != save_id) {
-            throw Error(Code::corrupt,
-                        fmt::format("it belongs to the save {}, not to {}", own.at("save_id").as_string(), save_id));
-        }
-        if (own.at("block_bytes").as_int() != block_bytes) {
-            throw Error(Code::corrupt, fmt::format("its checksums are of blocks of {} bytes; {} are known",
-                                                   own.at("block_bytes").as_int(), block_bytes));
-        }
-        const std::string& digits = own.at("crc32c").as_string();
-        const auto blocks = static_cast<size_t>(round_up(file.data_bytes(), block_bytes) / block_bytes);
-        if (digits.size() != 8 * blocks) {
-            throw Error(Code::corrupt, fmt::format("{} digits of checksums for {} blocks", digits.size(), blocks));
-        }
-        file.crcs_.reserve(blocks);
-        for (size_t block = 0; block < blocks; ++block) {
-            const auto crc = from_hex8(std::string_view(digits).substr(8 * block, 8));
-            if (!crc) throw Error(Code::corrupt, fmt::format("the checksum of block {} is no number", block));
-            file.crcs_.push_back(*crc);
-        }
-
-        const Json sharding = Json::parse(metadata.at("DCP_SHARDING_INFO").as_string(), "DCP_SHARDING_INFO");
-        std::unordered_map<std::string_view, const Json*> offsets;
-        offsets.reserve(sharding.as_object().size());
-        for (const Json::Member& member : sharding.as_object()) offsets.emplace(member.key, &member.value);
-        if (json.as_object().size() != offsets.size() + 1) {
-            throw Error(Code::corrupt,
-                        fmt::format("{} tensors, but the offsets of {}", json.as_object().size() - 1, offsets.size()));
-        }
-        file.entries_.reserve(offsets.size());
-        for (const Json::Member& member : json.as_object()) {
-            if (member.key == "__metadata__") continue;
-            const auto offset = offsets.find(member.key);
-            if (offset == offsets.end()) {
-                throw Error(Code::corrupt, fmt::format("tensor '{}' has no offsets", member.key));
+        Boxes boxes;
+        std::optional<std::string> sharding;
+        file.entries_.reserve(std::min(static_cast<size_t>(std::count(header.begin(), header.end(), '\n')),
+                                       header.size() / least_entry_bytes));  // as this library writes them
+        for_each_member_of(header.substr(length_word), "the header", [&](std::string_view key, JsonView value) {
+            if (key != metadata_key) {
+                file.entries_.push_back(entry_of(key, value, boxes));
+                return;
             }
-            const auto dtype = dtype_from_safetensors(member.value.at("dtype").as_string());
-            if (!dtype) {
-                throw Error(Code::corrupt, fmt::format("tensor '{}' has the unknown dtype {}", member.key,
-                                                       member.value.at("dtype").as_string()));
-            }
-            FileEntry entry{member.key,
-                            *dtype,
-                            {dims_of(offset->second->at("saved_offsets")), dims_of(member.value.at("shape"))},
-                            0,
-                            0};
-            const Json::Array& range = member.value.at("data_offsets").as_array();
-            if (range.size() != 2) throw Error(Code::corrupt, fmt::format("tensor '{}' has no range", member.key));
-            entry.begin = range[0].as_int();
-            entry.end = range[1].as_int();
-            try {
-                check_shape(entry.box.sizes, entry.dtype, "it");
-            } catch (const Error& error) {
-                throw Error(Code::corrupt, fmt::format("tensor '{}': {}", member.key, error.what()));
-            }
-            const auto itemsize = static_cast<int64_t>(size_of(entry.dtype));
-            if (entry.box.offsets.ndim() != entry.box.sizes.ndim() || entry.begin < 0 || entry.end < entry.begin ||
-                entry.end > file.data_bytes() || entry.end - entry.begin != entry.box.numel() * itemsize ||
-                entry.begin % itemsize != 0) {
+            if (sharding) throw Error(Code::corrupt, "it has two __metadata__");
+            const auto [tessera, offsets] = value.at<2>({"tessera", "DCP_SHARDING_INFO"});
+            sharding = offsets.as_string();
+            const JsonText own(tessera.as_string(), "__metadata__.tessera");
+            const auto [id, crc_block_bytes, digits] = own.root().at<3>({"save_id", "block_bytes", "crc32c"});
+            if (id.as_string() != save_id) {
                 throw Error(Code::corrupt,
-                            fmt::format("tensor '{}' of shape {} at bytes {} to {} of {} makes no sense", member.key,
-                                        entry.box.sizes.str(), entry.begin, entry.end, file.data_bytes()));
+                            fmt::format("it belongs to the save {}, not to {}", id.as_string(), save_id));
             }
-            file.entries_.push_back(std::move(entry));
-        }
+            if (crc_block_bytes.as_int() != block_bytes) {
+                throw Error(Code::corrupt, fmt::format("its checksums are of blocks of {} bytes; {} are known",
+                                                       crc_block_bytes.as_int(), block_bytes));
+            }
+            file.crcs_ = crcs_of(digits.as_string(), file.data_bytes());
+        });
+        if (!sharding) throw Error(Code::corrupt, "it has no __metadata__");
+        file.put_in_order();
+        file.take_offsets(*sharding, boxes);
+        file.check_ranges();
     } catch (const Error& error) {
         if (error.code() != Code::corrupt) throw;
         corrupt(path, error.what());
     }
-    std::sort(file.entries_.begin(), file.entries_.end(), [](const FileEntry& a, const FileEntry& b) {
-        return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-    });
-    file.by_name_.reserve(file.entries_.size());
-    int64_t end = 0;
-    for (size_t i = 0; i < file.entries_.size(); ++i) {
-        const FileEntry& entry = file.entries_[i];
-        if (entry.begin != end) {
-            corrupt(path,
-                    fmt::format("tensor '{}' begins at byte {} of the data, not at {}", entry.name, entry.begin, end));
-        }
-        end = entry.end;
-        file.by_name_.emplace(entry.name, i);
-    }
-    if (end != file.data_bytes()) {
-        corrupt(path, fmt::format("its tensors end at byte {} of {} bytes of data", end, file.data_bytes()));
-    }
     return file;
 }
 
-const FileEntry* RankFile::find(std::string_view name) const {
-    const auto found = by_name_.find(name);
-    return found == by_name_.end() ? nullptr : &entries_[found->second];
+// In order of offsets, as this library writes them; and found by name.
+void RankFile::put_in_order() {
+    const auto before = [](const FileEntry& a, const FileEntry& b) {
+        return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+    };
+    if (!std::is_sorted(entries_.begin(), entries_.end(), before)) std::sort(entries_.begin(), entries_.end(), before);
+    by_name_.assign(std::bit_ceil(2 * entries_.size() + 1), no_entry);
+    for (size_t i = 0; i < entries_.size(); ++i) {
+        uint32_t& slot = by_name_[slot_of(entries_[i].name)];
+        if (slot != no_entry) throw Error(Code::corrupt, fmt::format("tensor '{}' occurs twice", entries_[i].name));
+        slot = static_cast<uint32_t>(i);
+    }
+}
+
+// Where each tensor's part begins in the whole one. This library writes them in the order of the tensors.
+void RankFile::take_offsets(std::string_view sharding, Boxes& boxes) {
+    std::vector<bool> taken(entries_.size(), false);
+    size_t count = 0;
+    for_each_member_of(sharding, "DCP_SHARDING_INFO", [&](std::string_view name, JsonView value) {
+        const size_t next = count++;
+        const bool as_written = next < entries_.size() && entries_[next].name == name;
+        const size_t at = as_written ? next : by_name_[slot_of(name)];
+        if (at >= entries_.size() || taken[at]) {
+            throw Error(Code::corrupt, fmt::format("offsets of '{}', which is no tensor, or twice", name));
+        }
+        taken[at] = true;
+        SharedBox& box = entries_[at].box;
+        box = boxes({dims_of(value.at<1>({"saved_offsets"})[0]), box->sizes});
+    });
+    if (count != entries_.size()) {
+        throw Error(Code::corrupt, fmt::format("{} tensors, but the offsets of {}", entries_.size(), count));
+    }
+}
+
+// No hole, no overlap, nothing beyond the file.
+void RankFile::check_ranges() const {
+    int64_t end = 0;
+    for (const FileEntry& entry : entries_) {
+        const auto itemsize = static_cast<int64_t>(size_of(entry.dtype));
+        const Box& box = *entry.box;
+        if (box.offsets.ndim() != box.sizes.ndim() || entry.begin < 0 || entry.end < entry.begin ||
+            entry.end > data_bytes() || entry.end - entry.begin != box.numel() * itemsize ||
+            entry.begin % itemsize != 0) {
+            throw Error(Code::corrupt, fmt::format("tensor '{}' of shape {} at bytes {} to {} of {} makes no sense",
+                                                   entry.name, box.sizes.str(), entry.begin, entry.end, data_bytes()));
+        }
+        if (entry.begin != end) {
+            throw Error(Code::corrupt, fmt::format("tensor '{}' begins at byte {} of the data, not at {}", entry.name,
+                                                   entry.begin, end));
+        }
+        end = entry.end;
+    }
+    if (end != data_bytes()) {
+        throw Error(Code::corrupt, fmt::format("its tensors end at byte {} of {} bytes of data", end, data_bytes()));
+    }
+}
+
+// The slot that holds the name, or the empty one where it would be: there are twice as many as tensors.
+size_t RankFile::slot_of(std::string_view name) const {
+    size_t slot = std::hash<std::string_view>{}(name);
+    for (;; ++slot) {
+        slot &= by_name_.size() - 1;
+        if (by_name_[slot] == no_entry || entries_[by_name_[slot]].name == name) return slot;
+    }
+}
+
+const FileEntry* RankFile::find(std::string_view name, const FileEntry* before) const {
+    if (before != nullptr && before + 1 != entries_.data() + entries_.size() && before[1].name == name) {
+        return before + 1;
+    }
+    const uint32_t found = by_name_[slot_of(name)];
+    return found == no_entry ? nullptr : &entries_[found];
 }
 
 const FileEntry* RankFile::at(int64_t offset) const {

@@ -8,7 +8,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "checkpoint/io/file_system.hpp"
@@ -19,14 +18,20 @@ namespace tsr {
 inline constexpr int64_t block_bytes = int64_t{1} << 20;
 inline constexpr int64_t max_header_bytes = 100'000'000;  // what safetensors readers take
 
+// INVALID_ARGUMENT: a tensor cannot have this name in a safetensors file, which has it for itself.
+void check_safetensors_key(std::string_view name);
+
+// Of pieces and entries, which may be a hundred thousand, many have the same.
+using SharedBox = std::shared_ptr<const Box>;
+
 // A part of a tensor on its way into a file: `data` is its row-major content. The name outlives the piece.
 struct Piece {
     std::string_view name;
     DType dtype = DType::f32;
-    Box box;
+    SharedBox box;
     const std::byte* data = nullptr;
 
-    [[nodiscard]] int64_t size_bytes() const { return box.numel() * static_cast<int64_t>(size_of(dtype)); }
+    [[nodiscard]] int64_t size_bytes() const { return box->numel() * static_cast<int64_t>(size_of(dtype)); }
 };
 
 // "rank-00003.safetensors", and "rank-00003.1.safetensors" for a rank's second file.
@@ -55,7 +60,7 @@ struct FileHeader {
 struct FileEntry {
     std::string name;
     DType dtype = DType::f32;
-    Box box;
+    SharedBox box;
     int64_t begin = 0;  // bytes from the start of the data
     int64_t end = 0;
 };
@@ -75,17 +80,27 @@ class RankFile {
     [[nodiscard]] int64_t data_bytes() const { return size_ - data_begin_; }
     [[nodiscard]] std::span<const uint32_t> crcs() const { return crcs_; }
     [[nodiscard]] std::span<const FileEntry> entries() const { return entries_; }  // in order of offsets
-    [[nodiscard]] const FileEntry* find(std::string_view name) const;
+    // `before`, if given, is an entry of this file that probably stands right before it.
+    [[nodiscard]] const FileEntry* find(std::string_view name, const FileEntry* before = nullptr) const;
     // The entry that holds a byte of the data, nullptr if there is none; for messages.
     [[nodiscard]] const FileEntry* at(int64_t offset) const;
 
    private:
+    static constexpr uint32_t no_entry = UINT32_MAX;
+
+    void put_in_order();
+    class Boxes;
+    void take_offsets(std::string_view sharding, Boxes& boxes);
+    void check_ranges() const;
+    [[nodiscard]] size_t slot_of(std::string_view name) const;
+
     std::string path_;
     int64_t size_ = 0;
     int64_t data_begin_ = 0;
     std::vector<uint32_t> crcs_;
     std::vector<FileEntry> entries_;
-    std::unordered_map<std::string_view, size_t> by_name_;  // into entries_, which never changes after parse
+    // A hash table with open addressing, of places in entries_, which never changes after parse.
+    std::vector<uint32_t> by_name_;
 };
 
 }  // namespace tsr

@@ -11,6 +11,7 @@
 #include "base/error.hpp"
 #include "base/parallel.hpp"
 #include "base/round_up.hpp"
+#include "checkpoint/host_reads.hpp"
 #include "checkpoint/runs.hpp"
 
 namespace tsr {
@@ -25,30 +26,41 @@ bool is_aligned(const std::byte* memory) {
 
 Runs runs_of(const Transfer& transfer) {
     const FileEntry& entry = *transfer.entry;
-    return {transfer.part,
-            {&entry.box, nullptr, entry.dtype, entry.begin},
-            {&transfer.memory_box, transfer.memory_dtype, transfer.memory}};
+    return {entry.box->intersect(*transfer.memory_box),
+            {entry.box.get(), nullptr, entry.dtype, entry.begin},
+            {transfer.memory_box, transfer.memory_dtype, transfer.memory}};
 }
 
 // One file while it is read. Cold data is read past the page cache, warm data through it.
 struct Source {
     const RankFile* file = nullptr;
     std::unique_ptr<File> handle;
-    std::vector<Runs> runs;
+    std::vector<Runs> runs;  // in order of their begin
+    // Which runs touch which block: first[b] .. first[b + 1] in `touching`.
+    std::vector<size_t> first;
+    std::vector<size_t> touching;
+
+    [[nodiscard]] size_t blocks() const { return first.size() - 1; }
+    [[nodiscard]] size_t count(size_t block) const { return first[block + 1] - first[block]; }
 };
 
 // Up to four neighbouring blocks, read by one request.
 struct Task {
     const Source* source = nullptr;
-    int64_t begin = 0;  // of the data; a multiple of block_bytes when blocks are verified
+    int64_t begin = 0;  // of the data
     int64_t end = 0;
-    std::byte* direct = nullptr;  // where the bytes belong as they stand; else they are scattered
-    size_t first_runs = 0;        // the transfers that touch it, in a list of indices
-    size_t runs_count = 0;
+    std::byte* to = nullptr;     // where the bytes belong as they stand; else they are scattered
+    std::vector<size_t> runs{};  // those that touch it
+    int64_t chunk = -1;          // of the host's reads; -1: of this rank alone
+
+    void scatter(int64_t from, int64_t until, const std::byte* data) const {
+        for (const size_t i : runs) source->runs[i].scatter(from, until, data);
+    }
 };
 
 bool looks_cached(File& file, int64_t begin, int64_t end) {
-    // A few probes: a load is warm as a whole or not at all.
+    // A few probes for all of it: asked for each request, the first bytes, which the header brought into the cache, would
+    // lead to more and more of it being read ahead through the cache.
     constexpr int64_t probes = 8;
     int64_t cached = 0;
     for (int64_t i = 0; i < probes; ++i) cached += file.is_cached(begin + (end - 1 - begin) / probes * i) ? 1 : 0;
@@ -112,127 +124,188 @@ void check_range(const RankFile& file, int64_t begin, int64_t end, const std::by
     }
 }
 
-// Cuts what is wanted of one file into tasks. `touching` collects the indices of runs, task by task.
-void make_tasks(const Source& source, Verify verify, std::vector<Task>& tasks, std::vector<size_t>& touching) {
-    const int64_t data_bytes = source.file->data_bytes();
-    const auto blocks = static_cast<size_t>(round_up(data_bytes, block_bytes) / block_bytes);
-    // Which runs touch which block: first[b] .. first[b + 1] in `list`.
-    std::vector<size_t> first(blocks + 1, 0);
+void sort_by_blocks(Source& source) {
+    std::sort(source.runs.begin(), source.runs.end(),
+              [](const Runs& a, const Runs& b) { return a.begin() < b.begin(); });
+    const auto blocks = static_cast<size_t>(round_up(source.file->data_bytes(), block_bytes) / block_bytes);
     const auto blocks_of = [](const Runs& runs) {
         return std::pair(static_cast<size_t>(runs.begin() / block_bytes),
                          static_cast<size_t>((runs.end() - 1) / block_bytes));
     };
+    std::vector<size_t>& first = source.first;
+    first.assign(blocks + 1, 0);
     for (const Runs& runs : source.runs) {
         const auto [from, to] = blocks_of(runs);
         for (size_t block = from; block <= to; ++block) ++first[block + 1];
     }
     for (size_t block = 0; block < blocks; ++block) first[block + 1] += first[block];
-    std::vector<size_t> list(first[blocks]);
+    source.touching.resize(first[blocks]);
     std::vector<size_t> fill(first.begin(), first.end() - 1);
     for (size_t i = 0; i < source.runs.size(); ++i) {
         const auto [from, to] = blocks_of(source.runs[i]);
-        for (size_t block = from; block <= to; ++block) list[fill[block]++] = i;
+        for (size_t block = from; block <= to; ++block) source.touching[fill[block]++] = i;
     }
+}
 
-    const bool open_direct = source.handle->is_direct();
-    for (size_t block = 0; block < blocks; ++block) {
-        const size_t count = first[block + 1] - first[block];
-        if (count == 0) continue;
-        Task task;
-        task.source = &source;
-        task.begin = static_cast<int64_t>(block) * block_bytes;
-        task.end = std::min(task.begin + block_bytes, data_bytes);
-        const Runs& only = source.runs[list[first[block]]];
-        if (count == 1 && only.count() == 1 && !only.converts()) {
-            const bool whole = only.begin() <= task.begin && only.end() >= task.end;
-            if (verify == Verify::none && !open_direct) {
-                task.begin = std::max(task.begin, only.begin());
-                task.end = std::min(task.end, only.end());
-            }
-            std::byte* to = only.memory() + (task.begin - only.begin());
-            const bool fits = !open_direct || (is_aligned(to) && (task.end - task.begin) % direct_alignment == 0);
-            if ((whole || (verify == Verify::none && !open_direct)) && fits) task.direct = to;
-        } else if (verify == Verify::none && !open_direct) {
-            int64_t begin = task.end;
-            int64_t end = task.begin;
-            for (size_t i = first[block]; i < first[block + 1]; ++i) {
-                begin = std::min(begin, std::max(task.begin, source.runs[list[i]].begin()));
-                end = std::max(end, std::min(task.end, source.runs[list[i]].end()));
-            }
-            task.begin = begin;
-            task.end = end;
+using Sources = std::map<int, Source>;  // by their numbers
+
+std::vector<HostReads::Range> wanted_blocks(const Sources& sources) {
+    std::vector<HostReads::Range> ranges;
+    for (const auto& [number, source] : sources) {
+        bool open = false;
+        for (size_t block = 0; block < source.blocks(); ++block) {
+            const bool wanted = source.count(block) > 0;
+            const auto at = static_cast<int64_t>(block);
+            if (wanted && !open) ranges.push_back({number, at, at});
+            if (wanted) ranges.back().end = at + 1;
+            open = wanted;
         }
-        // Neighbours of one kind become one request.
-        Task* before = tasks.empty() ? nullptr : &tasks.back();
-        const bool joins = before != nullptr && before->source == &source && before->end == task.begin &&
-                           task.end - before->begin <= blocks_per_read * block_bytes &&
-                           (before->direct != nullptr) == (task.direct != nullptr) &&
-                           (task.direct == nullptr || before->direct + (task.begin - before->begin) == task.direct);
-        if (joins) {
-            before->end = task.end;
-        } else {
-            task.first_runs = touching.size();
-            tasks.push_back(task);
-            before = &tasks.back();
-        }
-        for (size_t i = first[block]; i < first[block + 1]; ++i) {
-            // A transfer that spans two blocks of the request is listed once.
-            const auto listed = touching.begin() + static_cast<std::ptrdiff_t>(before->first_runs);
-            const auto recent = touching.size() - before->first_runs > 64 ? touching.end() - 64 : listed;
-            if (before->begin != task.begin && std::find(recent, touching.end(), list[i]) != touching.end()) continue;
-            touching.push_back(list[i]);
-        }
-        before->runs_count = touching.size() - before->first_runs;
     }
+    return ranges;
+}
+
+// One block as a task. Unless blocks are verified, what nobody wants before and behind it is left out.
+Task task_of(const Source& source, size_t block, int64_t chunk, Verify verify) {
+    const auto begin = static_cast<int64_t>(block) * block_bytes;
+    Task task{&source, begin, std::min(begin + block_bytes, source.file->data_bytes())};
+    task.chunk = chunk;
+    task.runs.assign(source.touching.begin() + static_cast<std::ptrdiff_t>(source.first[block]),
+                     source.touching.begin() + static_cast<std::ptrdiff_t>(source.first[block + 1]));
+    if (chunk >= 0) return task;
+    if (verify == Verify::none) {
+        int64_t from = task.end;
+        int64_t until = task.begin;
+        for (const size_t i : task.runs) {
+            from = std::min(from, std::max(task.begin, source.runs[i].begin()));
+            until = std::max(until, std::min(task.end, source.runs[i].end()));
+        }
+        task.begin = from;
+        task.end = until;
+    }
+    const Runs& only = source.runs[task.runs.front()];
+    const bool as_it_stands = task.runs.size() == 1 && only.count() == 1 && !only.converts() &&
+                              only.begin() <= task.begin && only.end() >= task.end;
+    if (as_it_stands) task.to = only.memory() + (task.begin - only.begin());
+    return task;
+}
+
+// Neighbours of one kind become one request.
+bool joins(const Task& before, const Task& task) {
+    if (before.source != task.source || before.end != task.begin || before.chunk != task.chunk) return false;
+    if (task.end - before.begin > blocks_per_read * block_bytes) return false;
+    if ((before.to != nullptr) != (task.to != nullptr)) return false;
+    return task.to == nullptr || before.to + (task.begin - before.begin) == task.to;
+}
+
+// What is wanted, in order of files and bytes; each of `chunks` that this rank wants is one task.
+std::vector<Task> make_tasks(const Sources& sources, Verify verify, std::span<const HostReads::Chunk> chunks) {
+    std::vector<Task> tasks;
+    size_t chunk = 0;
+    for (const auto& [number, source] : sources) {
+        for (size_t block = 0; block < source.blocks(); ++block) {
+            if (source.count(block) == 0) continue;
+            const auto at = static_cast<int64_t>(block);
+            while (chunk < chunks.size() &&
+                   std::pair(chunks[chunk].blocks.file, chunks[chunk].blocks.end) <= std::pair(int64_t{number}, at)) {
+                ++chunk;
+            }
+            const bool shared =
+                chunk < chunks.size() && chunks[chunk].blocks.file == number && chunks[chunk].blocks.begin <= at;
+            Task task = task_of(source, block, shared ? static_cast<int64_t>(chunk) : -1, verify);
+            if (tasks.empty() || !joins(tasks.back(), task)) {
+                tasks.push_back(std::move(task));
+                continue;
+            }
+            // Runs that reach from the block before stand in both lists, which ascend.
+            Task& before = tasks.back();
+            std::vector<size_t> both;
+            std::set_union(before.runs.begin(), before.runs.end(), task.runs.begin(), task.runs.end(),
+                           std::back_inserter(both));
+            before.runs = std::move(both);
+            before.end = task.end;
+        }
+    }
+    return tasks;
+}
+
+// Reads and checks, to `into`.
+void fill(const Task& task, Verify verify, std::byte* into) {
+    const RankFile& file = *task.source->file;
+    read_range(*task.source->handle, file, task.begin, task.end, into);
+    if (verify == Verify::none) return;
+    check_range(file, task.begin, task.end, into,
+                [&](int64_t begin, int64_t end) { throw Error(Code::corrupt, block_failure(file, begin, end)); });
+}
+
+// Reads what this rank alone wants, straight to where it belongs if that can be.
+void read_own(Task task, Verify verify, AlignedBuffer& buffer) {
+    const int64_t begin = task.begin;
+    const int64_t end = task.end;
+    bool fits = task.to != nullptr;
+    if (task.source->handle->is_direct()) {
+        task.begin = begin / direct_alignment * direct_alignment;
+        task.end = std::min(round_up(end, direct_alignment), task.source->file->data_bytes());
+        fits = fits && task.begin == begin && task.end == end && end % direct_alignment == 0 && is_aligned(task.to);
+    }
+    if (fits) return fill(task, verify, task.to);
+    if (buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(blocks_per_read * block_bytes));
+    fill(task, verify, buffer.data());
+    task.scatter(task.begin, task.end, buffer.data());
 }
 
 }  // namespace
 
 void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const ReadOptions& options) {
-    std::erase_if(transfers, [](const Transfer& transfer) { return transfer.part.empty(); });
-    std::map<const RankFile*, std::unique_ptr<Source>> sources;
+    std::map<int, size_t> counts;  // by the files' numbers
+    for (const Transfer& transfer : transfers) ++counts[transfer.file_number];
+    Sources sources;
     for (const Transfer& transfer : transfers) {
-        auto& source = sources[transfer.file];
-        if (source == nullptr) {
-            source = std::make_unique<Source>();
-            source->file = transfer.file;
-            source->handle = open_for_reading(files, *transfer.file);
+        Source& source = sources[transfer.file_number];
+        if (source.file == nullptr) {
+            source.file = transfer.file;
+            source.handle = open_for_reading(files, *transfer.file);
+            source.runs.reserve(counts[transfer.file_number]);
         }
-        source->runs.push_back(runs_of(transfer));
+        source.runs.push_back(runs_of(transfer));
     }
-    std::vector<Task> tasks;
-    std::vector<size_t> touching;
-    for (auto& [file, source] : sources) {
-        std::sort(source->runs.begin(), source->runs.end(),
-                  [](const Runs& a, const Runs& b) { return a.begin() < b.begin(); });
-        make_tasks(*source, options.verify, tasks, touching);
-    }
+    transfers = std::vector<Transfer>();  // its memory, before the buffers take theirs
+    for (auto& [number, source] : sources) sort_by_blocks(source);
+    std::span<const HostReads::Chunk> chunks;
+    if (options.host != nullptr) chunks = options.host->share(wanted_blocks(sources));
+    std::vector<Task> tasks = make_tasks(sources, options.verify, chunks);
 
     int64_t total = 0;
     for (const Task& task : tasks) total += task.end - task.begin;
     Progress progress(options.progress, Phase::read, total);
+    const auto shared =
+        std::stable_partition(tasks.begin(), tasks.end(), [](const Task& task) { return task.chunk < 0; });
+    std::vector<const Task*> of_chunk(chunks.size(), nullptr);
+    for (auto task = shared; task != tasks.end(); ++task) of_chunk[static_cast<size_t>(task->chunk)] = &*task;
+
     std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(options.threads, 1)));
-    const auto read_task = [&](size_t index, int worker) {
+    const auto own = [&](size_t index, int worker) {
         const Task& task = tasks[index];
-        const RankFile& file = *task.source->file;
-        std::byte* data = task.direct;
-        if (data == nullptr) {
-            AlignedBuffer& buffer = buffers[static_cast<size_t>(worker)];
-            if (buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(blocks_per_read * block_bytes));
-            data = buffer.data();
-        }
-        read_range(*task.source->handle, file, task.begin, task.end, data);
-        if (options.verify == Verify::blocks) {
-            check_range(file, task.begin, task.end, data, [&](int64_t begin, int64_t end) {
-                throw Error(Code::corrupt, block_failure(file, begin, end));
-            });
-        }
-        for (size_t i = 0; task.direct == nullptr && i < task.runs_count; ++i) {
-            task.source->runs[touching[task.first_runs + i]].scatter(task.begin, task.end, data);
-        }
+        read_own(task, options.verify, buffers[static_cast<size_t>(worker)]);
         progress.add(task.end - task.begin);
     };
-    run_parallel(tasks.size(), options.threads, read_task, [&] { progress.poll(); });
+    const auto own_tasks = static_cast<size_t>(shared - tasks.begin());
+    const auto poll = [&] { progress.poll(); };
+    if (chunks.empty()) {
+        run_parallel(own_tasks, options.threads, own, poll);
+    } else {
+        HostReads::Work work;
+        work.fill = [&](size_t chunk, std::byte* slot) { fill(*of_chunk[chunk], options.verify, slot); };
+        work.take = [&](size_t chunk, const std::byte* slot) {
+            const Task& task = *of_chunk[chunk];
+            task.scatter(task.begin, task.end, slot);
+            progress.add(task.end - task.begin);
+        };
+        work.own_tasks = own_tasks;
+        work.own = own;
+        work.poll = poll;
+        work.threads = options.threads;
+        options.host->run(work);
+    }
     progress.finish();
 }
 

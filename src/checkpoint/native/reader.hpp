@@ -4,6 +4,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/contents.hpp"
@@ -14,12 +16,12 @@
 
 namespace tsr {
 
-// `part` of the tensor, which lies in both boxes, goes from the piece saved in a file to the piece in memory.
+// What the box of an entry and one in memory have in common, which is something, goes from the file to there.
 struct Transfer {
+    int file_number = 0;  // in the manifest
     const RankFile* file = nullptr;
     const FileEntry* entry = nullptr;
-    Box part;
-    Box memory_box;
+    const Box* memory_box = nullptr;  // borrowed, as the memory is
     DType memory_dtype = DType::f32;  // may differ from the entry's among floating-point types: then it is converted
     std::byte* memory = nullptr;
 };

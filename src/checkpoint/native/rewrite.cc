@@ -91,9 +91,10 @@ std::string rewrite_checkpoint(const Checkpoint& source, const std::string& root
     std::map<std::string, std::string> old_name;  // of each new one
     for (const auto& [name, tensor] : from.tensors) {
         const std::string to = renamed(options.rename_tensor, name);
-        SavedTensor saved = tensor;
+        auto saved = tensor;
         if (together) {
-            saved = {tensor.dtype, Layout::replicated(tensor.shape, 1), tensor.shape, 1, {}, {}};
+            saved = std::make_shared<const SavedTensor>(
+                SavedTensor{tensor->dtype, Layout::replicated(tensor->shape, 1), tensor->shape, 1, {}, {}});
         }
         if (!old_name.emplace(to, name).second) refuse_second(to, name);
         manifest.tensors.emplace(to, std::move(saved));
@@ -122,16 +123,16 @@ std::string rewrite_checkpoint(const Checkpoint& source, const std::string& root
 
     std::vector<NewFile> contents(manifest.files.size());
     for (const auto& [name, tensor] : manifest.tensors) {
-        const auto add = [&, &name = name, &tensor = tensor](const Box& box, int index) {
+        const auto add = [&, &name = name, &tensor = *tensor](const Box& box, int index) {
             NewFile& file = contents[static_cast<size_t>(index)];
-            file.pieces.push_back({name, tensor.dtype, box, nullptr});
+            file.pieces.push_back({name, tensor.dtype, std::make_shared<const Box>(box), nullptr});
             file.old_names.emplace(name, old_name.at(name));
         };
         // A tensor without elements stands whole in some file, which is not told.
-        if (tensor.shape.product() == 0) {
-            add(Box::whole(tensor.shape), 0);
+        if (tensor->shape.product() == 0) {
+            add(Box::whole(tensor->shape), 0);
         } else {
-            tensor.for_each_piece(Box::whole(tensor.shape), add);
+            tensor->for_each_piece(Box::whole(tensor->shape), add);
         }
     }
 
@@ -143,7 +144,7 @@ std::string rewrite_checkpoint(const Checkpoint& source, const std::string& root
         FileHeader header = make_header(content.pieces, save.save_id());
         std::vector<StreamedPart> parts;
         for (const Piece& piece : content.pieces) {
-            parts.push_back({std::string(content.old_names.at(piece.name)), {piece.box, piece.dtype}});
+            parts.push_back({std::string(content.old_names.at(piece.name)), {*piece.box, piece.dtype}});
         }
         StreamedFile out(files, join(save.directory(), file.name), static_cast<int64_t>(header.text.size()),
                          header.data_bytes);

@@ -173,11 +173,13 @@ std::string utc_now() {
 }
 
 std::string utc_text(int64_t ns) {
-    const auto seconds = static_cast<std::time_t>(ns / 1'000'000'000);
+    const auto since = std::chrono::floor<std::chrono::milliseconds>(std::chrono::nanoseconds(ns));
+    const auto whole = std::chrono::floor<std::chrono::seconds>(since);
+    const std::time_t seconds = whole.count();
     std::tm utc{};
     ::gmtime_r(&seconds, &utc);
     return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
-                       utc.tm_hour, utc.tm_min, utc.tm_sec, ns / 1'000'000 % 1000);
+                       utc.tm_hour, utc.tm_min, utc.tm_sec, (since - whole).count());
 }
 
 bool is_save_file_name(std::string_view name) {
@@ -193,6 +195,7 @@ bool is_save_file_name(std::string_view name) {
 
 void remove_save(FileSystem& files, const std::string& root, const std::string& directory) {
     const std::string path = join(root, directory);
+    if (is_link(files, path)) return log::warning("{} is a symbolic link; what it leads to was left", path);
     const auto remove = [&](std::string_view name) {
         const int64_t result = files.remove_file(join(path, name));
         if (result < 0 && result != -ENOENT) {

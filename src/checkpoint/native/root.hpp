@@ -47,7 +47,8 @@ struct SavedStep {
 // Whether Tessera writes files of that name into a save's directory.
 [[nodiscard]] bool is_save_file_name(std::string_view name);
 // Removes a save: manifest first, so that it is never half there; then the files this library made, then the directory.
-// What it does not know stays, and so does the directory.
+// What it does not know stays, and so does the directory. Of one that was replaced by a symbolic link nothing is removed:
+// what that leads to is not the root's to empty.
 void remove_save(FileSystem& files, const std::string& root, const std::string& directory);
 // Removes a committed save, unless it is open for reading (Checkpoint::open), here or in another process: then false.
 // `mark` goes into its `.writing` first, so that a removal which is cut short is a leftover that a later save collects.

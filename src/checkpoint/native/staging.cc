@@ -7,7 +7,9 @@
 #include <cstring>
 #include <utility>
 
+#include "base/log.hpp"
 #include "base/parallel.hpp"
+#include "base/stream_copy.hpp"
 
 namespace tsr {
 
@@ -17,15 +19,19 @@ namespace {
 constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14
 #endif
 
+constexpr size_t least_slots = 2;  // of a ring: one is filled while the other is written
+
 }  // namespace
 
 StagingPool::Slot::Slot() {
     void* mapped =
         ::mmap(nullptr, static_cast<size_t>(chunk_bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapped == MAP_FAILED) {
-        throw Error(Code::no_memory, fmt::format("no memory to stage {} bytes of a save", chunk_bytes));
-    }
+    if (mapped == MAP_FAILED) throw no_memory();
     memory = static_cast<std::byte*>(mapped);
+}
+
+Error StagingPool::Slot::no_memory() {
+    return Error(Code::no_memory, fmt::format("no memory to stage {} bytes of a save", chunk_bytes));
 }
 
 StagingPool::Slot::~Slot() { ::munmap(memory, static_cast<size_t>(chunk_bytes)); }
@@ -36,39 +42,51 @@ void StagingPool::Slot::prefault(int64_t bytes) {
     resident = bytes;
 }
 
-StagingPool::StagingPool(int64_t bound) : bound_(bound) {
-    if (bound != 0 && bound < 2 * chunk_bytes) {
+StagingPool::StagingPool(int64_t bound, FreeMemory free_memory) : bound_(bound), free_memory_(std::move(free_memory)) {
+    if (bound != 0 && bound < static_cast<int64_t>(least_slots) * chunk_bytes) {
         throw Error(Code::invalid_argument, fmt::format("staging_bytes is {}; it is 0 (what the state needs) or at "
                                                         "least {}",
-                                                        bound, 2 * chunk_bytes));
+                                                        bound, static_cast<int64_t>(least_slots) * chunk_bytes));
     }
 }
 
-bool StagingPool::has_room_for(size_t slots) const {
+bool StagingPool::make_room_for(size_t slots) {
     const std::lock_guard lock(mutex_);
-    if (bound_ == 0) return true;
-    const auto most = static_cast<size_t>(bound_ / chunk_bytes);
-    return slots <= free_.size() + (most - slots_);
+    size_t most = bound_ == 0 ? SIZE_MAX : static_cast<size_t>(bound_ / chunk_bytes) - (slots_ - free_.size());
+    if (slots > free_.size() && free_.size() < most) {
+        int64_t resident = 0;
+        for (const SlotPtr& slot : free_) resident += slot->resident;
+        const int64_t wanted = static_cast<int64_t>(std::min(slots, most)) * chunk_bytes - resident;
+        const int64_t there = static_cast<int64_t>(free_memory_().value_or(INT64_MAX));
+        if (wanted > there) {
+            log::warning(
+                "{} bytes of memory are free for the copy of a save of {} bytes; a part of it is written before "
+                "the call returns",
+                there, static_cast<int64_t>(slots) * chunk_bytes);
+            most = std::min(most, std::max(least_slots, static_cast<size_t>((there + resident) / chunk_bytes)));
+        }
+    }
+    try {
+        while (free_.size() < std::min(slots, most)) {
+            free_.reserve(slots_ + 1);  // so that giving back never fails
+            free_.push_back(std::make_unique<Slot>());
+            ++slots_;
+        }
+    } catch (const std::exception& error) {
+        log::warning("{}; a part of it is written before the call returns", error.what());
+    }
+    return slots <= free_.size();
 }
 
 StagingPool::SlotPtr StagingPool::take() {
-    {
-        const std::lock_guard lock(mutex_);
-        if (!free_.empty()) {
-            SlotPtr slot = std::move(free_.back());
-            free_.pop_back();
-            return slot;
-        }
-        if (bound_ != 0 && static_cast<int64_t>(slots_ + 1) * chunk_bytes > bound_) return nullptr;
-        ++slots_;
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) {
+        if (slots_ < least_slots) throw Slot::no_memory();
+        return nullptr;
     }
-    try {
-        return std::make_unique<Slot>();
-    } catch (...) {
-        const std::lock_guard lock(mutex_);
-        --slots_;
-        throw;
-    }
+    SlotPtr slot = std::move(free_.back());
+    free_.pop_back();
+    return slot;
 }
 
 void StagingPool::wait_for_room() const {
@@ -76,7 +94,7 @@ void StagingPool::wait_for_room() const {
     if (free_.empty()) returned_.wait_for(lock, poll_slice);
 }
 
-void StagingPool::give_back(SlotPtr slot) {
+void StagingPool::give_back(SlotPtr slot) noexcept {
     if (slot == nullptr) return;
     {
         const std::lock_guard lock(mutex_);
@@ -119,14 +137,45 @@ class Staging::Source final : public ChunkSource {
     int64_t size_;
 };
 
-Staging::Staging(StagingPool& pool, uint64_t generation, std::vector<ByteRuns> files, milliseconds timeout)
-    : pool_(pool), generation_(generation), timeout_(timeout), files_(std::move(files)) {
+Staging::Staging(std::shared_ptr<StagingPool> pool, uint64_t generation, std::vector<ByteRuns> files,
+                 milliseconds timeout, Barriers barriers)
+    : pool_(std::move(pool)),
+      generation_(generation),
+      timeout_(timeout),
+      files_(std::move(files)),
+      barriers_(std::move(barriers)) {
     for (size_t file = 0; file < files_.size(); ++file) {
         first_chunk_.push_back(chunks_.size());
         for (int64_t begin = 0; begin < files_[file].size(); begin += chunk_bytes) {
-            chunks_.push_back({file, begin, std::min(begin + chunk_bytes, files_[file].size()), nullptr});
+            Chunk& chunk = chunks_.emplace_back();
+            chunk.file = file;
+            chunk.begin = begin;
+            chunk.end = std::min(begin + chunk_bytes, files_[file].size());
         }
     }
+    fits_ = pool_->make_room_for(chunks_.size());
+    if (!barriers_.empty() && fits_) find_late();
+}
+
+bool Staging::is_owned(Memory memory) const {
+    return std::any_of(barriers_.begin(), barriers_.end(), [&](const auto& barrier) { return barrier->owns(memory); });
+}
+
+void Staging::find_late() {
+    for (size_t index = 0; index < chunks_.size(); ++index) {
+        Chunk& chunk = chunks_[index];
+        files_[chunk.file].for_each_run(chunk.begin, chunk.end, [&](Memory run) {
+            if (!is_owned(run)) return;
+            const auto begin = reinterpret_cast<uintptr_t>(run.data());
+            late_runs_.push_back({begin, begin + run.size(), 0, index});
+            chunk.late_bytes += static_cast<int64_t>(run.size());
+        });
+        if (chunk.late_bytes > 0) ++late_left_;
+    }
+    std::sort(late_runs_.begin(), late_runs_.end(),
+              [](const LateRun& a, const LateRun& b) { return a.begin < b.begin; });
+    uintptr_t furthest = 0;
+    for (LateRun& run : late_runs_) run.furthest = furthest = std::max(furthest, run.end);
 }
 
 Staging::~Staging() { close(); }
@@ -137,18 +186,22 @@ std::unique_ptr<ChunkSource> Staging::source(size_t index) {
 
 void Staging::stage(int threads, const ProgressFn& progress) {
     int64_t total = 0;
-    for (const ByteRuns& file : files_) total += file.size();
+    for (const Chunk& chunk : chunks_) total += chunk.end - chunk.begin - chunk.late_bytes;
     Progress counted(progress, Phase::stage, total);
     try {
         // As a ring it runs on this thread alone, which may be interrupted while it waits.
         run_parallel(
-            chunks_.size(), fits() ? threads : 1,
+            chunks_.size(), fits_ && total > 0 ? threads : 1,
             [&](size_t index, int) {
                 stage_chunk(index);
-                counted.add(chunks_[index].end - chunks_[index].begin);
+                counted.add(chunks_[index].end - chunks_[index].begin - chunks_[index].late_bytes);
             },
             [&] { counted.poll(); });
         counted.finish();
+        // Their slots are there: from here on their owner may ask for them.
+        if (!late_runs_.empty()) {
+            for (const auto& barrier : barriers_) barrier->add(shared_from_this());
+        }
     } catch (...) {
         {
             const std::lock_guard lock(mutex_);
@@ -163,17 +216,95 @@ void Staging::stage_chunk(size_t index) {
     Chunk& chunk = chunks_[index];
     StagingPool::SlotPtr slot = wait_for_slot();
     if (slot == nullptr) return;  // closed
-    slot->prefault(chunk.end - chunk.begin);
-    files_[chunk.file].copy(chunk.begin, chunk.end, slot->memory);
-    slot->generation = generation_;
-    slot->chunk = index;
+    const bool has_late = chunk.late_bytes > 0;
+    if (!has_late) {
+        slot->prefault(chunk.end - chunk.begin);
+        stamp(*slot, index);
+    }
+    if (chunk.late_bytes < chunk.end - chunk.begin) copy(chunk, Part::at_once, slot->memory);
     StagingPool::SlotPtr unwanted;  // if nobody reads any more
     {
         const std::lock_guard lock(mutex_);
-        (closed_ ? unwanted : chunk.slot) = std::move(slot);
+        (closed_ ? unwanted : has_late ? chunk.reserved : chunk.slot) = std::move(slot);
     }
-    pool_.give_back(std::move(unwanted));
+    pool_->give_back(std::move(unwanted));
     filled_.notify_all();
+}
+
+void Staging::copy_late(int threads) {
+    std::vector<size_t> late;
+    for (size_t index = 0; index < chunks_.size(); ++index) {
+        if (chunks_[index].late_bytes > 0) late.push_back(index);
+    }
+    run_parallel(late.size(), threads, [&](size_t i, int) { copy_late_chunk(late[i]); });
+}
+
+void Staging::copy_now(Memory memory) noexcept {
+    const auto begin = reinterpret_cast<uintptr_t>(memory.data());
+    const auto end = begin + memory.size();
+    const auto first = std::partition_point(late_runs_.begin(), late_runs_.end(),
+                                            [&](const LateRun& run) { return run.furthest <= begin; });
+    auto last = first;
+    for (; last != late_runs_.end() && last->begin < end; ++last) copy_late_chunk(last->chunk);
+    // What other threads have begun, and they wait for nobody.
+    const Deadline deadline = Deadline::in(timeout_);
+    std::unique_lock lock(mutex_);
+    for (auto run = first; run != last; ++run) {
+        while (chunks_[run->chunk].copying) {
+            if (deadline.expired()) {  // what was read meanwhile is worth nothing
+                if (!error_) {
+                    error_ = Error(Code::timeout, fmt::format("chunk {} of {} was not copied within {} ms", run->chunk,
+                                                              chunks_.size(), timeout_.count()));
+                }
+                return;
+            }
+            filled_.wait_for(lock, deadline.slice());
+        }
+    }
+}
+
+void Staging::copy_late_chunk(size_t index) noexcept {
+    Chunk& chunk = chunks_[index];
+    StagingPool::SlotPtr slot;
+    {
+        const std::lock_guard lock(mutex_);
+        if (chunk.reserved == nullptr) return;  // somebody has begun, or the save has ended
+        slot = std::move(chunk.reserved);
+        chunk.copying = true;
+        ++copying_;
+    }
+    slot->prefault(chunk.end - chunk.begin);
+    copy(chunk, Part::late, slot->memory);
+    stamp(*slot, index);
+    bool was_last = false;
+    StagingPool::SlotPtr unwanted;
+    {
+        const std::lock_guard lock(mutex_);
+        chunk.copying = false;
+        --copying_;
+        was_last = --late_left_ == 0;
+        (closed_ || error_ ? unwanted : chunk.slot) = std::move(slot);
+    }
+    pool_->give_back(std::move(unwanted));
+    filled_.notify_all();
+    if (was_last) leave_barriers();
+}
+
+void Staging::copy(const Chunk& chunk, Part part, std::byte* to) const {
+    const bool all = chunk.late_bytes == (part == Part::late ? chunk.end - chunk.begin : 0);
+    files_[chunk.file].for_each_run(chunk.begin, chunk.end, [&](Memory run) {
+        if (all || is_owned(run) == (part == Part::late)) stream_copy(to, run.data(), run.size());
+        to += run.size();
+    });
+}
+
+void Staging::stamp(StagingPool::Slot& slot, size_t index) const {
+    slot.generation = generation_;
+    slot.chunk = index;
+}
+
+void Staging::leave_barriers() noexcept {
+    for (const auto& barrier : barriers_) barrier->remove(this);
 }
 
 StagingPool::SlotPtr Staging::wait_for_slot() {
@@ -182,16 +313,26 @@ StagingPool::SlotPtr Staging::wait_for_slot() {
             const std::lock_guard lock(mutex_);
             if (closed_) return nullptr;
         }
-        if (auto slot = pool_.take()) return slot;
-        pool_.wait_for_room();
+        if (auto slot = pool_->take()) return slot;
+        pool_->wait_for_room();
         poll_interrupt();
     }
 }
 
-void Staging::close() {
-    const std::lock_guard lock(mutex_);
-    closed_ = true;
-    for (Chunk& chunk : chunks_) pool_.give_back(std::move(chunk.slot));
+void Staging::close() noexcept {
+    {
+        std::unique_lock lock(mutex_);
+        if (closed_) return;
+        closed_ = true;
+        for (Chunk& chunk : chunks_) {
+            pool_->give_back(std::move(chunk.slot));
+            pool_->give_back(std::move(chunk.reserved));
+        }
+        // Whose memory is being copied is told only as long as the barriers know of this.
+        const Deadline deadline = Deadline::in(timeout_);
+        while (copying_ > 0 && !deadline.expired()) filled_.wait_for(lock, deadline.slice());
+    }
+    leave_barriers();
 }
 
 const StagingPool::Slot& Staging::filled(size_t index) {
@@ -217,7 +358,7 @@ void Staging::written(size_t index) {
         slot = std::move(chunks_[index].slot);
     }
     check_stamp(*slot, index);
-    pool_.give_back(std::move(slot));
+    pool_->give_back(std::move(slot));
 }
 
 void Staging::check_stamp(const StagingPool::Slot& slot, size_t index) const {

@@ -46,10 +46,17 @@ const std::byte* ByteRuns::contiguous(int64_t begin, int64_t end) const {
 }
 
 void ByteRuns::copy(int64_t begin, int64_t end, std::byte* to) const {
+    for_each_run(begin, end, [&](std::span<const std::byte> run) {
+        std::memcpy(to, run.data(), run.size());
+        to += run.size();
+    });
+}
+
+void ByteRuns::for_each_run(int64_t begin, int64_t end,
+                            const std::function<void(std::span<const std::byte>)>& visit) const {
     for (size_t run = run_of(begin); begin < end; ++run) {
         const int64_t stop = std::min(end, run_end(run));
-        std::memcpy(to, data_[run] + (begin - begins_[run]), static_cast<size_t>(stop - begin));
-        to += stop - begin;
+        visit({data_[run] + (begin - begins_[run]), static_cast<size_t>(stop - begin)});
         begin = stop;
     }
 }
@@ -106,9 +113,21 @@ WriteOptions one_writer(WriteOptions options) {
 
 namespace {
 
-// Looks at the stream as write_stream() does, and writes nothing.
-void for_each_chunk(const ChunkSource& stream, int threads,
-                    const std::function<void(int64_t at, std::span<const std::byte> chunk)>& look) {
+// Of the blocks of `chunk`, which begins at byte `at` of the stream.
+void add_crcs(std::vector<uint32_t>& crcs, int64_t at, std::span<const std::byte> chunk) {
+    for (size_t block = 0; block < chunk.size(); block += static_cast<size_t>(block_bytes)) {
+        const size_t bytes = std::min(static_cast<size_t>(block_bytes), chunk.size() - block);
+        crcs[(static_cast<size_t>(at) + block) / static_cast<size_t>(block_bytes)] =
+            crc32c(chunk.subspan(block, bytes));
+    }
+}
+
+size_t block_count(int64_t size) { return static_cast<size_t>(round_up(size, block_bytes) / block_bytes); }
+
+}  // namespace
+
+std::vector<uint32_t> block_crcs(const ChunkSource& stream, int threads) {
+    std::vector<uint32_t> crcs(block_count(stream.size()));
     const auto chunks = static_cast<size_t>(round_up(stream.size(), chunk_bytes) / chunk_bytes);
     std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(threads, 1)));
     run_parallel(chunks, threads, [&](size_t chunk, int worker) {
@@ -121,11 +140,10 @@ void for_each_chunk(const ChunkSource& stream, int threads,
             stream.copy(begin, end, buffer.data());
             data = buffer.data();
         }
-        look(begin, std::span(data, static_cast<size_t>(end - begin)));
+        add_crcs(crcs, begin, std::span(data, static_cast<size_t>(end - begin)));
     });
+    return crcs;
 }
-
-}  // namespace
 
 void finish_file(File& file, const std::string& path, int64_t size) {
     if (const int64_t cut = file.truncate(size); cut < 0) {
@@ -135,32 +153,28 @@ void finish_file(File& file, const std::string& path, int64_t size) {
 }
 
 SavedFile write_rank_file(FileSystem& files, const std::string& directory, const std::string& name, FileHeader header,
-                          const ChunkSource& stream, const WriteOptions& options) {
+                          const ChunkSource& stream, std::vector<uint32_t> crcs, const WriteOptions& options) {
     const std::string path = join(directory, name);
     const auto data_begin = static_cast<int64_t>(header.text.size());
     const int64_t size = header.file_bytes();
     const auto file = create_reserved(files, path, size);
-    std::vector<uint32_t> crcs(header.block_count());
-    const auto checksum = [&](int64_t at, std::span<const std::byte> chunk) {
-        for (size_t block = 0; block < chunk.size(); block += static_cast<size_t>(block_bytes)) {
-            const size_t bytes = std::min(static_cast<size_t>(block_bytes), chunk.size() - block);
-            crcs[(static_cast<size_t>(at) + block) / static_cast<size_t>(block_bytes)] =
-                crc32c(chunk.subspan(block, bytes));
-        }
-    };
     const auto write_header = [&] {
         header.set_crcs(crcs);
-        AlignedBuffer aligned(header.text.size());
-        std::memcpy(aligned.data(), header.text.data(), header.text.size());
-        write_all(*file, path, aligned.first(header.text.size()), 0);
+        AlignedBuffer aligned(std::min(header.text.size(), static_cast<size_t>(chunk_bytes)));
+        for (size_t at = 0; at < header.text.size(); at += aligned.size()) {
+            const size_t bytes = header.text.copy(reinterpret_cast<char*>(aligned.data()), aligned.size(), at);
+            write_all(*file, path, aligned.first(bytes), static_cast<int64_t>(at));
+        }
     };
     if (files.writes_in_order()) {
         // The header goes first then, and its checksums take a look at all data before.
-        for_each_chunk(stream, options.threads, checksum);
+        if (crcs.empty()) crcs = block_crcs(stream, options.threads);
         write_header();
         write_stream(*file, path, data_begin, stream, one_writer(options), nullptr);
     } else {
-        write_stream(*file, path, data_begin, stream, options, checksum);
+        crcs.assign(header.block_count(), 0);
+        write_stream(*file, path, data_begin, stream, options,
+                     [&](int64_t at, std::span<const std::byte> chunk) { add_crcs(crcs, at, chunk); });
         write_header();
     }
     finish_file(*file, path, size);

@@ -41,6 +41,8 @@ class ByteRuns final : public ChunkSource {
     [[nodiscard]] int64_t size() const override { return size_; }
     [[nodiscard]] const std::byte* contiguous(int64_t begin, int64_t end) const override;
     void copy(int64_t begin, int64_t end, std::byte* to) const override;
+    // The memory of [begin, end), in order.
+    void for_each_run(int64_t begin, int64_t end, const std::function<void(std::span<const std::byte>)>& visit) const;
 
    private:
     void add(const std::byte* data, int64_t size);
@@ -70,9 +72,13 @@ void write_stream(File& file, const std::string& path, int64_t begin, const Chun
 // Cuts the file to its size and fsyncs it.
 void finish_file(File& file, const std::string& path, int64_t size);
 
+// The checksum of each block of the stream, on `threads` threads. Waits for what of it is not there yet.
+[[nodiscard]] std::vector<uint32_t> block_crcs(const ChunkSource& stream, int threads);
 // Writes `header` (whose checksums it fills in) and data into a new file. Returns what the manifest says of it; the file
-// is fsynced, its directory is not.
+// is fsynced, its directory is not. A file system that writes in order needs the checksums before the data: without
+// `crcs`, which are its blocks', the stream is looked at twice.
 [[nodiscard]] SavedFile write_rank_file(FileSystem& files, const std::string& directory, const std::string& name,
-                                        FileHeader header, const ChunkSource& stream, const WriteOptions& options = {});
+                                        FileHeader header, const ChunkSource& stream, std::vector<uint32_t> crcs = {},
+                                        const WriteOptions& options = {});
 
 }  // namespace tsr

@@ -79,8 +79,8 @@ void read_segment(const Segment& segment, AlignedBuffer& buffer) {
 void SafetensorsContents::read(std::span<const Wanted> wanted, const ReadOptions& options) const {
     std::map<int, Reading> readings;
     for (const Wanted& one : wanted) {
-        one.tensor->for_each_piece(one.box, [&](const Box& box, int index) {
-            const Box part = box.intersect(one.box);
+        one.tensor->for_each_piece(*one.box, [&](const Box& box, int index) {
+            const Box part = box.intersect(*one.box);
             if (part.empty()) return;
             const Source& source = sources_[static_cast<size_t>(index)];
             Reading& reading = readings[index];
@@ -98,7 +98,7 @@ void SafetensorsContents::read(std::span<const Wanted> wanted, const ReadOptions
             const SafetensorsEntry* entry = source.header.find(*one.name);
             if (entry == nullptr) throw Error(Code::internal, fmt::format("{} lost '{}'", source.path, *one.name));
             reading.runs.emplace_back(part, FilePlace{&box, nullptr, entry->dtype, entry->begin},
-                                      MemoryPlace{&one.box, one.dtype, one.memory});
+                                      MemoryPlace{one.box, one.dtype, one.memory});
         });
     }
     std::vector<Segment> segments;

@@ -137,7 +137,8 @@ class Collector {
             if (!box.empty()) tensor.pieces.push_back({box, place.file});
         }
         check_cover(name, tensor, places);
-        manifest_.tensors.emplace_hint(manifest_.tensors.end(), name, std::move(tensor));
+        manifest_.tensors.emplace_hint(manifest_.tensors.end(), name,
+                                       std::make_shared<const SavedTensor>(std::move(tensor)));
     }
 
     void check_cover(const std::string& name, const SavedTensor& tensor, std::span<const Place> places) const {
@@ -200,7 +201,7 @@ SafetensorsCheckpoint open_safetensors(FileSystem& files, const std::string& pat
         manifest.files.push_back({found.names[i], headers[i]->file_bytes(), 0});
         manifest.world_size = std::max(manifest.world_size, rank_of_shard_name(found.names[i]) + 1);
         FileStatus status;
-        if (files.status(file, status) >= 0) modified_ns = std::max(modified_ns, status.modified_ns);
+        if (files.status(file, status) >= 0) modified_ns = std::max(modified_ns, status.modified_ns.value_or(0));
         sources.push_back({file, std::move(*headers[i])});
     }
     manifest.committed = utc_text(modified_ns);

@@ -165,11 +165,11 @@ void TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
     };
     std::vector<Want> wants;
     for (const Wanted& one : wanted) {
-        if (one.box.empty()) continue;
+        if (one.box->empty()) continue;
         const auto found = tensors_.find(*one.name);
         if (found == tensors_.end()) continue;  // without elements
         for (TorchPiece& piece : found->second.pieces) {
-            if (!piece.box.intersect(one.box).empty()) wants.push_back({&one, &found->second, &piece});
+            if (!piece.box.intersect(*one.box).empty()) wants.push_back({&one, &found->second, &piece});
         }
     }
     std::sort(wants.begin(), wants.end(), [](const Want& a, const Want& b) {
@@ -206,9 +206,9 @@ void TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
         const auto item = static_cast<int64_t>(size_of(want.tensor->dtype));
         try {
             record->runs.emplace_back(
-                piece.box.intersect(want.wanted->box),
+                piece.box.intersect(*want.wanted->box),
                 FilePlace{&piece.box, &piece.place->strides, want.tensor->dtype, piece.place->first * item},
-                MemoryPlace{&want.wanted->box, want.wanted->dtype, want.wanted->memory});
+                MemoryPlace{want.wanted->box, want.wanted->dtype, want.wanted->memory});
         } catch (const Error& error) {
             throw Error(error.code(),
                         fmt::format("{}: tensor '{}': {}", *record->path, *want.wanted->name, error.what()));

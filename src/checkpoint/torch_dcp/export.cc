@@ -75,7 +75,8 @@ class TorchDcpExport final : public ExportWriter {
             // What has no bytes is in no batch.
             std::vector<Piece> empty;
             for (const ExportEntry& entry : selection_.entries) {
-                if (entry.box.box.empty()) empty.push_back({entry.name, entry.box.dtype, entry.box.box, nullptr});
+                if (!entry.box.box.empty()) continue;
+                empty.push_back({entry.name, entry.box.dtype, std::make_shared<const Box>(entry.box.box), nullptr});
             }
             if (!empty.empty() || !selection_.values.empty()) file.add(empty, selection_.values);
         }
@@ -87,7 +88,8 @@ class TorchDcpExport final : public ExportWriter {
             std::vector<Piece> pieces;
             for (const BatchPart& part : parts) {
                 const ExportEntry& entry = selection_.entries[part.index];
-                pieces.push_back({entry.name, entry.box.dtype, part.box, memory.data() + part.begin});
+                pieces.push_back(
+                    {entry.name, entry.box.dtype, std::make_shared<const Box>(part.box), memory.data() + part.begin});
             }
             file.add(pieces, {});
         });

@@ -21,6 +21,7 @@ using pickle::Tree;
 
 constexpr std::string_view metadata_module = "torch.distributed.checkpoint.metadata";
 constexpr size_t max_path_bytes = 1024;
+constexpr size_t max_fields = 32;  // of an object; PyTorch's have up to five
 
 // A file below the directory: no way out of it, and nothing that a name may not hold.
 bool is_inside(std::string_view path) {
@@ -78,7 +79,11 @@ class Parser {
     }
     Ref find_field(Ref object, std::string_view name) const {
         const Ref state = tree_.state(object);
-        return state == no_ref ? no_ref : tree_.find(state, name);
+        if (state == no_ref) return no_ref;
+        // Each look goes through them, and many objects may share one state.
+        if (dict_items(state).size() > 2 * max_fields)
+            refuse(fmt::format("{} has too many fields", tree_.name(object)));
+        return tree_.find(state, name);
     }
     Ref field(Ref object, std::string_view name) const {
         const Ref found = find_field(object, name);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <unordered_map>
 
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
@@ -20,6 +21,7 @@ using pickle::Ref;
 using pickle::Tree;
 
 constexpr int64_t max_value_bytes = int64_t{64} << 20;
+constexpr int64_t max_all_values_bytes = int64_t{1} << 30;  // many names may share one place in a file
 constexpr int64_t values_per_byte = 16;  // of a pickle; sharing makes a few more than there are bytes
 constexpr int max_names_depth = 64;
 
@@ -37,7 +39,7 @@ Manifest manifest_of(const char* format, const FileStatus& status) {
     Manifest manifest;
     manifest.format = format;
     manifest.step = -1;
-    manifest.committed = utc_text(status.modified_ns);
+    manifest.committed = utc_text(status.modified_ns.value_or(0));
     manifest.writer = {"PyTorch", "python", ""};
     return manifest;
 }
@@ -58,12 +60,15 @@ void read_values(FileSystem& files, const std::string& directory, const DcpMetad
     int opened = -1;
     std::string path;
     std::unique_ptr<File> file;
+    int64_t left = max_all_values_bytes;
     for (const auto& [name, item] : items) {
-        if (item->length > max_value_bytes) {
-            manifest.unreadable.emplace(*name, fmt::format("a pickled object of {} bytes; values of up to {} are read",
-                                                           item->length, max_value_bytes));
+        if (item->length > std::min(max_value_bytes, left)) {
+            manifest.unreadable.emplace(
+                *name, fmt::format("a pickled object of {} bytes; values of up to {} are read, and {} of all together",
+                                   item->length, max_value_bytes, max_all_values_bytes));
             continue;
         }
+        left -= item->length;
         if (opened != item->file) {
             path = join(directory, metadata.files[static_cast<size_t>(item->file)]);
             file = open_file(files, path, OpenMode::read);
@@ -90,7 +95,7 @@ void add_tensors(DcpMetadata& metadata, Manifest& manifest) {
         saved.dtype = tensor.dtype;
         saved.shape = tensor.shape;
         for (const DcpChunk& chunk : tensor.chunks) saved.pieces.push_back({chunk.box, chunk.item.file});
-        manifest.tensors.emplace(name, std::move(saved));
+        manifest.tensors.emplace(name, std::make_shared<const SavedTensor>(std::move(saved)));
     }
     manifest.unreadable = std::move(metadata.unreadable);
 }
@@ -183,7 +188,7 @@ class Flattener {
                 saved.pieces.push_back({whole, 0});
                 tensors_[name] = {stored.dtype, {{whole, {0, 0, file_bytes_}, node, {}}}};
             }
-            manifest_.tensors.emplace(name, std::move(saved));
+            manifest_.tensors.emplace(name, std::make_shared<const SavedTensor>(std::move(saved)));
         } catch (const Error& error) {
             if (error.code() != Code::unsupported) throw;
             manifest_.unreadable.emplace(name, without_place(error, tree_.what()));
@@ -234,19 +239,19 @@ TorchCheckpoint open_torch_dcp(FileSystem& files, const std::string& directory, 
     }
     manifest.files.erase(told);
     DcpMetadata metadata = DcpMetadata::parse(std::move(text), path);
-    for (const std::string& name : metadata.files) {
-        if (std::none_of(manifest.files.begin(), manifest.files.end(),
-                         [&](const SavedFile& file) { return file.name == name; })) {
-            throw Error(Code::corrupt, fmt::format("{} tells of {}, the manifest does not", path, name));
-        }
-    }
     // In the metadata's order, whose numbers the pieces have; files without anything follow.
-    std::stable_sort(manifest.files.begin(), manifest.files.end(), [&](const SavedFile& a, const SavedFile& b) {
-        const auto place = [&](const SavedFile& file) {
-            return std::find(metadata.files.begin(), metadata.files.end(), file.name) - metadata.files.begin();
-        };
-        return place(a) < place(b);
-    });
+    std::unordered_map<std::string_view, size_t> places;
+    for (const std::string& name : metadata.files) places.emplace(name, places.size());
+    const auto place = [&](const SavedFile& file) {
+        const auto found = places.find(file.name);
+        return found == places.end() ? places.size() : found->second;
+    };
+    std::stable_sort(manifest.files.begin(), manifest.files.end(),
+                     [&](const SavedFile& a, const SavedFile& b) { return place(a) < place(b); });
+    for (size_t i = 0; i < metadata.files.size(); ++i) {
+        if (i < manifest.files.size() && manifest.files[i].name == metadata.files[i]) continue;
+        throw Error(Code::corrupt, fmt::format("{} tells of {}, the manifest does not", path, metadata.files[i]));
+    }
     add_tensors(metadata, manifest);
     return {std::move(manifest), std::make_unique<TorchContents>(files, directory, std::move(metadata))};
 }

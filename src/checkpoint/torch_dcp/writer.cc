@@ -223,8 +223,8 @@ DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& piece
         out.values.push_back({value_name, {}, offset, length});
     }
     for (const Piece& piece : pieces) {
-        const auto [offset, length] = add_archive(tensor_pickle(piece.dtype, piece.box.sizes), &piece);
-        out.parts.push_back({std::string(piece.name), piece.box, offset, length});
+        const auto [offset, length] = add_archive(tensor_pickle(piece.dtype, piece.box->sizes), &piece);
+        out.parts.push_back({std::string(piece.name), *piece.box, offset, length});
     }
     ByteRuns data{std::span<const std::span<const std::byte>>(runs)};
     out.file = {name, begin + data.size(), 0};
@@ -276,7 +276,7 @@ void write_dcp_file(FileSystem& files, const std::string& path, const ChunkSourc
 
 std::string dcp_metadata(const SavePlan& plan, const Aliases& aliases, const std::vector<DcpFile>& files) {
     DcpMetadata metadata;
-    for (const auto& [name, tensor] : plan.tensors) metadata.tensors[name] = {tensor.dtype, tensor.shape, {}};
+    for (const auto& [name, tensor] : plan.tensors()) metadata.tensors[name] = {tensor->dtype, tensor->shape, {}};
     for (const DcpFile& file : files) {
         const int number = static_cast<int>(metadata.files.size());
         metadata.files.push_back(file.file.name);

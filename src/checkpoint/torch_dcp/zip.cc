@@ -29,6 +29,7 @@ constexpr uint16_t flag_encrypted = 1;
 constexpr uint16_t flag_descriptor = 8;  // sizes and checksum follow the data
 constexpr uint16_t flag_utf8 = 0x800;
 constexpr int64_t window_bytes = 4096;
+constexpr uint64_t max_directory_bytes = 256 << 20;  // of a million tensors and more; a sparse file may claim any size
 constexpr int64_t alignment = 64;
 constexpr int64_t large_alignment = 4096;
 constexpr int64_t large_bytes = 65536;
@@ -129,6 +130,11 @@ ZipArchive ZipArchive::read(PartReader& part) {
     }
     const auto end_of_directory = static_cast<uint64_t>(directory_end);
     if (begin > end_of_directory || size != end_of_directory - begin) part.refuse("its directory is not where it says");
+    if (size > max_directory_bytes) {
+        throw Error(Code::unsupported,
+                    fmt::format("{}: the zip archive at byte {}: its directory has {} bytes; at most {} are read",
+                                part.path(), part.begin(), size, max_directory_bytes));
+    }
     if (count > size / static_cast<uint64_t>(central_bytes)) {
         part.refuse(fmt::format("its directory of {} bytes cannot hold {} entries", size, count));
     }

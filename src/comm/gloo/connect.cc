@@ -129,7 +129,7 @@ std::shared_ptr<::gloo::transport::Context> connect_all(const Bootstrap& bootstr
     const PeerWatch watch(watchable(bootstrap), own);
     const auto check_peers = [&] {
         poll_interrupt();
-        const std::vector<int> dead = watch.dead_ranks();
+        const std::vector<int> dead = watch.dead();
         if (dead.empty()) return;
         throw Error(Code::peer_lost, fmt::format("rank {}: rank {} (pid {}) died while the communicator was made", own,
                                                  dead[0], bootstrap.peers[static_cast<size_t>(dead[0])].pid))

@@ -7,9 +7,9 @@
 #include <cstring>
 
 #include "base/log.hpp"
+#include "base/proc.hpp"
 #include "comm/disagreement.hpp"
 #include "comm/gloo/connect.hpp"
-#include "comm/host.hpp"
 #include "comm/private_buffer.hpp"
 
 namespace tsr {
@@ -32,6 +32,12 @@ const std::byte* bytes_of(const T& value) {
     return reinterpret_cast<const std::byte*>(&value);
 }
 
+std::vector<Member> each_for_itself(const std::vector<Peer>& peers) {
+    std::vector<Member> members;
+    for (const Peer& peer : peers) members.push_back({peer.rank, {peer.rank}});
+    return members;
+}
+
 }  // namespace
 
 // --- making it
@@ -39,6 +45,7 @@ const std::byte* bytes_of(const T& value) {
 GlooTransport::GlooTransport(Bootstrap bootstrap)
     : rank_(bootstrap.rank),
       peers_(bootstrap.peers),
+      everybody_(each_for_itself(peers_)),
       group_name_(bootstrap.options.name),
       context_(connect_all(bootstrap)),
       views_(peers_.size()),
@@ -52,7 +59,7 @@ GlooTransport::GlooTransport(Bootstrap bootstrap)
     // All ranks are connected, and use the same version of this transport, once this is through.
     Request request;
     request.label = "create";
-    Call call = call_of(request, operation_of(request), 0, bootstrap.deadline.remaining());
+    Call call = call_of(request, operation_of(request), 0, bootstrap.deadline.remaining(), everybody_, rank_);
     enter(call, {});
     forget_addresses(bootstrap);
 }
@@ -74,8 +81,8 @@ GlooTransport::~GlooTransport() {
 }
 
 GlooTransport::Call GlooTransport::call_of(const Request& request, const Operation& operation, uint64_t sequence,
-                                           milliseconds timeout) const {
-    return {request, operation, sequence, Deadline::in(timeout), timeout};
+                                           milliseconds timeout, std::span<const Member> members, int place) {
+    return {request, operation, sequence, Deadline::in(timeout), timeout, members, place};
 }
 
 // --- notices
@@ -151,16 +158,16 @@ bool GlooTransport::has_entered(int peer, Clock::time_point until, const std::st
 }
 
 // Those who have not entered the collective, while this rank awaits the `awaited`-th before it; earlier ones have.
-std::vector<int> GlooTransport::late_ranks(int awaited) {
+std::vector<int> GlooTransport::late_ranks(const Call& call, int awaited) {
     std::vector<int> late;
-    for (int k = awaited; k < world(); ++k) {
-        if (!has_entered(before(k), Clock::now() + glance, "")) late.push_back(before(k));
+    for (int k = awaited; k < call.size(); ++k) {
+        const int peer = call.rank_at(call.before(k));
+        if (!has_entered(peer, Clock::now() + glance, "")) late.push_back(peer);
     }
     std::ranges::sort(late);
     return late;
 }
 
-// Returns when every rank has entered the same collective; their notices are in entered_.
 void GlooTransport::enter(Call& call, std::span<const std::byte> payload) {
     const std::string headline = tsr::headline(call.operation, call.sequence);
     // Peers that have failed while this rank did something else: their notices may look as if all were well.
@@ -168,18 +175,18 @@ void GlooTransport::enter(Call& call, std::span<const std::byte> payload) {
     throw_known_failure(headline);
     outgoing_ = Notice{};
     outgoing_.sequence = call.sequence;
-    outgoing_.fingerprint = fingerprint_of(call.request, call.operation);
     outgoing_.operation = call.operation;
     std::ranges::copy(payload, outgoing_.bytes.begin());
     Exchange sends(*this, call);
-    for (int k = 1; k < world(); ++k) sends.send(after(k), slot::enters, bytes_of(outgoing_), sizeof outgoing_);
-
-    for (int k = 1; k < world(); ++k) {
-        const int peer = before(k);
+    for (int k = 1; k < call.size(); ++k) {
+        sends.send(call.after(k), slot::enters, bytes_of(outgoing_), sizeof outgoing_);
+    }
+    for (int k = 1; k < call.size(); ++k) {
+        const int peer = call.rank_at(call.before(k));
         while (!has_entered(peer, Clock::now() + slice, headline)) {
             check(headline);
-            check_awaited(k, headline);
-            if (call.deadline.expired()) throw_timeout(call, late_ranks(k), false);
+            check_awaited(call, k, headline);
+            if (call.deadline.expired()) throw_timeout(call, late_ranks(call, k), false);
         }
         Notice& notice = *inboxes_[static_cast<size_t>(peer)].notice;
         if (notice.magic != Notice::current_magic) {
@@ -259,17 +266,27 @@ void GlooTransport::throw_known_failure(const std::string& headline) const {
 // A death counts where the dead rank is waited for, by the rank that waits, which then tells the others: one that was
 // through with everything may go.
 void GlooTransport::check(const std::string& headline) const {
+    look(headline);
+    if (watch_others_) watch_others_(headline);
+    poll_interrupt();
+}
+
+void GlooTransport::look(const std::string& headline) const {
     look_at_all();
     throw_known_failure(headline);
-    poll_interrupt();
+}
+
+bool GlooTransport::is_gone(int peer) const {
+    const std::lock_guard lock(view_mutex_);
+    return views_[static_cast<size_t>(peer)].state == PeerState::gone;
 }
 
 // A connection does not work any more; finds out why.
 void GlooTransport::throw_broken(int peer, const std::string& headline) const {
     look_at_all();
-    {
+    if (is_gone(peer)) {
         const std::lock_guard lock(view_mutex_);
-        if (views_[static_cast<size_t>(peer)].state == PeerState::gone) throw lost(peer, headline, true);
+        throw lost(peer, headline, true);
     }
     check(headline);
     const std::lock_guard lock(view_mutex_);
@@ -277,9 +294,9 @@ void GlooTransport::throw_broken(int peer, const std::string& headline) const {
 }
 
 // Throws if one of those still awaited has ended without entering.
-void GlooTransport::check_awaited(int awaited, const std::string& headline) {
-    for (int k = awaited; k < world(); ++k) {
-        const int peer = before(k);
+void GlooTransport::check_awaited(const Call& call, int awaited, const std::string& headline) {
+    for (int k = awaited; k < call.size(); ++k) {
+        const int peer = call.rank_at(call.before(k));
         PeerState state{};
         {
             const std::lock_guard lock(view_mutex_);
@@ -310,11 +327,11 @@ void GlooTransport::throw_timeout(const Call& call, const std::vector<int>& late
 
 void GlooTransport::compare_fingerprints(const Call& call) const {
     std::vector<Said> said;
-    for (int r = 0; r < world(); ++r) {
-        const Notice& notice = r == rank_ ? outgoing_ : entered_[static_cast<size_t>(r)];
-        said.push_back({notice.fingerprint, notice.operation});
+    for (const Member& member : call.members) {
+        const Notice& notice = member.rank == rank_ ? outgoing_ : entered_[static_cast<size_t>(member.rank)];
+        said.push_back({notice.operation, member.speaks_for});
     }
-    const auto differs = [&](const Said& one) { return one.fingerprint != outgoing_.fingerprint; };
+    const auto differs = [&](const Said& one) { return one.operation.fingerprint != call.operation.fingerprint; };
     if (std::ranges::any_of(said, differs)) throw disagreement(rank_, call.sequence, said);
 }
 
@@ -341,6 +358,17 @@ void GlooTransport::leave() {
     tell_all(notice);
 }
 
+std::vector<int> GlooTransport::departed() const {
+    look_at_all();
+    std::vector<int> ranks;
+    const std::lock_guard lock(view_mutex_);
+    for (int r = 0; r < world(); ++r) {
+        const PeerState state = views_[static_cast<size_t>(r)].state;
+        if (state == PeerState::left || state == PeerState::gone) ranks.push_back(r);
+    }
+    return ranks;
+}
+
 std::optional<Error> GlooTransport::peer_error() const {
     // An issuing thread that waits keeps the views; it will tell what it sees.
     const std::unique_lock lock(view_mutex_, std::try_to_lock);
@@ -354,8 +382,9 @@ std::optional<Error> GlooTransport::peer_error() const {
 
 // --- steps of a collective
 
-void Exchange::post(int peer, uint64_t slot, const std::byte* data, size_t size, Direction direction) {
+void Exchange::post(int at, uint64_t slot, const std::byte* data, size_t size, Direction direction) {
     if (size == 0) return;
+    const int peer = call_.rank_at(at);
     try {
         flights_.emplace_back(*transport_.context_, data, size, peer, direction).post(slot);
     } catch (const std::exception&) {
@@ -363,36 +392,38 @@ void Exchange::post(int peer, uint64_t slot, const std::byte* data, size_t size,
     }
 }
 
-void Exchange::send(int peer, uint64_t slot, const std::byte* data, size_t size) {
-    post(peer, slot, data, size, Direction::send);
+void Exchange::send(int to, uint64_t slot, const std::byte* data, size_t size) {
+    post(to, slot, data, size, Direction::send);
 }
 
-void Exchange::receive(int peer, uint64_t slot, std::byte* data, size_t size) {
-    post(peer, slot, data, size, Direction::receive);
+void Exchange::receive(int from, uint64_t slot, std::byte* data, size_t size) {
+    post(from, slot, data, size, Direction::receive);
 }
 
 void Exchange::finish(Flight& flight) {
     while (!flight.done()) {
-        bool done = false;
-        try {
-            done = flight.wait(transport_.waker_, Clock::now() + slice);
-        } catch (const std::exception&) {
+        const auto done_by = [&](Clock::time_point until) {
+            try {
+                return flight.wait(transport_.waker_, until);
+            } catch (const std::exception&) {
+                transport_.throw_broken(flight.peer(), headline(call_.operation, call_.sequence));
+            }
+        };
+        if (done_by(Clock::now() + slice)) return;
+        transport_.check(headline(call_.operation, call_.sequence));
+        // Of a send that was posted just as the connection broke, Gloo tells nothing.
+        if (transport_.is_gone(flight.peer()) && !done_by(Clock::now() + glance)) {
             transport_.throw_broken(flight.peer(), headline(call_.operation, call_.sequence));
         }
-        if (done) return;
-        transport_.check(headline(call_.operation, call_.sequence));
         if (call_.deadline.expired()) transport_.throw_timeout(call_, {flight.peer()}, true);
     }
 }
 
 void Exchange::finish() {
-    for (Flight& flight : flights_) finish(flight);
+    while (next_ < flights_.size()) finish_next();
 }
 
-void Exchange::finish_next_receive() {
-    while (flights_[next_receive_].direction() != Direction::receive) ++next_receive_;
-    finish(flights_[next_receive_++]);
-}
+void Exchange::finish_next() { finish(flights_[next_++]); }
 
 // --- transfers
 
@@ -484,26 +515,29 @@ std::unique_ptr<Transfer> GlooTransport::start(const Request& request, uint64_t 
 }
 
 void GlooTransport::wait(std::span<Transfer* const> transfers, const std::atomic<bool>& woken) {
-    const auto end = Clock::now() + slice;
+    if (wait_until(transfers, woken, Clock::now() + slice)) return;
+    check(transfers.empty() ? "" : static_cast<GlooTransfer*>(transfers[0])->headline());
+}
+
+bool GlooTransport::wait_until(std::span<Transfer* const> transfers, const std::atomic<bool>& woken,
+                               Clock::time_point end) {
     // One transfer is waited for; of several each gets a short while in turn.
     const auto turn =
         transfers.size() == 1 ? Clock::duration(milliseconds{2}) : Clock::duration(std::chrono::microseconds{200});
     while (Clock::now() < end) {
         for (Transfer* transfer : transfers) {
-            if (woken.load(std::memory_order_acquire)) return;
-            if (static_cast<GlooTransfer*>(transfer)->wait(std::min(end, Clock::now() + turn))) return;
+            if (woken.load(std::memory_order_acquire)) return true;
+            if (static_cast<GlooTransfer*>(transfer)->wait(std::min(end, Clock::now() + turn))) return true;
         }
     }
-    check(transfers.empty() ? "" : static_cast<GlooTransfer*>(transfers[0])->headline());
+    return false;
 }
 
 // --- buffers
 
 std::shared_ptr<Buffer> GlooTransport::allocate(size_t size, uint64_t sequence, milliseconds timeout) {
-    Request request;
-    request.collective = Collective::allocate;
-    Call call = call_of(request, operation_of(request), sequence, timeout);
-    call.operation.count = size;
+    const Request request;
+    Call call = call_of(request, allocation_of(size), sequence, timeout, everybody_, rank_);
     enter(call, {});
     std::shared_ptr<Buffer> buffer;
     try {

@@ -9,10 +9,13 @@
 // Gloo's connections are neither encrypted nor authenticated: for trusted networks.
 #pragma once
 
+#include <algorithm>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,8 +25,32 @@
 
 namespace tsr::gloo_transport {
 
+// Who takes part in a collective: a rank and those that it speaks for, itself first. It speaks for more than itself where
+// one rank of each host takes part (hierarchical/).
+struct Member {
+    int rank = 0;
+    std::vector<int> speaks_for;
+};
+
 class GlooTransport final : public Transport {
    public:
+    // One collective in progress, on the stack of run(). Its members are known by their places, in order.
+    struct Call {
+        const Request& request;
+        Operation operation;  // what the peers are told
+        uint64_t sequence;
+        Deadline deadline;
+        milliseconds timeout;
+        std::span<const Member> members;
+        int place = 0;  // of this rank among them
+
+        [[nodiscard]] int size() const { return static_cast<int>(members.size()); }
+        [[nodiscard]] int rank_at(int at) const { return members[static_cast<size_t>(at)].rank; }
+        // The k-th member after this one, so that not all begin with the same one.
+        [[nodiscard]] int after(int k) const { return (place + k) % size(); }
+        [[nodiscard]] int before(int k) const { return (place + size() - k) % size(); }
+    };
+
     explicit GlooTransport(Bootstrap bootstrap);
     ~GlooTransport() override;
 
@@ -37,19 +64,53 @@ class GlooTransport final : public Transport {
     void abort(const Error& error) override;
     void leave() override;
     [[nodiscard]] std::optional<Error> peer_error() const override;
+    [[nodiscard]] std::vector<int> departed() const override;
+
+    // --- for the hierarchical transport, whose collectives consist of steps of this one's, among some of the ranks
+    [[nodiscard]] std::span<const Member> everybody() const { return everybody_; }
+    [[nodiscard]] static Call call_of(const Request& request, const Operation& operation, uint64_t sequence,
+                                      milliseconds timeout, std::span<const Member> members, int place);
+    // Returns when every member has entered the same collective; `payload` is told to all.
+    void enter(Call& call, std::span<const std::byte> payload);
+    [[nodiscard]] const std::byte* payload_of(const Call& call, int at) const;
+    static constexpr size_t max_payload = Notice::inline_size;
+
+    // What a step works on, a chunk at a time, so that its caller can get chunks ready and hand results on while others
+    // are on their way. Each function is called once for each chunk, in order. The memory of at most three chunks is in
+    // use at a time.
+    struct Chunks {
+        size_t count = 0;  // of elements, in chunks of `each`
+        size_t each = 0;
+        std::function<const std::byte*(size_t chunk)> input;  // ready to be read
+        std::function<std::byte*(size_t chunk)> output;       // where the result goes; nullptr: is not wanted
+        std::function<void(size_t chunk)> done;               // the result is there
+
+        [[nodiscard]] size_t number() const { return (count + each - 1) / each; }
+        [[nodiscard]] size_t length(size_t chunk) const { return std::min(each, count - chunk * each); }
+    };
+    static constexpr size_t chunks_in_flight = 3;
+    // Reduces to the member `root`, to all if it is -1. `divisor`: of avg.
+    void reduce_chunks(Call& call, const Chunks& chunks, DType dtype, int root, size_t divisor);
+    // For a rank that takes no part in reduce_chunks(), but in what the input() and done() of one that does do: calls them in
+    // the same order.
+    static void follow_reduction(const Chunks& chunks);
+    // From the member `root`, whose inputs these are, into the others' outputs. Elements are bytes.
+    void broadcast_chunks(Call& call, const Chunks& chunks, int root);
+
+    // For whoever waits for something else meanwhile: throws if a peer has told of a failure.
+    void look(const std::string& headline) const;
+    // Throws what ends an operation: this rank's abort, a peer's failure, what is watched too, an interrupt.
+    void check(const std::string& headline) const;
+    // Called in each slice of a wait, with the headline; throws to end it.
+    void watch_too(std::function<void(const std::string& headline)> watch) { watch_others_ = std::move(watch); }
+    // As wait(), `until` at most.
+    // False: nothing of theirs can move.
+    [[nodiscard]] bool wait_until(std::span<Transfer* const> transfers, const std::atomic<bool>& woken,
+                                  Clock::time_point until);
 
    private:
     friend class Exchange;
     friend class GlooTransfer;
-
-    // One collective in progress, on the stack of run().
-    struct Call {
-        const Request& request;
-        Operation operation;
-        uint64_t sequence;
-        Deadline deadline;
-        milliseconds timeout;
-    };
 
     // What has become of a peer, as far as is known.
     enum class PeerState { present, failed, left, gone };
@@ -65,22 +126,18 @@ class GlooTransport final : public Transport {
     };
 
     // --- notices (gloo_transport.cc)
-    void enter(Call& call, std::span<const std::byte> payload);
     void await_farewell(int peer);
     void await_next_notice(int peer);
     [[nodiscard]] bool has_entered(int peer, Clock::time_point until, const std::string& headline);
-    [[nodiscard]] std::vector<int> late_ranks(int awaited);
+    [[nodiscard]] std::vector<int> late_ranks(const Call& call, int awaited);
     void look_at(int peer, Clock::time_point until) const;
     void look_at_all() const;
     void tell_all(const Notice& notice);
 
     // --- errors (gloo_transport.cc)
-    [[nodiscard]] Call call_of(const Request& request, const Operation& operation, uint64_t sequence,
-                               milliseconds timeout) const;
-    // Throws what ends an operation: this rank's abort, a peer's failure or death, an interrupt.
-    void check(const std::string& headline) const;
     void throw_known_failure(const std::string& headline) const;
-    void check_awaited(int awaited, const std::string& headline);
+    [[nodiscard]] bool is_gone(int peer) const;
+    void check_awaited(const Call& call, int awaited, const std::string& headline);
     [[noreturn]] void throw_broken(int peer, const std::string& headline) const;
     [[nodiscard]] std::optional<Error> told_failure(const std::string& headline) const;
     [[nodiscard]] Error lost(int peer, const std::string& headline, bool died) const;
@@ -93,22 +150,25 @@ class GlooTransport final : public Transport {
     void all_reduce(Call& call);
     void broadcast(Call& call);
     void broadcast_bytes(Call& call, std::byte* data, size_t size);
-    void reduce_slices(Call& call, const std::byte* in, std::byte* out, size_t count, DType dtype, int root);
+    void reduce_memory(Call& call, const std::byte* in, std::byte* out, size_t count, DType dtype, int root);
     void reduce_scatter(Call& call);
+    void reduce_scatter(Call& call, const Tensor& input, const Tensor& output);
+    void all_gather(Call& call);
     void gather_all(Call& call, const Tensor& input, std::span<const Tensor> outputs);
+    void exchange_all(Call& call, const Tensor& input, std::span<const Tensor> outputs);
     void gather(Call& call);
     void scatter(Call& call);
     void all_to_all(Call& call);
-    // The notices' data of a small collective, by rank.
-    [[nodiscard]] std::vector<const std::byte*> payloads(const std::byte* own) const;
+    // The notices' data of a small collective, by place.
+    [[nodiscard]] std::vector<const std::byte*> payloads(const Call& call, const std::byte* own) const;
 
     [[nodiscard]] int world() const { return static_cast<int>(peers_.size()); }
-    // The k-th peer after this rank, so that not all ranks begin with the same one.
     [[nodiscard]] int after(int k) const { return (rank_ + k) % world(); }
-    [[nodiscard]] int before(int k) const { return (rank_ + world() - k) % world(); }
 
     int rank_;
     std::vector<Peer> peers_;
+    std::vector<Member> everybody_;
+    std::function<void(const std::string& headline)> watch_others_;
     std::string group_name_;
     std::shared_ptr<::gloo::transport::Context> context_;
     mutable Waker waker_;
@@ -141,22 +201,22 @@ class Exchange {
     Exchange(const Exchange&) = delete;
     Exchange& operator=(const Exchange&) = delete;
 
-    // Nothing is sent for no bytes, on either side.
-    void send(int peer, uint64_t slot, const std::byte* data, size_t size);
-    void receive(int peer, uint64_t slot, std::byte* data, size_t size);
+    // `to` and `from` are places. Nothing is sent for no bytes, on either side.
+    void send(int to, uint64_t slot, const std::byte* data, size_t size);
+    void receive(int from, uint64_t slot, std::byte* data, size_t size);
     // Waits for all posted so far. Throws TIMEOUT naming whom, PEER_LOST, ABORTED, INTERRUPTED.
     void finish();
-    // Waits for the earliest receive not waited for yet.
-    void finish_next_receive();
+    // Waits for the earliest not waited for yet.
+    void finish_next();
 
    private:
-    void post(int peer, uint64_t slot, const std::byte* data, size_t size, Direction direction);
+    void post(int at, uint64_t slot, const std::byte* data, size_t size, Direction direction);
     void finish(Flight& flight);
 
     GlooTransport& transport_;
     const GlooTransport::Call& call_;
     std::deque<Flight> flights_;
-    size_t next_receive_ = 0;
+    size_t next_ = 0;
 };
 
 class GlooTransfer final : public Transfer {

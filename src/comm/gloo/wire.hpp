@@ -34,7 +34,6 @@ struct Notice {
     int32_t code = 0;  // failed: what and, if known, which rank; why is text in `bytes`
     int32_t peer = -1;
     uint64_t sequence = 0;
-    uint64_t fingerprint = 0;
     Operation operation;
     alignas(64) std::array<std::byte, inline_size> bytes{};
 };

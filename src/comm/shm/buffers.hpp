@@ -44,6 +44,7 @@ class SharedBuffer final : public Buffer {
     ~SharedBuffer() override { table_->remove(region_.id); }
     [[nodiscard]] std::byte* data() const override { return region_.of_rank(region_.rank); }
     [[nodiscard]] size_t size() const override { return size_; }
+    [[nodiscard]] std::byte* of_rank(int rank) const override { return region_.of_rank(static_cast<size_t>(rank)); }
 
    private:
     std::shared_ptr<BufferTable> table_;

@@ -1,4 +1,5 @@
-// A list of tensors as one run of bytes, which is how the collectives see what they move.
+// A list of tensors as one run of bytes, which is how the collectives see what they move. Used again and again: what it
+// has allocated it keeps.
 #pragma once
 
 #include <algorithm>
@@ -13,20 +14,16 @@ namespace tsr::shm {
 // Neighbours in memory are joined.
 class ByteList {
    public:
-    explicit ByteList(std::span<const Tensor> tensors) {
+    void assign(std::span<const Tensor> tensors) {
+        clear();
+        for (const Tensor& tensor : tensors) add(tensor.data, tensor.size_bytes());
+    }
+    // The r-th of `parts` equal parts of each tensor.
+    void assign_parts(std::span<const Tensor> tensors, size_t r, size_t parts) {
+        clear();
         for (const Tensor& tensor : tensors) {
-            const size_t size = tensor.size_bytes();
-            if (size == 0) continue;
-            if (total_ > 0 && last_end_ == tensor.data) {
-                (more_.empty() ? first_ : more_.back()).size += size;
-            } else if (total_ == 0) {
-                first_ = {tensor.data, size, 0};
-            } else {
-                if (more_.empty()) more_.push_back(first_);
-                more_.push_back({tensor.data, size, total_});
-            }
-            last_end_ = tensor.data + size;
-            total_ += size;
+            const size_t size = tensor.size_bytes() / parts;
+            add(tensor.data + r * size, size);
         }
     }
 
@@ -54,6 +51,26 @@ class ByteList {
         size_t size = 0;
         size_t begin = 0;
     };
+
+    void clear() {
+        more_.clear();
+        first_ = {};
+        last_end_ = nullptr;
+        total_ = 0;
+    }
+    void add(std::byte* data, size_t size) {
+        if (size == 0) return;
+        if (total_ > 0 && last_end_ == data) {
+            (more_.empty() ? first_ : more_.back()).size += size;
+        } else if (total_ == 0) {
+            first_ = {data, size, 0};
+        } else {
+            if (more_.empty()) more_.push_back(first_);
+            more_.push_back({data, size, total_});
+        }
+        last_end_ = data + size;
+        total_ += size;
+    }
 
     template <class Visit>
     void visit(size_t offset, size_t n, Visit&& visitor) const {

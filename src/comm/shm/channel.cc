@@ -36,26 +36,25 @@ ShmTransfer::ShmTransfer(ShmTransport& transport, const Request& request, uint64
     : transport_(transport),
       operation_(operation_of(request)),
       sequence_(sequence),
+      other_(transport.place_of(operation_.peer)),
       deadline_(deadline),
       patience_(deadline.remaining()) {
     const Tensor& tensor = sending() ? request.inputs[0] : request.outputs[0];
     data_ = tensor.data;
     size_ = tensor.size_bytes();
-    const auto other = static_cast<size_t>(peer());
     if (sending()) {
-        transport_.outboxes_[other].queue.push_back(this);
+        transport_.outboxes_[other_].queue.push_back(this);
     } else {
-        transport_.inboxes_[other].receivers.push_back(this);
+        transport_.inboxes_[other_].receivers.push_back(this);
     }
 }
 
 ShmTransfer::~ShmTransfer() {
-    const auto other = static_cast<size_t>(peer());
     if (sending()) {
-        std::erase(transport_.outboxes_[other].queue, this);
+        std::erase(transport_.outboxes_[other_].queue, this);
         return;
     }
-    Inbox& inbox = transport_.inboxes_[other];
+    Inbox& inbox = transport_.inboxes_[other_];
     inbox.receivers.remove(this);
     if (inbox.current && inbox.current->sink == this) inbox.current->sink = nullptr;
 }
@@ -69,29 +68,27 @@ Transfer::Progress ShmTransfer::advance() {
     throw Error(Code::timeout,
                 fmt::format("rank {}: {} timed out after {} s: {} {}{}; {}. Look at the log of rank {}, or raise "
                             "the timeout",
-                            transport_.rank_, headline(), static_cast<double>(patience_.count()) / 1000,
-                            transport_.name_peer(peer()), reason, moved_ > 0 ? " more" : "",
-                            transport_.last_operation(peer()), peer()))
+                            transport_.number(transport_.rank_), headline(),
+                            static_cast<double>(patience_.count()) / 1000, transport_.name_peer(other_), reason,
+                            moved_ > 0 ? " more" : "", transport_.last_operation(other_), peer()))
         .with_peer(peer());
 }
 
 bool ShmTransfer::may_move() const {
-    const auto other = static_cast<size_t>(peer());
     if (sending()) {
-        if (transport_.outboxes_[other].queue.front() != this) return false;
-        const ChannelEnd out = transport_.channel(transport_.rank_, other);
+        if (transport_.outboxes_[other_].queue.front() != this) return false;
+        const ChannelEnd out = transport_.channel(transport_.rank_, other_);
         return out.size - out.filled() >= (header_sent_ ? 1 : sizeof(MessageHeader));
     }
-    const Inbox& inbox = transport_.inboxes_[other];
-    const size_t filled = transport_.channel(other, transport_.rank_).filled();
+    const Inbox& inbox = transport_.inboxes_[other_];
+    const size_t filled = transport_.channel(other_, transport_.rank_).filled();
     return inbox.current ? filled > 0 : filled >= sizeof(MessageHeader);
 }
 
 bool ShmTransfer::push() {
-    const auto other = static_cast<size_t>(peer());
-    Outbox& outbox = transport_.outboxes_[other];
+    Outbox& outbox = transport_.outboxes_[other_];
     if (outbox.queue.front() != this) return false;
-    const ChannelEnd out = transport_.channel(transport_.rank_, other);
+    const ChannelEnd out = transport_.channel(transport_.rank_, other_);
     uint64_t head = out.counters->head.load(std::memory_order_relaxed);
     size_t room = out.size - out.filled();
     if (!header_sent_) {
@@ -110,7 +107,7 @@ bool ShmTransfer::push() {
     out.copy_in(head, data_ + moved_, n);
     moved_ += n;
     out.counters->head.store(head + n, std::memory_order_seq_cst);
-    ring(transport_.page(other).bell);
+    ring(transport_.page(other_).bell);
     if (moved_ == size_) {
         done_ = true;
         outbox.queue.pop_front();
@@ -121,7 +118,7 @@ bool ShmTransfer::push() {
 // Whose message comes next: for the first receiver with its tag, unless an older message of that tag is set aside and
 // still to be taken; else aside.
 bool ShmTransfer::take_header(Inbox& inbox) {
-    const ChannelEnd in = transport_.channel(static_cast<size_t>(peer()), transport_.rank_);
+    const ChannelEnd in = transport_.channel(other_, transport_.rank_);
     if (in.filled() < sizeof(MessageHeader)) return false;
     const uint64_t tail = in.counters->tail.load(std::memory_order_relaxed);
     Inbox::Message message;
@@ -154,8 +151,8 @@ Error ShmTransfer::too_much_aside(const Inbox& inbox, const Inbox::Message& mess
                  fmt::format("rank {}: {}: rank {} sends {} bytes with tag {}, which no receive here waits for, and {} "
                              "bytes of other tags wait already; at most {} MiB of a rank's messages are kept. Receive "
                              "them in the order in which they are sent, or begin their receives before",
-                             transport_.rank_, headline(), peer(), message.header.size, message.header.tag,
-                             inbox.aside_bytes, Inbox::max_aside_bytes >> 20))
+                             transport_.number(transport_.rank_), headline(), peer(), message.header.size,
+                             message.header.tag, inbox.aside_bytes, Inbox::max_aside_bytes >> 20))
         .with_peer(peer());
 }
 
@@ -166,11 +163,11 @@ void ShmTransfer::accept(Inbox::Message& message) {
         sent.collective = Collective::send;
         sent.dtype = header.dtype;
         sent.count = header.count;
-        sent.peer = static_cast<int>(transport_.rank_);
-        throw Error(
-            Code::mismatch,
-            fmt::format("rank {}: {} does not match: rank {} called {}, rank {} {}. No data has moved",
-                        transport_.rank_, headline(), peer(), describe(sent), transport_.rank_, describe(operation_)))
+        sent.peer = transport_.number(transport_.rank_);
+        throw Error(Code::mismatch,
+                    fmt::format("rank {}: {} does not match: rank {} called {}, rank {} {}. No data has moved",
+                                transport_.number(transport_.rank_), headline(), peer(), describe(sent), sent.peer,
+                                describe(operation_)))
             .with_peer(peer());
     }
     message.sink = this;
@@ -178,7 +175,7 @@ void ShmTransfer::accept(Inbox::Message& message) {
 
 bool ShmTransfer::pull() {
     if (done_) return true;  // another receiver of this peer has moved its message
-    Inbox& inbox = transport_.inboxes_[static_cast<size_t>(peer())];
+    Inbox& inbox = transport_.inboxes_[other_];
     // A message that was set aside before this receiver came?
     if (!inbox.current || inbox.current->sink != this) {
         for (auto message = inbox.aside.begin(); message != inbox.aside.end(); ++message) {
@@ -204,7 +201,7 @@ bool ShmTransfer::pull() {
             moved = true;
         }
         Inbox::Message& message = *inbox.current;
-        const ChannelEnd in = transport_.channel(static_cast<size_t>(peer()), transport_.rank_);
+        const ChannelEnd in = transport_.channel(other_, transport_.rank_);
         const size_t n =
             std::min({in.filled(), static_cast<size_t>(message.header.size) - message.received, in.size / 4});
         if (n == 0 && message.received < message.header.size) break;
@@ -213,7 +210,7 @@ bool ShmTransfer::pull() {
         in.copy_out(tail, to + message.received, n);
         message.received += n;
         in.counters->tail.store(tail + n, std::memory_order_seq_cst);
-        ring(transport_.page(static_cast<size_t>(peer())).bell);
+        ring(transport_.page(other_).bell);
         moved = true;
         if (message.received < message.header.size) continue;
         if (message.aside) {
@@ -252,15 +249,22 @@ void ShmTransport::wait(std::span<Transfer* const> transfers, const std::atomic<
         page(rank_).bell, patience_, slice_done, [this] { return alarmed(); },
         [&] {
             checked = true;  // the caller looks at deadlines
-            for (Transfer* transfer : transfers) {
-                const auto& t = static_cast<ShmTransfer&>(*transfer);
-                if (alarmed()) throw_if_alarmed(t.headline());
-                const bool died = watch_.is_dead(t.peer());
-                const bool left = page(static_cast<size_t>(t.peer())).left.load(std::memory_order_acquire) != 0;
-                if ((died || left) && !t.may_move()) throw lost(t.peer(), t.headline(), !left);
+            check(transfers);
+            if (watch_others_) {
+                watch_others_(transfers.empty() ? "" : static_cast<ShmTransfer*>(transfers[0])->headline());
             }
-            poll_interrupt();
         });
+}
+
+void ShmTransport::check(std::span<Transfer* const> transfers) const {
+    for (Transfer* transfer : transfers) {
+        const auto& t = static_cast<ShmTransfer&>(*transfer);
+        if (alarmed()) throw_if_alarmed(t.headline());
+        const bool died = watch_.is_dead(static_cast<int>(t.other()));
+        const bool left = page(t.other()).left.load(std::memory_order_acquire) != 0;
+        if ((died || left) && !t.may_move()) throw lost(t.other(), t.headline(), !left);
+    }
+    poll_interrupt();
 }
 
 }  // namespace tsr::shm

@@ -70,6 +70,7 @@ class ShmTransfer final : public Transfer {
     // Whether advance() could move something, seen without moving it.
     [[nodiscard]] bool may_move() const;
     [[nodiscard]] int peer() const { return operation_.peer; }
+    [[nodiscard]] size_t other() const { return other_; }  // the peer's place
     [[nodiscard]] std::string headline() const { return tsr::headline(operation_, sequence_); }
 
    private:
@@ -83,6 +84,7 @@ class ShmTransfer final : public Transfer {
     ShmTransport& transport_;
     Operation operation_;
     uint64_t sequence_;
+    size_t other_;
     Deadline deadline_;
     milliseconds patience_;
     std::byte* data_;

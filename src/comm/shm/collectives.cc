@@ -2,23 +2,16 @@
 //   small    the data goes through the staging areas (or, if tiny, beside the stamps): one point, no more
 //   direct   all ranks' tensors lie in one buffer of the communicator: ranks read and write each other's memory
 //   staged   anything else: segments pass through the staging areas, one point per segment
+// An output is written after the first point, at which the fingerprints are compared, also with what is this rank's own.
 // Here are those that move data only; reductions.cc has the others.
 #include <algorithm>
 #include <cstring>
 
+#include "comm/coalesce.hpp"
 #include "comm/shm/blocks.hpp"
-#include "comm/shm/byte_list.hpp"
 #include "comm/shm/shm_transport.hpp"
 
 namespace tsr::shm {
-
-namespace {
-
-void copy_bytes(std::byte* to, const std::byte* from, size_t n) {
-    if (n > 0 && to != from) std::memcpy(to, from, n);
-}
-
-}  // namespace
 
 void ShmTransport::run(const Request& request, const Operation& operation, uint64_t sequence, milliseconds timeout) {
     Call call{request, operation, sequence, timeout};
@@ -64,44 +57,63 @@ Region ShmTransport::common_region(Location Arrival::* which, size_t size) {
     return region;
 }
 
+Location ShmTransport::locate(const ByteList& list) const {
+    if (list.contiguous() == nullptr) return {};
+    return buffers_->locate(list.contiguous(), list.size());
+}
+
 void ShmTransport::all_gather(Call& call) {
-    const Tensor& input = call.request.inputs[0];
-    const Tensor& output = call.request.outputs[0];
-    const size_t size = input.size_bytes();
+    const auto inputs = call.request.inputs;
+    const auto outputs = call.request.outputs;
+    input_.assign(inputs);
+    output_.assign(outputs);
+    const size_t size = input_.size();
     if (size > one_shot_limit) {
-        call.input = buffers_->locate(input.data, size);
-        call.output = buffers_->locate(output.data, output.size_bytes());
+        call.input = locate(input_);
+        call.output = locate(output_);
         sync(call);
-        if (const Region region = common_region(&Arrival::output, output.size_bytes()); region.id != 0) {
+        if (const Region region = common_region(&Arrival::output, output_.size()); region.id != 0) {
             // A block at a time to everybody, so that it is read from memory once.
             constexpr size_t block = 4 * block_size;
-            for (size_t done = 0; done < size; done += block) {
-                const size_t n = std::min(block, size - done);
-                for (size_t i = 0; i < world(); ++i) {
-                    const size_t r = (rank_ + i) % world();
-                    copy_bytes(region.of_rank(r) + places_[r] + rank_ * size + done, input.data + done, n);
+            size_t begin = 0;  // of the tensor among the outputs
+            for (size_t i = 0; i < inputs.size(); begin += outputs[i++].size_bytes()) {
+                const size_t own = inputs[i].size_bytes();
+                for (size_t done = 0; done < own; done += block) {
+                    const size_t n = std::min(block, own - done);
+                    for (size_t k = 0; k < world(); ++k) {
+                        const size_t r = (rank_ + k) % world();
+                        copy_bytes(region.of_rank(r) + places_[r] + begin + rank_ * own + done, inputs[i].data + done,
+                                   n);
+                    }
+                    if (done % pulse_bytes == 0) pulse();
                 }
-                if (done % pulse_bytes == 0) pulse();
             }
             return sync(call);
         }
         if (const Region region = common_region(&Arrival::input, size); region.id != 0) {
-            for (size_t i = 0; i < world(); ++i) {
-                const size_t r = (rank_ + i) % world();
-                copy_far(output.data + r * size, region.of_rank(r) + places_[r], size);
+            for (size_t k = 0; k < world(); ++k) {
+                const size_t r = (rank_ + k) % world();
+                const std::byte* from = region.of_rank(r) + places_[r];
+                for (size_t i = 0; i < inputs.size(); from += inputs[i++].size_bytes()) {
+                    copy_far(outputs[i].data + r * inputs[i].size_bytes(), from, inputs[i].size_bytes());
+                }
             }
             return sync(call);
         }
     }
-    copy_bytes(output.data + rank_ * size, input.data, size);
+    for (size_t r = 0; r < world(); ++r) parts_[r].assign_parts(outputs, r, world());
     size_t done = 0;
     do {
         const size_t n = std::min(segment_size, size - done);
-        copy_bytes(next_staging(), input.data + done, n);
+        input_.read(done, next_staging(), n);
         sync(call);
-        for (size_t i = 1; i < world(); ++i) {
-            const size_t r = (rank_ + i) % world();
-            copy_bytes(output.data + r * size + done, staging(r), n);
+        for (size_t i = 0; done == 0 && i < inputs.size(); ++i) {
+            const size_t own = inputs[i].size_bytes();
+            copy_bytes(outputs[i].data + rank_ * own, inputs[i].data, own);
+        }
+        for (size_t k = 1; k < world(); ++k) {
+            const size_t r = (rank_ + k) % world();
+            parts_[r].write(done, staging(r), n);
         }
         done += n;
     } while (done < size);
@@ -112,12 +124,13 @@ void ShmTransport::all_gather_v(Call& call) {
     const auto outputs = call.request.outputs;
     size_t longest = 0;
     for (const Tensor& output : outputs) longest = std::max(longest, output.size_bytes());
-    copy_bytes(outputs[rank_].data, input.data, input.size_bytes());
     size_t done = 0;
     do {
         const size_t size = input.size_bytes();
-        if (done < size) copy_bytes(next_staging(), input.data + done, std::min(segment_size, size - done));
+        const size_t n = done < size ? std::min(segment_size, size - done) : 0;
+        copy_bytes(next_staging(), input.data + done, n);
         sync(call);
+        copy_bytes(outputs[rank_].data + done, input.data + done, n);
         for (size_t i = 1; i < world(); ++i) {
             const size_t r = (rank_ + i) % world();
             const size_t theirs = outputs[r].size_bytes();
@@ -128,10 +141,11 @@ void ShmTransport::all_gather_v(Call& call) {
 }
 
 void ShmTransport::broadcast(Call& call) {
-    const ByteList list(call.request.outputs);
-    const auto root = static_cast<size_t>(call.operation.peer);
+    const ByteList& list = output_;
+    output_.assign(call.request.outputs);
+    const auto root = place_of(call.request.peer);
     if (list.size() > one_shot_limit) {
-        if (list.contiguous() != nullptr) call.output = buffers_->locate(list.contiguous(), list.size());
+        call.output = locate(list);
         sync(call);
         if (const Region region = common_region(&Arrival::output, list.size()); region.id != 0) {
             if (rank_ != root) copy_far(list.contiguous(), region.of_rank(root) + places_[root], list.size());
@@ -151,7 +165,7 @@ void ShmTransport::broadcast(Call& call) {
 void ShmTransport::gather(Call& call) {
     const Tensor& input = call.request.inputs[0];
     const size_t size = input.size_bytes();
-    const bool is_root = rank_ == static_cast<size_t>(call.operation.peer);
+    const bool is_root = rank_ == place_of(call.request.peer);
     std::byte* output = is_root ? call.request.outputs[0].data : nullptr;
     if (size > one_shot_limit) {
         call.input = buffers_->locate(input.data, size);
@@ -162,14 +176,13 @@ void ShmTransport::gather(Call& call) {
             return sync(call);
         }
     }
-    if (is_root) copy_bytes(output + rank_ * size, input.data, size);
     size_t done = 0;
     do {
         const size_t n = std::min(segment_size, size - done);
         if (!is_root) copy_bytes(next_staging(), input.data + done, n);
         sync(call);
         for (size_t r = 0; is_root && r < world(); ++r) {
-            if (r != rank_) copy_bytes(output + r * size + done, staging(r), n);
+            copy_bytes(output + r * size + done, r == rank_ ? input.data + done : staging(r), n);
         }
         done += n;
     } while (done < size);
@@ -178,17 +191,17 @@ void ShmTransport::gather(Call& call) {
 void ShmTransport::scatter(Call& call) {
     const Tensor& output = call.request.outputs[0];
     const size_t size = output.size_bytes();
-    const auto root = static_cast<size_t>(call.operation.peer);
+    const auto root = place_of(call.request.peer);
     const std::byte* input = rank_ == root ? call.request.inputs[0].data : nullptr;
     const size_t share = share_of_segment(world());
     size_t done = 0;
     do {
         const size_t n = std::min(share, size - done);
         for (size_t r = 0; rank_ == root && r < world(); ++r) {
-            copy_bytes(r == rank_ ? output.data + done : next_staging() + r * share, input + r * size + done, n);
+            if (r != rank_) copy_bytes(next_staging() + r * share, input + r * size + done, n);
         }
         sync(call);
-        if (rank_ != root) copy_bytes(output.data + done, staging(root) + rank_ * share, n);
+        copy_bytes(output.data + done, rank_ == root ? input + rank_ * size + done : staging(root) + rank_ * share, n);
         done += n;
     } while (done < size);
 }
@@ -209,7 +222,6 @@ void ShmTransport::all_to_all(Call& call) {
         }
     }
     const size_t share = share_of_segment(world());
-    copy_bytes(output.data + rank_ * size, input.data + rank_ * size, size);
     size_t done = 0;
     do {
         const size_t n = std::min(share, size - done);
@@ -217,6 +229,7 @@ void ShmTransport::all_to_all(Call& call) {
             if (r != rank_) copy_bytes(next_staging() + r * share, input.data + r * size + done, n);
         }
         sync(call);
+        copy_bytes(output.data + rank_ * size + done, input.data + rank_ * size + done, n);
         for (size_t i = 1; i < world(); ++i) {
             const size_t r = (rank_ + i) % world();
             copy_bytes(output.data + r * size + done, staging(r) + rank_ * share, n);

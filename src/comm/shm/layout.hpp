@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/atomic_words.hpp"
 #include "comm/request.hpp"
 
 namespace tsr::shm {
@@ -45,16 +46,13 @@ struct alignas(2 * cache_line) Arrival {
 static_assert(sizeof(Arrival) == 2 * cache_line && offsetof(Arrival, input) == cache_line);
 
 // The operation that a rank began last, readable at any time by peers that want to say why they wait. A sequence lock:
-// `version` is odd while the words change. Words are stored with release and loaded with acquire, so that a reader who
-// sees a new word also sees the odd version before it.
+// `version` is odd while the words change (base/atomic_words.hpp).
 struct alignas(cache_line) Journal {
-    static constexpr size_t words = sizeof(Operation) / sizeof(uint64_t);
     std::atomic<uint64_t> version;
     std::atomic<uint64_t> sequence;  // 0: none yet
     std::atomic<uint64_t> finished;  // 1: it is done
-    std::array<std::atomic<uint64_t>, words> operation;
+    std::array<AtomicWord, words_of<Operation>> operation;
 };
-static_assert(sizeof(Operation) % sizeof(uint64_t) == 0);
 
 // The error that ended a rank's part; written once, before `state` becomes told.
 struct alignas(cache_line) FailureRecord {

@@ -1,12 +1,9 @@
 // The reductions of ShmTransport; see collectives.cc.
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <optional>
 
 #include "comm/reduce.hpp"
 #include "comm/shm/blocks.hpp"
-#include "comm/shm/byte_list.hpp"
 #include "comm/shm/shm_transport.hpp"
 
 namespace tsr::shm {
@@ -26,29 +23,26 @@ Part part_of(size_t size, size_t parts, size_t r) {
     return {begin, std::min(each, size - begin)};
 }
 
+DType dtype_of(std::span<const Tensor> list) { return list.empty() ? DType::u8 : list[0].dtype; }
+
 }  // namespace
+
 void ShmTransport::all_reduce(Call& call) {
-    const ByteList list(call.request.outputs);
-    const auto dtype = static_cast<DType>(call.operation.dtype);
-    if (list.size() <= Arrival::payload_size) {
-        list.read(0, next_arrival().payload.data(), list.size());
-        sync(call);
-        if (list.size() == 0) return;
-        for (size_t r = 0; r < world(); ++r) sources_[r] = arrival(r).payload.data();
-        alignas(8) std::array<std::byte, Arrival::payload_size> out;
-        tsr::reduce(out.data(), sources_, call.operation.count, dtype, call.operation.op);
-        return list.write(0, out.data(), list.size());
-    }
+    const ByteList& list = output_;
+    output_.assign(call.request.outputs);
+    const DType dtype = dtype_of(call.request.outputs);
     if (list.size() <= one_shot_limit) {
-        list.read(0, next_staging(), list.size());
+        const bool tiny = list.size() <= Arrival::payload_size;
+        list.read(0, tiny ? next_arrival().payload.data() : next_staging(), list.size());
         sync(call);
-        for (size_t r = 0; r < world(); ++r) sources_[r] = staging(r);
+        const Arrivals here = arrivals();
+        for (size_t r = 0; r < world(); ++r) sources_[r] = tiny ? here[r].payload.data() : staging(r);
         std::byte* out = list.is_contiguous() ? list.contiguous() : block_.data();
-        tsr::reduce(out, sources_, call.operation.count, dtype, call.operation.op);
+        tsr::reduce(out, sources_, list.size() / size_of(dtype), dtype, call.request.op);
         if (!list.is_contiguous()) list.write(0, out, list.size());
         return;
     }
-    if (list.contiguous() != nullptr) call.output = buffers_->locate(list.contiguous(), list.size());
+    call.output = locate(list);
     sync(call);
     const Region region = common_region(&Arrival::output, list.size());
     if (region.id == 0) return world() == 2 ? exchange_reduce(call, list) : staged_reduce(call, list, &list);
@@ -59,7 +53,7 @@ void ShmTransport::all_reduce(Call& call) {
     for (size_t done = 0; done < part.size;) {
         const size_t n = std::min(block_size, part.size - done);
         for (size_t r = 0; r < world(); ++r) sources_[r] = region.of_rank(r) + places_[r] + part.begin + done;
-        tsr::reduce(block_.data(), sources_, n / element, dtype, call.operation.op);
+        tsr::reduce(block_.data(), sources_, n / element, dtype, call.request.op);
         for (size_t r = 0; r < world(); ++r) {
             std::memcpy(region.of_rank(r) + places_[r] + part.begin + done, block_.data(), n);
         }
@@ -74,7 +68,7 @@ void ShmTransport::all_reduce(Call& call) {
 // always has several streams of memory in flight.
 void ShmTransport::exchange_reduce(Call& call, const ByteList& list) {
     constexpr size_t page = 4096;
-    const auto dtype = static_cast<DType>(call.operation.dtype);
+    const DType dtype = dtype_of(call.request.outputs);
     const auto stage = [&](size_t begin, size_t end, std::byte* to) {
         if (begin < end) list.read(begin, to, end - begin);
     };
@@ -89,7 +83,7 @@ void ShmTransport::exchange_reduce(Call& call, const ByteList& list) {
             for (size_t r = 0; r < 2; ++r) sources_[r] = staging(r) + at;
             std::byte* out = block_.data();
             if (list.contiguous() != nullptr) sources_[rank_] = out = list.contiguous() + done + at;
-            tsr::reduce(out, sources_, n / size_of(dtype), dtype, call.operation.op);
+            tsr::reduce(out, sources_, n / size_of(dtype), dtype, call.request.op);
             if (!list.is_contiguous()) list.write(done + at, out, n);
         }
     }
@@ -98,7 +92,7 @@ void ShmTransport::exchange_reduce(Call& call, const ByteList& list) {
 // Reduces `input` through the staging areas; `output` is null on ranks that do not want the result. At point i the i-th
 // segment's inputs are there and the results of the one before it.
 void ShmTransport::staged_reduce(Call& call, const ByteList& input, const ByteList* output) {
-    const auto dtype = static_cast<DType>(call.operation.dtype);
+    const DType dtype = dtype_of(call.request.inputs.empty() ? call.request.outputs : call.request.inputs);
     const size_t element = size_of(dtype);
     const size_t segments = (input.size() + segment_size - 1) / segment_size;
     const auto length_of = [&](size_t i) { return std::min(segment_size, input.size() - i * segment_size); };
@@ -118,7 +112,7 @@ void ShmTransport::staged_reduce(Call& call, const ByteList& input, const ByteLi
             if (input.contiguous() != nullptr) {
                 sources_[rank_] = input.contiguous() + (i - 1) * segment_size + own.begin;
             }
-            tsr::reduce(next_result() + own.begin, sources_, own.size / element, dtype, call.operation.op);
+            tsr::reduce(next_result() + own.begin, sources_, own.size / element, dtype, call.request.op);
         }
         sync(call);
         if (i == 0 || output == nullptr) continue;
@@ -130,56 +124,99 @@ void ShmTransport::staged_reduce(Call& call, const ByteList& input, const ByteLi
 }
 
 void ShmTransport::reduce(Call& call) {
-    const ByteList input(call.request.inputs);
-    const bool is_root = rank_ == static_cast<size_t>(call.operation.peer);
-    const auto dtype = static_cast<DType>(call.operation.dtype);
-    std::optional<ByteList> output;
-    if (is_root) output.emplace(call.request.outputs);
+    const ByteList& input = input_;
+    input_.assign(call.request.inputs);
+    const bool is_root = rank_ == place_of(call.request.peer);
+    const DType dtype = dtype_of(call.request.inputs);
+    const ByteList* output = is_root ? &output_ : nullptr;
+    if (is_root) output_.assign(call.request.outputs);
     if (input.size() <= one_shot_limit) {
         input.read(0, next_staging(), input.size());
         sync(call);
         if (!is_root || input.size() == 0) return;
         for (size_t r = 0; r < world(); ++r) sources_[r] = staging(r);
-        return tsr::reduce(output->contiguous(), sources_, call.operation.count, dtype, call.operation.op);
+        return tsr::reduce(output->contiguous(), sources_, input.size() / size_of(dtype), dtype, call.request.op);
+    }
+    call.input = locate(input);
+    if (is_root) call.output = locate(*output);
+    sync(call);
+    const Region inputs = common_region(&Arrival::input, input.size());
+    const auto root = place_of(call.request.peer);
+    const Location to = arrival(root).output;
+    const Region target = to.buffer != 0 ? buffers_->find(to.buffer) : Region{};
+    // Ranks that let go of the root's buffer do not reach it, nor then do the others.
+    next_arrival().payload[0] = std::byte{inputs.id != 0 && target.id != 0};
+    if (inputs.id == 0 || to.buffer == 0) return staged_reduce(call, input, output);
+    if (target.id != 0 && (to.offset > target.stride || input.size() > target.stride - to.offset)) {
+        throw Error(Code::corrupt, "a peer tells of a tensor beyond the end of its buffer");
     }
     sync(call);
-    staged_reduce(call, input, is_root ? &*output : nullptr);
+    for (size_t r = 0; r < world(); ++r) {
+        if (arrival(r).payload[0] == std::byte{0}) return staged_reduce(call, input, output);
+    }
+    // Each rank reduces its part of all inputs into the root's memory.
+    const Part part = part_of(input.size(), world(), rank_);
+    for (size_t done = 0; done < part.size;) {
+        const size_t n = std::min(block_size, part.size - done);
+        for (size_t r = 0; r < world(); ++r) sources_[r] = inputs.of_rank(r) + places_[r] + part.begin + done;
+        tsr::reduce(target.of_rank(root) + to.offset + part.begin + done, sources_, n / size_of(dtype), dtype,
+                    call.request.op);
+        done += n;
+        if (done % pulse_bytes == 0) pulse();
+    }
+    sync(call);
 }
 
 void ShmTransport::reduce_scatter(Call& call) {
-    const Tensor& input = call.request.inputs[0];
-    const Tensor& output = call.request.outputs[0];
-    const size_t size = output.size_bytes();
-    const size_t element = size_of(input.dtype);
-    const bool small = input.size_bytes() <= one_shot_limit;
-    if (!small) {
-        call.input = buffers_->locate(input.data, input.size_bytes());
+    const auto inputs = call.request.inputs;
+    const auto outputs = call.request.outputs;
+    input_.assign(inputs);
+    output_.assign(outputs);
+    const DType dtype = dtype_of(inputs);
+    const size_t element = size_of(dtype);
+    if (input_.size() > one_shot_limit) {
+        call.input = locate(input_);
         sync(call);
-        const Region region = common_region(&Arrival::input, input.size_bytes());
+        const Region region = common_region(&Arrival::input, input_.size());
         if (region.id != 0) {
-            for (size_t done = 0; done < size;) {
-                const size_t n = std::min(block_size, size - done);
-                for (size_t r = 0; r < world(); ++r) sources_[r] = region.of_rank(r) + places_[r] + rank_ * size + done;
-                tsr::reduce(output.data + done, sources_, n / element, input.dtype, call.operation.op);
-                done += n;
-                if (done % pulse_bytes == 0) pulse();
+            size_t begin = 0;  // of the tensor among the inputs
+            for (size_t i = 0; i < inputs.size(); begin += inputs[i++].size_bytes()) {
+                const size_t size = outputs[i].size_bytes();
+                for (size_t done = 0; done < size;) {
+                    const size_t n = std::min(block_size, size - done);
+                    for (size_t r = 0; r < world(); ++r) {
+                        sources_[r] = region.of_rank(r) + places_[r] + begin + rank_ * size + done;
+                    }
+                    tsr::reduce(outputs[i].data + done, sources_, n / element, dtype, call.request.op);
+                    done += n;
+                    if (done % pulse_bytes == 0) pulse();
+                }
             }
             return sync(call);  // before it nobody may change its input
         }
     }
+    for (size_t r = 0; r < world(); ++r) parts_[r].assign_parts(inputs, r, world());
+    const ByteList& own = parts_[rank_];
     const size_t share = share_of_segment(world());
+    const bool whole = own.is_contiguous() && output_.is_contiguous();
+    const size_t most = whole ? share : std::min(share, block_size);  // reduced at once
     size_t done = 0;
     do {
-        const size_t n = std::min(share, size - done);
+        const size_t n = std::min(share, output_.size() - done);
         for (size_t r = 0; r < world(); ++r) {
-            if (r != rank_ && n > 0) std::memcpy(next_staging() + r * share, input.data + r * size + done, n);
+            if (r != rank_ || !own.is_contiguous()) parts_[r].read(done, next_staging() + r * share, n);
         }
         sync(call);
-        for (size_t r = 0; r < world(); ++r) sources_[r] = staging(r) + rank_ * share;
-        sources_[rank_] = input.data + rank_ * size + done;
-        tsr::reduce(output.data + done, sources_, n / element, input.dtype, call.operation.op);
+        for (size_t at = 0; at < n; at += most) {
+            const size_t count = std::min(most, n - at);
+            for (size_t r = 0; r < world(); ++r) sources_[r] = staging(r) + rank_ * share + at;
+            if (own.is_contiguous()) sources_[rank_] = own.contiguous() + done + at;
+            std::byte* out = output_.is_contiguous() ? output_.contiguous() + done + at : block_.data();
+            tsr::reduce(out, sources_, count / element, dtype, call.request.op);
+            if (!output_.is_contiguous()) output_.write(done + at, out, count);
+        }
         done += n;
-    } while (done < size);
+    } while (done < output_.size());
 }
 
 }  // namespace tsr::shm

@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstring>
 
 #include "base/log.hpp"
+#include "base/proc.hpp"
 #include "base/round_up.hpp"
 #include "comm/disagreement.hpp"
 #include "comm/host.hpp"
@@ -67,11 +67,9 @@ JournalEntry read_journal(const Journal& journal) {
     JournalEntry entry;
     for (int attempt = 0; attempt < 1000; ++attempt) {
         const uint64_t before = journal.version.load(std::memory_order_acquire);
-        std::array<uint64_t, Journal::words> words{};
         entry.sequence = journal.sequence.load(std::memory_order_acquire);
         entry.finished = journal.finished.load(std::memory_order_acquire) != 0;
-        for (size_t i = 0; i < words.size(); ++i) words[i] = journal.operation[i].load(std::memory_order_acquire);
-        entry.operation = std::bit_cast<Operation>(words);
+        load_words(entry.operation, std::span(journal.operation));
         if (before % 2 == 0 && journal.version.load(std::memory_order_acquire) == before) return entry;
     }
     entry.sequence = 0;  // stopped in mid-write
@@ -104,14 +102,16 @@ ShmTransport::ShmTransport(Bootstrap bootstrap)
       sources_(peers_.size()),
       places_(peers_.size()),
       block_(size_t{16} << 10),
+      parts_(peers_.size()),
       outboxes_(peers_.size()),
       inboxes_(peers_.size()) {
     const SliceCheck check = [&] {
-        const std::vector<int> dead = watch_.dead_ranks();
+        const std::vector<int> dead = watch_.dead();
         if (dead.empty()) return;
+        const auto first = static_cast<size_t>(dead[0]);
         throw Error(Code::peer_lost,
-                    fmt::format("rank {}: {} died while the communicator was made", rank_, name_peer(dead[0])))
-            .with_peer(dead[0]);
+                    fmt::format("rank {}: {} died while the communicator was made", number(rank_), name_peer(first)))
+            .with_peer(number(first));
     };
     meet(bootstrap.endpoint, bootstrap.deadline, check);
     segment_ = share(plan_.total(), bootstrap.deadline, check);
@@ -122,8 +122,10 @@ ShmTransport::ShmTransport(Bootstrap bootstrap)
         header().channel_size = plan_.channel_size;
         header().total_size = plan_.total();
     }
-    Call call{Request{}, Operation{}};
-    std::memcpy(call.operation.label.data(), "create", 6);
+    Operation creation;
+    std::memcpy(creation.label.data(), "create", 6);
+    const Request nothing;
+    Call call{nothing, creation};
     call.deadline = bootstrap.deadline;
     call.timeout = bootstrap.deadline.remaining();
     try {
@@ -134,9 +136,9 @@ ShmTransport::ShmTransport(Bootstrap bootstrap)
     }
     if (header().magic != Header::current_magic || header().world_size != world() ||
         header().channel_size != plan_.channel_size || header().total_size != plan_.total()) {
-        throw Error(Code::version, fmt::format("rank {}: rank 0 lays out shared memory otherwise than this rank: it "
+        throw Error(Code::version, fmt::format("rank {}: rank {} lays out shared memory otherwise than this rank: it "
                                                "uses another version of Tessera",
-                                               rank_));
+                                               number(rank_), number(0)));
     }
 }
 
@@ -157,12 +159,16 @@ void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline, const Slice
         while (!link) {
             check();
             poll_interrupt();
-            if (deadline.expired()) throw Error(Code::timeout, "timed out connecting to rank 0's unix socket");
+            if (deadline.expired()) {
+                throw Error(Code::timeout,
+                            fmt::format("timed out connecting to the unix socket of rank {}", number(0)));
+            }
             ::sched_yield();
             link = Endpoint::connect(peers_[0].endpoint);
         }
         if (!pid_matches(link, peers_[0])) {
-            throw Error(Code::permission, "another process than rank 0 answers at its unix socket");
+            throw Error(Code::permission,
+                        fmt::format("another process than rank {} answers at its unix socket", number(0)));
         }
         link.send(bytes_of(Hello{hello_magic, static_cast<int64_t>(rank_), peers_[rank_].endpoint}), -1, deadline,
                   check);
@@ -186,7 +192,7 @@ void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline, const Slice
                 ++connected;
             } catch (const Error& e) {
                 if (e.code() == Code::interrupted) throw;
-                log::warning("rank 0 of '{}': refused a connection: {}", name_, e.what());
+                log::warning("rank {} of '{}': refused a connection: {}", number(0), name_, e.what());
             }
             if (!deadline.expired()) continue;
         }
@@ -195,9 +201,9 @@ void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline, const Slice
         if (!deadline.expired()) continue;
         std::vector<int> missing;
         for (size_t r = 1; r < world(); ++r) {
-            if (!links_[r]) missing.push_back(static_cast<int>(r));
+            if (!links_[r]) missing.push_back(number(r));
         }
-        throw Error(Code::timeout, fmt::format("rank 0: {} did not connect in time", name_ranks(missing)))
+        throw Error(Code::timeout, fmt::format("rank {}: {} did not connect in time", number(0), name_ranks(missing)))
             .with_peer(missing.front())
             .with_operation("create");
     }
@@ -206,7 +212,7 @@ void ShmTransport::meet(const Endpoint& endpoint, Deadline deadline, const Slice
 std::shared_ptr<Segment> ShmTransport::share(size_t size, Deadline deadline, const SliceCheck& check) {
     // The link itself does not know whose it is.
     const auto named = [&](const Error& e, size_t rank) {
-        return e.code() == Code::peer_lost && e.record()->peer < 0 ? lost(static_cast<int>(rank), "", false) : e;
+        return e.code() == Code::peer_lost && e.record()->peer < 0 ? lost(rank, "", false) : e;
     };
     if (rank_ != 0) {
         Handover message;
@@ -217,7 +223,8 @@ std::shared_ptr<Segment> ShmTransport::share(size_t size, Deadline deadline, con
             throw named(e, 0);
         }
         message.text.back() = '\0';
-        if (message.magic != handover_magic) throw Error(Code::internal, "an unknown message from rank 0");
+        if (message.magic != handover_magic)
+            throw Error(Code::internal, fmt::format("an unknown message from rank {}", number(0)));
         if (message.code != 0) throw Error(static_cast<Code>(message.code), message.text.data());
         if (message.in_process != nullptr && peers_[0].same_process(peers_[rank_])) {
             const std::unique_ptr<std::shared_ptr<Segment>> shared(message.in_process);
@@ -259,10 +266,9 @@ std::shared_ptr<Segment> ShmTransport::share(size_t size, Deadline deadline, con
 }
 
 std::shared_ptr<Buffer> ShmTransport::allocate(size_t size, uint64_t sequence, milliseconds timeout) {
-    Request request;
-    request.collective = Collective::allocate;
-    Call call{request, operation_of(request), sequence, timeout};
-    call.operation.count = size;
+    const Request nothing;
+    const Operation allocation = allocation_of(size);
+    Call call{nothing, allocation, sequence, timeout};
     begin(call);
     sync(call);
     const size_t stride = round_up(std::max<size_t>(size, 1), page_size);
@@ -293,11 +299,11 @@ std::shared_ptr<Buffer> ShmTransport::allocate(size_t size, uint64_t sequence, m
                               ? "may not make it: its limit of file sizes (RLIMIT_FSIZE, `ulimit -f`) counts for "
                                 "shared memory too"
                               : "has no memory for it";
-        const Error base(Code::no_memory,
-                         fmt::format("rank {}: no buffer of {} bytes a rank: rank {} {}", rank_, size, r, why));
+        const Error base(Code::no_memory, fmt::format("rank {}: no buffer of {} bytes a rank: rank {} {}",
+                                                      number(rank_), size, number(r), why));
         throw(error ? base.caused_by(*error) : base)
-            .with_rank(static_cast<int>(rank_))
-            .with_peer(static_cast<int>(r))
+            .with_rank(number(rank_))
+            .with_peer(number(r))
             .with_operation("allocate", static_cast<int64_t>(sequence));
     }
     buffers_->add(region);
@@ -312,14 +318,11 @@ void ShmTransport::write_journal(const Operation& operation, uint64_t sequence) 
     journal.version.store(version + 1, std::memory_order_relaxed);
     journal.sequence.store(sequence, std::memory_order_release);
     journal.finished.store(0, std::memory_order_release);
-    std::array<uint64_t, Journal::words> words{};
-    std::memcpy(words.data(), &operation, sizeof words);
-    for (size_t i = 0; i < words.size(); ++i) journal.operation[i].store(words[i], std::memory_order_release);
+    store_words(std::span(journal.operation), operation);
     journal.version.store(version + 2, std::memory_order_release);
 }
 
 void ShmTransport::begin(Call& call) {
-    call.fingerprint = fingerprint_of(call.request, call.operation);
     write_journal(call.operation, call.sequence);
     if (alarmed()) throw_if_alarmed(headline(call.operation, call.sequence));
 }
@@ -332,30 +335,37 @@ void ShmTransport::finish(Call& call) {
 void ShmTransport::sync(Call& call) {
     Arrival& own = next_arrival();
     if (!call.entered) {
-        own.fingerprint = call.fingerprint;
+        own.fingerprint = call.operation.fingerprint;
         own.input = call.input;
         own.output = call.output;
     }
     ++stamp_;
     own.stamp.store(stamp_, std::memory_order_seq_cst);
-    size_t next = 0;
-    const auto all_here = [&] {
-        for (; next < world(); ++next) {
-            if (arrival(next).stamp.load(std::memory_order_seq_cst) < stamp_) return false;
-        }
-        return true;
-    };
-    if (all_here()) {
+    if (const size_t here = first_ranks_here(0); here < world()) {
+        await_others(call, here);
+    } else {
         // Maybe the last to come (the last in the single order of the stores sees all stamps, so one rank gets here).
         ring(header().bell);
-    } else {
-        shm::wait(header().bell, patience_, all_here, [this] { return alarmed(); }, [&] { check(call); });
     }
     if (!call.entered) {
         call.entered = true;
         compare_fingerprints(call);
     }
     if (stamp_ % 64 == 0) pulse();
+}
+
+size_t ShmTransport::first_ranks_here(size_t known) const {
+    const Arrivals here = arrivals();
+    const size_t ranks = world();
+    const uint64_t point = stamp_;
+    while (known < ranks && here[known].stamp.load(std::memory_order_seq_cst) >= point) ++known;
+    return known;
+}
+
+// Apart from sync(), so that what it costs can be told from waiting (benchmarks/instructions.py).
+[[gnu::noinline]] void ShmTransport::await_others(Call& call, size_t here) {
+    const auto all_here = [&] { return (here = first_ranks_here(here)) == world(); };
+    shm::wait(header().bell, patience_, all_here, [this] { return alarmed(); }, [&] { check(call); });
 }
 
 void ShmTransport::pulse() {
@@ -367,24 +377,30 @@ void ShmTransport::wake() { ring(page(rank_).bell); }
 
 // --- errors
 
-std::string ShmTransport::name_peer(int rank) const {
-    return fmt::format("rank {} (pid {})", rank, peers_[static_cast<size_t>(rank)].pid);
+size_t ShmTransport::place_of(int rank) const {
+    if (static_cast<size_t>(rank) < world() && number(static_cast<size_t>(rank)) == rank)
+        return static_cast<size_t>(rank);
+    return static_cast<size_t>(std::ranges::find(peers_, rank, &Peer::rank) - peers_.begin());
 }
 
-std::string ShmTransport::last_operation(int rank) const {
+std::string ShmTransport::name_peer(size_t place) const {
+    return fmt::format("rank {} (pid {})", number(place), peers_[place].pid);
+}
+
+std::string ShmTransport::last_operation(size_t place) const {
     if (!segment_) return "it had not begun any operation";
-    const JournalEntry entry = read_journal(page(static_cast<size_t>(rank)).journal);
+    const JournalEntry entry = read_journal(page(place).journal);
     if (entry.sequence == 0) return "it had not begun any operation";
     return fmt::format("its last operation was {}{}", tsr::headline(entry.operation, entry.sequence),
                        entry.finished ? "" : ", not finished");
 }
 
-Error ShmTransport::lost(int rank, const std::string& headline, bool died) const {
+Error ShmTransport::lost(size_t place, const std::string& headline, bool died) const {
     const std::string what = headline.empty() ? std::string() : headline + " failed: ";
-    return Error(Code::peer_lost, fmt::format("rank {}: {}{} {}; {}", rank_, what, name_peer(rank),
-                                              died ? "died" : "left the communicator", last_operation(rank)))
-        .with_rank(static_cast<int>(rank_))
-        .with_peer(rank);
+    return Error(Code::peer_lost, fmt::format("rank {}: {}{} {}; {}", number(rank_), what, name_peer(place),
+                                              died ? "died" : "left the communicator", last_operation(place)))
+        .with_rank(number(rank_))
+        .with_peer(number(place));
 }
 
 std::optional<Error> ShmTransport::told_failure(const std::string& headline) const {
@@ -394,13 +410,12 @@ std::optional<Error> ShmTransport::told_failure(const std::string& headline) con
         std::array<char, sizeof record.text> text = record.text;
         text.back() = '\0';
         Code code = static_cast<Code>(record.code);
-        const int peer =
-            record.peer >= 0 && static_cast<size_t>(record.peer) < world() ? record.peer : static_cast<int>(r);
+        const int peer = record.peer >= 0 ? record.peer : number(r);
         // What is known of a third rank, or of all, holds here too; the rest is that rank's own trouble.
         if (code != Code::timeout && code != Code::peer_lost && code != Code::mismatch) code = Code::aborted;
         const std::string what = headline.empty() ? std::string() : headline + " ended: ";
-        return Error(code, fmt::format("rank {}: {}rank {} failed: {}", rank_, what, r, text.data()))
-            .with_rank(static_cast<int>(rank_))
+        return Error(code, fmt::format("rank {}: {}rank {} failed: {}", number(rank_), what, number(r), text.data()))
+            .with_rank(number(rank_))
             .with_peer(peer);
     }
     return std::nullopt;
@@ -412,7 +427,7 @@ void ShmTransport::throw_if_alarmed(const std::string& headline) const {
         const std::lock_guard lock(failure_mutex_);
         if (failure_) throw Error(*failure_);
     }
-    if (const int dead = first_dead(); dead >= 0) throw lost(dead, headline, true);
+    if (const auto dead = first_dead()) throw lost(*dead, headline, true);
     if (const auto told = told_failure(headline)) {
         const std::lock_guard lock(failure_mutex_);
         adopted_ = true;
@@ -420,19 +435,26 @@ void ShmTransport::throw_if_alarmed(const std::string& headline) const {
     }
 }
 
-int ShmTransport::first_dead() const {
-    for (const int rank : watch_.dead_ranks()) {
-        const RankPage& theirs = page(static_cast<size_t>(rank));
+std::optional<size_t> ShmTransport::first_dead() const {
+    for (const int place : watch_.dead()) {
+        const RankPage& theirs = page(static_cast<size_t>(place));
         const bool told = theirs.failure.state.load(std::memory_order_acquire) == FailureRecord::told;
-        if (!told && theirs.left.load(std::memory_order_acquire) == 0) return rank;
+        if (!told && theirs.left.load(std::memory_order_acquire) == 0) return static_cast<size_t>(place);
     }
-    return -1;
+    return std::nullopt;
 }
 
-std::vector<int> ShmTransport::late_ranks() const {
-    std::vector<int> late;
+void ShmTransport::look(const std::string& headline, Missing missing) const {
+    throw_if_alarmed(headline);
+    if (missing == Missing::is_lost) {
+        if (const auto dead = first_dead()) throw lost(*dead, headline, true);
+    }
+}
+
+std::vector<size_t> ShmTransport::late_ranks() const {
+    std::vector<size_t> late;
     for (size_t r = 0; r < world(); ++r) {
-        if (arrival(r).stamp.load(std::memory_order_seq_cst) < stamp_) late.push_back(static_cast<int>(r));
+        if (arrival(r).stamp.load(std::memory_order_seq_cst) < stamp_) late.push_back(r);
     }
     return late;
 }
@@ -440,21 +462,22 @@ std::vector<int> ShmTransport::late_ranks() const {
 void ShmTransport::check(Call& call) {
     const std::string name = headline(call.operation, call.sequence);
     const auto told = [&](const Error& e) {
-        return e.with_rank(static_cast<int>(rank_))
+        return e.with_rank(number(rank_))
             .with_operation(std::string(name_of(call.operation.collective)), static_cast<int64_t>(call.sequence));
     };
     try {
         throw_if_alarmed(name);
         // Evidence first, then the stamps: a rank that arrived and then left in peace is not missed.
-        const int dead = first_dead();
+        const auto dead = first_dead();
         std::vector<char> left(world());
         for (size_t r = 0; r < world(); ++r) left[r] = page(r).left.load(std::memory_order_acquire) != 0;
-        const std::vector<int> late = late_ranks();
+        const std::vector<size_t> late = late_ranks();
         if (late.empty()) return;
-        if (dead >= 0) throw lost(dead, name, true);
-        for (const int rank : late) {
-            if (left[static_cast<size_t>(rank)]) throw lost(rank, name, false);
+        if (dead) throw lost(*dead, name, true);
+        for (const size_t place : late) {
+            if (left[place]) throw lost(place, name, false);
         }
+        if (watch_others_) watch_others_(name);
         poll_interrupt();
         if (!call.deadline) call.deadline = Deadline::in(call.timeout - check_slice);
         if (call.deadline->expired()) throw_timeout(call, late);
@@ -463,33 +486,37 @@ void ShmTransport::check(Call& call) {
     }
 }
 
-void ShmTransport::throw_timeout(const Call& call, const std::vector<int>& late) const {
+void ShmTransport::throw_timeout(const Call& call, const std::vector<size_t>& late) const {
     std::string who;
     for (size_t i = 0; i < late.size() && i < 8; ++i) {
-        const int rank = late[i];
-        const JournalEntry entry = read_journal(page(static_cast<size_t>(rank)).journal);
+        const size_t place = late[i];
+        const JournalEntry entry = read_journal(page(place).journal);
         const bool entered = entry.sequence == call.sequence && entry.operation.collective == call.operation.collective;
-        const bool stopped = process_is_stopped(peers_[static_cast<size_t>(rank)].pid);
+        const bool stopped = process_is_stopped(peers_[place].pid);
         who += fmt::format(
-            "{}{} {}{}", i == 0 ? "" : "; ", name_peer(rank),
-            entered ? "entered it but does not go on" : fmt::format("never entered it; {}", last_operation(rank)),
+            "{}{} {}{}", i == 0 ? "" : "; ", name_peer(place),
+            entered ? "entered it but does not go on" : fmt::format("never entered it; {}", last_operation(place)),
             stopped ? "; the process is stopped" : "");
     }
     if (late.size() > 8) who += fmt::format("; and {} more", late.size() - 8);
     throw Error(Code::timeout,
                 fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, or raise the timeout",
-                            rank_, headline(call.operation, call.sequence),
-                            static_cast<double>(call.timeout.count()) / 1000, who, late[0]))
-        .with_peer(late[0]);
+                            number(rank_), headline(call.operation, call.sequence),
+                            static_cast<double>(call.timeout.count()) / 1000, who, number(late[0])))
+        .with_peer(number(late[0]));
 }
 
 void ShmTransport::compare_fingerprints(const Call& call) const {
-    bool equal = true;
-    for (size_t r = 0; r < world(); ++r) equal = equal && arrival(r).fingerprint == call.fingerprint;
-    if (equal) return;
-    std::vector<Said> said(world());
-    for (size_t r = 0; r < world(); ++r) said[r] = {arrival(r).fingerprint, read_journal(page(r).journal).operation};
-    throw disagreement(static_cast<int>(rank_), call.sequence, said);
+    const Arrivals here = arrivals();
+    size_t equal = 0;
+    while (equal < world() && here[equal].fingerprint == call.operation.fingerprint) ++equal;
+    if (equal == world()) return;
+    std::vector<Said> said;
+    for (size_t r = 0; r < world(); ++r) {
+        said.push_back({read_journal(page(r).journal).operation, {number(r)}});
+        said.back().operation.fingerprint = arrival(r).fingerprint;
+    }
+    throw disagreement(number(rank_), call.sequence, said);
 }
 
 void ShmTransport::abort(const Error& error) {
@@ -511,9 +538,19 @@ void ShmTransport::abort(const Error& error) {
 }
 
 std::optional<Error> ShmTransport::peer_error() const {
-    if (const int dead = first_dead(); dead >= 0) return lost(dead, "", true);
+    if (const auto dead = first_dead()) return lost(*dead, "", true);
     if (!alarmed()) return std::nullopt;
     return told_failure("");
+}
+
+std::vector<int> ShmTransport::departed() const {
+    std::vector<int> ranks;
+    for (size_t r = 0; r < world(); ++r) {
+        if (r == rank_) continue;
+        const bool left = page(r).left.load(std::memory_order_acquire) != 0;
+        if (left || watch_.is_dead(static_cast<int>(r))) ranks.push_back(number(r));
+    }
+    return ranks;
 }
 
 }  // namespace shm

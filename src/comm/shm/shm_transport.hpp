@@ -9,8 +9,12 @@
 // consistent, see wait.hpp), which orders all data around it, on weakly ordered processors too.
 //
 // The first point of a collective carries the fingerprint of what each rank wants: all compare before any data moves.
+//
+// Inside, a rank is its place among the peers. Whoever asks, and whoever reads an error, says Peer::rank: the two differ
+// where the ranks of a host are some of a communicator's (hierarchical/).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,14 +22,13 @@
 
 #include "comm/peer_watch.hpp"
 #include "comm/shm/buffers.hpp"
+#include "comm/shm/byte_list.hpp"
 #include "comm/shm/channel.hpp"
 #include "comm/shm/layout.hpp"
 #include "comm/shm/wait.hpp"
 #include "comm/transport.hpp"
 
 namespace tsr::shm {
-
-class ByteList;
 
 class ShmTransport final : public Transport {
    public:
@@ -42,6 +45,15 @@ class ShmTransport final : public Transport {
     void abort(const Error& error) override;
     void leave() override;
     [[nodiscard]] std::optional<Error> peer_error() const override;
+    [[nodiscard]] std::vector<int> departed() const override;
+
+    // For whoever waits for something else meanwhile. Throws if a peer has failed, or, where none may be missing, died.
+    enum class Missing { may_be, is_lost };
+    void look(const std::string& headline, Missing missing) const;
+    // What ends a wait for these.
+    void check(std::span<Transfer* const> transfers) const;
+    // Called in each slice of a wait, with the headline; throws to end it.
+    void watch_too(std::function<void(const std::string& headline)> watch) { watch_others_ = std::move(watch); }
 
    private:
     friend class ShmTransfer;
@@ -49,12 +61,11 @@ class ShmTransport final : public Transport {
     // One collective in progress, on the stack of run().
     struct Call {
         const Request& request;
-        Operation operation;
+        const Operation& operation;
         uint64_t sequence = 0;
         milliseconds timeout{0};
         std::optional<Deadline> deadline{};  // set at the first wait that is not short: reading the clock costs
-        uint64_t fingerprint = 0;
-        bool entered = false;  // the fingerprints have been compared
+        bool entered = false;                // the fingerprints have been compared
         Location input{};
         Location output{};
     };
@@ -66,22 +77,24 @@ class ShmTransport final : public Transport {
     // --- synchronisation and errors (shm_transport.cc)
     void begin(Call& call);
     void finish(Call& call);
-    void sync(Call& call);  // the next synchronisation point
-    void pulse();           // now and then in long copies: interruption and alarm
+    void sync(Call& call);                                      // the next synchronisation point
+    [[nodiscard]] size_t first_ranks_here(size_t known) const;  // how many, in order, have reached the point
+    void await_others(Call& call, size_t here);                 // until all have
+    void pulse();                                               // now and then in long copies: interruption and alarm
     void compare_fingerprints(const Call& call) const;
     void check(Call& call);  // in each slice of a wait
     // A rank has a failure to tell; its record was stored before the alarm.
     [[nodiscard]] bool alarmed() const { return header().alarm.load(std::memory_order_seq_cst) != 0; }
     void throw_if_alarmed(const std::string& headline) const;
-    [[noreturn]] void throw_timeout(const Call& call, const std::vector<int>& late) const;
+    [[noreturn]] void throw_timeout(const Call& call, const std::vector<size_t>& late) const;
     [[nodiscard]] std::optional<Error> told_failure(const std::string& headline) const;
-    [[nodiscard]] std::vector<int> late_ranks() const;
-    // A rank whose process ended without a word: neither did it leave nor tell of a failure. -1 if there is none.
-    [[nodiscard]] int first_dead() const;
+    [[nodiscard]] std::vector<size_t> late_ranks() const;
+    // A rank whose process ended without a word: neither did it leave nor tell of a failure.
+    [[nodiscard]] std::optional<size_t> first_dead() const;
     void write_journal(const Operation& operation, uint64_t sequence);
-    [[nodiscard]] Error lost(int rank, const std::string& headline, bool died) const;
-    [[nodiscard]] std::string name_peer(int rank) const;       // "rank 3 (pid 8123)"
-    [[nodiscard]] std::string last_operation(int rank) const;  // "its last operation was broadcast #411"
+    [[nodiscard]] Error lost(size_t place, const std::string& headline, bool died) const;
+    [[nodiscard]] std::string name_peer(size_t place) const;       // "rank 3 (pid 8123)"
+    [[nodiscard]] std::string last_operation(size_t place) const;  // "its last operation was broadcast #411"
 
     // --- collectives (collectives.cc, reductions.cc)
     void all_reduce(Call& call);
@@ -96,16 +109,29 @@ class ShmTransport final : public Transport {
     void exchange_reduce(Call& call, const ByteList& list);
     void staged_reduce(Call& call, const ByteList& input, const ByteList* output);
     void copy_far(std::byte* to, const std::byte* from, size_t n);  // a long copy, with a pulse
+    [[nodiscard]] Location locate(const ByteList& list) const;      // in a buffer, if it is one piece
     // The region in which every rank has its `which` location, id 0 if there is none; places_[r] becomes the offset in
     // rank r's region, checked to leave room for `size` bytes.
     [[nodiscard]] Region common_region(Location Arrival::* which, size_t size);
 
     [[nodiscard]] size_t world() const { return plan_.world_size; }
+    [[nodiscard]] int number(size_t place) const { return peers_[place].rank; }
+    [[nodiscard]] size_t place_of(int rank) const;
     [[nodiscard]] Header& header() const { return *reinterpret_cast<Header*>(segment_->data()); }
     [[nodiscard]] RankPage& page(size_t rank) const {
         return *reinterpret_cast<RankPage*>(segment_->data() + plan_.rank_page(rank));
     }
-    [[nodiscard]] const Arrival& arrival(size_t rank) const { return page(rank).arrivals[stamp_ & 1]; }
+    // Of this point, by rank. Taken before a loop, since each load of a stamp has the compiler look up all again.
+    struct Arrivals {
+        const std::byte* first;
+        const Arrival& operator[](size_t rank) const {
+            return *reinterpret_cast<const Arrival*>(first + rank * sizeof(RankPage));
+        }
+    };
+    [[nodiscard]] Arrivals arrivals() const {
+        return {reinterpret_cast<const std::byte*>(&page(0).arrivals[stamp_ & 1])};
+    }
+    [[nodiscard]] const Arrival& arrival(size_t rank) const { return arrivals()[rank]; }
     [[nodiscard]] Arrival& next_arrival() { return page(rank_).arrivals[(stamp_ + 1) & 1]; }
     // The input part of a rank's staging, in the half of this point or, for writing, of the next.
     [[nodiscard]] std::byte* staging(size_t rank) const {
@@ -126,6 +152,7 @@ class ShmTransport final : public Transport {
     std::vector<Link> links_;  // rank 0: to each rank; others: [0] to rank 0. Empty for this rank
     std::shared_ptr<Segment> segment_;
     Patience patience_;
+    std::function<void(const std::string& headline)> watch_others_;
 
     uint64_t stamp_ = 0;  // of the last synchronisation point; the issuing thread's
     std::shared_ptr<BufferTable> buffers_ = std::make_shared<BufferTable>();
@@ -133,6 +160,9 @@ class ShmTransport final : public Transport {
     std::vector<const std::byte*> sources_;  // scratch of reductions
     std::vector<size_t> places_;             // scratch of common_region
     std::vector<std::byte> block_;           // scratch: one block of results
+    ByteList input_;                         // scratch: the request's lists,
+    ByteList output_;                        //
+    std::vector<ByteList> parts_;            // and each rank's parts of one
     std::vector<Outbox> outboxes_;           // by peer; the issuing thread's
     std::vector<Inbox> inboxes_;
 

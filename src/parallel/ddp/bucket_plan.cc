@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <tuple>
 #include <utility>
+
+#include "base/round_up.hpp"
 
 namespace tsr {
 
 namespace {
-
-constexpr size_t padded(size_t size) { return (size + slot_alignment - 1) / slot_alignment * slot_alignment; }
 
 // Labels are kept by flight records that may outlive the DDP object, so they are constants.
 struct Label {
@@ -38,27 +39,44 @@ std::string_view bucket_label(size_t index) {
     return {labels[index].text.data(), labels[index].size};
 }
 
-std::vector<Bucket> plan_buckets(std::span<const Tensor> params, BucketLimits limits) {
-    std::vector<Bucket> done;
-    std::map<DType, Bucket> open;
-    std::map<DType, size_t> closed_count;
-    for (size_t i = params.size(); i-- > 0;) {
+std::vector<size_t> reverse_order(size_t n) {
+    std::vector<size_t> order(n);
+    for (size_t i = 0; i < n; ++i) order[i] = n - 1 - i;
+    return order;
+}
+
+std::vector<Bucket> plan_buckets(std::span<const Tensor> params, BucketLimits limits, std::span<const size_t> order) {
+    struct Open {
+        Bucket bucket;
+        size_t last = 0;  // place in `order` of the gradient that came last
+    };
+    using Key = std::tuple<DType, DeviceType, int>;
+    std::vector<Open> done;
+    std::map<Key, Open> open;
+    std::map<Key, size_t> closed_count;
+    for (size_t place = 0; place < order.size(); ++place) {
+        const size_t i = order[place];
         const Tensor& param = params[i];
-        Bucket& bucket = open[param.dtype];
+        const Key key{param.dtype, param.device.type, param.device.index};
+        Open& current = open[key];
+        Bucket& bucket = current.bucket;
         bucket.dtype = param.dtype;
         bucket.slots.push_back({i, bucket.size});
-        bucket.size += padded(param.size_bytes());
-        const size_t limit = closed_count[param.dtype] == 0 ? limits.first_bytes : limits.bytes;
+        bucket.size += round_up(param.size_bytes(), slot_alignment);
+        current.last = place;
+        const size_t limit = closed_count[key] == 0 ? limits.first_bytes : limits.bytes;
         if (bucket.size < limit) continue;
-        ++closed_count[param.dtype];
-        done.push_back(std::move(bucket));
-        open.erase(param.dtype);
+        ++closed_count[key];
+        done.push_back(std::move(current));
+        open.erase(key);
     }
-    for (auto& [dtype, bucket] : open) done.push_back(std::move(bucket));
+    for (auto& [key, current] : open) done.push_back(std::move(current));
     // Those left open at the end were completed by their own last gradient, before others may have been closed.
-    std::sort(done.begin(), done.end(),
-              [](const Bucket& a, const Bucket& b) { return a.slots.back().param > b.slots.back().param; });
-    return done;
+    std::sort(done.begin(), done.end(), [](const Open& a, const Open& b) { return a.last < b.last; });
+    std::vector<Bucket> buckets;
+    buckets.reserve(done.size());
+    for (Open& one : done) buckets.push_back(std::move(one.bucket));
+    return buckets;
 }
 
 }  // namespace tsr

@@ -1,7 +1,7 @@
-// Which gradients are reduced together: arithmetic on sizes alone, so that every rank finds the same plan without a
-// message. Parameters are taken in reverse order of registration, the order in which a backward pass finishes them; a
-// bucket holds one dtype and closes as soon as it reaches its limit. Gradients lie in the bucket one after another, each
-// at a multiple of 64 bytes:
+// Which gradients are reduced together: arithmetic on sizes and an order alone, so that every rank finds the same plan
+// without a message. Parameters are taken in the order in which a backward pass finishes them: reverse registration at
+// first, rank 0's order of arrival after a rebuild. A bucket holds one dtype of one device and closes as soon as it
+// reaches its limit. The first plan lays gradients out, one after another, each at a multiple of 64 bytes:
 //
 //     bucket 0 (f32)                           bucket 1 (f32)
 //     | fc2.bias | pad | fc2.weight     |      | fc1.bias | fc1.weight             |
@@ -17,7 +17,7 @@
 namespace tsr {
 
 struct BucketLimits {
-    size_t first_bytes;  // of the first bucket of each dtype: small, so that communication begins early
+    size_t first_bytes;  // of the first bucket of each dtype and device: small, so that communication begins early
     size_t bytes;        // of the others
 };
 
@@ -33,8 +33,13 @@ struct Bucket {
 
 inline constexpr size_t slot_alignment = 64;  // a cache line, and the widest vector
 
-// Buckets in the order in which a reverse pass completes them: the order in which they are launched.
-[[nodiscard]] std::vector<Bucket> plan_buckets(std::span<const Tensor> params, BucketLimits limits);
+// n - 1 to 0: the order in which a backward pass finishes parameters that were registered in forward order.
+[[nodiscard]] std::vector<size_t> reverse_order(size_t n);
+
+// Buckets in the order in which gradients that come in `order`, a permutation, complete them: the order in which they are
+// launched.
+[[nodiscard]] std::vector<Bucket> plan_buckets(std::span<const Tensor> params, BucketLimits limits,
+                                               std::span<const size_t> order);
 
 // "bucket 5", alive as long as the program.
 [[nodiscard]] std::string_view bucket_label(size_t index);

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
 
 #include "base/reentry.hpp"
+#include "base/round_up.hpp"
 #include "comm/fingerprint.hpp"
 
 namespace tsr {
@@ -18,13 +21,56 @@ namespace {
 constexpr size_t page = 4096;
 constexpr size_t names_in_message = 8;
 
-size_t page_aligned(size_t size) { return (size + page - 1) / page * page; }
+// What one copy cannot be combined with.
+void check_shared(const std::vector<NamedTensor>& params, const DdpOptions& options) {
+    const char* const other = options.find_unused             ? "find_unused"
+                              : options.static_graph          ? "static_graph"
+                              : options.join != DdpJoin::off  ? "join"
+                              : options.hook == DdpHook::noop ? "the hook NOOP"
+                                                              : nullptr;
+    if (other != nullptr) {
+        throw Error(Code::unsupported,
+                    fmt::format("share_params with {}: the ranks of a host would update their one copy of the "
+                                "parameters with different gradients; leave one of the two out",
+                                other));
+    }
+    for (const auto& [name, tensor] : params) {
+        if (tensor.dtype == DType::f32 || tensor.dtype == DType::f64) continue;
+        throw Error(Code::unsupported,
+                    fmt::format("share_params with parameter \"{}\" of {}: the ranks update their slices by this "
+                                "library's optimizers, which are for f32 and f64",
+                                name, is_known(tensor.dtype) ? name_of(tensor.dtype) : "an unknown dtype"));
+    }
+}
 
 void check(const std::vector<NamedTensor>& params, const DdpOptions& options) {
     if (params.empty()) throw Error(Code::invalid_argument, "a model without parameters");
     if (options.op != ReduceOp::avg && options.op != ReduceOp::sum) {
         throw Error(Code::invalid_argument, "gradients are averaged or summed; op must be AVG or SUM");
     }
+    if (!std::isfinite(options.pre_divide) || options.pre_divide <= 0) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("pre_divide is {}; it must be finite and above 0", options.pre_divide));
+    }
+    if (options.reduce_dtype && !is_floating(*options.reduce_dtype)) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("reduce_dtype is {}; gradients are reduced as f16, bf16, f32 or f64",
+                                is_known(*options.reduce_dtype) ? name_of(*options.reduce_dtype) : "unknown"));
+    }
+    if (options.hook < DdpHook::all_reduce || options.hook > DdpHook::noop) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("hook is {}; hooks are 0 to 2", static_cast<int>(options.hook)));
+    }
+    if (options.join < DdpJoin::off || options.join > DdpJoin::divide_by_active) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("join is {}; 0 to 2 say what is divided by", static_cast<int>(options.join)));
+    }
+    if (options.power_sgd_rank < 1 || options.power_sgd_start_step < 0) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("powersgd_rank is {} and powersgd_start_step {}; at least 1 and 0",
+                                options.power_sgd_rank, options.power_sgd_start_step));
+    }
+    if (options.share_params) check_shared(params, options);
     std::unordered_set<std::string_view> names;
     for (const auto& [name, tensor] : params) {
         if (name.empty()) throw Error(Code::invalid_argument, "a parameter's name is empty");
@@ -42,17 +88,33 @@ void check(const std::vector<NamedTensor>& params, const DdpOptions& options) {
     }
 }
 
-std::vector<std::string> description(const std::vector<NamedTensor>& params, const DdpOptions& options) {
+std::vector<std::string> description(const std::vector<NamedTensor>& tensors, std::string_view kind) {
     std::vector<std::string> lines;
-    lines.reserve(params.size() + 1);
-    lines.push_back(fmt::format("the options op {}, bucket_bytes {}, first_bucket_bytes {}",
-                                options.op == ReduceOp::avg ? "avg" : "sum", options.bucket_bytes,
-                                options.first_bucket_bytes));
-    for (size_t i = 0; i < params.size(); ++i) {
-        const auto& [name, tensor] = params[i];
-        lines.push_back(fmt::format("parameter {} \"{}\" {} {}", i, name, name_of(tensor.dtype), tensor.shape.str()));
+    lines.reserve(tensors.size());
+    for (size_t i = 0; i < tensors.size(); ++i) {
+        const auto& [name, tensor] = tensors[i];
+        lines.push_back(fmt::format("{} {} \"{}\" {} {}", kind, i, name, name_of(tensor.dtype), tensor.shape.str()));
     }
     return lines;
+}
+
+std::vector<std::string> description(const std::vector<NamedTensor>& params, const DdpOptions& options) {
+    std::vector<std::string> lines = description(params, "parameter");
+    lines.insert(
+        lines.begin(),
+        fmt::format("the options op {}, bucket_bytes {}, first_bucket_bytes {}, pre_divide {}, find_unused {}, "
+                    "static_graph {}, rebuild_buckets {}, reduce_dtype {}, hook {}, powersgd_rank {}, "
+                    "powersgd_start_step {}, join {}, share_params {}",
+                    options.op == ReduceOp::avg ? "avg" : "sum", options.bucket_bytes, options.first_bucket_bytes,
+                    options.pre_divide, options.find_unused ? 1 : 0, options.static_graph ? 1 : 0,
+                    options.rebuild_buckets ? 1 : 0, options.reduce_dtype ? name_of(*options.reduce_dtype) : "none",
+                    static_cast<int>(options.hook), options.power_sgd_rank, options.power_sgd_start_step,
+                    static_cast<int>(options.join), options.share_params ? 1 : 0));
+    return lines;
+}
+
+void copy(const Tensor& from, const Tensor& to) {
+    if (from.size_bytes() > 0) std::memcpy(to.data, from.data, from.size_bytes());
 }
 
 }  // namespace
@@ -75,73 +137,108 @@ Ddp::Ddp(std::shared_ptr<Communicator> comm, std::vector<NamedTensor> params, co
     check(params_, options_);
     check_same_on_all_ranks(*comm_, description(params_, options_), "the ranks' models differ");
     lay_out_gradients();
-    broadcast_values();
+    broadcast_values(0);
+    if (options_.share_params) share_params();
+    reducer_->zero_memory();
 }
 
-// Work that is still running writes into the buckets, so they live until it is done.
-Ddp::~Ddp() {
-    for (const WorkPtr& work : works_) {
-        if (work && !work->done()) work->on_done([buffer = buffer_](const std::optional<Error>&) {});
-    }
-}
+// Reductions that are still in the queue use the reducer, which they keep; nothing of this object.
+Ddp::~Ddp() = default;
+
+// --- memory
 
 void Ddp::lay_out_gradients() {
-    std::vector<Tensor> tensors;
-    tensors.reserve(params_.size());
-    for (const NamedTensor& param : params_) tensors.push_back(param.tensor);
-    buckets_ = plan_buckets(tensors, {options_.first_bucket_bytes, options_.bucket_bytes});
-
+    for (const NamedTensor& param : params_) grads_.push_back(param.tensor);
+    const auto order = reverse_order(params_.size());
+    const auto plan = plan_buckets(grads_, {options_.first_bucket_bytes, options_.bucket_bytes}, order);
+    std::vector<size_t> places(params_.size());
     size_t size = 0;
-    for (const Bucket& bucket : buckets_) {
-        bucket_offsets_.push_back(size);
-        size += page_aligned(bucket.size);
+    for (const Bucket& bucket : plan) {
+        for (const auto& slot : bucket.slots) places[slot.param] = size + slot.offset;
+        size += round_up(bucket.size, page);
     }
-    buffer_ = comm_->allocate(std::max(size, page));
-
-    grads_ = std::move(tensors);
-    bucket_of_.resize(params_.size());
+    reducer_ = std::make_shared<Reducer>(comm_, options_, size);
+    for (size_t i = 0; i < grads_.size(); ++i) grads_[i].data = reducer_->memory() + places[i];
+    group(order);
     ready_.assign(params_.size(), 0);
+    has_grad_.assign(params_.size(), 0);
+    globally_used_.assign(params_.size(), 0);
+}
+
+// Plans buckets of gradients that come in `order`, where they lie.
+void Ddp::group(std::span<const size_t> order) {
+    buckets_ = plan_buckets(grads_, {options_.first_bucket_bytes, options_.bucket_bytes}, order);
+    bucket_of_.resize(params_.size());
+    std::vector<BucketView> views;
     for (size_t b = 0; b < buckets_.size(); ++b) {
-        missing_.push_back(buckets_[b].slots.size());
-        for (const auto& [param, offset] : buckets_[b].slots) {
+        std::vector<size_t> members;
+        for (const auto& slot : buckets_[b].slots) members.push_back(slot.param);
+        std::sort(members.begin(), members.end(),
+                  [this](size_t x, size_t y) { return std::pair(grads_[x].data, x) < std::pair(grads_[y].data, y); });
+        BucketView view;
+        view.bucket = b;
+        for (const size_t param : members) {
             bucket_of_[param] = b;
-            grads_[param].data = buffer_->data() + bucket_offsets_[b] + offset;
-        }
-    }
-}
-
-Tensor Ddp::bucket_tensor(size_t bucket) const {
-    const auto& [dtype, slots, size] = buckets_[bucket];
-    const auto elements = static_cast<int64_t>(size / size_of(dtype));
-    return {buffer_->data() + bucket_offsets_[bucket], Dims{elements}, dtype, {}};
-}
-
-// The buckets have the parameters' sizes and lie where the transport reaches them, so they carry the values too.
-void Ddp::broadcast_values() {
-    const bool is_source = comm_->rank() == 0;
-    for (size_t b = 0; b < buckets_.size(); ++b) {
-        if (buckets_[b].size == 0) continue;
-        const auto copy_each = [&](bool to_bucket) {
-            for (const auto& slot : buckets_[b].slots) {
-                const Tensor& value = params_[slot.param].tensor;
-                if (value.size_bytes() == 0) continue;
-                std::byte* in_bucket = grads_[slot.param].data;
-                std::memcpy(to_bucket ? in_bucket : value.data, to_bucket ? value.data : in_bucket, value.size_bytes());
+            const Tensor& grad = grads_[param];
+            view.params.push_back(param);
+            view.grads.push_back(grad);
+            const size_t slot = round_up(grad.size_bytes(), slot_alignment);
+            if (slot == 0) continue;
+            const auto elements = static_cast<int64_t>(slot / size_of(grad.dtype));
+            Tensor* last = view.ranges.empty() ? nullptr : &view.ranges.back();
+            if (last != nullptr && last->data + last->size_bytes() == grad.data) {
+                last->shape[0] += elements;
+            } else {
+                view.ranges.push_back({grad.data, Dims{elements}, grad.dtype, grad.device});
             }
-        };
-        if (is_source) copy_each(true);
-        const Tensor tensor = bucket_tensor(b);
-        comm_->run(
-            {.collective = Collective::broadcast, .outputs = {&tensor, 1}, .peer = 0, .label = "initial values"});
-        if (!is_source) copy_each(false);
+        }
+        views.push_back(std::move(view));
     }
-    clear_gradients();
+    reducer_->set_buckets(std::move(views));
+    stats_.assign(buckets_.size(), {});
+    reset_step();
 }
 
-void Ddp::clear_gradients() {
-    for (size_t b = 0; b < buckets_.size(); ++b) {
-        if (buckets_[b].size > 0) std::memset(buffer_->data() + bucket_offsets_[b], 0, buckets_[b].size);
+// The gradients have the parameters' sizes and lie where the transport reaches them, so they carry the values too.
+void Ddp::broadcast_values(int from) {
+    const bool is_source = comm_->rank() == from;
+    for (const BucketView& bucket : reducer_->buckets()) {
+        if (bucket.ranges.empty()) continue;
+        if (is_source) {
+            for (const size_t i : bucket.params) copy(params_[i].tensor, grads_[i]);
+        }
+        comm_->run(
+            {.collective = Collective::broadcast, .outputs = bucket.ranges, .peer = from, .label = "parameters"});
+        if (is_source) continue;
+        for (const size_t i : bucket.params) copy(grads_[i], params_[i].tensor);
     }
+}
+
+// From here on the parameters are in the host's copy. What was registered has rank 0's values by now.
+void Ddp::share_params() {
+    host_copy_ = std::make_shared<HostCopy>(comm_);
+    size_t size = 0;
+    for (const NamedTensor& param : params_) size += round_up(param.tensor.size_bytes(), slot_alignment);
+    params_memory_ = host_copy_->allocate(size);
+    std::byte* at = params_memory_.get();
+    for (size_t i = 0; i < params_.size(); ++i) {
+        Tensor shared = params_[i].tensor;
+        shared.data = at;
+        at += round_up(shared.size_bytes(), slot_alignment);
+        if (static_cast<int>(i % static_cast<size_t>(host_copy_->places())) == host_copy_->place()) {
+            copy(params_[i].tensor, shared);
+        }
+        params_[i].tensor = shared;
+    }
+    host_copy_->meet("shared parameters");
+}
+
+int64_t Ddp::shared_step() const {
+    if (!host_copy_) {
+        throw Error(Code::invalid_state, "a model without share_params: each rank has its own parameters");
+    }
+    if (!failed_) check_idle("the step of the shared copy is not known");
+    return host_copy_->step();
 }
 
 const NamedTensor& Ddp::param(size_t index) const {
@@ -155,72 +252,227 @@ const Tensor& Ddp::grad(size_t index) const {
     return grads_[index];
 }
 
+// --- a step
+
+void Ddp::begin_step() {
+    if (begun_) return;
+    if (host_copy_ && !stepping_->is_on()) {
+        throw refusal(Code::invalid_state,
+                      "a step of a model with share_params before there is an optimizer made of it, which updates the "
+                      "parameters within the step; make one first");
+    }
+    if (host_copy_) host_copy_->check_whole();  // a load may have failed
+    begun_ = true;
+    begin_ = Clock::now();
+    if (!sync_ || options_.join == DdpJoin::off) return;
+    works_.push_back(submit([reducer = reducer_] { reducer->announce(Reducer::Presence::steps); }));
+}
+
 void Ddp::ready(size_t index) {
     const std::string& name = param(index).name;
     if (failed_) throw failure();
     if (ready_[index] != 0) {
-        throw Error(Code::invalid_state,
-                    fmt::format("rank {}: the gradient of \"{}\" was said to be ready twice in one step; each is said "
-                                "once, then all are waited for",
-                                comm_->rank(), name))
-            .with_rank(comm_->rank());
+        throw refusal(
+            Code::invalid_state,
+            fmt::format("the gradient of \"{}\" was said to be ready twice in one step; each is said once, when "
+                        "its last part is written, then all are waited for",
+                        name));
     }
-    ready_[index] = 1;
-    ++ready_count_;
-    --missing_[bucket_of_[index]];
+    if (!may_be_ready(index)) {
+        throw refusal(Code::invalid_state,
+                      fmt::format("the gradient of \"{}\" is ready, which it was not in the first step; a model whose "
+                                  "steps differ needs find_unused in place of static_graph",
+                                  name));
+    }
+    begin_step();
+    count_ready(index);
     launch_full_buckets();
+}
+
+void Ddp::count_ready(size_t param) {
+    ready_[param] = has_grad_[param] = 1;
+    if (synced_steps_ == 0) arrivals_.push_back(param);
+    if (--missing_[bucket_of_[param]] == 0) reducer_->times()[bucket_of_[param]].ready = Clock::now();
+}
+
+bool Ddp::may_be_ready(size_t param) const {
+    if (!options_.static_graph || synced_steps_ == 0) return true;
+    return globally_used_[param] != 0 && (expected_.empty() || expected_[param] != 0);
 }
 
 void Ddp::ready_all() {
     if (failed_) throw failure();
-    std::fill(ready_.begin(), ready_.end(), char{1});
-    ready_count_ = ready_.size();
-    std::fill(missing_.begin(), missing_.end(), size_t{0});
+    begin_step();
+    for (size_t i = params_.size(); i-- > 0;) {
+        if (ready_[i] == 0 && may_be_ready(i)) count_ready(i);
+    }
     launch_full_buckets();
 }
 
-void Ddp::launch_full_buckets() {
+WorkPtr Ddp::submit(std::function<void()> job) {
     try {
-        for (; launched_ < buckets_.size() && missing_[launched_] == 0; ++launched_) {
-            if (buckets_[launched_].size == 0) {
-                works_.push_back(nullptr);
-                continue;
-            }
-            const Tensor tensor = bucket_tensor(launched_);
-            works_.push_back(comm_->submit({.collective = Collective::all_reduce,
-                                            .outputs = {&tensor, 1},
-                                            .op = options_.op,
-                                            .label = bucket_label(launched_)}));
-        }
+        return comm_->submit_job(std::move(job));
     } catch (const Error& error) {
         failed_ = error;
         throw;
     }
 }
 
+void Ddp::launch_full_buckets() {
+    if (!sync_) return;
+    for (; launched_ < buckets_.size() && missing_[launched_] == 0; ++launched_) launch(launched_, Part::own);
+}
+
+void Ddp::launch(size_t bucket, Part part) {
+    const BucketView& view = reducer_->buckets()[bucket];
+    if (host_copy_) {
+        if (!view.ranges.empty()) launch_shared(bucket);
+        return;
+    }
+    const bool steps = stepping_->is_on();
+    std::vector<size_t> update;  // by the optimizer as soon as the bucket is reduced
+    if (part == Part::own) {
+        for (const size_t i : view.params) {
+            if (has_grad_[i] == 0) {
+                set_aside(i);
+            } else if (steps) {
+                update.push_back(i);
+            }
+        }
+    }
+    if (view.ranges.empty()) return;
+    works_.push_back(
+        submit([reducer = reducer_, bucket, step = synced_steps_, stepping = stepping_, update = std::move(update)] {
+            reducer->reduce(bucket, step);
+            if (!update.empty()) stepping->step(update);
+        }));
+}
+
+// Reduces a bucket and updates this rank's slice of its parameters (host_copy.hpp).
+void Ddp::launch_shared(size_t bucket) {
+    works_.push_back(
+        submit([reducer = reducer_, copy = host_copy_, stepping = stepping_, bucket, step = synced_steps_] {
+            copy->together([&] {
+                const BucketView& view = reducer->buckets()[bucket];
+                // What a save of this rank has yet to copy, in slices of others too: they are changed after the meeting.
+                stepping->with([&](Optimizer& optimizer) {
+                    for (const size_t param : view.params) optimizer.before_write(param);
+                });
+                const bool fused = reducer->can_reduce_parts();
+                if (!fused) reducer->reduce(bucket, step);
+                copy->meet(bucket_label(bucket));
+                if (fused) reducer->times()[bucket].start = Clock::now();
+                copy->begin_step(step);
+                const std::vector<ParamSlice> slices = copy->slice_of(view);
+                stepping->with([&](Optimizer& optimizer) {
+                    if (!fused) return optimizer.step_slices(slices);
+                    reducer->reduce_slices(slices, view.ranges[0].dtype,
+                                           [&](const ParamSlice& reduced) { optimizer.step_slices({&reduced, 1}); });
+                });
+                reducer->times()[bucket].end = Clock::now();
+            });
+        }));
+}
+
+// After the last bucket: when all ranks of the host have been here, all of the copy is of the next step.
+void Ddp::launch_end() {
+    works_.push_back(submit([copy = host_copy_, stepping = stepping_, step = synced_steps_] {
+        copy->together([&] {
+            copy->begin_step(step);  // a rank may have a slice of no bucket
+            if (copy->place() == 0) {
+                stepping->with([](Optimizer& optimizer) { optimizer.write_step_moments(optimizer.steps() + 1); });
+            }
+            copy->end_step(step);
+            copy->meet("shared parameters");
+        });
+    }));
+}
+
+bool Ddp::Stepping::is_on() {
+    const std::lock_guard lock(mutex);
+    return optimizer != nullptr;
+}
+
+void Ddp::Stepping::end_step() {
+    const std::lock_guard lock(mutex);
+    if (optimizer != nullptr) optimizer->end_step();
+}
+
+void Ddp::Stepping::with(const std::function<void(Optimizer& optimizer)>& call) {
+    const std::lock_guard lock(mutex);
+    if (optimizer == nullptr) {
+        throw Error(Code::invalid_state, "the optimizer of a model with share_params was destroyed in a step");
+    }
+    call(*optimizer);
+}
+
+void Ddp::Stepping::step(std::span<const size_t> params) {
+    const std::lock_guard lock(mutex);
+    if (optimizer != nullptr) optimizer->step_some(params);
+}
+
+// This rank adds nothing to a gradient that it does not have. If no rank has it, it will be as it was.
+void Ddp::set_aside(size_t param) {
+    const Tensor& grad = grads_[param];
+    if (grad.size_bytes() == 0) return;
+    if (shares_used() || globally_used_[param] == 0) {
+        set_aside_.emplace_back(param, std::vector<std::byte>(grad.data, grad.data + grad.size_bytes()));
+    }
+    std::memset(grad.data, 0, grad.size_bytes());
+}
+
+// The end of backward: what is not ready now is missing, or was not used.
+void Ddp::close_step() {
+    std::vector<size_t> unsaid;  // this step
+    std::vector<size_t> absent;  // nor in a step without synchronisation before it
+    for (size_t i = 0; i < params_.size(); ++i) {
+        if (ready_[i] != 0 || (!expected_.empty() && expected_[i] == 0)) continue;
+        unsaid.push_back(i);
+        if (has_grad_[i] == 0) absent.push_back(i);
+    }
+    const bool may_lack = options_.find_unused || (options_.static_graph && expected_.empty());
+    if (!absent.empty() && !may_lack) {
+        const char* const advice =
+            expected_.empty()
+                ? "say so (a gradient that this step does not have is zero) and wait again, or create the model with "
+                  "find_unused"
+                : "this rank's first step had them: say so and wait again, or use find_unused in place of static_graph";
+        throw refusal(Code::invalid_state, fmt::format("{} of {} gradients were never said to be ready: {}; {}",
+                                                       absent.size(), params_.size(), names_of(absent), advice));
+    }
+    begin_step();
+    for (const size_t i : unsaid) {
+        ready_[i] = 1;
+        if (--missing_[bucket_of_[i]] == 0) reducer_->times()[bucket_of_[i]].ready = Clock::now();
+    }
+    launch_full_buckets();
+    launch_used();
+    if (host_copy_) launch_end();
+    closed_ = true;
+}
+
+// After the last bucket.
+void Ddp::launch_used() {
+    reducer_->used().assign(has_grad_.begin(), has_grad_.end());
+    if (shares_used()) works_.push_back(submit([reducer = reducer_] { reducer->share_used(); }));
+}
+
 void Ddp::wait() {
     const Reentry once(this, "the model of communicator", comm_->name());
     if (failed_) throw failure();
-    if (ready_count_ < params_.size()) {
-        std::string names;
-        size_t listed = 0;
-        for (size_t i = 0; i < params_.size() && listed < names_in_message; ++i) {
-            if (ready_[i] != 0) continue;
-            names += fmt::format("{}\"{}\"", listed++ > 0 ? ", " : "", params_[i].name);
-        }
-        const size_t missing = params_.size() - ready_count_;
-        if (missing > listed) names += fmt::format(" and {} more", missing - listed);
-        throw Error(Code::invalid_state,
-                    fmt::format("rank {}: {} of {} gradients were never said to be ready: {}; say so (a gradient that "
-                                "this step does not have is zero) and wait again",
-                                comm_->rank(), missing, params_.size(), names))
-            .with_rank(comm_->rank());
-    }
-    // Each collective ends by its own deadline; this one only guards against a work that is never finished.
+    if (!sync_) return reset_step();
+    wait_begin_ = Clock::now();
+    if (!closed_) close_step();
+    await_works();
+    finish_step(Part::own);
+}
+
+void Ddp::await_works() {
+    // Each collective ends by its own deadline; this one only guards against a work that is never finished, such as a
+    // hook. PowerSGD takes three collectives a bucket.
     const auto deadline =
-        Deadline::in(comm_->options().timeout * static_cast<int64_t>(works_.size() + 1) + milliseconds{10000});
+        Deadline::in(comm_->options().timeout * static_cast<int64_t>(3 * works_.size() + 1) + milliseconds{10000});
     for (const WorkPtr& work : works_) {
-        if (!work) continue;
         try {
             work->wait(deadline);
         } catch (const Error& error) {
@@ -229,35 +481,282 @@ void Ddp::wait() {
             throw;
         }
     }
+}
+
+void Ddp::finish_step(Part part) {
+    if (shares_used()) {
+        globally_used_.assign(reducer_->used().begin(), reducer_->used().end());
+    } else if (!options_.static_graph) {
+        std::fill(globally_used_.begin(), globally_used_.end(), char{1});
+    }
+    if (part == Part::own) {
+        for (const auto& [param, bytes] : set_aside_) {
+            if (globally_used_[param] == 0) std::memcpy(grads_[param].data, bytes.data(), bytes.size());
+        }
+        if (options_.static_graph && expected_.empty()) expected_ = has_grad_;
+        if (stepping_->is_on()) {
+            std::vector<size_t> rest;  // whose bucket came before it was known what their gradient would be
+            for (size_t i = 0; i < params_.size(); ++i) {
+                if (has_grad_[i] == 0) rest.push_back(i);
+            }
+            stepping_->step(rest);
+            stepping_->end_step();
+        }
+        ++own_steps_;
+        take_stats();
+    }
+    std::fill(has_grad_.begin(), has_grad_.end(), char{0});
+    if (host_copy_) host_copy_->know_ended(synced_steps_);
+    ++synced_steps_;
+    if (synced_steps_ == 1 && options_.rebuild_buckets) {
+        rebuild();
+    } else {
+        reset_step();
+    }
+}
+
+// Every rank groups by what it learns from rank 0. What rank 0 has not seen comes last.
+void Ddp::rebuild() {
+    std::vector<int64_t> order(arrivals_.begin(), arrivals_.end());
+    std::vector<char> seen(params_.size(), 0);
+    for (const size_t i : arrivals_) seen[i] = 1;
+    for (const size_t i : reverse_order(params_.size())) {
+        if (seen[i] == 0) order.push_back(static_cast<int64_t>(i));
+    }
+    const Tensor tensor = tensor_of(std::span<int64_t>(order), DType::i64);
+    try {
+        comm_->run(
+            {.collective = Collective::broadcast, .outputs = {&tensor, 1}, .peer = 0, .label = "order of arrival"});
+        group(std::vector<size_t>(order.begin(), order.end()));
+    } catch (const Error& error) {
+        failed_ = error;
+        throw;
+    }
+}
+
+void Ddp::reset_step() {
     works_.clear();
+    set_aside_.clear();
+    arrivals_.clear();
     launched_ = 0;
-    ready_count_ = 0;
+    begun_ = closed_ = false;
     std::fill(ready_.begin(), ready_.end(), char{0});
-    for (size_t b = 0; b < buckets_.size(); ++b) missing_[b] = buckets_[b].slots.size();
+    missing_.assign(buckets_.size(), 0);
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+        for (const auto& slot : buckets_[b].slots) {
+            if (expected_.empty() || expected_[slot.param] != 0) ++missing_[b];
+        }
+    }
+}
+
+void Ddp::take_stats() {
+    const auto since = [this](Clock::time_point at) { return std::max(at - begin_, Clock::duration::zero()); };
+    Clock::time_point shown = wait_begin_;  // until here the wait is accounted for
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+        const auto& [ready, start, end] = reducer_->times()[b];
+        const BucketView& view = reducer_->buckets()[b];
+        BucketStats& stats = stats_[b];
+        stats = {view.size_bytes(), view.params.size(), {}, {}, {}, {}};
+        if (view.ranges.empty()) continue;
+        stats.ready = since(ready);
+        stats.start = since(start);
+        stats.end = since(end);
+        if (end <= shown) continue;
+        stats.exposed = end - shown;
+        shown = end;
+    }
 }
 
 void Ddp::zero_grad() {
     check_idle("gradients cannot be set to zero");
-    clear_gradients();
+    reducer_->zero_memory();
 }
 
-void Ddp::check_idle(const char* what) const {
-    if (failed_) {
-        throw Error(Code::invalid_state, fmt::format("rank {}: {}: their reduction failed", comm_->rank(), what))
-            .with_rank(comm_->rank())
-            .caused_by(*failed_);
+// --- between steps
+
+void Ddp::set_sync(bool sync) {
+    check_idle("synchronisation cannot be switched");
+    sync_ = sync;
+}
+
+bool Ddp::used(size_t index) const {
+    (void)param(index);
+    check_idle("which gradients are used is not known");
+    return globally_used_[index] != 0;
+}
+
+const BucketStats& Ddp::stats(size_t bucket) const {
+    if (bucket < stats_.size()) return stats_[bucket];
+    throw Error(Code::invalid_argument, fmt::format("bucket {} of a model with {} buckets", bucket, stats_.size()));
+}
+
+void Ddp::set_hook(BucketHook hook) {
+    check_idle("the hook cannot be changed");
+    reducer_->set_hook(std::move(hook));
+}
+
+void Ddp::step_in_backward(Optimizer& optimizer) {
+    check_idle("the optimizer cannot be changed");
+    const auto& theirs = optimizer.params();
+    bool same = theirs.size() == params_.size();
+    for (size_t i = 0; same && i < theirs.size(); ++i) {
+        same = theirs[i].value.data == params_[i].tensor.data && theirs[i].grad.data == grads_[i].data;
     }
-    if (ready_count_ == 0) return;
-    throw Error(
-        Code::invalid_state,
-        fmt::format("rank {}: {} while they are being reduced; wait for the gradients first", comm_->rank(), what))
-        .with_rank(comm_->rank());
+    if (!same) {
+        throw Error(Code::invalid_argument,
+                    "the optimizer was not made from this model; only one that was can step in its backward pass");
+    }
+    if (stepping_->is_on()) {
+        throw Error(Code::invalid_state, "an optimizer steps in backward of this model already; destroy it first");
+    }
+    optimizer.let_others_step();
+    const std::lock_guard lock(stepping_->mutex);
+    stepping_->optimizer = &optimizer;
+}
+
+void Ddp::forget_optimizer(const Optimizer& ending) {
+    const std::lock_guard lock(stepping_->mutex);
+    if (stepping_->optimizer == &ending) stepping_->optimizer = nullptr;
+}
+
+void Ddp::register_buffers(std::vector<NamedTensor> buffers) {
+    check_idle("buffers cannot be registered");
+    if (!buffers_.empty()) {
+        throw Error(Code::invalid_state, "buffers were registered before; all are registered in one call");
+    }
+    if (buffers.empty()) throw Error(Code::invalid_argument, "no buffers are given");
+    size_t size = 0;
+    for (NamedTensor& buffer : buffers) {
+        buffer.name = without_wrappers(std::move(buffer.name));
+        if (buffer.name.empty()) throw Error(Code::invalid_argument, "a buffer's name is empty");
+        if (buffer.tensor.device.type != DeviceType::cpu) {
+            throw Error(Code::unsupported, fmt::format("buffer \"{}\" is not on the CPU", buffer.name));
+        }
+        size += buffer.tensor.size_bytes();
+    }
+    check_same_on_all_ranks(*comm_, description(buffers, "buffer"), "the ranks' buffers differ");
+    buffers_ = std::move(buffers);
+    buffers_memory_ = comm_->allocate(std::max(size, page));
+    move_buffers(0);
+}
+
+// All buffers of all dtypes in one broadcast of bytes.
+void Ddp::move_buffers(int from) {
+    const bool is_source = comm_->rank() == from;
+    const auto each = [&](auto&& copy_one) {
+        std::byte* at = buffers_memory_->data();
+        for (const NamedTensor& buffer : buffers_) {
+            const size_t size = buffer.tensor.size_bytes();
+            if (size > 0) copy_one(at, buffer.tensor.data, size);
+            at += size;
+        }
+        return static_cast<int64_t>(at - buffers_memory_->data());
+    };
+    const int64_t size = each([&](std::byte* packed, const std::byte* own, size_t n) {
+        if (is_source) std::memcpy(packed, own, n);
+    });
+    if (size == 0) return;
+    const Tensor tensor{buffers_memory_->data(), Dims{size}, DType::u8, {}};
+    comm_->run({.collective = Collective::broadcast, .outputs = {&tensor, 1}, .peer = from, .label = "buffers"});
+    each([&](const std::byte* packed, std::byte* own, size_t n) {
+        if (!is_source) std::memcpy(own, packed, n);
+    });
+}
+
+void Ddp::broadcast_buffers() {
+    check_idle("buffers cannot be broadcast");
+    if (buffers_.empty()) throw Error(Code::invalid_state, "no buffers were registered");
+    int from = 0;
+    if (options_.join != DdpJoin::off) {
+        reducer_->announce(Reducer::Presence::broadcasts_buffers);
+        from = reducer_->first_active();
+    }
+    move_buffers(from);
+}
+
+// --- uneven inputs
+
+void Ddp::shadow_step() {
+    begin_ = Clock::now();
+    begun_ = true;
+    reducer_->zero_memory();
+    std::fill(has_grad_.begin(), has_grad_.end(), char{0});
+    for (; launched_ < buckets_.size(); ++launched_) launch(launched_, Part::shadow);
+    launch_used();
+    await_works();
+    finish_step(Part::shadow);
+}
+
+void Ddp::join(bool sync_params) {
+    const Reentry once(this, "the model of communicator", comm_->name());
+    if (options_.join == DdpJoin::off) {
+        throw refusal(Code::invalid_state,
+                      "join on a model that was created without the option join: its ranks have equally many steps");
+    }
+    check_idle("this rank cannot join");
+    try {
+        while (reducer_->announce(Reducer::Presence::joined) > 0) {
+            if (reducer_->all_do() == Reducer::Presence::broadcasts_buffers) {
+                move_buffers(reducer_->first_active());
+            } else {
+                shadow_step();
+            }
+        }
+        // Twice the steps, and whether this rank wants the parameters of who made most.
+        const int64_t own = 2 * own_steps_ + (sync_params ? 1 : 0);
+        std::vector<int64_t> all(static_cast<size_t>(comm_->world_size()));
+        std::array<int64_t, 1> one{own};
+        const Tensor input = tensor_of(std::span<int64_t>(one), DType::i64);
+        const Tensor output = tensor_of(std::span<int64_t>(all), DType::i64);
+        comm_->run({.collective = Collective::all_gather,
+                    .inputs = {&input, 1},
+                    .outputs = {&output, 1},
+                    .label = "steps until join"});
+        for (size_t r = 0; r < all.size(); ++r) {
+            if ((all[r] & 1) == (all[0] & 1)) continue;
+            throw refusal(Code::mismatch,
+                          fmt::format("rank {} joins with sync_params {}, rank 0 with {}", r, all[r] & 1, all[0] & 1))
+                .with_peer(static_cast<int>(r));
+        }
+        own_steps_ = 0;
+        const auto last = std::max_element(all.begin(), all.end());
+        if (sync_params && *last != *std::min_element(all.begin(), all.end())) {
+            const auto from = static_cast<int>(last - all.begin());
+            broadcast_values(from);
+            if (!buffers_.empty()) move_buffers(from);
+        }
+        reducer_->zero_memory();
+    } catch (const Error& error) {
+        if (error.code() != Code::mismatch || comm_->error()) failed_ = error;
+        throw;
+    }
+}
+
+// --- errors
+
+void Ddp::check_idle(const char* what) const {
+    if (failed_)
+        throw refusal(Code::invalid_state, fmt::format("{}: their reduction failed", what)).caused_by(*failed_);
+    if (!begun_) return;
+    throw refusal(Code::invalid_state,
+                  fmt::format("{} while gradients are being reduced; wait for the gradients first", what));
+}
+
+std::string Ddp::names_of(const std::vector<size_t>& indices) const {
+    std::string names;
+    for (size_t k = 0; k < std::min(indices.size(), names_in_message); ++k) {
+        names += fmt::format("{}\"{}\"", k > 0 ? ", " : "", params_[indices[k]].name);
+    }
+    if (indices.size() > names_in_message) names += fmt::format(" and {} more", indices.size() - names_in_message);
+    return names;
+}
+
+Error Ddp::refusal(Code code, const std::string& why) const {
+    return Error(code, fmt::format("rank {}: {}", comm_->rank(), why)).with_rank(comm_->rank());
 }
 
 Error Ddp::failure() const {
-    return Error(Code::aborted,
-                 fmt::format("rank {}: gradients cannot be reduced any more: {}", comm_->rank(), failed_->what()))
-        .with_rank(comm_->rank())
+    return refusal(Code::aborted, fmt::format("gradients cannot be reduced any more: {}", failed_->what()))
         .caused_by(*failed_);
 }
 

@@ -1,19 +1,32 @@
 // Data-parallel training: every rank holds the whole model, gradients are averaged in buckets while the trainer's
 // backward pass goes on. The trainer writes gradients into views of the buckets and says which are ready, in any order;
-// buckets are launched strictly in their own order, so that all ranks issue the same collectives.
+// buckets are launched strictly in their own order, so that all ranks issue the same collectives. What happens to a full
+// bucket is the reducer's.
 //
 // A step:   idle --ready--> reducing --wait--> idle        a collective failed: failed, for good
 //
-// Owned by one thread; the collectives run on the communicator's.
+// What is issued in a synchronised step, the same on every rank:
+//
+//     [who has data left] bucket 0, 1, ... [used parameters] [order of arrival, after the first step]
+//
+// Gradients lie where the first plan put them for as long as the object lives. A rebuild only groups them anew: a bucket
+// is then a list of ranges of that memory.
+//
+// Owned by one thread; the reductions run on the communicator's.
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.hpp"
+#include "optim/optimizer.hpp"
 #include "parallel/ddp/bucket_plan.hpp"
+#include "parallel/ddp/host_copy.hpp"
+#include "parallel/ddp/reducer.hpp"
 
 namespace tsr {
 
@@ -22,24 +35,28 @@ struct NamedTensor {
     Tensor tensor;
 };
 
-struct DdpOptions {
-    size_t bucket_bytes = size_t{25} << 20;
-    size_t first_bucket_bytes = size_t{1} << 20;
-    ReduceOp op = ReduceOp::avg;
+// Of the last synchronised step. Times are since its first ready.
+struct BucketStats {
+    size_t size_bytes = 0;
+    size_t params = 0;
+    std::chrono::nanoseconds ready{};    // its last gradient was ready
+    std::chrono::nanoseconds start{};    // its reduction began
+    std::chrono::nanoseconds end{};      // its reduction was done
+    std::chrono::nanoseconds exposed{};  // how long wait() stood for it
 };
 
 class Ddp {
    public:
     // Collective: checks that all ranks register the same and gives every rank the values of rank 0. The tensors' memory
-    // must outlive this object.
+    // must outlive this object, unless the ranks of a host share the parameters: these have memory of their own then.
     Ddp(std::shared_ptr<Communicator> comm, std::vector<NamedTensor> params, const DdpOptions& options);
     ~Ddp();
     Ddp(const Ddp&) = delete;
     Ddp& operator=(const Ddp&) = delete;
 
-    [[nodiscard]] const std::vector<NamedTensor>& params() const {
-        return params_;
-    }  // names without wrappers' prefixes
+    [[nodiscard]] const std::shared_ptr<Communicator>& comm() const { return comm_; }
+    // Their names are without wrappers' prefixes.
+    [[nodiscard]] const std::vector<NamedTensor>& params() const { return params_; }
     [[nodiscard]] const NamedTensor& param(size_t index) const;
     [[nodiscard]] const Tensor& grad(size_t index) const;
     [[nodiscard]] const std::vector<Bucket>& buckets() const { return buckets_; }
@@ -49,31 +66,115 @@ class Ddp {
     void wait();
     void zero_grad();
 
+    // Between steps: whether the following ones reduce, or leave each rank its own gradients.
+    void set_sync(bool sync);
+    // Whether any rank had a gradient of `index` in the last synchronised step.
+    [[nodiscard]] bool used(size_t index) const;
+    [[nodiscard]] const BucketStats& stats(size_t bucket) const;
+    // Between steps, the same on all ranks: what reduces a bucket from now on; empty: what the options say.
+    void set_hook(BucketHook hook);
+    // Between steps: `optimizer`, which was made from this model, updates the parameters of a bucket as soon as it is
+    // reduced, and makes no step of its own any more. Before any optimizer of this model ends, forget_optimizer is
+    // called, by any thread at any time.
+    void step_in_backward(Optimizer& optimizer);
+    void forget_optimizer(const Optimizer& ending);
+    // What the ranks of this host share; nullptr if each has its own. An optimizer of the model then has its moments
+    // there too, and steps in backward.
+    [[nodiscard]] const std::shared_ptr<HostCopy>& host_copy() const { return host_copy_; }
+    // HostCopy::step, between steps or after one that failed.
+    [[nodiscard]] int64_t shared_step() const;
+
+    // Collective: checks that all ranks register the same and gives every rank the values of rank 0. Once.
+    void register_buffers(std::vector<NamedTensor> buffers);
+    // Collective: the values of rank 0, or of the lowest rank that has not joined.
+    void broadcast_buffers();
+
+    // Collective with the steps and broadcasts of the ranks that have data left: takes part in them with zeros until all
+    // ranks have joined.
+    void join(bool sync_params);
+
     // Throws INVALID_STATE if gradients are being reduced or their reduction failed; `what` says what cannot be done.
     void check_idle(const char* what) const;
 
    private:
+    // Of a rank in a step: its own gradients, or zeros beside those of the ranks that have data left.
+    enum class Part { own, shadow };
+
     void lay_out_gradients();
-    void broadcast_values();
-    void clear_gradients();
+    void group(std::span<const size_t> order);
+    void broadcast_values(int from);
+    void share_params();
+    void move_buffers(int from);
+
+    void begin_step();
     void launch_full_buckets();
-    [[nodiscard]] Tensor bucket_tensor(size_t bucket) const;
+    void launch(size_t bucket, Part part);
+    void launch_shared(size_t bucket);
+    void launch_end();
+    void set_aside(size_t param);
+    [[nodiscard]] WorkPtr submit(std::function<void()> job);
+    void close_step();
+    void finish_step(Part part);
+    void await_works();
+    void rebuild();
+    void reset_step();
+    void take_stats();
+    void shadow_step();
+    void launch_used();
+    // In a static graph: only what the first step had.
+    [[nodiscard]] bool may_be_ready(size_t param) const;
+    void count_ready(size_t param);
+    [[nodiscard]] bool shares_used() const {
+        return options_.find_unused || (options_.static_graph && synced_steps_ == 0);
+    }
+    [[nodiscard]] std::string names_of(const std::vector<size_t>& indices) const;
+    [[nodiscard]] Error refusal(Code code, const std::string& why) const;
     [[nodiscard]] Error failure() const;
 
     std::shared_ptr<Communicator> comm_;
     std::vector<NamedTensor> params_;
     DdpOptions options_;
     std::vector<Bucket> buckets_;
-    std::vector<size_t> bucket_offsets_;  // in buffer_
-    std::vector<size_t> bucket_of_;       // of each parameter
-    std::shared_ptr<Buffer> buffer_;      // all buckets
+    std::vector<size_t> bucket_of_;     // of each parameter
+    std::shared_ptr<Reducer> reducer_;  // shared with the jobs in the queue, as is the next
+    std::shared_ptr<HostCopy> host_copy_;
+    std::shared_ptr<std::byte> params_memory_;  // of the host's copy
     std::vector<Tensor> grads_;
 
-    std::vector<char> ready_;  // of each parameter, this step
-    size_t ready_count_ = 0;
-    std::vector<size_t> missing_;  // of each bucket: parameters not ready yet
-    size_t launched_ = 0;          // buckets, this step
-    std::vector<WorkPtr> works_;   // of the launched buckets; nullptr for an empty one
+    // The optimizer that steps in backward, for the jobs in the queue; none once it is forgotten.
+    struct Stepping {
+        std::mutex mutex;  // guards the optimizer's life
+        Optimizer* optimizer = nullptr;
+        [[nodiscard]] bool is_on();
+        void step(std::span<const size_t> params);
+        void end_step();
+        // Throws INVALID_STATE if it is forgotten.
+        void with(const std::function<void(Optimizer& optimizer)>& call);
+    };
+    const std::shared_ptr<Stepping> stepping_ = std::make_shared<Stepping>();
+
+    std::vector<NamedTensor> buffers_;
+    std::shared_ptr<Buffer> buffers_memory_;
+
+    bool sync_ = true;
+    int64_t synced_steps_ = 0;
+    int64_t own_steps_ = 0;  // of these, those since the last join that were not another rank's
+    std::vector<char> globally_used_;
+    std::vector<char> expected_;      // static graph: what this rank's first step said ready; empty before
+    std::vector<BucketStats> stats_;  // of the last synchronised step
+
+    // This step.
+    bool begun_ = false;
+    bool closed_ = false;           // nothing is ready any more, all buckets are launched
+    std::vector<char> ready_;       // of each parameter
+    std::vector<char> has_grad_;    // since the last synchronised step
+    std::vector<size_t> arrivals_;  // until the buckets are rebuilt
+    std::vector<size_t> missing_;   // of each bucket: parameters not ready yet
+    size_t launched_ = 0;           // buckets
+    std::vector<WorkPtr> works_;    // of what was launched, in order
+    std::vector<std::pair<size_t, std::vector<std::byte>>> set_aside_;  // gradients that this rank does not have
+    Clock::time_point begin_;
+    Clock::time_point wait_begin_;
     std::optional<Error> failed_;
 };
 

@@ -282,6 +282,7 @@ TEST_F(Safetensors, HostileFilesAreRefused) {
         {with_length("[]"), "begins with '{'"},
         {with_length("{"), "m.safetensors"},
         {with_length(" {}"), "begins with '{'"},
+        {json(R"({"a":{"dtype":"U8","shape":[0,4611686018427387904,4],"data_offsets":[0,0]}})", 0), "larger than 2^63"},
         {sound + "x", "end at byte"},
         {sound.substr(0, sound.size() - 1), "m.safetensors"},
         {json(
@@ -302,8 +303,7 @@ TEST_F(Safetensors, HostileFilesAreRefused) {
         {json(R"({"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}})", 1), "negative"},
         {json(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0), "2^63"},
         {json(R"({"a":{"dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,0]}})", 0), "m.safetensors"},
-        {json(R"({"a":{"dtype":"F32","shape":[0,9223372036854775807,9223372036854775807],"data_offsets":[0,4]}})", 4),
-         "takes 0 bytes"},
+        {json(R"({"a":{"dtype":"F32","shape":[0,5],"data_offsets":[0,4]}})", 4), "takes 0 bytes"},
         {json(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}})", 8), "takes 4 bytes"},
         {json(R"({"a":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}})", 4), "m.safetensors"},
         {json(R"({"a":{"dtype":"F32","shape":[1]}})", 4), "data_offsets"},

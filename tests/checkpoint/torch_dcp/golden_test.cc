@@ -6,12 +6,13 @@
 #include <filesystem>
 
 #include "checkpoint/fixture.hpp"
+#include "places.hpp"
 #include "tensor/convert.hpp"
 
 namespace tsr::testing {
 namespace {
 
-const std::string golden = std::string(TESSERA_SOURCE_DIR) + "/tests/golden/torch_dcp";
+const std::string golden = tsr::testing::source_dir() + "/tests/golden/torch_dcp";
 
 std::vector<std::string> versions() {
     std::vector<std::string> names;

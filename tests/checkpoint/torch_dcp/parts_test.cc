@@ -1,4 +1,5 @@
 // The parts by themselves: the zip's checksums and sizes beyond 32 bits, the pickle machine's values, what metadata refuses.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fcntl.h>
@@ -10,6 +11,7 @@
 #include "checkpoint/fixture.hpp"
 #include "checkpoint/torch_dcp/pickle_writer.hpp"
 #include "fuzz/targets.hpp"
+#include "places.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -78,6 +80,43 @@ TEST(Zip, SizesBeyond32BitsAreWrittenAndRead) {
     EXPECT_EQ(archive.find("data/0")->size, large);
     EXPECT_EQ(archive.data_begin(part, *archive.find("data/0")), static_cast<int64_t>(before.size()));
     EXPECT_EQ(archive.read_entry(part, *archive.find("version"), 10), "3\n");
+}
+
+// A file that is small on the disk may claim any size.
+TEST(Zip, ADirectoryThatIsAHoleIsRefusedUnread) {
+    const TempDir dir;
+    const int64_t hole = int64_t{1} << 40;
+    std::string end;
+    const auto put = [&](uint64_t value, int bytes) {
+        for (int i = 0; i < bytes; ++i) end += static_cast<char>(value >> (8 * i));
+    };
+    put(0x06064b50, 4);
+    put(44, 8);
+    put(45, 2);
+    put(45, 2);
+    put(0, 8);
+    put(1, 8);
+    put(1, 8);
+    put(static_cast<uint64_t>(hole), 8);
+    put(0, 8);
+    put(0x07064b50, 4);
+    put(0, 4);
+    put(static_cast<uint64_t>(hole), 8);
+    put(1, 4);
+    put(0x06054b50, 4);
+    put(0, 4);
+    put(0xffffffff, 4);
+    put(0xffffffffffffffff, 8);
+    put(0, 2);
+    const std::string path = dir / "f";
+    spill(path, "");
+    ASSERT_EQ(::truncate(path.c_str(), static_cast<off_t>(hole)), 0);
+    std::ofstream(path, std::ios::binary | std::ios::app) << end;
+    const auto file = open_file(posix_file_system(), path, OpenMode::read);
+    PartReader part(*file, path, 0, file->size());
+    const Error error = error_of([&] { (void)ZipArchive::read(part); });
+    EXPECT_EQ(error.code(), Code::unsupported);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("directory has 1099511627776 bytes"));
 }
 
 Json value_in(const std::string& text) {
@@ -176,8 +215,27 @@ TEST(Metadata, WhatIsWrittenIsReadAgain) {
     EXPECT_TRUE(again.tensors.at("empty").chunks.empty());
 }
 
+// Each look for a field goes through all, and any number of objects may share them.
+TEST(Metadata, AnObjectOfVeryManyFieldsIsRefused) {
+    pickle::Writer writer;
+    writer.global("torch.distributed.checkpoint.metadata", "Metadata");
+    writer.empty_tuple();
+    writer.new_object();
+    writer.empty_dict();
+    writer.mark();
+    for (int i = 0; i < 33; ++i) {
+        writer.text("field " + std::to_string(i));
+        writer.none();
+    }
+    writer.setitems();
+    writer.build();
+    const Error error = error_of([&] { (void)DcpMetadata::parse(writer.finish(), "m"); });
+    EXPECT_EQ(error.code(), Code::corrupt);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("too many fields"));
+}
+
 std::string refusal_of(const std::string& name) {
-    const std::string text = slurp(std::string(TESSERA_SOURCE_DIR) + "/tests/fuzz/corpus/metadata/" + name);
+    const std::string text = slurp(tsr::testing::source_dir() + "/tests/fuzz/corpus/metadata/" + name);
     EXPECT_FALSE(text.empty()) << name;
     try {
         const DcpMetadata metadata = DcpMetadata::parse(text, "m");

@@ -134,12 +134,13 @@ def test_asynchronous_saves(tmp_path: Path, program: str, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("program", ["async_dcp", "async_dcp_cached"])
-def test_asynchronous_saves_as_they_are(tmp_path: Path, program: str) -> None:
-    as_it_is(program, 2, tmp_path)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_asynchronous_saves_as_they_are(tmp_path: Path, program: str, ranks: int) -> None:
+    as_it_is(program, ranks, tmp_path)
     for step in range(10):  # the last one too, for which the program does not wait
         with ts.Checkpoint(tmp_path / f"checkpoint_step{step}") as ours:
             ours.verify()
-            assert ours.manifest["world_size"] == 2
+            assert ours.manifest["world_size"] == ranks
 
 
 class Loaded:

@@ -1,25 +1,5 @@
 /* A trainer that is told to stop: all ranks save at the step on which they agree. The files in $D say how far it came. */
-#include <stdio.h>
-#include <stdlib.h>
-
-#include "tessera/tessera.h"
-
-#define CHECK(call)                                                                  \
-    do {                                                                             \
-        if ((call) != TSR_OK) {                                                      \
-            fprintf(stderr, "%s: %s\n", #call, tsr_error_message(tsr_error_last())); \
-            exit(3);                                                                 \
-        }                                                                            \
-    } while (0)
-
-static void leave(const char *what, int32_t rank, long long number) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s%d", getenv("D"), what, (int)rank);
-    FILE *file = fopen(path, "w");
-    if (file == NULL) exit(4);
-    fprintf(file, "%lld\n", number);
-    fclose(file);
-}
+#include "programs.h"
 
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
@@ -41,10 +21,10 @@ int main(int argc, char **argv) {
         weight[0] = (float)++step;
         CHECK(tsr_saver_should_stop(saver, step, 0, &stop));
         if (stop) CHECK(tsr_saver_save_async(saver, step, state, NULL));
-        if (step == 10) leave("r", rank, step);
+        if (step == 10) leave("r", rank, (double)step);
     }
     CHECK(tsr_saver_wait(saver));
-    leave("stopped", rank, (long long)step);
+    leave("stopped", rank, (double)step);
     tsr_saver_destroy(saver);
     tsr_state_destroy(state);
     tsr_comm_destroy(comm);

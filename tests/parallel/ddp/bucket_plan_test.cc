@@ -21,16 +21,36 @@ std::vector<size_t> params_of(const Bucket& bucket) {
 
 TEST(BucketPlan, TakesParametersInReverseAndClosesAtTheLimit) {
     const std::vector<Tensor> params{of(100), of(100), of(100), of(100), of(100)};  // 400 bytes each, 448 padded
-    const auto plan = plan_buckets(params, {.first_bytes = 400, .bytes = 800});
+    const auto plan = plan_buckets(params, {.first_bytes = 400, .bytes = 800}, reverse_order(5));
     ASSERT_EQ(plan.size(), 3U);
     EXPECT_THAT(params_of(plan[0]), ElementsAre(4));
     EXPECT_THAT(params_of(plan[1]), ElementsAre(3, 2));
     EXPECT_THAT(params_of(plan[2]), ElementsAre(1, 0));
 }
 
+TEST(BucketPlan, ParametersAreTakenInTheOrderOfArrival) {
+    const std::vector<Tensor> params{of(100), of(100), of(100), of(100), of(100)};
+    const auto plan = plan_buckets(params, {.first_bytes = 400, .bytes = 800}, std::vector<size_t>{2, 0, 4, 3, 1});
+    ASSERT_EQ(plan.size(), 3U);
+    EXPECT_THAT(params_of(plan[0]), ElementsAre(2));
+    EXPECT_THAT(params_of(plan[1]), ElementsAre(0, 4));
+    EXPECT_THAT(params_of(plan[2]), ElementsAre(3, 1));
+}
+
+TEST(BucketPlan, ABucketHoldsParametersOfOneDevice) {
+    std::vector<Tensor> params{of(16), of(16), of(16), of(16)};
+    params[1].device = params[3].device = {DeviceType::cuda, 1};
+    params[2].device = {DeviceType::cuda, 0};
+    const auto plan = plan_buckets(params, {.first_bytes = 1 << 20, .bytes = 1 << 20}, reverse_order(4));
+    ASSERT_EQ(plan.size(), 3U);
+    EXPECT_THAT(params_of(plan[0]), ElementsAre(2));
+    EXPECT_THAT(params_of(plan[1]), ElementsAre(3, 1));
+    EXPECT_THAT(params_of(plan[2]), ElementsAre(0));
+}
+
 TEST(BucketPlan, EachDtypeHasItsOwnBucketsAndLimits) {
     const std::vector<Tensor> params{of(16), of(16, DType::f64), of(16), of(16, DType::f64), of(16)};
-    const auto plan = plan_buckets(params, {.first_bytes = 1, .bytes = 1 << 20});
+    const auto plan = plan_buckets(params, {.first_bytes = 1, .bytes = 1 << 20}, reverse_order(5));
     ASSERT_EQ(plan.size(), 4U);
     EXPECT_THAT(params_of(plan[0]), ElementsAre(4));     // f32, the first one: closes at once
     EXPECT_THAT(params_of(plan[1]), ElementsAre(3));     // f64, its first one
@@ -44,7 +64,7 @@ TEST(BucketPlan, SlotsAreAlignedDisjointAndInside) {
     for (int round = 0; round < 50; ++round) {
         std::vector<Tensor> params;
         for (int i = 0; i < 40; ++i) params.push_back(of(random() % 300, dtypes[random() % dtypes.size()]));
-        const auto plan = plan_buckets(params, {.first_bytes = 256, .bytes = 1024});
+        const auto plan = plan_buckets(params, {.first_bytes = 256, .bytes = 1024}, reverse_order(params.size()));
         std::map<size_t, int> seen;
         for (const Bucket& bucket : plan) {
             size_t end = 0;
@@ -64,7 +84,7 @@ TEST(BucketPlan, SlotsAreAlignedDisjointAndInside) {
 }
 
 TEST(BucketPlan, EmptyParametersHaveASlotWithoutBytes) {
-    const auto plan = plan_buckets(std::vector<Tensor>{of(0), of(0)}, {.first_bytes = 1, .bytes = 1});
+    const auto plan = plan_buckets(std::vector<Tensor>{of(0), of(0)}, {.first_bytes = 1, .bytes = 1}, reverse_order(2));
     ASSERT_EQ(plan.size(), 1U);
     EXPECT_EQ(plan[0].size, 0U);
     EXPECT_THAT(params_of(plan[0]), ElementsAre(1, 0));

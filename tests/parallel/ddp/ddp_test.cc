@@ -5,79 +5,38 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <mutex>
 #include <numeric>
 
+#include "base/json.hpp"
 #include "data/splitmix64.hpp"
+#include "model.hpp"
 #include "optim/adam.hpp"
 #include "optim/sgd.hpp"
 #include "ranks.hpp"
+#include "temporary_directory.hpp"
 
 namespace tsr {
 namespace {
 
 using ::testing::Each;
 using testing::expect_all_well;
+using testing::expect_error;
 using ::testing::HasSubstr;
+using testing::Model;
 using testing::Outcomes;
 using testing::run_ranks;
+using testing::shared;
+using testing::TemporaryDirectory;
 using testing::test_options;
-
-// Parameters of f32 in memory of their own.
-struct Model {
-    struct Entry {
-        std::string name;
-        Dims shape;
-        std::vector<float> values;
-    };
-    std::vector<Entry> entries;
-
-    void add(const std::string& name, Dims shape, float value = 0) {
-        entries.push_back({name, shape, std::vector<float>(static_cast<size_t>(shape.product()), value)});
-    }
-    std::vector<NamedTensor> params() {
-        std::vector<NamedTensor> out;
-        for (Entry& entry : entries) {
-            Tensor tensor = tensor_of(std::span<float>(entry.values), DType::f32);
-            tensor.shape = entry.shape;
-            out.push_back({entry.name, tensor});
-        }
-        return out;
-    }
-};
-
-Model three_layers(float value = 0) {
-    Model model;
-    model.add("a", {300}, value);
-    model.add("b", {20, 15}, value);
-    model.add("c", {7}, value);
-    return model;
-}
-
-// The test's rank keeps the communicator for longer than any DDP object lives.
-std::shared_ptr<Communicator> shared(Communicator& comm) { return {std::shared_ptr<void>(), &comm}; }
+using testing::three_layers;
+using testing::with_grads;
 
 constexpr DdpOptions small_buckets{.bucket_bytes = 64, .first_bucket_bytes = 64};  // one parameter a bucket
-
-std::vector<OptimizerParam> with_grads(const Ddp& ddp) {
-    std::vector<OptimizerParam> out;
-    for (size_t i = 0; i < ddp.params().size(); ++i)
-        out.push_back({ddp.param(i).name, ddp.param(i).tensor, ddp.grad(i)});
-    return out;
-}
-
-Error expect_error(const std::function<void()>& call, Code code) {
-    try {
-        call();
-    } catch (const Error& error) {
-        EXPECT_EQ(error.code(), code) << error.what();
-        return error;
-    }
-    ADD_FAILURE() << "nothing was thrown";
-    return Error(Code::ok, "");
-}
 
 class DdpOverWorlds : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Worlds, DdpOverWorlds, ::testing::Values(1, 2, 3, 4, 5));
@@ -90,6 +49,28 @@ TEST_P(DdpOverWorlds, EveryRankStartsWithTheValuesOfRankZero) {
         for (size_t i = 0; i < 3; ++i) {
             EXPECT_THAT(ddp.grad(i).as<float>(), Each(0.0F)) << "gradients begin at zero";
         }
+    }));
+}
+
+TEST(Ddp, TheValuesOfRankZeroComeABucketAtATime) {
+    const TemporaryDirectory directory;
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        Model model;
+        for (int i = 0; i < 200; ++i) model.add(fmt::format("p{}", i), {3}, static_cast<float>(comm.rank()));
+        const Ddp ddp(shared(comm), model.params(), {.bucket_bytes = 4096, .first_bucket_bytes = 4096});
+        const std::string record = (directory.path() / std::to_string(comm.rank())).string();
+        comm.write_trace(record);
+        size_t broadcasts = 0;
+        std::ifstream lines(record);
+        for (std::string line; std::getline(lines, line);) {
+            const Json entry = Json::parse(line, record);
+            if (entry.find("label") != nullptr && entry.at("label").as_string() == "parameters") {
+                EXPECT_EQ(entry.at("operation").as_string(), "broadcast");
+                ++broadcasts;
+            }
+        }
+        EXPECT_EQ(broadcasts, ddp.buckets().size());
+        EXPECT_EQ(ddp.buckets().size(), 4U);  // 200 of 64 bytes each
     }));
 }
 
@@ -351,6 +332,27 @@ TEST(Ddp, FailedReductionPoisonsAndNamesItsCause) {
     expect_all_well(outcomes);
 }
 
+TEST(Ddp, ARankWhoseGradientsAreLateIsNamedAtTheDeadline) {
+    CommOptions options = test_options();
+    options.timeout = milliseconds{300};
+    const Outcomes outcomes = run_ranks(2, options, [](Communicator& comm) {
+        Model model = three_layers();
+        Ddp ddp(shared(comm), model.params(), small_buckets);
+        ddp.ready(2);
+        if (comm.rank() == 0) {
+            ddp.ready_all();
+            ddp.wait();
+        } else {
+            wait_until([&] { return comm.error().has_value(); }, Deadline::in(milliseconds{20000}),
+                       "the other's error");
+        }
+    });
+    ASSERT_TRUE(outcomes[0]);
+    EXPECT_EQ(outcomes[0]->code(), Code::timeout) << outcomes[0]->what();
+    EXPECT_THAT(outcomes[0]->what(), ::testing::AllOf(HasSubstr("rank 1"), HasSubstr("bucket 1")));
+    EXPECT_FALSE(outcomes[1]);
+}
+
 TEST(Ddp, AWaitInTheInterruptCallbackOfAWaitIsRefused) {
     std::atomic<bool> made{false};
     expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
@@ -406,24 +408,17 @@ class Regression {
         }
     }
 
-    void backward(const Ddp& ddp, int rank, int world_size) const {
+    // Adds the gradients of the mean over every `parts * world_size`-th sample, a part of the rank's share.
+    void backward(const Ddp& ddp, int first, int world_size, int parts) const {
         const auto w1 = ddp.param(0).tensor.as<float>();
         const auto b1 = ddp.param(1).tensor.as<float>();
         const auto w2 = ddp.param(2).tensor.as<float>();
         const auto g1 = ddp.grad(0).as<float>();
         const auto gb = ddp.grad(1).as<float>();
         const auto g2 = ddp.grad(2).as<float>();
-        for (const auto g : {g1, gb, g2}) std::fill(g.begin(), g.end(), 0.0F);
         const float share = static_cast<float>(world_size) / samples;
-        for (size_t s = static_cast<size_t>(rank); s < samples; s += static_cast<size_t>(world_size)) {
-            std::array<float, hidden> h{};
-            float y = 0;
-            for (size_t j = 0; j < hidden; ++j) {
-                float sum = b1[j];
-                for (size_t k = 0; k < in; ++k) sum += w1[j * in + k] * inputs_[s][k];
-                h[j] = std::tanh(sum);
-                y += w2[j] * h[j];
-            }
+        for (size_t s = static_cast<size_t>(first); s < samples; s += static_cast<size_t>(world_size * parts)) {
+            const auto [h, y] = forward(w1, b1, w2, s);
             const float d = 2 * (y - targets_[s]) * share;
             for (size_t j = 0; j < hidden; ++j) {
                 const float dh = d * w2[j] * (1 - h[j] * h[j]);
@@ -434,48 +429,122 @@ class Regression {
         }
     }
 
+    // The mean over all samples.
+    double loss() {
+        double sum = 0;
+        for (size_t s = 0; s < samples; ++s) {
+            const float y =
+                forward(model.entries[0].values, model.entries[1].values, model.entries[2].values, s).second;
+            sum += std::pow(double{y} - double{targets_[s]}, 2);
+        }
+        return sum / samples;
+    }
+
     Model model;
 
    private:
+    [[nodiscard]] std::pair<std::array<float, hidden>, float> forward(std::span<const float> w1,
+                                                                      std::span<const float> b1,
+                                                                      std::span<const float> w2, size_t s) const {
+        std::array<float, hidden> h{};
+        float y = 0;
+        for (size_t j = 0; j < hidden; ++j) {
+            float sum = b1[j];
+            for (size_t k = 0; k < in; ++k) sum += w1[j * in + k] * inputs_[s][k];
+            h[j] = std::tanh(sum);
+            y += w2[j] * h[j];
+        }
+        return {h, y};
+    }
+
     std::array<std::array<float, in>, samples> inputs_{};
     std::array<float, samples> targets_{};
 };
 
-// The weights after 50 steps on `world_size` ranks; all ranks must have the same bits.
+// How a training goes about its steps.
+struct Way {
+    DdpOptions ddp = small_buckets;
+    int micro_steps = 1;   // parts of a rank's share of the batch, of which the last one synchronises
+    double near = 1e-4;    // how close to one rank with the whole batch
+    bool by_hand = false;  // backward reduces nothing; the trainer averages what it left
+};
+
+struct Trained {
+    std::vector<float> weights;
+    std::vector<double> losses;  // after each step, of all samples
+    friend bool operator==(const Trained&, const Trained&) = default;
+};
+
+// 50 steps on `world_size` ranks; all ranks must have the same bits.
 template <class Kind, class Options>
-std::vector<float> trained(int world_size, const Options& options) {
+Trained trained(int world_size, const Options& options, const Way& way) {
     std::mutex mutex;
-    std::vector<std::vector<float>> results;
+    std::vector<Trained> results;
     expect_all_well(run_ranks(world_size, test_options(), [&](Communicator& comm) {
         Regression problem;
-        Ddp ddp(shared(comm), problem.model.params(), small_buckets);
+        Ddp ddp(shared(comm), problem.model.params(), way.ddp);
         Kind optimizer(with_grads(ddp), options);
+        Trained result;
         for (int step = 0; step < 50; ++step) {
-            problem.backward(ddp, comm.rank(), comm.world_size());
-            for (size_t i = 3; i-- > 0;) ddp.ready(i);
-            ddp.wait();
+            ddp.zero_grad();
+            for (int micro = 0; micro < way.micro_steps; ++micro) {
+                ddp.set_sync(micro + 1 == way.micro_steps);
+                problem.backward(ddp, comm.rank() + comm.world_size() * micro, comm.world_size(), way.micro_steps);
+                for (size_t i = 3; i-- > 0;) ddp.ready(i);
+                ddp.wait();
+            }
+            for (size_t i = 0; way.by_hand && i < 3; ++i) {
+                const std::array grad{ddp.grad(i)};
+                comm.run({.collective = Collective::all_reduce, .outputs = grad, .op = ReduceOp::avg});
+            }
             optimizer.step();
+            result.losses.push_back(problem.loss());
         }
-        std::vector<float> all;
-        for (const auto& entry : problem.model.entries) all.insert(all.end(), entry.values.begin(), entry.values.end());
+        for (const auto& entry : problem.model.entries) {
+            result.weights.insert(result.weights.end(), entry.values.begin(), entry.values.end());
+        }
         const std::lock_guard lock(mutex);
-        results.push_back(std::move(all));
+        results.push_back(std::move(result));
     }));
-    for (const auto& result : results) EXPECT_EQ(result, results[0]) << "ranks ended with different bits";
+    for (const auto& result : results) EXPECT_TRUE(result == results[0]) << "ranks ended with different bits";
     return results[0];
 }
 
 template <class Kind, class Options>
-void expect_world_size_does_not_matter(const Options& options) {
-    const auto alone = trained<Kind>(1, options);
+void expect_world_size_does_not_matter(const Options& options, const Way& way = {}) {
+    const Trained alone = trained<Kind>(1, options, {});
+    EXPECT_LT(alone.losses.back(), alone.losses.front() * 0.8) << "it learns something";
     for (const int world_size : {2, 3, 4}) {
-        const auto together = trained<Kind>(world_size, options);
-        for (size_t i = 0; i < alone.size(); ++i) {
-            EXPECT_NEAR(together[i], alone[i], 1e-4 * std::abs(alone[i]) + 1e-6)
+        const Trained together = trained<Kind>(world_size, options, way);
+        for (size_t i = 0; i < alone.losses.size(); ++i) {
+            EXPECT_NEAR(together.losses[i], alone.losses[i], way.near * alone.losses[i])
+                << world_size << " ranks, step " << i;
+        }
+        for (size_t i = 0; way.near <= 1e-4 && i < alone.weights.size(); ++i) {
+            EXPECT_NEAR(together.weights[i], alone.weights[i], way.near * std::abs(alone.weights[i]) + 1e-6)
                 << world_size << " ranks, weight " << i;
         }
-        EXPECT_EQ(trained<Kind>(world_size, options), together) << "a second run gave other bits";
+        EXPECT_TRUE(trained<Kind>(world_size, options, way) == together) << "a second run gave other bits";
     }
+}
+
+TEST(DdpTraining, GradientsAveragedByHandEqualOneRankWithAllOfIt) {
+    DdpOptions nothing_in_backward = small_buckets;
+    nothing_in_backward.hook = DdpHook::noop;
+    expect_world_size_does_not_matter<Sgd>(SgdOptions{.lr = 0.05, .momentum = 0.9},
+                                           {.ddp = nothing_in_backward, .by_hand = true});
+}
+
+TEST(DdpTraining, GradientsAddedUpInMicroStepsEqualOneRankWithAllOfIt) {
+    expect_world_size_does_not_matter<Sgd>(SgdOptions{.lr = 0.05, .momentum = 0.9}, {.micro_steps = 2});
+}
+
+TEST(DdpTraining, GradientsReducedInBf16ComeCloseToOneRankWithAllOfIt) {
+    DdpOptions in_bf16 = small_buckets;
+    in_bf16.reduce_dtype = DType::bf16;
+    const SgdOptions sgd{.lr = 0.05, .momentum = 0.9};
+    expect_world_size_does_not_matter<Sgd>(sgd, {.ddp = in_bf16, .near = 2e-2});
+    EXPECT_FALSE(trained<Sgd>(2, sgd, {.ddp = in_bf16}) == trained<Sgd>(2, sgd, {})) << "nothing was reduced in bf16";
 }
 
 TEST(DdpTraining, RanksWithAShareOfTheBatchEqualOneRankWithAllOfItSgd) {

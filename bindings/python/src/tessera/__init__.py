@@ -34,6 +34,7 @@ from .launch import preempt_requested, record
 from .layout import Box, Layout, Replicate, Shard
 from .mesh import Mesh
 from .optim import SGD, Adam, AdamW, Optimizer
+from .plan import Plan
 from .state import PerRank, Sharded, State, Stateful
 from .storage import Storage
 from .store import Store, StoreServer
@@ -56,6 +57,7 @@ __all__ = [
     "Optimizer",
     "PerRank",
     "Phase",
+    "Plan",
     "ReduceOp",
     "Replicate",
     "Sampler",

@@ -32,7 +32,7 @@ class Phase(IntEnum):
     """What a progress callback is told of."""
 
     STAGE = 1
-    """The state is copied, before `Saver.save_async` returns."""
+    """What `Saver.save_async` copies before it returns."""
     WRITE = 2
     """This rank's files are written."""
     COMMIT = 3
@@ -45,8 +45,9 @@ class Phase(IntEnum):
 
 ProgressFn = Callable[[Phase, int, int], object]
 """Takes the phase, and bytes done and in total on this rank (0 if there is nothing to count): at the begin and the end
-of a phase, and about ten times a second between. What it raises ends nothing, since the other ranks count on the save:
-it is raised when the call is over, of a save in the background by the saver's next call."""
+of a phase, and about ten times a second between. All is done at the end alone; a phase that fails has none. What it
+raises ends nothing, since the other ranks count on the save: it is raised when the call is over, of a save in the
+background by the saver's next call."""
 
 _WHEN_BUSY = {"wait": 0, "refuse": 1, "replace": 2}
 
@@ -76,11 +77,11 @@ class _Progress:
             raise caught
 
 
-def _watched(progress: ProgressFn | None) -> _Progress | None:
+def watch_progress(progress: ProgressFn | None) -> _Progress | None:
     return None if progress is None else _Progress(progress)
 
 
-def _settle(progress: _Progress | None) -> None:
+def settle_progress(progress: _Progress | None) -> None:
     if progress is not None:
         progress.settle()
 
@@ -89,8 +90,9 @@ class Saver(Closable):
     """Saves under one root directory. Collective, as its other calls are.
 
     A checkpoint exists once its manifest does, which is written last: whatever fails or dies before leaves the former
-    one as it was. One live job at a time may own a root. What stays under the root is the union of `keep_latest`,
-    `keep_best` and `keep_every`; the newest save, the best one and what is open for reading always stay.
+    one as it was. An interpreter that ends waits for saves in flight. One live job at a time may own a root. What stays
+    under the root is the union of `keep_latest`, `keep_best` and `keep_every`; the newest save, the best one and what
+    is open for reading always stay.
 
     Parameters
     ----------
@@ -118,9 +120,15 @@ class Saver(Closable):
         `NotReady`, or ``"replace"``: queue behind it, in the place of a save that has not begun and is `Aborted`.
     low_priority : bool, default False
         Saves in the background yield CPU and disk to the trainer.
+    copy_on_demand : bool, default False
+        What an optimizer of the state updates, its parameters and moments, is copied after `save_async` has returned:
+        by the saver's threads, or just before the optimizer's next step, its close or a load into the state needs the
+        memory. Nobody else may write there from the call to the end of that step: neither the trainer, nor a load of
+        another state or a collective into the same memory. If the state is larger than `staging_bytes`, or than what
+        is free, all is copied at once.
     staging_bytes : int, default 0
-        Bound of the memory for copies of the state on this rank, at least 8 MiB; for a larger state `save_async` writes
-        a part before it returns. 0: what it needs.
+        Bound of the memory for copies of the state on this rank, at least 8 MiB; 0: what it needs. For a larger state,
+        or one larger than this rank's share of the memory that is free, `save_async` writes a part before it returns.
     write_bytes_per_s : int, default 0
         Limit of this rank's writing; 0: none.
     progress : callable, optional
@@ -153,6 +161,7 @@ class Saver(Closable):
         keep_every: int | None = None,
         when_busy: Literal["wait", "refuse", "replace"] | None = None,
         low_priority: bool | None = None,
+        copy_on_demand: bool | None = None,
         staging_bytes: int | None = None,
         write_bytes_per_s: int | None = None,
         progress: ProgressFn | None = None,
@@ -160,7 +169,7 @@ class Saver(Closable):
     ) -> None:
         if when_busy is not None and when_busy not in _WHEN_BUSY:
             raise InvalidArgument(f"when_busy is {when_busy!r}; it is 'wait', 'refuse' or 'replace'")
-        self._progress = _watched(progress)
+        self._progress = watch_progress(progress)
         handle = None if comm is None else checked(comm, Comm, "comm", root)._handle
         self._root = os.fsdecode(root)
         with in_library(storage) as place:
@@ -175,6 +184,7 @@ class Saver(Closable):
                 keep_every=keep_every,
                 when_busy=None if when_busy is None else _WHEN_BUSY[when_busy],
                 low_priority=low_priority,
+                copy_on_demand=copy_on_demand,
                 staging_bytes=staging_bytes,
                 write_bytes_per_s=write_bytes_per_s,
                 progress=self._progress,
@@ -212,18 +222,19 @@ class Saver(Closable):
         """
         handle, _ = checked(state, State, "state", step)._prepare(metrics)
         _core.saver_save(self._handle, step, handle)
-        _settle(self._progress)
+        settle_progress(self._progress)
 
     def save_async(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> Work:
         """Copy the state, return, and save the copy in the background.
 
-        What happens while another save is in flight `when_busy` says. The error of an earlier save that was told
-        nowhere yet is raised here, and then nothing is saved.
+        What happens while another save is in flight `when_busy` says. The error of an earlier save that no
+        call on the saver has raised yet is raised here, and then nothing is saved; that its work was waited for does
+        not count, so that all ranks do the same.
 
         Parameters
         ----------
         step, state, metrics
-            As `save` takes them; when this returns training may go on.
+            As `save` takes them; when this returns training may go on, with `copy_on_demand` by the optimizer's step.
 
         Returns
         -------
@@ -237,13 +248,13 @@ class Saver(Closable):
         """
         handle, _ = checked(state, State, "state", step)._prepare(metrics)
         work = Work(_core.saver_save_async(self._handle, step, handle))
-        _settle(self._progress)
+        settle_progress(self._progress)
         return work
 
     def wait(self) -> None:
         """Wait for the saves in flight, if there are any; raises the first error, once. Not collective."""
         _core.saver_wait(self._handle)
-        _settle(self._progress)
+        settle_progress(self._progress)
 
     def should_stop(self, step: int, told: bool = False) -> bool:
         """Whether all ranks shall save now and stop. Call it on every rank at each step.
@@ -298,7 +309,7 @@ class Saver(Closable):
         handle, take_over = checked(state, State, "state")._prepare()
         before = _core.saver_resume(self._handle, handle)
         take_over()
-        _settle(self._progress)
+        settle_progress(self._progress)
         return before
 
     def _finish(self) -> None:
@@ -444,8 +455,14 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         allow_unexpected: bool | None = None,
         allow_cast: bool | None = None,
         progress: ProgressFn | None = None,
+        comm: Comm | None = None,
     ) -> None:
-        """Load this rank's part into `state`, in place. Makes no communication.
+        """Load this rank's part into `state`, in place.
+
+        Without a `comm` it makes no communication. With one it is collective: every rank of it has opened the same
+        checkpoint and loads it alike verified; states, layouts and what is allowed may differ. Ranks of one host then
+        read each byte that several of them want once (of a checkpoint of Tessera, from 8 MiB on), and hand it on
+        through shared memory. All ranks get the same error.
 
         Parameters
         ----------
@@ -461,13 +478,19 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
             Convert floating-point tensors of another dtype.
         progress : callable, optional
             As of `Saver`; called on this thread with `Phase.READ`.
+        comm : Comm, optional
+            The ranks that load together; without it each loads for itself. Its timeout is the deadline of each wait.
 
         Raises
         ------
         Mismatch
-            All differences are listed; nothing was loaded.
+            All differences are listed; nothing was loaded. With a `comm` also: the ranks load different checkpoints, or
+            one calls something else.
+        TesseraTimeout
+            A rank of `comm` did not come; it is named.
         """
-        watched = _watched(progress)
+        watched = watch_progress(progress)
+        ranks = None if comm is None else checked(comm, Comm, "comm")._handle
         handle, take_over = checked(state, State, "state")._prepare()
         _core.checkpoint_load(
             self._handle,
@@ -477,9 +500,10 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
             allow_unexpected=allow_unexpected,
             allow_cast=allow_cast,
             progress=watched,
+            comm=ranks,
         )
         take_over()
-        _settle(watched)
+        settle_progress(watched)
 
     def verify(self, *, full: bool = True, progress: ProgressFn | None = None) -> None:
         """Check the checkpoint without loading it.
@@ -536,7 +560,7 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         progress : callable, optional
             As of `Saver`; called on this thread with `Phase.WRITE`.
         """
-        watched = _watched(progress)
+        watched = watch_progress(progress)
         handle = None if comm is None else checked(comm, Comm, "comm", directory)._handle
         _core.checkpoint_export(
             self._handle,
@@ -548,7 +572,7 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
             timeout_ms=milliseconds(timeout),
             progress=watched,
         )
-        _settle(watched)
+        settle_progress(watched)
 
     def close(self) -> None:
         """Close the checkpoint."""

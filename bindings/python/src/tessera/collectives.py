@@ -8,6 +8,7 @@ from typing import Literal, Required, TypedDict, Unpack, overload
 from . import _core
 from ._base import Closable
 from .errors import InvalidArgument
+from .plan import Plan
 from .tensor import ArrayLike, DTypeLike, tensor, tensors
 from .work import Work
 
@@ -17,6 +18,20 @@ ReduceOp = Literal["sum", "avg", "min", "max", "prod"]
 """Reductions; ``"avg"`` divides the sum by the number of ranks."""
 
 _OPS = {"sum": 1, "avg": 2, "min": 3, "max": 4, "prod": 5}
+
+
+_PLANNED = {
+    "barrier": 1,
+    "all_reduce": 2,
+    "reduce_scatter": 3,
+    "all_gather": 4,
+    "all_gather_v": 5,
+    "broadcast": 6,
+    "reduce": 7,
+    "gather": 8,
+    "scatter": 9,
+    "all_to_all": 10,
+}
 
 
 def op_of(op: str) -> int:
@@ -58,6 +73,7 @@ class Collectives(Closable):
     Each collective may raise
 
     - `InvalidArgument`: a dtype, shape or device that it cannot take
+    - `Unsupported`: a reduction of a dtype that cannot be reduced: bool, int16, those for checkpoints
     - `Mismatch`: the ranks call different things, noticed before data moves
     - `TesseraTimeout`: a rank did not come in time; it is named
     - `PeerLost`: a rank died; it is named
@@ -67,6 +83,36 @@ class Collectives(Closable):
 
     _handle: _core.Comm
     _rank: int
+
+    def prepare(
+        self,
+        collective: str,
+        inputs: Sequence[ArrayLike] = (),
+        outputs: Sequence[ArrayLike] = (),
+        op: ReduceOp = "sum",
+        root: int = 0,
+        *,
+        dtype: DTypeLike | None = None,
+    ) -> Plan:
+        """Prepare a collective that will be launched many times over the same arrays. Local.
+
+        Parameters
+        ----------
+        collective : str
+            The name of one of these methods, without messages: ``"all_reduce"``, ``"broadcast"``, ...
+        inputs, outputs : sequence of arrays
+            As the method takes them; those in place are `outputs`. `all_gather` and `reduce_scatter` may have several.
+        op : {"sum", "avg", "min", "max", "prod"}
+            Of a reduction.
+        root : int
+            Of a collective with a root.
+        """
+        number = _PLANNED.get(collective)
+        if number is None:
+            raise InvalidArgument(f"collective is {collective!r}; {', '.join(_PLANNED)} can be prepared")
+        reading = [_input(array, dtype) for array in inputs]
+        handle = _core.plan_create(self._handle, number, reading, _arrays(list(outputs), dtype), op_of(op), root)
+        return Plan._adopt(handle)
 
     @overload
     def all_reduce(self, tensors: Arrays, op: ReduceOp = "sum", **how: Unpack[Now]) -> None: ...
@@ -133,6 +179,75 @@ class Collectives(Closable):
             ``world_size`` times as many elements; `input` may be its r-th part.
         """
         return _work(_core.comm_all_gather(self._handle, _input(input, dtype), _output(output, dtype), async_op))
+
+    @overload
+    def reduce_scatter_coalesced(
+        self,
+        inputs: Sequence[ArrayLike],
+        outputs: Sequence[ArrayLike],
+        op: ReduceOp = "sum",
+        **how: Unpack[Now],
+    ) -> None: ...
+    @overload
+    def reduce_scatter_coalesced(
+        self,
+        inputs: Sequence[ArrayLike],
+        outputs: Sequence[ArrayLike],
+        op: ReduceOp = "sum",
+        **how: Unpack[Later],
+    ) -> Work: ...
+    def reduce_scatter_coalesced(
+        self,
+        inputs: Sequence[ArrayLike],
+        outputs: Sequence[ArrayLike],
+        op: ReduceOp = "sum",
+        *,
+        async_op: bool = False,
+        dtype: DTypeLike | None = None,
+    ) -> Work | None:
+        """Several `reduce_scatter` in one operation: the ranks meet once, and small arrays travel together.
+
+        Parameters
+        ----------
+        inputs, outputs : sequence of arrays
+            Of one dtype, in pairs as `reduce_scatter` takes them. Apart from those of a pair no two share memory.
+        op : {"sum", "avg", "min", "max", "prod"}
+            The reduction.
+        """
+        return _work(
+            _core.comm_reduce_scatter_coalesced(
+                self._handle, _arrays(list(inputs), dtype), _arrays(list(outputs), dtype), op_of(op), async_op
+            )
+        )
+
+    @overload
+    def all_gather_coalesced(
+        self, inputs: Sequence[ArrayLike], outputs: Sequence[ArrayLike], **how: Unpack[Now]
+    ) -> None: ...
+    @overload
+    def all_gather_coalesced(
+        self, inputs: Sequence[ArrayLike], outputs: Sequence[ArrayLike], **how: Unpack[Later]
+    ) -> Work: ...
+    def all_gather_coalesced(
+        self,
+        inputs: Sequence[ArrayLike],
+        outputs: Sequence[ArrayLike],
+        *,
+        async_op: bool = False,
+        dtype: DTypeLike | None = None,
+    ) -> Work | None:
+        """Several `all_gather` in one operation: the ranks meet once, and small arrays travel together.
+
+        Parameters
+        ----------
+        inputs, outputs : sequence of arrays
+            Of one dtype, in pairs as `all_gather` takes them. Apart from those of a pair no two share memory.
+        """
+        return _work(
+            _core.comm_all_gather_coalesced(
+                self._handle, _arrays(list(inputs), dtype), _arrays(list(outputs), dtype), async_op
+            )
+        )
 
     @overload
     def all_gather_v(self, input: ArrayLike, outputs: Sequence[ArrayLike], **how: Unpack[Now]) -> None: ...

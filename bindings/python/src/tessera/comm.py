@@ -41,7 +41,7 @@ def init(
     timeout : float or timedelta, default 600
         Deadline of each collective, in seconds. ``TESSERA_TIMEOUT_MS`` in the environment is another default.
     backend : str, default "auto"
-        ``"auto"`` (shared memory where all ranks are on one host, else Gloo), ``"shm"`` or ``"gloo"``.
+        ``"auto"`` (shared memory between ranks of one host, Gloo between hosts), ``"shm"`` or ``"gloo"``.
         ``TESSERA_BACKEND`` in the environment is another default.
     spin_count : int, default -1
         Busy turns before a waiting rank yields; -1 takes it from ranks and usable cores.
@@ -90,6 +90,7 @@ class Comm(Collectives):
         comm = cls.__new__(cls)
         comm._handle = handle
         comm._children = []
+        comm._is_shrunk = False
         comm._rank = _core.comm_rank(handle)
         comm._world_size = _core.comm_world_size(handle)
         return comm
@@ -148,7 +149,7 @@ class Comm(Collectives):
 
     @property
     def transport(self) -> str:
-        """The transport in use: ``"shm"``, ``"gloo"`` or ``"self"``."""
+        """The transport in use: ``"shm"``, ``"gloo"``, ``"hierarchical"`` (several hosts) or ``"self"``."""
         return _core.comm_transport(self._handle)
 
     @property
@@ -192,6 +193,53 @@ class Comm(Collectives):
             name=name,
         )
         return None if handle is None else self._own(Comm._adopt(handle))
+
+    def shrink(
+        self,
+        *,
+        timeout: Timeout = None,
+        backend: str | None = None,
+        spin_count: int | None = None,
+        name: str | None = None,
+    ) -> Comm:
+        """Go on with the ranks that are left after a failure. Collective of those.
+
+        Those who call it form a new communicator, in the order of this one. Ranks that died, or closed this one, are
+        known to be gone; for others it waits until the deadline and then goes on without them: when such a rank comes
+        after all, it gets `Aborted`. All that was made from this communicator (buffers, DDP, savers, meshes) is out of
+        use: close it, make it anew, and load a checkpoint, since a collective that failed left its arrays half done.
+
+        Parameters
+        ----------
+        timeout, backend, spin_count, name
+            As `init` takes them; by default those of this communicator. `timeout` is also the deadline for ranks that
+            do not come.
+
+        Raises
+        ------
+        Aborted
+            The other ranks have gone on without this one.
+        TesseraTimeout, PeerLost
+            No communicator could be made of those that are left.
+        TesseraIOError
+            The store at which the ranks met is gone: rank 0 served it, and died.
+
+        Examples
+        --------
+        >>> try:  # doctest: +SKIP
+        ...     train(comm)
+        ... except (ts.PeerLost, ts.TesseraTimeout, ts.Aborted):
+        ...     comm = comm.shrink()
+        """
+        rest = _core.comm_shrink(
+            self._handle,
+            timeout_ms=milliseconds(timeout),
+            spin_count=spin_count,
+            backend=backend,
+            name=name,
+        )
+        self._is_shrunk = True
+        return Comm._adopt(rest)
 
     def buffer(self, size: int) -> npt.NDArray[np.uint8]:
         """Allocate bytes that the peers reach without a copy. Collective.
@@ -274,15 +322,15 @@ class Comm(Collectives):
 
         After an exception, ``sys.exit`` among them, the launcher is told why, for its error summary, and the peers by
         `abort`. Otherwise savers made from this communicator finish what they are saving, then all ranks wait for each
-        other; if that fails it is told in the same way. In both cases savers, meshes and groups made from it are closed
-        with it.
+        other; if that fails it is told in the same way. One that was shrunk is closed. In all cases savers, meshes and
+        groups made from it are closed with it.
         """
         if self.closed or self._handle.foreign:  # a forked child leaves the block: the job is its parent's
             return
         try:
             if error is not None:
                 self._fail(error)
-            else:
+            elif not self._is_shrunk:
                 try:
                     for child in self._living():
                         child._finish()

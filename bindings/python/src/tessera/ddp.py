@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import index
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -13,13 +16,18 @@ from . import _core
 from ._base import Closable, checked
 from .collectives import op_of
 from .comm import Comm
-from .errors import InvalidArgument, NotFound
-from .tensor import ArrayLike, array_over, is_array, tensor
+from .errors import InvalidArgument, NotFound, UserError
+from .tensor import ArrayLike, DTypeLike, array_over, dtype_of, is_array, tensor
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["DDP", "Grads", "Params"]
+    from .optim import Optimizer
+
+__all__ = ["DDP", "Bucket", "BucketStats", "Grads", "Params"]
+
+_HOOKS = {"all_reduce": 0, "power_sgd": 1, "noop": 2}
+_JOINS = {"off": 0, "divide_by_world": 1, "divide_by_active": 2}
 
 Params = Mapping[str, ArrayLike] | Sequence[tuple[str, ArrayLike]] | Sequence[ArrayLike]
 """Named arrays: a mapping, (name, array) pairs, or bare arrays, which are named "0", "1", ..."""
@@ -85,6 +93,44 @@ class Grads(Mapping[str, "npt.NDArray[Any]"]):
         return f"<gradients of {', '.join(self._views)}>"
 
 
+class BucketStats(NamedTuple):
+    """A bucket in the last step that was reduced. Times are nanoseconds since the step's first `ready` on this rank."""
+
+    size_bytes: int
+    """Padding included."""
+    params: int
+    """How many parameters it holds."""
+    ready_ns: int
+    """Its last gradient was ready."""
+    start_ns: int
+    """Its reduction began."""
+    end_ns: int
+    """Its reduction was done."""
+    exposed_ns: int
+    """Of the time of `DDP.wait`, what was spent waiting for this bucket: not hidden by backward."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket whose gradients are all there, for the length of a hook's call."""
+
+    index: int
+    names: tuple[str, ...]
+    """Of its parameters."""
+    grads: tuple[npt.NDArray[Any], ...]
+    """Their gradients, to be changed in place."""
+    comm: Comm
+    """The model's ranks: its synchronous collectives run at once; asynchronous ones raise `InvalidState`."""
+
+
+def _choice(what: str, value: str | None, numbers: dict[str, int]) -> int | None:
+    if value is None:
+        return None
+    if value not in numbers:
+        raise InvalidArgument(f"{what} is {value!r}; one of {', '.join(map(repr, numbers))} is wanted")
+    return numbers[value]
+
+
 class DDP(Closable):
     """A model registered for data-parallel training. Collective: afterwards every rank has rank 0's values.
 
@@ -104,6 +150,33 @@ class DDP(Closable):
         The same for the first bucket of each dtype, which is reduced first.
     op : {"avg", "sum"}, default "avg"
         What becomes of the ranks' gradients.
+    pre_divide : float, default 1
+        Each rank divides its gradients by this before they are summed; what is left of the average (or sum) is
+        made up for afterwards. Keeps sums of ``f16`` in range.
+    find_unused : bool, default False
+        Gradients that are not `ready` at `wait` are unused by this rank, which adds zeros; those that no rank
+        used stay as they are. Otherwise `wait` raises `InvalidState` and names them.
+    static_graph : bool, default False
+        Every step uses the parameters of the first one.
+    rebuild_buckets : bool, default False
+        After the first step, buckets follow the order in which rank 0's gradients were ready. Gradients keep
+        their memory.
+    reduce_dtype : dtype, default None
+        Gradients are converted to it ("bf16", "f16", ...), reduced, and converted back.
+    hook : {"all_reduce", "power_sgd", "noop"}, default "all_reduce"
+        What reduces a bucket: an all-reduce, products of low rank with error feedback, or nothing. `set_hook`
+        brings one's own.
+    powersgd_rank : int, default 1
+        Of the products that stand for gradients.
+    powersgd_start_step : int, default 1000
+        Reductions before this one are whole.
+    join : {"off", "divide_by_world", "divide_by_active"}, default "off"
+        Whether ranks may have different numbers of steps (see `join`), and by what their sum is divided when some have
+        joined.
+    share_params : bool, default False
+        The ranks of a host have one copy of the parameters and of the optimizer's state, of which each updates a
+        slice. `params` are views into it then, the arrays given here are not used any more; an optimizer of this model
+        steps in backward from the beginning (`step_in_backward`), and what is in `grads` after `wait` is not specified.
 
     Raises
     ------
@@ -111,6 +184,8 @@ class DDP(Closable):
         The ranks registered different parameters; the first difference is named.
     InvalidArgument
         An array is not contiguous, not of a floating-point type, or a name occurs twice.
+    Unsupported
+        `share_params` with what it cannot be combined with, which is named.
     """
 
     _handle: _core.DDP
@@ -124,6 +199,16 @@ class DDP(Closable):
         bucket_bytes: int | None = None,
         first_bucket_bytes: int | None = None,
         op: Literal["avg", "sum"] | None = None,
+        pre_divide: float | None = None,
+        find_unused: bool | None = None,
+        static_graph: bool | None = None,
+        rebuild_buckets: bool | None = None,
+        reduce_dtype: DTypeLike | None = None,
+        hook: Literal["all_reduce", "power_sgd", "noop"] | None = None,
+        powersgd_rank: int | None = None,
+        powersgd_start_step: int | None = None,
+        join: Literal["off", "divide_by_world", "divide_by_active"] | None = None,
+        share_params: bool | None = None,
     ) -> None:
         handle = checked(comm, Comm, "comm", params)._handle
         names, arrays = named(params)
@@ -134,10 +219,23 @@ class DDP(Closable):
             bucket_bytes=bucket_bytes,
             first_bucket_bytes=first_bucket_bytes,
             op=None if op is None else op_of(op),
+            pre_divide=pre_divide,
+            find_unused=find_unused,
+            static_graph=static_graph,
+            rebuild_buckets=rebuild_buckets,
+            reduce_dtype=None if reduce_dtype is None else int(dtype_of(reduce_dtype)),
+            hook=_choice("hook", hook, _HOOKS),
+            powersgd_rank=powersgd_rank,
+            powersgd_start_step=powersgd_start_step,
+            join=_choice("join", join, _JOINS),
+            share_params=share_params,
         )
+        self._hook_failure: list[BaseException] = []
         count = _core.ddp_param_count(self._handle)
         self._names = tuple(_core.ddp_param(self._handle, i)[0] for i in range(count))
         self._index = {name: i for i, name in enumerate(names)} | {name: i for i, name in enumerate(self._names)}
+        if share_params:
+            arrays = [array_over(*_core.ddp_shared_param(self._handle, i)) for i in range(count)]
         self._params = MappingProxyType(dict(zip(self._names, arrays, strict=True)))
         self._grads = Grads({name: array_over(*_core.ddp_grad(self._handle, i)) for i, name in enumerate(self._names)})
 
@@ -148,7 +246,10 @@ class DDP(Closable):
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """The arrays that were registered, by name."""
+        """The arrays that were registered, by name; with `share_params`, NumPy views into the host's copy.
+
+        Views are written by the optimizer and by loads alone.
+        """
         return self._params
 
     @property
@@ -172,18 +273,21 @@ class DDP(Closable):
             There is no such parameter.
         """
         for one in which:
-            if isinstance(one, str):
-                number = self._index.get(one)
-            else:
-                try:
-                    number = index(one)
-                except TypeError:
-                    raise TypeError(
-                        f"{one!r} is a {type(one).__name__}; ready takes names and numbers of parameters, one by one"
-                    ) from None
-            if number is None or not 0 <= number < len(self._names):
-                raise NotFound(f"there is no parameter {one!r}; there are {', '.join(self._names)}")
-            _core.ddp_ready(self._handle, number)
+            _core.ddp_ready(self._handle, self._number(one))
+
+    def _number(self, one: str | int) -> int:
+        if isinstance(one, str):
+            number = self._index.get(one)
+        else:
+            try:
+                number = index(one)
+            except TypeError:
+                raise TypeError(
+                    f"{one!r} is a {type(one).__name__}; names and numbers of parameters are taken, one by one"
+                ) from None
+        if number is None or not 0 <= number < len(self._names):
+            raise NotFound(f"there is no parameter {one!r}; there are {', '.join(self._names)}")
+        return number
 
     def ready_all(self) -> None:
         """Say that every gradient not yet said is written."""
@@ -192,14 +296,163 @@ class DDP(Closable):
     def wait(self) -> None:
         """End the backward pass: returns when every gradient is the average (or sum) over the ranks. Collective.
 
+        Without synchronisation (see `no_sync`) it returns at once.
+
         Raises
         ------
         InvalidState
             Some parameters were never said ready; they are named, and the step may be completed and waited for again.
         TesseraTimeout, PeerLost, Aborted
             A rank is late or lost; it is named.
+        UserError
+            A hook failed; what it raised is the cause.
         """
-        _core.ddp_wait(self._handle)
+        self._with_hook_failure(_core.ddp_wait, self._handle)
+
+    def _with_hook_failure(self, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except UserError as error:
+            raise error from (self._hook_failure[0] if self._hook_failure else None)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Steps in this block reduce nothing: the trainer adds to the gradients that are in the views.
+
+        The first step after it reduces the sums. A parameter that had a gradient in any of these steps counts
+        as used. To be entered and left between steps, on every rank alike.
+        """
+        self.set_sync(False)
+        try:
+            yield
+        finally:
+            self.set_sync(True)
+
+    def set_sync(self, sync: bool) -> None:
+        """Whether the following steps reduce; see `no_sync`.
+
+        Raises
+        ------
+        InvalidState
+            In the middle of a step.
+        """
+        _core.ddp_set_sync(self._handle, sync)
+
+    def used(self, which: str | int) -> bool:
+        """Whether any rank used a parameter in the last step that was reduced; if none did, its gradient was kept."""
+        return _core.ddp_used(self._handle, self._number(which))
+
+    def stats(self) -> list[BucketStats]:
+        """What became of each bucket, in the order of reduction, in the last step that was reduced."""
+        return [BucketStats(*_core.ddp_stats(self._handle, i)) for i in range(_core.ddp_bucket_count(self._handle))]
+
+    def set_hook(self, hook: Callable[[Bucket], object] | None) -> None:
+        """Let `hook` reduce the buckets of the following steps in place of what the options say; None: as they say.
+
+        It leaves in ``bucket.grads`` what every rank shall have (it averages itself), by collectives of ``bucket.comm``
+        that are the same on every rank. It runs on a thread of the library, bucket after bucket; on a rank that has
+        joined with gradients of zero. What it raises fails the step on every rank.
+
+        Raises
+        ------
+        InvalidState
+            In the middle of a step.
+        """
+        if hook is None:
+            _core.ddp_set_hook(self._handle, None)
+            return
+        model = weakref.ref(self)  # the library keeps the callback, which must not keep the model
+        failure = self._hook_failure
+        names, hook_fn = self._names, hook
+
+        def reduce(bucket: int, params: list[int], handle: _core.Comm) -> None:
+            comm = Comm._adopt(handle)
+            try:
+                ddp = model()
+                if ddp is None:
+                    raise RuntimeError("the model is gone")
+                some = tuple(names[i] for i in params)
+                hook_fn(Bucket(bucket, some, tuple(ddp.grads[name] for name in some), comm))
+            except BaseException as error:
+                failure.append(error)
+                raise
+            finally:
+                _core.comm_destroy(handle)  # lent for this call
+
+        _core.ddp_set_hook(self._handle, reduce)
+
+    def step_in_backward(self, optimizer: Optimizer) -> None:
+        """Let an optimizer of this model update the parameters of a bucket as soon as it is reduced, in the background.
+
+        After `wait` all are updated, to the same bits as by ``optimizer.step()`` afterwards, which is refused
+        from now on. Parameters must not be used between the `ready` of their gradient and the end of `wait`.
+
+        Raises
+        ------
+        InvalidArgument
+            The optimizer was not made of this model.
+        InvalidState
+            In the middle of a step, or another optimizer steps already.
+        """
+        _core.ddp_step_in_backward(self._handle, optimizer._handle)
+
+    def shared_step(self) -> int:
+        """The step, counted from the model's creation, that the copy of this host's ranks is of as a whole.
+
+        For the survivors of a rank's death, who ask once they have met again, all of them. If it is whole and of one
+        step on all hosts it may be saved, or registered anew; otherwise it is discarded and the last checkpoint loaded.
+
+        Raises
+        ------
+        Corrupt
+            Slices are of different steps, which the message tells.
+        InvalidState
+            The model was created without `share_params`, or is in the middle of a step.
+        """
+        return _core.ddp_shared_step(self._handle)
+
+    def register_buffers(self, buffers: Params) -> None:
+        """Register what the model has besides parameters: running means, counters. Once. Collective.
+
+        Every rank gets the values of rank 0.
+
+        Parameters
+        ----------
+        buffers : mapping of str to array, or sequence
+            Contiguous arrays of any dtype, the same on every rank. Their memory is used until this object is gone.
+
+        Raises
+        ------
+        Mismatch
+            The ranks registered different ones; the first difference is named.
+        """
+        names, arrays = named(buffers, "buffers")
+        _core.ddp_register_buffers(self._handle, names, [tensor(array) for array in arrays])
+
+    def broadcast_buffers(self) -> None:
+        """Give every rank the buffers of rank 0, or of the lowest that has not joined, in one broadcast. Collective."""
+        _core.ddp_broadcast_buffers(self._handle)
+
+    def join(self, *, sync_params: bool = True) -> None:
+        """This rank has no data left: take part in the steps of the others, adding zeros, until all ranks have joined.
+
+        Every rank calls it once it has no data, however many steps it made; then a new round of steps may begin.
+        Gradients are zero afterwards.
+
+        Parameters
+        ----------
+        sync_params : bool
+            If ranks made different numbers of steps, all get the parameters and buffers of the lowest rank
+            that made most.
+
+        Raises
+        ------
+        InvalidState
+            The model was created without `join`, or in the middle of a step.
+        TesseraTimeout, PeerLost, Aborted
+            A rank is late, also between two of its steps, or lost; it is named.
+        """
+        self._with_hook_failure(_core.ddp_join, self._handle, sync_params)
 
     def zero_grad(self) -> None:
         """Set every gradient to zero."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import overload
 
 from . import _core
 from ._base import Closable, checked
@@ -39,10 +40,16 @@ class Mesh(Closable):
         handle = checked(comm, Comm, "comm", sizes)._handle
         if not isinstance(sizes, Mapping):
             raise TypeError(f"sizes is a {type(sizes).__name__}; a dict such as {{'dp': 2, 'tp': 4}} is wanted")
-        self._names = tuple(sizes)
+        self._begin(_core.mesh_create(handle, list(sizes), list(sizes.values())), tuple(sizes), comm)
+
+    def _begin(self, handle: _core.Mesh, names: tuple[str, ...], ranks: Comm, whole: Mesh | None = None) -> Mesh:
+        self._handle = handle
+        self._names = names
+        self._ranks = ranks
+        self._whole = whole  # whose communicators this one's are
         self._comms: dict[str, Comm] = {}
-        self._handle = _core.mesh_create(handle, list(sizes), list(sizes.values()))
-        comm._own(self)
+        ranks._own(self)
+        return self
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,21 +74,69 @@ class Mesh(Closable):
         """This rank's coordinate in dimension `name`."""
         return _core.mesh_dim(self._handle, name)[1]
 
-    def __getitem__(self, name: str) -> Comm:
-        """The communicator of the ranks that differ from this one in dimension `name` alone.
+    @overload
+    def __getitem__(self, name: str) -> Comm: ...
+    @overload
+    def __getitem__(self, name: tuple[str, ...]) -> Mesh: ...
+    def __getitem__(self, name: str | tuple[str, ...]) -> Comm | Mesh:
+        """The communicator of a dimension, or the mesh of several: ``mesh["dp"]``, ``mesh["dp", "cp"]``.
 
-        It belongs to the mesh and is closed with it.
+        A communicator is that of the ranks that differ from this one in dimension `name` alone. It belongs to the mesh
+        and is closed with it. A slice names dimensions in the mesh's order and has its communicators, the same objects.
+
+        Raises
+        ------
+        NotFound
+            There is no such dimension.
+        InvalidArgument
+            The dimensions are in another order.
         """
+        if isinstance(name, tuple):
+            part = _core.mesh_slice(self._handle, list(name))
+            return Mesh.__new__(_Slice)._begin(part, name, self._ranks, self._whole or self)
+        if self._whole is not None:
+            _core.mesh_dim(self._handle, name)
+            return self._whole[name]
         comm = self._comms.get(name)
         if comm is None or comm.closed:
             comm = self._comms[name] = _MeshComm._adopt(_core.mesh_comm(self._handle, name))
         return comm
 
+    def flatten(self, name: str | None = None) -> Mesh:
+        """A mesh of one dimension in the place of all that this one has. Collective.
+
+        All ranks of the communicator that the mesh was made of take part, also for a slice of it; its dimension has a
+        communicator of its own.
+
+        Parameters
+        ----------
+        name : str, optional
+            Of the dimension; by default the names of its dimensions, joined by ``"_"``.
+
+        Raises
+        ------
+        Mismatch
+            The ranks flatten different dimensions.
+
+        Examples
+        --------
+        >>> data = mesh["dp", "cp"].flatten()  # doctest: +SKIP
+        >>> data["dp_cp"].all_reduce(x)  # doctest: +SKIP
+        """
+        flat = _core.mesh_flatten(self._handle, self._ranks._handle, name)
+        return Mesh.__new__(Mesh)._begin(flat, ("_".join(self._names) if name is None else name,), self._ranks)
+
     def close(self) -> None:
-        """Free the mesh and its communicators."""
+        """Free the mesh and its communicators; a slice leaves those to the mesh that it is of."""
         for comm in self._comms.values():
             comm.close()
         _core.mesh_destroy(self._handle)
+
+
+class _Slice(Mesh):
+    """A mesh whose communicators are another's: forgetting it leaks nothing."""
+
+    _warns = False
 
 
 class _MeshComm(Comm):

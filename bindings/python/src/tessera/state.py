@@ -6,8 +6,12 @@ language: ``model.fc1.weight``, ``optim.param_groups.0.lr``, ``epoch``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
+from operator import is_, setitem
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
 
 from . import _core
 from ._base import Closable, stays
@@ -79,10 +83,20 @@ class PerRank:
         self.value: Any = value
 
 
-class _Leaf(NamedTuple):
+class _Value(NamedTuple):
     name: str
-    part: Any  # an object of the library, an array, or a value
-    store: Callable[[Any], None] | None  # for values: where a load puts it
+    value: Any
+    store: Callable[[Any], object]  # where a load puts it
+
+
+class _Found:
+    """What a walk over the parts of a state comes upon. Tensors, of which there may be many, are two plain lists."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []  # of objects of the library and arrays,
+        self.parts: list[Any] = []  # and these themselves
+        self.values: list[_Value] = []
+        self.finish: list[Callable[[], object]] = []
 
 
 class State(MutableMapping[str, Any]):
@@ -121,7 +135,11 @@ class State(MutableMapping[str, Any]):
     def __init__(self, **parts: Any) -> None:
         self._parts: dict[str, Any] = {}
         self._handle: _core.State | None = None
-        self._built: list[tuple[str, Any]] = []  # names and objects that the handle holds
+        self._built: tuple[list[str], list[Any], list[str]] = (
+            [],
+            [],
+            [],
+        )  # the handle's names, their objects, its values
         self.update(parts)
 
     def __getitem__(self, name: str) -> Any:
@@ -152,42 +170,36 @@ class State(MutableMapping[str, Any]):
 
     def _prepare(self, metrics: Mapping[str, float] | None = None) -> tuple[_core.State, Callable[[], None]]:
         """The handle with the values of now, and what takes them over after a load."""
-        leaves: list[_Leaf] = []
-        finish: list[Callable[[], object]] = []
-        for name, part in self._parts.items():
-            _walk(name, part, lambda value, name=name: self.__setitem__(name, value), leaves, finish)  # type: ignore[misc]
-        handle = self._build(leaves)
-        values = [leaf for leaf in leaves if leaf.store is not None]
-        for leaf in values:
-            _set_value(handle, leaf.name, leaf.part)
+        found = _Found()
+        _walk_members("", self._parts.items(), self, found)
+        handle = self._build(found)
+        for leaf in found.values:
+            _set_value(handle, leaf.name, leaf.value)
         for name, value in (metrics or {}).items():
             _core.state_set_metric(handle, name, float(value))
 
         def take_over() -> None:
-            for leaf in values:
-                assert leaf.store is not None
+            for leaf in found.values:
                 leaf.store(decode(_core.state_get_value(handle, leaf.name)))
-            for step in finish:
+            for step in found.finish:
                 step()
 
         return handle, take_over
 
-    def _build(self, leaves: list[_Leaf]) -> _core.State:
-        """The handle over these leaves; made anew when names or arrays are others than before."""
-        wanted = [(leaf.name, None if leaf.store is not None else leaf.part) for leaf in leaves]
-        names = [name for name, _ in wanted]
-        if len(set(names)) != len(names):
-            twice = sorted({name for name in names if names.count(name) > 1})
-            raise InvalidArgument(f"two parts of the state have the name {twice[0]!r}")
-        same = len(wanted) == len(self._built) and all(
-            a[0] == b[0] and a[1] is b[1] for a, b in zip(wanted, self._built, strict=True)
-        )
+    def _build(self, found: _Found) -> _core.State:
+        """The handle over these; made anew when names, objects or arrays are others than before."""
+        names, parts, values = self._built
+        of_values = [leaf.name for leaf in found.values]
+        same = found.names == names and all(map(is_, found.parts, parts)) and of_values == values
         if self._handle is None or not same or self._handle.foreign:
+            every = found.names + of_values
+            if len(set(every)) != len(every):
+                twice = sorted({name for name in every if every.count(name) > 1})
+                raise InvalidArgument(f"two parts of the state have the name {twice[0]!r}")
             handle = _core.state_create()
-            for leaf in leaves:
-                if leaf.store is None:
-                    _add(handle, leaf.name, leaf.part)
-            self._handle, self._built = handle, wanted
+            for name, part in zip(found.names, found.parts, strict=True):
+                _add(handle, name, part)
+            self._handle, self._built = handle, (found.names, found.parts, of_values)
         return self._handle
 
 
@@ -216,37 +228,39 @@ def _check(name: str, part: Any, depth: int = 0) -> None:
         encode(part, name)
 
 
-def _walk(
-    name: str,
-    part: Any,
-    store: Callable[[Any], None],
-    leaves: list[_Leaf],
-    finish: list[Callable[[], object]],
-) -> None:
+def _walk_members(prefix: str, members: Iterable[tuple[Any, Any]], container: Any, found: _Found) -> None:
+    """The members of a container, in which a load replaces values."""
+    for key, part in members:
+        name = f"{prefix}{key}"
+        if type(part) is np.ndarray or type(part) is Sharded:  # nearly all, where there are many
+            found.names.append(name)
+            found.parts.append(part)
+        else:
+            _walk(name, part, partial(setitem, container, key), found)
+
+
+def _walk(name: str, part: Any, store: Callable[[Any], object], found: _Found) -> None:
     if isinstance(part, PerRank):
-        leaves.append(_Leaf(f"rank/{part.rank}/{name}", part.value, lambda value: setattr(part, "value", value)))
+        found.values.append(_Value(f"rank/{part.rank}/{name}", part.value, partial(setattr, part, "value")))
     elif _is_leaf(part):
-        leaves.append(_Leaf(name, part, None))
+        found.names.append(name)
+        found.parts.append(part)
     elif isinstance(part, Stateful):
         inner = part.state_dict()
-        for key, member in inner.items():
-            _walk(f"{name}.{key}", member, _item_setter(inner, key), leaves, finish)
-        finish.append(lambda: part.load_state_dict(inner))
+        _walk_members(f"{name}.", inner.items(), inner, found)
+        found.finish.append(lambda: part.load_state_dict(inner))
     elif _is_namespace(part):
         items = part.items() if isinstance(part, Mapping) else enumerate(part)
-        for key, member in items:
-            if not isinstance(key, (str, int)):
-                raise InvalidArgument(f"{name}: the key {key!r} of a dict that holds arrays is neither str nor int")
-            _walk(f"{name}.{key}", member, _item_setter(part, key), leaves, finish)
+        _walk_members(f"{name}.", _named(name, items), part, found)
     else:
-        leaves.append(_Leaf(name, part, store))
+        found.values.append(_Value(name, part, store))
 
 
-def _item_setter(container: Any, key: Any) -> Callable[[Any], None]:
-    def store(value: Any) -> None:
-        container[key] = value
-
-    return store
+def _named(name: str, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    for key, member in items:
+        if not isinstance(key, (str, int)):
+            raise InvalidArgument(f"{name}: the key {key!r} of a dict that holds arrays is neither str nor int")
+        yield key, member
 
 
 def _is_leaf(part: Any) -> bool:
@@ -276,8 +290,9 @@ def _add(handle: _core.State, name: str, part: Any) -> None:
     elif isinstance(part, Sampler):
         _core.state_add_sampler(handle, name, part._handle)
     elif isinstance(part, Sharded):
-        pieces = [tensor(piece, part.dtype) for piece in part.pieces]
-        dtype = pieces[0].dtype if pieces else int(part.dtype or 0)
+        dtype = int(part.dtype or 0)
+        pieces = [_core.Tensor(piece, dtype, True) for piece in part.pieces]
+        dtype = pieces[0].dtype if pieces else dtype
         _core.state_add_sharded(handle, name, part.layout._handle, dtype, pieces, part.rank)
     else:
         _core.state_add_tensor(handle, name, tensor(part))

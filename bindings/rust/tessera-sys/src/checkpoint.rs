@@ -37,6 +37,7 @@ structs! {
         progress: tsr_progress_fn,
         progress_data: *mut c_void,
         storage: *const tsr_storage,
+        copy_on_demand: i32,
     }
     /// `tsr_open_options`.
     struct tsr_open_options {
@@ -52,6 +53,7 @@ structs! {
         allow_cast: i32,
         progress: tsr_progress_fn,
         progress_data: *mut c_void,
+        comm: *mut tsr_comm,
     }
     /// `tsr_export_options`.
     struct tsr_export_options {

@@ -34,6 +34,11 @@ functions! { "comm":
         options: *const tsr_comm_options,
         out: *mut *mut tsr_comm,
     ) -> tsr_status;
+    fn tsr_comm_shrink(
+        comm: *mut tsr_comm,
+        options: *const tsr_comm_options,
+        out: *mut *mut tsr_comm,
+    ) -> tsr_status;
     fn tsr_comm_finalize(comm: *mut tsr_comm) -> tsr_status;
     fn tsr_comm_abort(comm: *const tsr_comm, reason: *const c_char) -> tsr_status;
     fn tsr_comm_destroy(comm: *mut tsr_comm);
@@ -62,6 +67,23 @@ functions! { "comm":
         comm: *mut tsr_comm,
         input: *const tsr_tensor,
         output: *const tsr_tensor,
+        stream: *mut c_void,
+        work: *mut *mut tsr_work,
+    ) -> tsr_status;
+    fn tsr_comm_reduce_scatter_coalesced(
+        comm: *mut tsr_comm,
+        inputs: *const tsr_tensor,
+        outputs: *const tsr_tensor,
+        n: usize,
+        op: tsr_reduce_op,
+        stream: *mut c_void,
+        work: *mut *mut tsr_work,
+    ) -> tsr_status;
+    fn tsr_comm_all_gather_coalesced(
+        comm: *mut tsr_comm,
+        inputs: *const tsr_tensor,
+        outputs: *const tsr_tensor,
+        n: usize,
         stream: *mut c_void,
         work: *mut *mut tsr_work,
     ) -> tsr_status;

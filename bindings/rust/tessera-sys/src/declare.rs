@@ -67,6 +67,7 @@ macro_rules! functions {
             /// # Safety
             /// [`load`](crate::load) has succeeded, and the arguments are as the C header demands.
             #[inline]
+            #[allow(clippy::too_many_arguments)] // as many as the C function has
             pub unsafe fn $name($($arg: $type),*) $(-> $result)? {
                 #[cfg(feature = "record-calls")]
                 crate::declare::record(stringify!($name));

@@ -22,6 +22,7 @@ mod log;
 mod memory;
 mod mesh;
 mod optim;
+mod plan;
 mod state;
 mod storage;
 mod store;
@@ -40,6 +41,7 @@ pub use log::*;
 pub use memory::*;
 pub use mesh::*;
 pub use optim::*;
+pub use plan::*;
 pub use state::*;
 pub use storage::*;
 pub use store::*;
@@ -59,8 +61,8 @@ pub mod meta {
         };
     }
     all!(functions, FUNCTIONS, Function:
-        checkpoint comm data ddp error launch layout log memory mesh optim state storage store version);
-    all!(constants, CONSTANTS, (&'static str, i64): checkpoint error layout log storage types version);
+        checkpoint comm data ddp error launch layout log memory mesh optim plan state storage store version);
+    all!(constants, CONSTANTS, (&'static str, i64): checkpoint ddp error layout log plan storage types version);
     all!(layouts, LAYOUTS, Layout: checkpoint comm data ddp layout optim storage store types);
 
     /// Whether the function of that name was called; known only with the feature `record-calls`.

@@ -131,6 +131,7 @@ pub unsafe fn load(path: &Path) -> Result<(), Error> {
         crate::memory::bind(&find);
         crate::mesh::bind(&find);
         crate::optim::bind(&find);
+        crate::plan::bind(&find);
         crate::state::bind(&find);
         crate::storage::bind(&find);
         crate::store::bind(&find);

@@ -20,9 +20,10 @@ use crate::storage::{Storage, StorageHandle};
 use crate::store::created;
 use crate::tensor::{slice, Held, Tensor, Use};
 
-/// How to load. What is not set is the library's default: verified and strict.
+/// How to load. What is not set is the library's default: verified and strict, and each rank for itself.
 #[derive(Clone, Debug, Default)]
-pub struct LoadOptions {
+pub struct LoadOptions<'a> {
+    comm: Option<&'a Comm>,
     verify: Option<bool>,
     allow_missing: Option<bool>,
     allow_unexpected: Option<bool>,
@@ -44,14 +45,25 @@ macro_rules! flags {
             $(if let Some($name) = self.$name {
                 raw.$name = i32::from($name);
             })*
+            raw.comm = self.comm.map_or(ptr::null_mut(), Comm::as_ptr);
         }
     };
 }
 
-impl LoadOptions {
+impl<'a> LoadOptions<'a> {
     /// All defaults.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The ranks that load together, which makes the load collective: each of them loads the same checkpoint, verified or
+    /// not as the others; states, layouts and what is allowed may differ. Ranks of one host then read each byte that several
+    /// of them want once (of a checkpoint of Tessera, from 8 MiB on), and hand it on through shared memory. All ranks get the
+    /// same error. The deadline of each wait is the communicator's.
+    #[must_use]
+    pub fn comm(mut self, comm: &'a Comm) -> Self {
+        self.comm = Some(comm);
+        self
     }
 
     flags! {
@@ -162,7 +174,7 @@ impl Checkpoint {
         })
     }
 
-    /// The step that it was saved at.
+    /// The step that it was saved at; 0 if its format does not tell, as PyTorch's and safetensors.
     ///
     /// # Errors
     /// None in practice.
@@ -218,14 +230,15 @@ impl Checkpoint {
         check(unsafe { sys::tsr_checkpoint_read(self.handle.as_ptr(), name.as_ptr(), &tensor.as_raw()) })
     }
 
-    /// Loads this rank's part into `state`, in place, whatever the number of ranks and the layouts at the save were. No
-    /// communication: each rank calls it for itself. After an error other than `Mismatch`, parts of the state may have
-    /// been overwritten.
+    /// Loads this rank's part into `state`, in place, whatever the number of ranks and the layouts at the save were. Each
+    /// rank calls it for itself, without communication, unless the options have a [`comm`](LoadOptions::comm). After an
+    /// error other than `Mismatch`, parts of the state may have been overwritten.
     ///
     /// # Errors
     /// `Mismatch`: lists all differences; `Corrupt`, `Io`, `InvalidArgument`, `Interrupted`; `InvalidState`: a view of
-    /// something in the state is alive.
-    pub fn load(&self, state: &mut State<'_>, options: &LoadOptions) -> Result<()> {
+    /// something in the state is alive. With a communicator also `Mismatch`: the ranks load different checkpoints, or one
+    /// calls something else; `Timeout`: names who did not come; `Aborted`, `PeerLost`.
+    pub fn load(&self, state: &mut State<'_>, options: &LoadOptions<'_>) -> Result<()> {
         self.load_watched(state, options, None)
     }
 
@@ -237,7 +250,7 @@ impl Checkpoint {
     pub fn load_with_progress(
         &self,
         state: &mut State<'_>,
-        options: &LoadOptions,
+        options: &LoadOptions<'_>,
         progress: impl FnMut(Progress),
     ) -> Result<()> {
         let watcher = watcher_of(progress);
@@ -246,7 +259,12 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn load_watched(&self, state: &mut State<'_>, options: &LoadOptions, watcher: Option<&Watcher<'_>>) -> Result<()> {
+    fn load_watched(
+        &self,
+        state: &mut State<'_>,
+        options: &LoadOptions<'_>,
+        watcher: Option<&Watcher<'_>>,
+    ) -> Result<()> {
         // SAFETY: the checkpoint exists, so the library is loaded.
         let mut raw = unsafe { raw::options(sys::tsr_load_options_init) }?;
         options.apply(&mut raw);

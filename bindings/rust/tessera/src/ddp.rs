@@ -1,18 +1,193 @@
 //! Data-parallel training.
 
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
 use std::fmt;
+use std::panic::{self, AssertUnwindSafe};
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use tessera_sys as sys;
 
-use crate::comm::{Borrowed, Comm};
-use crate::element::{Element, ReduceOp};
-use crate::error::{check, Error, Result};
+use crate::comm::{Borrowed, Comm, Owner};
+use crate::element::{DType, Element, ReduceOp};
+use crate::error::{check, Code, Error, Result};
+use crate::optim::Optimizer;
 use crate::params::{group_accessors, GradientOf, Group, Params, RawParams};
 use crate::raw;
 use crate::store::created;
-use crate::tensor::{Held, Tensor, Use, View, ViewMut};
+use crate::tensor::{slice, slice_mut, Held, Tensor, Use, View, ViewMut};
+
+/// What reduces a bucket; [`Ddp::set_hook`] brings one's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DdpHook {
+    /// An all-reduce.
+    AllReduce,
+    /// Products of low rank stand for matrices, with error feedback.
+    PowerSgd,
+    /// Nothing: each rank keeps its own gradients.
+    Noop,
+}
+
+/// Whether ranks may have different numbers of steps, and by what their sum is divided when some have joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DdpJoin {
+    /// All ranks make equally many steps.
+    Off,
+    /// By the number of ranks.
+    DivideByWorld,
+    /// By the number of ranks that have not joined.
+    DivideByActive,
+}
+
+/// A bucket in the last step that was reduced. Times are since the step's first `ready` on this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BucketStats {
+    /// Padding included.
+    pub size_bytes: usize,
+    /// How many parameters it holds.
+    pub params: usize,
+    /// Its last gradient was ready.
+    pub ready: Duration,
+    /// Its reduction began.
+    pub start: Duration,
+    /// Its reduction was done.
+    pub end: Duration,
+    /// Of the time of [`Ddp::wait`], what was spent waiting for this bucket: not hidden by backward.
+    pub exposed: Duration,
+}
+
+/// A bucket whose gradients are all there, as a hook sees it.
+pub struct Bucket<'a> {
+    index: usize,
+    params: &'a [usize],
+    grads: &'a [sys::tsr_tensor],
+    comm: Comm,
+}
+
+impl Bucket<'_> {
+    /// Which bucket, from 0.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The indices of its parameters.
+    pub fn params(&self) -> &[usize] {
+        self.params
+    }
+
+    /// The gradients of all of them, to be changed in place.
+    ///
+    /// # Errors
+    /// [`Code::InvalidArgument`]: they are no `T`.
+    pub fn grads_mut<T: Element>(&mut self) -> Result<Vec<&mut [T]>> {
+        let slice_of = |grad: &sys::tsr_tensor| {
+            if DType::from_raw(grad.dtype) != Some(T::DTYPE) {
+                return Err(Error::argument(format!("the bucket's gradients are no {}", T::DTYPE)));
+            }
+            // SAFETY: the shape has so many sizes.
+            let shape = unsafe { slice(grad.shape, usize::try_from(grad.ndim).unwrap_or(0)) };
+            let len = shape.iter().map(|size| usize::try_from(*size).unwrap_or(0)).product();
+            // SAFETY: the library lends these gradients, which nobody else sees until the step is waited for, to the hook
+            // for its call; they lie apart; `T` is their type.
+            Ok(unsafe { slice_mut(grad.data.cast::<T>(), len) })
+        };
+        self.grads.iter().map(slice_of).collect()
+    }
+
+    /// The model's ranks. Synchronous collectives run at once, asynchronous ones fail with
+    /// [`Code::InvalidState`].
+    pub fn comm(&self) -> &Comm {
+        &self.comm
+    }
+}
+
+impl fmt::Debug for Bucket<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bucket").field("index", &self.index).field("params", &self.params).finish_non_exhaustive()
+    }
+}
+
+/// What a hook failed with, for the thread that waits for the step.
+enum Failure {
+    Error(Box<dyn std::error::Error + Send + Sync>),
+    Panic(Box<dyn Any + Send>),
+}
+
+#[derive(Default)]
+struct Failures(Mutex<Option<Failure>>);
+
+impl Failures {
+    fn lock(&self) -> MutexGuard<'_, Option<Failure>> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn keep(&self, failure: Failure) {
+        let second = match &mut *self.lock() {
+            Some(_) => Some(failure),
+            none => {
+                *none = Some(failure);
+                None
+            }
+        };
+        if let Some(Failure::Panic(payload)) = second {
+            raw::discard(payload);
+        }
+    }
+}
+
+impl Drop for Failures {
+    fn drop(&mut self) {
+        if let Some(Failure::Panic(payload)) = self.lock().take() {
+            raw::discard(payload);
+        }
+    }
+}
+
+/// What a hook returns: its own error, or this crate's.
+type HookResult = std::result::Result<(), Box<dyn std::error::Error + Send + Sync>>;
+type HookFn = Box<dyn FnMut(&mut Bucket<'_>) -> HookResult + Send>;
+
+/// What C keeps of a hook. The library calls it from one thread at a time.
+struct HookData {
+    hook: Mutex<HookFn>,
+    failures: Arc<Failures>,
+}
+
+unsafe extern "C" fn on_bucket(bucket: *const sys::tsr_ddp_bucket, user_data: *mut c_void) -> i32 {
+    // SAFETY: the data of `set_hook`, which lives until `release_hook`; the bucket is lent for the call.
+    let (data, bucket) = unsafe { (&*user_data.cast_const().cast::<HookData>(), &*bucket) };
+    let call = || {
+        let comm = NonNull::new(bucket.comm).ok_or("a bucket without a communicator")?;
+        let mut view = Bucket {
+            index: bucket.bucket,
+            // SAFETY: n each, lent for the call.
+            params: unsafe { slice(bucket.params, bucket.n) },
+            grads: unsafe { slice(bucket.grads, bucket.n) },
+            comm: Comm::from_raw(comm, Owner::Library),
+        };
+        let mut hook = data.hook.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        hook(&mut view)
+    };
+    match panic::catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(())) => return 0,
+        Ok(Err(error)) => data.failures.keep(Failure::Error(error)),
+        Err(payload) => data.failures.keep(Failure::Panic(payload)),
+    }
+    1
+}
+
+unsafe extern "C" fn release_hook(user_data: *mut c_void) {
+    // SAFETY: the box of `set_hook`, given back once.
+    let data = unsafe { Box::from_raw(user_data.cast::<HookData>()) };
+    raw::contained(|| drop(data));
+}
 
 /// Settings of a [`Ddp`]. What is not set is the library's default.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +195,16 @@ pub struct DdpOptions {
     bucket_bytes: Option<usize>,
     first_bucket_bytes: Option<usize>,
     op: Option<ReduceOp>,
+    pre_divide: Option<f64>,
+    find_unused: Option<bool>,
+    static_graph: Option<bool>,
+    rebuild_buckets: Option<bool>,
+    reduce_dtype: Option<DType>,
+    hook: Option<DdpHook>,
+    powersgd_rank: Option<usize>,
+    powersgd_start_step: Option<usize>,
+    join: Option<DdpJoin>,
+    share_params: Option<bool>,
 }
 
 impl DdpOptions {
@@ -47,6 +232,116 @@ impl DdpOptions {
     pub fn op(mut self, op: ReduceOp) -> Self {
         self.op = Some(op);
         self
+    }
+
+    /// Each rank divides its gradients by this before they are summed; what is left of the average (or sum) is made up for
+    /// afterwards. Keeps sums of `f16` in range. The default is 1.
+    #[must_use]
+    pub fn pre_divide(mut self, factor: f64) -> Self {
+        self.pre_divide = Some(factor);
+        self
+    }
+
+    /// Gradients that are not ready at [`Ddp::wait`] are unused by this rank, which adds zeros; those that no rank used
+    /// stay as they are. The default is `false`: they are an error.
+    #[must_use]
+    pub fn find_unused(mut self, value: bool) -> Self {
+        self.find_unused = Some(value);
+        self
+    }
+
+    /// Every step uses the parameters of the first one. The default is `false`.
+    #[must_use]
+    pub fn static_graph(mut self, value: bool) -> Self {
+        self.static_graph = Some(value);
+        self
+    }
+
+    /// After the first step, buckets follow the order in which rank 0's gradients were ready; gradients keep their memory.
+    /// The default is `false`.
+    #[must_use]
+    pub fn rebuild_buckets(mut self, value: bool) -> Self {
+        self.rebuild_buckets = Some(value);
+        self
+    }
+
+    /// Gradients are converted to this floating-point type, reduced, and converted back. The default is none: reduced as
+    /// they are.
+    #[must_use]
+    pub fn reduce_dtype(mut self, dtype: DType) -> Self {
+        self.reduce_dtype = Some(dtype);
+        self
+    }
+
+    /// What reduces a bucket. The default is `AllReduce`.
+    #[must_use]
+    pub fn hook(mut self, hook: DdpHook) -> Self {
+        self.hook = Some(hook);
+        self
+    }
+
+    /// The rank of the products that stand for gradients under [`DdpHook::PowerSgd`]. The default is 1.
+    #[must_use]
+    pub fn powersgd_rank(mut self, rank: usize) -> Self {
+        self.powersgd_rank = Some(rank);
+        self
+    }
+
+    /// Reductions before this one are whole under [`DdpHook::PowerSgd`]. The default is 1000.
+    #[must_use]
+    pub fn powersgd_start_step(mut self, step: usize) -> Self {
+        self.powersgd_start_step = Some(step);
+        self
+    }
+
+    /// Whether ranks may have different numbers of steps; see [`Ddp::join`]. The default is `Off`.
+    #[must_use]
+    pub fn join(mut self, join: DdpJoin) -> Self {
+        self.join = Some(join);
+        self
+    }
+
+    /// The ranks of a host have one copy of the parameters and of the optimizer's state, of which each updates a slice. The
+    /// default is `false`. With it, [`Ddp::param`] is a view into that copy, which the optimizer and loads alone write:
+    /// [`Ddp::param_mut`] and [`Ddp::tensor`] fail with [`Code::InvalidState`]; an optimizer of the model steps in backward
+    /// from the beginning ([`Ddp::step_in_backward`]), and what is in the gradients after [`Ddp::wait`] is not specified.
+    #[must_use]
+    pub fn share_params(mut self, value: bool) -> Self {
+        self.share_params = Some(value);
+        self
+    }
+
+    fn write(&self, raw: &mut sys::tsr_ddp_options) -> Result<()> {
+        fn set<T>(field: &mut T, value: Option<T>) {
+            if let Some(value) = value {
+                *field = value;
+            }
+        }
+        set(&mut raw.bucket_bytes, self.bucket_bytes);
+        set(&mut raw.first_bucket_bytes, self.first_bucket_bytes);
+        set(&mut raw.op, self.op.map(ReduceOp::as_raw));
+        set(&mut raw.pre_divide, self.pre_divide);
+        set(&mut raw.find_unused, self.find_unused.map(i32::from));
+        set(&mut raw.static_graph, self.static_graph.map(i32::from));
+        set(&mut raw.rebuild_buckets, self.rebuild_buckets.map(i32::from));
+        set(&mut raw.reduce_dtype, self.reduce_dtype.map(DType::as_raw));
+        let hook = self.hook.map(|hook| match hook {
+            DdpHook::AllReduce => sys::TSR_DDP_HOOK_ALL_REDUCE,
+            DdpHook::PowerSgd => sys::TSR_DDP_HOOK_POWER_SGD,
+            DdpHook::Noop => sys::TSR_DDP_HOOK_NOOP,
+        });
+        set(&mut raw.hook, hook);
+        set(&mut raw.powersgd_rank, self.powersgd_rank.map(|rank| raw::int32("powersgd_rank", rank)).transpose()?);
+        let start = self.powersgd_start_step.map(|step| raw::int32("powersgd_start_step", step)).transpose()?;
+        set(&mut raw.powersgd_start_step, start);
+        let join = self.join.map(|join| match join {
+            DdpJoin::Off => sys::TSR_DDP_JOIN_OFF,
+            DdpJoin::DivideByWorld => sys::TSR_DDP_JOIN_DIVIDE_BY_WORLD,
+            DdpJoin::DivideByActive => sys::TSR_DDP_JOIN_DIVIDE_BY_ACTIVE,
+        });
+        set(&mut raw.join, join);
+        set(&mut raw.share_params, self.share_params.map(i32::from));
+        Ok(())
     }
 }
 
@@ -88,6 +383,18 @@ pub struct Inner {
     handle: NonNull<sys::tsr_ddp>,
     /// Dropped after the handle; the gradients point into the handle's buckets.
     pub(crate) group: Group,
+    buffers: RefCell<Vec<(String, Tensor)>>, // dropped after the handle, too
+    /// Whether `wait` writes gradients that were not ready.
+    writes_unready: bool,
+    /// Whether an optimizer updates each parameter as soon as its gradient was ready.
+    steps: Cell<bool>,
+    failures: Arc<Failures>,
+}
+
+impl fmt::Debug for Failures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failures").finish_non_exhaustive()
+    }
 }
 
 impl Drop for Inner {
@@ -126,20 +433,19 @@ impl<'c> Ddp<'c> {
         let raw_params = RawParams::new(&params)?;
         // SAFETY: the communicator exists, so the library is loaded.
         let mut raw = unsafe { raw::options(sys::tsr_ddp_options_init) }?;
-        if let Some(bytes) = options.bucket_bytes {
-            raw.bucket_bytes = bytes;
-        }
-        if let Some(bytes) = options.first_bucket_bytes {
-            raw.first_bucket_bytes = bytes;
-        }
-        if let Some(op) = options.op {
-            raw.op = op.as_raw();
-        }
+        options.write(&mut raw)?;
         let mut handle = ptr::null_mut();
         // SAFETY: the new object keeps the tensors, and borrows the communicator, for as long as C does.
         check(unsafe { sys::tsr_ddp_create(comm.as_ptr(), raw_params.as_ptr(), params.len(), &raw, &mut handle) })?;
         drop(held);
-        let mut inner = Inner { handle: created(handle)?, group: Group { params, grads: Vec::new() } };
+        let mut inner = Inner {
+            handle: created(handle)?,
+            group: Group { params, grads: Vec::new() },
+            buffers: RefCell::default(),
+            writes_unready: raw.find_unused != 0 || raw.static_graph != 0,
+            steps: Cell::new(raw.share_params != 0),
+            failures: Arc::default(),
+        };
         let mut count = 0;
         // SAFETY: the handle is alive.
         check(unsafe { sys::tsr_ddp_param_count(inner.as_ptr(), &mut count) })?;
@@ -156,6 +462,10 @@ impl<'c> Ddp<'c> {
                 let mut param: sys::tsr_param = std::mem::zeroed();
                 check(sys::tsr_ddp_param(inner.as_ptr(), index, &mut param))?;
                 inner.group.params[index].0 = raw::text(param.name); // "module." is stripped
+                if raw.share_params != 0 {
+                    // Whose registered memory is freed here: the library has its own.
+                    inner.group.params[index].1 = Tensor::shared_with_ranks(&param.tensor)?;
+                }
                 let mut grad: sys::tsr_tensor = std::mem::zeroed();
                 check(sys::tsr_ddp_grad(inner.as_ptr(), index, &mut grad))?;
                 inner.group.grads.push(Tensor::borrowed(&grad)?);
@@ -181,12 +491,9 @@ impl<'c> Ddp<'c> {
     /// `InvalidState`: said twice, or a view of the gradient is alive; `InvalidArgument`: there is no such parameter;
     /// `Aborted`.
     pub fn ready(&self, index: usize) -> Result<()> {
-        let grad = self.group().grad(index)?;
-        if !grad.is_lent() {
-            grad.lend(&GradientOf(self.group().name(index)))?;
-        }
+        let lent = self.lend([index].into_iter())?;
         // SAFETY: the handle is alive and used by this thread alone; so in every method below. The gradient is lent.
-        check(unsafe { sys::tsr_ddp_ready(self.inner.as_ptr(), index) })
+        check(unsafe { sys::tsr_ddp_ready(self.inner.as_ptr(), index) }).map_err(|error| self.refused(error, lent))
     }
 
     /// Says that every gradient not yet said is written.
@@ -194,11 +501,51 @@ impl<'c> Ddp<'c> {
     /// # Errors
     /// `InvalidState`: a view of one of them is alive; `Aborted`.
     pub fn ready_all(&self) -> Result<()> {
+        let lent = self.lend(0..self.len())?;
+        check(unsafe { sys::tsr_ddp_ready_all(self.inner.as_ptr()) }).map_err(|error| self.refused(error, lent))
+    }
+
+    /// The library has not taken what was lent for this call if the state forbids it.
+    fn refused(&self, error: Error, lent: Vec<usize>) -> Error {
+        if error.code() == Code::InvalidState {
+            self.take_back(lent.into_iter());
+        }
+        error
+    }
+
+    /// Gives gradients, and parameters that are updated in backward, to the library until `wait`: all or none. Returns
+    /// which gradients were not there yet.
+    fn lend(&self, which: impl Iterator<Item = usize>) -> Result<Vec<usize>> {
         let group = self.group();
-        let not_yet = || group.named_grads().filter(|(_, grad)| !grad.is_lent());
-        not_yet().try_for_each(|(name, grad)| grad.check_writable(&name))?;
-        not_yet().try_for_each(|(name, grad)| grad.lend(&name))?;
-        check(unsafe { sys::tsr_ddp_ready_all(self.inner.as_ptr()) })
+        let mut lent = Vec::new();
+        for index in which {
+            let grad = group.grad(index)?;
+            if grad.is_lent() {
+                continue;
+            }
+            grad.check_writable(&GradientOf(group.name(index)))?;
+            if self.inner.steps.get() && !group.param(index)?.is_lent() {
+                group.param(index)?.check_writable(&group.name(index))?;
+            }
+            lent.push(index);
+        }
+        for &index in &lent {
+            group.grad(index)?.lend(&GradientOf(group.name(index)))?;
+            let param = group.param(index)?;
+            if self.inner.steps.get() && !param.is_lent() {
+                param.lend(&group.name(index))?; // one tensor may be two parameters
+            }
+        }
+        Ok(lent)
+    }
+
+    fn take_back(&self, which: impl Iterator<Item = usize>) {
+        for index in which {
+            self.group().grads[index].take_back();
+            if self.inner.steps.get() {
+                self.group().params[index].1.take_back();
+            }
+        }
     }
 
     /// The end of backward: returns when every gradient is the average (or sum) over the ranks. Collective.
@@ -206,11 +553,193 @@ impl<'c> Ddp<'c> {
     /// # Errors
     /// `InvalidState`: parameters were never said ready; the message names them, and the step can be completed and
     /// waited for again. `Timeout`, `Aborted`, `PeerLost`, `Mismatch`: the gradients stay out of reach. `Interrupted`:
-    /// call it again.
+    /// call it again. What a hook failed with.
+    ///
+    /// # Panics
+    /// If a hook has.
     pub fn wait(&mut self) -> Result<()> {
-        check(unsafe { sys::tsr_ddp_wait(self.inner.as_ptr()) })?;
-        self.group().grads.iter().for_each(Tensor::take_back);
+        let everything = self.inner.writes_unready || self.inner.steps.get();
+        let lent = if everything { self.lend(0..self.len())? } else { Vec::new() };
+        match check(unsafe { sys::tsr_ddp_wait(self.inner.as_ptr()) }) {
+            Ok(()) => {
+                self.take_back(0..self.len());
+                Ok(())
+            }
+            Err(error) => {
+                let error = self.refused(error, lent); // nothing was begun
+                Err(self.hook_failure_or(error))
+            }
+        }
+    }
+
+    fn hook_failure_or(&self, error: Error) -> Error {
+        if error.code() != Code::User {
+            return error;
+        }
+        let failure = self.inner.failures.lock().take();
+        match failure {
+            Some(Failure::Panic(payload)) => panic::resume_unwind(payload),
+            Some(Failure::Error(own)) => match own.downcast::<Error>() {
+                Ok(own) => *own,
+                Err(own) => Error::new(Code::User, format!("{}: {own}", error.message())),
+            },
+            None => error,
+        }
+    }
+
+    /// Whether the following steps reduce. Without, `ready` and `wait` reduce nothing: the trainer adds to the gradients in
+    /// the views. The first step with synchronisation reduces the sums; a parameter that had a gradient in any of these
+    /// steps counts as used. The same on every rank.
+    ///
+    /// # Errors
+    /// `InvalidState`: in the middle of a step.
+    pub fn set_sync(&mut self, sync: bool) -> Result<()> {
+        check(unsafe { sys::tsr_ddp_set_sync(self.inner.as_ptr(), i32::from(sync)) })
+    }
+
+    /// Whether any rank used parameter `index` in the last step that was reduced. If none did, its gradient was left alone.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such parameter; `InvalidState`: in the middle of a step.
+    pub fn used(&self, index: usize) -> Result<bool> {
+        let mut used = 0;
+        check(unsafe { sys::tsr_ddp_used(self.inner.as_ptr(), index, &mut used) })?;
+        Ok(used != 0)
+    }
+
+    /// What became of each bucket, in the order of reduction, in the last step that was reduced.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn stats(&self) -> Result<Vec<BucketStats>> {
+        let mut count = 0;
+        check(unsafe { sys::tsr_ddp_bucket_count(self.inner.as_ptr(), &mut count) })?;
+        let since = |nanos: i64| Duration::from_nanos(u64::try_from(nanos).unwrap_or(0));
+        (0..count)
+            .map(|bucket| {
+                // SAFETY: a plain struct of which zero is a value.
+                let mut raw: sys::tsr_bucket_stats = unsafe { std::mem::zeroed() };
+                raw.struct_size = size_of::<sys::tsr_bucket_stats>();
+                check(unsafe { sys::tsr_ddp_stats(self.inner.as_ptr(), bucket, &mut raw) })?;
+                Ok(BucketStats {
+                    size_bytes: raw.size_bytes,
+                    params: raw.params,
+                    ready: since(raw.ready_ns),
+                    start: since(raw.start_ns),
+                    end: since(raw.end_ns),
+                    exposed: since(raw.exposed_ns),
+                })
+            })
+            .collect()
+    }
+
+    /// Lets `hook` reduce the buckets of the following steps in place of what the options say. It leaves in the gradients
+    /// what every rank shall have (it averages itself), by collectives that are the same on every rank. It runs on a thread
+    /// of the library, bucket after bucket; on a rank that has joined with gradients of zero. Its error, or panic, fails the
+    /// step on every rank, here with itself.
+    ///
+    /// # Errors
+    /// `InvalidState`: in the middle of a step.
+    pub fn set_hook<H>(&mut self, hook: H) -> Result<()>
+    where
+        H: FnMut(&mut Bucket<'_>) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+    {
+        let data = Box::new(HookData { hook: Mutex::new(Box::new(hook)), failures: Arc::clone(&self.inner.failures) });
+        let user_data = Box::into_raw(data).cast();
+        // SAFETY: the library owns the data until it calls `release_hook`, if it takes it.
+        let taken = check(unsafe {
+            sys::tsr_ddp_set_hook(self.inner.as_ptr(), Some(on_bucket), user_data, Some(release_hook))
+        });
+        if taken.is_err() {
+            // SAFETY: it did not.
+            unsafe { release_hook(user_data) };
+        }
+        taken
+    }
+
+    /// Lets what the options say reduce the following buckets again.
+    ///
+    /// # Errors
+    /// `InvalidState`: in the middle of a step.
+    pub fn reset_hook(&mut self) -> Result<()> {
+        check(unsafe { sys::tsr_ddp_set_hook(self.inner.as_ptr(), None, ptr::null_mut(), None) })
+    }
+
+    /// Lets an optimizer of this model update the parameters of a bucket as soon as it is reduced, in the background. After
+    /// `wait` all are updated, to the same bits as by [`Optimizer::step`] afterwards, which is refused from now on. From
+    /// the `ready` of its gradient to `wait`, a parameter belongs to the library: no view of it can be had.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the optimizer was not made of this model; `InvalidState`: in the middle of a step, or another one
+    /// steps already.
+    pub fn step_in_backward(&mut self, optimizer: &mut Optimizer<'_>) -> Result<()> {
+        check(unsafe { sys::tsr_ddp_step_in_backward(self.inner.as_ptr(), optimizer.inner().as_ptr()) })?;
+        self.inner.steps.set(true);
         Ok(())
+    }
+
+    /// Registers what the model has besides parameters (running means, counters), checks that all ranks registered the same,
+    /// and gives every rank the values of rank 0. Once. Collective.
+    ///
+    /// # Errors
+    /// `Mismatch`: the ranks' buffers differ, and the message names the first difference; `InvalidState`: registered
+    /// before, a view of one is alive, or in the middle of a step; `InvalidArgument`, `Timeout`, `Aborted`, `PeerLost`,
+    /// `NoMemory`.
+    pub fn register_buffers(&mut self, buffers: Params) -> Result<()> {
+        let buffers = buffers.into_items()?;
+        let held = Held::new(buffers.iter().map(|(name, tensor)| (name, tensor)), Use::Writes)?;
+        let raw = RawParams::new(&buffers)?;
+        // SAFETY: the tensors are kept for as long as the handle lives.
+        check(unsafe { sys::tsr_ddp_register_buffers(self.inner.as_ptr(), raw.as_ptr(), buffers.len()) })?;
+        drop(held);
+        *self.inner.buffers.borrow_mut() = buffers;
+        Ok(())
+    }
+
+    /// Gives every rank the buffers of rank 0 (of the lowest rank that has not joined), in one broadcast. Collective.
+    ///
+    /// # Errors
+    /// `InvalidState`: none registered, a view of one is alive, or in the middle of a step; `Mismatch`, `Timeout`,
+    /// `Aborted`, `PeerLost`.
+    pub fn broadcast_buffers(&mut self) -> Result<()> {
+        let buffers = self.inner.buffers.borrow();
+        let _held = Held::new(buffers.iter().map(|(name, tensor)| (name, tensor)), Use::Writes)?;
+        check(unsafe { sys::tsr_ddp_broadcast_buffers(self.inner.as_ptr()) })
+    }
+
+    /// This rank has no data left: takes part in the steps of the others, adding zeros, until all ranks have joined. Every
+    /// rank calls it once it has no data; then a new round of steps may begin. Gradients are zero afterwards. With
+    /// `sync_params`, if ranks made different numbers of steps, all get the parameters and buffers of the lowest rank that
+    /// made most.
+    ///
+    /// # Errors
+    /// `InvalidState`: the model was created without [`DdpOptions::join`], a view of it is alive, or in the middle of a
+    /// step; `Timeout`: a rank is late, also between two of its steps; `Mismatch`, `Aborted`, `PeerLost`; `Interrupted`: the
+    /// model is out of use. What a hook failed with.
+    ///
+    /// # Panics
+    /// If a hook has.
+    pub fn join(&mut self, sync_params: bool) -> Result<()> {
+        let buffers = self.inner.buffers.borrow();
+        let group = self.group();
+        let _params = Held::new(group.named_params(), Use::Writes)?;
+        let _grads = Held::new(group.named_grads(), Use::Writes)?;
+        let _buffers = Held::new(buffers.iter().map(|(name, tensor)| (name, tensor)), Use::Writes)?;
+        check(unsafe { sys::tsr_ddp_join(self.inner.as_ptr(), i32::from(sync_params)) })
+            .map_err(|error| self.hook_failure_or(error))
+    }
+
+    /// The step, counted from the model's creation, that the copy of this host's ranks is of as a whole. For the survivors
+    /// of a rank's death, who ask once they have met again, all of them: if it is whole and of one step on all hosts it
+    /// may be saved, or registered anew; otherwise it is discarded and the last checkpoint loaded.
+    ///
+    /// # Errors
+    /// `Corrupt`: slices are of different steps, which the message tells; `InvalidState`: without
+    /// [`DdpOptions::share_params`], or in the middle of a step.
+    pub fn shared_step(&mut self) -> Result<i64> {
+        let mut steps = 0;
+        check(unsafe { sys::tsr_ddp_shared_step(self.inner.as_ptr(), &mut steps) })?;
+        Ok(steps)
     }
 
     /// Sets every gradient to zero.

@@ -1,5 +1,6 @@
 //! An n-dimensional named arrangement of ranks.
 
+use std::ffi::CString;
 use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -54,16 +55,47 @@ impl Mesh {
         let mut handle = ptr::null_mut();
         // SAFETY: all arguments are borrowed for the call.
         check(unsafe { sys::tsr_mesh_create(comm.as_ptr(), pointers.as_ptr(), sizes.as_ptr(), ndim, &mut handle) })?;
+        Self::of(handle, &names, comm)
+    }
+
+    /// The mesh `handle` with the dimensions `names`, whose communicators need what `comm` needs.
+    fn of(handle: *mut sys::tsr_mesh, names: &[CString], comm: &Comm) -> Result<Self> {
         let handle = Arc::new(MeshHandle(created(handle)?));
-        let mut comms = Vec::with_capacity(dims.len());
-        for ((name, _), c_name) in dims.iter().zip(&names) {
+        let mut dims = Vec::with_capacity(names.len());
+        for name in names {
             let mut ptr = ptr::null_mut();
             // SAFETY: the communicator is the mesh's, which the new object keeps.
-            check(unsafe { sys::tsr_mesh_comm(handle.0.as_ptr(), c_name.as_ptr(), &mut ptr) })?;
+            check(unsafe { sys::tsr_mesh_comm(handle.0.as_ptr(), name.as_ptr(), &mut ptr) })?;
             let owner = Owner::Mesh { _mesh: Arc::clone(&handle), _store: comm.store() };
-            comms.push(((*name).to_owned(), Comm::from_raw(created(ptr)?, owner)));
+            dims.push((name.to_string_lossy().into_owned(), Comm::from_raw(created(ptr)?, owner)));
         }
-        Ok(Mesh { dims: comms, handle })
+        Ok(Mesh { dims, handle })
+    }
+
+    /// Some of the dimensions, in this mesh's order, with their communicators.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such dimension; `InvalidArgument`: the order is another.
+    pub fn slice(&self, names: &[&str]) -> Result<MeshSlice<'_>> {
+        let c_names = names.iter().map(|name| raw::c_string("the name", name)).collect::<Result<Vec<_>>>()?;
+        let pointers: Vec<_> = c_names.iter().map(|name| name.as_ptr()).collect();
+        let ndim = raw::int32("the number of dimensions", names.len())?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the handle is alive, the names are borrowed for the call.
+        check(unsafe { sys::tsr_mesh_slice(self.handle.0.as_ptr(), pointers.as_ptr(), ndim, &mut handle) })?;
+        let handle = MeshHandle(created(handle)?);
+        let dims = names.iter().map(|name| Ok(((*name).to_owned(), self.comm(name)?))).collect::<Result<Vec<_>>>()?;
+        Ok(MeshSlice { dims, handle })
+    }
+
+    /// A mesh of one dimension, `name`, in the place of all that this one has, with a communicator of its own; without a
+    /// name theirs are joined by `_`. Collective over `comm`, of which this mesh was made.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: `comm` is another communicator; `Mismatch`: the ranks flatten different dimensions; `Timeout`,
+    /// `Aborted`, `PeerLost`, `Interrupted`.
+    pub fn flatten(&self, comm: &Comm, name: Option<&str>) -> Result<Mesh> {
+        flatten(&self.handle, self.dims.iter().map(|(name, _)| name.as_str()).collect(), comm, name)
     }
 
     /// The number of dimensions.
@@ -106,11 +138,58 @@ impl Mesh {
     /// # Errors
     /// `NotFound`: there is no such dimension.
     pub fn comm(&self, name: &str) -> Result<&Comm> {
-        self.dims.iter().find(|(other, _)| other == name).map(|(_, comm)| comm).ok_or_else(|| {
-            let names: Vec<_> = self.dims.iter().map(|(name, _)| name.as_str()).collect();
-            Error::new(Code::NotFound, format!("the mesh has no dimension {name:?}; it has {}", names.join(", ")))
-        })
+        find(self.dims.iter().map(|(name, comm)| (name.as_str(), comm)), name)
     }
+}
+
+/// Some of a mesh's dimensions; it borrows the mesh, whose communicators it has.
+pub struct MeshSlice<'m> {
+    dims: Vec<(String, &'m Comm)>,
+    handle: MeshHandle,
+}
+
+impl MeshSlice<'_> {
+    /// The names of the dimensions, slowest first.
+    pub fn names(&self) -> Vec<&str> {
+        self.dims.iter().map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// The communicator of dimension `name`: the mesh's.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such dimension in the slice.
+    pub fn comm(&self, name: &str) -> Result<&Comm> {
+        find(self.dims.iter().map(|(name, comm)| (name.as_str(), *comm)), name)
+    }
+
+    /// [`Mesh::flatten`] of these dimensions. Collective over the communicator of which the mesh was made.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn flatten(&self, comm: &Comm, name: Option<&str>) -> Result<Mesh> {
+        flatten(&self.handle, self.names(), comm, name)
+    }
+}
+
+impl fmt::Debug for MeshSlice<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.dims.iter().map(|(name, comm)| (name, comm.world_size().unwrap_or(0)))).finish()
+    }
+}
+
+fn flatten(mesh: &MeshHandle, names: Vec<&str>, comm: &Comm, name: Option<&str>) -> Result<Mesh> {
+    let name = raw::c_string("the name", name.unwrap_or(&names.join("_")))?;
+    let mut handle = ptr::null_mut();
+    // SAFETY: both handles are alive, the name is borrowed for the call.
+    check(unsafe { sys::tsr_mesh_flatten(mesh.0.as_ptr(), comm.as_ptr(), name.as_ptr(), &mut handle) })?;
+    Mesh::of(handle, &[name], comm)
+}
+
+fn find<'a>(mut dims: impl Iterator<Item = (&'a str, &'a Comm)> + Clone, name: &str) -> Result<&'a Comm> {
+    let names: Vec<_> = dims.clone().map(|(name, _)| name).collect();
+    dims.find(|(other, _)| *other == name).map(|(_, comm)| comm).ok_or_else(|| {
+        Error::new(Code::NotFound, format!("the mesh has no dimension {name:?}; it has {}", names.join(", ")))
+    })
 }
 
 impl fmt::Debug for Mesh {

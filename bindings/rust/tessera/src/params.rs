@@ -167,7 +167,9 @@ macro_rules! group_accessors {
         /// # Errors
         /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): there is no such parameter.
         pub fn tensor(&self, index: usize) -> Result<Tensor> {
-            self.group().param(index).cloned()
+            let tensor = self.group().param(index)?;
+            tensor.check_own()?;
+            Ok(tensor.clone())
         }
 
         /// Parameter `index`, an `f32` tensor, to read.

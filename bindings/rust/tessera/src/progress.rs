@@ -15,7 +15,7 @@ use crate::raw;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Phase {
-    /// The state is copied, before [`Saver::save_async`](crate::Saver::save_async) returns.
+    /// What [`Saver::save_async`](crate::Saver::save_async) copies before it returns.
     Stage,
     /// This rank's files are written.
     Write,
@@ -28,7 +28,7 @@ pub enum Phase {
 }
 
 /// How far a save, a load or a check is on this rank: told at the begin and the end of a phase, and about ten times a
-/// second between.
+/// second between. `done` is `total` at the end alone; a phase that fails has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {

@@ -53,6 +53,7 @@ pub struct SaverBuilder<'a> {
     keep_every: Option<u64>,
     when_busy: WhenBusy,
     low_priority: bool,
+    copy_on_demand: bool,
     staging_bytes: Option<u64>,
     write_bytes_per_s: Option<u64>,
     progress: Option<Box<Watcher<'static>>>,
@@ -128,8 +129,22 @@ impl SaverBuilder<'_> {
         self
     }
 
-    /// The bound of the memory for copies of the state on this rank, at least 8 MiB; for a larger state
-    /// [`Saver::save_async`] writes a part before it returns. The default is 0: what the state needs.
+    /// Whether what an optimizer of the state updates, its parameters and moments, is copied after [`Saver::save_async`]
+    /// has returned: by the saver's threads, or just before the optimizer's next step, its drop or a load into the state
+    /// needs the memory. If the state is larger than [`staging_bytes`](Self::staging_bytes), or than what is free, all is
+    /// copied at once. The default is false.
+    ///
+    /// # Safety
+    /// From a [`Saver::save_async`] to the end of the optimizer's next step nobody else may write these parameters: neither
+    /// a [`ViewMut`](crate::ViewMut), nor a load of another state or a collective into the same memory.
+    pub unsafe fn copy_on_demand(mut self, late: bool) -> Self {
+        self.copy_on_demand = late;
+        self
+    }
+
+    /// The bound of the memory for copies of the state on this rank, at least 8 MiB; the default is 0: what the state
+    /// needs. For a larger state, or one larger than this rank's share of the memory that is free, [`Saver::save_async`]
+    /// writes a part before it returns.
     pub fn staging_bytes(mut self, bytes: u64) -> Self {
         self.staging_bytes = Some(bytes);
         self
@@ -198,6 +213,7 @@ impl SaverBuilder<'_> {
             WhenBusy::Replace => sys::TSR_BUSY_REPLACE,
         };
         raw.low_priority = i32::from(self.low_priority);
+        raw.copy_on_demand = i32::from(self.copy_on_demand);
         if let Some(bytes) = self.staging_bytes {
             raw.staging_bytes = signed("staging_bytes", bytes)?;
         }
@@ -290,6 +306,7 @@ impl Saver {
             keep_every: None,
             when_busy: WhenBusy::Wait,
             low_priority: false,
+            copy_on_demand: false,
             staging_bytes: None,
             write_bytes_per_s: None,
             progress: None,
@@ -314,15 +331,15 @@ impl Saver {
     }
 
     /// Copies the state, returns, and saves the copy in the background. What happens while another save is in flight
-    /// [`SaverBuilder::when_busy`] says. The error of an earlier save that was told nowhere yet is returned here, and then
-    /// nothing is saved.
+    /// [`SaverBuilder::when_busy`] says. The error of an earlier save that no call on the saver has returned yet is
+    /// returned here, and then nothing is saved; that its future was awaited does not count, so that all ranks do the same.
     ///
     /// # Errors
     /// As [`Saver::save`]; `NotReady`: a save is in flight, and `when_busy` refuses; what happens later comes from the [`Save`], or from [`Saver::wait`].
     pub fn save_async(&self, step: u64, state: &State<'_>) -> Result<Save> {
         let step = step_number(step)?;
         let work = state.reading(|state| {
-            // SAFETY: as in `save`; the call returns when the copy is made.
+            // SAFETY: as in `save`; the call returns when the copy is made, or who chose copy_on_demand leaves the rest alone.
             unsafe {
                 Work::start((), Views::default(), |_, work| sys::tsr_saver_save_async(self.as_ptr(), step, state, work))
             }

@@ -39,6 +39,8 @@ struct Memory {
     dtype: DType,
     shape: Box<[i64]>,
     access: Access,
+    /// Other ranks see the memory too: nobody writes it but the library, and nobody keeps it.
+    shared: bool,
     /// What `data` points into; `None` where a DDP object, which outlives this, owns the memory.
     _owner: Option<Box<dyn Any>>,
 }
@@ -100,6 +102,7 @@ impl Tensor {
             dtype: T::DTYPE,
             shape,
             access: Access::free(),
+            shared: false,
             _owner: Some(Box::new(data)), // moving a Vec leaves its elements where they are
         })))
     }
@@ -122,6 +125,7 @@ impl Tensor {
             dtype,
             shape: shape.iter().map(|&size| raw::int64("a size", size)).collect::<Result<_>>()?,
             access: Access::free(),
+            shared: false,
             _owner: Some(Box::new(words)),
         })))
     }
@@ -140,7 +144,31 @@ impl Tensor {
         let len = shape.iter().map(|&size| usize::try_from(size).unwrap_or(0)).product();
         // SAFETY: the offset lies inside the allocation, or is 0.
         let data = unsafe { view.data.cast::<u8>().add(usize::try_from(view.byte_offset).unwrap_or(0)) };
-        Ok(Tensor(Rc::new(Memory { data: data.cast(), len, dtype, shape, access: Access::free(), _owner: None })))
+        let access = Access::free();
+        Ok(Tensor(Rc::new(Memory { data: data.cast(), len, dtype, shape, access, shared: false, _owner: None })))
+    }
+
+    /// The same of memory that other ranks have too.
+    ///
+    /// # Safety
+    /// As [`Tensor::borrowed`]; and no rank writes it while another may have a view.
+    pub(crate) unsafe fn shared_with_ranks(view: &sys::tsr_tensor) -> Result<Self> {
+        // SAFETY: the caller's word.
+        let mut tensor = unsafe { Self::borrowed(view) }?;
+        if let Some(memory) = Rc::get_mut(&mut tensor.0) {
+            memory.shared = true;
+        }
+        Ok(tensor)
+    }
+
+    pub(crate) fn check_own(&self) -> Result<()> {
+        if self.0.shared {
+            return Err(Error::state(
+                "the ranks of the host share this parameter (share_params): the optimizer and loads alone write it, and \
+                 it is the model's",
+            ));
+        }
+        Ok(())
     }
 
     /// The type of the elements.
@@ -183,6 +211,7 @@ impl Tensor {
     /// As [`Tensor::view`], and [`Code::InvalidState`](crate::Code::InvalidState) while any view is alive.
     pub fn view_mut<T: Element>(&self) -> Result<ViewMut<'_, T>> {
         self.check_dtype(T::DTYPE)?;
+        self.check_own()?;
         self.0.access.check_writable()?;
         let counter = &self.0.access.0;
         counter.set(Access::WRITER);
@@ -207,6 +236,7 @@ impl Tensor {
     /// # Errors
     /// [`Code::InvalidState`](crate::Code::InvalidState), as [`Tensor::view_mut`].
     pub fn bytes_mut(&self) -> Result<ViewMut<'_, u8>> {
+        self.check_own()?;
         self.0.access.check_writable()?;
         let counter = &self.0.access.0;
         counter.set(Access::WRITER);

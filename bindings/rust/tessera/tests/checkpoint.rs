@@ -102,6 +102,25 @@ fn another_number_of_ranks_resumes_in_mid_epoch() {
 }
 
 #[test]
+fn one_rank_saves_and_all_load_after_a_barrier() {
+    let folder = tempfile::tempdir().unwrap();
+    ranks(3, |comm| {
+        let mut trainer = Trainer::new(&comm);
+        trainer.step();
+        let saved = trainer.weights();
+        if comm.rank().unwrap() == 0 {
+            Saver::alone(folder.path()).open().unwrap().save(1, &trainer.state()).unwrap();
+        }
+        comm.barrier().unwrap();
+        trainer.step();
+        assert_ne!(trainer.weights(), saved);
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        checkpoint.load(&mut trainer.state(), &LoadOptions::new()).unwrap();
+        assert_eq!(trainer.weights(), saved);
+    });
+}
+
+#[test]
 fn the_copy_is_saved_while_training_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     ranks(2, |comm| {
@@ -231,6 +250,39 @@ fn a_checkpoint_tells_and_gives_what_it_holds() {
     assert_eq!(checkpoint.read_into("shorts", &shorts).unwrap_err().code(), Code::InvalidState);
     drop(view);
     checkpoint.read_into("shorts", &shorts).unwrap();
+}
+
+/// By four of its versions, with tests/golden/torch_dcp/make.py: read whole, and loaded as either of two ranks would.
+#[test]
+fn what_pytorch_wrote_is_loaded() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/golden/torch_dcp");
+    let versions = fs::read_dir(golden).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    let versions: Vec<_> = versions.collect();
+    assert!(versions.len() >= 4, "{versions:?}");
+    let counted = |numbers: std::ops::Range<u8>| numbers.map(f32::from).collect::<Vec<_>>();
+    for path in versions.iter().flat_map(|version| ["dcp", "save.pt"].map(|name| version.join(name))) {
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let read = |name| checkpoint.read(name).map(|tensor| tensor.to_vec::<f32>().unwrap());
+        assert_eq!(read("model.rows").unwrap(), counted(0..35), "{path:?}");
+        match read("model.columns") {
+            Ok(columns) => assert_eq!(columns, counted(0..15), "{path:?}"),
+            Err(error) => assert!(error.code() == Code::NotFound && path.ends_with("save.pt"), "{path:?}: {error}"),
+        }
+        checkpoint.verify(Verify::Full).unwrap();
+        let layout = Layout::new(&[7, 5], &[2], &[Placement::Shard(0)]).unwrap();
+        for (rank, expected) in [counted(0..20), counted(20..35)].iter().enumerate() {
+            let rows = Tensor::zeros(DType::F32, [expected.len() / 5, 5]).unwrap();
+            let scalar = Tensor::zeros(DType::I64, []).unwrap();
+            let mut state = State::new().with("model.scalar", &scalar);
+            state.add_sharded("model.rows", &layout, DType::F32, std::slice::from_ref(&rows), rank).unwrap();
+            state.set("step", 0i64).unwrap();
+            state.set("note", Value::Null).unwrap();
+            checkpoint.load(&mut state, &LoadOptions::new().allow_unexpected(true)).unwrap();
+            assert_eq!(&rows.to_vec::<f32>().unwrap(), expected, "{path:?}");
+            assert_eq!(scalar.to_vec::<i64>().unwrap(), [-3]);
+            assert_eq!((state.get_int("step").unwrap(), state.get("note").unwrap()), (7, "größer".into()));
+        }
+    }
 }
 
 #[test]

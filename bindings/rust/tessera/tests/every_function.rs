@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use common::{options, ranks, serve, DEADLINE};
 use tessera::{
-    params, Adam, AdamW, Checkpoint, Code, Comm, DType, Ddp, ExportOptions, Layout, Level, LoadOptions, Local, Mesh,
-    ObjectStorage, Placement, ReduceOp, Region, Sampler, Saver, Sgd, State, Store, Tensor, Verify,
+    params, Adam, AdamW, Checkpoint, Code, Comm, DType, Ddp, DdpJoin, DdpOptions, ExportOptions, Layout, Level,
+    LoadOptions, Local, Mesh, ObjectStorage, Placement, ReduceOp, Region, Sampler, Saver, Sgd, State, Store, Tensor,
+    Verify,
 };
 
 #[test]
@@ -19,6 +20,8 @@ fn every_function_of_the_c_library_is_called() {
     ranks(2, |comm| {
         collectives(&comm);
         training(&comm);
+        training_with_options(&comm);
+        training_on_one_copy(&comm);
         comm.finalize().unwrap();
     });
     let folder = tempfile::tempdir().unwrap();
@@ -81,6 +84,13 @@ fn collectives(comm: &Comm) {
     comm.scatter((rank == 0).then_some(&[3.0f32, 4.0][..]), &mut one, 0).unwrap();
     assert_eq!(one, [3.0 + rank as f32]);
     comm.all_to_all(&[1.0, 2.0], &mut two).unwrap();
+    let (mut first, mut second) = ([0.0f32; 2], [0.0f32; 2]);
+    comm.all_gather_coalesced(&[&own, &[10.0]], &mut [&mut first, &mut second]).unwrap();
+    assert_eq!((first, second), ([0.0, 1.0], [10.0; 2]));
+    let mut parts = [[0.0f32], [0.0f32]];
+    let [p, q] = &mut parts;
+    comm.reduce_scatter_coalesced(&[&first, &second], &mut [p, q], ReduceOp::Sum).unwrap();
+    assert_eq!(parts, [[2.0 * rank as f32], [20.0]]);
     let (mut a, mut b) = ([0.0f32], [0.0f32]);
     comm.all_gather_v(&own, &mut [&mut a, &mut b]).unwrap();
     if rank == 0 {
@@ -92,12 +102,23 @@ fn collectives(comm: &Comm) {
     work.on_done(|result| assert_eq!(result, Ok(())));
     assert!(work.wait_for(DEADLINE).unwrap() && work.is_done().unwrap() && work.error().unwrap().is_none());
     tessera::with_interrupt(|| false, || comm.barrier()).unwrap();
+    let mut plan =
+        comm.prepare(tessera::Collective::AllReduce, vec![], vec![vec![1.0f32; 3]], ReduceOp::Sum, 0).unwrap();
+    plan.run().unwrap();
+    plan.start().unwrap();
+    plan.wait().unwrap();
+    assert!(plan.wait_for(DEADLINE).unwrap());
+    assert_eq!(plan.outputs().unwrap()[0], [4.0; 3]);
+    assert!(plan.inputs().unwrap().is_empty());
+    drop(plan);
     let mut buffer = comm.buffer::<f32>(4).unwrap();
     comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
 
     let mesh = Mesh::new(comm, &[("dp", 2)]).unwrap();
     assert_eq!((mesh.ndim().unwrap(), mesh.size("dp").unwrap()), (1, 2));
     mesh.comm("dp").unwrap().barrier().unwrap();
+    let flat = mesh.slice(&["dp"]).unwrap().flatten(comm, Some("all")).unwrap();
+    flat.comm("all").unwrap().barrier().unwrap();
 
     let group = comm.split(Some(0), 0).unwrap().unwrap();
     let error = group.broadcast(&mut one, 5).unwrap_err();
@@ -105,6 +126,9 @@ fn collectives(comm: &Comm) {
     assert!(tessera::Error::last().is_none(), "taken");
     group.abort("enough").unwrap();
     assert!(group.error().unwrap().is_some());
+    let rest = group.shrink().unwrap();
+    assert_eq!(rest.world_size().unwrap(), 2);
+    rest.barrier().unwrap();
     let trace = std::env::temp_dir().join(format!("tessera-trace-{}-{}", std::process::id(), comm.rank().unwrap()));
     comm.write_trace(&trace).unwrap();
     assert!(std::fs::read_to_string(&trace).unwrap().starts_with("{\"tessera_flight\":1,"));
@@ -137,6 +161,33 @@ fn training(comm: &Comm) {
     let mut sampler = Sampler::new(comm, 10).build().unwrap();
     sampler.set_epoch(1).unwrap();
     assert_eq!((sampler.batch(2).unwrap().len(), sampler.epoch().unwrap()), (2, 1));
+}
+
+fn training_with_options(comm: &Comm) {
+    let weights = params!["w" => (vec![1.0f32; 4], [2, 2])];
+    let options = DdpOptions::new().join(DdpJoin::DivideByWorld);
+    let mut ddp = Ddp::with_options(comm, weights, &options).unwrap();
+    let mut opt = Sgd::new(&mut ddp).build().unwrap();
+    let counts = Tensor::new(vec![7i64], [1]).unwrap();
+    ddp.register_buffers(params!["counts" => &counts]).unwrap();
+    ddp.broadcast_buffers().unwrap();
+    ddp.set_sync(false).unwrap();
+    ddp.set_sync(true).unwrap();
+    ddp.set_hook(|_| Ok(())).unwrap();
+    ddp.step_in_backward(&mut opt).unwrap();
+    ddp.ready_all().unwrap();
+    ddp.wait().unwrap();
+    assert_eq!((opt.steps().unwrap(), ddp.used(0).unwrap(), ddp.stats().unwrap().len()), (1, true, 1));
+    ddp.join(false).unwrap();
+}
+
+fn training_on_one_copy(comm: &Comm) {
+    let weights = params!["w" => (vec![1.0f32; 4], [2, 2])];
+    let mut ddp = Ddp::with_options(comm, weights, &DdpOptions::new().share_params(true)).unwrap();
+    let _opt = Sgd::new(&mut ddp).build().unwrap();
+    ddp.ready_all().unwrap();
+    ddp.wait().unwrap();
+    assert_eq!(ddp.shared_step().unwrap(), 1);
 }
 
 fn checkpoints(comm: &Comm, root: &std::path::Path) {

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc, Mutex};
 
 use common::{ranks, DEADLINE};
-use tessera::{Checkpoint, Code, LoadOptions, Phase, Progress, Saver, State, Tensor, Verify, WhenBusy};
+use tessera::{
+    params, AdamW, Checkpoint, Code, LoadOptions, Local, Phase, Progress, Saver, State, Tensor, Verify, WhenBusy,
+};
 
 fn steps(root: &Path) -> Vec<u64> {
     let saves = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path());
@@ -145,6 +147,31 @@ fn a_state_larger_than_the_staging_memory_goes_through_it_as_a_ring() {
     saver.trim().unwrap();
     assert_eq!(saver.resume(&mut state).unwrap(), 1);
     assert!(weight.to_vec::<f32>().unwrap() == values);
+}
+
+#[test]
+fn what_an_optimizer_owns_is_copied_before_its_next_step_changes_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (hold, reached, open) = gate();
+    let mut model = Local::new(params!["w" => (vec![1.0f32; 1 << 20], [1 << 20])]).unwrap();
+    let mut opt = AdamW::new(&mut model).build().unwrap();
+    let state = State::new().with("model", &model).with("optim", &opt);
+    // SAFETY: the optimizer alone writes the parameters.
+    let saver = unsafe { Saver::alone(folder.path()).copy_on_demand(true) };
+    let saver = saver.when_busy(WhenBusy::Replace).progress(hold).open().unwrap();
+    saver.save_async(1, &state).unwrap();
+    reached.recv_timeout(DEADLINE).unwrap();
+    model.grad_mut(0).unwrap().fill(1.0);
+    opt.step().unwrap();
+    let expected = model.param(0).unwrap().to_vec();
+    saver.save_async(2, &state).unwrap(); // waits for the first one, so that nothing of it is copied in the background
+    opt.step().unwrap();
+    assert!(model.param(0).unwrap().to_vec() != expected);
+    open.send(()).unwrap();
+    saver.wait().unwrap();
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    assert_eq!(checkpoint.step().unwrap(), 2);
+    assert!(checkpoint.read("model.w").unwrap().to_vec::<f32>().unwrap() == expected);
 }
 
 /// The phases of what was told, in order; each has to go from nothing to all.

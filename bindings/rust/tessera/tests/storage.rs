@@ -4,13 +4,14 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use common::{ranks, DEADLINE};
 use object_store::{local::LocalFileSystem, memory::InMemory, ObjectStore};
 use tessera::{
-    Checkpoint, Code, Comm, DType, KeyStatus, Layout, Native, ObjectStorage, Placement, Saver, State, Storage,
-    StorageReader, StorageResult, StorageTraits, StorageUpload, Tensor,
+    Checkpoint, Code, Comm, DType, KeyStatus, Layout, LoadOptions, Native, ObjectStorage, Placement, Saver, State,
+    Storage, StorageReader, StorageResult, StorageTraits, StorageUpload, Tensor,
 };
 
 const ROWS: usize = 3001;
@@ -105,6 +106,7 @@ fn a_second_live_job_is_refused() {
 struct Map {
     objects: Arc<Mutex<BTreeMap<String, Vec<u8>>>>,
     fails: Arc<Mutex<Option<(&'static str, Failure)>>>,
+    bytes_read: Arc<AtomicUsize>,
     any_order: bool,
 }
 
@@ -141,7 +143,8 @@ impl Storage for Map {
     }
     fn open(&self, key: &str) -> StorageResult<Option<Box<dyn StorageReader>>> {
         let data = self.objects.lock().unwrap().get(key).cloned();
-        Ok(data.map(|data| -> Box<dyn StorageReader> { Box::new(Bytes { data, fails: Arc::clone(&self.fails) }) }))
+        let (fails, bytes_read) = (Arc::clone(&self.fails), Arc::clone(&self.bytes_read));
+        Ok(data.map(|data| -> Box<dyn StorageReader> { Box::new(Bytes { data, fails, bytes_read }) }))
     }
     fn put(&self, key: &str, data: &[u8], if_absent: bool) -> StorageResult<bool> {
         enter(&self.fails, "put")?;
@@ -177,6 +180,7 @@ impl Storage for Map {
 struct Bytes {
     data: Vec<u8>,
     fails: Arc<Mutex<Option<(&'static str, Failure)>>>,
+    bytes_read: Arc<AtomicUsize>,
 }
 
 impl StorageReader for Bytes {
@@ -188,6 +192,7 @@ impl StorageReader for Bytes {
         let rest = &self.data[usize::try_from(offset)?..];
         let size = rest.len().min(into.len());
         into[..size].copy_from_slice(&rest[..size]);
+        self.bytes_read.fetch_add(size, Ordering::Relaxed);
         Ok(size)
     }
 }
@@ -258,6 +263,65 @@ fn what_a_method_fails_with_is_told_on_every_rank() {
             assert_eq!(checkpoint.read("w").unwrap_err().code(), code);
         }
     }
+}
+
+#[test]
+fn a_save_that_fails_in_the_background_is_told_by_its_future_and_once_by_the_next_call() {
+    let storage = Arc::new(Map::default());
+    let saver = Saver::alone("r").storage(storage.clone()).open().unwrap();
+    let fail = |failure| *storage.fails.lock().unwrap() = failure;
+    let weight = Tensor::new(vec![1.0f32; 1 << 16], [1 << 16]).unwrap(); // more than one part
+    let state = State::new().with("weight", &weight);
+    saver.save(1, &state).unwrap();
+    for method in ["begin", "part", "finish"] {
+        fail(Some((method, Failure::Io(io::ErrorKind::ConnectionReset))));
+        let error = saver.save_async(2, &state).unwrap().wait().unwrap_err();
+        assert_eq!(error.code(), Code::Io, "{method}: {error}");
+        assert!(error.message().contains("injected"), "{error}");
+        fail(None);
+        let again = saver.save_async(3, &state).map(drop).unwrap_err();
+        assert_eq!((again.code(), again.message()), (error.code(), error.message()), "{method}");
+        saver.wait().unwrap();
+        assert_eq!(Checkpoint::open_in(storage.clone(), "r").unwrap().step().unwrap(), 1, "nothing was saved");
+    }
+    saver.save_async(4, &state).unwrap().wait().unwrap();
+    assert_eq!(Checkpoint::open_in(storage.clone(), "r").unwrap().step().unwrap(), 4);
+}
+
+#[test]
+fn ranks_that_load_together_read_each_byte_once() {
+    const RANKS: usize = 3;
+    const ELEMENTS: usize = 3 << 20;
+    let saved = ELEMENTS * size_of::<f32>();
+    let storage = Arc::new(Map::default());
+    for root in ["a", "b"] {
+        let state = State::new().with("w", &Tensor::new(vec![2.0f32; ELEMENTS], [ELEMENTS]).unwrap());
+        Saver::alone(root).storage(storage.clone()).open().unwrap().save(1, &state).unwrap();
+    }
+    let load = |comm: &Comm, root: &str, options: &LoadOptions<'_>| {
+        let w = Tensor::new(vec![0.0f32; ELEMENTS], [ELEMENTS]).unwrap();
+        let mut state = State::new().with("w", &w);
+        Checkpoint::open_in(storage.clone(), root)?.load(&mut state, options)?;
+        assert!(w.to_vec::<f32>().unwrap().iter().all(|element| *element == 2.0), "rank {}", comm.rank()?);
+        Ok::<(), tessera::Error>(())
+    };
+    for together in [true, false] {
+        let before = storage.bytes_read.load(Ordering::Relaxed);
+        ranks(RANKS, |comm| {
+            let options = if together { LoadOptions::new().comm(&comm) } else { LoadOptions::new() };
+            load(&comm, "a", &options).unwrap();
+        });
+        let read = storage.bytes_read.load(Ordering::Relaxed) - before;
+        let data = if together { saved } else { RANKS * saved };
+        // Besides it each rank reads the manifest and the header.
+        assert!((data..=data + RANKS * 65536).contains(&read), "{read} bytes were read of {saved}");
+    }
+    ranks(2, |comm| {
+        let root = if comm.rank().unwrap() == 0 { "a" } else { "b" };
+        let error = load(&comm, root, &LoadOptions::new().comm(&comm)).unwrap_err();
+        assert_eq!(error.code(), Code::Mismatch);
+        assert!(error.message().contains("rank 1 loads b/step-00000001-"), "{error}");
+    });
 }
 
 #[test]

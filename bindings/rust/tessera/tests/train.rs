@@ -2,9 +2,14 @@
 
 mod common;
 
-use common::{alone, ranks};
+use common::{alone, ranks, DEADLINE};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::time::Instant;
+
 use tessera::{
-    params, Adam, AdamW, Code, Comm, DType, Ddp, DdpOptions, Local, Optimizer, ReduceOp, Sampler, Sgd, Tensor,
+    params, Adam, AdamW, Code, Comm, DType, Ddp, DdpHook, DdpJoin, DdpOptions, Local, Optimizer, ReduceOp, Sampler,
+    Saver, Sgd, State, Tensor,
 };
 
 fn two_layers(fill: f32) -> tessera::Params {
@@ -249,4 +254,297 @@ fn a_sampler_keeps_its_promises() {
     assert_ne!(same(1), same(2));
     let there = std::thread::spawn(move || plain.batch(2).unwrap()).join().unwrap();
     assert_eq!(there, [0, 1]);
+}
+
+#[test]
+fn steps_without_synchronisation_add_up() {
+    ranks(2, |comm| {
+        let rank = comm.rank().unwrap() as f32;
+        let mut ddp = Ddp::new(&comm, two_layers(0.0)).unwrap();
+        ddp.set_sync(false).unwrap();
+        for _ in 0..3 {
+            ddp.grad_mut(0).unwrap().iter_mut().for_each(|g| *g += rank);
+            ddp.ready(0).unwrap();
+            ddp.wait().unwrap();
+        }
+        assert_eq!(ddp.grad(0).unwrap()[..], [3.0 * rank; 12]);
+        ddp.set_sync(true).unwrap();
+        ddp.ready_all().unwrap();
+        assert_eq!(ddp.set_sync(false).unwrap_err().code(), Code::InvalidState);
+        ddp.wait().unwrap();
+        assert_eq!(ddp.grad(0).unwrap()[..], [1.5; 12]);
+    });
+}
+
+#[test]
+fn unused_parameters_are_found_and_static_graphs_kept() {
+    ranks(2, |comm| {
+        let first = comm.rank().unwrap() == 0;
+        let mut ddp = Ddp::with_options(&comm, two_layers(0.0), &DdpOptions::new().find_unused(true)).unwrap();
+        ddp.grad_mut(1).unwrap().fill(7.0);
+        if first {
+            ddp.grad_mut(0).unwrap().fill(2.0);
+            ddp.ready(0).unwrap();
+        }
+        {
+            let _view = ddp.grad(1).unwrap();
+        }
+        ddp.wait().unwrap();
+        assert_eq!((ddp.used(0).unwrap(), ddp.used(1).unwrap()), (true, false));
+        assert_eq!((ddp.grad(0).unwrap()[0], ddp.grad(1).unwrap()[0]), (1.0, 7.0));
+        assert_eq!(ddp.used(2).unwrap_err().code(), Code::InvalidArgument);
+
+        let mut fixed = Ddp::with_options(&comm, two_layers(0.0), &DdpOptions::new().static_graph(true)).unwrap();
+        fixed.ready(0).unwrap();
+        fixed.wait().unwrap();
+        let error = fixed.ready(1).unwrap_err();
+        assert!(error.message().contains("which it was not in the first step"), "{error}");
+    });
+}
+
+#[test]
+fn what_is_sent_and_in_which_buckets_is_an_option() {
+    ranks(2, |comm| {
+        let rank = comm.rank().unwrap() as f32;
+        let options = DdpOptions::new()
+            .bucket_bytes(1)
+            .first_bucket_bytes(1)
+            .reduce_dtype(DType::BF16)
+            .pre_divide(2.0)
+            .rebuild_buckets(true);
+        let mut ddp = Ddp::with_options(&comm, two_layers(0.0), &options).unwrap();
+        for _ in 0..2 {
+            ddp.grad_mut(0).unwrap().fill(rank);
+            ddp.ready(0).unwrap();
+            ddp.ready(1).unwrap();
+            ddp.wait().unwrap();
+            assert_eq!(ddp.grad(0).unwrap()[..], [0.5; 12]);
+        }
+        let stats = ddp.stats().unwrap();
+        assert_eq!((stats.len(), stats[0].params, stats[0].size_bytes), (2, 1, 64));
+        assert!(stats[0].ready <= stats[0].start && stats[0].start <= stats[0].end && stats[0].exposed <= stats[0].end);
+
+        let options = DdpOptions::new().hook(DdpHook::Noop);
+        let mut own = Ddp::with_options(&comm, two_layers(0.0), &options).unwrap();
+        own.grad_mut(0).unwrap().fill(rank);
+        own.ready_all().unwrap();
+        own.wait().unwrap();
+        assert_eq!(own.grad(0).unwrap()[0], rank);
+
+        let options = DdpOptions::new().hook(DdpHook::PowerSgd).powersgd_rank(1).powersgd_start_step(0);
+        let matrix = params!["m" => (vec![0.0f32; 600], [20, 30])];
+        let mut low = Ddp::with_options(&comm, matrix, &options).unwrap();
+        low.grad_mut(0).unwrap().fill(rank);
+        low.ready_all().unwrap();
+        low.wait().unwrap();
+        assert!(low.grad(0).unwrap().iter().all(|g| (g - 0.5).abs() < 1e-5));
+    });
+}
+
+#[test]
+fn bad_options_are_refused() {
+    let comm = alone();
+    for options in [
+        DdpOptions::new().pre_divide(0.0),
+        DdpOptions::new().reduce_dtype(DType::I32),
+        DdpOptions::new().powersgd_rank(0),
+        DdpOptions::new().powersgd_start_step(usize::MAX),
+    ] {
+        assert_eq!(Ddp::with_options(&comm, two_layers(0.0), &options).unwrap_err().code(), Code::InvalidArgument);
+    }
+}
+
+#[test]
+fn a_hook_reduces_and_is_freed() {
+    ranks(2, |comm| {
+        let rank = comm.rank().unwrap() as f32;
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&calls);
+        let mut ddp = Ddp::new(&comm, two_layers(0.0)).unwrap();
+        ddp.set_hook(move |bucket| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            assert_eq!((bucket.index(), bucket.params()), (0, &[1, 0][..]));
+            assert!(bucket.grads_mut::<f64>().is_err());
+            let mut sums = Vec::new();
+            for grad in bucket.grads_mut::<f32>()? {
+                sums.push(grad.to_vec());
+            }
+            for sum in &mut sums {
+                bucket.comm().all_reduce(sum, ReduceOp::Max)?;
+            }
+            assert_eq!(bucket.comm().barrier_async().err().map(|e| e.code()), Some(Code::InvalidState));
+            for (grad, sum) in bucket.grads_mut::<f32>()?.into_iter().zip(&sums) {
+                grad.copy_from_slice(sum);
+            }
+            Ok(())
+        })
+        .unwrap();
+        ddp.grad_mut(0).unwrap().fill(rank);
+        ddp.ready_all().unwrap();
+        ddp.wait().unwrap();
+        assert_eq!(ddp.grad(0).unwrap()[..], [1.0; 12]);
+        ddp.reset_hook().unwrap();
+        assert_eq!((calls.load(Ordering::Relaxed), Arc::strong_count(&calls)), (1, 1));
+        ddp.grad_mut(0).unwrap().fill(rank);
+        ddp.ready_all().unwrap();
+        ddp.wait().unwrap();
+        assert_eq!(ddp.grad(0).unwrap()[..], [0.5; 12]);
+    });
+}
+
+#[test]
+fn a_hooks_error_comes_back_from_wait() {
+    ranks(2, |comm| {
+        let first = comm.rank().unwrap() == 0;
+        let mut ddp = Ddp::new(&comm, two_layers(0.0)).unwrap();
+        ddp.set_hook(move |bucket| {
+            if first {
+                return Err("the hook lost its way".into());
+            }
+            Ok(bucket.comm().barrier()?)
+        })
+        .unwrap();
+        let error = ddp.ready_all().and_then(|()| ddp.wait()).unwrap_err();
+        if first {
+            assert_eq!(error.code(), Code::User);
+            assert!(error.message().ends_with("returned 1: the hook lost its way"), "{error}");
+        } else {
+            assert_eq!(error.code(), Code::Aborted, "of the hook's own barrier");
+        }
+    });
+}
+
+#[test]
+fn a_hooks_panic_goes_on_in_wait() {
+    let comm = alone();
+    let mut ddp = Ddp::new(&comm, two_layers(0.0)).unwrap();
+    ddp.set_hook(|_| panic!("expected in this test")).unwrap();
+    ddp.ready_all().unwrap();
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ddp.wait())).unwrap_err();
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&"expected in this test"));
+}
+
+#[test]
+fn an_optimizer_steps_in_backward() {
+    ranks(2, |comm| {
+        let rank = comm.rank().unwrap() as f32;
+        let mut ddp = Ddp::new(&comm, two_layers(1.0)).unwrap();
+        let mut opt = Sgd::new(&mut ddp).lr(0.5).build().unwrap();
+        let mut other = Ddp::new(&comm, two_layers(1.0)).unwrap();
+        assert_eq!(other.step_in_backward(&mut opt).unwrap_err().code(), Code::InvalidArgument);
+        ddp.step_in_backward(&mut opt).unwrap();
+        ddp.grad_mut(0).unwrap().fill(rank);
+        ddp.ready(0).unwrap();
+        assert_eq!(ddp.param(0).unwrap_err().code(), Code::InvalidState, "it may be updated at any time");
+        assert_eq!(ddp.param(1).unwrap()[..], [1.0; 3], "its gradient is not ready yet");
+        {
+            let _view = ddp.param(1).unwrap();
+            assert_eq!(ddp.ready(1).unwrap_err().code(), Code::InvalidState);
+        }
+        ddp.ready_all().unwrap();
+        ddp.wait().unwrap();
+        assert_eq!(ddp.param(0).unwrap()[..], [0.75; 12]);
+        assert_eq!((opt.steps().unwrap(), opt.step().unwrap_err().code()), (1, Code::InvalidState));
+        ddp.ready(0).unwrap();
+        drop(opt); // in the middle of a step
+        ddp.ready_all().unwrap();
+        ddp.wait().unwrap();
+    });
+}
+
+#[test]
+fn the_ranks_of_a_host_share_the_parameters() {
+    let folder = tempfile::tempdir().unwrap();
+    ranks(2, |comm| {
+        let rank = comm.rank().unwrap();
+        let options = DdpOptions::new().share_params(true);
+        let mut ddp = Ddp::with_options(&comm, two_layers(rank as f32), &options).unwrap();
+        assert_eq!(ddp.ready_all().unwrap_err().code(), Code::InvalidState, "no optimizer yet");
+        assert_eq!(ddp.wait().unwrap_err().code(), Code::InvalidState);
+        let opt = Sgd::new(&mut ddp).lr(0.5).build().unwrap();
+        assert_eq!(ddp.param_mut(0).unwrap_err().code(), Code::InvalidState, "other ranks may read it");
+        assert_eq!(ddp.tensor(0).unwrap_err().code(), Code::InvalidState, "it ends with the model");
+        for i in 0..ddp.len() {
+            ddp.grad_mut(i).unwrap().fill(rank as f32);
+        }
+        {
+            let _view = ddp.param(0).unwrap();
+            assert_eq!(ddp.ready_all().unwrap_err().code(), Code::InvalidState, "a view is alive");
+        }
+        ddp.ready_all().unwrap();
+        assert_eq!(ddp.param(0).unwrap_err().code(), Code::InvalidState, "it is being updated");
+        ddp.wait().unwrap();
+        assert!(ddp.param(0).unwrap().iter().all(|&w| w == -0.25), "from rank 0's zeros");
+        assert_eq!((opt.steps().unwrap(), ddp.shared_step().unwrap()), (1, 1));
+        assert_eq!(Ddp::new(&comm, two_layers(0.0)).unwrap().shared_step().unwrap_err().code(), Code::InvalidState);
+        let saver = Saver::open(&comm, folder.path()).unwrap();
+        let mut state = State::new().with("model", &ddp).with("optim", &opt);
+        saver.save(1, &state).unwrap();
+        for i in 0..ddp.len() {
+            ddp.grad_mut(i).unwrap().fill(2.0);
+        }
+        ddp.ready_all().unwrap();
+        ddp.wait().unwrap();
+        assert!(ddp.param(1).unwrap().iter().all(|&w| w == -1.25));
+        assert_eq!(saver.resume(&mut state).unwrap(), 1);
+        assert!(ddp.param(0).unwrap().iter().chain(&ddp.param(1).unwrap()[..]).all(|&w| w == -0.25), "as saved");
+        assert_eq!((opt.steps().unwrap(), ddp.shared_step().unwrap()), (1, 2));
+    });
+}
+
+#[test]
+fn a_step_that_fails_between_buckets_leaves_a_torn_copy() {
+    let failed = AtomicUsize::new(0);
+    ranks(2, |comm| {
+        let second = comm.rank().unwrap() == 1;
+        let options = DdpOptions::new().share_params(true).bucket_bytes(8).first_bucket_bytes(8);
+        let mut ddp = Ddp::with_options(&comm, two_layers(0.0), &options).unwrap();
+        let _opt = Sgd::new(&mut ddp).lr(0.5).build().unwrap();
+        ddp.set_hook(move |bucket| {
+            if second && bucket.index() == 1 {
+                return Err("the hook lost its way".into());
+            }
+            Ok(bucket.comm().barrier()?)
+        })
+        .unwrap();
+        ddp.ready_all().and_then(|()| ddp.wait()).unwrap_err();
+        failed.fetch_add(1, Ordering::Relaxed);
+        let deadline = Instant::now() + DEADLINE;
+        while failed.load(Ordering::Relaxed) < 2 {
+            assert!(Instant::now() < deadline, "the other rank's step goes on");
+            std::thread::yield_now();
+        }
+        let torn = ddp.shared_step().unwrap_err();
+        assert_eq!(torn.code(), Code::Corrupt);
+        assert!(torn.message().contains("that of place 0 is between step 0 and step 1"), "{torn}");
+    });
+}
+
+#[test]
+fn buffers_come_from_rank_0_and_ranks_join() {
+    ranks(2, |comm| {
+        let rank = comm.rank().unwrap();
+        let options = DdpOptions::new().join(DdpJoin::DivideByActive);
+        let mut ddp = Ddp::with_options(&comm, two_layers(0.0), &options).unwrap();
+        assert_eq!(ddp.broadcast_buffers().unwrap_err().code(), Code::InvalidState);
+        let batches = Tensor::new(vec![rank as i64 + 5], [1]).unwrap();
+        ddp.register_buffers(params!["batches" => &batches]).unwrap();
+        assert_eq!(batches.view::<i64>().unwrap()[..], [5]);
+        for step in 0..1 + 2 * rank as i64 {
+            batches.view_mut::<i64>().unwrap()[0] = 10 * step + rank as i64;
+            ddp.broadcast_buffers().unwrap();
+            ddp.grad_mut(0).unwrap().fill(rank as f32 + 1.0);
+            ddp.ready_all().unwrap();
+            ddp.wait().unwrap();
+            assert_eq!(ddp.grad(0).unwrap()[0], if step == 0 { 1.5 } else { 2.0 });
+        }
+        {
+            let weight = ddp.tensor(0).unwrap();
+            let _view = weight.view::<f32>().unwrap();
+            assert_eq!(ddp.join(true).unwrap_err().code(), Code::InvalidState);
+        }
+        ddp.join(true).unwrap();
+        assert_eq!(batches.view::<i64>().unwrap()[..], [21], "of rank 1, which made most steps");
+        assert_eq!(Ddp::new(&comm, two_layers(0.0)).unwrap().join(true).unwrap_err().code(), Code::InvalidState);
+    });
 }

@@ -31,8 +31,8 @@ void progress_drop(JNIEnv* env, jclass, jlong kept) {
 }
 
 // Bits of `given` and fields of `numbers`: 0 keep_latest, 1 timeout_ms, 2 best_is_higher, 3 keep_best, 4 keep_every,
-// 5 when_busy, 6 low_priority, 7 staging_bytes, 8 write_bytes_per_s. `comm` 0: one rank; `progress` 0: none; `storage` 0:
-// a directory. The writer is always this binding.
+// 5 when_busy, 6 low_priority, 7 staging_bytes, 8 write_bytes_per_s, 9 copy_on_demand. `comm` 0: one rank; `progress` 0:
+// none; `storage` 0: a directory. The writer is always this binding.
 jlong saver_create(JNIEnv* env, jclass, jlong comm, jbyteArray root, jint given, jlongArray numbers,
                    jbyteArray writer_version, jbyteArray format, jbyteArray best_metric, jlong progress,
                    jlong storage) {
@@ -50,6 +50,7 @@ jlong saver_create(JNIEnv* env, jclass, jlong comm, jbyteArray root, jint given,
         set_if(given, 6, options.low_priority, fields.at(6));
         set_if(given, 7, options.staging_bytes, fields.at(7));
         set_if(given, 8, options.write_bytes_per_s, fields.at(8));
+        set_if(given, 9, options.copy_on_demand, fields.at(9));
         options.writer = "java";
         options.writer_version = version.c_str();
         options.format = form.c_str();
@@ -194,8 +195,10 @@ void checkpoint_read(JNIEnv* env, jclass, jlong checkpoint, jbyteArray name, jlo
     });
 }
 
-// Bits of `given`: 0 verify, 1 allow_missing, 2 allow_unexpected, 3 allow_cast; the same bits of `values`.
-void checkpoint_load(JNIEnv* env, jclass, jlong checkpoint, jlong state, jint given, jint values, jobject progress) {
+// Bits of `given`: 0 verify, 1 allow_missing, 2 allow_unexpected, 3 allow_cast; the same bits of `values`. `comm` 0: this
+// rank loads for itself.
+void checkpoint_load(JNIEnv* env, jclass, jlong checkpoint, jlong state, jint given, jint values, jobject progress,
+                     jlong comm) {
     shim(env, [&] {
         tsr_load_options options;
         check(env, tsr_load_options_init(&options, sizeof options));
@@ -207,6 +210,7 @@ void checkpoint_load(JNIEnv* env, jclass, jlong checkpoint, jlong state, jint gi
             options.progress = on_progress;
             options.progress_data = progress;
         }
+        if (comm != 0) options.comm = as<tsr_comm>(comm);
         blocking(env,
                  [&] { return tsr_checkpoint_load(as<tsr_checkpoint>(checkpoint), as<tsr_state>(state), &options); });
     });

@@ -54,6 +54,16 @@ jlong comm_split(JNIEnv* env, jclass, jlong comm, jint color, jint key, jboolean
     });
 }
 
+jlong comm_shrink(JNIEnv* env, jclass, jlong comm, jboolean inherit, jint given, jint timeout_ms, jint spin_count,
+                  jbyteArray backend, jbyteArray name) {
+    return shim(env, [&] {
+        const Options options(env, given, timeout_ms, spin_count, backend, name);
+        tsr_comm* rest = nullptr;
+        blocking(env, [&] { return tsr_comm_shrink(as<tsr_comm>(comm), inherit ? nullptr : &options.value, &rest); });
+        return as_long(rest);
+    });
+}
+
 void comm_finalize(JNIEnv* env, jclass, jlong comm) {
     shim(env, [&] { blocking(env, [&] { return tsr_comm_finalize(as<tsr_comm>(comm)); }); });
 }
@@ -136,6 +146,28 @@ jlong comm_all_gather(JNIEnv* env, jclass, jlong comm, jlongArray input, jlongAr
         const Tensors in(env, input), out(env, output);
         return run(env, async, [&](tsr_work** work) {
             return tsr_comm_all_gather(as<tsr_comm>(comm), in.data(), out.data(), nullptr, work);
+        });
+    });
+}
+
+// The Java side has checked that the lists are as long as each other.
+jlong comm_reduce_scatter_coalesced(JNIEnv* env, jclass, jlong comm, jlongArray inputs, jlongArray outputs, jint op,
+                                    jboolean async) {
+    return shim(env, [&] {
+        const Tensors in(env, inputs), out(env, outputs);
+        return run(env, async, [&](tsr_work** work) {
+            return tsr_comm_reduce_scatter_coalesced(as<tsr_comm>(comm), in.data(), out.data(), in.size(), op, nullptr,
+                                                     work);
+        });
+    });
+}
+
+jlong comm_all_gather_coalesced(JNIEnv* env, jclass, jlong comm, jlongArray inputs, jlongArray outputs,
+                                jboolean async) {
+    return shim(env, [&] {
+        const Tensors in(env, inputs), out(env, outputs);
+        return run(env, async, [&](tsr_work** work) {
+            return tsr_comm_all_gather_coalesced(as<tsr_comm>(comm), in.data(), out.data(), in.size(), nullptr, work);
         });
     });
 }
@@ -226,6 +258,7 @@ Methods comm_methods() {
     return {method<comm_from_env>("commFromEnv"),
             method<comm_create>("commCreate"),
             method<comm_split>("commSplit"),
+            method<comm_shrink>("commShrink"),
             method<comm_finalize>("commFinalize"),
             method<comm_abort>("commAbort"),
             method<comm_destroy>("commDestroy"),
@@ -237,6 +270,8 @@ Methods comm_methods() {
             method<comm_all_reduce>("commAllReduce"),
             method<comm_reduce_scatter>("commReduceScatter"),
             method<comm_all_gather>("commAllGather"),
+            method<comm_reduce_scatter_coalesced>("commReduceScatterCoalesced"),
+            method<comm_all_gather_coalesced>("commAllGatherCoalesced"),
             method<comm_all_gather_v>("commAllGatherV"),
             method<comm_broadcast>("commBroadcast"),
             method<comm_reduce>("commReduce"),

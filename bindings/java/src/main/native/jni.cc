@@ -149,6 +149,7 @@ extern "C" JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void*) {
     java_vm = vm;
     return shim(env, [&]() -> jint {
         load_checkpoint_classes(env);
+        load_ddp_classes(env);
         load_error_classes(env);
         load_interrupt_classes(env);
         load_log_classes(env);
@@ -156,8 +157,8 @@ extern "C" JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void*) {
         load_storage_classes(env);
         const jclass natives = global_class(env, "dev/tessera/Native");
         for (const auto& list : {version_methods, log_methods, launch_methods, store_methods, comm_methods,
-                                 work_methods, memory_methods, mesh_methods, layout_methods, ddp_methods, optim_methods,
-                                 data_methods, state_methods, checkpoint_methods, storage_methods}) {
+                                 work_methods, memory_methods, mesh_methods, plan_methods, layout_methods, ddp_methods,
+                                 optim_methods, data_methods, state_methods, checkpoint_methods, storage_methods}) {
             const Methods methods = list();
             if (env->RegisterNatives(natives, methods.data(), static_cast<jint>(methods.size())) != JNI_OK) {
                 throw Pending{};

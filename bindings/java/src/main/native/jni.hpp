@@ -200,6 +200,7 @@ Methods comm_methods();
 Methods work_methods();
 Methods memory_methods();
 Methods mesh_methods();
+Methods plan_methods();
 Methods layout_methods();
 Methods ddp_methods();
 Methods optim_methods();
@@ -210,6 +211,7 @@ Methods storage_methods();
 
 // Called by JNI_OnLoad: look up the classes that upcalls need.
 void load_checkpoint_classes(JNIEnv* env);
+void load_ddp_classes(JNIEnv* env);
 void load_error_classes(JNIEnv* env);
 void load_interrupt_classes(JNIEnv* env);
 void load_log_classes(JNIEnv* env);

@@ -46,13 +46,34 @@ jlong mesh_comm(JNIEnv* env, jclass, jlong mesh, jbyteArray name) {
     });
 }
 
+jlong mesh_slice(JNIEnv* env, jclass, jlong mesh, jobjectArray names) {
+    return shim(env, [&] {
+        const std::vector<Text> list = texts(env, names);
+        std::vector<const char*> pointers;
+        for (const Text& name : list) pointers.push_back(name.c_str());
+        tsr_mesh* out = nullptr;
+        check(env, tsr_mesh_slice(as<tsr_mesh>(mesh), pointers.data(), static_cast<int32_t>(pointers.size()), &out));
+        return as_long(out);
+    });
+}
+
+jlong mesh_flatten(JNIEnv* env, jclass, jlong mesh, jlong comm, jbyteArray name) {
+    return shim(env, [&] {
+        const Text text(env, name);
+        tsr_mesh* out = nullptr;
+        blocking(env, [&] { return tsr_mesh_flatten(as<tsr_mesh>(mesh), as<tsr_comm>(comm), text.c_str(), &out); });
+        return as_long(out);
+    });
+}
+
 void mesh_destroy(JNIEnv*, jclass, jlong mesh) { tsr_mesh_destroy(as<tsr_mesh>(mesh)); }
 
 }  // namespace
 
 Methods mesh_methods() {
-    return {method<mesh_create>("meshCreate"), method<mesh_ndim>("meshNdim"), method<mesh_dim>("meshDim"),
-            method<mesh_comm>("meshComm"), method<mesh_destroy>("meshDestroy")};
+    return {method<mesh_create>("meshCreate"),  method<mesh_ndim>("meshNdim"),   method<mesh_dim>("meshDim"),
+            method<mesh_comm>("meshComm"),      method<mesh_slice>("meshSlice"), method<mesh_flatten>("meshFlatten"),
+            method<mesh_destroy>("meshDestroy")};
 }
 
 }  // namespace tsr::jni

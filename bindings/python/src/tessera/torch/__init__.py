@@ -1,7 +1,12 @@
 """Tessera under PyTorch's own names. Needs PyTorch; `import tessera` does not.
 
-`tessera.torch.checkpoint` is PyTorch's Distributed Checkpoint over Tessera's engine.
+`tessera.torch.checkpoint` is PyTorch's Distributed Checkpoint over Tessera's engine; `tessera.torch.c10d` is the
+backend "tessera" of `torch.distributed`; `DistributedDataParallel` is PyTorch's over Tessera's own; `allreduce_hook`
+averages gradients of PyTorch's, whatever its backend.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 try:
     import torch as _torch
@@ -10,8 +15,27 @@ except ModuleNotFoundError as _missing:
         "tessera.torch needs PyTorch, which this Python does not have: pip install torch", name=_missing.name
     ) from _missing
 
-from . import checkpoint
+from . import c10d
+from .ddp import DistributedDataParallel, GradBucket
+from .ddp_hook import allreduce_hook, register_allreduce_hook
+
+if TYPE_CHECKING:
+    from . import checkpoint
 
 del _torch
 
-__all__ = ["checkpoint"]
+__all__ = [
+    "DistributedDataParallel",
+    "GradBucket",
+    "allreduce_hook",
+    "c10d",
+    "checkpoint",
+    "register_allreduce_hook",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports `checkpoint` on first use: PyTorch's beneath it takes a second, which a process group can do without."""
+    if name != "checkpoint":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(".checkpoint", __name__)

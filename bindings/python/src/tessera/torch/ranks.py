@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
+from .._base import Timeout
 from ..comm import Comm
 from ..errors import TesseraError
 from ..store import Store, StoreServer
 
-__all__ = ["Meeting", "Ranks", "host_name", "ranks_of"]
+__all__ = ["Meeting", "Ranks", "host_name", "join", "ranks_of", "serve"]
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,7 @@ class Ranks:
     @classmethod
     def meet(cls, meeting: Meeting, rank: int, server: StoreServer | None) -> Ranks:
         """Join the others at the meeting; rank 0 brings its server, which is closed with the rest. Collective."""
-        store = None
-        try:
-            store = Store(meeting.uri, token=meeting.token, job_id=meeting.job_id, epoch=0)
-            comm = Comm.create(store, rank, meeting.world_size, name="torch.checkpoint")
-        except BaseException:
-            for one in (store, server):
-                if one is not None:
-                    one.close()
-            raise
+        comm, store = join(meeting, rank, server, name="torch.checkpoint")
         return cls(comm, server=server, store=store)
 
     @property
@@ -197,6 +190,22 @@ def _of_torch(group: Any) -> Ranks:
     if not isinstance(told[0], Meeting):
         raise TesseraError(f"rank 0 could not start the store by which the ranks of the group meet: {told[0]}")
     return Ranks.meet(told[0], rank, server)
+
+
+def join(
+    meeting: Meeting, rank: int, server: StoreServer | None, *, name: str, timeout: Timeout = None
+) -> tuple[Comm, Store]:
+    """The communicator of those who come to the meeting, and the store that it uses. Collective. On failure `server`,
+    which rank 0 brings, is closed."""
+    store = None
+    try:
+        store = Store(meeting.uri, token=meeting.token, job_id=meeting.job_id, epoch=0)
+        return Comm.create(store, rank, meeting.world_size, name=name, timeout=timeout), store
+    except BaseException:
+        for one in (store, server):
+            if one is not None:
+                one.close()
+        raise
 
 
 def serve(hosts: Sequence[str]) -> tuple[StoreServer, Meeting]:

@@ -10,9 +10,9 @@ import torch
 from ..errors import InvalidArgument, Unsupported
 from ..tensor import DType
 
-__all__ = ["Copies", "bits_of", "core_dtype", "dtype_name", "named_dtype", "of_core", "staged"]
+__all__ = ["CORE", "Copies", "bits_of", "core_dtype", "dtype_name", "named_dtype", "of_core", "staged"]
 
-_CORE = {
+CORE = {
     torch.float16: DType.F16,
     torch.bfloat16: DType.BF16,
     torch.float32: DType.F32,
@@ -23,8 +23,16 @@ _CORE = {
     torch.int32: DType.I32,
     torch.int64: DType.I64,
     torch.bool: DType.BOOL,
+    torch.uint16: DType.U16,
+    torch.uint32: DType.U32,
+    torch.uint64: DType.U64,
+    torch.float8_e4m3fn: DType.F8_E4M3,
+    torch.float8_e5m2: DType.F8_E5M2,
+    torch.float8_e8m0fnu: DType.F8_E8M0,
+    torch.complex64: DType.C64,
+    torch.complex128: DType.C128,
 }
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -48,21 +56,17 @@ def named_dtype(name: str) -> torch.dtype:
 
 def of_core(dtype: int) -> torch.dtype:
     """PyTorch's dtype of a core dtype."""
-    return next(known for known, core in _CORE.items() if int(core) == int(dtype))
+    return next(known for known, core in CORE.items() if int(core) == int(dtype))
 
 
 def bits_of(dtype: torch.dtype) -> torch.dtype:
     """The dtype that a tensor of `dtype` travels as; itself, if the core knows it."""
-    if dtype in _CORE:
-        return dtype
-    if dtype.itemsize not in _BITS:
-        raise Unsupported(f"a tensor of {dtype} cannot be saved; torch.view_as_real(x) can")
-    return _BITS[dtype.itemsize]
+    return dtype if dtype in CORE else _BITS[dtype.itemsize]
 
 
 def core_dtype(dtype: torch.dtype) -> DType:
     """The core's dtype of what `dtype` travels as."""
-    return _CORE[bits_of(dtype)]
+    return CORE[bits_of(dtype)]
 
 
 class Copies:

@@ -13,8 +13,8 @@ use crate::tensor::{flat_shape, raw_tensor};
 /// # Collectives
 /// Each returns when the operation is done on this rank. Errors common to all: `InvalidArgument`; `InvalidState` after
 /// [`Comm::finalize`]; `Mismatch`: ranks differ in operation, dtype, count or root, and the message names who differs how
-/// (nothing has been overwritten then); `Timeout`: a rank never entered; `PeerLost`; `Aborted`; `Unsupported`;
-/// `Interrupted`.
+/// (nothing has been overwritten then); `Timeout`: a rank never entered; `PeerLost`; `Aborted`; `Unsupported`: a
+/// reduction of a dtype that cannot be reduced; `Interrupted`.
 impl Comm {
     /// Reduces `data` over the ranks, in place. Every rank gets the same bits.
     ///
@@ -60,6 +60,47 @@ impl Comm {
         let shapes = (flat_shape(input.len()), flat_shape(output.len()));
         let (input, output) = (reading(input, &shapes.0), writing(output, &shapes.1));
         check(unsafe { sys::tsr_comm_all_gather(self.as_ptr(), &input, &output, ptr::null_mut(), ptr::null_mut()) })
+    }
+
+    /// Several [`Comm::reduce_scatter`] in one operation, of `inputs[i]` into `outputs[i]`: the ranks meet once, and small
+    /// slices travel together.
+    ///
+    /// # Errors
+    /// See [Collectives](#collectives).
+    pub fn reduce_scatter_coalesced<T: Element>(
+        &self,
+        inputs: &[&[T]],
+        outputs: &mut [&mut [T]],
+        op: ReduceOp,
+    ) -> Result<()> {
+        pairs(inputs, outputs, |inputs, outputs| {
+            check(unsafe {
+                let (n, op, stream, work) = (inputs.len(), op.as_raw(), ptr::null_mut(), ptr::null_mut());
+                sys::tsr_comm_reduce_scatter_coalesced(
+                    self.as_ptr(),
+                    inputs.as_ptr(),
+                    outputs.as_ptr(),
+                    n,
+                    op,
+                    stream,
+                    work,
+                )
+            })
+        })
+    }
+
+    /// Several [`Comm::all_gather`] in one operation, of `inputs[i]` into `outputs[i]`: the ranks meet once, and small
+    /// slices travel together.
+    ///
+    /// # Errors
+    /// See [Collectives](#collectives).
+    pub fn all_gather_coalesced<T: Element>(&self, inputs: &[&[T]], outputs: &mut [&mut [T]]) -> Result<()> {
+        pairs(inputs, outputs, |inputs, outputs| {
+            check(unsafe {
+                let (n, stream, work) = (inputs.len(), ptr::null_mut(), ptr::null_mut());
+                sys::tsr_comm_all_gather_coalesced(self.as_ptr(), inputs.as_ptr(), outputs.as_ptr(), n, stream, work)
+            })
+        })
     }
 
     /// Gathers inputs of different lengths: `outputs[r]` receives rank r's `input`. One output a rank, of the same
@@ -205,6 +246,20 @@ fn output_shape<T>(output: &Option<&mut [T]>) -> [i64; 1] {
 
 fn optional(tensor: &Option<sys::tsr_tensor>) -> *const sys::tsr_tensor {
     tensor.as_ref().map_or(ptr::null(), |tensor| tensor)
+}
+
+fn pairs<T: Element>(
+    inputs: &[&[T]],
+    outputs: &mut [&mut [T]],
+    body: impl FnOnce(&[sys::tsr_tensor], &[sys::tsr_tensor]) -> Result<()>,
+) -> Result<()> {
+    if inputs.len() != outputs.len() {
+        let (ins, outs) = (inputs.len(), outputs.len());
+        return Err(Error::argument(format!("{ins} inputs and {outs} outputs; they belong together in pairs")));
+    }
+    let shapes: Vec<_> = inputs.iter().map(|data| flat_shape(data.len())).collect();
+    let inputs: Vec<_> = inputs.iter().zip(&shapes).map(|(data, shape)| reading(data, shape)).collect();
+    in_place(outputs, |outputs| body(&inputs, outputs))
 }
 
 fn in_place<T: Element, R>(data: &mut [&mut [T]], body: impl FnOnce(&[sys::tsr_tensor]) -> R) -> R {

@@ -71,6 +71,8 @@ pub(crate) enum Owner {
     Us(Option<Arc<StoreHandle>>),
     /// A mesh's.
     Mesh { _mesh: Arc<MeshHandle>, _store: Option<Arc<StoreHandle>> },
+    /// The library's, lent to a hook for its call.
+    Library,
 }
 
 // SAFETY: the handle is reached through `Comm`, which is not Sync, and `AbortHandle`, whose one call is thread-safe. The
@@ -100,6 +102,7 @@ impl Comm {
     pub(crate) fn store(&self) -> Option<Arc<StoreHandle>> {
         match &self.handle.owner {
             Owner::Us(store) | Owner::Mesh { _store: store, .. } => store.clone(),
+            Owner::Library => None,
         }
     }
 
@@ -171,6 +174,33 @@ impl Comm {
         Ok(NonNull::new(handle).map(|handle| Self::from_raw(handle, Owner::Us(self.store()))))
     }
 
+    /// Goes on with the ranks that are left after a failure, numbered in this communicator's order. Collective of those. Ranks
+    /// that died, or dropped this communicator, are known to be gone; for others it waits until the deadline, then goes on
+    /// without them. All that was made from this communicator is out of use: make it anew, and load a checkpoint, since a
+    /// collective that failed left its buffers half done.
+    ///
+    /// # Errors
+    /// `Aborted`: the others have gone on without this rank; `Io`: the store at which the ranks met is gone, as with a rank 0
+    /// that served it; `InvalidState`, `Timeout`, `PeerLost`, `Interrupted`.
+    pub fn shrink(&self) -> Result<Comm> {
+        self.shrink_raw(ptr::null())
+    }
+
+    /// [`Comm::shrink`] with settings of the new communicator, whose timeout is the deadline for ranks that do not come.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn shrink_with(&self, options: &CommOptions) -> Result<Comm> {
+        options.with_raw(|options| self.shrink_raw(options))
+    }
+
+    fn shrink_raw(&self, options: *const sys::tsr_comm_options) -> Result<Comm> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: the options are null or borrowed for the call.
+        check(unsafe { sys::tsr_comm_shrink(self.as_ptr(), options, &mut handle) })?;
+        Ok(Self::from_raw(created(handle)?, Owner::Us(self.store())))
+    }
+
     /// Waits for all ranks and all issued work; no collective may follow. If that fails the launcher is told, since it is
     /// the end of most programs, as by [`record_error`](crate::record_error).
     ///
@@ -215,7 +245,7 @@ impl Comm {
         Ok(usize::try_from(size).unwrap_or(1))
     }
 
-    /// The transport in use: `"shm"`, `"gloo"`, or `"self"` for one rank.
+    /// The transport in use: `"shm"`, `"gloo"`, `"hierarchical"` on several hosts, or `"self"` for one rank.
     ///
     /// # Errors
     /// None in practice.

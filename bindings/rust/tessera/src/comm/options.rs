@@ -36,7 +36,7 @@ impl CommOptions {
         self
     }
 
-    /// `"auto"`, `"shm"` or `"gloo"`. The default is `"auto"` (shared memory where all ranks are on one host, else Gloo),
+    /// `"auto"`, `"shm"` or `"gloo"`. The default is `"auto"` (shared memory between ranks of one host, Gloo between hosts),
     /// or `TESSERA_BACKEND` of the environment. There is no backend between GPUs yet: asking for one, as by
     /// `"cuda:nccl"`, is `Unsupported`.
     #[must_use]

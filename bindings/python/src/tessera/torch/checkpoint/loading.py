@@ -139,7 +139,8 @@ def _differences(
         return InvalidArgument(f"{reader.path} cannot be loaded into the state: {error}")
     shown = found[:50] + ([f"and {len(found) - 50} more"] if len(found) > 50 else [])
     listed = "".join(f"\n  {line}" for line in shown)
-    return Mismatch(f"{reader.path} does not fit the state; {len(found)} differences:{listed}")
+    count = f"{len(found)} difference{'s' if len(found) > 1 else ''}"
+    return Mismatch(f"{reader.path} does not fit the state; {count}:{listed}")
 
 
 def _state_of(part: Any) -> Any:

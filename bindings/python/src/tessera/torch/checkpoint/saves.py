@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from ... import _core
 from ..._base import Timeout, milliseconds
+from ...checkpoint import ProgressFn, settle_progress, watch_progress
 from ...comm import Comm
 from ...errors import InvalidArgument, InvalidState, TesseraError, TesseraIOError, Unsupported
 from ..ranks import Ranks, agree
@@ -58,6 +59,9 @@ class Save:
         step: int = 0,
         overwrite: bool = True,
         timeout: Timeout = None,
+        progress: ProgressFn | None = None,
+        low_priority: bool = False,
+        write_bytes_per_s: int | None = None,
     ) -> None:
         if format not in FORMATS:
             raise InvalidArgument(f"the format {format!r} is none of {', '.join(FORMATS)}")
@@ -67,6 +71,9 @@ class Save:
         self._step = step
         self._overwrite = overwrite
         self._timeout = milliseconds(timeout)
+        self._progress = watch_progress(progress)
+        self._low_priority = low_priority
+        self._write_bytes_per_s = write_bytes_per_s
 
     def now(self, rows: Callable[[], list[Row]]) -> Metadata:
         """Save and return when the checkpoint is committed. Collective; all ranks raise if one fails."""
@@ -77,6 +84,7 @@ class Save:
             self._end(self._ranks.comm, entries)
         finally:
             _core.saver_destroy(saver)
+        settle_progress(self._progress)
         return described(entries)
 
     def later(self, rows: Callable[[], list[Row]], *, staged: bool = False) -> Future[Metadata]:
@@ -109,6 +117,7 @@ class Save:
                     self._end(comm, entries)
                 finally:
                     self._free(saver, comm)
+                settle_progress(self._progress)
             except BaseException as error:
                 future.set_exception(error)
             else:
@@ -151,6 +160,9 @@ class Save:
             keep_latest=0,
             format=self._format,
             timeout_ms=self._timeout,
+            low_priority=self._low_priority,
+            write_bytes_per_s=self._write_bytes_per_s,
+            progress=self._progress,
             writer=_WRITER,
             writer_version=torch.__version__,
         )

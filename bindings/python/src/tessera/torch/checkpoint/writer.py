@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
 
 from ..._base import Timeout
+from ...checkpoint import ProgressFn
 from ...errors import InvalidArgument, InvalidState, Unsupported
 from ..ranks import Meeting, Ranks, host_name, serve
 from ..tensors import Copies
@@ -46,12 +47,16 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         Whether a checkpoint that is there may be replaced; else `InvalidState`.
     cached_state_dict : bool, optional
         Another name of `cache_staged_state_dict`.
+    serialization_format : torch.distributed.checkpoint.filesystem.SerializationFormat, optional
+        PyTorch's default, TORCH_SAVE, changes nothing; another is `Unsupported`: `format` says what is written.
     format : {"tessera", "torch_dcp"}
         What is written: Tessera's own format, or PyTorch's, which an unmodified PyTorch loads.
     step : int
         Steps completed, stored with the checkpoint.
     timeout : float or timedelta, optional
         Deadline of the ranks' votes, in seconds.
+    progress, low_priority, write_bytes_per_s
+        As `tessera.Saver` takes them.
     """
 
     def __init__(
@@ -65,12 +70,20 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         overwrite: bool = True,
         *,
         cached_state_dict: bool | None = None,
+        serialization_format: Any = None,
         format: str = "tessera",
         step: int = 0,
         timeout: Timeout = None,
+        progress: ProgressFn | None = None,
+        low_priority: bool = False,
+        write_bytes_per_s: int | None = None,
     ) -> None:
         if not sync_files:
             raise Unsupported("sync_files=False: a checkpoint of Tessera is durable when its save is done")
+        if getattr(serialization_format, "value", None) not in (None, "torch_save"):
+            raise Unsupported(
+                f"serialization_format={serialization_format}: the format 'tessera' writes safetensors files"
+            )
         if format not in FORMATS:
             raise InvalidArgument(f"the format {format!r} is none of {', '.join(FORMATS)}")
         StorageWriter.__init__(self)
@@ -84,6 +97,9 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         self.step = step
         self.overwrite = overwrite
         self.timeout = timeout
+        self.progress = progress
+        self.low_priority = low_priority
+        self.write_bytes_per_s = write_bytes_per_s
         self.copies = Copies() if self.cache_staged_state_dict else None
         self.reads_copies: Future[Metadata] | None = None  # the save in flight that uses them
         self._ranks: dict[str, Ranks] = {}  # by the job_id of their meeting; one at most
@@ -108,7 +124,15 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
     def saving(self, ranks: Ranks) -> Save:
         """A save as this writer's options say."""
         return Save(
-            ranks, self.path, format=self.format, step=self.step, overwrite=self.overwrite, timeout=self.timeout
+            ranks,
+            self.path,
+            format=self.format,
+            step=self.step,
+            overwrite=self.overwrite,
+            timeout=self.timeout,
+            progress=self.progress,
+            low_priority=self.low_priority,
+            write_bytes_per_s=self.write_bytes_per_s,
         )
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:

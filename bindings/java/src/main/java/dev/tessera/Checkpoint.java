@@ -194,16 +194,26 @@ public final class Checkpoint extends NativeObject {
     }
 
     /**
-     * Load this rank's part into {@code state}, in place, whatever the world size and layouts of the save were.
+     * Load this rank's part into {@code state}, in place, whatever the world size and layouts of the save were. Collective if
+     * the options have a {@link LoadOptions#comm communicator}.
      *
      * @param state in exclusive use during the call
-     * @param options what may differ
-     * @throws TesseraMismatchException if names, dtypes or shapes differ: lists all; nothing was overwritten then
+     * @param options what may differ, and who loads together
+     * @throws TesseraMismatchException if names, dtypes or shapes differ: lists all; nothing was overwritten then. With a
+     *     communicator also: the ranks load different checkpoints, or one calls something else
      * @throws TesseraCorruptException if a checksum fails; parts of the state may have been overwritten
+     * @throws TesseraTimeoutException if a rank of the communicator did not come: names it
      */
     public void load(State state, LoadOptions options) {
         final ProgressRelay told = ProgressRelay.of(options.progress);
-        ref.run(h -> state.ref.runExclusive(s -> Native.checkpointLoad(h, s, options.given, options.values, told)));
+        final Comm comm = options.comm;
+        if (comm == null) {
+            ref.run(h -> state.ref.runExclusive(
+                    s -> Native.checkpointLoad(h, s, options.given, options.values, told, 0)));
+        } else {
+            ref.run(h -> state.ref.runExclusive(s -> comm.ref.runExclusive(
+                    c -> Native.checkpointLoad(h, s, options.given, options.values, told, c))));
+        }
         ProgressRelay.settle(told);
     }
 

@@ -14,7 +14,8 @@ import java.util.List;
  * <p>All throw {@link TesseraTimeoutException} (naming who is late), {@link TesseraPeerLostException},
  * {@link TesseraMismatchException} (operation, dtype, count or root differ between ranks), {@link TesseraAbortedException},
  * {@link TesseraInterruptedException} and {@link TesseraInvalidArgumentException}; the asynchronous ones from
- * {@link Work#await()} as well.
+ * {@link Work#await()} as well. To reduce a dtype that cannot be reduced (BOOL, I16, those for checkpoints) is
+ * {@link ErrorCode#UNSUPPORTED}.
  */
 public abstract class Collectives extends NativeObject {
     Collectives(Ref ref) {
@@ -126,6 +127,50 @@ public abstract class Collectives extends NativeObject {
      */
     public Work allGatherAsync(Tensor input, Tensor output) {
         return start(Operation.allGather(input, output));
+    }
+
+    /**
+     * Several {@link #reduceScatter} in one operation: the ranks meet once, and small tensors travel together.
+     *
+     * @param inputs of one dtype; as many on every rank
+     * @param outputs of inputs.get(i) this rank's part goes to outputs.get(i); apart from pairs no two share memory
+     * @param op the reduction
+     */
+    public void reduceScatterCoalesced(List<Tensor> inputs, List<Tensor> outputs, ReduceOp op) {
+        run(Operation.reduceScatterCoalesced(inputs, outputs, op));
+    }
+
+    /**
+     * Several {@link #reduceScatter} in one operation. Returns at once.
+     *
+     * @param inputs of one dtype; as many on every rank
+     * @param outputs of inputs.get(i) this rank's part goes to outputs.get(i); apart from pairs no two share memory
+     * @param op the reduction
+     * @return the operation in flight
+     */
+    public Work reduceScatterCoalescedAsync(List<Tensor> inputs, List<Tensor> outputs, ReduceOp op) {
+        return start(Operation.reduceScatterCoalesced(inputs, outputs, op));
+    }
+
+    /**
+     * Several {@link #allGather(Tensor, Tensor)} in one operation: the ranks meet once, and small tensors travel together.
+     *
+     * @param inputs of one dtype; as many on every rank
+     * @param outputs inputs.get(i) of all ranks go to outputs.get(i); apart from pairs no two share memory
+     */
+    public void allGatherCoalesced(List<Tensor> inputs, List<Tensor> outputs) {
+        run(Operation.allGatherCoalesced(inputs, outputs));
+    }
+
+    /**
+     * Several {@link #allGather(Tensor, Tensor)} in one operation. Returns at once.
+     *
+     * @param inputs of one dtype; as many on every rank
+     * @param outputs inputs.get(i) of all ranks go to outputs.get(i); apart from pairs no two share memory
+     * @return the operation in flight
+     */
+    public Work allGatherCoalescedAsync(List<Tensor> inputs, List<Tensor> outputs) {
+        return start(Operation.allGatherCoalesced(inputs, outputs));
     }
 
     /**

@@ -83,6 +83,11 @@ public final class Comm extends Collectives {
         return new Comm(ref(handle).borrow(store.ref), store);
     }
 
+    /** The communicator that a hook is lent: the library's, closed by us when the hook has returned. */
+    static Comm ofHook(long handle) {
+        return new Comm(new Ref("Comm", handle, h -> { }).mayLeak(), null);
+    }
+
     /** The communicator of a mesh's dimension: the mesh's own, closed with it. */
     static Comm ofMesh(Mesh mesh, long handle) {
         return new Comm(new Ref("Comm", handle, h -> { })
@@ -121,6 +126,35 @@ public final class Comm extends Collectives {
     }
 
     /**
+     * Go on with the ranks that are left after a failure, numbered in this communicator's order. Collective of those,
+     * exclusive. Ranks that died, or closed this communicator, are known to be gone; for others it waits until the deadline,
+     * then goes on without them. All that was made from this communicator is out of use: close it, make it anew, and load a
+     * checkpoint, since a collective that failed left its tensors half done. The options are this communicator's.
+     *
+     * @return the communicator of those that are left
+     * @throws TesseraAbortedException if the others have gone on without this rank
+     * @throws TesseraIoException if the store at which the ranks met is gone, as with a rank 0 that served it
+     */
+    public Comm shrink() {
+        return shrinkWith(true, new CommOptions());
+    }
+
+    /**
+     * Go on with the ranks that are left, as {@link #shrink()}.
+     *
+     * @param options those of the new communicator; the timeout is also the deadline for ranks that do not come
+     * @return the communicator of those that are left
+     */
+    public Comm shrink(CommOptions options) {
+        return shrinkWith(false, options);
+    }
+
+    private Comm shrinkWith(boolean inherit, CommOptions options) {
+        return new Comm(ref(ref.callLongExclusive(h -> Native.commShrink(h, inherit, options.given, options.timeoutMs,
+                options.spinCount, options.backend, options.name))), null);
+    }
+
+    /**
      * This rank's number.
      *
      * @return 0 to worldSize - 1
@@ -142,7 +176,7 @@ public final class Comm extends Collectives {
     /**
      * The transport in use.
      *
-     * @return "shm", "gloo" or "self"
+     * @return "shm", "gloo", "hierarchical" (several hosts, on some several ranks) or "self"
      */
     public String transport() {
         return ref.call(h -> Native.text(Native.commTransport(h)));

@@ -38,8 +38,8 @@ public final class CommOptions {
     }
 
     /**
-     * The transport; the default is the environment's TESSERA_BACKEND, or "auto": shared memory where all ranks are on one
-     * host, else Gloo. There is none between GPUs yet: asking for one, as by "cuda:nccl", is UNSUPPORTED.
+     * The transport; the default is the environment's TESSERA_BACKEND, or "auto": shared memory between ranks of one
+     * host, Gloo between hosts. There is none between GPUs yet: asking for one, as by "cuda:nccl", is UNSUPPORTED.
      *
      * @param value "auto", "shm" or "gloo", or one of them behind "cpu:"
      * @return this

@@ -12,8 +12,16 @@ import java.util.concurrent.ConcurrentHashMap;
 public final class Mesh extends NativeObject {
     private final Map<String, Comm> comms = new ConcurrentHashMap<>();
 
+    private final Mesh whole; // whose communicators a slice has; null if they are this one's own
+
     private Mesh(long handle) {
         super(new Ref("Mesh", handle, Native::meshDestroy));
+        whole = null;
+    }
+
+    private Mesh(long handle, Mesh whole) {
+        super(new Ref("Mesh", handle, Native::meshDestroy).mayLeak().dependOn(whole.ref));
+        this.whole = whole;
     }
 
     /**
@@ -104,6 +112,39 @@ public final class Mesh extends NativeObject {
      */
     public Comm comm(String name) {
         final byte[] text = Native.utf8(name, "name");
+        if (whole != null) {
+            ref.callLong(h -> Native.meshDim(h, text)); // is one of this slice's
+            return whole.comm(name);
+        }
         return ref.call(h -> comms.computeIfAbsent(name, n -> Comm.ofMesh(this, Native.meshComm(h, text))));
+    }
+
+    /**
+     * A mesh of some of the dimensions, with the same communicators; it is closed with this one.
+     *
+     * @param names of dimensions, in this mesh's order
+     * @return the slice
+     * @throws TesseraNotFoundException if there is no such dimension
+     * @throws TesseraInvalidArgumentException if the order is another
+     */
+    public Mesh slice(String... names) {
+        final byte[][] list = new byte[names.length][];
+        for (int i = 0; i < names.length; ++i) {
+            list[i] = Native.utf8(names[i], "name");
+        }
+        return ref.call(h -> new Mesh(Native.meshSlice(h, list), whole != null ? whole : this));
+    }
+
+    /**
+     * A mesh of one dimension in the place of all that this one has, with a communicator of its own. Collective.
+     *
+     * @param comm the communicator that the mesh was made of, or that its mesh was, if it is a slice; exclusive
+     * @param name of the dimension; null: theirs, joined by "_"
+     * @return the mesh
+     * @throws TesseraMismatchException if the ranks flatten different dimensions
+     */
+    public Mesh flatten(Comm comm, String name) {
+        final byte[] text = name == null ? null : Native.utf8(name, "name");
+        return ref.call(h -> new Mesh(comm.ref.callLongExclusive(c -> Native.meshFlatten(h, c, text))));
     }
 }

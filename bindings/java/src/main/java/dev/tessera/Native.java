@@ -58,6 +58,8 @@ final class Native {
     static native long commSplit(
             long comm, int color, int key, boolean inherit, int given, int timeoutMs, int spinCount, byte[] backend,
             byte[] name);
+    static native long commShrink(long comm, boolean inherit, int given, int timeoutMs, int spinCount, byte[] backend,
+            byte[] name);
     static native void commFinalize(long comm);
     static native void commAbort(long comm, byte[] reason);
     static native void commDestroy(long comm);
@@ -70,6 +72,8 @@ final class Native {
     static native long commAllReduce(long comm, long[] tensors, int op, boolean async);
     static native long commReduceScatter(long comm, long[] input, long[] output, int op, boolean async);
     static native long commAllGather(long comm, long[] input, long[] output, boolean async);
+    static native long commReduceScatterCoalesced(long comm, long[] inputs, long[] outputs, int op, boolean async);
+    static native long commAllGatherCoalesced(long comm, long[] inputs, long[] outputs, boolean async);
     static native long commAllGatherV(long comm, long[] input, long[] outputs, boolean async);
     static native long commBroadcast(long comm, long[] tensors, int root, boolean async);
     static native long commReduce(long comm, long[] input, long[] output, int op, int root, boolean async);
@@ -99,7 +103,16 @@ final class Native {
     static native int meshNdim(long mesh);
     static native long meshDim(long mesh, byte[] name);
     static native long meshComm(long mesh, byte[] name);
+    static native long meshSlice(long mesh, byte[][] names);
+    static native long meshFlatten(long mesh, long comm, byte[] name);
     static native void meshDestroy(long mesh);
+
+    // plan.cc
+    static native long planCreate(long comm, int collective, long[] inputs, long[] outputs, int op, int root);
+    static native void planRun(long plan);
+    static native void planStart(long plan);
+    static native void planWait(long plan, int timeoutMs);
+    static native void planDestroy(long plan);
 
     // layout.cc
     static native long layoutCreate(long[] shape, int[] meshSizes, int[] placements);
@@ -110,13 +123,26 @@ final class Native {
 
     // ddp.cc
     static native long ddpCreate(
-            long comm, byte[][] names, long[] tensors, int given, long bucketBytes, long firstBucketBytes, int op);
+            long comm, byte[][] names, long[] tensors, int given, long bucketBytes, long firstBucketBytes, int op,
+            double preDivide, boolean findUnused, boolean staticGraph, boolean rebuildBuckets, int reduceDtype, int hook,
+            int powersgdRank, int powersgdStartStep, int join, boolean shareParams);
     static native int ddpParamCount(long ddp);
     static native byte[] ddpParamName(long ddp, int index);
+    static native long[] ddpSharedParam(long ddp, int index);
     static native long[] ddpGrad(long ddp, int index);
     static native void ddpReady(long ddp, int index);
     static native void ddpReadyAll(long ddp);
     static native void ddpWait(long ddp);
+    static native void ddpSetSync(long ddp, boolean sync);
+    static native boolean ddpUsed(long ddp, int index);
+    static native int ddpBucketCount(long ddp);
+    static native long[] ddpStats(long ddp, int bucket);
+    static native void ddpSetHook(long ddp, Object relay);
+    static native void ddpStepInBackward(long ddp, long optimizer);
+    static native void ddpRegisterBuffers(long ddp, byte[][] names, long[] tensors);
+    static native void ddpBroadcastBuffers(long ddp);
+    static native void ddpJoin(long ddp, boolean syncParams);
+    static native long ddpSharedStep(long ddp);
     static native void ddpZeroGrad(long ddp);
     static native void ddpDestroy(long ddp);
 
@@ -186,7 +212,7 @@ final class Native {
     static native byte[] checkpointTensorName(long checkpoint, long index);
     static native long[] checkpointTensorShape(long checkpoint, long index);
     static native void checkpointRead(long checkpoint, byte[] name, long[] tensor);
-    static native void checkpointLoad(long checkpoint, long state, int given, int values, Object progress);
+    static native void checkpointLoad(long checkpoint, long state, int given, int values, Object progress, long comm);
     static native void checkpointVerify(long checkpoint, boolean full);
     static native void checkpointVerifyProgress(long checkpoint, boolean full, Object progress);
     static native void checkpointExport(

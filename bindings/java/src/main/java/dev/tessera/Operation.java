@@ -51,6 +51,32 @@ final class Operation {
         return new Operation((h, async) -> Native.commAllGather(h, in, out, async), input, output);
     }
 
+    static Operation reduceScatterCoalesced(List<Tensor> inputs, List<Tensor> outputs, ReduceOp op) {
+        final List<Tensor> own = pairs(inputs, outputs);
+        final long[] in = Tensor.descriptors(own.subList(0, own.size() / 2));
+        final long[] out = Tensor.descriptors(own.subList(own.size() / 2, own.size()));
+        final int number = op.number();
+        return new Operation((h, async) -> Native.commReduceScatterCoalesced(h, in, out, number, async), own);
+    }
+
+    static Operation allGatherCoalesced(List<Tensor> inputs, List<Tensor> outputs) {
+        final List<Tensor> own = pairs(inputs, outputs);
+        final long[] in = Tensor.descriptors(own.subList(0, own.size() / 2));
+        final long[] out = Tensor.descriptors(own.subList(own.size() / 2, own.size()));
+        return new Operation((h, async) -> Native.commAllGatherCoalesced(h, in, out, async), own);
+    }
+
+    /** Both lists, one after the other; the library takes it for granted that they are as long as each other. */
+    private static List<Tensor> pairs(List<Tensor> inputs, List<Tensor> outputs) {
+        final List<Tensor> own = new ArrayList<>(List.copyOf(inputs));
+        if (own.size() != outputs.size()) {
+            throw new IllegalArgumentException(own.size() + " inputs and " + outputs.size()
+                    + " outputs: they belong together in pairs");
+        }
+        own.addAll(List.copyOf(outputs));
+        return own;
+    }
+
     static Operation allGather(Tensor input, List<Tensor> outputs, int worldSize) {
         final List<Tensor> own = List.copyOf(outputs);
         if (own.size() != worldSize) { // the library takes their number for granted

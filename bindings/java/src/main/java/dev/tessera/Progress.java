@@ -1,16 +1,16 @@
 package dev.tessera;
 
 /**
- * Told how far a save, a load or a check is: at the begin and the end of a phase, and about ten times a second between. Of
- * a save in the background it is told on a thread of the library, and while the state is larger than the staging memory on
- * two threads at once; it must not wait for long. What it throws ends nothing, since the other ranks count on the save: it
+ * Told how far a save, a load or a check is: at the begin and the end of a phase, and about ten times a second between. All
+ * is done at the end alone; a phase that fails has none. Of a save in the background it is told on a thread of the library,
+ * and while the state is larger than the staging memory on two threads at once; it must not wait for long. What it throws ends nothing, since the other ranks count on the save: it
  * is thrown when the call is over, of a save in the background by the next call of the saver.
  */
 @FunctionalInterface
 public interface Progress {
     /** What is being done. */
     enum Phase {
-        /** The state is copied, before {@link Saver#saveAsync} returns. */
+        /** What {@link Saver#saveAsync} copies before it returns. */
         STAGE,
         /** This rank's files are written. */
         WRITE,

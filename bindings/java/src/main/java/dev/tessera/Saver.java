@@ -4,8 +4,12 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.Objects;
+import java.util.Set;
+import java.util.WeakHashMap;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.LongUnaryOperator;
 import java.util.stream.Collectors;
@@ -14,8 +18,20 @@ import java.util.stream.Stream;
 /**
  * Writes checkpoints under one root directory, which one live job at a time may own. A checkpoint exists when its manifest
  * is durable; until then the one before it is untouched. All methods are exclusive and, but {@link #await}, collective.
+ * A JVM that ends waits for saves in flight, each at most its deadline; one that is halted or killed loses them.
  */
 public final class Saver extends NativeObject {
+    /** Savers that the end of the JVM waits for. */
+    private static final Set<Ref> OPEN = Collections.synchronizedSet(Collections.newSetFromMap(new WeakHashMap<>()));
+
+    static {
+        try {
+            Runtime.getRuntime().addShutdownHook(new Thread(Saver::finishAll, "tessera-savers"));
+        } catch (IllegalStateException endsAlready) {
+            System.getLogger("dev.tessera").log(System.Logger.Level.DEBUG, "no save is waited for: the JVM ends already");
+        }
+    }
+
     private final Path root;
     private final ProgressRelay progress; // null: nobody is told
     private final Storage storage; // null: a directory
@@ -26,6 +42,21 @@ public final class Saver extends NativeObject {
         this.root = root;
         this.progress = progress;
         this.storage = storage;
+        OPEN.add(ref);
+    }
+
+    private static void finishAll() {
+        final List<Ref> open;
+        synchronized (OPEN) {
+            open = new ArrayList<>(OPEN);
+        }
+        for (Ref saver : open) {
+            try {
+                saver.runExclusiveIfFree(Native::saverWait);
+            } catch (RuntimeException failed) {
+                continue; // a save has failed: the library's log tells how
+            }
+        }
     }
 
     private static void destroy(long handle, long kept) {
@@ -63,7 +94,7 @@ public final class Saver extends NativeObject {
         private final Comm comm;
         private final Path root;
         private int given; // bit i: numbers[i] was set; in the order of saver_create in checkpoint.cc
-        private final long[] numbers = new long[9];
+        private final long[] numbers = new long[10];
         private String bestMetric;
         private Progress progress;
         private String format = "tessera";
@@ -158,8 +189,8 @@ public final class Saver extends NativeObject {
         }
 
         /**
-         * Bound of the memory for copies of the state on this rank; for a larger state {@link Saver#saveAsync} writes a part
-         * before it returns.
+         * Bound of the memory for copies of the state on this rank. For a larger state, or one larger than this rank's share
+         * of the memory that is free, {@link Saver#saveAsync} writes a part before it returns.
          *
          * @param bytes at least 8 MiB; the default is 0, what the state needs
          * @return this
@@ -176,6 +207,20 @@ public final class Saver extends NativeObject {
          */
         public Builder writeBytesPerSecond(long bytes) {
             return set(8, bytes);
+        }
+
+        /**
+         * Whether what an optimizer of the state updates, its parameters and moments, is copied after
+         * {@link Saver#saveAsync} has returned: by the saver's threads, or just before the optimizer's next step, its close
+         * or a load into the state needs the memory. Nobody else may write there from the call to the end of that step:
+         * neither the trainer, nor a load of another state or a collective into the same memory. If the state is larger
+         * than {@link #stagingBytes}, or than what is free, all is copied at once.
+         *
+         * @param late the default is false
+         * @return this
+         */
+        public Builder copyOnDemand(boolean late) {
+            return set(9, late ? 1 : 0);
         }
 
         /**
@@ -372,7 +417,8 @@ public final class Saver extends NativeObject {
      * saves nothing, {@link #await} or {@link #close}.
      *
      * @param step as {@link #save}
-     * @param state free for the trainer again when this returns
+     * @param state free for the trainer again when this returns; with {@link Builder#copyOnDemand} what an optimizer owns is
+     *     the optimizer's alone until its next step
      * @return completes on the common pool when the checkpoint is committed on every rank, or with a
      *     {@link TesseraException}
      */

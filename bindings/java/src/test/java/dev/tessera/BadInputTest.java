@@ -28,10 +28,10 @@ class BadInputTest {
     Path root;
 
     /** Where null means something. */
-    private static final Set<String> NULL_IS_FINE = Set.of("LoadOptions.progress 0", "Checkpoint.export 0",
-            "Comm.abort 0", "Comm.reduce 1", "Comm.reduceAsync 1", "Comm.gather 1", "Comm.gatherAsync 1",
+    private static final Set<String> NULL_IS_FINE = Set.of("LoadOptions.progress 0", "LoadOptions.comm 0",
+            "Checkpoint.export 0", "Mesh.flatten 1", "Comm.abort 0", "Comm.reduce 1", "Comm.reduceAsync 1", "Comm.gather 1", "Comm.gatherAsync 1",
             "Comm.scatter 0", "Comm.scatterAsync 0", "Store.compareSet 1", "Saver.at 0", "State.put 1",
-            "Log.setHandler 0", "Placement.equals 0", "Box.equals 0", "Device.equals 0");
+            "Log.setHandler 0", "Ddp.setHook 0", "Placement.equals 0", "Box.equals 0", "Device.equals 0");
 
     /** What a closed object still answers. */
     private static final Set<String> AFTER_CLOSE = Set.of("close", "isClosed", "toString", "rank", "worldSize", "params",
@@ -39,7 +39,7 @@ class BadInputTest {
 
     private static final List<Class<?>> TYPES = List.of(Buffer.class, Box.class, Checkpoint.class, Comm.class,
             CommOptions.class, Ddp.class, DdpOptions.class, Device.class, Launch.class, Layout.class, LoadOptions.class,
-            Log.class, Mesh.class, Mesh.Builder.class, Optimizer.class, Params.class, Placement.class, Sampler.class,
+            Log.class, Mesh.class, Mesh.Builder.class, Optimizer.class, Params.class, Placement.class, Plan.class, Sampler.class,
             Saver.class, State.class, Store.class, StoreOptions.class, StoreServer.class, Tensor.class, Version.class,
             Work.class);
 
@@ -53,6 +53,7 @@ class BadInputTest {
                     Comm comm = Comm.create(store, 0, 1);
                     Buffer buffer = Buffer.create(comm, 64);
                     Mesh mesh = Mesh.over(comm).dim("dp", 1).build();
+                    Plan plan = Plan.of(comm, Plan.Collective.BARRIER, List.of(), List.of(), ReduceOp.SUM, 0);
                     Layout layout = Layout.of(new long[] {2}, new int[] {1}, Placement.replicate());
                     Ddp ddp = Ddp.create(comm, Params.of("w", Tensor.zeros(DType.F32, 2)));
                     Optimizer optimizer = Optimizer.sgd(ddp).build();
@@ -64,7 +65,7 @@ class BadInputTest {
                 saver.save(1, state);
                 final Checkpoint checkpoint = Checkpoint.open(root);
                 final Map<Class<?>, Object> instances = new LinkedHashMap<>();
-                for (Object object : new Object[] {store, server, comm, buffer, mesh, layout, ddp, optimizer, sampler, saver,
+                for (Object object : new Object[] {store, server, comm, buffer, mesh, plan, layout, ddp, optimizer, sampler, saver,
                         state, work, checkpoint, new CommOptions(), new DdpOptions(), new StoreOptions(), new LoadOptions(),
                         Mesh.over(comm), ddp.params(), Tensor.zeros(DType.F32, 2), Placement.shard(0), Device.cpu(),
                         new Box(new long[0], new long[0])}) {
@@ -89,9 +90,11 @@ class BadInputTest {
         values.put(Placement[].class, new Placement[] {Placement.replicate()});
         values.put(Throwable.class, new Exception("x"));
         values.put(double[].class, new double[2]);
+        values.put(String[].class, new String[] {"x"});
         values.put(ExportOptions.class, new ExportOptions());
         values.put(Progress.class, (Progress) (phase, done, total) -> { });
         values.put(Storage.class, new StorageTest.MapStorage(true));
+        values.put(Ddp.Hook.class, (Ddp.Hook) bucket -> { });
         values.put(Launch.Program.class, (Launch.Program) () -> { });
         values.put(java.util.function.BiConsumer.class, (java.util.function.BiConsumer<Object, Object>) (a, b) -> { });
         if (type.isEnum()) {

@@ -166,6 +166,28 @@ class CheckpointTest {
     }
 
     @Test
+    void oneRankSavesAndAllLoadAfterABarrier() throws Exception {
+        Ranks.run(3, comm -> {
+            final Tensor weight = ramp(1000);
+            try (Ddp ddp = Ddp.create(comm, Params.of("fc.weight", weight))) {
+                final State state = State.of("model", ddp);
+                if (comm.rank() == 0) {
+                    try (Saver saver = Saver.at(null, root).open()) {
+                        saver.save(1, state);
+                    }
+                }
+                comm.barrier();
+                weight.floats().put(7, -1).put(999, comm.rank());
+                try (Checkpoint checkpoint = Checkpoint.open(root)) {
+                    checkpoint.load(state);
+                }
+                assertEquals(7f, weight.floats().get(7));
+                assertEquals(999f, weight.floats().get(999));
+            }
+        });
+    }
+
+    @Test
     void shardsOfALayout() throws Exception {
         Ranks.run(2, comm -> {
             try (Layout rows = Layout.of(new long[] {3, 4}, new int[] {2}, Placement.shard(0));
@@ -191,6 +213,51 @@ class CheckpointTest {
             checkpoint.verify(Checkpoint.Verify.HEADERS);
             assertTrue(checkpoint.manifest().contains("\"java\""), checkpoint.manifest());
             assertTrue(checkpoint.manifest().endsWith("\"}\n") || checkpoint.manifest().endsWith("\"}"));
+        }
+    }
+
+    private static void assertCounted(int begin, int end, Tensor tensor) {
+        final float[] expected = new float[end - begin];
+        for (int i = begin; i < end; ++i) {
+            expected[i - begin] = i;
+        }
+        final float[] found = new float[(int) tensor.numel()];
+        tensor.floats().get(found);
+        assertArrayEquals(expected, found);
+    }
+
+    /** By four of its versions, with tests/golden/torch_dcp/make.py: read whole, and loaded as either of two ranks would. */
+    @Test
+    void whatPyTorchWroteIsLoaded() throws Exception {
+        final List<Path> versions;
+        try (Stream<Path> found = Files.list(Path.of("../../tests/golden/torch_dcp"))) {
+            versions = found.filter(Files::isDirectory).collect(Collectors.toList());
+        }
+        assertTrue(versions.size() >= 4, versions.toString());
+        for (Path version : versions) {
+            for (String name : List.of("dcp", "save.pt")) {
+                try (Checkpoint checkpoint = Checkpoint.open(version.resolve(name));
+                        Layout byRows = Layout.of(new long[] {7, 5}, new int[] {2}, Placement.shard(0))) {
+                    assertCounted(0, 35, checkpoint.read("model.rows"));
+                    if (name.equals("dcp")) {
+                        assertCounted(0, 15, checkpoint.read("model.columns"));
+                    } else {
+                        assertThrows(TesseraNotFoundException.class, () -> checkpoint.read("model.columns"));
+                    }
+                    checkpoint.verify(Checkpoint.Verify.FULL);
+                    for (int rank = 0; rank < 2; ++rank) {
+                        final Tensor rows = Tensor.zeros(DType.F32, rank == 0 ? 4 : 3, 5);
+                        final Tensor scalar = Tensor.zeros(DType.I64);
+                        final State state = new State().with("model.rows", byRows, DType.F32, rank, List.of(rows))
+                                .with("model.scalar", scalar).put("step", 0).put("note", "");
+                        checkpoint.load(state, new LoadOptions().allowUnexpected(true));
+                        assertCounted(20 * rank, rank == 0 ? 20 : 35, rows);
+                        assertEquals(-3, scalar.longs().get(0));
+                        assertEquals(7, state.getLong("step"));
+                        assertEquals("größer", state.get("note"));
+                    }
+                }
+            }
         }
     }
 

@@ -79,6 +79,18 @@ class CommTest {
             assertValues(ragged.get(1), 2, 2);
             assertValues(ragged.get(2), 3, 3, 3);
 
+            final Tensor both = floats(0, 0, 0);
+            final Tensor tens = floats(0, 0, 0);
+            comm.allGatherCoalesced(List.of(floats(r + 1), floats(10 * r)), List.of(both, tens));
+            assertValues(both, 1, 2, 3);
+            assertValues(tens, 0, 10, 20);
+            final Tensor own = floats(0);
+            final Tensor ten = floats(0);
+            comm.reduceScatterCoalesced(List.of(both, tens), List.of(own, ten), ReduceOp.SUM);
+            assertValues(own, 3 * (r + 1));
+            assertValues(ten, 30 * r);
+            assertThrows(IllegalArgumentException.class, () -> comm.allGatherCoalesced(List.of(own), List.of(both, tens)));
+
             final Tensor from1 = floats(r, r);
             comm.broadcast(from1, 1);
             assertValues(from1, 1, 1);
@@ -158,6 +170,8 @@ class CommTest {
                     comm.reduceScatterAsync(floats(1, 2), part, ReduceOp.SUM),
                     comm.allGatherAsync(floats(r), all),
                     comm.allGatherAsync(floats(r), ragged),
+                    comm.allGatherCoalescedAsync(List.of(floats(r), floats(r)), List.of(floats(0, 0), floats(0, 0))),
+                    comm.reduceScatterCoalescedAsync(List.of(floats(1, 2)), List.of(floats(0)), ReduceOp.SUM),
                     comm.broadcastAsync(broadcast, 0),
                     comm.broadcastAsync(List.of(broadcast2), 1),
                     comm.reduceAsync(floats(1), r == 0 ? reduced : null, ReduceOp.SUM, 0),
@@ -253,6 +267,40 @@ class CommTest {
     }
 
     @Test
+    void plansAreLaunchedAgainAndAgain() throws Exception {
+        Ranks.run(2, comm -> {
+            final Tensor sum = floats(comm.rank() + 1);
+            try (Plan plan = Plan.of(comm, Plan.Collective.ALL_REDUCE, List.of(), List.of(sum), ReduceOp.SUM, 0)) {
+                plan.await();
+                plan.run();
+                assertValues(sum, 3);
+                plan.start();
+                plan.await();
+                assertTrue(plan.await(java.time.Duration.ofSeconds(1)));
+                assertValues(sum, 6);
+            }
+            assertThrows(TesseraInvalidArgumentException.class,
+                    () -> Plan.of(comm, Plan.Collective.BROADCAST, List.of(), List.of(sum), ReduceOp.SUM, 5));
+        });
+    }
+
+    @Test
+    void thoseThatAreLeftGoOn() throws Exception {
+        Ranks.run(3, comm -> {
+            final int rank = comm.rank();
+            if (rank == 1) {
+                comm.close();
+                return;
+            }
+            try (Comm rest = comm.shrink(); Comm again = rest.shrink(new CommOptions().name("again"))) {
+                assertEquals(2, again.worldSize());
+                assertEquals(rank / 2, again.rank());
+                again.barrier();
+            }
+        });
+    }
+
+    @Test
     void meshesHaveACommunicatorPerDimension() throws Exception {
         Ranks.run(4, comm -> {
             final Comm dp;
@@ -266,6 +314,16 @@ class CommTest {
                 final Tensor sum = floats(comm.rank());
                 dp.allReduce(sum, ReduceOp.SUM);
                 assertValues(sum, comm.rank() % 2 == 0 ? 2 : 4);
+                final Mesh part = mesh.slice("tp");
+                assertSame(mesh.comm("tp"), part.comm("tp"));
+                assertEquals(1, part.ndim());
+                assertThrows(TesseraNotFoundException.class, () -> part.comm("dp"));
+                assertThrows(TesseraInvalidArgumentException.class, () -> mesh.slice("tp", "dp"));
+                try (Mesh flat = mesh.flatten(comm, null); Mesh named = part.flatten(comm, "model")) {
+                    assertEquals(comm.rank(), flat.coordinate("dp_tp"));
+                    flat.comm("dp_tp").barrier();
+                    assertEquals(2, named.comm("model").worldSize());
+                }
                 assertThrows(TesseraNotFoundException.class, () -> mesh.size("pp"));
                 assertThrows(TesseraNotFoundException.class, () -> mesh.comm("pp"));
                 comm.barrier(); // nobody leaves while others still talk
@@ -425,10 +483,12 @@ class CommTest {
         Ranks.run(1, comm -> {
             assertThrows(TesseraInvalidArgumentException.class, () -> comm.broadcast(floats(1), 1));
             assertThrows(TesseraInvalidArgumentException.class, () -> comm.allGather(floats(1), floats(1, 2)));
-            assertThrows(TesseraException.class,
-                    () -> comm.allReduce(Tensor.zeros(DType.BOOL, 2), ReduceOp.SUM));
-            assertThrows(TesseraException.class, () -> comm.allReduce(
-                    Tensor.ofAddress(4096, DType.F32, Device.cuda(0), 4), ReduceOp.SUM));
+            for (final Tensor tensor : List.of(Tensor.zeros(DType.BOOL, 2), Tensor.zeros(DType.I16, 2),
+                    Tensor.ofAddress(4096, DType.F32, Device.cuda(0), 4))) {
+                final TesseraException error = assertThrows(TesseraException.class,
+                        () -> comm.allReduce(tensor, ReduceOp.SUM));
+                assertEquals(ErrorCode.UNSUPPORTED, error.code(), error.getMessage());
+            }
             assertThrows(IllegalArgumentException.class, () -> comm.allGather(floats(1), List.of()));
             assertThrows(NullPointerException.class, () -> comm.allReduce((Tensor) null, ReduceOp.SUM));
             assertThrows(NullPointerException.class, () -> comm.allReduce(floats(1), null));

@@ -4,8 +4,10 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.nio.file.Path;
 import java.time.Duration;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
@@ -45,6 +47,35 @@ class ExitTest {
                 default:
                     Runtime.getRuntime().halt(0);
             }
+        }
+    }
+
+    /** Leaves in the way that its argument names, with a save in flight. */
+    public static final class Saving {
+        private Saving() {}
+
+        public static void main(String[] args) {
+            final Saver saver = Saver.at(null, Path.of(args[1]))
+                    .writeBytesPerSecond(32 << 20) // of 16 MiB: half a second
+                    .progress((phase, done, total) -> {})
+                    .open();
+            final State state = new State().with("w", Tensor.zeros(DType.F32, 4 << 20));
+            saver.saveAsync(1, state).thenRun(() -> System.out.println("saved"));
+            if (args[0].equals("exit")) {
+                System.exit(0);
+            }
+            if (args[0].equals("throw")) {
+                throw new IllegalStateException("thrown");
+            }
+        }
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"return", "exit", "throw"})
+    void theEndOfTheJvmWaitsForASaveInFlight(String way, @TempDir Path root) throws Exception {
+        Jvm.run(way.equals("throw") ? 1 : 0, Jvm.command(Saving.class.getName(), way, root.toString()));
+        try (Checkpoint saved = Checkpoint.open(root)) {
+            assertEquals(1, saved.step());
         }
     }
 

@@ -56,7 +56,7 @@ class ReadmeTest {
     @Test
     void itsProgramsRun(@TempDir Path directory) throws Exception {
         final List<String> programs = programs();
-        assertEquals(2, programs.size());
+        assertEquals(3, programs.size());
         for (String program : programs) {
             assertEquals("", compile(program, directory));
             final List<String> command = Jvm.command(name(program));
@@ -68,6 +68,19 @@ class ReadmeTest {
             Jvm.run(0, inDirectory);
         }
         assertTrue(Files.isDirectory(directory.resolve("checkpoints")), "the second one saves");
+    }
+
+    /** What is in an HDFS is as far as this goes; StorageTest saves and loads by Hadoop's local file system. */
+    @Test
+    void thePageOnStoragesCompiles(@TempDir Path directory) throws Exception {
+        final Matcher block = Pattern.compile("```java\n(.*?)```", Pattern.DOTALL)
+                .matcher(Files.readString(Path.of("../../docs/STORAGE.md")));
+        assertTrue(block.find());
+        assertEquals("", compile("import dev.tessera.*;\nimport dev.tessera.hadoop.HadoopStorage;\nimport java.net.URI;\n"
+                + "import java.nio.file.Path;\nimport org.apache.hadoop.conf.Configuration;\n"
+                + "import org.apache.hadoop.fs.FileSystem;\nabstract class OnStorages {\n  void run(Comm comm) throws Exception"
+                + " {\n" + block.group(1) + "  }\n}\n", directory));
+        assertTrue(!block.find(), "one example");
     }
 
     @Test

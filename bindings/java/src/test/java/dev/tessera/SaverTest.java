@@ -1,6 +1,8 @@
 package dev.tessera;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -9,6 +11,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -165,6 +168,39 @@ class SaverTest {
             if (weight.floats().get(i) != i) {
                 assertEquals(i, weight.floats().get(i), "element " + i);
             }
+        }
+    }
+
+    @Test
+    void whatAnOptimizerOwnsIsCopiedBeforeItsNextStepChangesIt() throws Exception {
+        final int n = 1 << 20;
+        final Tensor weight = Tensor.zeros(DType.F32, n);
+        final Tensor gradient = Tensor.zeros(DType.F32, n);
+        for (int i = 0; i < n; ++i) {
+            gradient.floats().put(i, 1);
+        }
+        final Gate gate = new Gate();
+        final float expected;
+        try (Optimizer opt = Optimizer.adamW(Params.of("w", weight), List.of(gradient)).build();
+                Saver saver = Saver.at(null, root).whenBusy(Saver.WhenBusy.REPLACE).copyOnDemand(true).progress(gate)
+                        .open()) {
+            final State state = State.of("w", weight).with("optim", opt);
+            saver.saveAsync(1, state);
+            assertTrue(Gate.awaited(gate.reached));
+            opt.step();
+            expected = weight.floats().get(0);
+            saver.saveAsync(2, state); // waits for the first one, so that nothing of it is copied in the background
+            opt.step();
+            assertNotEquals(expected, weight.floats().get(n - 1));
+            gate.opened.countDown();
+        }
+        try (Checkpoint checkpoint = Checkpoint.open(root)) {
+            assertEquals(2, checkpoint.step());
+            final float[] saved = new float[n];
+            final float[] wanted = new float[n];
+            Arrays.fill(wanted, expected);
+            checkpoint.read("w").floats().get(saved);
+            assertArrayEquals(wanted, saved);
         }
     }
 

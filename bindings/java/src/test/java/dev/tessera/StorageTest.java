@@ -16,6 +16,7 @@ import java.util.Map;
 import java.util.TreeMap;
 import java.util.TreeSet;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.atomic.AtomicLong;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileSystem;
 import org.junit.jupiter.api.Test;
@@ -32,6 +33,7 @@ class StorageTest {
     static final class MapStorage implements Storage {
         final Map<String, byte[]> objects = new TreeMap<>();
         final Map<String, Exception> errors = new ConcurrentHashMap<>();
+        final AtomicLong bytesRead = new AtomicLong();
         private final boolean anyOrder;
 
         MapStorage(boolean anyOrder) {
@@ -90,6 +92,7 @@ class StorageTest {
                     enter("read");
                     final int size = (int) Math.min(into.remaining(), data.length - offset);
                     into.put(data, (int) offset, size);
+                    bytesRead.addAndGet(size);
                     return size;
                 }
 
@@ -209,6 +212,41 @@ class StorageTest {
     void aStorageOfEitherKindHoldsCheckpoints() throws Exception {
         saveAndLoad(new MapStorage(true));
         saveAndLoad(new MapStorage(false));
+    }
+
+    @Test
+    void ranksThatLoadTogetherReadEachByteOnce() throws Exception {
+        final int ranks = 3;
+        final int saved = 12 << 20;
+        final MapStorage storage = new MapStorage(true);
+        for (String root : List.of("a", "b")) {
+            final Tensor w = Tensor.zeros(DType.F32, saved / 4);
+            w.floats().put(saved / 4 - 1, 2f);
+            try (Saver saver = Saver.at(null, Path.of(root)).storage(storage).open()) {
+                saver.save(1, State.of("w", w));
+            }
+        }
+        for (boolean together : new boolean[] {true, false}) {
+            final long before = storage.bytesRead.get();
+            Ranks.run(ranks, comm -> {
+                final Tensor w = Tensor.zeros(DType.F32, saved / 4);
+                try (Checkpoint checkpoint = Checkpoint.open(storage, "a")) {
+                    checkpoint.load(State.of("w", w), new LoadOptions().comm(together ? comm : null));
+                }
+                assertEquals(2f, w.floats().get(saved / 4 - 1));
+            });
+            final long read = storage.bytesRead.get() - before - (together ? 1 : ranks) * (long) saved;
+            assertTrue(read >= 0 && read <= ranks * 65536, "beyond the data " + read); // each one's manifest and header
+        }
+        Ranks.run(2, comm -> {
+            try (Checkpoint checkpoint = Checkpoint.open(storage, comm.rank() == 0 ? "a" : "b")) {
+                final State state = State.of("w", Tensor.zeros(DType.F32, saved / 4));
+                final LoadOptions options = new LoadOptions().comm(comm);
+                final String said = assertThrows(TesseraMismatchException.class, () -> checkpoint.load(state, options))
+                        .getMessage();
+                assertTrue(said.contains("rank 1 loads b/step-00000001-"), said);
+            }
+        });
     }
 
     @Test

@@ -1,0 +1,94 @@
+// The hot paths of a collective, to be counted by callgrind (benchmarks/instructions.py): each is run between two client
+// requests, under a name that ends with by what its count is divided.
+#include <valgrind/callgrind.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "comm/flight_recorder.hpp"
+#include "comm/reduce.hpp"
+#include "fork_ranks.hpp"
+#include "with_comm.hpp"
+
+namespace {
+
+using bench::check;
+
+constexpr int calls = 200;
+constexpr size_t elements = 4096;
+
+template <class Body>
+void counted(const std::string& name, size_t divisor, Body&& body) {
+    const std::string told = name + "/" + std::to_string(divisor);
+    body();  // what is done once
+    CALLGRIND_ZERO_STATS;
+    body();
+    CALLGRIND_DUMP_STATS_AT(told.c_str());
+}
+
+void all_reduces(tsr_comm* comm, int rank, int ranks) {
+    for (const int64_t count : {int64_t{2}, int64_t{2048}}) {
+        std::vector<float> values(static_cast<size_t>(count));
+        const tsr_tensor tensor = bench::floats(values.data(), &count);
+        tsr_plan* plan = nullptr;
+        check(tsr_plan_create(comm, TSR_COLLECTIVE_ALL_REDUCE, nullptr, 0, &tensor, 1, TSR_REDUCE_SUM, -1, nullptr,
+                              &plan));
+        const std::string size =
+            " of " + std::to_string(4 * count) + " B, " + std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks");
+        const auto on_each = [&](const std::string& name, const auto& call) {
+            const auto body = [&] {
+                for (int i = 0; i < calls; ++i) check(call());
+            };
+            if (rank == 0) return counted(name, calls, body);
+            body();
+            body();
+        };
+        on_each("all_reduce" + size + ", a call",
+                [&] { return tsr_comm_all_reduce(comm, &tensor, 1, TSR_REDUCE_SUM, nullptr, nullptr); });
+        on_each("planned all_reduce" + size + ", a launch", [&] { return tsr_plan_run(plan); });
+        tsr_plan_destroy(plan);
+    }
+}
+
+void kernels() {
+    using tsr::DType;
+    using tsr::ReduceOp;
+    std::array<std::vector<std::byte>, 3> memory;
+    for (auto& bytes : memory) bytes.assign(elements * sizeof(double), std::byte{1});
+    const std::array<const std::byte*, 2> inputs{memory[0].data(), memory[1].data()};
+    for (const DType dtype :
+         {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i8, DType::u8, DType::i32, DType::i64}) {
+        for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max, ReduceOp::prod}) {
+            for (const tsr::Vectors vectors : {tsr::Vectors::plain, tsr::Vectors::avx2}) {
+                if (vectors > tsr::widest_vectors()) continue;
+                const std::string name = std::string(name_of(op)) + " of two " + std::string(name_of(dtype)) +
+                                         (vectors == tsr::Vectors::plain ? ", plain" : ", AVX2") + ", an element";
+                counted(name, elements,
+                        [&] { reduce(memory[2].data(), inputs, elements, dtype, op, inputs.size(), vectors); });
+            }
+        }
+    }
+}
+
+void flight_records() {
+    tsr::FlightRecorder recorder;
+    const tsr::Operation operation = tsr::operation_of({.collective = tsr::Collective::all_reduce});
+    counted("flight record, an operation", calls, [&] {
+        for (int i = 0; i < calls; ++i) recorder.ended(recorder.started(operation, 1), true);
+    });
+}
+
+}  // namespace
+
+int main() {
+    kernels();
+    flight_records();
+    for (const int ranks : {1, 2}) {
+        const auto rank = [&](int r, const std::string& directory) {
+            return bench::with_comm(r, ranks, directory, [&](tsr_comm* comm) { all_reduces(comm, r, ranks); });
+        };
+        if (bench::fork_ranks(ranks, rank) != 0) return 1;
+    }
+    return 0;
+}

@@ -1,0 +1,244 @@
+"""The figures of docs/PERFORMANCE.md and of README.md that stand between marks, and docs/checkpoint.svg, from results/.
+
+`./dev bench` and `./dev docs` run it; tests/docs/test_performance.py holds the pages to the results.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import results
+
+from checkpoint import COLD, DCP, ONE_THREAD, PART, RAW, SAVE, SCENARIOS, WARM
+
+ROOT = Path(__file__).resolve().parent.parent
+PLOT = ROOT / "docs" / "checkpoint.svg"
+EXTRA, CPU = "MiB of extra memory a rank", "CPU s a GiB"
+
+
+class Figures:
+    """The cases of one scenario, found by what was measured."""
+
+    def __init__(self, cases: list[results.Case], scenario: str) -> None:
+        self.title = SCENARIOS[scenario].title
+        self.cases = [case for case in cases if case.get("scenario") == scenario]
+
+    def find(self, operation: str, peer: str, metric: str) -> results.Case | None:
+        for case in self.cases:
+            if case["case"].startswith(f"{operation}: ") and (case["peer_name"], case["metric"]) == (peer, metric):
+                return case
+        return None
+
+    def seconds(self, operation: str, peer: str = DCP) -> str:
+        case = self.find(operation, peer, "s")
+        return f"{short(case['ours'])} s" if case else ""
+
+    def ratio(self, operation: str, peer: str) -> str:
+        """With the ratio that was asked for where it is missed."""
+        case = self.find(operation, peer, "GiB/s" if peer == RAW else "s")
+        return short(case["ratio"]) + (f" (asked: {case['target']:g})" if is_missed(case) else "") if case else ""
+
+    def both(self, operation: str, metric: str) -> str:
+        """Ours, with its bound where it is missed, and DCP's."""
+        case = self.find(operation, DCP, metric)
+        if case is None:
+            return ""
+        # DCP may have run fewer rounds.
+        bound = self.find(operation, "bound", metric) or case
+        missed = f" (asked: {bound['peer']:g})" if is_missed(bound) else ""
+        return f"{short(bound['ours'])}{missed} / {short(case['peer'])}"
+
+
+def is_missed(case: results.Case) -> bool:
+    return case["target"] is not None and case["ratio"] < case["target"]
+
+
+def short(number: float) -> str:
+    return f"{number:.0f}" if number >= 99.5 else f"{number:.2g}" if number >= 9.95 else f"{number:.2f}"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    kept = [row for row in rows if any(row[1:])]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *kept] if kept)
+
+
+def tables(cases: list[results.Case]) -> str:
+    of = [Figures(cases, name) for name in SCENARIOS]
+    one = Figures(cases, "large-1")
+    saves = table(
+        ["durable save", "ours", "against raw", "DCP", "DCP, 1 thread", "CPU s a GiB, ours / DCP",
+         "extra MiB a rank, ours / DCP", "metadata B a tensor, ours / DCP"],
+        [[f.title, f.seconds(SAVE), f.ratio(SAVE, RAW), f.ratio(SAVE, DCP), f.ratio(SAVE, ONE_THREAD),
+          f.both(SAVE, CPU), f.both(SAVE, EXTRA), f.both("metadata", "B a tensor")] for f in of],
+    )  # fmt: skip
+    loads = table(
+        ["load", "warm", "DCP", "a tenth, DCP", "cold", "against raw", "DCP", "CPU s a GiB cold, ours / DCP",
+         "extra MiB a rank, ours / DCP"],
+        [[f.title, f.seconds(WARM), f.ratio(WARM, DCP), f.ratio(PART, DCP), f.seconds(COLD), f.ratio(COLD, RAW),
+          f.ratio(COLD, DCP), f.both(COLD, CPU), f.both(COLD, EXTRA)] for f in of],
+    )  # fmt: skip
+    others = table(
+        [one.title, "durable save", "warm load", "cold load"],
+        [[f"`{peer}`", *(one.ratio(operation, peer) for operation in (SAVE, WARM, COLD))]
+         for peer in ("safetensors", "torch.save")],
+    )  # fmt: skip
+    parts = [measured_on("checkpoint"), saves, loads, others]
+    return "\n\n".join(part for part in parts if part)
+
+
+def measured_on(name: str) -> str:
+    machine = (results.RESULTS / f"{name}.machine.txt").read_text(encoding="utf-8").strip()
+    return f"Measured on: {machine}, ext4 on a virtual disk."
+
+
+def plain(name: str) -> Callable[[list[results.Case]], str]:
+    """A row a case: ours, the peer's, their ratio, and what was asked for."""
+
+    def make(cases: list[results.Case]) -> str:
+        rows = [[case["case"], told(case["ours"], case["metric"]), beside(case), short(case["ratio"]), asked(case)]
+                for case in cases if case["peer_name"] != "none"]  # fmt: skip
+        return measured_on(name) + "\n\n" + table(["", "ours", "beside it", "ratio", "asked for"], rows)
+
+    return make
+
+
+def beside(case: results.Case) -> str:
+    return told(case["peer"], case["metric"]) + ("" if case["peer_name"] == "bound" else f", {case['peer_name']}")
+
+
+def asked(case: results.Case) -> str:
+    return "" if case["target"] is None else f"{case['target']:.2g}" + (" (missed)" if is_missed(case) else "")
+
+
+def told(number: float, metric: str) -> str:
+    """In units that leave few digits."""
+    unit = metric.rsplit(" ", 1)[-1]
+    if unit == "s" and number < 0.1:
+        return f"{short(number * 1e3)} ms"
+    if unit.startswith("bytes"):
+        return f"{short(number / (1 << 20))} MiB{unit[5:]}"
+    return f"{number:.4f} {unit}" if 0 < number < 0.01 else f"{short(number)} {unit}"
+
+
+def commands(cases: list[results.Case]) -> str:
+    """A row a command, a column a format."""
+    by_name = {tuple(case["case"].split(": ")): case for case in cases}
+    formats = list(dict.fromkeys(form for form, _ in by_name))
+    rows = []
+    for name in dict.fromkeys(name for _, name in by_name):
+        of = [by_name[form, name] for form in formats]
+        missed = [f" (asked: {case['peer']:g} s)" if is_missed(case) else "" for case in of]
+        rows.append([f"`{name}`", *(f"{case['ours']:.2f} s{text}" for case, text in zip(of, missed, strict=True))])
+    return measured_on("command") + "\n\n" + table(["`tessera ckpt`", *formats], rows)
+
+
+def readme(cases: list[results.Case]) -> str:
+    two = Figures(cases, "large-2")
+    parts = [f"{1 / case['ratio']:.2f}" if (case := two.find(o, DCP, "s")) else "(not measured)" for o in (SAVE, WARM)]
+    return f"a durable checkpoint is saved in {parts[0]} of PyTorch DCP's time and loaded in {parts[1]}"
+
+
+# ---- the plot ----
+
+COLORS = {SAVE: "#2b6cb0", WARM: "#b7791f", COLD: "#2f855a"}
+ROW, TOP, LEFT, PANEL, GAP = 30, 70, 290, 330, 46
+
+
+def plot(cases: list[results.Case]) -> str:
+    """Two panels with a row a scenario: times as fast as DCP (logarithmic), and parts of the raw disk's rate. A dot is
+    the median of the rounds' ratios, a line reaches from the least to the greatest, a tick is the ratio asked for."""
+    of = [figures for name in SCENARIOS if (figures := Figures(cases, name)).cases]
+    width, height = LEFT + 2 * PANEL + GAP + 20, TOP + ROW * len(of) + 40
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        f'font-size="12" role="img" aria-label="checkpoints against PyTorch DCP and the raw disk">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+    ]
+    for i, (operation, color) in enumerate(COLORS.items()):
+        x = LEFT + 130 * i
+        parts.append(f'<circle cx="{x}" cy="18" r="4.5" fill="{color}"/><text x="{x + 10}" y="22">{operation}</text>')
+    parts.append(f'<text x="{LEFT + 390}" y="22" fill="#555">| asked for &#160; &#8212; least to greatest round</text>')
+    for row, figures in enumerate(of):
+        y = TOP + ROW * row
+        if row % 2 == 0:
+            parts.append(f'<rect y="{y}" width="{width}" height="{ROW}" fill="#f4f5f7"/>')
+        parts.append(f'<text x="{LEFT - 12}" y="{y + 19}" text-anchor="end">{html.escape(figures.title)}</text>')
+
+    low, high = math.log10(0.5), math.log10(1000)
+    panels: list[tuple[float, str, str, str, list[float], Callable[[float], float]]] = [
+        (LEFT, "times as fast as PyTorch DCP", DCP, "s", [0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500],
+         lambda ratio: (math.log10(min(max(ratio, 0.5), 1000)) - low) / (high - low)),
+        (LEFT + PANEL + GAP, "rate as part of the raw disk's", RAW, "GiB/s", [0, 0.25, 0.5, 0.75, 1, 1.25],
+         lambda ratio: min(ratio, 1.3) / 1.3),
+    ]  # fmt: skip
+    for left, title, peer, metric, marks, place in panels:
+        parts.append(f'<text x="{left + PANEL / 2}" y="44" text-anchor="middle" font-weight="bold">{title}</text>')
+        for mark in marks:
+            x = left + PANEL * place(mark)
+            color = "#999" if mark == 1 else "#ddd"
+            parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{height - 34}" stroke="{color}"/>')
+            parts.append(f'<text x="{x:.1f}" y="{height - 18}" text-anchor="middle" fill="#555">{mark:g}</text>')
+        for row, figures in enumerate(of):
+            for i, (operation, color) in enumerate(COLORS.items()):
+                case = figures.find(operation, peer, metric)
+                if case is None:
+                    continue
+                y = TOP + ROW * row + 7 + 8 * i
+                least, greatest = (left + PANEL * place(ratio) for ratio in extremes(case))
+                at = left + PANEL * place(case["ratio"])
+                parts.append(
+                    f'<line x1="{least:.1f}" x2="{greatest:.1f}" y1="{y}" y2="{y}" stroke="{color}" stroke-width="2"/>'
+                    f'<circle cx="{at:.1f}" cy="{y}" r="4" fill="{color}"/>'
+                )
+                if case["target"] is not None:
+                    x = left + PANEL * place(case["target"])
+                    parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y - 4}" y2="{y + 4}" stroke="#000"/>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def extremes(case: results.Case) -> tuple[float, float]:
+    ratios = [peer / ours if case["better"] == "smaller" else ours / peer for ours, peer in case["rounds"]]
+    return min(ratios), max(ratios)
+
+
+# ---- the pages ----
+
+PERFORMANCE, README = ROOT / "docs" / "PERFORMANCE.md", ROOT / "README.md"
+BLOCKS: list[tuple[Path, str, Callable[[list[results.Case]], str], str]] = [
+    (PERFORMANCE, "checkpoint", tables, "\n\n"),
+    (PERFORMANCE, "checkpoint_async", plain("checkpoint_async"), "\n\n"),
+    (PERFORMANCE, "command", commands, "\n\n"),
+    (PERFORMANCE, "plan", plain("plan"), "\n\n"),
+    (README, "checkpoint", readme, ""),
+]
+
+
+def with_block(page: str, name: str, text: str, space: str) -> str:
+    """The page with the text between the marks of that name."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.S)
+    if len(pattern.findall(page)) != 1:
+        raise ValueError(f"the page lacks the marks {begin} and {end}, or has them twice")
+    return pattern.sub(lambda _: f"{begin}{space}{text}{space}{end}", page)
+
+
+def pages() -> dict[Path, str]:
+    """What each page has to be."""
+    made = {PLOT: plot(results.read("checkpoint"))}
+    for path, name, make, space in BLOCKS:
+        page = made.get(path) or path.read_text(encoding="utf-8")
+        made[path] = with_block(page, f"{name}.json", make(results.read(name)), space)
+    return made
+
+
+def write() -> None:
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,78 @@
+"""The ranks of a benchmark: processes that wait for commands, a line each, and answer with a line of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+HERE = Path(__file__).parent
+DEADLINE_S = 900.0
+
+
+class Ranks:
+    """`count` ranks of a script beside this file, idle until told; ended with the block, at once if it failed."""
+
+    def __init__(self, script: str, arguments: list[str], count: int, environment: dict[str, str]) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        common = {
+            "WORLD_SIZE": str(count),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, str(HERE / script), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **common, **environment, "RANK": str(rank)},
+                text=True,
+            )
+            for rank in range(count)
+        ]
+        self.ready = self._replies()
+
+    def tell(self, *words: object) -> list[dict[str, Any]]:
+        """Give all ranks a command; return what each answers."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(" ".join(map(str, words)) + "\n")
+            process.stdin.flush()
+        return self._replies()
+
+    def _replies(self) -> list[dict[str, Any]]:
+        watchdog = threading.Timer(DEADLINE_S, self._kill)
+        watchdog.start()
+        try:
+            lines = [process.stdout.readline() for process in self._processes]  # type: ignore[union-attr]
+        finally:
+            watchdog.cancel()
+        if not all(lines):
+            raise RuntimeError(f"rank {lines.index('')} ended before it replied, or after {DEADLINE_S:g} s")
+        return [json.loads(line) for line in lines]
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        if kind is not None:
+            self._kill()
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self._processes:
+            process.wait(timeout=120)

@@ -1,0 +1,121 @@
+package dev.tessera;
+
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Objects;
+
+/**
+ * A collective that was prepared once, over the same tensors, to be launched many times: it is checked when it is made. A launch
+ * may meet the ordinary call of another rank. Exclusive, together with its communicator; {@link #await} may be called from
+ * any thread.
+ */
+public final class Plan extends NativeObject {
+    /** What a plan does: as the method of {@link Collectives} of that name. */
+    public enum Collective {
+        /** {@link Collectives#barrier}. */
+        BARRIER(1),
+        /** {@link Collectives#allReduce(List, ReduceOp)}, of the outputs. */
+        ALL_REDUCE(2),
+        /** {@link Collectives#reduceScatterCoalesced}. */
+        REDUCE_SCATTER(3),
+        /** {@link Collectives#allGatherCoalesced}. */
+        ALL_GATHER(4),
+        /** {@link Collectives#allGather(Tensor, List)}. */
+        ALL_GATHER_V(5),
+        /** {@link Collectives#broadcast(List, int)}, of the outputs. */
+        BROADCAST(6),
+        /** {@link Collectives#reduce}. */
+        REDUCE(7),
+        /** {@link Collectives#gather}. */
+        GATHER(8),
+        /** {@link Collectives#scatter}. */
+        SCATTER(9),
+        /** {@link Collectives#allToAll}. */
+        ALL_TO_ALL(10);
+
+        private final int number;
+
+        Collective(int number) {
+            this.number = number;
+        }
+    }
+
+    private final Comm comm;
+
+    private Plan(Comm comm, long handle, Object memory) {
+        super(new Ref("Plan", handle, h -> end(h)).mayLeak().keep(memory).dependOn(comm.ref));
+        this.comm = comm;
+    }
+
+    /** The library must not reach memory that is collected: what is in flight ends first, at its deadline at the latest. */
+    private static void end(long handle) {
+        try {
+            Native.planWait(handle, -1);
+        } catch (TesseraException failed) {
+            // It is told to whoever awaits it.
+        }
+        Native.planDestroy(handle);
+    }
+
+    /**
+     * Prepare a collective. Local.
+     *
+     * @param comm whose collective it is
+     * @param collective what it does
+     * @param inputs as its method takes them; empty for those in place
+     * @param outputs as its method takes them; empty where this rank gets nothing
+     * @param op of a reduction; else it does not matter
+     * @param root of a collective with a root; else it does not matter
+     * @return the plan; it keeps the tensors, and is closed with the communicator
+     */
+    public static Plan of(Comm comm, Collective collective, List<Tensor> inputs, List<Tensor> outputs, ReduceOp op,
+            int root) {
+        Objects.requireNonNull(collective, "collective");
+        final List<Tensor> memory = new ArrayList<>(List.copyOf(inputs));
+        memory.addAll(List.copyOf(outputs));
+        final long[] in = Tensor.descriptors(List.copyOf(inputs));
+        final long[] out = Tensor.descriptors(List.copyOf(outputs));
+        final int number = op.number();
+        return comm.ref.callExclusive(
+                c -> new Plan(comm, Native.planCreate(c, collective.number, in, out, number, root), memory));
+    }
+
+    /** Launch the collective and return when it is done. */
+    public void run() {
+        comm.ref.runExclusive(c -> ref.runExclusive(Native::planRun));
+    }
+
+    /**
+     * Launch the collective in the background, in the order of the communicator's calls.
+     *
+     * @throws TesseraInvalidStateException if what was started before is not done
+     */
+    public void start() {
+        comm.ref.runExclusive(c -> ref.runExclusive(Native::planStart));
+    }
+
+    /** Return when what was started last is done, at its own deadline at the latest. */
+    public void await() {
+        ref.run(h -> Native.planWait(h, -1));
+    }
+
+    /**
+     * Wait for what was started last.
+     *
+     * @param timeout how long
+     * @return whether it is done
+     */
+    public boolean await(Duration timeout) {
+        final int millis = Native.millis(timeout, "timeout");
+        try {
+            ref.run(h -> Native.planWait(h, millis));
+            return true;
+        } catch (TesseraException e) {
+            if (e.code() == ErrorCode.NOT_READY) {
+                return false;
+            }
+            throw e;
+        }
+    }
+}

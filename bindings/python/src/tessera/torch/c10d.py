@@ -1,0 +1,487 @@
+"""The backend "tessera" of `torch.distributed`.
+
+    dist.init_process_group("tessera")            # or "cpu:tessera", "cpu:tessera,cuda:nccl"
+
+PyTorch finds it by the entry point ``torch.distributed.backends``; where the package is used without being installed,
+`import tessera.torch` registers it. Each process group has two communicators, made through the group's own store: one
+for collectives, which run in the order of their calls, and one for sends and receives, which pass them by.
+
+Tensors are used where they lie. Those that are not contiguous are copied, and what is received is copied back. A
+synchronous collective runs on the caller's thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as _Backend
+
+from .. import _core
+from ..comm import Comm
+from ..errors import InvalidArgument, InvalidState, Unsupported
+from .meeting import meet, meet_again
+from .views import Views, joined, pieces_of
+from .work import Pending, teach_is_completed
+
+__all__ = ["NAME", "TesseraBackend", "register"]
+
+NAME = "tessera"
+
+_SUM, _AVG, _MIN, _MAX, _PROD = range(1, 6)  # the core's reductions; it has no bitwise ones
+
+# How a reduction is done: by one of the core's, or by gathering the ranks' values and folding them here.
+How = int | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_WHOLE: dict[Any, How] = {
+    dist.ReduceOp.SUM: _SUM,
+    dist.ReduceOp.AVG: _AVG,
+    dist.ReduceOp.MIN: _MIN,
+    dist.ReduceOp.MAX: _MAX,
+    dist.ReduceOp.PRODUCT: _PROD,
+    dist.ReduceOp.BAND: torch.bitwise_and,
+    dist.ReduceOp.BOR: torch.bitwise_or,
+    dist.ReduceOp.BXOR: torch.bitwise_xor,
+}
+_REAL: dict[Any, How] = {op: how for op, how in _WHOLE.items() if isinstance(how, int)}
+_COMPLEX: dict[Any, How] = {dist.ReduceOp.SUM: _SUM, dist.ReduceOp.AVG: _AVG}
+_BOOL: dict[Any, How] = {  # bytes of 0 and 1
+    dist.ReduceOp.SUM: _MAX,
+    dist.ReduceOp.MAX: _MAX,
+    dist.ReduceOp.BOR: _MAX,
+    dist.ReduceOp.MIN: _MIN,
+    dist.ReduceOp.PRODUCT: _MIN,
+    dist.ReduceOp.BAND: _MIN,
+    dist.ReduceOp.BXOR: torch.bitwise_xor,
+}
+_NO_TIMEOUT = timedelta(0)
+
+# What one collective of the communicator is: called with whether to return at once.
+Call = Callable[[bool], Any]
+
+
+def register() -> None:
+    """Make the backend known to `torch.distributed`, for tensors in the CPU's memory. Twice is fine."""
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+
+
+def _create(options: Any, _backend_options: Any) -> TesseraBackend:
+    teach_is_completed()
+    group = str(options.group_id)
+    backend = TesseraBackend(options.store, options.group_rank, options.group_size, options.timeout, group)
+    if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        _wrapped.add(backend)
+    return backend
+
+
+# With TORCH_DISTRIBUTED_DEBUG=DETAIL PyTorch puts a wrapper around the backend, which keeps of an object in Python only
+# what is in C++.
+_wrapped: set[TesseraBackend] = set()
+
+
+class TesseraBackend(_Backend):
+    """The ranks of one process group. Made by `torch.distributed`, which calls its methods for the group's.
+
+    Errors are Tessera's: `tessera.Mismatch`, `tessera.PeerLost`, `tessera.TesseraTimeout` and so on.
+    """
+
+    # All that PyTorch asks, not only what is true: one that a class in Python does not have asks itself without end.
+    supports_splitting = True
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_reconfigure = False
+    supports_window = False
+    _supports_time_estimate = False
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta, group: str) -> None:
+        super().__init__(rank, world_size)
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._options = _Backend.Options(NAME, timeout)
+        self._options.group_name = group
+        self._limit = self._timeout = timeout
+        names = [f"process group {group}", f"process group {group}, transfers"]
+        self._comm, self._transfers = meet(store, rank, world_size, timeout, names)
+        self._transferring = threading.Lock()  # one thread at a time issues transfers
+        self._issuing = threading.Lock()  # and one collectives; guards the two below
+        self._issued = 0
+        self._latest: Sequence[_core.Work] = ()
+        self._barriers = 0
+        # At the end of the process too, so that peers learn of an orderly end whether the group was destroyed or not.
+        self._close = weakref.finalize(self, _close, self._comm, self._transfers)
+
+    # ------------------------------------------------------------ what PyTorch asks
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    @property
+    def options(self) -> Any:
+        return self._options
+
+    def split(self, store: Any, ranks: Sequence[int], options: Any) -> TesseraBackend:
+        """The group of `ranks`, numbers of this group, in their order. Their rendezvous is `store`'s."""
+        members = list(ranks)
+        if self._rank not in members:  # None would be the answer, which PyBackend.hpp of 2.15 dereferences
+            raise Unsupported(
+                f"rank {self._rank} is in none of the groups: with a backend in Python split_group can leave no rank "
+                "out. Give it a group of its own, or use new_group"
+            )
+        timeout = self._limit if options is None else options._timeout
+        name = self._options.group_name if options is None else options.group_name
+        return TesseraBackend(store, members.index(self._rank), len(members), timeout, name)
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """What PyTorch asks of this rank when others make a group: nothing, they meet by themselves."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Deadline of later operations: earlier than the one that the group was made with, or that again."""
+        if timeout > self._limit:
+            raise Unsupported(
+                f"the timeout {timeout} is longer than {self._limit}, with which the process group was made: give it "
+                "to init_process_group or new_group"
+            )
+        self._timeout = timeout
+        self._options._timeout = timeout
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._issued
+
+    def abort(self) -> None:
+        """Fail whatever waits, here and at the peers. From any thread."""
+        for comm in (self._comm, self._transfers):
+            if not comm.closed:
+                comm.abort("the process group was aborted")
+
+    def shutdown(self) -> None:
+        """Leave the group, once its collectives that are in flight are done. Waits for no rank that issues none."""
+        if not self._close.alive:
+            return
+        for work in self._latest:
+            try:
+                _core.work_wait(work, None)
+            except Exception:  # whoever waits for it, or for its future, is told
+                break
+        self._latest = ()
+        self._close()
+        _wrapped.discard(self)
+
+    # ------------------------------------------------------------ collectives
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Pending | None:
+        views = Views()
+        over = [views.updates(tensor) for tensor in tensors]
+        return self._run(
+            options, [lambda later: _core.comm_broadcast(self._handle, over, options.rootRank, later)], tensors, views
+        )
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Pending | None:
+        if tensors[0].is_sparse:
+            return self.allreduce_sparse(tensors, options)
+        views = Views()
+        how = _how(options.reduceOp, tensors[0])
+        if isinstance(how, int):
+            over = [views.updates(tensor, reduced=True) for tensor in tensors]
+            calls: list[Call] = [lambda later: _core.comm_all_reduce(self._handle, over, how, later)]
+        else:
+            calls = [self._gathered(views, tensor, tensor, how) for tensor in tensors]
+        return self._run(options, calls, tensors, views)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], options: Any) -> Pending | None:
+        return self.allreduce(tensors, options)
+
+    def allreduce_sparse(self, tensors: list[torch.Tensor], options: Any) -> Pending | None:
+        """The sum of sparse tensors, gradients of embeddings: the entries of all ranks are gathered, and added here.
+
+        Returns when it is there, also if asked to return at once.
+        """
+        (tensor,) = tensors
+        if options.reduceOp.op != dist.ReduceOp.SUM or tensor.layout is not torch.sparse_coo:
+            raise Unsupported(
+                f"{_name_of(options.reduceOp)} of {tensor.layout} tensors: SUM of torch.sparse_coo ones can"
+            )
+        own = tensor.detach().coalesce()
+        counts = torch.empty(self._world_size, dtype=torch.int64)
+        parts = [own.indices().t().contiguous(), own.values().contiguous()]
+        views = Views()
+        with self._issuing:
+            self._issued += 1
+            count = torch.tensor([own._nnz()])
+            _core.comm_all_gather(self._handle, views.reads(count), views.writes(counts), False)
+            wholes = [torch.empty((int(counts.sum()), *part.shape[1:]), dtype=part.dtype) for part in parts]
+            for part, whole in zip(parts, wholes, strict=True):
+                into = [views.writes(of_rank) for of_rank in whole.split(counts.tolist())]
+                _core.comm_all_gather_v(self._handle, views.reads(part), into, False)
+        with torch.no_grad():
+            added = torch.sparse_coo_tensor(wholes[0].t(), wholes[1], tensor.shape, check_invariants=True)
+            tensor.copy_(added.coalesce())
+        return Pending([], tensors) if options.asyncOp else None
+
+    def reduce(self, tensors: list[torch.Tensor], options: Any) -> Pending | None:
+        views, root = Views(), options.rootRank
+        (tensor,) = tensors
+        how, is_root = _how(options.reduceOp, tensor), self._rank == root
+        if isinstance(how, int):
+            over = views.updates(tensor, reduced=True) if is_root else views.reads(tensor, reduced=True)
+            call: Call = functools.partial(_core.comm_reduce, self._handle, over, over if is_root else None, how, root)
+        else:
+            call = self._gathered(views, tensor, tensor if is_root else None, how)
+        return self._run(options, [call], tensors, views)
+
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any) -> Pending | None:
+        return self.allgather_coalesced([[output] for output in outputs[0]], inputs, options, outputs[0])
+
+    def allgather_coalesced(
+        self,
+        outputs: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        options: Any,
+        results: list[torch.Tensor] | None = None,
+    ) -> Pending | None:
+        """Rank r's i-th input becomes ``outputs[r][i]``, on every rank."""
+        views = Views()
+        calls: list[Call] = []
+        for i, tensor in enumerate(inputs):
+            over, into = views.reads(tensor), [views.writes(of_rank[i]) for of_rank in outputs]
+            calls.append(functools.partial(_core.comm_all_gather_v, self._handle, over, into))
+        results = [tensor for of_rank in outputs for tensor in of_rank] if results is None else results
+        return self._run(options, calls, results, views)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, options: Any) -> Pending | None:
+        return self.all_gather_single_coalesced([output], [input], options)
+
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], options: Any
+    ) -> Pending | None:
+        views = Views()
+        calls: list[Call] = []
+        for output, tensor in zip(outputs, inputs, strict=True):
+            over, into = views.reads(tensor), views.writes(output)
+            calls.append(functools.partial(_core.comm_all_gather, self._handle, over, into))
+        return self._run(options, calls, outputs, views)
+
+    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any) -> Pending | None:
+        views, root = Views(), options.rootRank
+        over = views.reads(inputs[0])
+        into = views.writes_joined(outputs[0]) if self._rank == root else None
+        return self._run(
+            options,
+            [lambda later: _core.comm_gather(self._handle, over, into, root, later)],
+            outputs[0] if self._rank == root else [],
+            views,
+        )
+
+    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], options: Any) -> Pending | None:
+        views, root = Views(), options.rootRank
+        over = views.reads(joined(inputs[0])) if self._rank == root else None
+        into = views.writes(outputs[0])
+        return self._run(
+            options, [lambda later: _core.comm_scatter(self._handle, over, into, root, later)], outputs, views
+        )
+
+    def reduce_scatter(
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], options: Any
+    ) -> Pending | None:
+        (parts,), (output,) = inputs, outputs
+        if len({part.numel() for part in parts}) == 1:
+            return self.reduce_scatter_single(output, joined(parts), options)
+        views = Views()
+        calls: list[Call] = []
+        how = _how(options.reduceOp, output)
+        if not isinstance(how, int):
+            raise Unsupported(
+                f"{_name_of(options.reduceOp)} of parts of different lengths: all have to have one length"
+            )
+        for root, part in enumerate(parts):
+            over = views.reads(part, reduced=True)
+            into = views.writes(output, reduced=True) if root == self._rank else None
+            calls.append(functools.partial(_core.comm_reduce, self._handle, over, into, how, root))
+        return self._run(options, calls, outputs, views)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, options: Any) -> Pending | None:
+        return self.reduce_scatter_single_coalesced([output], [input], options)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], options: Any
+    ) -> Pending | None:
+        views = Views()
+        calls: list[Call] = []
+        for output, tensor in zip(outputs, inputs, strict=True):
+            how = _how(options.reduceOp, tensor)
+            if isinstance(how, int):
+                over, into = views.reads(tensor, reduced=True), views.writes(output, reduced=True)
+                calls.append(functools.partial(_core.comm_reduce_scatter, self._handle, over, into, how))
+            else:
+                calls.append(self._gathered(views, tensor, output, how))
+        return self._run(options, calls, outputs, views)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        options: Any,
+    ) -> Pending | None:
+        """Rows of `input` to all ranks, by `input_splits`; of equal number where both lists are empty."""
+        views = Views()
+        if not output_splits and not input_splits:
+            over, into = views.reads(input), views.writes(output)
+            return self._run(
+                options, [lambda later: _core.comm_all_to_all(self._handle, over, into, later)], [output], views
+            )
+        outputs = pieces_of(views.whole(output, write=True), output_splits, self._world_size, "output")
+        inputs = pieces_of(views.whole(input), input_splits, self._world_size, "input")
+        return self._exchange(outputs, inputs, options, [output], views)
+
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], options: Any) -> Pending | None:
+        for what, tensors in (("outputs", outputs), ("inputs", inputs)):
+            if len(tensors) != self._world_size:
+                raise InvalidArgument(f"all_to_all: {len(tensors)} {what} on {self._world_size} ranks")
+        return self._exchange(outputs, inputs, options, outputs, Views())
+
+    def barrier(self, options: Any) -> Pending | None:
+        return self._run(options, [lambda later: _core.comm_barrier(self._handle, later)], [], Views())
+
+    def monitored_barrier(self, options: Any, wait_all_ranks: bool = False) -> None:
+        """Return when every rank has called it, or name those that have not. The group stays usable either way."""
+        del wait_all_ranks  # all that are missing are named in any case
+        self._barriers += 1
+        timeout = options.timeout if options.timeout > _NO_TIMEOUT else self._timeout
+        meet_again(self._store, self._rank, self._world_size, timeout, self._barriers)
+
+    # ------------------------------------------------------------ sends and receives
+
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Pending:
+        (tensor,) = tensors
+        views = Views()
+        over = views.reads(tensor)
+        with self._transferring:
+            work = _core.comm_send(self._transfers._handle, over, to, tag, True)
+        assert work is not None
+        return self._pending([work], tensors, views, self._timeout)
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> Pending:
+        (tensor,) = tensors
+        views = Views()
+        into = views.writes(tensor)
+        with self._transferring:
+            work = _core.comm_recv(self._transfers._handle, into, source, tag, True)
+        assert work is not None
+        return self._pending([work], tensors, views, self._timeout)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Pending:
+        raise Unsupported("a receive has to name its source: irecv(tensor, src=rank)")
+
+    # ------------------------------------------------------------ how they run
+
+    @property
+    def _handle(self) -> _core.Comm:
+        return self._comm._handle
+
+    def _run(
+        self, options: Any, calls: Sequence[Call], results: list[torch.Tensor], views: Views, *, at_once: bool = False
+    ) -> Pending | None:
+        """Issue one operation. None if the caller waits for it and it is done: then it has run here."""
+        given = options.timeout
+        patience = self._timeout if given <= _NO_TIMEOUT else min(given, self._timeout)
+        later = bool(options.asyncOp) or at_once or patience < self._limit
+        with self._issuing:
+            self._issued += 1
+            self._latest = works = [work for call in calls if (work := call(later)) is not None]
+        if not later:
+            views.finish()
+            return None
+        pending = self._pending(works, results, views, patience)
+        if options.asyncOp:
+            return pending
+        pending.wait()
+        return None
+
+    def _pending(
+        self, works: Sequence[_core.Work], results: list[torch.Tensor], views: Views, patience: timedelta
+    ) -> Pending:
+        finish = views.finish if views.copied else None
+        if patience < self._limit:
+            return Pending(works, results, finish, patience, lambda message: self._give_up(message))
+        return Pending(works, results, finish)
+
+    def _give_up(self, message: str) -> None:
+        for comm in (self._comm, self._transfers):
+            if not comm.closed:
+                comm.abort(message)
+
+    def _exchange(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        options: Any,
+        results: list[torch.Tensor],
+        views: Views,
+    ) -> Pending | None:
+        """An all-to-all of parts of any lengths, those without elements too: so a difference is noticed."""
+        calls: list[Call] = []
+        for step in range(1, self._world_size):
+            to, source = (self._rank + step) % self._world_size, (self._rank - step) % self._world_size
+            calls.append(functools.partial(_core.comm_send, self._handle, views.reads(inputs[to]), to, 0))
+            calls.append(functools.partial(_core.comm_recv, self._handle, views.writes(outputs[source]), source, 0))
+        own = inputs[self._rank]
+        if own.numel() != outputs[self._rank].numel():
+            raise InvalidArgument(
+                f"all_to_all: rank {self._rank} has {own.numel()} elements for itself and room for "
+                f"{outputs[self._rank].numel()}"
+            )
+        with torch.no_grad():
+            outputs[self._rank].copy_(own.reshape(outputs[self._rank].shape))
+        return self._run(options, calls, results, views, at_once=True)
+
+    def _gathered(
+        self, views: Views, tensor: torch.Tensor, output: torch.Tensor | None, fold: Callable[..., torch.Tensor]
+    ) -> Call:
+        """The call that gathers `tensor` of all ranks; afterwards `output` is the fold of them, or of its part."""
+        over = views.reads(tensor)
+        of_all = torch.empty((self._world_size, tensor.numel()), dtype=tensor.dtype)
+        into = views.writes(of_all)
+        if output is not None:
+            first = self._rank * output.numel() if output.numel() < tensor.numel() else 0
+
+            def folded() -> None:
+                whole = functools.reduce(fold, of_all[:, first : first + output.numel()])
+                output.copy_(whole.view(output.shape))
+
+            views.afterwards(folded)
+        return functools.partial(_core.comm_all_gather, self._handle, over, into)
+
+
+def _how(op: Any, tensor: torch.Tensor) -> How:
+    dtype = tensor.dtype
+    table = (
+        _REAL if dtype.is_floating_point else _BOOL if dtype is torch.bool else _COMPLEX if dtype.is_complex else _WHOLE
+    )
+    how = table.get(op.op)
+    if how is None:
+        ops = ", ".join(str(known).removeprefix("RedOpType.") for known in table)
+        raise Unsupported(f"{_name_of(op)} of {dtype} tensors is no reduction of the backend {NAME!r}; {ops} are")
+    return how
+
+
+def _name_of(op: Any) -> str:
+    return str(op.op).removeprefix("RedOpType.")
+
+
+def _close(comm: Comm, transfers: Comm) -> None:
+    for one in (transfers, comm):
+        try:
+            one.close()
+        except InvalidState:  # another thread waits in it: ended, so that it can be closed
+            one.abort("the process group was destroyed")
+
+
+register()

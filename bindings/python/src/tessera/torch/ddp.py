@@ -1,0 +1,576 @@
+"""`DistributedDataParallel` under PyTorch's name and signature, over Tessera's own DDP.
+
+    from tessera.torch import DistributedDataParallel          # was: from torch.nn.parallel import ...
+    model = DistributedDataParallel(net)
+
+Gradients lie in buckets that the ranks of a host share; each is averaged while backward goes on. docs/TORCH.md says
+where it differs from PyTorch's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel as _TorchDDP
+
+from .. import _core
+from ..comm import Comm
+from ..ddp import Bucket, BucketStats
+from ..errors import InvalidArgument, InvalidState, Unsupported
+from ..tensor import DType
+from .gradients import Gradients, closed, kept
+from .meeting import communicator_of
+from .tensors import CORE
+from .views import Views
+
+__all__ = ["DistributedDataParallel", "GradBucket"]
+
+_MIB = 1 << 20
+
+
+class DistributedDataParallel(_TorchDDP):
+    """A module whose gradients are averaged over the ranks. Collective: all get rank 0's parameters and buffers.
+
+    A subclass of PyTorch's, so that programs and libraries know it for what it is; none of PyTorch's code beneath it
+    runs. Used by one thread. Errors are Tessera's, which are the builtins' too that PyTorch raises.
+
+    Parameters
+    ----------
+    module : Module
+        Its parameters are in the CPU's memory, and at least one of them requires a gradient.
+    device_ids, output_device
+        None: they are for GPUs.
+    dim : int
+        As PyTorch has it; for modules on several GPUs.
+    broadcast_buffers : bool, optional
+        False: each rank keeps its own buffers. Otherwise each forward pass begins with rank 0's.
+    init_sync : bool
+        False: each rank keeps its parameters and buffers. That the ranks' modules agree is checked all the same.
+    process_group : ProcessGroup or Comm, optional
+        The ranks: a group of `torch.distributed` of any backend, by default all of it, or a communicator of Tessera's,
+        which needs no `torch.distributed`. The model makes a communicator of its own.
+    bucket_cap_mb : float, optional
+        MiB of gradients that are reduced together; by default 25, and 1 in the first bucket.
+    find_unused_parameters : bool
+        Parameters without a part in the loss are allowed: this rank adds zeros. Those that no rank uses keep their
+        gradient. Without it they are an error, in the step in which it happens.
+    check_reduction
+        Without effect, as in PyTorch.
+    gradient_as_bucket_view : bool
+        Gradients are views of the buckets either way.
+    static_graph : bool
+        Every step uses the parameters of the first one, as often.
+    delay_all_reduce_named_params, param_to_hook_all_reduce
+        Names and parameters that are reduced together once the latter parameter has its gradient; they may be
+        accumulated often before that.
+    mixed_precision
+        With `reduce_dtype` alone: gradients travel in it. Arithmetic in narrow types is `torch.autocast`'s.
+    device_mesh : DeviceMesh, optional
+        Of one dimension, in place of `process_group`.
+    skip_all_reduce_unused_params : bool
+        As `find_unused_parameters`, which leaves such parameters alone on all ranks.
+    bucket_cap_mb_list
+        Refused: all buckets but the first have one size.
+    batched_grad_copy, lazy_bucket_allocation : bool
+        Without effect: there are no such copies, and buckets are what `grad` is.
+    forward_sync_buffers : bool, optional
+        False: buffers are rank 0's at the beginning only.
+
+    Raises
+    ------
+    InvalidArgument, Unsupported
+        An argument cannot be, or a parameter is not a dense floating-point tensor in the CPU's memory; it is named.
+    Mismatch
+        The ranks' modules or options differ; the first difference is named.
+    TesseraTimeout, PeerLost, Aborted
+        A rank is late or lost; it is named.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device_ids: Sequence[Any] | None = None,
+        output_device: Any = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        process_group: Any = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: Sequence[tuple[str, torch.nn.Parameter]] | None = None,
+        param_to_hook_all_reduce: torch.nn.Parameter | None = None,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
+        lazy_bucket_allocation: bool = False,
+    ) -> None:
+        torch.nn.Module.__init__(self)
+        del check_reduction, batched_grad_copy, lazy_bucket_allocation
+        if device_ids or output_device is not None:
+            raise InvalidArgument(
+                f"device_ids is {device_ids} and output_device {output_device}: a module in the CPU's memory has none"
+            )
+        if (delay_all_reduce_named_params is None) != (param_to_hook_all_reduce is None):
+            raise InvalidArgument("delay_all_reduce_named_params and param_to_hook_all_reduce are given together")
+        options = {
+            **_limits(bucket_cap_mb, bucket_cap_mb_list),
+            "find_unused": (find_unused_parameters or skip_all_reduce_unused_params) and not static_graph,
+            "static_graph": static_graph,
+            "reduce_dtype": _reduce_dtype(mixed_precision),
+        }
+        self.process_group = _ranks(process_group, device_mesh)
+        if device_mesh is not None:
+            self.device_mesh = device_mesh
+        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        params = _checked(module, self.parameters_to_ignore)
+        trained = {name: param for name, param in params.items() if param.requires_grad and param.numel() > 0}
+        delayed = dict(delay_all_reduce_named_params or ())
+        for name, param in delayed.items():
+            if not any(param is one for one in trained.values()):
+                raise InvalidArgument(f"delay_all_reduce_named_params has {name!r}, which is not averaged")
+
+        self.module = module
+        self.dim = dim
+        self.device, self.device_type = torch.device("cpu"), "cpu"
+        self.device_ids = self.output_device = None
+        self.find_unused_parameters = find_unused_parameters
+        self.static_graph = static_graph
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.mixed_precision = mixed_precision
+        self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        of_old = broadcast_buffers is None or broadcast_buffers  # what the deprecated argument says
+        self.forward_sync_buffers = of_old if forward_sync_buffers is None else forward_sync_buffers
+        self.require_backward_grad_sync = True
+        self.require_forward_param_sync = True
+        self._throws = False
+        self._has_hook = False
+        self._shared_buffers: _Buffers | None = None
+
+        base = communicator_of(self.process_group)
+        comm = base.split(0, base.rank, name="DistributedDataParallel")
+        assert comm is not None
+        try:
+            with nullcontext() if init_sync else kept([param.detach() for param in trained.values()]):
+                self._gradients = Gradients(comm, trained, options, list(delayed.values()), param_to_hook_all_reduce)
+            self._end = weakref.finalize(self, closed, comm, self._gradients.hooks)
+            buffers = _Buffers(module, self.parameters_to_ignore, self._gradients)
+            if init_sync:
+                _broadcast(comm, [param for param in params.values() if not param.requires_grad])
+                if of_old or forward_sync_buffers is not None:
+                    _broadcast(comm, list(buffers.now().values()))
+            if self.forward_sync_buffers and buffers.now():
+                buffers.register()
+                self._shared_buffers = buffers
+        except BaseException:
+            comm.close()
+            raise
+
+    # ------------------------------------------------------------ a step
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module. What is asked for here holds for the backward pass that follows: see `no_sync`."""
+        if any(hasattr(param, "_in_backward_optimizers") for param in self.module.parameters()):
+            raise Unsupported(
+                "apply_optimizer_in_backward steps before gradients are averaged: step after backward(), or let an "
+                "optimizer of Tessera's step in backward (tessera.DDP.step_in_backward)"
+            )
+        if self._throws:
+            self._tell_of_data(True)
+        grad = torch.is_grad_enabled()
+        if grad:
+            self._gradients.begin(self.require_backward_grad_sync)
+        if self._shared_buffers is not None and self.will_sync_module_buffers():
+            self._shared_buffers.from_rank_0()
+        output = self.module(*inputs, **kwargs)
+        self.require_forward_param_sync = grad and self.require_backward_grad_sync
+        if grad:
+            # Before any gradient of a parameter, and in the outermost of nested passes.
+            for tensor in _tensors_in(output):
+                if tensor.grad_fn is not None:
+                    tensor.register_hook(self._gradients.backward_begins)
+        return output
+
+    def will_sync_module_buffers(self) -> bool:
+        """Whether the next forward pass begins with rank 0's buffers."""
+        return self.require_forward_param_sync and self.forward_sync_buffers and self._shared_buffers is not None
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes of forward passes in this block average nothing; gradients add up.
+
+        The first pass after it averages the sums. On all ranks alike.
+        """
+        former, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = former
+
+    @property
+    def require_manual_backward_finalization(self) -> bool:
+        """Whether `finalize_backward` ends a backward pass, and not its own end. Set between steps."""
+        return self._gradients.manual
+
+    @require_manual_backward_finalization.setter
+    def require_manual_backward_finalization(self, required: bool) -> None:
+        self._gradients.check_between_steps()
+        self._gradients.manual = required
+
+    @property
+    def should_finalize_after_backward(self) -> bool:
+        """Whether `finalize_backward` has to come after ``backward``: yes, where it is called at all."""
+        return self._gradients.manual
+
+    def finalize_backward(self) -> None:
+        """After ``backward``: return when all gradients are averaged. Collective.
+
+        Raises
+        ------
+        InvalidState
+            Without `require_manual_backward_finalization`, or gradients are missing; they are named.
+        """
+        if not self._gradients.manual:
+            raise InvalidState("without require_manual_backward_finalization, backward() itself has ended the step")
+        self._gradients.ended()
+
+    def stats(self) -> list[BucketStats]:
+        """What became of each bucket in the last step: see `tessera.DDP.stats`. Not PyTorch's."""
+        return self._gradients.ddp.stats()
+
+    # ------------------------------------------------------------ uneven inputs
+
+    @contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """A block around the training loop of ranks that may have different numbers of steps. Collective.
+
+        At its end a rank takes part in the steps of the others, adding zeros, until all are there. Then all have the
+        parameters and buffers of the lowest rank that made most steps, and gradients are zero.
+
+        Parameters
+        ----------
+        divide_by_initial_world_size : bool
+            False: sums are divided by the number of ranks that still have data.
+        enable : bool
+            False: a block without effect.
+        throw_on_early_termination : bool
+            Raise on all ranks as soon as one has no data left, in place of the above.
+
+        Raises
+        ------
+        InvalidState
+            See above; the ranks without data are named.
+        """
+        if not enable:
+            yield
+        elif throw_on_early_termination:
+            self._throws = True
+            try:
+                yield
+            finally:
+                self._throws = False
+            self._tell_of_data(False)
+        else:
+            mode = "divide_by_world" if divide_by_initial_world_size else "divide_by_active"
+            if self._gradients.allow_join(mode) and self._shared_buffers is not None:
+                self._shared_buffers.register()
+            yield
+            with nullcontext() if self._shared_buffers is None else self._shared_buffers.in_place():
+                self._gradients.join()
+
+    def _tell_of_data(self, left: bool) -> None:
+        comm = self._gradients.comm
+        everyone = np.zeros(comm.world_size, np.uint8)
+        comm.all_gather(np.array([left], np.uint8), everyone)
+        without = [str(rank) for rank, has in enumerate(everyone) if not has]
+        if 0 < len(without) < comm.world_size:
+            raise InvalidState(f"ranks without data left: {', '.join(without)}; the others would go on")
+
+    def join_hook(self, **kwargs: Any) -> NoReturn:
+        """Refused: `torch.distributed.algorithms.Join` shadows a model's collectives one by one; use `join`."""
+        raise Unsupported("torch.distributed.algorithms.Join cannot hold this model: use model.join()")
+
+    @property
+    def join_device(self) -> torch.device:
+        """The CPU."""
+        return self.device
+
+    @property
+    def join_process_group(self) -> Any:
+        """The ranks, as they were given."""
+        return self.process_group
+
+    # ------------------------------------------------------------ hooks
+
+    def register_comm_hook(self, state: object, hook: Callable[[Any, Any], torch.futures.Future[Any]]) -> None:
+        """Have ``hook(state, bucket)`` reduce each bucket of gradients; PyTorch's own hooks are taken. Once a model.
+
+        It gets a `GradBucket` and returns a future of what all ranks shall have (it averages itself). It runs on a
+        thread of the library, bucket after bucket in one order on all ranks, while backward goes on. If the program
+        calls collectives in the backward pass too, give the hook a process group of its own.
+
+        Raises
+        ------
+        TypeError, InvalidArgument
+            It is no such hook.
+        InvalidState
+            The model has a hook, or is in the middle of a step.
+        """
+        _check_hook(hook)
+        if self._has_hook:
+            raise InvalidState("the model has a communication hook: one can be registered")
+        model, last = weakref.ref(self), len(self.stats()) - 1
+
+        def reduce(bucket: Bucket) -> None:
+            this = model()
+            if this is None:
+                raise RuntimeError("the model is gone")
+            params, views = this._gradients.named_params, this._gradients.views
+            of_bucket = [views[name] for name in bucket.names]
+            given = GradBucket(bucket.index, [params[name] for name in bucket.names], of_bucket, bucket.index == last)
+            given.put_back(hook(state, given).wait(), of_bucket)
+
+        self._gradients.set_hook(reduce)
+        self._has_hook = True
+
+    # ------------------------------------------------------------ what PyTorch's has beside that
+
+    def train(self, mode: bool = True) -> DistributedDataParallel:
+        """As that of any module."""
+        torch.nn.Module.train(self, mode)
+        return self
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> NoReturn:
+        """Refused: it is for modules on several GPUs."""
+        raise Unsupported("scatter is for modules on several GPUs")
+
+    def gather(self, outputs: Any, output_device: Any) -> NoReturn:
+        """Refused: it is for modules on several GPUs."""
+        raise Unsupported("gather is for modules on several GPUs")
+
+    def to_kwargs(self, inputs: Any, kwargs: Any, device_id: Any) -> NoReturn:
+        """Refused: it is for modules on GPUs."""
+        raise Unsupported("to_kwargs is for modules on GPUs")
+
+    @property
+    def broadcast_buffers(self) -> bool:
+        """The former name of `forward_sync_buffers`."""
+        return bool(self.forward_sync_buffers)
+
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:
+        self.forward_sync_buffers = value
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError("the model belongs to its ranks: save or copy model.module, or its state_dict()")
+
+
+class GradBucket:
+    """A bucket of gradients for a communication hook, as PyTorch's: one flat tensor, and its parts."""
+
+    def __init__(
+        self, index: int, params: list[torch.nn.Parameter], gradients: list[torch.Tensor], is_last: bool
+    ) -> None:
+        self._index = index
+        self._params = params
+        self._shapes = [gradient.shape for gradient in gradients]
+        self._is_last = is_last
+        self._buffer = torch.cat([gradient.reshape(-1) for gradient in gradients])
+
+    def index(self) -> int:
+        """Its number: the order of reduction."""
+        return self._index
+
+    def is_last(self) -> bool:
+        """Whether it is the last one of a step."""
+        return self._is_last
+
+    def buffer(self) -> torch.Tensor:
+        """The gradients, one after the other."""
+        return self._buffer
+
+    def set_buffer(self, tensor: torch.Tensor) -> None:
+        """Put another tensor in the place of `buffer`."""
+        self._buffer = tensor
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The gradients as parts of `buffer`."""
+        return _parts(self._buffer, self._shapes)
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters, in the order of `gradients`."""
+        return self._params
+
+    def put_back(self, result: Any, gradients: list[torch.Tensor]) -> None:
+        """Write what a hook's future holds into the gradients."""
+        if isinstance(result, (list, tuple)) and len(result) == 1:
+            (result,) = result
+        if not isinstance(result, torch.Tensor) or result.numel() != sum(map(torch.numel, gradients)):
+            raise TypeError(
+                f"the future of a communication hook holds {_in_short(result)}; one tensor of "
+                f"{sum(map(torch.numel, gradients))} elements is wanted"
+            )
+        with torch.no_grad():
+            for gradient, part in zip(gradients, _parts(result.reshape(-1), self._shapes), strict=True):
+                gradient.copy_(part)
+
+
+class _Buffers:
+    """A module's buffers: rank 0's, at the beginning and before forward passes.
+
+    The core gets memory that stays; a buffer that is not contiguous, or was replaced in the module, is copied there.
+    """
+
+    def __init__(self, module: torch.nn.Module, ignored: set[str], gradients: Gradients) -> None:
+        self._module = module
+        self._ignored = ignored
+        self._gradients = gradients
+        self._memory = {name: buffer.detach().contiguous() for name, buffer in self.now().items()}
+
+    def now(self) -> dict[str, torch.Tensor]:
+        """The module's buffers, by name."""
+        return {name: buffer for name, buffer in self._module.named_buffers() if name not in self._ignored}
+
+    def register(self) -> None:
+        """Give the core its memory, without a change of values. Collective."""
+        with kept(list(self._memory.values())):
+            self._gradients.ddp.register_buffers(self._memory)
+
+    def from_rank_0(self) -> None:
+        """Collective."""
+        with self.in_place():
+            self._gradients.ddp.broadcast_buffers()
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """A block in which the core's memory stands for the buffers."""
+        moved = []
+        for name, buffer in self.now().items():
+            memory = self._memory.get(name)
+            if memory is None or memory.shape != buffer.shape or memory.dtype != buffer.dtype:
+                raise InvalidState(f"buffer {name!r} is new, or of another shape or dtype, since the model was wrapped")
+            if memory.data_ptr() != buffer.data_ptr() or memory.stride() != buffer.stride():
+                memory.copy_(buffer.detach())
+                moved.append((buffer.data, memory))  # the values change as the core's writes do: unseen by autograd
+        yield
+        for data, memory in moved:
+            data.copy_(memory)
+
+
+def _broadcast(comm: Comm, tensors: Sequence[torch.Tensor]) -> None:
+    """Rank 0's values."""
+    views = Views()
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        of_dtype = [views.updates(tensor.detach()) for tensor in tensors if tensor.dtype is dtype]
+        _core.comm_broadcast(comm._handle, of_dtype, 0, False)
+    views.finish()
+
+
+def _checked(module: torch.nn.Module, ignored: set[str]) -> dict[str, torch.nn.Parameter]:
+    """The parameters that take part, by name."""
+    params = {name: param for name, param in module.named_parameters() if name not in ignored}
+    for name, param in params.items():
+        if isinstance(param, torch.nn.parameter.UninitializedParameter):
+            raise InvalidState(f"parameter {name!r} has no shape yet: run the module once before it is wrapped")
+    for name, buffer in module.named_buffers():
+        if name not in ignored and (not buffer.is_cpu or buffer.dtype not in CORE):
+            raise Unsupported(f"buffer {name!r} is {buffer.dtype} on {buffer.device}: it cannot be broadcast")
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.SyncBatchNorm):
+            raise Unsupported(f"{name!r} is a SyncBatchNorm, which PyTorch has for GPUs alone")
+        if getattr(part, "sparse", False) and isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            raise Unsupported(
+                f"{name!r} has sparse gradients: gradients are dense here (sparse=False). PyTorch's own "
+                'DistributedDataParallel takes them, also on the backend "tessera"'
+            )
+    if not any(param.requires_grad and param.numel() > 0 for param in params.values()):
+        raise InvalidArgument("no parameter of the module requires a gradient, so that there is nothing to average")
+    return params
+
+
+def _ranks(group: Any, mesh: Any) -> Any:
+    if mesh is None:
+        return torch.distributed.group.WORLD if group is None else group
+    if group is not None:
+        raise InvalidArgument("process_group and device_mesh are both given; one says who the ranks are")
+    if mesh.ndim != 1:
+        raise InvalidArgument(f"device_mesh has {mesh.ndim} dimensions; one is wanted, such as mesh['dp']")
+    return mesh.get_group(mesh_dim=0)
+
+
+def _limits(cap_mb: float | None, caps: Sequence[float] | None) -> dict[str, int]:
+    if caps is not None:
+        raise Unsupported(f"bucket_cap_mb_list is {list(caps)}: buckets have one size; give it as bucket_cap_mb")
+    if cap_mb is None:
+        return {}
+    if not cap_mb > 0:
+        raise InvalidArgument(f"bucket_cap_mb is {cap_mb}; MiB above 0 are wanted")
+    size = max(1, int(cap_mb * _MIB))
+    return {"bucket_bytes": size, "first_bucket_bytes": size}
+
+
+def _reduce_dtype(policy: Any) -> DType | None:
+    if policy is None:
+        return None
+    for field in ("param_dtype", "buffer_dtype"):
+        if getattr(policy, field, None) is not None:
+            raise Unsupported(
+                f"mixed_precision.{field} is {getattr(policy, field)}: the module computes in its own dtypes, or in "
+                "those of torch.autocast; reduce_dtype alone is taken"
+            )
+    dtype = getattr(policy, "reduce_dtype", None)
+    if dtype is not None and dtype not in CORE:
+        raise Unsupported(f"mixed_precision.reduce_dtype is {dtype}; float16, bfloat16, float32 and float64 can be")
+    return None if dtype is None else CORE[dtype]
+
+
+def _check_hook(hook: Any) -> None:
+    if not callable(hook):
+        raise TypeError(f"the communication hook is a {type(hook).__name__}; hook(state, bucket) is wanted")
+    try:
+        signature = inspect.signature(hook)
+        signature.bind(None, None)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"the communication hook cannot be called as hook(state, bucket): {error}") from None
+    kind = list(signature.parameters.values())[1].annotation if len(signature.parameters) > 1 else Any
+    if isinstance(kind, type) and kind not in (torch.distributed.GradBucket, GradBucket, inspect.Parameter.empty):
+        raise InvalidArgument(f"the bucket of the communication hook is annotated as {kind}; it is a GradBucket")
+
+
+def _parts(flat: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
+    return [part.view(shape) for part, shape in zip(flat.split([s.numel() for s in shapes]), shapes, strict=True)]
+
+
+def _in_short(value: Any) -> str:
+    return f"a tensor of {value.numel()}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors_in(part)
+    elif isinstance(value, (list, tuple, set)):
+        for part in value:
+            yield from _tensors_in(part)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _tensors_in(getattr(value, field.name))

@@ -1,0 +1,353 @@
+"""The gradients of a module in the buckets of a `tessera.DDP`: what autograd does to each is passed on as it happens.
+
+A step of the core is one backward pass:
+
+    a gradient is accumulated --> it is in its view of a bucket, `ready`          many times, in any order
+    the backward pass ends    --> `wait`; what other ranks alone had is handed to the parameters
+
+`param.grad` is the view itself. Where autograd made another tensor (after ``zero_grad()``, which drops the view), its
+values are copied into the view first. Everything runs on the thread that calls ``backward``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+
+from .. import _core
+from ..comm import Comm
+from ..ddp import DDP, Bucket
+from ..errors import InvalidState, Unsupported
+from .tensors import CORE, of_core
+
+__all__ = ["Gradients", "closed", "kept"]
+
+
+class Gradients:
+    """The gradients of `params`, averaged over the ranks of `comm`. Collective: parameters become those of rank 0.
+
+    Parameters
+    ----------
+    comm : Comm
+        Used by nothing else.
+    params : mapping of str to Parameter
+        None without elements, in the order of registration.
+    options : mapping
+        Of `tessera.DDP`.
+    delayed : sequence of Parameter
+        Of `params`; ready when `trigger` has its gradient.
+    trigger : Parameter, optional
+        See above.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        params: Mapping[str, torch.nn.Parameter],
+        options: Mapping[str, Any],
+        delayed: Sequence[torch.nn.Parameter] = (),
+        trigger: torch.nn.Parameter | None = None,
+    ) -> None:
+        self._comm = comm
+        self._names = list(params)
+        self._params = list(params.values())
+        self._options = dict(options)
+        self._memory = [_in_memory(name, param) for name, param in params.items()]
+        late = {id(param) for param in delayed}
+        self._delayed = [i for i, param in enumerate(self._params) if id(param) in late]
+        self._is_delayed = [id(param) in late for param in self._params]
+        self._static = bool(options.get("static_graph"))
+        self._fires: list[int] | None = None  # static graph: how often each gradient is accumulated; None before
+        self._counts = [0] * len(self._params)  # this step
+        self._came = bytearray(len(self._params))  # since the last step that was reduced
+        self._said = bytearray(len(self._params))  # this step
+        self._running = False  # a backward pass is under way, and its end will be noticed
+        self._sync = True
+        self._hook: Callable[[Bucket], object] | None = None
+        self.manual = False  # the program ends steps itself
+        self._views: list[torch.Tensor] = []
+        self._make()
+        self.hooks = [
+            param.register_post_accumulate_grad_hook(partial(_accumulated, weakref.ref(self), i))
+            for i, param in enumerate(self._params)
+        ]
+        if trigger is not None:
+            self.hooks.append(trigger.register_post_accumulate_grad_hook(partial(_triggered, weakref.ref(self))))
+
+    def _make(self) -> None:
+        former = self._views
+        self.ddp = DDP(self._comm, dict(zip(self._names, self._memory, strict=True)), **self._options)
+        self._ready = partial(_core.ddp_ready, self.ddp._handle)
+        self._views = [_view_of(self.ddp, i, param) for i, param in enumerate(self._params)]
+        for old, new, param in zip(former, self._views, self._params, strict=False):
+            new.copy_(old)
+            if param.grad is old:
+                param.grad = new
+        if self._hook is not None:
+            self.ddp.set_hook(self._hook)
+        if not self._sync:
+            self.ddp.set_sync(False)
+
+    # ------------------------------------------------------------ between steps
+
+    @property
+    def comm(self) -> Comm:
+        """The ranks."""
+        return self._comm
+
+    @property
+    def views(self) -> Mapping[str, torch.Tensor]:
+        """The gradients, by the names that hooks are told."""
+        return dict(zip(self.ddp.names, self._views, strict=True))
+
+    @property
+    def named_params(self) -> Mapping[str, torch.nn.Parameter]:
+        """The parameters, by the same names."""
+        return dict(zip(self.ddp.names, self._params, strict=True))
+
+    def set_hook(self, hook: Callable[[Bucket], object]) -> None:
+        """Have `hook` reduce the buckets."""
+        self.ddp.set_hook(hook)
+        self._hook = hook
+
+    def begin(self, sync: bool) -> None:
+        """A forward pass begins: does its backward pass reduce?"""
+        if any(self._counts) and torch._C._current_graph_task_id() >= 0:
+            return  # a checkpointed part of the pass that is under way
+        self.check_between_steps()
+        if sync != self._sync:
+            self.ddp.set_sync(sync)
+            self._sync = sync
+
+    def check_between_steps(self) -> None:
+        """Raise if the last backward pass never came to its end."""
+        if self._running and not any(self._counts):
+            self._running = False  # it failed before it touched a parameter
+        if not any(self._counts):
+            return
+        missing = [name for name, said in zip(self._names, self._said, strict=True) if not said]
+        what = (
+            "the program has to call finalize_backward() after each backward pass"
+            if self.manual
+            else "the last backward pass ended with an error, so its gradients were never reduced; the peers wait for "
+            "them until their deadline. Start again from a checkpoint"
+        )
+        raise InvalidState(
+            f"rank {self._comm.rank}: the last step lacks {len(missing)} of {len(self._names)} gradients: {what}"
+        )
+
+    def allow_join(self, mode: str) -> bool:
+        """Make ranks able to have different numbers of steps. False if they were before; else collective."""
+        if self._options.get("join", "off") == mode:
+            return False
+        self.check_between_steps()
+        self._options["join"] = mode
+        with kept(self._memory):
+            self._make()
+        return True
+
+    def join(self) -> None:
+        """Take part in the others' steps until all have joined."""
+        for name, param, memory in zip(self._names, self._params, self._memory, strict=True):
+            if param.data_ptr() != memory.data_ptr():
+                raise InvalidState(f"the memory of parameter {name!r} was replaced since the model was wrapped")
+        self.ddp.join()
+        self._came = bytearray(len(self._params))
+
+    # ------------------------------------------------------------ in backward
+
+    def backward_begins(self, _grad: torch.Tensor) -> None:
+        """A hook of the module's outputs."""
+        self.expect_end()
+
+    def expect_end(self) -> None:
+        """Notice the end of the backward pass that is under way: of the outermost one, where they are nested."""
+        if not self._running and not self.manual:
+            self._running = True
+            Variable._execution_engine.queue_callback(partial(_ended, weakref.ref(self)))
+
+    def accumulated(self, i: int) -> None:
+        """Gradient `i` has got its value, or more of it."""
+        self._counts[i] += 1
+        if self._said[i] and self._sync:
+            raise InvalidState(
+                f"rank {self._comm.rank}: the gradient of {self._names[i]!r} came again in one step, when it may be on "
+                "its way to the other ranks. Checkpointed activations need use_reentrant=False, or static_graph=True; "
+                "parameters that are used after the delayed all-reduce cannot be delayed"
+            )
+        self._move_in(i)
+        if self._is_delayed[i] or self._said[i]:
+            return
+        if self._static and self._sync and (self._fires is None or self._counts[i] < self._fires[i]):
+            return
+        self._say(i)
+
+    def reduce_delayed(self) -> None:
+        """The gradients that wait for the trigger are complete."""
+        for i in self._delayed:
+            if not self._said[i]:
+                if self._params[i].grad is None:
+                    self._views[i].zero_()
+                    self._params[i].grad = self._views[i]
+                self._move_in(i)
+                self._counts[i] += 1
+                self._say(i)
+
+    def _say(self, i: int) -> None:
+        self._ready(i)
+        self._said[i] = self._came[i] = 1
+
+    def _move_in(self, i: int) -> None:
+        grad, view = self._params[i].grad, self._views[i]
+        if grad is view or grad is None:
+            return
+        if grad.layout is not torch.strided:
+            raise Unsupported(
+                f"the gradient of {self._names[i]!r} is {grad.layout}: gradients are dense here (sparse=False). "
+                'PyTorch\'s own DistributedDataParallel takes it, also on the backend "tessera"'
+            )
+        with torch.no_grad():
+            view.copy_(grad)
+        self._params[i].grad = view
+
+    def ended(self) -> None:
+        """The backward pass is over: return when the gradients are everybody's."""
+        self._running = False
+        if not any(self._counts) and not self._may_lack:
+            return  # it was none of this model's
+        if any(self._counts[i] for i in self._delayed):
+            self.reduce_delayed()
+        rest = [i for i, said in enumerate(self._said) if not said]
+        if rest and self._sync:
+            self._settle(rest)
+        self.ddp.wait()
+        self._after(rest)
+
+    @property
+    def _may_lack(self) -> bool:
+        """Whether gradients may be missing in this step."""
+        return bool(self._options.get("find_unused")) or (self._static and self._fires is None)
+
+    def _settle(self, rest: Sequence[int]) -> None:
+        """What was not said ready until the end: complete by now, or without a part in this step."""
+        missing = []
+        for i in rest:
+            if self._static and self._counts[i]:
+                self._say(i)
+            elif self._came[i]:  # steps without synchronisation left something to be reduced
+                if self._params[i].grad is None:
+                    self._views[i].zero_()
+                self._move_in(i)
+            elif self._fires is not None:
+                missing += [i] * (self._fires[i] > 0)
+            elif not self._may_lack:
+                missing.append(i)
+            elif not self._static and self._params[i].grad is not None:
+                self._move_in(i)  # what was there before counts, as beside the ranks that add to it
+                self._say(i)
+        if missing:
+            names = ", ".join(repr(self._names[i]) for i in missing[:8])
+            more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+            what = (
+                "the first step had them, which static_graph=True makes a rule"
+                if self._static
+                else "the loss does not depend on these parameters. Give find_unused_parameters=True if that is meant"
+            )
+            raise InvalidState(
+                f"rank {self._comm.rank}: {len(missing)} of {len(self._names)} gradients did not come in this backward "
+                f"pass: {names}{more}; {what}"
+            )
+
+    def _after(self, rest: Sequence[int]) -> None:
+        if self._sync:
+            for i in rest:
+                if not self._said[i] and self.ddp.used(i):
+                    grad = self._params[i].grad
+                    if grad is not None and grad is not self._views[i] and bool(grad.count_nonzero()):
+                        raise Unsupported(
+                            f"the gradient of {self._names[i]!r} was kept over a step in which only other ranks used "
+                            "it, which static_graph does not do: call zero_grad() before each step, or use "
+                            "find_unused_parameters"
+                        )
+                    self._params[i].grad = self._views[i]
+            if self._static and self._fires is None:
+                self._fires = list(self._counts)
+            self._came = bytearray(len(self._params))
+        self._counts = [0] * len(self._params)
+        self._said = bytearray(len(self._params))
+
+
+@contextmanager
+def kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """A block that writes tensors, after which they have the values that they had before."""
+    values = [tensor.detach().clone() for tensor in tensors]
+    yield
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.detach().copy_(value)
+
+
+def closed(comm: Comm, hooks: Sequence[Any]) -> None:
+    """The model is gone, or the process ends."""
+    for hook in hooks:
+        hook.remove()
+    comm.close()
+
+
+# What PyTorch keeps must not keep the model.
+
+
+def _accumulated(self: weakref.ref[Gradients], i: int, _param: torch.Tensor) -> None:
+    if (gradients := self()) is not None:
+        gradients.expect_end()
+        gradients.accumulated(i)
+
+
+def _triggered(self: weakref.ref[Gradients], _param: torch.Tensor) -> None:
+    if (gradients := self()) is not None:
+        gradients.expect_end()
+        gradients.reduce_delayed()
+
+
+def _ended(self: weakref.ref[Gradients]) -> None:
+    if (gradients := self()) is not None:
+        gradients.ended()
+
+
+def _order(tensor: torch.Tensor) -> list[int]:
+    """The dimensions from the outermost in memory to the innermost."""
+    if tensor.is_contiguous():
+        return list(range(tensor.ndim))
+    return sorted(range(tensor.ndim), key=lambda dim: (-tensor.stride(dim), dim))
+
+
+def _in_memory(name: str, param: torch.nn.Parameter) -> torch.Tensor:
+    """A parameter's elements as they lie, in an order of dimensions that makes them contiguous."""
+    plain = param.detach()
+    if type(plain) not in (torch.Tensor, torch.nn.Parameter):
+        raise Unsupported(f"parameter {name!r} is a {type(param).__name__}; plain tensors are averaged")
+    if not plain.is_cpu:
+        raise Unsupported(f"parameter {name!r} is on {plain.device}; those in the CPU's memory are averaged")
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    elif not plain.is_floating_point() or plain.dtype not in CORE:
+        raise Unsupported(f"parameter {name!r} is {plain.dtype}; a parameter is of floating point")
+    plain = plain.permute(_order(plain))
+    if not plain.is_contiguous():
+        raise Unsupported(f"parameter {name!r} has strides {param.stride()} for {tuple(param.shape)}: it has gaps")
+    return plain
+
+
+def _view_of(ddp: DDP, i: int, param: torch.nn.Parameter) -> torch.Tensor:
+    """The gradient's memory as a tensor like the parameter."""
+    memory, dtype, shape = _core.ddp_grad(ddp._handle, i)
+    flat = torch.frombuffer(memory, dtype=of_core(dtype))
+    like = torch.view_as_real(param.detach()) if param.is_complex() else param
+    order = _order(like)
+    view = flat.view(shape).permute([order.index(dim) for dim in range(like.ndim)])
+    return torch.view_as_complex(view) if param.is_complex() else view

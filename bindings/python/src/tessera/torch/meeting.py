@@ -1,0 +1,129 @@
+"""How the ranks of a process group meet: over the group's own store, which PyTorch hands to its backend.
+
+The store carries where group rank 0 listens, and a token, and forgets both when all have come. From then on the ranks
+have communicators of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..comm import Comm
+from ..errors import TesseraError, TesseraTimeout
+from .ranks import Meeting, host_name, join, serve
+
+__all__ = ["communicator_of", "meet", "meet_again"]
+
+
+def meet(store: Any, rank: int, world_size: int, timeout: timedelta, names: Sequence[str]) -> list[Comm]:
+    """Communicators of the ranks that use `store`, one of each name. Collective.
+
+    Raises
+    ------
+    TesseraTimeout
+        A rank never came; it is named.
+    """
+    board = dist.PrefixStore("tessera", store)
+    end = time.monotonic() + timeout.total_seconds()
+    server = None
+    board.set(f"host/{rank}", host_name())
+    if rank == 0:
+        try:
+            server, meeting = serve(_all_told(board, "host", world_size, end, names[0]))
+        except Exception as error:
+            board.set("meeting", json.dumps({"failed": str(error)}))
+            raise
+        board.set("meeting", json.dumps(asdict(meeting)))
+    else:
+        told = json.loads(_all_told(board, "meeting", None, end, names[0])[0])
+        if "failed" in told:
+            raise TesseraError(f"rank 0 could not have the others meet for {names[0]}: {told['failed']}")
+        meeting = Meeting(**told)
+    comm, own_store = join(meeting, rank, server, name=names[0], timeout=timeout)
+    comms = [comm]
+    try:
+        if rank == 0:  # all have come: nobody reads this any more, and a later group of this name must not
+            for key in ["meeting", *(f"host/{other}" for other in range(world_size))]:
+                board.delete_key(key)
+        for name in names[1:]:
+            split = comm.split(0, rank, name=name)
+            assert split is not None
+            comms.append(split)
+        comm.barrier()  # none needs the store any more
+    except BaseException:
+        for one in comms:
+            one.close()
+        raise
+    finally:
+        own_store.close()
+        if server is not None:
+            server.close()
+    return comms
+
+
+_made: weakref.WeakKeyDictionary[Any, Comm] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()  # guards the above
+
+
+def communicator_of(ranks: Any) -> Comm:
+    """A communicator for gradients: `ranks` itself, or one that is made for a group of `torch.distributed` (None: the
+    default one) and kept as long as the group. Collective the first time."""
+    if isinstance(ranks, Comm):
+        return ranks
+    group = dist.group.WORLD if ranks is None else ranks
+    if group is None:
+        raise TesseraError(
+            "torch.distributed is not initialised: call init_process_group first, or give a tessera.Comm"
+        )
+    with _lock:
+        comm = _made.get(group)
+        if comm is None or comm.closed:
+            store = dist.PrefixStore("gradients", group.get_group_store())
+            timeout = group._get_backend(torch.device("cpu")).options._timeout
+            (comm,) = meet(store, group.rank(), group.size(), timeout, ["gradients of DistributedDataParallel"])
+            _made[group] = comm
+            weakref.finalize(group, comm.close)
+    return comm
+
+
+def meet_again(store: Any, rank: int, world_size: int, timeout: timedelta, number: int) -> None:
+    """Return when every rank has called this with the same number, 1 the first time and then one more each time.
+
+    It goes over the store, so that no rank's communicator fails if one does not come.
+
+    Raises
+    ------
+    TesseraTimeout
+        Names every rank that did not come.
+    """
+    board = dist.PrefixStore("tessera/barrier", store).clone()  # a wait must not hold others up
+    board.set(f"{number}/{rank}", "")
+    _all_told(board, str(number), world_size, time.monotonic() + timeout.total_seconds(), "monitored_barrier")
+    if number > 1:  # all have come to this one, and so have left the one before
+        board.delete_key(f"{number - 1}/{rank}")
+
+
+def _all_told(board: Any, key: str, world_size: int | None, end: float, what: str) -> Sequence[str]:
+    """What rank 0 says under `key`, or all ranks, each under its own."""
+    keys = [key] if world_size is None else [f"{key}/{rank}" for rank in range(world_size)]
+    try:
+        board.wait(keys, timedelta(seconds=max(0.001, end - time.monotonic())))
+    except RuntimeError as error:
+        if time.monotonic() < end - 0.1:  # it is something else; PyTorch's timeout comes a little early
+            raise
+        missing = [0] if world_size is None else [rank for rank in range(world_size) if not board.check([keys[rank]])]
+        raise TesseraTimeout(
+            f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not come to {what} in time. Look at "
+            "the logs of those that are missing, or raise the timeout"
+        ) from error
+    return [board.get(each).decode() for each in keys]

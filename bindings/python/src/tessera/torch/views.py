@@ -1,0 +1,137 @@
+"""PyTorch's tensors as a communicator takes them: contiguous, in the CPU's memory, one after the other.
+
+A contiguous tensor's own memory is used. For any other a copy stands in, and what is written into it is copied back
+when the operation is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from .. import _core
+from ..errors import InvalidArgument, Unsupported
+from ..tensor import DType
+from .tensors import CORE
+
+__all__ = ["Views", "joined", "pieces_of"]
+
+# What a reduction takes them for, and how many of these an element is.
+_REDUCED = {torch.bool: (DType.U8, 1), torch.complex64: (DType.F32, 2), torch.complex128: (DType.F64, 2)}
+
+
+class Views:
+    """The memory of one operation's tensors, and what remains to be done when it is over."""
+
+    def __init__(self) -> None:
+        self._afterwards: list[Callable[[], object]] = []
+
+    @property
+    def copied(self) -> bool:
+        """Whether `finish` has anything to do."""
+        return bool(self._afterwards)
+
+    def finish(self) -> None:
+        """Copy back what stood in for tensors. Once, when the operation is done."""
+        if self._afterwards:
+            with torch.no_grad():
+                for act in self._afterwards:
+                    act()
+
+    def afterwards(self, act: Callable[[], object]) -> None:
+        """Have `finish` do this too."""
+        self._afterwards.append(act)
+
+    def reads(self, tensor: torch.Tensor, *, reduced: bool = False) -> _core.Tensor:
+        """For an operation that only reads the tensor."""
+        return _at(self.whole(tensor), reduced)
+
+    def writes(self, tensor: torch.Tensor, *, reduced: bool = False) -> _core.Tensor:
+        """For an operation that writes all of the tensor."""
+        return _at(self.whole(tensor, write=True), reduced)
+
+    def updates(self, tensor: torch.Tensor, *, reduced: bool = False) -> _core.Tensor:
+        """For an operation that works in place."""
+        whole = self.whole(tensor)
+        if whole is not tensor:
+            self._afterwards.append(partial(_copy, tensor, whole))
+        return _at(whole, reduced)
+
+    def writes_joined(self, tensors: Sequence[torch.Tensor]) -> _core.Tensor:
+        """For an operation that writes all of the tensors, which have one length, as one."""
+        whole = _adjoining(tensors)
+        if whole is None:
+            whole = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype)
+            parts = whole.split([tensor.numel() for tensor in tensors])
+            for tensor, part in zip(tensors, parts, strict=True):
+                _check(tensor)
+                self._afterwards.append(partial(_copy, tensor, part))
+        return _at(whole, False)
+
+    def whole(self, tensor: torch.Tensor, *, write: bool = False) -> torch.Tensor:
+        """The tensor itself, or the contiguous one that stands in for it."""
+        _check(tensor)
+        if tensor.is_contiguous():
+            return tensor
+        if write:
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+            self._afterwards.append(partial(_copy, tensor, whole))
+            return whole
+        return tensor.detach().contiguous()
+
+
+def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The elements of tensors of one dtype, one after the other; not copied if they lie so."""
+    whole = _adjoining(tensors)
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors]) if whole is None else whole
+
+
+def pieces_of(tensor: torch.Tensor, splits: Sequence[int], world_size: int, what: str) -> Sequence[torch.Tensor]:
+    """The rows of a contiguous tensor for each rank; equal numbers of them if `splits` is empty."""
+    rows = tensor.shape[0]
+    if not splits:
+        if rows % world_size:
+            raise InvalidArgument(f"all_to_all: the {what} has {rows} rows, which {world_size} ranks do not divide")
+        splits = [rows // world_size] * world_size
+    if len(splits) != world_size or sum(splits) != rows:
+        raise InvalidArgument(
+            f"all_to_all: the {what} has {rows} rows for {world_size} ranks; its split sizes are {list(splits)}"
+        )
+    return tensor.detach().split(list(splits))
+
+
+def _adjoining(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """One tensor over tensors that lie one after the other in one storage, as chunks of a contiguous one do."""
+    first = tensors[0]
+    end = first.data_ptr()
+    for tensor in tensors:
+        _check(tensor)
+        if not tensor.is_contiguous() or tensor.dtype is not first.dtype:
+            return None
+        if tensor.data_ptr() != end or tensor.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return None
+        end += tensor.numel() * tensor.element_size()
+    return first.detach().as_strided((sum(tensor.numel() for tensor in tensors),), (1,))
+
+
+def _copy(to: torch.Tensor, of: torch.Tensor) -> None:
+    to.copy_(of.view(to.shape))
+
+
+def _check(tensor: torch.Tensor) -> None:
+    if not tensor.is_cpu:
+        raise Unsupported(
+            f"a tensor is on {tensor.device}: the backend 'tessera' moves those in the CPU's memory; "
+            'init_process_group("cpu:tessera,cuda:nccl") gives each device its own'
+        )
+    if tensor.layout is not torch.strided:
+        raise Unsupported(f"a {tensor.layout} tensor cannot be used by the backend 'tessera'; x.to_dense() can")
+
+
+def _at(tensor: torch.Tensor, reduced: bool) -> _core.Tensor:
+    code, words = (_REDUCED.get(tensor.dtype) if reduced else None) or (CORE.get(tensor.dtype), 1)
+    if code is None:
+        raise Unsupported(f"tensors of {tensor.dtype} cannot be used by the backend 'tessera'; x.view(torch.uint8) can")
+    return _core.tensor_at(tensor.data_ptr(), code, tensor.numel() * words, tensor)

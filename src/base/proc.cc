@@ -1,0 +1,43 @@
+#include "base/proc.hpp"
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <sstream>
+
+namespace tsr {
+
+std::string first_line(const std::string& path) {
+    std::ifstream file(path);
+    std::string line;
+    std::getline(file, line);
+    return line;
+}
+
+std::string boot_id() { return first_line("/proc/sys/kernel/random/boot_id"); }
+
+std::optional<ProcessStat> process_stat(int64_t pid) {
+    const std::string line = first_line(fmt::format("/proc/{}/stat", pid));
+    // The second field, the command, is in brackets and may contain anything, so count from the last bracket.
+    const size_t bracket = line.rfind(')');
+    if (bracket == std::string::npos) return std::nullopt;
+    std::istringstream fields(line.substr(bracket + 1));
+    ProcessStat stat;
+    fields >> stat.state >> stat.parent;
+    std::string skipped;
+    for (int field = 5; field < 22; ++field) fields >> skipped;
+    if (!(fields >> stat.start_time)) return std::nullopt;
+    return stat;
+}
+
+std::optional<uint64_t> process_start_time(int64_t pid) {
+    const auto stat = process_stat(pid);
+    return stat ? std::optional(stat->start_time) : std::nullopt;
+}
+
+bool process_is_stopped(int64_t pid) {
+    const auto stat = process_stat(pid);
+    return stat && (stat->state == 'T' || stat->state == 't');
+}
+
+}  // namespace tsr

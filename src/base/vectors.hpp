@@ -1,0 +1,26 @@
+// Which vector instructions the kernels may use, found out at run time: one library runs on every processor of an
+// architecture.
+#pragma once
+
+namespace tsr {
+
+// avx2: with the conversions of f16 (F16C), which every such processor has. avx512: with its instructions for bytes, words
+// and 64-bit products (BW, DQ, VL), as processors have it since 2017.
+enum class Vectors { plain, avx2, avx512 };
+
+// Of this processor.
+[[nodiscard]] inline Vectors widest_vectors() {
+#if defined(__x86_64__)
+    static const Vectors widest = [] {
+        if (__builtin_cpu_supports("avx2") == 0 || __builtin_cpu_supports("f16c") == 0) return Vectors::plain;
+        const bool wide = __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+                          __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0;
+        return wide ? Vectors::avx512 : Vectors::avx2;
+    }();
+    return widest;
+#else
+    return Vectors::plain;
+#endif
+}
+
+}  // namespace tsr

@@ -1,0 +1,60 @@
+#include "comm/flight_requests.hpp"
+
+#include <pthread.h>
+
+#include <csignal>
+#include <utility>
+
+#include "base/clock.hpp"
+
+namespace tsr {
+
+FlightRequests::FlightRequests(Next next) : next_(std::move(next)) {
+    // The program's signals are for the program's threads.
+    sigset_t all;
+    sigset_t former;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &former);
+    try {
+        thread_ = std::thread([this] { answer(); });
+    } catch (...) {
+        ::pthread_sigmask(SIG_SETMASK, &former, nullptr);
+        throw;
+    }
+    ::pthread_sigmask(SIG_SETMASK, &former, nullptr);
+}
+
+FlightRequests::~FlightRequests() {
+    if (owner_ != ::getpid()) {  // a forked child has no such thread
+        thread_.detach();
+        return;
+    }
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+}
+
+void FlightRequests::add(const void* who, std::function<void(const std::string& directory)> write) {
+    const std::lock_guard lock(mutex_);
+    writers_[who] = std::move(write);
+}
+
+void FlightRequests::remove(const void* who) {
+    const std::lock_guard lock(mutex_);
+    writers_.erase(who);
+}
+
+void FlightRequests::answer() {
+    ::pthread_setname_np(::pthread_self(), "tessera-flight");
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, poll_slice, [this] { return stopping_; })) {
+        const auto directory = next_();
+        if (!directory) continue;
+        for (const auto& [who, write] : writers_) write(*directory);
+    }
+}
+
+}  // namespace tsr

@@ -1,0 +1,198 @@
+// Group::shrink: the ranks that are left of a communicator that failed agree through the store on who they are, and make a
+// new one. Nothing of the old one's memory is used again, so that a rank which was only stopped writes where nobody looks.
+//
+// It goes in attempts, each with keys of its own. A rank announces itself ("in/<rank>"). When every rank has announced
+// itself, or is known to be gone, or the time is over, whoever sees it first proposes the list of those who have: the
+// store takes one proposal ("list"). They make the communicator; when all have ("made"), it is committed, and if one
+// could not, or has died meanwhile, the attempt has failed ("state", written once). Then the next one begins, among those
+// of the list. All outcomes are decided by a compare_set, so that all ranks see the same.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "base/log.hpp"
+#include "comm/endpoint.hpp"
+#include "comm/group.hpp"
+#include "comm/peer_watch.hpp"
+#include "comm/rendezvous.hpp"
+
+namespace tsr {
+
+namespace {
+
+// Between two looks at the store and the peers.
+constexpr milliseconds pause{20};
+constexpr std::string_view committed = "committed";
+constexpr std::string_view failed = "failed";
+
+// Throws what ends a wait.
+void rest() {
+    poll_interrupt();
+    std::this_thread::sleep_for(pause);
+}
+
+std::string packed(const std::vector<Peer>& peers) {
+    return {reinterpret_cast<const char*>(peers.data()), peers.size() * sizeof(Peer)};
+}
+
+std::vector<Peer> unpacked(const std::string& bytes) {
+    std::vector<Peer> peers(bytes.size() / sizeof(Peer));
+    std::memcpy(static_cast<void*>(peers.data()), bytes.data(), peers.size() * sizeof(Peer));
+    for (const Peer& peer : peers) {
+        if (peer.magic != Peer::current_magic || bytes.size() % sizeof(Peer) != 0) {
+            throw Error(Code::version, "another rank uses another version of Tessera");
+        }
+    }
+    return peers;
+}
+
+bool is_in(const std::vector<int>& ranks, int rank) { return std::ranges::find(ranks, rank) != ranks.end(); }
+
+// The members whose ends this process can see.
+PeerWatch watch_of(std::vector<Peer> members, int place) {
+    const Peer own = members[static_cast<size_t>(place)];
+    for (Peer& member : members) {
+        if (!member.same_host(own)) member.pid_namespace = 0;
+    }
+    return {members, place};
+}
+
+// What one attempt has come to.
+struct Shrinking {
+    Store& store;
+    Deadline deadline;
+
+    // Those of `candidates` who take part, by their ranks in the old communicator (Peer::rank).
+    std::vector<Peer> agree(const Peer& own, const std::vector<int>& candidates, const Transport& old) {
+        store.set(fmt::format("in/{}", own.rank), packed({own}), deadline);
+        std::vector<Peer> here{own};
+        std::vector<int> awaited = candidates;
+        std::erase(awaited, own.rank);
+        while (true) {
+            if (const auto list = store.get("list", grace())) return unpacked(*list);
+            // Evidence first, then the announcements: one that has announced itself and then died is found later.
+            const std::vector<int> gone = old.departed();
+            std::erase_if(awaited, [&](int rank) {
+                const auto announced = store.get(fmt::format("in/{}", rank), grace());
+                if (announced) here.push_back(unpacked(*announced).at(0));
+                return announced || is_in(gone, rank);
+            });
+            if (awaited.empty() || deadline.expired()) break;
+            rest();
+        }
+        std::ranges::sort(here, {}, &Peer::rank);
+        (void)store.compare_set("list", std::nullopt, packed(here), grace());
+        return unpacked(store.wait("list", grace()));
+    }
+
+    // This rank could not make the communicator.
+    bool give_up() { return decide(failed) == failed; }
+
+    // This rank has made it: whether all have.
+    bool commit(const std::vector<Peer>& members, int place) {
+        const PeerWatch watch = watch_of(members, place);
+        if (store.add("made", 1, grace()) == static_cast<int64_t>(members.size()))
+            return decide(committed) == committed;
+        while (true) {
+            if (const auto state = store.get("state", grace())) return *state == committed;
+            if (!watch.dead().empty() || deadline.expired()) return decide(failed) == committed;
+            rest();
+        }
+    }
+
+   private:
+    // A look at the store is not cut short by a deadline that has just passed.
+    [[nodiscard]] Deadline grace() const { return Deadline::in(milliseconds{5000}); }
+    std::string decide(std::string_view outcome) {
+        (void)store.compare_set("state", std::nullopt, outcome, grace());
+        return store.wait("state", grace());
+    }
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
+    const Call once = enter();
+    refuse_own_thread();
+    CommOptions options = asked;
+    if (options.host_id.empty()) options.host_id = options_.host_id;
+    check_options(options);
+    if (!store_ || fork_.in_child()) {
+        throw Error(Code::invalid_state,
+                    fmt::format("rank {}: communicator '{}' has no store by which those that are left could meet",
+                                rank_, options_.name))
+            .with_rank(rank_);
+    }
+    if (left_.load(std::memory_order_acquire) || finalized_.load(std::memory_order_acquire)) throw_if_unusable();
+    // Whoever is still in an operation of the old one, or of one split from it, comes here too.
+    if (!poisoned_.load(std::memory_order_acquire)) abort("it is shrunk to the ranks that are left");
+    abort_splits(fmt::format("communicator '{}', of which it is a part, is shrunk to the ranks that are left ({})",
+                             options_.name, error()->what()));
+    await_queue();
+
+    std::vector<int> candidates(static_cast<size_t>(world_size_));
+    for (int r = 0; r < world_size_; ++r) candidates[static_cast<size_t>(r)] = r;
+    for (int attempt = 1;; ++attempt) {
+        const Deadline deadline = Deadline::in(options.timeout);
+        const auto store = prefixed(store_, fmt::format("shrink/{}/{}/{}/", origin_.name, origin_.id, attempt));
+        Shrinking shrinking{*store, deadline};
+        Endpoint endpoint;
+        const Peer own = make_peer(rank_, world_size_, options, endpoint);
+        std::vector<Peer> members;
+        try {
+            members = shrinking.agree(own, candidates, *transport_);
+        } catch (const Error& e) {
+            if (e.code() != Code::io && e.code() != Code::timeout) throw;
+            throw Error(e.code(),
+                        fmt::format("rank {}: communicator '{}' cannot be shrunk without the store at which its "
+                                    "ranks met: {}. End this process, and let the launcher start the job again",
+                                    rank_, options_.name, e.what()))
+                .with_rank(rank_)
+                .with_operation("shrink")
+                .caused_by(e);
+        }
+        const auto mine = std::ranges::find(members, rank_, &Peer::rank);
+        if (mine == members.end() || mine->endpoint != own.endpoint) {
+            throw Error(
+                Code::aborted,
+                fmt::format("rank {}: the other ranks of communicator '{}' have gone on without this one, which "
+                            "came too late. End it",
+                            rank_, options_.name))
+                .with_rank(rank_)
+                .with_operation("shrink");
+        }
+        const auto place = static_cast<int>(mine - members.begin());
+        candidates.clear();
+        for (Peer& member : members) {
+            candidates.push_back(member.rank);
+            member.world_size = static_cast<int32_t>(members.size());
+            member.rank = static_cast<int32_t>(&member - members.data());
+        }
+        std::optional<Error> error;
+        try {
+            const Deadline making = Deadline::in(options.timeout);
+            shrinking.deadline = making;
+            const auto group = make_group(
+                store_, {place, members, std::move(endpoint), prefixed(store, "transport/"), options, making});
+            if (shrinking.commit(members, place)) return group;
+            group->abort("a rank of it was lost while it was made");
+            group->leave();
+        } catch (...) {
+            error = current_error();
+            if (!shrinking.give_up() || error->code() == Code::interrupted) throw;
+        }
+        if (attempt > world_size_) {
+            const Error why = error.value_or(Error(Code::timeout, "a rank was lost each time while it was made"));
+            throw Error(why.code(), fmt::format("rank {}: communicator '{}' could not be made of the {} ranks that are "
+                                                "left, in {} attempts",
+                                                rank_, options_.name, members.size(), attempt))
+                .with_rank(rank_)
+                .with_operation("shrink")
+                .caused_by(why);
+        }
+    }
+}
+
+}  // namespace tsr

@@ -1,0 +1,91 @@
+#include "launch/agent_page.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/env.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr size_t page_size = 4096;
+static_assert(sizeof(AgentWords) <= page_size);
+
+// The page behind a descriptor; nullptr if it is something else, such as a file that a program opened in its place.
+const AgentWords* map_page(int fd) {
+    struct stat info{};
+    if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_nlink != 0 ||
+        info.st_size != static_cast<off_t>(page_size)) {
+        return nullptr;
+    }
+    void* page = ::mmap(nullptr, page_size, PROT_READ, MAP_SHARED, fd, 0);
+    return page == MAP_FAILED ? nullptr : static_cast<const AgentWords*>(page);
+}
+
+const AgentWords* find_page() noexcept {
+    try {
+        const auto fd = env_number("TESSERA_PREEMPT_FD", 0, 1 << 20);
+        if (fd) {
+            if (const AgentWords* page = map_page(static_cast<int>(*fd))) return page;
+        }
+        const auto path = env_text("TESSERA_PREEMPT_FILE");
+        if (path) {
+            const Fd file(::open(path->c_str(), O_RDONLY | O_CLOEXEC));
+            if (const AgentWords* page = file.valid() ? map_page(file.get()) : nullptr) return page;
+        }
+        if (fd || path) {
+            log::warning(
+                "the launcher's page cannot be read (TESSERA_PREEMPT_FD, TESSERA_PREEMPT_FILE): "
+                "this rank will not see a request to stop or to write its flight records");
+        }
+    } catch (...) {
+        log::warning("{}", current_error().what());
+    }
+    return nullptr;
+}
+
+}  // namespace
+
+AgentPage::AgentPage() : writer_(::memfd_create("tessera-agent", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
+    if (!writer_.valid() || ::fchmod(writer_.get(), 0600) != 0 || ::ftruncate(writer_.get(), page_size) != 0) {
+        throw os_error("making the agent's page", errno);
+    }
+    void* page = ::mmap(nullptr, page_size, PROT_READ | PROT_WRITE, MAP_SHARED, writer_.get(), 0);
+    if (page == MAP_FAILED) throw os_error("mapping the agent's page", errno);
+    words_ = static_cast<AgentWords*>(page);
+    // From here on no new writable mapping can be made. Kernels before 5.1 lack FUTURE_WRITE: ranks run as the same user.
+    (void)::fcntl(writer_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE);
+    const std::string path = fmt::format("/proc/self/fd/{}", writer_.get());
+    reader_ = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!reader_.valid()) throw os_error("opening the agent's page", errno);
+}
+
+AgentPage::~AgentPage() { ::munmap(words_, page_size); }
+
+void AgentPage::request_preemption() { words_->preempt.store(1, std::memory_order_relaxed); }
+
+void AgentPage::request_flights(const std::string& directory) {
+    if (directory.size() >= words_->flight_directory.size()) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("the directory {} has a name of {} bytes; {} are possible", directory, directory.size(),
+                                words_->flight_directory.size() - 1));
+    }
+    std::memcpy(words_->flight_directory.data(), directory.c_str(), directory.size() + 1);
+    words_->flights.fetch_add(1, std::memory_order_release);
+}
+
+const AgentWords* agent_words() {
+    static const AgentWords* const words = find_page();
+    return words;
+}
+
+}  // namespace tsr

@@ -1,0 +1,233 @@
+#include "parallel/ddp/host_copy.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <functional>
+
+#include "base/round_up.hpp"
+#include "comm/host.hpp"
+#include "parallel/ddp/bucket_plan.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr int64_t loading = -1;  // in place of a step
+
+// Those of `comm` on this rank's host, by its name, in their order.
+std::vector<int> ranks_of_this_host(Communicator& comm) {
+    std::vector<int> ranks;
+    if (comm.transport() == "shm" || comm.transport() == "self") {
+        for (int r = 0; r < comm.world_size(); ++r) ranks.push_back(r);
+        return ranks;
+    }
+    if (comm.transport() != "hierarchical") return {comm.rank()};  // it shares no memory
+    const std::string own = host_id(comm.options().host_id);
+    const auto world = static_cast<size_t>(comm.world_size());
+    const auto exchange = [&](std::span<uint8_t> mine, std::span<uint8_t> all) {
+        const Tensor input = tensor_of(mine, DType::u8);
+        const Tensor output = tensor_of(all, DType::u8);
+        comm.run({.collective = Collective::all_gather,
+                  .inputs = {&input, 1},
+                  .outputs = {&output, 1},
+                  .label = "hosts of the ranks"});
+    };
+    std::array<int64_t, 1> longest{static_cast<int64_t>(own.size())};
+    const Tensor length = tensor_of(std::span<int64_t>(longest), DType::i64);
+    comm.run({.collective = Collective::all_reduce,
+              .outputs = {&length, 1},
+              .op = ReduceOp::max,
+              .label = "hosts of the ranks"});
+    const size_t each = static_cast<size_t>(longest[0]) + 1;  // with a zero, so that none is a beginning of another
+    std::vector<uint8_t> mine(each);
+    std::vector<uint8_t> all(each * world);
+    std::copy(own.begin(), own.end(), mine.begin());
+    exchange(mine, all);
+    for (size_t r = 0; r < world; ++r) {
+        if (std::equal(mine.begin(), mine.end(), all.begin() + static_cast<ptrdiff_t>(r * each)))
+            ranks.push_back(static_cast<int>(r));
+    }
+    return ranks;
+}
+
+std::shared_ptr<Communicator> communicator_of(const std::vector<int>& ranks,
+                                              const std::shared_ptr<Communicator>& comm) {
+    if (comm->transport() == "shm" || comm->transport() == "self") return comm;
+    CommOptions options = comm->options();
+    options.name = comm->name() + "/host";
+    options.backend = "auto";
+    return comm->split(ranks.front(), comm->rank(), options);
+}
+
+}  // namespace
+
+HostCopy::HostCopy(const std::shared_ptr<Communicator>& comm)
+    : comm_(comm), ranks_(ranks_of_this_host(*comm)), host_(communicator_of(ranks_, comm)) {
+    static_assert(std::atomic<int64_t>::is_always_lock_free, "stamps are shared by processes");
+    stamps_ = host_->allocate(sizeof(Stamp));  // zeroed: begun and done are 0
+}
+
+std::shared_ptr<std::byte> HostCopy::allocate(size_t size) {
+    // A rank's part of the allocation is whole pages and they follow each other: together they are one piece, of which
+    // each rank has brought, and touched first, a share.
+    constexpr size_t page = 4096;
+    const auto places = static_cast<size_t>(this->places());
+    const size_t share = std::max(page, round_up((size + places - 1) / places, page));
+    std::shared_ptr<Buffer> buffer = host_->allocate(share);
+    std::byte* const first = buffer->of_rank(0) != nullptr ? buffer->of_rank(0) : buffer->data();
+    if (places > 1 && buffer->of_rank(1) != first + share) {
+        throw Error(Code::internal, "the parts of a shared allocation do not follow each other");
+    }
+    return {std::move(buffer), first};
+}
+
+void HostCopy::run(const Request& request) {
+    try {
+        host_->run(request);
+    } catch (const Error& error) {
+        throw told(error);
+    }
+}
+
+Error HostCopy::told(const Error& error) const {
+    if (is_alone()) return error;
+    std::string names;
+    for (size_t place = 0; place < ranks_.size(); ++place) {
+        names += fmt::format("{}{} is rank {}", place == 0 ? "" : ", ", place, ranks_[place]);
+    }
+    const Error told = Error(error.code(), fmt::format("rank {}: among the ranks of its host, of which {}: {}",
+                                                       comm_->rank(), names, error.what()))
+                           .with_rank(comm_->rank());
+    const auto peer = static_cast<size_t>(error.record()->peer);  // -1 is beyond all
+    return peer < ranks_.size() ? told.with_peer(ranks_[peer]) : told;
+}
+
+void HostCopy::meet(std::string_view label) { run({.label = label}); }
+
+void HostCopy::together(const std::function<void()>& body) {
+    try {
+        body();
+    } catch (const std::exception& error) {
+        // What fails in a job is told over comm_; those of this host may wait on the host's own communicator.
+        if (!is_alone()) host_->abort(error.what());
+        throw;
+    }
+}
+
+// --- stamps
+
+HostCopy::Stamp& HostCopy::stamp_of(int place) const {
+    std::byte* const at = stamps_->of_rank(place);
+    return *reinterpret_cast<Stamp*>(at != nullptr ? at : stamps_->data());
+}
+
+void HostCopy::begin_step(int64_t steps) { mark_begun(steps + 1); }
+
+// Who looks at a rank's stamp has met it since, or knows that its process has ended. Of an ended process all stores that
+// were carried out are to be seen, and a processor carries them out in the order of the program; the compiler keeps that
+// order because nothing behind an acquire is moved before it. So who finds a change finds the stamp before it.
+//
+// A rank that was stopped on its way to a meeting finds, when it wakes up, that all others have come, though they have given
+// it up since and may be saving the copy. Either it sees here that they have, and changes nothing, or who looked at its stamp
+// after that saw this one: both sides store first and look then, in the one order of sequentially consistent operations.
+void HostCopy::mark_begun(int64_t step) {
+    (void)stamp_of(place()).begun.exchange(step, std::memory_order_seq_cst);
+    if (const auto error = host_->error()) throw told(*error);
+}
+
+void HostCopy::end_step(int64_t steps) {
+    // Release: who finds the stamp finds all that was changed.
+    stamp_of(place()).done.store(steps + 1, std::memory_order_release);
+}
+
+int64_t HostCopy::step() const {
+    std::string differences;
+    const int64_t known = known_.load(std::memory_order_relaxed);
+    for (int r = 0; r < places(); ++r) {
+        // First done, then begun: the other way round, a slice that is changed between the two looks would seem whole.
+        const int64_t done = stamp_of(r).done.load(std::memory_order_acquire);
+        const int64_t begun = stamp_of(r).begun.load(std::memory_order_seq_cst);
+        if (done == known && begun == done) continue;
+        if (!differences.empty()) differences += ", ";
+        differences += begun == loading ? fmt::format("that of place {} was being loaded", r)
+                       : begun != done  ? fmt::format("that of place {} is between step {} and step {}", r, done, begun)
+                                        : fmt::format("that of place {} is of step {}", r, done);
+    }
+    if (differences.empty()) return known;
+    throw Error(
+        Code::corrupt,
+        fmt::format("rank {}: the host's shared copy of the parameters is torn: this rank has ended step {}, of "
+                    "the slices {}; discard the model, make a new one and load the last checkpoint",
+                    comm_->rank(), known, differences))
+        .with_rank(comm_->rank());
+}
+
+void HostCopy::check_whole() const { (void)step(); }
+
+// --- loads
+
+void HostCopy::begin_load() {
+    meet("load begins");
+    mark_begun(loading);
+}
+
+void HostCopy::end_load(const std::optional<Error>& error) {
+    Stamp& own = stamp_of(place());
+    if (!error) own.begun.store(own.done.load(std::memory_order_relaxed), std::memory_order_release);
+    std::vector<uint8_t> all(static_cast<size_t>(places()));
+    std::array<uint8_t, 1> one{error ? uint8_t{1} : uint8_t{0}};
+    const Tensor input = tensor_of(std::span<uint8_t>(one), DType::u8);
+    const Tensor output = tensor_of(std::span<uint8_t>(all), DType::u8);
+    try {
+        run({.collective = Collective::all_gather,
+             .inputs = {&input, 1},
+             .outputs = {&output, 1},
+             .label = "load ends"});
+    } catch (const Error&) {
+        if (!error) throw;  // else what failed first counts
+    }
+    if (error) throw Error(*error);
+    const auto failed = std::find(all.begin(), all.end(), uint8_t{1});
+    if (failed == all.end()) return;
+    throw Error(Code::aborted,
+                fmt::format("rank {}: place {} of this host could not load its rows of the shared copy of "
+                            "the parameters; its error tells why. Load again on all ranks",
+                            comm_->rank(), failed - all.begin()))
+        .with_rank(comm_->rank());
+}
+
+// --- slices
+
+// The parameters of a bucket one after the other, each in whole cache lines, in as many parts as ranks: no two ranks
+// write into one line.
+std::vector<ParamSlice> HostCopy::slice_of(const BucketView& bucket) const {
+    const auto lines_of = [](const Tensor& grad) {
+        return round_up(grad.size_bytes(), slot_alignment) / slot_alignment;
+    };
+    size_t lines = 0;
+    for (const Tensor& grad : bucket.grads) lines += lines_of(grad);
+    const auto places = static_cast<size_t>(this->places());
+    const auto place = static_cast<size_t>(this->place());
+    const size_t begin = lines / places * place + std::min(place, lines % places);
+    const size_t end = begin + lines / places + (place < lines % places ? 1 : 0);
+    std::vector<ParamSlice> slices;
+    size_t at = 0;  // line of the parameter's first element
+    for (size_t i = 0; i < bucket.grads.size() && at < end; ++i) {
+        const Tensor& grad = bucket.grads[i];
+        const size_t first = std::max(begin, at);
+        const size_t last = std::min(end, at + lines_of(grad));
+        if (first < last) {
+            const size_t from = (first - at) * slot_alignment;
+            const size_t to = std::min((last - at) * slot_alignment, grad.size_bytes());
+            const size_t element = size_of(grad.dtype);
+            slices.push_back({bucket.params[i], from / element, (to - from) / element, grad.data + from});
+        }
+        at += lines_of(grad);
+    }
+    return slices;
+}
+
+}  // namespace tsr

@@ -1,0 +1,213 @@
+#include "parallel/ddp/reducer.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "comm/reduce.hpp"
+#include "parallel/ddp/bucket_plan.hpp"
+#include "tensor/convert.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr size_t page = 4096;
+
+template <class T>
+void divide_each(std::span<T> values, T divisor) {
+    for (T& value : values) value /= divisor;
+}
+
+// In place; f16 and bf16 are divided in f32 and rounded once.
+void divide(const Tensor& tensor, double divisor) {
+    if (tensor.dtype == DType::f32) return divide_each(tensor.as<float>(), static_cast<float>(divisor));
+    if (tensor.dtype == DType::f64) return divide_each(tensor.as<double>(), divisor);
+    std::array<float, 1024> wide;
+    auto* const in_f32 = reinterpret_cast<std::byte*>(wide.data());
+    for (int64_t done = 0; done < tensor.numel();) {
+        const int64_t n = std::min(static_cast<int64_t>(wide.size()), tensor.numel() - done);
+        std::byte* at = tensor.data + static_cast<size_t>(done) * size_of(tensor.dtype);
+        convert(at, tensor.dtype, in_f32, DType::f32, n);
+        divide_each(std::span(wide).first(static_cast<size_t>(n)), static_cast<float>(divisor));
+        convert(in_f32, DType::f32, at, tensor.dtype, n);
+        done += n;
+    }
+}
+
+size_t elements_of(std::span<const Tensor> tensors) {
+    size_t elements = 0;
+    for (const Tensor& tensor : tensors) elements += static_cast<size_t>(tensor.numel());
+    return elements;
+}
+
+}  // namespace
+
+size_t BucketView::size_bytes() const {
+    size_t size = 0;
+    for (const Tensor& range : ranges) size += range.size_bytes();
+    return size;
+}
+
+Reducer::Reducer(std::shared_ptr<Communicator> comm, const DdpOptions& options, size_t size)
+    : comm_(std::move(comm)),
+      options_(options),
+      memory_(comm_->allocate(std::max(size, page))),
+      size_(size),
+      active_(comm_->world_size()) {
+    if (options_.hook == DdpHook::power_sgd) power_sgd_.emplace(options_.power_sgd_rank);
+}
+
+void Reducer::zero_memory() {
+    if (size_ > 0) std::memset(memory_->data(), 0, size_);
+}
+
+void Reducer::set_buckets(std::vector<BucketView> buckets) {
+    buckets_ = std::move(buckets);
+    times_.assign(buckets_.size(), {});
+    if (!options_.reduce_dtype) return;
+    size_t largest = page;
+    for (const BucketView& bucket : buckets_) {
+        largest = std::max(largest, elements_of(bucket.ranges) * size_of(*options_.reduce_dtype));
+    }
+    if (largest <= scratch_size_) return;
+    scratch_ = comm_->allocate(largest);
+    scratch_size_ = largest;
+}
+
+int Reducer::announce(Presence own) {
+    const auto world = static_cast<size_t>(comm_->world_size());
+    std::vector<uint8_t> all(world);
+    std::array<uint8_t, 1> one{static_cast<uint8_t>(own)};
+    const Tensor input = tensor_of(std::span<uint8_t>(one), DType::u8);
+    const Tensor output = tensor_of(std::span<uint8_t>(all), DType::u8);
+    comm_->run({.collective = Collective::all_gather,
+                .inputs = {&input, 1},
+                .outputs = {&output, 1},
+                .label = "who has data left"});
+    active_ = 0;
+    for (size_t r = 0; r < world; ++r) {
+        const auto said = static_cast<Presence>(all[r]);
+        if (said == Presence::joined) continue;
+        if (active_++ == 0) {
+            first_active_ = static_cast<int>(r);
+            all_do_ = said;
+        } else if (said != all_do_) {
+            const auto words = [](Presence p) { return p == Presence::steps ? "begins a step" : "broadcasts buffers"; };
+            throw Error(Code::mismatch,
+                        fmt::format("rank {}: rank {} {}, rank {} {}; all ranks that have data left do the "
+                                    "same in the same order",
+                                    comm_->rank(), first_active_, words(all_do_), r, words(said)))
+                .with_rank(comm_->rank())
+                .with_peer(static_cast<int>(r));
+        }
+    }
+    return active_;
+}
+
+int Reducer::divisor() const { return options_.join == DdpJoin::divide_by_active ? active_ : comm_->world_size(); }
+
+void Reducer::all_reduce(std::span<const Tensor> tensors, ReduceOp op, std::string_view label) {
+    const auto run = [&](ReduceOp with) {
+        comm_->run({.collective = Collective::all_reduce, .outputs = tensors, .op = with, .label = label});
+    };
+    const bool avg = op == ReduceOp::avg;
+    const double before = options_.pre_divide;
+    // The transport divides as it sums, by all ranks.
+    if (before == 1 && (!avg || divisor() == comm_->world_size())) return run(op);
+    if (before != 1) {
+        for (const Tensor& tensor : tensors) divide(tensor, before);
+    }
+    run(ReduceOp::sum);
+    const double after = (avg ? divisor() : 1) / before;
+    if (after == 1) return;
+    for (const Tensor& tensor : tensors) divide(tensor, after);
+}
+
+void Reducer::reduce_in_dtype(const BucketView& bucket) {
+    const std::string_view label = bucket_label(bucket.bucket);
+    const DType own = bucket.ranges[0].dtype;
+    const DType wanted = options_.reduce_dtype.value_or(own);
+    if (wanted == own) return all_reduce(bucket.ranges, options_.op, label);
+    const Tensor converted{scratch_->data(), Dims{static_cast<int64_t>(elements_of(bucket.ranges))}, wanted, {}};
+    const auto each = [&](auto&& copy) {
+        std::byte* at = converted.data;
+        for (const Tensor& range : bucket.ranges) {
+            copy(range, at);
+            at += static_cast<size_t>(range.numel()) * size_of(wanted);
+        }
+    };
+    each([&](const Tensor& range, std::byte* at) { convert(range.data, own, at, wanted, range.numel()); });
+    all_reduce({&converted, 1}, options_.op, label);
+    each([&](const Tensor& range, std::byte* at) { convert(at, wanted, range.data, own, range.numel()); });
+}
+
+void Reducer::reduce(size_t index, int64_t step) {
+    const BucketView& bucket = buckets_[index];
+    times_[index].start = Clock::now();
+    if (hook_) {
+        hook_(bucket);
+    } else if (power_sgd_ && step >= options_.power_sgd_start_step) {
+        BucketView small{.bucket = index};
+        std::vector<size_t> params;
+        std::vector<Tensor> matrices;
+        for (size_t i = 0; i < bucket.grads.size(); ++i) {
+            if (power_sgd_->compresses(bucket.grads[i])) {
+                params.push_back(bucket.params[i]);
+                matrices.push_back(bucket.grads[i]);
+            } else if (bucket.grads[i].numel() > 0) {
+                small.ranges.push_back(bucket.grads[i]);
+            }
+        }
+        if (!small.ranges.empty()) reduce_in_dtype(small);
+        if (!matrices.empty()) {
+            const auto average = [&](std::span<float> values) {
+                const Tensor tensor = tensor_of(values, DType::f32);
+                all_reduce({&tensor, 1}, ReduceOp::avg, bucket_label(index));
+            };
+            const auto over = static_cast<float>(divisor());
+            power_sgd_->reduce(params, matrices, average,
+                               {.own = over / static_cast<float>(comm_->world_size()),
+                                .result = options_.op == ReduceOp::sum ? over : 1.0F});
+        }
+    } else if (options_.hook != DdpHook::noop) {
+        reduce_in_dtype(bucket);
+    }
+    times_[index].end = Clock::now();
+}
+
+bool Reducer::can_reduce_parts() const {
+    return !hook_ && options_.hook == DdpHook::all_reduce && !options_.reduce_dtype && options_.pre_divide == 1 &&
+           comm_->transport() == "shm";
+}
+
+void Reducer::reduce_slices(std::span<const ParamSlice> slices, DType dtype, const TakeSlice& take) {
+    // As much as the transport's blocks: a block of every rank stays in the second-level cache.
+    constexpr size_t block = size_t{16} << 10;
+    alignas(64) std::array<std::byte, block> sum;
+    std::vector<const std::byte*> sources(static_cast<size_t>(comm_->world_size()));
+    const size_t element = size_of(dtype);
+    for (const ParamSlice& slice : slices) {
+        for (size_t done = 0; done < slice.count;) {
+            const size_t n = std::min(block / element, slice.count - done);
+            const auto offset = (slice.grad - memory_->data()) + static_cast<ptrdiff_t>(done * element);
+            for (size_t r = 0; r < sources.size(); ++r) sources[r] = memory_->of_rank(static_cast<int>(r)) + offset;
+            tsr::reduce(sum.data(), sources, n, dtype, options_.op);
+            take({slice.param, slice.begin + done, n, sum.data()});
+            done += n;
+        }
+    }
+}
+
+void Reducer::share_used() {
+    const Tensor tensor = tensor_of(std::span(used_), DType::u8);
+    comm_->run({.collective = Collective::all_reduce,
+                .outputs = {&tensor, 1},
+                .op = ReduceOp::max,
+                .label = "used parameters"});
+}
+
+}  // namespace tsr

@@ -1,0 +1,234 @@
+// How data gets to disk and back: past the page cache, several requests at a time, and through it where direct I/O is
+// refused or where the cache has the data. The answer that `tessera env` gives is the one that a save finds.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+
+#include "fault/faulty_files.hpp"
+#include "fixture.hpp"
+#include "mounted.hpp"
+
+namespace tsr::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t large_bytes = 3000 * 1001 * 8;  // 23 MiB, off every alignment
+
+void expect_saves_and_loads(const std::string& root, FileSystem& files) {
+    OwnedState owned;
+    owned.add_whole({"large", DType::f64, {3000, 1001}});
+    owned.fill(1);
+    SaverOptions options = saver_options();
+    options.files = &files;
+    Saver saver(nullptr, root, options);
+    saver.save(1, owned.state);
+    owned.poison();
+    EXPECT_EQ(saver.resume(owned.state), 1);
+    EXPECT_EQ(owned.differences(1), 0);
+}
+
+// Several threads are refused at once; each goes on through the page cache.
+TEST(WritePath, WhereDirectTransfersAreRefusedTheyGoThroughThePageCache) {
+    const TempDir dir;
+    std::atomic<int> refused{0};
+    FaultyFiles files(posix_file_system(), [&](const FaultyFiles::Call& call) -> Verdict {
+        if (!call.direct || call.bytes == 0) return {};
+        ++refused;
+        return {-EINVAL, 0};
+    });
+    const bool is_direct = find_write_path(posix_file_system(), dir.path()).direct;
+    if (is_direct) {  // a test in a directory without direct I/O tests just that
+        const WritePath path = find_write_path(files, dir.path());
+        EXPECT_FALSE(path.direct);
+        EXPECT_THAT(path.why, HasSubstr("refuses to write so"));
+        EXPECT_EQ(refused, 1);
+    }
+    expect_saves_and_loads(dir.path(), files);
+    EXPECT_EQ(refused > 1, is_direct) << "the save itself was not direct";
+    EXPECT_EQ(files.written_back(), large_bytes) << "what the cache holds is written back at once, not by fsync";
+}
+
+TEST(WritePath, WhatIsWrittenPastTheCacheIsNotWrittenBack) {
+    const TempDir dir;
+    FaultyFiles files;
+    expect_saves_and_loads(dir.path(), files);
+    const bool is_direct = find_write_path(posix_file_system(), dir.path()).direct;
+    EXPECT_EQ(files.written_back(), is_direct ? 0 : large_bytes);
+}
+
+// Lets no large transfer of one kind go on before `wanted` of them are begun, and notes how many were at once.
+class InFlight {
+   public:
+    explicit InFlight(int wanted) : wanted_(wanted) {}
+    void begin() {
+        std::unique_lock lock(mutex_);
+        most_ = std::max(most_, ++now_);
+        changed_.notify_all();
+        const auto enough = [this] { return most_ >= wanted_ || given_up_; };
+        if (!changed_.wait_for(lock, std::chrono::seconds(10), enough)) given_up_ = true;
+        --now_;
+    }
+    int most() const { return most_; }
+
+   private:
+    const int wanted_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    int now_ = 0;
+    int most_ = 0;
+    bool given_up_ = false;
+};
+
+TEST(WritePath, FourRequestsAreInFlight) {
+    const TempDir dir;
+    InFlight writes(4);
+    InFlight reads(4);
+    FaultyFiles files(posix_file_system(), [&](const FaultyFiles::Call& call) -> Verdict {
+        if (call.bytes >= 1 << 20 && call.name.ends_with(".safetensors")) {
+            (call.name.starts_with("write ") ? writes : reads).begin();
+        }
+        return {};
+    });
+    expect_saves_and_loads(dir.path(), files);
+    EXPECT_EQ(writes.most(), 4);
+    EXPECT_EQ(reads.most(), 4);
+}
+
+// Drops what the page cache has of the file. False where it cannot be dropped: the file is memory alone.
+bool drop_from_cache(const std::string& path) {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    const auto size = static_cast<size_t>(std::filesystem::file_size(path));
+    std::vector<unsigned char> resident((size + 4095) / 4096);
+    bool dropped = ::fsync(fd) == 0 && ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0;
+    void* mapped = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
+    dropped = dropped && mapped != MAP_FAILED && ::mincore(mapped, size, resident.data()) == 0 &&
+              std::count_if(resident.begin(), resident.end(), [](auto page) { return (page & 1) != 0; }) == 0;
+    if (mapped != MAP_FAILED) ::munmap(mapped, size);
+    ::close(fd);
+    return dropped;
+}
+
+TEST(WritePath, WhatIsCachedIsReadThroughTheCacheAndNothingElse) {
+    const TempDir dir;
+    std::atomic<int> direct{0};
+    std::atomic<int> buffered{0};
+    FaultyFiles files(posix_file_system(), [&](const FaultyFiles::Call& call) -> Verdict {
+        if (call.bytes >= 1 << 20 && call.name.starts_with("read ")) ++(call.direct ? direct : buffered);
+        return {};
+    });
+    OwnedState owned;
+    owned.add_whole({"large", DType::f32, {6 << 20}});
+    owned.fill(1);
+    SaverOptions options = saver_options();
+    options.files = &files;
+    Saver saver(nullptr, dir.path(), options);
+    saver.save(1, owned.state);
+    const std::string file = only_save(dir.path()) + "/rank-00000.safetensors";
+    if (drop_from_cache(file) && find_write_path(posix_file_system(), dir.path()).direct) {
+        EXPECT_EQ(saver.resume(owned.state), 1);
+        EXPECT_EQ(direct, 6);
+        EXPECT_EQ(buffered, 0);
+        direct = 0;
+    }
+    EXPECT_GT(slurp(file).size(), 24u << 20);  // now it is there
+    owned.poison();
+    EXPECT_EQ(saver.resume(owned.state), 1);
+    EXPECT_EQ(owned.differences(1), 0);
+    EXPECT_EQ(direct, 0);
+    EXPECT_EQ(buffered, 6);
+}
+
+TEST(WritePath, WhereFilesCannotBeReservedASaveGoesOn) {
+    const TempDir dir;
+    FaultyFiles files(posix_file_system(), [&](const FaultyFiles::Call& call) -> Verdict {
+        return call.name.starts_with("fallocate ") ? Verdict{-EOPNOTSUPP, 0} : Verdict{};
+    });
+    EXPECT_FALSE(find_write_path(files, dir.path()).preallocates);
+    expect_saves_and_loads(dir.path(), files);
+}
+
+TEST(WritePath, IsFoundWithoutLeavingAnything) {
+    const TempDir dir;
+    (void)find_write_path(posix_file_system(), dir.path());
+    FaultyFiles full(posix_file_system(), [](const FaultyFiles::Call& call) -> Verdict {
+        return call.name.starts_with("write ") ? Verdict{-ENOSPC, 0} : Verdict{};
+    });
+    EXPECT_EQ(error_of([&] { (void)find_write_path(full, dir.path()); }).code(), Code::io);
+    EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+}
+
+// What would be 5,000 requests one by one.
+TEST(WritePath, SmallTensorsGoTogetherInLargeRequests) {
+    const TempDir dir;
+    OwnedState owned;
+    for (int i = 0; i < 5000; ++i) owned.add_whole({fmt::format("t.{}", i), DType::u8, {1000}});
+    owned.fill(1);
+    FaultyFiles files;
+    std::atomic<int> writes{0};
+    std::atomic<int> reads{0};
+    files.on_call = [&](int64_t, const std::string& name) {
+        if (!name.ends_with(".safetensors")) return;
+        writes += name.starts_with("write ") ? 1 : 0;
+        reads += name.starts_with("read ") ? 1 : 0;
+    };
+    SaverOptions options = saver_options();
+    options.files = &files;
+    Saver saver(nullptr, dir.path(), options);
+    saver.save(1, owned.state);
+    EXPECT_GT(writes, 0);
+    EXPECT_LE(writes, 8);
+    owned.poison();
+    EXPECT_EQ(saver.resume(owned.state), 1);
+    EXPECT_EQ(owned.differences(1), 0);
+    EXPECT_GT(reads, 0);
+    EXPECT_LE(reads, 16);
+}
+
+// Without the right to mount, the directory of the other tests is what there is; so it is in the next one.
+TEST(WritePath, SavesAndLoadsWhereOpeningForDirectTransfersIsRefused) {
+    const TempDir dir;
+    const Mounted ramfs("ramfs", dir / "ramfs");
+    if (!ramfs.is_there()) return;
+    const WritePath found = find_write_path(posix_file_system(), ramfs.path());
+    EXPECT_FALSE(found.direct);
+    EXPECT_THAT(found.why, HasSubstr("refuses to open files with O_DIRECT"));
+    EXPECT_TRUE(std::filesystem::is_empty(ramfs.path()));
+    FaultyFiles files;
+    expect_saves_and_loads(ramfs.path(), files);
+    EXPECT_EQ(files.written_back(), large_bytes);
+}
+
+TEST(WritePath, SavesAndLoadsOnAnOverlay) {
+    const TempDir dir;
+    const Mounted tmpfs("tmpfs", dir / "base", "size=256m");
+    if (!tmpfs.is_there()) return;
+    const std::string& base = tmpfs.path();
+    for (const char* name : {"/lower", "/upper", "/work"}) std::filesystem::create_directory(base + name);
+    const Mounted overlay("overlay", dir / "overlay",
+                          fmt::format("lowerdir={0}/lower,upperdir={0}/upper,workdir={0}/work", base));
+    if (!overlay.is_there()) return;
+    expect_saves_and_loads(overlay.path(), posix_file_system());
+    EXPECT_FALSE(std::filesystem::is_empty(base + "/upper")) << "the save lies there";
+}
+
+TEST(WritePath, SavesAndLoadsInMemoryBackedFiles) {
+    std::string root = "/dev/shm/tessera-test-XXXXXX";
+    ASSERT_NE(::mkdtemp(root.data()), nullptr);
+    expect_saves_and_loads(root, posix_file_system());
+    EXPECT_TRUE(find_write_path(posix_file_system(), root).preallocates);
+    std::filesystem::remove_all(root);
+}
+
+}  // namespace
+}  // namespace tsr::testing

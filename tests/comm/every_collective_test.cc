@@ -1,0 +1,341 @@
+// What holds of each collective alike: ranks that call differently are named with their calls, a late rank is named, nothing
+// works after an abort, and random sequences on overlapping groups give what they must.
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <map>
+#include <random>
+
+#include "comm/any_call.hpp"
+#include "comm/communicator.hpp"
+#include "comm/plan.hpp"
+#include "ranks.hpp"
+
+namespace tsr::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+// --- ranks that call differently
+
+// Rank 1 of three asks for `other`, the rest for `asked`: every rank learns both, and no memory changes.
+void expect_named(const Asked& asked, const Asked& other) {
+    constexpr int world = 3;
+    const auto outcomes = run_ranks(world, test_options(), [&](Communicator& comm) {
+        comm.run({});
+        const Asked& own = comm.rank() == 1 ? other : asked;
+        std::vector<std::byte> input(own.bytes(world));
+        std::vector<std::byte> output(own.bytes(world));
+        const AnyCall call(own, comm.rank(), world, input.data(), output.data());
+        call.fill(comm.rank());
+        const auto before = std::pair(input, output);
+        try {
+            comm.run(call.request());
+        } catch (...) {
+            EXPECT_EQ(std::pair(input, output), before) << "data has moved";
+            throw;
+        }
+    });
+    const auto told = [&](const Asked& what, int rank) {
+        std::vector<std::byte> memory(what.bytes(world));
+        return describe(operation_of(AnyCall(what, rank, world, memory.data(), memory.data()).request()));
+    };
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome) << told(asked, 0) << " beside " << told(other, 1) << ": no rank noticed";
+        EXPECT_EQ(outcome->code(), Code::mismatch) << outcome->what();
+        EXPECT_THAT(outcome->what(),
+                    AllOf(HasSubstr("operation #2"), HasSubstr(told(asked, 0)),
+                          AnyOf(HasSubstr("rank 1 " + told(other, 1)), HasSubstr("rank 1 called " + told(other, 1)))));
+        EXPECT_GE(outcome->record()->peer, 0);
+    }
+}
+
+TEST(EveryCollective, BesideAnotherCallIsNamed) {
+    for (const Collective collective : every_collective) {
+        // The call after it: what a rank makes that has left one out.
+        const Collective next = collective == Collective::barrier ? Collective::all_gather : Collective::barrier;
+        expect_named({.collective = collective}, {.collective = next});
+    }
+}
+
+TEST(EveryCollective, OfAnotherReductionIsNamed) {
+    for (const Collective collective : every_collective) {
+        if (!is_reduction(collective)) continue;
+        expect_named({.collective = collective}, {.collective = collective, .op = ReduceOp::max});
+    }
+}
+
+TEST(EveryCollective, OfAnotherDtypeIsNamed) {
+    for (const Collective collective : every_collective) {
+        if (collective == Collective::barrier) continue;
+        expect_named({.collective = collective}, {.collective = collective, .dtype = DType::i32});
+    }
+}
+
+TEST(EveryCollective, OfAnotherLengthIsNamed) {
+    for (const Collective collective : every_collective) {
+        if (collective == Collective::barrier) continue;
+        for (const size_t count : {size_t{4}, size_t{60000}}) {  // beside the stamps, and in segments
+            expect_named({.collective = collective, .count = count}, {.collective = collective, .count = count + 2});
+        }
+    }
+}
+
+TEST(EveryCollective, WithAnotherRootIsNamed) {
+    for (const Collective collective : every_collective) {
+        if (!is_rooted(collective)) continue;
+        expect_named({.collective = collective}, {.collective = collective, .root = 1});
+    }
+}
+
+// --- what no transport reduces
+
+TEST(EveryCollective, OfADtypeThatCannotBeReducedIsUnsupportedAndTheRanksGoOn) {
+    expect_all_well(run_ranks(3, test_options(), [](Communicator& comm) {
+        for (const Collective collective : every_collective) {
+            if (!is_reduction(collective)) continue;
+            for (const DType dtype : {DType::i16, DType::boolean, DType::u16, DType::u32, DType::u64, DType::f8_e4m3,
+                                      DType::f8_e5m2, DType::f8_e8m0, DType::c64, DType::c128}) {
+                const Asked asked{.collective = collective, .dtype = dtype};
+                std::vector<std::byte> input(asked.bytes(3), std::byte{1});
+                std::vector<std::byte> output(asked.bytes(3), std::byte{2});
+                const auto before = std::pair(input, output);
+                const AnyCall call(asked, comm.rank(), 3, input.data(), output.data());
+                const Request request = call.request();
+                for (const std::function<void()>& ask : std::initializer_list<std::function<void()>>{
+                         [&] { comm.run(request); }, [&] { static_cast<void>(comm.submit(request)); },
+                         [&] { static_cast<void>(comm.prepare(request)); }}) {
+                    try {
+                        ask();
+                        ADD_FAILURE() << describe(operation_of(request)) << " went well";
+                    } catch (const Error& error) {
+                        EXPECT_EQ(error.code(), Code::unsupported) << error.what();
+                        EXPECT_THAT(error.what(), HasSubstr(std::string(name_of(dtype)) + " cannot be reduced"));
+                    }
+                }
+                EXPECT_EQ(std::pair(input, output), before) << "data has moved";
+            }
+        }
+        comm.run({});
+    }));
+}
+
+// --- a rank that is late; an abort
+
+// All at once, since each waits for its deadline, in which its communicator must also be made.
+TEST(EveryCollective, NamesALateRank) {
+    const auto late = [](Collective collective) {
+        CommOptions options = test_options();
+        options.timeout = milliseconds{3000};
+        const Asked asked{.collective = collective};
+        std::atomic<int> failed{0};
+        const auto outcomes = run_ranks(3, options, [&](Communicator& comm) {
+            std::vector<std::byte> input(asked.bytes(3));
+            std::vector<std::byte> output(asked.bytes(3));
+            const AnyCall call(asked, comm.rank(), 3, input.data(), output.data());
+            call.fill(0);
+            if (comm.rank() == 1) {
+                wait_until([&] { return failed.load() == 2; }, Deadline::in(milliseconds{20000}), "the timeouts");
+            }
+            try {
+                comm.run(call.request());
+            } catch (...) {
+                ++failed;
+                throw;
+            }
+        });
+        for (const int rank : {0, 2}) {
+            const auto& outcome = outcomes[static_cast<size_t>(rank)];
+            ASSERT_TRUE(outcome) << name_of(collective);
+            EXPECT_EQ(outcome->code(), Code::timeout) << outcome->what();
+            EXPECT_EQ(outcome->record()->peer, 1) << outcome->what();
+            EXPECT_THAT(outcome->what(), AllOf(HasSubstr(std::string(name_of(collective)) + " #1"),
+                                               HasSubstr("timed out after 3 s"), HasSubstr("rank 1")));
+        }
+    };
+    std::vector<std::thread> threads;
+    for (const Collective collective : every_collective) threads.emplace_back(late, collective);
+    for (std::thread& thread : threads) thread.join();
+}
+
+TEST(EveryCollective, AfterAnAbortIsRefusedWithItsReason) {
+    const auto outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
+        if (comm.rank() == 0) comm.abort("the loss is NaN");
+        EXPECT_THROW(comm.run({}), Error);  // of rank 1 the one that learns of it
+        const auto expect_aborted = [&](const char* what, const std::function<void()>& call) {
+            try {
+                call();
+                ADD_FAILURE() << what << " went well";
+            } catch (const Error& error) {
+                EXPECT_EQ(error.code(), Code::aborted) << what << ": " << error.what();
+                EXPECT_THAT(error.what(), HasSubstr("the loss is NaN"));
+            }
+        };
+        for (const Collective collective : every_collective) {
+            const Asked asked{.collective = collective};
+            std::vector<std::byte> input(asked.bytes(2));
+            std::vector<std::byte> output(asked.bytes(2));
+            const AnyCall call(asked, comm.rank(), 2, input.data(), output.data());
+            const std::string name(name_of(collective));
+            expect_aborted(name.c_str(), [&] { comm.run(call.request()); });
+            expect_aborted(name.c_str(), [&] { static_cast<void>(comm.submit(call.request())); });
+        }
+        std::vector<float> values(3);
+        const Tensor tensor = tensor_of(std::span(values), DType::f32);
+        const int other = 1 - comm.rank();
+        expect_aborted("send",
+                       [&] { comm.run({.collective = Collective::send, .inputs = {&tensor, 1}, .peer = other}); });
+        expect_aborted("recv",
+                       [&] { comm.run({.collective = Collective::recv, .outputs = {&tensor, 1}, .peer = other}); });
+        expect_aborted("allocate", [&] { static_cast<void>(comm.allocate(100)); });
+        expect_aborted("split", [&] { static_cast<void>(comm.split(0, 0, comm.options())); });
+        expect_aborted("finalize", [&] { comm.finalize(); });
+        expect_aborted("submit_job", [&] { static_cast<void>(comm.submit_job([] {})); });
+    });
+    expect_all_well(outcomes);
+}
+
+// --- two threads
+
+TEST(EveryCollective, OfASecondThreadIsRefusedAndTheFirstGoesOn) {
+    std::atomic<bool> refused{false};
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        if (comm.rank() == 1) {
+            wait_until([&] { return refused.load(); }, Deadline::in(milliseconds{20000}), "the refusal");
+            comm.run({});
+        } else {
+            std::thread first([&] {
+                while (true) {
+                    try {
+                        return comm.run({});
+                    } catch (const Error& error) {  // a call of the other thread was in at that moment
+                        ASSERT_EQ(error.code(), Code::invalid_state) << error.what();
+                    }
+                }
+            });
+            // The first thread waits for rank 1 until a call here was refused; before it has begun, none is made: a
+            // request that is refused for itself has no effect, and tells by its error whether the first is in.
+            wait_until(
+                [&] {
+                    try {
+                        comm.run({static_cast<Collective>(77), {}, {}});
+                    } catch (const Error& error) {
+                        if (error.code() != Code::invalid_state) return false;
+                        EXPECT_THAT(error.what(), HasSubstr("two threads use communicator 'world' at once"));
+                        return true;
+                    }
+                    return false;
+                },
+                Deadline::in(milliseconds{20000}), "the first thread");
+            EXPECT_THROW(static_cast<void>(comm.submit({})), Error);
+            EXPECT_THROW(static_cast<void>(comm.allocate(10)), Error);
+            refused = true;
+            first.join();
+        }
+        comm.run({});
+        comm.finalize();
+    }));
+}
+
+// --- random sequences on overlapping groups
+
+constexpr int random_world = 5;
+
+// Colors by rank; -1: not in it. Groups of one row are apart, those of different rows overlap.
+constexpr int colors[][random_world] = {{0, 0, 0, 0, 0}, {0, 1, 0, 1, 0}, {0, 0, 1, 1, 1}, {-1, 0, 0, 0, 0}};
+
+struct Step {
+    size_t row = 0;
+    Asked asked;
+    int64_t salt = 0;
+    bool queued = false;
+    unsigned buffers = 0;  // bit r: rank r of the world uses the communicator's memory
+};
+
+std::vector<Step> steps_of(unsigned seed) {
+    std::mt19937 random(seed);
+    const auto below = [&](size_t n) { return static_cast<size_t>(random() % n); };
+    constexpr DType dtypes[] = {DType::f16, DType::bf16, DType::f32, DType::f64,
+                                DType::i8,  DType::u8,   DType::i32, DType::i64};
+    constexpr size_t counts[] = {0, 1, 2, 7, 100, 1000, 3001, 9000};
+    std::vector<Step> steps(1 + below(8));
+    for (Step& step : steps) {
+        step.row = below(std::size(colors));
+        step.asked.collective = every_collective[below(std::size(every_collective))];
+        step.asked.dtype = dtypes[below(std::size(dtypes))];
+        step.asked.op = static_cast<ReduceOp>(1 + below(5));
+        step.asked.root = static_cast<int>(below(2));  // each group has two ranks at least
+        step.asked.count = counts[below(std::size(counts))];
+        step.salt = static_cast<int64_t>(below(1000));
+        step.queued = below(2) == 0;
+        step.buffers = static_cast<unsigned>(random());
+    }
+    return steps;
+}
+
+TEST(EveryCollective, InRandomSequencesOnOverlappingGroups) {
+    // A message over the network takes a hundred times as long.
+    const bool near = test_placement().empty() && std::string_view(test_backend()) != "gloo";
+    const unsigned sequences = near ? 1000 : 100;
+    const unsigned first_seed = std::random_device{}();
+    SCOPED_TRACE("first seed " + std::to_string(first_seed));
+    constexpr size_t most_bytes = 9000 * random_world * sizeof(double);
+    expect_all_well(run_ranks(random_world, test_options(), [&](Communicator& world) {
+        const auto rank = static_cast<size_t>(world.rank());
+        std::map<size_t, std::shared_ptr<Communicator>> groups;
+        std::map<size_t, std::shared_ptr<Buffer>> buffers;
+        for (size_t row = 0; row < std::size(colors); ++row) {
+            const auto group = world.split(colors[row][rank], 0, world.options());
+            if (!group) continue;
+            groups[row] = group;
+            buffers[row] = group->allocate(2 * most_bytes);
+        }
+        for (unsigned k = 0; k < sequences; ++k) {
+            const unsigned seed = first_seed + k;
+            struct Running {
+                std::vector<std::byte> own;
+                std::unique_ptr<AnyCall> call;
+                WorkPtr work;
+                int64_t salt = 0;
+            };
+            std::vector<Running> running;
+            std::map<size_t, bool> taken;  // whose buffer is in use by queued work
+            for (const Step& step : steps_of(seed)) {
+                if (!groups.contains(step.row)) continue;
+                Communicator& comm = *groups[step.row];
+                const size_t bytes = step.asked.bytes(comm.world_size());
+                Running one;
+                one.salt = step.salt;
+                std::byte* memory = nullptr;
+                if (((step.buffers >> rank) & 1) != 0 && !taken[step.row]) {
+                    memory = buffers[step.row]->data();
+                    taken[step.row] = step.queued;
+                } else {
+                    one.own.resize(2 * bytes + 16);
+                    memory = one.own.data();
+                }
+                one.call = std::make_unique<AnyCall>(step.asked, comm.rank(), comm.world_size(), memory,
+                                                     memory + (bytes + 7) / 8 * 8);
+                one.call->fill(step.salt);
+                if (step.queued) {
+                    one.work = comm.submit(one.call->request());
+                    running.push_back(std::move(one));
+                    continue;
+                }
+                comm.run(one.call->request());
+                ASSERT_EQ(one.call->first_wrong(step.salt), -1)
+                    << "seed " << seed << ": " << describe(operation_of(one.call->request()));
+            }
+            for (Running& one : running) {
+                one.work->wait(Deadline::in(milliseconds{20000}));
+                ASSERT_EQ(one.call->first_wrong(one.salt), -1)
+                    << "seed " << seed << ": " << describe(operation_of(one.call->request()));
+            }
+        }
+    }));
+}
+
+}  // namespace
+}  // namespace tsr::testing

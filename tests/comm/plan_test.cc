@@ -1,0 +1,180 @@
+// Plans: what they do, and what a launch costs in allocations.
+#include "comm/plan.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <cstdlib>
+#include <new>
+
+#include "ranks.hpp"
+
+namespace {
+
+std::atomic<uint64_t> allocations{0};
+
+}  // namespace
+
+// Of this test program: they count. Inlined, GCC takes free() for a mistake.
+[[gnu::noinline]] void* operator new(size_t size) {
+    allocations.fetch_add(1, std::memory_order_relaxed);
+    if (void* memory = std::malloc(size)) return memory;
+    throw std::bad_alloc();
+}
+[[gnu::noinline]] void* operator new(size_t size, const std::nothrow_t&) noexcept {
+    allocations.fetch_add(1, std::memory_order_relaxed);
+    return std::malloc(size);
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
+
+namespace tsr {
+namespace {
+
+using testing::expect_all_well;
+using ::testing::HasSubstr;
+using testing::run_ranks;
+using testing::test_options;
+
+Request sum_of(const Tensor& tensor) {
+    return {.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::sum};
+}
+
+TEST(Plan, DoesWhatTheCollectiveDoes) {
+    expect_all_well(run_ranks(3, test_options(), [](Communicator& comm) {
+        std::vector<float> one(5, static_cast<float>(comm.rank()));
+        std::vector<float> all(15);
+        const Tensor own = tensor_of(std::span<float>(one), DType::f32);
+        const Tensor whole = tensor_of(std::span<float>(all), DType::f32);
+        const auto gather =
+            comm.prepare({.collective = Collective::all_gather, .inputs = {&own, 1}, .outputs = {&whole, 1}});
+        const auto sum = comm.prepare(sum_of(whole));
+        for (int repeat = 0; repeat < 3; ++repeat) {
+            gather->run();
+            EXPECT_EQ(all[14], 2.0F);
+            sum->start();
+            sum->wait(Deadline::in(milliseconds{30000}));
+            EXPECT_EQ(all[5], 3.0F);
+            comm.run(sum_of(whole));  // an ordinary call between them
+            EXPECT_EQ(all[14], 18.0F);
+        }
+    }));
+}
+
+TEST(Plan, MeetsWhatTheOthersCall) {
+    const auto outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
+        std::vector<float> values(4 + static_cast<size_t>(comm.rank()));
+        const Tensor tensor = tensor_of(std::span<float>(values), DType::f32);
+        const auto plan = comm.prepare(sum_of(tensor));
+        plan->run();
+    });
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::mismatch);
+        EXPECT_THAT(outcome->what(), HasSubstr("all_reduce of 4 f32"));
+    }
+}
+
+TEST(Plan, IsNotLaunchedTwiceAtOnce) {
+    std::barrier both(2);
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        std::vector<float> values(4);
+        const Tensor tensor = tensor_of(std::span<float>(values), DType::f32);
+        const auto plan = comm.prepare(sum_of(tensor));
+        if (comm.rank() == 0) {
+            plan->start();
+            EXPECT_THROW(plan->wait(Deadline::in(milliseconds{0})), Error) << "the other rank has not come";
+            for (const bool inline_too : {false, true}) {
+                try {
+                    inline_too ? plan->run() : plan->start();
+                    ADD_FAILURE() << "launched twice";
+                } catch (const Error& error) {
+                    EXPECT_EQ(error.code(), Code::invalid_state);
+                    EXPECT_THAT(error.what(), HasSubstr("its launch before is not done"));
+                }
+            }
+            both.arrive_and_wait();
+        } else {
+            both.arrive_and_wait();
+            plan->start();
+        }
+        plan->wait(Deadline::in(milliseconds{30000}));
+    }));
+}
+
+TEST(Plan, OfAFailedCommunicatorOrOfAMessageIsRefused) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        std::vector<float> values(4);
+        const Tensor tensor = tensor_of(std::span<float>(values), DType::f32);
+        EXPECT_THROW(
+            (void)comm.prepare({.collective = Collective::send, .inputs = {&tensor, 1}, .peer = 1 - comm.rank()}),
+            Error);
+        const auto plan = comm.prepare(sum_of(tensor));
+        plan->run();
+        comm.abort("enough");
+        EXPECT_THROW(plan->run(), Error);
+        EXPECT_THROW(plan->start(), Error);
+        EXPECT_THROW((void)comm.prepare(sum_of(tensor)), Error);
+    }));
+}
+
+// Through shared memory: Gloo allocates for every message. A wait that takes long composes a message for its errors, so the
+// best of some rounds counts: one allocation a launch would be in all of them.
+TEST(Plan, LaunchAllocatesNothing) {
+    CommOptions options = test_options("shm");
+    const auto store = make_memory_store(milliseconds{30000});
+    std::barrier all(2);
+    uint64_t in_place = ~uint64_t{0};
+    uint64_t queued = ~uint64_t{0};
+    uint64_t listed = ~uint64_t{0};
+    expect_all_well(testing::run_threads(2, [&](int rank) {
+        const auto comm = Communicator::create(store, rank, 2, options);
+        std::vector<float> large(100000, 1.0F);
+        std::vector<float> parts(50000 + 7, 1.0F);
+        const Tensor small = tensor_of(std::span<float>(large).first(3), DType::f32);
+        const Tensor whole = tensor_of(std::span<float>(large), DType::f32);
+        const Tensor wholes[] = {tensor_of(std::span<float>(large).first(20), DType::f32),
+                                 tensor_of(std::span<float>(large).subspan(30, 60000), DType::f32)};
+        const Tensor halves[] = {tensor_of(std::span<float>(parts).first(10), DType::f32),
+                                 tensor_of(std::span<float>(parts).subspan(12, 30000), DType::f32)};
+        const auto tiny = comm->prepare(sum_of(small));
+        const auto sum = comm->prepare(sum_of(whole));
+        const auto scatter = comm->prepare(
+            {.collective = Collective::reduce_scatter, .inputs = wholes, .outputs = halves, .op = ReduceOp::max});
+        const auto gather = comm->prepare({.collective = Collective::all_gather, .inputs = halves, .outputs = wholes});
+        const auto fewest = [&](uint64_t& best, const auto& launch) {
+            for (int round = 0; round < 20; ++round) {
+                all.arrive_and_wait();
+                const uint64_t before = allocations.load();
+                for (int repeat = 0; repeat < 20; ++repeat) launch();
+                all.arrive_and_wait();
+                if (rank == 0 && round > 0) best = std::min(best, allocations.load() - before);
+                all.arrive_and_wait();
+            }
+        };
+        fewest(in_place, [&] {
+            tiny->run();
+            sum->run();
+        });
+        fewest(queued, [&] {
+            tiny->start();
+            sum->start();
+            tiny->wait(Deadline::in(milliseconds{30000}));
+            sum->wait(Deadline::in(milliseconds{30000}));
+        });
+        fewest(listed, [&] {
+            scatter->run();
+            gather->run();
+        });
+    }));
+    EXPECT_EQ(in_place, 0U);
+    EXPECT_EQ(queued, 0U);
+    EXPECT_EQ(listed, 0U);
+}
+
+}  // namespace
+}  // namespace tsr

@@ -1,0 +1,151 @@
+// Ranks as real processes on several hosts: network name spaces, joined by links of a limited rate. Without the right to
+// make them these tests are skipped, and say so.
+#include "netns/networks.hpp"
+
+#include <gmock/gmock.h>
+
+#include "comm_processes/processes.hpp"
+#include "store/server.hpp"
+
+namespace tsr::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+void check(bool condition, const char* what) {
+    if (!condition) throw std::runtime_error(what);
+}
+
+Request all_reduce(const Tensor& tensor) {
+    return {Collective::all_reduce, {}, {&tensor, 1}, ReduceOp::sum, -1, 0, {}};
+}
+
+// The ranks of hosts.size() processes, rank r on hosts[r], meet at a store on the first one's host.
+class Netns : public ::testing::Test {
+   protected:
+    using Body = std::function<void(Communicator& comm, const Processes::Say& say)>;
+
+    void SetUp() override {
+        if (const std::string why = Networks::obstacle(); !why.empty()) {
+            GTEST_SKIP() << "needs network name spaces: " << why;
+        }
+    }
+
+    static std::unique_ptr<Processes> start(const Networks& networks, const std::vector<int>& hosts,
+                                            const CommOptions& options, const Body& body) {
+        return std::make_unique<Processes>(
+            static_cast<int>(hosts.size()),
+            [&networks, hosts, options, body](int rank, const auto& files, const auto& say) {
+                networks.enter_host(hosts[static_cast<size_t>(rank)]);
+                StoreOptions store_options;
+                store_options.insecure = true;
+                std::shared_ptr<StoreServer> server;
+                if (rank == 0) {
+                    server = StoreServer::start(host_address(hosts[0]), 0, store_options);
+                    files->set("uri", server->uri(), files->default_deadline());
+                }
+                const auto store = Store::open(files->wait("uri", files->default_deadline()), store_options);
+                const auto comm = Communicator::create(store, rank, static_cast<int>(hosts.size()), options);
+                body(*comm, say);
+            });
+    }
+
+    static CommOptions options_with(milliseconds timeout, const char* backend = "auto") {
+        CommOptions options;
+        options.timeout = timeout;
+        options.backend = backend;
+        return options;
+    }
+};
+
+// A reduction, a broadcast, a gathering and messages, small and of several chunks.
+void exercise(Communicator& comm) {
+    const int n = comm.world_size();
+    const auto sum_of_ranks = static_cast<float>(n * (n - 1) / 2);
+    for (const size_t count : {size_t{1}, size_t{1000}, size_t{1} << 20}) {
+        std::vector<float> values(count, static_cast<float>(comm.rank()));
+        const Tensor tensor = tensor_of(std::span(values), DType::f32);
+        comm.run(all_reduce(tensor));
+        check(values.front() == sum_of_ranks && values.back() == sum_of_ranks, "wrong sum");
+        for (const int root : {0, n - 1}) {
+            values.back() = static_cast<float>(comm.rank());
+            comm.run({Collective::broadcast, {}, {&tensor, 1}, ReduceOp::none, root, 0, {}});
+            check(values.back() == static_cast<float>(root), "wrong broadcast");
+        }
+        std::vector<float> all(count * static_cast<size_t>(n));
+        const Tensor whole = tensor_of(std::span(all), DType::f32);
+        values.back() = static_cast<float>(comm.rank());
+        comm.run({Collective::all_gather, {&tensor, 1}, {&whole, 1}, ReduceOp::none, -1, 0, {}});
+        for (int r = 0; r < n; ++r) {
+            check(all[static_cast<size_t>(r + 1) * count - 1] == static_cast<float>(r), "wrong gathering");
+        }
+        std::vector<float> got(count);
+        const Tensor to = tensor_of(std::span(got), DType::f32);
+        const auto work =
+            comm.submit({Collective::send, {&tensor, 1}, {}, ReduceOp::none, (comm.rank() + 1) % n, 0, {}});
+        comm.run({Collective::recv, {}, {&to, 1}, ReduceOp::none, (comm.rank() + n - 1) % n, 0, {}});
+        work->wait(Deadline::in(milliseconds{60000}));
+        check(got.back() == static_cast<float>((comm.rank() + n - 1) % n), "wrong message");
+    }
+}
+
+TEST_F(Netns, CollectivesAndMessagesOnTwoHostsAndThree) {
+    for (const auto& hosts : {std::vector<int>{0, 0, 1, 1}, {0, 1, 0}, {0, 1, 2, 1, 2}}) {
+        const Networks networks(3, "1gbit");
+        for (const char* backend : {"auto", "gloo"}) {
+            const auto processes = start(
+                networks, hosts, options_with(milliseconds{60000}, backend), [&](Communicator& comm, const auto&) {
+                    const bool automatic = std::string(backend) == "auto";
+                    check(comm.transport() == (automatic ? "hierarchical" : "gloo"), "another transport");
+                    exercise(comm);
+                    comm.finalize();
+                });
+            processes->expect_all_well();
+        }
+    }
+}
+
+// Says "in" after the first one; ends by an error alone.
+void reduce_for_ever(Communicator& comm, const Processes::Say& say) {
+    std::vector<float> values(size_t{1} << 20);
+    const Tensor tensor = tensor_of(std::span(values), DType::f32);
+    comm.run(all_reduce(tensor));
+    say("in");
+    while (true) comm.run(all_reduce(tensor));
+}
+
+TEST_F(Netns, DeathOfARankIsToldOnBothHosts) {
+    const Networks networks(2);
+    for (const int victim : {0, 1, 2, 3}) {
+        const auto processes = start(networks, {0, 0, 1, 1}, options_with(milliseconds{60000}), reduce_for_ever);
+        for (int rank = 0; rank < 4; ++rank) processes->await(rank, "in");
+        processes->signal(victim, SIGKILL);
+        const auto killed = Clock::now();
+        for (int rank = 0; rank < 4; ++rank) {
+            if (rank == victim) continue;
+            const Outcome& outcome = processes->join(rank);
+            EXPECT_LT(outcome.ended - killed, std::chrono::seconds(5)) << "rank " << rank;
+            EXPECT_THAT(outcome.text, AllOf(HasSubstr("PEER_LOST peer " + std::to_string(victim) + " "),
+                                            HasSubstr(" died"), HasSubstr("all_reduce #")));
+        }
+    }
+}
+
+// No packet says that a link is cut; the deadline does, on all ranks of both hosts.
+TEST_F(Netns, CutLinkEndsAllRanksAtTheDeadline) {
+    const Networks networks(2);
+    const auto processes = start(networks, {0, 0, 1, 1}, options_with(milliseconds{2000}), reduce_for_ever);
+    for (int rank = 0; rank < 4; ++rank) processes->await(rank, "in");
+    networks.cut(1);
+    const auto cut = Clock::now();
+    for (int rank = 0; rank < 4; ++rank) {
+        const Outcome& outcome = processes->join(rank);
+        EXPECT_LT(outcome.ended - cut, std::chrono::seconds(15)) << "rank " << rank;
+        EXPECT_THAT(outcome.text, AllOf(HasSubstr("TIMEOUT peer " + std::to_string(rank < 2 ? 2 : 0) + " "),
+                                        HasSubstr("all_reduce #"), HasSubstr("timed out after 2 s")));
+    }
+}
+
+}  // namespace
+}  // namespace tsr::testing
