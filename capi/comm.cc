@@ -32,6 +32,7 @@ tsr_comm_options in_c(const CommOptions& options) {
     result.struct_size = sizeof result;
     result.timeout_ms = static_cast<int32_t>(options.timeout.count());
     result.spin_count = options.spin_count;
+    result.heartbeat_timeout_ms = static_cast<int32_t>(options.heartbeat.count());
     return result;
 }
 
@@ -40,6 +41,7 @@ CommOptions options_over(CommOptions base, const tsr_comm_options* options) {
     const tsr_comm_options given = tsr::capi::options_in(options, in_c(base), "options");
     base.timeout = tsr::milliseconds{given.timeout_ms};
     base.spin_count = given.spin_count;
+    base.heartbeat = tsr::milliseconds{given.heartbeat_timeout_ms};
     if (given.backend != nullptr) base.backend = given.backend;
     if (given.name != nullptr) base.name = given.name;
     return base;
@@ -181,6 +183,16 @@ tsr_status tsr_comm_world_size(const tsr_comm* comm, int32_t* world_size) {
 
 tsr_status tsr_comm_transport(const tsr_comm* comm, const char** name) {
     return guard([&] { required(name, "name") = object_of(comm, "comm")->transport().data(); });
+}
+
+tsr_status tsr_comm_set_timeout(const tsr_comm* comm, int32_t timeout_ms) {
+    return guard([&] { object_of(comm, "comm")->set_timeout(tsr::milliseconds{timeout_ms}); });
+}
+
+tsr_status tsr_comm_timeout(const tsr_comm* comm, int32_t* timeout_ms) {
+    return guard([&] {
+        required(timeout_ms, "timeout_ms") = static_cast<int32_t>(object_of(comm, "comm")->options().timeout.count());
+    });
 }
 
 tsr_status tsr_comm_error(const tsr_comm* comm, tsr_error** error) {

@@ -4,9 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <vector>
 
+#include "base/env.hpp"
 #include "comm/backend.hpp"
 #include "comm/group.hpp"
 #include "comm/host.hpp"
@@ -66,10 +66,16 @@ std::unique_ptr<Transport> make_transport(Bootstrap bootstrap) {
 
 }  // namespace
 
+void check_timeout(milliseconds timeout) {
+    if (timeout.count() > 0) return;
+    throw Error(Code::invalid_argument, fmt::format("the timeout is {} ms; it must be positive", timeout.count()));
+}
+
 void check_options(const CommOptions& options) {
-    if (options.timeout.count() <= 0) {
+    check_timeout(options.timeout);
+    if (options.heartbeat.count() < 0) {
         throw Error(Code::invalid_argument,
-                    fmt::format("the timeout is {} ms; it must be positive", options.timeout.count()));
+                    fmt::format("the heartbeat's timeout is {} ms; 0 is none", options.heartbeat.count()));
     }
     if (options.backend.size() >= Peer{}.backend.size()) {
         throw Error(Code::invalid_argument, fmt::format("the name of a backend has {} bytes; {} are possible",
@@ -134,15 +140,8 @@ std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions
 
 CommOptions CommOptions::from_environment() {
     CommOptions options;
-    if (const char* text = std::getenv("TESSERA_TIMEOUT_MS"); text != nullptr && *text != '\0') {
-        char* end = nullptr;
-        const long value = std::strtol(text, &end, 10);
-        if (*end != '\0' || value <= 0 || value > INT32_MAX) {
-            throw Error(Code::invalid_argument,
-                        fmt::format("TESSERA_TIMEOUT_MS is '{}'; a number of milliseconds is expected", text));
-        }
-        options.timeout = milliseconds{value};
-    }
+    if (const auto ms = env_number("TESSERA_TIMEOUT_MS", 1, INT32_MAX)) options.timeout = milliseconds{*ms};
+    if (const auto ms = env_number("TESSERA_HEARTBEAT_TIMEOUT_MS", 0, INT32_MAX)) options.heartbeat = milliseconds{*ms};
     if (const char* text = std::getenv("TESSERA_BACKEND"); text != nullptr && *text != '\0') options.backend = text;
     return options;
 }

@@ -23,6 +23,8 @@ class Plan;
 
 struct CommOptions {
     milliseconds timeout{600000};
+    // How long a host that is waited for may give no sign of life (gloo/host_probe.hpp); 0: until the timeout.
+    milliseconds heartbeat{30000};
     int spin_count = -1;  // -1: from ranks and usable cores
     std::string backend = "auto";
     std::string name = "world";
@@ -67,9 +69,12 @@ class Communicator {
     [[nodiscard]] virtual int world_size() const = 0;
     [[nodiscard]] virtual const std::string& name() const = 0;
     [[nodiscard]] virtual std::string_view transport() const = 0;
-    [[nodiscard]] virtual const CommOptions& options() const = 0;
+    // With the timeout as it is now.
+    [[nodiscard]] virtual CommOptions options() const = 0;
+    // Of operations that are issued from here on, by this rank alone. Any thread.
+    virtual void set_timeout(milliseconds timeout) = 0;
 
-    // Runs to the end, with the communicator's timeout. Tensors are checked here (INVALID_ARGUMENT names what is wrong).
+    // Runs to the end, with the timeout of now. Tensors are checked here (INVALID_ARGUMENT names what is wrong).
     virtual void run(const Request& request) = 0;
     // Queues; the tensors' memory must live until the work is done, the spans only for the call.
     [[nodiscard]] virtual WorkPtr submit(const Request& request) = 0;

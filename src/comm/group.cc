@@ -76,12 +76,13 @@ void Group::run_inline(const Request& request) {
     if (is_point_to_point(request.collective)) return transfer_inline(request);
     const Operation operation = operation_of(request);
     const uint64_t sequence = ++collectives_;
-    run_collective(request, operation, sequence, flight_.started(operation, sequence));
+    run_collective(request, operation, sequence, flight_.started(operation, sequence), timeout());
 }
 
-void Group::run_collective(const Request& request, const Operation& operation, uint64_t sequence, uint64_t ticket) {
+void Group::run_collective(const Request& request, const Operation& operation, uint64_t sequence, uint64_t ticket,
+                           milliseconds timeout) {
     try {
-        transport_->run(request, operation, sequence, options_.timeout);
+        transport_->run(request, operation, sequence, timeout);
     } catch (...) {
         const Error error = named(current_error(), request, sequence);
         flight_.ended(ticket, false);
@@ -95,7 +96,7 @@ void Group::transfer_inline(const Request& request) {
     const uint64_t sequence = ++transfers_;
     const uint64_t ticket = flight_.started(operation_of(request), sequence);
     try {
-        const auto transfer = transport_->start(request, sequence, Deadline::in(options_.timeout));
+        const auto transfer = transport_->start(request, sequence, Deadline::in(timeout()));
         Transfer* const waiting[] = {transfer.get()};
         const std::atomic<bool> woken{false};
         while (true) {
@@ -119,11 +120,12 @@ Group::Task Group::enqueue(const Request& request) {
     return task;
 }
 
-void Group::enqueue(const Task& task) {
+void Group::enqueue(Task task) {
+    task.timeout = timeout();
     {
         const std::lock_guard lock(mutex_);
         if (!thread_.joinable()) thread_ = std::thread([this] { progress(); });
-        queue_.push_back(task);
+        queue_.push_back(std::move(task));
         unfinished_.fetch_add(1, std::memory_order_relaxed);
         queued_.store(true, std::memory_order_seq_cst);
     }
@@ -237,6 +239,11 @@ void Group::abort_splits(const std::string& reason) {
     }
 }
 
+void Group::set_timeout(milliseconds timeout) {
+    check_timeout(timeout);
+    timeout_ms_.store(timeout.count(), std::memory_order_relaxed);
+}
+
 void Group::leave() {
     if (fork_.in_child()) return;  // a forked child's copy: its parent stays
     if (unfinished_.load(std::memory_order_acquire) > 0) abort("the communicator was destroyed while it had work");
@@ -277,7 +284,7 @@ std::shared_ptr<Buffer> Group::allocate(size_t size) {
     const Operation operation = allocation_of(size);
     const uint64_t ticket = flight_.started(operation, sequence);
     try {
-        auto buffer = transport_->allocate(size, sequence, options_.timeout);
+        auto buffer = transport_->allocate(size, sequence, timeout());
         flight_.ended(ticket, true);
         return buffer;
     } catch (...) {

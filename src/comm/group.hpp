@@ -23,6 +23,7 @@
 namespace tsr {
 
 // Throws INVALID_ARGUMENT.
+void check_timeout(milliseconds timeout);
 void check_options(const CommOptions& options);
 // Collective over the peers of `bootstrap`, with the transport that suits them.
 [[nodiscard]] std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bootstrap bootstrap);
@@ -34,6 +35,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
         : rank_(rank),
           world_size_(world_size),
           options_(std::move(options)),
+          timeout_ms_(options_.timeout.count()),
           store_(std::move(store)),
           transport_(std::move(transport)),
           origin_{options_.name, id, rank, world_size, std::string(transport_->name())} {}
@@ -62,7 +64,12 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     [[nodiscard]] int world_size() const override { return world_size_; }
     [[nodiscard]] const std::string& name() const override { return options_.name; }
     [[nodiscard]] std::string_view transport() const override { return transport_->name(); }
-    [[nodiscard]] const CommOptions& options() const override { return options_; }
+    [[nodiscard]] CommOptions options() const override {
+        CommOptions now = options_;
+        now.timeout = timeout();
+        return now;
+    }
+    void set_timeout(milliseconds timeout) override;
 
     void run(const Request& request) override {
         const Call once = enter();
@@ -110,6 +117,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
         Operation operation;
         uint64_t ticket = 0;  // in the flight recorder
         std::shared_ptr<const std::function<void()>> job;
+        milliseconds timeout{0};  // as it was when this was queued
 
         [[nodiscard]] bool is_transfer() const { return request && is_point_to_point(request->view().collective); }
     };
@@ -119,6 +127,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
         std::unique_ptr<Transfer> transfer;
     };
 
+    [[nodiscard]] milliseconds timeout() const { return milliseconds{timeout_ms_.load(std::memory_order_relaxed)}; }
     void let_go();
     // A call in which the caller's thread uses the transport or the queue.
     class Call {
@@ -144,11 +153,12 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
         return progressing || unfinished_.load(std::memory_order_acquire) == 0;
     }
     void run_inline(const Request& request);
-    void run_collective(const Request& request, const Operation& operation, uint64_t sequence, uint64_t ticket);
+    void run_collective(const Request& request, const Operation& operation, uint64_t sequence, uint64_t ticket,
+                        milliseconds timeout);
     void transfer_inline(const Request& request);
     void run_job(const std::function<void()>& job);
     Task enqueue(const Request& request);
-    void enqueue(const Task& task);
+    void enqueue(Task task);
     void await(const Task& task);
     void await_queue();
 
@@ -172,6 +182,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     const int rank_;
     const int world_size_;
     const CommOptions options_;
+    std::atomic<milliseconds::rep> timeout_ms_;
     const std::shared_ptr<Store> store_;
     const std::unique_ptr<Transport> transport_;
     const FlightOrigin origin_;

@@ -36,7 +36,7 @@ class Group::Prepared final : public Plan {
     void now() {
         const uint64_t sequence = ++group_->collectives_;
         group_->run_collective(task_.request->view(), task_.operation, sequence,
-                               group_->flight_.started(task_.operation, sequence));
+                               group_->flight_.started(task_.operation, sequence), group_->timeout());
     }
 
     void queue() {

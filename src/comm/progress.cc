@@ -41,7 +41,7 @@ void Group::progress() {
                 } else {
                     const uint64_t sequence = ++collectives_;
                     flight_.started(task.ticket, sequence);
-                    run_collective(task.request->view(), task.operation, sequence, task.ticket);
+                    run_collective(task.request->view(), task.operation, sequence, task.ticket, task.timeout);
                 }
             } catch (...) {
                 error = current_error();
@@ -89,7 +89,7 @@ void Group::start_queued_transfers(std::vector<ActiveTransfer>& active) {
         flight_.started(task.ticket, sequence);
         active.push_back({std::move(task), sequence, nullptr});
         try {
-            active.back().transfer = transport_->start(request, sequence, Deadline::in(options_.timeout));
+            active.back().transfer = transport_->start(request, sequence, Deadline::in(active.back().task.timeout));
         } catch (...) {
             const Error error = named(current_error(), request, sequence);
             Task failed = std::move(active.back().task);

@@ -29,6 +29,20 @@ TEST(CommApi, GettersTellOfTheGroup) {
     });
 }
 
+TEST(CommApi, ATimeoutIsToldAndSet) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t) {
+        EXPECT_OK(tsr_comm_set_timeout(comm, 12345));
+        int32_t timeout_ms = 0;
+        EXPECT_OK(tsr_comm_timeout(comm, &timeout_ms));
+        EXPECT_EQ(timeout_ms, 12345);
+        EXPECT_FAILS(tsr_comm_set_timeout(comm, 0), TSR_E_INVALID_ARGUMENT, "the timeout is 0 ms; it must be positive");
+        EXPECT_FAILS(tsr_comm_set_timeout(comm, -1), TSR_E_INVALID_ARGUMENT, "the timeout is -1 ms");
+        EXPECT_FAILS(tsr_comm_timeout(comm, nullptr), TSR_E_INVALID_ARGUMENT, "timeout_ms");
+        EXPECT_OK(tsr_comm_timeout(comm, &timeout_ms));
+        EXPECT_EQ(timeout_ms, 12345);
+    });
+}
+
 TEST(CommApi, EveryCollectiveWorks) {
     api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
         const bool root = rank == 0;

@@ -19,8 +19,8 @@ namespace {
     F(tsr_comm_all_gather) F(tsr_comm_all_gather_coalesced) F(tsr_comm_all_gather_v) F(tsr_comm_all_reduce) F(tsr_comm_all_to_all) F(tsr_comm_barrier) \
     F(tsr_comm_broadcast) F(tsr_comm_create) F(tsr_comm_destroy) F(tsr_comm_error) F(tsr_comm_finalize) \
     F(tsr_comm_from_env) F(tsr_comm_gather) F(tsr_comm_options_init) F(tsr_comm_rank) F(tsr_comm_recv) \
-    F(tsr_comm_reduce) F(tsr_comm_reduce_scatter) F(tsr_comm_reduce_scatter_coalesced) F(tsr_comm_scatter) F(tsr_comm_send) F(tsr_comm_shrink) F(tsr_comm_split) \
-    F(tsr_comm_transport) F(tsr_comm_world_size) F(tsr_comm_write_trace) F(tsr_ddp_adam) F(tsr_ddp_adamw) \
+    F(tsr_comm_reduce) F(tsr_comm_reduce_scatter) F(tsr_comm_reduce_scatter_coalesced) F(tsr_comm_scatter) F(tsr_comm_send) F(tsr_comm_set_timeout) F(tsr_comm_shrink) F(tsr_comm_split) \
+    F(tsr_comm_timeout) F(tsr_comm_transport) F(tsr_comm_world_size) F(tsr_comm_write_trace) F(tsr_ddp_adam) F(tsr_ddp_adamw) \
     F(tsr_ddp_broadcast_buffers) F(tsr_ddp_bucket_count) F(tsr_ddp_create) F(tsr_ddp_destroy) F(tsr_ddp_grad) \
     F(tsr_ddp_join) F(tsr_ddp_options_init) F(tsr_ddp_param) F(tsr_ddp_param_count) F(tsr_ddp_ready) \
     F(tsr_ddp_ready_all) F(tsr_ddp_register_buffers) F(tsr_ddp_set_hook) F(tsr_ddp_set_sync) F(tsr_ddp_sgd) \

@@ -281,7 +281,6 @@ TEST(StorageApi, RanksThatLoadTogetherReadEachByteOnce) {
     const auto handle = storage.handle();
     for (const std::string root : {"a", "b"}) {
         api::Array<float> w({saved_bytes / 4}, 2.0F);
-        const tsr_tensor tensor = w.tensor();
         const auto state = api::state_of("w", w);
         tsr_saver_options options;
         ASSERT_OK(tsr_saver_options_init(&options, sizeof options));

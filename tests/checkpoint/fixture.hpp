@@ -101,7 +101,8 @@ class MeetingComm final : public Communicator {
     int world_size() const override { return world_size_; }
     const std::string& name() const override { return name_; }
     std::string_view transport() const override { return "meeting"; }
-    const CommOptions& options() const override { return options_; }
+    CommOptions options() const override { return options_; }
+    void set_timeout(milliseconds) override { throw Error(Code::unsupported, "set_timeout"); }
     void run(const Request& request) override {
         if (request.collective == Collective::all_gather) {
             const auto all = meeting_->meet(rank_, text(request.inputs[0]));

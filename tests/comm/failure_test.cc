@@ -213,6 +213,43 @@ TEST(Failure, RankThatNeverJoinsIsNamed) {
     }));
 }
 
+// Of each rank, for what it issues from then on.
+TEST(Failure, ATimeoutThatIsSetLaterCountsForLaterOperations) {
+    CommOptions options = test_options();
+    options.timeout = milliseconds{100000};
+    std::atomic<bool> told{false};
+    const auto outcomes = run_ranks(2, options, [&](Communicator& comm) {
+        std::vector<float> values(4, 1);
+        const Tensor tensor = tensor_of(std::span(values), DType::f32);
+        const Request sum{Collective::all_reduce, {}, {&tensor, 1}, ReduceOp::sum, -1, 0, {}};
+        EXPECT_EQ(comm.options().timeout, milliseconds{100000});
+        EXPECT_THROW(comm.set_timeout(milliseconds{0}), Error);
+        EXPECT_THROW(comm.set_timeout(milliseconds{-1}), Error);
+        comm.run(sum);
+        if (comm.rank() == 1) {
+            wait_until([&] { return told.load(); }, Deadline::in(milliseconds{20000}), "the other's timeout");
+            return;
+        }
+        comm.set_timeout(milliseconds{300});
+        EXPECT_EQ(comm.options().timeout, milliseconds{300});
+        const auto begin = Clock::now();
+        const WorkPtr work = comm.submit(sum);
+        comm.set_timeout(milliseconds{100000});  // too late for that one
+        try {
+            work->wait(Deadline::in(milliseconds{20000}));
+            ADD_FAILURE() << "rank 1 did not come, and nobody noticed";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), Code::timeout);
+            EXPECT_EQ(error.record()->peer, 1);
+            EXPECT_THAT(error.what(), HasSubstr("timed out after 0.3 s"));
+        }
+        EXPECT_LT(Clock::now() - begin, std::chrono::seconds(20));
+        told.store(true);
+    });
+    EXPECT_FALSE(outcomes[0]);
+    EXPECT_FALSE(outcomes[1]);
+}
+
 TEST(Failure, RankThatHasEndedWithoutJoiningIsNotWaitedFor) {
     CommOptions options = test_options();
     options.timeout = milliseconds{100000};  // longer than a test may take

@@ -4,6 +4,8 @@
 
 #include <gmock/gmock.h>
 
+#include <thread>
+
 #include "comm_processes/processes.hpp"
 #include "store/server.hpp"
 
@@ -145,6 +147,55 @@ TEST_F(Netns, CutLinkEndsAllRanksAtTheDeadline) {
         EXPECT_THAT(outcome.text, AllOf(HasSubstr("TIMEOUT peer " + std::to_string(rank < 2 ? 2 : 0) + " "),
                                         HasSubstr("all_reduce #"), HasSubstr("timed out after 2 s")));
     }
+}
+
+// Before the deadline, which is a minute away.
+TEST_F(Netns, AHostThatIsSilentIsLostWhenItsHeartbeatIsMissed) {
+    const Networks networks(3);
+    CommOptions options = options_with(milliseconds{60000});
+    options.heartbeat = milliseconds{1500};
+    for (const auto& hosts : {std::vector<int>{0, 0, 1, 1}, {0, 1, 2}}) {
+        const auto processes = start(networks, hosts, options, reduce_for_ever);
+        const int ranks = static_cast<int>(hosts.size());
+        for (int rank = 0; rank < ranks; ++rank) processes->await(rank, "in");
+        networks.cut(1);
+        const auto cut = Clock::now();
+        for (int rank = 0; rank < ranks; ++rank) {
+            const Outcome& outcome = processes->join(rank);
+            EXPECT_LT(outcome.ended - cut, std::chrono::seconds(10)) << "rank " << rank;
+            // Ranks on the host that is cut off miss another one.
+            EXPECT_THAT(outcome.text, AllOf(HasSubstr("PEER_LOST peer "), HasSubstr("all_reduce #"),
+                                            HasSubstr("has not answered for 1.5 s")));
+            if (hosts[static_cast<size_t>(rank)] == 1) continue;
+            EXPECT_THAT(outcome.text, HasSubstr("PEER_LOST peer " + std::to_string(hosts.size() == 3 ? 1 : 2) + " "));
+        }
+        networks.mend(1);
+    }
+}
+
+TEST_F(Netns, ALinkThatIsMendedInTimeDisturbsNobody) {
+    const Networks networks(2);
+    CommOptions options = options_with(milliseconds{60000});
+    options.heartbeat = milliseconds{6000};
+    const auto processes = start(networks, {0, 0, 1, 1}, options, [](Communicator& comm, const auto& say) {
+        std::vector<float> values(size_t{1} << 20, 1);
+        const Tensor tensor = tensor_of(std::span(values), DType::f32);
+        comm.run(all_reduce(tensor));
+        say("in");
+        for (const auto end = Clock::now() + std::chrono::seconds(5);;) {
+            std::vector<float> late(1, Clock::now() < end ? 0 : 1);
+            const Tensor vote = tensor_of(std::span(late), DType::f32);
+            comm.run(all_reduce(tensor));
+            comm.run(all_reduce(vote));
+            if (late[0] > 0) break;
+        }
+        comm.finalize();
+    });
+    for (int rank = 0; rank < 4; ++rank) processes->await(rank, "in");
+    networks.cut(1);
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    networks.mend(1);
+    processes->expect_all_well();
 }
 
 }  // namespace

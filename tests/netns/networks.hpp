@@ -65,6 +65,11 @@ class Networks {
         run("ip link set p" + std::to_string(host) + " nomaster");
         enter(home_);
     }
+    void mend(int host) const {
+        enter(hub_);
+        run("ip link set p" + std::to_string(host) + " master br0");
+        enter(home_);
+    }
 
    private:
     static int open_own() {

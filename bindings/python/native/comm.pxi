@@ -25,11 +25,13 @@ cdef class Work(Handle):
         Handle.release(self)
 
 
-cdef list comm_options(tsr_comm_options *o, timeout_ms, spin_count, backend, name):
+cdef list comm_options(tsr_comm_options *o, timeout_ms, heartbeat_timeout_ms, spin_count, backend, name):
     cdef list keep = []
     check(tsr_comm_options_init(o, sizeof(tsr_comm_options)))
     if timeout_ms is not None:
         o.timeout_ms = int32(timeout_ms, "the timeout in ms")
+    if heartbeat_timeout_ms is not None:
+        o.heartbeat_timeout_ms = int32(heartbeat_timeout_ms, "the heartbeat timeout in ms")
     if spin_count is not None:
         o.spin_count = int32(spin_count, "spin_count")
     if backend is not None:
@@ -39,36 +41,36 @@ cdef list comm_options(tsr_comm_options *o, timeout_ms, spin_count, backend, nam
     return keep
 
 
-def comm_from_env(*, timeout_ms=None, spin_count=None, backend=None, name=None):
+def comm_from_env(*, timeout_ms=None, heartbeat_timeout_ms=None, spin_count=None, backend=None, name=None):
     cdef tsr_comm_options o
     cdef tsr_comm *out = NULL
-    cdef list keep = comm_options(&o, timeout_ms, spin_count, backend, name)
+    cdef list keep = comm_options(&o, timeout_ms, heartbeat_timeout_ms, spin_count, backend, name)
     arm()
     with nogil:
         check(tsr_comm_from_env(&o, &out))
     return adopt(Comm.__new__(Comm), out)
 
 
-def comm_create(Store store not None, object rank, object world_size, *, timeout_ms=None, spin_count=None, backend=None, name=None):
+def comm_create(Store store not None, object rank, object world_size, *, timeout_ms=None, heartbeat_timeout_ms=None, spin_count=None, backend=None, name=None):
     # Ranks as threads may share one store: the communicator serialises its own use of it.
     cdef Lease lease = share(store)
     cdef tsr_comm_options o
     cdef tsr_comm *out = NULL
-    cdef list keep = comm_options(&o, timeout_ms, spin_count, backend, name)
+    cdef list keep = comm_options(&o, timeout_ms, heartbeat_timeout_ms, spin_count, backend, name)
     cdef int32_t own = int32(rank, "rank"), ranks = int32(world_size, "world_size")
     with nogil:
         check(tsr_comm_create(<tsr_store *>lease.ptr, own, ranks, &o, &out))
     return adopt(Comm.__new__(Comm), out, None, [store])
 
 
-def comm_split(Comm comm not None, object color, object key, *, timeout_ms=None, spin_count=None, backend=None, name=None):
+def comm_split(Comm comm not None, object color, object key, *, timeout_ms=None, heartbeat_timeout_ms=None, spin_count=None, backend=None, name=None):
     cdef Lease lease = use(comm)
     cdef tsr_comm_options o
     cdef tsr_comm_options *given = NULL
     cdef tsr_comm *out = NULL
     cdef list keep
-    if any(option is not None for option in (timeout_ms, spin_count, backend, name)):
-        keep = comm_options(&o, timeout_ms, spin_count, backend, name)
+    if any(option is not None for option in (timeout_ms, heartbeat_timeout_ms, spin_count, backend, name)):
+        keep = comm_options(&o, timeout_ms, heartbeat_timeout_ms, spin_count, backend, name)
         given = &o
     cdef int32_t group = int32(color, "color"), order = int32(key, "key")
     with nogil:
@@ -76,14 +78,14 @@ def comm_split(Comm comm not None, object color, object key, *, timeout_ms=None,
     return None if out == NULL else adopt(Comm.__new__(Comm), out)
 
 
-def comm_shrink(Comm comm not None, *, timeout_ms=None, spin_count=None, backend=None, name=None):
+def comm_shrink(Comm comm not None, *, timeout_ms=None, heartbeat_timeout_ms=None, spin_count=None, backend=None, name=None):
     cdef Lease lease = use(comm)
     cdef tsr_comm_options o
     cdef tsr_comm_options *given = NULL
     cdef tsr_comm *out = NULL
     cdef list keep
-    if any(option is not None for option in (timeout_ms, spin_count, backend, name)):
-        keep = comm_options(&o, timeout_ms, spin_count, backend, name)
+    if any(option is not None for option in (timeout_ms, heartbeat_timeout_ms, spin_count, backend, name)):
+        keep = comm_options(&o, timeout_ms, heartbeat_timeout_ms, spin_count, backend, name)
         given = &o
     with nogil:
         check(tsr_comm_shrink(<tsr_comm *>lease.ptr, given, &out))
@@ -127,6 +129,18 @@ def comm_transport(Comm comm not None):
     cdef const char *name = NULL
     check(tsr_comm_transport(<tsr_comm *>lease.ptr, &name))
     return name.decode()
+
+
+def comm_set_timeout(Comm comm not None, object timeout_ms):
+    cdef Lease lease = share(comm)
+    check(tsr_comm_set_timeout(<tsr_comm *>lease.ptr, int32(timeout_ms, "the timeout in ms")))
+
+
+def comm_timeout(Comm comm not None):
+    cdef Lease lease = share(comm)
+    cdef int32_t timeout_ms = 0
+    check(tsr_comm_timeout(<tsr_comm *>lease.ptr, &timeout_ms))
+    return timeout_ms
 
 
 def comm_write_trace(Comm comm not None, object path):

@@ -147,6 +147,7 @@ cdef extern from "tessera/comm.h" nogil:
         int32_t spin_count
         const char *backend
         const char *name
+        int32_t heartbeat_timeout_ms
     ctypedef void (*tsr_work_fn)(tsr_status status, void *user_data) noexcept
     tsr_status tsr_comm_options_init(tsr_comm_options *options, size_t struct_size)
     tsr_status tsr_comm_from_env(const tsr_comm_options *options, tsr_comm **out)
@@ -161,6 +162,8 @@ cdef extern from "tessera/comm.h" nogil:
     tsr_status tsr_comm_rank(const tsr_comm *comm, int32_t *rank)
     tsr_status tsr_comm_world_size(const tsr_comm *comm, int32_t *world_size)
     tsr_status tsr_comm_transport(const tsr_comm *comm, const char **name)
+    tsr_status tsr_comm_set_timeout(const tsr_comm *comm, int32_t timeout_ms)
+    tsr_status tsr_comm_timeout(const tsr_comm *comm, int32_t *timeout_ms)
     tsr_status tsr_comm_error(const tsr_comm *comm, tsr_error **error)
     tsr_status tsr_comm_write_trace(const tsr_comm *comm, const char *path)
     tsr_status tsr_comm_all_reduce(tsr_comm *comm, const tsr_tensor *tensors, size_t n, tsr_reduce_op op,

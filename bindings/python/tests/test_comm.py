@@ -1,5 +1,6 @@
 """Collectives over threads as ranks: what they compute, what they refuse, and how they fail."""
 
+import datetime
 import threading
 import time
 
@@ -262,6 +263,34 @@ def test_a_rank_that_is_late_is_named_and_the_communicator_is_poisoned(ranks):
         return "told"
 
     assert ranks.outcomes(2, body, timeout=1)[0] == "told"
+
+
+def test_a_timeout_counts_from_when_it_is_set(ranks):
+    told = threading.Event()
+
+    def body(comm: ts.Comm):
+        before = comm.timeout
+        comm.barrier()
+        if comm.rank == 1:
+            told.wait(20)
+            return None
+        comm.timeout = datetime.timedelta(seconds=0.25)
+        assert comm.timeout == 0.25 < before
+        with pytest.raises(ts.TesseraTimeout, match="0.25 s"):
+            comm.barrier()
+        told.set()
+        return "told"
+
+    assert ranks.outcomes(2, body)[0] == "told"
+
+
+def test_bad_timeouts_are_refused(alone: ts.Comm):
+    for timeout, error in [(0, ts.InvalidArgument), (-1, ts.InvalidArgument), (None, TypeError), ("1", TypeError)]:
+        with pytest.raises(error, match="timeout"):
+            alone.timeout = timeout  # type: ignore[assignment]
+    with pytest.raises(ts.InvalidArgument, match="heartbeat"):
+        ts.init(heartbeat_timeout=-1)
+    alone.barrier()
 
 
 def test_abort_reaches_the_peers_with_its_reason(ranks):

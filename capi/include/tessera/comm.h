@@ -15,7 +15,10 @@ typedef struct tsr_comm_options {
     int32_t spin_count; /* busy turns before a waiting rank yields; -1 (default): from ranks and usable cores */
     const char
         *backend; /* NULL (default): TESSERA_BACKEND or "auto"; "shm", "gloo", or as PyTorch writes it, "cpu:gloo" */
-    const char *name; /* in messages and logs; NULL (default): "world" */
+    const char *name;             /* in messages and logs; NULL (default): "world" */
+    int32_t heartbeat_timeout_ms; /* how long another host that is waited for may give no sign of life, though it is
+                                     asked, before it counts as lost (PEER_LOST); 0: it is not asked, and only the
+                                     deadline ends the wait; default 30000, or TESSERA_HEARTBEAT_TIMEOUT_MS */
 } tsr_comm_options;
 
 /** Write the defaults into `options`.
@@ -112,6 +115,21 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_world_size(const tsr_comm *comm, int32_
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_comm_transport(const tsr_comm *comm, const char **name);
+
+/** Set the deadline of the operations that this rank issues from here on, instead of the option's; those that were issued
+ *  keep theirs. Not collective: each rank has its own, and the first that passes fails the communicator on all.
+ *  @param comm        borrowed for the call
+ *  @param timeout_ms  of each operation, counted from when it starts; positive
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_set_timeout(const tsr_comm *comm, int32_t timeout_ms);
+
+/** The deadline of an operation issued now.
+ *  @param comm        borrowed for the call
+ *  @param timeout_ms  out: milliseconds
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_comm_timeout(const tsr_comm *comm, int32_t *timeout_ms);
 
 /** The error that failed the communicator; NULL while it is well. Noticed by a call or by a peer's death.
  *  @param comm   borrowed for the call

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gloo/transport/address.h>
 #include <gloo/transport/pair.h>
+#include <gloo/transport/tcp/address.h>
 #include <gloo/transport/tcp/device.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -116,7 +117,7 @@ Binding choose_binding(const Bootstrap& bootstrap) {
     return {"", address.empty() ? "127.0.0.1" : address};
 }
 
-std::shared_ptr<::gloo::transport::Context> connect_all(const Bootstrap& bootstrap) {
+Connections connect_all(const Bootstrap& bootstrap) {
     const auto context = listen_for_peers(bootstrap, choose_binding(bootstrap));
     const int own = bootstrap.rank;
     const auto count = static_cast<size_t>(bootstrap.world_size()) - 1;
@@ -205,7 +206,11 @@ std::shared_ptr<::gloo::transport::Context> connect_all(const Bootstrap& bootstr
             .with_peer(peer)
             .with_operation("create");
     }
-    return context;
+    Connections connections{context, std::vector<sockaddr_storage>(theirs.size())};
+    for (size_t r = 0; r < theirs.size(); ++r) {
+        if (!theirs[r].empty()) connections.listening[r] = ::gloo::transport::tcp::Address(theirs[r]).getSockaddr();
+    }
+    return connections;
 }
 
 void forget_addresses(const Bootstrap& bootstrap) noexcept {

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <gloo/transport/context.h>
+#include <sys/socket.h>
 
 #include <memory>
+#include <vector>
 
 #include "comm/rendezvous.hpp"
 
@@ -19,8 +21,12 @@ struct Binding {
 };
 [[nodiscard]] Binding choose_binding(const Bootstrap& bootstrap);
 
+struct Connections {
+    std::shared_ptr<::gloo::transport::Context> context;
+    std::vector<sockaddr_storage> listening;  // where each rank listens, for as long as it is there; not this one
+};
 // Throws TIMEOUT naming a rank that could not be reached, PEER_LOST, IO, INVALID_ARGUMENT (no such interface), INTERRUPTED.
-[[nodiscard]] std::shared_ptr<::gloo::transport::Context> connect_all(const Bootstrap& bootstrap);
+[[nodiscard]] Connections connect_all(const Bootstrap& bootstrap);
 
 // Erases what connect_all left in the store; called when all ranks are connected.
 void forget_addresses(const Bootstrap& bootstrap) noexcept;

@@ -47,11 +47,14 @@ GlooTransport::GlooTransport(Bootstrap bootstrap)
       peers_(bootstrap.peers),
       everybody_(each_for_itself(peers_)),
       group_name_(bootstrap.options.name),
-      context_(connect_all(bootstrap)),
+      heartbeat_(bootstrap.options.heartbeat),
       views_(peers_.size()),
       inboxes_(peers_.size()),
       entered_(peers_.size()),
       sent_messages_(peers_.size()) {
+    Connections connections = connect_all(bootstrap);
+    context_ = std::move(connections.context);
+    watch_next_host(connections.listening);
     for (int k = 1; k < world(); ++k) {
         await_farewell(after(k));
         await_next_notice(after(k));
@@ -78,6 +81,22 @@ GlooTransport::~GlooTransport() {
     }
     // Connections before the buffers that they fill. This close lets data that is on its way arrive.
     for (int k = 1; k < world(); ++k) context_->getPair(after(k)).reset();
+}
+
+void GlooTransport::watch_next_host(const std::vector<sockaddr_storage>& listening) {
+    if (heartbeat_.count() == 0) return;
+    std::vector<int> first;  // rank of each host
+    size_t own = 0;
+    for (int r = 0; r < world(); ++r) {
+        const Peer& peer = peers_[static_cast<size_t>(r)];
+        const auto same = [&](int other) { return peers_[static_cast<size_t>(other)].same_host(peer); };
+        if (std::ranges::any_of(first, same)) continue;
+        if (peer.same_host(peers_[static_cast<size_t>(rank_)])) own = first.size();
+        first.push_back(r);
+    }
+    if (first.size() == 1) return;
+    asked_ = first[(own + 1) % first.size()];
+    probe_ = std::make_unique<HostProbe>(listening[static_cast<size_t>(asked_)], heartbeat_);
 }
 
 GlooTransport::Call GlooTransport::call_of(const Request& request, const Operation& operation, uint64_t sequence,
@@ -231,6 +250,16 @@ Error GlooTransport::lost(int peer, const std::string& headline, bool died) cons
         .with_peer(peer);
 }
 
+Error GlooTransport::silent(int peer, const std::string& headline) const {
+    const std::string what = headline.empty() ? std::string() : headline + " failed: ";
+    return Error(Code::peer_lost,
+                 fmt::format("rank {}: {}the host of {} has not answered for {} s: it is down, or the network to it. A "
+                             "host that may be away for longer needs a longer heartbeat timeout",
+                             rank_, what, name_peer(peer), static_cast<double>(heartbeat_.count()) / 1000))
+        .with_rank(rank_)
+        .with_peer(peer);
+}
+
 // Under view_mutex_.
 std::optional<Error> GlooTransport::told_failure(const std::string& headline) const {
     for (int r = 0; r < world(); ++r) {
@@ -268,6 +297,7 @@ void GlooTransport::throw_known_failure(const std::string& headline) const {
 void GlooTransport::check(const std::string& headline) const {
     look(headline);
     if (watch_others_) watch_others_(headline);
+    if (probe_ && probe_->is_silent()) throw silent(asked_, headline);
     poll_interrupt();
 }
 
@@ -307,15 +337,22 @@ void GlooTransport::check_awaited(const Call& call, int awaited, const std::stri
     }
 }
 
-void GlooTransport::throw_timeout(const Call& call, const std::vector<int>& late, bool entered) const {
+void GlooTransport::throw_timeout(const Call& call, std::vector<int> late, bool entered) const {
     const std::lock_guard lock(view_mutex_);
+    const auto is_stopped = [&](int r) {
+        const Peer& peer = peers_[static_cast<size_t>(r)];
+        return r != rank_ && peer.same_host(peers_[static_cast<size_t>(rank_)]) && process_is_stopped(peer.pid);
+    };
+    if (entered && std::ranges::none_of(late, is_stopped)) {
+        // The rank that this one waits for may itself wait for one that is stopped.
+        const auto stopped = std::ranges::find_if(call.members, is_stopped, &Member::rank);
+        if (stopped != call.members.end()) late = {stopped->rank};
+    }
     std::string who;
     for (size_t i = 0; i < late.size() && i < 8; ++i) {
-        const Peer& peer = peers_[static_cast<size_t>(late[i])];
-        const bool stopped = peer.same_host(peers_[static_cast<size_t>(rank_)]) && process_is_stopped(peer.pid);
         who += fmt::format("{}{} {}{}", i == 0 ? "" : "; ", name_peer(late[i]),
                            entered ? "entered it but does not go on" : "never entered it; " + last_operation(),
-                           stopped ? "; the process is stopped" : "");
+                           is_stopped(late[i]) ? "; the process is stopped" : "");
     }
     if (late.size() > 8) who += fmt::format("; and {} more", late.size() - 8);
     throw Error(Code::timeout,

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "comm/gloo/flight.hpp"
+#include "comm/gloo/host_probe.hpp"
 #include "comm/gloo/wire.hpp"
 #include "comm/transport.hpp"
 
@@ -125,6 +126,8 @@ class GlooTransport final : public Transport {
         std::unique_ptr<Flight> flight;
     };
 
+    void watch_next_host(const std::vector<sockaddr_storage>& listening);
+
     // --- notices (gloo_transport.cc)
     void await_farewell(int peer);
     void await_next_notice(int peer);
@@ -141,7 +144,8 @@ class GlooTransport final : public Transport {
     [[noreturn]] void throw_broken(int peer, const std::string& headline) const;
     [[nodiscard]] std::optional<Error> told_failure(const std::string& headline) const;
     [[nodiscard]] Error lost(int peer, const std::string& headline, bool died) const;
-    [[noreturn]] void throw_timeout(const Call& call, const std::vector<int>& late, bool entered) const;
+    [[nodiscard]] Error silent(int peer, const std::string& headline) const;
+    [[noreturn]] void throw_timeout(const Call& call, std::vector<int> late, bool entered) const;
     void compare_fingerprints(const Call& call) const;
     [[nodiscard]] std::string name_peer(int rank) const;
     [[nodiscard]] std::string last_operation() const;
@@ -171,6 +175,9 @@ class GlooTransport final : public Transport {
     std::function<void(const std::string& headline)> watch_others_;
     std::string group_name_;
     std::shared_ptr<::gloo::transport::Context> context_;
+    int asked_ = -1;                    // the first rank of the host after this one
+    std::unique_ptr<HostProbe> probe_;  // of that host; none if all are on this host
+    milliseconds heartbeat_;
     mutable Waker waker_;
 
     mutable std::mutex view_mutex_;  // guards the next three

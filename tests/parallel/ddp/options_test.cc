@@ -277,7 +277,7 @@ TEST(DdpStats, AReductionThatIsWaitedForIsExposed) {
 // ---- what is sent ----------------------------------------------------------------------------------------------------
 
 TEST(DdpReduceDtype, GradientsAreRoundedToItAndReduced) {
-    for (const auto [dtype, exact] : {std::pair{DType::bf16, 1.0F}, std::pair{DType::f16, 1.0009765625F}}) {
+    for (const auto& [dtype, exact] : {std::pair{DType::bf16, 1.0F}, std::pair{DType::f16, 1.0009765625F}}) {
         expect_all_well(run_ranks(3, test_options(), [dtype = dtype, exact = exact](Communicator& comm) {
             Model model = three_layers();
             Ddp ddp(shared(comm), model.params(), {.reduce_dtype = dtype});

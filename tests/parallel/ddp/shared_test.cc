@@ -317,7 +317,8 @@ class Stopped final : public Communicator {
     [[nodiscard]] int world_size() const override { return comm_.world_size(); }
     [[nodiscard]] const std::string& name() const override { return comm_.name(); }
     [[nodiscard]] std::string_view transport() const override { return comm_.transport(); }
-    [[nodiscard]] const CommOptions& options() const override { return comm_.options(); }
+    [[nodiscard]] CommOptions options() const override { return comm_.options(); }
+    void set_timeout(milliseconds timeout) override { comm_.set_timeout(timeout); }
     WorkPtr submit(const Request& request) override { return comm_.submit(request); }
     std::shared_ptr<Plan> prepare(const Request& request) override { return comm_.prepare(request); }
     WorkPtr submit_job(std::function<void()> job) override { return comm_.submit_job(std::move(job)); }

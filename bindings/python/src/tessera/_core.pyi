@@ -99,7 +99,12 @@ def store_add(store: Store, key: str, delta: int) -> int: ...
 def store_compare_set(store: Store, key: str, expected: bytes | None, desired: bytes) -> bool: ...
 def store_delete(store: Store, key: str) -> bool: ...
 def comm_from_env(
-    *, timeout_ms: int | None = None, spin_count: int | None = None, backend: str | None = None, name: str | None = None
+    *,
+    timeout_ms: int | None = None,
+    heartbeat_timeout_ms: int | None = None,
+    spin_count: int | None = None,
+    backend: str | None = None,
+    name: str | None = None,
 ) -> Comm: ...
 def comm_create(
     store: Store,
@@ -107,6 +112,7 @@ def comm_create(
     world_size: int,
     *,
     timeout_ms: int | None = None,
+    heartbeat_timeout_ms: int | None = None,
     spin_count: int | None = None,
     backend: str | None = None,
     name: str | None = None,
@@ -117,6 +123,7 @@ def comm_split(
     key: int,
     *,
     timeout_ms: int | None = None,
+    heartbeat_timeout_ms: int | None = None,
     spin_count: int | None = None,
     backend: str | None = None,
     name: str | None = None,
@@ -125,6 +132,7 @@ def comm_shrink(
     comm: Comm,
     *,
     timeout_ms: int | None = None,
+    heartbeat_timeout_ms: int | None = None,
     spin_count: int | None = None,
     backend: str | None = None,
     name: str | None = None,
@@ -135,6 +143,8 @@ def comm_destroy(comm: Comm) -> None: ...
 def comm_rank(comm: Comm) -> int: ...
 def comm_world_size(comm: Comm) -> int: ...
 def comm_transport(comm: Comm) -> str: ...
+def comm_set_timeout(comm: Comm, timeout_ms: int) -> None: ...
+def comm_timeout(comm: Comm) -> int: ...
 def comm_error(comm: Comm) -> TesseraError | None: ...
 def comm_write_trace(comm: Comm, path: str) -> None: ...
 def comm_all_reduce(comm: Comm, tensors: list[Tensor], op: int, async_op: bool) -> Work | None: ...

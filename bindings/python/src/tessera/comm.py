@@ -6,6 +6,7 @@ import math
 import os
 import weakref
 from collections.abc import Sequence
+from datetime import timedelta
 from operator import index
 from types import TracebackType
 from typing import Any
@@ -27,6 +28,7 @@ __all__ = ["Comm", "init"]
 def init(
     *,
     timeout: Timeout = None,
+    heartbeat_timeout: Timeout = None,
     backend: str | None = None,
     spin_count: int | None = None,
     name: str | None = None,
@@ -40,6 +42,10 @@ def init(
     ----------
     timeout : float or timedelta, default 600
         Deadline of each collective, in seconds. ``TESSERA_TIMEOUT_MS`` in the environment is another default.
+    heartbeat_timeout : float or timedelta, default 30
+        How long another host that is waited for may give no sign of life, though it is asked, before it counts as lost
+        (`PeerLost`), in seconds; 0: it is not asked, and only the deadline ends the wait.
+        ``TESSERA_HEARTBEAT_TIMEOUT_MS`` in the environment is another default.
     backend : str, default "auto"
         ``"auto"`` (shared memory between ranks of one host, Gloo between hosts), ``"shm"`` or ``"gloo"``.
         ``TESSERA_BACKEND`` in the environment is another default.
@@ -66,7 +72,13 @@ def init(
         The backend is one between GPUs, as ``"cuda:nccl"``: there is none yet.
     """
     return Comm._adopt(
-        _core.comm_from_env(timeout_ms=milliseconds(timeout), spin_count=spin_count, backend=backend, name=name)
+        _core.comm_from_env(
+            timeout_ms=milliseconds(timeout),
+            heartbeat_timeout_ms=milliseconds(heartbeat_timeout),
+            spin_count=spin_count,
+            backend=backend,
+            name=name,
+        )
     )
 
 
@@ -103,6 +115,7 @@ class Comm(Collectives):
         world_size: int,
         *,
         timeout: Timeout = None,
+        heartbeat_timeout: Timeout = None,
         backend: str | None = None,
         spin_count: int | None = None,
         name: str | None = None,
@@ -117,7 +130,7 @@ class Comm(Collectives):
             0 to ``world_size - 1``, each once.
         world_size : int
             1 to 4096.
-        timeout, backend, spin_count, name
+        timeout, heartbeat_timeout, backend, spin_count, name
             As `init` takes them.
 
         Raises
@@ -131,6 +144,7 @@ class Comm(Collectives):
                 rank,
                 world_size,
                 timeout_ms=milliseconds(timeout),
+                heartbeat_timeout_ms=milliseconds(heartbeat_timeout),
                 spin_count=spin_count,
                 backend=backend,
                 name=name,
@@ -153,6 +167,22 @@ class Comm(Collectives):
         return _core.comm_transport(self._handle)
 
     @property
+    def timeout(self) -> float:
+        """The deadline of each operation, in seconds, counted from when it starts.
+
+        Setting it, to seconds or a timedelta, counts for operations that this rank issues from then on: a short one for a
+        call that must be answered soon, a long one for an evaluation on one rank. Each rank has its own; the first that
+        passes fails the communicator on all.
+        """
+        return _core.comm_timeout(self._handle) / 1000
+
+    @timeout.setter
+    def timeout(self, timeout: float | timedelta) -> None:
+        if (ms := milliseconds(timeout)) is None:
+            raise TypeError("the timeout is None: seconds or a timedelta are expected")
+        _core.comm_set_timeout(self._handle, ms)
+
+    @property
     def error(self) -> TesseraError | None:
         """What failed the communicator; None while it is well."""
         return _core.comm_error(self._handle)
@@ -163,6 +193,7 @@ class Comm(Collectives):
         key: int = 0,
         *,
         timeout: Timeout = None,
+        heartbeat_timeout: Timeout = None,
         backend: str | None = None,
         spin_count: int | None = None,
         name: str | None = None,
@@ -175,7 +206,7 @@ class Comm(Collectives):
             The group; negative: this rank joins none.
         key : int
             The order inside the group.
-        timeout, backend, spin_count, name
+        timeout, heartbeat_timeout, backend, spin_count, name
             As `init` takes them; by default those of this communicator.
 
         Returns
@@ -188,6 +219,7 @@ class Comm(Collectives):
             color,
             key,
             timeout_ms=milliseconds(timeout),
+            heartbeat_timeout_ms=milliseconds(heartbeat_timeout),
             spin_count=spin_count,
             backend=backend,
             name=name,
@@ -198,6 +230,7 @@ class Comm(Collectives):
         self,
         *,
         timeout: Timeout = None,
+        heartbeat_timeout: Timeout = None,
         backend: str | None = None,
         spin_count: int | None = None,
         name: str | None = None,
@@ -211,7 +244,7 @@ class Comm(Collectives):
 
         Parameters
         ----------
-        timeout, backend, spin_count, name
+        timeout, heartbeat_timeout, backend, spin_count, name
             As `init` takes them; by default those of this communicator. `timeout` is also the deadline for ranks that
             do not come.
 
@@ -234,6 +267,7 @@ class Comm(Collectives):
         rest = _core.comm_shrink(
             self._handle,
             timeout_ms=milliseconds(timeout),
+            heartbeat_timeout_ms=milliseconds(heartbeat_timeout),
             spin_count=spin_count,
             backend=backend,
             name=name,

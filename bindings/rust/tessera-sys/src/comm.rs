@@ -14,6 +14,7 @@ structs! {
         spin_count: i32,
         backend: *const c_char,
         name: *const c_char,
+        heartbeat_timeout_ms: i32,
     }
 }
 
@@ -46,6 +47,8 @@ functions! { "comm":
     fn tsr_comm_world_size(comm: *const tsr_comm, world_size: *mut i32) -> tsr_status;
     fn tsr_comm_transport(comm: *const tsr_comm, name: *mut *const c_char) -> tsr_status;
     fn tsr_comm_error(comm: *const tsr_comm, error: *mut *mut tsr_error) -> tsr_status;
+    fn tsr_comm_set_timeout(comm: *const tsr_comm, timeout_ms: i32) -> tsr_status;
+    fn tsr_comm_timeout(comm: *const tsr_comm, timeout_ms: *mut i32) -> tsr_status;
     fn tsr_comm_write_trace(comm: *const tsr_comm, path: *const c_char) -> tsr_status;
     fn tsr_comm_all_reduce(
         comm: *mut tsr_comm,

@@ -129,6 +129,8 @@ fn collectives(comm: &Comm) {
     let rest = group.shrink().unwrap();
     assert_eq!(rest.world_size().unwrap(), 2);
     rest.barrier().unwrap();
+    comm.set_timeout(std::time::Duration::from_secs(90)).unwrap();
+    assert_eq!(comm.timeout().unwrap(), std::time::Duration::from_secs(90));
     let trace = std::env::temp_dir().join(format!("tessera-trace-{}-{}", std::process::id(), comm.rank().unwrap()));
     comm.write_trace(&trace).unwrap();
     assert!(std::fs::read_to_string(&trace).unwrap().starts_with("{\"tessera_flight\":1,"));

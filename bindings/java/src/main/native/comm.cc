@@ -6,25 +6,27 @@ namespace tsr::jni {
 
 namespace {
 
-// Bits of `given`: 0 timeout_ms, 1 spin_count; the texts are NULL where they were not set.
+// Bits of `given`: 0 timeout_ms, 1 spin_count, 2 heartbeat_timeout_ms; the texts are NULL where they were not set.
 struct Options {
     Text backend, name;
     tsr_comm_options value;
 
-    Options(JNIEnv* env, jint given, jint timeout_ms, jint spin_count, jbyteArray backend_bytes, jbyteArray name_bytes)
+    Options(JNIEnv* env, jint given, jint timeout_ms, jint heartbeat_timeout_ms, jint spin_count,
+            jbyteArray backend_bytes, jbyteArray name_bytes)
         : backend(env, backend_bytes), name(env, name_bytes) {
         check(env, tsr_comm_options_init(&value, sizeof value));
         set_if(given, 0, value.timeout_ms, timeout_ms);
         set_if(given, 1, value.spin_count, spin_count);
+        set_if(given, 2, value.heartbeat_timeout_ms, heartbeat_timeout_ms);
         if (backend_bytes != nullptr) value.backend = backend.c_str();
         if (name_bytes != nullptr) value.name = name.c_str();
     }
 };
 
-jlong comm_from_env(JNIEnv* env, jclass, jint given, jint timeout_ms, jint spin_count, jbyteArray backend,
-                    jbyteArray name) {
+jlong comm_from_env(JNIEnv* env, jclass, jint given, jint timeout_ms, jint heartbeat_timeout_ms, jint spin_count,
+                    jbyteArray backend, jbyteArray name) {
     return shim(env, [&] {
-        const Options options(env, given, timeout_ms, spin_count, backend, name);
+        const Options options(env, given, timeout_ms, heartbeat_timeout_ms, spin_count, backend, name);
         tsr_comm* comm = nullptr;
         blocking(env, [&] { return tsr_comm_from_env(&options.value, &comm); });
         return as_long(comm);
@@ -32,9 +34,9 @@ jlong comm_from_env(JNIEnv* env, jclass, jint given, jint timeout_ms, jint spin_
 }
 
 jlong comm_create(JNIEnv* env, jclass, jlong store, jint rank, jint world_size, jint given, jint timeout_ms,
-                  jint spin_count, jbyteArray backend, jbyteArray name) {
+                  jint heartbeat_timeout_ms, jint spin_count, jbyteArray backend, jbyteArray name) {
     return shim(env, [&] {
-        const Options options(env, given, timeout_ms, spin_count, backend, name);
+        const Options options(env, given, timeout_ms, heartbeat_timeout_ms, spin_count, backend, name);
         tsr_comm* comm = nullptr;
         blocking(env, [&] { return tsr_comm_create(as<tsr_store>(store), rank, world_size, &options.value, &comm); });
         return as_long(comm);
@@ -43,9 +45,9 @@ jlong comm_create(JNIEnv* env, jclass, jlong store, jint rank, jint world_size, 
 
 // `inherit`: the options of `comm`, which are passed as NULL.
 jlong comm_split(JNIEnv* env, jclass, jlong comm, jint color, jint key, jboolean inherit, jint given, jint timeout_ms,
-                 jint spin_count, jbyteArray backend, jbyteArray name) {
+                 jint heartbeat_timeout_ms, jint spin_count, jbyteArray backend, jbyteArray name) {
     return shim(env, [&] {
-        const Options options(env, given, timeout_ms, spin_count, backend, name);
+        const Options options(env, given, timeout_ms, heartbeat_timeout_ms, spin_count, backend, name);
         tsr_comm* group = nullptr;
         blocking(env, [&] {
             return tsr_comm_split(as<tsr_comm>(comm), color, key, inherit ? nullptr : &options.value, &group);
@@ -54,10 +56,10 @@ jlong comm_split(JNIEnv* env, jclass, jlong comm, jint color, jint key, jboolean
     });
 }
 
-jlong comm_shrink(JNIEnv* env, jclass, jlong comm, jboolean inherit, jint given, jint timeout_ms, jint spin_count,
-                  jbyteArray backend, jbyteArray name) {
+jlong comm_shrink(JNIEnv* env, jclass, jlong comm, jboolean inherit, jint given, jint timeout_ms,
+                  jint heartbeat_timeout_ms, jint spin_count, jbyteArray backend, jbyteArray name) {
     return shim(env, [&] {
-        const Options options(env, given, timeout_ms, spin_count, backend, name);
+        const Options options(env, given, timeout_ms, heartbeat_timeout_ms, spin_count, backend, name);
         tsr_comm* rest = nullptr;
         blocking(env, [&] { return tsr_comm_shrink(as<tsr_comm>(comm), inherit ? nullptr : &options.value, &rest); });
         return as_long(rest);
@@ -100,6 +102,18 @@ jbyteArray comm_transport(JNIEnv* env, jclass, jlong comm) {
 
 void comm_write_trace(JNIEnv* env, jclass, jlong comm, jbyteArray path) {
     shim(env, [&] { check(env, tsr_comm_write_trace(as<tsr_comm>(comm), Text(env, path).c_str())); });
+}
+
+void comm_set_timeout(JNIEnv* env, jclass, jlong comm, jint timeout_ms) {
+    shim(env, [&] { check(env, tsr_comm_set_timeout(as<tsr_comm>(comm), timeout_ms)); });
+}
+
+jint comm_timeout(JNIEnv* env, jclass, jlong comm) {
+    return shim(env, [&]() -> jint {
+        int32_t timeout_ms = 0;
+        check(env, tsr_comm_timeout(as<tsr_comm>(comm), &timeout_ms));
+        return timeout_ms;
+    });
 }
 
 jobject comm_error(JNIEnv* env, jclass, jlong comm) {
@@ -265,6 +279,8 @@ Methods comm_methods() {
             method<comm_rank>("commRank"),
             method<comm_world_size>("commWorldSize"),
             method<comm_transport>("commTransport"),
+            method<comm_set_timeout>("commSetTimeout"),
+            method<comm_timeout>("commTimeout"),
             method<comm_error>("commError"),
             method<comm_write_trace>("commWriteTrace"),
             method<comm_all_reduce>("commAllReduce"),

@@ -10,6 +10,7 @@ use std::marker::PhantomData;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tessera_sys as sys;
 
@@ -256,6 +257,27 @@ impl Comm {
             check(sys::tsr_comm_transport(self.as_ptr(), &mut name))?;
             Ok(raw::text(name))
         }
+    }
+
+    /// Sets the deadline of the operations that this rank issues from here on, counted from when each starts; those that
+    /// were issued keep theirs. Each rank has its own; the first that passes fails the communicator on all.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it is zero.
+    pub fn set_timeout(&self, timeout: Duration) -> Result<()> {
+        // SAFETY: the handle is valid.
+        check(unsafe { sys::tsr_comm_set_timeout(self.as_ptr(), raw::milliseconds(timeout)) })
+    }
+
+    /// The deadline of an operation issued now.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn timeout(&self) -> Result<Duration> {
+        let mut ms = 0;
+        // SAFETY: the handle is valid.
+        check(unsafe { sys::tsr_comm_timeout(self.as_ptr(), &mut ms) })?;
+        Ok(Duration::from_millis(u64::try_from(ms).unwrap_or(0)))
     }
 
     /// The error that failed the communicator, noticed by a call or by a peer's death; `None` while it is well.

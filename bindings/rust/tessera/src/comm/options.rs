@@ -11,6 +11,7 @@ use crate::raw;
 #[derive(Clone, Debug, Default)]
 pub struct CommOptions {
     timeout: Option<Duration>,
+    heartbeat_timeout: Option<Duration>,
     spin_count: Option<i32>,
     backend: Option<String>,
     name: Option<String>,
@@ -26,6 +27,15 @@ impl CommOptions {
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// How long another host that is waited for may give no sign of life, though it is asked, before it counts as lost
+    /// (`PeerLost`); zero: it is not asked, and only the deadline ends the wait. The default is 30 s, or
+    /// `TESSERA_HEARTBEAT_TIMEOUT_MS` of the environment.
+    #[must_use]
+    pub fn heartbeat_timeout(mut self, timeout: Duration) -> Self {
+        self.heartbeat_timeout = Some(timeout);
         self
     }
 
@@ -58,6 +68,9 @@ impl CommOptions {
         let (backend, name) = (raw::optional("the backend", &self.backend)?, raw::optional("the name", &self.name)?);
         if let Some(timeout) = self.timeout {
             raw.timeout_ms = raw::milliseconds(timeout);
+        }
+        if let Some(timeout) = self.heartbeat_timeout {
+            raw.heartbeat_timeout_ms = raw::milliseconds(timeout);
         }
         if let Some(spin_count) = self.spin_count {
             raw.spin_count = spin_count;

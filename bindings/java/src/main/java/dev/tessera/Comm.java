@@ -1,6 +1,7 @@
 package dev.tessera;
 
 import java.nio.file.Path;
+import java.time.Duration;
 
 /**
  * The ranks of a group: joining, splitting, parting; its collectives are those of {@link Collectives}. It is an object:
@@ -49,7 +50,7 @@ public final class Comm extends Collectives {
      */
     public static Comm fromEnv(CommOptions options) {
         final Comm comm = new Comm(ref(Native.commFromEnv(
-                options.given, options.timeoutMs, options.spinCount, options.backend, options.name)), null);
+                options.given, options.timeoutMs, options.heartbeatTimeoutMs, options.spinCount, options.backend, options.name)), null);
         Launch.recordUncaught();
         return comm;
     }
@@ -79,7 +80,7 @@ public final class Comm extends Collectives {
      */
     public static Comm create(Store store, int rank, int worldSize, CommOptions options) {
         final long handle = store.ref.callLong(s -> Native.commCreate(s, rank, worldSize, options.given, options.timeoutMs,
-                options.spinCount, options.backend, options.name));
+                options.heartbeatTimeoutMs, options.spinCount, options.backend, options.name));
         return new Comm(ref(handle).borrow(store.ref), store);
     }
 
@@ -121,7 +122,7 @@ public final class Comm extends Collectives {
 
     private Comm splitWith(int color, int key, boolean inherit, CommOptions options) {
         final long handle = ref.callLongExclusive(h -> Native.commSplit(h, color, key, inherit, options.given,
-                options.timeoutMs, options.spinCount, options.backend, options.name));
+                options.timeoutMs, options.heartbeatTimeoutMs, options.spinCount, options.backend, options.name));
         return handle == 0 ? null : new Comm(ref(handle), null);
     }
 
@@ -151,7 +152,7 @@ public final class Comm extends Collectives {
 
     private Comm shrinkWith(boolean inherit, CommOptions options) {
         return new Comm(ref(ref.callLongExclusive(h -> Native.commShrink(h, inherit, options.given, options.timeoutMs,
-                options.spinCount, options.backend, options.name))), null);
+                options.heartbeatTimeoutMs, options.spinCount, options.backend, options.name))), null);
     }
 
     /**
@@ -180,6 +181,26 @@ public final class Comm extends Collectives {
      */
     public String transport() {
         return ref.call(h -> Native.text(Native.commTransport(h)));
+    }
+
+    /**
+     * Set the deadline of the operations that this rank issues from here on; those that were issued keep theirs. Each rank
+     * has its own; the first that passes fails the communicator on all. May be called from any thread.
+     *
+     * @param timeout of each operation, counted from when it starts; rounded up to milliseconds
+     */
+    public void setTimeout(Duration timeout) {
+        final int ms = Native.millis(timeout, "timeout");
+        ref.run(h -> Native.commSetTimeout(h, ms));
+    }
+
+    /**
+     * The deadline of an operation issued now. May be asked from any thread.
+     *
+     * @return counted from when the operation starts
+     */
+    public Duration timeout() {
+        return ref.call(h -> Duration.ofMillis(Native.commTimeout(h)));
     }
 
     /**

@@ -6,6 +6,7 @@ import java.time.Duration;
 public final class CommOptions {
     int given;
     int timeoutMs;
+    int heartbeatTimeoutMs;
     int spinCount;
     byte[] backend;
     byte[] name;
@@ -34,6 +35,19 @@ public final class CommOptions {
     public CommOptions spinCount(int count) {
         spinCount = count;
         given |= 2;
+        return this;
+    }
+
+    /**
+     * How long another host that is waited for may give no sign of life, though it is asked, before it counts as lost
+     * ({@link TesseraPeerLostException}); the default is 30 s, or the environment's TESSERA_HEARTBEAT_TIMEOUT_MS.
+     *
+     * @param timeout rounded up to milliseconds; zero: it is not asked, and only the deadline ends the wait
+     * @return this
+     */
+    public CommOptions heartbeatTimeout(Duration timeout) {
+        heartbeatTimeoutMs = Native.millis(timeout, "heartbeatTimeout");
+        given |= 4;
         return this;
     }
 

@@ -52,13 +52,13 @@ final class Native {
     static native boolean storeDelete(long store, byte[] key);
 
     // comm.cc
-    static native long commFromEnv(int given, int timeoutMs, int spinCount, byte[] backend, byte[] name);
+    static native long commFromEnv(int given, int timeoutMs, int heartbeatTimeoutMs, int spinCount, byte[] backend, byte[] name);
     static native long commCreate(
-            long store, int rank, int worldSize, int given, int timeoutMs, int spinCount, byte[] backend, byte[] name);
+            long store, int rank, int worldSize, int given, int timeoutMs, int heartbeatTimeoutMs, int spinCount, byte[] backend, byte[] name);
     static native long commSplit(
-            long comm, int color, int key, boolean inherit, int given, int timeoutMs, int spinCount, byte[] backend,
+            long comm, int color, int key, boolean inherit, int given, int timeoutMs, int heartbeatTimeoutMs, int spinCount, byte[] backend,
             byte[] name);
-    static native long commShrink(long comm, boolean inherit, int given, int timeoutMs, int spinCount, byte[] backend,
+    static native long commShrink(long comm, boolean inherit, int given, int timeoutMs, int heartbeatTimeoutMs, int spinCount, byte[] backend,
             byte[] name);
     static native void commFinalize(long comm);
     static native void commAbort(long comm, byte[] reason);
@@ -66,6 +66,8 @@ final class Native {
     static native int commRank(long comm);
     static native int commWorldSize(long comm);
     static native byte[] commTransport(long comm);
+    static native void commSetTimeout(long comm, int timeoutMs);
+    static native int commTimeout(long comm);
     static native Object commError(long comm);
 
     static native void commWriteTrace(long comm, byte[] path);

@@ -396,6 +396,25 @@ class CommTest {
     }
 
     @Test
+    void aTimeoutCountsFromWhenItIsSet() throws Exception {
+        Ranks.runStores(2, (store, rank) -> {
+            final CommOptions options = new CommOptions().heartbeatTimeout(Duration.ofSeconds(5));
+            try (Comm comm = Comm.create(store, rank, 2, options)) {
+                comm.barrier();
+                if (rank == 0) {
+                    comm.setTimeout(Duration.ofMillis(250));
+                    assertEquals(Duration.ofMillis(250), comm.timeout());
+                    final TesseraTimeoutException error =
+                            assertThrows(TesseraTimeoutException.class, comm::barrier);
+                    assertTrue(error.getMessage().contains("0.25 s"), error.getMessage());
+                    store.set("timed out", new byte[0]);
+                }
+                store.await("timed out");
+            }
+        });
+    }
+
+    @Test
     void aCommunicatorWithoutItsPeersTimesOut() throws Exception {
         Ranks.runStores(1, (store, rank) -> assertThrows(TesseraTimeoutException.class,
                 () -> Comm.create(store, 0, 2, new CommOptions().timeout(Duration.ofMillis(200)))));
@@ -498,6 +517,12 @@ class CommTest {
         });
         assertThrows(NullPointerException.class, () -> Comm.create(null, 0, 1));
         assertThrows(IllegalArgumentException.class, () -> new CommOptions().timeout(Duration.ofMillis(-5)));
+        assertThrows(IllegalArgumentException.class, () -> new CommOptions().heartbeatTimeout(Duration.ofMillis(-5)));
+        Ranks.run(1, comm -> {
+            assertThrows(TesseraInvalidArgumentException.class, () -> comm.setTimeout(Duration.ZERO));
+            assertThrows(IllegalArgumentException.class, () -> comm.setTimeout(Duration.ofMillis(-5)));
+            assertThrows(NullPointerException.class, () -> comm.setTimeout(null));
+        });
         Ranks.runStores(1, (store, rank) -> {
             assertThrows(TesseraInvalidArgumentException.class, () -> Comm.create(store, 2, 1));
             assertThrows(TesseraInvalidArgumentException.class, () -> Comm.create(store, 0, 0));

@@ -1,0 +1,97 @@
+// Signs of life of a host: of ports on this one that answer, refuse, or are too full to answer.
+#include "comm/gloo/host_probe.hpp"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+
+#include <functional>
+#include <thread>
+#include <vector>
+
+namespace tsr::gloo_transport {
+namespace {
+
+constexpr milliseconds patience{400};
+
+// A socket on loopback with a port of its own.
+class Port {
+   public:
+    Port() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+        auto* loopback = reinterpret_cast<sockaddr_in*>(&address_);
+        loopback->sin_family = AF_INET;
+        loopback->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        EXPECT_EQ(::bind(socket_.get(), plain(), sizeof *loopback), 0);
+        socklen_t size = sizeof address_;
+        EXPECT_EQ(::getsockname(socket_.get(), plain(), &size), 0);
+    }
+
+    void listen(int backlog) { EXPECT_EQ(::listen(socket_.get(), backlog), 0); }
+    // No more connections are answered: what listens takes none, and as many as may wait do.
+    void fill() {
+        listen(0);
+        for (int i = 0; i < 3; ++i) {
+            waiting_.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+            (void)::connect(waiting_.back().get(), plain(), sizeof(sockaddr_in));
+        }
+    }
+    void take_all() {
+        listen(100);
+        for (int i = 0; i < 2; ++i) Fd(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC)).reset();
+    }
+    [[nodiscard]] const sockaddr_storage& address() const { return address_; }
+
+   private:
+    sockaddr* plain() { return reinterpret_cast<sockaddr*>(&address_); }
+
+    Fd socket_;
+    sockaddr_storage address_{};
+    std::vector<Fd> waiting_;
+};
+
+// Whether the probe, asked as a rank that waits asks it, says within `time` that the host is silent.
+bool silent_within(HostProbe& probe, milliseconds time) {
+    for (const auto end = Clock::now() + time; Clock::now() < end; std::this_thread::sleep_for(milliseconds{10})) {
+        if (probe.is_silent()) return true;
+    }
+    return false;
+}
+
+TEST(HostProbe, AHostThatTakesOrRefusesConnectionsLives) {
+    Port listening;
+    listening.listen(100);
+    Port closed;
+    for (const Port* port : {&listening, &closed}) {
+        HostProbe probe(port->address(), patience);
+        EXPECT_FALSE(silent_within(probe, patience * 3));
+    }
+}
+
+TEST(HostProbe, AHostThatDoesNotAnswerIsSilentWhenThePatienceIsOver) {
+    Port full;
+    full.fill();
+    HostProbe probe(full.address(), patience);
+    EXPECT_FALSE(silent_within(probe, patience / 2));
+    EXPECT_TRUE(silent_within(probe, patience * 5));
+}
+
+TEST(HostProbe, AHostThatComesBackInTimeIsNotSilent) {
+    Port full;
+    full.fill();
+    HostProbe probe(full.address(), patience * 3);
+    EXPECT_FALSE(silent_within(probe, patience));
+    full.take_all();
+    EXPECT_FALSE(silent_within(probe, patience * 5));
+}
+
+TEST(HostProbe, TimeInWhichNobodyWaitedDoesNotCount) {
+    Port full;
+    full.fill();
+    HostProbe probe(full.address(), patience);
+    EXPECT_FALSE(probe.is_silent());
+    std::this_thread::sleep_for(milliseconds{2100});
+    EXPECT_FALSE(probe.is_silent());
+    EXPECT_TRUE(silent_within(probe, patience * 5));
+}
+
+}  // namespace
+}  // namespace tsr::gloo_transport
