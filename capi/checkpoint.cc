@@ -125,12 +125,12 @@ tsr_export_options default_export_options() {
 tsr::ExportOptions export_options_in(const tsr_export_options& o) {
     tsr::ExportOptions out;
     const std::string_view format = o.format != nullptr ? o.format : "safetensors";
-    if (format == tsr::torch_dcp_format) {
-        out.format = tsr::ExportFormat::torch_dcp;
-    } else if (format != "safetensors") {
+    const auto known = tsr::export_format(format);
+    if (!known) {
         throw tsr::Error(tsr::Code::invalid_argument,
-                         fmt::format("format is '{}'; it is 'safetensors' or '{}'", format, tsr::torch_dcp_format));
+                         fmt::format("format is '{}'; it is 'safetensors', 'torch_dcp' or 'torch_save'", format));
     }
+    out.format = *known;
     out.shard_bytes = o.max_file_bytes;
     out.under = o.under != nullptr ? o.under : "";
     out.progress = progress_in(o.progress, o.progress_data);

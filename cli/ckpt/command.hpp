@@ -38,8 +38,8 @@ CLI::App* add_command(CLI::App& ckpt, const char* name, const char* what, const 
 
 // How a checkpoint's path may be written, for the help.
 inline constexpr const char* checkpoint_path_what =
-    "A checkpoint's directory, a root or its 'latest' for the newest one, what PyTorch wrote (a DCP directory or a "
-    "file of torch.save), or safetensors (a file, an index, or a directory of them)";
+    "A checkpoint's directory, a root or its 'latest' for the newest one, what PyTorch wrote (a DCP directory, a "
+    "file of torch.save or the directory of a model.pt), or safetensors (a file, an index, or a directory of them)";
 
 void add_cat(CLI::App& ckpt, int& exit_code);
 void add_convert(CLI::App& ckpt, int& exit_code);

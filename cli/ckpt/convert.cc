@@ -24,9 +24,13 @@ struct Arguments {
 
 constexpr uint64_t hf_shard_size = 5'000'000'000;  // what transformers' save_pretrained() once took
 
+ExportFormat format_of(const Arguments& arguments) {
+    return export_format(arguments.to).value_or(ExportFormat::safetensors);  // hf is safetensors too
+}
+
 Exported export_with_progress(const Checkpoint& source, const Arguments& arguments) {
     ExportOptions options;
-    options.format = arguments.to == "torch_dcp" ? ExportFormat::torch_dcp : ExportFormat::safetensors;
+    options.format = format_of(arguments);
     const uint64_t size = arguments.to == "hf" && arguments.shard_size == 0 ? hf_shard_size : arguments.shard_size;
     options.shard_bytes = static_cast<int64_t>(std::min<uint64_t>(size, INT64_MAX));
     options.under = arguments.under;
@@ -52,7 +56,7 @@ int to_other_format(const Checkpoint& source, const Arguments& arguments, Output
     if (output == Output::json) {
         Json json;
         json.set("path", arguments.out);
-        json.set("format", arguments.to == "torch_dcp" ? "torch_dcp" : "safetensors");
+        json.set("format", std::string(name_of(format_of(arguments))));
         Json::Array names;
         for (const std::string& name : exported.files) names.emplace_back(name);
         json.set("files", Json(std::move(names)));
@@ -117,10 +121,10 @@ void add_convert(CLI::App& ckpt, int& exit_code) {
     command
         ->add_option("--to", arguments->to,
                      "safetensors: whole tensors in model.safetensors; hf: the same, cut as Hugging Face cuts it, into "
-                     "files of 5 GB and an index; torch_dcp: what torch.distributed.checkpoint loads; native: whole "
-                     "tensors of one rank")
+                     "files of 5 GB and an index; torch_dcp: what torch.distributed.checkpoint loads; torch_save: what "
+                     "torch.load() loads, in model.pt; native: whole tensors of one rank")
         ->required()
-        ->check(CLI::IsMember({"safetensors", "hf", "torch_dcp", "native"}));
+        ->check(CLI::IsMember({"safetensors", "hf", "torch_dcp", "torch_save", "native"}));
     command
         ->add_option("--max-shard-size,--shard-size", arguments->shard_size,
                      "Of safetensors and hf: cut into files of about this size (5GB) and an index")

@@ -61,7 +61,7 @@ Line line_of_checkpoint(FileSystem& files, const std::string& path) {
 
 bool is_foreign(FileSystem& files, const std::string& directory) {
     try {
-        return resolve_checkpoint(files, directory).format == Format::safetensors;
+        return resolve_checkpoint(files, directory).format != Format::native;
     } catch (const Error&) {
         return false;
     }

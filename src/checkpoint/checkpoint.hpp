@@ -52,7 +52,8 @@ class Checkpoint {
     // While a save with a manifest is held no saver removes it; that costs a descriptor.
     enum class Hold { yes, no };
     // `path` is a save's directory, a root (its newest save), a root's `latest` or its `best`, a DCP directory or its
-    // `.metadata`, a file of torch.save, a safetensors file, or the directory or index of several.
+    // `.metadata`, a file of torch.save or the directory of a `model.pt`, a safetensors file, or the directory or index of
+    // several.
     [[nodiscard]] static std::shared_ptr<const Checkpoint> open(const std::string& path,
                                                                 FileSystem& files = posix_file_system(),
                                                                 Hold hold = Hold::yes);

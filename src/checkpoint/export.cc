@@ -35,11 +35,16 @@ void read_batch(const Checkpoint& source, std::span<const ExportEntry> entries, 
 
 namespace {
 
+constexpr std::string_view format_names[] = {"safetensors", "torch_dcp", "torch_save"};  // in the order of ExportFormat
+
 ExportSelection select(const Checkpoint& source, const ExportOptions& options, Exported& exported) {
     const Manifest& manifest = source.manifest();
-    const bool is_dcp = options.format == ExportFormat::torch_dcp;
-    if (is_dcp && options.shard_bytes != 0) {
-        throw Error(Code::invalid_argument, "files of PyTorch's DCP have no size to be cut at: each rank writes one");
+    const bool is_safetensors = options.format == ExportFormat::safetensors;
+    if (!is_safetensors && options.shard_bytes != 0) {
+        throw Error(Code::invalid_argument,
+                    options.format == ExportFormat::torch_dcp
+                        ? "files of PyTorch's DCP have no size to be cut at: each rank writes one"
+                        : "torch.save's file has no size to be cut at: it is one");
     }
     if (options.shard_bytes < 0) {
         throw Error(Code::invalid_argument, fmt::format("files of {} bytes", options.shard_bytes));
@@ -58,8 +63,8 @@ ExportSelection select(const Checkpoint& source, const ExportOptions& options, E
             continue;
         }
         const SavedTensor& tensor = *manifest.find(name);
-        if (!is_dcp) check_safetensors_key(to);
-        if (!is_dcp && !is_in_safetensors(tensor.dtype)) {
+        if (is_safetensors) check_safetensors_key(to);
+        if (is_safetensors && !is_in_safetensors(tensor.dtype)) {
             throw Error(Code::unsupported,
                         fmt::format("tensor '{}' is {}, which safetensors does not have", name, name_of(tensor.dtype)));
         }
@@ -75,13 +80,13 @@ ExportSelection select(const Checkpoint& source, const ExportOptions& options, E
     }
     for (const auto& [name, value] : manifest.values) {
         const std::string to = renamed(name);
-        if (!is_dcp || to.empty()) {
+        if (is_safetensors || to.empty()) {
             exported.left_out.push_back(name);
         } else {
             selection.values.emplace(to, value);
         }
     }
-    if (is_dcp) selection.values = flattened(selection.values);
+    if (options.format == ExportFormat::torch_dcp) selection.values = flattened(selection.values);
     for (const auto& [name, why] : manifest.unreadable) exported.unreadable.emplace(name, why);
     exported.tensor_count = static_cast<int64_t>(selection.entries.size());
     return selection;
@@ -94,10 +99,30 @@ Digest digest_of_export(const ExportSelection& selection, const std::string& dir
                             entry.box.box.sizes.str());
     }
     for (const auto& [name, target] : selection.tied) text += fmt::format("{}\n{}\n", name, target);
+    for (const auto& [name, value] : selection.values) text += fmt::format("{}\n{}\n", name, value.dump());
     return digest_of(text);
 }
 
+std::unique_ptr<ExportWriter> writer_of(const Checkpoint& source, const ExportSelection& selection,
+                                        const std::string& directory, const ExportOptions& options, FileSystem& files) {
+    switch (options.format) {
+        case ExportFormat::safetensors:
+            return safetensors_export(source, selection, directory, options.shard_bytes, files);
+        case ExportFormat::torch_dcp: return torch_dcp_export(source, selection, directory, files);
+        case ExportFormat::torch_save: return torch_save_export(source, selection, directory, files);
+    }
+    throw Error(Code::internal, "an export of no format");
+}
+
 }  // namespace
+
+std::string_view name_of(ExportFormat format) { return format_names[static_cast<size_t>(format)]; }
+
+std::optional<ExportFormat> export_format(std::string_view name) {
+    const auto* const found = std::find(std::begin(format_names), std::end(format_names), name);
+    if (found == std::end(format_names)) return std::nullopt;
+    return static_cast<ExportFormat>(found - std::begin(format_names));
+}
 
 std::shared_ptr<Communicator> split_for_export(Communicator& comm, milliseconds timeout) {
     if (comm.world_size() == 1) return nullptr;
@@ -139,9 +164,7 @@ Exported export_checkpoint(const Checkpoint& source, Peers& peers, const std::st
     }
 
     const std::string path = Draft::path_of(directory, std::string_view(records[0].tag.data(), records[0].tag.size()));
-    const auto writer = options.format == ExportFormat::torch_dcp
-                            ? torch_dcp_export(source, selection, path, files)
-                            : safetensors_export(source, selection, path, options.shard_bytes, files);
+    const auto writer = writer_of(source, selection, path, options, files);
     vote(attempt([&] {
         if (peers.rank() == 0) writer->begin();
     }));

@@ -1,12 +1,15 @@
 // Writes the tensors of a checkpoint in another format, as a new directory that appears when all of it is durable: as
-// Hugging Face has them (model.safetensors, or numbered files of about one size and an index of which file holds what), or
-// as PyTorch's Distributed Checkpoint. By any number of ranks, each in bounded memory: batches go round among them.
+// Hugging Face has them (model.safetensors, or numbered files of about one size and an index of which file holds what), as
+// PyTorch's Distributed Checkpoint, or as one file of torch.save. By any number of ranks, each in bounded memory: batches go
+// round among them.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -17,7 +20,9 @@
 
 namespace tsr {
 
-enum class ExportFormat { safetensors, torch_dcp };
+enum class ExportFormat { safetensors, torch_dcp, torch_save };
+[[nodiscard]] std::string_view name_of(ExportFormat format);
+[[nodiscard]] std::optional<ExportFormat> export_format(std::string_view name);
 
 struct ExportOptions {
     ExportFormat format = ExportFormat::safetensors;

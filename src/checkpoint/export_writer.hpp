@@ -60,5 +60,8 @@ void read_batch(const Checkpoint& source, std::span<const ExportEntry> entries, 
                                                                FileSystem& files);
 [[nodiscard]] std::unique_ptr<ExportWriter> torch_dcp_export(const Checkpoint& source, const ExportSelection& selection,
                                                              const std::string& directory, FileSystem& files);
+[[nodiscard]] std::unique_ptr<ExportWriter> torch_save_export(const Checkpoint& source,
+                                                              const ExportSelection& selection,
+                                                              const std::string& directory, FileSystem& files);
 
 }  // namespace tsr

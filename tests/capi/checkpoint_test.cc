@@ -753,7 +753,7 @@ TEST(CheckpointApi, IsExportedToOtherFormats) {
         ++*static_cast<int*>(user_data);
     };
     options.progress_data = &calls;
-    for (const char* format : {"safetensors", "torch_dcp"}) {
+    for (const char* format : {"safetensors", "torch_dcp", "torch_save"}) {
         options.format = format;
         const std::string out = (dir.path() / format).string();
         ASSERT_OK(tsr_checkpoint_export(checkpoint, nullptr, out.c_str(), &options));
@@ -769,10 +769,15 @@ TEST(CheckpointApi, IsExportedToOtherFormats) {
         ASSERT_OK(tsr_checkpoint_step(exported, &step));
         EXPECT_EQ(step, -1);
     }
-    EXPECT_GE(calls, 4);
+    EXPECT_GE(calls, 6);
     options.format = "zip";
     EXPECT_FAILS(tsr_checkpoint_export(checkpoint, nullptr, "/nowhere", &options), TSR_E_INVALID_ARGUMENT,
-                 "format is 'zip'");
+                 "format is 'zip'; it is 'safetensors', 'torch_dcp' or 'torch_save'");
+    options.format = "torch_save";
+    options.max_file_bytes = 1000;
+    EXPECT_FAILS(tsr_checkpoint_export(checkpoint, nullptr, "/nowhere", &options), TSR_E_INVALID_ARGUMENT,
+                 "has no size to be cut at");
+    options.max_file_bytes = 0;
     options.format = nullptr;
     options.timeout_ms = 0;
     EXPECT_FAILS(tsr_checkpoint_export(checkpoint, nullptr, "/nowhere", &options), TSR_E_INVALID_ARGUMENT,

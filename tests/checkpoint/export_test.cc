@@ -110,6 +110,25 @@ TEST_P(Export, ToPyTorchEachRankWritesAFile) {
     EXPECT_EQ(Checkpoint::open(out_)->manifest().values.at("epoch"), Json(int64_t{4}));
 }
 
+TEST_P(Export, ToATorchSaveFileIsFilledByAllRanks) {
+    ExportOptions options;
+    options.format = ExportFormat::torch_save;
+    options.batch_bytes = 1000;
+    export_by(GetParam(), options);
+    EXPECT_THAT(names_in(out_), ElementsAre("model.pt"));
+    expect_same();
+    EXPECT_EQ(Checkpoint::open(out_)->manifest().values.at("epoch"), Json(int64_t{4}));
+}
+
+TEST_P(Export, ToTorchSaveOfOnePartLeavesTheBeginningOut) {
+    ExportOptions options;
+    options.format = ExportFormat::torch_save;
+    options.under = "model.";
+    export_by(GetParam(), options);
+    expect_same("model.");
+    EXPECT_THAT(Checkpoint::open(out_)->manifest().values, IsEmpty());
+}
+
 TEST_P(Export, ProgressEndsAtItsTotal) {
     std::mutex mutex;
     std::vector<int64_t> ends;
@@ -131,21 +150,24 @@ TEST_P(Export, ProgressEndsAtItsTotal) {
 
 TEST_P(Export, AnErrorOfOneRankIsToldByAllAndNothingIsLeft) {
     const int world_size = GetParam();
-    expect_all_well(run_meeting(world_size, [&](const std::shared_ptr<Communicator>& comm) {
-        Peers peers(comm);
-        const auto source = Checkpoint::open(root_);
-        ExportOptions options;
-        options.batch_bytes = 1000;
-        if (comm->rank() == world_size - 1) {
-            options.progress = [](Phase, int64_t done, int64_t) {
-                if (done == 0) throw Error(Code::io, "the disk of the last rank");
-            };
-        }
-        const Error error = error_of([&] { (void)export_checkpoint(*source, peers, out_, options); });
-        EXPECT_EQ(error.code(), Code::io);
-        EXPECT_THAT(error.what(), HasSubstr("the disk of the last rank"));
-    }));
-    EXPECT_THAT(names_in(dir_.path()), ElementsAre("root"));
+    for (const ExportFormat format : {ExportFormat::safetensors, ExportFormat::torch_dcp, ExportFormat::torch_save}) {
+        expect_all_well(run_meeting(world_size, [&](const std::shared_ptr<Communicator>& comm) {
+            Peers peers(comm);
+            const auto source = Checkpoint::open(root_);
+            ExportOptions options;
+            options.format = format;
+            options.batch_bytes = 1000;
+            if (comm->rank() == world_size - 1) {
+                options.progress = [](Phase, int64_t done, int64_t) {
+                    if (done == 0) throw Error(Code::io, "the disk of the last rank");
+                };
+            }
+            const Error error = error_of([&] { (void)export_checkpoint(*source, peers, out_, options); });
+            EXPECT_EQ(error.code(), Code::io);
+            EXPECT_THAT(error.what(), HasSubstr("the disk of the last rank"));
+        }));
+        EXPECT_THAT(names_in(dir_.path()), ElementsAre("root")) << name_of(format);
+    }
 }
 
 TEST_P(Export, WhatCannotBeExportedIsRefusedBeforeAnythingIsThere) {
@@ -173,6 +195,8 @@ TEST_P(Export, WhatCannotBeExportedIsRefusedBeforeAnythingIsThere) {
     cut.format = ExportFormat::torch_dcp;
     cut.shard_bytes = 1;
     EXPECT_THAT(refusal(out_, cut, Code::invalid_argument), HasSubstr("each rank writes one"));
+    cut.format = ExportFormat::torch_save;
+    EXPECT_THAT(refusal(out_, cut, Code::invalid_argument), HasSubstr("it is one"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Export, ::testing::Values(1, 2, 5),

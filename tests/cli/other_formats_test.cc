@@ -1,5 +1,5 @@
-// Every sub-command of `tessera ckpt` on what others write: safetensors as Hugging Face lays them out and DCP directories,
-// which `convert` made, and what PyTorch itself wrote.
+// Every sub-command of `tessera ckpt` on what others write: safetensors as Hugging Face lays them out, DCP directories and
+// files of torch.save, which `convert` made, and what PyTorch itself wrote.
 #include <gmock/gmock.h>
 
 #include "cli/command.hpp"
@@ -17,7 +17,11 @@ class OtherFormats : public ::testing::TestWithParam<const char*> {
         const Json json = json_of("convert --json " + root_ + " " + out_ + " --to " + GetParam());
         EXPECT_EQ(json.at("tensor_count").as_int(), 6);
     }
-    [[nodiscard]] bool is_dcp() const { return std::string(GetParam()) == "torch_dcp"; }
+    [[nodiscard]] bool is_torch() const { return std::string(GetParam()).starts_with("torch_"); }
+    [[nodiscard]] std::string data_file() const {
+        if (!is_torch()) return out_ + "/model.safetensors";
+        return out_ + (GetParam() == std::string("torch_dcp") ? "/__0_0.distcp" : "/model.pt");
+    }
 
     TempDir dir_;
     std::string root_ = dir_ / "root";
@@ -30,10 +34,10 @@ TEST_P(OtherFormats, AreListedAndTold) {
     EXPECT_EQ(listed.as_array()[0].at("state").as_string(), "committed");
     EXPECT_EQ(tessera("ls " + out_).code, 0);
     const Json info = json_of("info --json " + out_);
-    EXPECT_EQ(info.at("format").as_string(), is_dcp() ? "torch_dcp" : "safetensors");
+    EXPECT_EQ(info.at("format").as_string(), is_torch() ? GetParam() : "safetensors");
     EXPECT_TRUE(info.at("step").is(Json::Kind::null));
     EXPECT_EQ(info.at("tensor_count").as_int(), 6);
-    EXPECT_EQ(info.at("values").find("epoch") != nullptr, is_dcp());
+    EXPECT_EQ(info.at("values").find("epoch") != nullptr, is_torch());
     EXPECT_EQ(tessera("info " + out_).code, 0);
 }
 
@@ -50,10 +54,10 @@ TEST_P(OtherFormats, AreShown) {
 }
 
 TEST_P(OtherFormats, AreComparedAndConvertedBack) {
-    const Json diff = json_of("diff --json " + root_ + " " + out_, is_dcp() ? 0 : 1);
+    const Json diff = json_of("diff --json " + root_ + " " + out_, is_torch() ? 0 : 1);
     EXPECT_EQ(diff.at("tensors").as_array().size(), 0u);
     EXPECT_EQ(diff.at("values").as_array().size(), 0u);
-    EXPECT_EQ(diff.at("only_in_a").dump(), is_dcp() ? "[]" : "[\"epoch\"]") << "safetensors have no values";
+    EXPECT_EQ(diff.at("only_in_a").dump(), is_torch() ? "[]" : "[\"epoch\"]") << "safetensors have no values";
     const std::string back = dir_ / "back";
     EXPECT_EQ(tessera("convert " + out_ + " " + back + " --to native").code, 0);
     EXPECT_EQ(tessera("verify " + back).code, 0);
@@ -63,21 +67,20 @@ TEST_P(OtherFormats, AreComparedAndConvertedBack) {
 TEST_P(OtherFormats, AreVerifiedAsFarAsTheFormatGoes) {
     const Json json = json_of("verify --json " + out_);
     EXPECT_TRUE(json.at("sound").as_bool());
-    EXPECT_EQ(json.at("checksums").as_bool(), is_dcp());
+    EXPECT_EQ(json.at("checksums").as_bool(), is_torch());
     const std::string said = tessera("verify " + out_).output;
-    if (is_dcp()) {
+    if (is_torch()) {
         EXPECT_THAT(said, HasSubstr("every byte checked"));
     } else {
         EXPECT_THAT(said, HasSubstr("has no checksums"));
     }
-    const std::string file = out_ + (is_dcp() ? "/__0_0.distcp" : "/model.safetensors");
-    std::string text = slurp(file);
-    spill(file, text.substr(0, text.size() - 1));
+    const std::string text = slurp(data_file());
+    spill(data_file(), text.substr(0, text.size() - 1));
     EXPECT_EQ(tessera("verify " + out_).code, 1);
     EXPECT_EQ(tessera("verify --fast " + out_).code, 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, OtherFormats, ::testing::Values("safetensors", "hf", "torch_dcp"),
+INSTANTIATE_TEST_SUITE_P(Formats, OtherFormats, ::testing::Values("safetensors", "hf", "torch_dcp", "torch_save"),
                          [](const auto& one) { return std::string(one.param); });
 
 // The numbers are those of tests/golden/torch_dcp/make.py.
@@ -136,7 +139,7 @@ TEST(OtherFormatsOfTwoModels, AreNotChosenBetween) {
 TEST(OtherFormatsConvert, TheSizeOfFilesIsAnOptionOfSafetensorsAlone) {
     const TempDir dir;
     save_numbers(dir / "root", 1);
-    for (const char* to : {"native", "torch_dcp"}) {
+    for (const char* to : {"native", "torch_dcp", "torch_save"}) {
         const Result result =
             tessera("convert " + (dir / "root") + " " + (dir / "out") + " --max-shard-size 1KB --to " + to);
         EXPECT_EQ(result.code, 2) << to;

@@ -154,6 +154,49 @@ TEST_P(CrashIn, OneRankIsToldToTheOthersAndLeavesTheOldOrTheNewCheckpoint) {
     fmt::print("death of one rank: {} points\n", points);
 }
 
+TEST(Crash, OfOneRankOfAnExportIsToldToTheOthersAndLeavesNoHalf) {
+    constexpr int ranks = 3;
+    const Disk disk = disk_before(Before::saves, ranks);
+    MemoryFiles sound(disk);
+    for (const ExportFormat format : export_formats) {
+        const auto body = [&](const Seat& seat) { export_newest(seat, sound, format); };
+        std::vector<Operation> operations;
+        MemoryFiles first(disk);
+        Job counted(first, ranks, 0, [&](Job&, int64_t, int rank, const FaultyFiles::Call& call) -> Verdict {
+            operations.push_back({rank, call});
+            return {};
+        });
+        expect_all_well(counted.run(body));
+        EXPECT_TRUE(has_export(first));
+        for (size_t at = 0; at < operations.size(); ++at) {
+            const auto& [victim, call] = operations[at];
+            SCOPED_TRACE(fmt::format("{}: rank {} dies at operation {} ({})", name_of(format), victim, at, call.name));
+            MemoryFiles files(disk);
+            Job job(files, ranks, 0, [&](Job& self, int64_t number, int rank, const FaultyFiles::Call&) -> Verdict {
+                if (number != static_cast<int64_t>(at)) return {};
+                self.kill(rank);
+                return {-EIO, 0};
+            });
+            const Outcomes outcomes = job.run(body);
+            for (int rank = 0; rank < ranks; ++rank) {
+                if (rank == victim) continue;
+                const auto& outcome = outcomes[static_cast<size_t>(rank)];
+                ASSERT_TRUE(outcome) << "rank " << rank;
+                EXPECT_EQ(outcome->code(), Code::peer_lost) << outcome->what();
+                EXPECT_EQ(outcome->record()->peer, victim);
+            }
+            // Rank 0 clears up, if it lives. Its own death after the renaming leaves the whole.
+            const bool is_there = has_export(files);
+            EXPECT_EQ(is_there, call.name == "fsync directory /data" && at + 1 == operations.size());
+            std::vector<std::string> names;
+            EXPECT_EQ(files.list("/data", names), 0);
+            EXPECT_TRUE(victim == 0 || names.size() == 1) << fmt::format("{}", fmt::join(names, " "));
+            EXPECT_EQ(files.open_files(), 0);
+            if (HasFailure()) return;
+        }
+    }
+}
+
 // A job that dies while it clears up after one that died.
 TEST(Crash, OfTheNextJobTooLeavesTheOldOrTheNewCheckpoint) {
     const SaveCase one{1, Mode::sync, Before::saves};

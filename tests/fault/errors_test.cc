@@ -280,6 +280,54 @@ TEST(Errors, AtAnyOperationOfAResumeAreToldToAllRanks) {
     fmt::print("errors in a resume: {} points\n", points);
 }
 
+TEST(Errors, AtAnyOperationOfAnExportAreToldToAllRanksAndNothingIsLeft) {
+    const int threads = threads_of_this_process();
+    int64_t points = 0;
+    for (const ExportFormat format : export_formats) {
+        for (const int ranks : {1, 3}) {
+            const Disk disk = disk_before(Before::saves, ranks);
+            MemoryFiles sound(disk);
+            const auto body = [&](const Seat& seat) { export_newest(seat, sound, format); };
+            const int64_t count = operations_of(disk, ranks, body);
+            Tally tally;
+            for (int64_t at = 0; at < count; ++at) {
+                for (size_t i = 0; i < all_failures().size(); ++i) {
+                    if (sanitized && i != static_cast<size_t>(at) % all_failures().size()) continue;
+                    const Failure& failure = all_failures()[i];
+                    MemoryFiles files(disk);
+                    Plan plan(at, failure);
+                    Job job(files, ranks, 0, [&](Job&, int64_t number, int, const FaultyFiles::Call& call) {
+                        return plan(number, call);
+                    });
+                    const Outcomes outcomes = job.run(body);
+                    SCOPED_TRACE(fmt::format("{} by {} ranks: operation {} ({}) fails, {}; {}", name_of(format), ranks,
+                                             at, plan.failed_call(), failure.str(),
+                                             outcomes[0] ? outcomes[0]->what() : "no error"));
+                    expect_one_answer(outcomes);
+                    // What had its name already stays when that cannot be made durable.
+                    const bool is_there = has_export(files);
+                    EXPECT_TRUE(is_there || outcomes[0]);
+                    EXPECT_TRUE(!is_there || !outcomes[0] || plan.failed_call() == "fsync directory /data");
+                    std::vector<std::string> names;
+                    EXPECT_EQ(files.list("/data", names), 0);
+                    if (failure.kind == Kind::once) {  // a file system that stays broken lets nobody clear up
+                        EXPECT_EQ(names.size(), is_there ? 2u : 1u) << fmt::format("{}", fmt::join(names, " "));
+                    }
+                    EXPECT_EQ(files.open_files(), 0);
+                    tally.count(outcomes);
+                    if (HasFailure()) return;
+                }
+            }
+            EXPECT_GT(tally.refused, 0);
+            EXPECT_GT(tally.harmless, 0);
+            fmt::print("  export, {} by {} ranks: {}\n", name_of(format), ranks, tally.str());
+            points += tally.points;
+        }
+    }
+    expect_threads(threads);
+    fmt::print("errors in an export: {} points\n", points);
+}
+
 TEST(Errors, AtAnyOperationOfALoadOrAVerifyAreToldOrHarmless) {
     const int threads = threads_of_this_process();
     int64_t points = 0;

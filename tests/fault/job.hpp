@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/export.hpp"
 #include "checkpoint/fixture.hpp"
 #include "checkpoint/native/retention.hpp"
 #include "checkpoint/native/root.hpp"
@@ -424,6 +425,42 @@ inline std::vector<SaveCase> save_cases_in(SaveFormat format) {
 }
 
 // A number from the environment, for ./dev fault.
+// --- exports of a save ---
+
+inline const std::string exported = "/data/out";
+inline constexpr ExportFormat export_formats[] = {ExportFormat::safetensors, ExportFormat::torch_dcp,
+                                                  ExportFormat::torch_save};
+
+// Of the newest save, which is read without faults: a rank reads by several threads.
+inline void export_newest(const Seat& seat, FileSystem& sound, ExportFormat format) {
+    ExportOptions options;
+    options.format = format;
+    options.batch_bytes = 3000;  // several a rank
+    Peers peers(seat.comm);
+    (void)export_checkpoint(*Checkpoint::open(root, sound), peers, exported, options, seat.files);
+}
+
+// Whether the export is there; and then it is the newest save's tensors, every bit.
+inline bool has_export(FileSystem& files) {
+    if (!exists(files, exported)) return false;
+    const auto bytes_of = [](const Checkpoint& checkpoint, const std::string& name) {
+        const SavedTensor& tensor = *checkpoint.manifest().find(name);
+        std::string bytes(static_cast<size_t>(tensor.size_bytes()), '\0');
+        checkpoint.read(name, {reinterpret_cast<std::byte*>(bytes.data()), tensor.shape, tensor.dtype, {}});
+        return bytes;
+    };
+    try {
+        const auto source = Checkpoint::open(root, files);
+        const auto found = Checkpoint::open(exported, files);
+        EXPECT_EQ(found->verify(Depth::everything), std::vector<std::string>{});
+        EXPECT_EQ(found->names(), source->names());
+        for (const std::string& name : source->names()) EXPECT_EQ(bytes_of(*found, name), bytes_of(*source, name));
+    } catch (const Error& error) {
+        ADD_FAILURE() << "half an export: " << error.what();
+    }
+    return true;
+}
+
 inline uint64_t from_environment(const char* name, uint64_t otherwise) {
     const char* text = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody sets it
     return text != nullptr && *text != '\0' ? std::strtoull(text, nullptr, 10) : otherwise;

@@ -130,6 +130,41 @@ TEST(PowerLoss, LeavesACheckpointThatWasSavedAndNoneThatIsNotWhole) {
     }
 }
 
+// Whatever operation was the last, of the process or of the machine.
+TEST(PowerLoss, LeavesAnExportThatIsWholeOrNone) {
+    for (const ExportFormat format : export_formats) {
+        for (const int ranks : {1, 3}) {
+            const Disk before = disk_before(Before::saves, ranks);
+            MemoryFiles sound(before);
+            MemoryFiles files(before);
+            std::vector<Disk> snapshots{before};
+            files.on_change = [&](const Disk& now) { snapshots.push_back(now); };
+            Job job(files, ranks, 0);
+            expect_all_well(job.run([&](const Seat& seat) { export_newest(seat, sound, format); }));
+            files.on_change = nullptr;
+            int whole = 0;
+            int none = 0;
+            for (size_t point = 0; point < snapshots.size(); ++point) {
+                for (uint64_t seed = 0; seed < (sanitized ? 3 : 20); ++seed) {
+                    SCOPED_TRACE(fmt::format("{} by {} ranks: operation {} of {}, seed {}", name_of(format), ranks,
+                                             point, snapshots.size(), seed));
+                    Disk disk = snapshots[point];
+                    std::mt19937_64 random(seed);
+                    if (seed > 0) disk.lose_power(random);
+                    MemoryFiles left(disk);
+                    const bool is_there = has_export(left);
+                    ++(is_there ? whole : none);
+                    EXPECT_TRUE(is_there || point + 1 < snapshots.size()) << "it was said to be there";
+                    if (HasFailure()) return;
+                }
+            }
+            EXPECT_GT(whole, 0);
+            EXPECT_GT(none, 0);
+            fmt::print("  export, {} by {} ranks: {} whole, {} none\n", name_of(format), ranks, whole, none);
+        }
+    }
+}
+
 // The model itself: what is not fsynced can be lost, what is fsynced cannot, and each alone.
 TEST(PowerLoss, TakesAnythingThatWasNotSyncedAndNothingElse) {
     MemoryFiles files;

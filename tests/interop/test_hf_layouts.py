@@ -145,7 +145,7 @@ def test_a_quantised_model_is_left_as_it_is(tmp_path: Path) -> None:
     assert_tessera_reads(source, wanted)
     told = json.loads(ckpt("tree", "--json", str(source)))["tensors"]
     assert told["model.layers.0.mlp.up_proj.weight"]["dtype"] == "f8_e4m3"
-    for to in ("native", "hf", "torch_dcp"):
+    for to in ("native", "hf", "torch_dcp", "torch_save"):
         ckpt("convert", str(source), str(tmp_path / to), "--to", to)
         assert_tessera_reads(tmp_path / to, wanted)
         assert json.loads(ckpt("diff", "--json", str(source), str(tmp_path / to)))["same"]
@@ -164,7 +164,7 @@ def convert_by(ranks: int, path: Path, out: Path, to: str, max_file_bytes: int =
     program = out.parent / "export.py"
     program.write_text(EXPORT, encoding="utf-8")
     command = [str(TESSERA), "run", "-n", str(ranks), sys.executable, str(program), str(path), str(out)]
-    command += ["torch_dcp" if to == "torch_dcp" else "safetensors", str(max_file_bytes)]
+    command += [to if to.startswith("torch_") else "safetensors", str(max_file_bytes)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -214,7 +214,9 @@ def test_every_format_becomes_every_other(tmp_path: Path) -> None:
     wanted = every_dtype()
     safetensors_torch.save_file(wanted, tmp_path / "begin.safetensors")
     path = tmp_path / "begin.safetensors"
-    for step, to in enumerate(["native", "torch_dcp", "hf", "torch_dcp", "safetensors", "native"]):
+    for step, to in enumerate(
+        ["native", "torch_dcp", "torch_save", "hf", "torch_dcp", "safetensors", "torch_save", "native"]
+    ):
         out = tmp_path / f"{step}-{to}"
         ckpt("convert", str(path), str(out), "--to", to)
         assert_tessera_reads(out, wanted)

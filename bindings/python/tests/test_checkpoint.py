@@ -87,7 +87,7 @@ def test_complex128_has_no_place_in_safetensors(saver: ts.Saver):
             assert (checkpoint["array"] == 2 - 1j).all()
 
 
-@pytest.mark.parametrize("form", ["safetensors", "torch_dcp"])
+@pytest.mark.parametrize("form", ["safetensors", "torch_dcp", "torch_save"])
 def test_a_checkpoint_is_exported(saver: ts.Saver, tmp_path: Path, form: str):
     array = np.arange(30, dtype=np.int16).reshape(5, 6)
     path = saved(saver, model={"array": array}, epoch=3)

@@ -177,9 +177,10 @@ TSR_API TSR_MUST_USE tsr_status tsr_load_options_init(tsr_load_options *options,
 
 /** Open a committed checkpoint: the newest one if `path` is a root or a root's "latest", the best one if it is a root's
  *  "best" (tsr_saver_options.best_metric); or what PyTorch wrote: the directory of a torch.distributed.checkpoint or its
- *  ".metadata", or a file of torch.save; or safetensors as Hugging Face lays them out: a file, an index, or a directory of
- *  them, also the parts that PyTorch's HuggingFaceStorageWriter saves. No pickle is ever executed. No job is needed. While a save of Tessera is open no
- *  saver removes it, also one of another process, where the file system has advisory locks.
+ *  ".metadata", or a file of torch.save or the directory of a model.pt; or safetensors as Hugging Face lays them out: a
+ *  file, an index, or a directory of them, also the parts that PyTorch's HuggingFaceStorageWriter saves. No pickle is ever
+ *  executed. No job is needed. While a save of Tessera is open no saver removes it, also one of another process, where the
+ *  file system has advisory locks.
  *  @param path  borrowed for the call
  *  @param out   the checkpoint
  *  @return TSR_OK, NOT_FOUND (no manifest: not a committed checkpoint), CORRUPT, VERSION, UNSUPPORTED (of PyTorch's: what
@@ -307,7 +308,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_verify_progress(const tsr_checkpo
 typedef struct tsr_export_options {
     size_t struct_size;
     const char *format; /* NULL (default) or "safetensors": whole tensors as Hugging Face has them; "torch_dcp": what
-                                 an unmodified PyTorch loads by torch.distributed.checkpoint */
+                                 an unmodified PyTorch loads by torch.distributed.checkpoint; "torch_save": what it loads by
+                                 torch.load(), one file model.pt */
     /* Of safetensors: data of a file, unless one tensor is larger; then there are numbered files and an index. 0 (default):
      * one file, model.safetensors. */
     int64_t max_file_bytes;
@@ -326,7 +328,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_export_options_init(tsr_export_options *opti
 
 /** Write the tensors of a checkpoint into a new directory in another format. All ranks write, each with at most 64 MiB in
  *  memory, reading from wherever the parts are; the directory gets its name when all of it is durable. What was begun is
- *  removed if it fails, unless rank 0 died: then DIRECTORY.tmp-... is left. Values are written as torch_dcp alone.
+ *  removed if it fails, unless rank 0 died: then DIRECTORY.tmp-... is left. safetensors
+ *  hold no values.
  *  @param checkpoint  the same one, opened by every rank; borrowed for the call
  *  @param comm        borrowed for the call (a private communicator is split off); NULL: this process alone
  *  @param directory   must not exist; the same on every rank, on a file system that all see; borrowed for the call

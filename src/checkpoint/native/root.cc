@@ -307,6 +307,9 @@ Found resolve_checkpoint(FileSystem& files, const std::string& path) {
                                                  path, manifest_name, advice));
     }
     if (has_safetensors(names)) return {Format::safetensors, path};
+    if (std::find(names.begin(), names.end(), torch_save_file_name) != names.end()) {
+        return resolve_checkpoint(files, join(path, torch_save_file_name));
+    }
     if (std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.ends_with(".distcp"); })) {
         throw Error(
             Code::not_found,

@@ -16,7 +16,8 @@ namespace tsr {
 
 inline constexpr std::string_view latest_name = "latest";
 inline constexpr std::string_view writing_name = ".writing";
-inline constexpr std::string_view dcp_metadata_name = ".metadata";  // of PyTorch's Distributed Checkpoint
+inline constexpr std::string_view torch_save_file_name = "model.pt";  // of an export, in its directory
+inline constexpr std::string_view dcp_metadata_name = ".metadata";    // of PyTorch's Distributed Checkpoint
 
 struct SavedStep {
     std::string directory;        // its name in the root
@@ -63,8 +64,8 @@ struct Found {
 };
 
 // The checkpoint that a path argument means: a save, a root (its newest save), a root's `latest` or `best`, or what PyTorch
-// wrote: a DCP directory, its `.metadata`, or a zip file; or safetensors: a file, an index, or a directory of them. NOT_FOUND
-// says what is there instead.
+// wrote: a DCP directory, its `.metadata`, a zip file, or the directory of a `model.pt`; or safetensors: a file, an index, or
+// a directory of them. NOT_FOUND says what is there instead.
 [[nodiscard]] Found resolve_checkpoint(FileSystem& files, const std::string& path);
 
 }  // namespace tsr

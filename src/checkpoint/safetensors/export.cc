@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <set>
 
 #include "base/error.hpp"
@@ -88,12 +87,6 @@ std::vector<Shard> cut_into_shards(const ExportSelection& selection, int64_t sha
     return shards;
 }
 
-void check_reserved(int64_t result, int64_t bytes, const std::string& path) {
-    if (result == -ENOSPC || result == -EDQUOT || result == -EFBIG || result == -EIO) {
-        throw os_error(fmt::format("cannot reserve {} bytes for {}", bytes, path), static_cast<int>(-result));
-    }
-}
-
 class SafetensorsExport final : public ExportWriter {
    public:
     SafetensorsExport(const Checkpoint& source, const ExportSelection& selection, std::string directory,
@@ -108,7 +101,7 @@ class SafetensorsExport final : public ExportWriter {
             const std::string path = join(directory_, shard.name);
             const auto file = open_file(files_, path, OpenMode::create);
             const int64_t bytes = static_cast<int64_t>(shard.header.size()) + shard.data_bytes;
-            check_reserved(file->allocate(bytes), bytes, path);
+            reserve_file(*file, path, bytes);
             write_all(*file, path, std::as_bytes(std::span(shard.header)), 0);
             sync_file(*file, path);
         }

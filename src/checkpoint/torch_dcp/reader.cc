@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
+#include <set>
 #include <unordered_map>
 
 #include "base/crc32c.hpp"
@@ -131,51 +133,66 @@ class Flattener {
         return std::any_of(items.begin(), items.end(), [&](Ref item) { return has_parts(item, depth + 1); });
     }
 
+    using Parts = std::vector<std::pair<std::string, Ref>>;
+
     void add(const std::string& name, Ref node, int depth) {
-        if (depth > max_names_depth || --budget_ < 0) {
-            throw Error(Code::unsupported,
-                        fmt::format("{}: an object nested too deep or far larger than its file, at '{}'", tree_.what(),
-                                    name.substr(0, 200)));
-        }
-        const std::string begin = name.empty() ? "" : name + ".";
-        if (TorchArchive::is_tensor(tree_, node)) return add_leaf(name.empty() ? "tensor" : name, node);
-        if (tree_.is(node, Kind::dict) && !tree_.items(node).empty()) {
-            const auto items = tree_.items(node);
-            for (size_t i = 0; i < items.size(); i += 2) add(begin + key_of(items[i]), items[i + 1], depth + 1);
-            return;
-        }
-        if ((tree_.is(node, Kind::list) || tree_.is(node, Kind::tuple)) && has_parts(node, depth)) {
-            size_t i = 0;
-            for (const Ref item : tree_.items(node)) add(begin + std::to_string(i++), item, depth + 1);
-            return;
-        }
-        add_leaf(name.empty() ? "value" : name, node);
+        Parts parts;
+        const std::string why = TorchArchive::is_tensor(tree_, node) ? "" : take_apart(name, node, depth, parts);
+        if (!why.empty() && depth == 0) throw Error(Code::unsupported, fmt::format("{}: {}", tree_.what(), why));
+        if (!why.empty() || parts.empty()) return add_leaf(name, node, why);
+        for (const auto& [part_name, part] : parts) add(part_name, part, depth + 1);
     }
 
-    std::string key_of(Ref key) {
-        if (tree_.is(key, Kind::text)) {
-            budget_ -= static_cast<int64_t>(tree_.as_text(key).size());
-            return std::string(tree_.as_text(key));
+    // Puts what is to be descended into `parts`, if each can have a name of its own; else says why it cannot.
+    std::string take_apart(const std::string& name, Ref node, int depth, Parts& parts) {
+        const std::string begin = name.empty() ? "" : name + ".";
+        if (tree_.is(node, Kind::dict)) {
+            const auto items = tree_.items(node);
+            for (size_t i = 0; i < items.size(); i += 2) {
+                const auto key = key_of(items[i]);
+                if (!key) return fmt::format("a dict with {} as a key", tree_.name(items[i]));
+                parts.emplace_back(begin + *key, items[i + 1]);
+            }
+        } else if ((tree_.is(node, Kind::list) || tree_.is(node, Kind::tuple)) && has_parts(node, depth)) {
+            for (const Ref item : tree_.items(node)) parts.emplace_back(begin + std::to_string(parts.size()), item);
         }
+        if (!parts.empty() && depth >= max_names_depth) return "it is nested too deep";
+        for (const auto& [part, item] : parts) {
+            spend(1 + static_cast<int64_t>(part.size()));
+            try {
+                check_name(part, "a name");
+            } catch (const Error& error) {
+                return error.what();
+            }
+            if (names_.contains(part)) return fmt::format("two objects have the name '{}'", part);
+        }
+        for (const auto& [part, item] : parts) {
+            if (!names_.insert(part).second) return fmt::format("two objects have the name '{}'", part);
+        }
+        return "";
+    }
+
+    void spend(int64_t count) {
+        budget_ -= count;
+        if (budget_ < 0) {
+            throw Error(Code::unsupported, fmt::format("{}: an object that is far larger than its file", tree_.what()));
+        }
+    }
+
+    std::optional<std::string> key_of(Ref key) const {
+        if (tree_.is(key, Kind::text)) return std::string(tree_.as_text(key));
         if (tree_.is(key, Kind::integer)) return std::to_string(tree_.as_int(key));
         if (tree_.is(key, Kind::boolean)) return tree_.as_bool(key) ? "True" : "False";
         if (tree_.is(key, Kind::none)) return "None";
-        throw Error(Code::unsupported, fmt::format("{}: a dict with {} as a key", tree_.what(), tree_.name(key)));
+        return std::nullopt;
     }
 
-    void add_leaf(const std::string& name, Ref node) {
-        budget_ -= static_cast<int64_t>(name.size());
+    // `why` it was not taken apart, if it should have been.
+    void add_leaf(const std::string& given, Ref node, const std::string& why) {
+        const bool is_tensor = TorchArchive::is_tensor(tree_, node);
+        const std::string name = !given.empty() ? given : is_tensor ? "tensor" : "value";
         try {
-            check_name(name, "a name");
-        } catch (const Error& error) {
-            throw Error(Code::unsupported, fmt::format("{}: {}", tree_.what(), error.what()));
-        }
-        if (manifest_.tensors.contains(name) || manifest_.values.contains(name) ||
-            manifest_.unreadable.contains(name)) {
-            throw Error(Code::unsupported, fmt::format("{}: two objects have the name '{}'", tree_.what(), name));
-        }
-        try {
-            if (!TorchArchive::is_tensor(tree_, node)) {
+            if (!is_tensor) {
                 manifest_.values.emplace(name, value_of(tree_, node, budget_));
                 return;
             }
@@ -191,7 +208,7 @@ class Flattener {
             manifest_.tensors.emplace(name, std::make_shared<const SavedTensor>(std::move(saved)));
         } catch (const Error& error) {
             if (error.code() != Code::unsupported) throw;
-            manifest_.unreadable.emplace(name, without_place(error, tree_.what()));
+            manifest_.unreadable.emplace(name, why.empty() ? without_place(error, tree_.what()) : why);
         }
     }
 
@@ -200,6 +217,7 @@ class Flattener {
     int64_t file_bytes_;
     Manifest& manifest_;
     TorchContents::Tensors& tensors_;
+    std::set<std::string> names_;  // of all that was found so far
     int64_t budget_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "checkpoint/contents.hpp"
 #include "checkpoint/io/file_system.hpp"
@@ -21,7 +22,8 @@ struct TorchCheckpoint {
 [[nodiscard]] TorchCheckpoint open_torch_dcp(FileSystem& files, const std::string& directory, Manifest manifest);
 
 // A file of torch.save. Dicts become dotted names, as PyTorch's DCP makes them: every dict is descended, a list or tuple if
-// it holds a tensor or a dict, then its elements are named by their numbers; all else are values.
+// it holds a tensor or a dict, then its elements are named by their numbers; all else are values. What lies within the
+// object and has a part that can have no name of its own (it is no name, or another's) is one value.
 [[nodiscard]] TorchCheckpoint open_torch_save(FileSystem& files, const std::string& path);
 
 }  // namespace tsr

@@ -10,53 +10,11 @@
 #include "base/parallel.hpp"
 #include "checkpoint/native/manifest.hpp"
 #include "checkpoint/state.hpp"
-#include "checkpoint/torch_dcp/pickle_writer.hpp"
-#include "checkpoint/torch_dcp/torch_archive.hpp"
-#include "checkpoint/torch_dcp/zip.hpp"
+#include "checkpoint/torch_dcp/archive_writer.hpp"
 
 namespace tsr {
 
 namespace {
-
-constexpr std::string_view archive_folder = "archive";
-
-// The object of an archive that holds one contiguous tensor.
-std::string tensor_pickle(DType dtype, const Dims& shape) {
-    pickle::Writer out;
-    const auto numbers = [&](auto number_of) {
-        out.mark();
-        for (int d = 0; d < shape.ndim(); ++d) out.integer(number_of(d));
-        out.tuple();
-    };
-    std::array<int64_t, max_ndim> strides{};
-    int64_t stride = 1;
-    for (int d = shape.ndim() - 1; d >= 0; --d) {
-        strides[static_cast<size_t>(d)] = stride;
-        stride *= std::max<int64_t>(shape[d], 1);
-    }
-    const std::string_view storage = torch_storage_name(dtype);
-    out.global("torch._utils", storage.empty() ? "_rebuild_tensor_v3" : "_rebuild_tensor_v2");
-    out.mark();
-    out.mark();
-    out.text("storage");
-    storage.empty() ? out.global("torch.storage", "UntypedStorage") : out.global("torch", storage);
-    out.text("0");
-    out.text("cpu");
-    out.integer(storage.empty() ? shape.product() * static_cast<int64_t>(size_of(dtype)) : shape.product());
-    out.tuple();
-    out.persistent();
-    out.integer(0);
-    numbers([&](int d) { return shape[d]; });
-    numbers([&](int d) { return strides[static_cast<size_t>(d)]; });
-    out.boolean(false);
-    out.global("collections", "OrderedDict");
-    out.empty_tuple();
-    out.reduce();
-    if (storage.empty()) out.global("torch", torch_name(dtype));
-    out.tuple();
-    out.reduce();
-    return out.finish();
-}
 
 // "config" {"a": 1} -> "config.a" 1. PyTorch does so to every dict before it saves or looks for one.
 class Flattening {
@@ -193,19 +151,17 @@ DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& piece
     };
     const auto add_archive = [&](const std::string& object, const Piece* piece) {
         ZipWriter zip(std::string(archive_folder), at);
-        zip.add("data.pkl", object);
-        zip.add("byteorder", "little");
+        begin_archive(zip, object);
         size_t entry = 0;
         CrcPlace place;
         if (piece != nullptr) {
-            entry = zip.add_data("data/0", piece->size_bytes(), 0);
+            entry = zip.add_data(storage_entry(0), piece->size_bytes(), 0);
             const int64_t end = at - begin + zip.size_bytes();
             place = {end - piece->size_bytes(), end, {}};
             add_text(zip.take_text());
             runs.emplace_back(piece->data, static_cast<size_t>(piece->size_bytes()));
         }
-        zip.add("version", "3\n");
-        zip.finish();
+        end_archive(zip);
         add_text(zip.take_text());
         if (piece != nullptr) {
             const auto [before, behind] = zip.crc_places(entry);
@@ -223,7 +179,9 @@ DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& piece
         out.values.push_back({value_name, {}, offset, length});
     }
     for (const Piece& piece : pieces) {
-        const auto [offset, length] = add_archive(tensor_pickle(piece.dtype, piece.box->sizes), &piece);
+        pickle::Writer object;
+        put_tensor(object, piece.dtype, piece.box->sizes, 0);
+        const auto [offset, length] = add_archive(object.finish(), &piece);
         out.parts.push_back({std::string(piece.name), *piece.box, offset, length});
     }
     ByteRuns data{std::span<const std::span<const std::byte>>(runs)};

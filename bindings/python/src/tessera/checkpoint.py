@@ -348,7 +348,8 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
     path : path
         The directory of a checkpoint, or a root: then its newest; ``root/best``: the best by the saver's `best_metric`.
         While it is open no saver removes it. Or what PyTorch wrote: the directory of a
-        ``torch.distributed.checkpoint``, or a file of ``torch.save``; no pickle is executed, and PyTorch is not needed.
+        ``torch.distributed.checkpoint``, or a file of ``torch.save`` (or the directory of a ``model.pt``); no pickle is
+        executed, and PyTorch is not needed.
         Or safetensors as Hugging Face lays them out: a file, an index, or a directory of them.
     storage : Storage, optional
         Where the path is a key.
@@ -549,7 +550,8 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         comm : Comm, optional
             The ranks that write; without it this process alone.
         format : str, default "safetensors"
-            Whole tensors as Hugging Face has them; or ``"torch_dcp"``, what `torch.distributed.checkpoint` loads.
+            Whole tensors as Hugging Face has them; ``"torch_dcp"``, what `torch.distributed.checkpoint` loads; or
+            ``"torch_save"``, what `torch.load` loads: one file ``model.pt``.
         max_file_bytes : int, default 0
             Of safetensors: cut into files of about this size, with an index; 0: one file.
         under : str, optional

@@ -120,8 +120,8 @@ unsafe impl Sync for Checkpoint {}
 impl Checkpoint {
     /// Opens a checkpoint's directory, or the newest checkpoint of a root (or of a root's `latest`), or the best one of a
     /// root's `best` ([`SaverBuilder::best_metric`](crate::SaverBuilder::best_metric)); or what others wrote: a directory of
-    /// `torch.distributed.checkpoint`, a file of `torch.save`, safetensors as Hugging Face lays them out. While a save of
-    /// Tessera is open no saver removes it.
+    /// `torch.distributed.checkpoint`, a file of `torch.save` (or the directory of a `model.pt`), safetensors as Hugging Face
+    /// lays them out. While a save of Tessera is open no saver removes it.
     ///
     /// # Errors
     /// `NotFound`: no manifest, so no committed checkpoint; `Corrupt`, `Version`, `Io`, `InvalidArgument`; those of
@@ -323,8 +323,8 @@ impl ExportOptions {
     }
 
     /// The format. The default is `"safetensors"`: whole tensors as Hugging Face has them; `"torch_dcp"`: what an
-    /// unmodified PyTorch
-    /// loads by `torch.distributed.checkpoint`.
+    /// unmodified PyTorch loads by `torch.distributed.checkpoint`; `"torch_save"`: what it loads by `torch.load()`, one file
+    /// `model.pt`.
     #[must_use]
     pub fn format(mut self, name: &str) -> Self {
         self.format = Some(name.to_owned());

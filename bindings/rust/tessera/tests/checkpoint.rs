@@ -306,12 +306,15 @@ fn a_checkpoint_is_exported_by_one_process_or_by_all_ranks() {
     let again = checkpoint.export(&alone, None, &ExportOptions::new());
     assert_eq!(again.unwrap_err().code(), Code::InvalidArgument, "it exists");
 
-    let together = folder.path().join("together");
-    ranks(2, |comm| {
-        let options = ExportOptions::new().under("model.").format("torch_dcp").timeout(DEADLINE);
-        Checkpoint::open(&root).unwrap().export(&together, Some(&comm), &options).unwrap();
-    });
-    assert_eq!(read(&together), whole);
+    for format in ["torch_dcp", "torch_save"] {
+        let together = folder.path().join(format);
+        ranks(2, |comm| {
+            let options = ExportOptions::new().under("model.").format(format).timeout(DEADLINE);
+            Checkpoint::open(&root).unwrap().export(&together, Some(&comm), &options).unwrap();
+        });
+        assert_eq!(read(&together), whole);
+    }
+    assert_eq!(read(&folder.path().join("torch_save/model.pt")), whole);
 }
 
 #[test]

@@ -75,8 +75,8 @@ public final class Checkpoint extends NativeObject {
      * Open a checkpoint.
      *
      * @param path its directory; or a root, or a root's "latest", for the newest one; or a root's "best", for the best one
-     *     by {@link Saver.Builder#bestMetric}; or a directory of torch.distributed.checkpoint, a file of torch.save, or
-     *     safetensors as Hugging Face lays them out. While a save of Tessera is open no saver removes it
+     *     by {@link Saver.Builder#bestMetric}; or a directory of torch.distributed.checkpoint, a file of torch.save (or
+     *     the directory of a model.pt), or safetensors as Hugging Face lays them out. While a save of Tessera is open no saver removes it
      * @return the checkpoint
      * @throws TesseraNotFoundException if there is no manifest: not a committed checkpoint
      * @throws TesseraCorruptException if the manifest is damaged

@@ -18,7 +18,7 @@ public final class ExportOptions {
      * The format; the default is "safetensors".
      *
      * @param name "safetensors": whole tensors as Hugging Face has them; "torch_dcp": what an unmodified PyTorch loads by
-     *     torch.distributed.checkpoint
+     *     torch.distributed.checkpoint; "torch_save": what it loads by torch.load(), one file model.pt
      * @return this
      */
     public ExportOptions format(String name) {

@@ -274,14 +274,17 @@ class CheckpointTest {
             assertEquals(0, told.get(told.size() - 1));
             assertThrows(TesseraInvalidArgumentException.class, () -> checkpoint.export(alone, new ExportOptions()));
         }
-        final Path together = out.resolve("together");
+        final Path together = out.resolve("torch_dcp");
+        final Path file = out.resolve("torch_save");
         Ranks.run(2, comm -> {
             try (Checkpoint checkpoint = Checkpoint.open(root)) {
-                checkpoint.export(comm, together,
-                        new ExportOptions().format("torch_dcp").under("").timeout(Duration.ofSeconds(30)));
+                for (Path path : List.of(together, file)) {
+                    checkpoint.export(comm, path,
+                            new ExportOptions().format(path.getFileName().toString()).under("").timeout(Duration.ofSeconds(30)));
+                }
             }
         });
-        for (Path path : List.of(alone, alone.resolve("model.safetensors"), together)) {
+        for (Path path : List.of(alone, alone.resolve("model.safetensors"), together, file, file.resolve("model.pt"))) {
             try (Checkpoint checkpoint = Checkpoint.open(path)) {
                 assertEquals(99f, checkpoint.read("w").floats().get(99));
                 checkpoint.verify(Checkpoint.Verify.FULL);
