@@ -165,7 +165,8 @@ tsr_status tsr_saver_create(tsr_comm* comm, const char* root, const tsr_saver_op
 tsr_status tsr_saver_save(tsr_saver* saver, int64_t step, tsr_state* state) {
     return guard([&] {
         const auto s = object_of(saver, "saver");
-        s->save(step, *object_of(state, "state"));
+        const auto what = object_of(state, "state");
+        s->save(step, *what);
     });
 }
 
@@ -173,11 +174,11 @@ tsr_status tsr_saver_save_async(tsr_saver* saver, int64_t step, tsr_state* state
     return guard([&] {
         if (work != nullptr) *work = nullptr;
         const auto s = object_of(saver, "saver");
-        const auto& values = object_of(state, "state");
+        const auto what = object_of(state, "state");
         if (work == nullptr) {
-            (void)s->save_async(step, *values);
+            (void)s->save_async(step, *what);
         } else {
-            create(work, [&] { return s->save_async(step, *values); });
+            create(work, [&] { return s->save_async(step, *what); });
         }
     });
 }
@@ -193,7 +194,8 @@ tsr_status tsr_saver_resume(tsr_saver* saver, tsr_state* state, int64_t* step) {
     return guard([&] {
         required(step, "step") = 0;
         const auto s = object_of(saver, "saver");
-        *step = s->resume(*object_of(state, "state"));
+        const auto into = object_of(state, "state");
+        *step = s->resume(*into);
     });
 }
 
@@ -283,7 +285,8 @@ tsr_status tsr_checkpoint_read(const tsr_checkpoint* checkpoint, const char* nam
 tsr_status tsr_checkpoint_load(const tsr_checkpoint* checkpoint, tsr_state* state, const tsr_load_options* options) {
     return guard([&] {
         const auto c = object_of(checkpoint, "checkpoint");
-        (void)c->load(*object_of(state, "state"), load_options_in(options));
+        const auto into = object_of(state, "state");
+        (void)c->load(*into, load_options_in(options));
     });
 }
 

@@ -43,6 +43,8 @@ tsr_status fail(const Error& error) noexcept {
     return static_cast<tsr_status>(error.code());
 }
 
+std::shared_ptr<const ErrorRecord> last_record() noexcept { return last != nullptr ? last->record : nullptr; }
+
 tsr_error* detached(const Error& error) { return wrap(error.record()).release(); }
 
 }  // namespace tsr::capi

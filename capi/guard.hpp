@@ -21,6 +21,9 @@ namespace tsr::capi {
 // Sets the calling thread's last error; returns its code.
 tsr_status fail(const Error& error) noexcept;
 
+// What the calling thread's last error tells; nullptr if there is none.
+std::shared_ptr<const ErrorRecord> last_record() noexcept;
+
 // A detached error object for the caller, freed by tsr_error_destroy.
 tsr_error* detached(const Error& error);
 

@@ -1,9 +1,14 @@
-// tessera/state.h: what a checkpoint saves and loads. Optimizers and samplers are adapted to StateSource here, because
-// checkpoint/ knows neither.
+// tessera/state.h: what a checkpoint saves and loads. Optimizers, samplers and objects of the program's are adapted to
+// StateSource here, because checkpoint/ knows none of them. A callback of an object may destroy the state that it serves,
+// so what may call one holds the state itself.
 #include "tessera/state.h"
 
 #include <charconv>
+#include <optional>
+#include <utility>
 
+#include "callback.hpp"
+#include "checkpoint/agreement.hpp"
 #include "handles.hpp"
 
 namespace {
@@ -14,6 +19,8 @@ using tsr::capi::create;
 using tsr::capi::destroy;
 using tsr::capi::guard;
 using tsr::capi::object_of;
+using tsr::capi::options_in;
+using tsr::capi::Reply;
 using tsr::capi::required;
 using tsr::capi::tensor_in;
 using tsr::capi::tensors_in;
@@ -63,13 +70,9 @@ class OptimizerValues final : public tsr::StateSource {
    private:
     std::string full(const std::string& name) const { return prefix_ + ".param_groups.0." + name; }
 
-    // What was not saved (a load may allow that) stays as it is.
     tsr::Settings merged(const Values& values) const {
         tsr::Settings settings = optimizer_->settings();
-        for (auto& [name, setting] : settings) {
-            const auto saved = values.find(full(name));
-            if (saved != values.end()) setting = to_setting(saved->second, setting, saved->first);
-        }
+        for (auto& [name, setting] : settings) setting = to_setting(values.at(full(name)), setting, full(name));
         return settings;
     }
 
@@ -129,10 +132,7 @@ class SamplerValues final : public tsr::StateSource {
 
     tsr::SamplerState merged(const Values& values) const {
         tsr::SamplerState state = sampler_->state();
-        const auto take = [&](const char* name, auto&& set) {
-            const auto saved = values.find(full(name));
-            if (saved != values.end()) set(saved->second, saved->first);
-        };
+        const auto take = [&](const char* name, auto&& set) { set(values.at(full(name)), full(name)); };
         const auto take_int = [&](const char* name, int64_t& out) {
             take(name, [&](const Json& value, const std::string& what) { out = tsr::int_of(value, what); });
         };
@@ -156,6 +156,99 @@ class SamplerValues final : public tsr::StateSource {
     std::string prefix_;
     std::shared_ptr<tsr::Sampler> sampler_;
 };
+
+// Values in a state of their own, which a callback is lent for its time.
+class LentValues {
+   public:
+    LentValues() {
+        create(&handle_, [&] { return state_; });
+    }
+    ~LentValues() { destroy(handle_); }
+    LentValues(const LentValues&) = delete;
+    LentValues& operator=(const LentValues&) = delete;
+
+    [[nodiscard]] tsr::State& state() { return *state_; }
+    [[nodiscard]] tsr_state* handle() const { return handle_; }
+
+   private:
+    std::shared_ptr<tsr::State> state_ = std::make_shared<tsr::State>();
+    tsr_state* handle_ = nullptr;
+};
+
+// What tsr_state_add_source was given. Its owner destroys the program's data.
+class Callbacks {
+   public:
+    explicit Callbacks(const tsr_state_source& table) : table_(table) {}
+    Callbacks(Callbacks&& other) noexcept : table_(std::exchange(other.table_, {})) {}
+    Callbacks& operator=(Callbacks&&) = delete;
+    ~Callbacks() {
+        if (table_.destroy != nullptr) table_.destroy(table_.user_data);
+    }
+
+    [[nodiscard]] const tsr_state_source& table() const { return table_; }
+
+   private:
+    tsr_state_source table_;
+};
+
+// "<prefix>.<name>", by the program's callbacks.
+class ProgramValues final : public tsr::StateSource {
+   public:
+    ProgramValues(std::string prefix, Callbacks callbacks)
+        : prefix_(std::move(prefix)), callbacks_(std::move(callbacks)) {}
+
+    const std::string& prefix() const override { return prefix_; }
+
+    Values collect() const override {
+        LentValues lent;
+        Reply reply;
+        const tsr_state_source& table = callbacks_.table();
+        reply.check(table.collect(lent.handle(), reply.message(), table.user_data),
+                    [&] { return fmt::format("collecting the values of '{}' failed", prefix_); });
+        if (!lent.state().has_values_alone()) {
+            throw tsr::Error(
+                tsr::Code::invalid_argument,
+                fmt::format("collecting the values of '{}' gave more than values; add tensors, objects and "
+                            "metrics to the state that is saved",
+                            prefix_));
+        }
+        Values values;
+        for (auto& [name, value] : lent.state().collect()) {
+            std::string full = begin() + name;
+            tsr::check_name(full, "a value's name");
+            values.emplace(std::move(full), value);
+        }
+        return values;
+    }
+
+    void check(const Values& values) const override {
+        if (callbacks_.table().check != nullptr) give(values, callbacks_.table().check, "refused");
+    }
+    void apply(const Values& values) override { give(values, callbacks_.table().apply, "could not take"); }
+
+   private:
+    std::string begin() const { return prefix_ + "."; }
+
+    void give(const Values& values, tsr_state_take_fn take, const char* otherwise) const {
+        LentValues lent;
+        for (const auto& [name, value] : values) lent.state().set_value(name.substr(begin().size()), value);
+        Reply reply;
+        reply.check(take(lent.handle(), reply.message(), callbacks_.table().user_data),
+                    [&] { return fmt::format("'{}' {} the values of the checkpoint", prefix_, otherwise); });
+    }
+
+    std::string prefix_;
+    Callbacks callbacks_;
+};
+
+Callbacks callbacks_in(const tsr_state_source* source) {
+    Callbacks callbacks(options_in(&required(source, "source"), tsr_state_source{}, "source"));
+    for (const auto& [there, name] : {std::pair(callbacks.table().collect != nullptr, "collect"),
+                                      std::pair(callbacks.table().apply != nullptr, "apply")}) {
+        if (!there) throw tsr::Error(tsr::Code::invalid_argument, fmt::format("source.{} is NULL", name));
+    }
+    return callbacks;
+}
 
 std::string prefix_in(const char* prefix) {
     std::string out = text(prefix, "prefix");
@@ -232,6 +325,17 @@ tsr_status tsr_state_add_sampler(tsr_state* state, const char* prefix, tsr_sampl
     });
 }
 
+tsr_status tsr_state_add_source(tsr_state* state, const char* prefix, const tsr_state_source* source) {
+    return guard([&] {
+        // Read first: whatever else is wrong, the program's data is the library's from here.
+        std::optional<Callbacks> callbacks;
+        const auto refused = tsr::attempt([&] { callbacks.emplace(callbacks_in(source)); });
+        const auto& s = object_of(state, "state");
+        if (refused) throw tsr::Error(*refused);
+        s->add_source(std::make_shared<ProgramValues>(prefix_in(prefix), std::move(*callbacks)));
+    });
+}
+
 tsr_status tsr_state_set_int64(tsr_state* state, const char* name, int64_t value) {
     return guard([&] { object_of(state, "state")->set_value(text(name, "name"), Json(value)); });
 }
@@ -239,7 +343,8 @@ tsr_status tsr_state_set_int64(tsr_state* state, const char* name, int64_t value
 tsr_status tsr_state_get_int64(const tsr_state* state, const char* name, int64_t* value) {
     return guard([&] {
         const std::string key = text(name, "name");
-        required(value, "value") = tsr::int_of(object_of(state, "state")->value(key), fmt::format("value '{}'", key));
+        const auto s = object_of(state, "state");
+        required(value, "value") = tsr::int_of(s->value(key), fmt::format("value '{}'", key));
     });
 }
 
@@ -250,8 +355,8 @@ tsr_status tsr_state_set_double(tsr_state* state, const char* name, double value
 tsr_status tsr_state_get_double(const tsr_state* state, const char* name, double* value) {
     return guard([&] {
         const std::string key = text(name, "name");
-        required(value, "value") =
-            tsr::double_of(object_of(state, "state")->value(key), fmt::format("value '{}'", key));
+        const auto s = object_of(state, "state");
+        required(value, "value") = tsr::double_of(s->value(key), fmt::format("value '{}'", key));
     });
 }
 
@@ -263,7 +368,10 @@ tsr_status tsr_state_set_value(tsr_state* state, const char* name, const char* j
 }
 
 tsr_status tsr_state_get_value(const tsr_state* state, const char* name, char* json, size_t capacity, size_t* size) {
-    return guard([&] { text_out(object_of(state, "state")->value(text(name, "name")).dump(), json, capacity, size); });
+    return guard([&] {
+        const auto s = object_of(state, "state");
+        text_out(s->value(text(name, "name")).dump(), json, capacity, size);
+    });
 }
 
 tsr_status tsr_state_set_metric(tsr_state* state, const char* name, double value) {

@@ -1,9 +1,7 @@
 // tessera/storage.h: the program's callbacks as a tsr::Storage.
 #include "tessera/storage.h"
 
-#include <array>
-
-#include "base/json.hpp"
+#include "callback.hpp"
 #include "handles.hpp"
 #include "tessera/error.h"
 
@@ -13,34 +11,15 @@ using tsr::capi::create;
 using tsr::capi::destroy;
 using tsr::capi::guard;
 using tsr::capi::options_in;
+using tsr::capi::Reply;
 
 constexpr int32_t known_capabilities = TSR_STORAGE_PARTS_IN_ANY_ORDER | TSR_STORAGE_PUT_IF_ABSENT;
 
-// Room for a callback's message, and the error that it makes with what the callback returned.
-class Reply {
-   public:
-    [[nodiscard]] char* message() { return text_.data(); }
-
-    [[nodiscard]] tsr::Error error(int32_t returned, const char* what, const std::string& key) {
-        text_.back() = '\0';
-        std::string said = text_.data();
-        if (!tsr::is_utf8(said)) said = "(its message is not UTF-8)";
-        if (said.empty()) said = fmt::format("it returned {}", returned);
-        std::string message = fmt::format("the storage's {} of '{}' failed: {}", what, key, said);
-        if (returned > TSR_OK && returned <= TSR_E_INTERNAL && returned != TSR_E_USER) {
-            return {static_cast<tsr::Code>(returned), std::move(message)};
-        }
-        return tsr::Error(tsr::Code::user, std::move(message)).with_native(tsr::NativeDomain::user, returned);
-    }
-    void check(int32_t returned, const char* what, const std::string& key) {
-        if (returned != TSR_OK) throw error(returned, what, key);
-    }
-
-   private:
-    std::array<char, TSR_STORAGE_MESSAGE_BYTES> text_{};
-};
-
 struct Callbacks;
+
+void check(const Reply& reply, int32_t returned, const char* what, const std::string& key) {
+    reply.check(returned, [&] { return fmt::format("the storage's {} of '{}' failed", what, key); });
+}
 
 // The calling thread is in a callback while this lives.
 class InCallback {
@@ -97,8 +76,9 @@ class VtableObject final : public tsr::Storage::Object {
         Reply reply;
         int64_t got = 0;
         const auto size = static_cast<int64_t>(into.size());
-        reply.check(callbacks_->call(callbacks_->table.read, object_, offset, into.data(), size, &got, reply.message()),
-                    "read", key_);
+        check(reply,
+              callbacks_->call(callbacks_->table.read, object_, offset, into.data(), size, &got, reply.message()),
+              "read", key_);
         if (got < 0 || got > size) {
             throw tsr::Error(tsr::Code::io, fmt::format("the storage read {} of {} bytes of '{}'", got, size, key_));
         }
@@ -122,13 +102,14 @@ class VtableUpload final : public tsr::Storage::Upload {
 
     void part(int64_t index, int64_t offset, std::span<const std::byte> data) override {
         Reply reply;
-        reply.check(callbacks_->call(callbacks_->table.part, upload_, index, offset, data.data(),
-                                     static_cast<int64_t>(data.size()), reply.message()),
-                    "part", key_);
+        check(reply,
+              callbacks_->call(callbacks_->table.part, upload_, index, offset, data.data(),
+                               static_cast<int64_t>(data.size()), reply.message()),
+              "part", key_);
     }
     void finish() override {
         Reply reply;
-        reply.check(callbacks_->call(callbacks_->table.finish, upload_, reply.message()), "finish", key_);
+        check(reply, callbacks_->call(callbacks_->table.finish, upload_, reply.message()), "finish", key_);
     }
 
    private:
@@ -155,7 +136,7 @@ class VtableStorage final : public tsr::Storage {
         int64_t modified_ms = 0;
         const int32_t returned = call(table().status, key.c_str(), &kind, &size, &modified_ms, reply.message());
         if (returned == TSR_E_NOT_FOUND) return std::nullopt;
-        reply.check(returned, "status", key);
+        check(reply, returned, "status", key);
         if (kind != TSR_STORAGE_OBJECT && kind != TSR_STORAGE_DIRECTORY) {
             throw tsr::Error(tsr::Code::io, fmt::format("the storage says that '{}' is of kind {}", key, kind));
         }
@@ -177,7 +158,7 @@ class VtableStorage final : public tsr::Storage {
         int64_t size = 0;
         const int32_t returned = call(table().open, key.c_str(), &object, &size, reply.message());
         if (returned == TSR_E_NOT_FOUND) return nullptr;
-        reply.check(returned, "open", key);
+        check(reply, returned, "open", key);
         auto opened = std::make_unique<VtableObject>(callbacks_, key, object, size);  // closes it, whatever follows
         check_size(size, key);
         return opened;
@@ -188,29 +169,29 @@ class VtableStorage final : public tsr::Storage {
         const int32_t returned = call(table().put, key.c_str(), bytes.data(), static_cast<int64_t>(bytes.size()),
                                       if_absent ? 1 : 0, reply.message());
         if (if_absent && returned == TSR_E_INVALID_STATE) return false;
-        reply.check(returned, "put", key);
+        check(reply, returned, "put", key);
         return true;
     }
     std::unique_ptr<Upload> begin(const std::string& key, int64_t size) override {
         Reply reply;
         void* upload = nullptr;
-        reply.check(call(table().begin, key.c_str(), size, &upload, reply.message()), "begin", key);
+        check(reply, call(table().begin, key.c_str(), size, &upload, reply.message()), "begin", key);
         return std::make_unique<VtableUpload>(callbacks_, key, upload);
     }
     void list(const std::string& key, std::vector<std::string>& names) override {
         Reply reply;
-        reply.check(call(table().list, key.c_str(), add_name, &names, reply.message()), "list", key);
+        check(reply, call(table().list, key.c_str(), add_name, &names, reply.message()), "list", key);
     }
     void remove(const std::string& key) override {
         Reply reply;
         const int32_t returned = call(table().remove, key.c_str(), reply.message());
-        if (returned != TSR_E_NOT_FOUND) reply.check(returned, "remove", key);
+        if (returned != TSR_E_NOT_FOUND) check(reply, returned, "remove", key);
     }
     void remove_directory(const std::string& key) override {
         if (table().remove_directory == nullptr) return;
         Reply reply;
         const int32_t returned = call(table().remove_directory, key.c_str(), reply.message());
-        if (returned != TSR_E_NOT_FOUND) reply.check(returned, "remove_directory", key);
+        if (returned != TSR_E_NOT_FOUND) check(reply, returned, "remove_directory", key);
     }
 
    private:

@@ -26,7 +26,14 @@ PYTHON, JAVA, RUST = "bindings/python", "bindings/java/src", "bindings/rust/tess
 PROOFS = {"Python": f"{PYTHON}/tests/test_parity.py", "Rust": f"{RUST}/tests/every_function.rs"}
 
 # binding -> function -> why it does without
-EXCUSES: dict[str, dict[str, str]] = {"Python": {}, "Java": {}, "Rust": {}}
+EXCUSES: dict[str, dict[str, str]] = {
+    "Python": {
+        "tsr_state_add_source": "`State` walks over an object with `state_dict` itself, for there may be arrays in it "
+        "([why](ARCHITECTURE.md#where-this-departs-from-the-design-pages))"
+    },
+    "Java": {},
+    "Rust": {},
+}
 
 # Where a definition begins, by suffix; group 1 is its name. A unit of code goes from one definition to the next.
 DEFINITIONS = {

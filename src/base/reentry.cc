@@ -11,10 +11,12 @@ thread_local const Reentry* Reentry::innermost_ = nullptr;
 Reentry::Reentry(const void* object, std::string_view kind, std::string_view name)
     : object_(object), outer_(innermost_) {
     if (is_inside(object)) {
-        throw Error(Code::invalid_state,
-                    fmt::format("{} '{}' is used in an interrupt callback (a signal handler, say) while a call on it "
-                                "waits: set a flag there, and act on it when the call has returned",
-                                kind, name));
+        throw Error(
+            Code::invalid_state,
+            fmt::format("{}{} is used in a callback (an interrupt callback such as a signal handler, or one of a "
+                        "state's source) while a call on it is under way: set a flag there, and act on it when "
+                        "the call has returned",
+                        kind, name.empty() ? "" : fmt::format(" '{}'", name)));
     }
     innermost_ = this;
 }

@@ -1,6 +1,6 @@
-// Refuses a call on an object in the middle of another call on it by the same thread. That happens in an interrupt
-// callback only: it runs user code (a Python signal handler, say) wherever a call waits, and the object is then in a
-// state that nobody else should see.
+// Refuses a call on an object in the middle of another call on it by the same thread. That happens in callbacks only: an
+// interrupt's runs user code (a Python signal handler, say) wherever a call waits, a state's source in a save or load,
+// and the object is then in a state that nobody else should see.
 #pragma once
 
 #include <string_view>
@@ -10,7 +10,7 @@ namespace tsr {
 class Reentry {
    public:
     // The calling thread is inside `object` while this lives. Throws INVALID_STATE if it is so already; `kind` and `name`
-    // are the message's: "communicator", "world".
+    // are the message's: "communicator", "world"; the name may be empty.
     Reentry(const void* object, std::string_view kind, std::string_view name);
     ~Reentry() { innermost_ = outer_; }
     Reentry(const Reentry&) = delete;

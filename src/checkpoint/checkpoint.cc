@@ -136,8 +136,16 @@ LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
 }
 
 LoadReport Checkpoint::load_with(HostReads* host, State& state, const LoadOptions& options) const {
-    LoadPlan plan = plan_load(state, options);
-    state.check(plan.values);
+    LoadPlan plan;
+    const auto refused = attempt([&] {
+        plan = plan_load(state, options);
+        state.check(plan.values);
+    });
+    if (host != nullptr) {
+        host->agree(refused);
+    } else if (refused) {
+        throw Error(*refused);
+    }
     for (const auto& barrier : state.barriers()) barrier->before_write_all();  // a save may have yet to copy it
     const auto copies = state.shared_copies();
     for (const auto& copy : copies) copy->begin_load();
@@ -210,9 +218,9 @@ Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions
     const Values own = state.collect();
     for (const auto& [name, value] : own) {
         const auto saved = manifest_.values.find(name);
-        if (saved != manifest_.values.end()) {
-            plan.values.emplace(name, saved->second);
-        } else if (const auto unreadable = manifest_.unreadable.find(name); unreadable != manifest_.unreadable.end()) {
+        plan.values.emplace(name, saved != manifest_.values.end() ? saved->second : value);
+        if (saved != manifest_.values.end()) continue;
+        if (const auto unreadable = manifest_.unreadable.find(name); unreadable != manifest_.unreadable.end()) {
             differences.push_back(fmt::format("value '{}' cannot be read: {}", name, unreadable->second));
         } else if (const auto rank = private_rank(name); !rank || *rank < manifest_.world_size) {
             report.missing.push_back(name);

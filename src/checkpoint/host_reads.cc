@@ -170,6 +170,12 @@ HostReads::HostReads(const std::shared_ptr<Communicator>& comm, const Source& so
     host_ = Peers(comm_, here);
 }
 
+void HostReads::agree(const std::optional<Error>& error) {
+    const auto agreed = all_.vote(error);
+    refused_ = agreed.has_value();
+    if (agreed) throw Error(*agreed);
+}
+
 std::span<const HostReads::Chunk> HostReads::share(std::span<const Range> wanted) {
     shared_ = true;
     if (comm_ == nullptr) return {};
@@ -265,6 +271,7 @@ void HostReads::run(const Work& work) {
 }
 
 void HostReads::end(const std::optional<Error>& error) {
+    if (refused_) throw Error(*error);
     auto own = error;
     if (comm_ != nullptr && !shared_) {
         const auto failed = attempt([&] { (void)host_.vote(error); });

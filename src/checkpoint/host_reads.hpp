@@ -54,6 +54,8 @@ class HostReads {
     // than `least_bytes` are wanted by several ranks of a host, each of them reads them for itself.
     HostReads(const std::shared_ptr<Communicator>& comm, const Source& source, int64_t least_bytes);
 
+    // Before anything is overwritten. If a rank has an error it throws the same on every rank, and end() has nothing to do.
+    void agree(const std::optional<Error>& error);
     // What of `wanted`, this rank's ranges in order, is exchanged: the same chunks on every rank of the host, in order.
     [[nodiscard]] std::span<const Chunk> share(std::span<const Range> wanted);
     // After share(), if it found any chunk. CORRUPT and IO of any rank are thrown on all.
@@ -74,7 +76,8 @@ class HostReads {
     std::shared_ptr<Communicator> comm_;  // of this host; nullptr: this rank is alone there
     Peers host_;
     const int64_t least_bytes_;
-    bool shared_ = false;  // share() was called, so that the others know how this rank fared until then
+    bool refused_ = false;  // agree() has thrown, on all ranks
+    bool shared_ = false;   // share() was called, so that the others know how this rank fared until then
     std::vector<Chunk> chunks_;
     std::vector<std::vector<size_t>> by_reader_;  // each rank's chunks, stage by stage
     Ring ring_;

@@ -47,6 +47,7 @@ std::optional<int> private_rank(std::string_view name) {
 }
 
 void State::insert(std::string_view name, StateTensor tensor) {
+    const Reentry once = enter();
     check_name(name, "a tensor's name");
     std::string key = registered_name(name);
     if (private_rank(key)) {
@@ -169,12 +170,14 @@ void State::refuse_if_taken(const StateSource& source) const {
 }
 
 void State::add_source(std::shared_ptr<StateSource> source) {
+    const Reentry once = enter();
     check_name(source->prefix(), "a prefix");
     refuse_if_taken(*source);
     sources_.push_back(std::move(source));
 }
 
 void State::add_all(State&& part) {
+    const Reentry once = enter();
     for (const auto& [name, tensor] : part.tensors_) refuse_if_taken(name);
     for (const auto& source : part.sources_) refuse_if_taken(*source);
     sources_.reserve(sources_.size() + part.sources_.size());
@@ -200,6 +203,7 @@ const StateSource* State::source_of(std::string_view name) const {
 }
 
 void State::set_value(std::string_view name, Json value) {
+    const Reentry once = enter();
     check_name(name, "a value's name");
     check_value(value, fmt::format("value '{}'", name));
     if (const StateSource* source = source_of(name)) {
@@ -213,6 +217,7 @@ void State::set_value(std::string_view name, Json value) {
 }
 
 Json State::value(std::string_view name) const {
+    const Reentry once = enter();
     if (const auto found = values_.find(name); found != values_.end()) return found->second;
     if (const StateSource* source = source_of(name)) {
         const Values values = source->collect();
@@ -222,17 +227,24 @@ Json State::value(std::string_view name) const {
 }
 
 void State::set_metric(std::string_view name, double value) {
+    const Reentry once = enter();
     check_name(name, "a metric's name");
     metrics_.insert_or_assign(std::string(name), double_value(value));
 }
 
 Values State::collect() const {
+    const Reentry once = enter();
     Values all = values_;
     for (const auto& source : sources_) {
         for (auto& [name, value] : source->collect()) {
             check_value(value, fmt::format("value '{}'", name));
-            if (!name.starts_with(source->prefix() + ".") || tensors_.contains(name)) {
+            if (!name.starts_with(source->prefix() + ".")) {
                 throw Error(Code::internal, fmt::format("the source '{}' made the value '{}'", source->prefix(), name));
+            }
+            if (tensors_.contains(name)) {
+                throw Error(
+                    Code::invalid_argument,
+                    fmt::format("'{}' gives the value '{}', which is a tensor of the state", source->prefix(), name));
             }
             all.insert_or_assign(name, value);
         }
@@ -254,10 +266,12 @@ Values under(const Values& values, const std::string& prefix) {
 }  // namespace
 
 void State::check(const Values& values) const {
+    const Reentry once = enter();
     for (const auto& source : sources_) source->check(under(values, source->prefix()));
 }
 
 void State::apply(const Values& values) {
+    const Reentry once = enter();
     for (const auto& source : sources_) source->apply(under(values, source->prefix()));
     for (const auto& [name, value] : values) {
         if (source_of(name) == nullptr) values_.insert_or_assign(name, value);

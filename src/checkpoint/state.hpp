@@ -1,6 +1,7 @@
 // What a checkpoint saves and loads in place: named tensors (whole, or this rank's pieces of a layout), named typed
 // values, metrics, and sources that own further values. It borrows the tensors' memory and copies none of it. Owned by
-// one thread; a save or load uses it only while it is called.
+// one thread; a save or load uses it only while it is called. What a source calls on the state that it serves is refused
+// (INVALID_STATE).
 #pragma once
 
 #include <map>
@@ -12,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/reentry.hpp"
 #include "checkpoint/state_source.hpp"
 #include "checkpoint/value.hpp"
 #include "tensor/layout.hpp"
@@ -72,11 +74,13 @@ class State {
     // The same as long as the tensors are, and, while it is kept, that of no other ones.
     [[nodiscard]] std::shared_ptr<const void> tensors_version() const;
     [[nodiscard]] const Values& metrics() const { return metrics_; }
+    // Whether it has no tensors, sources and metrics.
+    [[nodiscard]] bool has_values_alone() const { return tensors_.empty() && sources_.empty() && metrics_.empty(); }
     // All values, those of the sources as they are now.
     [[nodiscard]] Values collect() const;
     // Throws if a source refuses its part of the values of a load.
     void check(const Values& values) const;
-    // Takes values of a load: every source gets those under its prefix, the others are set.
+    // Takes values of a load, one for each of collect(): every source gets those under its prefix, the others are set.
     void apply(const Values& values);
 
    private:
@@ -86,6 +90,7 @@ class State {
     void refuse_if_taken(const std::string& tensor) const;
     void refuse_if_taken(const StateSource& source) const;
     [[nodiscard]] const StateSource* source_of(std::string_view name) const;
+    [[nodiscard]] Reentry enter() const { return {this, "the state", ""}; }
 
     Tensors tensors_;
     std::unordered_map<size_t, std::vector<std::shared_ptr<const TensorKind>>> kinds_;  // of regular tensors, by hash

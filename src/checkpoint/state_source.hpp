@@ -1,5 +1,6 @@
-// An object whose values belong to a state: an optimizer's settings, a sampler's position. checkpoint/ does not know
-// the classes; capi/ adapts each to this interface. Its tensors, if any, are added to the state as plain tensors.
+// An object whose values belong to a state: an optimizer's settings, a sampler's position, an object of the program's.
+// checkpoint/ does not know the classes; capi/ adapts each to this interface. Its tensors, if any, are added to the state
+// as plain tensors. All methods are called on the thread of the save or load, and none may use the state.
 #pragma once
 
 #include <string>
@@ -16,9 +17,10 @@ class StateSource {
     [[nodiscard]] virtual const std::string& prefix() const = 0;
     // The values as they are now, with full names. Called before each save, and before a load to learn the names.
     [[nodiscard]] virtual Values collect() const = 0;
-    // Throws MISMATCH if apply() would refuse these values; called before a load overwrites anything.
+    // Throws if apply() would refuse these values; called before a load overwrites anything.
     virtual void check(const Values& values) const { (void)values; }
-    // Called after the tensors of a load are in place, with the values found under the prefix.
+    // Called after the tensors of a load are in place, with all that collect() gave before it: as it was saved, and what was
+    // not saved (a load may allow that) as it is.
     virtual void apply(const Values& values) = 0;
 };
 

@@ -36,7 +36,7 @@ namespace {
     F(tsr_sampler_set_epoch) F(tsr_saver_create) F(tsr_saver_destroy) F(tsr_saver_options_init) F(tsr_saver_resume) \
     F(tsr_saver_save) F(tsr_saver_save_async) F(tsr_saver_should_stop) F(tsr_saver_trim) F(tsr_saver_wait) \
     F(tsr_sgd_create) F(tsr_sgd_options_init) F(tsr_state_add_ddp) F(tsr_state_add_optimizer) F(tsr_state_add_sampler) \
-    F(tsr_state_add_sharded) F(tsr_state_add_tensor) F(tsr_state_create) F(tsr_state_destroy) F(tsr_state_get_double) \
+    F(tsr_state_add_sharded) F(tsr_state_add_source) F(tsr_state_add_tensor) F(tsr_state_create) F(tsr_state_destroy) F(tsr_state_get_double) \
     F(tsr_state_get_int64) F(tsr_state_get_value) F(tsr_state_set_double) F(tsr_state_set_int64) F(tsr_state_set_metric) \
     F(tsr_state_set_value) F(tsr_status_name) F(tsr_storage_create) F(tsr_storage_destroy) F(tsr_store_add) \
     F(tsr_store_compare_set) F(tsr_store_delete) F(tsr_store_destroy) F(tsr_store_get) F(tsr_store_open) \

@@ -117,7 +117,7 @@ class MemoryStorage {
 
     static MemoryStorage& self(void* user_data) { return *static_cast<MemoryStorage*>(user_data); }
     static int32_t says(char* message, const std::string& text, int32_t status) {
-        std::strncpy(message, text.c_str(), TSR_STORAGE_MESSAGE_BYTES - 1);
+        std::strncpy(message, text.c_str(), TSR_MESSAGE_BYTES - 1);
         return status;
     }
     // Counts a call; what it returns instead of doing anything, or 0.

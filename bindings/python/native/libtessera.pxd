@@ -380,7 +380,7 @@ cdef extern from "tessera/storage.h" nogil:
     int TSR_STORAGE_PUT_IF_ABSENT
     int TSR_STORAGE_OBJECT
     int TSR_STORAGE_DIRECTORY
-    int TSR_STORAGE_MESSAGE_BYTES
+    int TSR_MESSAGE_BYTES
     ctypedef void (*tsr_storage_found_fn)(const char *name, void *found_data)
     ctypedef struct tsr_storage_vtable:
         size_t struct_size

@@ -16,7 +16,7 @@ cdef int32_t storage_failed(object error, char *message) noexcept:
     """The status of what a method raised, and its text. Ctrl-C on the main thread is raised by the call that failed."""
     global pending, thread_has_pending
     try:
-        text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:TSR_STORAGE_MESSAGE_BYTES - 1]
+        text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:TSR_MESSAGE_BYTES - 1]
         text = text.decode("utf-8", "ignore").encode()
         memcpy(message, PyBytes_AsString(text), len(text))
         if not isinstance(error, Exception) and thread_is_armed and threading.current_thread() is threading.main_thread():

@@ -61,6 +61,57 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_add_optimizer(tsr_state *state, const 
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_add_sampler(tsr_state *state, const char *prefix, tsr_sampler *sampler);
 
+/* An object of yours that a state saves and loads: callbacks.
+ *
+ * They get a state of their own, which lives for the call and holds values alone: `collect` sets them (tsr_state_set_int64,
+ * tsr_state_set_double, tsr_state_set_value), `check` and `apply` read them (tsr_state_get_...), by their names without the
+ * prefix. Tensors of the object are added to the state as any other, under the prefix or not.
+ *
+ * All are called on the thread that calls the save or load, and before that returns, a save in the background too:
+ * - a save calls `collect`. Rank 0's values are saved; all ranks give the same names. With the prefix `rank/<r>/...` a rank
+ *   has values of its own.
+ * - a load calls `collect` for the names that are wanted, `check`, and, when the tensors are in place, `apply`. Both get a
+ *   value for each name that `collect` gave: as it was saved, whatever its type, and what the load allowed to be missing as
+ *   `collect` gave it. The rules of tsr_load_options on missing and unexpected names hold.
+ * - tsr_state_get_... of a name under the prefix calls `collect`.
+ *
+ * Each returns 0, or why not: a TSR_E_ code of error.h, which becomes that of the call; or any other number, which the call
+ * returns as USER, with the number as native code. `message` has room for TSR_MESSAGE_BYTES; text put there (UTF-8, ended by
+ * 0) stands in the error. Without it that of a tsr_ function which failed in the callback with that code does. A save or
+ * load of several ranks fails alike on all of them: where `collect` or `check` did, nothing was saved or overwritten; where
+ * `apply` did, tensors and objects before it are loaded.
+ *
+ * A callback must not unwind. What it calls on the state or saver that it serves is INVALID_STATE; if it destroys them, they
+ * end when the call has. It may use communicators if all ranks' callbacks do alike. */
+
+/** Sets the values that are saved, in `values`. */
+typedef int32_t (*tsr_state_collect_fn)(tsr_state *values, char *message, void *user_data);
+/** Takes `values`, or only looks whether it would (`check`): if not, nothing of the load has been overwritten yet. */
+typedef int32_t (*tsr_state_take_fn)(const tsr_state *values, char *message, void *user_data);
+
+/** An object's callbacks and data. Zero the struct, set struct_size and what you have. */
+typedef struct tsr_state_source {
+    size_t struct_size;
+    tsr_state_collect_fn collect; /* needed */
+    tsr_state_take_fn check;      /* may be NULL: all values are taken */
+    tsr_state_take_fn apply;      /* needed */
+    tsr_destroy_fn destroy;       /* may be NULL; see tsr_state_add_source */
+    void *user_data;              /* passed to each */
+} tsr_state_source;
+
+/** Add an object of yours, whose values are collected at each save and given back at each load, as `<prefix>.<name>`.
+ *  destroy(user_data) is called exactly once: on the thread that destroys the state, or, if this call fails, before it
+ *  returns. Only a `source` that cannot be read, NULL or of a wrong struct_size, stays the caller's.
+ *  @param state   borrowed for the call
+ *  @param prefix  "loader", say; borrowed for the call. No other source (optimizer, sampler) and no value may be under it, nor
+ *                 it under another's.
+ *  @param source  copied; its user_data is borrowed until destroy
+ *  @return TSR_OK, INVALID_ARGUMENT (the prefix, or a callback that is NULL), INVALID_STATE, UNSUPPORTED (fields that are
+ *          not known)
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_add_source(tsr_state *state, const char *prefix,
+                                                     const tsr_state_source *source);
+
 /** Set the value `name` to an integer.
  *  @param state  borrowed for the call
  *  @param name   UTF-8, borrowed for the call

@@ -23,9 +23,6 @@ enum {
     TSR_STORAGE_DIRECTORY = 2 /* keys go on after it: "runs/a" if there is "runs/a/latest" */
 };
 
-/** Room for a callback's message, the final 0 included. */
-#define TSR_STORAGE_MESSAGE_BYTES 1024
-
 /** Tells of one name to the callback `list`'s caller; any number of times, in any order, only during the callback. */
 typedef void (*tsr_storage_found_fn)(const char *name, void *found_data);
 
@@ -41,7 +38,7 @@ typedef void (*tsr_storage_found_fn)(const char *name, void *found_data);
  *
  * Each returns 0, or why not: a TSR_E_ code of error.h (NOT_FOUND, IO, PERMISSION, TIMEOUT, ...), which becomes that of
  * the call; or any other number, which the call returns as USER, with the number as native code. `message` has room for
- * TSR_STORAGE_MESSAGE_BYTES; text put there (UTF-8, ended by 0) stands in the error. `user_data` is as it was given. */
+ * TSR_MESSAGE_BYTES; text put there (UTF-8, ended by 0) stands in the error. `user_data` is as it was given. */
 
 /** What `key` is. NOT_FOUND if it is nothing. `modified_ms`: since 1970 by the storage's clock, 0 if it does not tell: then
  *  the lease of a job that died on another machine must be removed by hand. */

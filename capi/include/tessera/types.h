@@ -92,6 +92,9 @@ typedef struct tsr_param {
     tsr_tensor tensor;
 } tsr_param;
 
+/** Room for the message of a callback that has one, the final 0 included. */
+#define TSR_MESSAGE_BYTES 1024
+
 /** Frees `user_data` of a callback, once, when the library no longer needs it. May be NULL. */
 typedef void (*tsr_destroy_fn)(void *user_data);
 

@@ -63,7 +63,7 @@ pub mod meta {
     all!(functions, FUNCTIONS, Function:
         checkpoint comm data ddp error launch layout log memory mesh optim plan state storage store version);
     all!(constants, CONSTANTS, (&'static str, i64): checkpoint ddp error layout log plan storage types version);
-    all!(layouts, LAYOUTS, Layout: checkpoint comm data ddp layout optim storage store types);
+    all!(layouts, LAYOUTS, Layout: checkpoint comm data ddp layout optim state storage store types);
 
     /// Whether the function of that name was called; known only with the feature `record-calls`.
     #[cfg(feature = "record-calls")]

@@ -1,7 +1,26 @@
 //! `tessera/state.h`.
 
-use crate::{tsr_ddp, tsr_dtype, tsr_layout, tsr_optimizer, tsr_sampler, tsr_state, tsr_status, tsr_tensor};
-use std::ffi::c_char;
+use crate::{
+    tsr_ddp, tsr_destroy_fn, tsr_dtype, tsr_layout, tsr_optimizer, tsr_sampler, tsr_state, tsr_status, tsr_tensor,
+};
+use std::ffi::{c_char, c_void};
+
+/// `tsr_state_collect_fn`.
+pub type tsr_state_collect_fn = Option<unsafe extern "C" fn(*mut tsr_state, *mut c_char, *mut c_void) -> i32>;
+/// `tsr_state_take_fn`.
+pub type tsr_state_take_fn = Option<unsafe extern "C" fn(*const tsr_state, *mut c_char, *mut c_void) -> i32>;
+
+structs! {
+    /// `tsr_state_source`.
+    struct tsr_state_source {
+        struct_size: usize,
+        collect: tsr_state_collect_fn,
+        check: tsr_state_take_fn,
+        apply: tsr_state_take_fn,
+        destroy: tsr_destroy_fn,
+        user_data: *mut c_void,
+    }
+}
 
 functions! { "state":
     fn tsr_state_create(out: *mut *mut tsr_state) -> tsr_status;
@@ -21,6 +40,11 @@ functions! { "state":
         optimizer: *mut tsr_optimizer,
     ) -> tsr_status;
     fn tsr_state_add_sampler(state: *mut tsr_state, prefix: *const c_char, sampler: *mut tsr_sampler) -> tsr_status;
+    fn tsr_state_add_source(
+        state: *mut tsr_state,
+        prefix: *const c_char,
+        source: *const tsr_state_source,
+    ) -> tsr_status;
     fn tsr_state_set_int64(state: *mut tsr_state, name: *const c_char, value: i64) -> tsr_status;
     fn tsr_state_get_int64(state: *const tsr_state, name: *const c_char, value: *mut i64) -> tsr_status;
     fn tsr_state_set_double(state: *mut tsr_state, name: *const c_char, value: f64) -> tsr_status;

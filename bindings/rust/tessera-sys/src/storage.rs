@@ -8,7 +8,6 @@ constants! { i32:
     TSR_STORAGE_PUT_IF_ABSENT = 2;
     TSR_STORAGE_OBJECT = 1;
     TSR_STORAGE_DIRECTORY = 2;
-    TSR_STORAGE_MESSAGE_BYTES = 1024;
 }
 
 /// `tsr_storage_found_fn`.

@@ -55,6 +55,7 @@ constants! { i32:
     TSR_REDUCE_MAX = 4;
     TSR_REDUCE_PROD = 5;
     TSR_MAX_NDIM = 8;
+    TSR_MESSAGE_BYTES = 1024;
 }
 
 structs! {

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 use tessera_sys as sys;
 
 use crate::comm::Comm;
-use crate::error::{check, Result};
+use crate::error::{check, Error, Result};
 use crate::raw;
 use crate::store::created;
 
@@ -35,7 +36,11 @@ pub struct Sampler {
 }
 
 /// Shared with the states whose C side points at it.
-pub(crate) struct SamplerInner(Mutex<Handle>);
+pub(crate) struct SamplerInner {
+    handle: Mutex<Handle>,
+    /// The thread that has locked the handle.
+    user: Mutex<Option<ThreadId>>,
+}
 
 struct Handle(NonNull<sys::tsr_sampler>);
 
@@ -50,17 +55,41 @@ impl Drop for Handle {
 }
 
 /// Excludes every other use of a sampler while it lives.
-pub(crate) struct Exclusive<'a>(MutexGuard<'a, Handle>);
+pub(crate) struct Exclusive<'a> {
+    handle: MutexGuard<'a, Handle>,
+    user: &'a Mutex<Option<ThreadId>>,
+}
 
 impl Exclusive<'_> {
     pub(crate) fn as_ptr(&self) -> *mut sys::tsr_sampler {
-        self.0 .0.as_ptr()
+        self.handle.0.as_ptr()
     }
 }
 
+impl Drop for Exclusive<'_> {
+    fn drop(&mut self) {
+        set(self.user, None);
+    }
+}
+
+fn set(user: &Mutex<Option<ThreadId>>, thread: Option<ThreadId>) {
+    *user.lock().unwrap_or_else(PoisonError::into_inner) = thread;
+}
+
 impl SamplerInner {
-    pub(crate) fn lock(&self) -> Exclusive<'_> {
-        Exclusive(self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    fn new(handle: NonNull<sys::tsr_sampler>) -> Self {
+        SamplerInner { handle: Mutex::new(Handle(handle)), user: Mutex::default() }
+    }
+
+    /// Waits for another thread. This one would wait for itself: it is in a callback of a save or load of the sampler.
+    pub(crate) fn lock(&self) -> Result<Exclusive<'_>> {
+        let this = Some(thread::current().id());
+        if *self.user.lock().unwrap_or_else(PoisonError::into_inner) == this {
+            return Err(Error::state("the sampler is used in a callback of a save or load that reads it"));
+        }
+        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        set(&self.user, this);
+        Ok(Exclusive { handle, user: &self.user })
     }
 }
 
@@ -113,7 +142,7 @@ impl SamplerBuilder<'_> {
         let mut handle = ptr::null_mut();
         // SAFETY: communicator and options are borrowed for the call.
         check(unsafe { sys::tsr_sampler_create(self.comm.as_ptr(), length, &raw, &mut handle) })?;
-        Ok(Sampler { inner: Arc::new(SamplerInner(Mutex::new(Handle(created(handle)?)))), length: self.length })
+        Ok(Sampler { inner: Arc::new(SamplerInner::new(created(handle)?)), length: self.length })
     }
 }
 
@@ -137,7 +166,7 @@ impl Sampler {
         let size = size.min(self.length.max(1)); // no batch is larger than an epoch
         let mut indices = vec![0i64; size];
         let mut count = 0;
-        let inner = self.inner.lock();
+        let inner = self.inner.lock()?;
         // SAFETY: the handle is locked, the vector has `size` places; so in every method below.
         check(unsafe { sys::tsr_sampler_next(inner.as_ptr(), indices.as_mut_ptr(), size, &mut count) })?;
         Ok(indices.into_iter().take(count).map(|index| usize::try_from(index).unwrap_or(0)).collect())
@@ -146,7 +175,7 @@ impl Sampler {
     /// The epoch that the next batch belongs to, from 0.
     ///
     /// # Errors
-    /// None in practice.
+    /// `InvalidState`: it is called in a callback of a save or load of the sampler.
     pub fn epoch(&self) -> Result<u64> {
         Ok(self.position()?.0)
     }
@@ -154,14 +183,14 @@ impl Sampler {
     /// How many samples of that epoch all ranks together have taken.
     ///
     /// # Errors
-    /// None in practice.
+    /// `InvalidState`: it is called in a callback of a save or load of the sampler.
     pub fn consumed(&self) -> Result<u64> {
         Ok(self.position()?.1)
     }
 
     fn position(&self) -> Result<(u64, u64)> {
         let (mut epoch, mut consumed) = (0, 0);
-        check(unsafe { sys::tsr_sampler_position(self.inner.lock().as_ptr(), &mut epoch, &mut consumed) })?;
+        check(unsafe { sys::tsr_sampler_position(self.inner.lock()?.as_ptr(), &mut epoch, &mut consumed) })?;
         Ok((u64::try_from(epoch).unwrap_or(0), u64::try_from(consumed).unwrap_or(0)))
     }
 
@@ -171,8 +200,8 @@ impl Sampler {
     /// `InvalidArgument`: it is beyond 2^63 - 1.
     pub fn set_epoch(&mut self, epoch: u64) -> Result<()> {
         let epoch = i64::try_from(epoch)
-            .map_err(|_| crate::Error::argument(format!("the epoch is {epoch}; it must be at most {}", i64::MAX)))?;
-        check(unsafe { sys::tsr_sampler_set_epoch(self.inner.lock().as_ptr(), epoch) })
+            .map_err(|_| Error::argument(format!("the epoch is {epoch}; it must be at most {}", i64::MAX)))?;
+        check(unsafe { sys::tsr_sampler_set_epoch(self.inner.lock()?.as_ptr(), epoch) })
     }
 }
 

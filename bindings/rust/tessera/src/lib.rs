@@ -51,6 +51,7 @@
 #![warn(missing_debug_implementations)]
 
 mod buffer;
+mod callback;
 mod checkpoint;
 mod comm;
 mod data;
@@ -84,6 +85,7 @@ mod value;
 mod work;
 
 pub use buffer::{Buffer, OwnedSlice};
+pub use callback::CallbackResult;
 pub use checkpoint::{Checkpoint, ExportOptions, LoadOptions, TensorInfo, Verify};
 pub use comm::{AbortHandle, Comm, CommOptions};
 pub use data::{Sampler, SamplerBuilder};
@@ -102,8 +104,8 @@ pub use params::{Local, Params};
 pub use plan::{Collective, Plan};
 pub use progress::{Phase, Progress};
 pub use saver::{Save, Saver, SaverBuilder, WhenBusy};
-pub use state::{State, Stateful};
-pub use storage::{KeyStatus, Storage, StorageReader, StorageResult, StorageTraits, StorageUpload};
+pub use state::{State, StateDict, StatePart, Stateful};
+pub use storage::{KeyStatus, Storage, StorageReader, StorageTraits, StorageUpload};
 pub use store::{Store, StoreOptions, StoreServer};
 pub use tensor::{IntoTensor, Tensor, View, ViewMut};
 pub use value::Value;

@@ -63,6 +63,31 @@
 //! }
 //! ```
 //!
+//! Nor what an object of the program's in a state borrows:
+//!
+//! ```compile_fail,E0597
+//! use std::{cell::RefCell, rc::Rc};
+//! use tessera::{CallbackResult, State, StateDict, Stateful};
+//! struct Counter<'a>(&'a i64);
+//! impl Stateful for Counter<'_> {
+//!     fn state_dict(&self) -> CallbackResult<StateDict> {
+//!         Ok(StateDict::from([("count".to_owned(), (*self.0).into())]))
+//!     }
+//!     fn load_state_dict(&mut self, _: StateDict) -> CallbackResult<()> {
+//!         Ok(())
+//!     }
+//! }
+//! fn main() -> tessera::Result<()> {
+//!     let mut state = State::new();
+//!     {
+//!         let count = 3;
+//!         state.add("counter", &Rc::new(RefCell::new(Counter(&count))))?;
+//!     }
+//!     assert_eq!(state.get_int("counter.count")?, 3);
+//!     Ok(())
+//! }
+//! ```
+//!
 //! Nor is the communicator moved to another thread meanwhile, although it may be before:
 //!
 //! ```

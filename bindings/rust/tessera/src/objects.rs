@@ -13,7 +13,8 @@ use object_store::{
 };
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use crate::storage::{KeyStatus, Storage, StorageReader, StorageResult, StorageTraits, StorageUpload};
+use crate::callback::CallbackResult;
+use crate::storage::{KeyStatus, Storage, StorageReader, StorageTraits, StorageUpload};
 
 /// How many parts of an upload are on their way at once.
 const IN_FLIGHT: usize = 4;
@@ -59,12 +60,15 @@ impl ObjectStorage {
         self
     }
 
-    fn handle(&self) -> StorageResult<Handle> {
+    fn handle(&self) -> CallbackResult<Handle> {
         let runtime = self.runtime.as_ref().ok_or_else(|| io::Error::other("the storage is being dropped"))?;
         Ok(runtime.handle().clone())
     }
 
-    fn wait<T: Send + 'static>(&self, work: impl Future<Output = StoreResult<T>> + Send + 'static) -> StorageResult<T> {
+    fn wait<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = StoreResult<T>> + Send + 'static,
+    ) -> CallbackResult<T> {
         receive(&started(&self.handle()?, work))
     }
 }
@@ -94,7 +98,7 @@ fn started<T: Send + 'static>(
     receiver
 }
 
-fn receive<T>(receiver: &Receiver<StoreResult<T>>) -> StorageResult<T> {
+fn receive<T>(receiver: &Receiver<StoreResult<T>>) -> CallbackResult<T> {
     match receiver.recv() {
         Ok(result) => result.map_err(boxed),
         Err(_) => Err("the store's task ended without an answer".into()),
@@ -125,7 +129,7 @@ impl Storage for ObjectStorage {
         StorageTraits { parts_in_any_order: false, puts_if_absent: self.puts_if_absent, part_bytes: 0 }
     }
 
-    fn status(&self, key: &str) -> StorageResult<Option<KeyStatus>> {
+    fn status(&self, key: &str) -> CallbackResult<Option<KeyStatus>> {
         let (store, path) = (Arc::clone(&self.store), Path::from(key));
         self.wait(async move {
             if let Some(meta) = found(store.head(&path).await)? {
@@ -136,7 +140,7 @@ impl Storage for ObjectStorage {
         })
     }
 
-    fn open(&self, key: &str) -> StorageResult<Option<Box<dyn StorageReader>>> {
+    fn open(&self, key: &str) -> CallbackResult<Option<Box<dyn StorageReader>>> {
         let (store, path) = (Arc::clone(&self.store), Path::from(key));
         let meta = self.wait({
             let (store, path) = (Arc::clone(&store), path.clone());
@@ -146,7 +150,7 @@ impl Storage for ObjectStorage {
         Ok(Some(Box::new(Object { store, path, size: meta.size, handle: self.handle()? })))
     }
 
-    fn put(&self, key: &str, data: &[u8], if_absent: bool) -> StorageResult<bool> {
+    fn put(&self, key: &str, data: &[u8], if_absent: bool) -> CallbackResult<bool> {
         let (store, path, payload) = (Arc::clone(&self.store), Path::from(key), PutPayload::from(data.to_vec()));
         self.wait(async move {
             let mode = if if_absent { PutMode::Create } else { PutMode::Overwrite };
@@ -158,14 +162,14 @@ impl Storage for ObjectStorage {
         })
     }
 
-    fn begin(&self, key: &str, _size: u64) -> StorageResult<Box<dyn StorageUpload>> {
+    fn begin(&self, key: &str, _size: u64) -> CallbackResult<Box<dyn StorageUpload>> {
         let (store, path) = (Arc::clone(&self.store), Path::from(key));
         let upload = self.wait(async move { store.put_multipart(&path).await })?;
         let state = UploadState { upload: Some(upload), sent: VecDeque::new() };
         Ok(Box::new(Upload { handle: self.handle()?, state: Mutex::new(state) }))
     }
 
-    fn list(&self, key: &str) -> StorageResult<Vec<String>> {
+    fn list(&self, key: &str) -> CallbackResult<Vec<String>> {
         let (store, path) = (Arc::clone(&self.store), Path::from(key));
         self.wait(async move {
             let below = store.list_with_delimiter(Some(&path)).await?;
@@ -174,7 +178,7 @@ impl Storage for ObjectStorage {
         })
     }
 
-    fn remove(&self, key: &str) -> StorageResult<()> {
+    fn remove(&self, key: &str) -> CallbackResult<()> {
         let (store, path) = (Arc::clone(&self.store), Path::from(key));
         self.wait(async move { found(store.delete(&path).await).map(|_| ()) })
     }
@@ -192,7 +196,7 @@ impl StorageReader for Object {
         self.size
     }
 
-    fn read(&self, offset: u64, into: &mut [u8]) -> StorageResult<usize> {
+    fn read(&self, offset: u64, into: &mut [u8]) -> CallbackResult<usize> {
         let end = self.size.min(offset.saturating_add(into.len() as u64));
         if end <= offset {
             return Ok(0);
@@ -216,7 +220,7 @@ struct UploadState {
 }
 
 impl UploadState {
-    fn settle(&mut self, at_most: usize) -> StorageResult<()> {
+    fn settle(&mut self, at_most: usize) -> CallbackResult<()> {
         while self.sent.len() > at_most {
             let Some(first) = self.sent.pop_front() else { break };
             receive(&first)?;
@@ -230,7 +234,7 @@ fn over() -> io::Error {
 }
 
 impl StorageUpload for Upload {
-    fn part(&self, _index: usize, _offset: u64, data: &[u8]) -> StorageResult<()> {
+    fn part(&self, _index: usize, _offset: u64, data: &[u8]) -> CallbackResult<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.settle(IN_FLIGHT - 1)?;
         let upload = state.upload.as_mut().ok_or_else(over)?;
@@ -243,7 +247,7 @@ impl StorageUpload for Upload {
         Ok(())
     }
 
-    fn finish(&self) -> StorageResult<()> {
+    fn finish(&self) -> CallbackResult<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.settle(0)?;
         let mut upload = state.upload.take().ok_or_else(over)?;

@@ -1,12 +1,17 @@
 //! What a checkpoint saves and loads in place: named tensors, and named values.
 
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_void};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use tessera_sys as sys;
 
+use crate::callback::{answer, CallbackResult};
 use crate::comm::Borrowed;
 use crate::data::{Sampler, SamplerInner};
 use crate::ddp::{Ddp, Inner};
@@ -70,9 +75,73 @@ mod sealed {
     }
 }
 
-/// What a [`State`] takes: a [`Ddp`] or [`Local`] model, an [`Optimizer`], a [`Sampler`], a [`Tensor`].
-pub trait Stateful<'c>: sealed::Sealed<'c> {}
-impl<'c, T: sealed::Sealed<'c>> Stateful<'c> for T {}
+/// What a [`State`] takes: a [`Ddp`] or [`Local`] model, an [`Optimizer`], a [`Sampler`], a [`Tensor`], and any
+/// [`Stateful`] object in an `Rc<RefCell<_>>`.
+pub trait StatePart<'c>: sealed::Sealed<'c> {}
+impl<'c, T: sealed::Sealed<'c>> StatePart<'c> for T {}
+
+/// The values of a [`Stateful`] object by name.
+pub type StateDict = BTreeMap<String, Value>;
+
+/// An object of yours whose values a [`State`] collects at each save and gives back at each load. Its tensors are added to
+/// the state as any other.
+///
+/// ```
+/// # fn main() -> tessera::Result<()> {
+/// use std::{cell::RefCell, rc::Rc};
+/// use tessera::{CallbackResult, Saver, State, StateDict, Stateful, Value};
+///
+/// struct Best {
+///     loss: f64,
+/// }
+///
+/// impl Stateful for Best {
+///     fn state_dict(&self) -> CallbackResult<StateDict> {
+///         Ok(StateDict::from([("loss".to_owned(), self.loss.into())]))
+///     }
+///     fn load_state_dict(&mut self, values: StateDict) -> CallbackResult<()> {
+///         let Some(Value::Double(loss)) = values.get("loss") else { return Err("the loss is no number".into()) };
+///         self.loss = *loss;
+///         Ok(())
+///     }
+/// }
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// let best = Rc::new(RefCell::new(Best { loss: 0.25 }));
+/// let mut state = State::new().with("best", &best); // saved as "best.loss"
+/// let saver = Saver::alone(folder.path()).open()?;
+/// saver.save(1, &state)?;
+/// best.borrow_mut().loss = 1.0;
+/// saver.resume(&mut state)?;
+/// assert_eq!(best.borrow().loss, 0.25);
+/// # Ok(()) }
+/// ```
+///
+/// The methods run on the thread that saves or loads, before that call returns, in the background or not. What they return
+/// as an error, or a panic, is the error of the save or load on every rank; nothing was saved or overwritten then, unless it
+/// was `load_state_dict` that failed. Meanwhile the state, its saver and its samplers are in use: what is called on them is
+/// `InvalidState`, as is a save or load while the object is borrowed.
+pub trait Stateful {
+    /// The values that are saved; rank 0's, unless the prefix is `rank/<r>/...`. All ranks give the same names.
+    ///
+    /// # Errors
+    /// Any.
+    fn state_dict(&self) -> CallbackResult<StateDict>;
+    /// Looks whether [`load_state_dict`](Self::load_state_dict) would take these values. By default it would.
+    ///
+    /// # Errors
+    /// Any: then nothing has been overwritten.
+    fn check_state_dict(&self, values: &StateDict) -> CallbackResult<()> {
+        let _ = values;
+        Ok(())
+    }
+    /// Takes the values back after the tensors of a load: of all names that [`state_dict`](Self::state_dict) gives, as they
+    /// were saved, whatever their kind; of what the load allowed to be missing as `state_dict` gave it.
+    ///
+    /// # Errors
+    /// Any.
+    fn load_state_dict(&mut self, values: StateDict) -> CallbackResult<()>;
+}
 
 impl<'c, 'd: 'c> sealed::Sealed<'c> for Ddp<'d> {
     fn add_to(&self, state: &mut State<'c>, name: &str) -> Result<()> {
@@ -96,7 +165,7 @@ impl<'c, 'd: 'c> sealed::Sealed<'c> for Optimizer<'d> {
 impl<'c> sealed::Sealed<'c> for Sampler {
     fn add_to(&self, state: &mut State<'c>, name: &str) -> Result<()> {
         let (inner, name) = (self.inner(), raw::c_string("the prefix", name)?);
-        check(unsafe { sys::tsr_state_add_sampler(state.as_ptr()?, name.as_ptr(), inner.lock().as_ptr()) })?;
+        check(unsafe { sys::tsr_state_add_sampler(state.as_ptr()?, name.as_ptr(), inner.lock()?.as_ptr()) })?;
         state.kept.push(Kept::Sampler(Arc::clone(inner)));
         Ok(())
     }
@@ -114,6 +183,108 @@ impl<'c> sealed::Sealed<'c> for Tensor {
         check(unsafe { sys::tsr_state_add_tensor(state.as_ptr()?, c_name.as_ptr(), &self.as_raw()) })?;
         state.kept.push(Kept::Tensor(name.to_owned(), self.clone()));
         Ok(())
+    }
+}
+
+/// What the callbacks of an object get.
+struct Source<'c> {
+    object: Rc<RefCell<dyn Stateful + 'c>>,
+    /// What it gave last, and is given back.
+    names: Cell<Vec<String>>,
+}
+
+impl Source<'_> {
+    /// # Safety
+    /// `values` is the state that C lends a callback.
+    unsafe fn collect(&self, values: *mut sys::tsr_state) -> CallbackResult<i32> {
+        let object = self.object.try_borrow().map_err(|_| borrowed())?;
+        let mut values = lent(values);
+        let mut names = Vec::new();
+        for (name, value) in object.state_dict()? {
+            values.set(&name, value)?;
+            names.push(name);
+        }
+        self.names.set(names);
+        Ok(sys::TSR_OK)
+    }
+
+    /// # Safety
+    /// As `collect`.
+    unsafe fn given(&self, values: *const sys::tsr_state) -> Result<StateDict> {
+        let names = self.names.take();
+        let values = lent(values.cast_mut());
+        let found = names.iter().map(|name| Ok((name.clone(), values.get(name)?))).collect();
+        self.names.set(names);
+        found
+    }
+}
+
+/// The state that C lends a callback, which is C's to destroy.
+fn lent(values: *mut sys::tsr_state) -> ManuallyDrop<State<'static>> {
+    let handle = NonNull::new(values);
+    ManuallyDrop::new(State { handle, error: None, kept: Vec::new(), _comm: Borrowed::new() })
+}
+
+fn borrowed() -> Error {
+    Error::state("the object is borrowed elsewhere; let go of the borrow before the state is saved or loaded")
+}
+
+/// # Safety
+/// `user_data` is the box of `add_to`, which lives until `free`.
+unsafe fn source<'a>(user_data: *mut c_void) -> &'a Source<'a> {
+    // SAFETY: the caller's promise.
+    unsafe { &*user_data.cast_const().cast::<Source<'a>>() }
+}
+
+// SAFETY of all callbacks: the library passes what state.h says, and the user data of `add_to`; it calls them while the
+// state is in use, and so alive.
+
+unsafe extern "C" fn on_collect(values: *mut sys::tsr_state, message: *mut c_char, user_data: *mut c_void) -> i32 {
+    unsafe { answer(message, || source(user_data).collect(values)) }
+}
+
+unsafe extern "C" fn on_check(values: *const sys::tsr_state, message: *mut c_char, user_data: *mut c_void) -> i32 {
+    unsafe {
+        answer(message, || {
+            let source = source(user_data);
+            let object = source.object.try_borrow().map_err(|_| borrowed())?;
+            object.check_state_dict(&source.given(values)?)?;
+            Ok(sys::TSR_OK)
+        })
+    }
+}
+
+unsafe extern "C" fn on_apply(values: *const sys::tsr_state, message: *mut c_char, user_data: *mut c_void) -> i32 {
+    unsafe {
+        answer(message, || {
+            let source = source(user_data);
+            let mut object = source.object.try_borrow_mut().map_err(|_| borrowed())?;
+            object.load_state_dict(source.given(values)?)?;
+            Ok(sys::TSR_OK)
+        })
+    }
+}
+
+unsafe extern "C" fn free(user_data: *mut c_void) {
+    let source = unsafe { Box::from_raw(user_data.cast::<Source<'_>>()) };
+    raw::contained(|| drop(source));
+}
+
+impl<'c, T: Stateful + 'c> sealed::Sealed<'c> for Rc<RefCell<T>> {
+    fn add_to(&self, state: &mut State<'c>, name: &str) -> Result<()> {
+        let (prefix, state) = (raw::c_string("the prefix", name)?, state.as_ptr()?);
+        let object: Rc<RefCell<dyn Stateful + 'c>> = Rc::<RefCell<T>>::clone(self);
+        let user_data: *mut Source<'c> = Box::into_raw(Box::new(Source { object, names: Cell::default() }));
+        let source = sys::tsr_state_source {
+            struct_size: size_of::<sys::tsr_state_source>(),
+            collect: Some(on_collect),
+            check: Some(on_check),
+            apply: Some(on_apply),
+            destroy: Some(free),
+            user_data: user_data.cast(),
+        };
+        // SAFETY: the library copies the struct, and frees the box with the state, which 'c outlives, or at once if it fails.
+        check(unsafe { sys::tsr_state_add_source(state, prefix.as_ptr(), &source) })
     }
 }
 
@@ -143,19 +314,19 @@ impl<'c> State<'c> {
     /// Adds `object` as `name`, or its parts as `name.part`. So that a state is built in one expression, an error is kept
     /// and comes from the first save, load or other use; [`State::add`] returns it at once.
     #[must_use]
-    pub fn with(mut self, name: &str, object: &impl Stateful<'c>) -> Self {
+    pub fn with(mut self, name: &str, object: &impl StatePart<'c>) -> Self {
         if self.error.is_none() {
             self.error = self.add(name, object).err();
         }
         self
     }
 
-    /// Adds a model's parameters as `name.<parameter>`, an optimizer's moments and settings, a sampler's position, or
-    /// a tensor that every rank holds whole and equal.
+    /// Adds a model's parameters as `name.<parameter>`, an optimizer's moments and settings, a sampler's position, a
+    /// tensor that every rank holds whole and equal, or the values of an object of yours ([`Stateful`]) as `name.<value>`.
     ///
     /// # Errors
     /// `InvalidArgument`: the name is empty, too long, or there already.
-    pub fn add(&mut self, name: &str, object: &impl Stateful<'c>) -> Result<()> {
+    pub fn add(&mut self, name: &str, object: &impl StatePart<'c>) -> Result<()> {
         object.add_to(self, name)
     }
 
@@ -285,7 +456,7 @@ impl<'c> State<'c> {
         // Each once and in one order everywhere, so that two states of two threads never wait for each other.
         samplers.sort_by_key(|inner| Arc::as_ptr(inner));
         samplers.dedup_by_key(|inner| Arc::as_ptr(inner));
-        let _locked: Vec<_> = samplers.iter().map(|inner| inner.lock()).collect();
+        let _locked = samplers.iter().map(|inner| inner.lock()).collect::<Result<Vec<_>>>()?;
         body(state)
     }
 }

@@ -1,11 +1,7 @@
 //! Checkpoints elsewhere than in a directory of this machine: the trait, and its callbacks as C sees them.
 
-use std::any::Any;
-use std::error::Error as StdError;
 use std::ffi::{c_char, c_void, CString};
 use std::fmt;
-use std::io;
-use std::panic::{self, AssertUnwindSafe};
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
@@ -13,13 +9,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tessera_sys as sys;
 
-use crate::error::{check, Code, Error, Result};
+use crate::callback::{answer, CallbackResult, FAILED};
+use crate::error::{check, Result};
 use crate::raw;
 use crate::store::created;
-
-/// What a method of a storage fails with: any error. An [`io::Error`] or [`Error`] becomes an error of the same kind of
-/// the save or load, on every rank; others become [`Code::User`].
-pub type StorageResult<T> = std::result::Result<T, Box<dyn StdError + Send + Sync>>;
 
 /// What a key is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,38 +58,38 @@ pub trait Storage: Send + Sync + 'static {
     ///
     /// # Errors
     /// Any.
-    fn status(&self, key: &str) -> StorageResult<Option<KeyStatus>>;
+    fn status(&self, key: &str) -> CallbackResult<Option<KeyStatus>>;
     /// Opens an object for reading; `None` if there is none.
     ///
     /// # Errors
     /// Any.
-    fn open(&self, key: &str) -> StorageResult<Option<Box<dyn StorageReader>>>;
+    fn open(&self, key: &str) -> CallbackResult<Option<Box<dyn StorageReader>>>;
     /// Puts a small object, whole. With `if_absent`, asked for only of what `puts_if_absent`, an object that is there
     /// stays, and the result is false.
     ///
     /// # Errors
     /// Any.
-    fn put(&self, key: &str, data: &[u8], if_absent: bool) -> StorageResult<bool>;
+    fn put(&self, key: &str, data: &[u8], if_absent: bool) -> CallbackResult<bool>;
     /// Begins a large object of `size` bytes, or up to 4095 less; one that is there is replaced.
     ///
     /// # Errors
     /// Any.
-    fn begin(&self, key: &str, size: u64) -> StorageResult<Box<dyn StorageUpload>>;
+    fn begin(&self, key: &str, size: u64) -> CallbackResult<Box<dyn StorageUpload>>;
     /// The names directly below `key`; none if there is nothing. An empty key is the top.
     ///
     /// # Errors
     /// Any.
-    fn list(&self, key: &str) -> StorageResult<Vec<String>>;
+    fn list(&self, key: &str) -> CallbackResult<Vec<String>>;
     /// Removes an object; one that is not there is no error.
     ///
     /// # Errors
     /// Any.
-    fn remove(&self, key: &str) -> StorageResult<()>;
+    fn remove(&self, key: &str) -> CallbackResult<()>;
     /// Removes an empty directory, where there are such.
     ///
     /// # Errors
     /// Any.
-    fn remove_directory(&self, _key: &str) -> StorageResult<()> {
+    fn remove_directory(&self, _key: &str) -> CallbackResult<()> {
         Ok(())
     }
 }
@@ -109,7 +102,7 @@ pub trait StorageReader: Send + Sync {
     ///
     /// # Errors
     /// Any.
-    fn read(&self, offset: u64, into: &mut [u8]) -> StorageResult<usize>;
+    fn read(&self, offset: u64, into: &mut [u8]) -> CallbackResult<usize>;
 }
 
 /// A large object while it is written. Dropped without `finish`, nothing may be left of it.
@@ -119,12 +112,12 @@ pub trait StorageUpload: Send + Sync {
     ///
     /// # Errors
     /// Any.
-    fn part(&self, index: usize, offset: u64, data: &[u8]) -> StorageResult<()>;
+    fn part(&self, index: usize, offset: u64, data: &[u8]) -> CallbackResult<()>;
     /// All parts were there: the object appears, whole and durable.
     ///
     /// # Errors
     /// Any.
-    fn finish(&self) -> StorageResult<()>;
+    fn finish(&self) -> CallbackResult<()>;
 }
 
 /// The library's handle for a storage; what is made with it keeps the storage alive.
@@ -188,67 +181,6 @@ impl fmt::Debug for StorageHandle {
     }
 }
 
-/// Of a callback that fails in a way that has no code of its own.
-const FAILED: i32 = -1;
-
-fn status_of(error: &(dyn StdError + Send + Sync + 'static)) -> i32 {
-    if let Some(error) = error.downcast_ref::<Error>() {
-        return error.code().as_raw();
-    }
-    let Some(error) = error.downcast_ref::<io::Error>() else { return FAILED };
-    let code = match error.kind() {
-        io::ErrorKind::NotFound => Code::NotFound,
-        io::ErrorKind::PermissionDenied => Code::Permission,
-        io::ErrorKind::TimedOut => Code::Timeout,
-        io::ErrorKind::OutOfMemory => Code::NoMemory,
-        io::ErrorKind::Unsupported => Code::Unsupported,
-        _ => Code::Io,
-    };
-    code.as_raw()
-}
-
-/// Puts `text` where C reads it, cut between two characters.
-///
-/// # Safety
-/// `message` has room for `TSR_STORAGE_MESSAGE_BYTES`.
-unsafe fn say(message: *mut c_char, text: &str) {
-    let text = text.replace('\0', " ");
-    let mut end = text.len().min(sys::TSR_STORAGE_MESSAGE_BYTES as usize - 1);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    // SAFETY: the caller's promise.
-    unsafe {
-        ptr::copy_nonoverlapping(text.as_ptr(), message.cast(), end);
-        *message.add(end) = 0;
-    }
-}
-
-/// Runs a method; its error, or its panic, becomes a status and a message.
-///
-/// # Safety
-/// As `say`.
-unsafe fn answer(message: *mut c_char, body: impl FnOnce() -> StorageResult<i32>) -> i32 {
-    match panic::catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(status)) => status,
-        Ok(Err(error)) => {
-            // SAFETY: the caller's promise; so below.
-            unsafe { say(message, &error.to_string()) };
-            status_of(&*error)
-        }
-        Err(payload) => {
-            unsafe { say(message, &format!("it panicked: {}", panic_text(&*payload))) };
-            raw::discard(payload);
-            FAILED
-        }
-    }
-}
-
-fn panic_text(payload: &(dyn Any + Send)) -> &str {
-    let text = payload.downcast_ref::<&str>().copied();
-    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no text)")
-}
-
 /// # Safety
 /// `user_data` is the box of `StorageHandle::new`, which lives until `free`.
 unsafe fn storage<'a>(user_data: *mut c_void) -> &'a dyn Storage {
@@ -266,7 +198,7 @@ unsafe fn bytes<'a>(data: *const c_void, size: i64) -> &'a [u8] {
     }
 }
 
-fn whole(number: u64) -> StorageResult<i64> {
+fn whole(number: u64) -> CallbackResult<i64> {
     i64::try_from(number).map_err(|_| format!("a size of {number} bytes").into())
 }
 

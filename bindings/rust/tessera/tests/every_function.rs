@@ -3,14 +3,16 @@
 
 mod common;
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{options, ranks, serve, DEADLINE};
 use tessera::{
-    params, Adam, AdamW, Checkpoint, Code, Comm, DType, Ddp, DdpJoin, DdpOptions, ExportOptions, Layout, Level,
-    LoadOptions, Local, Mesh, ObjectStorage, Placement, ReduceOp, Region, Sampler, Saver, Sgd, State, Store, Tensor,
-    Verify,
+    params, Adam, AdamW, CallbackResult, Checkpoint, Code, Comm, DType, Ddp, DdpJoin, DdpOptions, ExportOptions,
+    Layout, Level, LoadOptions, Local, Mesh, ObjectStorage, Placement, ReduceOp, Region, Sampler, Saver, Sgd, State,
+    StateDict, Stateful, Store, Tensor, Verify,
 };
 
 #[test]
@@ -34,6 +36,17 @@ fn every_function_of_the_c_library_is_called() {
         .filter(|name| !tessera_sys::meta::was_called(name))
         .collect();
     assert!(forgotten.is_empty(), "never called: {}", forgotten.join(", "));
+}
+
+struct Epoch(i64);
+
+impl Stateful for Epoch {
+    fn state_dict(&self) -> CallbackResult<StateDict> {
+        Ok(StateDict::from([("epoch".to_owned(), self.0.into())]))
+    }
+    fn load_state_dict(&mut self, _values: StateDict) -> CallbackResult<()> {
+        Ok(())
+    }
 }
 
 fn library_and_log() {
@@ -203,6 +216,7 @@ fn checkpoints(comm: &Comm, root: &std::path::Path) {
     assert_eq!(Layout::from_regions(&[4], &[vec![part.clone()]]).unwrap().regions(0).unwrap(), [part]);
     let mut state = State::new().with("model", &ddp).with("optim", &opt).with("data", &data).with("plain", &plain);
     state.add_sharded("parts", &layout, DType::F32, &[Tensor::zeros(DType::F32, [2]).unwrap()], rank).unwrap();
+    state.add("own", &Rc::new(RefCell::new(Epoch(1)))).unwrap();
     state.set("int", 1i64).unwrap();
     state.set("double", 0.5).unwrap();
     state.set("text", "x").unwrap();

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use common::{ranks, DEADLINE};
 use object_store::{local::LocalFileSystem, memory::InMemory, ObjectStore};
 use tessera::{
-    Checkpoint, Code, Comm, DType, KeyStatus, Layout, LoadOptions, Native, ObjectStorage, Placement, Saver, State,
-    Storage, StorageReader, StorageResult, StorageTraits, StorageUpload, Tensor,
+    CallbackResult, Checkpoint, Code, Comm, DType, KeyStatus, Layout, LoadOptions, Native, ObjectStorage, Placement,
+    Saver, State, Storage, StorageReader, StorageTraits, StorageUpload, Tensor,
 };
 
 const ROWS: usize = 3001;
@@ -117,7 +117,7 @@ enum Failure {
     Panic,
 }
 
-fn enter(fails: &Mutex<Option<(&'static str, Failure)>>, method: &str) -> StorageResult<()> {
+fn enter(fails: &Mutex<Option<(&'static str, Failure)>>, method: &str) -> CallbackResult<()> {
     let failure = *fails.lock().unwrap();
     match failure {
         Some((name, failure)) if name == method => match failure {
@@ -133,7 +133,7 @@ impl Storage for Map {
     fn traits(&self) -> StorageTraits {
         StorageTraits { parts_in_any_order: self.any_order, puts_if_absent: self.any_order, part_bytes: 65536 }
     }
-    fn status(&self, key: &str) -> StorageResult<Option<KeyStatus>> {
+    fn status(&self, key: &str) -> CallbackResult<Option<KeyStatus>> {
         let objects = self.objects.lock().unwrap();
         if let Some(data) = objects.get(key) {
             return Ok(Some(KeyStatus::Object { bytes: data.len() as u64, modified: None }));
@@ -141,12 +141,12 @@ impl Storage for Map {
         let below = format!("{key}/");
         Ok(objects.keys().any(|other| other.starts_with(&below)).then_some(KeyStatus::Directory))
     }
-    fn open(&self, key: &str) -> StorageResult<Option<Box<dyn StorageReader>>> {
+    fn open(&self, key: &str) -> CallbackResult<Option<Box<dyn StorageReader>>> {
         let data = self.objects.lock().unwrap().get(key).cloned();
         let (fails, bytes_read) = (Arc::clone(&self.fails), Arc::clone(&self.bytes_read));
         Ok(data.map(|data| -> Box<dyn StorageReader> { Box::new(Bytes { data, fails, bytes_read }) }))
     }
-    fn put(&self, key: &str, data: &[u8], if_absent: bool) -> StorageResult<bool> {
+    fn put(&self, key: &str, data: &[u8], if_absent: bool) -> CallbackResult<bool> {
         enter(&self.fails, "put")?;
         let mut objects = self.objects.lock().unwrap();
         if if_absent && objects.contains_key(key) {
@@ -155,12 +155,12 @@ impl Storage for Map {
         objects.insert(key.to_owned(), data.to_vec());
         Ok(true)
     }
-    fn begin(&self, key: &str, _size: u64) -> StorageResult<Box<dyn StorageUpload>> {
+    fn begin(&self, key: &str, _size: u64) -> CallbackResult<Box<dyn StorageUpload>> {
         enter(&self.fails, "begin")?;
         let (objects, fails) = (Arc::clone(&self.objects), Arc::clone(&self.fails));
         Ok(Box::new(Parts { key: key.to_owned(), parts: Mutex::default(), objects, fails, any_order: self.any_order }))
     }
-    fn list(&self, key: &str) -> StorageResult<Vec<String>> {
+    fn list(&self, key: &str) -> CallbackResult<Vec<String>> {
         enter(&self.fails, "list")?;
         let below = format!("{key}/");
         let objects = self.objects.lock().unwrap();
@@ -171,7 +171,7 @@ impl Storage for Map {
             .collect();
         Ok(names.into_iter().collect())
     }
-    fn remove(&self, key: &str) -> StorageResult<()> {
+    fn remove(&self, key: &str) -> CallbackResult<()> {
         self.objects.lock().unwrap().remove(key);
         Ok(())
     }
@@ -187,7 +187,7 @@ impl StorageReader for Bytes {
     fn size(&self) -> u64 {
         self.data.len() as u64
     }
-    fn read(&self, offset: u64, into: &mut [u8]) -> StorageResult<usize> {
+    fn read(&self, offset: u64, into: &mut [u8]) -> CallbackResult<usize> {
         enter(&self.fails, "read")?;
         let rest = &self.data[usize::try_from(offset)?..];
         let size = rest.len().min(into.len());
@@ -206,14 +206,14 @@ struct Parts {
 }
 
 impl StorageUpload for Parts {
-    fn part(&self, index: usize, _offset: u64, data: &[u8]) -> StorageResult<()> {
+    fn part(&self, index: usize, _offset: u64, data: &[u8]) -> CallbackResult<()> {
         enter(&self.fails, "part")?;
         let mut parts = self.parts.lock().unwrap();
         assert!(self.any_order || index == parts.len(), "part {index} is not the next one");
         parts.insert(index, data.to_vec());
         Ok(())
     }
-    fn finish(&self) -> StorageResult<()> {
+    fn finish(&self) -> CallbackResult<()> {
         enter(&self.fails, "finish")?;
         let whole = self.parts.lock().unwrap().values().flatten().copied().collect();
         self.objects.lock().unwrap().insert(self.key.clone(), whole);

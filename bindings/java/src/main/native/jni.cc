@@ -155,6 +155,7 @@ extern "C" JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void*) {
         load_log_classes(env);
         load_work_classes(env);
         load_storage_classes(env);
+        load_state_classes(env);
         const jclass natives = global_class(env, "dev/tessera/Native");
         for (const auto& list : {version_methods, log_methods, launch_methods, store_methods, comm_methods,
                                  work_methods, memory_methods, mesh_methods, plan_methods, layout_methods, ddp_methods,

@@ -217,6 +217,7 @@ void load_interrupt_classes(JNIEnv* env);
 void load_log_classes(JNIEnv* env);
 void load_work_classes(JNIEnv* env);
 void load_storage_classes(JNIEnv* env);
+void load_state_classes(JNIEnv* env);
 
 // A class kept for the life of the library, and its methods; throw Pending if the Java side lacks them.
 jclass global_class(JNIEnv* env, const char* name);

@@ -1,11 +1,40 @@
-// What a checkpoint saves and loads: named tensors and values.
+// What a checkpoint saves and loads: named tensors and values. A Java object in it is three methods of
+// dev.tessera.StatefulCalls, called on the thread of the save or load.
 #include <stdexcept>
 
-#include "jni.hpp"
+#include "upcall.hpp"
 
 namespace tsr::jni {
 
 namespace {
+
+jmethodID calls_collect, calls_check, calls_apply;
+
+int32_t upcall_with(jmethodID method, const tsr_state* values, char* message, void* calls) {
+    return upcall(message, [&](JNIEnv* env) {
+        const jint status =
+            env->CallIntMethod(static_cast<jobject>(calls), method, as_long(values), message_of(env, message));
+        check_pending(env);
+        return status;
+    });
+}
+
+int32_t on_collect(tsr_state* values, char* message, void* calls) {
+    return upcall_with(calls_collect, values, message, calls);
+}
+
+int32_t on_check(const tsr_state* values, char* message, void* calls) {
+    return upcall_with(calls_check, values, message, calls);
+}
+
+int32_t on_apply(const tsr_state* values, char* message, void* calls) {
+    return upcall_with(calls_apply, values, message, calls);
+}
+
+void on_destroy(void* calls) {
+    JNIEnv* env = attached_env();
+    if (env != nullptr) env->DeleteGlobalRef(static_cast<jobject>(calls));
+}
 
 jlong state_create(JNIEnv* env, jclass) {
     return shim(env, [&] {
@@ -58,6 +87,21 @@ void state_add_sampler(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jlon
     });
 }
 
+void state_add_source(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jobject calls) {
+    shim(env, [&] {
+        const Text text(env, prefix);
+        tsr_state_source source{};
+        source.struct_size = sizeof source;
+        source.collect = on_collect;
+        source.check = on_check;
+        source.apply = on_apply;
+        source.destroy = on_destroy;
+        source.user_data = env->NewGlobalRef(calls);
+        if (source.user_data == nullptr) throw std::bad_alloc();
+        check(env, tsr_state_add_source(as<tsr_state>(state), text.c_str(), &source));
+    });
+}
+
 void state_set_long(JNIEnv* env, jclass, jlong state, jbyteArray name, jlong value) {
     shim(env, [&] { check(env, tsr_state_set_int64(as<tsr_state>(state), Text(env, name).c_str(), value)); });
 }
@@ -105,6 +149,13 @@ void state_destroy(JNIEnv*, jclass, jlong state) { tsr_state_destroy(as<tsr_stat
 
 }  // namespace
 
+void load_state_classes(JNIEnv* env) {
+    const jclass calls = global_class(env, "dev/tessera/StatefulCalls");
+    calls_collect = instance_method(env, calls, "collect", "(JLjava/nio/ByteBuffer;)I");
+    calls_check = instance_method(env, calls, "check", "(JLjava/nio/ByteBuffer;)I");
+    calls_apply = instance_method(env, calls, "apply", "(JLjava/nio/ByteBuffer;)I");
+}
+
 Methods state_methods() {
     return {method<state_create>("stateCreate"),
             method<state_add_tensor>("stateAddTensor"),
@@ -112,6 +163,7 @@ Methods state_methods() {
             method<state_add_ddp>("stateAddDdp"),
             method<state_add_optimizer>("stateAddOptimizer"),
             method<state_add_sampler>("stateAddSampler"),
+            method<state_add_source>("stateAddSource"),
             method<state_set_long>("stateSetLong"),
             method<state_get_long>("stateGetLong"),
             method<state_set_double>("stateSetDouble"),

@@ -2,7 +2,7 @@
 // nothing be thrown. Callbacks come from any thread; those of the library are attached.
 #include <array>
 
-#include "jni.hpp"
+#include "upcall.hpp"
 
 namespace tsr::jni {
 
@@ -12,49 +12,6 @@ jclass calls_class = nullptr;
 jclass object_class = nullptr;
 jmethodID call_status, call_open, call_read, call_put, call_begin, call_part, call_finish, call_end, call_list,
     call_remove;
-
-constexpr int32_t failed = -1;
-constexpr jint frame_references = 16;
-
-int32_t says(char* message, const char* text) {
-    size_t i = 0;
-    for (; text[i] != '\0' && i + 1 < TSR_STORAGE_MESSAGE_BYTES; ++i) message[i] = text[i];
-    message[i] = '\0';
-    return failed;
-}
-
-// Runs `body(env)` with room for its local references. Whatever goes wrong between C and Java is a status.
-template <class Body>
-int32_t upcall(char* message, Body&& body) noexcept {
-    JNIEnv* env = attached_env();
-    if (env == nullptr) return says(message, "the JVM is ending");
-    if (env->ExceptionCheck()) return says(message, "a Java exception is pending on this thread");
-    if (env->PushLocalFrame(frame_references) != 0) {
-        env->ExceptionClear();
-        return says(message, "no memory in the JVM");
-    }
-    int32_t status = failed;
-    try {
-        status = body(env);
-    } catch (...) {
-        says(message, "no memory in the JVM");
-    }
-    if (env->ExceptionCheck()) {  // StorageCalls catches; what is left is lack of memory
-        env->ExceptionClear();
-        status = says(message, "no memory in the JVM");
-    }
-    env->PopLocalFrame(nullptr);
-    return status;
-}
-
-jobject buffer_of(JNIEnv* env, const void* data, int64_t size) {
-    if (size == 0) return nullptr;
-    const jobject buffer = env->NewDirectByteBuffer(const_cast<void*>(data), size);
-    check_pending(env);
-    return buffer;
-}
-
-jobject message_of(JNIEnv* env, char* message) { return buffer_of(env, message, TSR_STORAGE_MESSAGE_BYTES); }
 
 jobjectArray slot_of(JNIEnv* env) {
     const jobjectArray made = env->NewObjectArray(1, object_class, nullptr);
@@ -163,7 +120,7 @@ int32_t on_finish(void* upload, char* message, void*) {
 }
 
 void on_end(void* object, void*) {
-    std::array<char, TSR_STORAGE_MESSAGE_BYTES> nowhere{};
+    std::array<char, TSR_MESSAGE_BYTES> nowhere{};
     (void)upcall(nowhere.data(), [&](JNIEnv* env) -> int32_t {
         env->CallStaticVoidMethod(calls_class, call_end, of(object));
         env->DeleteGlobalRef(of(object));

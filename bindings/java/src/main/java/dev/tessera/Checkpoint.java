@@ -208,13 +208,18 @@ public final class Checkpoint extends NativeObject {
         final ProgressRelay told = ProgressRelay.of(options.progress);
         final Comm comm = options.comm;
         if (comm == null) {
-            ref.run(h -> state.ref.runExclusive(
-                    s -> Native.checkpointLoad(h, s, options.given, options.values, told, 0)));
+            ref.run(h -> load(h, state, options, told, 0));
         } else {
-            ref.run(h -> state.ref.runExclusive(s -> comm.ref.runExclusive(
-                    c -> Native.checkpointLoad(h, s, options.given, options.values, told, c))));
+            ref.run(h -> comm.ref.runExclusive(c -> load(h, state, options, told, c)));
         }
         ProgressRelay.settle(told);
+    }
+
+    private static void load(long handle, State state, LoadOptions options, ProgressRelay told, long comm) {
+        state.use(s -> {
+            Native.checkpointLoad(handle, s, options.given, options.values, told, comm);
+            return null;
+        });
     }
 
     /**

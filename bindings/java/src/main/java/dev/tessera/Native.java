@@ -186,6 +186,7 @@ final class Native {
     static native void stateAddDdp(long state, byte[] prefix, long ddp);
     static native void stateAddOptimizer(long state, byte[] prefix, long optimizer);
     static native void stateAddSampler(long state, byte[] prefix, long sampler);
+    static native void stateAddSource(long state, byte[] prefix, Object calls);
     static native void stateSetLong(long state, byte[] name, long value);
     static native long stateGetLong(long state, byte[] name);
     static native void stateSetDouble(long state, byte[] name, double value);

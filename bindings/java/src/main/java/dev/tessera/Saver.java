@@ -406,7 +406,10 @@ public final class Saver extends NativeObject {
      * @throws TesseraIoException if a rank cannot write; all ranks get the same error
      */
     public Commit save(long step, State state) {
-        ref.runExclusive(h -> state.ref.runExclusive(s -> Native.saverSave(h, step, s)));
+        ref.runExclusive(h -> state.use(s -> {
+            Native.saverSave(h, step, s);
+            return null;
+        }));
         ProgressRelay.settle(progress);
         return new Commit(root, step, storage);
     }
@@ -424,7 +427,7 @@ public final class Saver extends NativeObject {
      */
     public CompletableFuture<Commit> saveAsync(long step, State state) {
         final CompletableFuture<Void> done = ref.callExclusive(h -> {
-            final long handle = state.ref.callLongExclusive(s -> Native.saverSaveAsync(h, step, s));
+            final long handle = state.use(s -> Native.saverSaveAsync(h, step, s));
             return new Work(handle, this).toFuture();
         });
         ProgressRelay.settle(progress);
@@ -480,7 +483,7 @@ public final class Saver extends NativeObject {
      * @throws TesseraCorruptException if a checksum fails
      */
     public long resume(State state) {
-        final long step = ref.callLongExclusive(h -> state.ref.callLongExclusive(s -> Native.saverResume(h, s)));
+        final long step = ref.callLongExclusive(h -> state.use(s -> Native.saverResume(h, s)));
         ProgressRelay.settle(progress);
         return step;
     }

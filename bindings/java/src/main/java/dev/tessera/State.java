@@ -3,6 +3,8 @@ package dev.tessera;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Objects;
+import java.util.concurrent.atomic.AtomicReference;
+import java.util.function.LongFunction;
 
 /**
  * What a checkpoint saves and loads, in place: named tensors and values. It borrows the objects that are added: closing one
@@ -11,6 +13,7 @@ import java.util.Objects;
  */
 public final class State extends NativeObject {
     private final List<Object> members = new ArrayList<>(); // keeps them, or their memory, reachable
+    private final AtomicReference<Throwable> thrown = new AtomicReference<>(); // by a Stateful in the call in flight
 
     /** An empty state. */
     public State() {
@@ -75,6 +78,21 @@ public final class State extends NativeObject {
     public State with(String prefix, Sampler sampler) {
         final byte[] text = Native.utf8(prefix, "prefix");
         return join(sampler, sampler.ref, h -> sampler.ref.run(s -> Native.stateAddSampler(h, text, s)));
+    }
+
+    /**
+     * Add the values of an object of yours as {@code <prefix>.<name>}. It is asked for them at each save, and gets them back at
+     * each load.
+     *
+     * @param prefix "loader"; neither under another's nor the begin of one
+     * @param object kept reachable
+     * @return this
+     */
+    public State with(String prefix, Stateful object) {
+        final byte[] text = Native.utf8(prefix, "prefix");
+        final StatefulCalls calls = new StatefulCalls(Objects.requireNonNull(object, "object"), thrown);
+        ref.runExclusive(h -> Native.stateAddSource(h, text, calls));
+        return this;
     }
 
     /**
@@ -175,7 +193,7 @@ public final class State extends NativeObject {
      */
     public long getLong(String name) {
         final byte[] text = Native.utf8(name, "name");
-        return ref.callLongExclusive(h -> Native.stateGetLong(h, text));
+        return use(h -> Native.stateGetLong(h, text));
     }
 
     /**
@@ -188,7 +206,7 @@ public final class State extends NativeObject {
      */
     public double getDouble(String name) {
         final byte[] text = Native.utf8(name, "name");
-        return ref.callExclusive(h -> Native.stateGetDouble(h, text));
+        return use(h -> Native.stateGetDouble(h, text));
     }
 
     /**
@@ -200,7 +218,7 @@ public final class State extends NativeObject {
      */
     public Object get(String name) {
         final byte[] text = Native.utf8(name, "name");
-        return Values.fromJson(ref.callExclusive(h -> Native.text(Native.stateGetValue(h, text))));
+        return Values.fromJson(use(h -> Native.text(Native.stateGetValue(h, text))));
     }
 
     /**
@@ -214,5 +232,21 @@ public final class State extends NativeObject {
         final byte[] text = Native.utf8(Objects.requireNonNull(name, "name"), "name");
         ref.runExclusive(h -> Native.stateSetMetric(h, text, value));
         return this;
+    }
+
+    /** Makes a call that may call a Stateful. What that threw goes with the error that the call becomes. */
+    <T> T use(LongFunction<T> call) {
+        return ref.callExclusive(h -> {
+            thrown.set(null);
+            try {
+                return call.apply(h);
+            } catch (TesseraException failed) {
+                final Throwable why = thrown.getAndSet(null);
+                if (why != null) {
+                    failed.addSuppressed(why);
+                }
+                throw failed;
+            }
+        });
     }
 }

@@ -1,23 +1,14 @@
 package dev.tessera;
 
-import java.io.FileNotFoundException;
-import java.io.IOException;
-import java.net.SocketTimeoutException;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
-import java.nio.CharBuffer;
-import java.nio.charset.StandardCharsets;
-import java.nio.file.AccessDeniedException;
-import java.nio.file.NoSuchFileException;
-import java.util.concurrent.TimeoutException;
 import java.util.function.LongUnaryOperator;
 
 /**
- * What the shims of storage.cc call. Nothing leaves these methods but a status: 0 or a code of the library, or FAILED, and
- * then a message. Numbers go back in {@code out}, objects in {@code made}.
+ * What the shims of storage.cc call. Nothing leaves these methods but a status: 0, or what {@link Failures} makes of an
+ * exception, and then a message. Numbers go back in {@code out}, objects in {@code made}.
  */
 final class StorageCalls {
-    private static final int FAILED = -1;
     private static final int KIND_OBJECT = 1;
     private static final int KIND_DIRECTORY = 2;
 
@@ -45,7 +36,7 @@ final class StorageCalls {
             out[2] = found.modifiedMs;
             return 0;
         } catch (Throwable error) {
-            return failed(error, message);
+            return Failures.failed(error, message);
         }
     }
 
@@ -59,7 +50,7 @@ final class StorageCalls {
             out[0] = reader.size();
             return 0;
         } catch (Throwable error) {
-            return failed(error, message);
+            return Failures.failed(error, message);
         }
     }
 
@@ -68,7 +59,7 @@ final class StorageCalls {
             out[0] = ((Storage.Reader) reader).read(offset, into);
             return 0;
         } catch (Throwable error) {
-            return failed(error, message);
+            return Failures.failed(error, message);
         }
     }
 
@@ -77,7 +68,7 @@ final class StorageCalls {
             final boolean put = ((Storage) storage).put(Native.text(key), readOnly(data), ifAbsent);
             return put ? 0 : ErrorCode.INVALID_STATE.number();
         } catch (Throwable error) {
-            return failed(error, message);
+            return Failures.failed(error, message);
         }
     }
 
@@ -86,7 +77,7 @@ final class StorageCalls {
             made[0] = ((Storage) storage).begin(Native.text(key), size);
             return 0;
         } catch (Throwable error) {
-            return failed(error, message);
+            return Failures.failed(error, message);
         }
     }
 
@@ -95,7 +86,7 @@ final class StorageCalls {
             ((Storage.Upload) upload).part(index, offset, readOnly(data));
             return 0;
         } catch (Throwable error) {
-            return failed(error, message);
+            return Failures.failed(error, message);
         }
     }
 
@@ -104,7 +95,7 @@ final class StorageCalls {
             ((Storage.Upload) upload).finish();
             return 0;
         } catch (Throwable error) {
-            return failed(error, message);
+            return Failures.failed(error, message);
         }
     }
 
@@ -127,7 +118,7 @@ final class StorageCalls {
                     .list(Native.text(key)).stream().map(name -> Native.utf8(name, "name")).toArray(byte[][]::new);
             return 0;
         } catch (Throwable error) {
-            return failed(error, message);
+            return Failures.failed(error, message);
         }
     }
 
@@ -140,47 +131,11 @@ final class StorageCalls {
             }
             return 0;
         } catch (Throwable error) {
-            return failed(error, message);
+            return Failures.failed(error, message);
         }
     }
 
     private static ByteBuffer readOnly(ByteBuffer data) {
         return data == null ? ByteBuffer.allocate(0) : data.asReadOnlyBuffer().order(ByteOrder.nativeOrder());
-    }
-
-    private static int failed(Throwable error, ByteBuffer message) {
-        try {
-            final String text = error.getClass().getSimpleName() + ": " + error.getMessage();
-            // Cut between two characters; the last byte stays 0.
-            message.limit(message.capacity() - 1);
-            StandardCharsets.UTF_8.newEncoder().encode(CharBuffer.wrap(text.replace('\0', ' ')), message, true);
-        } catch (Throwable noText) {
-            // The status must do.
-        }
-        if (error instanceof InterruptedException) {
-            Thread.currentThread().interrupt();
-            return ErrorCode.INTERRUPTED.number();
-        }
-        return statusOf(error);
-    }
-
-    private static int statusOf(Throwable error) {
-        if (error instanceof TesseraException) {
-            return ((TesseraException) error).code().number();
-        }
-        if (error instanceof FileNotFoundException || error instanceof NoSuchFileException) {
-            return ErrorCode.NOT_FOUND.number();
-        }
-        // Hadoop's own exception of that name, which this class must not need.
-        if (error instanceof AccessDeniedException || error.getClass().getSimpleName().equals("AccessControlException")) {
-            return ErrorCode.PERMISSION.number();
-        }
-        if (error instanceof SocketTimeoutException || error instanceof TimeoutException) {
-            return ErrorCode.TIMEOUT.number();
-        }
-        if (error instanceof OutOfMemoryError) {
-            return ErrorCode.NO_MEMORY.number();
-        }
-        return error instanceof IOException ? ErrorCode.IO.number() : FAILED;
     }
 }

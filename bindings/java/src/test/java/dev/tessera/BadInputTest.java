@@ -94,6 +94,15 @@ class BadInputTest {
         values.put(ExportOptions.class, new ExportOptions());
         values.put(Progress.class, (Progress) (phase, done, total) -> { });
         values.put(Storage.class, new StorageTest.MapStorage(true));
+        values.put(Stateful.class, new Stateful() {
+            @Override
+            public Map<String, Object> stateDict() {
+                return Map.of("x", 1L);
+            }
+
+            @Override
+            public void loadStateDict(Map<String, Object> given) {}
+        });
         values.put(Ddp.Hook.class, (Ddp.Hook) bucket -> { });
         values.put(Launch.Program.class, (Launch.Program) () -> { });
         values.put(java.util.function.BiConsumer.class, (java.util.function.BiConsumer<Object, Object>) (a, b) -> { });

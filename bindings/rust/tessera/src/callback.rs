@@ -1,0 +1,79 @@
+//! What user's code that C calls may return, and how its errors and panics cross into C: as a status and a message.
+
+use std::any::Any;
+use std::error::Error as StdError;
+use std::ffi::c_char;
+use std::io;
+use std::panic::{self, AssertUnwindSafe};
+use std::ptr;
+
+use tessera_sys as sys;
+
+use crate::error::{Code, Error};
+use crate::raw;
+
+/// What a method of a [`Storage`](crate::Storage) or of a [`Stateful`](crate::Stateful) object fails with: any error. An
+/// [`io::Error`] or [`Error`] becomes an error of the same kind of the save or load, on every rank; others become
+/// [`Code::User`].
+pub type CallbackResult<T> = std::result::Result<T, Box<dyn StdError + Send + Sync>>;
+
+/// Of a callback that fails in a way that has no code of its own.
+pub(crate) const FAILED: i32 = -1;
+
+fn status_of(error: &(dyn StdError + Send + Sync + 'static)) -> i32 {
+    if let Some(error) = error.downcast_ref::<Error>() {
+        return error.code().as_raw();
+    }
+    let Some(error) = error.downcast_ref::<io::Error>() else { return FAILED };
+    let code = match error.kind() {
+        io::ErrorKind::NotFound => Code::NotFound,
+        io::ErrorKind::PermissionDenied => Code::Permission,
+        io::ErrorKind::TimedOut => Code::Timeout,
+        io::ErrorKind::OutOfMemory => Code::NoMemory,
+        io::ErrorKind::Unsupported => Code::Unsupported,
+        _ => Code::Io,
+    };
+    code.as_raw()
+}
+
+/// Puts `text` where C reads it, cut between two characters.
+///
+/// # Safety
+/// `message` has room for `TSR_MESSAGE_BYTES`.
+unsafe fn say(message: *mut c_char, text: &str) {
+    let text = text.replace('\0', " ");
+    let mut end = text.len().min(sys::TSR_MESSAGE_BYTES as usize - 1);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        ptr::copy_nonoverlapping(text.as_ptr(), message.cast(), end);
+        *message.add(end) = 0;
+    }
+}
+
+/// Runs a method; its error, or its panic, becomes a status and a message.
+///
+/// # Safety
+/// As `say`.
+pub(crate) unsafe fn answer(message: *mut c_char, body: impl FnOnce() -> CallbackResult<i32>) -> i32 {
+    match panic::catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(status)) => status,
+        Ok(Err(error)) => {
+            // SAFETY: the caller's promise; so below.
+            unsafe { say(message, &error.to_string()) };
+            status_of(&*error)
+        }
+        Err(payload) => {
+            unsafe { say(message, &format!("it panicked: {}", panic_text(&*payload))) };
+            raw::discard(payload);
+            FAILED
+        }
+    }
+}
+
+fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no text)")
+}
