@@ -91,9 +91,8 @@ TEST_P(StoppedRank, IsNamedAtTheDeadlineAndSavesAgainWhenItGoesOn) {
         owned.fill(1);
         Saver(nullptr, dir.path(), saver_options()).save(1, owned.state);
     }
-    Processes processes(ranks, [&](int rank, const auto& store, const auto& say) {
-        body(rank, store, say, dir.path(), GetParam());
-    });
+    Processes processes(
+        ranks, [&](int rank, const auto& store, const auto& say) { body(rank, store, say, dir.path(), GetParam()); });
     int status = 0;
     ASSERT_EQ(::waitpid(processes.pid(1), &status, WUNTRACED), processes.pid(1));
     ASSERT_TRUE(WIFSTOPPED(status)) << status;
