@@ -1,5 +1,6 @@
 """docs/CHECKPOINTS.md: its programs run as they stand, each going on from the one before, with other ranks and in
-another language; then what the page reads is there. Each language has two, numbered here: rows, and an object of its own."""
+another language; then what the page reads is there. Each language has two, numbered here: rows, and an object of the
+program's own."""
 
 from __future__ import annotations
 
