@@ -88,7 +88,7 @@ TEST(OtherFormatsOfPyTorch, EverySubcommandTakesThem) {
     const TempDir dir;
     int versions = 0;
     for (const auto& version : std::filesystem::directory_iterator(source_dir() + "/tests/golden/torch_dcp")) {
-        if (!version.is_directory()) continue;
+        if (!version.path().filename().string().starts_with("2.")) continue;
         ++versions;
         const std::string both[] = {version.path() / "dcp", version.path() / "save.pt"};
         for (const std::string& path : both) {

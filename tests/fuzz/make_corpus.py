@@ -30,8 +30,8 @@ def put(target: str, name: str, content: bytes) -> None:
 
 
 def sound() -> None:
-    newest = max(GOLDEN.glob("*/"), key=lambda path: [int(n) for n in path.name.split(".")] if path.is_dir() else [])
-    for version in sorted(GOLDEN.glob("*/")):
+    newest = max(GOLDEN.glob("2.*"), key=lambda path: [int(n) for n in path.name.split(".")])
+    for version in sorted(GOLDEN.glob("2.*")):
         put("metadata", f"torch-{version.name}", (version / "dcp" / ".metadata").read_bytes())
     save = (newest / "save.pt").read_bytes()
     put("zip", "save", save)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import pickletools
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ pytest.importorskip("tessera")
 
 import tessera as ts  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
-from conftest import TESSERA  # noqa: E402
+from conftest import ROOT, TESSERA  # noqa: E402
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
 from torch_ranks import run_ranks  # noqa: E402
 
@@ -196,6 +197,15 @@ with ts.init() as comm:
         saver.save_async(2, state).wait()
         saver.save(7, state)
 """
+DCP_CLASSES = [
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "Metadata",
+    "MetadataIndex",
+    "TensorProperties",
+    "TensorStorageMetadata",
+    "_MEM_FORMAT_ENCODING",
+]
 VALUES = {
     "note": "größer",
     "config.lr": 0.5,
@@ -294,6 +304,37 @@ def test_every_archive_is_one_of_torch_save(written: Path) -> None:
             assert loaded == VALUES[index.fqn], index.fqn
         else:
             assert isinstance(loaded, torch.Tensor), index.fqn
+
+
+def test_only_classes_of_pytorch_2_4_are_named(written: Path) -> None:
+    metadata = (save_of(written) / ".metadata").read_bytes()
+    named = {(code.name, argument) for code, argument, _ in pickletools.genops(metadata) if "GLOBAL" in code.name}
+    dtypes = {str(torch.as_tensor(value).dtype) for value in expected_tensors().values() if value.dtype.kind != "V"}
+    module = "torch.distributed.checkpoint.metadata"
+    classes = {f"{module} {name}" for name in DCP_CLASSES}
+    others = {"torch Size", "torch.serialization _get_layout", "torch.distributed.checkpoint.filesystem _StorageInfo"}
+    dtypes = {name.replace(".", " ") for name in dtypes | {"torch.bfloat16"}}
+    assert named == {("GLOBAL", name) for name in classes | others | dtypes}
+
+
+def test_the_scripts_that_ask_an_old_pytorch_work_with_this_one(tmp_path: Path) -> None:
+    """What was found out with old ones is in docs/FORMAT.md."""
+    job = "fsdp"
+    golden = ROOT / "tests" / "golden" / "torch_dcp"
+
+    def run(script: str, *arguments: object) -> str:
+        command = [sys.executable, "-W", "ignore", str(golden / script), *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    version = torch.__version__.split("+")[0]
+    run("make.py", "--into", tmp_path, job)
+    committed = golden / version / job / "expected.json"
+    assert (tmp_path / version / job / "expected.json").read_bytes() == committed.read_bytes()
+    run("write_ours.py", tmp_path / "ours", job)
+    said = run("read_ours.py", tmp_path / "ours", job)
+    assert [f"{job}, {kind}: read" in said for kind in ("saver", "exported", "torch")] == [True] * 3, said
 
 
 def test_tessera_reads_its_own_again(written: Path) -> None:

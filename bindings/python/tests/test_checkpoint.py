@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tessera as ts
+from tessera.values import decode
 
 
 @pytest.fixture
@@ -529,6 +530,44 @@ def test_a_checkpoint_reads_as_a_mapping(saver: ts.Saver):
             checkpoint.read("a", frozen)
     with pytest.raises(ts.InvalidState, match="closed"):
         checkpoint["a"]
+
+
+GOLDEN = Path(__file__).resolve().parents[3] / "tests" / "golden" / "torch_dcp"
+
+
+@pytest.mark.parametrize("version", sorted(path.name for path in GOLDEN.glob("2.*")))
+def test_what_pytorch_wrote_is_loaded(version: str):
+    """By tests/golden/torch_dcp/make.py: read whole, and loaded as either of two ranks would."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    numpy = {"F16": "f2", "BF16": ml_dtypes.bfloat16, "F32": "f4", "F64": "f8", "I32": "i4", "I64": "i8"}
+    files = sorted((GOLDEN / version).glob("*/expected.json"))
+    assert len(files) >= 5
+    for file in files:
+        expected = json.loads(file.read_text(encoding="utf-8"))
+        arrays = {
+            name: np.array(told["numbers"], np.float64).reshape(told["shape"]).astype(numpy[told["dtype"]])
+            for name, told in expected["tensors"].items()
+        }
+        values = {name: decode(json.dumps(value)) for name, value in expected["values"].items()}
+        with ts.Checkpoint(file.parent) as checkpoint:
+            assert list(checkpoint) == sorted(arrays)
+            for name, array in arrays.items():
+                np.testing.assert_array_equal(checkpoint[name], array, err_msg=f"{file.parent} {name}", strict=True)
+            assert checkpoint.saved_values == values
+            assert not checkpoint.unreadable
+            checkpoint.verify()
+            for rank in range(2):
+                state, pieces = ts.State(**dict.fromkeys(values, "not loaded")), {}
+                for name, array in arrays.items():
+                    placement = ts.Shard(0) if array.ndim else ts.Replicate()
+                    layout = ts.Layout(array.shape, (2,), (placement,))
+                    pieces[name] = [(np.empty(box.sizes, array.dtype), array[box.slices]) for box in layout.boxes(rank)]
+                    state[name] = ts.Sharded(layout, [piece for piece, _ in pieces[name]], rank, array.dtype)
+                checkpoint.load(state)
+                for name, parts in pieces.items():
+                    for piece, part in parts:
+                        np.testing.assert_array_equal(piece, part, err_msg=f"{file.parent} {name}", strict=True)
+                assert {name: state[name] for name in values} == values
 
 
 def test_a_closed_saver_refuses(tmp_path: Path):
