@@ -170,9 +170,9 @@ class Comm(Collectives):
     def timeout(self) -> float:
         """The deadline of each operation, in seconds, counted from when it starts.
 
-        Setting it, to seconds or a timedelta, counts for operations that this rank issues from then on: a short one for a
-        call that must be answered soon, a long one for an evaluation on one rank. Each rank has its own; the first that
-        passes fails the communicator on all.
+        Setting it, to seconds or a timedelta, counts for operations that this rank issues from then on: a short one for
+        a call that must be answered soon, a long one for an evaluation on one rank. Each rank has its own; the first
+        that passes fails the communicator on all.
         """
         return _core.comm_timeout(self._handle) / 1000
 
