@@ -155,8 +155,8 @@ void bench() {
         of_rank0 = planned;
         // Ranks are files here.
         for (const auto& [name, tensor] : planned->plan->tensors()) {
-            for (const Box& box : tensor.layout->boxes_of(loading_rank)) {
-                tensor.for_each_piece(box, [&](const Box&, int file) { needed.insert(file); });
+            for (const Box& box : tensor->layout->boxes_of(loading_rank)) {
+                tensor->for_each_piece(box, [&](const Box&, int file) { needed.insert(file); });
             }
         }
     }

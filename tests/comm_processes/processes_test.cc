@@ -18,6 +18,7 @@ namespace tsr::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 CommOptions options_with(milliseconds timeout) {
@@ -376,7 +377,10 @@ TEST(CommProcesses, StoppedRankIsNamedInEveryCollective) {
                                             HasSubstr(std::string(name_of(collective)) + " #")));
         }
         processes.signal(victim, SIGCONT);
-        EXPECT_THAT(processes.join(victim).text, HasSubstr("TIMEOUT")) << name_of(collective);
+        // It learns what the others said of it; of a socket that was full of data when they ended, only that they are gone.
+        EXPECT_THAT(processes.join(victim).text,
+                    AnyOf(HasSubstr("TIMEOUT"), HasSubstr(expected_transport() == "shm" ? "TIMEOUT" : "PEER_LOST")))
+            << name_of(collective);
     }
 }
 

@@ -67,12 +67,18 @@ SET_BY_THE_BINDING = {
 }
 JAVA_NAMES = {
     "timeout_ms": "timeout",
+    "heartbeat_timeout_ms": "heartbeatTimeout",
     "beta1": "betas",
     "beta2": "betas",
     "write_bytes_per_s": "writeBytesPerSecond",
 }
-PYTHON_NAMES = {"timeout_ms": "timeout", "beta1": "betas", "beta2": "betas"}
-RUST_NAMES = {"timeout_ms": "timeout"}
+PYTHON_NAMES = {
+    "timeout_ms": "timeout",
+    "heartbeat_timeout_ms": "heartbeat_timeout",
+    "beta1": "betas",
+    "beta2": "betas",
+}
+RUST_NAMES = {"timeout_ms": "timeout", "heartbeat_timeout_ms": "heartbeat_timeout"}
 
 
 def fields(struct: str) -> dict[str, tuple[str, str]]:

@@ -29,7 +29,7 @@ cmd_test() {
   rm -rf "$RESULTS"
   mkdir -p "$RESULTS"
 
-  if build_core "$preset" TESTS EXAMPLES && install_core "$preset"; then
+  if build_core "$preset" TESTS EXAMPLES BENCHMARKS && install_core "$preset"; then
     section_ctest "$preset" "C and C++" ""
     section "Python" pytest run_pytest bindings/python/tests python
     section "Java" surefire run_java

@@ -279,6 +279,7 @@ def test_a_timeout_counts_from_when_it_is_set(ranks):
         with pytest.raises(ts.TesseraTimeout, match=r"0\.25 s"):
             comm.barrier()
         told.set()
+        comm.close()
         return "told"
 
     assert ranks.outcomes(2, body)[0] == "told"

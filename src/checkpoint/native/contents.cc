@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include "base/error.hpp"
@@ -27,24 +28,30 @@ void NativeContents::read(std::span<const Wanted> wanted, const ReadOptions& opt
 std::vector<Transfer> NativeContents::transfers_of(std::span<const Wanted> wanted) const {
     std::vector<Transfer> transfers;
     transfers.reserve(wanted.size());
-    // What is wanted comes mostly in the order in which a file holds it.
-    const RankFile* last_file = nullptr;
-    const FileEntry* last = nullptr;
-    int last_index = -1;
+    // What is wanted comes by name, and a file holds it by size and then by name: of one size, what comes next follows what
+    // came last.
+    struct Found {
+        int index = -1;
+        int64_t bytes = 0;
+        const RankFile* file = nullptr;
+        const FileEntry* entry = nullptr;
+    };
+    std::array<Found, 64> last;
     for (const Wanted& one : wanted) {
         one.tensor->for_each_piece(*one.box, [&](const Box& box, int index) {
-            if (index != last_index) {
-                last_file = &file(index);
-                last = nullptr;
-                last_index = index;
-            }
-            last = last_file->find(*one.name, last);
-            if (last == nullptr || *last->box != box || last->dtype != one.tensor->dtype) {
+            const int64_t bytes = box.numel() * static_cast<int64_t>(size_of(one.tensor->dtype));
+            const uint64_t mixed =
+                (static_cast<uint64_t>(bytes) ^ static_cast<uint64_t>(index) << 40) * 0x9e3779b97f4a7c15;
+            Found& found = last[mixed >> 58];
+            if (found.index != index) found = {index, bytes, &file(index), nullptr};
+            if (found.bytes != bytes) found = {index, bytes, found.file, nullptr};
+            found.entry = found.file->find(*one.name, found.entry);
+            if (found.entry == nullptr || *found.entry->box != box || found.entry->dtype != one.tensor->dtype) {
                 throw Error(Code::corrupt, fmt::format("{}: its header does not hold the part {} of tensor '{}' that "
                                                        "the manifest says",
-                                                       last_file->path(), box.str(), *one.name));
+                                                       found.file->path(), box.str(), *one.name));
             }
-            transfers.push_back({index, last_file, last, one.box, one.dtype, one.memory});
+            transfers.push_back({index, found.file, found.entry, one.box, one.dtype, one.memory});
         });
     }
     return transfers;
