@@ -190,6 +190,12 @@ struct Content {
     }
 };
 
+std::string text_of(const Values& values) {
+    std::string text;
+    for (const auto& [name, value] : values) text += fmt::format("{}: {}\n", name, value.dump());
+    return text;
+}
+
 class GoldenModel : public ::testing::TestWithParam<std::string> {
    protected:
     GoldenModel() {
@@ -234,7 +240,7 @@ class GoldenModel : public ::testing::TestWithParam<std::string> {
         for (const Part& part : parts) {
             EXPECT_EQ(part.memory, tensors_.at(part.name).part(part.box)) << part.name << " " << part.box.str();
         }
-        EXPECT_EQ(state.collect(), values_);
+        EXPECT_EQ(text_of(state.collect()), text_of(values_));
     }
 
     const std::string path_ = golden + "/" + GetParam();
@@ -252,7 +258,7 @@ TEST_P(GoldenModel, IsReadWhole) {
         EXPECT_EQ(memory, content.bytes) << name;
     }
     EXPECT_EQ(checkpoint->names(), names);
-    EXPECT_EQ(checkpoint->manifest().values, values_);
+    EXPECT_EQ(text_of(checkpoint->manifest().values), text_of(values_));
     EXPECT_TRUE(checkpoint->manifest().unreadable.empty());
     EXPECT_TRUE(checkpoint->verify(Checkpoint::Depth::everything).empty());
 }
