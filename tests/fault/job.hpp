@@ -27,14 +27,9 @@
 #include "checkpoint/torch_dcp/writer.hpp"
 #include "fault/faulty_files.hpp"
 #include "fault/memory_files.hpp"
+#include "sanitized.hpp"
 
 namespace tsr::testing {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool sanitized = true;
-#else
-inline constexpr bool sanitized = false;
-#endif
 
 inline const std::string root = "/data/root";
 
