@@ -157,7 +157,7 @@ Exported export_checkpoint(const Checkpoint& source, Peers& peers, const std::st
     for (size_t rank = 1; rank < records.size(); ++rank) {
         if (records[rank].digest == records[0].digest) continue;
         throw Error(Code::mismatch,
-                    fmt::format("rank {} exports other tensors than rank 0, to another directory or with "
+                    fmt::format("rank {} exports other tensors or values than rank 0, to another directory or with "
                                 "other options",
                                 rank))
             .with_operation("export");

@@ -146,19 +146,22 @@ class Flattener {
     // Puts what is to be descended into `parts`, if each can have a name of its own; else says why it cannot.
     std::string take_apart(const std::string& name, Ref node, int depth, Parts& parts) {
         const std::string begin = name.empty() ? "" : name + ".";
+        const auto put = [&](const std::string& key, Ref part) {
+            spend(1 + static_cast<int64_t>(begin.size() + key.size()));  // a key may be long, and shared by many
+            parts.emplace_back(begin + key, part);
+        };
         if (tree_.is(node, Kind::dict)) {
             const auto items = tree_.items(node);
             for (size_t i = 0; i < items.size(); i += 2) {
                 const auto key = key_of(items[i]);
                 if (!key) return fmt::format("a dict with {} as a key", tree_.name(items[i]));
-                parts.emplace_back(begin + *key, items[i + 1]);
+                put(*key, items[i + 1]);
             }
         } else if ((tree_.is(node, Kind::list) || tree_.is(node, Kind::tuple)) && has_parts(node, depth)) {
-            for (const Ref item : tree_.items(node)) parts.emplace_back(begin + std::to_string(parts.size()), item);
+            for (const Ref item : tree_.items(node)) put(std::to_string(parts.size()), item);
         }
         if (!parts.empty() && depth >= max_names_depth) return "it is nested too deep";
         for (const auto& [part, item] : parts) {
-            spend(1 + static_cast<int64_t>(part.size()));
             try {
                 check_name(part, "a name");
             } catch (const Error& error) {

@@ -211,6 +211,27 @@ TEST(TorchSave, BatchesThatDoNotMakeTheWholeAreFound) {
     EXPECT_FALSE(std::filesystem::exists(dir / "out"));
 }
 
+// What lies behind the values would have another place.
+TEST(TorchSave, RanksWithOtherValuesAreRefused) {
+    const TempDir dir;
+    for (const char* root : {"0", "1"}) {
+        OwnedState owned;
+        owned.add_whole({"w", DType::f32, {4}});
+        owned.fill();
+        owned.state.set_value("note", Json(std::string(root)));
+        save_alone(dir / root, owned.state);
+    }
+    expect_all_well(run_meeting(2, [&](const std::shared_ptr<Communicator>& comm) {
+        ExportOptions options;
+        options.format = ExportFormat::torch_save;
+        Peers peers(comm);
+        const auto source = Checkpoint::open(dir / std::to_string(comm->rank()));
+        const Error error = error_of([&] { (void)export_checkpoint(*source, peers, dir / "out", options); });
+        EXPECT_EQ(error.code(), Code::mismatch) << error.what();
+    }));
+    EXPECT_FALSE(std::filesystem::exists(dir / "out"));
+}
+
 // Leaves holes where zeros are written, and knows of one that is read, so that gigabytes cost neither disk nor page cache.
 class SparseFiles final : public FileSystem {
    public:
