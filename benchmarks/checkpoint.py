@@ -87,16 +87,35 @@ def resharded(ranks: int, load_ranks: int, placement: str) -> Scenario:
     return Scenario("64 x 16 MiB", ranks, load_ranks=load_ranks, load_placement=placement, rounds=5, targets=targets)
 
 
+def language_model(ranks: int) -> Scenario:
+    return Scenario("LLM, 2.1 GiB", ranks, rounds=5 if ranks == 2 else 3)
+
+
+def many(ranks: int) -> Scenario:
+    targets = {**SMALL, (SAVE, RAW): 0.8}
+    return Scenario("100,000 x 4-16 KiB", ranks, rounds=7 if ranks == 2 else 3, peer_rounds=1, targets=targets)
+
+
+def flat(ranks: int) -> Scenario:
+    return Scenario("20 layers, 1 GiB", ranks, "flat", rounds=7 if ranks == 2 else 3)
+
+
 SCENARIOS = {
     "large-1": large(1, "safetensors", "torch.save"),
     "large-2": large(2),
     "large-4": large(4),
-    "llm": Scenario("LLM, 2.1 GiB", rounds=5),
+    "llm-1": language_model(1),
+    "llm-2": language_model(2),
+    "llm-4": language_model(4),
     "small": Scenario("20,000 x 1 KiB", raw=False, rounds=3, targets=SMALL),
-    "many": Scenario("100,000 x 4-16 KiB", peer_rounds=1, targets={**SMALL, (SAVE, RAW): 0.8}),
+    "many-1": many(1),
+    "many-2": many(2),
+    "many-4": many(4),
     "replicated-2": Scenario("64 x 16 MiB", 2, "replicated", rounds=5, targets={(COLD, RAW): None}),
     "replicated-4": Scenario("64 x 16 MiB", 4, "replicated", rounds=5, targets={(COLD, RAW): None}),
-    "flat": Scenario("20 layers, 1 GiB", 2, "flat"),
+    "flat-1": flat(1),
+    "flat-2": flat(2),
+    "flat-4": flat(4),
     "rows-2-4": resharded(2, 4, "rows"),
     "rows-3-2": resharded(3, 2, "rows"),
     "columns-2-4": resharded(2, 4, "columns"),

@@ -1,6 +1,8 @@
 // Element types. Numbers are the TSR_DTYPE_ values of tessera/types.h; capi asserts it.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -30,13 +32,51 @@ enum class DType : int32_t {
     c128 = 18,
 };
 
-[[nodiscard]] bool is_known(DType dtype);
-[[nodiscard]] bool is_floating(DType dtype);  // and converted among each other
-[[nodiscard]] bool can_reduce(DType dtype);
-[[nodiscard]] size_t size_of(DType dtype);                     // bytes an element
-[[nodiscard]] std::string_view name_of(DType dtype);           // "f32"
-[[nodiscard]] std::string_view safetensors_name(DType dtype);  // "F32"; manifests use these names too
-[[nodiscard]] bool is_in_safetensors(DType dtype);             // whether that format has it: c128 it has not
+// What is known of an element type.
+struct DTypeTraits {
+    DType dtype;
+    size_t size;    // bytes an element
+    bool floating;  // and converted among each other
+    bool reduces;
+    std::string_view name;         // "f32"
+    std::string_view safetensors;  // "F32"; manifests use these names too
+};
+
+inline constexpr std::array<DTypeTraits, 18> dtype_traits{{
+    {DType::f16, 2, true, true, "f16", "F16"},
+    {DType::bf16, 2, true, true, "bf16", "BF16"},
+    {DType::f32, 4, true, true, "f32", "F32"},
+    {DType::f64, 8, true, true, "f64", "F64"},
+    {DType::i8, 1, false, true, "i8", "I8"},
+    {DType::u8, 1, false, true, "u8", "U8"},
+    {DType::i32, 4, false, true, "i32", "I32"},
+    {DType::i64, 8, false, true, "i64", "I64"},
+    {DType::i16, 2, false, false, "i16", "I16"},
+    {DType::boolean, 1, false, false, "bool", "BOOL"},
+    {DType::u16, 2, false, false, "u16", "U16"},
+    {DType::u32, 4, false, false, "u32", "U32"},
+    {DType::u64, 8, false, false, "u64", "U64"},
+    {DType::f8_e4m3, 1, false, false, "f8_e4m3", "F8_E4M3"},
+    {DType::f8_e5m2, 1, false, false, "f8_e5m2", "F8_E5M2"},
+    {DType::f8_e8m0, 1, false, false, "f8_e8m0", "F8_E8M0"},
+    {DType::c64, 8, false, false, "c64", "C64"},
+    {DType::c128, 16, false, false, "c128", "C128"},
+}};
+static_assert(std::ranges::is_sorted(dtype_traits, {}, &DTypeTraits::dtype) &&
+              dtype_traits.front().dtype == DType{1} && dtype_traits.back().dtype == DType{dtype_traits.size()});
+
+// Those of an unknown dtype are none: size 0, "unknown". Inline, since every call of a collective asks several times.
+[[nodiscard]] constexpr DTypeTraits traits_of(DType dtype) {
+    const auto index = static_cast<size_t>(static_cast<int32_t>(dtype)) - 1;
+    return index < dtype_traits.size() ? dtype_traits[index] : DTypeTraits{dtype, 0, false, false, "unknown", ""};
+}
+[[nodiscard]] constexpr bool is_known(DType dtype) { return traits_of(dtype).size > 0; }
+[[nodiscard]] constexpr bool is_floating(DType dtype) { return traits_of(dtype).floating; }
+[[nodiscard]] constexpr bool can_reduce(DType dtype) { return traits_of(dtype).reduces; }
+[[nodiscard]] constexpr size_t size_of(DType dtype) { return traits_of(dtype).size; }
+[[nodiscard]] constexpr std::string_view name_of(DType dtype) { return traits_of(dtype).name; }
+[[nodiscard]] constexpr std::string_view safetensors_name(DType dtype) { return traits_of(dtype).safetensors; }
+[[nodiscard]] bool is_in_safetensors(DType dtype);  // whether that format has it: c128 it has not
 [[nodiscard]] std::optional<DType> dtype_from_safetensors(std::string_view name);
 
 }  // namespace tsr

@@ -23,22 +23,9 @@ constexpr size_t least_slots = 2;  // of a ring: one is filled while the other i
 
 }  // namespace
 
-StagingPool::Slot::Slot() {
-    void* mapped =
-        ::mmap(nullptr, static_cast<size_t>(chunk_bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapped == MAP_FAILED) throw no_memory();
-    memory = static_cast<std::byte*>(mapped);
-}
-
-Error StagingPool::Slot::no_memory() {
-    return Error(Code::no_memory, fmt::format("no memory to stage {} bytes of a save", chunk_bytes));
-}
-
-StagingPool::Slot::~Slot() { ::munmap(memory, static_cast<size_t>(chunk_bytes)); }
-
 void StagingPool::Slot::prefault(int64_t bytes) {
     if (bytes <= resident) return;
-    (void)::madvise(memory, static_cast<size_t>(bytes), MADV_POPULATE_WRITE);  // else the copy itself faults them in
+    (void)::madvise(memory.data(), static_cast<size_t>(bytes), MADV_POPULATE_WRITE);  // else the copy itself faults them in
     resident = bytes;
 }
 
@@ -81,7 +68,9 @@ bool StagingPool::make_room_for(size_t slots) {
 StagingPool::SlotPtr StagingPool::take() {
     const std::lock_guard lock(mutex_);
     if (free_.empty()) {
-        if (slots_ < least_slots) throw Slot::no_memory();
+        if (slots_ < least_slots) {
+            throw Error(Code::no_memory, fmt::format("no memory to stage {} bytes of a save", chunk_bytes));
+        }
         return nullptr;
     }
     SlotPtr slot = std::move(free_.back());
@@ -122,7 +111,7 @@ class Staging::Source final : public ChunkSource {
 
     int64_t size() const override { return size_; }
     const std::byte* contiguous(int64_t begin, int64_t) const override {
-        return staging_.filled(chunk_of(begin)).memory + begin % chunk_bytes;
+        return staging_.filled(chunk_of(begin)).memory.data() + begin % chunk_bytes;
     }
     void copy(int64_t begin, int64_t end, std::byte* to) const override {
         std::memcpy(to, contiguous(begin, end), static_cast<size_t>(end - begin));
@@ -221,7 +210,7 @@ void Staging::stage_chunk(size_t index) {
         slot->prefault(chunk.end - chunk.begin);
         stamp(*slot, index);
     }
-    if (chunk.late_bytes < chunk.end - chunk.begin) copy(chunk, Part::at_once, slot->memory);
+    if (chunk.late_bytes < chunk.end - chunk.begin) copy(chunk, Part::at_once, slot->memory.data());
     StagingPool::SlotPtr unwanted;  // if nobody reads any more
     {
         const std::lock_guard lock(mutex_);
@@ -274,7 +263,7 @@ void Staging::copy_late_chunk(size_t index) noexcept {
         ++copying_;
     }
     slot->prefault(chunk.end - chunk.begin);
-    copy(chunk, Part::late, slot->memory);
+    copy(chunk, Part::late, slot->memory.data());
     stamp(*slot, index);
     bool was_last = false;
     StagingPool::SlotPtr unwanted;

@@ -32,15 +32,10 @@ class StagingPool {
    public:
     // A chunk's memory, page-aligned. Owned by whoever took it.
     struct Slot {
-        Slot();  // NO_MEMORY
-        [[nodiscard]] static Error no_memory();
-        ~Slot();
-        Slot(const Slot&) = delete;
-        Slot& operator=(const Slot&) = delete;
         // Makes the first `bytes` resident, in one call instead of a fault a page.
         void prefault(int64_t bytes);
 
-        std::byte* memory = nullptr;
+        AlignedBuffer memory{static_cast<size_t>(chunk_bytes)};  // NO_MEMORY
         int64_t resident = 0;
         uint64_t generation = 0;
         size_t chunk = 0;
