@@ -1,9 +1,11 @@
-// all_reduce of float sums by Tessera, through the C API, in library buffers and in foreign memory.
-// usage: all_reduce_tessera RANKS SIZE,SIZE,... buffer|foreign
+// all_reduce of float sums by Tessera, through the C API, in library buffers and in foreign memory; or, as the bound that
+// memory sets, a copy of as many bytes on all ranks at once.
+// usage: all_reduce_tessera RANKS SIZE,SIZE,... buffer|foreign|copy
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
 #include "fork_ranks.hpp"
@@ -44,17 +46,37 @@ void measure(tsr_comm* comm, int rank, int ranks, const std::vector<size_t>& siz
     tsr_buffer_destroy(buffer);
 }
 
+// Each rank reads its bytes once and writes as many, as an all_reduce has to.
+void measure_copy(tsr_comm* comm, int rank, int ranks, const std::vector<size_t>& sizes) {
+    const size_t largest = *std::max_element(sizes.begin(), sizes.end());
+    std::vector<char> from(largest, 1);
+    std::vector<char> to(largest);
+    for (const size_t bytes : sizes) {
+        const double us = bench::median_us(
+            bytes, ranks,
+            [&] {
+                std::memcpy(to.data(), from.data(), bytes);
+                asm volatile("" ::: "memory");
+            },
+            [&] { check(tsr_comm_barrier(comm, nullptr)); });
+        if (rank == 0) bench::report("memory", "copy", ranks, bytes, us, true);
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     if (argc != 4) {
-        std::fprintf(stderr, "usage: %s RANKS SIZE,SIZE,... buffer|foreign\n", argv[0]);
+        std::fprintf(stderr, "usage: %s RANKS SIZE,SIZE,... buffer|foreign|copy\n", argv[0]);
         return 2;
     }
     const int ranks = std::atoi(argv[1]);
     const auto sizes = bench::parse_sizes(argv[2]);
+    const std::string mode = argv[3];
     return bench::fork_ranks(ranks, [&](int rank, const std::string& directory) {
-        return bench::with_comm(rank, ranks, directory,
-                                [&](tsr_comm* comm) { measure(comm, rank, ranks, sizes, argv[3]); });
+        return bench::with_comm(rank, ranks, directory, [&](tsr_comm* comm) {
+            if (mode == "copy") return measure_copy(comm, rank, ranks, sizes);
+            measure(comm, rank, ranks, sizes, mode);
+        });
     });
 }

@@ -84,20 +84,20 @@ def large(ranks: int, *peers: str) -> Scenario:
 
 def resharded(ranks: int, load_ranks: int, placement: str) -> Scenario:
     targets = {(WARM, DCP): 2.0, (COLD, RAW): 0.9 if placement == "rows" else 0.8}
-    return Scenario("64 x 16 MiB", ranks, load_ranks=load_ranks, load_placement=placement, rounds=5, targets=targets)
+    return Scenario("64 x 16 MiB", ranks, load_ranks=load_ranks, load_placement=placement, targets=targets)
 
 
 def language_model(ranks: int) -> Scenario:
-    return Scenario("LLM, 2.1 GiB", ranks, rounds=5 if ranks == 2 else 3)
+    return Scenario("LLM, 2.1 GiB", ranks)
 
 
 def many(ranks: int) -> Scenario:
     targets = {**SMALL, (SAVE, RAW): 0.8}
-    return Scenario("100,000 x 4-16 KiB", ranks, rounds=7 if ranks == 2 else 3, peer_rounds=1, targets=targets)
+    return Scenario("100,000 x 4-16 KiB", ranks, peer_rounds=3 if ranks == 2 else 1, targets=targets)
 
 
 def flat(ranks: int) -> Scenario:
-    return Scenario("20 layers, 1 GiB", ranks, "flat", rounds=7 if ranks == 2 else 3)
+    return Scenario("20 layers, 1 GiB", ranks, "flat")
 
 
 SCENARIOS = {
@@ -111,8 +111,8 @@ SCENARIOS = {
     "many-1": many(1),
     "many-2": many(2),
     "many-4": many(4),
-    "replicated-2": Scenario("64 x 16 MiB", 2, "replicated", rounds=5, targets={(COLD, RAW): None}),
-    "replicated-4": Scenario("64 x 16 MiB", 4, "replicated", rounds=5, targets={(COLD, RAW): None}),
+    "replicated-2": Scenario("64 x 16 MiB", 2, "replicated", targets={(COLD, RAW): None}),
+    "replicated-4": Scenario("64 x 16 MiB", 4, "replicated", targets={(COLD, RAW): None}),
     "flat-1": flat(1),
     "flat-2": flat(2),
     "flat-4": flat(4),

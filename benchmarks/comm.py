@@ -1,4 +1,8 @@
-"""all_reduce beside Gloo and Open MPI: the same sizes, ranks and timing code, rounds interleaved."""
+"""all_reduce beside Gloo, Open MPI (through shared memory, and through TCP alone), PyTorch's gloo and the memory itself.
+
+The same sizes and ranks, rounds interleaved, and, but for PyTorch, the same timing code. The memory's bound is a copy of
+as many bytes on all ranks at once.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import results
+import torch_backend
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [8, 1 * KIB, 8 * KIB, 64 * KIB, 1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB]
@@ -25,12 +30,21 @@ def lines(command: list[str], env: dict[str, str] | None = None) -> dict[int, fl
     return {row["bytes"]: row["us"] for row in rows}
 
 
+GLOO, MPI, MPI_TCP, TORCH, MEMORY = "Gloo", "Open MPI", "Open MPI, TCP alone", "PyTorch gloo", "memory"
+
+
 def target(peer: str, mode: str, size: int) -> float | None:
-    if peer == "Gloo" and mode == "buffer" and size >= MIB:
-        return 5.0
-    if peer == "Open MPI" and mode == "foreign" and size >= MIB:
-        return 1.5
-    return None
+    if peer == MEMORY:
+        return 0.9 if mode == "buffer" and size >= 64 * MIB else None
+    if peer == GLOO and mode == "buffer" and size >= MIB:
+        return 10.0
+    if peer != MPI:
+        return None
+    if size <= 8 * KIB:
+        return 1.0
+    if size < MIB:
+        return None
+    return 4.0 if mode == "buffer" else 2.0 if size >= 16 * MIB else 1.5
 
 
 def bench(binaries: Path, all_rounds: int, ranks_list: list[int], sizes: list[int]) -> list[results.Case]:
@@ -44,14 +58,18 @@ def bench(binaries: Path, all_rounds: int, ranks_list: list[int], sizes: list[in
             print(f"  {ranks} ranks, round {number + 1} of {rounds}", flush=True)
             ours = [str(binaries / "all_reduce_tessera"), str(ranks), sizes_text]
             runs["buffer"].append(lines([*ours, "buffer"]))
-            runs["Gloo"].append(lines([str(binaries / "all_reduce_gloo"), str(ranks), sizes_text]))
+            runs[GLOO].append(lines([str(binaries / "all_reduce_gloo"), str(ranks), sizes_text]))
             runs["foreign"].append(lines([*ours, "foreign"]))
             if mpirun and (binaries / "all_reduce_mpi").exists():
                 env = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-                theirs = [mpirun, "--oversubscribe", "-n", str(ranks), str(binaries / "all_reduce_mpi"), sizes_text]
-                runs["Open MPI"].append(lines(theirs, env))
+                program = ["-n", str(ranks), str(binaries / "all_reduce_mpi"), sizes_text]
+                runs[MPI].append(lines([mpirun, "--oversubscribe", *program], env))
+                runs[MPI_TCP].append(lines([mpirun, "--oversubscribe", "--mca", "btl", "self,tcp", *program], env))
+            by_torch = torch_backend.measured(1, ranks, sizes)
+            runs[TORCH].append({size: pairs[0][1] for size, pairs in by_torch.items()})
+            runs[MEMORY].append(lines([*ours, "copy"]))
         for mode in ("buffer", "foreign"):
-            for peer in ("Gloo", "Open MPI"):
+            for peer in (GLOO, MPI, MPI_TCP, TORCH, MEMORY):
                 if peer not in runs:
                     continue
                 for size in sizes:

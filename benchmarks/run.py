@@ -52,6 +52,8 @@ def main() -> int:
     ddp_shared.add_argument("--ranks", type=numbers, default=[2, 4])
     scaling = commands.add_parser("scaling", help="how an all_reduce on one host grows with its ranks")
     scaling.add_argument("--rounds", type=int, default=5)
+    kernels = commands.add_parser("kernels", help="the reduce kernels of shared memory beside memcpy")
+    kernels.add_argument("--rounds", type=int, default=7)
     commands.add_parser("instructions", help="instructions of the hot paths, beside those recorded before")
     commands.add_parser("plan", help="what a rank of 1,024 computes for a save and a load of 100,000 tensors")
     for sub in commands.choices.values():
@@ -109,6 +111,10 @@ def main() -> int:
         import scaling as scaling_bench
 
         cases = scaling_bench.bench(arguments.binaries.parent / "tessera", arguments.rounds)
+    elif arguments.name == "kernels":
+        import kernels as kernels_bench
+
+        cases = kernels_bench.bench(arguments.binaries, arguments.rounds)
     elif arguments.name == "instructions":
         import instructions as instructions_bench
 

@@ -3,18 +3,15 @@ two have to be downloaded and built."""
 
 from __future__ import annotations
 
-import json
 import subprocess
-from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tessera as ts
-from conftest import FRAMEWORKS, ROOT, RunJob, digits
+from conftest import FRAMEWORKS, ROOT, RunJob, digits, losses, newest, ranks_equal_one
 
 pytestmark = pytest.mark.frameworks
-BATCH = 24  # of all ranks together
 
 
 @pytest.fixture(params=FRAMEWORKS)
@@ -28,44 +25,10 @@ def optimizer(request: pytest.FixtureRequest, framework: str) -> str:
     return "tessera" if request.param == "ours" else framework
 
 
-def newest(root: Path) -> dict[str, np.ndarray]:
-    with ts.Checkpoint(root) as checkpoint:
-        return {name: checkpoint[name] for name in checkpoint.tensors}
-
-
-def losses(log: Path, ranks: int) -> list[float]:
-    """Of the whole batch: the means of what the ranks logged, a logged step each."""
-    of_step: dict[int, dict[int, float]] = defaultdict(dict)
-    for line in log.read_text(encoding="utf-8").splitlines():
-        facts = json.loads(line)
-        if "loss" in facts:
-            of_step[facts["step"]][facts["rank"]] = facts["loss"]
-    return [sum(of_step[step][rank] for rank in range(ranks)) / ranks for step in sorted(of_step)]
-
-
 def test_ranks_with_a_share_of_the_batch_equal_one_rank_with_all_of_it(
     run_job: RunJob, tmp_path: Path, framework: str, optimizer: str
 ) -> None:
-    def trained(ranks: int, name: str) -> tuple[list[float], dict[str, np.ndarray]]:
-        log = tmp_path / f"{name}.log"
-        more = ["--log", str(log), "--optimizer", optimizer]
-        batch, root = BATCH // ranks, tmp_path / name
-        run_job([framework] * ranks, steps=50, save_every=50, batch=batch, checkpoints=root, more=more)
-        return losses(log, ranks), newest(root)
-
-    expected_losses, expected = trained(1, "alone")
-    assert len(expected_losses) == 5
-    assert expected_losses[-1] < 0.9 * expected_losses[0]
-    for ranks in (2, 3):
-        got_losses, got = trained(ranks, f"{ranks} ranks")
-        np.testing.assert_allclose(got_losses, expected_losses, rtol=1e-4)
-        for name, value in expected.items():
-            np.testing.assert_allclose(got[name], value, rtol=1e-3, atol=1e-5, err_msg=f"{ranks} ranks, {name}")
-        again_losses, again = trained(ranks, f"{ranks} ranks again")
-        assert again_losses == got_losses
-        assert {name: value.tobytes() for name, value in again.items()} == {
-            name: value.tobytes() for name, value in got.items()
-        }
+    ranks_equal_one(run_job, tmp_path, framework, ["--optimizer", optimizer])
 
 
 def test_a_framework_trains_like_c(run_job: RunJob, tmp_path: Path, framework: str) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import signal
+import subprocess
+import time
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tessera as ts
-from conftest import LANGUAGES, RunJob
-
-
-def newest(root: Path) -> dict[str, np.ndarray]:
-    with ts.Checkpoint(root) as checkpoint:
-        return {name: checkpoint[name] for name in checkpoint.tensors}
+from conftest import LANGUAGES, RunJob, job, newest, ranks_equal_one
 
 
 def manifest(root: Path) -> dict[str, object]:
@@ -30,6 +30,12 @@ def test_each_language_trains_like_c(run_job: RunJob, tmp_path: Path, language: 
     assert sorted(got) == sorted(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(got[name], value, rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+def test_ranks_with_a_share_of_the_batch_equal_one_rank_with_all_of_it(
+    run_job: RunJob, tmp_path: Path, language: str
+) -> None:
+    ranks_equal_one(run_job, tmp_path, language)
 
 
 def test_a_job_of_four_languages_trains_like_c_alone(run_job: RunJob, tmp_path: Path) -> None:
@@ -51,6 +57,38 @@ def test_each_language_resumes_every_other_at_another_world_size(run_job: RunJob
         output = run_job([language] * (number % 4 + 1), steps=10 * (number + 1), checkpoints=root)
         if number > 0:
             assert f"resumed after step {10 * number}" in output
+
+
+def test_all_languages_go_on_alike_from_what_one_saved(run_job: RunJob, tmp_path: Path, language: str) -> None:
+    """Weights, moments, step and samples: after ten more steps they differ by rounding alone."""
+    run_job([language] * 2, steps=10, checkpoints=tmp_path / "saved")
+    ended = {}
+    for other in LANGUAGES:
+        shutil.copytree(tmp_path / "saved", tmp_path / other)
+        run_job([other] * 2, steps=20, checkpoints=tmp_path / other)
+        ended[other] = newest(tmp_path / other)
+    for other, got in ended.items():
+        assert sorted(got) == sorted(ended[language])
+        for name, value in ended[language].items():
+            np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-6, err_msg=f"{name} under {other}")
+
+
+def test_a_job_that_is_told_to_stop_saves_its_last_step(tmp_path: Path, language: str) -> None:
+    root = tmp_path / "checkpoints"
+    command = job([language, language], steps=10_000_000, checkpoints=root, save_every=20)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
+        try:
+            deadline = time.monotonic() + 60
+            while not (root / "latest").exists():
+                assert running.poll() is None and time.monotonic() < deadline, "no step was saved"
+                time.sleep(0.05)
+            running.send_signal(signal.SIGTERM)
+            output = running.communicate(timeout=60)[0]
+        finally:
+            running.kill()
+    stopped = re.search(r"digits: stopped after step (\d+)", output)
+    assert stopped and running.returncode == 0, output
+    assert manifest(root)["step"] == int(stopped[1])
 
 
 def test_the_manifest_names_the_language(run_job: RunJob, tmp_path: Path, language: str) -> None:

@@ -579,3 +579,16 @@ def test_damage_is_found(tmp_path: Path, form: str) -> None:
     done = subprocess.run([str(TESSERA), "ckpt", "verify", str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert file.name in done.stdout + done.stderr
+
+
+def test_a_tensor_that_was_given_other_memory_is_saved_and_loaded_there(tmp_path: Path) -> None:
+    whole, piece = torch.ones(4), torch.ones(4)
+    layout = ts.Layout((4,), [1], [ts.Replicate()])
+    state = ts.State(whole=whole, piece=ts.Sharded(layout, [piece], 0))
+    with ts.init() as comm, ts.Saver(comm, tmp_path) as saver:
+        saver.save(1, state)
+        whole.data, piece.data = torch.full((4,), 2.0), torch.full((4,), 3.0)
+        saver.save(2, state)
+        whole.data, piece.data = torch.zeros(4), torch.zeros(4)
+        assert saver.resume(state) == 3
+    assert (whole.tolist(), piece.tolist()) == ([2.0] * 4, [3.0] * 4)

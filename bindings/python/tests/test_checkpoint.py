@@ -377,6 +377,11 @@ def test_shards_are_loaded_into_other_shards(ranks, tmp_path):
         assert (checkpoint["x"] == whole).all()
     with pytest.raises(ts.InvalidArgument, match="dtype"):
         ts.Sharded(ts.Layout((1,), [2], [ts.Shard(0)]), [], 1)
+    part = ts.Sharded(ts.Layout((1,), [1], [ts.Shard(0)]), [np.zeros(1)], 0)
+    with pytest.raises(TypeError):
+        part.pieces[0] = np.ones(1)  # type: ignore[index]  # what a state has built on
+    with pytest.raises(AttributeError):
+        part.pieces = [np.ones(1)]  # type: ignore[misc]
     wrong = ts.Sharded(ts.Layout(whole.shape, [2], [ts.Shard(0)]), [whole, whole], 0)
     with ts.Checkpoint(tmp_path) as checkpoint, pytest.raises(ts.InvalidArgument, match="pieces"):
         checkpoint.load(ts.State(x=wrong))

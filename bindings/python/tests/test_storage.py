@@ -414,3 +414,29 @@ def test_a_storage_is_released_with_its_last_user():
     del saver, checkpoint
     gc.collect()
     assert alive() is None
+
+
+def test_names_in_local_files_are_durable_before_a_save_returns(tmp_path, monkeypatch):
+    events: list[tuple[str, str]] = []
+    fsync, filesystem = os.fsync, fsspec.filesystem("file")
+    mv = type(filesystem).mv
+
+    def recorded_fsync(descriptor: int) -> None:
+        events.append(("fsync", os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def recorded_mv(self: Any, source: str, target: str, **options: Any) -> None:
+        events.append(("mv", target))
+        mv(self, source, target, **options)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(type(filesystem), "mv", recorded_mv)
+    with ts.init() as comm, ts.Saver(comm, "a/root", storage=from_fsspec(filesystem, str(tmp_path))) as saver:
+        saver.save(3, ts.State(w=np.ones(5, np.float32)))
+    moved = [target for kind, target in events if kind == "mv"]
+    assert any(target.endswith("manifest.json") for target in moved)
+    for target in moved:
+        after = events[events.index(("mv", target)) :]
+        assert ("fsync", os.path.dirname(target)) in after, target
+    synced = {path for kind, path in events if kind == "fsync"}
+    assert {str(tmp_path), str(tmp_path / "a")} <= synced, "those that got the new directories"

@@ -101,7 +101,8 @@ typedef struct tsr_state_source {
 
 /** Add an object of yours, whose values are collected at each save and given back at each load, as `<prefix>.<name>`.
  *  destroy(user_data) is called exactly once: on the thread that destroys the state, or, if this call fails, before it
- *  returns. Only a `source` that cannot be read, NULL or of a wrong struct_size, stays the caller's.
+ *  returns. Only a `source` that cannot be read stays the caller's: NULL, of a wrong struct_size, or with fields that this
+ *  library does not know.
  *  @param state   borrowed for the call
  *  @param prefix  "loader", say; borrowed for the call. No other source (optimizer, sampler) and no value may be under it, nor
  *                 it under another's.

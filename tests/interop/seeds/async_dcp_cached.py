@@ -104,7 +104,7 @@ def run_fsdp_checkpoint_save_example(rank, world_size):
 
 if __name__ == "__main__":
     world_size = int(sys.argv[1])
-    print(f"Running async checkpoint example on {world_size} devices.")
+    print(f"Running fsdp checkpoint example on {world_size} devices.")
     mp.spawn(
         run_fsdp_checkpoint_save_example,
         args=(world_size,),

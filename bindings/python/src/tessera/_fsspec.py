@@ -223,9 +223,7 @@ class _Directory(_ObjectStore):
         return True
 
     def begin(self, key: str, size: int) -> Upload:
-        path = self._path(key)
-        self._filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
-        return _Renamed(self._filesystem, path)
+        return _Renamed(self._filesystem, self._path(key))
 
     def remove_directory(self, key: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -240,10 +238,24 @@ def _descriptor(file: Any) -> int | None:
         return None
 
 
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class _Renamed:
+    """An upload to a draft, which is renamed. On this machine's disk the names are durable, too, when it is finished."""
+
     def __init__(self, filesystem: Any, path: str) -> None:
         self._filesystem = filesystem
         self._path = path
+        self._changed = [path.rpartition("/")[0]]  # directories that get a name
+        while self._changed[-1] and not filesystem.exists(self._changed[-1]):
+            self._changed.append(self._changed[-1].rpartition("/")[0])
+        filesystem.makedirs(self._changed[0], exist_ok=True)
         self._draft = f"{path}.tmp-{uuid.uuid4().hex[:8]}"
         self._file = filesystem.open(self._draft, "wb")
         self._done = False
@@ -258,6 +270,9 @@ class _Renamed:
         self._file.close()
         self._filesystem.mv(self._draft, self._path)
         self._done = True
+        if descriptor is not None:
+            for directory in self._changed:
+                _sync_directory(directory or "/")
 
     def drop(self) -> None:
         if self._done:

@@ -7,6 +7,7 @@ language: ``model.fc1.weight``, ``optim.param_groups.0.lr``, ``epoch``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import is_, setitem
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -41,8 +42,9 @@ class Stateful(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
 class Sharded:
-    """A tensor of which each rank holds pieces.
+    """A tensor of which each rank holds pieces. It stays as it is made.
 
     Parameters
     ----------
@@ -56,12 +58,16 @@ class Sharded:
         The element type; needed where this rank holds no piece.
     """
 
-    def __init__(self, layout: Layout, pieces: Sequence[ArrayLike], rank: int, dtype: DTypeLike | None = None) -> None:
-        self.layout = layout
-        self.pieces = list(pieces)
-        self.rank = rank
-        self.dtype = None if dtype is None else dtype_of(dtype)
-        if dtype is None and not self.pieces:
+    layout: Layout
+    pieces: Sequence[ArrayLike]
+    rank: int
+    dtype: DTypeLike | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pieces", tuple(self.pieces))
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", dtype_of(self.dtype))
+        elif not self.pieces:
             raise InvalidArgument("a rank that holds no piece has to name the dtype")
 
 
@@ -135,11 +141,9 @@ class State(MutableMapping[str, Any]):
     def __init__(self, **parts: Any) -> None:
         self._parts: dict[str, Any] = {}
         self._handle: _core.State | None = None
-        self._built: tuple[list[str], list[Any], list[str]] = (
-            [],
-            [],
-            [],
-        )  # the handle's names, their objects, its values
+        # Of the handle: its names, their objects, its values; and where the memory of tensors was that may move.
+        self._built: tuple[list[str], list[Any], list[str]] = ([], [], [])
+        self._places: list[tuple[Any, int]] = []
         self.update(parts)
 
     def __getitem__(self, name: str) -> Any:
@@ -191,6 +195,7 @@ class State(MutableMapping[str, Any]):
         names, parts, values = self._built
         of_values = [leaf.name for leaf in found.values]
         same = found.names == names and all(map(is_, found.parts, parts)) and of_values == values
+        same = same and all(part.data_ptr() == place for part, place in self._places)
         if self._handle is None or not same or self._handle.foreign:
             every = found.names + of_values
             if len(set(every)) != len(every):
@@ -200,7 +205,16 @@ class State(MutableMapping[str, Any]):
             for name, part in zip(found.names, found.parts, strict=True):
                 _add(handle, name, part)
             self._handle, self._built = handle, (found.names, found.parts, of_values)
+            self._places = [(part, part.data_ptr()) for part in _movable(found.parts)]
         return self._handle
+
+
+def _movable(parts: Iterable[Any]) -> Iterator[Any]:
+    """PyTorch's tensors, which may be given other memory (``.data =``, ``set_``). NumPy refuses as long as we export it."""
+    for part in parts:
+        if type(part) is np.ndarray:
+            continue
+        yield from (a for a in (part.pieces if isinstance(part, Sharded) else [part]) if hasattr(a, "data_ptr"))
 
 
 def _check(name: str, part: Any, depth: int = 0) -> None:
