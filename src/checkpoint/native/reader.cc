@@ -19,8 +19,6 @@ namespace tsr {
 namespace {
 
 constexpr int64_t blocks_per_read = 4;
-// Of the page cache: small enough to stay in a core's second-level cache until it is checked and copied on.
-constexpr int64_t step_bytes = int64_t{256} << 10;
 
 bool is_aligned(const std::byte* memory) {
     return reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(direct_alignment) == 0;
@@ -230,68 +228,29 @@ std::vector<Task> make_tasks(const Sources& sources, Verify verify, std::span<co
     return tasks;
 }
 
-[[noreturn]] void refuse_block(const RankFile& file, int64_t begin, int64_t end) {
-    throw Error(Code::corrupt, block_failure(file, begin, end));
-}
-
-// Reads through the page cache, to place(begin), and checks; take(begin, end, data) is told of each step. If blocks are
-// verified, the task is made of whole ones.
-template <class Place, class Take>
-void read_by_steps(const Task& task, Verify verify, Place place, Take take) {
-    const RankFile& file = *task.source->file;
-    uint32_t crc = 0;
-    for (int64_t begin = task.begin; begin < task.end;) {
-        const int64_t block = begin / block_bytes * block_bytes;
-        const int64_t block_end = std::min(block + block_bytes, file.data_bytes());
-        const int64_t end = std::min({begin + step_bytes, block_end, task.end});
-        std::byte* data = place(begin);
-        read_range(*task.source->handle, file, begin, end, data);
-        if (verify != Verify::none) {
-            crc = crc32c(std::span(data, static_cast<size_t>(end - begin)), begin == block ? 0 : crc);
-            const bool whole = end == block_end;
-            if (whole && crc != file.crcs()[static_cast<size_t>(block / block_bytes)]) refuse_block(file, block, end);
-        }
-        take(begin, end, data);
-        begin = end;
-    }
-}
-
 // Reads and checks, to `into`.
 void fill(const Task& task, Verify verify, std::byte* into) {
     const RankFile& file = *task.source->file;
-    if (!task.source->handle->is_direct()) {
-        return read_by_steps(
-            task, verify, [&](int64_t begin) { return into + (begin - task.begin); },
-            [](int64_t, int64_t, const std::byte*) {});
-    }
     read_range(*task.source->handle, file, task.begin, task.end, into);
     if (verify == Verify::none) return;
-    check_range(file, task.begin, task.end, into, [&](int64_t begin, int64_t end) { refuse_block(file, begin, end); });
-}
-
-std::byte* room_in(AlignedBuffer& buffer, int64_t size) {
-    if (buffer.size() < static_cast<size_t>(size)) buffer = AlignedBuffer(static_cast<size_t>(size));
-    return buffer.data();
+    check_range(file, task.begin, task.end, into,
+                [&](int64_t begin, int64_t end) { throw Error(Code::corrupt, block_failure(file, begin, end)); });
 }
 
 // Reads what this rank alone wants, straight to where it belongs if that can be.
 void read_own(Task task, Verify verify, AlignedBuffer& buffer) {
-    if (!task.source->handle->is_direct()) {
-        if (task.to != nullptr) return fill(task, verify, task.to);
-        std::byte* const memory = room_in(buffer, step_bytes);
-        return read_by_steps(
-            task, verify, [&](int64_t) { return memory; },
-            [&](int64_t begin, int64_t end, const std::byte* data) { task.scatter(begin, end, data); });
-    }
     const int64_t begin = task.begin;
     const int64_t end = task.end;
-    task.begin = begin / direct_alignment * direct_alignment;
-    task.end = std::min(round_up(end, direct_alignment), task.source->file->data_bytes());
-    const bool as_it_stands = task.begin == begin && task.end == end && end % direct_alignment == 0;
-    if (task.to != nullptr && as_it_stands && is_aligned(task.to)) return fill(task, verify, task.to);
-    std::byte* const memory = room_in(buffer, blocks_per_read * block_bytes);
-    fill(task, verify, memory);
-    task.scatter(task.begin, task.end, memory);
+    bool fits = task.to != nullptr;
+    if (task.source->handle->is_direct()) {
+        task.begin = begin / direct_alignment * direct_alignment;
+        task.end = std::min(round_up(end, direct_alignment), task.source->file->data_bytes());
+        fits = fits && task.begin == begin && task.end == end && end % direct_alignment == 0 && is_aligned(task.to);
+    }
+    if (fits) return fill(task, verify, task.to);
+    if (buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(blocks_per_read * block_bytes));
+    fill(task, verify, buffer.data());
+    task.scatter(task.begin, task.end, buffer.data());
 }
 
 }  // namespace
