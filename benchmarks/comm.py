@@ -1,7 +1,7 @@
-"""all_reduce beside Gloo, Open MPI (through shared memory, and through TCP alone), PyTorch's gloo and the memory itself.
+"""all_reduce beside Gloo, Open MPI (through shared memory, and through TCP alone), PyTorch's gloo and memory itself.
 
-The same sizes and ranks, rounds interleaved, and, but for PyTorch, the same timing code. The memory's bound is a copy of
-as many bytes on all ranks at once.
+The same sizes and ranks, rounds interleaved, and, but for PyTorch, the same timing code. The memory's bound is a copy
+of as many bytes on all ranks at once.
 """
 
 from __future__ import annotations

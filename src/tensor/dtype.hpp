@@ -62,8 +62,8 @@ inline constexpr std::array<DTypeTraits, 18> dtype_traits{{
     {DType::c64, 8, false, false, "c64", "C64"},
     {DType::c128, 16, false, false, "c128", "C128"},
 }};
-static_assert(std::ranges::is_sorted(dtype_traits, {}, &DTypeTraits::dtype) &&
-              dtype_traits.front().dtype == DType{1} && dtype_traits.back().dtype == DType{dtype_traits.size()});
+static_assert(std::ranges::is_sorted(dtype_traits, {}, &DTypeTraits::dtype) && dtype_traits.front().dtype == DType{1} &&
+              dtype_traits.back().dtype == DType{dtype_traits.size()});
 
 // Those of an unknown dtype are none: size 0, "unknown". Inline, since every call of a collective asks several times.
 [[nodiscard]] constexpr DTypeTraits traits_of(DType dtype) {

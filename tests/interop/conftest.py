@@ -24,7 +24,13 @@ RunJob = Callable[..., str]
 
 
 def job(
-    languages: list[str], *, steps: int, checkpoints: Path, save_every: int = 10, batch: int = 24, more: Sequence[str] = ()
+    languages: list[str],
+    *,
+    steps: int,
+    checkpoints: Path,
+    save_every: int = 10,
+    batch: int = 24,
+    more: Sequence[str] = (),
 ) -> list[str]:
     """The command of a job with one rank of each."""
     arguments = ["--data", str(ROOT / "examples" / "data" / "digits.csv"), "--steps", str(steps)]
@@ -71,7 +77,7 @@ def losses(log: Path, ranks: int) -> list[float]:
 
 
 def ranks_equal_one(run_job: RunJob, directory: Path, program: str, more: Sequence[str] = ()) -> None:
-    """2 and 3 ranks with a share of the batch each train as one rank with all of it; each of them twice to the same bit."""
+    """2 and 3 ranks with a share of the batch each train as one rank with all of it, twice to the same bit."""
     whole_batch = 24
 
     def trained(ranks: int, name: str) -> tuple[list[float], dict[str, np.ndarray]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tessera as ts
-from conftest import FRAMEWORKS, ROOT, RunJob, digits, losses, newest, ranks_equal_one
+from conftest import FRAMEWORKS, ROOT, RunJob, digits, newest, ranks_equal_one
 
 pytestmark = pytest.mark.frameworks
 

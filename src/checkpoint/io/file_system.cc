@@ -206,7 +206,8 @@ AlignedBuffer::AlignedBuffer(size_t size) {
     if (mapped == MAP_FAILED) throw Error(Code::no_memory, fmt::format("no memory for a buffer of {} bytes", size));
     auto* begin = static_cast<std::byte*>(mapped);
     if (spare > 0) {
-        const size_t before = round_up(reinterpret_cast<uintptr_t>(begin), huge_page) - reinterpret_cast<uintptr_t>(begin);
+        const size_t before =
+            round_up(reinterpret_cast<uintptr_t>(begin), huge_page) - reinterpret_cast<uintptr_t>(begin);
         if (before > 0) ::munmap(begin, before);
         begin += before;
         ::munmap(begin + bytes, spare - before);

@@ -247,7 +247,7 @@ def _sync_directory(path: str) -> None:
 
 
 class _Renamed:
-    """An upload to a draft, which is renamed. On this machine's disk the names are durable, too, when it is finished."""
+    """An upload to a draft, which is renamed. On a disk of this machine the names are durable when it is finished."""
 
     def __init__(self, filesystem: Any, path: str) -> None:
         self._filesystem = filesystem

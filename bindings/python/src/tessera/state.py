@@ -210,7 +210,7 @@ class State(MutableMapping[str, Any]):
 
 
 def _movable(parts: Iterable[Any]) -> Iterator[Any]:
-    """PyTorch's tensors, which may be given other memory (``.data =``, ``set_``). NumPy refuses as long as we export it."""
+    """PyTorch's tensors, which may be given other memory (``.data =``, ``set_``). NumPy's cannot while exported."""
     for part in parts:
         if type(part) is np.ndarray:
             continue
@@ -304,7 +304,7 @@ def _add(handle: _core.State, name: str, part: Any) -> None:
     elif isinstance(part, Sampler):
         _core.state_add_sampler(handle, name, part._handle)
     elif isinstance(part, Sharded):
-        dtype = int(part.dtype or 0)
+        dtype = 0 if part.dtype is None else int(dtype_of(part.dtype))
         pieces = [_core.Tensor(piece, dtype, True) for piece in part.pieces]
         dtype = pieces[0].dtype if pieces else dtype
         _core.state_add_sharded(handle, name, part.layout._handle, dtype, pieces, part.rank)
