@@ -19,7 +19,7 @@ constexpr int64_t segment_bytes = int64_t{4} << 20;  // a multiple of every elem
 // A storage in a file that is read, whole when it is verified.
 struct Record {
     const std::string* path = nullptr;
-    File* file = nullptr;
+    int file = 0;
     const std::string* name = nullptr;  // of a tensor in it, for messages
     TorchPiece::Place place;
     std::vector<Runs> runs;
@@ -59,7 +59,7 @@ std::string checksum_failure(const Record& record) {
 
 // Reads all segments; whole records are compared with their checksums, and report(record) is called for those that differ.
 template <class Report>
-void read_segments(const std::vector<Segment>& segments, int threads, bool verify, const ByteProgress& progress,
+void read_segments(OpenFiles& opened, const std::vector<Segment>& segments, int threads, bool verify, const ByteProgress& progress,
                    const std::function<void()>& poll, Report report) {
     std::vector<uint32_t> crcs(segments.size(), 0);
     std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(threads, 1)));
@@ -77,7 +77,7 @@ void read_segments(const std::vector<Segment>& segments, int threads, bool verif
             if (buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(segment_bytes));
             data = buffer.data();
         }
-        read_all(*record.file, *record.path, std::span(data, size), record.place.begin + segment.begin);
+        read_all(*opened.get(record.file), *record.path, std::span(data, size), record.place.begin + segment.begin);
         if (verify) crcs[index] = crc32(std::span<const std::byte>(data, size));
         if (progress) progress(segment.end - segment.begin);
         if (direct) return;
@@ -100,11 +100,9 @@ void read_segments(const std::vector<Segment>& segments, int threads, bool verif
 
 }  // namespace
 
-TorchContents::TorchContents(FileSystem& files, std::string directory, DcpMetadata metadata)
-    : files_(files),
-      directory_(std::move(directory)),
-      names_(std::move(metadata.files)),
-      values_(std::move(metadata.values)) {
+TorchContents::TorchContents(FileSystem& files, const std::string& directory, DcpMetadata metadata)
+    : files_(files), values_(std::move(metadata.values)) {
+    for (const std::string& name : metadata.files) paths_.push_back(join(directory, name));
     for (auto& [name, tensor] : metadata.tensors) {
         Tensor& own = tensors_[name];
         own.dtype = tensor.dtype;
@@ -112,29 +110,23 @@ TorchContents::TorchContents(FileSystem& files, std::string directory, DcpMetada
     }
 }
 
-TorchContents::TorchContents(FileSystem& files, std::string directory, std::string file, TorchArchive archive,
-                             Tensors tensors)
-    : files_(files),
-      directory_(std::move(directory)),
-      names_{std::move(file)},
-      archive_(std::move(archive)),
-      tensors_(std::move(tensors)) {}
+TorchContents::TorchContents(FileSystem& files, std::string path, TorchArchive archive, Tensors tensors)
+    : files_(files), paths_{std::move(path)}, archive_(std::move(archive)), tensors_(std::move(tensors)) {}
 
-TorchContents::Open TorchContents::open(int file) const {
-    std::string path = join(directory_, names_[static_cast<size_t>(file)]);
-    auto opened = open_file(files_, path, OpenMode::read);
-    return {std::move(path), std::move(opened)};
+OpenFiles TorchContents::open_files() const {
+    return OpenFiles([this](int file) { return open_file(files_, path_of(file), OpenMode::read); });
 }
 
-TorchPiece::Place TorchContents::locate(const Open& open, const std::string& name, const Tensor& tensor,
+TorchPiece::Place TorchContents::locate(File& file, const std::string& name, const Tensor& tensor,
                                         const TorchPiece& piece) const {
-    PartReader part(*open.file, open.path, piece.item.offset, piece.item.length);
-    const int64_t size = open.file->size();
-    if (size < 0) throw os_error(fmt::format("cannot look at {}", open.path), static_cast<int>(-size));
+    const std::string& path = path_of(piece.item.file);
+    PartReader part(file, path, piece.item.offset, piece.item.length);
+    const int64_t size = file.size();
+    if (size < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-size));
     if (piece.item.length > size || piece.item.offset > size - piece.item.length) {
         throw Error(Code::corrupt,
                     fmt::format("{} has {} bytes; tensor '{}' is said to lie up to byte {}: it was truncated",
-                                open.path, size, name, piece.item.offset + piece.item.length));
+                                path, size, name, piece.item.offset + piece.item.length));
     }
     std::optional<TorchArchive> own;
     if (!archive_) own.emplace(part);
@@ -144,7 +136,7 @@ TorchPiece::Place TorchContents::locate(const Open& open, const std::string& nam
         throw Error(Code::corrupt,
                     fmt::format("{}: the part {} of tensor '{}' at byte {} is {} {}, not the {} {} that the "
                                 "metadata says",
-                                open.path, piece.box.str(), name, piece.item.offset, name_of(stored.dtype),
+                                path, piece.box.str(), name, piece.item.offset, name_of(stored.dtype),
                                 stored.shape.str(), name_of(tensor.dtype), piece.box.sizes.str()));
     }
     TorchPiece::Place place;
@@ -176,11 +168,7 @@ void TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
         return std::tie(a.piece->item.file, a.piece->item.offset, a.piece) <
                std::tie(b.piece->item.file, b.piece->item.offset, b.piece);
     });
-    std::map<int, Open> opened;
-    for (const Want& want : wants) {
-        const int file = want.piece->item.file;
-        if (!opened.contains(file)) opened.emplace(file, open(file));
-    }
+    OpenFiles opened = open_files();
     // A place once found stays; two loads at once wait here for each other.
     {
         const std::lock_guard lock(mutex_);
@@ -191,7 +179,7 @@ void TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
         }
         run_parallel(unknown.size(), options.threads, [&](size_t i, int) {
             const Want& want = *unknown[i];
-            want.piece->place = locate(opened.at(want.piece->item.file), *want.wanted->name, *want.tensor, *want.piece);
+            want.piece->place = locate(*opened.get(want.piece->item.file), *want.wanted->name, *want.tensor, *want.piece);
         });
     }
     // Tied tensors share a storage, which is read once.
@@ -200,8 +188,8 @@ void TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
         const TorchPiece& piece = *want.piece;
         auto& record = records[{piece.item.file, piece.place->begin}];
         if (record == nullptr) {
-            const Open& open = opened.at(piece.item.file);
-            record = std::make_unique<Record>(Record{&open.path, open.file.get(), want.wanted->name, *piece.place, {}});
+            const int file = piece.item.file;
+            record = std::make_unique<Record>(Record{&path_of(file), file, want.wanted->name, *piece.place, {}});
         }
         const auto item = static_cast<int64_t>(size_of(want.tensor->dtype));
         try {
@@ -221,7 +209,7 @@ void TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
     for (const Segment& segment : segments) total += segment.end - segment.begin;
     Progress progress(options.progress, Phase::read, total);
     read_segments(
-        segments, options.threads, verify, [&](int64_t bytes) { progress.add(bytes); }, [&] { progress.poll(); },
+        opened, segments, options.threads, verify, [&](int64_t bytes) { progress.add(bytes); }, [&] { progress.poll(); },
         [](const Record& record) { throw Error(Code::corrupt, checksum_failure(record)); });
     progress.finish();
 }
@@ -249,7 +237,7 @@ void TorchContents::check_items(std::vector<std::string>& faults) const {
         if (before.file != item.file || before.offset + before.length <= item.offset) continue;
         if (before.offset == item.offset && before.length == item.length) continue;  // tied
         faults.push_back(fmt::format("{}: '{}' at byte {} overlaps '{}'",
-                                     join(directory_, names_[static_cast<size_t>(item.file)]), *items[i].name,
+                                     path_of(item.file), *items[i].name,
                                      item.offset, *items[i - 1].name));
     }
 }
@@ -269,12 +257,14 @@ std::vector<std::string> TorchContents::verify(Depth depth, const ByteProgress& 
             return false;
         }
     };
-    std::map<int, Open> opened;
-    for (size_t file = 0; file < names_.size(); ++file) {
-        attempt([&] { opened.emplace(static_cast<int>(file), open(static_cast<int>(file))); });
+    OpenFiles opened = open_files();
+    std::vector<bool> is_there(paths_.size());
+    for (size_t file = 0; file < paths_.size(); ++file) {
+        is_there[file] = attempt([&] { (void)opened.get(static_cast<int>(file)); });
     }
-    const auto check_small = [&](const Open& open, const DcpItem& item) {
-        PartReader part(*open.file, open.path, item.offset, item.length);
+    const auto check_small = [&](const DcpItem& item) {
+        const auto file = opened.get(item.file);
+        PartReader part(*file, path_of(item.file), item.offset, item.length);
         const ZipArchive zip = ZipArchive::read(part);
         for (const ZipEntry& entry : zip.entries()) {
             if (depth == Depth::headers || entry.name.starts_with("data/")) {
@@ -285,12 +275,12 @@ std::vector<std::string> TorchContents::verify(Depth depth, const ByteProgress& 
         }
     };
     for (const auto& [name, item] : values_) {
-        const auto file = opened.find(item.file);
-        if (file == opened.end()) continue;
+        if (!is_there[static_cast<size_t>(item.file)]) continue;
         attempt([&, &item = item] {
-            PartReader part(*file->second.file, file->second.path, item.offset, item.length);
+            const auto file = opened.get(item.file);
+            PartReader part(*file, path_of(item.file), item.offset, item.length);
             (void)TorchArchive(part);
-            check_small(file->second, item);
+            check_small(item);
         });
     }
     std::map<std::pair<int, int64_t>, std::unique_ptr<Record>> records;
@@ -298,30 +288,28 @@ std::vector<std::string> TorchContents::verify(Depth depth, const ByteProgress& 
     bool checked = false;
     for (auto& [name, tensor] : tensors_) {
         for (TorchPiece& piece : tensor.pieces) {
-            const auto file = opened.find(piece.item.file);
-            if (file == opened.end()) continue;
+            const int file = piece.item.file;
+            if (!is_there[static_cast<size_t>(file)]) continue;
             // Anew, even if it was found before: files may have changed since.
             attempt([&, &name = name, &tensor = tensor] {
-                piece.place = locate(file->second, name, tensor, piece);
-                auto& record = records[{piece.item.file, piece.place->begin}];
+                piece.place = locate(*opened.get(file), name, tensor, piece);
+                auto& record = records[{file, piece.place->begin}];
                 if (record == nullptr) {
-                    record = std::make_unique<Record>(
-                        Record{&file->second.path, file->second.file.get(), &name, *piece.place, {}});
+                    record = std::make_unique<Record>(Record{&path_of(file), file, &name, *piece.place, {}});
                 }
-                if (!archive_ || !checked) check_small(file->second, piece.item);
+                if (!archive_ || !checked) check_small(piece.item);
                 checked = true;
             });
         }
     }
-    if (archive_ && !checked && !opened.empty()) {
-        const int64_t size = opened.at(0).file->size();
-        attempt([&] { check_small(opened.at(0), {0, 0, size}); });
+    if (archive_ && !checked && is_there[0]) {
+        attempt([&] { check_small({0, 0, opened.get(0)->size()}); });
     }
     if (depth == Depth::headers) return faults;
     std::vector<Segment> segments;
     for (auto& [place, record] : records) add_segments(*record, true, segments);
     attempt([&] {
-        read_segments(segments, verify_threads, true, progress, poll,
+        read_segments(opened, segments, verify_threads, true, progress, poll,
                       [&](const Record& record) { faults.push_back(checksum_failure(record)); });
     });
     return faults;

@@ -285,10 +285,8 @@ TorchCheckpoint open_torch_save(FileSystem& files, const std::string& path) {
     TorchArchive archive(part);
     TorchContents::Tensors tensors;
     Flattener(archive, status.size, opened.manifest, tensors).run();
-    const std::string name(name_in_path(path));
-    opened.manifest.files.push_back({name, status.size, 0});
-    opened.contents =
-        std::make_unique<TorchContents>(files, parent_of(path), name, std::move(archive), std::move(tensors));
+    opened.manifest.files.push_back({std::string(name_in_path(path)), status.size, 0});
+    opened.contents = std::make_unique<TorchContents>(files, path, std::move(archive), std::move(tensors));
     return opened;
 }
 
