@@ -16,13 +16,14 @@ namespace {
 
 constexpr int64_t segment_bytes = int64_t{4} << 20;  // a multiple of every element's size
 
-// A storage in a file that is read, whole when it is verified.
+// A storage in a file that is read.
 struct Record {
     const std::string* path = nullptr;
     int file = 0;
     const std::string* name = nullptr;  // of a tensor in it, for messages
     TorchPiece::Place place;
-    std::vector<Runs> runs;
+    bool is_checked = false;  // so it is read whole
+    std::vector<Runs> runs{};
 };
 
 struct Segment {
@@ -31,10 +32,10 @@ struct Segment {
     int64_t end = 0;
 };
 
-void add_segments(Record& record, bool whole, std::vector<Segment>& segments) {
+void add_segments(Record& record, std::vector<Segment>& segments) {
     int64_t begin = 0;
     int64_t end = record.place.bytes;
-    if (!whole) {
+    if (!record.is_checked) {
         begin = record.place.bytes;
         end = 0;
         for (const Runs& runs : record.runs) {
@@ -44,9 +45,9 @@ void add_segments(Record& record, bool whole, std::vector<Segment>& segments) {
     }
     while (begin < end) {
         const int64_t stop = std::min(end, (begin / segment_bytes + 1) * segment_bytes);
-        const bool needed = whole || std::any_of(record.runs.begin(), record.runs.end(), [&](const Runs& runs) {
-                                return runs.begin() < stop && runs.end() > begin;
-                            });
+        const bool needed = record.is_checked ||
+                            std::any_of(record.runs.begin(), record.runs.end(),
+                                        [&](const Runs& runs) { return runs.begin() < stop && runs.end() > begin; });
         if (needed) segments.push_back({&record, begin, stop});
         begin = stop;
     }
@@ -57,9 +58,9 @@ std::string checksum_failure(const Record& record) {
                        record.place.begin + record.place.bytes, *record.name);
 }
 
-// Reads all segments; whole records are compared with their checksums, and report(record) is called for those that differ.
+// Reads all segments; report(record) is called for each checked record that differs from its checksum.
 template <class Report>
-void read_segments(OpenFiles& opened, const std::vector<Segment>& segments, int threads, bool verify, const ByteProgress& progress,
+void read_segments(OpenFiles& opened, const std::vector<Segment>& segments, int threads, const ByteProgress& progress,
                    const std::function<void()>& poll, Report report) {
     std::vector<uint32_t> crcs(segments.size(), 0);
     std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(threads, 1)));
@@ -78,7 +79,7 @@ void read_segments(OpenFiles& opened, const std::vector<Segment>& segments, int 
             data = buffer.data();
         }
         read_all(*opened.get(record.file), *record.path, std::span(data, size), record.place.begin + segment.begin);
-        if (verify) crcs[index] = crc32(std::span<const std::byte>(data, size));
+        if (record.is_checked) crcs[index] = crc32(std::span<const std::byte>(data, size));
         if (progress) progress(segment.end - segment.begin);
         if (direct) return;
         for (const Runs& runs : record.runs) {
@@ -87,14 +88,13 @@ void read_segments(OpenFiles& opened, const std::vector<Segment>& segments, int 
         }
     };
     run_parallel(segments.size(), threads, read_segment, poll);
-    if (!verify) return;
     for (size_t i = 0; i < segments.size();) {
         const Record& record = *segments[i].record;
         uint32_t crc = 0;
         for (; i < segments.size() && segments[i].record == &record; ++i) {
             crc = crc32_joined(crc, crcs[i], segments[i].end - segments[i].begin);
         }
-        if (record.place.crc && *record.place.crc != crc) report(record);
+        if (record.is_checked && record.place.crc && *record.place.crc != crc) report(record);
     }
 }
 
@@ -125,8 +125,8 @@ TorchPiece::Place TorchContents::locate(File& file, const std::string& name, con
     if (size < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-size));
     if (piece.item.length > size || piece.item.offset > size - piece.item.length) {
         throw Error(Code::corrupt,
-                    fmt::format("{} has {} bytes; tensor '{}' is said to lie up to byte {}: it was truncated",
-                                path, size, name, piece.item.offset + piece.item.length));
+                    fmt::format("{} has {} bytes; tensor '{}' is said to lie up to byte {}: it was truncated", path,
+                                size, name, piece.item.offset + piece.item.length));
     }
     std::optional<TorchArchive> own;
     if (!archive_) own.emplace(part);
@@ -154,6 +154,7 @@ void TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
         const Wanted* wanted;
         const Tensor* tensor;
         TorchPiece* piece;
+        TorchPiece::Place place{};
     };
     std::vector<Want> wants;
     for (const Wanted& one : wanted) {
@@ -169,7 +170,9 @@ void TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
                std::tie(b.piece->item.file, b.piece->item.offset, b.piece);
     });
     OpenFiles opened = open_files();
-    // A place once found stays; two loads at once wait here for each other.
+    // Tied tensors share a storage, which is read once.
+    std::map<std::pair<int, int64_t>, std::unique_ptr<Record>> records;
+    // A place once found stays, until a check finds it anew; two loads at once wait here for each other.
     {
         const std::lock_guard lock(mutex_);
         std::vector<const Want*> unknown;
@@ -179,38 +182,47 @@ void TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
         }
         run_parallel(unknown.size(), options.threads, [&](size_t i, int) {
             const Want& want = *unknown[i];
-            want.piece->place = locate(*opened.get(want.piece->item.file), *want.wanted->name, *want.tensor, *want.piece);
+            want.piece->place =
+                locate(*opened.get(want.piece->item.file), *want.wanted->name, *want.tensor, *want.piece);
         });
+        for (Want& want : wants) {
+            want.place = *want.piece->place;
+            const int file = want.piece->item.file;
+            auto& record = records[{file, want.place.begin}];
+            if (record != nullptr) continue;
+            record = std::make_unique<Record>(Record{&path_of(file), file, want.wanted->name, want.place});
+            // What is read in parts, as a conversion does, is checked as a whole at the first of them.
+            record->is_checked = options.verify == Verify::blocks && !sound_.contains({file, want.place.begin});
+        }
     }
-    // Tied tensors share a storage, which is read once.
-    std::map<std::pair<int, int64_t>, std::unique_ptr<Record>> records;
     for (const Want& want : wants) {
         const TorchPiece& piece = *want.piece;
-        auto& record = records[{piece.item.file, piece.place->begin}];
-        if (record == nullptr) {
-            const int file = piece.item.file;
-            record = std::make_unique<Record>(Record{&path_of(file), file, want.wanted->name, *piece.place, {}});
-        }
+        const auto& record = records.at({piece.item.file, want.place.begin});
         const auto item = static_cast<int64_t>(size_of(want.tensor->dtype));
         try {
             record->runs.emplace_back(
                 piece.box.intersect(*want.wanted->box),
-                FilePlace{&piece.box, &piece.place->strides, want.tensor->dtype, piece.place->first * item},
+                FilePlace{&piece.box, &want.place.strides, want.tensor->dtype, want.place.first * item},
                 MemoryPlace{want.wanted->box, want.wanted->dtype, want.wanted->memory});
         } catch (const Error& error) {
             throw Error(error.code(),
                         fmt::format("{}: tensor '{}': {}", *record->path, *want.wanted->name, error.what()));
         }
     }
-    const bool verify = options.verify == Verify::blocks;
     std::vector<Segment> segments;
-    for (auto& [place, record] : records) add_segments(*record, verify, segments);
+    for (auto& [place, record] : records) add_segments(*record, segments);
     int64_t total = 0;
     for (const Segment& segment : segments) total += segment.end - segment.begin;
     Progress progress(options.progress, Phase::read, total);
     read_segments(
-        opened, segments, options.threads, verify, [&](int64_t bytes) { progress.add(bytes); }, [&] { progress.poll(); },
+        opened, segments, options.threads, [&](int64_t bytes) { progress.add(bytes); }, [&] { progress.poll(); },
         [](const Record& record) { throw Error(Code::corrupt, checksum_failure(record)); });
+    {
+        const std::lock_guard lock(mutex_);
+        for (const auto& [place, record] : records) {
+            if (record->is_checked) sound_.insert(place);
+        }
+    }
     progress.finish();
 }
 
@@ -236,8 +248,7 @@ void TorchContents::check_items(std::vector<std::string>& faults) const {
         const DcpItem& item = items[i].item;
         if (before.file != item.file || before.offset + before.length <= item.offset) continue;
         if (before.offset == item.offset && before.length == item.length) continue;  // tied
-        faults.push_back(fmt::format("{}: '{}' at byte {} overlaps '{}'",
-                                     path_of(item.file), *items[i].name,
+        faults.push_back(fmt::format("{}: '{}' at byte {} overlaps '{}'", path_of(item.file), *items[i].name,
                                      item.offset, *items[i - 1].name));
     }
 }
@@ -285,6 +296,7 @@ std::vector<std::string> TorchContents::verify(Depth depth, const ByteProgress& 
     }
     std::map<std::pair<int, int64_t>, std::unique_ptr<Record>> records;
     const std::lock_guard lock(mutex_);
+    sound_.clear();
     bool checked = false;
     for (auto& [name, tensor] : tensors_) {
         for (TorchPiece& piece : tensor.pieces) {
@@ -295,7 +307,7 @@ std::vector<std::string> TorchContents::verify(Depth depth, const ByteProgress& 
                 piece.place = locate(*opened.get(file), name, tensor, piece);
                 auto& record = records[{file, piece.place->begin}];
                 if (record == nullptr) {
-                    record = std::make_unique<Record>(Record{&path_of(file), file, &name, *piece.place, {}});
+                    record = std::make_unique<Record>(Record{&path_of(file), file, &name, *piece.place, true});
                 }
                 if (!archive_ || !checked) check_small(piece.item);
                 checked = true;
@@ -307,9 +319,9 @@ std::vector<std::string> TorchContents::verify(Depth depth, const ByteProgress& 
     }
     if (depth == Depth::headers) return faults;
     std::vector<Segment> segments;
-    for (auto& [place, record] : records) add_segments(*record, true, segments);
+    for (auto& [place, record] : records) add_segments(*record, segments);
     attempt([&] {
-        read_segments(opened, segments, verify_threads, true, progress, poll,
+        read_segments(opened, segments, verify_threads, progress, poll,
                       [&](const Record& record) { faults.push_back(checksum_failure(record)); });
     });
     return faults;

@@ -1,13 +1,16 @@
 // The bytes of what PyTorch wrote: every part of a tensor is an entry of a torch.save archive, which is the whole file or
 // a range of a .distcp file. Archives are opened when first needed; their data is read in pieces by a few threads, straight
-// into the destination where it fits, and checked against the archive's checksums.
+// into the destination where it fits, and checked against the archive's checksums: a storage as a whole, when it is first
+// read.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/contents.hpp"
@@ -63,6 +66,8 @@ class TorchContents final : public Contents {
     std::optional<TorchArchive> archive_;  // of a file of torch.save
     mutable std::mutex mutex_;
     mutable Tensors tensors_;  // pieces' places are guarded by mutex_
+    mutable std::set<std::pair<int, int64_t>>
+        sound_;  // guarded by mutex_; storages that met their checksum: file, begin
 };
 
 }  // namespace tsr
