@@ -236,6 +236,60 @@ TEST(TorchSave, RanksWithOtherValuesAreRefused) {
 }
 
 // Leaves holes where zeros are written, and knows of one that is read, so that gigabytes cost neither disk nor page cache.
+std::string model_of(const TempDir& dir, pickle::Writer& object) {
+    ZipWriter zip(std::string(archive_folder), 0);
+    begin_archive(zip, object.finish());
+    end_archive(zip);
+    const std::string path = dir / "model.pt";
+    spill(path, zip.take_text());
+    return path;
+}
+
+// A value of ours has each key once; a manifest that told of such a one would be refused.
+TEST(TorchSave, AValueThatNoManifestMayHoldIsUnreadable) {
+    const TempDir dir;
+    pickle::Writer object;
+    object.empty_dict();
+    object.mark();
+    object.text("nans");
+    object.empty_dict();
+    object.mark();
+    for (int i = 0; i < 2; ++i) {
+        object.real(std::nan(""));
+        object.integer(i);
+    }
+    object.setitems();
+    object.text("sound");
+    object.integer(3);
+    object.setitems();
+    const auto read = Checkpoint::open(model_of(dir, object));
+    EXPECT_TRUE(read->manifest().unreadable.contains("nans"));
+    EXPECT_FALSE(read->manifest().values.contains("nans"));
+    EXPECT_EQ(read->manifest().values.at("sound").dump(), "3");
+}
+
+// A megabyte that would be half a gigabyte of values.
+TEST(TorchSave, ValuesTakeNoMoreThanAFewTimesTheirFile) {
+    const TempDir dir;
+    pickle::Writer object;
+    object.empty_dict();
+    object.mark();
+    object.text("shared");
+    object.empty_list();
+    object.mark();
+    object.empty_list();
+    object.mark();
+    for (int i = 0; i < 1'000'000; ++i) object.none();
+    object.appends();
+    const uint32_t list = object.put();
+    for (int i = 0; i < 14; ++i) object.get(list);
+    object.appends();
+    object.setitems();
+    const auto read = Checkpoint::open(model_of(dir, object));
+    ASSERT_TRUE(read->manifest().unreadable.contains("shared"));
+    EXPECT_THAT(read->manifest().unreadable.at("shared"), HasSubstr("far larger than its file"));
+}
+
 // Of tensors `config.a` and `tied.b`, which have those names already.
 TEST(TorchDcp, APartOfAValueTakesNoTensorsName) {
     const TempDir dir;
