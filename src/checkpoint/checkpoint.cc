@@ -86,6 +86,12 @@ const std::string& Checkpoint::manifest_text() const {
     return text_;
 }
 
+std::string Checkpoint::content_text() const {
+    Manifest manifest = manifest_;
+    manifest.committed.clear();  // of what has no manifest that is the time of a file, which copies do not share
+    return manifest.dump();
+}
+
 void Checkpoint::throw_unreadable(std::string_view name) const {
     if (const auto found = manifest_.unreadable.find(name); found != manifest_.unreadable.end()) {
         throw Error(Code::unsupported, fmt::format("'{}' of {} cannot be read: {}", name, path_, found->second));
@@ -126,7 +132,7 @@ LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
     if (options.comm == nullptr || options.comm->world_size() == 1) return load_with(nullptr, state, options);
     // A chunk that one rank reads for others is checked as that rank was asked to.
     const bool verified = options.verify == Verify::blocks;
-    const std::string& id = manifest_.save_id.empty() ? manifest_text() : manifest_.save_id;
+    const std::string id = manifest_.save_id.empty() ? content_text() : manifest_.save_id;
     const HostReads::Source source{fmt::format("{} {}", verified, id),
                                    fmt::format("{}{}", path_, verified ? "" : " unverified")};
     HostReads host(options.comm, source, options.least_shared_bytes);

@@ -95,6 +95,7 @@ class Checkpoint {
     [[nodiscard]] static std::shared_ptr<Checkpoint> of_foreign(std::string path, Manifest manifest,
                                                                 std::unique_ptr<const Contents> contents);
     LoadReport load_with(HostReads* host, State& state, const LoadOptions& options) const;
+    [[nodiscard]] std::string content_text() const;  // the same of equal copies
     [[noreturn]] void throw_unreadable(std::string_view name) const;
 
     std::string path_;

@@ -86,7 +86,10 @@ ExportSelection select(const Checkpoint& source, const ExportOptions& options, E
             selection.values.emplace(to, value);
         }
     }
-    if (options.format == ExportFormat::torch_dcp) selection.values = flattened(selection.values);
+    if (options.format == ExportFormat::torch_dcp) {
+        selection.values = flattened(
+            selection.values, [&](const std::string& name) { return manifest.find(options.under + name) != nullptr; });
+    }
     for (const auto& [name, why] : manifest.unreadable) exported.unreadable.emplace(name, why);
     exported.tensor_count = static_cast<int64_t>(selection.entries.size());
     return selection;

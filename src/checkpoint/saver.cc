@@ -296,7 +296,8 @@ void Saver::prepare(Peers& peers, SaveJob& job, const State& state) {
         if (options_.format == SaveFormat::torch_dcp) {
             std::vector<Piece> pieces;
             for (const auto& of_file : job.plan->files) pieces.insert(pieces.end(), of_file.begin(), of_file.end());
-            const Values values = peers.rank() == 0 ? flattened(job.values) : Values();
+            const auto is_tensor = [&](const std::string& name) { return state.tensors().contains(name); };
+            const Values values = peers.rank() == 0 ? flattened(job.values, is_tensor) : Values();
             DcpImage image = make_dcp_image(dcp_file_name(peers.rank()), pieces, values);
             job.dcp = std::move(image.file);
             job.texts = std::move(image.texts);

@@ -50,6 +50,13 @@ void State::insert(std::string_view name, StateTensor tensor) {
     const Reentry once = enter();
     check_name(name, "a tensor's name");
     std::string key = registered_name(name);
+    if (key.empty()) {
+        throw Error(
+            Code::invalid_argument,
+            fmt::format("the tensor's name '{}' is made of wrappers' parts alone (module., _orig_mod.), which are "
+                        "left out: nothing is left",
+                        name));
+    }
     if (private_rank(key)) {
         throw Error(
             Code::invalid_argument,

@@ -12,7 +12,21 @@ namespace tsr {
 
 namespace {
 
-[[noreturn]] void refuse(std::string_view what, const std::string& place, std::string_view why) {
+// Where in a value: written down only to be told, for keys may be long and values many.
+struct Place {
+    const Place* above = nullptr;
+    std::string_view key = {};  // of an object's member
+    size_t index = 0;           // of a list's item, where there is no key
+    bool is_key = false;
+
+    [[nodiscard]] std::string str() const {
+        if (above == nullptr) return "";
+        return above->str() + (is_key ? fmt::format(".{}", key) : fmt::format("[{}]", index));
+    }
+};
+
+[[noreturn]] void refuse(std::string_view what, const Place& where, std::string_view why) {
+    const std::string place = where.str();
     throw Error(Code::invalid_argument,
                 fmt::format("{} is not a typed value{}: {}", what, place.empty() ? "" : " at " + place, why));
 }
@@ -40,23 +54,23 @@ bool is_big_integer(std::string_view text) {
     return digits.size() > limit.size() || (digits.size() == limit.size() && digits > limit);
 }
 
-void check(const Json& json, std::string_view what, const std::string& place, int depth);
+void check(const Json& json, std::string_view what, const Place& place, int depth);
 
-void check_list(const Json& json, std::string_view what, const std::string& place, int depth) {
+void check_list(const Json& json, std::string_view what, const Place& place, int depth) {
     if (!json.is(Json::Kind::array)) refuse(what, place, "expected a list");
     size_t i = 0;
-    for (const Json& item : json.as_array()) check(item, what, fmt::format("{}[{}]", place, i++), depth + 1);
+    for (const Json& item : json.as_array()) check(item, what, {&place, {}, i++}, depth + 1);
 }
 
-void check_pairs(const Json& json, std::string_view what, const std::string& place, int depth) {
+void check_pairs(const Json& json, std::string_view what, const Place& place, int depth) {
     if (!json.is(Json::Kind::array)) refuse(what, place, "expected a list of [key, value] pairs");
     std::vector<std::string> keys;
     size_t i = 0;
     for (const Json& pair : json.as_array()) {
-        const std::string at = fmt::format("{}[{}]", place, i++);
+        const Place at{&place, {}, i++};
         if (!pair.is(Json::Kind::array) || pair.as_array().size() != 2) refuse(what, at, "expected [key, value]");
-        check(pair.as_array()[0], what, at + "[0]", depth + 1);
-        check(pair.as_array()[1], what, at + "[1]", depth + 1);
+        check(pair.as_array()[0], what, {&at, {}, 0}, depth + 1);
+        check(pair.as_array()[1], what, {&at, {}, 1}, depth + 1);
         keys.push_back(pair.as_array()[0].dump());
     }
     std::sort(keys.begin(), keys.end());
@@ -64,14 +78,14 @@ void check_pairs(const Json& json, std::string_view what, const std::string& pla
     if (twice != keys.end()) refuse(what, place, fmt::format("the key {} occurs twice", *twice));
 }
 
-void check_tagged(const Json& json, std::string_view what, const std::string& place, int depth) {
+void check_tagged(const Json& json, std::string_view what, const Place& place, int depth) {
     const Json* kind = json.find("~");
     const Json* content = json.find("v");
     if (json.as_object().size() != 2 || content == nullptr || !kind->is(Json::Kind::string)) {
         refuse(what, place, "an object with a \"~\" has exactly the members \"~\" (a string) and \"v\"");
     }
     const std::string& tag = kind->as_string();
-    const std::string at = place + ".v";
+    const Place at{&place, "v", 0, true};
     if (tag == "tuple") return check_list(*content, what, at, depth);
     if (tag == "map") return check_pairs(*content, what, at, depth);
     if (tag != "bytes" && tag != "int" && tag != "double") {
@@ -86,8 +100,8 @@ void check_tagged(const Json& json, std::string_view what, const std::string& pl
     }
 }
 
-void check(const Json& json, std::string_view what, const std::string& place, int depth) {
-    if (depth > max_value_depth) refuse(what, "", fmt::format("it is nested more than {} deep", max_value_depth));
+void check(const Json& json, std::string_view what, const Place& place, int depth) {
+    if (depth > max_value_depth) refuse(what, {}, fmt::format("it is nested more than {} deep", max_value_depth));
     switch (json.kind()) {
         case Json::Kind::uint64:
             refuse(what, place, "an integer beyond 64 bits is written {\"~\":\"int\",\"v\":\"<decimal>\"}");
@@ -98,7 +112,7 @@ void check(const Json& json, std::string_view what, const std::string& place, in
         case Json::Kind::object:
             if (json.find("~") != nullptr) return check_tagged(json, what, place, depth);
             for (const Json::Member& member : json.as_object()) {
-                check(member.value, what, place + "." + member.key, depth + 1);
+                check(member.value, what, {&place, member.key, 0, true}, depth + 1);
             }
             return;
         default: return;
@@ -107,7 +121,7 @@ void check(const Json& json, std::string_view what, const std::string& place, in
 
 }  // namespace
 
-void check_value(const Json& json, std::string_view what) { check(json, what, "", 0); }
+void check_value(const Json& json, std::string_view what) { check(json, what, {}, 0); }
 
 Json parse_value(std::string_view text, std::string_view what) {
     Json json;

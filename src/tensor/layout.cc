@@ -60,6 +60,12 @@ Range chunk(int64_t size, int64_t parts, int64_t index) {
     return {edge(index), edge(index + 1)};
 }
 
+int64_t last_chunk(int64_t size, int64_t parts) {
+    if (size == 0) return 0;
+    const int64_t full = size / parts + (size % parts != 0 ? 1 : 0);
+    return (size - 1) / full;
+}
+
 Layout Layout::placed(const Dims& shape, std::span<const int> mesh_sizes, std::span<const Placement> placements) {
     if (mesh_sizes.empty() || mesh_sizes.size() > static_cast<size_t>(max_ndim)) {
         throw Error(Code::invalid_argument,
@@ -141,42 +147,101 @@ int64_t overlaps_along(int d, std::span<const Box* const> boxes) {
     return count;
 }
 
-// Two boxes are equal or disjoint. Sorting by one dimension keeps this near n log n for row-like layouts.
+// Finds two of different boxes that overlap.
+class Overlaps {
+   public:
+    explicit Overlaps(std::vector<const Box*> boxes) : boxes_(std::move(boxes)) {}
+    void check() { check(boxes_, 0, 0); }
+
+   private:
+    static constexpr int max_cuts = 4 * max_ndim;                 // one inside the other
+    static constexpr int64_t max_comparisons = int64_t{1} << 28;  // some seconds
+
+    // Boxes that a plane keeps apart are looked at by themselves, so that grids take n log n; `first_d` is tried first.
+    void check(std::span<const Box*> boxes, int first_d, int cuts) {
+        if (boxes.size() < 2) return;
+        const int ndim = boxes.front()->sizes.ndim();
+        for (int i = 0; i < ndim && cuts < max_cuts; ++i) {
+            const int d = (first_d + i) % ndim;
+            sort_along(d, boxes);
+            const size_t end = end_of_group(d, boxes);
+            if (end == boxes.size()) continue;
+            for (size_t begin = 0, stop = end; begin < boxes.size();) {
+                check(boxes.subspan(begin, stop - begin), (d + 1) % ndim, cuts + 1);
+                begin = stop;
+                if (begin < boxes.size()) stop = begin + end_of_group(d, boxes.subspan(begin));
+            }
+            return;
+        }
+        sweep(boxes);
+    }
+
+    static void sort_along(int d, std::span<const Box*> boxes) {
+        std::sort(boxes.begin(), boxes.end(),
+                  [d](const Box* a, const Box* b) { return a->offsets[d] < b->offsets[d]; });
+    }
+
+    // Up to where none of the sorted boxes begins behind all those before it.
+    static size_t end_of_group(int d, std::span<const Box* const> boxes) {
+        int64_t end = boxes.front()->offsets[d] + boxes.front()->sizes[d];
+        size_t i = 1;
+        for (; i < boxes.size() && boxes[i]->offsets[d] < end; ++i) {
+            end = std::max(end, boxes[i]->offsets[d] + boxes[i]->sizes[d]);
+        }
+        return i;
+    }
+
+    // Over the dimension that separates them best.
+    void sweep(std::span<const Box*> boxes) {
+        int along = 0;
+        int64_t best = INT64_MAX;
+        for (int d = 0; d < boxes.front()->sizes.ndim(); ++d) {
+            const int64_t overlaps = overlaps_along(d, boxes);
+            if (overlaps >= best) continue;
+            best = overlaps;
+            along = d;
+        }
+        comparisons_ += best;
+        if (comparisons_ > max_comparisons) {
+            throw Error(Code::invalid_argument,
+                        fmt::format("{} boxes that are so interlocked that it would take too long to tell whether any "
+                                    "two overlap; cut the tensor along planes",
+                                    boxes_.size()));
+        }
+        sort_along(along, boxes);
+        for (size_t i = 0; i < boxes.size(); ++i) {
+            const int64_t end = boxes[i]->offsets[along] + boxes[i]->sizes[along];
+            for (size_t j = i + 1; j < boxes.size() && boxes[j]->offsets[along] < end; ++j) {
+                if (boxes[i]->intersect(*boxes[j]).empty()) continue;
+                throw Error(Code::invalid_argument,
+                            fmt::format("the boxes {} and {} overlap in part; boxes must be equal or disjoint",
+                                        boxes[i]->str(), boxes[j]->str()));
+            }
+        }
+    }
+
+    std::vector<const Box*> boxes_;
+    int64_t comparisons_ = 0;
+};
+
+// Two boxes are equal or disjoint.
 void check_disjoint(std::span<const Box> boxes) {
-    std::vector<const Box*> sorted;
+    std::vector<const Box*> different;
     for (const Box& box : boxes) {
-        if (!box.empty()) sorted.push_back(&box);
+        if (!box.empty()) different.push_back(&box);
     }
-    if (sorted.size() < 2 || sorted.front()->sizes.ndim() == 0) return;
-    // Sweep over the dimension that separates them best.
-    int sweep = 0;
-    int64_t best = INT64_MAX;
-    for (int d = 0; d < sorted.front()->sizes.ndim(); ++d) {
-        const int64_t overlaps = overlaps_along(d, sorted);
-        if (overlaps >= best) continue;
-        best = overlaps;
-        sweep = d;
-    }
-    // Equal boxes beside each other, so that replicas are compared once.
-    std::sort(sorted.begin(), sorted.end(), [&](const Box* a, const Box* b) {
-        if (a->offsets[sweep] != b->offsets[sweep]) return a->offsets[sweep] < b->offsets[sweep];
-        if (!std::equal(a->offsets.begin(), a->offsets.end(), b->offsets.begin())) {
+    if (different.size() < 2 || different.front()->sizes.ndim() == 0) return;
+    std::sort(different.begin(), different.end(), [](const Box* a, const Box* b) {
+        if (a->offsets != b->offsets) {
             return std::lexicographical_compare(a->offsets.begin(), a->offsets.end(), b->offsets.begin(),
                                                 b->offsets.end());
         }
         return std::lexicographical_compare(a->sizes.begin(), a->sizes.end(), b->sizes.begin(), b->sizes.end());
     });
-    sorted.erase(std::unique(sorted.begin(), sorted.end(), [](const Box* a, const Box* b) { return *a == *b; }),
-                 sorted.end());
-    for (size_t i = 0; i < sorted.size(); ++i) {
-        const int64_t end = sorted[i]->offsets[sweep] + sorted[i]->sizes[sweep];
-        for (size_t j = i + 1; j < sorted.size() && sorted[j]->offsets[sweep] < end; ++j) {
-            if (sorted[i]->intersect(*sorted[j]).empty()) continue;
-            throw Error(Code::invalid_argument,
-                        fmt::format("the boxes {} and {} overlap in part; boxes must be equal or disjoint",
-                                    sorted[i]->str(), sorted[j]->str()));
-        }
-    }
+    different.erase(
+        std::unique(different.begin(), different.end(), [](const Box* a, const Box* b) { return *a == *b; }),
+        different.end());
+    Overlaps(std::move(different)).check();
 }
 
 }  // namespace
@@ -250,6 +315,20 @@ Box Layout::shard(int index) const {
 }
 
 // The row-major number of `rank`'s coordinates in the sharded (or the replicated) mesh dimensions.
+int Layout::last_shard() const {
+    Dims left = shape_;
+    int number = 0;
+    for (size_t m = 0; m < mesh_sizes().size(); ++m) {
+        if (placements()[m].kind != PlacementKind::shard) continue;
+        int64_t& size = left[placements()[m].dim];
+        const int64_t last = last_chunk(size, mesh_sizes()[m]);
+        const Range part = chunk(size, mesh_sizes()[m], last);
+        size = part.end - part.begin;
+        number = number * mesh_sizes()[m] + static_cast<int>(last);
+    }
+    return number;
+}
+
 int Layout::coordinate_sum(int rank, bool of_shards) const {
     int number = 0;
     int below = world_size_;

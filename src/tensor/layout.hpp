@@ -48,6 +48,7 @@ struct Range {
     int64_t end = 0;
 };
 [[nodiscard]] Range chunk(int64_t size, int64_t parts, int64_t index);
+[[nodiscard]] int64_t last_chunk(int64_t size, int64_t parts);  // the last of them that is not empty; 0 if all are
 
 inline constexpr int max_layout_ranks = 1 << 20;
 
@@ -82,6 +83,7 @@ class Layout {
     [[nodiscard]] int shard_count() const { return shard_count_; }
     [[nodiscard]] int replica_count() const { return world_size_ / shard_count_; }
     [[nodiscard]] Box shard(int index) const;
+    [[nodiscard]] int last_shard() const;  // the last that is not empty; of a shape with elements
     [[nodiscard]] int shard_of(int rank) const;
     [[nodiscard]] int replica_of(int rank) const;
     [[nodiscard]] int rank_of(int shard, int replica) const;

@@ -112,6 +112,7 @@ TEST(StateApi, TensorsAreChecked) {
     tsr_tensor tensor = array.tensor();
     EXPECT_OK(tsr_state_add_tensor(state, "module.w", &tensor));
     EXPECT_FAILS(tsr_state_add_tensor(state, "w", &tensor), TSR_E_INVALID_ARGUMENT, "has the name 'w' already");
+    EXPECT_FAILS(tsr_state_add_tensor(state, "module.", &tensor), TSR_E_INVALID_ARGUMENT, "'module.'");
     const std::array<int64_t, 2> strides{1, 4};
     tensor.strides = strides.data();
     EXPECT_FAILS(tsr_state_add_tensor(state, "t", &tensor), TSR_E_INVALID_ARGUMENT, "not contiguous");

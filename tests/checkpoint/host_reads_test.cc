@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <future>
 #include <random>
 
@@ -354,6 +355,30 @@ TEST(HostReads, OfOtherFormatsRanksThatLoadTogetherFailTogether) {
     };
     expect_all_well(load(-1));
     expect_on_all(load(2), Code::mismatch, "rank 2: ");
+}
+
+TEST(HostReads, OfOtherFormatsEqualCopiesAreOneCheckpoint) {
+    const TempDir dir;
+    const std::string path = saved(dir);
+    for (const ExportFormat format : {ExportFormat::safetensors, ExportFormat::torch_dcp, ExportFormat::torch_save}) {
+        const std::string first = fmt::format("{}/{}", dir.path(), name_of(format));
+        const std::string second = first + "-copy";
+        ExportOptions options;
+        options.format = format;
+        Peers alone(nullptr);
+        (void)export_checkpoint(*Checkpoint::open(path), alone, first, options);
+        std::filesystem::copy(first, second);
+        for (const auto& file : std::filesystem::directory_iterator(second)) {
+            std::filesystem::last_write_time(file, file.last_write_time() - std::chrono::hours(1));
+        }
+        expect_all_well(run_with_comm(2, [&](const std::shared_ptr<Communicator>& comm) {
+            OwnedState owned;
+            build(owned, comm->rank(), 2);
+            owned.poison();
+            (void)Checkpoint::open(comm->rank() == 0 ? first : second)->load(owned.state, together(comm));
+            EXPECT_EQ(owned.differences(1), 0);
+        }));
+    }
 }
 
 TEST(HostReads, WithoutSharedMemoryEachRankReadsForItself) {

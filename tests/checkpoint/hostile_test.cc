@@ -111,12 +111,12 @@ TEST(HostileHeader, LengthWordsAreNotTrusted) {
 
 std::string manifest_of(const std::string& files, const std::string& tensors, const std::string& aliases = "",
                         const std::string& values = "", const std::string& mesh = "1",
-                        const std::string& placement = "\"R\"") {
+                        const std::string& placement = "\"R\"", const std::string& world = "1") {
     std::string text = R"({"format":"tessera","version":1,"sequence":1,"step":1,"save_id":")" + save_id +
-                       R"(","committed":"","writer":{"library":"","language":"","version":""},"world_size":1,)" +
-                       R"("meshes":[{"sizes":[)" + mesh + R"(]}],"layouts":[{"mesh":0,"placements":[)" + placement +
-                       R"(]}],"files":[)" + files + R"(],"tensors":{)" + tensors + R"(},"aliases":{)" + aliases +
-                       R"(},"values":{)" + values + R"(},"metrics":{},)";
+                       R"(","committed":"","writer":{"library":"","language":"","version":""},"world_size":)" + world +
+                       "," + R"("meshes":[{"sizes":[)" + mesh + R"(]}],"layouts":[{"mesh":0,"placements":[)" +
+                       placement + R"(]}],"files":[)" + files + R"(],"tensors":{)" + tensors + R"(},"aliases":{)" +
+                       aliases + R"(},"values":{)" + values + R"(},"metrics":{},)";
     return text + "\"crc32c\":\"" + hex8(crc32c(text)) + "\"}\n";
 }
 
@@ -192,6 +192,41 @@ TEST(HostileManifest, WrongContentIsRefused) {
 }
 
 // The next save's sequence is one more: neither it nor the sum may overflow.
+// A million shards of thousands of tensors, in a few bytes each: to walk over them took minutes.
+TEST(HostileManifest, ManyEmptyShardsCostNothing) {
+    const std::string many = "1048576";
+    const auto of_shapes = [&](const char* first) {
+        std::string tensors;
+        for (int i = 1; i <= 5000; ++i) {
+            tensors +=
+                fmt::format(R"({}"t{}":{{"dtype":"F32","shape":[{},{}],"layout":0}})", i == 1 ? "" : ",", i, first, i);
+        }
+        return manifest_of(file, tensors, "", "", many, "\"S(0)\"", many);
+    };
+    EXPECT_EQ(manifest_refusal(of_shapes("0")), "taken");
+    EXPECT_EQ(manifest_refusal(of_shapes("1")), "taken");
+    EXPECT_NE(manifest_refusal(of_shapes("2")).find("more pieces than there are files"), std::string::npos);
+}
+
+// The last piece that is not empty tells whether there are enough files.
+TEST(HostileManifest, AsManyFilesAsPiecesThatAreNotEmptyAreEnough) {
+    const std::string two = std::string(file) + R"(,["rank-00001.safetensors",4096,"00000000"])";
+    const auto refused = [&](const char* files, const char* tensor, const char* placement) {
+        const std::string text = manifest_of(files, fmt::format(R"("a":{{"dtype":"F32",{},"layout":0}})", tensor), "",
+                                             "", "8", placement, "8");
+        return manifest_refusal(text) != "taken";
+    };
+    for (const char* shape : {R"("shape":[2])", R"("shape":[2,5])", R"("shape":[0])"}) {
+        EXPECT_FALSE(refused(two.c_str(), shape, "\"S(0)\"")) << shape;
+    }
+    EXPECT_TRUE(refused(file, R"("shape":[2])", "\"S(0)\""));
+    EXPECT_TRUE(refused(two.c_str(), R"("shape":[3])", "\"S(0)\""));
+    EXPECT_FALSE(refused(two.c_str(), R"("shape":[1,2],"split":4)", "\"R\""));
+    EXPECT_TRUE(refused(two.c_str(), R"("shape":[1,3],"split":4)", "\"R\""));
+    EXPECT_FALSE(refused(two.c_str(), R"("shape":[1,2],"split":4)", "\"S(0)\""));
+    EXPECT_TRUE(refused(two.c_str(), R"("shape":[2,2],"split":4)", "\"S(0)\""));
+}
+
 TEST(HostileManifest, ASequenceAfterWhichNoneCanComeIsRefused) {
     const auto with_sequence = [](int64_t sequence) {
         std::string text = manifest_of("", "");

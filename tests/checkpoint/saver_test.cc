@@ -335,6 +335,19 @@ TEST_F(SaverTest, WrappersNamesAreStripped) {
               Code::invalid_argument);
 }
 
+// Such a name would be saved, and never read again.
+TEST_F(SaverTest, ANameOfWrappersAloneIsRefused) {
+    std::vector<float> memory(3, 2.0F);
+    State state;
+    for (const char* name : {"module.", "_orig_mod.", "module._orig_mod."}) {
+        const Error error = error_of([&] { state.add_tensor(name, tensor_of(std::span(memory), DType::f32)); });
+        EXPECT_EQ(error.code(), Code::invalid_argument) << name;
+        EXPECT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
+    }
+    EXPECT_TRUE(state.tensors().empty());
+    EXPECT_NO_THROW(state.add_tensor("module", tensor_of(std::span(memory), DType::f32)));
+}
+
 TEST_F(SaverTest, AStateThatDoesNotFitIsRefusedWithEveryDifferenceAndUntouched) {
     Saver saver(nullptr, dir_.path(), saver_options());
     owned_.add_whole({"only.saved", DType::i64, {2}});

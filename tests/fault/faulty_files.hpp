@@ -60,6 +60,8 @@ class FaultyFiles final : public FileSystem {
     [[nodiscard]] const std::string& failed_call() const { return failed_call_; }
     // Bytes of which the writing back was begun.
     [[nodiscard]] int64_t written_back() const { return written_back_; }
+    // How many files were open at once.
+    [[nodiscard]] int64_t most_open() const { return most_open_; }
     // Called in place of nothing at all: lets a test do something in the middle of a save.
     std::function<void(int64_t call, const std::string& name)> on_call;
 
@@ -110,7 +112,15 @@ class FaultyFiles final : public FileSystem {
     class FaultyFile final : public File {
        public:
         FaultyFile(FaultyFiles& owner, std::unique_ptr<File> file, std::string path)
-            : owner_(owner), file_(std::move(file)), path_(std::move(path)) {}
+            : owner_(owner), file_(std::move(file)), path_(std::move(path)) {
+            const int64_t open = owner_.open_.fetch_add(1) + 1;
+            int64_t most = owner_.most_open_;
+            while (most < open && !owner_.most_open_.compare_exchange_weak(most, open)) {
+            }
+        }
+        ~FaultyFile() override { owner_.open_.fetch_sub(1); }
+        FaultyFile(const FaultyFile&) = delete;
+        FaultyFile& operator=(const FaultyFile&) = delete;
         int64_t read(std::span<std::byte> into, int64_t offset) override {
             const Verdict verdict = owner_.next("read " + path_, into.size(), file_->is_direct());
             if (verdict.error != 0) return verdict.error;
@@ -164,6 +174,8 @@ class FaultyFiles final : public FileSystem {
     Judge judge_;
     std::atomic<int64_t> calls_{0};
     std::atomic<int64_t> written_back_{0};
+    std::atomic<int64_t> open_{0};
+    std::atomic<int64_t> most_open_{0};
     std::string failed_call_;
 };
 

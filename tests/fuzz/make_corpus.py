@@ -577,6 +577,7 @@ def manifests() -> None:
         "placements-two": manifest({}, placements=["R", "R"]),
         "mesh-number": manifest({}, layouts=[{"mesh": 1, "placements": ["R"]}]),
         "mesh-none": manifest({}, meshes=[{"sizes": []}], layouts=[{"mesh": 0, "placements": []}]),
+        "shards-empty": manifest({f"t{i}": tensor([0, i + 1]) for i in range(64)}, mesh=[2**20], world_size=2**20),
         "mesh-zero": manifest(a, mesh=[0]),
         "mesh-large": manifest(a, mesh=[2**20, 2**20], placements=["R", "R"]),
         "mesh-of-another-world": manifest(a, mesh=[3]),

@@ -83,7 +83,7 @@ inline Outcome with_parts(Outcome whole, bool all_parts) {
 }
 
 inline bool is_value(const pickle::Tree& tree) {
-    int64_t budget = static_cast<int64_t>(tree.size_bytes()) * 16 + 1024;
+    int64_t budget = static_cast<int64_t>(tree.size_bytes()) * value_bytes_per_byte + 1024;
     return attempt([&] { (void)value_of(tree, tree.root(), budget).dump(); }) == Outcome::taken;
 }
 

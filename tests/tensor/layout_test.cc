@@ -171,5 +171,52 @@ TEST(ExplicitLayout, ManyBoxesThatOneDimensionSeparatesAreComparedAlongIt) {
     EXPECT_THROW((void)Layout::from_boxes({count, count}, boxes, std::span(&more, 1)), Error);
 }
 
+// Every dimension alone leaves n/5 boxes beside each other. To compare those takes minutes.
+TEST(ExplicitLayout, AGridIsTakenApartDimensionByDimension) {
+    const Dims shape{5, 5, 5, 5, 5, 5, 5, 5};
+    std::vector<Box> boxes;
+    for (int64_t n = 0; n < shape.product(); ++n) {
+        Box box{shape, {1, 1, 1, 1, 1, 1, 1, 1}};
+        for (int64_t d = 0, rest = n; d < 8; ++d, rest /= 5) box.offsets[static_cast<int>(d)] = rest % 5;
+        boxes.push_back(box);
+    }
+    const int all = static_cast<int>(boxes.size());
+    EXPECT_NO_THROW((void)Layout::from_boxes(shape, boxes, std::span(&all, 1)));
+    boxes[1000].sizes[7] = 2;
+    EXPECT_THROW((void)Layout::from_boxes(shape, boxes, std::span(&all, 1)), Error);
+}
+
+// Four blocks of bars around a hole: no plane passes between them.
+TEST(ExplicitLayout, BarsThatInterlockAreComparedUpToABound) {
+    const auto pinwheel = [](int64_t a, int64_t b) {
+        std::vector<Box> boxes;
+        for (int64_t i = 0; i < a; ++i) {
+            boxes.push_back({{i, 0}, {1, b}});
+            boxes.push_back({{0, b + i}, {b, 1}});
+            boxes.push_back({{b + i, a}, {1, b}});
+            boxes.push_back({{a, i}, {b, 1}});
+        }
+        return boxes;
+    };
+    const auto make = [](const std::vector<Box>& boxes, int64_t size) {
+        const int all = static_cast<int>(boxes.size());
+        return Layout::from_boxes({size, size}, boxes, std::span(&all, 1));
+    };
+    std::vector<Box> boxes = pinwheel(30, 50);
+    EXPECT_NO_THROW((void)make(boxes, 80));
+    boxes.push_back({{30, 30}, {20, 20}});  // the hole
+    EXPECT_NO_THROW((void)make(boxes, 80));
+    boxes.back().sizes[1] = 21;
+    EXPECT_THROW((void)make(boxes, 80), Error);
+    try {
+        (void)make(pinwheel(20'000, 30'000), 50'000);
+        ADD_FAILURE() << "it was taken";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::invalid_argument);
+        EXPECT_NE(std::string(error.what()).find("80000 boxes that are so interlocked"), std::string::npos)
+            << error.what();
+    }
+}
+
 }  // namespace
 }  // namespace tsr

@@ -12,6 +12,7 @@
 #include "base/parallel.hpp"
 #include "base/round_up.hpp"
 #include "checkpoint/host_reads.hpp"
+#include "checkpoint/io/open_files.hpp"
 #include "checkpoint/runs.hpp"
 
 namespace tsr {
@@ -33,8 +34,8 @@ Runs runs_of(const Transfer& transfer) {
 
 // One file while it is read. Cold data is read past the page cache, warm data through it.
 struct Source {
+    int number = 0;
     const RankFile* file = nullptr;
-    std::unique_ptr<File> handle;
     std::vector<Runs> runs;  // in order of their begin
     // Which runs touch which block: first[b] .. first[b + 1] in `touching`.
     std::vector<size_t> first;
@@ -229,27 +230,27 @@ std::vector<Task> make_tasks(const Sources& sources, Verify verify, std::span<co
 }
 
 // Reads and checks, to `into`.
-void fill(const Task& task, Verify verify, std::byte* into) {
+void fill(const Task& task, File& handle, Verify verify, std::byte* into) {
     const RankFile& file = *task.source->file;
-    read_range(*task.source->handle, file, task.begin, task.end, into);
+    read_range(handle, file, task.begin, task.end, into);
     if (verify == Verify::none) return;
     check_range(file, task.begin, task.end, into,
                 [&](int64_t begin, int64_t end) { throw Error(Code::corrupt, block_failure(file, begin, end)); });
 }
 
 // Reads what this rank alone wants, straight to where it belongs if that can be.
-void read_own(Task task, Verify verify, AlignedBuffer& buffer) {
+void read_own(Task task, File& handle, Verify verify, AlignedBuffer& buffer) {
     const int64_t begin = task.begin;
     const int64_t end = task.end;
     bool fits = task.to != nullptr;
-    if (task.source->handle->is_direct()) {
+    if (handle.is_direct()) {
         task.begin = begin / direct_alignment * direct_alignment;
         task.end = std::min(round_up(end, direct_alignment), task.source->file->data_bytes());
         fits = fits && task.begin == begin && task.end == end && end % direct_alignment == 0 && is_aligned(task.to);
     }
-    if (fits) return fill(task, verify, task.to);
+    if (fits) return fill(task, handle, verify, task.to);
     if (buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(blocks_per_read * block_bytes));
-    fill(task, verify, buffer.data());
+    fill(task, handle, verify, buffer.data());
     task.scatter(task.begin, task.end, buffer.data());
 }
 
@@ -262,8 +263,8 @@ void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const Re
     for (const Transfer& transfer : transfers) {
         Source& source = sources[transfer.file_number];
         if (source.file == nullptr) {
+            source.number = transfer.file_number;
             source.file = transfer.file;
-            source.handle = open_for_reading(files, *transfer.file);
             source.runs.reserve(counts[transfer.file_number]);
         }
         source.runs.push_back(runs_of(transfer));
@@ -282,10 +283,11 @@ void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const Re
     std::vector<const Task*> of_chunk(chunks.size(), nullptr);
     for (auto task = shared; task != tasks.end(); ++task) of_chunk[static_cast<size_t>(task->chunk)] = &*task;
 
+    OpenFiles opened([&](int number) { return open_for_reading(files, *sources.at(number).file); });
     std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(options.threads, 1)));
     const auto own = [&](size_t index, int worker) {
         const Task& task = tasks[index];
-        read_own(task, options.verify, buffers[static_cast<size_t>(worker)]);
+        read_own(task, *opened.get(task.source->number), options.verify, buffers[static_cast<size_t>(worker)]);
         progress.add(task.end - task.begin);
     };
     const auto own_tasks = static_cast<size_t>(shared - tasks.begin());
@@ -294,7 +296,10 @@ void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const Re
         run_parallel(own_tasks, options.threads, own, poll);
     } else {
         HostReads::Work work;
-        work.fill = [&](size_t chunk, std::byte* slot) { fill(*of_chunk[chunk], options.verify, slot); };
+        work.fill = [&](size_t chunk, std::byte* slot) {
+            const Task& task = *of_chunk[chunk];
+            fill(task, *opened.get(task.source->number), options.verify, slot);
+        };
         work.take = [&](size_t chunk, const std::byte* slot) {
             const Task& task = *of_chunk[chunk];
             task.scatter(task.begin, task.end, slot);

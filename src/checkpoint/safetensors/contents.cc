@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/parallel.hpp"
+#include "checkpoint/io/open_files.hpp"
 #include "checkpoint/runs.hpp"
 
 namespace tsr {
@@ -19,8 +20,8 @@ constexpr int64_t small_gap = int64_t{64} << 10;     // reading on costs less th
 
 // What is wanted of one file, in order of its bytes.
 struct Reading {
+    int number = 0;
     const std::string* path = nullptr;
-    std::unique_ptr<File> file;
     int64_t data_begin = 0;
     std::vector<Runs> runs;
 };
@@ -55,17 +56,17 @@ void add_segments(const Reading& reading, std::vector<Segment>& segments) {
     }
 }
 
-void read_segment(const Segment& segment, AlignedBuffer& buffer) {
+void read_segment(const Segment& segment, File& file, AlignedBuffer& buffer) {
     const Reading& reading = *segment.reading;
     const auto size = static_cast<size_t>(segment.end - segment.begin);
     const Runs& only = reading.runs[segment.first];
     const int64_t offset = reading.data_begin + segment.begin;
     if (segment.count == 1 && only.count() == 1 && !only.converts()) {
         std::byte* to = only.memory() + (segment.begin - only.begin());
-        return read_all(*reading.file, *reading.path, std::span(to, size), offset);
+        return read_all(file, *reading.path, std::span(to, size), offset);
     }
     if (buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(segment_bytes));
-    read_all(*reading.file, *reading.path, buffer.first(size), offset);
+    read_all(file, *reading.path, buffer.first(size), offset);
     for (size_t i = segment.first; i < segment.first + segment.count; ++i) {
         const Runs& runs = reading.runs[i];
         // From its own begin, where an element begins too.
@@ -76,6 +77,17 @@ void read_segment(const Segment& segment, AlignedBuffer& buffer) {
 
 }  // namespace
 
+std::unique_ptr<File> SafetensorsContents::open_unchanged(const Source& source) const {
+    auto file = open_file(files_, source.path, OpenMode::read);
+    const int64_t size = file->size();
+    if (size < 0) throw os_error(fmt::format("cannot look at {}", source.path), static_cast<int>(-size));
+    if (size != source.header.file_bytes()) {
+        throw Error(Code::corrupt, fmt::format("{}: it has {} bytes, {} when it was opened: it was changed",
+                                               source.path, size, source.header.file_bytes()));
+    }
+    return file;
+}
+
 void SafetensorsContents::read(std::span<const Wanted> wanted, const ReadOptions& options) const {
     std::map<int, Reading> readings;
     for (const Wanted& one : wanted) {
@@ -84,16 +96,10 @@ void SafetensorsContents::read(std::span<const Wanted> wanted, const ReadOptions
             if (part.empty()) return;
             const Source& source = sources_[static_cast<size_t>(index)];
             Reading& reading = readings[index];
-            if (reading.file == nullptr) {
+            if (reading.path == nullptr) {
+                reading.number = index;
                 reading.path = &source.path;
-                reading.file = open_file(files_, source.path, OpenMode::read);
                 reading.data_begin = source.header.data_begin();
-                const int64_t size = reading.file->size();
-                if (size < 0) throw os_error(fmt::format("cannot look at {}", source.path), static_cast<int>(-size));
-                if (size != source.header.file_bytes()) {
-                    throw Error(Code::corrupt, fmt::format("{}: it has {} bytes, {} when it was opened: it was changed",
-                                                           source.path, size, source.header.file_bytes()));
-                }
             }
             const SafetensorsEntry* entry = source.header.find(*one.name);
             if (entry == nullptr) throw Error(Code::internal, fmt::format("{} lost '{}'", source.path, *one.name));
@@ -110,11 +116,13 @@ void SafetensorsContents::read(std::span<const Wanted> wanted, const ReadOptions
     int64_t total = 0;
     for (const Segment& segment : segments) total += segment.end - segment.begin;
     Progress progress(options.progress, Phase::read, total);
+    OpenFiles opened([&](int number) { return open_unchanged(sources_[static_cast<size_t>(number)]); });
     std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(options.threads, 1)));
     run_parallel(
         segments.size(), options.threads,
         [&](size_t i, int worker) {
-            read_segment(segments[i], buffers[static_cast<size_t>(worker)]);
+            const auto file = opened.get(segments[i].reading->number);
+            read_segment(segments[i], *file, buffers[static_cast<size_t>(worker)]);
             progress.add(segments[i].end - segments[i].begin);
         },
         [&] { progress.poll(); });

@@ -2,6 +2,7 @@
 // headers are sound and that every byte can be read.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,8 @@ class SafetensorsContents final : public Contents {
     [[nodiscard]] bool has_checksums() const override { return false; }
 
    private:
+    [[nodiscard]] std::unique_ptr<File> open_unchanged(const Source& source) const;
+
     FileSystem& files_;
     std::vector<Source> sources_;
 };

@@ -16,13 +16,14 @@ namespace {
 
 constexpr int64_t segment_bytes = int64_t{4} << 20;  // a multiple of every element's size
 
-// A storage in a file that is read, whole when it is verified.
+// A storage in a file that is read.
 struct Record {
     const std::string* path = nullptr;
-    File* file = nullptr;
+    int file = 0;
     const std::string* name = nullptr;  // of a tensor in it, for messages
     TorchPiece::Place place;
-    std::vector<Runs> runs;
+    bool is_checked = false;  // so it is read whole
+    std::vector<Runs> runs{};
 };
 
 struct Segment {
@@ -31,10 +32,10 @@ struct Segment {
     int64_t end = 0;
 };
 
-void add_segments(Record& record, bool whole, std::vector<Segment>& segments) {
+void add_segments(Record& record, std::vector<Segment>& segments) {
     int64_t begin = 0;
     int64_t end = record.place.bytes;
-    if (!whole) {
+    if (!record.is_checked) {
         begin = record.place.bytes;
         end = 0;
         for (const Runs& runs : record.runs) {
@@ -44,9 +45,9 @@ void add_segments(Record& record, bool whole, std::vector<Segment>& segments) {
     }
     while (begin < end) {
         const int64_t stop = std::min(end, (begin / segment_bytes + 1) * segment_bytes);
-        const bool needed = whole || std::any_of(record.runs.begin(), record.runs.end(), [&](const Runs& runs) {
-                                return runs.begin() < stop && runs.end() > begin;
-                            });
+        const bool needed = record.is_checked ||
+                            std::any_of(record.runs.begin(), record.runs.end(),
+                                        [&](const Runs& runs) { return runs.begin() < stop && runs.end() > begin; });
         if (needed) segments.push_back({&record, begin, stop});
         begin = stop;
     }
@@ -57,9 +58,9 @@ std::string checksum_failure(const Record& record) {
                        record.place.begin + record.place.bytes, *record.name);
 }
 
-// Reads all segments; whole records are compared with their checksums, and report(record) is called for those that differ.
+// Reads all segments; report(record) is called for each checked record that differs from its checksum.
 template <class Report>
-void read_segments(const std::vector<Segment>& segments, int threads, bool verify, const ByteProgress& progress,
+void read_segments(OpenFiles& opened, const std::vector<Segment>& segments, int threads, const ByteProgress& progress,
                    const std::function<void()>& poll, Report report) {
     std::vector<uint32_t> crcs(segments.size(), 0);
     std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(threads, 1)));
@@ -77,8 +78,8 @@ void read_segments(const std::vector<Segment>& segments, int threads, bool verif
             if (buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(segment_bytes));
             data = buffer.data();
         }
-        read_all(*record.file, *record.path, std::span(data, size), record.place.begin + segment.begin);
-        if (verify) crcs[index] = crc32(std::span<const std::byte>(data, size));
+        read_all(*opened.get(record.file), *record.path, std::span(data, size), record.place.begin + segment.begin);
+        if (record.is_checked) crcs[index] = crc32(std::span<const std::byte>(data, size));
         if (progress) progress(segment.end - segment.begin);
         if (direct) return;
         for (const Runs& runs : record.runs) {
@@ -87,24 +88,21 @@ void read_segments(const std::vector<Segment>& segments, int threads, bool verif
         }
     };
     run_parallel(segments.size(), threads, read_segment, poll);
-    if (!verify) return;
     for (size_t i = 0; i < segments.size();) {
         const Record& record = *segments[i].record;
         uint32_t crc = 0;
         for (; i < segments.size() && segments[i].record == &record; ++i) {
             crc = crc32_joined(crc, crcs[i], segments[i].end - segments[i].begin);
         }
-        if (record.place.crc && *record.place.crc != crc) report(record);
+        if (record.is_checked && record.place.crc && *record.place.crc != crc) report(record);
     }
 }
 
 }  // namespace
 
-TorchContents::TorchContents(FileSystem& files, std::string directory, DcpMetadata metadata)
-    : files_(files),
-      directory_(std::move(directory)),
-      names_(std::move(metadata.files)),
-      values_(std::move(metadata.values)) {
+TorchContents::TorchContents(FileSystem& files, const std::string& directory, DcpMetadata metadata)
+    : files_(files), values_(std::move(metadata.values)) {
+    for (const std::string& name : metadata.files) paths_.push_back(join(directory, name));
     for (auto& [name, tensor] : metadata.tensors) {
         Tensor& own = tensors_[name];
         own.dtype = tensor.dtype;
@@ -112,29 +110,23 @@ TorchContents::TorchContents(FileSystem& files, std::string directory, DcpMetada
     }
 }
 
-TorchContents::TorchContents(FileSystem& files, std::string directory, std::string file, TorchArchive archive,
-                             Tensors tensors)
-    : files_(files),
-      directory_(std::move(directory)),
-      names_{std::move(file)},
-      archive_(std::move(archive)),
-      tensors_(std::move(tensors)) {}
+TorchContents::TorchContents(FileSystem& files, std::string path, TorchArchive archive, Tensors tensors)
+    : files_(files), paths_{std::move(path)}, archive_(std::move(archive)), tensors_(std::move(tensors)) {}
 
-TorchContents::Open TorchContents::open(int file) const {
-    std::string path = join(directory_, names_[static_cast<size_t>(file)]);
-    auto opened = open_file(files_, path, OpenMode::read);
-    return {std::move(path), std::move(opened)};
+OpenFiles TorchContents::open_files() const {
+    return OpenFiles([this](int file) { return open_file(files_, path_of(file), OpenMode::read); });
 }
 
-TorchPiece::Place TorchContents::locate(const Open& open, const std::string& name, const Tensor& tensor,
+TorchPiece::Place TorchContents::locate(File& file, const std::string& name, const Tensor& tensor,
                                         const TorchPiece& piece) const {
-    PartReader part(*open.file, open.path, piece.item.offset, piece.item.length);
-    const int64_t size = open.file->size();
-    if (size < 0) throw os_error(fmt::format("cannot look at {}", open.path), static_cast<int>(-size));
+    const std::string& path = path_of(piece.item.file);
+    PartReader part(file, path, piece.item.offset, piece.item.length);
+    const int64_t size = file.size();
+    if (size < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-size));
     if (piece.item.length > size || piece.item.offset > size - piece.item.length) {
         throw Error(Code::corrupt,
-                    fmt::format("{} has {} bytes; tensor '{}' is said to lie up to byte {}: it was truncated",
-                                open.path, size, name, piece.item.offset + piece.item.length));
+                    fmt::format("{} has {} bytes; tensor '{}' is said to lie up to byte {}: it was truncated", path,
+                                size, name, piece.item.offset + piece.item.length));
     }
     std::optional<TorchArchive> own;
     if (!archive_) own.emplace(part);
@@ -144,7 +136,7 @@ TorchPiece::Place TorchContents::locate(const Open& open, const std::string& nam
         throw Error(Code::corrupt,
                     fmt::format("{}: the part {} of tensor '{}' at byte {} is {} {}, not the {} {} that the "
                                 "metadata says",
-                                open.path, piece.box.str(), name, piece.item.offset, name_of(stored.dtype),
+                                path, piece.box.str(), name, piece.item.offset, name_of(stored.dtype),
                                 stored.shape.str(), name_of(tensor.dtype), piece.box.sizes.str()));
     }
     TorchPiece::Place place;
@@ -162,6 +154,7 @@ void TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
         const Wanted* wanted;
         const Tensor* tensor;
         TorchPiece* piece;
+        TorchPiece::Place place{};
     };
     std::vector<Want> wants;
     for (const Wanted& one : wanted) {
@@ -176,12 +169,10 @@ void TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
         return std::tie(a.piece->item.file, a.piece->item.offset, a.piece) <
                std::tie(b.piece->item.file, b.piece->item.offset, b.piece);
     });
-    std::map<int, Open> opened;
-    for (const Want& want : wants) {
-        const int file = want.piece->item.file;
-        if (!opened.contains(file)) opened.emplace(file, open(file));
-    }
-    // A place once found stays; two loads at once wait here for each other.
+    OpenFiles opened = open_files();
+    // Tied tensors share a storage, which is read once.
+    std::map<std::pair<int, int64_t>, std::unique_ptr<Record>> records;
+    // A place once found stays, until a check finds it anew; two loads at once wait here for each other.
     {
         const std::lock_guard lock(mutex_);
         std::vector<const Want*> unknown;
@@ -191,38 +182,47 @@ void TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
         }
         run_parallel(unknown.size(), options.threads, [&](size_t i, int) {
             const Want& want = *unknown[i];
-            want.piece->place = locate(opened.at(want.piece->item.file), *want.wanted->name, *want.tensor, *want.piece);
+            want.piece->place =
+                locate(*opened.get(want.piece->item.file), *want.wanted->name, *want.tensor, *want.piece);
         });
+        for (Want& want : wants) {
+            want.place = *want.piece->place;
+            const int file = want.piece->item.file;
+            auto& record = records[{file, want.place.begin}];
+            if (record != nullptr) continue;
+            record = std::make_unique<Record>(Record{&path_of(file), file, want.wanted->name, want.place});
+            // What is read in parts, as a conversion does, is checked as a whole at the first of them.
+            record->is_checked = options.verify == Verify::blocks && !sound_.contains({file, want.place.begin});
+        }
     }
-    // Tied tensors share a storage, which is read once.
-    std::map<std::pair<int, int64_t>, std::unique_ptr<Record>> records;
     for (const Want& want : wants) {
         const TorchPiece& piece = *want.piece;
-        auto& record = records[{piece.item.file, piece.place->begin}];
-        if (record == nullptr) {
-            const Open& open = opened.at(piece.item.file);
-            record = std::make_unique<Record>(Record{&open.path, open.file.get(), want.wanted->name, *piece.place, {}});
-        }
+        const auto& record = records.at({piece.item.file, want.place.begin});
         const auto item = static_cast<int64_t>(size_of(want.tensor->dtype));
         try {
             record->runs.emplace_back(
                 piece.box.intersect(*want.wanted->box),
-                FilePlace{&piece.box, &piece.place->strides, want.tensor->dtype, piece.place->first * item},
+                FilePlace{&piece.box, &want.place.strides, want.tensor->dtype, want.place.first * item},
                 MemoryPlace{want.wanted->box, want.wanted->dtype, want.wanted->memory});
         } catch (const Error& error) {
             throw Error(error.code(),
                         fmt::format("{}: tensor '{}': {}", *record->path, *want.wanted->name, error.what()));
         }
     }
-    const bool verify = options.verify == Verify::blocks;
     std::vector<Segment> segments;
-    for (auto& [place, record] : records) add_segments(*record, verify, segments);
+    for (auto& [place, record] : records) add_segments(*record, segments);
     int64_t total = 0;
     for (const Segment& segment : segments) total += segment.end - segment.begin;
     Progress progress(options.progress, Phase::read, total);
     read_segments(
-        segments, options.threads, verify, [&](int64_t bytes) { progress.add(bytes); }, [&] { progress.poll(); },
+        opened, segments, options.threads, [&](int64_t bytes) { progress.add(bytes); }, [&] { progress.poll(); },
         [](const Record& record) { throw Error(Code::corrupt, checksum_failure(record)); });
+    {
+        const std::lock_guard lock(mutex_);
+        for (const auto& [place, record] : records) {
+            if (record->is_checked) sound_.insert(place);
+        }
+    }
     progress.finish();
 }
 
@@ -248,8 +248,7 @@ void TorchContents::check_items(std::vector<std::string>& faults) const {
         const DcpItem& item = items[i].item;
         if (before.file != item.file || before.offset + before.length <= item.offset) continue;
         if (before.offset == item.offset && before.length == item.length) continue;  // tied
-        faults.push_back(fmt::format("{}: '{}' at byte {} overlaps '{}'",
-                                     join(directory_, names_[static_cast<size_t>(item.file)]), *items[i].name,
+        faults.push_back(fmt::format("{}: '{}' at byte {} overlaps '{}'", path_of(item.file), *items[i].name,
                                      item.offset, *items[i - 1].name));
     }
 }
@@ -269,12 +268,14 @@ std::vector<std::string> TorchContents::verify(Depth depth, const ByteProgress& 
             return false;
         }
     };
-    std::map<int, Open> opened;
-    for (size_t file = 0; file < names_.size(); ++file) {
-        attempt([&] { opened.emplace(static_cast<int>(file), open(static_cast<int>(file))); });
+    OpenFiles opened = open_files();
+    std::vector<bool> is_there(paths_.size());
+    for (size_t file = 0; file < paths_.size(); ++file) {
+        is_there[file] = attempt([&] { (void)opened.get(static_cast<int>(file)); });
     }
-    const auto check_small = [&](const Open& open, const DcpItem& item) {
-        PartReader part(*open.file, open.path, item.offset, item.length);
+    const auto check_small = [&](const DcpItem& item) {
+        const auto file = opened.get(item.file);
+        PartReader part(*file, path_of(item.file), item.offset, item.length);
         const ZipArchive zip = ZipArchive::read(part);
         for (const ZipEntry& entry : zip.entries()) {
             if (depth == Depth::headers || entry.name.starts_with("data/")) {
@@ -285,43 +286,42 @@ std::vector<std::string> TorchContents::verify(Depth depth, const ByteProgress& 
         }
     };
     for (const auto& [name, item] : values_) {
-        const auto file = opened.find(item.file);
-        if (file == opened.end()) continue;
+        if (!is_there[static_cast<size_t>(item.file)]) continue;
         attempt([&, &item = item] {
-            PartReader part(*file->second.file, file->second.path, item.offset, item.length);
+            const auto file = opened.get(item.file);
+            PartReader part(*file, path_of(item.file), item.offset, item.length);
             (void)TorchArchive(part);
-            check_small(file->second, item);
+            check_small(item);
         });
     }
     std::map<std::pair<int, int64_t>, std::unique_ptr<Record>> records;
     const std::lock_guard lock(mutex_);
+    sound_.clear();
     bool checked = false;
     for (auto& [name, tensor] : tensors_) {
         for (TorchPiece& piece : tensor.pieces) {
-            const auto file = opened.find(piece.item.file);
-            if (file == opened.end()) continue;
+            const int file = piece.item.file;
+            if (!is_there[static_cast<size_t>(file)]) continue;
             // Anew, even if it was found before: files may have changed since.
             attempt([&, &name = name, &tensor = tensor] {
-                piece.place = locate(file->second, name, tensor, piece);
-                auto& record = records[{piece.item.file, piece.place->begin}];
+                piece.place = locate(*opened.get(file), name, tensor, piece);
+                auto& record = records[{file, piece.place->begin}];
                 if (record == nullptr) {
-                    record = std::make_unique<Record>(
-                        Record{&file->second.path, file->second.file.get(), &name, *piece.place, {}});
+                    record = std::make_unique<Record>(Record{&path_of(file), file, &name, *piece.place, true});
                 }
-                if (!archive_ || !checked) check_small(file->second, piece.item);
+                if (!archive_ || !checked) check_small(piece.item);
                 checked = true;
             });
         }
     }
-    if (archive_ && !checked && !opened.empty()) {
-        const int64_t size = opened.at(0).file->size();
-        attempt([&] { check_small(opened.at(0), {0, 0, size}); });
+    if (archive_ && !checked && is_there[0]) {
+        attempt([&] { check_small({0, 0, opened.get(0)->size()}); });
     }
     if (depth == Depth::headers) return faults;
     std::vector<Segment> segments;
-    for (auto& [place, record] : records) add_segments(*record, true, segments);
+    for (auto& [place, record] : records) add_segments(*record, segments);
     attempt([&] {
-        read_segments(segments, verify_threads, true, progress, poll,
+        read_segments(opened, segments, verify_threads, progress, poll,
                       [&](const Record& record) { faults.push_back(checksum_failure(record)); });
     });
     return faults;

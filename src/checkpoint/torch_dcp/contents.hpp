@@ -1,17 +1,21 @@
 // The bytes of what PyTorch wrote: every part of a tensor is an entry of a torch.save archive, which is the whole file or
 // a range of a .distcp file. Archives are opened when first needed; their data is read in pieces by a few threads, straight
-// into the destination where it fits, and checked against the archive's checksums.
+// into the destination where it fits, and checked against the archive's checksums: a storage as a whole, when it is first
+// read.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/contents.hpp"
 #include "checkpoint/io/file_system.hpp"
+#include "checkpoint/io/open_files.hpp"
 #include "checkpoint/torch_dcp/metadata.hpp"
 #include "checkpoint/torch_dcp/torch_archive.hpp"
 
@@ -41,32 +45,29 @@ class TorchContents final : public Contents {
     using Tensors = std::map<std::string, Tensor, std::less<>>;
 
     // A DCP directory.
-    TorchContents(FileSystem& files, std::string directory, DcpMetadata metadata);
+    TorchContents(FileSystem& files, const std::string& directory, DcpMetadata metadata);
     // A file of torch.save, whose archive was opened.
-    TorchContents(FileSystem& files, std::string directory, std::string file, TorchArchive archive, Tensors tensors);
+    TorchContents(FileSystem& files, std::string path, TorchArchive archive, Tensors tensors);
 
     void read(std::span<const Wanted> wanted, const ReadOptions& options) const override;
     [[nodiscard]] std::vector<std::string> verify(Depth depth, const ByteProgress& progress,
                                                   const std::function<void()>& poll) const override;
 
    private:
-    // One of the files while it is read.
-    struct Open {
-        std::string path;
-        std::unique_ptr<File> file;
-    };
-    [[nodiscard]] Open open(int file) const;
-    [[nodiscard]] TorchPiece::Place locate(const Open& open, const std::string& name, const Tensor& tensor,
+    [[nodiscard]] const std::string& path_of(int file) const { return paths_[static_cast<size_t>(file)]; }
+    [[nodiscard]] OpenFiles open_files() const;
+    [[nodiscard]] TorchPiece::Place locate(File& file, const std::string& name, const Tensor& tensor,
                                            const TorchPiece& piece) const;
     void check_items(std::vector<std::string>& faults) const;
 
     FileSystem& files_;
-    std::string directory_;
-    std::vector<std::string> names_;  // of files, below the directory
+    std::vector<std::string> paths_;  // of the files
     std::map<std::string, DcpItem, std::less<>> values_;
     std::optional<TorchArchive> archive_;  // of a file of torch.save
     mutable std::mutex mutex_;
     mutable Tensors tensors_;  // pieces' places are guarded by mutex_
+    mutable std::set<std::pair<int, int64_t>>
+        sound_;  // guarded by mutex_; storages that met their checksum: file, begin
 };
 
 }  // namespace tsr

@@ -13,6 +13,7 @@
 #include "checkpoint/native/root.hpp"
 #include "checkpoint/state.hpp"
 #include "checkpoint/torch_dcp/contents.hpp"
+#include "checkpoint/value.hpp"
 
 namespace tsr {
 
@@ -24,10 +25,10 @@ using pickle::Tree;
 
 constexpr int64_t max_value_bytes = int64_t{64} << 20;
 constexpr int64_t max_all_values_bytes = int64_t{1} << 30;  // many names may share one place in a file
-constexpr int64_t values_per_byte = 16;  // of a pickle; sharing makes a few more than there are bytes
+constexpr int64_t least_memory = int64_t{64} << 20;         // for values and names, whatever their pickles' size
 constexpr int max_names_depth = 64;
 
-int64_t budget_of(const Tree& tree) { return static_cast<int64_t>(tree.size_bytes()) * values_per_byte + 1024; }
+int64_t budget_of(const Tree& tree) { return static_cast<int64_t>(tree.size_bytes()) * value_bytes_per_byte; }
 
 FileStatus status_of(FileSystem& files, const std::string& path) {
     FileStatus status;
@@ -53,6 +54,17 @@ std::string without_place(const Error& error, const std::string& place) {
     return std::string(why);
 }
 
+// A typed value that a manifest of ours may hold.
+Json checked_value_of(const Tree& tree, Ref node, int64_t& budget) {
+    Json value = value_of(tree, node, budget);
+    try {
+        check_value(value, "the object");
+    } catch (const Error& error) {
+        throw Error(Code::unsupported, fmt::format("{}: {}", tree.what(), error.what()));
+    }
+    return value;
+}
+
 void read_values(FileSystem& files, const std::string& directory, const DcpMetadata& metadata, Manifest& manifest) {
     std::vector<std::pair<const std::string*, const DcpItem*>> items;
     for (const auto& [name, item] : metadata.values) items.emplace_back(&name, &item);
@@ -63,6 +75,8 @@ void read_values(FileSystem& files, const std::string& directory, const DcpMetad
     std::string path;
     std::unique_ptr<File> file;
     int64_t left = max_all_values_bytes;
+    int64_t budget = least_memory;
+    int64_t end = 0;  // in the file, of what was read
     for (const auto& [name, item] : items) {
         if (item->length > std::min(max_value_bytes, left)) {
             manifest.unreadable.emplace(
@@ -75,12 +89,16 @@ void read_values(FileSystem& files, const std::string& directory, const DcpMetad
             path = join(directory, metadata.files[static_cast<size_t>(item->file)]);
             file = open_file(files, path, OpenMode::read);
             opened = item->file;
+            end = 0;
         }
+        const bool is_shared = item->offset < end;  // what several names share is worth its bytes once
+        end = std::max(end, item->offset + item->length);
         PartReader part(*file, path, item->offset, item->length);
         try {
             const TorchArchive archive(part);
-            int64_t budget = budget_of(archive.tree());
-            manifest.values.emplace(*name, value_of(archive.tree(), archive.tree().root(), budget));
+            int64_t unspent = budget + (is_shared ? 0 : budget_of(archive.tree()));
+            manifest.values.emplace(*name, checked_value_of(archive.tree(), archive.tree().root(), unspent));
+            budget = unspent;
         } catch (const Error& error) {
             if (error.code() == Code::unsupported) {
                 manifest.unreadable.emplace(*name, without_place(error, path + ": data.pkl"));
@@ -119,7 +137,7 @@ class Flattener {
           file_bytes_(file_bytes),
           manifest_(manifest),
           tensors_(tensors),
-          budget_(budget_of(archive.tree())) {}
+          budget_(least_memory + budget_of(archive.tree())) {}
 
     void run() { add("", tree_.root(), 0); }
 
@@ -135,6 +153,13 @@ class Flattener {
 
     using Parts = std::vector<std::pair<std::string, Ref>>;
 
+    // In memory, without their names.
+    static constexpr int64_t node_bytes = sizeof(std::string) + 48;
+    static constexpr int64_t name_bytes = node_bytes + sizeof(Parts::value_type);
+    static constexpr int64_t value_bytes = node_bytes + sizeof(Json);
+    static constexpr int64_t tensor_bytes =
+        2 * node_bytes + sizeof(SavedTensor) + sizeof(SavedPiece) + sizeof(TorchContents::Tensor) + sizeof(TorchPiece);
+
     void add(const std::string& name, Ref node, int depth) {
         Parts parts;
         const std::string why = TorchArchive::is_tensor(tree_, node) ? "" : take_apart(name, node, depth, parts);
@@ -147,7 +172,8 @@ class Flattener {
     std::string take_apart(const std::string& name, Ref node, int depth, Parts& parts) {
         const std::string begin = name.empty() ? "" : name + ".";
         const auto put = [&](const std::string& key, Ref part) {
-            spend(1 + static_cast<int64_t>(begin.size() + key.size()));  // a key may be long, and shared by many
+            // A key may be long, and shared by many.
+            spend(name_bytes + 2 * static_cast<int64_t>(begin.size() + key.size()));
             parts.emplace_back(begin + key, part);
         };
         if (tree_.is(node, Kind::dict)) {
@@ -194,9 +220,10 @@ class Flattener {
     void add_leaf(const std::string& given, Ref node, const std::string& why) {
         const bool is_tensor = TorchArchive::is_tensor(tree_, node);
         const std::string name = !given.empty() ? given : is_tensor ? "tensor" : "value";
+        spend((is_tensor ? tensor_bytes : value_bytes) + 2 * static_cast<int64_t>(name.size()));
         try {
             if (!is_tensor) {
-                manifest_.values.emplace(name, value_of(tree_, node, budget_));
+                manifest_.values.emplace(name, checked_value_of(tree_, node, budget_));
                 return;
             }
             const StoredTensor stored = archive_.tensor(node);
@@ -285,10 +312,8 @@ TorchCheckpoint open_torch_save(FileSystem& files, const std::string& path) {
     TorchArchive archive(part);
     TorchContents::Tensors tensors;
     Flattener(archive, status.size, opened.manifest, tensors).run();
-    const std::string name(name_in_path(path));
-    opened.manifest.files.push_back({name, status.size, 0});
-    opened.contents =
-        std::make_unique<TorchContents>(files, parent_of(path), name, std::move(archive), std::move(tensors));
+    opened.manifest.files.push_back({std::string(name_in_path(path)), status.size, 0});
+    opened.contents = std::make_unique<TorchContents>(files, path, std::move(archive), std::move(tensors));
     return opened;
 }
 

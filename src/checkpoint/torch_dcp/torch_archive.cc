@@ -5,6 +5,7 @@
 #include <openssl/evp.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include "base/error.hpp"
@@ -279,20 +280,27 @@ StoredTensor TorchArchive::tensor(Ref node) const {
 
 Json value_of(const Tree& tree, Ref node, int64_t& budget, int depth) {
     if (depth >= max_value_depth) unsupported(tree, fmt::format("a value nested deeper than {}", max_value_depth));
-    if (--budget < 0) unsupported(tree, "a value that is far larger than its file");
+    // Each value pays for what it holds, before that is made; its own place is its holder's.
+    const auto spend = [&](size_t count, size_t size) {
+        budget -= static_cast<int64_t>(count * size);
+        if (budget < 0) unsupported(tree, "a value that is far larger than its file");
+    };
+    spend(1, 1);  // a list of nothing takes time
     const auto list_of = [&](std::span<const Ref> items) {
+        spend(items.size(), sizeof(Json));
         Json::Array list;
+        list.reserve(items.size());
         for (const Ref item : items) list.push_back(value_of(tree, item, budget, depth + 1));
         return Json(std::move(list));
     };
     const auto text_of = [&](Ref text) {
         const std::string_view found = tree.as_text(text);
         if (!is_utf8(found)) unsupported(tree, "a string that is not UTF-8");
-        budget -= static_cast<int64_t>(found.size());
+        spend(found.size(), 1);
         return std::string(found);
     };
     const auto bytes_of = [&](std::string_view bytes) {
-        budget -= static_cast<int64_t>(bytes.size());
+        spend(2, sizeof(Json::Member) + bytes.size());  // base64 is less than twice as long
         return tagged("bytes", base64(bytes));
     };
     switch (tree.kind(node)) {
@@ -300,12 +308,15 @@ Json value_of(const Tree& tree, Ref node, int64_t& budget, int depth) {
         case Kind::boolean: return Json(tree.as_bool(node));
         case Kind::integer: return Json(tree.as_int(node));
         case Kind::big_integer:
-            budget -= static_cast<int64_t>(tree.as_big_integer(node).size());
+            spend(2, sizeof(Json::Member));
+            spend(tree.as_big_integer(node).size(), 3);  // digits
             return big_integer(tree, tree.as_big_integer(node));
-        case Kind::real: return double_value(tree.as_real(node));
+        case Kind::real:
+            if (!std::isfinite(tree.as_real(node))) spend(2, sizeof(Json::Member));
+            return double_value(tree.as_real(node));
         case Kind::text: return Json(text_of(node));
         case Kind::bytes: return bytes_of(tree.as_bytes(node));
-        case Kind::tuple: return tagged("tuple", list_of(tree.items(node)));
+        case Kind::tuple: spend(2, sizeof(Json::Member)); return tagged("tuple", list_of(tree.items(node)));
         case Kind::list: return list_of(tree.items(node));
         case Kind::dict: {
             const auto items = tree.items(node);
@@ -314,7 +325,9 @@ Json value_of(const Tree& tree, Ref node, int64_t& budget, int depth) {
                 plain = plain && tree.is(items[i], Kind::text) && tree.as_text(items[i]) != "~";
             }
             if (plain) {
+                spend(items.size() / 2, sizeof(Json::Member));
                 Json::Object members;
+                members.reserve(items.size() / 2);
                 for (size_t i = 0; i < items.size(); i += 2) {
                     std::string key = text_of(items[i]);
                     members.push_back({std::move(key), value_of(tree, items[i + 1], budget, depth + 1)});
@@ -326,7 +339,10 @@ Json value_of(const Tree& tree, Ref node, int64_t& budget, int depth) {
                     unsupported(tree, "a dict with a key twice");
                 return Json(std::move(members));
             }
+            spend(2, sizeof(Json::Member));
+            spend(items.size() / 2, sizeof(Json));
             Json::Array pairs;
+            pairs.reserve(items.size() / 2);
             for (size_t i = 0; i < items.size(); i += 2) pairs.push_back(list_of(items.subspan(i, 2)));
             return tagged("map", Json(std::move(pairs)));
         }

@@ -45,8 +45,9 @@ class TorchArchive {
     pickle::Tree tree_;
 };
 
-// Plain data as a typed value. UNSUPPORTED names what is none; `budget` counts down by the values made, since a small
-// pickle may stand for a huge value.
+// Plain data as a typed value. UNSUPPORTED names what is none; `budget` counts down by the bytes of memory it takes, since a
+// small pickle may stand for a huge value. A list of None takes most for a byte of it.
+inline constexpr int64_t value_bytes_per_byte = 64;
 [[nodiscard]] Json value_of(const pickle::Tree& tree, pickle::Ref node, int64_t& budget, int depth = 0);
 
 // Sizes, strides or offsets: a tuple, list or torch.Size of at most max_ndim integers, none negative.

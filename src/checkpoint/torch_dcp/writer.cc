@@ -19,7 +19,7 @@ namespace {
 // "config" {"a": 1} -> "config.a" 1. PyTorch does so to every dict before it saves or looks for one.
 class Flattening {
    public:
-    explicit Flattening(const Values& values) : all_(values) {
+    Flattening(const Values& values, const NameTaken& is_tensor) : all_(values), is_tensor_(is_tensor) {
         for (const auto& [name, value] : values) add(name, value);
     }
     Values take() { return std::move(out_); }
@@ -31,7 +31,7 @@ class Flattening {
         return std::any_of(value.as_array().begin(), value.as_array().end(), has_dict);
     }
     bool is_free(const std::string& name) const {
-        return name.size() <= max_name_bytes && !all_.contains(name) && !out_.contains(name);
+        return name.size() <= max_name_bytes && !all_.contains(name) && !out_.contains(name) && !is_tensor_(name);
     }
     void add(const std::string& name, const Json& value) {
         std::vector<std::pair<std::string, const Json*>> parts;
@@ -52,6 +52,7 @@ class Flattening {
     }
 
     const Values& all_;
+    const NameTaken& is_tensor_;
     Values out_;
 };
 
@@ -99,7 +100,7 @@ bool is_dcp_file_name(std::string_view name) {
     return !name.empty() && name.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-Values flattened(const Values& values) { return Flattening(values).take(); }
+Values flattened(const Values& values, const NameTaken& is_tensor) { return Flattening(values, is_tensor).take(); }
 
 std::string DcpFile::dump() const {
     const auto list_of = [](const std::vector<Part>& list) {

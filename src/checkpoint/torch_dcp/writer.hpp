@@ -4,6 +4,7 @@
 
 #include <array>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -22,8 +23,10 @@ namespace tsr {
 [[nodiscard]] std::string dcp_file_name(int rank);
 [[nodiscard]] bool is_dcp_file_name(std::string_view name);
 
-// Values as PyTorch names them: what is in dicts, and in lists that hold dicts, is named by its path.
-[[nodiscard]] Values flattened(const Values& values);
+// Values as PyTorch names them: what is in dicts, and in lists that hold dicts, is named by its path, unless that is the
+// name of something else: of another value, or of a tensor or alias.
+using NameTaken = std::function<bool(const std::string& name)>;
+[[nodiscard]] Values flattened(const Values& values, const NameTaken& is_tensor);
 
 // A file's part of the metadata, on its way to rank 0.
 struct DcpFile {

@@ -6,6 +6,7 @@
 
 #include "checkpoint/fixture.hpp"
 #include "checkpoint/torch_dcp/writer.hpp"
+#include "fault/faulty_files.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -116,6 +117,49 @@ TEST_F(Damage, AFlippedBitOfATensorIsNamed) {
     EXPECT_EQ(error.code(), Code::corrupt);
     EXPECT_NE(std::string(error.what()).find("__0_0.distcp"), std::string::npos) << error.what();
     EXPECT_NE(std::string(error.what()).find("tensor 'a'"), std::string::npos) << error.what();
+}
+
+// As a conversion reads: a batch at a time.
+TEST(PartsOfAStorage, AreCheckedOnceAndReadOnce) {
+    const TempDir dir;
+    constexpr int64_t mib = int64_t{1} << 20;
+    constexpr int64_t parts = 16;
+    const Spec spec{"large", DType::u8, {parts, mib}};
+    OwnedState owned;
+    owned.add_whole(spec);
+    owned.fill();
+    SaverOptions options = saver_options();
+    options.format = SaveFormat::torch_dcp;
+    options.plan.split_bytes = INT64_MAX;
+    Saver(nullptr, dir / "root", options).save(1, owned.state);
+    const std::string save = only_save(dir / "root");
+
+    std::atomic<int64_t> bytes{0};
+    FaultyFiles files(posix_file_system(), [&](const FaultyFiles::Call& call) -> Verdict {
+        bytes += static_cast<int64_t>(call.bytes);
+        return {};
+    });
+    const auto read = [&](const Checkpoint& checkpoint, int64_t row) {
+        std::vector<std::byte> memory(static_cast<size_t>(mib));
+        const ReadPart part{spec.name, {{row, 0}, {1, mib}}, memory.data()};
+        checkpoint.read(std::span(&part, 1));
+        const uint64_t expected = pattern(spec.name, row * mib + 5);
+        EXPECT_EQ(memory[5], static_cast<std::byte>(expected));
+    };
+    const auto checkpoint = Checkpoint::open(save, files);
+    for (int64_t row = 0; row < parts; ++row) read(*checkpoint, row);
+    EXPECT_LT(bytes, 2 * parts * mib + mib);
+
+    std::string data = slurp(save + "/__0_0.distcp");
+    data[data.size() / 2] ^= 1;
+    spill(save + "/__0_0.distcp", data);
+    const auto damaged = Checkpoint::open(save);
+    EXPECT_EQ(error_of([&] { read(*damaged, 0); }).code(), Code::corrupt);
+    EXPECT_EQ(error_of([&] { read(*damaged, 0); }).code(), Code::corrupt);
+    EXPECT_EQ(error_of([&] { read(*damaged, 1); }).code(), Code::corrupt);
+    // A check finds what has changed since.
+    EXPECT_EQ(checkpoint->verify(Checkpoint::Depth::everything).size(), 1u);
+    EXPECT_EQ(error_of([&] { read(*checkpoint, 1); }).code(), Code::corrupt);
 }
 
 TEST_F(Damage, AMissingFileIsNamed) {

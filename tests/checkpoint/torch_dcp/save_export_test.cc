@@ -2,6 +2,7 @@
 // PyTorch loads them is tested in tests/interop/test_torch_save.py.
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <filesystem>
 #include <list>
 #include <set>
@@ -10,6 +11,8 @@
 #include "checkpoint/export.hpp"
 #include "checkpoint/fixture.hpp"
 #include "checkpoint/torch_dcp/archive_writer.hpp"
+#include "checkpoint/torch_dcp/metadata.hpp"
+#include "checkpoint/torch_dcp/pickle_writer.hpp"
 #include "checkpoint/torch_dcp/torch_archive.hpp"
 
 namespace tsr::testing {
@@ -233,6 +236,91 @@ TEST(TorchSave, RanksWithOtherValuesAreRefused) {
 }
 
 // Leaves holes where zeros are written, and knows of one that is read, so that gigabytes cost neither disk nor page cache.
+std::string model_of(const TempDir& dir, pickle::Writer& object) {
+    ZipWriter zip(std::string(archive_folder), 0);
+    begin_archive(zip, object.finish());
+    end_archive(zip);
+    const std::string path = dir / "model.pt";
+    spill(path, zip.take_text());
+    return path;
+}
+
+// A value of ours has each key once; a manifest that told of such a one would be refused.
+TEST(TorchSave, AValueThatNoManifestMayHoldIsUnreadable) {
+    const TempDir dir;
+    pickle::Writer object;
+    object.empty_dict();
+    object.mark();
+    object.text("nans");
+    object.empty_dict();
+    object.mark();
+    for (int i = 0; i < 2; ++i) {
+        object.real(std::nan(""));
+        object.integer(i);
+    }
+    object.setitems();
+    object.text("sound");
+    object.integer(3);
+    object.setitems();
+    const auto read = Checkpoint::open(model_of(dir, object));
+    EXPECT_TRUE(read->manifest().unreadable.contains("nans"));
+    EXPECT_FALSE(read->manifest().values.contains("nans"));
+    EXPECT_EQ(read->manifest().values.at("sound").dump(), "3");
+}
+
+// A megabyte that would be half a gigabyte of values.
+TEST(TorchSave, ValuesTakeNoMoreThanAFewTimesTheirFile) {
+    const TempDir dir;
+    pickle::Writer object;
+    object.empty_dict();
+    object.mark();
+    object.text("shared");
+    object.empty_list();
+    object.mark();
+    object.empty_list();
+    object.mark();
+    for (int i = 0; i < 1'000'000; ++i) object.none();
+    object.appends();
+    const uint32_t list = object.put();
+    for (int i = 0; i < 14; ++i) object.get(list);
+    object.appends();
+    object.setitems();
+    const auto read = Checkpoint::open(model_of(dir, object));
+    ASSERT_TRUE(read->manifest().unreadable.contains("shared"));
+    EXPECT_THAT(read->manifest().unreadable.at("shared"), HasSubstr("far larger than its file"));
+}
+
+// Of tensors `config.a` and `tied.b`, which have those names already.
+TEST(TorchDcp, APartOfAValueTakesNoTensorsName) {
+    const TempDir dir;
+    std::vector<float> memory{1, 2, 3};
+    const Tensor tensor{reinterpret_cast<std::byte*>(memory.data()), {3}, DType::f32, {}};
+    State state;
+    state.add_tensor("config.a", tensor);
+    state.add_tensor("tied.b", tensor);
+    state.set_value("config", parse_value(R"({"a":1})", "config"));
+    state.set_value("tied", parse_value(R"({"b":2})", "tied"));
+    state.set_value("free", parse_value(R"({"c":3})", "free"));
+    save_alone(dir / "root", state, SaveFormat::torch_dcp);
+    save_alone(dir / "native", state);
+    ExportOptions options;
+    options.format = ExportFormat::torch_dcp;
+    Peers alone(nullptr);
+    (void)export_checkpoint(*Checkpoint::open(dir / "native"), alone, dir / "out", options);
+    for (const char* path : {"root", "out"}) {
+        const auto read = Checkpoint::open(dir / path);
+        EXPECT_THAT(read->names(), ElementsAre("config.a", "tied.b")) << path;
+        EXPECT_EQ(bytes_of(*read, "config.a"), std::string(reinterpret_cast<const char*>(memory.data()), 12));
+        if (std::string(path) == "root") continue;
+        const Values& values = read->manifest().values;
+        EXPECT_EQ(values.at("config").dump(), R"({"a":1})");
+        EXPECT_EQ(values.at("tied").dump(), R"({"b":2})");
+        EXPECT_EQ(values.at("free.c").dump(), "3");
+    }
+    (void)Checkpoint::open(dir / "root")->load(state);
+    EXPECT_TRUE(DcpMetadata::parse(slurp(only_save(dir / "root") + "/.metadata"), "m").values.contains("config"));
+}
+
 class SparseFiles final : public FileSystem {
    public:
     SparseFiles(int64_t hole_begin, int64_t hole_end) : hole_begin_(hole_begin), hole_end_(hole_end) {}
