@@ -332,12 +332,14 @@ TEST(EveryCollective, InRandomSequencesOnOverlappingGroups) {
                     comm.run(one.call->request());
                 }
                 ASSERT_EQ(one.call->first_wrong(step.salt), -1)
-                    << "TESSERA_TEST_SEED=" << seed << " begins with it: " << describe(operation_of(one.call->request()));
+                    << "TESSERA_TEST_SEED=" << seed
+                    << " begins with it: " << describe(operation_of(one.call->request()));
             }
             for (Running& one : running) {
                 one.work->wait(Deadline::in(milliseconds{20000}));
                 ASSERT_EQ(one.call->first_wrong(one.salt), -1)
-                    << "TESSERA_TEST_SEED=" << seed << " begins with it: " << describe(operation_of(one.call->request()));
+                    << "TESSERA_TEST_SEED=" << seed
+                    << " begins with it: " << describe(operation_of(one.call->request()));
             }
         }
     }));

@@ -147,7 +147,8 @@ void expect_lists_named(const std::vector<size_t>& one, const std::vector<size_t
                         [&](auto& values, auto& tensors, int rank) -> Request {
                             const std::vector<size_t>& lengths = rank == 0 ? one : other;
                             size_t at = 0;
-                            for (const size_t length : lengths) tensors.push_back(front(values, length, at)), at += length;
+                            for (const size_t length : lengths)
+                                tensors.push_back(front(values, length, at)), at += length;
                             if (collective == Collective::broadcast) {
                                 return {.collective = collective, .outputs = tensors, .peer = 0};
                             }
@@ -161,10 +162,7 @@ void expect_lists_named(const std::vector<size_t>& one, const std::vector<size_t
                             if (collective == Collective::all_gather) {
                                 return {.collective = collective, .inputs = parts, .outputs = wholes};
                             }
-                            return {.collective = collective,
-                                    .inputs = wholes,
-                                    .outputs = parts,
-                                    .op = ReduceOp::sum};
+                            return {.collective = collective, .inputs = wholes, .outputs = parts, .op = ReduceOp::sum};
                         },
                         {told});
     }

@@ -139,7 +139,7 @@ class Launches {
             for (int repeat = 0; repeat < 5; ++repeat) launch();
             all_.arrive_and_wait();
             const bool none = allocations.load() == before;
-            all_.arrive_and_wait();  // all have looked
+            all_.arrive_and_wait();              // all have looked
             if (none && round > 0) return true;  // in the first one a transport may make what it keeps
         }
         return false;
@@ -174,7 +174,8 @@ TEST(Plan, LaunchAllocatesNothing) {
                     EXPECT_TRUE(launches.allocate_nothing([&] {
                         plan->start();
                         plan->wait(Deadline::in(milliseconds{30000}));
-                    })) << what << ", queued";
+                    })) << what
+                        << ", queued";
                     call.fill(count);
                     plan->run();
                     EXPECT_EQ(call.first_wrong(count), -1) << what;

@@ -275,8 +275,14 @@ T plain_result(const std::vector<T>& values, ReduceOp op) {
 template <class T>
 T any_float(std::mt19937_64& random) {
     using Limits = std::numeric_limits<T>;
-    const T special[] = {Limits::infinity(), -Limits::infinity(), Limits::quiet_NaN(), Limits::max(),
-                         Limits::lowest(),   Limits::denorm_min(), T{0},                -T{0}};
+    const T special[] = {Limits::infinity(),
+                         -Limits::infinity(),
+                         Limits::quiet_NaN(),
+                         Limits::max(),
+                         Limits::lowest(),
+                         Limits::denorm_min(),
+                         T{0},
+                         -T{0}};
     using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
     switch (random() % 8) {
         case 0: return special[random() % std::size(special)];
@@ -376,19 +382,21 @@ void expect_plain_results(DType dtype, unsigned seed, const std::function<T(std:
 
 template <class T>
 void expect_plain_integers(DType dtype, unsigned seed) {
-    expect_plain_results<T>(dtype, seed, any_integer<T>, [](const auto& v, ReduceOp op) { return plain_result(v, op); },
-                            [](T a, T b, ReduceOp) { return a == b; });
+    expect_plain_results<T>(
+        dtype, seed, any_integer<T>, [](const auto& v, ReduceOp op) { return plain_result(v, op); },
+        [](T a, T b, ReduceOp) { return a == b; });
 }
 
 // To the bit, but for which NaN it is, and which zero is the smaller one.
 template <class T>
 void expect_plain_floats(DType dtype, unsigned seed) {
-    expect_plain_results<T>(dtype, seed, any_float<T>, [](const auto& v, ReduceOp op) { return plain_result(v, op); },
-                            [](T a, T b, ReduceOp op) {
-                                if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
-                                const bool compares = op == ReduceOp::min || op == ReduceOp::max;
-                                return a == b && (compares || std::signbit(a) == std::signbit(b));
-                            });
+    expect_plain_results<T>(
+        dtype, seed, any_float<T>, [](const auto& v, ReduceOp op) { return plain_result(v, op); },
+        [](T a, T b, ReduceOp op) {
+            if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
+            const bool compares = op == ReduceOp::min || op == ReduceOp::max;
+            return a == b && (compares || std::signbit(a) == std::signbit(b));
+        });
 }
 
 // In f32, rounded once.

@@ -203,8 +203,8 @@ TEST_F(Netns, AHostWhoseRanksHaveLeftMayGoAndTheOneAfterItIsAsked) {
     const auto cut = Clock::now();
     const Outcome& outcome = processes->join(0);
     EXPECT_LT(outcome.ended - cut, std::chrono::seconds(10));
-    EXPECT_THAT(outcome.text, AllOf(HasSubstr("PEER_LOST peer 2 "), HasSubstr("recv #2"),
-                                    HasSubstr("has not answered for 1.5 s")));
+    EXPECT_THAT(outcome.text,
+                AllOf(HasSubstr("PEER_LOST peer 2 "), HasSubstr("recv #2"), HasSubstr("has not answered for 1.5 s")));
 }
 
 TEST_F(Netns, ALinkThatIsMendedInTimeDisturbsNobody) {
