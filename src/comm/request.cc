@@ -186,7 +186,7 @@ void validate(const Request& request, int rank, int world_size) {
         case Collective::allocate: return;
         case Collective::all_reduce:
         case Collective::broadcast:
-            if (c == Collective::all_reduce && request.outputs.size() > 1) check_apart(request, {request.outputs});
+            if (request.outputs.size() > 1) check_apart(request, {request.outputs});
             for (const Tensor& tensor : request.outputs) {
                 check_same_dtype(request, request.outputs[0].dtype, tensor.dtype);
             }

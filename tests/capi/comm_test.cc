@@ -87,6 +87,8 @@ TEST(CommApi, EveryCollectiveWorks) {
             const tsr_tensor twice[] = {wholes[0], wholes[0]};
             EXPECT_FAILS(tsr_comm_all_gather_coalesced(comm, parts, twice, 2, nullptr, nullptr), TSR_E_INVALID_ARGUMENT,
                          "[0] and [1] overlap");
+            EXPECT_FAILS(tsr_comm_broadcast(comm, twice, 2, 0, nullptr, nullptr), TSR_E_INVALID_ARGUMENT,
+                         "[0] and [1] overlap");
         }
         const tsr_tensor gathered[] = {part_out, whole_out};
         EXPECT_OK(tsr_comm_all_gather_v(comm, root ? &part : &whole, gathered, nullptr, nullptr));

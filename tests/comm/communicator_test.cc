@@ -10,6 +10,7 @@
 #include <random>
 
 #include "ranks.hpp"
+#include "seed.hpp"
 #include "values.hpp"
 
 namespace tsr::testing {
@@ -65,8 +66,7 @@ TEST(Communicator, AsynchronousWorkIsDoneInIssueOrder) {
 }
 
 TEST(Communicator, AllRanksAndRunsGiveTheSameBits) {
-    const unsigned seed = std::random_device{}();
-    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Seed seed;
     for (const size_t count : {size_t{11}, size_t{3000}, size_t{200003}}) {
         std::vector<std::vector<float>> results(5);
         for (const bool buffers : {false, true}) {
@@ -235,11 +235,18 @@ TEST(Communicator, BadRequestsAreRefusedBeforeTheyBegin) {
                        "the tensors [0] and [2] overlap");
         expect_refused(comm, {Collective::all_reduce, {}, partly, ReduceOp::sum, -1, 0, {}},
                        "the tensors [0] and [1] overlap");
+        for (const int root : {0, 1}) {
+            expect_refused(comm, {Collective::broadcast, {}, twice, ReduceOp::none, root, 0, {}},
+                           "broadcast: the tensors [0] and [2] overlap");
+            expect_refused(comm, {Collective::broadcast, {}, partly, ReduceOp::none, root, 0, {}},
+                           "broadcast: the tensors [0] and [1] overlap");
+        }
         std::vector<float> own(4);
         const Tensor other = over(own, DType::f32);
         expect_refused(comm, {Collective::all_gather_v, {&other, 1}, partly, ReduceOp::none, -1, 0, {}},
                        "the tensors [0] and [1] overlap");
         comm.run({Collective::all_reduce, {}, side_by_side, ReduceOp::sum, -1, 0, {}});
+        comm.run({Collective::broadcast, {}, side_by_side, ReduceOp::none, 0, 0, {}});
         expect_refused(comm, {Collective::broadcast, {}, {&four, 1}, ReduceOp::none, 2, 0, {}}, "root 2 is not a rank");
         expect_refused(comm, {Collective::broadcast, {}, {&four, 1}, ReduceOp::none, -1, 0, {}}, "root -1");
         expect_refused(comm, {Collective::all_gather, {&four, 1}, {&four, 1}, ReduceOp::none, -1, 0, {}},

@@ -10,6 +10,7 @@
 #include "comm/communicator.hpp"
 #include "comm/plan.hpp"
 #include "ranks.hpp"
+#include "seed.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -246,11 +247,13 @@ constexpr int random_world = 5;
 // Colors by rank; -1: not in it. Groups of one row are apart, those of different rows overlap.
 constexpr int colors[][random_world] = {{0, 0, 0, 0, 0}, {0, 1, 0, 1, 0}, {0, 0, 1, 1, 1}, {-1, 0, 0, 0, 0}};
 
+enum class Way { run, submit, plan };
+
 struct Step {
     size_t row = 0;
     Asked asked;
     int64_t salt = 0;
-    bool queued = false;
+    Way way = Way::run;
     unsigned buffers = 0;  // bit r: rank r of the world uses the communicator's memory
 };
 
@@ -269,7 +272,7 @@ std::vector<Step> steps_of(unsigned seed) {
         step.asked.root = static_cast<int>(below(2));  // each group has two ranks at least
         step.asked.count = counts[below(std::size(counts))];
         step.salt = static_cast<int64_t>(below(1000));
-        step.queued = below(2) == 0;
+        step.way = static_cast<Way>(below(3));
         step.buffers = static_cast<unsigned>(random());
     }
     return steps;
@@ -279,8 +282,7 @@ TEST(EveryCollective, InRandomSequencesOnOverlappingGroups) {
     // A message over the network takes a hundred times as long.
     const bool near = test_placement().empty() && std::string_view(test_backend()) != "gloo";
     const unsigned sequences = near ? 1000 : 100;
-    const unsigned first_seed = std::random_device{}();
-    SCOPED_TRACE("first seed " + std::to_string(first_seed));
+    const Seed first_seed;
     constexpr size_t most_bytes = 9000 * random_world * sizeof(double);
     expect_all_well(run_ranks(random_world, test_options(), [&](Communicator& world) {
         const auto rank = static_cast<size_t>(world.rank());
@@ -311,7 +313,7 @@ TEST(EveryCollective, InRandomSequencesOnOverlappingGroups) {
                 std::byte* memory = nullptr;
                 if (((step.buffers >> rank) & 1) != 0 && !taken[step.row]) {
                     memory = buffers[step.row]->data();
-                    taken[step.row] = step.queued;
+                    taken[step.row] = step.way == Way::submit;
                 } else {
                     one.own.resize(2 * bytes + 16);
                     memory = one.own.data();
@@ -319,19 +321,25 @@ TEST(EveryCollective, InRandomSequencesOnOverlappingGroups) {
                 one.call = std::make_unique<AnyCall>(step.asked, comm.rank(), comm.world_size(), memory,
                                                      memory + (bytes + 7) / 8 * 8);
                 one.call->fill(step.salt);
-                if (step.queued) {
+                if (step.way == Way::submit) {
                     one.work = comm.submit(one.call->request());
                     running.push_back(std::move(one));
                     continue;
                 }
-                comm.run(one.call->request());
+                if (step.way == Way::plan) {
+                    comm.prepare(one.call->request())->run();
+                } else {
+                    comm.run(one.call->request());
+                }
                 ASSERT_EQ(one.call->first_wrong(step.salt), -1)
-                    << "seed " << seed << ": " << describe(operation_of(one.call->request()));
+                    << "TESSERA_TEST_SEED=" << seed
+                    << " begins with it: " << describe(operation_of(one.call->request()));
             }
             for (Running& one : running) {
                 one.work->wait(Deadline::in(milliseconds{20000}));
                 ASSERT_EQ(one.call->first_wrong(one.salt), -1)
-                    << "seed " << seed << ": " << describe(operation_of(one.call->request()));
+                    << "TESSERA_TEST_SEED=" << seed
+                    << " begins with it: " << describe(operation_of(one.call->request()));
             }
         }
     }));

@@ -138,6 +138,48 @@ TEST(Mismatch, OfTheNumberOfTensors) {
                     {"in 2 tensors"});
 }
 
+// Of the lists that are broadcast, gathered and reduced and scattered: rank 0 gives `one`, rank 1 `other` lengths, which together are
+// the same. A tensor of a reduce_scatter or an all_gather has a part for each of the two ranks.
+void expect_lists_named(const std::vector<size_t>& one, const std::vector<size_t>& other, const std::string& told) {
+    for (const Collective collective : {Collective::broadcast, Collective::all_gather, Collective::reduce_scatter}) {
+        SCOPED_TRACE(name_of(collective));
+        expect_mismatch(2,
+                        [&](auto& values, auto& tensors, int rank) -> Request {
+                            const std::vector<size_t>& lengths = rank == 0 ? one : other;
+                            size_t at = 0;
+                            for (const size_t length : lengths)
+                                tensors.push_back(front(values, length, at)), at += length;
+                            if (collective == Collective::broadcast) {
+                                return {.collective = collective, .outputs = tensors, .peer = 0};
+                            }
+                            for (const size_t length : lengths) {
+                                tensors.push_back(front(values, 2 * length, at));
+                                at += 2 * length;
+                            }
+                            const std::span<const Tensor> all(tensors);
+                            const auto parts = all.first(lengths.size());
+                            const auto wholes = all.last(lengths.size());
+                            if (collective == Collective::all_gather) {
+                                return {.collective = collective, .inputs = parts, .outputs = wholes};
+                            }
+                            return {.collective = collective, .inputs = wholes, .outputs = parts, .op = ReduceOp::sum};
+                        },
+                        {told});
+    }
+}
+
+TEST(Mismatch, OfTheNumberOfTensorsOfOtherLists) {
+    for (const size_t size : {size_t{100}, size_t{10000}}) {
+        expect_lists_named({size, size}, {size / 2, size / 2, size}, "in 3 tensors");
+    }
+}
+
+TEST(Mismatch, OfTheLengthOfOneTensorOfOtherLists) {
+    for (const size_t size : {size_t{100}, size_t{10000}}) {
+        expect_lists_named({size, size}, {size - 1, size + 1}, "lengths of single tensors differ");
+    }
+}
+
 TEST(Mismatch, OfTheLengthOfOneTensorOfAList) {
     expect_mismatch(2,
                     [](auto& values, auto& tensors, int rank) -> Request {

@@ -3,13 +3,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <concepts>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
 #include <vector>
 
+#include "seed.hpp"
 #include "values.hpp"
 
 namespace tsr::testing {
@@ -37,8 +41,7 @@ std::vector<T> one_of_each(const std::vector<T>& values, DType dtype, ReduceOp o
 }
 
 TEST(Reduce, FloatSumsInRankOrderForEveryNumberOfInputs) {
-    const unsigned seed = std::random_device{}();
-    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Seed seed;
     std::mt19937 random(seed);
     std::normal_distribution<float> normal(0, 1000);
     for (size_t n = 1; n <= 17; ++n) {
@@ -94,8 +97,7 @@ TEST(Reduce, EveryHalfSurvivesItsConversions) {
 // The plain code is the reference: random bits, so that infinities, NaNs, subnormals and wraps come too, in lengths that end
 // anywhere in a vector, at places that are aligned to the element alone.
 TEST(Reduce, EveryInstructionSetGivesTheSameBits) {
-    const unsigned seed = std::random_device{}();
-    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Seed seed;
     std::mt19937 random(seed);
     const auto is_nan = [](DType dtype, const std::byte* element) {
         return dtype == DType::f32   ? std::isnan(*reinterpret_cast<const float*>(element))
@@ -138,8 +140,7 @@ TEST(Reduce, EveryInstructionSetGivesTheSameBits) {
 
 // However many elements a call has, and so whichever instructions do it, each element gets the same bits.
 TEST(Reduce, BitsDoNotDependOnTheLengthOfTheCall) {
-    const unsigned seed = std::random_device{}();
-    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Seed seed;
     std::mt19937 random(seed);
     for (const DType dtype : {DType::f16, DType::bf16}) {
         for (const size_t n : {2, 3, 5}) {
@@ -165,8 +166,7 @@ TEST(Reduce, BitsDoNotDependOnTheLengthOfTheCall) {
 
 // Neighbouring halves' sums fall between representable numbers, on ties too.
 TEST(Reduce, HalfRoundsOnceToNearestEven) {
-    const unsigned seed = std::random_device{}();
-    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Seed seed;
     std::mt19937 random(seed);
     std::vector<std::vector<uint16_t>> inputs(3, std::vector<uint16_t>(20000));
     for (auto& input : inputs) {
@@ -235,6 +235,196 @@ TEST(Reduce, IntegersWrapInSumButNotInAverage) {
     EXPECT_EQ(one_of_each<int64_t>({large, 1}, DType::i64, ReduceOp::sum)[0], std::numeric_limits<int64_t>::min());
     EXPECT_EQ(one_of_each<int8_t>({16, 16}, DType::i8, ReduceOp::prod)[0], 0);
     EXPECT_EQ(one_of_each<int32_t>({65536, 65536}, DType::i32, ReduceOp::prod)[0], 0);
+}
+
+// --- random values of every dtype against loops that know nothing of the library
+
+using Wide = __int128;
+
+// An integer of any kind, often at an end of its range or beside zero.
+template <class T>
+T any_integer(std::mt19937_64& random) {
+    constexpr T ends[] = {std::numeric_limits<T>::min(), std::numeric_limits<T>::max(), static_cast<T>(-1), 0, 1};
+    switch (random() % 3) {
+        case 0: return ends[random() % std::size(ends)];
+        case 1: return static_cast<T>(static_cast<int>(random() % 17) - 8);
+        default: return static_cast<T>(random());
+    }
+}
+
+template <class T>
+T plain_result(const std::vector<T>& values, ReduceOp op) {
+    uint64_t sum = 0;
+    uint64_t product = 1;
+    Wide exact = 0;
+    for (const T value : values) {
+        sum += static_cast<uint64_t>(value);
+        product *= static_cast<uint64_t>(value);
+        exact += value;
+    }
+    switch (op) {
+        case ReduceOp::sum: return static_cast<T>(sum);
+        case ReduceOp::prod: return static_cast<T>(product);
+        case ReduceOp::min: return *std::ranges::min_element(values);
+        case ReduceOp::max: return *std::ranges::max_element(values);
+        default: return static_cast<T>(exact / static_cast<Wide>(values.size()));
+    }
+}
+
+// A float of any kind: random bits, a plain number, or a special one.
+template <class T>
+T any_float(std::mt19937_64& random) {
+    using Limits = std::numeric_limits<T>;
+    const T special[] = {Limits::infinity(),
+                         -Limits::infinity(),
+                         Limits::quiet_NaN(),
+                         Limits::max(),
+                         Limits::lowest(),
+                         Limits::denorm_min(),
+                         T{0},
+                         -T{0}};
+    using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+    switch (random() % 8) {
+        case 0: return special[random() % std::size(special)];
+        case 1: return std::bit_cast<T>(static_cast<Bits>(random()));
+        default: return static_cast<T>(std::normal_distribution<double>(0, 100)(random));
+    }
+}
+
+template <std::floating_point T>
+T plain_result(const std::vector<T>& values, ReduceOp op) {
+    T result = values[0];
+    for (size_t k = 1; k < values.size(); ++k) {
+        const T value = values[k];
+        if (op == ReduceOp::prod) {
+            result *= value;
+        } else if (op == ReduceOp::sum || op == ReduceOp::avg) {
+            result += value;
+        } else if (std::isnan(value) || std::isnan(result)) {
+            result = std::numeric_limits<T>::quiet_NaN();
+        } else {
+            result = op == ReduceOp::min ? std::min(result, value) : std::max(result, value);
+        }
+    }
+    return op == ReduceOp::avg ? result / static_cast<T>(values.size()) : result;
+}
+
+// A type of 16 bits: the numbers that its patterns stand for, and the nearest of them by looking at all.
+class SmallFloat {
+   public:
+    explicit SmallFloat(int mantissa_bits) : mantissa_bits_(mantissa_bits), infinity_(exponents() << mantissa_bits) {
+        for (int bits = 0; bits <= infinity_; ++bits) numbers_.push_back(magnitude(bits));
+    }
+    [[nodiscard]] float value(uint16_t bits) const {
+        const int rest = bits & 0x7fff;
+        const float sign = bits >= 0x8000 ? -1 : 1;
+        if (rest > infinity_) return std::numeric_limits<float>::quiet_NaN();
+        if (rest == infinity_) return sign * std::numeric_limits<float>::infinity();
+        return sign * static_cast<float>(numbers_[static_cast<size_t>(rest)]);
+    }
+    [[nodiscard]] uint16_t nearest(float value) const {
+        if (std::isnan(value)) return static_cast<uint16_t>(infinity_ | 1 << (mantissa_bits_ - 1));  // the only NaN
+        const int sign = std::signbit(value) ? 0x8000 : 0;
+        const double wanted = std::fabs(static_cast<double>(value));
+        // Infinity's place is where the number after the largest would be.
+        const auto above = std::ranges::upper_bound(numbers_, wanted);
+        if (above == numbers_.end()) return static_cast<uint16_t>(sign | infinity_);
+        const int upper = static_cast<int>(above - numbers_.begin());
+        const double to_upper = *above - wanted;
+        const double to_lower = wanted - *(above - 1);
+        const bool up = to_upper < to_lower || (to_upper == to_lower && upper % 2 == 0);
+        return static_cast<uint16_t>(sign | (up ? upper : upper - 1));
+    }
+    [[nodiscard]] uint16_t any(std::mt19937_64& random) const {
+        const auto bits = static_cast<uint16_t>(random());
+        if (random() % 8 == 0) return bits;
+        if (random() % 8 == 0) return static_cast<uint16_t>((bits & 0x8000) | infinity_);
+        return nearest(static_cast<float>(std::normal_distribution<double>(0, 100)(random)));
+    }
+
+   private:
+    [[nodiscard]] int exponents() const { return (1 << (15 - mantissa_bits_)) - 1; }
+    [[nodiscard]] double magnitude(int bits) const {
+        const int exponent = bits >> mantissa_bits_;
+        const int mantissa = bits & ((1 << mantissa_bits_) - 1);
+        const int lowest = 1 - exponents() / 2 - mantissa_bits_;  // the exponent of the last bit of subnormals
+        if (exponent == 0) return std::ldexp(mantissa, lowest);
+        return std::ldexp(mantissa + (1 << mantissa_bits_), lowest + exponent - 1);
+    }
+
+    int mantissa_bits_;
+    int infinity_;
+    std::vector<double> numbers_;  // by pattern, without signs
+};
+
+// Compares what reduce() gives of inputs that `any` makes with what `plain` makes of one element of each.
+template <class T>
+void expect_plain_results(DType dtype, unsigned seed, const std::function<T(std::mt19937_64&)>& any,
+                          const std::function<T(const std::vector<T>&, ReduceOp)>& plain,
+                          const std::function<bool(T, T, ReduceOp)>& same) {
+    std::mt19937_64 random(seed);
+    for (const size_t n : {2, 3, 4, 5, 8, 9}) {
+        std::vector<std::vector<T>> inputs(n, std::vector<T>(1003));
+        for (auto& input : inputs) std::ranges::generate(input, [&] { return any(random); });
+        for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max, ReduceOp::prod}) {
+            const std::vector<T> got = reduced(inputs, dtype, op);
+            for (size_t i = 0; i < got.size(); ++i) {
+                std::vector<T> values;
+                for (const auto& input : inputs) values.push_back(input[i]);
+                const T expected = plain(values, op);
+                ASSERT_TRUE(same(got[i], expected, op))
+                    << name_of(dtype) << " " << name_of(op) << " of " << ::testing::PrintToString(values) << " is "
+                    << ::testing::PrintToString(expected) << ", not " << ::testing::PrintToString(got[i]);
+            }
+        }
+    }
+}
+
+template <class T>
+void expect_plain_integers(DType dtype, unsigned seed) {
+    expect_plain_results<T>(
+        dtype, seed, any_integer<T>, [](const auto& v, ReduceOp op) { return plain_result(v, op); },
+        [](T a, T b, ReduceOp) { return a == b; });
+}
+
+// To the bit, but for which NaN it is, and which zero is the smaller one.
+template <class T>
+void expect_plain_floats(DType dtype, unsigned seed) {
+    expect_plain_results<T>(
+        dtype, seed, any_float<T>, [](const auto& v, ReduceOp op) { return plain_result(v, op); },
+        [](T a, T b, ReduceOp op) {
+            if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
+            const bool compares = op == ReduceOp::min || op == ReduceOp::max;
+            return a == b && (compares || std::signbit(a) == std::signbit(b));
+        });
+}
+
+// In f32, rounded once.
+void expect_plain_small_floats(DType dtype, int mantissa_bits, unsigned seed) {
+    const SmallFloat small(mantissa_bits);
+    expect_plain_results<uint16_t>(
+        dtype, seed, [&](auto& random) { return small.any(random); },
+        [&](const auto& patterns, ReduceOp op) {
+            std::vector<float> values;
+            for (const uint16_t bits : patterns) values.push_back(small.value(bits));
+            return small.nearest(plain_result(values, op));
+        },
+        [](uint16_t a, uint16_t b, ReduceOp op) {
+            const bool zeros = (a & 0x7fff) == 0 && (b & 0x7fff) == 0;
+            return a == b || (zeros && (op == ReduceOp::min || op == ReduceOp::max));
+        });
+}
+
+TEST(Reduce, RandomValuesOfEveryDtypeAndOpGiveWhatPlainLoopsGive) {
+    const Seed seed;
+    expect_plain_integers<int8_t>(DType::i8, seed);
+    expect_plain_integers<uint8_t>(DType::u8, seed);
+    expect_plain_integers<int32_t>(DType::i32, seed);
+    expect_plain_integers<int64_t>(DType::i64, seed);
+    expect_plain_floats<float>(DType::f32, seed);
+    expect_plain_floats<double>(DType::f64, seed);
+    expect_plain_small_floats(DType::f16, 10, seed);
+    expect_plain_small_floats(DType::bf16, 7, seed);
 }
 
 }  // namespace

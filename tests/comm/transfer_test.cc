@@ -1,4 +1,5 @@
 // Sends and receives: order, tags, sizes beyond the ring, both directions at once, mismatches.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <future>
@@ -6,6 +7,7 @@
 
 #include "comm/communicator.hpp"
 #include "ranks.hpp"
+#include "seed.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -193,8 +195,7 @@ TEST(Transfers, CollectivesKeepTheirPlaceBetweenThem) {
 }
 
 TEST(Transfers, RandomTrafficBetweenAllPairs) {
-    const unsigned seed = std::random_device{}();
-    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Seed seed;
     expect_all_well(run_ranks(4, test_options(), [&](Communicator& comm) {
         // All ranks draw the same plan.
         std::mt19937 random(seed);
@@ -244,6 +245,48 @@ TEST(Transfers, DifferingCountsAreNamedOnBothSides) {
         EXPECT_THAT(outcome->what(), HasSubstr("1000000 i32"));
         EXPECT_THAT(outcome->what(), HasSubstr("900000 i32"));
     }
+}
+
+TEST(Transfers, DifferingDtypesAreNamedOnBothSides) {
+    for (const size_t count : {size_t{10}, size_t{1000000}}) {
+        const auto outcomes = run_ranks(2, test_options(), [&](Communicator& comm) {
+            std::vector<int32_t> values(count, 7);
+            Tensor tensor = over(values);
+            if (comm.rank() == 1) tensor.dtype = DType::f32;  // as many bytes
+            try {
+                comm.run(comm.rank() == 0 ? send(tensor, 1, 4) : recv(tensor, 0, 4));
+                comm.run({});  // a small message is sent before anybody looks at it
+            } catch (...) {
+                EXPECT_EQ(values, std::vector<int32_t>(count, 7)) << "data moved";
+                throw;
+            }
+        });
+        for (const auto& outcome : outcomes) {
+            ASSERT_TRUE(outcome) << count;
+            EXPECT_EQ(outcome->code(), Code::mismatch) << outcome->what();
+            EXPECT_THAT(outcome->what(), HasSubstr(fmt::format("rank 0 called send of {} i32", count)));
+            EXPECT_THAT(outcome->what(), HasSubstr(fmt::format("rank 1 recv of {} f32", count)));
+        }
+    }
+}
+
+// What is larger than what is kept for a receiver waits for it.
+TEST(Transfers, ALateReceiverIsNamedAtTheDeadline) {
+    CommOptions options = test_options();
+    options.timeout = milliseconds{300};
+    const auto outcomes = run_ranks(2, options, [](Communicator& comm) {
+        std::vector<int32_t> values = pattern(1000000, 3);
+        const Tensor tensor = over(values);
+        if (comm.rank() == 0) return comm.run(send(tensor, 1, 9));
+        wait_until([&] { return comm.error().has_value(); }, Deadline::in(milliseconds{20000}), "rank 0's error");
+        comm.run(recv(tensor, 0, 9));
+    });
+    ASSERT_TRUE(outcomes[0]);
+    EXPECT_EQ(outcomes[0]->code(), Code::timeout);
+    EXPECT_EQ(outcomes[0]->record()->peer, 1);
+    EXPECT_EQ(outcomes[0]->record()->operation, "send");
+    EXPECT_THAT(outcomes[0]->what(), HasSubstr("send #1 (to rank 1, tag 9, 3.8 MiB) timed out after 0.3 s: rank 1"));
+    ASSERT_TRUE(outcomes[1]) << "it came after its peer had given it up";
 }
 
 TEST(Transfers, SilentPeerIsNamedAtTheDeadline) {

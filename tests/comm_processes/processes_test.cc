@@ -304,6 +304,56 @@ TEST(CommProcesses, KilledRankIsNoticedByReceiversAndByError) {
     }
 }
 
+// A sender waits for the receiver of what is larger than what is kept for it.
+void send_for_ever(Communicator& comm, const Processes::Say& say) {
+    std::vector<float> values(size_t{1} << 20);
+    const Tensor tensor = tensor_of(std::span(values), DType::f32);
+    for (bool first = true;; first = false) {
+        if (comm.rank() == 0) {
+            comm.run({.collective = Collective::send, .inputs = {&tensor, 1}, .peer = 2, .tag = 5});
+        } else if (comm.rank() == 2) {
+            comm.run({.collective = Collective::recv, .outputs = {&tensor, 1}, .peer = 0, .tag = 5});
+        } else {
+            say("in");
+            wait_until([&] { return comm.error().has_value(); }, Deadline::in(milliseconds{20000}), "an error");
+            throw *comm.error();
+        }
+        if (first) say("in");
+    }
+}
+
+TEST(CommProcesses, KilledReceiverIsNoticedByItsSender) {
+    Processes processes(3, [&](int rank, const auto& store, const auto& say) {
+        const auto comm = join_job(store, rank, 3, options_with(milliseconds{60000}));
+        comm->run({});
+        send_for_ever(*comm, say);
+    });
+    for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
+    processes.signal(2, SIGKILL);
+    const auto killed = Clock::now();
+    for (const int rank : {0, 1}) {
+        const Outcome& outcome = processes.join(rank);
+        EXPECT_LT(outcome.ended - killed, std::chrono::seconds(1)) << "rank " << rank;
+        EXPECT_THAT(outcome.text, HasSubstr("PEER_LOST peer 2 "));
+    }
+    EXPECT_THAT(processes.join(0).text, AllOf(HasSubstr("send #"), HasSubstr(" died")));
+}
+
+TEST(CommProcesses, StoppedReceiverIsNamedByItsSenderAtTheDeadline) {
+    Processes processes(3, [&](int rank, const auto& store, const auto& say) {
+        const auto comm = join_job(store, rank, 3, options_with(milliseconds{500}));
+        comm->run({});
+        send_for_ever(*comm, say);
+    });
+    for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
+    processes.signal(2, SIGSTOP);
+    EXPECT_THAT(processes.join(0).text, AllOf(HasSubstr("TIMEOUT peer 2 "), HasSubstr("send #"),
+                                              HasSubstr("to rank 2, tag 5, 4.0 MiB) timed out after 0.5 s")));
+    EXPECT_THAT(processes.join(1).text, HasSubstr("TIMEOUT peer 2 "));
+    processes.signal(2, SIGCONT);
+    EXPECT_FALSE(processes.join(2).well());
+}
+
 TEST(CommProcesses, StoppedRankIsNamedAtTheDeadline) {
     constexpr int victim = 1;
     Processes processes(3, [&](int rank, const auto& store, const auto& say) {
@@ -339,24 +389,37 @@ void repeat_for_ever(Communicator& comm, Collective collective, int root) {
     while (true) comm.run(call.request());
 }
 
-TEST(CommProcesses, KilledRankIsNoticedInEveryCollective) {
+// The time that the slower of the two others took to end after rank 1 was killed in this collective.
+Clock::duration time_to_notice(Collective collective) {
     constexpr int victim = 1;
+    Processes processes(3, [&](int rank, const auto& store, const auto& say) {
+        const auto comm = join_job(store, rank, 3, options_with(milliseconds{60000}));
+        comm->run({});
+        say("in");
+        repeat_for_ever(*comm, collective, victim);
+    });
+    for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
+    processes.signal(victim, SIGKILL);
+    const auto killed = Clock::now();
+    Clock::duration slowest{};
+    for (const int rank : {0, 2}) {
+        const Outcome& outcome = processes.join(rank);
+        slowest = std::max(slowest, outcome.ended - killed);
+        EXPECT_THAT(outcome.text, AllOf(HasSubstr("PEER_LOST peer 1 "), HasSubstr(" died"),
+                                        HasSubstr(std::string(name_of(collective)) + " #")));
+    }
+    return slowest;
+}
+
+// Peers are looked at every 100 ms at least. The best of three, since a machine that runs other tests too may not let a rank run
+// for longer than that.
+TEST(CommProcesses, KilledRankIsNoticedInEveryCollective) {
     for (const Collective collective : every_collective) {
-        Processes processes(3, [&](int rank, const auto& store, const auto& say) {
-            const auto comm = join_job(store, rank, 3, options_with(milliseconds{60000}));
-            comm->run({});
-            say("in");
-            repeat_for_ever(*comm, collective, victim);
-        });
-        for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
-        processes.signal(victim, SIGKILL);
-        const auto killed = Clock::now();
-        for (const int rank : {0, 2}) {
-            const Outcome& outcome = processes.join(rank);
-            EXPECT_LT(outcome.ended - killed, std::chrono::seconds(5)) << name_of(collective) << ", rank " << rank;
-            EXPECT_THAT(outcome.text, AllOf(HasSubstr("PEER_LOST peer 1 "), HasSubstr(" died"),
-                                            HasSubstr(std::string(name_of(collective)) + " #")));
+        auto best = time_to_notice(collective);
+        for (int more = 0; more < 2 && best >= std::chrono::seconds(1); ++more) {
+            best = std::min(best, time_to_notice(collective));
         }
+        EXPECT_LT(best, std::chrono::seconds(1)) << name_of(collective);
     }
 }
 

@@ -16,6 +16,7 @@
 #include "parallel/ddp/shared_model.hpp"
 #include "processes.hpp"
 #include "ranks.hpp"
+#include "seed.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -299,9 +300,7 @@ TEST_F(SharedCopyOfProcesses, ADeathBeforeAnyUpdateLeavesItWholeAndItIsGoneOnFro
 TEST_F(SharedCopyOfProcesses, ADeathAtAnyTimeLeavesNothingTornThatSeemsWhole) {
     Script script{.steps = 30, .save_every = 5, .death = {}};
     const std::set<std::string> steps = undisturbed(script);
-    const char* given = std::getenv("TESSERA_TEST_SEED");  // NOLINT(concurrency-mt-unsafe): nobody sets it
-    const unsigned seed = given != nullptr ? static_cast<unsigned>(std::stoul(given)) : std::random_device{}();
-    SCOPED_TRACE(fmt::format("TESSERA_TEST_SEED={}", seed));
+    const Seed seed;
     std::mt19937 random(seed);
     for (int i = 0; i < (all_share() ? 8 : 3); ++i) {  // over Gloo it takes some seconds for ranks to meet again
         script.death = {.step = static_cast<int64_t>(random() % 25),

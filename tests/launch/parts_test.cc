@@ -13,6 +13,7 @@
 #include "launch/port.hpp"
 #include "launch/process.hpp"
 #include "processes.hpp"
+#include "seed.hpp"
 
 namespace tsr {
 namespace {
@@ -103,8 +104,7 @@ TEST(LineBuffer, CutsWhereverThePiecesEnd) {
 }
 
 TEST(LineBuffer, AnyCutGivesTheSameLines) {
-    const uint32_t seed = std::random_device{}();
-    SCOPED_TRACE("seed " + std::to_string(seed));
+    const testing::Seed seed;
     std::mt19937 random(seed);
     std::string text;
     for (int i = 0; i < 5000; ++i) text += random() % 7 == 0 ? '\n' : static_cast<char>('a' + random() % 26);

@@ -1,6 +1,8 @@
 // `tessera run` ends: for a rank that fails, a signal, its own death; and no process is left.
 #include <cmath>
+#include <map>
 #include <optional>
+#include <set>
 
 #include "checkpoint/checkpoint.hpp"
 #include "places.hpp"
@@ -14,6 +16,7 @@ using ::testing::AllOf;
 using testing::Child;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using testing::lines_of;
 using testing::read_file;
 using testing::Result;
 using testing::Run;
@@ -227,9 +230,24 @@ TEST_F(Run, RequestedRecordsLieInTheTraceDirectory) {
     (void)finish(job);
 }
 
+TEST_F(Run, RanksThatTimeOutLeaveRecordsThatTellWhoDidNotCome) {
+    const std::string traces = scratch() + "/traces";
+    const Result result = run({"-n", "3", "--trace-dir", traces, "--timeout-s", "1", "--kill-grace-s", "0.2",
+                               tsr::testing::binary_dir() + "/tests/hung"});
+    EXPECT_NE(result.code, 0);
+    const std::vector<std::string> files = records_below(traces + "/round-0");
+    EXPECT_EQ(files.size(), 2U) << "of the two that waited; the third was in its own code when it was ended";
+    for (const std::string& path : files) EXPECT_THAT(read_file(path), HasSubstr("TIMEOUT")) << path;
+    const std::string asked = tessera + " trace why-hung " + traces + "/round-0 > " + scratch() + "/why";
+    EXPECT_EQ(std::system(asked.c_str()), 0);  // NOLINT(concurrency-mt-unsafe): one thread
+    EXPECT_THAT(file("why"), HasSubstr("rank 2 never entered barrier #4; ranks 0-1 waited"));
+}
+
+// Each rank of each communicator, the saver's own ones too, leaves one record.
 TEST_F(Run, AllRanksSaveAtOneStepWhenTheJobIsToldToStop) {
     const std::string root = scratch() + "/checkpoints";
-    Child job = start({"-n", "3", tsr::testing::binary_dir() + "/tests/preempted", root});
+    const std::string traces = scratch() + "/traces";
+    Child job = start({"-n", "3", "--trace-dir", traces, tsr::testing::binary_dir() + "/tests/preempted", root});
     for (const char* name : {"r0", "r1", "r2"}) (void)pid_in(name);  // well on their way
     ::kill(job.pid(), SIGTERM);
     const Result result = finish(job);
@@ -239,6 +257,13 @@ TEST_F(Run, AllRanksSaveAtOneStepWhenTheJobIsToldToStop) {
     EXPECT_EQ(file("stopped1"), step);
     EXPECT_EQ(file("stopped2"), step);
     EXPECT_EQ(std::to_string(Checkpoint::open(root)->manifest().step) + "\n", step);
+    std::map<std::string, std::multiset<int64_t>> ranks;  // by communicator
+    for (const std::string& path : records_below(traces + "/round-0")) {
+        const Json first = Json::parse(lines_of(read_file(path)).at(0), path);
+        ranks[first.at("id").as_string()].insert(first.at("rank").as_int());
+    }
+    EXPECT_GE(ranks.size(), 2U);
+    for (const auto& [id, of] : ranks) EXPECT_EQ(of, (std::multiset<int64_t>{0, 1, 2})) << id;
 }
 
 TEST_F(Run, RanksThatNeverAskAreNotWaitedFor) {

@@ -173,6 +173,40 @@ TEST_F(Netns, AHostThatIsSilentIsLostWhenItsHeartbeatIsMissed) {
     }
 }
 
+// Rank 1 leaves, and its host goes away: the others go on with messages. Then rank 2's goes, which rank 0 asks now.
+TEST_F(Netns, AHostWhoseRanksHaveLeftMayGoAndTheOneAfterItIsAsked) {
+    const Networks networks(3);
+    CommOptions options = options_with(milliseconds{60000});
+    options.heartbeat = milliseconds{1500};
+    const auto processes = start(networks, {0, 1, 2}, options, [](Communicator& comm, const auto& say) {
+        std::vector<float> value(1);
+        const Tensor tensor = tensor_of(std::span(value), DType::f32);
+        comm.run(all_reduce(tensor));
+        if (comm.rank() == 1) {
+            comm.leave();
+            return say("in");
+        }
+        say("in");
+        const Request next = comm.rank() == 2
+                                 ? Request{.collective = Collective::send, .inputs = {&tensor, 1}, .peer = 0}
+                                 : Request{.collective = Collective::recv, .outputs = {&tensor, 1}, .peer = 2};
+        if (comm.rank() == 2) std::this_thread::sleep_for(std::chrono::seconds(5));
+        comm.run(next);
+        say("got it");
+        if (comm.rank() == 2) std::this_thread::sleep_for(std::chrono::seconds(30));
+        comm.run(next);
+    });
+    EXPECT_TRUE(processes->join(1).well());
+    networks.cut(1);
+    processes->await(0, "got it");
+    networks.cut(2);
+    const auto cut = Clock::now();
+    const Outcome& outcome = processes->join(0);
+    EXPECT_LT(outcome.ended - cut, std::chrono::seconds(10));
+    EXPECT_THAT(outcome.text,
+                AllOf(HasSubstr("PEER_LOST peer 2 "), HasSubstr("recv #2"), HasSubstr("has not answered for 1.5 s")));
+}
+
 TEST_F(Netns, ALinkThatIsMendedInTimeDisturbsNobody) {
     const Networks networks(2);
     CommOptions options = options_with(milliseconds{60000});

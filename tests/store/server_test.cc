@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "seed.hpp"
 #include "store/address.hpp"
 #include "store/handshake.hpp"
 #include "store/server.hpp"
@@ -335,8 +336,7 @@ TEST_F(StoreServerTest, OversizeAndMalformedFramesEndOnlyTheirConnection) {
 }
 
 TEST_F(StoreServerTest, RandomFramesNeverBreakTheServer) {
-    const uint32_t seed = std::random_device{}();
-    SCOPED_TRACE("seed " + std::to_string(seed));
+    const testing::Seed seed;
     std::mt19937 random(seed);
     for (int i = 0; i < 200; ++i) {
         const Fd socket = authenticated();

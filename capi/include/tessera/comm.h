@@ -227,7 +227,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_all_gather_v(tsr_comm *comm, const tsr_
 
 /** Give every rank the root's tensors.
  *  @param comm     borrowed until the work is done
- *  @param tensors  n tensors of one dtype, in place, borrowed until the work is done
+ *  @param tensors  n tensors of one dtype that share no memory, in place, borrowed until the work is done
  *  @param n        the same on every rank
  *  @param root     a rank
  *  @param stream   CUDA stream, or NULL on the CPU

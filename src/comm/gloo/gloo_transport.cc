@@ -54,7 +54,7 @@ GlooTransport::GlooTransport(Bootstrap bootstrap)
       sent_messages_(peers_.size()) {
     Connections connections = connect_all(bootstrap);
     context_ = std::move(connections.context);
-    watch_next_host(connections.listening);
+    find_other_hosts(connections.listening);
     for (int k = 1; k < world(); ++k) {
         await_farewell(after(k));
         await_next_notice(after(k));
@@ -83,20 +83,23 @@ GlooTransport::~GlooTransport() {
     for (int k = 1; k < world(); ++k) context_->getPair(after(k)).reset();
 }
 
-void GlooTransport::watch_next_host(const std::vector<sockaddr_storage>& listening) {
+void GlooTransport::find_other_hosts(const std::vector<sockaddr_storage>& listening) {
     if (heartbeat_.count() == 0) return;
-    std::vector<int> first;  // rank of each host
+    std::vector<OtherHost> hosts;  // in the order of their first ranks
     size_t own = 0;
     for (int r = 0; r < world(); ++r) {
         const Peer& peer = peers_[static_cast<size_t>(r)];
-        const auto same = [&](int other) { return peers_[static_cast<size_t>(other)].same_host(peer); };
-        if (std::ranges::any_of(first, same)) continue;
-        if (peer.same_host(peers_[static_cast<size_t>(rank_)])) own = first.size();
-        first.push_back(r);
+        const auto same = [&](const OtherHost& host) {
+            return peers_[static_cast<size_t>(host.ranks[0])].same_host(peer);
+        };
+        if (const auto known = std::ranges::find_if(hosts, same); known != hosts.end()) {
+            known->ranks.push_back(r);
+            continue;
+        }
+        if (peer.same_host(peers_[static_cast<size_t>(rank_)])) own = hosts.size();
+        hosts.push_back({{r}, std::make_unique<HostProbe>(listening[static_cast<size_t>(r)], heartbeat_)});
     }
-    if (first.size() == 1) return;
-    asked_ = first[(own + 1) % first.size()];
-    probe_ = std::make_unique<HostProbe>(listening[static_cast<size_t>(asked_)], heartbeat_);
+    for (size_t k = 1; k < hosts.size(); ++k) other_hosts_.push_back(std::move(hosts[(own + k) % hosts.size()]));
 }
 
 GlooTransport::Call GlooTransport::call_of(const Request& request, const Operation& operation, uint64_t sequence,
@@ -297,8 +300,22 @@ void GlooTransport::throw_known_failure(const std::string& headline) const {
 void GlooTransport::check(const std::string& headline) const {
     look(headline);
     if (watch_others_) watch_others_(headline);
-    if (probe_ && probe_->is_silent()) throw silent(asked_, headline);
+    check_next_host(headline);
     poll_interrupt();
+}
+
+// Throws if the first host after this one on which ranks are left does not answer. One that all have left may go: nobody waits
+// for them.
+void GlooTransport::check_next_host(const std::string& headline) const {
+    for (const OtherHost& host : other_hosts_) {
+        const auto there = std::ranges::find_if(host.ranks, [this](int r) {
+            const PeerState state = state_of(r);
+            return state != PeerState::left && state != PeerState::gone;
+        });
+        if (there == host.ranks.end()) continue;
+        if (host.probe->is_silent()) throw silent(*there, headline);
+        return;
+    }
 }
 
 void GlooTransport::look(const std::string& headline) const {
@@ -306,9 +323,9 @@ void GlooTransport::look(const std::string& headline) const {
     throw_known_failure(headline);
 }
 
-bool GlooTransport::is_gone(int peer) const {
+GlooTransport::PeerState GlooTransport::state_of(int peer) const {
     const std::lock_guard lock(view_mutex_);
-    return views_[static_cast<size_t>(peer)].state == PeerState::gone;
+    return views_[static_cast<size_t>(peer)].state;
 }
 
 // A connection does not work any more; finds out why.
@@ -327,12 +344,7 @@ void GlooTransport::throw_broken(int peer, const std::string& headline) const {
 void GlooTransport::check_awaited(const Call& call, int awaited, const std::string& headline) {
     for (int k = awaited; k < call.size(); ++k) {
         const int peer = call.rank_at(call.before(k));
-        PeerState state{};
-        {
-            const std::lock_guard lock(view_mutex_);
-            state = views_[static_cast<size_t>(peer)].state;
-        }
-        if (state == PeerState::present || has_entered(peer, Clock::now() + glance, headline)) continue;
+        if (state_of(peer) == PeerState::present || has_entered(peer, Clock::now() + glance, headline)) continue;
         throw_broken(peer, headline);
     }
 }

@@ -126,7 +126,7 @@ class GlooTransport final : public Transport {
         std::unique_ptr<Flight> flight;
     };
 
-    void watch_next_host(const std::vector<sockaddr_storage>& listening);
+    void find_other_hosts(const std::vector<sockaddr_storage>& listening);
 
     // --- notices (gloo_transport.cc)
     void await_farewell(int peer);
@@ -139,7 +139,9 @@ class GlooTransport final : public Transport {
 
     // --- errors (gloo_transport.cc)
     void throw_known_failure(const std::string& headline) const;
-    [[nodiscard]] bool is_gone(int peer) const;
+    [[nodiscard]] PeerState state_of(int peer) const;
+    [[nodiscard]] bool is_gone(int peer) const { return state_of(peer) == PeerState::gone; }
+    void check_next_host(const std::string& headline) const;
     void check_awaited(const Call& call, int awaited, const std::string& headline);
     [[noreturn]] void throw_broken(int peer, const std::string& headline) const;
     [[nodiscard]] std::optional<Error> told_failure(const std::string& headline) const;
@@ -175,8 +177,11 @@ class GlooTransport final : public Transport {
     std::function<void(const std::string& headline)> watch_others_;
     std::string group_name_;
     std::shared_ptr<::gloo::transport::Context> context_;
-    int asked_ = -1;                    // the first rank of the host after this one
-    std::unique_ptr<HostProbe> probe_;  // of that host; none if all are on this host
+    struct OtherHost {
+        std::vector<int> ranks;
+        std::unique_ptr<HostProbe> probe;
+    };
+    std::vector<OtherHost> other_hosts_;  // from the one after this; none if they are not asked whether they live
     milliseconds heartbeat_;
     mutable Waker waker_;
 

@@ -1,7 +1,8 @@
 // A sign of life of another host. The end of a process is told by its kernel; a host that loses its power or its network
 // tells nothing, and a connection without traffic does not notice. So a rank that waits asks the kernel of one other host,
 // now and then, for a TCP connection to where a rank there listens: accepted or refused, the host lives, whatever its
-// processes do. Each rank asks the host after its own, so that together they ask all; who finds one silent tells the others.
+// processes do. Each rank asks the next host on which ranks are left, so that together they ask all; who finds one silent tells
+// the others.
 #pragma once
 
 #include <sys/socket.h>

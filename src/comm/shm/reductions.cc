@@ -54,7 +54,8 @@ void ShmTransport::all_reduce(Call& call) {
         const size_t n = std::min(block_size, part.size - done);
         for (size_t r = 0; r < world(); ++r) sources_[r] = region.of_rank(r) + places_[r] + part.begin + done;
         tsr::reduce(block_.data(), sources_, n / element, dtype, call.request.op);
-        for (size_t r = 0; r < world(); ++r) {
+        for (size_t k = 0; k < world(); ++k) {
+            const size_t r = (rank_ + k) % world();  // not all into the same rank's memory at once
             std::memcpy(region.of_rank(r) + places_[r] + part.begin + done, block_.data(), n);
         }
         done += n;

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <random>
@@ -15,6 +14,7 @@
 #include "model.hpp"
 #include "optim/sgd.hpp"
 #include "ranks.hpp"
+#include "seed.hpp"
 #include "tensor/convert.hpp"
 
 namespace tsr {
@@ -239,9 +239,7 @@ TEST(DdpPairs, EachOptionAlone) {
 }
 
 TEST(DdpPairs, ASeededSubset) {
-    const char* given = std::getenv("TESSERA_TEST_SEED");  // NOLINT(concurrency-mt-unsafe): nobody sets it
-    const unsigned seed = given != nullptr ? static_cast<unsigned>(std::stoul(given)) : std::random_device{}();
-    SCOPED_TRACE(fmt::format("TESSERA_TEST_SEED={}", seed));
+    const testing::Seed seed;
     std::mt19937 random(seed);
     for (int i = 0; i < 24; ++i) {
         Chosen chosen;
