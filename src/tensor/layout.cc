@@ -314,7 +314,6 @@ Box Layout::shard(int index) const {
     return box;
 }
 
-// The row-major number of `rank`'s coordinates in the sharded (or the replicated) mesh dimensions.
 int Layout::last_shard() const {
     Dims left = shape_;
     int number = 0;
@@ -329,6 +328,7 @@ int Layout::last_shard() const {
     return number;
 }
 
+// The row-major number of `rank`'s coordinates in the sharded (or the replicated) mesh dimensions.
 int Layout::coordinate_sum(int rank, bool of_shards) const {
     int number = 0;
     int below = world_size_;
