@@ -120,6 +120,11 @@ def test_ranks_that_hold_different_names_exchange_tables_and_no_data(tmp_path: P
     run_ranks(JOBS, 2, "tables", tmp_path)
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_of_a_host_read_each_byte_once(tmp_path: Path, ranks: int) -> None:
+    run_ranks(JOBS, ranks, "once", tmp_path)
+
+
 @pytest.mark.slow
 def test_pytorchs_processes_and_stagers_save_through_us(tmp_path: Path) -> None:
     run_ranks(JOBS, 2, "elsewhere", tmp_path)

@@ -540,8 +540,12 @@ def test_a_writer_tells_its_progress_and_keeps_to_its_limit(tmp_path: Path, in_b
     with pytest.raises(ValueError, match="no bar"):
         tcp.save(state, storage_writer=tcp.FileSystemWriter(tmp_path / "c", progress=stumbles))
     loaded = {"weight": torch.zeros(size // 4)}
-    tcp.load(loaded, checkpoint_id=tmp_path / "c")
+    told.clear()
+    tcp.load(loaded, storage_reader=tcp.FileSystemReader(tmp_path / "c", progress=lambda *what: told.append(what)))
     assert torch.equal(loaded["weight"], state["weight"])
+    assert told[-1] == (ts.Phase.READ, size, size), "of a reader, too"
+    with pytest.raises(ValueError, match="no bar"):
+        tcp.load(loaded, storage_reader=tcp.FileSystemReader(tmp_path / "c", progress=stumbles))
 
 
 def test_wrong_arguments_are_told() -> None:

@@ -350,6 +350,40 @@ def tables(where: str) -> None:
     assert many < 500, many
 
 
+def once(where: str) -> None:
+    """What the ranks of a host all want is read once by all of them together, and boxes of another rank's too."""
+
+    def bytes_read() -> int:
+        (line,) = (line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("rchar"))
+        return int(line.split()[1])
+
+    size = 12 << 20
+    state = {"x": torch.arange(size // 4, dtype=torch.float32), "small": torch.ones(3)}
+    tcp.save(state, checkpoint_id=where)
+    for _ in range(2):  # imports are read, too
+        got = {"x": torch.zeros(size // 4), "small": torch.zeros(3)}
+        before = bytes_read()
+        tcp.load(got, checkpoint_id=where)
+        count = torch.tensor(float(bytes_read() - before))
+        assert torch.equal(got["x"], state["x"]) and torch.equal(got["small"], state["small"])
+    dist.all_reduce(count)
+    assert size <= count < 1.2 * size, count
+    # A rank that cannot plan its load keeps the others from reading theirs.
+    rank = dist.get_rank()
+    got = {"x": torch.zeros(size // 4), "small": torch.zeros(3 if rank == 0 else 4)}
+    try:
+        tcp.load(got, checkpoint_id=where)
+    except ts.Mismatch as error:
+        assert "small" in str(error)
+        assert not got["x"].any()
+    else:
+        raise AssertionError("a state that does not fit was loaded")
+    # One that wants nothing takes part.
+    got = {"x": torch.zeros(size // 4)} if rank == 0 else {}
+    tcp.load(got, checkpoint_id=where)
+    assert rank > 0 or torch.equal(got["x"], state["x"])
+
+
 def elsewhere(where: str) -> None:
     """PyTorch's ways to save from another process, and to copy by a stager of one's own, with our storage."""
     directory, rank = Path(where), dist.get_rank()
@@ -389,6 +423,7 @@ def hosts(where: str) -> None:
 JOBS = {
     "elsewhere": elsewhere,
     "hosts": hosts,
+    "once": once,
     "save": save,
     "load": load,
     "errors": errors,

@@ -13,11 +13,11 @@ import socket
 import threading
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch.distributed as dist
@@ -28,6 +28,8 @@ from ..errors import TesseraError
 from ..store import Store, StoreServer
 
 __all__ = ["Meeting", "Ranks", "host_name", "join", "ranks_of", "serve"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,16 @@ class Ranks:
     def agree(self, error: BaseException | None) -> None:
         """Raise on every rank if any rank brings an error: that itself there, the first one elsewhere. Collective."""
         agree(self.comm, error)
+
+    def together(self, step: Callable[[], T]) -> T:
+        """Do a step of all ranks; if it fails on one, raise on all of them. Collective."""
+        try:
+            result = step()
+        except Exception as error:
+            self.agree(error)
+            raise
+        self.agree(None)
+        return result
 
 
 def gather(comm: Comm | None, content: bytes) -> list[bytes]:

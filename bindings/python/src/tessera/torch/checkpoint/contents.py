@@ -11,12 +11,14 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, StorageMeta
 
 from ... import _core
-from ...checkpoint import Checkpoint
+from ...checkpoint import Checkpoint, ProgressFn, settle_progress, watch_progress
+from ...comm import Comm
 from ...errors import NotFound, Unsupported
 from ...layout import Box, Layout
 from ...tensor import tensor as core_tensor
@@ -46,11 +48,14 @@ class Wanted(NamedTuple):
 
 
 class Contents:
-    """What a checkpoint holds. `verify` checks the checksum of every block that is read."""
+    """What a checkpoint holds. `verify` checks the checksum of every block that is read; `progress` hears of reads."""
 
-    def __init__(self, path: str | os.PathLike[str], *, verify: bool = True) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, verify: bool = True, progress: ProgressFn | None = None
+    ) -> None:
         self._checkpoint = Checkpoint(path)
         self._verify = verify
+        self._progress = watch_progress(progress)
         manifest = self._checkpoint.manifest
         values = {name: value for name, value in manifest.get("values", {}).items() if not name.startswith("rank/")}
         record = manifest.get("values", {}).get(RECORD)
@@ -95,21 +100,33 @@ class Contents:
         """Why a name of the checkpoint is not among its contents; None if it is, or is no name of it."""
         return None if name in self._places else self._foreign.get(name)
 
-    def read(self, wanted: list[Wanted]) -> None:
-        """Read boxes, in place."""
+    def read(self, wanted: list[Wanted], comm: Comm | None = None) -> None:
+        """Read boxes, in place. With a `comm`, collective: ranks of a host read what several of them want once."""
         rounds: list[dict[str, list[Wanted]]] = []
+        whole: list[Wanted] = []
         for want in wanted:
             if want.saved.core_name != core_name(want.saved.core_name):
-                self._read_whole(want)
+                whole.append(want)
             elif 0 not in want.box.sizes:
                 _place(rounds, want)
-        for boxes in rounds:
-            state = _core.state_create()
-            for name, parts in boxes.items():
-                layout = Layout.from_boxes(parts[0].saved.shape, [[part.box for part in parts]])
-                pieces = [core_tensor(part.into) for part in parts]
-                _core.state_add_sharded(state, name, layout._handle, pieces[0].dtype, pieces, 0)
-            _core.checkpoint_load(self._checkpoint._handle, state, verify=self._verify, allow_unexpected=True)
+        states = [_state_of(boxes) for boxes in rounds]
+        if comm is not None:
+            most = np.array([len(states)], np.int64)
+            comm.all_reduce(most, op="max")
+            states += [_core.state_create() for _ in range(int(most[0]) - len(states))]
+        handle = None if comm is None else comm._handle
+        for state in states:
+            _core.checkpoint_load(
+                self._checkpoint._handle,
+                state,
+                verify=self._verify,
+                allow_unexpected=True,
+                progress=self._progress,
+                comm=handle,
+            )
+        for want in whole:
+            self._read_whole(want)
+        settle_progress(self._progress)
 
     def _read_whole(self, want: Wanted) -> None:
         """A name that a state of the core cannot have, since it takes the wrappers' parts away."""
@@ -173,6 +190,15 @@ def _saved(value: object) -> io.BytesIO:
     torch.save(value, content)
     content.seek(0)
     return content
+
+
+def _state_of(boxes: dict[str, list[Wanted]]) -> _core.State:
+    state = _core.state_create()
+    for name, parts in boxes.items():
+        layout = Layout.from_boxes(parts[0].saved.shape, [[part.box for part in parts]])
+        pieces = [core_tensor(part.into) for part in parts]
+        _core.state_add_sharded(state, name, layout._handle, pieces[0].dtype, pieces, 0)
+    return state
 
 
 def _place(rounds: list[dict[str, list[Wanted]]], want: Wanted) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint import LoadPlan, LoadPlanner, Metadata, ReadItem, StorageReader
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.futures import Future
 
+from ...checkpoint import ProgressFn
 from ...errors import InvalidArgument
 from ...layout import Box
 from ..tensors import bits_of
@@ -18,6 +19,15 @@ from .contents import Contents, Saved, Wanted
 from .saves import local_directory
 
 __all__ = ["FileSystemReader"]
+
+
+class Target(NamedTuple):
+    """Where an item of a plan goes: the planner's tensor, and what the core reads into."""
+
+    item: ReadItem
+    tensor: torch.Tensor
+    into: torch.Tensor
+    want: Wanted
 
 
 class FileSystemReader(StorageReader):
@@ -31,13 +41,23 @@ class FileSystemReader(StorageReader):
         Check the checksum of every block that is read.
     weights_only : bool
         Of pickled objects take only what ``torch.load(weights_only=True)`` does. False executes what they say.
+    progress : callable, optional
+        As that of `tessera.Checkpoint.load`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, verify: bool = True, weights_only: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        verify: bool = True,
+        weights_only: bool = True,
+        progress: ProgressFn | None = None,
+    ) -> None:
         super().__init__()
         self.path = local_directory(path)
         self.verify = verify
         self.weights_only = weights_only
+        self.progress = progress
         self._contents: Contents | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -60,7 +80,7 @@ class FileSystemReader(StorageReader):
     def contents(self) -> Contents:
         """The opened checkpoint."""
         if self._contents is None:
-            self._contents = Contents(self.path, verify=self.verify)
+            self._contents = Contents(self.path, verify=self.verify, progress=self.progress)
         return self._contents
 
     def read_metadata(self) -> Metadata:
@@ -81,36 +101,44 @@ class FileSystemReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read all items of a plan, in place, and check what was read."""
-        contents = self.contents
-        tensors: list[tuple[ReadItem, torch.Tensor, torch.Tensor, Wanted]] = []
-        casts: list[str] = []
+        targets = self.begin(plan, planner)
+        self.contents.read([target.want for target in targets])
+        self.finish(planner, targets)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def begin(self, plan: LoadPlan, planner: LoadPlanner) -> list[Target]:
+        """Read the objects of a plan; return where its tensors go."""
+        targets: list[Target] = []
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
-                value = contents.object(item.storage_index.fqn, weights_only=self.weights_only)
+                value = self.contents.object(item.storage_index.fqn, weights_only=self.weights_only)
                 planner.load_bytes(item, value)
                 continue
-            saved = contents.tensors[item.storage_index.fqn]
+            saved = self.contents.tensors[item.storage_index.fqn]
             target = planner.resolve_tensor(item)
             box = _box(item)
             if tuple(target.shape) != box.sizes:
                 raise InvalidArgument(
                     f"{item.dest_index.fqn!r}: the planner gave memory of {tuple(target.shape)} for {box.sizes}"
                 )
-            if target.dtype != saved.dtype:
-                casts.append(f"{item.dest_index.fqn!r} from {saved.dtype} to {target.dtype}")
             into = _memory(target.detach(), saved)
-            tensors.append((item, target, into, Wanted(saved, box, _as_bits(into))))
-        contents.read([want for *_, want in tensors])
-        for item, target, into, _ in tensors:
+            targets.append(Target(item, target, into, Wanted(saved, box, _as_bits(into))))
+        return targets
+
+    def finish(self, planner: LoadPlanner, targets: list[Target]) -> None:
+        """Hand over what was read."""
+        casts: list[str] = []
+        for item, target, into, want in targets:
             with torch.no_grad():
                 if into.data_ptr() != target.data_ptr() or into.dtype != target.dtype:
                     target.detach().copy_(into)
             planner.commit_tensor(item, target)
+            if target.dtype != want.saved.dtype:
+                casts.append(f"{item.dest_index.fqn!r} from {want.saved.dtype} to {target.dtype}")
         if casts:
-            warnings.warn(f"{contents.path}: cast while loading: {', '.join(casts)}", stacklevel=2)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+            warnings.warn(f"{self.contents.path}: cast while loading: {', '.join(casts)}", stacklevel=3)
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
