@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <future>
 #include <map>
 #include <mutex>
@@ -534,6 +535,66 @@ TEST(SaverApi, ABusySaverCanRefuse) {
     int64_t step = 0;
     ASSERT_OK(tsr_saver_resume(saver, state, &step));
     EXPECT_EQ(step, 3);
+}
+
+TEST(SaverApi, ABusySaverReplacesWhatWaits) {
+    const api::TemporaryDirectory dir;
+    api::Array<float> a({4}, 2.0F);
+    const auto state = api::state_of("a", a);
+    Gate gate;
+    tsr_saver_options options;
+    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
+    options.when_busy = TSR_BUSY_REPLACE;
+    options.progress = Gate::hold;
+    options.progress_data = &gate;
+    api::Owned<tsr_saver> saver;
+    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()));
+    std::array<api::Owned<tsr_work>, 3> works;
+    ASSERT_OK(tsr_saver_save_async(saver, 1, state, works[0].out()));
+    ASSERT_EQ(gate.reached.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    ASSERT_OK(tsr_saver_save_async(saver, 2, state, works[1].out()));
+    a.values.assign(4, 3.0F);
+    ASSERT_OK(tsr_saver_save_async(saver, 3, state, works[2].out()));
+    EXPECT_FAILS(tsr_work_wait(works[1], 0), TSR_E_ABORTED, "the save of step 2 was replaced");
+    gate.opened.set_value();
+    EXPECT_OK(tsr_work_wait(works[0], 60000));
+    EXPECT_OK(tsr_work_wait(works[2], 60000));
+    ASSERT_OK(tsr_saver_wait(saver));
+    int64_t step = 0;
+    ASSERT_OK(tsr_saver_resume(saver, state, &step));
+    EXPECT_EQ(step, 3);
+    EXPECT_THAT(a.values, testing::Each(3.0F));
+    for (const auto& entry : std::filesystem::directory_iterator(dir.path())) {
+        EXPECT_FALSE(entry.path().filename().string().starts_with("step-00000002")) << entry.path();
+    }
+}
+
+TEST(SaverApi, ABackgroundSaveThatFailsIsToldByItsWorkAndOnceByTheNextCall) {
+    const api::TemporaryDirectory dir;
+    const std::filesystem::path root = dir.path() / "root";
+    const std::filesystem::path away = dir.path() / "away";
+    api::Array<float> a({4}, 2.0F);
+    const auto state = api::state_of("a", a);
+    api::Owned<tsr_saver> saver;
+    ASSERT_OK(tsr_saver_create(nullptr, root.c_str(), nullptr, saver.out()));
+    ASSERT_OK(tsr_saver_save(saver, 1, state));
+    std::filesystem::rename(root, away);
+    std::ofstream(root) << "no directory";
+    {
+        api::Owned<tsr_work> work;
+        ASSERT_OK(tsr_saver_save_async(saver, 2, state, work.out()));
+        EXPECT_FAILS(tsr_work_wait(work, 60000), TSR_E_IO, "root");
+    }
+    EXPECT_FAILS(tsr_saver_save_async(saver, 3, state, nullptr), TSR_E_IO, "root");
+    std::filesystem::remove(root);
+    std::filesystem::rename(away, root);
+    int64_t step = 0;
+    ASSERT_OK(tsr_saver_resume(saver, state, &step));
+    EXPECT_EQ(step, 1);
+    ASSERT_OK(tsr_saver_save_async(saver, 4, state, nullptr));
+    ASSERT_OK(tsr_saver_wait(saver));
+    ASSERT_OK(tsr_saver_resume(saver, state, &step));
+    EXPECT_EQ(step, 4);
 }
 
 TEST(SaverApi, AllRanksStopAtOneStep) {

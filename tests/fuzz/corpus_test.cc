@@ -41,7 +41,7 @@ const std::map<std::string, std::pair<Names, Names>> expected{
     {"archive",
      {{"expanded", "item", "made", "save", "tessera", "zip64"},
       {"count-differs", "count-overflows", "huge", "leaves-storage", "negative-offset", "no-storage", "other-file",
-       "overlapping", "quantised", "stride-overflows", "strides-differ"}}},
+       "overlapping", "quantised", "stride-negative", "stride-overflows", "strides-differ"}}},
     {"metadata",
      {{"made", "tessera", "torch-2.11.0", "torch-2.15.0", "torch-2.4.1", "torch-2.7.1"},
       {"nine-dims", "other-storage", "quantised", "transform-class", "transformed"}}},

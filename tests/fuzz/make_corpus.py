@@ -325,6 +325,7 @@ def zips() -> None:
         "stride-overflows": tensor(size=(4, 2), stride=(2**62, 1)),
         "overlapping": tensor(size=(2, 2), stride=(1, 1)),
         "expanded": tensor(size=(3, 4), stride=(0, 1)),
+        "stride-negative": tensor(size=(4,), stride=(-1,)),
         "strides-differ": tensor(size=(4,), stride=(1, 1)),
         "huge": tensor(size=(2**40, 2**40), stride=(0, 0)),
         "no-storage": tensor(key="1"),
