@@ -39,6 +39,16 @@ with ts.init() as comm:
         saver.save(7, state)
 """
 
+# Runs a command and prints its highest memory in KiB.
+PEAK = """
+import os, sys
+
+pid = os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:])
+_, status, usage = os.wait4(pid, 0)
+print(usage.ru_maxrss)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -110,3 +120,21 @@ def test_a_checkpoint_put_together_is_read_by_pytorch(checkpoint: Path, tmp_path
     state = {"model." + name: torch.from_numpy(np.ones_like(value)) for name, value in wanted.items()}
     dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(told["path"]), no_dist=True)
     assert_same({name.removeprefix("model."): value for name, value in state.items()}, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["native", "safetensors", "torch_dcp", "torch_save"])
+def test_memory_is_bounded_whatever_the_size(tmp_path: Path, form: str) -> None:
+    """Two tensors of 192 MiB, of which no more than a part is in memory at any time."""
+    one = np.zeros((192, 1 << 18), np.float32)
+    one[:, 0] = np.arange(192)
+    with ts.Saver(None, tmp_path / "from") as saver:
+        saver.save(1, ts.State(a=one, b=one))
+    command = [str(TESSERA), "ckpt", "convert", str(tmp_path / "from"), str(tmp_path / "to"), "--to", form]
+    # Through a small process: a child's highest memory begins with that of the one it was forked from.
+    told = subprocess.run([sys.executable, "-c", PEAK, *command], capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0, told.stderr
+    peak = int(told.stdout.splitlines()[-1])
+    with ts.Checkpoint(tmp_path / "to") as read:
+        assert all((read[name][:, 0] == one[:, 0]).all() and read[name].shape == one.shape for name in "ab")
+    assert peak < 160 << 10, f"{peak >> 10} MiB"
