@@ -2,6 +2,7 @@ package dev.tessera;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertInstanceOf;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
@@ -19,6 +20,7 @@ import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.stream.Collectors;
@@ -222,6 +224,27 @@ class SaverTest {
             }
         });
         return new ArrayList<>(found.keySet());
+    }
+
+    @Test
+    void aSaveInTheBackgroundThatFailsIsToldByItsFutureAndOnceByTheNextCall() throws Exception {
+        final Path here = root.resolve("saves");
+        final Path away = root.resolve("away");
+        try (Saver saver = Saver.at(null, here).open()) {
+            saver.save(1, state(1));
+            Files.move(here, away);
+            Files.writeString(here, "no directory");
+            final CompletableFuture<Saver.Commit> failing = saver.saveAsync(2, state(2));
+            final Throwable told =
+                    assertThrows(ExecutionException.class, () -> failing.get(60, TimeUnit.SECONDS)).getCause();
+            assertInstanceOf(TesseraIoException.class, told);
+            assertTrue(told.getMessage().contains(here.toString()), told.getMessage());
+            assertThrows(TesseraIoException.class, () -> saver.saveAsync(3, state(3)));
+            Files.delete(here);
+            Files.move(away, here);
+            saver.saveAsync(4, state(4)).get(60, TimeUnit.SECONDS);
+            assertEquals(4, saver.resume(state(0)));
+        }
     }
 
     @Test
