@@ -10,6 +10,7 @@
 #include "comm/any_call.hpp"
 #include "comm/communicator.hpp"
 #include "ranks.hpp"
+#include "sanitized.hpp"
 #include "values.hpp"
 
 namespace tsr::testing {
@@ -462,30 +463,39 @@ std::string placed_case_name(const ::testing::TestParamInfo<Case>& info) {
     return case_name(info) + "_" + placement;
 }
 
+// Under a sanitizer 8 ranks stand for 6, 7 and 9: what could race is the same.
+std::vector<Case> kept(std::vector<Case> cases) {
+    if (sanitized) std::erase_if(cases, [](const Case& one) { return one.world > 5 && one.world != 8; });
+    return cases;
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Hosts, Collectives,
-    ::testing::Values(Case{3, Memory::foreign, "auto", "even"}, Case{3, Memory::buffers, "auto", "round-robin"},
-                      Case{3, Memory::foreign, "auto", "uneven"}, Case{4, Memory::mixed, "auto", "even"},
-                      Case{4, Memory::foreign, "auto", "round-robin"}, Case{4, Memory::buffers, "auto", "uneven"},
-                      Case{5, Memory::foreign, "auto", "uneven"}, Case{6, Memory::buffers, "auto", "even"},
-                      Case{7, Memory::foreign, "auto", "round-robin"}, Case{8, Memory::buffers, "auto", "round-robin"},
-                      Case{9, Memory::mixed, "auto", "uneven"}),
+    ::testing::ValuesIn(kept({Case{3, Memory::foreign, "auto", "even"}, Case{3, Memory::buffers, "auto", "round-robin"},
+                              Case{3, Memory::foreign, "auto", "uneven"}, Case{4, Memory::mixed, "auto", "even"},
+                              Case{4, Memory::foreign, "auto", "round-robin"},
+                              Case{4, Memory::buffers, "auto", "uneven"}, Case{5, Memory::foreign, "auto", "uneven"},
+                              Case{6, Memory::buffers, "auto", "even"}, Case{7, Memory::foreign, "auto", "round-robin"},
+                              Case{8, Memory::buffers, "auto", "round-robin"},
+                              Case{9, Memory::mixed, "auto", "uneven"}})),
     placed_case_name);
 // Gloo knows no kinds of memory.
 INSTANTIATE_TEST_SUITE_P(Gloo, Collectives,
-                         ::testing::Values(Case{1, Memory::foreign, "gloo"}, Case{2, Memory::foreign, "gloo"},
-                                           Case{3, Memory::foreign, "gloo"}, Case{4, Memory::buffers, "gloo"},
-                                           Case{5, Memory::foreign, "gloo"}, Case{6, Memory::foreign, "gloo"},
-                                           Case{7, Memory::foreign, "gloo"}, Case{9, Memory::foreign, "gloo"}),
+                         ::testing::ValuesIn(kept({Case{1, Memory::foreign, "gloo"}, Case{2, Memory::foreign, "gloo"},
+                                                   Case{3, Memory::foreign, "gloo"}, Case{4, Memory::buffers, "gloo"},
+                                                   Case{5, Memory::foreign, "gloo"}, Case{6, Memory::foreign, "gloo"},
+                                                   Case{7, Memory::foreign, "gloo"},
+                                                   Case{9, Memory::foreign, "gloo"}})),
                          case_name);
-INSTANTIATE_TEST_SUITE_P(Worlds, Collectives,
-                         ::testing::Values(Case{1, Memory::foreign}, Case{1, Memory::buffers}, Case{2, Memory::foreign},
-                                           Case{2, Memory::buffers}, Case{2, Memory::mixed}, Case{3, Memory::foreign},
-                                           Case{3, Memory::buffers}, Case{4, Memory::foreign}, Case{4, Memory::buffers},
-                                           Case{4, Memory::mixed}, Case{5, Memory::foreign}, Case{5, Memory::buffers},
-                                           Case{6, Memory::foreign}, Case{7, Memory::buffers}, Case{8, Memory::foreign},
-                                           Case{8, Memory::buffers}, Case{8, Memory::mixed}, Case{9, Memory::mixed}),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(
+    Worlds, Collectives,
+    ::testing::ValuesIn(kept({Case{1, Memory::foreign}, Case{1, Memory::buffers}, Case{2, Memory::foreign},
+                              Case{2, Memory::buffers}, Case{2, Memory::mixed}, Case{3, Memory::foreign},
+                              Case{3, Memory::buffers}, Case{4, Memory::foreign}, Case{4, Memory::buffers},
+                              Case{4, Memory::mixed}, Case{5, Memory::foreign}, Case{5, Memory::buffers},
+                              Case{6, Memory::foreign}, Case{7, Memory::buffers}, Case{8, Memory::foreign},
+                              Case{8, Memory::buffers}, Case{8, Memory::mixed}, Case{9, Memory::mixed}})),
+    case_name);
 
 }  // namespace
 }  // namespace tsr::testing
