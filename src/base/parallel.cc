@@ -10,6 +10,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/thread.hpp"
 
 namespace tsr {
 
@@ -55,7 +56,7 @@ void run_parallel(size_t tasks, int threads, const std::function<void(size_t tas
                 const std::lock_guard lock(mutex);
                 ++running;
             }
-            pool.emplace_back(work, static_cast<int>(worker));
+            pool.push_back(start_thread("tsr-worker", [&work, worker] { work(static_cast<int>(worker)); }));
         }
     } catch (...) {
         // No more threads to be had: those that run do all the work, unless there is none.

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "base/clock.hpp"
+#include "base/thread.hpp"
 #include "checkpoint/agreement.hpp"
 #include "checkpoint/native/rank_file.hpp"
 #include "comm/host.hpp"
@@ -64,7 +65,7 @@ class ReadAhead {
         const size_t threads = std::min(most, static_cast<size_t>(std::max(work.threads, 1)));
         try {
             for (size_t worker = 0; worker < threads; ++worker) {
-                pool_.emplace_back([this, worker] { read(static_cast<int>(worker)); });
+                pool_.push_back(start_thread("tsr-reader", [this, worker] { read(static_cast<int>(worker)); }));
             }
         } catch (...) {
             // No more threads to be had: those that run do all the work, unless there is none.

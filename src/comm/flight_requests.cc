@@ -1,27 +1,16 @@
 #include "comm/flight_requests.hpp"
 
-#include <pthread.h>
+#include <unistd.h>
 
-#include <csignal>
 #include <utility>
 
 #include "base/clock.hpp"
+#include "base/thread.hpp"
 
 namespace tsr {
 
 FlightRequests::FlightRequests(Next next) : next_(std::move(next)) {
-    // The program's signals are for the program's threads.
-    sigset_t all;
-    sigset_t former;
-    sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &former);
-    try {
-        thread_ = std::thread([this] { answer(); });
-    } catch (...) {
-        ::pthread_sigmask(SIG_SETMASK, &former, nullptr);
-        throw;
-    }
-    ::pthread_sigmask(SIG_SETMASK, &former, nullptr);
+    thread_ = start_thread("tsr-flight", [this] { answer(); });
 }
 
 FlightRequests::~FlightRequests() {
@@ -48,7 +37,6 @@ void FlightRequests::remove(const void* who) {
 }
 
 void FlightRequests::answer() {
-    ::pthread_setname_np(::pthread_self(), "tessera-flight");
     std::unique_lock lock(mutex_);
     while (!changed_.wait_for(lock, poll_slice, [this] { return stopping_; })) {
         const auto directory = next_();

@@ -4,6 +4,7 @@
 
 #include "base/env.hpp"
 #include "base/log.hpp"
+#include "base/thread.hpp"
 
 namespace tsr {
 
@@ -124,7 +125,7 @@ void Group::enqueue(Task task) {
     task.timeout = timeout();
     {
         const std::lock_guard lock(mutex_);
-        if (!thread_.joinable()) thread_ = std::thread([this] { progress(); });
+        if (!thread_.joinable()) thread_ = start_thread("tsr-comm", [this] { progress(); });
         queue_.push_back(std::move(task));
         unfinished_.fetch_add(1, std::memory_order_relaxed);
         queued_.store(true, std::memory_order_seq_cst);

@@ -1,12 +1,9 @@
 // The progress thread of a Group.
-#include <pthread.h>
-
 #include "comm/group.hpp"
 
 namespace tsr {
 
 void Group::progress() {
-    ::pthread_setname_np(::pthread_self(), "tessera-comm");
     progressing_ = this;
     std::vector<ActiveTransfer> active;
     while (true) {

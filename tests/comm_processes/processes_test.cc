@@ -322,21 +322,25 @@ void send_for_ever(Communicator& comm, const Processes::Say& say) {
     }
 }
 
+// Ten times, since the sender is at another place each time: of a send that is posted just as the connection breaks, Gloo
+// tells nothing.
 TEST(CommProcesses, KilledReceiverIsNoticedByItsSender) {
-    Processes processes(3, [&](int rank, const auto& store, const auto& say) {
-        const auto comm = join_job(store, rank, 3, options_with(milliseconds{60000}));
-        comm->run({});
-        send_for_ever(*comm, say);
-    });
-    for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
-    processes.signal(2, SIGKILL);
-    const auto killed = Clock::now();
-    for (const int rank : {0, 1}) {
-        const Outcome& outcome = processes.join(rank);
-        EXPECT_LT(outcome.ended - killed, std::chrono::seconds(1)) << "rank " << rank;
-        EXPECT_THAT(outcome.text, HasSubstr("PEER_LOST peer 2 "));
+    for (int round = 0; round < 10; ++round) {
+        Processes processes(3, [&](int rank, const auto& store, const auto& say) {
+            const auto comm = join_job(store, rank, 3, options_with(milliseconds{60000}));
+            comm->run({});
+            send_for_ever(*comm, say);
+        });
+        for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
+        processes.signal(2, SIGKILL);
+        const auto killed = Clock::now();
+        for (const int rank : {0, 1}) {
+            const Outcome& outcome = processes.join(rank);
+            EXPECT_LT(outcome.ended - killed, std::chrono::seconds(1)) << "rank " << rank;
+            EXPECT_THAT(outcome.text, HasSubstr("PEER_LOST peer 2 "));
+        }
+        EXPECT_THAT(processes.join(0).text, AllOf(HasSubstr("send #"), HasSubstr(" died")));
     }
-    EXPECT_THAT(processes.join(0).text, AllOf(HasSubstr("send #"), HasSubstr(" died")));
 }
 
 TEST(CommProcesses, StoppedReceiverIsNamedByItsSenderAtTheDeadline) {

@@ -34,7 +34,7 @@ def run_ranks(
         return {"TESSERA_HOST_ID": f"host{rank % hosts}"} if hosts > 1 else {}
 
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-    common |= {"OMP_NUM_THREADS": "1"}
+    common |= {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     processes = [
         subprocess.Popen(
             [sys.executable, str(script), *map(str, arguments)],

@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/thread.hpp"
 #include "comm/gloo/flight.hpp"
 #include "comm/peer_watch.hpp"
 
@@ -158,7 +159,7 @@ Connections connect_all(const Bootstrap& bootstrap) {
     std::optional<std::string> failure;
     std::atomic<int> current{-1};
     std::atomic<bool> stop{false};
-    std::thread connector([&] {
+    std::thread connector = start_thread("tsr-connect", [&] {
         const NoSigpipe guard;
         std::optional<std::string> error;
         try {

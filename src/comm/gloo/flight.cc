@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/thread.hpp"
+
 namespace tsr::gloo_transport {
 
 namespace {
@@ -20,7 +22,7 @@ constexpr int idle_ticks = 20;
 
 }  // namespace
 
-Waker::Waker() : thread_([this] { run(); }) { pthread_setname_np(thread_.native_handle(), "tsr-gloo-waker"); }
+Waker::Waker() : thread_(start_thread("tsr-gloo-waker", [this] { run(); })) {}
 
 Waker::~Waker() {
     {

@@ -308,10 +308,7 @@ void GlooTransport::check(const std::string& headline) const {
 // for them.
 void GlooTransport::check_next_host(const std::string& headline) const {
     for (const OtherHost& host : other_hosts_) {
-        const auto there = std::ranges::find_if(host.ranks, [this](int r) {
-            const PeerState state = state_of(r);
-            return state != PeerState::left && state != PeerState::gone;
-        });
+        const auto there = std::ranges::find_if(host.ranks, [this](int r) { return !has_left(r) && !is_gone(r); });
         if (there == host.ranks.end()) continue;
         if (host.probe->is_silent()) throw silent(*there, headline);
         return;
@@ -530,6 +527,11 @@ Transfer::Progress GlooTransfer::advance() {
     }
     if (header_done_ && (!data_flight_ || wait(Clock::now() + glance))) return Progress::done;
     if (moved) return Progress::moved;
+    // Of a send that was posted just as the connection broke, Gloo tells nothing. What came before the end counts.
+    if (transport_.is_gone(operation_.peer) || transport_.has_left(operation_.peer)) {
+        if (wait(Clock::now() + glance)) return Progress::moved;
+        transport_.throw_broken(operation_.peer, headline());
+    }
     if (!deadline_.expired()) return Progress::stuck;
     const std::lock_guard lock(transport_.view_mutex_);
     throw Error(

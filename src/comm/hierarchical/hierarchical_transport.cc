@@ -17,7 +17,8 @@ namespace hierarchical {
 namespace {
 
 // Where one rank is late, those that wait for those that wait for it come to their deadlines in the same instant. They
-// give whoever waits for it directly this long to tell, so that all name the rank that is late.
+// give whoever waits for it directly this long to tell, so that all name the rank that is late; twice as long for a rank
+// of the own host, which may itself be waiting for what another host says.
 constexpr milliseconds hearsay_time{1000};
 constexpr milliseconds look_pause{50};  // between two looks at what is not waited for
 constexpr milliseconds mixed_turn{1};   // for messages on both ways at once
@@ -80,18 +81,18 @@ bool HierarchicalTransport::is_contiguous() const {
 
 void HierarchicalTransport::run(const Request& request, const Operation& operation, uint64_t sequence,
                                 milliseconds timeout) {
-    whole([&] { dispatch({request, operation, sequence, timeout}); });
+    whole(sequence, [&] { dispatch({request, operation, sequence, timeout}); });
 }
 
 // Between the first and the last step of a collective nobody of this host may be missing.
-void HierarchicalTransport::whole(const std::function<void()>& collective) {
+void HierarchicalTransport::whole(uint64_t sequence, const std::function<void()>& collective) {
     in_collective_ = true;
     try {
         collective();
     } catch (...) {
         in_collective_ = false;
         const Error error = current_error();
-        throw Error(told_of_another(error).value_or(error));
+        throw Error(told_of_another(error, sequence).value_or(error));
     }
     in_collective_ = false;
 }
@@ -161,7 +162,7 @@ std::shared_ptr<Buffer> HierarchicalTransport::allocate(size_t size, uint64_t se
     std::shared_ptr<Buffer> buffer;
     std::optional<Error> failure;
     int32_t lacking = -1;  // a rank that has no memory for it
-    whole([&] {
+    whole(sequence, [&] {
         enter(call);
         try {
             buffer = local_->allocate(size, sequence, timeout);
@@ -218,12 +219,12 @@ void HierarchicalTransport::wake() {
 
 // --- errors
 
-// A rank that is accused of not going on may itself wait for another: for a rank of its host, or, if it is a leader, for
-// another leader. Who waits for the late one directly tells first.
-std::optional<Error> HierarchicalTransport::told_of_another(const Error& error) const {
+// A rank that is accused of not going on may itself wait for another, on this host or elsewhere. Who waits for the late
+// one directly tells first.
+std::optional<Error> HierarchicalTransport::told_of_another(const Error& error, uint64_t sequence) const {
     const int accused = error.record()->peer;
     if (error.code() != Code::timeout || accused < 0) return std::nullopt;
-    if (is_here(accused) && accused != leader()) return std::nullopt;
+    if (is_here(accused) && !local_->may_wait(accused, sequence)) return std::nullopt;
     const Deadline patience = Deadline::in(is_here(accused) ? 2 * hearsay_time : hearsay_time);
     while (!patience.expired()) {
         try {

@@ -59,7 +59,7 @@ class HierarchicalTransport final : public Transport {
 
     // --- hierarchical_transport.cc
     void dispatch(const Call& call);
-    void whole(const std::function<void()>& collective);
+    void whole(uint64_t sequence, const std::function<void()>& collective);
     // A step of the call among the ranks of this host.
     void local(const Call& call, const Request& step);
     void local_barrier(const Call& call) { local(call, {}); }
@@ -68,7 +68,7 @@ class HierarchicalTransport final : public Transport {
     [[nodiscard]] GlooTransport::Call among_all(const Call& call) const;
     // Returns when all ranks of all hosts want the same.
     void enter(const Call& call);
-    [[nodiscard]] std::optional<Error> told_of_another(const Error& error) const;
+    [[nodiscard]] std::optional<Error> told_of_another(const Error& error, uint64_t sequence) const;
 
     // --- collectives.cc
     void all_reduce(const Call& call);

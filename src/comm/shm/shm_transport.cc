@@ -486,6 +486,11 @@ void ShmTransport::check(Call& call) {
     }
 }
 
+bool ShmTransport::may_wait(int rank, uint64_t sequence) const {
+    const size_t place = place_of(rank);
+    return read_journal(page(place).journal).sequence == sequence && !process_is_stopped(peers_[place].pid);
+}
+
 void ShmTransport::throw_timeout(const Call& call, const std::vector<size_t>& late) const {
     std::string who;
     for (size_t i = 0; i < late.size() && i < 8; ++i) {

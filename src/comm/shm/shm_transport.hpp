@@ -52,6 +52,8 @@ class ShmTransport final : public Transport {
     void look(const std::string& headline, Missing missing) const;
     // What ends a wait for these.
     void check(std::span<Transfer* const> transfers) const;
+    // Whether a rank that is late in this operation may be waiting for another: it has entered it, and its process runs.
+    [[nodiscard]] bool may_wait(int rank, uint64_t sequence) const;
     // Called in each slice of a wait, with the headline; throws to end it.
     void watch_too(std::function<void(const std::string& headline)> watch) { watch_others_ = std::move(watch); }
 
