@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -89,19 +90,31 @@ struct Element<BFloat> {
     TSR_INLINE static BFloat store(float value) { return narrow_bfloat(value); }
 };
 
-// What the sum of an average is kept in: exact for integers of up to 32 bits and any number of ranks (at most 4096), and
-// so is the truncated quotient, since a quotient that is no integer is further from the next than it can be rounded.
+// The sum of up to 4096 64-bit integers: high * 2^32 + low, in words that vectors have.
+struct WideSum {
+    int64_t high;
+    int64_t low;  // may be more than 32 bits until it is carried
+
+    TSR_INLINE explicit WideSum(int64_t value) : high(value >> 32), low(value & 0xffffffff) {}
+    WideSum() = default;
+};
+
+// What the sum of an average is kept in: exact for integers and any number of ranks (at most 4096).
 template <class T>
 using WideOf = std::conditional_t<
     !std::is_integral_v<T>, typename Element<T>::Accumulator,
-    std::conditional_t<(sizeof(T) < 4), float, std::conditional_t<(sizeof(T) < 8), double, __int128>>>;
+    std::conditional_t<(sizeof(T) < 4), float, std::conditional_t<(sizeof(T) < 8), double, WideSum>>>;
 
 // --- operations on accumulators
 
 struct Sum {
     template <class A>
     TSR_INLINE static A apply(A a, A b) {
-        if constexpr (std::is_floating_point_v<A> || sizeof(A) > 8) {
+        if constexpr (std::is_same_v<A, WideSum>) {
+            a.high += b.high;
+            a.low += b.low;
+            return a;
+        } else if constexpr (std::is_floating_point_v<A>) {
             return a + b;
         } else {
             using U = std::make_unsigned_t<A>;  // wraps
@@ -152,10 +165,66 @@ TSR_INLINE const T* typed(const std::byte* data) {
 template <class T, bool average>
 using AccumulatorOf = std::conditional_t<average, WideOf<T>, typename Element<T>::Accumulator>;
 
+// A little more than 1 / divisor. An integer that the type holds with two bits to spare, times this, truncated, is the
+// integer divided by the divisor, truncated: an integral quotient is not rounded below itself, and any other is further
+// from the next integer than the product is off.
+template <class A>
+TSR_INLINE A reciprocal_of(size_t divisor) {
+    return std::nextafter(A{1} / static_cast<A>(divisor), A{2});
+}
+
+// What the quotient is made of, once for all elements.
+template <class T, bool average>
+struct Divisor {
+    explicit Divisor(size_t) {}
+    template <class A>
+    TSR_INLINE A of(A sum) const {
+        return sum;
+    }
+};
+template <class T>
+    requires(!std::is_integral_v<T>)
+struct Divisor<T, true> {
+    using A = WideOf<T>;
+    A ranks;
+    explicit Divisor(size_t divisor) : ranks(static_cast<A>(divisor)) {}
+    TSR_INLINE A of(A sum) const { return sum / ranks; }
+};
+template <class T>
+    requires(std::is_integral_v<T> && sizeof(T) < 8)
+struct Divisor<T, true> {
+    using A = WideOf<T>;
+    A reciprocal;
+    explicit Divisor(size_t divisor) : reciprocal(reciprocal_of<A>(divisor)) {}
+    TSR_INLINE T of(A sum) const { return static_cast<T>(sum * reciprocal); }
+};
+// Long division in two digits of 32 bits: each dividend has at most 44 bits.
+template <>
+struct Divisor<int64_t, true> {
+    int64_t ranks;
+    double reciprocal;
+    explicit Divisor(size_t divisor)
+        : ranks(static_cast<int64_t>(divisor)), reciprocal(reciprocal_of<double>(divisor)) {}
+    TSR_INLINE int64_t of(WideSum sum) const {
+        sum.high += sum.low >> 32;
+        sum.low &= 0xffffffff;
+        // Of the magnitude, since the quotient is truncated towards zero.
+        const int64_t sign = sum.high >> 63;  // 0 or -1
+        const int64_t low = ((sum.low ^ sign) - sign) & 0xffffffff;
+        const int64_t high = (sum.high ^ sign) - (sign & (low == 0 ? -1 : 0));
+        const int64_t first = quotient(high);
+        const int64_t second = quotient(((high - first * ranks) << 32) | low);
+        const uint64_t magnitude = (static_cast<uint64_t>(first) << 32) + static_cast<uint64_t>(second);
+        return static_cast<int64_t>((magnitude ^ static_cast<uint64_t>(sign)) - static_cast<uint64_t>(sign));
+    }
+    TSR_INLINE int64_t quotient(int64_t value) const {
+        return static_cast<int64_t>(static_cast<double>(value) * reciprocal);
+    }
+};
+
 template <class T, bool average, class A>
-TSR_INLINE T finished(A sum, A ranks) {
-    if constexpr (average) sum = sum / ranks;
-    return Element<T>::store(static_cast<typename Element<T>::Accumulator>(sum));
+TSR_INLINE T finished(A sum, const Divisor<T, average>& divisor) {
+    return Element<T>::store(static_cast<typename Element<T>::Accumulator>(divisor.of(sum)));
 }
 
 // A fixed number of inputs in one pass, without memory for the accumulators.
@@ -164,12 +233,13 @@ TSR_INLINE void reduce_fixed(T* out, Inputs inputs, size_t count, size_t divisor
     using A = AccumulatorOf<T, average>;
     std::array<const T*, N> in{};
     for (size_t k = 0; k < N; ++k) in[k] = typed<T>(inputs[k]);
+    const Divisor<T, average> by(divisor);
 #pragma GCC ivdep  // `out` may be an input, but then element by element
     for (size_t i = 0; i < count; ++i) {
         A sum = static_cast<A>(Element<T>::load(in[0][i]));
 #pragma GCC unroll 8
         for (size_t k = 1; k < N; ++k) sum = Op::apply(sum, static_cast<A>(Element<T>::load(in[k][i])));
-        out[i] = finished<T, average, A>(sum, static_cast<A>(divisor));
+        out[i] = finished<T, average>(sum, by);
     }
 }
 
@@ -193,6 +263,7 @@ TSR_INLINE void reduce_blocks(T* out, Inputs inputs, size_t count, size_t diviso
     using A = AccumulatorOf<T, average>;
     constexpr size_t block = 1024;
     alignas(64) std::array<A, block> sums;
+    const Divisor<T, average> by(divisor);
     for (size_t begin = 0; begin < count; begin += block) {
         const size_t n = std::min(block, count - begin);
         const T* first = typed<T>(inputs[0]) + begin;
@@ -201,8 +272,7 @@ TSR_INLINE void reduce_blocks(T* out, Inputs inputs, size_t count, size_t diviso
         for (; left.size() >= 4; left = left.subspan(4)) fold<T, Op, A, 4>(sums.data(), left, begin, n);
         for (; !left.empty(); left = left.subspan(1)) fold<T, Op, A, 1>(sums.data(), left, begin, n);
         T* to = out + begin;
-        const A ranks = static_cast<A>(divisor);
-        for (size_t i = 0; i < n; ++i) to[i] = finished<T, average, A>(sums[i], ranks);
+        for (size_t i = 0; i < n; ++i) to[i] = finished<T, average>(sums[i], by);
     }
 }
 
@@ -258,7 +328,7 @@ TSR_F16C void f16c_kernel(std::byte* out, Inputs inputs, size_t count, size_t di
     for (; i < count; ++i) {
         float sum = widen(typed<Half>(inputs[0])[i]);
         for (size_t k = 1; k < inputs.size(); ++k) sum = Op::apply(sum, widen(typed<Half>(inputs[k])[i]));
-        reinterpret_cast<Half*>(out)[i] = finished<Half, average, float>(sum, static_cast<float>(divisor));
+        reinterpret_cast<Half*>(out)[i] = finished<Half, average>(sum, Divisor<Half, average>(divisor));
     }
 }
 

@@ -237,6 +237,43 @@ TEST(Reduce, IntegersWrapInSumButNotInAverage) {
     EXPECT_EQ(one_of_each<int32_t>({65536, 65536}, DType::i32, ReduceOp::prod)[0], 0);
 }
 
+// Multiples of the divisor and what is beside them, and the ends of the range; of one input and of as many as there may be.
+template <class T>
+void expect_exact_averages(DType dtype) {
+    using Limits = std::numeric_limits<T>;
+    constexpr size_t most = 4096;
+    for (size_t divisor = 1; divisor <= most; ++divisor) {
+        std::vector<T> values{Limits::min(), Limits::max(), static_cast<T>(Limits::min() + 1),
+                              static_cast<T>(Limits::max() - 1)};
+        for (const uint64_t k : {0, 1, 2, 3, 5, 7, 100, 524'287}) {
+            const auto around = static_cast<T>(k * divisor);
+            for (const T value : {around, static_cast<T>(around - 1), static_cast<T>(around + 1)}) {
+                values.push_back(value);
+                values.push_back(static_cast<T>(-value));
+            }
+        }
+        const auto* data = reinterpret_cast<const std::byte*>(values.data());
+        for (const size_t inputs : {size_t{1}, divisor}) {
+            if (inputs > 64 && inputs < most && inputs % 512 != 1) continue;
+            std::vector<T> out(values.size());
+            reduce(reinterpret_cast<std::byte*>(out.data()), std::vector<const std::byte*>(inputs, data), out.size(),
+                   dtype, ReduceOp::avg, divisor);
+            for (size_t i = 0; i < out.size(); ++i) {
+                const __int128 sum = static_cast<__int128>(values[i]) * static_cast<__int128>(inputs);
+                ASSERT_EQ(out[i], static_cast<T>(sum / static_cast<__int128>(divisor)))
+                    << +values[i] << " from each of " << inputs << ", by " << divisor;
+            }
+        }
+    }
+}
+
+TEST(Reduce, AveragesOfIntegersAreExactForEveryDivisor) {
+    expect_exact_averages<int8_t>(DType::i8);
+    expect_exact_averages<uint8_t>(DType::u8);
+    expect_exact_averages<int32_t>(DType::i32);
+    expect_exact_averages<int64_t>(DType::i64);
+}
+
 // --- random values of every dtype against loops that know nothing of the library
 
 using Wide = __int128;

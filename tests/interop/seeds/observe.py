@@ -4,6 +4,7 @@ usage: observe.py PROGRAM OUTPUT, under torchrun's environment. Rank 0 writes OU
 place: at the end (before cleanup), at each asynchronous save, or wherever the program prints its parameters.
 """
 
+import gc
 import importlib
 import os
 import sys
@@ -83,6 +84,9 @@ def main() -> None:
         getattr(program, run)(rank, world_size)
     if rank == 0:
         torch.save(seen, output)
+    # With the model, which refers to itself, goes its process group. A thread of PyTorch's Gloo that is still there when the
+    # interpreter ends may abort the process (pytorch issue 190489).
+    gc.collect()
 
 
 if __name__ == "__main__":
