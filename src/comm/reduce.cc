@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <concepts>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -99,11 +100,19 @@ struct WideSum {
     WideSum() = default;
 };
 
-// What the sum of an average is kept in: exact for integers and any number of ranks (at most 4096).
+// What the sum of an average is kept in: exact for integers and any number of ranks (at most 4096), of bytes up to 128.
+constexpr size_t most_bytes_averaged = 128;
+
 template <class T>
-using WideOf = std::conditional_t<
-    !std::is_integral_v<T>, typename Element<T>::Accumulator,
-    std::conditional_t<(sizeof(T) < 4), float, std::conditional_t<(sizeof(T) < 8), double, WideSum>>>;
+struct Wide {
+    using Type = typename Element<T>::Accumulator;
+};
+template <std::integral T>
+struct Wide<T> {
+    using Type = std::conditional_t<sizeof(T) == 1, int16_t, std::conditional_t<sizeof(T) == 8, WideSum, double>>;
+};
+template <class T>
+using WideOf = typename Wide<T>::Type;
 
 // --- operations on accumulators
 
@@ -165,13 +174,10 @@ TSR_INLINE const T* typed(const std::byte* data) {
 template <class T, bool average>
 using AccumulatorOf = std::conditional_t<average, WideOf<T>, typename Element<T>::Accumulator>;
 
-// A little more than 1 / divisor. An integer that the type holds with two bits to spare, times this, truncated, is the
-// integer divided by the divisor, truncated: an integral quotient is not rounded below itself, and any other is further
-// from the next integer than the product is off.
-template <class A>
-TSR_INLINE A reciprocal_of(size_t divisor) {
-    return std::nextafter(A{1} / static_cast<A>(divisor), A{2});
-}
+// A little more than 1 / divisor. An integer of at most 51 bits times this, truncated, is the integer divided by the divisor,
+// truncated: an integral quotient is not rounded below itself, and any other is further from the next integer than the
+// product is off.
+TSR_INLINE double reciprocal_of(size_t divisor) { return std::nextafter(1.0 / static_cast<double>(divisor), 2.0); }
 
 // What the quotient is made of, once for all elements.
 template <class T, bool average>
@@ -183,28 +189,42 @@ struct Divisor {
     }
 };
 template <class T>
-    requires(!std::is_integral_v<T>)
+    requires(!std::integral<T>)
 struct Divisor<T, true> {
     using A = WideOf<T>;
     A ranks;
     explicit Divisor(size_t divisor) : ranks(static_cast<A>(divisor)) {}
     TSR_INLINE A of(A sum) const { return sum / ranks; }
 };
-template <class T>
-    requires(std::is_integral_v<T> && sizeof(T) < 8)
+template <>
+struct Divisor<int32_t, true> {
+    double reciprocal;
+    explicit Divisor(size_t divisor) : reciprocal(reciprocal_of(divisor)) {}
+    TSR_INLINE int32_t of(double sum) const { return static_cast<int32_t>(sum * reciprocal); }
+};
+// The same in integers: of 15 bits, divided by 2 to 2^c, with a reciprocal of 2^(15 + c).
+template <std::integral T>
+    requires(sizeof(T) == 1)
 struct Divisor<T, true> {
-    using A = WideOf<T>;
-    A reciprocal;
-    explicit Divisor(size_t divisor) : reciprocal(reciprocal_of<A>(divisor)) {}
-    TSR_INLINE T of(A sum) const { return static_cast<T>(sum * reciprocal); }
+    int shift;
+    uint32_t reciprocal;
+    explicit Divisor(size_t divisor)
+        : shift(std::bit_width(divisor - 1) - 1),
+          reciprocal(static_cast<uint32_t>(((uint64_t{1} << (16 + shift)) + divisor - 1) / divisor)) {}
+    TSR_INLINE T of(int16_t sum) const {
+        const auto sign = static_cast<int16_t>(sum >> 15);  // 0 or -1
+        const auto magnitude = static_cast<uint16_t>((sum ^ sign) - sign);
+        const auto high = static_cast<uint16_t>(magnitude * reciprocal >> 16);
+        const auto quotient = static_cast<int16_t>(high >> shift);
+        return static_cast<T>((quotient ^ sign) - sign);
+    }
 };
 // Long division in two digits of 32 bits: each dividend has at most 44 bits.
 template <>
 struct Divisor<int64_t, true> {
     int64_t ranks;
     double reciprocal;
-    explicit Divisor(size_t divisor)
-        : ranks(static_cast<int64_t>(divisor)), reciprocal(reciprocal_of<double>(divisor)) {}
+    explicit Divisor(size_t divisor) : ranks(static_cast<int64_t>(divisor)), reciprocal(reciprocal_of(divisor)) {}
     TSR_INLINE int64_t of(WideSum sum) const {
         sum.high += sum.low >> 32;
         sum.low &= 0xffffffff;
@@ -285,6 +305,16 @@ TSR_INLINE void body(std::byte* out_bytes, Inputs inputs, size_t count, size_t d
         case 4: return reduce_fixed<T, Op, average, 4>(out, inputs, count, divisor);
         case 8: return reduce_fixed<T, Op, average, 8>(out, inputs, count, divisor);
         default: return reduce_blocks<T, Op, average>(out, inputs, count, divisor);
+    }
+}
+
+// What most_bytes_averaged leaves out.
+template <class T>
+void average_of_many_bytes(std::byte* out, Inputs inputs, size_t count, size_t divisor) {
+    for (size_t i = 0; i < count; ++i) {
+        int sum = 0;
+        for (const std::byte* input : inputs) sum += typed<T>(input)[i];
+        reinterpret_cast<T*>(out)[i] = static_cast<T>(sum / static_cast<int>(divisor));
     }
 }
 
@@ -397,6 +427,10 @@ void reduce(std::byte* out, std::span<const std::byte* const> inputs, size_t cou
     if (inputs.size() == 1 && (op != ReduceOp::avg || divisor == 1)) {
         if (out != inputs[0]) std::memcpy(out, inputs[0], count * size_of(dtype));
         return;
+    }
+    if (op == ReduceOp::avg && size_of(dtype) == 1 && (inputs.size() > most_bytes_averaged || divisor == 1)) {
+        return dtype == DType::i8 ? average_of_many_bytes<int8_t>(out, inputs, count, divisor)
+                                  : average_of_many_bytes<uint8_t>(out, inputs, count, divisor);
     }
     kernel_of(dtype, op, vectors)(out, inputs, count, divisor);
 }
