@@ -103,8 +103,7 @@ std::unique_ptr<tsr::FileSystem> files_of(const tsr_storage* storage) {
 
 tsr::Allow allow(int32_t value, const char* what) { return flag(value, what) ? tsr::Allow::yes : tsr::Allow::no; }
 
-tsr::LoadOptions load_options_in(const tsr_load_options* options) {
-    const auto o = options_in(options, default_load_options, "options");
+tsr::LoadOptions load_options_in(const tsr_load_options& o) {
     tsr::LoadOptions out;
     out.verify = flag(o.verify, "verify") ? tsr::Verify::blocks : tsr::Verify::none;
     out.missing = allow(o.allow_missing, "allow_missing");
@@ -112,6 +111,14 @@ tsr::LoadOptions load_options_in(const tsr_load_options* options) {
     out.cast = allow(o.allow_cast, "allow_cast");
     out.progress = progress_in(o.progress, o.progress_data);
     if (o.comm != nullptr) out.comm = object_of(o.comm, "comm");
+    std::vector<std::string> only;
+    for (size_t i = 0; i < o.only_count; ++i) only.emplace_back(text((&required(o.only, "only"))[i], "only"));
+    std::vector<tsr::NameRule> rules;
+    for (size_t i = 0; i < o.rule_count; ++i) {
+        const tsr_name_rule& rule = (&required(o.rules, "rules"))[i];
+        rules.push_back({std::string(text(rule.saved, "rules.saved")), std::string(text(rule.here, "rules.here"))});
+    }
+    out.names = tsr::LoadNames(std::move(only), std::move(rules));
     return out;
 }
 
@@ -286,7 +293,9 @@ tsr_status tsr_checkpoint_load(const tsr_checkpoint* checkpoint, tsr_state* stat
     return guard([&] {
         const auto c = object_of(checkpoint, "checkpoint");
         const auto into = object_of(state, "state");
-        (void)c->load(*into, load_options_in(options));
+        const tsr_load_options o = options_in(options, default_load_options, "options");
+        const tsr::LoadReport report = c->load(*into, load_options_in(o));
+        if (o.report != nullptr) o.report(report.json().dump().c_str(), o.report_data);
     });
 }
 

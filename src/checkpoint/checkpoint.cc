@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <map>
 #include <optional>
 
 #include "base/error.hpp"
@@ -28,6 +29,24 @@ std::string listed(const std::vector<std::string>& items) {
 }
 
 }  // namespace
+
+Json LoadReport::json() const {
+    const auto list_of = [](const std::vector<std::string>& names) {
+        Json::Array list;
+        for (const std::string& name : names) list.emplace_back(name);
+        return Json(std::move(list));
+    };
+    Json::Array casts;
+    for (const Cast& one : cast) {
+        casts.push_back(Json(Json::Object{{"name", Json(one.name)},
+                                          {"from", Json(std::string(name_of(one.from)))},
+                                          {"to", Json(std::string(name_of(one.to)))}}));
+    }
+    return Json(Json::Object{{"missing", list_of(missing)},
+                             {"unexpected", list_of(unexpected)},
+                             {"cast", Json(std::move(casts))},
+                             {"verified", Json(verified)}});
+}
 
 Checkpoint::Checkpoint(std::string path, std::string text, Manifest manifest)
     : path_(std::move(path)), text_(std::move(text)), manifest_(std::move(manifest)) {
@@ -166,14 +185,22 @@ LoadReport Checkpoint::load_with(HostReads* host, State& state, const LoadOption
 Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions& options) const {
     LoadPlan plan;
     LoadReport& report = plan.report;
+    report.verified = options.verify == Verify::blocks;
+    const LoadNames& names = options.names;
     std::vector<std::string> differences;
+    std::map<std::string, const std::string*> unreadable;  // by their names in the state: why
+    for (const auto& [saved, why] : manifest_.unreadable) unreadable.emplace(names.of_saved(saved), &why);
     const auto missing = [&](const std::string& name) {
-        const auto unreadable = manifest_.unreadable.find(name);
-        if (unreadable == manifest_.unreadable.end()) {
+        if (!names.takes(name)) return;
+        const auto why = unreadable.find(name);
+        if (why == unreadable.end()) {
             report.missing.push_back(name);
         } else {
-            differences.push_back(fmt::format("tensor '{}' cannot be read: {}", name, unreadable->second));
+            differences.push_back(fmt::format("'{}' cannot be read: {}", name, *why->second));
         }
+    };
+    const auto unexpected = [&](const std::string& name) {
+        if (names.takes(name)) report.unexpected.push_back(name);
     };
     const auto want = [&](const std::string& name, const StateTensor& tensor, const std::string& saved_name,
                           const SavedTensor& saved) {
@@ -183,10 +210,12 @@ Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions
                                               saved.shape.str(), kind.shape.str()));
         }
         if (saved.dtype != kind.dtype) {
-            std::string difference = fmt::format("tensor '{}': saved as {}, the state has {}", name,
-                                                 name_of(saved.dtype), name_of(kind.dtype));
             const bool can_be_cast = is_floating(saved.dtype) && is_floating(kind.dtype);
-            (can_be_cast ? report.cast : differences).push_back(std::move(difference));
+            if (can_be_cast) report.cast.push_back({name, saved.dtype, kind.dtype});
+            if (!can_be_cast || options.cast == Allow::no) {
+                differences.push_back(fmt::format("tensor '{}': saved as {}, the state has {}", name,
+                                                  name_of(saved.dtype), name_of(kind.dtype)));
+            }
         }
         if (tensor.shared) {
             const Box& rows = kind.own_rows;
@@ -204,7 +233,7 @@ Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions
     // Both are in order of names.
     plan.wanted.reserve(state.tensors().size());
     auto of_state = state.tensors().begin();
-    manifest_.for_each([&](const std::string& name, const SavedTensor& saved, const std::string* target) {
+    names.for_each(manifest_, [&](const std::string& name, const SavedTensor& saved, const std::string& saved_name) {
         int order = 1;  // of the state's next tensor against this one
         for (; of_state != state.tensors().end(); ++of_state) {
             order = of_state->first.compare(name);
@@ -212,31 +241,39 @@ Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions
             missing(of_state->first);
         }
         if (of_state == state.tensors().end() || order > 0) {
-            report.unexpected.push_back(name);
-            return;
+            return unexpected(name);
         }
-        want(name, of_state->second, target != nullptr ? *target : name, saved);
+        if (names.takes(name)) want(name, of_state->second, saved_name, saved);
         ++of_state;
     });
     for (; of_state != state.tensors().end(); ++of_state) missing(of_state->first);
 
     // Private values belong to their rank; one that this world has more or less than the saved one is no difference.
+    std::map<std::string, const Json*> saved_values;
+    for (const auto& [saved, value] : manifest_.values) {
+        const std::string name = private_rank(saved) ? saved : names.of_saved(saved);
+        if (saved_values.emplace(name, &value).second) continue;
+        throw Error(Code::invalid_argument, fmt::format("two values of the checkpoint would be '{}'", name));
+    }
     const Values own = state.collect();
     for (const auto& [name, value] : own) {
-        const auto saved = manifest_.values.find(name);
-        plan.values.emplace(name, saved != manifest_.values.end() ? saved->second : value);
-        if (saved != manifest_.values.end()) continue;
-        if (const auto unreadable = manifest_.unreadable.find(name); unreadable != manifest_.unreadable.end()) {
-            differences.push_back(fmt::format("value '{}' cannot be read: {}", name, unreadable->second));
-        } else if (const auto rank = private_rank(name); !rank || *rank < manifest_.world_size) {
-            report.missing.push_back(name);
-        }
+        const auto saved = names.takes(name) ? saved_values.find(name) : saved_values.end();
+        plan.values.emplace(name, saved != saved_values.end() ? *saved->second : value);
+        if (saved != saved_values.end()) continue;
+        const auto rank = private_rank(name);
+        if (!rank || *rank < manifest_.world_size || unreadable.contains(name)) missing(name);
     }
-    for (const auto& [name, value] : manifest_.values) {
-        if (!private_rank(name) && !own.contains(name)) report.unexpected.push_back(name);
+    for (const auto& [name, value] : saved_values) {
+        if (!private_rank(name) && !own.contains(name)) unexpected(name);
     }
-    for (const auto& [name, why] : manifest_.unreadable) {
-        if (!state.tensors().contains(name) && !own.contains(name)) report.unexpected.push_back(name);
+    for (const auto& [name, why] : unreadable) {
+        if (!state.tensors().contains(name) && !own.contains(name)) unexpected(name);
+    }
+    for (const std::string& pattern : names.only()) {
+        const LoadNames one({pattern}, {});
+        const auto fits = [&](const auto& named) { return one.takes(named.first); };
+        if (std::ranges::any_of(state.tensors(), fits) || std::ranges::any_of(own, fits)) continue;
+        differences.push_back(fmt::format("no name of the state fits '{}'", pattern));
     }
 
     if (options.missing == Allow::no) {
@@ -249,7 +286,6 @@ Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions
             differences.push_back(fmt::format("'{}' is unexpected: the checkpoint has it, the state does not", name));
         }
     }
-    if (options.cast == Allow::no) differences.insert(differences.end(), report.cast.begin(), report.cast.end());
     if (!differences.empty()) {
         throw Error(Code::mismatch,
                     fmt::format("{} does not fit the state; {} difference{}:{}", path_, differences.size(),

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint/contents.hpp"
+#include "checkpoint/load_names.hpp"
 #include "checkpoint/io/file_system.hpp"
 #include "checkpoint/native/manifest.hpp"
 #include "checkpoint/state.hpp"
@@ -26,18 +27,27 @@ struct LoadOptions {
     Allow unexpected = Allow::no;  // names of the checkpoint that the state lacks
     Allow cast = Allow::no;        // floating-point tensors of another dtype
     int threads = 4;
-    ProgressFn progress;  // told on the calling thread
+    LoadNames names{{}, {}};  // which are loaded, and what they are called in the checkpoint
+    ProgressFn progress;      // told on the calling thread
     // The ranks that load this checkpoint together; nullptr: this one alone. All ranks get the same error. Of a native one
     // ranks of one host read what several of them want once, from so many bytes on.
     std::shared_ptr<Communicator> comm;
     int64_t least_shared_bytes = int64_t{8} << 20;
 };
 
-// What a load did besides what was asked strictly.
+// What a load did besides what is asked strictly. Names are those of the state.
 struct LoadReport {
+    struct Cast {
+        std::string name;
+        DType from;
+        DType to;
+    };
     std::vector<std::string> missing;
     std::vector<std::string> unexpected;
-    std::vector<std::string> cast;
+    std::vector<Cast> cast;
+    bool verified = true;
+
+    [[nodiscard]] Json json() const;  // {"missing":[...],"unexpected":[...],"cast":[{"name","from","to"}],"verified":true}
 };
 
 // Part `box` of the tensor or alias `name`, to be read into contiguous CPU memory of the saved dtype.

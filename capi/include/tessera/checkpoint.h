@@ -155,6 +155,16 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_trim(tsr_saver *saver);
  *  @threadsafety exclusive  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API void tsr_saver_destroy(tsr_saver *saver);
 
+/** A name of the checkpoint and what it is in the state; if `saved` ends with '.' or is empty, what names begin with in both. */
+typedef struct tsr_name_rule {
+    const char *saved; /* "model.encoder." */
+    const char *here;  /* "encoder." */
+} tsr_name_rule;
+
+/** What a load that was asked to did beyond what is strict: `{"missing": [NAME, ...], "unexpected": [NAME, ...], "cast":
+ *  [{"name": NAME, "from": "f32", "to": "bf16"}, ...], "verified": true}`, UTF-8, valid for the call. It must not unwind. */
+typedef void (*tsr_load_report_fn)(const char *json, void *user_data);
+
 /** How to load. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_load_options {
     size_t struct_size;
@@ -166,6 +176,14 @@ typedef struct tsr_load_options {
     void *progress_data;      /* borrowed for the call */
     tsr_comm *comm; /* NULL (default): this rank loads for itself; else the ranks that load together, which makes
                                  the load collective. Borrowed for the call, in the caller's exclusive use */
+    /* Patterns as a shell has them ('*', '?', '[...]'; '*' takes dots, too) of the names of the state that are loaded; all
+     * other names, of the state and of the checkpoint, are left alone. NULL (default): all. Borrowed for the call. */
+    const char *const *only;
+    size_t only_count;
+    const tsr_name_rule *rules; /* NULL (default), or names that differ; the first that fits counts. Borrowed for the call */
+    size_t rule_count;
+    tsr_load_report_fn report; /* NULL (default), or called once on the thread of the call before it returns TSR_OK */
+    void *report_data;         /* borrowed for the call */
 } tsr_load_options;
 
 /** Write the defaults into `options`.
