@@ -36,7 +36,13 @@ constexpr tsr_load_options default_load_options{.struct_size = sizeof(tsr_load_o
                                                 .allow_cast = 0,
                                                 .progress = nullptr,
                                                 .progress_data = nullptr,
-                                                .comm = nullptr};
+                                                .comm = nullptr,
+                                                .only = nullptr,
+                                                .only_count = 0,
+                                                .rules = nullptr,
+                                                .rule_count = 0,
+                                                .report = nullptr,
+                                                .report_data = nullptr};
 
 tsr::ProgressFn progress_in(tsr_progress_fn progress, void* user_data) {
     if (progress == nullptr) return {};
@@ -111,14 +117,17 @@ tsr::LoadOptions load_options_in(const tsr_load_options& o) {
     out.cast = allow(o.allow_cast, "allow_cast");
     out.progress = progress_in(o.progress, o.progress_data);
     if (o.comm != nullptr) out.comm = object_of(o.comm, "comm");
-    std::vector<std::string> only;
-    for (size_t i = 0; i < o.only_count; ++i) only.emplace_back(text((&required(o.only, "only"))[i], "only"));
-    std::vector<tsr::NameRule> rules;
+    if (o.only != nullptr && o.only_count == 0) {
+        throw tsr::Error(tsr::Code::invalid_argument, "only has no pattern; NULL loads all names");
+    }
+    for (size_t i = 0; i < o.only_count; ++i) {
+        out.only.push_back(text((&required(o.only, "only"))[i], fmt::format("only[{}]", i).c_str()));
+    }
     for (size_t i = 0; i < o.rule_count; ++i) {
         const tsr_name_rule& rule = (&required(o.rules, "rules"))[i];
-        rules.push_back({std::string(text(rule.saved, "rules.saved")), std::string(text(rule.here, "rules.here"))});
+        out.rules.push_back({text(rule.saved, fmt::format("rules[{}].saved", i).c_str()),
+                             text(rule.here, fmt::format("rules[{}].here", i).c_str())});
     }
-    out.names = tsr::LoadNames(std::move(only), std::move(rules));
     return out;
 }
 

@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <map>
 #include <optional>
 
+#include "base/crc32c.hpp"
 #include "base/error.hpp"
+#include "base/wildcard.hpp"
 #include "checkpoint/agreement.hpp"
 #include "checkpoint/host_reads.hpp"
 #include "checkpoint/native/contents.hpp"
@@ -45,6 +46,7 @@ Json LoadReport::json() const {
     return Json(Json::Object{{"missing", list_of(missing)},
                              {"unexpected", list_of(unexpected)},
                              {"cast", Json(std::move(casts))},
+                             {"left_alone", list_of(left_alone)},
                              {"verified", Json(verified)}});
 }
 
@@ -144,7 +146,7 @@ void Checkpoint::read(std::span<const ReadPart> parts, const LoadOptions& option
         }
         wanted.push_back({&manifest_.saved_name(part.name), saved, &part.box, saved->dtype, part.memory});
     }
-    contents_->read(wanted, {options.verify, options.threads, options.progress, nullptr});
+    (void)contents_->read(wanted, {options.verify, options.threads, options.progress, nullptr});
 }
 
 LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
@@ -164,7 +166,7 @@ LoadReport Checkpoint::load_with(HostReads* host, State& state, const LoadOption
     LoadPlan plan;
     const auto refused = attempt([&] {
         plan = plan_load(state, options);
-        state.check(plan.values);
+        state.check(plan.values, plan.sources_left_alone);
     });
     if (host != nullptr) {
         host->agree(refused);
@@ -173,34 +175,31 @@ LoadReport Checkpoint::load_with(HostReads* host, State& state, const LoadOption
     }
     for (const auto& barrier : state.barriers()) barrier->before_write_all();  // a save may have yet to copy it
     const auto copies = state.shared_copies();
+    for (const auto& copy : copies) copy->agree_to_load(plan.of_copies[copy.get()]);
     for (const auto& copy : copies) copy->begin_load();
-    const auto error =
-        attempt([&] { contents_->read(plan.wanted, {options.verify, options.threads, options.progress, host}); });
+    const auto error = attempt([&] {
+        plan.report.verified =
+            contents_->read(plan.wanted, {options.verify, options.threads, options.progress, host});
+    });
     for (const auto& copy : copies) copy->end_load(error);
     if (error) throw Error(*error);
-    state.apply(plan.values);
+    state.apply(plan.values, plan.sources_left_alone);
     return std::move(plan.report);
 }
 
 Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions& options) const {
     LoadPlan plan;
     LoadReport& report = plan.report;
-    report.verified = options.verify == Verify::blocks;
-    const LoadNames& names = options.names;
+    const LoadNames names(manifest_, options.only, options.rules);
     std::vector<std::string> differences;
-    std::map<std::string, const std::string*> unreadable;  // by their names in the state: why
-    for (const auto& [saved, why] : manifest_.unreadable) unreadable.emplace(names.of_saved(saved), &why);
-    const auto missing = [&](const std::string& name) {
-        if (!names.takes(name)) return;
-        const auto why = unreadable.find(name);
-        if (why == unreadable.end()) {
-            report.missing.push_back(name);
+    const auto not_saved = [&](const std::string& name) {
+        if (!names.takes(name)) {
+            report.left_alone.push_back(name);
+        } else if (const std::string* why = names.find(manifest_.unreadable, name)) {
+            differences.push_back(fmt::format("'{}' cannot be read: {}", name, *why));
         } else {
-            differences.push_back(fmt::format("'{}' cannot be read: {}", name, *why->second));
+            report.missing.push_back(name);
         }
-    };
-    const auto unexpected = [&](const std::string& name) {
-        if (names.takes(name)) report.unexpected.push_back(name);
     };
     const auto want = [&](const std::string& name, const StateTensor& tensor, const std::string& saved_name,
                           const SavedTensor& saved) {
@@ -218,6 +217,8 @@ Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions
             }
         }
         if (tensor.shared) {
+            uint32_t& loaded = plan.of_copies[tensor.shared.get()];
+            loaded = crc32c(fmt::format("{}\n{}\n{}\n", manifest_.save_id, name, saved_name), loaded);
             const Box& rows = kind.own_rows;
             const bool first = kind.shape.ndim() > 0 || tensor.shared->place() == 0;
             if (rows.empty() || !first) return;
@@ -233,47 +234,55 @@ Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions
     // Both are in order of names.
     plan.wanted.reserve(state.tensors().size());
     auto of_state = state.tensors().begin();
-    names.for_each(manifest_, [&](const std::string& name, const SavedTensor& saved, const std::string& saved_name) {
+    names.for_each_tensor([&](const std::string& name, const SavedTensor& saved, const std::string& saved_name) {
         int order = 1;  // of the state's next tensor against this one
         for (; of_state != state.tensors().end(); ++of_state) {
             order = of_state->first.compare(name);
             if (order >= 0) break;
-            missing(of_state->first);
+            not_saved(of_state->first);
         }
         if (of_state == state.tensors().end() || order > 0) {
-            return unexpected(name);
+            report.unexpected.push_back(name);
+            return;
         }
-        if (names.takes(name)) want(name, of_state->second, saved_name, saved);
+        want(name, of_state->second, saved_name, saved);
         ++of_state;
     });
-    for (; of_state != state.tensors().end(); ++of_state) missing(of_state->first);
+    for (; of_state != state.tensors().end(); ++of_state) not_saved(of_state->first);
 
     // Private values belong to their rank; one that this world has more or less than the saved one is no difference.
-    std::map<std::string, const Json*> saved_values;
-    for (const auto& [saved, value] : manifest_.values) {
-        const std::string name = private_rank(saved) ? saved : names.of_saved(saved);
-        if (saved_values.emplace(name, &value).second) continue;
-        throw Error(Code::invalid_argument, fmt::format("two values of the checkpoint would be '{}'", name));
-    }
     const Values own = state.collect();
     for (const auto& [name, value] : own) {
-        const auto saved = names.takes(name) ? saved_values.find(name) : saved_values.end();
-        plan.values.emplace(name, saved != saved_values.end() ? *saved->second : value);
-        if (saved != saved_values.end()) continue;
+        const Json* saved = names.find(manifest_.values, name);
+        plan.values.emplace(name, saved != nullptr ? *saved : value);
+        if (saved != nullptr) continue;
         const auto rank = private_rank(name);
-        if (!rank || *rank < manifest_.world_size || unreadable.contains(name)) missing(name);
+        const bool was_there = !rank || *rank < manifest_.world_size;
+        if (was_there || !names.takes(name) || names.find(manifest_.unreadable, name) != nullptr) not_saved(name);
     }
-    for (const auto& [name, value] : saved_values) {
-        if (!private_rank(name) && !own.contains(name)) unexpected(name);
+    for (const auto& [saved, value] : manifest_.values) {
+        const std::string name = names.here(saved);
+        if (!private_rank(name) && names.takes(name) && !own.contains(name)) report.unexpected.push_back(name);
     }
-    for (const auto& [name, why] : unreadable) {
-        if (!state.tensors().contains(name) && !own.contains(name)) unexpected(name);
+    for (const auto& [saved, why] : manifest_.unreadable) {
+        const std::string name = names.here(saved);
+        if (names.takes(name) && !state.tensors().contains(name) && !own.contains(name)) {
+            report.unexpected.push_back(name);
+        }
     }
-    for (const std::string& pattern : names.only()) {
-        const LoadNames one({pattern}, {});
-        const auto fits = [&](const auto& named) { return one.takes(named.first); };
-        if (std::ranges::any_of(state.tensors(), fits) || std::ranges::any_of(own, fits)) continue;
-        differences.push_back(fmt::format("no name of the state fits '{}'", pattern));
+    for (const std::string& pattern : options.only) {
+        const auto fit = [&](const auto& named) { return fits(pattern, named.first); };
+        if (state.tensors().contains(pattern) || own.contains(pattern)) continue;
+        if (is_pattern(pattern) && (std::ranges::any_of(state.tensors(), fit) || std::ranges::any_of(own, fit))) continue;
+        differences.push_back(fmt::format("no name of the state fits '{}', which is to be loaded", pattern));
+    }
+    if (!options.only.empty()) {
+        for (const std::string& prefix : state.prefixes()) {
+            const std::string begin = prefix + ".";
+            auto value = own.lower_bound(begin);
+            while (value != own.end() && value->first.starts_with(begin) && !names.takes(value->first)) ++value;
+            if (value == own.end() || !value->first.starts_with(begin)) plan.sources_left_alone.insert(prefix);
+        }
     }
 
     if (options.missing == Allow::no) {

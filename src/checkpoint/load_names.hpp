@@ -1,8 +1,12 @@
-// Which names of a state a load fills, and which names of the checkpoint they are.
+// Which names of a state a load fills, and what they are in the checkpoint. For one load: it refers to the manifest and to
+// the options that it is made of.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "base/function_ref.hpp"
@@ -10,8 +14,8 @@
 
 namespace tsr {
 
-// A name of the checkpoint, or, if it ends with '.' or is empty, what names of it begin with; and what it is, or they
-// begin with, in the state.
+// A name of the checkpoint, and what it is in the state; if `saved` ends with '.' or is empty, what names begin with there
+// and here. Of a value of one rank, `rank/<r>/<name>`, it is about <name>.
 struct NameRule {
     std::string saved;
     std::string here;
@@ -19,24 +23,38 @@ struct NameRule {
 
 class LoadNames {
    public:
-    // `only`: patterns as a shell has them, of names of the state; none: all names. Of the rules the first that fits counts.
-    LoadNames(std::vector<std::string> only, std::vector<NameRule> rules)
-        : only_(std::move(only)), rules_(std::move(rules)) {}
+    // `only`: names and patterns (base/wildcard.hpp) of the state's names; none: all names. Of the rules the first that
+    // fits counts. INVALID_ARGUMENT if they are no names, or if two names that are loaded would be one.
+    LoadNames(const Manifest& manifest, const std::vector<std::string>& only, const std::vector<NameRule>& rules);
 
-    [[nodiscard]] const std::vector<std::string>& only() const { return only_; }
+    // Whether the load is about this name of the state.
     [[nodiscard]] bool takes(const std::string& here) const;
-    [[nodiscard]] bool renames() const { return !rules_.empty(); }
-    [[nodiscard]] std::string of_saved(const std::string& saved) const;
-
-    // All tensors and aliases in the order of their names in the state; `saved` is a string of the manifest, the one under
-    // which the tensor's data is saved. INVALID_ARGUMENT if two would have one name.
-    void for_each(const Manifest& manifest, FunctionRef<void(const std::string& here, const SavedTensor& tensor,
-                                                             const std::string& saved)>
-                                                visit) const;
+    // What a name of the checkpoint is in the state.
+    [[nodiscard]] std::string here(const std::string& saved) const;
+    // What the manifest has for a name of the state; nullptr: nothing, or the load is not about it.
+    template <class T>
+    [[nodiscard]] const T* find(const std::map<std::string, T, std::less<>>& of_manifest,
+                                const std::string& here) const {
+        const std::string* name = saved(here);
+        if (name == nullptr) return nullptr;
+        const auto found = of_manifest.find(*name);
+        return found != of_manifest.end() ? &found->second : nullptr;
+    }
+    // The tensors and aliases that the load is about, in the order of their names in the state; `saved` is a string of the
+    // manifest, the name that the data has in the files.
+    void for_each_tensor(FunctionRef<void(const std::string& here, const SavedTensor& tensor, const std::string& saved)>
+                             visit) const;
 
    private:
-    std::vector<std::string> only_;
-    std::vector<NameRule> rules_;
+    void add(const std::string& saved);
+    [[nodiscard]] const std::string* saved(const std::string& here) const;
+
+    const Manifest& manifest_;
+    const bool takes_all_;
+    std::unordered_set<std::string_view> names_;                    // all of `only`
+    std::vector<std::string_view> patterns_;                        // those of them that may fit other names
+    std::unordered_map<std::string_view, const NameRule*> rules_;   // by `saved`: the first
+    std::map<std::string, const std::string*, std::less<>> names_here_;  // what is taken, and its saved name; only with rules
 };
 
 }  // namespace tsr
