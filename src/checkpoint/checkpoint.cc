@@ -178,8 +178,7 @@ LoadReport Checkpoint::load_with(HostReads* host, State& state, const LoadOption
     for (const auto& copy : copies) copy->agree_to_load(plan.of_copies[copy.get()]);
     for (const auto& copy : copies) copy->begin_load();
     const auto error = attempt([&] {
-        plan.report.verified =
-            contents_->read(plan.wanted, {options.verify, options.threads, options.progress, host});
+        plan.report.verified = contents_->read(plan.wanted, {options.verify, options.threads, options.progress, host});
     });
     for (const auto& copy : copies) copy->end_load(error);
     if (error) throw Error(*error);
@@ -273,7 +272,8 @@ Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions
     for (const std::string& pattern : options.only) {
         const auto fit = [&](const auto& named) { return fits(pattern, named.first); };
         if (state.tensors().contains(pattern) || own.contains(pattern)) continue;
-        if (is_pattern(pattern) && (std::ranges::any_of(state.tensors(), fit) || std::ranges::any_of(own, fit))) continue;
+        if (is_pattern(pattern) && (std::ranges::any_of(state.tensors(), fit) || std::ranges::any_of(own, fit)))
+            continue;
         differences.push_back(fmt::format("no name of the state fits '{}', which is to be loaded", pattern));
     }
     if (!options.only.empty()) {

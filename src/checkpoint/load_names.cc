@@ -19,10 +19,11 @@ void check_rule(const NameRule& rule) {
         if (!name.empty()) check_name(name, "a name of a rule");
     }
     if (is_begin(rule.saved) == is_begin(rule.here)) return;
-    throw Error(Code::invalid_argument,
-                fmt::format("the rule '{}' -> '{}' has a name and what names begin with, which ends with '.' or is empty; "
-                            "give two of the same kind",
-                            rule.saved, rule.here));
+    throw Error(
+        Code::invalid_argument,
+        fmt::format("the rule '{}' -> '{}' has a name and what names begin with, which ends with '.' or is empty; "
+                    "give two of the same kind",
+                    rule.saved, rule.here));
 }
 
 }  // namespace
@@ -49,10 +50,11 @@ void LoadNames::add(const std::string& saved) {
     if (!takes(name)) return;
     const auto [found, is_new] = names_here_.emplace(std::move(name), &saved);
     if (is_new) return;
-    throw Error(Code::invalid_argument,
-                fmt::format("'{}' and '{}' of the checkpoint would both be '{}'; a rule before the others can call one of "
-                            "them something else",
-                            *found->second, saved, found->first));
+    throw Error(
+        Code::invalid_argument,
+        fmt::format("'{}' and '{}' of the checkpoint would both be '{}'; a rule before the others can call one of "
+                    "them something else",
+                    *found->second, saved, found->first));
 }
 
 bool LoadNames::takes(const std::string& here) const {

@@ -15,7 +15,7 @@ struct LoadByNames : ::testing::Test {
     api::Array<float> weight{{4}, -1.0F};
     api::Array<float> bias{{2}, -1.0F};
     api::Owned<tsr_state> state = api::state_of("w", weight);  // and "b"
-    api::Owned<tsr_checkpoint> checkpoint;  // "model.w", "model.b" and the value "epoch"
+    api::Owned<tsr_checkpoint> checkpoint;                     // "model.w", "model.b" and the value "epoch"
     tsr_load_options options{};
     std::vector<std::string> reports;
 
@@ -31,7 +31,9 @@ struct LoadByNames : ::testing::Test {
         const tsr_tensor own = bias.tensor();
         ASSERT_OK(tsr_state_add_tensor(state, "b", &own));
         ASSERT_OK(tsr_load_options_init(&options, sizeof options));
-        options.report = [](const char* json, void* self) { static_cast<LoadByNames*>(self)->reports.emplace_back(json); };
+        options.report = [](const char* json, void* self) {
+            static_cast<LoadByNames*>(self)->reports.emplace_back(json);
+        };
         options.report_data = this;
     }
     [[nodiscard]] tsr_status load() {

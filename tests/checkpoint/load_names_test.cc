@@ -187,8 +187,7 @@ void expect_renamed(const OwnedState& owned, int rank, int world_size) {
     EXPECT_EQ(owned.state.value("training.epoch"), Json(int64_t{3}));
     EXPECT_EQ(owned.state.value("about.note"), Json("saved"));
     // A rank that the save did not have keeps its own.
-    EXPECT_EQ(owned.state.value(fmt::format("rank/{}/data.position", rank)),
-              Json(int64_t{rank < 2 ? rank + 100 : -1}));
+    EXPECT_EQ(owned.state.value(fmt::format("rank/{}/data.position", rank)), Json(int64_t{rank < 2 ? rank + 100 : -1}));
 }
 
 TEST_F(LoadNamesTest, TensorsTiedNamesAndValuesComeUnderOtherNamesAtAnyWorldSize) {
@@ -441,8 +440,8 @@ TEST(LoadNames, AnArchiveWithoutChecksumsIsNotVerified) {
 TEST(LoadNames, OfSafetensorsAreChosenAndRenamedToo) {
     const TempDir dir;
     const std::vector<float> numbers{1, 2, 3};
-    spill(dir / "m.safetensors", safetensors_file({{"model.w", "F32", "[3]", bytes_of(numbers), ""},
-                                                   {"model.fp4", "F4", "[4]", "ab", ""}}));
+    spill(dir / "m.safetensors",
+          safetensors_file({{"model.w", "F32", "[3]", bytes_of(numbers), ""}, {"model.fp4", "F4", "[4]", "ab", ""}}));
     const auto checkpoint = Checkpoint::open(dir / "m.safetensors");
     std::vector<float> memory(3);
     std::byte byte{};

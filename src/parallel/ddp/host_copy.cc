@@ -182,10 +182,11 @@ void HostCopy::agree_to_load(uint32_t what) {
     const std::vector<int64_t> all = gather(what, "load of a shared copy");
     const auto other = std::find_if(all.begin(), all.end(), [&](int64_t one) { return one != all.front(); });
     if (other == all.end()) return;
-    throw Error(Code::mismatch,
-                fmt::format("rank {}: place {} of this host loads other tensors of the shared copy of the parameters than "
-                            "place 0; give all ranks of a host the same checkpoint, names and rules",
-                            comm_->rank(), other - all.begin()))
+    throw Error(
+        Code::mismatch,
+        fmt::format("rank {}: place {} of this host loads other tensors of the shared copy of the parameters than "
+                    "place 0; give all ranks of a host the same checkpoint, names and rules",
+                    comm_->rank(), other - all.begin()))
         .with_rank(comm_->rank());
 }
 

@@ -501,8 +501,9 @@ TEST_F(DdpSharedCheckpoint, OfWhichRanksLoadOtherNamesIsLoadedByNone) {
         const std::string first = ddp.params().front().name;
         LoadOptions load;
         load.only = {comm.rank() == 0 ? "model.*" : "model." + first};
-        EXPECT_THAT(expect_error([&] { (void)checkpoint->load(state, load); }, Code::mismatch).what(),
-                    HasSubstr("place 1 of this host loads other tensors of the shared copy of the parameters than place 0"));
+        EXPECT_THAT(
+            expect_error([&] { (void)checkpoint->load(state, load); }, Code::mismatch).what(),
+            HasSubstr("place 1 of this host loads other tensors of the shared copy of the parameters than place 0"));
         comm.run({});
         EXPECT_TRUE(all_of(ddp, *optimizer) == before);
         EXPECT_EQ(ddp.shared_step(), 1);

@@ -8,8 +8,8 @@ use std::sync::mpsc;
 
 use common::{block_on, ranks, DEADLINE};
 use tessera::{
-    params, AdamW, Bool, Checkpoint, Code, Comm, DType, Ddp, ExportOptions, Layout, LoadOptions, LoadReport, Local, Optimizer,
-    Phase, Placement, Region, Sampler, Saver, State, Tensor, Value, Verify,
+    params, AdamW, Bool, Checkpoint, Code, Comm, DType, Ddp, ExportOptions, Layout, LoadOptions, LoadReport, Local,
+    Optimizer, Phase, Placement, Region, Sampler, Saver, State, Tensor, Value, Verify,
 };
 
 struct Trainer<'c> {
