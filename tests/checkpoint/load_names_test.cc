@@ -451,6 +451,9 @@ TEST(LoadNames, OfSafetensorsAreChosenAndRenamedToo) {
     options.rules = {{"model.", ""}};
     const Error unexpected = error_of([&] { (void)checkpoint->load(state, options); });
     EXPECT_THAT(unexpected.what(), HasSubstr("'fp4' is unexpected"));
+    options.only = {"w"};
+    expect_nothing_allowed(checkpoint->load(state, options));
+    options.only.clear();
     state.add_tensor("fp4", {&byte, {1}, DType::u8, {}});
     options.missing = options.unexpected = Allow::yes;
     const Error unreadable = error_of([&] { (void)checkpoint->load(state, options); });
