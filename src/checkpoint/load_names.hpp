@@ -42,8 +42,8 @@ class LoadNames {
     }
     // The tensors and aliases that the load is about, in the order of their names in the state; `saved` is a string of the
     // manifest, the name that the data has in the files.
-    void for_each_tensor(FunctionRef<void(const std::string& here, const SavedTensor& tensor, const std::string& saved)>
-                             visit) const;
+    void for_each_tensor(
+        FunctionRef<void(const std::string& here, const SavedTensor& tensor, const std::string& saved)> visit) const;
 
    private:
     void add(const std::string& saved);
@@ -51,10 +51,10 @@ class LoadNames {
 
     const Manifest& manifest_;
     const bool takes_all_;
-    std::unordered_set<std::string_view> names_;                    // all of `only`
-    std::vector<std::string_view> patterns_;                        // those of them that may fit other names
-    std::unordered_map<std::string_view, const NameRule*> rules_;   // by `saved`: the first
-    std::map<std::string, const std::string*, std::less<>> names_here_;  // what is taken, and its saved name; only with rules
+    std::unordered_set<std::string_view> names_;                   // all of `only`
+    std::vector<std::string_view> patterns_;                       // those of them that may fit other names
+    std::unordered_map<std::string_view, const NameRule*> rules_;  // by `saved`: the first
+    std::map<std::string, const std::string*, std::less<>> names_here_;  // with rules: the saved name of what is taken
 };
 
 }  // namespace tsr

@@ -191,9 +191,10 @@ typedef struct tsr_load_options {
     /* What names of the checkpoint are in the state, of which the first that fits counts; one that fits nothing does
      * nothing. Two names that would be one are INVALID_ARGUMENT. NULL (default): the same names. Borrowed for the call. */
     const tsr_name_rule *rules;
-    size_t rule_count;         /* default 0 */
-    tsr_load_report_fn report; /* NULL (default), or called once on the thread of the call, before that returns TSR_OK */
-    void *report_data;         /* borrowed for the call */
+    size_t rule_count; /* default 0 */
+    /* NULL (default), or called once on the thread of the call, before that returns TSR_OK. */
+    tsr_load_report_fn report;
+    void *report_data; /* borrowed for the call */
 } tsr_load_options;
 
 /** Write the defaults into `options`.
