@@ -142,23 +142,4 @@ TEST_F(LoadByNames, ACallerThatDoesNotKnowThemLoadsAll) {
     EXPECT_EQ(earlier[offsetof(tsr_load_options, only)], 0xab);
 }
 
-TEST_F(LoadByNames, TheReportMayDestroyWhatIsLoaded) {
-    struct Owners {
-        tsr_checkpoint* checkpoint = nullptr;
-        tsr_state* state = nullptr;
-    } owners;
-    ASSERT_OK(tsr_checkpoint_open(directory.path().c_str(), &owners.checkpoint));
-    ASSERT_OK(tsr_state_create(&owners.state));
-    options.allow_unexpected = 1;
-    options.report = [](const char*, void* data) {
-        auto* both = static_cast<Owners*>(data);
-        tsr_checkpoint_destroy(both->checkpoint);
-        tsr_state_destroy(both->state);
-        both->state = nullptr;
-    };
-    options.report_data = &owners;
-    EXPECT_OK(tsr_checkpoint_load(owners.checkpoint, owners.state, &options));
-    EXPECT_EQ(owners.state, nullptr);
-}
-
 }  // namespace
