@@ -36,7 +36,13 @@ constexpr tsr_load_options default_load_options{.struct_size = sizeof(tsr_load_o
                                                 .allow_cast = 0,
                                                 .progress = nullptr,
                                                 .progress_data = nullptr,
-                                                .comm = nullptr};
+                                                .comm = nullptr,
+                                                .only = nullptr,
+                                                .only_count = 0,
+                                                .rules = nullptr,
+                                                .rule_count = 0,
+                                                .report = nullptr,
+                                                .report_data = nullptr};
 
 tsr::ProgressFn progress_in(tsr_progress_fn progress, void* user_data) {
     if (progress == nullptr) return {};
@@ -103,8 +109,7 @@ std::unique_ptr<tsr::FileSystem> files_of(const tsr_storage* storage) {
 
 tsr::Allow allow(int32_t value, const char* what) { return flag(value, what) ? tsr::Allow::yes : tsr::Allow::no; }
 
-tsr::LoadOptions load_options_in(const tsr_load_options* options) {
-    const auto o = options_in(options, default_load_options, "options");
+tsr::LoadOptions load_options_in(const tsr_load_options& o) {
     tsr::LoadOptions out;
     out.verify = flag(o.verify, "verify") ? tsr::Verify::blocks : tsr::Verify::none;
     out.missing = allow(o.allow_missing, "allow_missing");
@@ -112,6 +117,17 @@ tsr::LoadOptions load_options_in(const tsr_load_options* options) {
     out.cast = allow(o.allow_cast, "allow_cast");
     out.progress = progress_in(o.progress, o.progress_data);
     if (o.comm != nullptr) out.comm = object_of(o.comm, "comm");
+    if (o.only != nullptr && o.only_count == 0) {
+        throw tsr::Error(tsr::Code::invalid_argument, "only has no pattern; NULL loads all names");
+    }
+    for (size_t i = 0; i < o.only_count; ++i) {
+        out.only.push_back(text((&required(o.only, "only"))[i], fmt::format("only[{}]", i).c_str()));
+    }
+    for (size_t i = 0; i < o.rule_count; ++i) {
+        const tsr_name_rule& rule = (&required(o.rules, "rules"))[i];
+        out.rules.push_back({text(rule.saved, fmt::format("rules[{}].saved", i).c_str()),
+                             text(rule.here, fmt::format("rules[{}].here", i).c_str())});
+    }
     return out;
 }
 
@@ -286,7 +302,9 @@ tsr_status tsr_checkpoint_load(const tsr_checkpoint* checkpoint, tsr_state* stat
     return guard([&] {
         const auto c = object_of(checkpoint, "checkpoint");
         const auto into = object_of(state, "state");
-        (void)c->load(*into, load_options_in(options));
+        const tsr_load_options o = options_in(options, default_load_options, "options");
+        const tsr::LoadReport report = c->load(*into, load_options_in(o));
+        if (o.report != nullptr) o.report(report.json().dump().c_str(), o.report_data);
     });
 }
 

@@ -1,11 +1,11 @@
 // `tessera ckpt shards`: which rank's file holds which box of each tensor, as text, JSON or a drawing.
 #include <fmt/format.h>
-#include <fnmatch.h>
 
 #include <algorithm>
 #include <memory>
 #include <vector>
 
+#include "base/wildcard.hpp"
 #include "ckpt/command.hpp"
 #include "ckpt/drawing.hpp"
 #include "ckpt/print.hpp"
@@ -26,13 +26,13 @@ std::vector<std::string> chosen(const Checkpoint& checkpoint, const std::vector<
     std::vector<bool> found(asked.size(), false);
     std::vector<std::string> names;
     for (const std::string& name : checkpoint.names()) {
-        bool fits = false;
+        bool is_chosen = false;
         for (size_t i = 0; i < asked.size(); ++i) {
-            if (asked[i] != name && ::fnmatch(asked[i].c_str(), name.c_str(), 0) != 0) continue;
+            if (asked[i] != name && !fits(asked[i], name)) continue;
             found[i] = true;
-            fits = true;
+            is_chosen = true;
         }
-        if (fits) names.push_back(name);
+        if (is_chosen) names.push_back(name);
     }
     for (size_t i = 0; i < asked.size(); ++i) {
         if (found[i]) continue;

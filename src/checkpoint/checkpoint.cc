@@ -6,7 +6,9 @@
 #include <cerrno>
 #include <optional>
 
+#include "base/crc32c.hpp"
 #include "base/error.hpp"
+#include "base/wildcard.hpp"
 #include "checkpoint/agreement.hpp"
 #include "checkpoint/host_reads.hpp"
 #include "checkpoint/native/contents.hpp"
@@ -28,6 +30,25 @@ std::string listed(const std::vector<std::string>& items) {
 }
 
 }  // namespace
+
+Json LoadReport::json() const {
+    const auto list_of = [](const std::vector<std::string>& names) {
+        Json::Array list;
+        for (const std::string& name : names) list.emplace_back(name);
+        return Json(std::move(list));
+    };
+    Json::Array casts;
+    for (const Cast& one : cast) {
+        casts.push_back(Json(Json::Object{{"name", Json(one.name)},
+                                          {"from", Json(std::string(name_of(one.from)))},
+                                          {"to", Json(std::string(name_of(one.to)))}}));
+    }
+    return Json(Json::Object{{"missing", list_of(missing)},
+                             {"unexpected", list_of(unexpected)},
+                             {"cast", Json(std::move(casts))},
+                             {"left_alone", list_of(left_alone)},
+                             {"verified", Json(verified)}});
+}
 
 Checkpoint::Checkpoint(std::string path, std::string text, Manifest manifest)
     : path_(std::move(path)), text_(std::move(text)), manifest_(std::move(manifest)) {
@@ -125,7 +146,7 @@ void Checkpoint::read(std::span<const ReadPart> parts, const LoadOptions& option
         }
         wanted.push_back({&manifest_.saved_name(part.name), saved, &part.box, saved->dtype, part.memory});
     }
-    contents_->read(wanted, {options.verify, options.threads, options.progress, nullptr});
+    (void)contents_->read(wanted, {options.verify, options.threads, options.progress, nullptr});
 }
 
 LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
@@ -145,7 +166,7 @@ LoadReport Checkpoint::load_with(HostReads* host, State& state, const LoadOption
     LoadPlan plan;
     const auto refused = attempt([&] {
         plan = plan_load(state, options);
-        state.check(plan.values);
+        state.check(plan.values, plan.sources_left_alone);
     });
     if (host != nullptr) {
         host->agree(refused);
@@ -154,25 +175,29 @@ LoadReport Checkpoint::load_with(HostReads* host, State& state, const LoadOption
     }
     for (const auto& barrier : state.barriers()) barrier->before_write_all();  // a save may have yet to copy it
     const auto copies = state.shared_copies();
+    for (const auto& copy : copies) copy->agree_to_load(plan.of_copies[copy.get()]);
     for (const auto& copy : copies) copy->begin_load();
-    const auto error =
-        attempt([&] { contents_->read(plan.wanted, {options.verify, options.threads, options.progress, host}); });
+    const auto error = attempt([&] {
+        plan.report.verified = contents_->read(plan.wanted, {options.verify, options.threads, options.progress, host});
+    });
     for (const auto& copy : copies) copy->end_load(error);
     if (error) throw Error(*error);
-    state.apply(plan.values);
+    state.apply(plan.values, plan.sources_left_alone);
     return std::move(plan.report);
 }
 
 Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions& options) const {
     LoadPlan plan;
     LoadReport& report = plan.report;
+    const LoadNames names(manifest_, options.only, options.rules);
     std::vector<std::string> differences;
-    const auto missing = [&](const std::string& name) {
-        const auto unreadable = manifest_.unreadable.find(name);
-        if (unreadable == manifest_.unreadable.end()) {
-            report.missing.push_back(name);
+    const auto not_saved = [&](const std::string& name) {
+        if (!names.takes(name)) {
+            report.left_alone.push_back(name);
+        } else if (const std::string* why = names.find(manifest_.unreadable, name)) {
+            differences.push_back(fmt::format("'{}' cannot be read: {}", name, *why));
         } else {
-            differences.push_back(fmt::format("tensor '{}' cannot be read: {}", name, unreadable->second));
+            report.missing.push_back(name);
         }
     };
     const auto want = [&](const std::string& name, const StateTensor& tensor, const std::string& saved_name,
@@ -183,12 +208,16 @@ Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions
                                               saved.shape.str(), kind.shape.str()));
         }
         if (saved.dtype != kind.dtype) {
-            std::string difference = fmt::format("tensor '{}': saved as {}, the state has {}", name,
-                                                 name_of(saved.dtype), name_of(kind.dtype));
             const bool can_be_cast = is_floating(saved.dtype) && is_floating(kind.dtype);
-            (can_be_cast ? report.cast : differences).push_back(std::move(difference));
+            if (can_be_cast) report.cast.push_back({name, saved.dtype, kind.dtype});
+            if (!can_be_cast || options.cast == Allow::no) {
+                differences.push_back(fmt::format("tensor '{}': saved as {}, the state has {}", name,
+                                                  name_of(saved.dtype), name_of(kind.dtype)));
+            }
         }
         if (tensor.shared) {
+            uint32_t& loaded = plan.of_copies[tensor.shared.get()];
+            loaded = crc32c(fmt::format("{}\n{}\n{}\n", manifest_.save_id, name, saved_name), loaded);
             const Box& rows = kind.own_rows;
             const bool first = kind.shape.ndim() > 0 || tensor.shared->place() == 0;
             if (rows.empty() || !first) return;
@@ -204,39 +233,56 @@ Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions
     // Both are in order of names.
     plan.wanted.reserve(state.tensors().size());
     auto of_state = state.tensors().begin();
-    manifest_.for_each([&](const std::string& name, const SavedTensor& saved, const std::string* target) {
+    names.for_each_tensor([&](const std::string& name, const SavedTensor& saved, const std::string& saved_name) {
         int order = 1;  // of the state's next tensor against this one
         for (; of_state != state.tensors().end(); ++of_state) {
             order = of_state->first.compare(name);
             if (order >= 0) break;
-            missing(of_state->first);
+            not_saved(of_state->first);
         }
         if (of_state == state.tensors().end() || order > 0) {
             report.unexpected.push_back(name);
             return;
         }
-        want(name, of_state->second, target != nullptr ? *target : name, saved);
+        want(name, of_state->second, saved_name, saved);
         ++of_state;
     });
-    for (; of_state != state.tensors().end(); ++of_state) missing(of_state->first);
+    for (; of_state != state.tensors().end(); ++of_state) not_saved(of_state->first);
 
     // Private values belong to their rank; one that this world has more or less than the saved one is no difference.
     const Values own = state.collect();
     for (const auto& [name, value] : own) {
-        const auto saved = manifest_.values.find(name);
-        plan.values.emplace(name, saved != manifest_.values.end() ? saved->second : value);
-        if (saved != manifest_.values.end()) continue;
-        if (const auto unreadable = manifest_.unreadable.find(name); unreadable != manifest_.unreadable.end()) {
-            differences.push_back(fmt::format("value '{}' cannot be read: {}", name, unreadable->second));
-        } else if (const auto rank = private_rank(name); !rank || *rank < manifest_.world_size) {
-            report.missing.push_back(name);
+        const Json* saved = names.find(manifest_.values, name);
+        plan.values.emplace(name, saved != nullptr ? *saved : value);
+        if (saved != nullptr) continue;
+        const auto rank = private_rank(name);
+        const bool was_there = !rank || *rank < manifest_.world_size;
+        if (was_there || !names.takes(name) || names.find(manifest_.unreadable, name) != nullptr) not_saved(name);
+    }
+    for (const auto& [saved, value] : manifest_.values) {
+        const std::string name = names.here(saved);
+        if (!private_rank(name) && names.takes(name) && !own.contains(name)) report.unexpected.push_back(name);
+    }
+    for (const auto& [saved, why] : manifest_.unreadable) {
+        const std::string name = names.here(saved);
+        if (names.takes(name) && !state.tensors().contains(name) && !own.contains(name)) {
+            report.unexpected.push_back(name);
         }
     }
-    for (const auto& [name, value] : manifest_.values) {
-        if (!private_rank(name) && !own.contains(name)) report.unexpected.push_back(name);
+    for (const std::string& pattern : options.only) {
+        const auto fit = [&](const auto& named) { return fits(pattern, named.first); };
+        if (state.tensors().contains(pattern) || own.contains(pattern)) continue;
+        if (is_pattern(pattern) && (std::ranges::any_of(state.tensors(), fit) || std::ranges::any_of(own, fit)))
+            continue;
+        differences.push_back(fmt::format("no name of the state fits '{}', which is to be loaded", pattern));
     }
-    for (const auto& [name, why] : manifest_.unreadable) {
-        if (!state.tensors().contains(name) && !own.contains(name)) report.unexpected.push_back(name);
+    if (!options.only.empty()) {
+        for (const std::string& prefix : state.prefixes()) {
+            const std::string begin = prefix + ".";
+            auto value = own.lower_bound(begin);
+            while (value != own.end() && value->first.starts_with(begin) && !names.takes(value->first)) ++value;
+            if (value == own.end() || !value->first.starts_with(begin)) plan.sources_left_alone.insert(prefix);
+        }
     }
 
     if (options.missing == Allow::no) {
@@ -249,7 +295,6 @@ Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions
             differences.push_back(fmt::format("'{}' is unexpected: the checkpoint has it, the state does not", name));
         }
     }
-    if (options.cast == Allow::no) differences.insert(differences.end(), report.cast.begin(), report.cast.end());
     if (!differences.empty()) {
         throw Error(Code::mismatch,
                     fmt::format("{} does not fit the state; {} difference{}:{}", path_, differences.size(),

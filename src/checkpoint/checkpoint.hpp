@@ -3,8 +3,10 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,6 +14,7 @@
 
 #include "checkpoint/contents.hpp"
 #include "checkpoint/io/file_system.hpp"
+#include "checkpoint/load_names.hpp"
 #include "checkpoint/native/manifest.hpp"
 #include "checkpoint/state.hpp"
 #include "comm/communicator.hpp"
@@ -26,18 +29,30 @@ struct LoadOptions {
     Allow unexpected = Allow::no;  // names of the checkpoint that the state lacks
     Allow cast = Allow::no;        // floating-point tensors of another dtype
     int threads = 4;
-    ProgressFn progress;  // told on the calling thread
+    std::vector<std::string> only;  // patterns of the names of the state that are loaded; none: all
+    std::vector<NameRule> rules;    // what names of the checkpoint are in the state, if they differ
+    ProgressFn progress;            // told on the calling thread
     // The ranks that load this checkpoint together; nullptr: this one alone. All ranks get the same error. Of a native one
     // ranks of one host read what several of them want once, from so many bytes on.
     std::shared_ptr<Communicator> comm;
     int64_t least_shared_bytes = int64_t{8} << 20;
 };
 
-// What a load did besides what was asked strictly.
+// What a load did besides what is asked strictly. Names are those of the state.
 struct LoadReport {
+    struct Cast {
+        std::string name;
+        DType from;
+        DType to;
+    };
     std::vector<std::string> missing;
     std::vector<std::string> unexpected;
-    std::vector<std::string> cast;
+    std::vector<Cast> cast;
+    std::vector<std::string> left_alone;  // of the state, since `only` is given and has no such names
+    bool verified = false;  // by checksums of all that was read, unless it was not asked for or there are none
+
+    // {"missing":[...],"unexpected":[...],"cast":[{"name","from","to"}],"left_alone":[...],"verified":true}
+    [[nodiscard]] Json json() const;
 };
 
 // Part `box` of the tensor or alias `name`, to be read into contiguous CPU memory of the saved dtype.
@@ -74,7 +89,10 @@ class Checkpoint {
     struct LoadPlan {
         LoadReport report;
         Values values;
+        std::set<std::string> sources_left_alone;  // by their prefixes
         std::vector<Wanted> wanted;
+        // Of what is loaded of each shared copy, by all its ranks together: a checksum of the names.
+        std::map<SharedCopy*, uint32_t> of_copies;
     };
     [[nodiscard]] LoadPlan plan_load(const State& state, const LoadOptions& options = {}) const;
 

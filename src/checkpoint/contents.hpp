@@ -41,8 +41,8 @@ inline constexpr int verify_threads = 4;
 class Contents {
    public:
     virtual ~Contents() = default;
-    // CORRUPT names file, byte range and tensor of the first fault.
-    virtual void read(std::span<const Wanted> wanted, const ReadOptions& options) const = 0;
+    // Whether checksums have shown that all of it is sound. CORRUPT names file, byte range and tensor of the first fault.
+    virtual bool read(std::span<const Wanted> wanted, const ReadOptions& options) const = 0;
     // A message for every fault found; none means sound. Throws only what stops the check itself. `progress`, if there
     // is one, is told the bytes of data that were checked, from several threads; `poll` is called by the calling thread
     // meanwhile.

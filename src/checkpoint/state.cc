@@ -272,14 +272,24 @@ Values under(const Values& values, const std::string& prefix) {
 
 }  // namespace
 
-void State::check(const Values& values) const {
-    const Reentry once = enter();
-    for (const auto& source : sources_) source->check(under(values, source->prefix()));
+std::vector<std::string> State::prefixes() const {
+    std::vector<std::string> all;
+    for (const auto& source : sources_) all.push_back(source->prefix());
+    return all;
 }
 
-void State::apply(const Values& values) {
+void State::check(const Values& values, const std::set<std::string>& left_alone) const {
     const Reentry once = enter();
-    for (const auto& source : sources_) source->apply(under(values, source->prefix()));
+    for (const auto& source : sources_) {
+        if (!left_alone.contains(source->prefix())) source->check(under(values, source->prefix()));
+    }
+}
+
+void State::apply(const Values& values, const std::set<std::string>& left_alone) {
+    const Reentry once = enter();
+    for (const auto& source : sources_) {
+        if (!left_alone.contains(source->prefix())) source->apply(under(values, source->prefix()));
+    }
     for (const auto& [name, value] : values) {
         if (source_of(name) == nullptr) values_.insert_or_assign(name, value);
     }

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -78,10 +79,13 @@ class State {
     [[nodiscard]] bool has_values_alone() const { return tensors_.empty() && sources_.empty() && metrics_.empty(); }
     // All values, those of the sources as they are now.
     [[nodiscard]] Values collect() const;
-    // Throws if a source refuses its part of the values of a load.
-    void check(const Values& values) const;
-    // Takes values of a load, one for each of collect(): every source gets those under its prefix, the others are set.
-    void apply(const Values& values);
+    // Of its sources.
+    [[nodiscard]] std::vector<std::string> prefixes() const;
+    // Throws if a source refuses its part of the values of a load. Sources of these prefixes are not asked.
+    void check(const Values& values, const std::set<std::string>& left_alone) const;
+    // Takes values of a load, one for each of collect(): every source but those that are left alone gets what is under its
+    // prefix, the others are set.
+    void apply(const Values& values, const std::set<std::string>& left_alone);
 
    private:
     // Makes it, or finds the one that is there; `kind` has no boxes yet.

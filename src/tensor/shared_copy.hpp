@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -27,6 +28,9 @@ class SharedCopy {
     // Throws CORRUPT if parts of the copy are of different steps.
     virtual void check_whole() const = 0;
 
+    // Collective over those that share, before each load: `what` tells what this rank loads of it. MISMATCH on all of them
+    // if it is not the same everywhere: each loads its rows of a tensor, and others would stay as they were.
+    virtual void agree_to_load(uint32_t what) = 0;
     // A load writes into the copy, each rank the rows that are its own: between these two, which all ranks that share
     // call, nobody reads or changes it otherwise. The second takes what failed here and throws if anything failed
     // anywhere.

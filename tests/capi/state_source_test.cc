@@ -248,6 +248,30 @@ TEST_F(StateSource, KeepsWhatALoadAllowsToBeMissing) {
     EXPECT_OK(load(&options));
 }
 
+TEST_F(StateSource, IsLeftAloneByALoadOfOtherNames) {
+    loader.epoch = 3;
+    loader.rate = 0.5;
+    ASSERT_OK(tsr_saver_save(saver, 1, state));
+    loader.epoch = 4;
+    loader.rate = 0.75;
+    loader.calls.clear();
+    tsr_load_options options;
+    ASSERT_OK(tsr_load_options_init(&options, sizeof options));
+    const char* only = "w";
+    options.only = &only;
+    options.only_count = 1;
+    ASSERT_OK(load(&options));
+    EXPECT_EQ(loader.calls, (std::vector<std::string>{"collect"}));
+    EXPECT_EQ(loader.epoch, 4);
+
+    loader.calls.clear();
+    only = "loader.rate";  // of which one name is loaded gets all of its own
+    ASSERT_OK(load(&options));
+    EXPECT_EQ(loader.calls, (std::vector<std::string>{"collect", "check", "apply"}));
+    EXPECT_EQ(loader.epoch, 4);
+    EXPECT_EQ(loader.rate, 0.5);
+}
+
 TEST_F(StateSource, MayNotUseTheStateOrSaverThatItServes) {
     std::vector<std::pair<std::string, tsr_status>> calls;
     const auto use_both = [&] {

@@ -123,7 +123,7 @@ TEST(StateSources, OwnWhatIsUnderTheirPrefix) {
     Values values;
     values.emplace("data.count", int64_t{9});
     values.emplace("database", int64_t{2});
-    state.apply(values);
+    state.apply(values, {});
     EXPECT_EQ(counter->count, 9);
     EXPECT_EQ(state.value("database"), Json(int64_t{2}));
 }

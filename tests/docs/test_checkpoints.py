@@ -95,6 +95,13 @@ def test_each_program_goes_on_from_the_one_before(tmp_path: Path, monkeypatch: p
     assert (checkpoint.step, checkpoint.saved_values["epoch"]) == (last, last)
     with ts.Checkpoint("whole") as whole:
         assert (whole["w"] == last).all()
+    exec(examples("python")[4], names)
+    chosen = names["state"]
+    assert isinstance(chosen, ts.State)
+    assert chosen["seen"] == last
+    assert (chosen["encoder"]["embedding"] == last).all()
+    assert not chosen["head"].any()
+    assert names["report"] == ts.LoadReport((), (), (), ("head",), verified=True)
     torch = pytest.importorskip("torch")
     exec(examples("python")[3], names)
     state = names["state"]

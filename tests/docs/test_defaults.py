@@ -30,6 +30,9 @@ TYPES = {
     "void *": ctypes.c_void_p,
     "const tsr_storage *": ctypes.c_void_p,
     "tsr_comm *": ctypes.c_void_p,
+    "const char *const *": ctypes.c_void_p,
+    "const tsr_name_rule *": ctypes.c_void_p,
+    "tsr_load_report_fn": ctypes.c_void_p,
 }
 
 # Where each binding has the setters of an option struct: the object of Python, (file, begin of its part) of the others.
@@ -64,8 +67,15 @@ SET_BY_THE_BINDING = {
         for language in ("c", "python", "java", "rust")
         for struct in ("tsr_saver_options", "tsr_load_options", "tsr_export_options")
     ),
+    # Lists of the others know their length, and their loads return the report.
+    *(
+        (language, "tsr_load_options", field)
+        for language in ("python", "java", "rust")
+        for field in ("only_count", "rule_count", "report", "report_data")
+    ),
 }
 JAVA_NAMES = {
+    "rules": "rename",
     "timeout_ms": "timeout",
     "heartbeat_timeout_ms": "heartbeatTimeout",
     "beta1": "betas",
@@ -73,12 +83,13 @@ JAVA_NAMES = {
     "write_bytes_per_s": "writeBytesPerSecond",
 }
 PYTHON_NAMES = {
+    "rules": "rename",
     "timeout_ms": "timeout",
     "heartbeat_timeout_ms": "heartbeat_timeout",
     "beta1": "betas",
     "beta2": "betas",
 }
-RUST_NAMES = {"timeout_ms": "timeout", "heartbeat_timeout_ms": "heartbeat_timeout"}
+RUST_NAMES = {"rules": "rename", "timeout_ms": "timeout", "heartbeat_timeout_ms": "heartbeat_timeout"}
 
 
 def fields(struct: str) -> dict[str, tuple[str, str]]:
@@ -87,7 +98,7 @@ def fields(struct: str) -> dict[str, tuple[str, str]]:
         found = re.search(rf"typedef struct {struct} \{{(.*?)\n\}} {struct};", path.read_text(), re.S)
         if found is None:
             continue
-        pointer = r"(?:const char|const tsr_storage|tsr_comm|void)\s+\*"
+        pointer = r"(?:const char \*const|const char|const tsr_storage|const tsr_name_rule|tsr_comm|void)\s+\*"
         comment = r"(?:/\*(.*?)\*/)?"  # above the field or behind it
         lines = re.findall(rf"{comment}\s*({pointer}|\w+)\s*(\w+); *{comment}", found[1], re.S)
         known = [name for _, _, name, _ in lines]

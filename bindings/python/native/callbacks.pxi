@@ -8,6 +8,14 @@ cdef void on_work_done(tsr_status status, void *user_data) noexcept nogil:
     gate_leave()
 
 
+cdef void on_report(const char *json, void *user_data) noexcept nogil:
+    if not gate_enter():
+        return
+    with gil:
+        call_back(<object>user_data, (json.decode("utf-8", "replace"),))
+    gate_leave()
+
+
 cdef void on_forgotten(tsr_status status, void *user_data) noexcept nogil:
     pass
 

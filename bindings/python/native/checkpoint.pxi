@@ -213,11 +213,16 @@ def checkpoint_read(Checkpoint checkpoint not None, object name, Tensor tensor n
 
 
 def checkpoint_load(Checkpoint checkpoint not None, State state not None, *, verify=None, allow_missing=None,
-                    allow_unexpected=None, allow_cast=None, progress=None, Comm comm=None):
+                    allow_unexpected=None, allow_cast=None, progress=None, Comm comm=None, list only=None,
+                    dict rename=None, report=None):
+    """`report` is called with the report as JSON."""
     cdef Lease lease = share(checkpoint)
     cdef Lease state_lease = use(state)
     cdef Lease comm_lease = None if comm is None else use(comm)
     cdef tsr_load_options o
+    cdef list keep = []
+    cdef const char **patterns = NULL
+    cdef tsr_name_rule *rules = NULL
     check(tsr_load_options_init(&o, sizeof(tsr_load_options)))
     if verify is not None:
         o.verify = bool(verify)
@@ -232,8 +237,32 @@ def checkpoint_load(Checkpoint checkpoint not None, State state not None, *, ver
         o.progress_data = <void *>progress
     if comm is not None:
         o.comm = <tsr_comm *>comm_lease.ptr
-    with nogil:
-        check(tsr_checkpoint_load(<tsr_checkpoint *>lease.ptr, <tsr_state *>state_lease.ptr, &o))
+    if report is not None:
+        o.report = on_report
+        o.report_data = <void *>report
+    try:
+        if only is not None:
+            patterns = <const char **>PyMem_Calloc(len(only) + 1, sizeof(char *))
+            if patterns == NULL:
+                raise MemoryError
+            for i, pattern in enumerate(only):
+                patterns[i] = text_or_null(keep, pattern, "a pattern of only")
+            o.only = patterns
+            o.only_count = len(only)
+        if rename is not None:
+            rules = <tsr_name_rule *>PyMem_Calloc(len(rename) + 1, sizeof(tsr_name_rule))
+            if rules == NULL:
+                raise MemoryError
+            for i, (saved, here) in enumerate(rename.items()):
+                rules[i].saved = text_or_null(keep, saved, "a name of rename")
+                rules[i].here = text_or_null(keep, here, "a name of rename")
+            o.rules = rules
+            o.rule_count = len(rename)
+        with nogil:
+            check(tsr_checkpoint_load(<tsr_checkpoint *>lease.ptr, <tsr_state *>state_lease.ptr, &o))
+    finally:
+        PyMem_Free(patterns)
+        PyMem_Free(rules)
 
 
 def checkpoint_verify(Checkpoint checkpoint not None, bint full):

@@ -432,6 +432,10 @@ cdef extern from "tessera/checkpoint.h" nogil:
     ctypedef struct tsr_open_options:
         size_t struct_size
         const tsr_storage *storage
+    ctypedef struct tsr_name_rule:
+        const char *saved
+        const char *here
+    ctypedef void (*tsr_load_report_fn)(const char *json, void *user_data)
     ctypedef struct tsr_load_options:
         size_t struct_size
         int32_t verify
@@ -441,6 +445,12 @@ cdef extern from "tessera/checkpoint.h" nogil:
         tsr_progress_fn progress
         void *progress_data
         tsr_comm *comm
+        const char **only
+        size_t only_count
+        const tsr_name_rule *rules
+        size_t rule_count
+        tsr_load_report_fn report
+        void *report_data
     tsr_status tsr_saver_options_init(tsr_saver_options *options, size_t struct_size)
     tsr_status tsr_saver_create(tsr_comm *comm, const char *root, const tsr_saver_options *options, tsr_saver **out)
     tsr_status tsr_saver_save(tsr_saver *saver, int64_t step, tsr_state *state)

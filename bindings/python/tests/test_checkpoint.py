@@ -435,11 +435,101 @@ def test_differences_can_be_allowed(saver: ts.Saver):
     path = saved(saver, a=np.ones(2), b=np.full(2, 0.5), extra=3)
     b, new = np.zeros(2, np.float32), np.full(1, 9.0)
     with ts.Checkpoint(path) as checkpoint:
-        checkpoint.load(
+        report = checkpoint.load(
             ts.State(b=b, new=new), allow_missing=True, allow_unexpected=True, allow_cast=True, verify=False
         )
     assert b.tolist() == [0.5, 0.5]
     assert new[0] == 9
+    cast = ts.Cast("b", ts.DType.F64, ts.DType.F32)
+    assert report == ts.LoadReport(("new",), ("a", "extra"), (cast,), (), verified=False)
+
+
+def test_a_strict_load_reports_nothing_but_that_it_was_verified(saver: ts.Saver):
+    state = ts.State(a=np.ones(2), epoch=3)
+    saver.save(1, state)
+    with ts.Checkpoint(saver.root) as checkpoint:
+        assert checkpoint.load(state) == ts.LoadReport((), (), (), (), verified=True)
+
+
+class Part:
+    """An object with a state, which counts how often it takes one."""
+
+    def __init__(self, value: float) -> None:
+        self.weight, self.note, self.taken = np.full(2, value), [value], 0
+
+    def state_dict(self) -> dict:
+        return {"weight": self.weight, "note": self.note}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.note = state["note"]
+        self.taken += 1
+
+
+def test_names_can_be_chosen(saver: ts.Saver):
+    saver.save(1, ts.State(encoder=Part(1.0), head=Part(2.0), epoch=3))
+    encoder, head = Part(-1.0), Part(-2.0)
+    note = head.note
+    state = ts.State(encoder=encoder, head=head, epoch=-3, new=np.full(1, 9.0))
+    with ts.Checkpoint(saver.root) as checkpoint:
+        report = checkpoint.load(state, only=("encoder.*", "epoc?"))
+    assert encoder.weight.tolist() == [1, 1]
+    assert encoder.note == [1.0]
+    assert encoder.taken == 1
+    assert head.weight.tolist() == [-2, -2]
+    assert head.note is note
+    assert head.taken == 0
+    assert state["epoch"] == 3
+    assert report == ts.LoadReport((), (), (), ("head.weight", "new", "head.note"), verified=True)
+
+
+def test_names_can_be_others(saver: ts.Saver):
+    w, top = np.zeros(2), np.zeros(1)
+    rules = {"model.head": "top", "model.encoder.": "encoder.", "rng": "random", "was.": "not.there."}
+    with ts.init() as comm:
+        saver.save(1, ts.State(model={"encoder": {"w": np.ones(2)}, "head": np.full(1, 2.0)}, rng=ts.PerRank(comm, 7)))
+        state = ts.State(encoder={"w": w}, top=top, random=ts.PerRank(comm, 0))
+        with ts.Checkpoint(saver.root) as checkpoint:
+            report = checkpoint.load(state, rename=rules)
+    assert w.tolist() == [1, 1]
+    assert top.tolist() == [2]
+    assert state["random"] == 7
+    assert report == ts.LoadReport((), (), (), (), verified=True)
+
+
+def test_the_first_rule_that_fits_counts(saver: ts.Saver):
+    path = saved(saver, a={"b": np.ones(2)})
+    for rules, name in (({"a.b": "x", "": "y."}, "x"), ({"": "y.", "a.b": "x"}, "y.a.b")):
+        array = np.zeros(2)
+        with ts.Checkpoint(path) as checkpoint:
+            checkpoint.load(ts.State(**{name: array}), rename=rules)
+        assert array.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "told"),
+    [
+        ({"only": ["nope.*"]}, ts.Mismatch, "no name of the state fits 'nope.\\*'"),
+        ({"only": []}, ts.InvalidArgument, "only has no pattern"),
+        ({"only": [""]}, ts.InvalidArgument, "a pattern of names is empty"),
+        ({"only": ["a\0"]}, ts.InvalidArgument, "zero character"),
+        ({"only": "a*"}, TypeError, "a list of patterns"),
+        ({"only": [3]}, TypeError, "a pattern of only is 3"),
+        ({"only": 3}, TypeError, "iterable"),
+        ({"rename": {"b": "a"}}, ts.InvalidArgument, "'a' and 'b' of the checkpoint would both be 'a'"),
+        ({"rename": {"b.": "a"}}, ts.InvalidArgument, "the rule 'b.' -> 'a'"),
+        ({"rename": {"b": 3}}, TypeError, "a name of rename is 3"),
+        ({"rename": {"\ud800": "b"}}, ts.InvalidArgument, "surrogate"),
+        ({"rename": {"\udcff": "b"}}, ts.InvalidArgument, "UTF-8"),
+        ({"rename": 3}, TypeError, "iterable"),
+    ],
+)
+def test_names_that_cannot_be_loaded_are_refused(saver: ts.Saver, options, error, told):
+    path = saved(saver, a=np.ones(2), b=np.ones(2))
+    a, b = np.zeros(2), np.zeros(2)
+    with ts.Checkpoint(path) as checkpoint, pytest.raises(error, match=told):
+        checkpoint.load(ts.State(a=a, b=b), **options)
+    assert not a.any()
+    assert not b.any()
 
 
 def test_ranks_that_save_different_states_are_told(ranks, tmp_path):

@@ -155,6 +155,22 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_trim(tsr_saver *saver);
  *  @threadsafety exclusive  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API void tsr_saver_destroy(tsr_saver *saver);
 
+/** A name of the checkpoint and what it is in the state. If `saved` ends with '.' or is empty, it is what names begin with,
+ *  there and here, and `here` must end with '.' or be empty, too. Of a value of one rank, `rank/<r>/NAME`, it is about NAME. */
+typedef struct tsr_name_rule {
+    const char *saved; /* "model.encoder."; borrowed for the call */
+    const char *here;  /* "encoder."; borrowed for the call */
+} tsr_name_rule;
+
+/** What a load did beyond what is strict, and whether it was verified: `{"missing": [NAME, ...], "unexpected": [NAME, ...],
+ *  "cast": [{"name": NAME, "from": "f32", "to": "bf16"}, ...], "left_alone": [NAME, ...], "verified": true}`, all by names of
+ *  the state. "left_alone" are those that `only` does not have. "verified" is whether checksums have shown that all data of
+ *  tensors that was read is sound: not if `verify` is 0, and not of formats without checksums, such as safetensors of
+ *  others. It must not unwind.
+ *  @param json       UTF-8, valid for the call
+ *  @param user_data  report_data */
+typedef void (*tsr_load_report_fn)(const char *json, void *user_data);
+
 /** How to load. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_load_options {
     size_t struct_size;
@@ -166,6 +182,19 @@ typedef struct tsr_load_options {
     void *progress_data;      /* borrowed for the call */
     tsr_comm *comm; /* NULL (default): this rank loads for itself; else the ranks that load together, which makes
                                  the load collective. Borrowed for the call, in the caller's exclusive use */
+    /* Names of the state, or patterns of them, that are loaded; all other names, of the state and of the checkpoint, are left
+     * alone: neither loaded nor missing nor unexpected. '*' is any characters, dots too, '?' one, "[a-c]" and "[!a-c]" one of
+     * a set, '\' takes the next one as it is. One that no name of the state fits is a MISMATCH. NULL (default): all names.
+     * Borrowed for the call, as its strings are. */
+    const char *const *only;
+    size_t only_count; /* at least 1 if `only` is given; default 0 */
+    /* What names of the checkpoint are in the state, of which the first that fits counts; one that fits nothing does
+     * nothing. Two names that would be one are INVALID_ARGUMENT. NULL (default): the same names. Borrowed for the call. */
+    const tsr_name_rule *rules;
+    size_t rule_count; /* default 0 */
+    /* NULL (default), or called once on the thread of the call, before that returns TSR_OK. */
+    tsr_load_report_fn report;
+    void *report_data; /* borrowed for the call */
 } tsr_load_options;
 
 /** Write the defaults into `options`.
@@ -273,16 +302,19 @@ TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_read(const tsr_checkpoint *checkp
 
 /** Load this rank's part into `state`, in place, whatever the world size and layouts of the save were. When it fails, parts
  *  of the state may have been overwritten, unless the error is MISMATCH.
- *  Without options->comm no communication is made. With it all its ranks call this, each with the same checkpoint opened and
- *  the same `verify`; state, layouts and what is allowed may differ. Ranks of one host then read each byte of a native
- *  checkpoint that several of them want once and hand it on through shared memory (from 8 MiB on that are wanted so; without
- *  shared memory, and of other formats, each reads for itself). All ranks get the same error. A rank that does not come is
- *  named by TIMEOUT when the communicator's deadline is over, one that calls another collective by MISMATCH at once.
+ *  Without options->comm no communication is made, except by ranks of a host that share parameters (share_params of ddp.h):
+ *  each loads its rows, so all of them load, and the same names of the same checkpoint. With it all its ranks call this,
+ *  each with the same checkpoint opened and the same `verify`; state, layouts, names and what is allowed may differ. Ranks
+ *  of one host then read each byte of a native checkpoint that several of them want once and hand it on through shared
+ *  memory (from 8 MiB on that are wanted so; without shared memory, and of other formats, each reads for itself). All ranks
+ *  get the same error. A rank that does not come is named by TIMEOUT when the communicator's deadline is over, one that
+ *  calls another collective by MISMATCH at once.
  *  @param checkpoint  borrowed for the call
  *  @param state       borrowed for the call
  *  @param options     borrowed for the call; NULL: all defaults
  *  @return TSR_OK, MISMATCH (lists all differences; with a comm also: the ranks load different checkpoints), CORRUPT, IO,
- *          INVALID_ARGUMENT, INVALID_STATE, INTERRUPTED; with a comm also TIMEOUT, ABORTED, PEER_LOST
+ *          INVALID_ARGUMENT (also: rules make one name of two), INVALID_STATE, INTERRUPTED; with a comm also TIMEOUT,
+ *          ABORTED, PEER_LOST
  *  @threadsafety exclusive state and options->comm  @collective with options->comm  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_load(const tsr_checkpoint *checkpoint, tsr_state *state,
                                                     const tsr_load_options *options);

@@ -21,8 +21,9 @@ const RankFile& NativeContents::file(int index) const {
     return *slot;
 }
 
-void NativeContents::read(std::span<const Wanted> wanted, const ReadOptions& options) const {
+bool NativeContents::read(std::span<const Wanted> wanted, const ReadOptions& options) const {
     read_transfers(files_, transfers_of(wanted), options);
+    return options.verify == Verify::blocks;
 }
 
 std::vector<Transfer> NativeContents::transfers_of(std::span<const Wanted> wanted) const {

@@ -19,7 +19,7 @@ class NativeContents final : public Contents {
     NativeContents(FileSystem& files, std::string path, const Manifest& manifest)
         : files_(files), path_(std::move(path)), manifest_(manifest), rank_files_(manifest.files.size()) {}
 
-    void read(std::span<const Wanted> wanted, const ReadOptions& options) const override;
+    bool read(std::span<const Wanted> wanted, const ReadOptions& options) const override;
     // What read() moves, and from where.
     [[nodiscard]] std::vector<Transfer> transfers_of(std::span<const Wanted> wanted) const;
     [[nodiscard]] std::vector<std::string> verify(Depth depth, const ByteProgress& progress,

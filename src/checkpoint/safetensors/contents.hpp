@@ -21,7 +21,7 @@ class SafetensorsContents final : public Contents {
     // In the order of the manifest's files.
     SafetensorsContents(FileSystem& files, std::vector<Source> sources) : files_(files), sources_(std::move(sources)) {}
 
-    void read(std::span<const Wanted> wanted, const ReadOptions& options) const override;
+    bool read(std::span<const Wanted> wanted, const ReadOptions& options) const override;
     [[nodiscard]] std::vector<std::string> verify(Depth depth, const ByteProgress& progress,
                                                   const std::function<void()>& poll) const override;
     [[nodiscard]] bool has_checksums() const override { return false; }

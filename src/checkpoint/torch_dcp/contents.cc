@@ -149,7 +149,7 @@ TorchPiece::Place TorchContents::locate(File& file, const std::string& name, con
     return place;
 }
 
-void TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& options) const {
+bool TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& options) const {
     struct Want {
         const Wanted* wanted;
         const Tensor* tensor;
@@ -224,6 +224,8 @@ void TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
         }
     }
     progress.finish();
+    return options.verify == Verify::blocks &&
+           std::ranges::all_of(records, [](const auto& entry) { return entry.second->place.crc.has_value(); });
 }
 
 // The archives lie where the metadata says, one behind the other.

@@ -49,7 +49,7 @@ class TorchContents final : public Contents {
     // A file of torch.save, whose archive was opened.
     TorchContents(FileSystem& files, std::string path, TorchArchive archive, Tensors tensors);
 
-    void read(std::span<const Wanted> wanted, const ReadOptions& options) const override;
+    bool read(std::span<const Wanted> wanted, const ReadOptions& options) const override;
     [[nodiscard]] std::vector<std::string> verify(Depth depth, const ByteProgress& progress,
                                                   const std::function<void()>& poll) const override;
 

@@ -169,6 +169,27 @@ void HostCopy::check_whole() const { (void)step(); }
 
 // --- loads
 
+std::vector<int64_t> HostCopy::gather(int64_t own, std::string_view label) {
+    std::vector<int64_t> all(static_cast<size_t>(places()));
+    std::array<int64_t, 1> one{own};
+    const Tensor input = tensor_of(std::span<int64_t>(one), DType::i64);
+    const Tensor output = tensor_of(std::span<int64_t>(all), DType::i64);
+    run({.collective = Collective::all_gather, .inputs = {&input, 1}, .outputs = {&output, 1}, .label = label});
+    return all;
+}
+
+void HostCopy::agree_to_load(uint32_t what) {
+    const std::vector<int64_t> all = gather(what, "load of a shared copy");
+    const auto other = std::find_if(all.begin(), all.end(), [&](int64_t one) { return one != all.front(); });
+    if (other == all.end()) return;
+    throw Error(
+        Code::mismatch,
+        fmt::format("rank {}: place {} of this host loads other tensors of the shared copy of the parameters than "
+                    "place 0; give all ranks of a host the same checkpoint, names and rules",
+                    comm_->rank(), other - all.begin()))
+        .with_rank(comm_->rank());
+}
+
 void HostCopy::begin_load() {
     meet("load begins");
     mark_begun(loading);
@@ -177,20 +198,14 @@ void HostCopy::begin_load() {
 void HostCopy::end_load(const std::optional<Error>& error) {
     Stamp& own = stamp_of(place());
     if (!error) own.begun.store(own.done.load(std::memory_order_relaxed), std::memory_order_release);
-    std::vector<uint8_t> all(static_cast<size_t>(places()));
-    std::array<uint8_t, 1> one{error ? uint8_t{1} : uint8_t{0}};
-    const Tensor input = tensor_of(std::span<uint8_t>(one), DType::u8);
-    const Tensor output = tensor_of(std::span<uint8_t>(all), DType::u8);
+    std::vector<int64_t> all;
     try {
-        run({.collective = Collective::all_gather,
-             .inputs = {&input, 1},
-             .outputs = {&output, 1},
-             .label = "load ends"});
+        all = gather(error ? 1 : 0, "load ends");
     } catch (const Error&) {
         if (!error) throw;  // else what failed first counts
     }
     if (error) throw Error(*error);
-    const auto failed = std::find(all.begin(), all.end(), uint8_t{1});
+    const auto failed = std::find(all.begin(), all.end(), int64_t{1});
     if (failed == all.end()) return;
     throw Error(Code::aborted,
                 fmt::format("rank {}: place {} of this host could not load its rows of the shared copy of "

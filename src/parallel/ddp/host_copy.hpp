@@ -54,6 +54,7 @@ class HostCopy final : public SharedCopy {
     // that this rank has ended.
     [[nodiscard]] int64_t step() const;
 
+    void agree_to_load(uint32_t what) override;
     void begin_load() override;
     void end_load(const std::optional<Error>& error) override;
 
@@ -67,6 +68,7 @@ class HostCopy final : public SharedCopy {
     };
     [[nodiscard]] Stamp& stamp_of(int place) const;
     void run(const Request& request);  // among the ranks of this host
+    [[nodiscard]] std::vector<int64_t> gather(int64_t own, std::string_view label);
     // The host's communicator numbers its ranks by their places: an error of it, with the ranks that they are.
     [[nodiscard]] Error told(const Error& error) const;
     void mark_begun(int64_t step);

@@ -484,6 +484,47 @@ TEST_F(DdpSharedCheckpoint, ARankCopiesAllOfABucketBeforeAnyOtherChangesASliceOf
     }));
 }
 
+// Each rank loads its rows: of a tensor that another does not load, some would be old.
+TEST_F(DdpSharedCheckpoint, OfWhichRanksLoadOtherNamesIsLoadedByNone) {
+    if (std::string_view(testing::test_backend()) == "gloo") return;  // each loads all of a copy of its own
+    (void)save(1, false, Copies::at_once, false);
+    CommOptions options = test_options();
+    options.host_id = "one";
+    expect_all_well(run_ranks(2, options, [&](Communicator& comm) {
+        Params model;
+        Ddp ddp(shared(comm), model.tensors(), small_buckets(true));
+        const auto optimizer = make(Kind::adam, ddp);
+        make_step(ddp, *optimizer, comm.rank(), 7);  // not what was saved
+        State state = state_of(ddp, *optimizer);
+        const Bytes before = all_of(ddp, *optimizer);
+        const auto checkpoint = Checkpoint::open(directory_.path().string());
+        const std::string first = ddp.params().front().name;
+        LoadOptions load;
+        load.only = {comm.rank() == 0 ? "model.*" : "model." + first};
+        EXPECT_THAT(
+            expect_error([&] { (void)checkpoint->load(state, load); }, Code::mismatch).what(),
+            HasSubstr("place 1 of this host loads other tensors of the shared copy of the parameters than place 0"));
+        comm.run({});
+        EXPECT_TRUE(all_of(ddp, *optimizer) == before);
+        EXPECT_EQ(ddp.shared_step(), 1);
+        comm.run({});
+        load.only = {"model.*"};  // the same on all: the moments stay
+        (void)checkpoint->load(state, load);
+        State whole = state_of(ddp, *optimizer);
+        const Bytes partly = all_of(ddp, *optimizer);
+        comm.run({});
+        (void)checkpoint->load(whole);
+        const Bytes all = all_of(ddp, *optimizer);
+        size_t size = 0;
+        for (const NamedTensor& param : ddp.params()) size += param.tensor.size_bytes();
+        EXPECT_TRUE(std::equal(all.begin(), all.begin() + static_cast<ptrdiff_t>(size), partly.begin()));
+        EXPECT_TRUE(std::equal(before.begin() + static_cast<ptrdiff_t>(size), before.end(),
+                               partly.begin() + static_cast<ptrdiff_t>(size)));
+        EXPECT_FALSE(partly == all);
+        comm.run({});
+    }));
+}
+
 TEST_F(DdpSharedCheckpoint, ThatOneRankCannotLoadIsLoadedByNone) {
     if (std::string_view(testing::test_backend()) == "gloo") return;  // each loads all of a copy of its own
     (void)save(1, false, Copies::at_once, false);

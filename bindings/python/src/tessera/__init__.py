@@ -24,7 +24,7 @@ from . import (
     log,
     storage,
 )
-from .checkpoint import Checkpoint, Phase, Saver, TensorInfo
+from .checkpoint import Cast, Checkpoint, LoadReport, Phase, Saver, TensorInfo
 from .collectives import ReduceOp
 from .comm import Comm, init
 from .data import Sampler
@@ -49,10 +49,12 @@ __all__ = [
     "Adam",
     "AdamW",
     "Box",
+    "Cast",
     "Checkpoint",
     "Comm",
     "DType",
     "Layout",
+    "LoadReport",
     "Mesh",
     "Optimizer",
     "PerRank",

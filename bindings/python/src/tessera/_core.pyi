@@ -329,6 +329,9 @@ def checkpoint_load(
     allow_cast: bool | None = None,
     progress: Callable[[int, int, int], object] | None = None,
     comm: Comm | None = None,
+    only: list[str] | None = None,
+    rename: dict[str, str] | None = None,
+    report: Callable[[str], object] | None = None,
 ) -> None: ...
 def checkpoint_verify(checkpoint: Checkpoint, full: bool) -> None: ...
 def checkpoint_verify_progress(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -25,7 +26,7 @@ from .work import Work
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Checkpoint", "Phase", "Saver", "TensorInfo"]
+__all__ = ["Cast", "Checkpoint", "LoadReport", "Phase", "Saver", "TensorInfo"]
 
 
 class Phase(IntEnum):
@@ -331,6 +332,37 @@ class Saver(Closable):
         return f"<tessera.Saver at {self._root!r}{' (closed)' if self.closed else ''}>"
 
 
+class Cast(NamedTuple):
+    """A tensor that a load converted."""
+
+    name: str
+    saved: DType
+    here: DType
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What a load did beyond what is strict, by names of the state, and whether it was verified."""
+
+    missing: tuple[str, ...]
+    """Of the state, not in the checkpoint (``allow_missing``); they are as they were."""
+    unexpected: tuple[str, ...]
+    """Of the checkpoint, not in the state (``allow_unexpected``)."""
+    cast: tuple[Cast, ...]
+    """Converted from another dtype (``allow_cast``)."""
+    left_alone: tuple[str, ...]
+    """Of the state, not loaded since ``only`` does not have them."""
+    verified: bool
+    """Whether checksums have shown that all data of tensors is sound: not with ``verify=False``, and not of formats that
+    have none, such as safetensors of others."""
+
+    @classmethod
+    def _of(cls, told: dict[str, Any]) -> LoadReport:
+        casts = (Cast(one["name"], DType[one["from"].upper()], DType[one["to"].upper()]) for one in told["cast"])
+        names = (tuple(told[kind]) for kind in ("missing", "unexpected"))
+        return cls(*names, tuple(casts), tuple(told["left_alone"]), told["verified"])
+
+
 class TensorInfo(NamedTuple):
     """What a checkpoint tells of a tensor without reading it."""
 
@@ -457,11 +489,13 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         allow_cast: bool | None = None,
         progress: ProgressFn | None = None,
         comm: Comm | None = None,
-    ) -> None:
+        only: Iterable[str] | None = None,
+        rename: Mapping[str, str] | None = None,
+    ) -> LoadReport:
         """Load this rank's part into `state`, in place.
 
         Without a `comm` it makes no communication. With one it is collective: every rank of it has opened the same
-        checkpoint and loads it alike verified; states, layouts and what is allowed may differ. Ranks of one host then
+        checkpoint and loads it alike verified; states, layouts, names and what is allowed may differ. Ranks of one host then
         read each byte that several of them want once (of a checkpoint of Tessera, from 8 MiB on), and hand it on
         through shared memory. All ranks get the same error.
 
@@ -481,17 +515,34 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
             As of `Saver`; called on this thread with `Phase.READ`.
         comm : Comm, optional
             The ranks that load together; without it each loads for itself. Its timeout is the deadline of each wait.
+        only : iterable of str, optional
+            Names of the state that are loaded, or patterns of them: ``*`` is any characters, dots too, ``?`` one,
+            ``[a-c]`` and ``[!a-c]`` one of a set. All other names, of the state and of the checkpoint, are left alone:
+            neither loaded nor missing nor unexpected. None, the default: all names.
+        rename : mapping of str to str, optional
+            What names of the checkpoint are in the state; with a ``.`` at the end, or empty, what names begin with there
+            and here. The first that fits counts. Of a `PerRank` it is about the name without ``rank/<r>/``.
+
+        Returns
+        -------
+        LoadReport
+            What was not as strict as it can be.
 
         Raises
         ------
         Mismatch
-            All differences are listed; nothing was loaded. With a `comm` also: the ranks load different checkpoints, or
-            one calls something else.
+            All differences are listed, and patterns of `only` that nothing fits; nothing was loaded. With a `comm` also:
+            the ranks load different checkpoints, or one calls something else.
+        InvalidArgument
+            `only` is empty, or `rename` makes one name of two, which are told.
         TesseraTimeout
             A rank of `comm` did not come; it is named.
         """
         watched = watch_progress(progress)
         ranks = None if comm is None else checked(comm, Comm, "comm")._handle
+        if isinstance(only, str):
+            raise TypeError(f"only is the str {only!r}; a list of patterns is wanted")
+        reports: list[str] = []
         handle, take_over = checked(state, State, "state")._prepare()
         _core.checkpoint_load(
             self._handle,
@@ -502,9 +553,14 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
             allow_cast=allow_cast,
             progress=watched,
             comm=ranks,
+            only=None if only is None else list(only),
+            rename=None if rename is None else dict(rename),
+            report=reports.append,
         )
-        take_over()
+        report = LoadReport._of(json.loads(reports[0]))
+        take_over(frozenset(report.left_alone))
         settle_progress(watched)
+        return report
 
     def verify(self, *, full: bool = True, progress: ProgressFn | None = None) -> None:
         """Check the checkpoint without loading it.

@@ -6,7 +6,7 @@ language: ``model.fc1.weight``, ``optim.param_groups.0.lr``, ``epoch``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import is_, setitem
@@ -95,6 +95,14 @@ class _Value(NamedTuple):
     store: Callable[[Any], object]  # where a load puts it
 
 
+class _Finish(NamedTuple):
+    """Gives an object the state that was loaded. Its names are two parts of what was found."""
+
+    step: Callable[[], object]
+    names: slice
+    values: slice
+
+
 class _Found:
     """What a walk over the parts of a state comes upon. Tensors, of which there may be many, are two plain lists."""
 
@@ -102,7 +110,7 @@ class _Found:
         self.names: list[str] = []  # of objects of the library and arrays,
         self.parts: list[Any] = []  # and these themselves
         self.values: list[_Value] = []
-        self.finish: list[Callable[[], object]] = []
+        self.finish: list[_Finish] = []
 
 
 class State(MutableMapping[str, Any]):
@@ -172,8 +180,8 @@ class State(MutableMapping[str, Any]):
     def __repr__(self) -> str:
         return f"<tessera.State of {', '.join(self._parts) or 'nothing'}>"
 
-    def _prepare(self, metrics: Mapping[str, float] | None = None) -> tuple[_core.State, Callable[[], None]]:
-        """The handle with the values of now, and what takes them over after a load."""
+    def _prepare(self, metrics: Mapping[str, float] | None = None) -> tuple[_core.State, Callable[..., None]]:
+        """The handle with the values of now, and what takes them over after a load but for names that it left alone."""
         found = _Found()
         _walk_members("", self._parts.items(), self, found)
         handle = self._build(found)
@@ -182,11 +190,14 @@ class State(MutableMapping[str, Any]):
         for name, value in (metrics or {}).items():
             _core.state_set_metric(handle, name, float(value))
 
-        def take_over() -> None:
+        def take_over(left_alone: Collection[str] = ()) -> None:
             for leaf in found.values:
-                leaf.store(decode(_core.state_get_value(handle, leaf.name)))
-            for step in found.finish:
-                step()
+                if leaf.name not in left_alone:
+                    leaf.store(decode(_core.state_get_value(handle, leaf.name)))
+            for step, names, values in found.finish:
+                own = [*found.names[names], *(leaf.name for leaf in found.values[values])]
+                if not left_alone or any(name not in left_alone for name in own):
+                    step()
 
         return handle, take_over
 
@@ -261,8 +272,10 @@ def _walk(name: str, part: Any, store: Callable[[Any], object], found: _Found) -
         found.parts.append(part)
     elif isinstance(part, Stateful):
         inner = part.state_dict()
+        names, values = len(found.names), len(found.values)
         _walk_members(f"{name}.", inner.items(), inner, found)
-        found.finish.append(lambda: part.load_state_dict(inner))
+        own = slice(names, len(found.names)), slice(values, len(found.values))
+        found.finish.append(_Finish(partial(part.load_state_dict, inner), *own))
     elif _is_namespace(part):
         items = part.items() if isinstance(part, Mapping) else enumerate(part)
         _walk_members(f"{name}.", _named(name, items), part, found)

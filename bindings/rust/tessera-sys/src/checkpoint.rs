@@ -6,6 +6,9 @@ use std::ffi::{c_char, c_void};
 /// `tsr_progress_fn`.
 pub type tsr_progress_fn = Option<unsafe extern "C" fn(phase: i32, done: i64, total: i64, user_data: *mut c_void)>;
 
+/// `tsr_load_report_fn`.
+pub type tsr_load_report_fn = Option<unsafe extern "C" fn(json: *const c_char, user_data: *mut c_void)>;
+
 constants! { i32:
     TSR_PHASE_STAGE = 1;
     TSR_PHASE_WRITE = 2;
@@ -44,6 +47,11 @@ structs! {
         struct_size: usize,
         storage: *const tsr_storage,
     }
+    /// `tsr_name_rule`.
+    struct tsr_name_rule {
+        saved: *const c_char,
+        here: *const c_char,
+    }
     /// `tsr_load_options`.
     struct tsr_load_options {
         struct_size: usize,
@@ -54,6 +62,12 @@ structs! {
         progress: tsr_progress_fn,
         progress_data: *mut c_void,
         comm: *mut tsr_comm,
+        only: *const *const c_char,
+        only_count: usize,
+        rules: *const tsr_name_rule,
+        rule_count: usize,
+        report: tsr_load_report_fn,
+        report_data: *mut c_void,
     }
     /// `tsr_export_options`.
     struct tsr_export_options {

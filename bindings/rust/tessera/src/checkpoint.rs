@@ -1,6 +1,7 @@
 //! A committed checkpoint, opened for reading.
 
 use std::cell::RefCell;
+use std::ffi::{c_char, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
@@ -28,6 +29,8 @@ pub struct LoadOptions<'a> {
     allow_missing: Option<bool>,
     allow_unexpected: Option<bool>,
     allow_cast: Option<bool>,
+    only: Option<Vec<String>>,
+    rules: Vec<(String, String)>,
 }
 
 macro_rules! flags {
@@ -57,12 +60,30 @@ impl<'a> LoadOptions<'a> {
     }
 
     /// The ranks that load together, which makes the load collective: each of them loads the same checkpoint, verified or
-    /// not as the others; states, layouts and what is allowed may differ. Ranks of one host then read each byte that several
+    /// not as the others; states, layouts, names and what is allowed may differ. Ranks of one host then read each byte that several
     /// of them want once (of a checkpoint of Tessera, from 8 MiB on), and hand it on through shared memory. All ranks get the
     /// same error. The deadline of each wait is the communicator's.
     #[must_use]
     pub fn comm(mut self, comm: &'a Comm) -> Self {
         self.comm = Some(comm);
+        self
+    }
+
+    /// The names of the state that are loaded, or patterns of them: `*` is any characters, dots too, `?` one, `[a-c]` and
+    /// `[!a-c]` one of a set. All other names, of the state and of the checkpoint, are left alone: neither loaded nor missing
+    /// nor unexpected. The default is all names; a load fails if no name of the state fits a pattern.
+    #[must_use]
+    pub fn only(mut self, patterns: &[&str]) -> Self {
+        self.only = Some(patterns.iter().map(|&pattern| pattern.to_owned()).collect());
+        self
+    }
+
+    /// What a name of the checkpoint is in the state; with a `.` at the end, or empty, what names begin with there and here.
+    /// Called again it adds a rule: the first that fits counts. Of a value of one rank it is about the name without
+    /// `rank/<r>/`.
+    #[must_use]
+    pub fn rename(mut self, saved: &str, here: &str) -> Self {
+        self.rules.push((saved.to_owned(), here.to_owned()));
         self
     }
 
@@ -72,6 +93,68 @@ impl<'a> LoadOptions<'a> {
         allow_unexpected: "Whether names of the checkpoint that the state lacks may be left out. The default is `false`.",
         allow_cast: "Whether floating-point tensors of another dtype are converted. The default is `false`.",
     }
+}
+
+/// What a load did beyond what is strict, by names of the state, and whether it was verified.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LoadReport {
+    /// Names of the state that the checkpoint lacks ([`LoadOptions::allow_missing`]); they are as they were.
+    pub missing: Vec<String>,
+    /// Names of the checkpoint that the state lacks ([`LoadOptions::allow_unexpected`]).
+    pub unexpected: Vec<String>,
+    /// Tensors that were converted ([`LoadOptions::allow_cast`]).
+    pub cast: Vec<Cast>,
+    /// Names of the state that were not loaded since [`LoadOptions::only`] does not have them.
+    pub left_alone: Vec<String>,
+    /// Whether checksums have shown that all data of tensors is sound: not without [`LoadOptions::verify`], and not of
+    /// formats that have none, such as safetensors of others.
+    pub verified: bool,
+}
+
+/// A tensor that a load converted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Cast {
+    /// Its name in the state.
+    pub name: String,
+    /// Its type in the checkpoint.
+    pub saved: DType,
+    /// Its type in the state.
+    pub here: DType,
+}
+
+impl LoadReport {
+    fn from_json(text: &str) -> Result<Self> {
+        let told: serde_json::Value = serde_json::from_str(text)
+            .map_err(|error| Error::new(Code::Internal, format!("the report of a load, {text}: {error}")))?;
+        let list = |key: &str| told[key].as_array().cloned().unwrap_or_default();
+        let names = |key| list(key).iter().filter_map(|name| name.as_str().map(str::to_owned)).collect();
+        let dtype = |name: &serde_json::Value| match name.as_str() {
+            Some("f16") => Ok(DType::F16),
+            Some("bf16") => Ok(DType::BF16),
+            Some("f32") => Ok(DType::F32),
+            Some("f64") => Ok(DType::F64),
+            _ => Err(Error::new(Code::Version, format!("a load converted the unknown dtype {name}"))),
+        };
+        let cast = |one: &serde_json::Value| {
+            let name = one["name"].as_str().unwrap_or_default().to_owned();
+            Ok(Cast { name, saved: dtype(&one["from"])?, here: dtype(&one["to"])? })
+        };
+        Ok(LoadReport {
+            missing: names("missing"),
+            unexpected: names("unexpected"),
+            cast: list("cast").iter().map(cast).collect::<Result<_>>()?,
+            left_alone: names("left_alone"),
+            verified: told["verified"].as_bool().unwrap_or_default(),
+        })
+    }
+}
+
+/// The library's report of a load.
+unsafe extern "C" fn take_report(json: *const c_char, user_data: *mut c_void) {
+    // SAFETY: `user_data` is the String that load_watched lends for the call; the text is C's, and copied.
+    unsafe { *user_data.cast::<String>() = raw::text(json) }
 }
 
 /// How much of a checkpoint [`Checkpoint::verify`] reads.
@@ -235,10 +318,10 @@ impl Checkpoint {
     /// error other than `Mismatch`, parts of the state may have been overwritten.
     ///
     /// # Errors
-    /// `Mismatch`: lists all differences; `Corrupt`, `Io`, `InvalidArgument`, `Interrupted`; `InvalidState`: a view of
-    /// something in the state is alive. With a communicator also `Mismatch`: the ranks load different checkpoints, or one
+    /// `Mismatch`: lists all differences; `InvalidArgument`: also, that [`rename`](LoadOptions::rename) makes one name of two;
+    /// `Corrupt`, `Io`, `Interrupted`; `InvalidState`: a view of something in the state is alive. With a communicator also `Mismatch`: the ranks load different checkpoints, or one
     /// calls something else; `Timeout`: names who did not come; `Aborted`, `PeerLost`.
-    pub fn load(&self, state: &mut State<'_>, options: &LoadOptions<'_>) -> Result<()> {
+    pub fn load(&self, state: &mut State<'_>, options: &LoadOptions<'_>) -> Result<LoadReport> {
         self.load_watched(state, options, None)
     }
 
@@ -252,11 +335,11 @@ impl Checkpoint {
         state: &mut State<'_>,
         options: &LoadOptions<'_>,
         progress: impl FnMut(Progress),
-    ) -> Result<()> {
+    ) -> Result<LoadReport> {
         let watcher = watcher_of(progress);
-        self.load_watched(state, options, Some(&watcher))?;
+        let report = self.load_watched(state, options, Some(&watcher))?;
         watcher.settle();
-        Ok(())
+        Ok(report)
     }
 
     fn load_watched(
@@ -264,16 +347,36 @@ impl Checkpoint {
         state: &mut State<'_>,
         options: &LoadOptions<'_>,
         watcher: Option<&Watcher<'_>>,
-    ) -> Result<()> {
+    ) -> Result<LoadReport> {
         // SAFETY: the checkpoint exists, so the library is loaded.
         let mut raw = unsafe { raw::options(sys::tsr_load_options_init) }?;
         options.apply(&mut raw);
+        let only = options.only.iter().flatten().map(|pattern| raw::c_string("a pattern of only", pattern));
+        let only = only.collect::<Result<Vec<_>>>()?;
+        let patterns: Vec<_> = only.iter().map(|pattern| pattern.as_ptr()).collect();
+        if options.only.is_some() {
+            raw.only = patterns.as_ptr(); // not null, even of none, which is refused
+            raw.only_count = patterns.len();
+        }
+        let name = |name: &str| raw::c_string("a name to rename", name);
+        let names = options.rules.iter().map(|(saved, here)| Ok((name(saved)?, name(here)?)));
+        let names = names.collect::<Result<Vec<_>>>()?;
+        let rules: Vec<_> = names
+            .iter()
+            .map(|(saved, here)| sys::tsr_name_rule { saved: saved.as_ptr(), here: here.as_ptr() })
+            .collect();
+        raw.rules = rules.as_ptr();
+        raw.rule_count = rules.len();
+        let mut report = String::new();
+        raw.report = Some(take_report);
+        raw.report_data = ptr::from_mut(&mut report).cast();
         if let Some(watcher) = watcher {
             raw.progress = Some(watch);
             raw.progress_data = watcher.user_data();
         }
-        // SAFETY: the handles are alive; what the state holds may be written; the watcher outlives the call.
-        state.writing(|state| check(unsafe { sys::tsr_checkpoint_load(self.handle.as_ptr(), state, &raw) }))
+        // SAFETY: the handles are alive; what the state holds may be written; watcher, names and report outlive the call.
+        state.writing(|state| check(unsafe { sys::tsr_checkpoint_load(self.handle.as_ptr(), state, &raw) }))?;
+        LoadReport::from_json(&report)
     }
 
     /// Checks the checkpoint without loading it.

@@ -86,7 +86,7 @@ mod work;
 
 pub use buffer::{Buffer, OwnedSlice};
 pub use callback::CallbackResult;
-pub use checkpoint::{Checkpoint, ExportOptions, LoadOptions, TensorInfo, Verify};
+pub use checkpoint::{Cast, Checkpoint, ExportOptions, LoadOptions, LoadReport, TensorInfo, Verify};
 pub use comm::{AbortHandle, Comm, CommOptions};
 pub use data::{Sampler, SamplerBuilder};
 pub use ddp::{Bucket, BucketStats, Ddp, DdpHook, DdpJoin, DdpOptions};

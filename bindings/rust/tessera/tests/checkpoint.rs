@@ -8,8 +8,8 @@ use std::sync::mpsc;
 
 use common::{block_on, ranks, DEADLINE};
 use tessera::{
-    params, AdamW, Bool, Checkpoint, Code, Comm, DType, Ddp, ExportOptions, Layout, LoadOptions, Local, Optimizer,
-    Phase, Placement, Region, Sampler, Saver, State, Tensor, Value, Verify,
+    params, AdamW, Bool, Checkpoint, Code, Comm, DType, Ddp, ExportOptions, Layout, LoadOptions, LoadReport, Local,
+    Optimizer, Phase, Placement, Region, Sampler, Saver, State, Tensor, Value, Verify,
 };
 
 struct Trainer<'c> {
@@ -350,14 +350,46 @@ fn loads_are_strict_unless_told_otherwise() {
     }
     assert_eq!(wide.to_vec::<f64>().unwrap(), [0.0; 4], "nothing was loaded");
     let lax = LoadOptions::new().allow_cast(true).allow_missing(true).allow_unexpected(true).verify(false);
-    checkpoint.load(&mut state, &lax).unwrap();
+    let report = checkpoint.load(&mut state, &lax).unwrap();
     assert_eq!(wide.to_vec::<f64>().unwrap(), [1.0; 4]);
+    assert_eq!((report.missing, report.unexpected), (vec!["extra".to_owned()], vec!["b".to_owned()]));
+    let [cast] = &report.cast[..] else { panic!("{:?}", report.cast) };
+    assert_eq!((cast.name.as_str(), cast.saved, cast.here, report.verified), ("a", DType::F32, DType::F64, false));
 
     let view = wide.view::<f64>().unwrap();
     assert_eq!(checkpoint.load(&mut state, &lax).unwrap_err().code(), Code::InvalidState);
     drop(view);
     let mut misshapen = State::new().with("a", &a).with("b", &Tensor::zeros(DType::F32, [4]).unwrap());
     assert_eq!(checkpoint.load(&mut misshapen, &lax).unwrap_err().code(), Code::Mismatch);
+}
+
+#[test]
+fn names_are_chosen_and_renamed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (Tensor::new(vec![1.0f32; 4], [4]).unwrap(), Tensor::new(vec![2.0f32; 4], [4]).unwrap());
+    Saver::alone(folder.path()).open().unwrap().save(1, &State::new().with("model.a", &a).with("b", &b)).unwrap();
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let zeros = || Tensor::zeros(DType::F32, [4]).unwrap();
+    let (first, second, third) = (zeros(), zeros(), zeros());
+    let mut state = State::new().with("a", &first).with("top.b", &second).with("new", &third);
+    let renamed = LoadOptions::new().rename("b", "top.b").rename("model.", "").rename("", "never.");
+    let report = checkpoint.load(&mut state, &renamed.clone().only(&["?", "top.*"])).unwrap();
+    assert_eq!((first.to_vec::<f32>().unwrap(), second.to_vec::<f32>().unwrap()), (vec![1.0; 4], vec![2.0; 4]));
+    assert_eq!((&report.left_alone[..], report.verified), (&["new".to_owned()][..], true));
+    assert!(report.missing.is_empty() && report.unexpected.is_empty() && report.cast.is_empty());
+
+    let refused = |options: &LoadOptions<'_>, code: Code, told: &str| {
+        let mut state = State::new().with("model.a", &a).with("b", &b);
+        let error = checkpoint.load(&mut state, options).unwrap_err();
+        assert_eq!(error.code(), code, "{error:?}");
+        assert!(format!("{error:?}").contains(told), "{error:?}");
+    };
+    refused(&LoadOptions::new().only(&["b", "nope.*"]), Code::Mismatch, "no name of the state fits 'nope.*'");
+    refused(&LoadOptions::new().only(&[]), Code::InvalidArgument, "only has no pattern");
+    refused(&LoadOptions::new().only(&["a\0"]), Code::InvalidArgument, "zero byte");
+    refused(&LoadOptions::new().rename("b", "model.a"), Code::InvalidArgument, "would both be 'model.a'");
+    refused(&LoadOptions::new().rename("model.", "b"), Code::InvalidArgument, "the rule 'model.' -> 'b'");
+    refused(&LoadOptions::new().rename("b", "\0"), Code::InvalidArgument, "zero byte");
 }
 
 #[test]
@@ -490,7 +522,7 @@ fn saved() -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-fn load(path: &Path) -> tessera::Result<()> {
+fn load(path: &Path) -> tessera::Result<LoadReport> {
     let mut state = State::new().with("w", &Tensor::zeros(DType::F32, [1000]).unwrap());
     Checkpoint::open(path)?.load(&mut state, &LoadOptions::new())
 }

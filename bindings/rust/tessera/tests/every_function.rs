@@ -234,7 +234,7 @@ fn checkpoints(comm: &Comm, root: &std::path::Path) {
     assert!(checkpoint.path().unwrap().is_dir() && checkpoint.manifest().unwrap().starts_with('{'));
     assert_eq!((checkpoint.step().unwrap(), checkpoint.tensors().unwrap().len() > 3), (2, true));
     assert_eq!(checkpoint.read("parts").unwrap().len(), 4);
-    checkpoint.load(&mut state, &LoadOptions::new()).unwrap();
+    assert!(checkpoint.load(&mut state, &LoadOptions::new()).unwrap().verified);
     checkpoint.verify(Verify::Full).unwrap();
     checkpoint.verify_with_progress(Verify::Headers, |_| {}).unwrap();
     checkpoint.export(root.join("exported"), Some(comm), &ExportOptions::new()).unwrap();

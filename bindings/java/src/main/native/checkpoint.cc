@@ -195,11 +195,19 @@ void checkpoint_read(JNIEnv* env, jclass, jlong checkpoint, jbyteArray name, jlo
     });
 }
 
+void keep_report(const char* json, void* user_data) {
+    try {
+        *static_cast<std::string*>(user_data) = json;
+    } catch (const std::bad_alloc&) {
+        // It stays empty.
+    }
+}
+
 // Bits of `given`: 0 verify, 1 allow_missing, 2 allow_unexpected, 3 allow_cast; the same bits of `values`. `comm` 0: this
-// rank loads for itself.
-void checkpoint_load(JNIEnv* env, jclass, jlong checkpoint, jlong state, jint given, jint values, jobject progress,
-                     jlong comm) {
-    shim(env, [&] {
+// rank loads for itself. `only` null: all names; `rules`: a saved name, what it is here, and so on. Returns the report.
+jbyteArray checkpoint_load(JNIEnv* env, jclass, jlong checkpoint, jlong state, jint given, jint values,
+                           jobject progress, jlong comm, jobjectArray only, jobjectArray rules) {
+    return shim(env, [&] {
         tsr_load_options options;
         check(env, tsr_load_options_init(&options, sizeof options));
         set_if(given, 0, options.verify, values & 1);
@@ -211,8 +219,25 @@ void checkpoint_load(JNIEnv* env, jclass, jlong checkpoint, jlong state, jint gi
             options.progress_data = progress;
         }
         if (comm != 0) options.comm = as<tsr_comm>(comm);
+        std::vector<Text> patterns;
+        if (only != nullptr) patterns = texts(env, only);
+        std::vector<const char*> pointers;
+        for (const Text& pattern : patterns) pointers.push_back(pattern.c_str());
+        pointers.push_back(nullptr);  // so that it has an address without any, which is refused
+        if (only != nullptr) options.only = pointers.data();
+        options.only_count = patterns.size();
+        const std::vector<Text> names = texts(env, rules);
+        std::vector<tsr_name_rule> pairs;
+        for (size_t i = 0; i + 1 < names.size(); i += 2) pairs.push_back({names[i].c_str(), names[i + 1].c_str()});
+        options.rules = pairs.data();
+        options.rule_count = pairs.size();
+        std::string report;
+        options.report = keep_report;
+        options.report_data = &report;
         blocking(env,
                  [&] { return tsr_checkpoint_load(as<tsr_checkpoint>(checkpoint), as<tsr_state>(state), &options); });
+        if (report.empty()) throw std::bad_alloc();
+        return bytes_of(env, report.data(), report.size());
     });
 }
 

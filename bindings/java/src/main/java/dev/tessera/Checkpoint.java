@@ -186,11 +186,12 @@ public final class Checkpoint extends NativeObject {
      * Load this rank's part into {@code state}, strictly.
      *
      * @param state in exclusive use during the call
+     * @return whether it was verified
      * @throws TesseraMismatchException if names, dtypes or shapes differ: lists all; nothing was overwritten then
      * @throws TesseraCorruptException if a checksum fails; parts of the state may have been overwritten
      */
-    public void load(State state) {
-        load(state, new LoadOptions());
+    public LoadReport load(State state) {
+        return load(state, new LoadOptions());
     }
 
     /**
@@ -198,28 +199,27 @@ public final class Checkpoint extends NativeObject {
      * the options have a {@link LoadOptions#comm communicator}.
      *
      * @param state in exclusive use during the call
-     * @param options what may differ, and who loads together
+     * @param options which names, what may differ, and who loads together
+     * @return what was not as strict as it can be
      * @throws TesseraMismatchException if names, dtypes or shapes differ: lists all; nothing was overwritten then. With a
      *     communicator also: the ranks load different checkpoints, or one calls something else
+     * @throws TesseraInvalidArgumentException if {@link LoadOptions#rename} makes one name of two, which are told
      * @throws TesseraCorruptException if a checksum fails; parts of the state may have been overwritten
      * @throws TesseraTimeoutException if a rank of the communicator did not come: names it
      */
-    public void load(State state, LoadOptions options) {
+    public LoadReport load(State state, LoadOptions options) {
         final ProgressRelay told = ProgressRelay.of(options.progress);
         final Comm comm = options.comm;
-        if (comm == null) {
-            ref.run(h -> load(h, state, options, told, 0));
-        } else {
-            ref.run(h -> comm.ref.runExclusive(c -> load(h, state, options, told, c)));
-        }
+        final byte[] report = comm == null
+                ? ref.call(h -> load(h, state, options, told, 0))
+                : ref.call(h -> comm.ref.callExclusive(c -> load(h, state, options, told, c)));
         ProgressRelay.settle(told);
+        return LoadReport.of(Native.text(report));
     }
 
-    private static void load(long handle, State state, LoadOptions options, ProgressRelay told, long comm) {
-        state.use(s -> {
-            Native.checkpointLoad(handle, s, options.given, options.values, told, comm);
-            return null;
-        });
+    private static byte[] load(long handle, State state, LoadOptions options, ProgressRelay told, long comm) {
+        return state.use(s -> Native.checkpointLoad(handle, s, options.given, options.values, told, comm, options.only,
+                options.rules.toArray(new byte[0][])));
     }
 
     /**

@@ -215,7 +215,9 @@ final class Native {
     static native byte[] checkpointTensorName(long checkpoint, long index);
     static native long[] checkpointTensorShape(long checkpoint, long index);
     static native void checkpointRead(long checkpoint, byte[] name, long[] tensor);
-    static native void checkpointLoad(long checkpoint, long state, int given, int values, Object progress, long comm);
+    static native byte[] checkpointLoad(
+            long checkpoint, long state, int given, int values, Object progress, long comm, byte[][] only,
+            byte[][] rules);
     static native void checkpointVerify(long checkpoint, boolean full);
     static native void checkpointVerifyProgress(long checkpoint, boolean full, Object progress);
     static native void checkpointExport(

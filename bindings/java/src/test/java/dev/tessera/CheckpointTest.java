@@ -2,6 +2,7 @@ package dev.tessera;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -325,15 +326,70 @@ class CheckpointTest {
                     () -> checkpoint.load(State.of("w", other).with("absent", Tensor.zeros(DType.F32, 1)).put("note", "")));
             assertTrue(error.getMessage().contains("absent") && error.getMessage().contains("w"), error.getMessage());
             assertThrows(TesseraMismatchException.class, () -> checkpoint.load(State.of("w", w)), "the value is left out");
-            checkpoint.load(State.of("w", w).with("absent", Tensor.zeros(DType.F32, 1)),
+            final LoadReport lax = checkpoint.load(State.of("w", w).with("absent", Tensor.zeros(DType.F32, 1)),
                     new LoadOptions().allowMissing(true).allowUnexpected(true).verify(false));
+            assertEquals(List.of("absent"), lax.missing());
+            assertEquals(List.of("note"), lax.unexpected());
+            assertFalse(lax.verified());
             final Tensor wide = Tensor.zeros(DType.F64, 8);
             assertThrows(TesseraMismatchException.class, () -> checkpoint.load(State.of("w", wide).put("note", "")));
-            checkpoint.load(State.of("w", wide).put("note", ""), new LoadOptions().allowCast(true));
+            final LoadReport cast =
+                    checkpoint.load(State.of("w", wide).put("note", ""), new LoadOptions().allowCast(true));
             assertEquals(7.0, wide.doubles().get(7));
+            assertEquals("missing [], unexpected [], cast [w: F32 to F64], left alone [], verified", cast.toString());
+            assertEquals("w", cast.cast().get(0).name());
+            assertEquals(DType.F32, cast.cast().get(0).saved());
+            assertEquals(DType.F64, cast.cast().get(0).here());
             assertThrows(TesseraMismatchException.class, () -> checkpoint.read("w", Tensor.zeros(DType.F32, 4, 2)));
             assertThrows(TesseraNotFoundException.class, () -> checkpoint.read("v"));
         }
+    }
+
+    @Test
+    void namesAreChosenAndRenamed() {
+        save(8);
+        try (Checkpoint checkpoint = Checkpoint.open(root)) {
+            final Tensor weight = Tensor.zeros(DType.F32, 8);
+            final Tensor other = Tensor.zeros(DType.F32, 3);
+            final State state = State.of("encoder.w", weight).with("head.w", other).put("encoder.note", "");
+            final LoadReport report = checkpoint.load(state, new LoadOptions().only("encoder.*").rename("w", "encoder.w")
+                    .rename("", "encoder.").rename("w", "head.w"));
+            assertEquals(7f, weight.floats().get(7));
+            assertEquals("hello", state.get("encoder.note"));
+            assertEquals(List.of("head.w"), report.leftAlone());
+            assertEquals(List.of(), report.missing());
+            assertEquals(List.of(), report.unexpected());
+            assertTrue(report.verified());
+        }
+    }
+
+    @Test
+    void namesThatCannotBeLoadedAreRefused() {
+        save(8);
+        try (Checkpoint checkpoint = Checkpoint.open(root)) {
+            final Tensor w = Tensor.zeros(DType.F32, 8);
+            final State state = State.of("w", w).put("note", "");
+            refusedLoad(TesseraMismatchException.class, "no name of the state fits 'nope.*'", checkpoint, state,
+                    new LoadOptions().only("w", "nope.*"));
+            refusedLoad(TesseraInvalidArgumentException.class, "only has no pattern", checkpoint, state,
+                    new LoadOptions().only());
+            refusedLoad(TesseraInvalidArgumentException.class, "a pattern of names is empty", checkpoint, state,
+                    new LoadOptions().only(""));
+            refusedLoad(TesseraInvalidArgumentException.class, "'w' and 'note' of the checkpoint would both be 'w'",
+                    checkpoint, state, new LoadOptions().rename("note", "w"));
+            refusedLoad(TesseraInvalidArgumentException.class, "the rule 'w.' -> 'w'", checkpoint, state,
+                    new LoadOptions().rename("w.", "w"));
+            assertThrows(IllegalArgumentException.class, () -> new LoadOptions().only("a\0"));
+            assertThrows(IllegalArgumentException.class, () -> new LoadOptions().rename("\ud83d", "a"));
+            assertThrows(NullPointerException.class, () -> new LoadOptions().only("a", null));
+            assertEquals(0f, w.floats().get(7));
+        }
+    }
+
+    private static void refusedLoad(
+            Class<? extends TesseraException> type, String told, Checkpoint checkpoint, State state, LoadOptions options) {
+        final TesseraException error = assertThrows(type, () -> checkpoint.load(state, options));
+        assertTrue(error.getMessage().contains(told), error.getMessage());
     }
 
     @Test

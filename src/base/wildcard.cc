@@ -1,0 +1,88 @@
+#include "base/wildcard.hpp"
+
+#include <optional>
+
+namespace tsr {
+
+namespace {
+
+// The first character is taken off. In UTF-8 characters compare as their bytes do.
+std::string_view take(std::string_view& text) {
+    const auto lead = static_cast<unsigned char>(text.front());
+    const size_t size = lead < 0xc0 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+    const std::string_view character = text.substr(0, size);
+    text.remove_prefix(character.size());
+    return character;
+}
+
+// As take(), of a pattern.
+std::string_view take_literal(std::string_view& pattern) {
+    if (pattern.size() > 1 && pattern.front() == '\\') pattern.remove_prefix(1);
+    return take(pattern);
+}
+
+// Takes off the set that follows a '[', and says whether the character is in it; nothing if the set is never closed.
+std::optional<bool> take_set(std::string_view& pattern, std::string_view character) {
+    std::string_view rest = pattern;
+    const bool negated = rest.starts_with('!') || rest.starts_with('^');
+    if (negated) rest.remove_prefix(1);
+    bool found = false;
+    for (bool is_first = true; !rest.empty(); is_first = false) {
+        if (rest.front() == ']' && !is_first) {
+            pattern = rest.substr(1);
+            return found != negated;
+        }
+        const std::string_view low = take_literal(rest);
+        std::string_view high = low;
+        if (rest.size() > 1 && rest[0] == '-' && rest[1] != ']') {
+            rest.remove_prefix(1);
+            high = take_literal(rest);
+        }
+        found = found || (low <= character && character <= high);
+    }
+    return std::nullopt;
+}
+
+// Takes off what stands for one character; `pattern` has some left.
+bool fits_one(std::string_view& pattern, std::string_view character) {
+    std::string_view rest = pattern.substr(1);
+    if (pattern.front() == '?') {
+        pattern = rest;
+        return true;
+    }
+    if (pattern.front() == '[') {
+        if (const auto found = take_set(rest, character)) {
+            pattern = rest;
+            return *found;
+        }
+    }
+    return take_literal(pattern) == character;
+}
+
+}  // namespace
+
+bool fits(std::string_view pattern, std::string_view name) {
+    // Only the last '*' needs to take more than it did: whatever the ones before it took, it could take as well.
+    struct Retry {
+        std::string_view pattern;
+        std::string_view name;
+    };
+    std::optional<Retry> retry;
+    while (true) {
+        if (pattern.starts_with('*')) {
+            pattern.remove_prefix(1);
+            retry = {pattern, name};
+            continue;
+        }
+        if (name.empty()) return pattern.empty();
+        if (!pattern.empty() && fits_one(pattern, take(name))) continue;
+        if (!retry) return false;
+        (void)take(retry->name);
+        pattern = retry->pattern;
+        name = retry->name;
+    }
+}
+
+bool is_pattern(std::string_view text) { return text.find_first_of("*?[\\") != std::string_view::npos; }
+
+}  // namespace tsr
