@@ -27,6 +27,32 @@ std::string value_of(const tsr_state* state, const char* name) {
     return text;
 }
 
+std::string manifest_of(const tsr_checkpoint* checkpoint) {
+    size_t size = 0;
+    EXPECT_OK(tsr_checkpoint_manifest(checkpoint, nullptr, 0, &size));
+    std::string text(size, '\0');
+    EXPECT_OK(tsr_checkpoint_manifest(checkpoint, text.data(), text.size(), &size));
+    return text;
+}
+
+std::string path_of(const tsr_checkpoint* checkpoint) {
+    size_t size = 0;
+    EXPECT_OK(tsr_checkpoint_path(checkpoint, nullptr, 0, &size));
+    std::string text(size, '\0');
+    EXPECT_OK(tsr_checkpoint_path(checkpoint, text.data(), text.size(), &size));
+    text.resize(size - 1);
+    return text;
+}
+
+// Of its rank files.
+uintmax_t data_bytes(const tsr_checkpoint* checkpoint) {
+    uintmax_t bytes = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(path_of(checkpoint))) {
+        if (entry.path().extension() == ".safetensors") bytes += entry.file_size();
+    }
+    return bytes;
+}
+
 TEST(LayoutApi, TellsWhoHoldsWhat) {
     const std::array<int64_t, 2> shape{10, 4};
     const std::array<int32_t, 2> mesh{2, 2};
@@ -295,16 +321,10 @@ TEST(SaverApi, AJobGoesOnAtAnotherWorldSizeAsIfNothingHadHappened) {
     EXPECT_FAILS(tsr_checkpoint_read(checkpoint, "model.bias", &into), TSR_E_MISMATCH, "[3]");
     EXPECT_FAILS(tsr_checkpoint_tensor(checkpoint, 8, &name, &dtype, &shape, &ndim), TSR_E_INVALID_ARGUMENT, "8 of 8");
 
-    size_t size = 0;
-    EXPECT_OK(tsr_checkpoint_manifest(checkpoint, nullptr, 0, &size));
-    std::string manifest(size, '\0');
-    EXPECT_OK(tsr_checkpoint_manifest(checkpoint, manifest.data(), manifest.size(), &size));
+    const std::string manifest = manifest_of(checkpoint);
     EXPECT_THAT(manifest, HasSubstr("\"language\":\"c++\""));
     EXPECT_THAT(manifest, HasSubstr("\"loss\":0.25"));
-    EXPECT_OK(tsr_checkpoint_path(checkpoint, nullptr, 0, &size));
-    std::string path(size, '\0');
-    EXPECT_OK(tsr_checkpoint_path(checkpoint, path.data(), path.size(), &size));
-    EXPECT_THAT(path, HasSubstr("step-00000004-"));
+    EXPECT_THAT(path_of(checkpoint), HasSubstr("step-00000004-"));
 }
 
 TEST(SaverApi, KeepsTheUnionAndKnowsTheBest) {
@@ -340,6 +360,51 @@ TEST(SaverApi, KeepsTheUnionAndKnowsTheBest) {
     size_t saves = 0;
     for (const auto& entry : std::filesystem::directory_iterator(dir.path())) saves += entry.is_directory() ? 1 : 0;
     EXPECT_EQ(saves, 3u) << "20 is the best, 30 and 60 are kept for ever";
+}
+
+// Two names of the same memory.
+TEST(SaverApi, TiedTensorsAreSavedOnceLoadApartAndAreTiedAgain) {
+    const api::TemporaryDirectory dir;
+    api::Array<float> shared({1000}, 1.5F);
+    const tsr_tensor second = shared.tensor();
+    const auto tied = api::state_of("embed.weight", shared);
+    ASSERT_OK(tsr_state_add_tensor(tied, "head.weight", &second));
+    api::Owned<tsr_saver> saver;
+    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), nullptr, saver.out()));
+    ASSERT_OK(tsr_saver_save(saver, 1, tied));
+    api::Owned<tsr_checkpoint> checkpoint;
+    ASSERT_OK(tsr_checkpoint_open(dir.path().c_str(), checkpoint.out()));
+    const std::string is_tied = R"("aliases":{"head.weight":"embed.weight"})";
+    EXPECT_THAT(manifest_of(checkpoint), HasSubstr(is_tied));
+    size_t count = 0;
+    ASSERT_OK(tsr_checkpoint_tensor_count(checkpoint, &count));
+    EXPECT_EQ(count, 2U);
+    const uintmax_t once = data_bytes(checkpoint);
+
+    api::Array<float> embed({1000}, 0.0F);
+    api::Array<float> head({1000}, 0.0F);
+    const tsr_tensor head_tensor = head.tensor();
+    const auto apart = api::state_of("embed.weight", embed);
+    ASSERT_OK(tsr_state_add_tensor(apart, "head.weight", &head_tensor));
+    ASSERT_OK(tsr_checkpoint_load(checkpoint, apart, nullptr));
+    EXPECT_THAT(embed.values, Each(1.5F));
+    EXPECT_THAT(head.values, Each(1.5F));
+    head.values.assign(1000, 2.5F);
+    ASSERT_OK(tsr_saver_save(saver, 2, apart));
+    api::Owned<tsr_checkpoint> of_both;
+    ASSERT_OK(tsr_checkpoint_open(dir.path().c_str(), of_both.out()));
+    EXPECT_EQ(data_bytes(of_both), once + 1000 * sizeof(float));
+    head.values.assign(1000, 0.0F);
+    ASSERT_OK(tsr_checkpoint_read(of_both, "head.weight", &head_tensor));
+    EXPECT_THAT(head.values, Each(2.5F));
+
+    shared.values.assign(1000, 0.0F);
+    ASSERT_OK(tsr_checkpoint_load(checkpoint, tied, nullptr));
+    EXPECT_THAT(shared.values, Each(1.5F));
+    ASSERT_OK(tsr_saver_save(saver, 3, tied));
+    ASSERT_OK(tsr_checkpoint_open(dir.path().c_str(), checkpoint.out()));
+    EXPECT_THAT(manifest_of(checkpoint), HasSubstr(is_tied));
+    EXPECT_EQ(data_bytes(checkpoint), once);
 }
 
 struct Told {
