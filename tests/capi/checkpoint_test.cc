@@ -530,6 +530,28 @@ struct Gate {
     }
 };
 
+// A saver whose first save in the background is held at its gate.
+struct GatedSaver {
+    api::TemporaryDirectory dir;
+    Gate gate;
+    tsr_saver_options options{};
+    api::Owned<tsr_saver> saver;  // ends before its gate
+
+    explicit GatedSaver(int32_t when_busy) {
+        EXPECT_OK(tsr_saver_options_init(&options, sizeof options));
+        EXPECT_EQ(options.copy_on_demand, 0);
+        options.when_busy = when_busy;
+        options.progress = Gate::hold;
+        options.progress_data = &gate;
+    }
+    tsr_status create() { return tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()); }
+    // Returns when it is held.
+    void save_and_hold(int64_t step, tsr_state* state, tsr_work** work = nullptr) {
+        ASSERT_OK(tsr_saver_save_async(saver, step, state, work));
+        ASSERT_EQ(gate.reached.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    }
+};
+
 // Makes the optimizer of one parameter, "w", and adds it to the state.
 void add_adamw(tsr_state* state, api::Array<float>& weight, api::Array<float>& gradient,
                api::Owned<tsr_optimizer>& optimizer) {
@@ -540,33 +562,24 @@ void add_adamw(tsr_state* state, api::Array<float>& weight, api::Array<float>& g
 }
 
 TEST(SaverApi, WhatAnOptimizerOwnsIsCopiedBeforeItsNextStepChangesIt) {
-    const api::TemporaryDirectory dir;
     api::Array<float> weight({3 << 20}, 1.0F);
     api::Array<float> gradient({3 << 20}, 0.5F);
     api::Owned<tsr_optimizer> optimizer;
     const auto state = api::state_of("w", weight);
     add_adamw(state, weight, gradient, optimizer);
-    Gate gate;
-    tsr_saver_options options;
-    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
-    EXPECT_EQ(options.copy_on_demand, 0);
-    options.when_busy = TSR_BUSY_REPLACE;
-    options.progress = Gate::hold;
-    options.progress_data = &gate;
-    options.copy_on_demand = 2;
-    api::Owned<tsr_saver> saver;
-    EXPECT_FAILS(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()), TSR_E_INVALID_ARGUMENT,
-                 "copy_on_demand");
-    options.copy_on_demand = 1;
-    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()));
-    ASSERT_OK(tsr_saver_save_async(saver, 1, state, nullptr));
-    ASSERT_EQ(gate.reached.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    GatedSaver gated(TSR_BUSY_REPLACE);
+    const auto& saver = gated.saver;
+    gated.options.copy_on_demand = 2;
+    EXPECT_FAILS(gated.create(), TSR_E_INVALID_ARGUMENT, "copy_on_demand");
+    gated.options.copy_on_demand = 1;
+    ASSERT_OK(gated.create());
+    ASSERT_NO_FATAL_FAILURE(gated.save_and_hold(1, state));
     ASSERT_OK(tsr_optimizer_step(optimizer));
     const std::vector<float> expected = weight.values;
     ASSERT_OK(tsr_saver_save_async(saver, 2, state, nullptr));  // behind the first: nothing of it is copied by itself
     ASSERT_OK(tsr_optimizer_step(optimizer));
     EXPECT_NE(weight.values, expected);
-    gate.opened.set_value();
+    gated.gate.opened.set_value();
     ASSERT_OK(tsr_saver_wait(saver));
     int64_t step = 0;
     ASSERT_OK(tsr_saver_resume(saver, state, &step));
@@ -577,23 +590,16 @@ TEST(SaverApi, WhatAnOptimizerOwnsIsCopiedBeforeItsNextStepChangesIt) {
 }
 
 TEST(SaverApi, ABusySaverCanRefuse) {
-    const api::TemporaryDirectory dir;
     api::Array<float> a({4}, 2.0F);
     const auto state = api::state_of("a", a);
-    Gate gate;
-    tsr_saver_options options;
-    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
-    options.when_busy = TSR_BUSY_REFUSE;
-    options.progress = Gate::hold;
-    options.progress_data = &gate;
-    api::Owned<tsr_saver> saver;
-    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()));
-    ASSERT_OK(tsr_saver_save_async(saver, 1, state, nullptr));
-    ASSERT_EQ(gate.reached.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    GatedSaver gated(TSR_BUSY_REFUSE);
+    const auto& saver = gated.saver;
+    ASSERT_OK(gated.create());
+    ASSERT_NO_FATAL_FAILURE(gated.save_and_hold(1, state));
     api::Owned<tsr_work> refused;
     EXPECT_FAILS(tsr_saver_save_async(saver, 2, state, refused.out()), TSR_E_NOT_READY, "when_busy refuses another");
     EXPECT_EQ(static_cast<tsr_work*>(refused), nullptr);
-    gate.opened.set_value();
+    gated.gate.opened.set_value();
     ASSERT_OK(tsr_saver_wait(saver));
     ASSERT_OK(tsr_saver_save_async(saver, 3, state, nullptr));
     ASSERT_OK(tsr_saver_wait(saver));
@@ -603,25 +609,18 @@ TEST(SaverApi, ABusySaverCanRefuse) {
 }
 
 TEST(SaverApi, ABusySaverReplacesWhatWaits) {
-    const api::TemporaryDirectory dir;
     api::Array<float> a({4}, 2.0F);
     const auto state = api::state_of("a", a);
-    Gate gate;
-    tsr_saver_options options;
-    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
-    options.when_busy = TSR_BUSY_REPLACE;
-    options.progress = Gate::hold;
-    options.progress_data = &gate;
-    api::Owned<tsr_saver> saver;
-    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()));
+    GatedSaver gated(TSR_BUSY_REPLACE);
+    const auto& saver = gated.saver;
+    ASSERT_OK(gated.create());
     std::array<api::Owned<tsr_work>, 3> works;
-    ASSERT_OK(tsr_saver_save_async(saver, 1, state, works[0].out()));
-    ASSERT_EQ(gate.reached.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    ASSERT_NO_FATAL_FAILURE(gated.save_and_hold(1, state, works[0].out()));
     ASSERT_OK(tsr_saver_save_async(saver, 2, state, works[1].out()));
     a.values.assign(4, 3.0F);
     ASSERT_OK(tsr_saver_save_async(saver, 3, state, works[2].out()));
     EXPECT_FAILS(tsr_work_wait(works[1], 0), TSR_E_ABORTED, "the save of step 2 was replaced");
-    gate.opened.set_value();
+    gated.gate.opened.set_value();
     EXPECT_OK(tsr_work_wait(works[0], 60000));
     EXPECT_OK(tsr_work_wait(works[2], 60000));
     ASSERT_OK(tsr_saver_wait(saver));
@@ -629,7 +628,7 @@ TEST(SaverApi, ABusySaverReplacesWhatWaits) {
     ASSERT_OK(tsr_saver_resume(saver, state, &step));
     EXPECT_EQ(step, 3);
     EXPECT_THAT(a.values, testing::Each(3.0F));
-    for (const auto& entry : std::filesystem::directory_iterator(dir.path())) {
+    for (const auto& entry : std::filesystem::directory_iterator(gated.dir.path())) {
         EXPECT_FALSE(entry.path().filename().string().starts_with("step-00000002")) << entry.path();
     }
 }
@@ -681,30 +680,23 @@ TEST(SaverApi, AllRanksStopAtOneStep) {
 
 // Its state holds the optimizer on; the memory is the caller's.
 TEST(SaverApi, WhatAnOptimizerOwnsIsCopiedBeforeItIsDestroyed) {
-    const api::TemporaryDirectory dir;
     api::Array<float> weight({3 << 20}, 1.0F);
     api::Array<float> gradient({3 << 20}, 0.5F);
     api::Owned<tsr_optimizer> optimizer;
     const auto state = api::state_of("w", weight);
     add_adamw(state, weight, gradient, optimizer);
-    Gate gate;
-    tsr_saver_options options;
-    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
-    options.when_busy = TSR_BUSY_REPLACE;
-    options.progress = Gate::hold;
-    options.progress_data = &gate;
-    options.copy_on_demand = 1;
-    api::Owned<tsr_saver> saver;
-    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()));
-    ASSERT_OK(tsr_saver_save_async(saver, 1, state, nullptr));
-    ASSERT_EQ(gate.reached.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    GatedSaver gated(TSR_BUSY_REPLACE);
+    const auto& saver = gated.saver;
+    gated.options.copy_on_demand = 1;
+    ASSERT_OK(gated.create());
+    ASSERT_NO_FATAL_FAILURE(gated.save_and_hold(1, state));
     ASSERT_OK(tsr_saver_save_async(saver, 2, state, nullptr));  // behind the first: nothing of it is copied by itself
     optimizer.reset();
     weight.values.assign(weight.values.size(), -1.0F);
-    gate.opened.set_value();
+    gated.gate.opened.set_value();
     ASSERT_OK(tsr_saver_wait(saver));
     api::Owned<tsr_checkpoint> checkpoint;
-    ASSERT_OK(tsr_checkpoint_open(dir.path().c_str(), checkpoint.out()));
+    ASSERT_OK(tsr_checkpoint_open(gated.dir.path().c_str(), checkpoint.out()));
     const tsr_tensor into = weight.tensor();
     ASSERT_OK(tsr_checkpoint_read(checkpoint, "w", &into));
     EXPECT_THAT(weight.values, Each(1.0F));
