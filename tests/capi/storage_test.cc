@@ -139,7 +139,13 @@ struct Kind {
     int32_t ranks = 1;
     bool in_background = false;
     const char* format = nullptr;
+
+    [[nodiscard]] std::string name() const {
+        return std::string(in_background ? "InBackground" : "AtOnce") + (format == nullptr ? "Native" : "TorchDcp");
+    }
 };
+
+void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name(); }
 
 // What a rank was told of a save.
 struct Told {
@@ -287,10 +293,7 @@ TEST_P(SaveOfEachKind, SurvivesAStorageThatIsGoneFromAnyCallOn) {
 INSTANTIATE_TEST_SUITE_P(All, SaveOfEachKind,
                          ::testing::Values(Kind{3}, Kind{3, true}, Kind{3, false, "torch_dcp"},
                                            Kind{3, true, "torch_dcp"}),
-                         [](const auto& kind) {
-                             return std::string(kind.param.in_background ? "InBackground" : "AtOnce") +
-                                    (kind.param.format == nullptr ? "Native" : "TorchDcp");
-                         });
+                         [](const auto& kind) { return kind.param.name(); });
 
 TEST(StorageApi, TellsOfAnErrorAtEachCallOfALoad) {
     MemoryStorage memory;
