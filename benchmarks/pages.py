@@ -125,14 +125,17 @@ def told(number: float, metric: str) -> str:
 
 
 def commands(cases: list[results.Case]) -> str:
-    """A row a command, a column a format."""
+    """A row a command, a column a format; "-" where a format has no such command."""
     by_name = {tuple(case["case"].split(": ")): case for case in cases}
     formats = list(dict.fromkeys(form for form, _ in by_name))
-    rows = []
-    for name in dict.fromkeys(name for _, name in by_name):
-        of = [by_name[form, name] for form in formats]
-        missed = [f" (asked: {case['peer']:g} s)" if is_missed(case) else "" for case in of]
-        rows.append([f"`{name}`", *(f"{case['ours']:.2f} s{text}" for case, text in zip(of, missed, strict=True))])
+
+    def cell(case: results.Case | None) -> str:
+        if case is None:
+            return "-"
+        return f"{case['ours']:.2f} s" + (f" (asked: {case['peer']:g} s)" if is_missed(case) else "")
+
+    names = dict.fromkeys(name for _, name in by_name)
+    rows = [[f"`{name}`", *(cell(by_name.get((form, name))) for form in formats)] for name in names]
     return measured_on("command") + "\n\n" + table(["`tessera ckpt`", *formats], rows)
 
 

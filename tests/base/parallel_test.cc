@@ -8,6 +8,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "new_threads.hpp"
 
 namespace tsr {
 namespace {
@@ -55,6 +56,11 @@ TEST(RunParallel, AnInterruptEndsIt) {
         }
     }
     set_interrupt(nullptr, nullptr);
+}
+
+TEST(RunParallel, ItsThreadsTakeNoSignals) {
+    const testing::NewThreads threads;
+    run_parallel(2, 2, [&](size_t, int) { threads.expect_no_signals_taken("tsr-worker"); });
 }
 
 }  // namespace

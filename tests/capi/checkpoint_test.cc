@@ -27,6 +27,32 @@ std::string value_of(const tsr_state* state, const char* name) {
     return text;
 }
 
+std::string manifest_of(const tsr_checkpoint* checkpoint) {
+    size_t size = 0;
+    EXPECT_OK(tsr_checkpoint_manifest(checkpoint, nullptr, 0, &size));
+    std::string text(size, '\0');
+    EXPECT_OK(tsr_checkpoint_manifest(checkpoint, text.data(), text.size(), &size));
+    return text;
+}
+
+std::string path_of(const tsr_checkpoint* checkpoint) {
+    size_t size = 0;
+    EXPECT_OK(tsr_checkpoint_path(checkpoint, nullptr, 0, &size));
+    std::string text(size, '\0');
+    EXPECT_OK(tsr_checkpoint_path(checkpoint, text.data(), text.size(), &size));
+    text.resize(size - 1);
+    return text;
+}
+
+// Of its rank files.
+uintmax_t data_bytes(const tsr_checkpoint* checkpoint) {
+    uintmax_t bytes = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(path_of(checkpoint))) {
+        if (entry.path().extension() == ".safetensors") bytes += entry.file_size();
+    }
+    return bytes;
+}
+
 TEST(LayoutApi, TellsWhoHoldsWhat) {
     const std::array<int64_t, 2> shape{10, 4};
     const std::array<int32_t, 2> mesh{2, 2};
@@ -295,16 +321,10 @@ TEST(SaverApi, AJobGoesOnAtAnotherWorldSizeAsIfNothingHadHappened) {
     EXPECT_FAILS(tsr_checkpoint_read(checkpoint, "model.bias", &into), TSR_E_MISMATCH, "[3]");
     EXPECT_FAILS(tsr_checkpoint_tensor(checkpoint, 8, &name, &dtype, &shape, &ndim), TSR_E_INVALID_ARGUMENT, "8 of 8");
 
-    size_t size = 0;
-    EXPECT_OK(tsr_checkpoint_manifest(checkpoint, nullptr, 0, &size));
-    std::string manifest(size, '\0');
-    EXPECT_OK(tsr_checkpoint_manifest(checkpoint, manifest.data(), manifest.size(), &size));
+    const std::string manifest = manifest_of(checkpoint);
     EXPECT_THAT(manifest, HasSubstr("\"language\":\"c++\""));
     EXPECT_THAT(manifest, HasSubstr("\"loss\":0.25"));
-    EXPECT_OK(tsr_checkpoint_path(checkpoint, nullptr, 0, &size));
-    std::string path(size, '\0');
-    EXPECT_OK(tsr_checkpoint_path(checkpoint, path.data(), path.size(), &size));
-    EXPECT_THAT(path, HasSubstr("step-00000004-"));
+    EXPECT_THAT(path_of(checkpoint), HasSubstr("step-00000004-"));
 }
 
 TEST(SaverApi, KeepsTheUnionAndKnowsTheBest) {
@@ -340,6 +360,51 @@ TEST(SaverApi, KeepsTheUnionAndKnowsTheBest) {
     size_t saves = 0;
     for (const auto& entry : std::filesystem::directory_iterator(dir.path())) saves += entry.is_directory() ? 1 : 0;
     EXPECT_EQ(saves, 3u) << "20 is the best, 30 and 60 are kept for ever";
+}
+
+// Two names of the same memory.
+TEST(SaverApi, TiedTensorsAreSavedOnceLoadApartAndAreTiedAgain) {
+    const api::TemporaryDirectory dir;
+    api::Array<float> shared({1000}, 1.5F);
+    const tsr_tensor second = shared.tensor();
+    const auto tied = api::state_of("embed.weight", shared);
+    ASSERT_OK(tsr_state_add_tensor(tied, "head.weight", &second));
+    api::Owned<tsr_saver> saver;
+    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), nullptr, saver.out()));
+    ASSERT_OK(tsr_saver_save(saver, 1, tied));
+    api::Owned<tsr_checkpoint> checkpoint;
+    ASSERT_OK(tsr_checkpoint_open(dir.path().c_str(), checkpoint.out()));
+    const std::string is_tied = R"("aliases":{"head.weight":"embed.weight"})";
+    EXPECT_THAT(manifest_of(checkpoint), HasSubstr(is_tied));
+    size_t count = 0;
+    ASSERT_OK(tsr_checkpoint_tensor_count(checkpoint, &count));
+    EXPECT_EQ(count, 2U);
+    const uintmax_t once = data_bytes(checkpoint);
+
+    api::Array<float> embed({1000}, 0.0F);
+    api::Array<float> head({1000}, 0.0F);
+    const tsr_tensor head_tensor = head.tensor();
+    const auto apart = api::state_of("embed.weight", embed);
+    ASSERT_OK(tsr_state_add_tensor(apart, "head.weight", &head_tensor));
+    ASSERT_OK(tsr_checkpoint_load(checkpoint, apart, nullptr));
+    EXPECT_THAT(embed.values, Each(1.5F));
+    EXPECT_THAT(head.values, Each(1.5F));
+    head.values.assign(1000, 2.5F);
+    ASSERT_OK(tsr_saver_save(saver, 2, apart));
+    api::Owned<tsr_checkpoint> of_both;
+    ASSERT_OK(tsr_checkpoint_open(dir.path().c_str(), of_both.out()));
+    EXPECT_EQ(data_bytes(of_both), once + 1000 * sizeof(float));
+    head.values.assign(1000, 0.0F);
+    ASSERT_OK(tsr_checkpoint_read(of_both, "head.weight", &head_tensor));
+    EXPECT_THAT(head.values, Each(2.5F));
+
+    shared.values.assign(1000, 0.0F);
+    ASSERT_OK(tsr_checkpoint_load(checkpoint, tied, nullptr));
+    EXPECT_THAT(shared.values, Each(1.5F));
+    ASSERT_OK(tsr_saver_save(saver, 3, tied));
+    ASSERT_OK(tsr_checkpoint_open(dir.path().c_str(), checkpoint.out()));
+    EXPECT_THAT(manifest_of(checkpoint), HasSubstr(is_tied));
+    EXPECT_EQ(data_bytes(checkpoint), once);
 }
 
 struct Told {
@@ -465,6 +530,28 @@ struct Gate {
     }
 };
 
+// A saver whose first save in the background is held at its gate.
+struct GatedSaver {
+    api::TemporaryDirectory dir;
+    Gate gate;
+    tsr_saver_options options{};
+    api::Owned<tsr_saver> saver;  // ends before its gate
+
+    explicit GatedSaver(int32_t when_busy) {
+        EXPECT_OK(tsr_saver_options_init(&options, sizeof options));
+        EXPECT_EQ(options.copy_on_demand, 0);
+        options.when_busy = when_busy;
+        options.progress = Gate::hold;
+        options.progress_data = &gate;
+    }
+    tsr_status create() { return tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()); }
+    // Returns when it is held.
+    void save_and_hold(int64_t step, tsr_state* state, tsr_work** work = nullptr) {
+        ASSERT_OK(tsr_saver_save_async(saver, step, state, work));
+        ASSERT_EQ(gate.reached.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    }
+};
+
 // Makes the optimizer of one parameter, "w", and adds it to the state.
 void add_adamw(tsr_state* state, api::Array<float>& weight, api::Array<float>& gradient,
                api::Owned<tsr_optimizer>& optimizer) {
@@ -475,33 +562,24 @@ void add_adamw(tsr_state* state, api::Array<float>& weight, api::Array<float>& g
 }
 
 TEST(SaverApi, WhatAnOptimizerOwnsIsCopiedBeforeItsNextStepChangesIt) {
-    const api::TemporaryDirectory dir;
     api::Array<float> weight({3 << 20}, 1.0F);
     api::Array<float> gradient({3 << 20}, 0.5F);
     api::Owned<tsr_optimizer> optimizer;
     const auto state = api::state_of("w", weight);
     add_adamw(state, weight, gradient, optimizer);
-    Gate gate;
-    tsr_saver_options options;
-    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
-    EXPECT_EQ(options.copy_on_demand, 0);
-    options.when_busy = TSR_BUSY_REPLACE;
-    options.progress = Gate::hold;
-    options.progress_data = &gate;
-    options.copy_on_demand = 2;
-    api::Owned<tsr_saver> saver;
-    EXPECT_FAILS(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()), TSR_E_INVALID_ARGUMENT,
-                 "copy_on_demand");
-    options.copy_on_demand = 1;
-    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()));
-    ASSERT_OK(tsr_saver_save_async(saver, 1, state, nullptr));
-    ASSERT_EQ(gate.reached.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    GatedSaver gated(TSR_BUSY_REPLACE);
+    const auto& saver = gated.saver;
+    gated.options.copy_on_demand = 2;
+    EXPECT_FAILS(gated.create(), TSR_E_INVALID_ARGUMENT, "copy_on_demand");
+    gated.options.copy_on_demand = 1;
+    ASSERT_OK(gated.create());
+    ASSERT_NO_FATAL_FAILURE(gated.save_and_hold(1, state));
     ASSERT_OK(tsr_optimizer_step(optimizer));
     const std::vector<float> expected = weight.values;
     ASSERT_OK(tsr_saver_save_async(saver, 2, state, nullptr));  // behind the first: nothing of it is copied by itself
     ASSERT_OK(tsr_optimizer_step(optimizer));
     EXPECT_NE(weight.values, expected);
-    gate.opened.set_value();
+    gated.gate.opened.set_value();
     ASSERT_OK(tsr_saver_wait(saver));
     int64_t step = 0;
     ASSERT_OK(tsr_saver_resume(saver, state, &step));
@@ -512,23 +590,16 @@ TEST(SaverApi, WhatAnOptimizerOwnsIsCopiedBeforeItsNextStepChangesIt) {
 }
 
 TEST(SaverApi, ABusySaverCanRefuse) {
-    const api::TemporaryDirectory dir;
     api::Array<float> a({4}, 2.0F);
     const auto state = api::state_of("a", a);
-    Gate gate;
-    tsr_saver_options options;
-    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
-    options.when_busy = TSR_BUSY_REFUSE;
-    options.progress = Gate::hold;
-    options.progress_data = &gate;
-    api::Owned<tsr_saver> saver;
-    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()));
-    ASSERT_OK(tsr_saver_save_async(saver, 1, state, nullptr));
-    ASSERT_EQ(gate.reached.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    GatedSaver gated(TSR_BUSY_REFUSE);
+    const auto& saver = gated.saver;
+    ASSERT_OK(gated.create());
+    ASSERT_NO_FATAL_FAILURE(gated.save_and_hold(1, state));
     api::Owned<tsr_work> refused;
     EXPECT_FAILS(tsr_saver_save_async(saver, 2, state, refused.out()), TSR_E_NOT_READY, "when_busy refuses another");
     EXPECT_EQ(static_cast<tsr_work*>(refused), nullptr);
-    gate.opened.set_value();
+    gated.gate.opened.set_value();
     ASSERT_OK(tsr_saver_wait(saver));
     ASSERT_OK(tsr_saver_save_async(saver, 3, state, nullptr));
     ASSERT_OK(tsr_saver_wait(saver));
@@ -538,25 +609,18 @@ TEST(SaverApi, ABusySaverCanRefuse) {
 }
 
 TEST(SaverApi, ABusySaverReplacesWhatWaits) {
-    const api::TemporaryDirectory dir;
     api::Array<float> a({4}, 2.0F);
     const auto state = api::state_of("a", a);
-    Gate gate;
-    tsr_saver_options options;
-    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
-    options.when_busy = TSR_BUSY_REPLACE;
-    options.progress = Gate::hold;
-    options.progress_data = &gate;
-    api::Owned<tsr_saver> saver;
-    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()));
+    GatedSaver gated(TSR_BUSY_REPLACE);
+    const auto& saver = gated.saver;
+    ASSERT_OK(gated.create());
     std::array<api::Owned<tsr_work>, 3> works;
-    ASSERT_OK(tsr_saver_save_async(saver, 1, state, works[0].out()));
-    ASSERT_EQ(gate.reached.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    ASSERT_NO_FATAL_FAILURE(gated.save_and_hold(1, state, works[0].out()));
     ASSERT_OK(tsr_saver_save_async(saver, 2, state, works[1].out()));
     a.values.assign(4, 3.0F);
     ASSERT_OK(tsr_saver_save_async(saver, 3, state, works[2].out()));
     EXPECT_FAILS(tsr_work_wait(works[1], 0), TSR_E_ABORTED, "the save of step 2 was replaced");
-    gate.opened.set_value();
+    gated.gate.opened.set_value();
     EXPECT_OK(tsr_work_wait(works[0], 60000));
     EXPECT_OK(tsr_work_wait(works[2], 60000));
     ASSERT_OK(tsr_saver_wait(saver));
@@ -564,7 +628,7 @@ TEST(SaverApi, ABusySaverReplacesWhatWaits) {
     ASSERT_OK(tsr_saver_resume(saver, state, &step));
     EXPECT_EQ(step, 3);
     EXPECT_THAT(a.values, testing::Each(3.0F));
-    for (const auto& entry : std::filesystem::directory_iterator(dir.path())) {
+    for (const auto& entry : std::filesystem::directory_iterator(gated.dir.path())) {
         EXPECT_FALSE(entry.path().filename().string().starts_with("step-00000002")) << entry.path();
     }
 }
@@ -616,30 +680,23 @@ TEST(SaverApi, AllRanksStopAtOneStep) {
 
 // Its state holds the optimizer on; the memory is the caller's.
 TEST(SaverApi, WhatAnOptimizerOwnsIsCopiedBeforeItIsDestroyed) {
-    const api::TemporaryDirectory dir;
     api::Array<float> weight({3 << 20}, 1.0F);
     api::Array<float> gradient({3 << 20}, 0.5F);
     api::Owned<tsr_optimizer> optimizer;
     const auto state = api::state_of("w", weight);
     add_adamw(state, weight, gradient, optimizer);
-    Gate gate;
-    tsr_saver_options options;
-    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
-    options.when_busy = TSR_BUSY_REPLACE;
-    options.progress = Gate::hold;
-    options.progress_data = &gate;
-    options.copy_on_demand = 1;
-    api::Owned<tsr_saver> saver;
-    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()));
-    ASSERT_OK(tsr_saver_save_async(saver, 1, state, nullptr));
-    ASSERT_EQ(gate.reached.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    GatedSaver gated(TSR_BUSY_REPLACE);
+    const auto& saver = gated.saver;
+    gated.options.copy_on_demand = 1;
+    ASSERT_OK(gated.create());
+    ASSERT_NO_FATAL_FAILURE(gated.save_and_hold(1, state));
     ASSERT_OK(tsr_saver_save_async(saver, 2, state, nullptr));  // behind the first: nothing of it is copied by itself
     optimizer.reset();
     weight.values.assign(weight.values.size(), -1.0F);
-    gate.opened.set_value();
+    gated.gate.opened.set_value();
     ASSERT_OK(tsr_saver_wait(saver));
     api::Owned<tsr_checkpoint> checkpoint;
-    ASSERT_OK(tsr_checkpoint_open(dir.path().c_str(), checkpoint.out()));
+    ASSERT_OK(tsr_checkpoint_open(gated.dir.path().c_str(), checkpoint.out()));
     const tsr_tensor into = weight.tensor();
     ASSERT_OK(tsr_checkpoint_read(checkpoint, "w", &into));
     EXPECT_THAT(weight.values, Each(1.0F));

@@ -122,23 +122,122 @@ void expect_newest(const tsr_storage* storage, int32_t world, int64_t step) {
     });
 }
 
+// The process whose saver failed is this one, and lives. After a real death a later saver takes the root over and collects
+// what was left.
+void forget_dead_writers(MemoryStorage& memory) {
+    memory.edit([](std::map<std::string, std::string>& contents) {
+        std::erase_if(contents, [&](const auto& object) {
+            const std::string directory = object.first.substr(0, object.first.rfind('/'));
+            return object.first.starts_with("runs/a/.owner") ||
+                   (directory != "runs/a" && !contents.contains(directory + "/manifest.json"));
+        });
+    });
+}
+
+// A save, and who makes it.
+struct Kind {
+    int32_t ranks = 1;
+    bool in_background = false;
+    const char* format = nullptr;
+
+    [[nodiscard]] std::string name() const {
+        return std::string(in_background ? "InBackground" : "AtOnce") + (format == nullptr ? "Native" : "TorchDcp");
+    }
+};
+
+void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name(); }
+
+// What a rank was told of a save.
+struct Told {
+    tsr_status status = TSR_OK;
+    std::string message;
+    int32_t native = 0;
+
+    Told() = default;
+    explicit Told(tsr_status returned) : status(returned) {
+        if (status == TSR_OK) return;
+        message = api::message();
+        native = tsr_error_native(tsr_error_last(), nullptr);
+    }
+};
+
+// By its work; the saver says the same, once.
+Told save_in_background(tsr_saver* saver, Rows& state, int64_t step) {
+    api::Owned<tsr_work> work;
+    const Told at_once(tsr_saver_save_async(saver, step, state.state, work.out()));
+    state.fill(-1);
+    if (at_once.status != TSR_OK) return at_once;
+    Told told(tsr_work_wait(work, 60000));
+    const Told once(tsr_saver_wait(saver));
+    EXPECT_EQ(once.status, told.status);
+    EXPECT_EQ(once.message, told.message);
+    EXPECT_OK(tsr_saver_wait(saver));
+    return told;
+}
+
+enum class Fault { once, from_there_on };
+
+// Saves step after step while a call of the storage fails, the next one each time; as if the network failed once, or the
+// process died, and nothing can be tidied up any more. Whichever call it is, the former checkpoint stands, or the new one if
+// it was committed, and all ranks are told the same.
+void expect_faults_at_each_call_are_told(MemoryStorage& memory, const tsr_storage* storage, const Kind& kind,
+                                         Fault fault) {
+    const bool once = fault == Fault::once;
+    int failures = 0;
+    int64_t step = 2;
+    for (int64_t call = 0;; ++call, step += 2) {
+        const auto change = [&](tsr_saver_options& options) {
+            options.keep_latest = 1;
+            options.format = kind.format;
+        };
+        save_steps(storage, kind.ranks, {step}, change);
+        const int32_t returned = !once ? TSR_E_IO : call % 2 == 0 ? -77 : TSR_E_TIMEOUT;
+        std::vector<Told> told(static_cast<size_t>(kind.ranks));
+        int64_t calls = 0;
+        std::mutex mutex;
+        int32_t done = 0;
+        api::run_ranks(kind.ranks, [&](tsr_comm* comm, int32_t rank) {
+            tsr_saver_options options = saver_options(storage);
+            change(options);
+            api::Owned<tsr_saver> saver;
+            ASSERT_OK(tsr_saver_create(comm, "runs/a", &options, saver.out()));
+            Rows state(rank, kind.ranks);
+            state.fill(step + 1);
+            if (rank == 0 && once) memory.fail_at(call, returned);
+            if (rank == 0 && !once) memory.fail_from(call, returned);
+            told[static_cast<size_t>(rank)] = kind.in_background ? save_in_background(saver, state, step + 1)
+                                                                 : Told(tsr_saver_save(saver, step + 1, state.state));
+            const std::lock_guard lock(mutex);
+            if (++done < kind.ranks) return;
+            calls = memory.calls();
+            if (once) memory.fail_at(-1, TSR_OK);
+        });
+        memory.fail_at(-1, TSR_OK);
+        const std::vector<std::string> keys = memory.keys();
+        forget_dead_writers(memory);
+        SCOPED_TRACE("call " + std::to_string(call) + ": " + memory.failed_call());
+        const tsr_status status = told[0].status;
+        for (const Told& of_rank : told) {
+            EXPECT_EQ(of_rank.status, status);
+            if (status == TSR_OK) continue;
+            EXPECT_EQ(of_rank.status, returned == -77 ? TSR_E_USER : returned);
+            EXPECT_EQ(of_rank.native, returned == -77 ? -77 : 0);
+            EXPECT_THAT(of_rank.message, HasSubstr("injected into " + (once ? memory.failed_call() : "")));
+        }
+        if (status != TSR_OK) ++failures;
+        if (status != TSR_OK && once) {
+            EXPECT_THAT(keys, Not(Contains(HasSubstr(step_name(step + 1))))) << "nothing is left of a save that failed";
+        }
+        expect_newest(storage, kind.ranks, status == TSR_OK ? step + 1 : step);
+        if (::testing::Test::HasFailure() || calls <= call) break;
+    }
+    EXPECT_GT(failures, 10 * kind.ranks) << "few calls failed: does the storage see the saves at all?";
+}
+
 class StorageOfEachKind : public ::testing::TestWithParam<int32_t> {
    protected:
     MemoryStorage memory{{GetParam(), 65536}};
     api::Owned<tsr_storage> storage = memory.handle();
-
-    static void keep_one(tsr_saver_options& options) { options.keep_latest = 1; }
-    // The process whose saver failed is this one, and lives. After a real death a later saver takes the root over and
-    // collects what was left.
-    void forget_dead_writers() {
-        memory.edit([](std::map<std::string, std::string>& contents) {
-            std::erase_if(contents, [&](const auto& object) {
-                const std::string directory = object.first.substr(0, object.first.rfind('/'));
-                return object.first.starts_with("runs/a/.owner") ||
-                       (directory != "runs/a" && !contents.contains(directory + "/manifest.json"));
-            });
-        });
-    }
 };
 
 TEST_P(StorageOfEachKind, HoldsWhatThreeRanksSaveAndTwoLoad) {
@@ -159,83 +258,12 @@ TEST_P(StorageOfEachKind, HoldsWhatThreeRanksSaveAndTwoLoad) {
     EXPECT_EQ(whole.values[default_columns], default_columns + 0.75F);
 }
 
-// Whatever call fails, the former checkpoint stands, or the new one if it was committed; all ranks are told the same.
 TEST_P(StorageOfEachKind, SurvivesAnErrorAtEachCallOfASave) {
-    int failures = 0;
-    int64_t step = 2;
-    for (int64_t call = 0;; ++call, step += 2) {
-        save_steps(storage, 2, {step}, keep_one);
-        std::array<tsr_status, 2> outcome{};
-        std::array<std::string, 2> messages;
-        std::array<int32_t, 2> native{};
-        const int32_t returned = call % 2 == 0 ? -77 : TSR_E_TIMEOUT;
-        int64_t calls = 0;
-        std::mutex mutex;
-        int done = 0;
-        api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
-            tsr_saver_options options = saver_options(storage);
-            keep_one(options);
-            api::Owned<tsr_saver> saver;
-            ASSERT_OK(tsr_saver_create(comm, "runs/a", &options, saver.out()));
-            Rows state(rank, 2);
-            state.fill(step + 1);
-            if (rank == 0) memory.fail_at(call, returned);
-            outcome[static_cast<size_t>(rank)] = tsr_saver_save(saver, step + 1, state.state);
-            if (outcome[static_cast<size_t>(rank)] != TSR_OK) {
-                messages[static_cast<size_t>(rank)] = api::message();
-                native[static_cast<size_t>(rank)] = tsr_error_native(tsr_error_last(), nullptr);
-            }
-            const std::lock_guard lock(mutex);
-            if (++done == 2) {
-                calls = memory.calls();
-                memory.fail_at(-1, TSR_OK);
-            }
-        });
-        const std::vector<std::string> keys = memory.keys();
-        forget_dead_writers();
-        SCOPED_TRACE("call " + std::to_string(call) + ": " + memory.failed_call());
-        EXPECT_EQ(outcome[0], outcome[1]);
-        if (outcome[0] != TSR_OK) {
-            ++failures;
-            EXPECT_EQ(outcome[0], returned == -77 ? TSR_E_USER : TSR_E_TIMEOUT);
-            EXPECT_EQ(native[1], returned == -77 ? -77 : 0);
-            EXPECT_THAT(messages, Each(HasSubstr("injected into")));
-            EXPECT_THAT(keys, Not(Contains(HasSubstr(step_name(step + 1))))) << "nothing is left of a save that failed";
-        }
-        expect_newest(storage, 2, outcome[0] == TSR_OK ? step + 1 : step);
-        if (HasFailure() || calls <= call) break;
-    }
-    EXPECT_GT(failures, 20) << "few calls failed: does the storage see the saves at all?";
+    expect_faults_at_each_call_are_told(memory, storage, {.ranks = 2}, Fault::once);
 }
 
-// As if the process died, or the network: nothing can be tidied up any more.
 TEST_P(StorageOfEachKind, SurvivesAStorageThatIsGoneFromAnyCallOn) {
-    int failures = 0;
-    int64_t step = 2;
-    for (int64_t call = 0;; ++call, step += 2) {
-        save_steps(storage, 2, {step}, keep_one);
-        std::array<tsr_status, 2> outcome{};
-        std::atomic<int64_t> calls{0};
-        api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
-            tsr_saver_options options = saver_options(storage);
-            keep_one(options);
-            api::Owned<tsr_saver> saver;
-            ASSERT_OK(tsr_saver_create(comm, "runs/a", &options, saver.out()));
-            Rows state(rank, 2);
-            state.fill(step + 1);
-            if (rank == 0) memory.fail_from(call, TSR_E_IO);
-            outcome[static_cast<size_t>(rank)] = tsr_saver_save(saver, step + 1, state.state);
-            if (rank == 0) calls = memory.calls();
-        });
-        memory.fail_at(-1, TSR_OK);
-        forget_dead_writers();
-        SCOPED_TRACE("from call " + std::to_string(call) + " on");
-        EXPECT_EQ(outcome[0], outcome[1]);
-        failures += outcome[0] != TSR_OK ? 1 : 0;
-        expect_newest(storage, 1, outcome[0] == TSR_OK ? step + 1 : step);
-        if (HasFailure() || calls <= call) break;
-    }
-    EXPECT_GT(failures, 20);
+    expect_faults_at_each_call_are_told(memory, storage, {.ranks = 2}, Fault::from_there_on);
 }
 
 TEST_P(StorageOfEachKind, SavesInPyTorchsFormat) {
@@ -247,6 +275,25 @@ TEST_P(StorageOfEachKind, SavesInPyTorchsFormat) {
 INSTANTIATE_TEST_SUITE_P(All, StorageOfEachKind,
                          ::testing::Values(0, TSR_STORAGE_PARTS_IN_ANY_ORDER, TSR_STORAGE_PUT_IF_ABSENT,
                                            all_capabilities));
+
+class SaveOfEachKind : public ::testing::TestWithParam<Kind> {
+   protected:
+    MemoryStorage memory;
+    api::Owned<tsr_storage> storage = memory.handle();
+};
+
+TEST_P(SaveOfEachKind, SurvivesAnErrorAtEachCall) {
+    expect_faults_at_each_call_are_told(memory, storage, GetParam(), Fault::once);
+}
+
+TEST_P(SaveOfEachKind, SurvivesAStorageThatIsGoneFromAnyCallOn) {
+    expect_faults_at_each_call_are_told(memory, storage, GetParam(), Fault::from_there_on);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SaveOfEachKind,
+                         ::testing::Values(Kind{3}, Kind{3, true}, Kind{3, false, "torch_dcp"},
+                                           Kind{3, true, "torch_dcp"}),
+                         [](const auto& kind) { return kind.param.name(); });
 
 TEST(StorageApi, TellsOfAnErrorAtEachCallOfALoad) {
     MemoryStorage memory;

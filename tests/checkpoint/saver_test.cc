@@ -16,6 +16,7 @@
 #include "checkpoint/native/root.hpp"
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
+#include "new_threads.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -723,18 +724,12 @@ TEST_F(SaverTest, AnEmptyMarkOfATakeoverHoldsNobodyUpForEver) {
 }
 
 // They belong to the program: a thread of the library must not take what the program's own threads wait for.
-TEST_F(SaverTest, TheThreadThatRenewsALeaseTakesNoSignals) {
+TEST_F(SaverTest, TheThreadsOfASaverTakeNoSignals) {
+    const NewThreads threads;
     Saver saver(nullptr, dir_.path(), saver_options());
-    int renewers = 0;
-    for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
-        if (slurp(thread.path() / "comm") != "tsr-lease\n") continue;
-        ++renewers;
-        const std::string status = slurp(thread.path() / "status");
-        const uint64_t blocked = std::stoull(status.substr(status.find("SigBlk:") + 7), nullptr, 16);
-        for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD})
-            EXPECT_NE(blocked >> (signal - 1) & 1, 0) << signal;
-    }
-    EXPECT_EQ(renewers, 1);
+    threads.expect_no_signals_taken("tsr-lease");
+    saver.save_async(1, owned_.state);
+    threads.expect_no_signals_taken("tsr-saver");
 }
 
 TEST_F(SaverTest, OneOfManySaversGetsADeadRoot) { expect_one_winner(saver_options()); }

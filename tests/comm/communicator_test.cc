@@ -4,11 +4,13 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <barrier>
 #include <cstring>
 #include <future>
 #include <latch>
 #include <random>
 
+#include "new_threads.hpp"
 #include "ranks.hpp"
 #include "seed.hpp"
 #include "values.hpp"
@@ -343,6 +345,25 @@ TEST(Communicator, NothingFollowsFinalize) {
 }
 
 // The progress thread cannot wait for itself: a blocking call from a callback would never return.
+// Gloo's own among them.
+TEST(Communicator, ItsThreadsTakeNoSignals) {
+    const auto store = make_memory_store(milliseconds{30000});
+    std::barrier both(2);
+    std::optional<NewThreads> threads;
+    expect_all_well(run_threads(2, [&](int rank) {
+        both.arrive_and_wait();  // the ranks themselves are threads of the program
+        if (rank == 0) threads.emplace();
+        both.arrive_and_wait();
+        const auto comm = join_job(store, rank, 2, test_options("gloo"));
+        comm->submit(barrier())->wait(Deadline::in(milliseconds{20000}));
+        if (rank == 0) {
+            threads->expect_no_signals_taken("tsr-comm");
+            threads->expect_no_signals_taken("tsr-gloo-waker");
+        }
+        comm->run(barrier());
+    }));
+}
+
 TEST(Communicator, ACompletionCallbackMayNotBlockOnItsCommunicator) {
     std::promise<void> registered;
     auto ready = registered.get_future().share();

@@ -124,8 +124,8 @@ TEST(Plan, OfAFailedCommunicatorOrOfAMessageIsRefused) {
     }));
 }
 
-// Through shared memory: Gloo allocates for every message. A wait that takes long composes a message for its errors, so the
-// best of some rounds counts: one allocation a launch would be in all of them.
+// Counts what launches allocate. A wait that takes long composes a message for its errors, so the best of some rounds counts:
+// one allocation a launch would be in all of them.
 class Launches {
    public:
     explicit Launches(int world) : world_(world), all_(world) {}
@@ -144,6 +144,7 @@ class Launches {
         }
         return false;
     }
+    // Through shared memory: Gloo allocates for every message.
     void expect_none(const std::function<void(Communicator&)>& body) {
         const auto store = make_memory_store(milliseconds{30000});
         expect_all_well(testing::run_threads(

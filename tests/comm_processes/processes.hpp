@@ -82,6 +82,11 @@ class Processes {
         }
     }
 
+    // Waits until all have.
+    void await_all(const std::string& line) {
+        for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) await(rank, line);
+    }
+
     // Waits for the rank to end; fails the test if it does not within `patience`.
     const Outcome& join(int rank, milliseconds patience = milliseconds{30000}) {
         Rank& r = at(rank);

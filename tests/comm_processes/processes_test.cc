@@ -269,7 +269,7 @@ TEST(CommProcesses, KilledRankIsNoticedInTimeByAllAndNamed) {
             say("in");
             while (true) comm->run(all_reduce(tensor));  // killed in the middle of one
         });
-        for (int rank = 0; rank < 4; ++rank) processes.await(rank, "in");
+        processes.await_all("in");
         processes.signal(victim, SIGKILL);
         const auto killed = Clock::now();
         for (const int rank : {0, 1, 3}) {
@@ -293,7 +293,7 @@ TEST(CommProcesses, KilledRankIsNoticedByReceiversAndByError) {
         wait_until([&] { return comm->error().has_value(); }, Deadline::in(milliseconds{20000}), "an error");
         throw *comm->error();
     });
-    for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
+    processes.await_all("in");
     // Rank 2 waits too; whatever it is doing, its death is told.
     processes.signal(2, SIGKILL);
     const auto killed = Clock::now();
@@ -304,34 +304,34 @@ TEST(CommProcesses, KilledRankIsNoticedByReceiversAndByError) {
     }
 }
 
-// A sender waits for the receiver of what is larger than what is kept for it.
-void send_for_ever(Communicator& comm, const Processes::Say& say) {
-    std::vector<float> values(size_t{1} << 20);
-    const Tensor tensor = tensor_of(std::span(values), DType::f32);
-    for (bool first = true;; first = false) {
-        if (comm.rank() == 0) {
-            comm.run({.collective = Collective::send, .inputs = {&tensor, 1}, .peer = 2, .tag = 5});
-        } else if (comm.rank() == 2) {
-            comm.run({.collective = Collective::recv, .outputs = {&tensor, 1}, .peer = 0, .tag = 5});
-        } else {
-            say("in");
-            wait_until([&] { return comm.error().has_value(); }, Deadline::in(milliseconds{20000}), "an error");
-            throw *comm.error();
+// Rank 0 sends to rank 2 for ever what is larger than what is kept for a receiver, so that it waits for it; rank 1 looks on.
+Processes sender_and_receiver(milliseconds timeout) {
+    return Processes(3, [timeout](int rank, const auto& store, const auto& say) {
+        const auto comm = join_job(store, rank, 3, options_with(timeout));
+        comm->run({});
+        std::vector<float> values(size_t{1} << 20);
+        const Tensor tensor = tensor_of(std::span(values), DType::f32);
+        for (bool first = true;; first = false) {
+            if (rank == 0) {
+                comm->run({.collective = Collective::send, .inputs = {&tensor, 1}, .peer = 2, .tag = 5});
+            } else if (rank == 2) {
+                comm->run({.collective = Collective::recv, .outputs = {&tensor, 1}, .peer = 0, .tag = 5});
+            } else {
+                say("in");
+                wait_until([&] { return comm->error().has_value(); }, Deadline::in(milliseconds{20000}), "an error");
+                throw *comm->error();
+            }
+            if (first) say("in");
         }
-        if (first) say("in");
-    }
+    });
 }
 
 // Ten times, since the sender is at another place each time: of a send that is posted just as the connection breaks, Gloo
 // tells nothing.
 TEST(CommProcesses, KilledReceiverIsNoticedByItsSender) {
     for (int round = 0; round < 10; ++round) {
-        Processes processes(3, [&](int rank, const auto& store, const auto& say) {
-            const auto comm = join_job(store, rank, 3, options_with(milliseconds{60000}));
-            comm->run({});
-            send_for_ever(*comm, say);
-        });
-        for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
+        Processes processes = sender_and_receiver(milliseconds{60000});
+        processes.await_all("in");
         processes.signal(2, SIGKILL);
         const auto killed = Clock::now();
         for (const int rank : {0, 1}) {
@@ -344,12 +344,8 @@ TEST(CommProcesses, KilledReceiverIsNoticedByItsSender) {
 }
 
 TEST(CommProcesses, StoppedReceiverIsNamedByItsSenderAtTheDeadline) {
-    Processes processes(3, [&](int rank, const auto& store, const auto& say) {
-        const auto comm = join_job(store, rank, 3, options_with(milliseconds{500}));
-        comm->run({});
-        send_for_ever(*comm, say);
-    });
-    for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
+    Processes processes = sender_and_receiver(milliseconds{500});
+    processes.await_all("in");
     processes.signal(2, SIGSTOP);
     EXPECT_THAT(processes.join(0).text, AllOf(HasSubstr("TIMEOUT peer 2 "), HasSubstr("send #"),
                                               HasSubstr("to rank 2, tag 5, 4.0 MiB) timed out after 0.5 s")));
@@ -368,7 +364,7 @@ TEST(CommProcesses, StoppedRankIsNamedAtTheDeadline) {
         say("in");
         while (true) comm->run(all_reduce(tensor));
     });
-    for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
+    processes.await_all("in");
     processes.signal(victim, SIGSTOP);
     for (const int rank : {0, 2}) {
         const Outcome& outcome = processes.join(rank);
@@ -402,7 +398,7 @@ Clock::duration time_to_notice(Collective collective) {
         say("in");
         repeat_for_ever(*comm, collective, victim);
     });
-    for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
+    processes.await_all("in");
     processes.signal(victim, SIGKILL);
     const auto killed = Clock::now();
     Clock::duration slowest{};
@@ -436,7 +432,7 @@ TEST(CommProcesses, StoppedRankIsNamedInEveryCollective) {
             say("in");
             repeat_for_ever(*comm, collective, victim);
         });
-        for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
+        processes.await_all("in");
         processes.signal(victim, SIGSTOP);
         for (const int rank : {0, 2}) {
             const Outcome& outcome = processes.join(rank);
@@ -523,7 +519,7 @@ TEST(CommProcesses, NothingIsLeftWhenAllAreKilled) {
         say("in");
         while (true) comm->run({});
     });
-    for (int rank = 0; rank < 3; ++rank) processes.await(rank, "in");
+    processes.await_all("in");
     std::set<std::string> sockets;
     for (int rank = 0; rank < 3; ++rank) {
         sockets.merge(sockets_of(processes.pid(rank)));

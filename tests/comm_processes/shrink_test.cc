@@ -119,7 +119,7 @@ TEST_F(Shrink, OneThatIsStoppedIsLeftBehindAndHarmsNobody) {
         }
         say(place(*rest));
     });
-    for (int rank = 0; rank < world; ++rank) processes.await(rank, "works");
+    processes.await_all("works");
     processes.signal(1, SIGSTOP);
     processes.await(0, "goes on");
     processes.await(2, "goes on");
@@ -160,7 +160,7 @@ TEST_F(Shrink, WithoutItsStoreItIsAnErrorAtOnce) {
             throw;
         }
     });
-    for (int rank = 0; rank < 3; ++rank) processes.await(rank, "works");
+    processes.await_all("works");
     processes.signal(0, SIGKILL);
     for (const int rank : {1, 2}) {
         EXPECT_THAT(processes.join(rank, milliseconds{60000}).text,
@@ -191,7 +191,7 @@ TEST_F(Shrink, ASecondDeathMeanwhileIsSurvivedToo) {
         say(fmt::format("{}: {}", place(*rest), sum(*rest, static_cast<float>(rank))));
         rest->finalize();
     });
-    for (int rank = 0; rank < world; ++rank) processes.await(rank, "works");
+    processes.await_all("works");
     processes.signal(1, SIGKILL);
     processes.await(2, "shrinks");
     // Its announcement: the only key of that kind.

@@ -98,7 +98,10 @@ def test_a_row_tells_ours_the_peers_and_what_was_asked_for() -> None:
 def test_a_command_that_takes_too_long_is_told() -> None:
     cases = [results.case(f"{form}: tree", "s", "bound", [(seconds, 0.3)], target, smaller_is_better=True)
              for form, seconds, target in (("native", 0.34, 1.0), ("safetensors", 0.6, None))]  # fmt: skip
-    assert "| `tree` | 0.34 s (asked: 0.3 s) | 0.60 s |" in pages.commands(cases)
+    cases += [results.case("native: latest", "s", "bound", [(0.1, 0.3)], 1.0, smaller_is_better=True)]
+    told = pages.commands(cases)
+    assert "| `tree` | 0.34 s (asked: 0.3 s) | 0.60 s |" in told
+    assert "| `latest` | 0.10 s | - |" in told
 
 
 def test_readme_tells_the_parts_of_time() -> None:

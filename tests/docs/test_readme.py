@@ -3,17 +3,12 @@ what the page says it leaves out."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-PREFIX = ROOT / "build" / "prefix"
+from user_programs import PREFIX, ROOT, run, rust
 
 
 def example(language: str) -> str:
@@ -25,19 +20,6 @@ def example(language: str) -> str:
 
 def indented(code: str) -> str:
     return "".join(f"    {line}" if line.strip() else line for line in code.splitlines(keepends=True))
-
-
-def run(*command: str | Path, cwd: Path, environment: dict[str, str] | None = None) -> str:
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, **(environment or {})},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_c_compiles_against_the_installed_headers(tmp_path: Path) -> None:
@@ -79,23 +61,13 @@ def test_java_compiles(tmp_path: Path) -> None:
 
 
 def test_rust_compiles(tmp_path: Path) -> None:
-    """As a package of the example's name and dependencies, so that its Cargo.lock holds and nothing is downloaded."""
-    of_example = ROOT / "examples" / "rust"
-    manifest = (of_example / "Cargo.toml").read_text(encoding="utf-8")
-    assert "../../bindings" in manifest
-    (tmp_path / "Cargo.toml").write_text(manifest.replace("../../bindings", str(ROOT / "bindings")))
-    shutil.copy(of_example / "Cargo.lock", tmp_path)
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "main.rs").write_text(
+    rust(
+        tmp_path,
         "use tessera::{params, AdamW, Comm, Ddp, Result, Saver, State};\n"
         "fn forward_backward(_ddp: &mut Ddp) -> Result<()> {\n    Ok(())\n}\n"
         "fn train(w1: Vec<f32>, b1: Vec<f32>) -> Result<()> {\n" + indented(example("rust")) + "    Ok(())\n}\n"
-        "fn main() -> Result<()> {\n    train(vec![0.0; 128 * 64], vec![0.0; 128])\n}\n"
+        "fn main() -> Result<()> {\n    train(vec![0.0; 128 * 64], vec![0.0; 128])\n}\n",
     )
-    # What it depends on is compiled once, not once a test.
-    target = {"CARGO_TARGET_DIR": str(ROOT / "build" / "readme-rust"), "RUSTFLAGS": "-D warnings"}
-    target["TESSERA_PREFIX"] = str(PREFIX)
-    run("cargo", "check", "--quiet", "--offline", "--locked", cwd=tmp_path, environment=target)
 
 
 @pytest.mark.parametrize("language", ["c", "python", "java", "rust"])

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tessera as ts
-from test_readme import PREFIX, ROOT, indented, run
+from test_readme import indented
+from user_programs import PREFIX, ROOT, run
 
 PAGE = (ROOT / "docs" / "STORAGE.md").read_text(encoding="utf-8")
 

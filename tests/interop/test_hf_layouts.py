@@ -1,7 +1,8 @@
 """Safetensors of the Hugging Face kind, both ways, bit by bit.
 
 PyTorch's HuggingFaceStorageWriter and the safetensors package write them and Tessera reads; Tessera writes, by one
-process and by three ranks, and both of them read, and PyTorch's DCP reads what is converted to it.
+process and by three ranks, and both of them read, PyTorch also by two ranks into DTensors, and its DCP reads what is
+converted to it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 ts = pytest.importorskip("tessera")
 
 import torch.distributed.checkpoint as dcp  # noqa: E402
-from test_torch_dcp import bits, flat, run_torch  # noqa: E402
+from test_torch_dcp import HERE, bits, flat, run_torch  # noqa: E402
+from torch_ranks import run_ranks  # noqa: E402
 
 DTYPES = [
     "bool",
@@ -194,6 +196,23 @@ def test_what_is_written_is_read_by_safetensors_and_pytorch(tmp_path: Path, rank
     state = {name: torch.zeros_like(value) for name, value in known.items()}
     dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(tmp_path / "known")), no_dist=True)
     assert_same(state, known)
+
+
+@pytest.mark.parametrize("max_file_bytes", [0, 300])
+def test_what_three_ranks_write_is_read_by_two_of_pytorch_into_dtensors(tmp_path: Path, max_file_bytes: int) -> None:
+    """Cut evenly and not, and where the second rank has nothing."""
+    wanted = {name: value for name, value in every_dtype().items() if name != "float8_e8m0fnu"}
+    wanted |= {
+        "few": torch.arange(4.0).reshape(1, 4),
+        "odd": torch.arange(7 * 3.0).reshape(7, 3),
+        "line": torch.arange(9),
+    }
+    safetensors_torch.save_file(wanted, tmp_path / "in.safetensors")
+    torch.save(wanted, tmp_path / "whole.pt")
+    convert_by(3, tmp_path / "in.safetensors", tmp_path / "out", "hf", max_file_bytes)
+    assert (len(list((tmp_path / "out").glob("*.safetensors"))) > 1) == (max_file_bytes > 0)
+    said = run_ranks(HERE / "torch_hf_load.py", 2, tmp_path / "out", tmp_path / "whole.pt")
+    assert sorted(said.splitlines()) == [f"rank {rank}: {len(wanted)} tensors" for rank in range(2)]
 
 
 @pytest.mark.parametrize("ranks", [0, 3])

@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "new_threads.hpp"
 #include "seed.hpp"
 #include "store/address.hpp"
 #include "store/handshake.hpp"
@@ -78,6 +79,12 @@ class StoreServerTest : public ::testing::Test {
 
     std::shared_ptr<StoreServer> server_ = StoreServer::start("127.0.0.1", 0, test_store_options());
 };
+
+TEST(StoreServer, ItsThreadTakesNoSignals) {
+    const testing::NewThreads threads;
+    const auto server = StoreServer::start("127.0.0.1", 0, test_store_options());
+    threads.expect_no_signals_taken("tsr-store");
+}
 
 TEST_F(StoreServerTest, RefusesAWrongToken) {
     StoreOptions options = test_store_options();

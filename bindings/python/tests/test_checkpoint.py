@@ -197,6 +197,37 @@ def test_containers_of_arrays_are_flattened_and_filled(saver: ts.Saver):
         assert list(checkpoint) == ["inner.weight", "layers.0", "layers.1.7", "layers.1.bias"]
 
 
+def test_tied_arrays_are_saved_once_load_apart_and_are_tied_again(saver: ts.Saver):
+    """Two names of the same memory."""
+    shared = np.full(1000, 1.5, np.float32)
+    tied = ts.State(embed=shared, head=shared)
+    embed, head = np.zeros((2, 1000), np.float32)
+    apart = ts.State(embed=embed, head=head)
+
+    def newest() -> tuple[Path, dict[str, str], int]:
+        with ts.Checkpoint(saver.root) as checkpoint:
+            assert list(checkpoint) == ["embed", "head"]
+            path = Path(checkpoint.path)
+            size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+            return path, checkpoint.manifest["aliases"], size
+
+    saver.save(1, tied)
+    first, aliases, once = newest()
+    assert aliases == {"head": "embed"}
+    assert saver.resume(apart) == 1
+    assert (embed == 1.5).all()
+    assert (head == 1.5).all()
+    head[:] = 2.5
+    saver.save(2, apart)
+    assert newest()[1:] == ({}, once + 4 * 1000)
+    shared[:] = 0
+    with ts.Checkpoint(first) as checkpoint:
+        checkpoint.load(tied)
+    assert (shared == 1.5).all()
+    saver.save(3, tied)
+    assert newest()[1:] == ({"head": "embed"}, once)
+
+
 def test_an_array_that_was_replaced_is_the_one_that_is_saved(saver: ts.Saver):
     inner = {"weight": np.ones(2)}
     state = ts.State(inner=inner)

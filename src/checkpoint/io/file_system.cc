@@ -213,9 +213,9 @@ AlignedBuffer::AlignedBuffer(size_t size) {
         ::munmap(begin + bytes, spare - before);
         (void)::madvise(begin, bytes, MADV_HUGEPAGE);  // what it cannot have it does without
     }
-    memory_ = std::unique_ptr<std::byte[], Unmap>(begin, Unmap{size});
+    memory_ = std::unique_ptr<std::byte[], Unmap>(begin, Unmap{size, bytes});
 }
 
-void AlignedBuffer::Unmap::operator()(std::byte* memory) const { ::munmap(memory, std::max<size_t>(size, 1)); }
+void AlignedBuffer::Unmap::operator()(std::byte* memory) const { ::munmap(memory, mapped); }
 
 }  // namespace tsr

@@ -131,7 +131,8 @@ class AlignedBuffer {
 
    private:
     struct Unmap {
-        size_t size;  // of nothing: 0, as a unique_ptr makes it
+        size_t size;  // what was asked for; of nothing: 0, as a unique_ptr makes it
+        size_t mapped;
         void operator()(std::byte* memory) const;
     };
     std::unique_ptr<std::byte[], Unmap> memory_;

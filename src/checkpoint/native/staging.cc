@@ -25,8 +25,8 @@ constexpr size_t least_slots = 2;  // of a ring: one is filled while the other i
 
 void StagingPool::Slot::prefault(int64_t bytes) {
     if (bytes <= resident) return;
-    (void)::madvise(memory.data(), static_cast<size_t>(bytes),
-                    MADV_POPULATE_WRITE);  // else the copy itself faults them in
+    // Where the system does not know it, the copy itself faults them in.
+    (void)::madvise(memory.data(), static_cast<size_t>(bytes), MADV_POPULATE_WRITE);
     resident = bytes;
 }
 

@@ -1,8 +1,9 @@
-"""What the objects of this package share: closing, warning of leaks, and conversion of time."""
+"""What the objects of this package share: closing, warning of leaks, conversion of time, and durable names."""
 
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from datetime import timedelta
 from types import TracebackType
@@ -87,3 +88,12 @@ def milliseconds(timeout: Timeout) -> int | None:
     if math.isnan(seconds):
         raise InvalidArgument("the timeout is not a number")
     return math.ceil(max(-_LONGEST, min(seconds * 1000, _LONGEST)))
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Make a directory's names durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
+from ._base import sync_directory
 from .storage import ObjectStatus, Reader, Storage, Upload
 
 _RENAMING = {"file", "local", "sftp", "ssh", "hdfs", "webhdfs", "arrow_hdfs", "smb", "ftp", "dask"}
@@ -238,14 +239,6 @@ def _descriptor(file: Any) -> int | None:
         return None
 
 
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class _Renamed:
     """An upload to a draft, which is renamed. On a disk of this machine the names are durable when it is finished."""
 
@@ -272,7 +265,7 @@ class _Renamed:
         self._done = True
         if descriptor is not None:
             for directory in self._changed:
-                _sync_directory(directory or "/")
+                sync_directory(directory or "/")
 
     def drop(self) -> None:
         if self._done:

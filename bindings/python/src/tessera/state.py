@@ -317,7 +317,7 @@ def _add(handle: _core.State, name: str, part: Any) -> None:
     elif isinstance(part, Sampler):
         _core.state_add_sampler(handle, name, part._handle)
     elif isinstance(part, Sharded):
-        dtype = 0 if part.dtype is None else int(dtype_of(part.dtype))
+        dtype: Any = part.dtype or 0  # a DType by now
         pieces = [_core.Tensor(piece, dtype, True) for piece in part.pieces]
         dtype = pieces[0].dtype if pieces else dtype
         _core.state_add_sharded(handle, name, part.layout._handle, dtype, pieces, part.rank)

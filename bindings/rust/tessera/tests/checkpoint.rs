@@ -120,6 +120,51 @@ fn one_rank_saves_and_all_load_after_a_barrier() {
     });
 }
 
+/// Two names of the same memory.
+#[test]
+fn tied_tensors_are_saved_once_load_apart_and_are_tied_again() {
+    let is_tied = r#""aliases":{"head.weight":"embed.weight"}"#;
+    let filled = |value: f32| Tensor::new(vec![value; 1000], [1000]).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let open = || Checkpoint::open(folder.path()).unwrap();
+    let shared = filled(1.5);
+    let mut tied = State::new().with("embed.weight", &shared).with("head.weight", &shared);
+    let saver = Saver::alone(folder.path()).open().unwrap();
+    saver.save(1, &tied).unwrap();
+    let first = open();
+    assert!(first.manifest().unwrap().contains(is_tied));
+    let names: Vec<_> = first.tensors().unwrap().into_iter().map(|tensor| tensor.name).collect();
+    assert_eq!(names, ["embed.weight", "head.weight"]);
+    let once = data_bytes(&first);
+
+    let (embed, head) = (filled(0.0), filled(0.0));
+    let mut apart = State::new().with("embed.weight", &embed).with("head.weight", &head);
+    first.load(&mut apart, &LoadOptions::new()).unwrap();
+    assert_eq!(embed.to_vec::<f32>().unwrap(), [1.5; 1000]);
+    assert_eq!(head.to_vec::<f32>().unwrap(), [1.5; 1000]);
+    head.view_mut::<f32>().unwrap().fill(2.5);
+    saver.save(2, &apart).unwrap();
+    let both = open();
+    assert_eq!(data_bytes(&both), once + 4 * 1000);
+    assert_eq!(both.read("head.weight").unwrap().to_vec::<f32>().unwrap(), [2.5; 1000]);
+    assert_eq!(both.read("embed.weight").unwrap().to_vec::<f32>().unwrap(), [1.5; 1000]);
+
+    shared.view_mut::<f32>().unwrap().fill(0.0);
+    first.load(&mut tied, &LoadOptions::new()).unwrap();
+    assert_eq!(shared.to_vec::<f32>().unwrap(), [1.5; 1000]);
+    saver.save(3, &tied).unwrap();
+    let again = open();
+    assert!(again.manifest().unwrap().contains(is_tied));
+    assert_eq!(data_bytes(&again), once);
+}
+
+/// Of its rank files.
+fn data_bytes(checkpoint: &Checkpoint) -> u64 {
+    let files = fs::read_dir(checkpoint.path().unwrap()).unwrap().map(|entry| entry.unwrap());
+    let data = files.filter(|file| file.path().extension().is_some_and(|end| end == "safetensors"));
+    data.map(|file| file.metadata().unwrap().len()).sum()
+}
+
 #[test]
 fn the_copy_is_saved_while_training_goes_on() {
     let folder = tempfile::tempdir().unwrap();

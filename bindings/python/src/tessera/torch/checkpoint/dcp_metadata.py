@@ -28,11 +28,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from ..._base import sync_directory
 from ...errors import Corrupt, NotFound, TesseraIOError, Unsupported
 from .joined import Entry
 from .record import core_name
 
-__all__ = ["METADATA", "metadata_over", "read_metadata", "sync_directory", "whole_tensor", "write_metadata"]
+__all__ = ["METADATA", "metadata_over", "read_metadata", "whole_tensor", "write_metadata"]
 
 METADATA = ".metadata"
 _MODULES = {
@@ -154,15 +155,6 @@ def write_metadata(directory: Path, metadata: Metadata) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise TesseraIOError(f"cannot write {directory / METADATA}: {error}") from error
-
-
-def sync_directory(directory: Path) -> None:
-    """Make a directory's names durable."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def whole_tensor(size: tuple[int, ...], dtype: torch.dtype) -> TensorStorageMetadata:

@@ -21,13 +21,13 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from ... import _core
-from ..._base import Timeout, milliseconds
+from ..._base import Timeout, milliseconds, sync_directory
 from ...checkpoint import ProgressFn, settle_progress, watch_progress
 from ...comm import Comm
 from ...errors import InvalidArgument, InvalidState, TesseraError, TesseraIOError, Unsupported
 from ..ranks import Ranks, agree
 from ..tensors import bits_of, named_dtype
-from .dcp_metadata import METADATA, metadata_over, sync_directory, whole_tensor, write_metadata
+from .dcp_metadata import METADATA, metadata_over, whole_tensor, write_metadata
 from .joined import Entry, State, join
 from .record import RECORD, Record
 from .rows import Row

@@ -33,6 +33,14 @@ class CheckpointTest {
         return tensor;
     }
 
+    private static Tensor filled(int n, float value) {
+        final Tensor tensor = Tensor.zeros(DType.F32, n);
+        for (int i = 0; i < n; ++i) {
+            tensor.floats().put(i, value);
+        }
+        return tensor;
+    }
+
     /** A checkpoint of one rank with a tensor "w" of n floats and a value. */
     private Path save(int n) {
         try (Saver saver = Saver.at(null, root).open()) {
@@ -342,6 +350,46 @@ class CheckpointTest {
             assertEquals(DType.F64, cast.cast().get(0).here());
             assertThrows(TesseraMismatchException.class, () -> checkpoint.read("w", Tensor.zeros(DType.F32, 4, 2)));
             assertThrows(TesseraNotFoundException.class, () -> checkpoint.read("v"));
+        }
+    }
+
+    /** Two names of the same memory. */
+    @Test
+    void tiedTensorsAreSavedOnceLoadApartAndAreTiedAgain() throws Exception {
+        final String isTied = "\"aliases\":{\"head.weight\":\"embed.weight\"}";
+        final Tensor shared = filled(1000, 1.5f);
+        final State tied = State.of("embed.weight", shared).with("head.weight", shared);
+        try (Saver saver = Saver.at(null, root).open()) {
+            saver.save(1, tied);
+            try (Checkpoint first = Checkpoint.open(root)) {
+                assertTrue(first.manifest().contains(isTied), first.manifest());
+                assertEquals(List.of("embed.weight", "head.weight"),
+                        first.tensors().stream().map(Checkpoint.Entry::name).collect(Collectors.toList()));
+                final long once = Files.size(dataFile(first.path()));
+
+                final Tensor embed = filled(1000, 0);
+                final Tensor head = filled(1000, 0);
+                final State apart = State.of("embed.weight", embed).with("head.weight", head);
+                first.load(apart);
+                assertEquals(filled(1000, 1.5f).floats(), embed.floats());
+                assertEquals(filled(1000, 1.5f).floats(), head.floats());
+                head.floats().put(7, 2.5f);
+                saver.save(2, apart);
+                try (Checkpoint both = Checkpoint.open(root)) {
+                    assertEquals(once + 4 * 1000, Files.size(dataFile(both.path())));
+                    assertEquals(2.5f, both.read("head.weight").floats().get(7));
+                    assertEquals(1.5f, both.read("embed.weight").floats().get(7));
+                }
+
+                shared.floats().put(7, 0);
+                first.load(tied);
+                assertEquals(filled(1000, 1.5f).floats(), shared.floats());
+                saver.save(3, tied);
+                try (Checkpoint again = Checkpoint.open(root)) {
+                    assertTrue(again.manifest().contains(isTied), again.manifest());
+                    assertEquals(once, Files.size(dataFile(again.path())));
+                }
+            }
         }
     }
 
