@@ -51,9 +51,9 @@ class LoadNames {
 
     const Manifest& manifest_;
     const bool takes_all_;
-    std::unordered_set<std::string_view> names_;                   // all of `only`
-    std::vector<std::string_view> patterns_;                       // those of them that may fit other names
-    std::unordered_map<std::string_view, const NameRule*> rules_;  // by `saved`: the first
+    std::unordered_set<std::string_view> names_;                         // all of `only`
+    std::vector<std::string_view> patterns_;                             // those of them that may fit other names
+    std::unordered_map<std::string_view, const NameRule*> rules_;        // by `saved`: the first
     std::map<std::string, const std::string*, std::less<>> names_here_;  // with rules: the saved name of what is taken
 };
 

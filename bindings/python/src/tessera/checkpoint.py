@@ -353,14 +353,14 @@ class LoadReport:
     left_alone: tuple[str, ...]
     """Of the state, not loaded since ``only`` does not have them."""
     verified: bool
-    """Whether checksums have shown that all data of tensors is sound: not with ``verify=False``, and not of formats that
-    have none, such as safetensors of others."""
+    """Whether checksums have shown that all data of tensors is sound: not with ``verify=False``, and not of formats
+    that have none, such as safetensors of others."""
 
     @classmethod
     def _of(cls, told: dict[str, Any]) -> LoadReport:
         casts = (Cast(one["name"], DType[one["from"].upper()], DType[one["to"].upper()]) for one in told["cast"])
-        names = (tuple(told[kind]) for kind in ("missing", "unexpected"))
-        return cls(*names, tuple(casts), tuple(told["left_alone"]), told["verified"])
+        missing, unexpected, left_alone = (tuple(told[kind]) for kind in ("missing", "unexpected", "left_alone"))
+        return cls(missing, unexpected, tuple(casts), left_alone, told["verified"])
 
 
 class TensorInfo(NamedTuple):
@@ -495,8 +495,8 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         """Load this rank's part into `state`, in place.
 
         Without a `comm` it makes no communication. With one it is collective: every rank of it has opened the same
-        checkpoint and loads it alike verified; states, layouts, names and what is allowed may differ. Ranks of one host then
-        read each byte that several of them want once (of a checkpoint of Tessera, from 8 MiB on), and hand it on
+        checkpoint and loads it alike verified; states, layouts, names and what is allowed may differ. Ranks of one host
+        then read each byte that several of them want once (of a checkpoint of Tessera, from 8 MiB on), and hand it on
         through shared memory. All ranks get the same error.
 
         Parameters
@@ -520,8 +520,8 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
             ``[a-c]`` and ``[!a-c]`` one of a set. All other names, of the state and of the checkpoint, are left alone:
             neither loaded nor missing nor unexpected. None, the default: all names.
         rename : mapping of str to str, optional
-            What names of the checkpoint are in the state; with a ``.`` at the end, or empty, what names begin with there
-            and here. The first that fits counts. Of a `PerRank` it is about the name without ``rank/<r>/``.
+            What names of the checkpoint are in the state; with a ``.`` at the end, or empty, what names begin with
+            there and here. The first that fits counts. Of a `PerRank` it is about the name without ``rank/<r>/``.
 
         Returns
         -------
@@ -531,8 +531,8 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         Raises
         ------
         Mismatch
-            All differences are listed, and patterns of `only` that nothing fits; nothing was loaded. With a `comm` also:
-            the ranks load different checkpoints, or one calls something else.
+            All differences are listed, and patterns of `only` that nothing fits; nothing was loaded. With a `comm`
+            also: the ranks load different checkpoints, or one calls something else.
         InvalidArgument
             `only` is empty, or `rename` makes one name of two, which are told.
         TesseraTimeout
