@@ -118,7 +118,7 @@ tsr::LoadOptions load_options_in(const tsr_load_options& o) {
     out.progress = progress_in(o.progress, o.progress_data);
     if (o.comm != nullptr) out.comm = object_of(o.comm, "comm");
     if (o.only != nullptr && o.only_count == 0) {
-        throw tsr::Error(tsr::Code::invalid_argument, "only has no pattern; NULL loads all names");
+        throw tsr::Error(tsr::Code::invalid_argument, "only has no pattern; leave it out to load all names");
     }
     for (size_t i = 0; i < o.only_count; ++i) {
         out.only.push_back(text((&required(o.only, "only"))[i], fmt::format("only[{}]", i).c_str()));
