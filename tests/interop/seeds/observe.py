@@ -84,8 +84,8 @@ def main() -> None:
         getattr(program, run)(rank, world_size)
     if rank == 0:
         torch.save(seen, output)
-    # With the model, which refers to itself, goes its process group. A thread of PyTorch's Gloo that is still there when the
-    # interpreter ends may abort the process (pytorch issue 190489).
+    # With the model, which refers to itself, goes its process group: a thread of PyTorch's Gloo that is there when the
+    # interpreter ends may abort it (pytorch issue 190489).
     gc.collect()
 
 
