@@ -18,30 +18,27 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::string value_of(const tsr_state* state, const char* name) {
+// What `get(text, capacity, size)` gives.
+template <class Get>
+std::string text_of(Get&& get) {
     size_t size = 0;
-    EXPECT_OK(tsr_state_get_value(state, name, nullptr, 0, &size));
+    EXPECT_OK(get(nullptr, 0, &size));
     std::string text(size, '\0');
-    EXPECT_OK(tsr_state_get_value(state, name, text.data(), text.size(), &size));
-    text.resize(size - 1);
+    EXPECT_OK(get(text.data(), text.size(), &size));
+    text.resize(size - 1);  // without the final 0
     return text;
+}
+
+std::string value_of(const tsr_state* state, const char* name) {
+    return text_of([&](auto... to) { return tsr_state_get_value(state, name, to...); });
 }
 
 std::string manifest_of(const tsr_checkpoint* checkpoint) {
-    size_t size = 0;
-    EXPECT_OK(tsr_checkpoint_manifest(checkpoint, nullptr, 0, &size));
-    std::string text(size, '\0');
-    EXPECT_OK(tsr_checkpoint_manifest(checkpoint, text.data(), text.size(), &size));
-    return text;
+    return text_of([&](auto... to) { return tsr_checkpoint_manifest(checkpoint, to...); });
 }
 
 std::string path_of(const tsr_checkpoint* checkpoint) {
-    size_t size = 0;
-    EXPECT_OK(tsr_checkpoint_path(checkpoint, nullptr, 0, &size));
-    std::string text(size, '\0');
-    EXPECT_OK(tsr_checkpoint_path(checkpoint, text.data(), text.size(), &size));
-    text.resize(size - 1);
-    return text;
+    return text_of([&](auto... to) { return tsr_checkpoint_path(checkpoint, to...); });
 }
 
 // Of its rank files.

@@ -308,7 +308,7 @@ void GlooTransport::check(const std::string& headline) const {
 // for them.
 void GlooTransport::check_next_host(const std::string& headline) const {
     for (const OtherHost& host : other_hosts_) {
-        const auto there = std::ranges::find_if(host.ranks, [this](int r) { return !has_left(r) && !is_gone(r); });
+        const auto there = std::ranges::find_if(host.ranks, [this](int r) { return !has_ended(r); });
         if (there == host.ranks.end()) continue;
         if (host.probe->is_silent()) throw silent(*there, headline);
         return;
@@ -323,6 +323,11 @@ void GlooTransport::look(const std::string& headline) const {
 GlooTransport::PeerState GlooTransport::state_of(int peer) const {
     const std::lock_guard lock(view_mutex_);
     return views_[static_cast<size_t>(peer)].state;
+}
+
+bool GlooTransport::has_ended(int peer) const {
+    const PeerState state = state_of(peer);
+    return state == PeerState::left || state == PeerState::gone;
 }
 
 // A connection does not work any more; finds out why.
@@ -407,10 +412,8 @@ void GlooTransport::leave() {
 std::vector<int> GlooTransport::departed() const {
     look_at_all();
     std::vector<int> ranks;
-    const std::lock_guard lock(view_mutex_);
     for (int r = 0; r < world(); ++r) {
-        const PeerState state = views_[static_cast<size_t>(r)].state;
-        if (state == PeerState::left || state == PeerState::gone) ranks.push_back(r);
+        if (has_ended(r)) ranks.push_back(r);
     }
     return ranks;
 }
@@ -528,7 +531,7 @@ Transfer::Progress GlooTransfer::advance() {
     if (header_done_ && (!data_flight_ || wait(Clock::now() + glance))) return Progress::done;
     if (moved) return Progress::moved;
     // Of a send that was posted just as the connection broke, Gloo tells nothing. What came before the end counts.
-    if (transport_.is_gone(operation_.peer) || transport_.has_left(operation_.peer)) {
+    if (transport_.has_ended(operation_.peer)) {
         if (wait(Clock::now() + glance)) return Progress::moved;
         transport_.throw_broken(operation_.peer, headline());
     }

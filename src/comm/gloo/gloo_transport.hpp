@@ -141,7 +141,7 @@ class GlooTransport final : public Transport {
     void throw_known_failure(const std::string& headline) const;
     [[nodiscard]] PeerState state_of(int peer) const;
     [[nodiscard]] bool is_gone(int peer) const { return state_of(peer) == PeerState::gone; }
-    [[nodiscard]] bool has_left(int peer) const { return state_of(peer) == PeerState::left; }
+    [[nodiscard]] bool has_ended(int peer) const;  // in peace or not
     void check_next_host(const std::string& headline) const;
     void check_awaited(const Call& call, int awaited, const std::string& headline);
     [[noreturn]] void throw_broken(int peer, const std::string& headline) const;
