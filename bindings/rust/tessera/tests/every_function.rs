@@ -214,6 +214,8 @@ fn checkpoints(comm: &Comm, root: &std::path::Path) {
     let layout = Layout::new(&[4], &[2], &[Placement::Shard(0)]).unwrap();
     let part = Region { offsets: vec![0], sizes: vec![4] };
     assert_eq!(Layout::from_regions(&[4], &[vec![part.clone()]]).unwrap().regions(0).unwrap(), [part]);
+    let gathered = Layout::gather(comm, &[4], &[Region { offsets: vec![2 * rank], sizes: vec![2] }]).unwrap();
+    assert_eq!(gathered.regions(1).unwrap(), layout.regions(1).unwrap());
     let mut state = State::new().with("model", &ddp).with("optim", &opt).with("data", &data).with("plain", &plain);
     state.add_sharded("parts", &layout, DType::F32, &[Tensor::zeros(DType::F32, [2]).unwrap()], rank).unwrap();
     state.add("own", &Rc::new(RefCell::new(Epoch(1)))).unwrap();

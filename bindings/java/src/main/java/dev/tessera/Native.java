@@ -119,6 +119,7 @@ final class Native {
     // layout.cc
     static native long layoutCreate(long[] shape, int[] meshSizes, int[] placements);
     static native long layoutFromBoxes(long[] shape, long[] boxes, int[] counts);
+    static native long layoutGather(long comm, long[] shape, long[] boxes, int count);
     static native int layoutBoxCount(long layout, int rank);
     static native long[] layoutBox(long layout, int rank, int index);
     static native void layoutDestroy(long layout);
