@@ -561,6 +561,43 @@ TEST(SaverApi, WhatAnOptimizerOwnsIsCopiedBeforeItsNextStepChangesIt) {
     EXPECT_EQ(step, 1);
 }
 
+TEST(SaverApi, WhatIsWrittenAfterTheFirstFenceIsNotSaved) {
+    const api::TemporaryDirectory dir;
+    api::Array<float> weight({3 << 20}, 1.0F);
+    api::Array<float> gradient({3 << 20}, 0.5F);
+    api::Owned<tsr_optimizer> optimizer;
+    const auto state = api::state_of("w", weight);
+    add_adamw(state, weight, gradient, optimizer);
+    Gate gate;  // holds the save before its first byte
+    tsr_saver_options options;
+    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
+    options.progress = Gate::hold;
+    options.progress_data = &gate;
+    options.copy_on_demand = 1;
+    api::Owned<tsr_saver> saver;
+    ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()));
+    api::Owned<tsr_work> save;
+    ASSERT_OK(tsr_saver_save_async(saver, 1, state, save.out()));
+    api::Owned<tsr_work> staged;
+    ASSERT_OK(tsr_work_staged(save, staged.out()));
+    ASSERT_OK(tsr_work_wait(staged, 60000));
+    int32_t done = -1;
+    EXPECT_OK(tsr_work_test(save, &done));
+    EXPECT_EQ(done, 0);
+    weight.values.assign(weight.values.size(), -1.0F);
+    gate.opened.set_value();
+    ASSERT_OK(tsr_work_wait(save, -1));
+    api::Owned<tsr_checkpoint> checkpoint;
+    ASSERT_OK(tsr_checkpoint_open(dir.path().c_str(), checkpoint.out()));
+    const tsr_tensor into = weight.tensor();
+    ASSERT_OK(tsr_checkpoint_read(checkpoint, "w", &into));
+    EXPECT_THAT(weight.values, Each(1.0F));
+
+    api::Owned<tsr_work> none;
+    EXPECT_FAILS(tsr_work_staged(staged, none.out()), TSR_E_INVALID_ARGUMENT, "not one of tsr_saver_save_async");
+    EXPECT_EQ(static_cast<tsr_work*>(none), nullptr);
+}
+
 TEST(SaverApi, ABusySaverCanRefuse) {
     const api::TemporaryDirectory dir;
     api::Array<float> a({4}, 2.0F);

@@ -41,7 +41,7 @@ namespace {
     F(tsr_state_set_value) F(tsr_status_name) F(tsr_storage_create) F(tsr_storage_destroy) F(tsr_store_add) \
     F(tsr_store_compare_set) F(tsr_store_delete) F(tsr_store_destroy) F(tsr_store_get) F(tsr_store_open) \
     F(tsr_store_options_init) F(tsr_store_serve) F(tsr_store_server_destroy) F(tsr_store_server_port) F(tsr_store_set) \
-    F(tsr_store_wait) F(tsr_version) F(tsr_work_destroy) F(tsr_work_error) F(tsr_work_on_done) F(tsr_work_test) \
+    F(tsr_store_wait) F(tsr_version) F(tsr_work_destroy) F(tsr_work_error) F(tsr_work_on_done) F(tsr_work_staged) F(tsr_work_test) \
     F(tsr_work_wait)
 // clang-format on
 

@@ -197,6 +197,7 @@ cdef extern from "tessera/comm.h" nogil:
     tsr_status tsr_work_test(const tsr_work *work, int32_t *done)
     tsr_status tsr_work_error(const tsr_work *work, tsr_error **error)
     tsr_status tsr_work_on_done(const tsr_work *work, tsr_work_fn fn, void *user_data, tsr_destroy_fn destroy)
+    tsr_status tsr_work_staged(const tsr_work *work, tsr_work **staged)
     void tsr_work_destroy(tsr_work *work)
 
 

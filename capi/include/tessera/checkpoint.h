@@ -65,9 +65,9 @@ typedef struct tsr_saver_options {
     int32_t copy_on_demand; /* 0 (default): all is copied before tsr_saver_save_async returns. 1: what an optimizer
                                of the state updates, its parameters and moments, is copied later: by the saver's threads,
                                or where the optimizer's next step, its destroy or a load into the state comes first, just
-                               before that. Nobody else may write there from the call to the end of that step: neither the
-                               trainer, nor a load of another state or a collective into the same memory. If the
-                               state is larger than staging_bytes, or than what is free, all is copied at once */
+                               before that. Nobody else may write there from the call to the end of that step, or until
+                               tsr_work_staged tells that all is copied: neither the trainer, nor a load of another
+                               state or a collective into the same memory. If the state is larger than staging_bytes, or than what is free, all is copied at once */
 } tsr_saver_options;
 
 /** Write the defaults into `options`.
@@ -99,8 +99,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_create(tsr_comm *comm, const char *roo
 TSR_API TSR_MUST_USE tsr_status tsr_saver_save(tsr_saver *saver, int64_t step, tsr_state *state);
 
 /** Copy the state, return, and save the copy in the background. When it returns all is staged: the trainer may change
- *  everything, except that with copy_on_demand the optimizer alone may change what it owns. When `work` is done the save is
- *  durable. What happens while another save is in flight `when_busy` says; the error of an earlier save that no call on
+ *  everything, except that with copy_on_demand the optimizer alone may change what it owns, until tsr_work_staged tells that
+ *  this is staged too. When `work` is done the save is durable. What happens while another save is in flight `when_busy` says; the error of an earlier save that no call on
  *  the saver has returned yet is returned here, and then nothing is saved; that its work was waited for does not count, so
  *  that all ranks do the same.
  *  @param saver  borrowed until the work is done

@@ -227,7 +227,9 @@ fn checkpoints(comm: &Comm, root: &std::path::Path) {
     assert_eq!(state.get("text").unwrap(), "x".into());
     let saver = Saver::at(comm, root).open().unwrap();
     saver.save(1, &state).unwrap();
-    saver.save_async(2, &state).unwrap().wait().unwrap();
+    let mut save = saver.save_async(2, &state).unwrap();
+    assert!(save.staged().is_done().unwrap());
+    save.wait().unwrap();
     saver.wait().unwrap();
     saver.trim().unwrap();
     assert!(!saver.should_stop(2, false).unwrap());

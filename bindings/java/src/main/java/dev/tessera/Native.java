@@ -88,6 +88,7 @@ final class Native {
 
     // work.cc
     static native void workOnDone(long work, Object completion);
+    static native long workStaged(long work);
     static native boolean workWait(long work, int timeoutMs);
     static native boolean workTest(long work);
     static native Object workError(long work);
