@@ -27,8 +27,8 @@ struct LoadOptions {
     Allow cast = Allow::no;        // floating-point tensors of another dtype
     int threads = 4;
     ProgressFn progress;  // told on the calling thread
-    // The ranks that load this checkpoint together; nullptr: this one alone. All ranks get the same error. Of a native one
-    // ranks of one host read what several of them want once, from so many bytes on.
+    // The ranks that load this checkpoint together; nullptr: this one alone. All ranks get the same error.
+    // Ranks of one host read what several of them want once, from so many bytes on.
     std::shared_ptr<Communicator> comm;
     int64_t least_shared_bytes = int64_t{8} << 20;
 };

@@ -274,9 +274,9 @@ TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_read(const tsr_checkpoint *checkp
 /** Load this rank's part into `state`, in place, whatever the world size and layouts of the save were. When it fails, parts
  *  of the state may have been overwritten, unless the error is MISMATCH.
  *  Without options->comm no communication is made. With it all its ranks call this, each with the same checkpoint opened and
- *  the same `verify`; state, layouts and what is allowed may differ. Ranks of one host then read each byte of a native
- *  checkpoint that several of them want once and hand it on through shared memory (from 8 MiB on that are wanted so; without
- *  shared memory, and of other formats, each reads for itself). All ranks get the same error. A rank that does not come is
+ *  the same `verify`; state, layouts and what is allowed may differ. Ranks of one host then read each byte that
+ *  several of them want once and hand it on through shared memory (from 8 MiB on that are wanted so; without shared memory,
+ *  and small or unaligned storages of other formats, each reads for itself). All ranks get the same error. A rank that does not come is
  *  named by TIMEOUT when the communicator's deadline is over, one that calls another collective by MISMATCH at once.
  *  @param checkpoint  borrowed for the call
  *  @param state       borrowed for the call

@@ -463,7 +463,7 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
 
         Without a `comm` it makes no communication. With one it is collective: every rank of it has opened the same
         checkpoint and loads it alike verified; states, layouts and what is allowed may differ. Ranks of one host then
-        read each byte that several of them want once (of a checkpoint of Tessera, from 8 MiB on), and hand it on
+        read each byte that several of them want once (from 8 MiB on), and hand it on
         through shared memory. All ranks get the same error.
 
         Parameters
