@@ -309,7 +309,7 @@ typedef struct tsr_export_options {
     size_t struct_size;
     const char *format; /* NULL (default) or "safetensors": whole tensors as Hugging Face has them; "torch_dcp": what
                                  an unmodified PyTorch loads by torch.distributed.checkpoint; "torch_save": what it loads by
-                                 torch.load(), one file model.pt */
+                                 torch.load(), one file model.pt; "npz": what numpy.load() loads, one file model.npz */
     /* Of safetensors: data of a file, unless one tensor is larger; then there are numbered files and an index. 0 (default):
      * one file, model.safetensors. */
     int64_t max_file_bytes;
@@ -329,7 +329,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_export_options_init(tsr_export_options *opti
 /** Write the tensors of a checkpoint into a new directory in another format. All ranks write, each with at most 64 MiB in
  *  memory, reading from wherever the parts are; the directory gets its name when all of it is durable. What was begun is
  *  removed if it fails, unless rank 0 died: then DIRECTORY.tmp-... is left. Values are written as torch_dcp and torch_save;
- *  safetensors has no place for them.
+ *  safetensors and npz have no place for them.
  *  @param checkpoint  the same one, opened by every rank; borrowed for the call
  *  @param comm        borrowed for the call (a private communicator is split off); NULL: this process alone
  *  @param directory   must not exist; the same on every rank, on a file system that all see; borrowed for the call

@@ -551,8 +551,9 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         comm : Comm, optional
             The ranks that write; without it this process alone.
         format : str, default "safetensors"
-            Whole tensors as Hugging Face has them; ``"torch_dcp"``, what `torch.distributed.checkpoint` loads; or
-            ``"torch_save"``, what `torch.load` loads: one file ``model.pt``.
+            Whole tensors as Hugging Face has them; ``"torch_dcp"``, what `torch.distributed.checkpoint` loads;
+            ``"torch_save"``, what `torch.load` loads: one file ``model.pt``; or ``"npz"``, what `numpy.load` loads: one
+            file ``model.npz``.
         max_file_bytes : int, default 0
             Of safetensors: cut into files of about this size, with an index; 0: one file.
         under : str, optional

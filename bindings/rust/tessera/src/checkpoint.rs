@@ -324,7 +324,7 @@ impl ExportOptions {
 
     /// The format. The default is `"safetensors"`: whole tensors as Hugging Face has them; `"torch_dcp"`: what an
     /// unmodified PyTorch loads by `torch.distributed.checkpoint`; `"torch_save"`: what it loads by `torch.load()`, one file
-    /// `model.pt`.
+    /// `model.pt`; `"npz"`: what `numpy.load()` loads, one file `model.npz`.
     #[must_use]
     pub fn format(mut self, name: &str) -> Self {
         self.format = Some(name.to_owned());
