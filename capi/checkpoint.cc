@@ -143,8 +143,9 @@ tsr::ExportOptions export_options_in(const tsr_export_options& o) {
     const std::string_view format = o.format != nullptr ? o.format : "safetensors";
     const auto known = tsr::export_format(format);
     if (!known) {
-        throw tsr::Error(tsr::Code::invalid_argument,
-                         fmt::format("format is '{}'; it is 'safetensors', 'torch_dcp' or 'torch_save'", format));
+        throw tsr::Error(
+            tsr::Code::invalid_argument,
+            fmt::format("format is '{}'; it is 'safetensors', 'torch_dcp', 'torch_save' or 'npz'", format));
     }
     out.format = *known;
     out.shard_bytes = o.max_file_bytes;

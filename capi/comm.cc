@@ -300,6 +300,19 @@ tsr_status tsr_work_error(const tsr_work* work, tsr_error** error) {
     });
 }
 
+tsr_status tsr_work_staged(const tsr_work* work, tsr_work** staged) {
+    return guard([&] {
+        create(staged, [&] {
+            const auto save = std::dynamic_pointer_cast<tsr::SaveWork>(object_of(work, "work"));
+            if (save == nullptr) {
+                throw tsr::Error(tsr::Code::invalid_argument,
+                                 "the work is not one of tsr_saver_save_async; nothing else is staged");
+            }
+            return save->staged();
+        });
+    });
+}
+
 tsr_status tsr_work_on_done(const tsr_work* work, tsr_work_fn fn, void* user_data, tsr_destroy_fn destroy_data) {
     return guard([&] {
         const auto& w = object_of(work, "work");

@@ -1,6 +1,7 @@
 // tessera/layout.h: who holds which box of a tensor.
 #include "tessera/layout.h"
 
+#include "checkpoint/gathered_layout.hpp"
 #include "handles.hpp"
 
 using tsr::capi::guard;
@@ -44,6 +45,15 @@ tsr::Layout layout_in(const int64_t* shape, int32_t ndim, const int32_t* mesh_si
     return tsr::Layout::placed(shape_in(shape, ndim), std::span(mesh_sizes, static_cast<size_t>(mesh_ndim)), list);
 }
 
+std::vector<tsr::Box> boxes_in(const tsr_box* boxes, int64_t count, int32_t ndim) {
+    if (count > 0) required(boxes, "boxes");
+    std::vector<tsr::Box> list;
+    for (int64_t i = 0; i < count; ++i) {
+        list.push_back({dims_in(boxes[i].offsets, ndim, "box"), dims_in(boxes[i].sizes, ndim, "box")});
+    }
+    return list;
+}
+
 tsr::Layout layout_in(const int64_t* shape, int32_t ndim, const tsr_box* boxes, const int32_t* counts,
                       int32_t world_size) {
     if (world_size < 1 || world_size > 4096) {
@@ -58,13 +68,9 @@ tsr::Layout layout_in(const int64_t* shape, int32_t ndim, const tsr_box* boxes, 
         }
         total += counts[rank];
     }
-    if (total > 0) required(boxes, "boxes");
     const tsr::Dims whole = shape_in(shape, ndim);
-    std::vector<tsr::Box> list;
-    for (int64_t i = 0; i < total; ++i) {
-        list.push_back({dims_in(boxes[i].offsets, ndim, "box"), dims_in(boxes[i].sizes, ndim, "box")});
-    }
-    return tsr::Layout::from_boxes(whole, list, std::span(counts, static_cast<size_t>(world_size)));
+    return tsr::Layout::from_boxes(whole, boxes_in(boxes, total, ndim),
+                                   std::span(counts, static_cast<size_t>(world_size)));
 }
 
 }  // namespace
@@ -85,6 +91,20 @@ tsr_status tsr_layout_from_boxes(const int64_t* shape, int32_t ndim, const tsr_b
     return guard([&] {
         tsr::capi::create(
             out, [&] { return std::make_shared<tsr::Layout>(layout_in(shape, ndim, boxes, counts, world_size)); });
+    });
+}
+
+tsr_status tsr_layout_gather(tsr_comm* comm, const int64_t* shape, int32_t ndim, const tsr_box* boxes, int32_t count,
+                             tsr_layout** out) {
+    return guard([&] {
+        const auto& ranks = object_of(comm, "comm");
+        tsr::capi::create(out, [&] {
+            return std::make_shared<tsr::Layout>(tsr::gather_layout(ranks, [&] {
+                if (count < 0) throw tsr::Error(tsr::Code::invalid_argument, fmt::format("{} boxes", count));
+                tsr::Dims whole = shape_in(shape, ndim);
+                return tsr::OwnBoxes{whole, boxes_in(boxes, count, ndim)};
+            }));
+        });
     });
 }
 

@@ -72,8 +72,8 @@ int to_other_format(const Checkpoint& source, const Arguments& arguments, Output
     fmt::print("{}: {}, {} in {}\n", arguments.out, count_text(static_cast<size_t>(exported.tensor_count), "tensor"),
                size_text(exported.size_bytes), count_text(exported.files.size(), "file"));
     if (!exported.left_out.empty()) {
-        complain(
-            fmt::format("{} left out: safetensors holds tensors alone", count_text(exported.left_out.size(), "value")));
+        complain(fmt::format("{} left out: {} holds tensors alone", count_text(exported.left_out.size(), "value"),
+                             name_of(format_of(arguments))));
     }
     return exit_sound;
 }
@@ -119,12 +119,14 @@ void add_convert(CLI::App& ckpt, int& exit_code) {
     command->add_option("out", arguments->out, "A new directory; of native a root, into which the checkpoint is saved")
         ->required();
     command
-        ->add_option("--to", arguments->to,
-                     "safetensors: whole tensors in model.safetensors; hf: the same, cut as Hugging Face cuts it, into "
-                     "files of 5 GB and an index; torch_dcp: what torch.distributed.checkpoint loads; torch_save: what "
-                     "torch.load() loads, in model.pt; native: whole tensors of one rank")
+        ->add_option(
+            "--to", arguments->to,
+            "safetensors: whole tensors in model.safetensors; hf: the same, cut as Hugging Face cuts it, into "
+            "files of 5 GB and an index; torch_dcp: what torch.distributed.checkpoint loads; torch_save: what "
+            "torch.load() loads, in model.pt; npz: what numpy.load() loads, in model.npz; native: whole tensors "
+            "of one rank")
         ->required()
-        ->check(CLI::IsMember({"safetensors", "hf", "torch_dcp", "torch_save", "native"}));
+        ->check(CLI::IsMember({"safetensors", "hf", "torch_dcp", "torch_save", "npz", "native"}));
     command
         ->add_option("--max-shard-size,--shard-size", arguments->shard_size,
                      "Of safetensors and hf: cut into files of about this size (5GB) and an index")

@@ -32,8 +32,8 @@ struct LoadOptions {
     std::vector<std::string> only;  // patterns of the names of the state that are loaded; none: all
     std::vector<NameRule> rules;    // what names of the checkpoint are in the state, if they differ
     ProgressFn progress;            // told on the calling thread
-    // The ranks that load this checkpoint together; nullptr: this one alone. All ranks get the same error. Of a native one
-    // ranks of one host read what several of them want once, from so many bytes on.
+    // The ranks that load this checkpoint together; nullptr: this one alone. All ranks get the same error.
+    // Ranks of one host read what several of them want once, from so many bytes on.
     std::shared_ptr<Communicator> comm;
     int64_t least_shared_bytes = int64_t{8} << 20;
 };

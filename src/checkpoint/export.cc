@@ -35,16 +35,17 @@ void read_batch(const Checkpoint& source, std::span<const ExportEntry> entries, 
 
 namespace {
 
-constexpr std::string_view format_names[] = {"safetensors", "torch_dcp", "torch_save"};  // in the order of ExportFormat
+constexpr std::string_view format_names[] = {"safetensors", "torch_dcp", "torch_save", "npz"};  // as ExportFormat
 
 ExportSelection select(const Checkpoint& source, const ExportOptions& options, Exported& exported) {
     const Manifest& manifest = source.manifest();
     const bool is_safetensors = options.format == ExportFormat::safetensors;
+    const bool is_npz = options.format == ExportFormat::npz;
     if (!is_safetensors && options.shard_bytes != 0) {
         throw Error(Code::invalid_argument,
                     options.format == ExportFormat::torch_dcp
                         ? "files of PyTorch's DCP have no size to be cut at: each rank writes one"
-                        : "torch.save's file has no size to be cut at: it is one");
+                        : fmt::format("the file of {} has no size to be cut at: it is one", name_of(options.format)));
     }
     if (options.shard_bytes < 0) {
         throw Error(Code::invalid_argument, fmt::format("files of {} bytes", options.shard_bytes));
@@ -58,11 +59,12 @@ ExportSelection select(const Checkpoint& source, const ExportOptions& options, E
         const std::string to = renamed(name);
         if (to.empty()) continue;
         const auto [first, is_new] = written.emplace(manifest.saved_name(name), to);
-        if (!is_new) {
+        if (!is_new && !is_npz) {
             selection.tied.emplace(to, first->second);
             continue;
         }
         const SavedTensor& tensor = *manifest.find(name);
+        if (is_npz) check_npz_entry(to, tensor.dtype);
         if (is_safetensors) check_safetensors_key(to);
         if (is_safetensors && !is_in_safetensors(tensor.dtype)) {
             throw Error(Code::unsupported,
@@ -80,7 +82,7 @@ ExportSelection select(const Checkpoint& source, const ExportOptions& options, E
     }
     for (const auto& [name, value] : manifest.values) {
         const std::string to = renamed(name);
-        if (is_safetensors || to.empty()) {
+        if (is_safetensors || is_npz || to.empty()) {
             exported.left_out.push_back(name);
         } else {
             selection.values.emplace(to, value);
@@ -113,6 +115,7 @@ std::unique_ptr<ExportWriter> writer_of(const Checkpoint& source, const ExportSe
             return safetensors_export(source, selection, directory, options.shard_bytes, files);
         case ExportFormat::torch_dcp: return torch_dcp_export(source, selection, directory, files);
         case ExportFormat::torch_save: return torch_save_export(source, selection, directory, files);
+        case ExportFormat::npz: return npz_export(source, selection, directory, files);
     }
     throw Error(Code::internal, "an export of no format");
 }

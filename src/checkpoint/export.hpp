@@ -1,6 +1,6 @@
 // Writes the tensors of a checkpoint in another format, as a new directory that appears when all of it is durable: as
 // Hugging Face has them (model.safetensors, or numbered files of about one size and an index of which file holds what), as
-// PyTorch's Distributed Checkpoint, or as one file of torch.save. By any number of ranks, each in bounded memory: batches go
+// PyTorch's Distributed Checkpoint, or as one file of torch.save or of NumPy's npz. By any number of ranks, each in bounded memory: batches go
 // round among them.
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace tsr {
 
-enum class ExportFormat { safetensors, torch_dcp, torch_save };
+enum class ExportFormat { safetensors, torch_dcp, torch_save, npz };
 [[nodiscard]] std::string_view name_of(ExportFormat format);
 [[nodiscard]] std::optional<ExportFormat> export_format(std::string_view name);
 
@@ -36,7 +36,7 @@ struct Exported {
     std::vector<std::string> files;  // of safetensors
     int64_t tensor_count = 0;
     int64_t size_bytes = 0;                         // of tensors
-    std::vector<std::string> left_out;              // values, which safetensors cannot hold; sorted
+    std::vector<std::string> left_out;              // values, which safetensors and npz cannot hold; sorted
     std::map<std::string, std::string> unreadable;  // left out too: why it cannot be read
 };
 
@@ -44,7 +44,7 @@ struct Exported {
 [[nodiscard]] std::shared_ptr<Communicator> split_for_export(Communicator& comm, milliseconds timeout);
 
 // Collective over `peers`, which opened the same checkpoint each; all get the same error. `directory`, on a file system that
-// all ranks see, must not exist. Tied names are written once. INVALID_ARGUMENT if no tensor is left to write.
+// all ranks see, must not exist. Tied names are written once, but in npz, which cannot tell of it. INVALID_ARGUMENT if no tensor is left to write.
 [[nodiscard]] Exported export_checkpoint(const Checkpoint& source, Peers& peers, const std::string& directory,
                                          const ExportOptions& options, FileSystem& files = posix_file_system());
 

@@ -63,5 +63,8 @@ void read_batch(const Checkpoint& source, std::span<const ExportEntry> entries, 
 [[nodiscard]] std::unique_ptr<ExportWriter> torch_save_export(const Checkpoint& source,
                                                               const ExportSelection& selection,
                                                               const std::string& directory, FileSystem& files);
+[[nodiscard]] std::unique_ptr<ExportWriter> npz_export(const Checkpoint& source, const ExportSelection& selection,
+                                                       const std::string& directory, FileSystem& files);
+void check_npz_entry(const std::string& name, DType dtype);  // UNSUPPORTED
 
 }  // namespace tsr

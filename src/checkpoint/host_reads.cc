@@ -61,6 +61,7 @@ class ReadAhead {
               std::function<std::byte*(size_t stage)> slot)
         : work_(work), chunks_(chunks), slots_(static_cast<size_t>(slots)), slot_(std::move(slot)) {
         done_.resize(chunks.size(), 0);
+        told_.resize(chunks.size(), 0);
         const size_t most = chunks.size() + work.own_tasks;
         const size_t threads = std::min(most, static_cast<size_t>(std::max(work.threads, 1)));
         try {
@@ -83,9 +84,11 @@ class ReadAhead {
     ReadAhead(const ReadAhead&) = delete;
     ReadAhead& operator=(const ReadAhead&) = delete;
 
-    // Returns when this rank's chunk of the stage is read; one that has none has nothing to wait for.
-    void wait_for_stage(size_t stage) {
+    // Returns when this rank's chunk of the stage is read, with what is to be told of it; one that has none has nothing to
+    // wait for.
+    uint32_t wait_for_stage(size_t stage) {
         wait([&] { return stage >= done_.size() || done_[stage] != 0; });
+        return stage < told_.size() ? told_[stage] : 0;
     }
     void wait_for_all() {
         wait([&] { return own_done_ == work_.own_tasks; });
@@ -125,7 +128,7 @@ class ReadAhead {
         while (!stop_) {
             if (next_ < chunks_.size() && next_ < released_ + slots_) {
                 const size_t stage = next_++;
-                run([&] { work_.fill(chunks_[stage], slot_(stage)); });
+                run([&] { told_[stage] = work_.fill(chunks_[stage], slot_(stage)); });
                 done_[stage] = 1;
                 changed_.notify_all();
             } else if (next_own_ < work_.own_tasks) {
@@ -145,13 +148,14 @@ class ReadAhead {
     const std::span<const size_t> chunks_;
     const size_t slots_;
     const std::function<std::byte*(size_t stage)> slot_;
-    std::mutex mutex_;  // guards all below but pool_
+    std::mutex mutex_;  // guards all below but told_ and pool_
     std::condition_variable changed_;
     size_t next_ = 0;
     size_t released_ = 0;  // stages whose slots are free again
     size_t next_own_ = 0;
     size_t own_done_ = 0;
-    std::vector<char> done_;  // a stage
+    std::vector<char> done_;      // a stage
+    std::vector<uint32_t> told_;  // a stage; read by others once it is done
     std::optional<Error> error_;
     bool stop_ = false;
     std::vector<std::thread> pool_;
@@ -193,6 +197,7 @@ std::span<const HostReads::Chunk> HostReads::share(std::span<const Range> wanted
 void HostReads::deal(const std::vector<std::string>& tables, int64_t chunk_blocks) {
     struct End {
         int64_t file;
+        int64_t place;
         int64_t block;
         int rank;
         bool begins;
@@ -202,12 +207,12 @@ void HostReads::deal(const std::vector<std::string>& tables, int64_t chunk_block
         for (size_t at = 0; at < tables[rank].size(); at += sizeof(Range)) {
             Range range;
             std::memcpy(&range, tables[rank].data() + at, sizeof range);
-            ends.push_back({range.file, range.begin, static_cast<int>(rank), true});
-            ends.push_back({range.file, range.end, static_cast<int>(rank), false});
+            ends.push_back({range.file, range.place, range.begin, static_cast<int>(rank), true});
+            ends.push_back({range.file, range.place, range.end, static_cast<int>(rank), false});
         }
     }
     std::sort(ends.begin(), ends.end(), [](const End& a, const End& b) {
-        return std::tie(a.file, a.block, a.begins) < std::tie(b.file, b.block, b.begins);
+        return std::tie(a.file, a.place, a.block, a.begins) < std::tie(b.file, b.place, b.block, b.begins);
     });
     by_reader_.assign(tables.size(), {});
     std::vector<char> wants(tables.size(), 0);
@@ -215,7 +220,8 @@ void HostReads::deal(const std::vector<std::string>& tables, int64_t chunk_block
     int64_t blocks = 0;
     for (size_t i = 0; i + 1 < ends.size(); ++i) {
         wants[static_cast<size_t>(ends[i].rank)] = ends[i].begins ? 1 : 0;
-        if (ends[i].file != ends[i + 1].file || std::count(wants.begin(), wants.end(), 1) < 2) continue;
+        const bool is_last = ends[i].file != ends[i + 1].file || ends[i].place != ends[i + 1].place;
+        if (is_last || std::count(wants.begin(), wants.end(), 1) < 2) continue;
         for (int64_t begin = ends[i].block; begin < ends[i + 1].block; begin += chunk_blocks) {
             const int64_t end = std::min(begin + chunk_blocks, ends[i + 1].block);
             size_t reader = tables.size();  // of those who want it the one with the least to read
@@ -224,7 +230,8 @@ void HostReads::deal(const std::vector<std::string>& tables, int64_t chunk_block
                 if (reader == tables.size() || by_reader_[rank].size() < by_reader_[reader].size()) reader = rank;
             }
             by_reader_[reader].push_back(chunks_.size());
-            chunks_.push_back({{ends[i].file, begin, end}, static_cast<int>(reader), wants[rank_here] != 0});
+            const Range range{ends[i].file, begin, end, ends[i].place};
+            chunks_.push_back({range, static_cast<int>(reader), wants[rank_here] != 0});
             blocks += end - begin;
         }
     }
@@ -256,13 +263,15 @@ void HostReads::run(const Work& work) {
     ReadAhead ahead(work, by_reader_[static_cast<size_t>(here)], ring_.slots,
                     [&](size_t stage) { return slot(here, stage); });
     for (size_t stage = 0; stage < stages; ++stage) {
-        const auto agreed = host_.vote(attempt([&] { ahead.wait_for_stage(stage); }));
-        if (agreed) throw Error(*agreed);
+        uint32_t mine = 0;
+        std::vector<uint32_t> told;
+        const auto error = attempt([&] { mine = ahead.wait_for_stage(stage); });
+        if (const auto agreed = host_.vote(error, mine, told)) throw Error(*agreed);
         ahead.release(stage);
         for (size_t rank = 0; rank < by_reader_.size(); ++rank) {
             if (stage >= by_reader_[rank].size()) continue;
             const size_t chunk = by_reader_[rank][stage];
-            if (chunks_[chunk].wanted) work.take(chunk, slot(static_cast<int>(rank), stage));
+            if (chunks_[chunk].wanted) work.take(chunk, slot(static_cast<int>(rank), stage), told[rank]);
         }
         if (work.poll) work.poll();
     }

@@ -25,11 +25,12 @@ namespace tsr {
 
 class HostReads {
    public:
-    // Neighbouring blocks (of block_bytes) of a file; files are numbered alike on all ranks.
+    // Neighbouring blocks (of block_bytes) of a file, counted from a place in it; both are numbered alike on all ranks.
     struct Range {
         int64_t file = 0;
         int64_t begin = 0;
         int64_t end = 0;
+        int64_t place = 0;
     };
     struct Chunk {
         Range blocks;
@@ -42,8 +43,9 @@ class HostReads {
         std::string name;
     };
     struct Work {
-        std::function<void(size_t chunk, std::byte* slot)> fill;        // reads and checks a chunk; any thread
-        std::function<void(size_t chunk, const std::byte* slot)> take;  // the calling thread
+        // Reads and checks a chunk; any thread. What it returns is told to those who take it.
+        std::function<uint32_t(size_t chunk, std::byte* slot)> fill;
+        std::function<void(size_t chunk, const std::byte* slot, uint32_t told)> take;  // the calling thread
         size_t own_tasks = 0;
         std::function<void(size_t task, int worker)> own;  // reads what no peer wants; any thread
         std::function<void()> poll;                        // the calling thread, now and then

@@ -28,7 +28,7 @@ SaveQueue::~SaveQueue() {
     }
     state_->changed.notify_all();
     for (const SavePtr& save : dropped) {
-        save->work->finish(
+        save->work->end(
             Error(Code::aborted, fmt::format("the saver was destroyed before its save of step {} began", save->step)));
     }
     if (is_own_thread()) {
@@ -81,7 +81,7 @@ void SaveQueue::run(State& state, const SavePtr& save) {
         state.running = nullptr;
     }
     state.changed.notify_all();
-    save->work->finish(error);  // its callback may destroy the saver
+    save->work->end(error);  // a callback of it may destroy the saver
 }
 
 void SaveQueue::loop(const std::shared_ptr<State>& state) {

@@ -19,12 +19,26 @@
 
 namespace tsr {
 
+// A save in flight, as who asked for it sees it; itself done when the save has ended.
+class SaveWork final : public Work {
+   public:
+    // Done when nothing of the state is left to copy; if that is never reached, with the save and its error.
+    [[nodiscard]] const WorkPtr& staged() const { return staged_; }
+    void end(const std::optional<Error>& error) {
+        staged_->finish(error);
+        finish(error);
+    }
+
+   private:
+    WorkPtr staged_ = std::make_shared<Work>();
+};
+
 class SaveQueue {
    public:
     struct Save {
         int64_t step = 0;
         std::function<void()> run;  // throws why the save failed
-        WorkPtr work = std::make_shared<Work>();
+        std::shared_ptr<SaveWork> work = std::make_shared<SaveWork>();
         uint64_t number = 0;   // set by push
         bool at_once = false;  // set by push: nothing was before it
     };

@@ -217,25 +217,26 @@ void Saver::admit() {
     if (withdrawn == nullptr) return;
     log::info("the save of step {} is replaced by a newer one before it began", withdrawn->step);
     withdrawn->run = nullptr;  // gives its staging memory back
-    withdrawn->work->finish(Error(
+    withdrawn->work->end(Error(
         Code::aborted,
         fmt::format("the save of step {} was replaced by a newer one before it began (when_busy)", withdrawn->step)));
 }
 
-WorkPtr Saver::save_async(int64_t step, const State& state) {
+std::shared_ptr<SaveWork> Saver::save_async(int64_t step, const State& state) {
     const Reentry once = enter();
     admit();
     auto job = std::make_shared<SaveJob>();
     job->step = step;
     prepare(caller_peers_ ? *caller_peers_ : peers_, *job, state);
-    // The bytes of this call, and of no other.
-    job->staging = std::make_shared<Staging>(pool_, ++generation_, std::move(job->data), options_.timeout,
-                                             options_.copies == Copies::on_demand ? state.barriers() : Barriers());
-
     auto save = std::make_shared<SaveQueue::Save>();
     save->step = step;
     save->run = [this, job] { run(*job); };
-    const WorkPtr work = save->work;
+    const auto work = save->work;
+    // The bytes of this call, and of no other.
+    job->staging =
+        std::make_shared<Staging>(pool_, ++generation_, std::move(job->data), options_.timeout,
+                                  options_.copies == Copies::on_demand ? state.barriers() : Barriers(), work->staged());
+
     const auto stage = [&] {
         if (!job->error) job->error = attempt([&] { job->staging->stage(stage_threads, options_.progress); });
     };

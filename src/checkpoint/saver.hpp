@@ -77,7 +77,7 @@ class Saver {
     void save(int64_t step, const State& state);
     // Copies what this rank writes and returns; the work is done when the checkpoint is committed. If the staging memory
     // is bounded below the state's size, a part is written before this returns.
-    [[nodiscard]] WorkPtr save_async(int64_t step, const State& state);
+    [[nodiscard]] std::shared_ptr<SaveWork> save_async(int64_t step, const State& state);
     // Waits for the saves in the background; throws the first error that was not told yet, once.
     void wait();
     // Collective, at each step: whether any rank was told to stop. True on every rank from the same step on.

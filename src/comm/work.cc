@@ -8,6 +8,7 @@ void Work::finish(std::optional<Error> error) {
     std::function<void(const std::optional<Error>&)> callback;
     {
         const std::lock_guard lock(mutex_);
+        if (done_) return;
         done_ = true;
         error_ = std::move(error);
         callback = std::move(callback_);

@@ -1,4 +1,4 @@
-// One operation in flight. Shared by the thread that does it and by those who wait; done exactly once.
+// One operation in flight. Shared by the threads that do it and by those who wait; done exactly once.
 #pragma once
 
 #include <condition_variable>
@@ -14,7 +14,12 @@ namespace tsr {
 
 class Work {
    public:
-    // Called by the producer, once; runs the completion callback on the producer's thread.
+    Work() = default;
+    virtual ~Work() = default;
+    Work(const Work&) = delete;
+    Work& operator=(const Work&) = delete;
+
+    // Called by the producers; the first call counts, and runs the completion callback on its thread.
     void finish(std::optional<Error> error);
 
     // Of what is done: it is to be finished once more. Whoever waited for it before has returned.

@@ -35,6 +35,12 @@ bool Box::inside(const Dims& shape) const {
     return true;
 }
 
+void check_inside(const Box& box, const Dims& shape) {
+    if (box.inside(shape)) return;
+    throw Error(Code::invalid_argument, fmt::format("the box with offsets {} and sizes {} is not inside the shape {}",
+                                                    box.offsets.str(), box.sizes.str(), shape.str()));
+}
+
 std::string Box::str() const {
     std::string text = "[";
     for (int d = 0; d < sizes.ndim(); ++d) {
@@ -147,10 +153,11 @@ int64_t overlaps_along(int d, std::span<const Box* const> boxes) {
     return count;
 }
 
-// Finds two of different boxes that overlap.
+// Finds two of different boxes that overlap; `name` says which one is meant.
 class Overlaps {
    public:
-    explicit Overlaps(std::vector<const Box*> boxes) : boxes_(std::move(boxes)) {}
+    Overlaps(std::vector<const Box*> boxes, FunctionRef<std::string(const Box* box)> name)
+        : boxes_(std::move(boxes)), name_(name) {}
     void check() { check(boxes_, 0, 0); }
 
    private:
@@ -215,17 +222,18 @@ class Overlaps {
                 if (boxes[i]->intersect(*boxes[j]).empty()) continue;
                 throw Error(Code::invalid_argument,
                             fmt::format("the boxes {} and {} overlap in part; boxes must be equal or disjoint",
-                                        boxes[i]->str(), boxes[j]->str()));
+                                        name_(boxes[i]), name_(boxes[j])));
             }
         }
     }
 
     std::vector<const Box*> boxes_;
+    FunctionRef<std::string(const Box* box)> name_;
     int64_t comparisons_ = 0;
 };
 
-// Two boxes are equal or disjoint.
-void check_disjoint(std::span<const Box> boxes) {
+// Two boxes are equal or disjoint. `first` are the numbers of each rank's first box, and their count.
+void check_disjoint(std::span<const Box> boxes, std::span<const int> first) {
     std::vector<const Box*> different;
     for (const Box& box : boxes) {
         if (!box.empty()) different.push_back(&box);
@@ -241,7 +249,11 @@ void check_disjoint(std::span<const Box> boxes) {
     different.erase(
         std::unique(different.begin(), different.end(), [](const Box* a, const Box* b) { return *a == *b; }),
         different.end());
-    Overlaps(std::move(different)).check();
+    const auto name = [&](const Box* box) {
+        const auto next = std::upper_bound(first.begin(), first.end(), static_cast<int>(box - boxes.data()));
+        return fmt::format("{} of rank {}", box->str(), next - first.begin() - 1);
+    };
+    Overlaps(std::move(different), name).check();
 }
 
 }  // namespace
@@ -264,14 +276,8 @@ Layout Layout::from_boxes(const Dims& shape, std::span<const Box> boxes, std::sp
         throw Error(Code::invalid_argument,
                     fmt::format("the counts of the ranks do not add up to the {} boxes given", boxes.size()));
     }
-    for (const Box& box : boxes) {
-        if (!box.inside(shape)) {
-            throw Error(Code::invalid_argument,
-                        fmt::format("the box with offsets {} and sizes {} is not inside the shape {}",
-                                    box.offsets.str(), box.sizes.str(), shape.str()));
-        }
-    }
-    check_disjoint(boxes);
+    for (const Box& box : boxes) check_inside(box, shape);
+    check_disjoint(boxes, parts->first);
     parts->boxes.assign(boxes.begin(), boxes.end());
     Layout layout;
     layout.shape_ = shape;

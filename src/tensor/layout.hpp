@@ -27,6 +27,7 @@ struct Box {
     [[nodiscard]] std::string str() const;                // "[0:64, 0:128]"
     friend bool operator==(const Box&, const Box&) = default;
 };
+void check_inside(const Box& box, const Dims& shape);  // INVALID_ARGUMENT
 
 enum class PlacementKind : int32_t { replicate = 1, shard = 2 };
 

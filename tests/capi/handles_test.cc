@@ -28,7 +28,7 @@ namespace {
     F(tsr_error_code) F(tsr_error_destroy) F(tsr_error_last) F(tsr_error_message) F(tsr_error_native) \
     F(tsr_error_operation) F(tsr_error_peer) F(tsr_error_rank) F(tsr_error_retriable) F(tsr_error_sequence) \
     F(tsr_error_take) F(tsr_export_options_init) F(tsr_interrupt_set) F(tsr_layout_box) F(tsr_layout_box_count) \
-    F(tsr_layout_create) F(tsr_layout_destroy) F(tsr_layout_from_boxes) F(tsr_library_path) F(tsr_load_options_init) \
+    F(tsr_layout_create) F(tsr_layout_destroy) F(tsr_layout_from_boxes) F(tsr_layout_gather) F(tsr_library_path) F(tsr_load_options_init) \
     F(tsr_log_set_callback) F(tsr_log_set_level) F(tsr_mesh_comm) F(tsr_mesh_create) F(tsr_mesh_destroy) F(tsr_mesh_dim) \
     F(tsr_mesh_flatten) F(tsr_mesh_ndim) F(tsr_mesh_slice) F(tsr_open_options_init) F(tsr_optimizer_destroy) F(tsr_optimizer_lr) F(tsr_optimizer_set_lr) \
     F(tsr_optimizer_step) F(tsr_optimizer_steps) F(tsr_optimizer_zero_grad) F(tsr_plan_create) F(tsr_plan_destroy) F(tsr_plan_run) F(tsr_plan_start) F(tsr_plan_wait) F(tsr_preempt_requested) F(tsr_record_error) \
@@ -41,7 +41,7 @@ namespace {
     F(tsr_state_set_value) F(tsr_status_name) F(tsr_storage_create) F(tsr_storage_destroy) F(tsr_store_add) \
     F(tsr_store_compare_set) F(tsr_store_delete) F(tsr_store_destroy) F(tsr_store_get) F(tsr_store_open) \
     F(tsr_store_options_init) F(tsr_store_serve) F(tsr_store_server_destroy) F(tsr_store_server_port) F(tsr_store_set) \
-    F(tsr_store_wait) F(tsr_version) F(tsr_work_destroy) F(tsr_work_error) F(tsr_work_on_done) F(tsr_work_test) \
+    F(tsr_store_wait) F(tsr_version) F(tsr_work_destroy) F(tsr_work_error) F(tsr_work_on_done) F(tsr_work_staged) F(tsr_work_test) \
     F(tsr_work_wait)
 // clang-format on
 

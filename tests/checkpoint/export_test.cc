@@ -1,6 +1,8 @@
 // Checkpoints in other formats, written by any number of ranks: the same tensors, whole and durable or not there.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <cstring>
 #include <filesystem>
 
 #include "checkpoint/export.hpp"
@@ -120,6 +122,48 @@ TEST_P(Export, ToATorchSaveFileIsFilledByAllRanks) {
     EXPECT_EQ(Checkpoint::open(out_)->manifest().values.at("epoch"), Json(int64_t{4}));
 }
 
+// NumPy itself reads such files in the tests of the Python binding.
+TEST_P(Export, ToNpzIsTheSameFileByAnyNumberOfRanks) {
+    std::vector<float> memory(3000);
+    for (size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<float>(i);
+    const TempDir other;
+    {
+        State state;
+        const Tensor large{reinterpret_cast<std::byte*>(memory.data()), {30, 100}, DType::f32, {}};
+        state.add_tensor("large", large);
+        state.add_tensor("tied", large);
+        state.add_tensor("empty", {nullptr, {0, 3}, DType::i64, {}});
+        state.set_value("epoch", Json(int64_t{4}));
+        Saver(nullptr, other.path(), saver_options()).save(4, state);
+    }
+    std::vector<std::string> texts;
+    for (const int world_size : {1, GetParam()}) {
+        const std::string out = fmt::format("{}-{}", out_, texts.size());
+        expect_all_well(run_meeting(world_size, [&](const std::shared_ptr<Communicator>& comm) {
+            Peers peers(comm);
+            ExportOptions options;
+            options.format = ExportFormat::npz;
+            options.batch_bytes = 1000;
+            const Exported exported = export_checkpoint(*Checkpoint::open(other.path()), peers, out, options);
+            EXPECT_EQ(exported.tensor_count, 3);
+            EXPECT_THAT(exported.left_out, ElementsAre("epoch"));
+            EXPECT_THAT(exported.files, ElementsAre("model.npz"));
+        }));
+        texts.push_back(slurp(out + "/model.npz"));
+    }
+    EXPECT_EQ(texts[0], texts[1]);
+    for (const std::string name : {"large", "tied"}) {
+        const size_t entry = texts[0].find("\x93NUMPY", texts[0].find(name + ".npy"));
+        ASSERT_NE(entry, std::string::npos);
+        EXPECT_EQ(entry % 64, 0U);
+        const std::string said = "{'descr': '<f4', 'fortran_order': False, 'shape': (30, 100), }";
+        EXPECT_EQ(texts[0].substr(entry + 10, said.size()), said);
+        const size_t data = texts[0].find('\n', entry) + 1;
+        EXPECT_EQ(data % 64, 0U);
+        EXPECT_EQ(std::memcmp(texts[0].data() + data, memory.data(), 12000), 0);
+    }
+}
+
 TEST_P(Export, ToTorchSaveOfOnePartLeavesTheBeginningOut) {
     ExportOptions options;
     options.format = ExportFormat::torch_save;
@@ -150,13 +194,15 @@ TEST_P(Export, ProgressEndsAtItsTotal) {
 
 TEST_P(Export, AnErrorOfOneRankIsToldByAllAndNothingIsLeft) {
     const int world_size = GetParam();
-    for (const ExportFormat format : {ExportFormat::safetensors, ExportFormat::torch_dcp, ExportFormat::torch_save}) {
+    for (const ExportFormat format :
+         {ExportFormat::safetensors, ExportFormat::torch_dcp, ExportFormat::torch_save, ExportFormat::npz}) {
         expect_all_well(run_meeting(world_size, [&](const std::shared_ptr<Communicator>& comm) {
             Peers peers(comm);
             const auto source = Checkpoint::open(root_);
             ExportOptions options;
             options.format = format;
             options.batch_bytes = 1000;
+            if (format == ExportFormat::npz) options.under = "optim.";  // the rest has a dtype that it lacks
             if (comm->rank() == world_size - 1) {
                 options.progress = [](Phase, int64_t done, int64_t) {
                     if (done == 0) throw Error(Code::io, "the disk of the last rank");
@@ -195,8 +241,12 @@ TEST_P(Export, WhatCannotBeExportedIsRefusedBeforeAnythingIsThere) {
     cut.format = ExportFormat::torch_dcp;
     cut.shard_bytes = 1;
     EXPECT_THAT(refusal(out_, cut, Code::invalid_argument), HasSubstr("each rank writes one"));
-    cut.format = ExportFormat::torch_save;
-    EXPECT_THAT(refusal(out_, cut, Code::invalid_argument), HasSubstr("it is one"));
+    for (const ExportFormat format : {ExportFormat::torch_save, ExportFormat::npz}) {
+        cut.format = format;
+        EXPECT_THAT(refusal(out_, cut, Code::invalid_argument), HasSubstr("it is one"));
+    }
+    cut.shard_bytes = 0;
+    EXPECT_THAT(refusal(out_, cut, Code::unsupported), HasSubstr("'model.rows' is bf16, which NumPy does not have"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Export, ::testing::Values(1, 2, 5),

@@ -336,7 +336,177 @@ TEST(HostReads, OneThatNeverComesIsNamedAtTheDeadline) {
     EXPECT_NE(std::string(outcomes[0]->what()).find("rank 1"), std::string::npos) << outcomes[0]->what();
 }
 
-// Of safetensors nothing is shared, but all ranks get the same error.
+// --- other formats ---
+
+class HostReadsOfFormat : public ::testing::TestWithParam<ExportFormat> {
+   protected:
+    std::string exported(const std::string& from) {
+        const std::string path = fmt::format("{}/{}", dir_.path(), name_of(GetParam()));
+        ExportOptions options;
+        options.format = GetParam();
+        Peers alone(nullptr);
+        (void)export_checkpoint(*Checkpoint::open(from), alone, path, options);
+        return path;
+    }
+    // The largest of its files.
+    static std::string data_file(const std::string& directory) {
+        std::filesystem::path largest;
+        for (const auto& file : std::filesystem::directory_iterator(directory)) {
+            if (largest.empty() || file.file_size() > std::filesystem::file_size(largest)) largest = file.path();
+        }
+        return largest.string();
+    }
+    TempDir dir_;
+};
+
+TEST_P(HostReadsOfFormat, ReadEachByteOnce) {
+    const std::string path = exported(saved(dir_));
+    for (const Verify verify : {Verify::blocks, Verify::none}) {
+        for (const bool alone : {false, true}) {
+            std::atomic<int64_t> bytes{0};
+            FaultyFiles files(posix_file_system(), [&](const FaultyFiles::Call& call) -> Verdict {
+                if (call.name.starts_with("read ") && call.bytes >= 65536) bytes += static_cast<int64_t>(call.bytes);
+                return {};
+            });
+            expect_all_well(run_with_comm(3, [&](const std::shared_ptr<Communicator>& comm) {
+                OwnedState owned;
+                build(owned, comm->rank(), 3);
+                owned.poison();
+                std::vector<std::pair<int64_t, int64_t>> told;
+                LoadOptions options = alone ? LoadOptions() : together(comm);
+                options.verify = verify;
+                options.progress = [&](Phase, int64_t done, int64_t total) { told.emplace_back(done, total); };
+                (void)Checkpoint::open(path, files)->load(owned.state, options);
+                EXPECT_EQ(owned.differences(1), 0);
+                EXPECT_GE(told.front().second, 12 * mib);
+                EXPECT_EQ(told.back().first, told.front().second);
+            }));
+            if (alone) {
+                EXPECT_GE(bytes, (3 * 12 + 3) * mib);
+            } else {
+                EXPECT_GE(bytes, 12 * mib + 3 * mib);
+                EXPECT_LE(bytes, 16 * mib);
+            }
+        }
+    }
+}
+
+TEST_P(HostReadsOfFormat, EveryElementArrivesWhateverTheLayouts) {
+    const std::vector<Spec> specs{{"a", DType::f32, {701, 503}},
+                                  {"b", DType::bf16, {64, 8, 5}},
+                                  {"c", DType::u8, {4099}},
+                                  {"d", DType::f64, {1, 97, 3}},
+                                  {"e", DType::f32, {1300, 1000}}};
+    {
+        OwnedState whole;
+        for (const Spec& spec : specs) whole.add_whole(spec);
+        whole.fill(7);
+        Saver saver(nullptr, dir_.path(), saver_options());
+        saver.save(7, whole.state);
+    }
+    const std::string path = exported(dir_.path());
+    std::mt19937 seeds(4712);
+    for (int round = 0; round < 6; ++round) {
+        const uint32_t seed = seeds();
+        SCOPED_TRACE("seed " + std::to_string(seed));
+        expect_all_well(run_with_comm(3, [&](const std::shared_ptr<Communicator>& comm) {
+            std::mt19937 random(seed);
+            OwnedState owned;
+            for (const Spec& spec : specs) {
+                const auto dim = static_cast<int>(random() % static_cast<uint32_t>(spec.shape.ndim()));
+                if (random() % 3 == 0) {
+                    owned.add_whole(spec);
+                } else {
+                    const std::vector<Placement> placements{Placement::shard(dim)};
+                    owned.add_sharded(spec, Layout::placed(spec.shape, std::vector<int>{3}, placements), comm->rank());
+                }
+            }
+            const auto checkpoint = Checkpoint::open(path);
+            for (const Verify verify : {Verify::none, Verify::blocks, Verify::blocks}) {  // the third: what is checked
+                LoadOptions options = together(comm);
+                options.least_shared_bytes = 0;
+                options.verify = verify;
+                owned.poison();
+                (void)checkpoint->load(owned.state, options);
+                EXPECT_EQ(owned.differences(7), 0);
+            }
+        }));
+    }
+}
+
+TEST_P(HostReadsOfFormat, AnErrorOfOneRankIsThatOfAll) {
+    const std::string path = exported(saved(dir_));
+    int64_t reads = 0;
+    std::mutex mutex;
+    const auto is_data = [](const FaultyFiles::Call& call) {
+        return call.name.starts_with("read ") && call.bytes >= 65536;
+    };
+    expect_all_well(load_with_faults(path, [&](const FaultyFiles::Call& call) -> Verdict {
+        const std::lock_guard lock(mutex);
+        reads += is_data(call) ? 1 : 0;
+        return {};
+    }));
+    ASSERT_GE(reads, 1);
+    for (int64_t at = 1; at <= reads; ++at) {
+        SCOPED_TRACE(at);
+        int64_t seen = 0;
+        expect_on_all(load_with_faults(path,
+                                       [&](const FaultyFiles::Call& call) -> Verdict {
+                                           const std::lock_guard lock(mutex);
+                                           return is_data(call) && ++seen == at ? Verdict{-EIO, 0} : Verdict{};
+                                       }),
+                      Code::io, "rank 1: cannot read " + path);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, HostReadsOfFormat,
+                         ::testing::Values(ExportFormat::safetensors, ExportFormat::torch_dcp,
+                                           ExportFormat::torch_save),
+                         [](const auto& format) { return std::string(name_of(format.param)); });
+
+// A part's checksum is computed by who reads it; the storage's is compared by all.
+class HostReadsOfTorch : public HostReadsOfFormat {};
+
+TEST_P(HostReadsOfTorch, DamageThatAChecksumTellsIsCorruptOnEveryRank) {
+    const std::string path = exported(saved(dir_));
+    const std::string file = data_file(path);
+    std::string text = slurp(file);
+    text[text.size() / 2] ^= 4;
+    spill(file, text);
+    expect_on_all(load_with_faults(path, [](const FaultyFiles::Call&) { return Verdict{}; }), Code::corrupt,
+                  "fail their checksum");
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, HostReadsOfTorch,
+                         ::testing::Values(ExportFormat::torch_dcp, ExportFormat::torch_save),
+                         [](const auto& format) { return std::string(name_of(format.param)); });
+
+// Elements that would be cut at a block's edge: each rank reads for itself.
+TEST(HostReads, SafetensorsWhoseElementsAreNotAlignedArriveToo) {
+    const TempDir dir;
+    constexpr int64_t count = 3 << 20;
+    const std::string header = fmt::format(
+        R"({{"odd":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}},"w":{{"dtype":"F32","shape":[{}],"data_offsets":[1,{}]}}}})",
+        count, 1 + 4 * count);
+    std::string text(8, '\0');
+    const uint64_t size = header.size();
+    std::memcpy(text.data(), &size, sizeof size);
+    OwnedState whole;
+    whole.add_whole({"w", DType::f32, {count}});
+    whole.fill(3);
+    const Tensor w = whole.state.tensors().find("w")->second.piece(0);
+    text += header + "!" + std::string(reinterpret_cast<const char*>(w.data), w.size_bytes());
+    spill(dir / "model.safetensors", text);
+    expect_all_well(run_with_comm(2, [&](const std::shared_ptr<Communicator>& comm) {
+        OwnedState owned;
+        owned.add_whole({"w", DType::f32, {count}});
+        LoadOptions options = together(comm);
+        options.unexpected = Allow::yes;
+        (void)Checkpoint::open(dir / "model.safetensors")->load(owned.state, options);
+        EXPECT_EQ(owned.differences(3), 0);
+    }));
+}
+
 TEST(HostReads, OfOtherFormatsRanksThatLoadTogetherFailTogether) {
     const TempDir dir;
     const std::string path = saved(dir);

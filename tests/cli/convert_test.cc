@@ -75,6 +75,24 @@ TEST_P(Convert, ToSafetensorsIsWholeTensors) {
     }
 }
 
+// NumPy itself reads such files in the tests of the Python binding.
+TEST_P(Convert, ToNpzIsOneFileWithoutValues) {
+    save_numbers(root_, GetParam());
+    const Result refused = tessera("convert " + root_ + " " + out_ + " --to npz");
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_THAT(refused.output, HasSubstr("tensor 'half' is bf16, which NumPy does not have"));
+    const Result said = tessera("convert " + root_ + " " + out_ + " --to npz --under g");
+    EXPECT_EQ(said.code, 0);
+    EXPECT_THAT(said.output, HasSubstr("1 value left out: npz holds tensors alone"));
+    EXPECT_THAT(names_in(out_), ::testing::ElementsAre("model.npz"));
+    EXPECT_EQ(json_of("info --json " + out_, 1).at("error").at("code").as_string(), "NOT_FOUND") << "it is not read";
+    const Json json = json_of("convert --json " + root_ + " " + out_ + "-2 --to npz --under g");
+    EXPECT_EQ(json.at("format").as_string(), "npz");
+    EXPECT_EQ(json.at("tensor_count").as_int(), 1);
+    EXPECT_EQ(json.at("left_out").dump(), "[\"epoch\"]");
+    EXPECT_EQ(slurp(out_ + "-2/model.npz"), slurp(out_ + "/model.npz"));
+}
+
 TEST_P(Convert, ShardsHaveAnIndex) {
     save_numbers(root_, GetParam());
     const Json json = json_of("convert --json " + root_ + " " + out_ + " --to safetensors --shard-size 150B");

@@ -80,6 +80,15 @@ TEST_P(OtherFormats, AreVerifiedAsFarAsTheFormatGoes) {
     EXPECT_EQ(tessera("verify --fast " + out_).code, 1);
 }
 
+TEST_P(OtherFormats, AreNotRenamed) {
+    const std::string renamed = dir_ / "renamed";
+    const Json refused = json_of("rename-keys --json " + out_ + " " + renamed + " --prefix model.", 2);
+    EXPECT_EQ(refused.at("error").at("code").as_string(), "UNSUPPORTED");
+    EXPECT_THAT(refused.at("error").at("message").as_string(),
+                HasSubstr("is no native checkpoint; convert it to one first"));
+    EXPECT_FALSE(std::filesystem::exists(renamed));
+}
+
 INSTANTIATE_TEST_SUITE_P(Formats, OtherFormats, ::testing::Values("safetensors", "hf", "torch_dcp", "torch_save"),
                          [](const auto& one) { return std::string(one.param); });
 

@@ -156,6 +156,14 @@ TEST(ExplicitLayout, RefusesPartialOverlapAndWhatLiesOutside) {
     EXPECT_THROW(make({{{1, 0}, {INT64_MAX, 4}}}), Error);
     EXPECT_THROW((void)Layout::from_boxes({4}, std::vector<Box>{{{0}, {4}}}, std::vector<int>{0}), Error);
     EXPECT_NO_THROW(make({{{0, 0}, {2, 4}}, {{2, 0}, {2, 4}}}));
+    try {
+        const std::vector<Box> boxes{{{0}, {1}}, {{1}, {1}}, {{3}, {1}}, {{1}, {3}}};
+        (void)Layout::from_boxes({4}, boxes, std::vector<int>{1, 0, 2, 1});
+        FAIL() << "two overlap";
+    } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("[1:2] of rank 2 and [1:4] of rank 3"), std::string::npos)
+            << error.what();
+    }
 }
 
 // Long along the first dimension, each within those before it, and one row apart along the second. To compare every two

@@ -336,6 +336,13 @@ def work_error(Work work not None):
     return detached(error)
 
 
+def work_staged(Work work not None):
+    cdef Lease lease = share(work)
+    cdef tsr_work *staged = NULL
+    check(tsr_work_staged(<tsr_work *>lease.ptr, &staged))
+    return finished(staged, None)
+
+
 def work_on_done(Work work not None, object fn not None):
     """`fn(status)`; what the operation borrows lives until it was called, whatever becomes of `work`."""
     cdef Lease lease = share(work)

@@ -35,6 +35,18 @@ def layout_create(tuple shape not None, list mesh_sizes not None, list placement
     return adopt(Layout.__new__(Layout), out)
 
 
+cdef int copy_boxes(tsr_box *words, list boxes, int ndim, str whose) except -1:
+    cdef size_t next_box = 0
+    for offsets, sizes in boxes:
+        if len(offsets) != ndim or len(sizes) != ndim:
+            raise InvalidArgument(f"a box of {whose} has {len(offsets)} offsets and {len(sizes)} sizes; the tensor has "
+                                  f"{ndim} dimensions")
+        copy_dims(words[next_box].offsets, offsets)
+        copy_dims(words[next_box].sizes, sizes)
+        next_box += 1
+    return 0
+
+
 def layout_from_boxes(tuple shape not None, list ranks not None):
     """`ranks` holds a list of (offsets, sizes) for each rank."""
     cdef tsr_layout *out = NULL
@@ -50,17 +62,31 @@ def layout_from_boxes(tuple shape not None, list ranks not None):
             raise MemoryError
         for i in range(len(ranks)):
             counts[i] = len(ranks[i])
-            for offsets, sizes in ranks[i]:
-                if len(offsets) != ndim or len(sizes) != ndim:
-                    raise InvalidArgument(f"a box of rank {i} has {len(offsets)} offsets and {len(sizes)} sizes; the "
-                                          f"tensor has {ndim} dimensions")
-                copy_dims(boxes[next_box].offsets, offsets)
-                copy_dims(boxes[next_box].sizes, sizes)
-                next_box += 1
+            copy_boxes(boxes + next_box, ranks[i], ndim, f"rank {i}")
+            next_box += counts[i]
         check(tsr_layout_from_boxes(shape_words, ndim, boxes, counts, <int32_t>len(ranks), &out))
     finally:
         PyMem_Free(boxes)
         PyMem_Free(counts)
+    return adopt(Layout.__new__(Layout), out)
+
+
+def layout_gather(Comm comm not None, tuple shape not None, list boxes not None):
+    """`boxes` are this rank's (offsets, sizes)."""
+    cdef Lease lease = use(comm)
+    cdef tsr_layout *out = NULL
+    cdef int64_t shape_words[8]
+    cdef int32_t ndim = copy_dims(shape_words, shape)
+    cdef int32_t count = int32(len(boxes), "the number of boxes")
+    cdef tsr_box *words = <tsr_box *>PyMem_Calloc(<size_t>count + 1, sizeof(tsr_box))
+    try:
+        if words == NULL:
+            raise MemoryError
+        copy_boxes(words, boxes, ndim, "this rank")
+        with nogil:
+            check(tsr_layout_gather(<tsr_comm *>lease.ptr, shape_words, ndim, words, count, &out))
+    finally:
+        PyMem_Free(words)
     return adopt(Layout.__new__(Layout), out)
 
 

@@ -197,6 +197,7 @@ cdef extern from "tessera/comm.h" nogil:
     tsr_status tsr_work_test(const tsr_work *work, int32_t *done)
     tsr_status tsr_work_error(const tsr_work *work, tsr_error **error)
     tsr_status tsr_work_on_done(const tsr_work *work, tsr_work_fn fn, void *user_data, tsr_destroy_fn destroy)
+    tsr_status tsr_work_staged(const tsr_work *work, tsr_work **staged)
     void tsr_work_destroy(tsr_work *work)
 
 
@@ -240,6 +241,8 @@ cdef extern from "tessera/layout.h" nogil:
                                  const tsr_placement *placements, int32_t mesh_ndim, tsr_layout **out)
     tsr_status tsr_layout_from_boxes(const int64_t *shape, int32_t ndim, const tsr_box *boxes, const int32_t *counts,
                                      int32_t world_size, tsr_layout **out)
+    tsr_status tsr_layout_gather(tsr_comm *comm, const int64_t *shape, int32_t ndim, const tsr_box *boxes,
+                                 int32_t count, tsr_layout **out)
     tsr_status tsr_layout_box_count(const tsr_layout *layout, int32_t rank, int32_t *count)
     tsr_status tsr_layout_box(const tsr_layout *layout, int32_t rank, int32_t index, tsr_box *box)
     void tsr_layout_destroy(tsr_layout *layout)

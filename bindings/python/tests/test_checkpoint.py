@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,43 @@ def test_a_checkpoint_is_exported(saver: ts.Saver, tmp_path: Path, form: str):
     with ts.Checkpoint(tmp_path / "alone" / "model.safetensors") as exported:
         assert list(exported) == ["model.array"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["alone", "out", "root"]
+
+
+NUMPY_TYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+NUMPY_TYPES += ["float16", "float32", "float64", "complex64"]
+
+
+def test_numpy_loads_what_is_exported_as_npz(saver: ts.Saver, tmp_path: Path, ranks):
+    arrays = {f"layers/{name}.größe": np.arange(7).astype(name) for name in NUMPY_TYPES}
+    arrays |= {"scalar": np.array(2.5), "empty": np.empty((0, 3), np.float32)}
+    arrays["large"] = np.arange(600_000, dtype=np.float64).reshape(2, 1, 300, 1000)
+    path = saved(saver, **arrays, epoch=3)
+    with ts.Checkpoint(path) as checkpoint:
+        checkpoint.export(tmp_path / "alone", format="npz")
+
+    def export(comm: ts.Comm) -> None:
+        with ts.Checkpoint(path) as checkpoint:
+            checkpoint.export(tmp_path / "together", comm, format="npz")
+
+    ranks(3, export)
+    for name in ("alone", "together"):
+        with zipfile.ZipFile(tmp_path / name / "model.npz") as archive:
+            assert archive.testzip() is None
+        with np.load(tmp_path / name / "model.npz") as found:
+            assert set(found) == set(arrays)
+            for key, array in arrays.items():
+                assert found[key].dtype == array.dtype
+                assert found[key].shape == array.shape
+                assert (found[key] == array).all()
+
+
+def test_a_name_that_numpy_would_take_for_another_is_not_exported_as_npz(saver: ts.Saver, tmp_path: Path):
+    with (
+        ts.Checkpoint(saved(saver, **{"a": np.ones(2), "a.npy": np.zeros(2)})) as checkpoint,
+        pytest.raises(ts.Unsupported, match="would not tell it from 'a'"),
+    ):
+        checkpoint.export(tmp_path / "out", format="npz")
+    assert not (tmp_path / "out").exists()
 
 
 def test_files_of_a_size_are_exported_with_an_index(saver: ts.Saver, tmp_path: Path):

@@ -40,6 +40,46 @@ def test_explicit_boxes():
     assert ts.Layout.from_boxes((), [[((), ())]]).boxes(0) == [ts.Box((), ())]
 
 
+def test_ranks_gather_what_each_holds(ranks, tmp_path):
+    whole = np.arange(12, dtype=np.float32).reshape(4, 3)
+    held = [[ts.Box((3, 0), (1, 3)), ((0, 0), (1, 3))], [ts.Box((1, 0), (2, 3))], []]
+
+    def body(comm):
+        layout = ts.Layout.gather(comm, whole.shape, held[comm.rank])
+        boxes = [layout.boxes(rank) for rank in range(3)]
+        pieces = [whole[box.slices].copy() for box in boxes[comm.rank]]
+        with ts.Saver(comm, tmp_path) as saver:
+            saver.save(1, ts.State(w=ts.Sharded(layout, pieces, comm.rank, "float32")))
+        return boxes
+
+    assert ranks(3, body) == [[[ts.Box(*box) for box in of_rank] for of_rank in held]] * 3
+    with ts.Checkpoint(tmp_path) as checkpoint:
+        assert (checkpoint["w"] == whole).all()
+
+
+def test_what_one_rank_cannot_gather_is_told_to_all(ranks):
+    def gather(boxes, shape=(4,)):
+        return ranks.outcomes(2, lambda comm: ts.Layout.gather(comm, shape[: 1 + comm.rank], boxes[comm.rank]))
+
+    for error in gather([[], [((3,), (2,))]]):
+        assert type(error) is ts.InvalidArgument
+        assert "rank 1: the box with offsets [3]" in str(error)
+    for error in gather([[((0,), (3,))], [((2,), (2,))]]):
+        assert type(error) is ts.InvalidArgument
+        assert "[0:3] of rank 0 and [2:4] of rank 1 overlap" in str(error)
+    for error in gather([[], []], (4, 1)):
+        assert type(error) is ts.Mismatch
+        assert "rank 1 gives boxes of a tensor of shape [4, 1]" in str(error)
+
+
+def test_what_is_no_box_or_communicator_is_not_gathered(ranks):
+    (error,) = ranks.outcomes(1, lambda comm: ts.Layout.gather(comm, (4,), [((0, 0), (1, 1))]))
+    assert type(error) is ts.InvalidArgument
+    assert "a box of this rank has 2 offsets" in str(error)
+    with pytest.raises(TypeError, match="comm"):
+        ts.Layout.gather(None, (4,), [])
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -157,6 +157,32 @@ def test_what_an_optimizer_owns_is_copied_before_its_next_step_changes_it(tmp_pa
         assert checkpoint["optim.state.weight.step"] == 1
 
 
+def test_what_is_written_after_the_first_fence_is_not_saved(tmp_path: Path):
+    weight = np.ones(3 << 20, np.float32)
+    opt = ts.AdamW({"weight": weight}, {"weight": np.zeros_like(weight)})
+    state = ts.State(weight=weight, optim=opt)
+    gate = Gate()  # holds the save before its first byte
+    order: list[str] = []
+    with ts.Saver(None, tmp_path, copy_on_demand=True, progress=gate) as saver:
+        save = saver.save_async(1, state)
+        save.add_done_callback(lambda _work: order.append("durable"))
+        save.staged.add_done_callback(lambda _work: order.append("staged"))
+        save.staged.wait(SECONDS)
+        assert not save.done()
+        weight[:] = -1
+        gate.opened.set()
+        save.wait(SECONDS)
+        assert save.staged.error() is None
+    assert order == ["staged", "durable"]
+    with ts.Checkpoint(tmp_path) as checkpoint:
+        assert (checkpoint["weight"] == 1).all()
+
+
+def test_without_the_option_the_first_fence_is_done_when_the_call_returns(tmp_path: Path):
+    with ts.Saver(None, tmp_path) as saver:
+        assert saver.save_async(1, ts.State(weight=np.ones(3))).staged.done()
+
+
 def test_progress_is_told_from_nothing_to_all_in_each_phase(tmp_path: Path):
     told: list[tuple[ts.Phase, int, int]] = []
 

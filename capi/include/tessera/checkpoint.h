@@ -65,9 +65,9 @@ typedef struct tsr_saver_options {
     int32_t copy_on_demand; /* 0 (default): all is copied before tsr_saver_save_async returns. 1: what an optimizer
                                of the state updates, its parameters and moments, is copied later: by the saver's threads,
                                or where the optimizer's next step, its destroy or a load into the state comes first, just
-                               before that. Nobody else may write there from the call to the end of that step: neither the
-                               trainer, nor a load of another state or a collective into the same memory. If the
-                               state is larger than staging_bytes, or than what is free, all is copied at once */
+                               before that. Nobody else may write there from the call to the end of that step, or until
+                               tsr_work_staged tells that all is copied: neither the trainer, nor a load of another
+                               state or a collective into the same memory. If the state is larger than staging_bytes, or than what is free, all is copied at once */
 } tsr_saver_options;
 
 /** Write the defaults into `options`.
@@ -99,8 +99,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_create(tsr_comm *comm, const char *roo
 TSR_API TSR_MUST_USE tsr_status tsr_saver_save(tsr_saver *saver, int64_t step, tsr_state *state);
 
 /** Copy the state, return, and save the copy in the background. When it returns all is staged: the trainer may change
- *  everything, except that with copy_on_demand the optimizer alone may change what it owns. When `work` is done the save is
- *  durable. What happens while another save is in flight `when_busy` says; the error of an earlier save that no call on
+ *  everything, except that with copy_on_demand the optimizer alone may change what it owns, until tsr_work_staged tells that
+ *  this is staged too. When `work` is done the save is durable. What happens while another save is in flight `when_busy` says; the error of an earlier save that no call on
  *  the saver has returned yet is returned here, and then nothing is saved; that its work was waited for does not count, so
  *  that all ranks do the same.
  *  @param saver  borrowed until the work is done
@@ -305,10 +305,10 @@ TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_read(const tsr_checkpoint *checkp
  *  Without options->comm no communication is made, except by ranks of a host that share parameters (share_params of ddp.h):
  *  each loads its rows, so all of them load, and the same names of the same checkpoint. With it all its ranks call this,
  *  each with the same checkpoint opened and the same `verify`; state, layouts, names and what is allowed may differ. Ranks
- *  of one host then read each byte of a native checkpoint that several of them want once and hand it on through shared
- *  memory (from 8 MiB on that are wanted so; without shared memory, and of other formats, each reads for itself). All ranks
- *  get the same error. A rank that does not come is named by TIMEOUT when the communicator's deadline is over, one that
- *  calls another collective by MISMATCH at once.
+ *  of one host then read each byte that several of them want once and hand it on through shared memory (from 8 MiB on that
+ *  are wanted so; without shared memory, and small or unaligned storages of other formats, each reads for itself). All
+ *  ranks get the same error. A rank that does not come is named by TIMEOUT when the communicator's deadline is over, one
+ *  that calls another collective by MISMATCH at once.
  *  @param checkpoint  borrowed for the call
  *  @param state       borrowed for the call
  *  @param options     borrowed for the call; NULL: all defaults
@@ -341,7 +341,7 @@ typedef struct tsr_export_options {
     size_t struct_size;
     const char *format; /* NULL (default) or "safetensors": whole tensors as Hugging Face has them; "torch_dcp": what
                                  an unmodified PyTorch loads by torch.distributed.checkpoint; "torch_save": what it loads by
-                                 torch.load(), one file model.pt */
+                                 torch.load(), one file model.pt; "npz": what numpy.load() loads, one file model.npz */
     /* Of safetensors: data of a file, unless one tensor is larger; then there are numbered files and an index. 0 (default):
      * one file, model.safetensors. */
     int64_t max_file_bytes;
@@ -361,7 +361,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_export_options_init(tsr_export_options *opti
 /** Write the tensors of a checkpoint into a new directory in another format. All ranks write, each with at most 64 MiB in
  *  memory, reading from wherever the parts are; the directory gets its name when all of it is durable. What was begun is
  *  removed if it fails, unless rank 0 died: then DIRECTORY.tmp-... is left. Values are written as torch_dcp and torch_save;
- *  safetensors has no place for them.
+ *  safetensors and npz have no place for them.
  *  @param checkpoint  the same one, opened by every rank; borrowed for the call
  *  @param comm        borrowed for the call (a private communicator is split off); NULL: this process alone
  *  @param directory   must not exist; the same on every rank, on a file system that all see; borrowed for the call

@@ -340,6 +340,16 @@ TSR_API TSR_MUST_USE tsr_status tsr_work_test(const tsr_work *work, int32_t *don
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_work_error(const tsr_work *work, tsr_error **error);
 
+/** The first of the two fences of a save in the background, as work of its own: done when nothing of the state is left to
+ *  copy, so that anybody may write there. Without copy_on_demand that is before tsr_saver_save_async returns. The save's
+ *  work itself is the second: the checkpoint is durable. The first is never done after it; of a save that fails earlier it
+ *  has the save's error. Its callback may also run inside a step, destroy or load that copies the last of it.
+ *  @param work    of tsr_saver_save_async; borrowed for the call
+ *  @param staged  out: work, to be forgotten by tsr_work_destroy; it is the same at each call, with one callback
+ *  @return TSR_OK, INVALID_ARGUMENT (also: work of anything else), INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_work_staged(const tsr_work *work, tsr_work **staged);
+
 /** Called once when the work is done, on a library thread or inside tsr_work_on_done. `status` is its result.
  *  It must neither block nor call a function of the communicator. */
 typedef void (*tsr_work_fn)(tsr_status status, void *user_data);

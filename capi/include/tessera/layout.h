@@ -1,4 +1,4 @@
-/* Tessera: how a global tensor lies on the ranks of a mesh. Arithmetic only, no messages. */
+/* Tessera: how a global tensor lies on the ranks. Arithmetic; only tsr_layout_gather sends messages. */
 #ifndef TESSERA_LAYOUT_H
 #define TESSERA_LAYOUT_H
 
@@ -47,6 +47,21 @@ TSR_API TSR_MUST_USE tsr_status tsr_layout_create(const int64_t *shape, int32_t 
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_layout_from_boxes(const int64_t *shape, int32_t ndim, const tsr_box *boxes,
                                                       const int32_t *counts, int32_t world_size, tsr_layout **out);
+
+/** A layout from explicit boxes of which each rank knows its own alone. The ranks tell each other their tables of offsets
+ *  and sizes, and nothing else; then all have the layout that tsr_layout_from_boxes would make of all boxes.
+ *  @param comm   borrowed for the call
+ *  @param shape  ndim sizes of the whole tensor, the same on every rank; borrowed for the call
+ *  @param ndim   0 to 8
+ *  @param boxes  this rank's, in the order of its pieces; NULL if there is none; borrowed for the call
+ *  @param count  their number
+ *  @param out    the layout, of as many ranks as the communicator has
+ *  @return TSR_OK, INVALID_ARGUMENT (also: a box outside of the tensor, two that overlap in part), MISMATCH (shapes differ,
+ *          or a rank calls another collective), INVALID_STATE, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED. What is wrong with
+ *          one rank's arguments all ranks get, with its rank
+ *  @threadsafety exclusive comm  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_layout_gather(tsr_comm *comm, const int64_t *shape, int32_t ndim,
+                                                  const tsr_box *boxes, int32_t count, tsr_layout **out);
 
 /** How many boxes `rank` holds; empty boxes are not counted (0-d tensors have one box).
  *  @param layout  borrowed for the call

@@ -299,8 +299,9 @@ void read_transfers(FileSystem& files, std::vector<Transfer> transfers, const Re
         work.fill = [&](size_t chunk, std::byte* slot) {
             const Task& task = *of_chunk[chunk];
             fill(task, *opened.get(task.source->number), options.verify, slot);
+            return uint32_t{0};
         };
-        work.take = [&](size_t chunk, const std::byte* slot) {
+        work.take = [&](size_t chunk, const std::byte* slot, uint32_t /*told*/) {
             const Task& task = *of_chunk[chunk];
             task.scatter(task.begin, task.end, slot);
             progress.add(task.end - task.begin);

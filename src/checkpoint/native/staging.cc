@@ -128,12 +128,13 @@ class Staging::Source final : public ChunkSource {
 };
 
 Staging::Staging(std::shared_ptr<StagingPool> pool, uint64_t generation, std::vector<ByteRuns> files,
-                 milliseconds timeout, Barriers barriers)
+                 milliseconds timeout, Barriers barriers, WorkPtr staged)
     : pool_(std::move(pool)),
       generation_(generation),
       timeout_(timeout),
       files_(std::move(files)),
-      barriers_(std::move(barriers)) {
+      barriers_(std::move(barriers)),
+      staged_(std::move(staged)) {
     for (size_t file = 0; file < files_.size(); ++file) {
         first_chunk_.push_back(chunks_.size());
         for (int64_t begin = 0; begin < files_[file].size(); begin += chunk_bytes) {
@@ -191,6 +192,7 @@ void Staging::stage(int threads, const ProgressFn& progress) {
         // Their slots are there: from here on their owner may ask for them.
         if (!late_runs_.empty()) {
             for (const auto& barrier : barriers_) barrier->add(shared_from_this());
+            return;
         }
     } catch (...) {
         {
@@ -198,8 +200,15 @@ void Staging::stage(int threads, const ProgressFn& progress) {
             error_ = current_error();
         }
         filled_.notify_all();
+        staged_->finish(current_error());
         throw;
     }
+    bool is_closed = false;  // then it was not all copied
+    {
+        const std::lock_guard lock(mutex_);
+        is_closed = closed_;
+    }
+    if (!is_closed) staged_->finish(std::nullopt);
 }
 
 void Staging::stage_chunk(size_t index) {
@@ -267,17 +276,21 @@ void Staging::copy_late_chunk(size_t index) noexcept {
     copy(chunk, Part::late, slot->memory.data());
     stamp(*slot, index);
     bool was_last = false;
+    std::optional<Error> error;
     StagingPool::SlotPtr unwanted;
     {
         const std::lock_guard lock(mutex_);
         chunk.copying = false;
         --copying_;
         was_last = --late_left_ == 0;
+        error = error_;
         (closed_ || error_ ? unwanted : chunk.slot) = std::move(slot);
     }
     pool_->give_back(std::move(unwanted));
     filled_.notify_all();
-    if (was_last) leave_barriers();
+    if (!was_last) return;
+    leave_barriers();
+    staged_->finish(error);
 }
 
 void Staging::copy(const Chunk& chunk, Part part, std::byte* to) const {

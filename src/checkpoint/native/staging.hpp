@@ -24,6 +24,7 @@
 #include "checkpoint/native/writer.hpp"
 #include "checkpoint/progress.hpp"
 #include "comm/host.hpp"
+#include "comm/work.hpp"
 #include "tensor/write_barrier.hpp"
 
 namespace tsr {
@@ -72,9 +73,10 @@ using Barriers = std::vector<std::shared_ptr<WriteBarrier>>;
 // One save's files on their way through the pool. One thread stages; the writer's threads read.
 class Staging final : public LateCopy, public std::enable_shared_from_this<Staging> {
    public:
-    // What `barriers` own is copied late, if the pool holds the whole save; such a staging is made by make_shared.
+    // What `barriers` own is copied late, if the pool holds the whole save; such a staging is made by make_shared. `staged`
+    // is finished when nothing is left to copy; of a save that ends before that, it is left to the caller.
     Staging(std::shared_ptr<StagingPool> pool, uint64_t generation, std::vector<ByteRuns> files, milliseconds timeout,
-            Barriers barriers = {});
+            Barriers barriers = {}, WorkPtr staged = std::make_shared<Work>());
     ~Staging() override;
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
@@ -134,6 +136,7 @@ class Staging final : public LateCopy, public std::enable_shared_from_this<Stagi
     std::vector<Chunk> chunks_;
     bool fits_ = false;
     Barriers barriers_;
+    const WorkPtr staged_;
     std::vector<LateRun> late_runs_;  // by address
     std::mutex mutex_;
     std::condition_variable filled_;

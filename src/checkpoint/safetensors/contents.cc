@@ -10,19 +10,22 @@
 #include "base/parallel.hpp"
 #include "checkpoint/io/open_files.hpp"
 #include "checkpoint/runs.hpp"
+#include "checkpoint/shared_ranges.hpp"
 
 namespace tsr {
 
 namespace {
 
-constexpr int64_t segment_bytes = int64_t{4} << 20;  // a multiple of every element's size
-constexpr int64_t small_gap = int64_t{64} << 10;     // reading on costs less than another request
+constexpr int64_t segment_bytes = SharedRanges::most_bytes;  // a multiple of every element's size
+constexpr int64_t small_gap = int64_t{64} << 10;             // reading on costs less than another request
 
 // What is wanted of one file, in order of its bytes.
 struct Reading {
     int number = 0;
     const std::string* path = nullptr;
     int64_t data_begin = 0;
+    int64_t data_bytes = 0;
+    bool is_aligned = true;  // no element is cut at a block
     std::vector<Runs> runs;
 };
 
@@ -34,6 +37,16 @@ struct Segment {
     int64_t end = 0;
     size_t first = 0;  // of the reading's runs
     size_t count = 0;
+
+    // What of it stands at `data`: the bytes from `from` to `until`.
+    void scatter(int64_t from, int64_t until, const std::byte* data) const {
+        for (size_t i = first; i < first + count; ++i) {
+            const Runs& runs = reading->runs[i];
+            // From its own begin, where an element begins too.
+            const int64_t start = std::max(from, runs.begin());
+            if (start < until) runs.scatter(start, until, data + (start - from));
+        }
+    }
 };
 
 void add_segments(const Reading& reading, std::vector<Segment>& segments) {
@@ -56,23 +69,18 @@ void add_segments(const Reading& reading, std::vector<Segment>& segments) {
     }
 }
 
-void read_segment(const Segment& segment, File& file, AlignedBuffer& buffer) {
+// Of what this rank alone reads.
+void read_part(const Segment& segment, int64_t begin, int64_t end, File& file, AlignedBuffer& buffer) {
     const Reading& reading = *segment.reading;
-    const auto size = static_cast<size_t>(segment.end - segment.begin);
+    const auto size = static_cast<size_t>(end - begin);
     const Runs& only = reading.runs[segment.first];
-    const int64_t offset = reading.data_begin + segment.begin;
+    const int64_t offset = reading.data_begin + begin;
     if (segment.count == 1 && only.count() == 1 && !only.converts()) {
-        std::byte* to = only.memory() + (segment.begin - only.begin());
-        return read_all(file, *reading.path, std::span(to, size), offset);
+        return read_all(file, *reading.path, std::span(only.memory() + (begin - only.begin()), size), offset);
     }
     if (buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(segment_bytes));
     read_all(file, *reading.path, buffer.first(size), offset);
-    for (size_t i = segment.first; i < segment.first + segment.count; ++i) {
-        const Runs& runs = reading.runs[i];
-        // From its own begin, where an element begins too.
-        const int64_t from = std::max(segment.begin, runs.begin());
-        runs.scatter(from, segment.end, buffer.data() + (from - segment.begin));
-    }
+    segment.scatter(begin, end, buffer.data());
 }
 
 }  // namespace
@@ -100,9 +108,11 @@ bool SafetensorsContents::read(std::span<const Wanted> wanted, const ReadOptions
                 reading.number = index;
                 reading.path = &source.path;
                 reading.data_begin = source.header.data_begin();
+                reading.data_bytes = source.header.file_bytes() - reading.data_begin;
             }
             const SafetensorsEntry* entry = source.header.find(*one.name);
             if (entry == nullptr) throw Error(Code::internal, fmt::format("{} lost '{}'", source.path, *one.name));
+            if (entry->begin % static_cast<int64_t>(size_of(entry->dtype)) != 0) reading.is_aligned = false;
             reading.runs.emplace_back(part, FilePlace{&box, nullptr, entry->dtype, entry->begin},
                                       MemoryPlace{one.box, one.dtype, one.memory});
         });
@@ -113,19 +123,38 @@ bool SafetensorsContents::read(std::span<const Wanted> wanted, const ReadOptions
                   [](const Runs& a, const Runs& b) { return a.begin() < b.begin(); });
         add_segments(reading, segments);
     }
-    int64_t total = 0;
-    for (const Segment& segment : segments) total += segment.end - segment.begin;
-    Progress progress(options.progress, Phase::read, total);
+    std::vector<ByteRange> ranges;
+    for (const Segment& segment : segments) {
+        ranges.push_back({segment.reading->number, 0, segment.begin, segment.end, segment.reading->is_aligned});
+    }
+    const SharedRanges shared(options.host, std::move(ranges));
+    Progress progress(options.progress, Phase::read, shared.size_bytes());
     OpenFiles opened([&](int number) { return open_unchanged(sources_[static_cast<size_t>(number)]); });
     std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(options.threads, 1)));
-    run_parallel(
-        segments.size(), options.threads,
-        [&](size_t i, int worker) {
-            const auto file = opened.get(segments[i].reading->number);
-            read_segment(segments[i], *file, buffers[static_cast<size_t>(worker)]);
-            progress.add(segments[i].end - segments[i].begin);
-        },
-        [&] { progress.poll(); });
+    SharedRanges::Work work;
+    work.read = [&](size_t i, int worker) {
+        const SharedRanges::Part& part = shared.parts()[i];
+        const Segment& segment = segments[part.range];
+        const auto file = opened.get(segment.reading->number);
+        read_part(segment, part.begin, part.end, *file, buffers[static_cast<size_t>(worker)]);
+        progress.add(part.end - part.begin);
+    };
+    work.fill = [&](const ByteRange& blocks, std::byte* slot) {
+        const auto number = static_cast<int>(blocks.file);
+        const Reading& reading = readings.at(number);
+        const int64_t end = std::min(blocks.end, reading.data_bytes);
+        read_all(*opened.get(number), *reading.path, std::span(slot, static_cast<size_t>(end - blocks.begin)),
+                 reading.data_begin + blocks.begin);
+        return uint32_t{0};
+    };
+    work.take = [&](size_t i, const std::byte* data, uint32_t /*told*/) {
+        const SharedRanges::Part& part = shared.parts()[i];
+        segments[part.range].scatter(part.begin, part.end, data);
+        progress.add(part.end - part.begin);
+    };
+    work.poll = [&] { progress.poll(); };
+    work.threads = options.threads;
+    shared.run(work);
     progress.finish();
     return false;  // the format has no checksums
 }

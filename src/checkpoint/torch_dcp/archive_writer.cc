@@ -51,9 +51,6 @@ void begin_archive(ZipWriter& zip, std::string_view object) {
     zip.add("byteorder", "little");
 }
 
-void end_archive(ZipWriter& zip) {
-    zip.add("version", "3\n");
-    zip.finish();
-}
+void end_archive(ZipWriter& zip) { zip.add("version", "3\n"); }
 
 }  // namespace tsr

@@ -9,12 +9,13 @@
 #include "base/error.hpp"
 #include "base/parallel.hpp"
 #include "checkpoint/runs.hpp"
+#include "checkpoint/shared_ranges.hpp"
 
 namespace tsr {
 
 namespace {
 
-constexpr int64_t segment_bytes = int64_t{4} << 20;  // a multiple of every element's size
+constexpr int64_t segment_bytes = SharedRanges::most_bytes;  // a multiple of every element's size
 
 // A storage in a file that is read.
 struct Record {
@@ -26,29 +27,36 @@ struct Record {
     std::vector<Runs> runs{};
 };
 
-struct Segment {
-    Record* record = nullptr;
-    int64_t begin = 0;  // in the storage
-    int64_t end = 0;
-};
+using Records = std::map<std::pair<int, int64_t>, std::unique_ptr<Record>>;  // by file and place
 
-void add_segments(Record& record, std::vector<Segment>& segments) {
-    int64_t begin = 0;
-    int64_t end = record.place.bytes;
-    if (!record.is_checked) {
-        begin = record.place.bytes;
-        end = 0;
-        for (const Runs& runs : record.runs) {
-            begin = std::min(begin, runs.begin());
-            end = std::max(end, runs.end());
+// What is read of a record: all of it, or what lies near to what is wanted.
+void add_ranges(Record& record, std::vector<ByteRange>& ranges, std::vector<Record*>& owners) {
+    // To meet the other ranks takes longer than to read a small storage.
+    constexpr int64_t least_shared_bytes = int64_t{256} << 10;
+    const bool may_be_shared = record.place.bytes >= least_shared_bytes;
+    const auto add = [&](int64_t begin, int64_t end) {
+        if (!owners.empty() && owners.back() == &record && ranges.back().end == begin) {
+            ranges.back().end = end;
+            return;
         }
+        ranges.push_back({record.file, record.place.begin, begin, end, may_be_shared});
+        owners.push_back(&record);
+    };
+    if (record.is_checked) {
+        if (record.place.bytes > 0) add(0, record.place.bytes);
+        return;
+    }
+    int64_t begin = record.place.bytes;
+    int64_t end = 0;
+    for (const Runs& runs : record.runs) {
+        begin = std::min(begin, runs.begin());
+        end = std::max(end, runs.end());
     }
     while (begin < end) {
         const int64_t stop = std::min(end, (begin / segment_bytes + 1) * segment_bytes);
-        const bool needed = record.is_checked ||
-                            std::any_of(record.runs.begin(), record.runs.end(),
+        const bool needed = std::any_of(record.runs.begin(), record.runs.end(),
                                         [&](const Runs& runs) { return runs.begin() < stop && runs.end() > begin; });
-        if (needed) segments.push_back({&record, begin, stop});
+        if (needed) add(begin, stop);
         begin = stop;
     }
 }
@@ -58,45 +66,86 @@ std::string checksum_failure(const Record& record) {
                        record.place.begin + record.place.bytes, *record.name);
 }
 
-// Reads all segments; report(record) is called for each checked record that differs from its checksum.
-template <class Report>
-void read_segments(OpenFiles& opened, const std::vector<Segment>& segments, int threads, const ByteProgress& progress,
-                   const std::function<void()>& poll, Report report) {
-    std::vector<uint32_t> crcs(segments.size(), 0);
-    std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(threads, 1)));
-    const auto read_segment = [&](size_t index, int worker) {
-        const Segment& segment = segments[index];
-        const Record& record = *segment.record;
-        const auto size = static_cast<size_t>(segment.end - segment.begin);
-        std::byte* data = nullptr;
-        const bool direct = record.runs.size() == 1 && record.runs[0].count() == 1 && !record.runs[0].converts() &&
-                            record.runs[0].begin() <= segment.begin && record.runs[0].end() >= segment.end;
-        if (direct) {
-            data = record.runs[0].memory() + (segment.begin - record.runs[0].begin());
-        } else {
-            AlignedBuffer& buffer = buffers[static_cast<size_t>(worker)];
-            if (buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(segment_bytes));
-            data = buffer.data();
+// Reads records, which must live as long as this; some of them together with the ranks of this host.
+class RecordReader {
+   public:
+    RecordReader(const Records& records, HostReads* host)
+        : records_(records), shared_(host, ranges_of(records, owners_)) {}
+
+    [[nodiscard]] int64_t size_bytes() const { return shared_.size_bytes(); }
+
+    // Calls report(record) for each checked record that differs from its checksum.
+    template <class Report>
+    void run(OpenFiles& opened, int threads, const ByteProgress& progress, const std::function<void()>& poll,
+             Report report) const {
+        const std::vector<SharedRanges::Part>& parts = shared_.parts();
+        std::vector<uint32_t> crcs(parts.size(), 0);
+        std::vector<AlignedBuffer> buffers(static_cast<size_t>(std::max(threads, 1)));
+        const auto done = [&](const SharedRanges::Part& part) {
+            if (progress) progress(part.end - part.begin);
+        };
+        SharedRanges::Work work;
+        work.read = [&](size_t i, int worker) {
+            crcs[i] = read(opened, parts[i], buffers[static_cast<size_t>(worker)]);
+            done(parts[i]);
+        };
+        work.fill = [&](const ByteRange& blocks, std::byte* slot) -> uint32_t {
+            const Record& record = *records_.at({static_cast<int>(blocks.file), blocks.place});
+            const int64_t end = std::min(blocks.end, record.place.bytes);
+            const std::span<std::byte> data(slot, static_cast<size_t>(end - blocks.begin));
+            read_all(*opened.get(record.file), *record.path, data, record.place.begin + blocks.begin);
+            // Others may check what was checked here before.
+            return record.place.crc ? crc32(std::span<const std::byte>(data)) : 0;
+        };
+        work.take = [&](size_t i, const std::byte* data, uint32_t told) {
+            scatter(parts[i], data);
+            crcs[i] = told;  // of a record that is checked a part is all that the chunk has of it
+            done(parts[i]);
+        };
+        work.poll = poll;
+        work.threads = threads;
+        shared_.run(work);
+        for (size_t i = 0; i < parts.size();) {
+            const Record& record = *owners_[parts[i].range];
+            uint32_t crc = 0;
+            for (; i < parts.size() && owners_[parts[i].range] == &record; ++i) {
+                crc = crc32_joined(crc, crcs[i], parts[i].end - parts[i].begin);
+            }
+            if (record.is_checked && record.place.crc && *record.place.crc != crc) report(record);
         }
-        read_all(*opened.get(record.file), *record.path, std::span(data, size), record.place.begin + segment.begin);
-        if (record.is_checked) crcs[index] = crc32(std::span<const std::byte>(data, size));
-        if (progress) progress(segment.end - segment.begin);
-        if (direct) return;
-        for (const Runs& runs : record.runs) {
-            if (runs.begin() < segment.end && runs.end() > segment.begin)
-                runs.scatter(segment.begin, segment.end, data);
-        }
-    };
-    run_parallel(segments.size(), threads, read_segment, poll);
-    for (size_t i = 0; i < segments.size();) {
-        const Record& record = *segments[i].record;
-        uint32_t crc = 0;
-        for (; i < segments.size() && segments[i].record == &record; ++i) {
-            crc = crc32_joined(crc, crcs[i], segments[i].end - segments[i].begin);
-        }
-        if (record.is_checked && record.place.crc && *record.place.crc != crc) report(record);
     }
-}
+
+   private:
+    static std::vector<ByteRange> ranges_of(const Records& records, std::vector<Record*>& owners) {
+        std::vector<ByteRange> ranges;
+        for (const auto& [place, record] : records) add_ranges(*record, ranges, owners);
+        return ranges;
+    }
+
+    // Returns its checksum, if one is asked for.
+    uint32_t read(OpenFiles& opened, const SharedRanges::Part& part, AlignedBuffer& buffer) const {
+        const Record& record = *owners_[part.range];
+        const auto size = static_cast<size_t>(part.end - part.begin);
+        const bool direct = record.runs.size() == 1 && record.runs[0].count() == 1 && !record.runs[0].converts() &&
+                            record.runs[0].begin() <= part.begin && record.runs[0].end() >= part.end;
+        if (!direct && buffer.size() == 0) buffer = AlignedBuffer(static_cast<size_t>(segment_bytes));
+        std::byte* data = direct ? record.runs[0].memory() + (part.begin - record.runs[0].begin()) : buffer.data();
+        read_all(*opened.get(record.file), *record.path, std::span(data, size), record.place.begin + part.begin);
+        const uint32_t crc = record.is_checked ? crc32(std::span<const std::byte>(data, size)) : 0;
+        if (!direct) scatter(part, data);
+        return crc;
+    }
+
+    void scatter(const SharedRanges::Part& part, const std::byte* data) const {
+        for (const Runs& runs : owners_[part.range]->runs) {
+            if (runs.begin() < part.end && runs.end() > part.begin) runs.scatter(part.begin, part.end, data);
+        }
+    }
+
+    const Records& records_;
+    std::vector<Record*> owners_;  // of the ranges
+    SharedRanges shared_;
+};
 
 }  // namespace
 
@@ -171,7 +220,7 @@ bool TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
     });
     OpenFiles opened = open_files();
     // Tied tensors share a storage, which is read once.
-    std::map<std::pair<int, int64_t>, std::unique_ptr<Record>> records;
+    Records records;
     // A place once found stays, until a check finds it anew; two loads at once wait here for each other.
     {
         const std::lock_guard lock(mutex_);
@@ -209,13 +258,10 @@ bool TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
                         fmt::format("{}: tensor '{}': {}", *record->path, *want.wanted->name, error.what()));
         }
     }
-    std::vector<Segment> segments;
-    for (auto& [place, record] : records) add_segments(*record, segments);
-    int64_t total = 0;
-    for (const Segment& segment : segments) total += segment.end - segment.begin;
-    Progress progress(options.progress, Phase::read, total);
-    read_segments(
-        opened, segments, options.threads, [&](int64_t bytes) { progress.add(bytes); }, [&] { progress.poll(); },
+    const RecordReader reader(records, options.host);
+    Progress progress(options.progress, Phase::read, reader.size_bytes());
+    reader.run(
+        opened, options.threads, [&](int64_t bytes) { progress.add(bytes); }, [&] { progress.poll(); },
         [](const Record& record) { throw Error(Code::corrupt, checksum_failure(record)); });
     {
         const std::lock_guard lock(mutex_);
@@ -296,7 +342,7 @@ std::vector<std::string> TorchContents::verify(Depth depth, const ByteProgress& 
             check_small(item);
         });
     }
-    std::map<std::pair<int, int64_t>, std::unique_ptr<Record>> records;
+    Records records;
     const std::lock_guard lock(mutex_);
     sound_.clear();
     bool checked = false;
@@ -320,11 +366,10 @@ std::vector<std::string> TorchContents::verify(Depth depth, const ByteProgress& 
         attempt([&] { check_small({0, 0, opened.get(0)->size()}); });
     }
     if (depth == Depth::headers) return faults;
-    std::vector<Segment> segments;
-    for (auto& [place, record] : records) add_segments(*record, segments);
+    const RecordReader reader(records, nullptr);
     attempt([&] {
-        read_segments(opened, segments, verify_threads, progress, poll,
-                      [&](const Record& record) { faults.push_back(checksum_failure(record)); });
+        reader.run(opened, verify_threads, progress, poll,
+                   [&](const Record& record) { faults.push_back(checksum_failure(record)); });
     });
     return faults;
 }

@@ -163,6 +163,7 @@ DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& piece
             runs.emplace_back(piece->data, static_cast<size_t>(piece->size_bytes()));
         }
         end_archive(zip);
+        zip.finish();
         add_text(zip.take_text());
         if (piece != nullptr) {
             const auto [before, behind] = zip.crc_places(entry);

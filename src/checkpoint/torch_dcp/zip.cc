@@ -259,7 +259,7 @@ void ZipWriter::put(std::string_view text) {
 }
 
 void ZipWriter::header(std::string_view name, int64_t size, uint32_t crc) {
-    const std::string full = fmt::format("{}/{}", folder_, name);
+    const std::string full = folder_.empty() ? std::string(name) : fmt::format("{}/{}", folder_, name);
     written_.push_back({full, at_, size, crc});
     const bool wide = size >= int64_t{all_ones};
     const int64_t unit = size >= large_bytes ? large_alignment : alignment;
@@ -294,8 +294,10 @@ void ZipWriter::add(std::string_view name, std::string_view content) {
     put(content);
 }
 
-size_t ZipWriter::add_data(std::string_view name, int64_t size, uint32_t crc) {
-    header(name, size, crc);
+size_t ZipWriter::add_data(std::string_view name, int64_t size, uint32_t crc, std::string_view head) {
+    const uint32_t whole = head.empty() ? crc : crc32_joined(crc32(head), crc, size);
+    header(name, static_cast<int64_t>(head.size()) + size, whole);
+    put(head);
     at_ += size;
     return written_.size() - 1;
 }

@@ -74,12 +74,13 @@ class ZipArchive {
 // The bytes around the data of an archive that is written: entries in order, each either text or memory elsewhere.
 class ZipWriter {
    public:
-    // Entries are named "<folder>/<name>"; data is aligned to 64 bytes, and to 4096 from 64 KiB on, in a file where the
+    // Entries are named "<folder>/<name>", or by their name alone if the folder is empty; data is aligned to 64 bytes, and to 4096 from 64 KiB on, in a file where the
     // archive stands at `begin`.
     ZipWriter(std::string folder, int64_t begin) : folder_(std::move(folder)), begin_(begin) {}
     void add(std::string_view name, std::string_view content);
-    // The caller writes `size` bytes of this checksum where text() ended before the next call. Returns the entry's number.
-    size_t add_data(std::string_view name, int64_t size, uint32_t crc);
+    // The caller writes `size` bytes where text() ended before the next call; the checksum is theirs. The entry begins with
+    // `head`. Returns the entry's number.
+    size_t add_data(std::string_view name, int64_t size, uint32_t crc, std::string_view head = {});
     void finish();
     // After that: where the two copies of the entry's checksum stand, from the begin of the archive.
     [[nodiscard]] std::array<int64_t, 2> crc_places(size_t entry) const;

@@ -188,6 +188,7 @@ TEST(TorchSave, TensorsWithoutANameOfTheirOwnAreTold) {
         text += zip.take_text() + "x";
     }
     end_archive(zip);
+    zip.finish();
     spill(dir / "f.pt", text + zip.take_text());
     const auto read = Checkpoint::open(dir / "f.pt");
     EXPECT_THAT(read->names(), ElementsAre("good"));
@@ -240,6 +241,7 @@ std::string model_of(const TempDir& dir, pickle::Writer& object) {
     ZipWriter zip(std::string(archive_folder), 0);
     begin_archive(zip, object.finish());
     end_archive(zip);
+    zip.finish();
     const std::string path = dir / "model.pt";
     spill(path, zip.take_text());
     return path;

@@ -39,7 +39,7 @@ from .state import PerRank, Sharded, State, Stateful
 from .storage import Storage
 from .store import Store, StoreServer
 from .tensor import DType
-from .work import Work
+from .work import Save, Work
 
 __version__ = _abi.VERSION
 
@@ -63,6 +63,7 @@ __all__ = [
     "ReduceOp",
     "Replicate",
     "Sampler",
+    "Save",
     "Saver",
     "Shard",
     "Sharded",

@@ -21,7 +21,7 @@ from .state import State
 from .storage import Storage, in_library
 from .tensor import DType, has_other_bits, tensor
 from .values import decode
-from .work import Work
+from .work import Save
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -124,9 +124,9 @@ class Saver(Closable):
     copy_on_demand : bool, default False
         What an optimizer of the state updates, its parameters and moments, is copied after `save_async` has returned:
         by the saver's threads, or just before the optimizer's next step, its close or a load into the state needs the
-        memory. Nobody else may write there from the call to the end of that step: neither the trainer, nor a load of
-        another state or a collective into the same memory. If the state is larger than `staging_bytes`, or than what
-        is free, all is copied at once.
+        memory. Nobody else may write there from the call to the end of that step, or until `Save.staged` is done:
+        neither the trainer, nor a load of another state or a collective into the same memory. If the state is larger
+        than `staging_bytes`, or than what is free, all is copied at once.
     staging_bytes : int, default 0
         Bound of the memory for copies of the state on this rank, at least 8 MiB; 0: what it needs. For a larger state,
         or one larger than this rank's share of the memory that is free, `save_async` writes a part before it returns.
@@ -225,7 +225,7 @@ class Saver(Closable):
         _core.saver_save(self._handle, step, handle)
         settle_progress(self._progress)
 
-    def save_async(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> Work:
+    def save_async(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> Save:
         """Copy the state, return, and save the copy in the background.
 
         What happens while another save is in flight `when_busy` says. The error of an earlier save that no
@@ -239,8 +239,9 @@ class Saver(Closable):
 
         Returns
         -------
-        Work
-            Done when the checkpoint is committed. May be dropped: `wait` raises the error too.
+        Save
+            Done when the checkpoint is committed; its `staged`, when nothing of the state is left to copy. May be
+            dropped: `wait` raises the error too.
 
         Raises
         ------
@@ -248,7 +249,7 @@ class Saver(Closable):
             A save is in flight, and `when_busy` is ``"refuse"``.
         """
         handle, _ = checked(state, State, "state", step)._prepare(metrics)
-        work = Work(_core.saver_save_async(self._handle, step, handle))
+        work = Save(_core.saver_save_async(self._handle, step, handle))
         settle_progress(self._progress)
         return work
 
@@ -496,7 +497,7 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
 
         Without a `comm` it makes no communication. With one it is collective: every rank of it has opened the same
         checkpoint and loads it alike verified; states, layouts, names and what is allowed may differ. Ranks of one host
-        then read each byte that several of them want once (of a checkpoint of Tessera, from 8 MiB on), and hand it on
+        then read each byte that several of them want once (from 8 MiB on), and hand it on
         through shared memory. All ranks get the same error.
 
         Parameters
@@ -606,8 +607,9 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         comm : Comm, optional
             The ranks that write; without it this process alone.
         format : str, default "safetensors"
-            Whole tensors as Hugging Face has them; ``"torch_dcp"``, what `torch.distributed.checkpoint` loads; or
-            ``"torch_save"``, what `torch.load` loads: one file ``model.pt``.
+            Whole tensors as Hugging Face has them; ``"torch_dcp"``, what `torch.distributed.checkpoint` loads;
+            ``"torch_save"``, what `torch.load` loads: one file ``model.pt``; or ``"npz"``, what `numpy.load` loads: one
+            file ``model.npz``.
         max_file_bytes : int, default 0
             Of safetensors: cut into files of about this size, with an index; 0: one file.
         under : str, optional

@@ -1,4 +1,4 @@
-"""How a global tensor lies on the ranks. Arithmetic only, no messages."""
+"""How a global tensor lies on the ranks. Arithmetic; only `Layout.gather` sends messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from . import _core
-from ._base import Closable
+from ._base import Closable, checked
+from .comm import Comm
 
 __all__ = ["Box", "Layout", "Replicate", "Shard"]
 
@@ -85,6 +86,36 @@ class Layout(Closable):
         layout = cls.__new__(cls)
         layout._shape = tuple(shape)
         layout._handle = _core.layout_from_boxes(layout._shape, [list(of_rank) for of_rank in boxes])
+        return layout
+
+    @classmethod
+    def gather(
+        cls, comm: Comm, shape: Sequence[int], boxes: Sequence[Box | tuple[Sequence[int], Sequence[int]]]
+    ) -> Layout:
+        """A layout from explicit boxes of which each rank knows its own alone. Collective.
+
+        The ranks tell each other their tables of offsets and sizes, and nothing else; then all have the layout that
+        `from_boxes` would make of all boxes.
+
+        Parameters
+        ----------
+        comm : Comm
+            The ranks.
+        shape : sequence of int
+            Of the global tensor, the same on every rank.
+        boxes : sequence of Box
+            This rank's, in the order of its pieces; empty if it holds nothing of the tensor.
+
+        Raises
+        ------
+        InvalidArgument
+            On all ranks: a box is outside of the tensor, or two overlap in part. The message names their ranks.
+        Mismatch
+            The ranks give different shapes, or one calls another collective.
+        """
+        layout = cls.__new__(cls)
+        layout._shape = tuple(shape)
+        layout._handle = _core.layout_gather(checked(comm, Comm, "comm")._handle, layout._shape, list(boxes))
         return layout
 
     @property

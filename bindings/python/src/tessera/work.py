@@ -12,11 +12,11 @@ from . import _core
 from ._base import Timeout, milliseconds, stays
 from .errors import TesseraError
 
-__all__ = ["Work"]
+__all__ = ["Save", "Work"]
 
 
 class Work:
-    """An operation in flight, as ``async_op=True`` and `Saver.save_async` return it. Not made by users.
+    """An operation in flight, as ``async_op=True`` returns it. Not made by users.
 
     A Work can be waited for, asked, given callbacks, and awaited in an `asyncio` coroutine.
     """
@@ -96,4 +96,21 @@ class Work:
         return future.__await__()
 
     def __repr__(self) -> str:
-        return f"<tessera.Work {'done' if self.done() else 'in flight'}>"
+        return f"<tessera.{type(self).__name__} {'done' if self.done() else 'in flight'}>"
+
+
+class Save(Work):
+    """A save in the background, as `Saver.save_async` returns it: done when the checkpoint is durable."""
+
+    def __init__(self, handle: _core.Work) -> None:
+        super().__init__(handle)
+        self._staged = Work(_core.work_staged(handle))
+
+    @property
+    def staged(self) -> Work:
+        """The fence before that one: done when nothing of the state is left to copy, so that anybody may write there.
+
+        Without `copy_on_demand` that is before `save_async` returns. Of a save that fails earlier it has the save's
+        error. Its callbacks may also run inside a step, close or load that copies the last of it.
+        """
+        return self._staged

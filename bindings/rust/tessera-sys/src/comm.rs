@@ -157,6 +157,7 @@ functions! { "comm":
     fn tsr_work_wait(work: *const tsr_work, timeout_ms: i32) -> tsr_status;
     fn tsr_work_test(work: *const tsr_work, done: *mut i32) -> tsr_status;
     fn tsr_work_error(work: *const tsr_work, error: *mut *mut tsr_error) -> tsr_status;
+    fn tsr_work_staged(work: *const tsr_work, staged: *mut *mut tsr_work) -> tsr_status;
     fn tsr_work_on_done(
         work: *const tsr_work,
         function: tsr_work_fn,

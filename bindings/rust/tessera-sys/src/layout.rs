@@ -1,6 +1,6 @@
 //! `tessera/layout.h`.
 
-use crate::{tsr_layout, tsr_status};
+use crate::{tsr_comm, tsr_layout, tsr_status};
 
 constants! { i32:
     TSR_PLACE_REPLICATE = 1;
@@ -35,6 +35,14 @@ functions! { "layout":
         boxes: *const tsr_box,
         counts: *const i32,
         world_size: i32,
+        out: *mut *mut tsr_layout,
+    ) -> tsr_status;
+    fn tsr_layout_gather(
+        comm: *mut tsr_comm,
+        shape: *const i64,
+        ndim: i32,
+        boxes: *const tsr_box,
+        count: i32,
         out: *mut *mut tsr_layout,
     ) -> tsr_status;
     fn tsr_layout_box_count(layout: *const tsr_layout, rank: i32, count: *mut i32) -> tsr_status;

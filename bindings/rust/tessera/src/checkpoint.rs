@@ -61,7 +61,7 @@ impl<'a> LoadOptions<'a> {
 
     /// The ranks that load together, which makes the load collective: each of them loads the same checkpoint, verified or
     /// not as the others; states, layouts, names and what is allowed may differ. Ranks of one host then read each byte that several
-    /// of them want once (of a checkpoint of Tessera, from 8 MiB on), and hand it on through shared memory. All ranks get the
+    /// of them want once (from 8 MiB on), and hand it on through shared memory. All ranks get the
     /// same error. The deadline of each wait is the communicator's.
     #[must_use]
     pub fn comm(mut self, comm: &'a Comm) -> Self {
@@ -427,7 +427,7 @@ impl ExportOptions {
 
     /// The format. The default is `"safetensors"`: whole tensors as Hugging Face has them; `"torch_dcp"`: what an
     /// unmodified PyTorch loads by `torch.distributed.checkpoint`; `"torch_save"`: what it loads by `torch.load()`, one file
-    /// `model.pt`.
+    /// `model.pt`; `"npz"`: what `numpy.load()` loads, one file `model.npz`.
     #[must_use]
     pub fn format(mut self, name: &str) -> Self {
         self.format = Some(name.to_owned());

@@ -1,10 +1,11 @@
-//! How a global tensor lies on the ranks of a mesh: arithmetic only.
+//! How a global tensor lies on the ranks: arithmetic; only [`Layout::gather`] sends messages.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
 
 use tessera_sys as sys;
 
+use crate::comm::Comm;
 use crate::error::{check, Error, Result};
 use crate::raw;
 use crate::store::created;
@@ -96,18 +97,7 @@ impl Layout {
     pub fn from_regions(shape: &[usize], regions: &[Vec<Region>]) -> Result<Self> {
         crate::load()?;
         let sizes = shape_of(shape)?;
-        let mut boxes = Vec::new();
-        for region in regions.iter().flatten() {
-            if region.offsets.len() != shape.len() || region.sizes.len() != shape.len() {
-                return Err(Error::argument(format!("{region:?} is no box of a tensor of shape {shape:?}")));
-            }
-            let mut raw = sys::tsr_box { offsets: [0; MAX_NDIM], sizes: [0; MAX_NDIM] };
-            for (i, (&offset, &size)) in region.offsets.iter().zip(&region.sizes).enumerate().take(MAX_NDIM) {
-                raw.offsets[i] = raw::int64("an offset", offset)?;
-                raw.sizes[i] = raw::int64("a size", size)?;
-            }
-            boxes.push(raw);
-        }
+        let boxes = boxes_of(shape, regions.iter().flatten())?;
         let counts =
             regions.iter().map(|boxes| raw::int32("the number of boxes", boxes.len())).collect::<Result<Vec<_>>>()?;
         let (ndim, world_size) = (raw::int32("ndim", sizes.len())?, raw::int32("the world size", counts.len())?);
@@ -116,6 +106,25 @@ impl Layout {
         check(unsafe {
             let (boxes, counts) = (boxes.as_ptr(), counts.as_ptr());
             sys::tsr_layout_from_boxes(sizes.as_ptr(), ndim, boxes, counts, world_size, &mut handle)
+        })?;
+        Ok(Layout { handle: created(handle)?, ndim: shape.len() })
+    }
+
+    /// A tensor of `shape` of which each rank knows its own boxes alone: `regions` are this rank's, in the order of its
+    /// pieces. The ranks tell each other their tables of offsets and sizes, and nothing else; then all have the layout that
+    /// [`from_regions`](Self::from_regions) would make of all boxes. Collective.
+    ///
+    /// # Errors
+    /// On all ranks: `InvalidArgument`, a box lies outside of the tensor or two overlap in part, and `Mismatch`, the ranks give
+    /// different shapes; the message names the ranks. `Timeout`, `Aborted`, `PeerLost`, `Interrupted`.
+    pub fn gather(comm: &Comm, shape: &[usize], regions: &[Region]) -> Result<Self> {
+        let sizes = shape_of(shape)?;
+        let boxes = boxes_of(shape, regions.iter())?;
+        let (ndim, count) = (raw::int32("ndim", sizes.len())?, raw::int32("the number of boxes", boxes.len())?);
+        let mut handle = ptr::null_mut();
+        // SAFETY: all arguments are borrowed for the call.
+        check(unsafe {
+            sys::tsr_layout_gather(comm.as_ptr(), sizes.as_ptr(), ndim, boxes.as_ptr(), count, &mut handle)
         })?;
         Ok(Layout { handle: created(handle)?, ndim: shape.len() })
     }
@@ -158,6 +167,22 @@ impl fmt::Debug for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Layout").field("ndim", &self.ndim).finish_non_exhaustive()
     }
+}
+
+fn boxes_of<'a>(shape: &[usize], regions: impl Iterator<Item = &'a Region>) -> Result<Vec<sys::tsr_box>> {
+    regions
+        .map(|region| {
+            if region.offsets.len() != shape.len() || region.sizes.len() != shape.len() {
+                return Err(Error::argument(format!("{region:?} is no box of a tensor of shape {shape:?}")));
+            }
+            let mut raw = sys::tsr_box { offsets: [0; MAX_NDIM], sizes: [0; MAX_NDIM] };
+            for (i, (&offset, &size)) in region.offsets.iter().zip(&region.sizes).enumerate().take(MAX_NDIM) {
+                raw.offsets[i] = raw::int64("an offset", offset)?;
+                raw.sizes[i] = raw::int64("a size", size)?;
+            }
+            Ok(raw)
+        })
+        .collect()
 }
 
 fn shape_of(shape: &[usize]) -> Result<Vec<i64>> {

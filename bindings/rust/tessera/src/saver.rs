@@ -135,7 +135,7 @@ impl SaverBuilder<'_> {
     /// copied at once. The default is false.
     ///
     /// # Safety
-    /// From a [`Saver::save_async`] to the end of the optimizer's next step nobody else may write these parameters: neither
+    /// From a [`Saver::save_async`] to the end of the optimizer's next step, or until [`Save::staged`] is done, nobody else may write these parameters: neither
     /// a [`ViewMut`](crate::ViewMut), nor a load of another state or a collective into the same memory.
     pub unsafe fn copy_on_demand(mut self, late: bool) -> Self {
         self.copy_on_demand = late;
@@ -346,7 +346,8 @@ impl Saver {
         })?;
         *self.in_flight.borrow_mut() = Some(work.shared());
         self.settle();
-        Ok(Save(work))
+        let staged = work.staged()?;
+        Ok(Save { work, staged })
     }
 
     /// Waits for the saves in flight, if there are any.
@@ -423,9 +424,13 @@ impl fmt::Debug for Saver {
     }
 }
 
-/// A save in flight. Wait for it, `.await` it (with any runtime), or drop it: the save goes on.
+/// A save in flight. Wait for it, `.await` it (with any runtime), or drop it: the save goes on. It is done when the
+/// checkpoint is durable; [`staged`](Self::staged) is the fence before that.
 #[derive(Debug)]
-pub struct Save(Work<()>);
+pub struct Save {
+    work: Work<()>,
+    staged: Work<()>,
+}
 
 impl Save {
     /// Waits until the checkpoint is committed.
@@ -433,7 +438,7 @@ impl Save {
     /// # Errors
     /// Those of [`Saver::save`].
     pub fn wait(self) -> Result<()> {
-        self.0.wait()
+        self.work.wait()
     }
 
     /// Waits at most `timeout`: whether the save is done.
@@ -441,7 +446,7 @@ impl Save {
     /// # Errors
     /// The save's error, or `Interrupted`.
     pub fn wait_for(&mut self, timeout: Duration) -> Result<bool> {
-        self.0.wait_for(timeout)
+        self.work.wait_for(timeout)
     }
 
     /// Whether the save is done, well or not.
@@ -449,12 +454,19 @@ impl Save {
     /// # Errors
     /// None in practice.
     pub fn is_done(&self) -> Result<bool> {
-        self.0.is_done()
+        self.work.is_done()
     }
 
     /// Calls `callback` once when the save is done, on a thread of the library. See [`Work::on_done`].
     pub fn on_done(&mut self, callback: impl FnOnce(Result<(), Code>) + Send + 'static) {
-        self.0.on_done(callback);
+        self.work.on_done(callback);
+    }
+
+    /// Done when nothing of the state is left to copy, so that anybody may write there. Without
+    /// [`copy_on_demand`](SaverBuilder::copy_on_demand) that is so when [`Saver::save_async`] returns. Of a save that fails
+    /// earlier it has the save's error. A callback of it may also run inside a step, drop or load that copies the last.
+    pub fn staged(&mut self) -> &mut Work<()> {
+        &mut self.staged
     }
 }
 
@@ -462,7 +474,7 @@ impl Future for Save {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(context)
+        Pin::new(&mut self.work).poll(context)
     }
 }
 

@@ -168,6 +168,12 @@ impl<B: Send + 'static> Work<B> {
         }
     }
 
+    /// Of a save: the work that is done when nothing is left to copy. Once for each save.
+    pub(crate) fn staged(&self) -> Result<Work<()>> {
+        // SAFETY: the handle is alive; the work uses no buffers.
+        unsafe { Work::start((), Views::default(), |_, staged| sys::tsr_work_staged(self.handle.0.as_ptr(), staged)) }
+    }
+
     /// Calls `callback` once when the operation is done: on a thread of the library, or at once if it is done already.
     /// It must neither block nor use the communicator. A panic in it is caught and ends there.
     ///

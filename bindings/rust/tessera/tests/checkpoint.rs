@@ -408,6 +408,17 @@ fn loads_are_strict_unless_told_otherwise() {
     assert_eq!(checkpoint.load(&mut misshapen, &lax).unwrap_err().code(), Code::Mismatch);
 }
 
+fn value(row: usize, column: usize) -> i32 {
+    (row * 10 + column) as i32
+}
+
+/// A piece of a tensor of these values.
+fn piece(region: &Region) -> Tensor {
+    let rows = region.offsets[0]..region.offsets[0] + region.sizes[0];
+    let cells = rows.flat_map(|r| (region.offsets[1]..region.offsets[1] + region.sizes[1]).map(move |c| value(r, c)));
+    Tensor::new(cells.collect::<Vec<_>>(), &region.sizes).unwrap()
+}
+
 #[test]
 fn names_are_chosen_and_renamed() {
     let folder = tempfile::tempdir().unwrap();
@@ -440,13 +451,6 @@ fn names_are_chosen_and_renamed() {
 #[test]
 fn sharded_tensors_are_saved_by_some_ranks_and_loaded_by_others() {
     let folder = tempfile::tempdir().unwrap();
-    let value = |row: usize, column: usize| (row * 10 + column) as i32;
-    let piece = |region: &Region| {
-        let rows = region.offsets[0]..region.offsets[0] + region.sizes[0];
-        let cells =
-            rows.flat_map(|r| (region.offsets[1]..region.offsets[1] + region.sizes[1]).map(move |c| value(r, c)));
-        Tensor::new(cells.collect::<Vec<_>>(), &region.sizes).unwrap()
-    };
     ranks(3, |comm| {
         let rank = comm.rank().unwrap();
         let layout = Layout::new(&[7, 3], &[3], &[Placement::Shard(0)]).unwrap();
@@ -467,6 +471,37 @@ fn sharded_tensors_are_saved_by_some_ranks_and_loaded_by_others() {
         assert_eq!(Saver::at(&comm, folder.path()).open().unwrap().resume(&mut state).unwrap(), 1);
         let expected = piece(&layout.regions(rank).unwrap()[0]);
         assert_eq!(pieces[0].to_vec::<i32>().unwrap(), expected.to_vec::<i32>().unwrap());
+    });
+    let all = Checkpoint::open(folder.path()).unwrap().read("w").unwrap().to_vec::<i32>().unwrap();
+    assert_eq!(all, (0..7).flat_map(|r| (0..3).map(move |c| value(r, c))).collect::<Vec<_>>());
+}
+
+#[test]
+fn ranks_gather_what_each_holds() {
+    let held = |rank: usize| match rank {
+        0 => vec![Region { offsets: vec![6, 0], sizes: vec![1, 3] }, Region { offsets: vec![0, 0], sizes: vec![2, 3] }],
+        1 => vec![],
+        _ => vec![Region { offsets: vec![2, 0], sizes: vec![4, 3] }],
+    };
+    let folder = tempfile::tempdir().unwrap();
+    ranks(3, |comm| {
+        let rank = comm.rank().unwrap();
+        let layout = Layout::gather(&comm, &[7, 3], &held(rank)).unwrap();
+        for other in 0..3 {
+            assert_eq!(layout.regions(other).unwrap(), held(other));
+        }
+        let pieces: Vec<_> = held(rank).iter().map(piece).collect();
+        let mut state = State::new();
+        state.add_sharded("w", &layout, DType::I32, &pieces, rank).unwrap();
+        Saver::at(&comm, folder.path()).open().unwrap().save(1, &state).unwrap();
+
+        let code = |result: tessera::Result<Layout>| result.unwrap_err().code();
+        let outside = [Region { offsets: vec![6 + rank], sizes: vec![1] }];
+        let error = Layout::gather(&comm, &[7], &outside).unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument);
+        assert!(error.to_string().contains("rank 1: the box with offsets [7]"), "{error}");
+        assert_eq!(code(Layout::gather(&comm, &[7 + rank], &[])), Code::Mismatch);
+        assert_eq!(code(Layout::gather(&comm, &[7, 3], &outside)), Code::InvalidArgument);
     });
     let all = Checkpoint::open(folder.path()).unwrap().read("w").unwrap().to_vec::<i32>().unwrap();
     assert_eq!(all, (0..7).flat_map(|r| (0..3).map(move |c| value(r, c))).collect::<Vec<_>>());

@@ -214,6 +214,8 @@ fn checkpoints(comm: &Comm, root: &std::path::Path) {
     let layout = Layout::new(&[4], &[2], &[Placement::Shard(0)]).unwrap();
     let part = Region { offsets: vec![0], sizes: vec![4] };
     assert_eq!(Layout::from_regions(&[4], &[vec![part.clone()]]).unwrap().regions(0).unwrap(), [part]);
+    let gathered = Layout::gather(comm, &[4], &[Region { offsets: vec![2 * rank], sizes: vec![2] }]).unwrap();
+    assert_eq!(gathered.regions(1).unwrap(), layout.regions(1).unwrap());
     let mut state = State::new().with("model", &ddp).with("optim", &opt).with("data", &data).with("plain", &plain);
     state.add_sharded("parts", &layout, DType::F32, &[Tensor::zeros(DType::F32, [2]).unwrap()], rank).unwrap();
     state.add("own", &Rc::new(RefCell::new(Epoch(1)))).unwrap();
@@ -225,7 +227,9 @@ fn checkpoints(comm: &Comm, root: &std::path::Path) {
     assert_eq!(state.get("text").unwrap(), "x".into());
     let saver = Saver::at(comm, root).open().unwrap();
     saver.save(1, &state).unwrap();
-    saver.save_async(2, &state).unwrap().wait().unwrap();
+    let mut save = saver.save_async(2, &state).unwrap();
+    assert!(save.staged().is_done().unwrap());
+    save.wait().unwrap();
     saver.wait().unwrap();
     saver.trim().unwrap();
     assert!(!saver.should_stop(2, false).unwrap());

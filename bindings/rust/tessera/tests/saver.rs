@@ -174,6 +174,26 @@ fn what_an_optimizer_owns_is_copied_before_its_next_step_changes_it() {
     assert!(checkpoint.read("model.w").unwrap().to_vec::<f32>().unwrap() == expected);
 }
 
+#[test]
+fn what_is_written_after_the_first_fence_is_not_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let (hold, _reached, open) = gate(); // holds the save before its first byte
+    let mut model = Local::new(params!["w" => (vec![1.0f32; 1 << 20], [1 << 20])]).unwrap();
+    let opt = AdamW::new(&mut model).build().unwrap();
+    let state = State::new().with("model", &model).with("optim", &opt);
+    // SAFETY: nobody writes the parameters until all is staged.
+    let saver = unsafe { Saver::alone(folder.path()).copy_on_demand(true) };
+    let saver = saver.progress(hold).open().unwrap();
+    let mut save = saver.save_async(1, &state).unwrap();
+    assert!(save.staged().wait_for(DEADLINE).unwrap());
+    assert!(!save.is_done().unwrap());
+    model.param_mut(0).unwrap().fill(-1.0);
+    open.send(()).unwrap();
+    save.wait().unwrap();
+    let saved = Checkpoint::open(folder.path()).unwrap().read("model.w").unwrap().to_vec::<f32>().unwrap();
+    assert!(saved.iter().all(|&x| x == 1.0));
+}
+
 /// The phases of what was told, in order; each has to go from nothing to all.
 fn phases(told: &Mutex<Vec<Progress>>) -> Vec<Phase> {
     let told = std::mem::take(&mut *told.lock().unwrap());

@@ -24,26 +24,45 @@ jlong layout_create(JNIEnv* env, jclass, jlongArray shape, jintArray mesh_sizes,
     });
 }
 
-// `boxes`: ndim offsets and ndim sizes of each box, in turn; `counts`: boxes of each rank.
+// `numbers`: ndim offsets and ndim sizes of each of `total` boxes, in turn.
+std::vector<tsr_box> boxes_of(const std::vector<int64_t>& numbers, size_t total, size_t ndim) {
+    if (ndim > TSR_MAX_NDIM) throw std::logic_error("more than 8 dimensions");  // tsr_box could not hold them
+    if (numbers.size() != total * 2 * ndim) throw std::logic_error("boxes and counts differ");
+    std::vector<tsr_box> list(total);
+    for (size_t i = 0; i < total; ++i) {
+        const int64_t* box = numbers.data() + i * 2 * ndim;
+        std::copy_n(box, ndim, list[i].offsets);
+        std::copy_n(box + ndim, ndim, list[i].sizes);
+    }
+    return list;
+}
+
+// `counts`: boxes of each rank.
 jlong layout_from_boxes(JNIEnv* env, jclass, jlongArray shape, jlongArray boxes, jintArray counts) {
     return shim(env, [&] {
         const std::vector<int64_t> dims = longs(env, shape);
-        const std::vector<int64_t> numbers = longs(env, boxes);
         const std::vector<int32_t> per_rank = ints(env, counts);
         const size_t ndim = dims.size();
         size_t total = 0;
         for (const int32_t count : per_rank) total += static_cast<size_t>(count);
-        if (ndim > TSR_MAX_NDIM) throw std::logic_error("more than 8 dimensions");  // tsr_box could not hold them
-        if (numbers.size() != total * 2 * ndim) throw std::logic_error("boxes and counts differ");
-        std::vector<tsr_box> list(total);
-        for (size_t i = 0; i < total; ++i) {
-            const int64_t* box = numbers.data() + i * 2 * ndim;
-            std::copy_n(box, ndim, list[i].offsets);
-            std::copy_n(box + ndim, ndim, list[i].sizes);
-        }
+        const std::vector<tsr_box> list = boxes_of(longs(env, boxes), total, ndim);
         tsr_layout* layout = nullptr;
         check(env, tsr_layout_from_boxes(dims.data(), static_cast<int32_t>(ndim), list.data(), per_rank.data(),
                                          static_cast<int32_t>(per_rank.size()), &layout));
+        return as_long(layout);
+    });
+}
+
+// `count` boxes of this rank.
+jlong layout_gather(JNIEnv* env, jclass, jlong comm, jlongArray shape, jlongArray boxes, jint count) {
+    return shim(env, [&] {
+        const std::vector<int64_t> dims = longs(env, shape);
+        const std::vector<tsr_box> list = boxes_of(longs(env, boxes), static_cast<size_t>(count), dims.size());
+        tsr_layout* layout = nullptr;
+        blocking(env, [&] {
+            return tsr_layout_gather(as<tsr_comm>(comm), dims.data(), static_cast<int32_t>(dims.size()), list.data(),
+                                     count, &layout);
+        });
         return as_long(layout);
     });
 }
@@ -74,8 +93,8 @@ void layout_destroy(JNIEnv*, jclass, jlong layout) { tsr_layout_destroy(as<tsr_l
 
 Methods layout_methods() {
     return {method<layout_create>("layoutCreate"), method<layout_from_boxes>("layoutFromBoxes"),
-            method<layout_box_count>("layoutBoxCount"), method<layout_box>("layoutBox"),
-            method<layout_destroy>("layoutDestroy")};
+            method<layout_gather>("layoutGather"), method<layout_box_count>("layoutBoxCount"),
+            method<layout_box>("layoutBox"),       method<layout_destroy>("layoutDestroy")};
 }
 
 }  // namespace tsr::jni

@@ -32,6 +32,14 @@ void work_on_done(JNIEnv* env, jclass, jlong work, jobject completion) {
     });
 }
 
+jlong work_staged(JNIEnv* env, jclass, jlong work) {
+    return shim(env, [&] {
+        tsr_work* staged = nullptr;
+        check(env, tsr_work_staged(as<tsr_work>(work), &staged));
+        return as_long(staged);
+    });
+}
+
 // Whether the work was done before `timeout_ms` passed; throws its error.
 jboolean work_wait(JNIEnv* env, jclass, jlong work, jint timeout_ms) {
     return shim(env, [&]() -> jboolean {
@@ -76,8 +84,8 @@ void load_work_classes(JNIEnv* env) {
 }
 
 Methods work_methods() {
-    return {method<work_on_done>("workOnDone"), method<work_wait>("workWait"), method<work_test>("workTest"),
-            method<work_error>("workError"), method<work_destroy>("workDestroy")};
+    return {method<work_on_done>("workOnDone"), method<work_staged>("workStaged"), method<work_wait>("workWait"),
+            method<work_test>("workTest"),      method<work_error>("workError"),   method<work_destroy>("workDestroy")};
 }
 
 }  // namespace tsr::jni

@@ -34,7 +34,7 @@ def load(
     """Load a checkpoint into a state: tensors in place, objects into their dicts. Collective.
 
     Whatever world size, layout and language saved it: each rank gets the boxes that its state wants. What several ranks
-    of a host want they read once, and hand it on through shared memory (of a checkpoint of Tessera, from 8 MiB on).
+    of a host want they read once, and hand it on through shared memory (from 8 MiB on).
 
     Parameters
     ----------

@@ -18,7 +18,8 @@ public final class ExportOptions {
      * The format; the default is "safetensors".
      *
      * @param name "safetensors": whole tensors as Hugging Face has them; "torch_dcp": what an unmodified PyTorch loads by
-     *     torch.distributed.checkpoint; "torch_save": what it loads by torch.load(), one file model.pt
+     *     torch.distributed.checkpoint; "torch_save": what it loads by torch.load(), one file model.pt;
+     *     "npz": what numpy.load() loads, one file model.npz
      * @return this
      */
     public ExportOptions format(String name) {

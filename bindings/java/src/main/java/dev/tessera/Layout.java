@@ -3,10 +3,11 @@ package dev.tessera;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.stream.Collectors;
 
 /**
- * How a global tensor lies on the ranks of a mesh: arithmetic only, no messages. Small; one that is not closed is freed by
- * the garbage collector. All methods may be called from any thread.
+ * How a global tensor lies on the ranks: arithmetic; only {@link #gather} sends messages. Small; one that is not closed is
+ * freed by the garbage collector. All methods may be called from any thread.
  */
 public final class Layout extends NativeObject {
     private final int ndim;
@@ -47,23 +48,43 @@ public final class Layout extends NativeObject {
      * @throws TesseraInvalidArgumentException if boxes overlap or lie outside
      */
     public static Layout ofBoxes(long[] shape, List<List<Box>> boxes) {
+        final int[] counts = boxes.stream().mapToInt(List::size).toArray();
+        final List<Box> all = boxes.stream().flatMap(List::stream).collect(Collectors.toList());
+        return new Layout(Native.layoutFromBoxes(shape, numbers(shape, all), counts), shape.length);
+    }
+
+    /**
+     * A layout from explicit boxes of which each rank knows its own alone. The ranks tell each other their tables of offsets
+     * and sizes, and nothing else; then all have the layout that {@link #ofBoxes} would make of all boxes. Collective.
+     *
+     * @param comm the ranks
+     * @param shape of the global tensor, at most 8 dimensions, the same on every rank
+     * @param boxes of this rank, in the order of its pieces
+     * @return the layout
+     * @throws TesseraInvalidArgumentException on all ranks, if a box lies outside or two overlap in part; names their ranks
+     * @throws TesseraMismatchException if the ranks give different shapes, or one calls another collective
+     */
+    public static Layout gather(Comm comm, long[] shape, List<Box> boxes) {
+        final long[] numbers = numbers(shape, boxes);
+        final int count = boxes.size();
+        return new Layout(
+                comm.ref.callLongExclusive(c -> Native.layoutGather(c, shape, numbers, count)), shape.length);
+    }
+
+    /** Offsets and sizes of each box, in turn. */
+    private static long[] numbers(long[] shape, List<Box> boxes) {
         if (shape.length > 8) {
             throw new IllegalArgumentException("a shape of " + shape.length + " dimensions; at most 8 are supported");
         }
-        final int[] counts = new int[boxes.size()];
         final List<long[]> parts = new ArrayList<>();
-        for (int rank = 0; rank < counts.length; ++rank) {
-            counts[rank] = boxes.get(rank).size();
-            for (Box box : boxes.get(rank)) {
-                if (box.sizes().length != shape.length) {
-                    throw new IllegalArgumentException(box + " in a tensor of " + shape.length + " dimensions");
-                }
-                parts.add(box.offsets());
-                parts.add(box.sizes());
+        for (Box box : boxes) {
+            if (box.sizes().length != shape.length) {
+                throw new IllegalArgumentException(box + " in a tensor of " + shape.length + " dimensions");
             }
+            parts.add(box.offsets());
+            parts.add(box.sizes());
         }
-        final long[] numbers = parts.stream().flatMapToLong(Arrays::stream).toArray();
-        return new Layout(Native.layoutFromBoxes(shape, numbers, counts), shape.length);
+        return parts.stream().flatMapToLong(Arrays::stream).toArray();
     }
 
     /**

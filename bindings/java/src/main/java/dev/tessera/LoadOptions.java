@@ -69,7 +69,7 @@ public final class LoadOptions {
     /**
      * The ranks that load together, which makes the load collective: each of them loads the same checkpoint with the same
      * {@link #verify}; states, layouts, names and what is allowed may differ. Ranks of one host then read each byte that several
-     * of them want once (of a checkpoint of Tessera, from 8 MiB on), and hand it on through shared memory. All get the same
+     * of them want once (from 8 MiB on), and hand it on through shared memory. All get the same
      * error. The deadline of each wait is the communicator's timeout.
      *
      * @param ranks in exclusive use during the load; null, the default: each loads for itself

@@ -88,6 +88,7 @@ final class Native {
 
     // work.cc
     static native void workOnDone(long work, Object completion);
+    static native long workStaged(long work);
     static native boolean workWait(long work, int timeoutMs);
     static native boolean workTest(long work);
     static native Object workError(long work);
@@ -119,6 +120,7 @@ final class Native {
     // layout.cc
     static native long layoutCreate(long[] shape, int[] meshSizes, int[] placements);
     static native long layoutFromBoxes(long[] shape, long[] boxes, int[] counts);
+    static native long layoutGather(long comm, long[] shape, long[] boxes, int count);
     static native int layoutBoxCount(long layout, int rank);
     static native long[] layoutBox(long layout, int rank, int index);
     static native void layoutDestroy(long layout);

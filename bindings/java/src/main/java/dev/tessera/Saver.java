@@ -212,9 +212,9 @@ public final class Saver extends NativeObject {
         /**
          * Whether what an optimizer of the state updates, its parameters and moments, is copied after
          * {@link Saver#saveAsync} has returned: by the saver's threads, or just before the optimizer's next step, its close
-         * or a load into the state needs the memory. Nobody else may write there from the call to the end of that step:
-         * neither the trainer, nor a load of another state or a collective into the same memory. If the state is larger
-         * than {@link #stagingBytes}, or than what is free, all is copied at once.
+         * or a load into the state needs the memory. Nobody else may write there from the call to the end of that step, or
+         * until {@link Save#staged}: neither the trainer, nor a load of another state or a collective into the same memory.
+         * If the state is larger than {@link #stagingBytes}, or than what is free, all is copied at once.
          *
          * @param late the default is false
          * @return this
@@ -301,6 +301,33 @@ public final class Saver extends NativeObject {
                 Native.progressDrop(kept);
                 throw failed;
             }
+        }
+    }
+
+    /** A save in the background: complete when the checkpoint is durable. */
+    public static final class Save extends CompletableFuture<Commit> {
+        private final CompletableFuture<Void> staged;
+
+        private Save(CompletableFuture<Void> staged) {
+            this.staged = staged;
+        }
+
+        private void end(Commit commit, Throwable failed) {
+            if (failed == null) {
+                complete(commit);
+            } else {
+                completeExceptionally(failed);
+            }
+        }
+
+        /**
+         * The fence before that one: complete when nothing of the state is left to copy, so that anybody may write there.
+         * Without {@link Builder#copyOnDemand} that is so when {@link Saver#saveAsync} returns.
+         *
+         * @return completes on the common pool, of a save that fails earlier with its {@link TesseraException}
+         */
+        public CompletableFuture<Void> staged() {
+            return staged;
         }
     }
 
@@ -421,17 +448,17 @@ public final class Saver extends NativeObject {
      *
      * @param step as {@link #save}
      * @param state free for the trainer again when this returns; with {@link Builder#copyOnDemand} what an optimizer owns is
-     *     the optimizer's alone until its next step
+     *     the optimizer's alone until its next step, or until {@link Save#staged}
      * @return completes on the common pool when the checkpoint is committed on every rank, or with a
-     *     {@link TesseraException}
+     *     {@link TesseraException}; {@link Save#staged} when nothing of the state is left to copy
      */
-    public CompletableFuture<Commit> saveAsync(long step, State state) {
-        final CompletableFuture<Void> done = ref.callExclusive(h -> {
-            final long handle = state.use(s -> Native.saverSaveAsync(h, step, s));
-            return new Work(handle, this).toFuture();
-        });
+    public Save saveAsync(long step, State state) {
+        final Work work = ref.callExclusive(
+                h -> new Work(state.use(s -> Native.saverSaveAsync(h, step, s)), this));
+        final Save save = new Save(new Work(work.ref.callLong(Native::workStaged), null).toFuture());
         ProgressRelay.settle(progress);
-        return done.thenApply(nothing -> new Commit(root, step, storage));
+        work.toFuture().thenApply(nothing -> new Commit(root, step, storage)).whenComplete(save::end);
+        return save;
     }
 
     /**

@@ -47,6 +47,28 @@ class LayoutTest {
     }
 
     @Test
+    void ranksGatherWhatEachHolds() throws Exception {
+        final Box top = box(new long[] {0, 0}, new long[] {1, 4});
+        final Box bottom = box(new long[] {1, 0}, new long[] {2, 4});
+        final List<List<Box>> held = List.of(List.of(bottom), List.of(), List.of(top, bottom));
+        Ranks.run(3, comm -> {
+            try (Layout layout = Layout.gather(comm, new long[] {3, 4}, held.get(comm.rank()))) {
+                for (int rank = 0; rank < 3; ++rank) {
+                    assertEquals(held.get(rank), layout.boxes(rank));
+                }
+            }
+            final Box across = box(new long[] {0, 0}, new long[] {2, 4});
+            final TesseraException overlap = assertThrows(TesseraInvalidArgumentException.class,
+                    () -> Layout.gather(comm, new long[] {3, 4}, List.of(comm.rank() == 1 ? across : top)));
+            assertTrue(overlap.getMessage().contains("[0:2, 0:4] of rank 1"), overlap.getMessage());
+            assertThrows(TesseraMismatchException.class,
+                    () -> Layout.gather(comm, new long[1 + comm.rank()], List.of()));
+            assertThrows(IllegalArgumentException.class, () -> Layout.gather(comm, new long[9], List.of()));
+            assertThrows(IllegalArgumentException.class, () -> Layout.gather(comm, new long[] {3}, List.of(top)));
+        });
+    }
+
+    @Test
     void badLayoutsAreRefused() {
         final long[] shape = {4};
         assertThrows(IllegalArgumentException.class, () -> Layout.of(shape, new int[] {2, 2}, Placement.shard(0)));

@@ -2,6 +2,7 @@ package dev.tessera;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertInstanceOf;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertSame;
@@ -203,6 +204,30 @@ class SaverTest {
             Arrays.fill(wanted, expected);
             checkpoint.read("w").floats().get(saved);
             assertArrayEquals(wanted, saved);
+        }
+    }
+
+    @Test
+    void whatIsWrittenAfterTheFirstFenceIsNotSaved() throws Exception {
+        final int n = 1 << 20;
+        final Tensor weight = Tensor.zeros(DType.F32, n);
+        final Tensor gradient = Tensor.zeros(DType.F32, n);
+        final Gate gate = new Gate(); // holds the save before its first byte
+        try (Optimizer opt = Optimizer.adamW(Params.of("w", weight), List.of(gradient)).build();
+                Saver saver = Saver.at(null, root).copyOnDemand(true).progress(gate).open()) {
+            final Saver.Save save = saver.saveAsync(1, State.of("w", weight).with("optim", opt));
+            save.staged().get(60, TimeUnit.SECONDS);
+            assertFalse(save.isDone());
+            for (int i = 0; i < n; ++i) {
+                weight.floats().put(i, -1);
+            }
+            gate.opened.countDown();
+            assertEquals(1, save.get(60, TimeUnit.SECONDS).step());
+        }
+        try (Checkpoint checkpoint = Checkpoint.open(root)) {
+            final float[] saved = new float[n];
+            checkpoint.read("w").floats().get(saved);
+            assertArrayEquals(new float[n], saved);
         }
     }
 
