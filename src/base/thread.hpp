@@ -10,19 +10,28 @@
 
 namespace tsr {
 
+// While it lives the calling thread takes no signals but faults, nor do threads that it starts, from their first
+// instruction to their last.
+class BlockedSignals {
+   public:
+    BlockedSignals() {
+        sigset_t all;
+        sigfillset(&all);
+        for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS}) sigdelset(&all, fault);
+        pthread_sigmask(SIG_BLOCK, &all, &former_);
+    }
+    ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &former_, nullptr); }
+    BlockedSignals(const BlockedSignals&) = delete;
+    BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+   private:
+    sigset_t former_{};
+};
+
 // `name` has at most 15 characters.
 template <class Body>
 [[nodiscard]] std::thread start_thread(const char* name, Body&& body) {
-    struct BlockedSignals {
-        sigset_t former;
-        BlockedSignals() {
-            sigset_t all;
-            sigfillset(&all);
-            for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS}) sigdelset(&all, fault);
-            pthread_sigmask(SIG_BLOCK, &all, &former);
-        }
-        ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &former, nullptr); }
-    } const blocked;
+    const BlockedSignals blocked;
     std::thread thread(std::forward<Body>(body));  // inherits the mask
     pthread_setname_np(thread.native_handle(), name);
     return thread;

@@ -2,11 +2,17 @@
 #include "comm/communicator.hpp"
 
 #include <gmock/gmock.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <latch>
+#include <map>
 #include <random>
 
 #include "ranks.hpp"
@@ -62,6 +68,55 @@ TEST(Communicator, AsynchronousWorkIsDoneInIssueOrder) {
         EXPECT_EQ(order.size(), 20U);
         EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
         comm.run(barrier());  // inline again
+    }));
+}
+
+struct SeenThread {
+    std::string name;
+    uint64_t blocked = 0;  // signals, as the kernel shows them
+};
+
+// The threads of this process, by their ids.
+std::map<int, SeenThread> threads_of_process() {
+    std::map<int, SeenThread> found;
+    for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+        SeenThread seen;
+        std::getline(std::ifstream(thread.path() / "comm"), seen.name);
+        std::ifstream status(thread.path() / "status");
+        for (std::string line; std::getline(status, line);) {
+            if (!line.starts_with("SigBlk:")) continue;
+            seen.blocked = std::stoull(line.substr(7), nullptr, 16);
+            found.emplace(std::stoi(thread.path().filename()), seen);  // it has not ended meanwhile
+        }
+    }
+    return found;
+}
+
+// They belong to the program: a thread of the library must not take what the program's own threads wait for. Nor must those
+// that Gloo makes for it, to which not every version of Gloo gives a name.
+TEST(Communicator, NoThreadOfItTakesSignals) {
+    const auto before = threads_of_process();
+    CommOptions options = test_options();
+    options.backend = "gloo";
+    std::array<int, 2> ranks{};
+    expect_all_well(run_ranks(2, options, [&](Communicator& comm) {
+        ranks.at(static_cast<size_t>(comm.rank())) = static_cast<int>(::gettid());
+        comm.submit(barrier())->wait(Deadline::in(milliseconds{10000}));  // begins the thread for it
+        comm.run(barrier());
+        if (comm.rank() == 0) {
+            auto threads = threads_of_process();
+            std::erase_if(threads, [&](const auto& thread) {
+                return before.contains(thread.first) || std::ranges::find(ranks, thread.first) != ranks.end();
+            });
+            EXPECT_EQ(threads.size(), 6U) << "of each rank tsr-comm, tsr-gloo-waker and Gloo's own";
+            for (const auto& [id, thread] : threads) {
+                for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD, SIGPIPE}) {
+                    EXPECT_NE(thread.blocked >> (signal - 1) & 1, 0U) << thread.name << ", signal " << signal;
+                }
+                EXPECT_EQ(thread.blocked >> (SIGSEGV - 1) & 1, 0U) << thread.name << ": faults are not put off";
+            }
+        }
+        comm.run(barrier());
     }));
 }
 

@@ -50,7 +50,7 @@ std::shared_ptr<::gloo::transport::Context> listen_for_peers(const Bootstrap& bo
     attributes.hostname = binding.host;
     attributes.iface = binding.interface;
     try {
-        const NoSigpipe guard;  // Gloo's thread inherits this thread's mask
+        const BlockedSignals for_its_thread;  // Gloo's own, which reads and writes the connections
         auto device = ::gloo::transport::tcp::CreateDevice(attributes);
         auto context = device->createContext(bootstrap.rank, bootstrap.world_size());
         // Gloo allows five times this for a connection.
