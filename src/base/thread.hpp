@@ -24,7 +24,7 @@ class BlockedSignals {
     BlockedSignals& operator=(const BlockedSignals&) = delete;
 
    private:
-    sigset_t former_;
+    sigset_t former_{};
 };
 
 // `name` has at most 15 characters.

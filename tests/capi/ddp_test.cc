@@ -112,6 +112,65 @@ TEST(DdpApi, AccumulatesFindsUnusedAndTellsStatistics) {
     });
 }
 
+// Two models in one step, the gradients of one between those of the other, both in flight at once; over communicators of
+// their own, where ranks may wait for them in another order, and over one.
+TEST(DdpApi, TwoModelsTrainInOneProcess) {
+    for (const bool own_communicators : {true, false}) {
+        api::run_ranks(3, [&](tsr_comm* comm, int32_t rank) {
+            std::array<api::Owned<tsr_comm>, 2> comms;
+            std::array<Model, 2> models{Model(10), Model(20)};
+            std::array<api::Owned<tsr_ddp>, 2> ddps;
+            std::array<api::Owned<tsr_optimizer>, 2> optimizers;
+            tsr_ddp_options options = ddp_options();
+            options.bucket_bytes = options.first_bucket_bytes = 1;  // a bucket each, bias before weight
+            tsr_sgd_options sgd;
+            ASSERT_OK(tsr_sgd_options_init(&sgd, sizeof sgd));
+            sgd.lr = 0.5;
+            for (size_t m = 0; m < 2; ++m) {
+                if (own_communicators) {
+                    ASSERT_OK(tsr_comm_split(comm, 0, rank, nullptr, comms.at(m).out()));
+                }
+                const auto params = models.at(m).params();
+                ASSERT_OK(tsr_ddp_create(own_communicators ? static_cast<tsr_comm*>(comms.at(m)) : comm, params.data(),
+                                         params.size(), &options, ddps.at(m).out()));
+                ASSERT_OK(tsr_ddp_sgd(ddps.at(m), &sgd, optimizers.at(m).out()));
+            }
+            const auto grad_of = [&](size_t m, size_t index) {
+                tsr_tensor grad{};
+                EXPECT_OK(tsr_ddp_grad(ddps.at(m), index, &grad));
+                return floats(grad);
+            };
+            for (int step = 1; step <= 3; ++step) {
+                // The average over the ranks is 100 m + 10 step + index + 1.
+                for (const auto& [m, index] : {std::pair{0, 0}, {1, 1}, {0, 1}, {1, 0}}) {
+                    const auto model = static_cast<size_t>(m);
+                    const auto param = static_cast<size_t>(index);
+                    for (float& g : grad_of(model, param)) g = static_cast<float>(100 * m + 10 * step + index + rank);
+                    EXPECT_OK(tsr_ddp_ready(ddps.at(model), param));
+                }
+                const size_t first = own_communicators && rank == 1 ? 1 : 0;
+                EXPECT_OK(tsr_ddp_wait(ddps.at(first)));
+                EXPECT_OK(tsr_optimizer_step(optimizers.at(first)));
+                EXPECT_OK(tsr_ddp_wait(ddps.at(1 - first)));
+                EXPECT_OK(tsr_optimizer_step(optimizers.at(1 - first)));
+                for (size_t m = 0; m < 2; ++m) {
+                    for (size_t index = 0; index < 2; ++index) {
+                        EXPECT_THAT(grad_of(m, index),
+                                    Each(static_cast<float>(100 * m + index + 1) + static_cast<float>(10 * step)))
+                            << "model " << m << ", parameter " << index << ", step " << step;
+                    }
+                }
+            }
+            for (size_t m = 0; m < 2; ++m) {
+                const auto base = static_cast<float>(10 * (m + 1));
+                const auto sum_of_steps = static_cast<float>(3 * 100 * m + 60);
+                EXPECT_THAT(models.at(m).weight.values, Each(base - 0.5F * (sum_of_steps + 3)));
+                EXPECT_THAT(models.at(m).bias.values, Each(base - 0.5F * (sum_of_steps + 6)));
+            }
+        });
+    }
+}
+
 struct MaxHook {
     int32_t failing_rank = -1;
     int32_t rank = 0;

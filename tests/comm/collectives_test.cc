@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <functional>
 
@@ -219,6 +220,34 @@ TEST_P(Collectives, ListsOfTensorsAreReducedAndBroadcastTogether) {
             ASSERT_EQ(first_wrong(tensor, [&](int64_t i) { return input_value(root, i); }), -1);
         }
         comm.run(reduction(Collective::all_reduce, {}, {}, ReduceOp::sum));
+    });
+}
+
+// Gaps that are not the same on all ranks, and tensors that come in another order than they lie in. What is between them stays.
+TEST_P(Collectives, WhereTheTensorsOfAListLieIsEachRanksOwn) {
+    on_ranks([&](Communicator& comm) {
+        constexpr size_t room = 120000;  // for a tensor and what is behind it
+        const Place place(comm, GetParam().memory, 4 * room * sizeof(float));
+        const std::array<size_t, 4> counts{70001, 1, 100000, 300};
+        enum class Differs { nobody, one_rank, order };
+        for (const Differs differs : {Differs::nobody, Differs::one_rank, Differs::order}) {
+            const Tensor all = view(place, DType::f32, 4 * room);
+            clear(all);
+            const std::vector<std::byte> untouched(all.data, all.data + all.size_bytes());
+            std::vector<Tensor> list;
+            for (size_t i = 0; i < counts.size(); ++i) {
+                const size_t slot = differs == Differs::order ? counts.size() - 1 - i : i;
+                const size_t shift = differs == Differs::one_rank && comm.rank() == 1 && i == 2 ? 16 : 0;
+                list.push_back(view(place, DType::f32, counts.at(i), slot * room + shift));
+            }
+            for (const Tensor& tensor : list) fill(tensor, comm.rank());
+            comm.run(reduction(Collective::all_reduce, {}, list, ReduceOp::sum));
+            for (const Tensor& tensor : list) {
+                ASSERT_EQ(first_wrong(tensor, sum_of(comm)), -1) << static_cast<int>(differs);
+                clear(tensor);
+            }
+            ASSERT_EQ(std::memcmp(all.data, untouched.data(), untouched.size()), 0) << static_cast<int>(differs);
+        }
     });
 }
 

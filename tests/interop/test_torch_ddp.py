@@ -24,5 +24,15 @@ def test_losses_gradients_and_states_are_pytorchs_between_four_ranks(tmp_path: P
     run_ranks(JOBS, 4, "checks", tmp_path)
 
 
+def test_losses_and_gradients_are_pytorchs_between_two_hosts(tmp_path: Path) -> None:
+    checks = ["losses_and_gradients", "sparse_gradients", "buckets_in_the_order_of_use", "several_models"]
+    run_ranks(JOBS, 3, "checks", tmp_path, *checks, hosts=2)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_rank_that_is_late_for_backward_is_named_at_the_deadline(tmp_path: Path, hosts: int) -> None:
+    run_ranks(JOBS, 3, "late", tmp_path, hosts=hosts)
+
+
 def test_a_rank_that_dies_in_backward_is_named_to_the_others() -> None:
     run_ranks(JOBS, 3, "dies", ends={2: -signal.SIGKILL})

@@ -1,6 +1,6 @@
 """What test_torch_ddp.py runs: under torchrun's environment, one process a rank.
 
-usage: torch_ddp_jobs.py checks DIRECTORY [CHECK...] | dies
+usage: torch_ddp_jobs.py checks DIRECTORY [CHECK...] | dies | late DIRECTORY
 
 PyTorch's own DistributedDataParallel over Gloo and Tessera's train the same models on the same ranks. Each check is a
 function of this file.
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,7 +103,7 @@ class Run:
             torch.testing.assert_close(one, two, msg=lambda text, name=name: f"{what}, {name}: {text}", **tolerance)
 
 
-def model_of(kind: type[nn.Module]) -> nn.Module:
+def model_of(kind: Callable[[], nn.Module]) -> nn.Module:
     """Another one on each rank, so that what the ranks agree on is rank 0's."""
     torch.manual_seed(rank)
     return kind()
@@ -144,7 +145,7 @@ def train(
 
 def both(
     what: str,
-    kind: type[nn.Module] = Net,
+    kind: Callable[[], nn.Module] = Net,
     loss_of: Loss = loss_of_net,
     options: dict[str, Any] | None = None,
     prepare: Callable[[nn.Module], object] = lambda _: None,
@@ -349,6 +350,172 @@ def types_of_parameters() -> None:
     loss_of(model, 0).backward()
     assert model.module.image.weight.grad.is_contiguous(memory_format=torch.channels_last)
     refused(ts.Unsupported, "'weight' is on meta", lambda: Ours(nn.Linear(2, 2, device="meta")))
+
+
+class Words(nn.Module):
+    """Tables with sparse gradients before the rest; each rank and step uses rows of its own, some of them twice."""
+
+    def __init__(self, sparse: bool = True) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 6, sparse=sparse)
+        self.bags = nn.EmbeddingBag(7, 6, mode="sum", sparse=sparse)
+        self.rest = Net()
+
+    def forward(self, step: int, uses_bags: bool = True) -> torch.Tensor:
+        x = self.words((torch.arange(8) * (step + 2)) % (rank + 3))
+        if uses_bags:
+            x = x + self.bags(torch.arange(16).view(8, 2) % (rank + step % 3 + 1))
+        return torch.as_tensor(self.rest(x).square().mean())
+
+
+def sparse_gradients() -> None:
+    def loss_of(model: nn.Module, step: int) -> torch.Tensor:
+        return torch.as_tensor(model(step))
+
+    both("sparse", Words, loss_of)
+    both("sparse, zeroed", Words, loss_of, set_to_none=False)
+    both("sparse, added up", Words, loss_of, zero=False)
+    both("sparse, accumulated", Words, loss_of, accumulate=3)
+    both("sparse, a rank's own values", Words, loss_of, {"init_sync": False, "broadcast_buffers": False})
+    both("sparse, static", Words, loss_of, {"static_graph": True})
+    both("nothing else", lambda: nn.Embedding(5, 3, sparse=True), lambda model, step: model(torch.tensor(rank)).sum())
+
+    # PyTorch's takes no sparse parameter that has no gradient, so it gets dense ones.
+    def some(model: nn.Module, step: int) -> torch.Tensor:
+        return torch.as_tensor(model(step, uses_bags=step == 2 and rank == 0))
+
+    found = {"find_unused_parameters": True}
+    theirs = train(Theirs(model_of(lambda: Words(sparse=False)), **found), some)
+    ours = train(Ours(model_of(Words), **found), some)
+    for step, grads in enumerate(ours.grads):
+        for name in ("module.words.weight", "module.bags.weight"):
+            grad, expected = grads[name], theirs.grads[step][name]
+            assert (grad is None) == (name == "module.bags.weight" and step != 2), (step, name)
+            if grad is not None:
+                assert grad.layout is torch.sparse_coo and grad.is_coalesced()
+                assert grad._nnz() < len(grad), "rows that no rank used have no entries"
+                torch.testing.assert_close(grad.to_dense(), expected)
+                of_ranks = [torch.empty_like(expected) for _ in range(ranks)]
+                dist.all_gather(of_ranks, grad.to_dense())
+                assert all(torch.equal(one, of_ranks[0]) for one in of_ranks), "the same bits"
+    for name, value in ours.state.items():
+        torch.testing.assert_close(value, theirs.state[name], msg=lambda text, name=name: f"unused, {name}: {text}")
+
+    def hooked(model: nn.Module) -> None:
+        model.register_comm_hook(None, default_hooks.allreduce_hook)
+
+    both("sparse, by a hook", Words, loss_of, prepare=hooked)
+    model, lasts = Ours(model_of(Words), **SMALL), []
+
+    def doubles(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        lasts.append((bucket.index(), bucket.is_last(), bucket.buffer().is_sparse))
+        assert [part.shape for part in bucket.gradients()] == [param.shape for param in bucket.parameters()]
+        dist.all_reduce(bucket.buffer())
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer() * 2)
+        return future
+
+    expected = train(Ours(model_of(Words), **SMALL), loss_of, steps=1)
+    model.register_comm_hook(None, doubles)
+    seen = train(model, loss_of, steps=1)
+    for name, grad in seen.grads[0].items():
+        if grad is not None:
+            torch.testing.assert_close(grad, expected.grads[0][name] * 2 * ranks)
+    dense = len(lasts) - 2
+    assert [index for index, _, _ in lasts[:dense]] == sorted({index for index, _, _ in lasts[:dense]})
+    assert lasts[dense:] == [(lasts[dense - 1][0] + 1, False, True), (lasts[dense - 1][0] + 2, True, True)]
+    assert not any(is_last or is_sparse for _, is_last, is_sparse in lasts[:dense])
+
+
+def what_sparse_gradients_cannot() -> None:
+    def joins() -> None:
+        with Ours(model_of(Words)).join():
+            pass
+
+    refused(ts.Unsupported, "'words.weight' has sparse gradients", joins)
+    with (model := Ours(model_of(Words))).join(throw_on_early_termination=True):
+        model(0).backward()
+    refused(ts.Mismatch, '"weight"', lambda: Ours(nn.Embedding(3 + rank % 2, 3, sparse=True)))
+    refused(ts.Mismatch, '"weight"', lambda: Ours(nn.Embedding(3, 3, sparse=rank % 2 == 0)))
+
+    class Tied(nn.Module):
+        """Dense by its second use."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(5, 4, sparse=True)
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            return self.words(words) @ self.words.weight.t()
+
+    class Hidden(nn.Module):
+        """Sparse, and no module says so."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.ones(5, 4))
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            return nn.functional.embedding(words, self.table, sparse=True)
+
+    for kind, layout in ((Tied, "torch.strided"), (Hidden, "torch.sparse_coo")):
+        model = Ours(kind())
+        refused(ts.Unsupported, f"is {layout}: ", lambda model=model: model(torch.arange(3)).sum().backward())
+
+
+class Jumbled(nn.Module):
+    """Registered in an order that is not that of use; the memory of each weight fills half a bucket of 2 KiB."""
+
+    USE = (3, 0, 5, 1, 4, 2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in self.USE)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i in self.USE:
+            x = torch.tanh(self.parts[i](x))
+        return x
+
+
+def buckets_in_the_order_of_use() -> None:
+    """From the second step on, as PyTorch's; gradients stay where they are."""
+
+    def loss_of(model: nn.Module, step: int) -> torch.Tensor:
+        return torch.as_tensor(model(data(step, 3, 16)).square().mean())
+
+    pairs = {"bucket_cap_mb": 2048 / 2**20}
+    for options in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}):
+        both(f"rebuilt {options}", Jumbled, loss_of, {**pairs, **options}, set_to_none=False)
+    both("rebuilt, accumulated", Jumbled, loss_of, pairs, accumulate=2)
+
+    def told(wrap: Build, **options: Any) -> list[list[tuple[set[int], bool]]]:
+        """Of each step and bucket, which parts are in it and whether it is the last."""
+        model = wrap(model_of(Jumbled), **pairs, **options)
+        number = {id(part.weight): i for i, part in enumerate(model.module.parts)}
+        steps: list[list[tuple[set[int], bool]]] = []
+
+        def hook(state, bucket):  # type: ignore[no-untyped-def]  # PyTorch compares annotations
+            steps[-1].append(({number[id(param)] for param in bucket.parameters()}, bucket.is_last()))
+            assert bucket.index() == len(steps[-1]) - 1
+            return default_hooks.allreduce_hook(None, bucket)
+
+        model.register_comm_hook(None, hook)
+        places = []
+        for step in range(3):
+            steps.append([])
+            loss_of(model, step).backward()
+            places.append([param.grad.data_ptr() for param in model.parameters()])
+            model.zero_grad()
+        assert wrap is Theirs or places == [places[0]] * 3
+        return steps
+
+    registered = [({5, 4}, False), ({3, 2}, False), ({1, 0}, True)]
+    used = [({2, 4}, False), ({1, 5}, False), ({0, 3}, True)]
+    assert told(Ours) == [registered, used, used]
+    assert told(Theirs)[1:] == [used, used]
+    assert told(Ours, static_graph=True) == [registered, used, used]
+    assert told(Ours, find_unused_parameters=True) == [registered] * 3  # as PyTorch's: steps may differ
 
 
 def reduced_in_bf16() -> None:
@@ -627,7 +794,6 @@ def what_is_refused() -> None:
     refused(ts.InvalidArgument, "requires a gradient", lambda: Ours(nn.Linear(2, 2).requires_grad_(False)))
     refused(ts.InvalidState, "'weight' has no shape yet", lambda: Ours(nn.LazyLinear(2)))
     refused(ts.Unsupported, "SyncBatchNorm", lambda: Ours(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))))
-    refused(ts.Unsupported, "sparse=False", lambda: Ours(nn.Embedding(3, 3, sparse=True)))
     refused(ts.Unsupported, "it has gaps", lambda: Ours(nn.ParameterList([nn.Parameter(torch.ones(4, 4)[:, ::2])])))
     refused(ts.Mismatch, '"weight"', lambda: Ours(nn.Linear(2, 2 + rank % 2)))
     refused(ts.Mismatch, "find_unused", lambda: Ours(nn.Linear(2, 2), find_unused_parameters=bool(rank % 2)))
@@ -653,6 +819,9 @@ CHECKS = [
     backward_passes_of_many_kinds,
     types_of_parameters,
     reduced_in_bf16,
+    sparse_gradients,
+    what_sparse_gradients_cannot,
+    buckets_in_the_order_of_use,
     delayed_all_reduce,
     ranks_of_many_kinds,
     several_models,
@@ -690,6 +859,26 @@ def dies() -> None:
         refused(ts.PeerLost, f"rank {ranks - 1}", loss_of_net(model, 1).backward)
         assert time.monotonic() - since < 20
         os._exit(0)  # Gloo's store has lost a rank
+
+
+def late(where: str) -> None:
+    """The last rank comes to its backward pass when the others have given it up: at their deadline they name it."""
+    with job():
+        model = Ours(model_of(Net), **SMALL)
+        assert model._gradients.comm.timeout == 60, "the group's"
+        loss_of_net(model, 0).backward()
+        loss = loss_of_net(model, 1)
+        if rank < ranks - 1:
+            model._gradients.comm.timeout = 1.5
+            refused(ts.TesseraTimeout, f"rank {ranks - 1} (pid ", loss.backward)
+            Path(where, str(rank)).touch()
+        else:
+            end = time.monotonic() + 40
+            while len(list(Path(where).iterdir())) < ranks - 1:
+                assert time.monotonic() < end, "the others never gave up"
+                time.sleep(0.01)
+            refused(ts.TesseraTimeout, f"rank {ranks - 1} (pid {os.getpid()}", loss.backward)
+        refused(ts.InvalidState, "ended with an error", lambda: loss_of_net(model, 2))
 
 
 if __name__ == "__main__":

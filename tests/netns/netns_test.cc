@@ -4,6 +4,8 @@
 
 #include <gmock/gmock.h>
 
+#include <array>
+#include <bit>
 #include <thread>
 
 #include "comm_processes/processes.hpp"
@@ -101,6 +103,49 @@ TEST_F(Netns, CollectivesAndMessagesOnTwoHostsAndThree) {
                     const bool automatic = std::string(backend) == "auto";
                     check(comm.transport() == (automatic ? "hierarchical" : "gloo"), "another transport");
                     exercise(comm);
+                    comm.finalize();
+                });
+            processes->expect_all_well();
+        }
+    }
+}
+
+uint16_t bf16_of(int value) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(value)) >> 16); }
+
+// Integers whose sums bf16 holds, with averages that are integers, so that no order of summation rounds.
+void average_a_list_of_bf16(Communicator& comm) {
+    const int n = comm.world_size();
+    const auto average = [](size_t tensor, size_t at) { return static_cast<int>((7 * at + 13 * tensor) % 50); };
+    const std::array<size_t, 4> counts{1, 1000, 77, 300'000};  // of each rank: the last one is several chunks
+    std::vector<std::vector<uint16_t>> wholes;
+    std::vector<std::vector<uint16_t>> parts;
+    std::vector<Tensor> inputs;
+    std::vector<Tensor> outputs;
+    for (size_t t = 0; t < counts.size(); ++t) {
+        std::vector<uint16_t>& whole = wholes.emplace_back(counts.at(t) * static_cast<size_t>(n));
+        for (size_t i = 0; i < whole.size(); ++i) whole[i] = bf16_of(average(t, i) + 2 * comm.rank() - (n - 1));
+        parts.emplace_back(counts.at(t));
+    }
+    for (size_t t = 0; t < counts.size(); ++t) {
+        inputs.push_back(tensor_of(std::span(wholes[t]), DType::bf16));
+        outputs.push_back(tensor_of(std::span(parts[t]), DType::bf16));
+    }
+    comm.run({Collective::reduce_scatter, inputs, outputs, ReduceOp::avg, -1, 0, {}});
+    for (size_t t = 0; t < counts.size(); ++t) {
+        const size_t first = counts.at(t) * static_cast<size_t>(comm.rank());
+        for (size_t i = 0; i < counts.at(t); ++i) {
+            check(parts[t][i] == bf16_of(average(t, first + i)), "wrong average");
+        }
+    }
+}
+
+TEST_F(Netns, AnAverageOfAListOfBf16IsScatteredExactly) {
+    for (const auto& hosts : {std::vector<int>{0, 0, 1, 1}, {0, 1, 0}, {1, 0}}) {
+        const Networks networks(2);
+        for (const char* backend : {"auto", "gloo"}) {
+            const auto processes =
+                start(networks, hosts, options_with(milliseconds{60000}, backend), [](Communicator& comm, const auto&) {
+                    average_a_list_of_bf16(comm);
                     comm.finalize();
                 });
             processes->expect_all_well();

@@ -184,6 +184,18 @@ def test_split_makes_groups(ranks):
     assert ranks(4, body) == [(1, 2, 2), (0, 1, 1), (0, 2, 2), None]
 
 
+def test_a_group_has_the_options_of_those_it_was_split_from(ranks):
+    def body(comm: ts.Comm):
+        comm.timeout = 17
+        for options, expected in [({}, 17), ({"name": "some"}, 17), ({"timeout": 18}, 18)]:
+            with comm.split(0, **options) as group:
+                assert (group.timeout, group.transport) == (expected, "gloo")
+                with group.split(0, name="of these") as further:
+                    assert (further.timeout, further.transport) == (expected, "gloo")
+
+    ranks(2, body, backend="gloo")
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -117,7 +117,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_world_size(const tsr_comm *comm, int32_
 TSR_API TSR_MUST_USE tsr_status tsr_comm_transport(const tsr_comm *comm, const char **name);
 
 /** Set the deadline of the operations that this rank issues from here on, instead of the option's; those that were issued
- *  keep theirs. Not collective: each rank has its own, and the first that passes fails the communicator on all.
+ *  keep theirs, so that one operation gets its own by setting it, issuing that, and setting it back. Not collective: each
+ *  rank has its own, and the first that passes fails the communicator on all.
  *  @param comm        borrowed for the call
  *  @param timeout_ms  of each operation, counted from when it starts; positive
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE

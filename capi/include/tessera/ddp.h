@@ -156,7 +156,8 @@ typedef struct tsr_bucket_stats {
     int64_t exposed_ns; /* of tsr_ddp_wait's time, what was spent waiting for this bucket: not hidden by backward */
 } tsr_bucket_stats;
 
-/** What became of bucket `bucket` in the last step that was reduced; zeros before the first.
+/** What became of bucket `bucket` in the last step that was reduced; times are 0 before the first step, and after one that
+ *  rebuilt the buckets.
  *  @param ddp     borrowed for the call
  *  @param bucket  0 to bucket count - 1, in the order of reduction
  *  @param stats   out: `struct_size` set by the caller to sizeof(tsr_bucket_stats); that many bytes are written

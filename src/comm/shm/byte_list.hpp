@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <vector>
@@ -31,6 +32,41 @@ class ByteList {
     [[nodiscard]] bool is_contiguous() const { return more_.empty(); }
     // The memory if it is one piece, else null.
     [[nodiscard]] std::byte* contiguous() const { return is_contiguous() ? first_.data : nullptr; }
+    [[nodiscard]] std::byte* first() const { return first_.data; }
+    // From the first piece's beginning to the last one's end, gaps included; 0 if the pieces do not ascend in memory.
+    [[nodiscard]] size_t extent() const {
+        if (is_contiguous()) return total_;
+        for (size_t i = 1; i < more_.size(); ++i) {
+            if (more_[i].data < more_[i - 1].data + more_[i - 1].size) return 0;
+        }
+        return static_cast<size_t>(last_end_ - first_.data);
+    }
+    // A hash of where the pieces lie, counted from the first; 0 of one piece.
+    [[nodiscard]] uint64_t layout() const {
+        uint64_t hash = 0;
+        for (const Piece& piece : more_) {
+            for (const size_t word : {static_cast<size_t>(piece.data - first_.data), piece.size}) {
+                hash = (hash ^ word) * 0x9e3779b97f4a7c15;
+                hash ^= hash >> 29;
+            }
+        }
+        return hash;
+    }
+    // Hands out the pieces of `n` bytes from `offset` on, one after the other: visitor(data, size).
+    template <class Visit>
+    void visit(size_t offset, size_t n, Visit&& visitor) const {
+        if (n == 0) return;
+        if (more_.empty()) return visitor(first_.data + offset, n);
+        auto piece = std::upper_bound(more_.begin(), more_.end(), offset,
+                                      [](size_t at, const Piece& p) { return at < p.begin; });
+        for (--piece; n > 0; ++piece) {
+            const size_t skip = offset - piece->begin;
+            const size_t size = std::min(n, piece->size - skip);
+            visitor(piece->data + skip, size);
+            offset += size;
+            n -= size;
+        }
+    }
 
     void read(size_t offset, std::byte* to, size_t n) const {
         visit(offset, n, [&](std::byte* piece, size_t size) {
@@ -70,21 +106,6 @@ class ByteList {
         }
         last_end_ = data + size;
         total_ += size;
-    }
-
-    template <class Visit>
-    void visit(size_t offset, size_t n, Visit&& visitor) const {
-        if (n == 0) return;
-        if (more_.empty()) return visitor(first_.data + offset, n);
-        auto piece = std::upper_bound(more_.begin(), more_.end(), offset,
-                                      [](size_t at, const Piece& p) { return at < p.begin; });
-        for (--piece; n > 0; ++piece) {
-            const size_t skip = offset - piece->begin;
-            const size_t size = std::min(n, piece->size - skip);
-            visitor(piece->data + skip, size);
-            offset += size;
-            n -= size;
-        }
     }
 
     Piece first_;

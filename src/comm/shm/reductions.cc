@@ -42,25 +42,37 @@ void ShmTransport::all_reduce(Call& call) {
         if (!list.is_contiguous()) list.write(0, out, list.size());
         return;
     }
-    call.output = locate(list);
+    // A list with gaps too, if all ranks have the same, as those of gradients are. There is no input to tell of.
+    const size_t extent = list.extent();
+    call.output = buffers_->locate(list.first(), extent);
+    call.input.offset = list.layout();
     sync(call);
-    const Region region = common_region(&Arrival::output, list.size());
+    bool alike = true;
+    for (size_t r = 0; r < world(); ++r) alike = alike && arrival(r).input.offset == call.input.offset;
+    const Region region = alike ? common_region(&Arrival::output, extent) : Region{};
     if (region.id == 0) return world() == 2 ? exchange_reduce(call, list) : staged_reduce(call, list, &list);
 
     // Push: nobody else touches this rank's part of anybody's tensor, so reduce it in place and store it everywhere.
     const Part part = part_of(list.size(), world(), rank_);
     const size_t element = size_of(dtype);
-    for (size_t done = 0; done < part.size;) {
-        const size_t n = std::min(block_size, part.size - done);
-        for (size_t r = 0; r < world(); ++r) sources_[r] = region.of_rank(r) + places_[r] + part.begin + done;
-        tsr::reduce(block_.data(), sources_, n / element, dtype, call.request.op);
-        for (size_t k = 0; k < world(); ++k) {
-            const size_t r = (rank_ + k) % world();  // not all into the same rank's memory at once
-            std::memcpy(region.of_rank(r) + places_[r] + part.begin + done, block_.data(), n);
+    size_t since_pulse = 0;
+    list.visit(part.begin, part.size, [&](const std::byte* piece, size_t size) {
+        for (size_t done = 0; done < size;) {
+            const size_t n = std::min(block_size, size - done);
+            const size_t at = static_cast<size_t>(piece - list.first()) + done;
+            for (size_t r = 0; r < world(); ++r) sources_[r] = region.of_rank(r) + places_[r] + at;
+            tsr::reduce(block_.data(), sources_, n / element, dtype, call.request.op);
+            for (size_t k = 0; k < world(); ++k) {
+                const size_t r = (rank_ + k) % world();  // not all into the same rank's memory at once
+                std::memcpy(region.of_rank(r) + places_[r] + at, block_.data(), n);
+            }
+            done += n;
+            since_pulse += n;
+            if (since_pulse < pulse_bytes) continue;
+            since_pulse = 0;
+            pulse();
         }
-        done += n;
-        if (done % pulse_bytes == 0) pulse();
-    }
+    });
     sync(call);
 }
 

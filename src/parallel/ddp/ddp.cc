@@ -169,6 +169,7 @@ void Ddp::lay_out_gradients() {
 void Ddp::group(std::span<const size_t> order) {
     buckets_ = plan_buckets(grads_, {options_.first_bucket_bytes, options_.bucket_bytes}, order);
     bucket_of_.resize(params_.size());
+    stats_.clear();
     std::vector<BucketView> views;
     for (size_t b = 0; b < buckets_.size(); ++b) {
         std::vector<size_t> members;
@@ -192,10 +193,10 @@ void Ddp::group(std::span<const size_t> order) {
                 view.ranges.push_back({grad.data, Dims{elements}, grad.dtype, grad.device});
             }
         }
+        stats_.push_back({view.size_bytes(), view.params.size(), {}, {}, {}, {}});
         views.push_back(std::move(view));
     }
     reducer_->set_buckets(std::move(views));
-    stats_.assign(buckets_.size(), {});
     reset_step();
 }
 
@@ -554,10 +555,9 @@ void Ddp::take_stats() {
     Clock::time_point shown = wait_begin_;  // until here the wait is accounted for
     for (size_t b = 0; b < buckets_.size(); ++b) {
         const auto& [ready, start, end] = reducer_->times()[b];
-        const BucketView& view = reducer_->buckets()[b];
         BucketStats& stats = stats_[b];
-        stats = {view.size_bytes(), view.params.size(), {}, {}, {}, {}};
-        if (view.ranges.empty()) continue;
+        stats = {stats.size_bytes, stats.params, {}, {}, {}, {}};
+        if (stats.size_bytes == 0) continue;
         stats.ready = since(ready);
         stats.start = since(start);
         stats.end = since(end);

@@ -35,7 +35,8 @@ struct NamedTensor {
     Tensor tensor;
 };
 
-// Of the last synchronised step. Times are since its first ready.
+// Of the last synchronised step; without times before the first, and after one that grouped the buckets anew. Times are since
+// its first ready.
 struct BucketStats {
     size_t size_bytes = 0;
     size_t params = 0;
@@ -160,8 +161,8 @@ class Ddp {
     int64_t synced_steps_ = 0;
     int64_t own_steps_ = 0;  // of these, those since the last join that were not another rank's
     std::vector<char> globally_used_;
-    std::vector<char> expected_;      // static graph: what this rank's first step said ready; empty before
-    std::vector<BucketStats> stats_;  // of the last synchronised step
+    std::vector<char> expected_;  // static graph: what this rank's first step said ready; empty before
+    std::vector<BucketStats> stats_;
 
     // This step.
     bool begun_ = false;

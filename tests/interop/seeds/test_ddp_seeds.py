@@ -58,7 +58,9 @@ def expected(ranks: int) -> tuple[list[float], dict[str, Any], dict[str, Any], d
         ("ddp_tutorial", "demo_checkpoint", 2),
         ("ddp_tutorial", "demo_checkpoint", 4),
         ("ddp_tutorial", "demo_model_parallel", 2),
+        ("ddp_tutorial", "demo_model_parallel", 4),
         ("elastic_ddp", "demo_basic", 2),
+        ("elastic_ddp", "demo_basic", 4),
     ],
 )
 def test_a_step_is_that_of_all_samples_in_one_process(
@@ -100,17 +102,18 @@ def test_the_tutorial_as_it_is(tmp_path: Path) -> None:
     assert not (tmp_path / "tmp" / "model.checkpoint").exists()
 
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc_per_node=2", "--rdzv_id=100"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--rdzv_id=100", "--rdzv_backend=c10d"]
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("launcher", ["torchrun", "tessera run"])
-def test_the_elastic_program_as_it_is(tmp_path: Path, launcher: str) -> None:
-    command = [str(TESSERA), "run", "-n", "2", sys.executable, str(HERE / "elastic_ddp.py")]
+def test_the_elastic_program_as_it_is(tmp_path: Path, launcher: str, ranks: int) -> None:
+    command = [str(TESSERA), "run", "-n", str(ranks), sys.executable, str(HERE / "elastic_ddp.py")]
     if launcher == "torchrun":
-        endpoint = f"--rdzv_endpoint=localhost:{free_port()}"
-        command = [*TORCHRUN, "--rdzv_backend=c10d", endpoint, str(HERE / "elastic_ddp.py")]
+        where = [f"--nproc_per_node={ranks}", f"--rdzv_endpoint=localhost:{free_port()}"]
+        command = [*TORCHRUN, *where, str(HERE / "elastic_ddp.py")]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=280, cwd=tmp_path, env=environment(tmp_path), check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert finished(done.stdout, "basic DDP") == [0, 1]
+    assert finished(done.stdout, "basic DDP") == list(range(ranks))

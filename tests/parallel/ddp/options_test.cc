@@ -222,6 +222,8 @@ TEST(DdpRebuild, BucketsFollowRankZerosOrderAndGradientsStay) {
                 EXPECT_THAT(ddp.grad(i).as<float>(), Each(static_cast<float>(10 * i + 3))) << "step " << step;
                 EXPECT_EQ(ddp.grad(i).data, places[i]);
             }
+            EXPECT_EQ(ddp.stats(0).size_bytes, 896U);
+            EXPECT_EQ(ddp.stats(0).end.count() == 0, step == 0) << "those buckets were grouped after it";
         }
         ASSERT_EQ(ddp.buckets().size(), 3U);
         for (size_t b = 0; b < 3; ++b) {
@@ -236,6 +238,7 @@ TEST(DdpStats, SayWhenEachBucketWasReadyReducedAndWaitedFor) {
         Model model = three_layers();
         Ddp ddp(shared(comm), model.params(), small());
         EXPECT_EQ(ddp.stats(0).end.count(), 0);
+        EXPECT_EQ(ddp.stats(1).size_bytes, 1216U) << "known before the first step";
         ddp.ready(0);
         ddp.ready(1);
         ddp.ready(2);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from operator import index
 from types import TracebackType
@@ -71,15 +71,22 @@ def init(
     Unsupported
         The backend is one between GPUs, as ``"cuda:nccl"``: there is none yet.
     """
-    return Comm._adopt(
-        _core.comm_from_env(
-            timeout_ms=milliseconds(timeout),
-            heartbeat_timeout_ms=milliseconds(heartbeat_timeout),
-            spin_count=spin_count,
-            backend=backend,
-            name=name,
-        )
-    )
+    options = _options(timeout, heartbeat_timeout, backend, spin_count, name)
+    return Comm._adopt(_core.comm_from_env(**options), options)
+
+
+def _options(
+    timeout: Timeout, heartbeat_timeout: Timeout, backend: str | None, spin_count: int | None, name: str | None
+) -> dict[str, Any]:
+    """Those that are given, as `_core` takes them."""
+    options = {
+        "timeout_ms": milliseconds(timeout),
+        "heartbeat_timeout_ms": milliseconds(heartbeat_timeout),
+        "backend": backend,
+        "spin_count": spin_count,
+        "name": name,
+    }
+    return {key: value for key, value in options.items() if value is not None}
 
 
 class Comm(Collectives):
@@ -89,6 +96,7 @@ class Comm(Collectives):
     """
 
     _handle: _core.Comm
+    _options: dict[str, Any]
     _children: list[weakref.ref[Closable]]
     _rank: int
     _world_size: int
@@ -98,9 +106,10 @@ class Comm(Collectives):
         raise TypeError("use tessera.init(), Comm.create(), comm.split() or a Mesh")
 
     @classmethod
-    def _adopt(cls, handle: _core.Comm) -> Comm:
+    def _adopt(cls, handle: _core.Comm, options: Mapping[str, Any] | None = None) -> Comm:
         comm = cls.__new__(cls)
         comm._handle = handle
+        comm._options = dict(options or {})
         comm._children = []
         comm._is_shrunk = False
         comm._rank = _core.comm_rank(handle)
@@ -138,18 +147,13 @@ class Comm(Collectives):
         TesseraTimeout
             A rank never came; the message names it.
         """
-        return cls._adopt(
-            _core.comm_create(
-                checked(store, Store, "store")._handle,
-                rank,
-                world_size,
-                timeout_ms=milliseconds(timeout),
-                heartbeat_timeout_ms=milliseconds(heartbeat_timeout),
-                spin_count=spin_count,
-                backend=backend,
-                name=name,
-            )
-        )
+        options = _options(timeout, heartbeat_timeout, backend, spin_count, name)
+        handle = _core.comm_create(checked(store, Store, "store")._handle, rank, world_size, **options)
+        return cls._adopt(handle, options)
+
+    def _options_with(self, given: dict[str, Any]) -> dict[str, Any]:
+        """This communicator's options but for those that are given; none, which says the same, if none are."""
+        return {**self._options, "timeout_ms": milliseconds(self.timeout), **given} if given else {}
 
     @property
     def rank(self) -> int:
@@ -171,8 +175,8 @@ class Comm(Collectives):
         """The deadline of each operation, in seconds, counted from when it starts.
 
         Setting it, to seconds or a timedelta, counts for operations that this rank issues from then on: a short one for
-        a call that must be answered soon, a long one for an evaluation on one rank. Each rank has its own; the first
-        that passes fails the communicator on all.
+        a call that must be answered soon, a long one for an evaluation on one rank. What was issued keeps its own, so
+        that it may be set back at once. Each rank has its own; the first that passes fails the communicator on all.
         """
         return _core.comm_timeout(self._handle) / 1000
 
@@ -214,17 +218,9 @@ class Comm(Collectives):
         Comm or None
             This rank's group, which does not need this communicator any longer; None for a negative color.
         """
-        handle = _core.comm_split(
-            self._handle,
-            color,
-            key,
-            timeout_ms=milliseconds(timeout),
-            heartbeat_timeout_ms=milliseconds(heartbeat_timeout),
-            spin_count=spin_count,
-            backend=backend,
-            name=name,
-        )
-        return None if handle is None else self._own(Comm._adopt(handle))
+        options = self._options_with(_options(timeout, heartbeat_timeout, backend, spin_count, name))
+        handle = _core.comm_split(self._handle, color, key, **options)
+        return None if handle is None else self._own(Comm._adopt(handle, options or self._options))
 
     def shrink(
         self,
@@ -264,16 +260,10 @@ class Comm(Collectives):
         ... except (ts.PeerLost, ts.TesseraTimeout, ts.Aborted):
         ...     comm = comm.shrink()
         """
-        rest = _core.comm_shrink(
-            self._handle,
-            timeout_ms=milliseconds(timeout),
-            heartbeat_timeout_ms=milliseconds(heartbeat_timeout),
-            spin_count=spin_count,
-            backend=backend,
-            name=name,
-        )
+        options = self._options_with(_options(timeout, heartbeat_timeout, backend, spin_count, name))
+        rest = _core.comm_shrink(self._handle, **options)
         self._is_shrunk = True
-        return Comm._adopt(rest)
+        return Comm._adopt(rest, options or self._options)
 
     def buffer(self, size: int) -> npt.NDArray[np.uint8]:
         """Allocate bytes that the peers reach without a copy. Collective.

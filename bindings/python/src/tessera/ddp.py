@@ -343,7 +343,10 @@ class DDP(Closable):
         return _core.ddp_used(self._handle, self._number(which))
 
     def stats(self) -> list[BucketStats]:
-        """What became of each bucket, in the order of reduction, in the last step that was reduced."""
+        """What became of each bucket, in the order of reduction, in the last step that was reduced.
+
+        Times are 0 before the first step, and after one that rebuilt the buckets.
+        """
         return [BucketStats(*_core.ddp_stats(self._handle, i)) for i in range(_core.ddp_bucket_count(self._handle))]
 
     def set_hook(self, hook: Callable[[Bucket], object] | None) -> None:

@@ -607,7 +607,8 @@ impl<'c> Ddp<'c> {
         Ok(used != 0)
     }
 
-    /// What became of each bucket, in the order of reduction, in the last step that was reduced.
+    /// What became of each bucket, in the order of reduction, in the last step that was reduced. Times are 0 before the first
+    /// step, and after one that rebuilt the buckets.
     ///
     /// # Errors
     /// None in practice.

@@ -442,6 +442,27 @@ fn a_late_rank_is_named_at_the_deadline() {
 }
 
 #[test]
+fn an_operation_keeps_the_deadline_that_it_was_issued_under() {
+    let (done, wait) = mpsc::channel();
+    let wait = std::sync::Mutex::new(wait);
+    ranks(2, |comm| {
+        comm.barrier().unwrap();
+        if comm.rank().unwrap() == 0 {
+            let usual = comm.timeout().unwrap();
+            comm.set_timeout(Duration::from_millis(250)).unwrap();
+            let work = comm.barrier_async().unwrap();
+            comm.set_timeout(usual).unwrap();
+            let error = work.wait().unwrap_err();
+            assert_eq!((error.code(), error.peer()), (Code::Timeout, Some(1)), "{error:?}");
+            assert!(error.message().contains("timed out after 0.25 s"), "{error}");
+            done.send(()).unwrap();
+        } else {
+            wait.lock().unwrap().recv_timeout(DEADLINE).unwrap(); // never enters
+        }
+    });
+}
+
+#[test]
 fn a_rank_that_never_joins_is_a_timeout() {
     let (_server, uri) = serve();
     let store = Store::open(&uri, &options()).unwrap();

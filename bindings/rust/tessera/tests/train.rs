@@ -341,6 +341,43 @@ fn what_is_sent_and_in_which_buckets_is_an_option() {
     });
 }
 
+/// Two models in one step, the gradients of one between those of the other, both in flight at once.
+fn train_two(comms: [&Comm; 2], second_first: bool) {
+    let rank = comms[0].rank().unwrap();
+    let options = DdpOptions::new().bucket_bytes(1).first_bucket_bytes(1);
+    let mut models = [(comms[0], 10.0), (comms[1], 20.0)]
+        .map(|(comm, fill)| Ddp::with_options(comm, two_layers(fill), &options).unwrap());
+    let mut optimizers = models.each_mut().map(|model| Sgd::new(model).lr(0.5).build().unwrap());
+    for step in 1..=3 {
+        for (m, i) in [(0, 0), (1, 1), (0, 1), (1, 0)] {
+            models[m].grad_mut(i).unwrap().fill((100 * m + 10 * step + i + rank) as f32);
+            models[m].ready(i).unwrap();
+        }
+        for m in if second_first { [1, 0] } else { [0, 1] } {
+            models[m].wait().unwrap();
+            optimizers[m].step().unwrap();
+        }
+        for (m, i) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let average = (100 * m + 10 * step + i + 1) as f32;
+            assert!(models[m].grad(i).unwrap().iter().all(|g| *g == average), "model {m}, parameter {i}, step {step}");
+        }
+    }
+    for (model, (weight, bias)) in models.iter().zip([(10.0 - 31.5, 10.0 - 33.0), (20.0 - 181.5, 20.0 - 183.0)]) {
+        assert_eq!(model.param(0).unwrap()[..], [weight; 12]);
+        assert_eq!(model.param(1).unwrap()[..], [bias; 3]);
+    }
+}
+
+#[test]
+fn two_models_train_in_one_process() {
+    ranks(3, |comm| {
+        let rank = comm.rank().unwrap();
+        train_two([&comm, &comm], false);
+        let [one, two] = [(); 2].map(|()| comm.split(Some(0), rank).unwrap().unwrap());
+        train_two([&one, &two], rank == 1); // who is waited for first is each rank's own
+    });
+}
+
 #[test]
 fn bad_options_are_refused() {
     let comm = alone();

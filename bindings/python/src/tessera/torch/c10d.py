@@ -27,6 +27,7 @@ from .. import _core
 from ..comm import Comm
 from ..errors import InvalidArgument, InvalidState, Unsupported
 from .meeting import meet, meet_again
+from .sparse import sum_of_ranks
 from .views import Views, joined, pieces_of
 from .work import Pending, teach_is_completed
 
@@ -207,21 +208,11 @@ class TesseraBackend(_Backend):
             raise Unsupported(
                 f"{_name_of(options.reduceOp)} of {tensor.layout} tensors: SUM of torch.sparse_coo ones can"
             )
-        own = tensor.detach().coalesce()
-        counts = torch.empty(self._world_size, dtype=torch.int64)
-        parts = [own.indices().t().contiguous(), own.values().contiguous()]
-        views = Views()
         with self._issuing:
             self._issued += 1
-            count = torch.tensor([own._nnz()])
-            _core.comm_all_gather(self._handle, views.reads(count), views.writes(counts), False)
-            wholes = [torch.empty((int(counts.sum()), *part.shape[1:]), dtype=part.dtype) for part in parts]
-            for part, whole in zip(parts, wholes, strict=True):
-                into = [views.writes(of_rank) for of_rank in whole.split(counts.tolist())]
-                _core.comm_all_gather_v(self._handle, views.reads(part), into, False)
+            added = sum_of_ranks(self._handle, tensor)
         with torch.no_grad():
-            added = torch.sparse_coo_tensor(wholes[0].t(), wholes[1], tensor.shape, check_invariants=True)
-            tensor.copy_(added.coalesce())
+            tensor.copy_(added)
         return Pending([], tensors) if options.asyncOp else None
 
     def reduce(self, tensors: list[torch.Tensor], options: Any) -> Pending | None:

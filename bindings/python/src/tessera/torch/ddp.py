@@ -26,7 +26,7 @@ from ..ddp import Bucket, BucketStats
 from ..errors import InvalidArgument, InvalidState, Unsupported
 from ..tensor import DType
 from .gradients import Gradients, closed, kept
-from .meeting import communicator_of
+from .meeting import own_communicator
 from .tensors import CORE
 from .views import Views
 
@@ -87,6 +87,7 @@ class DistributedDataParallel(_TorchDDP):
     ------
     InvalidArgument, Unsupported
         An argument cannot be, or a parameter is not a dense floating-point tensor in the CPU's memory; it is named.
+        (Gradients of embeddings may be sparse.)
     Mismatch
         The ranks' modules or options differ; the first difference is named.
     TesseraTimeout, PeerLost, Aborted
@@ -125,10 +126,12 @@ class DistributedDataParallel(_TorchDDP):
             )
         if (delay_all_reduce_named_params is None) != (param_to_hook_all_reduce is None):
             raise InvalidArgument("delay_all_reduce_named_params and param_to_hook_all_reduce are given together")
+        find_unused = (find_unused_parameters or skip_all_reduce_unused_params) and not static_graph
         options = {
             **_limits(bucket_cap_mb, bucket_cap_mb_list),
-            "find_unused": (find_unused_parameters or skip_all_reduce_unused_params) and not static_graph,
+            "find_unused": find_unused,
             "static_graph": static_graph,
+            "rebuild_buckets": not find_unused,  # steps that differ have no order
             "reduce_dtype": _reduce_dtype(mixed_precision),
         }
         self.process_group = _ranks(process_group, device_mesh)
@@ -137,6 +140,7 @@ class DistributedDataParallel(_TorchDDP):
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         params = _checked(module, self.parameters_to_ignore)
         trained = {name: param for name, param in params.items() if param.requires_grad and param.numel() > 0}
+        sparse = _with_sparse_gradients(module, list(trained.values()))
         delayed = dict(delay_all_reduce_named_params or ())
         for name, param in delayed.items():
             if not any(param is one for one in trained.values()):
@@ -159,16 +163,16 @@ class DistributedDataParallel(_TorchDDP):
         self._has_hook = False
         self._shared_buffers: _Buffers | None = None
 
-        base = communicator_of(self.process_group)
-        comm = base.split(0, base.rank, name="DistributedDataParallel")
-        assert comm is not None
+        comm = own_communicator(self.process_group, "DistributedDataParallel")
         try:
             with nullcontext() if init_sync else kept([param.detach() for param in trained.values()]):
-                self._gradients = Gradients(comm, trained, options, list(delayed.values()), param_to_hook_all_reduce)
+                self._gradients = Gradients(
+                    comm, trained, options, sparse, list(delayed.values()), param_to_hook_all_reduce
+                )
             self._end = weakref.finalize(self, closed, comm, self._gradients.hooks)
             buffers = _Buffers(module, self.parameters_to_ignore, self._gradients)
             if init_sync:
-                _broadcast(comm, [param for param in params.values() if not param.requires_grad])
+                _broadcast(comm, [param for param in params.values() if not param.requires_grad] + sparse)
                 if of_old or forward_sync_buffers is not None:
                     _broadcast(comm, list(buffers.now().values()))
             if self.forward_sync_buffers and buffers.now():
@@ -277,6 +281,8 @@ class DistributedDataParallel(_TorchDDP):
         ------
         InvalidState
             See above; the ranks without data are named.
+        Unsupported
+            The model has sparse gradients.
         """
         if not enable:
             yield
@@ -324,7 +330,8 @@ class DistributedDataParallel(_TorchDDP):
 
         It gets a `GradBucket` and returns a future of what all ranks shall have (it averages itself). It runs on a
         thread of the library, bucket after bucket in one order on all ranks, while backward goes on. If the program
-        calls collectives in the backward pass too, give the hook a process group of its own.
+        calls collectives in the backward pass too, give the hook a process group of its own. A sparse gradient is a
+        bucket by itself, after all others, for which it runs on the thread of backward.
 
         Raises
         ------
@@ -336,18 +343,24 @@ class DistributedDataParallel(_TorchDDP):
         _check_hook(hook)
         if self._has_hook:
             raise InvalidState("the model has a communication hook: one can be registered")
-        model, last = weakref.ref(self), len(self.stats()) - 1
+        model = weakref.ref(self)
 
         def reduce(bucket: Bucket) -> None:
             this = model()
             if this is None:
                 raise RuntimeError("the model is gone")
-            params, views = this._gradients.named_params, this._gradients.views
-            of_bucket = [views[name] for name in bucket.names]
-            given = GradBucket(bucket.index, [params[name] for name in bucket.names], of_bucket, bucket.index == last)
-            given.put_back(hook(state, given).wait(), of_bucket)
+            gradients, known = this._gradients, this._gradients.in_buckets
+            params = [known[name][0] for name in bucket.names if name in known]
+            views = [known[name][1] for name in bucket.names if name in known]
+            is_last = bucket.index == gradients.last_bucket and not gradients.has_sparse
+            given = GradBucket(bucket.index, params, views, is_last)
+            given.put_back(hook(state, given).wait(), views)
 
-        self._gradients.set_hook(reduce)
+        def reduce_sparse(index: int, is_last: bool, param: torch.nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
+            given = GradBucket(index, [param], [gradient], is_last)
+            return _one_tensor(hook(state, given).wait(), gradient.numel())
+
+        self._gradients.set_hook(reduce, reduce_sparse)
         self._has_hook = True
 
     # ------------------------------------------------------------ what PyTorch's has beside that
@@ -383,7 +396,7 @@ class DistributedDataParallel(_TorchDDP):
 
 
 class GradBucket:
-    """A bucket of gradients for a communication hook, as PyTorch's: one flat tensor, and its parts."""
+    """A bucket of gradients for a communication hook, as PyTorch's: one flat tensor and its parts, or a sparse one."""
 
     def __init__(
         self, index: int, params: list[torch.nn.Parameter], gradients: list[torch.Tensor], is_last: bool
@@ -392,7 +405,8 @@ class GradBucket:
         self._params = params
         self._shapes = [gradient.shape for gradient in gradients]
         self._is_last = is_last
-        self._buffer = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        is_sparse = gradients[0].is_sparse
+        self._buffer = gradients[0] if is_sparse else torch.cat([gradient.reshape(-1) for gradient in gradients])
 
     def index(self) -> int:
         """Its number: the order of reduction."""
@@ -412,7 +426,7 @@ class GradBucket:
 
     def gradients(self) -> list[torch.Tensor]:
         """The gradients as parts of `buffer`."""
-        return _parts(self._buffer, self._shapes)
+        return [self._buffer] if self._buffer.is_sparse else _parts(self._buffer, self._shapes)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The parameters, in the order of `gradients`."""
@@ -420,15 +434,9 @@ class GradBucket:
 
     def put_back(self, result: Any, gradients: list[torch.Tensor]) -> None:
         """Write what a hook's future holds into the gradients."""
-        if isinstance(result, (list, tuple)) and len(result) == 1:
-            (result,) = result
-        if not isinstance(result, torch.Tensor) or result.numel() != sum(map(torch.numel, gradients)):
-            raise TypeError(
-                f"the future of a communication hook holds {_in_short(result)}; one tensor of "
-                f"{sum(map(torch.numel, gradients))} elements is wanted"
-            )
+        flat = _one_tensor(result, sum(map(torch.numel, gradients))).reshape(-1)
         with torch.no_grad():
-            for gradient, part in zip(gradients, _parts(result.reshape(-1), self._shapes), strict=True):
+            for gradient, part in zip(gradients, _parts(flat, self._shapes), strict=True):
                 gradient.copy_(part)
 
 
@@ -495,14 +503,16 @@ def _checked(module: torch.nn.Module, ignored: set[str]) -> dict[str, torch.nn.P
     for name, part in module.named_modules():
         if isinstance(part, torch.nn.SyncBatchNorm):
             raise Unsupported(f"{name!r} is a SyncBatchNorm, which PyTorch has for GPUs alone")
-        if getattr(part, "sparse", False) and isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
-            raise Unsupported(
-                f"{name!r} has sparse gradients: gradients are dense here (sparse=False). PyTorch's own "
-                'DistributedDataParallel takes them, also on the backend "tessera"'
-            )
     if not any(param.requires_grad and param.numel() > 0 for param in params.values()):
         raise InvalidArgument("no parameter of the module requires a gradient, so that there is nothing to average")
     return params
+
+
+def _with_sparse_gradients(module: torch.nn.Module, trained: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    """Those of embeddings that say so, as PyTorch finds them."""
+    tables = [part for part in module.modules() if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag))]
+    sparse = {id(param) for part in tables if part.sparse for param in part.parameters(recurse=False)}
+    return [param for param in trained if id(param) in sparse]
 
 
 def _ranks(group: Any, mesh: Any) -> Any:
@@ -552,6 +562,17 @@ def _check_hook(hook: Any) -> None:
     kind = list(signature.parameters.values())[1].annotation if len(signature.parameters) > 1 else Any
     if isinstance(kind, type) and kind not in (torch.distributed.GradBucket, GradBucket, inspect.Parameter.empty):
         raise InvalidArgument(f"the bucket of the communication hook is annotated as {kind}; it is a GradBucket")
+
+
+def _one_tensor(result: Any, elements: int) -> torch.Tensor:
+    """What the future of a communication hook holds."""
+    if isinstance(result, (list, tuple)) and len(result) == 1:
+        (result,) = result
+    if not isinstance(result, torch.Tensor) or result.numel() != elements:
+        raise TypeError(
+            f"the future of a communication hook holds {_in_short(result)}; one tensor of {elements} elements is wanted"
+        )
+    return result
 
 
 def _parts(flat: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:

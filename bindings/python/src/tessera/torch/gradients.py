@@ -3,10 +3,11 @@
 A step of the core is one backward pass:
 
     a gradient is accumulated --> it is in its view of a bucket, `ready`          many times, in any order
-    the backward pass ends    --> `wait`; what other ranks alone had is handed to the parameters
+    the backward pass ends    --> `wait`; what other ranks alone had is handed to the parameters; sparse gradients
 
 `param.grad` is the view itself. Where autograd made another tensor (after ``zero_grad()``, which drops the view), its
-values are copied into the view first. Everything runs on the thread that calls ``backward``.
+values are copied into the view first. A sparse gradient has no view: to the core its parameter is one without elements,
+which is compared, said ready and missed as all others are. Everything runs on the thread that calls ``backward``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .. import _core
 from ..comm import Comm
 from ..ddp import DDP, Bucket
 from ..errors import InvalidState, Unsupported
+from .sparse import sum_of_ranks
 from .tensors import CORE, of_core
 
 __all__ = ["Gradients", "closed", "kept"]
@@ -40,6 +42,8 @@ class Gradients:
         None without elements, in the order of registration.
     options : mapping
         Of `tessera.DDP`.
+    sparse : sequence of Parameter
+        Of `params`; their gradients are sparse, and averaged after all others. The parameters stay as they are.
     delayed : sequence of Parameter
         Of `params`; ready when `trigger` has its gradient.
     trigger : Parameter, optional
@@ -51,6 +55,7 @@ class Gradients:
         comm: Comm,
         params: Mapping[str, torch.nn.Parameter],
         options: Mapping[str, Any],
+        sparse: Sequence[torch.nn.Parameter] = (),
         delayed: Sequence[torch.nn.Parameter] = (),
         trigger: torch.nn.Parameter | None = None,
     ) -> None:
@@ -58,18 +63,27 @@ class Gradients:
         self._names = list(params)
         self._params = list(params.values())
         self._options = dict(options)
-        self._memory = [_in_memory(name, param) for name, param in params.items()]
+        few = {id(param) for param in sparse}
+        self._is_sparse = [id(param) in few for param in self._params]
+        self._memory = [
+            _no_memory(name, param) if is_sparse else _in_memory(name, param)
+            for (name, param), is_sparse in zip(params.items(), self._is_sparse, strict=True)
+        ]
         late = {id(param) for param in delayed}
         self._delayed = [i for i, param in enumerate(self._params) if id(param) in late]
         self._is_delayed = [id(param) in late for param in self._params]
         self._static = bool(options.get("static_graph"))
         self._fires: list[int] | None = None  # static graph: how often each gradient is accumulated; None before
         self._counts = [0] * len(self._params)  # this step
+        # Static graph: the gradients in the order in which they were complete in the first step.
+        self._order = dict.fromkeys(range(len(self._params)))
         self._came = bytearray(len(self._params))  # since the last step that was reduced
         self._said = bytearray(len(self._params))  # this step
         self._running = False  # a backward pass is under way, and its end will be noticed
         self._sync = True
         self._hook: Callable[[Bucket], object] | None = None
+        self._sparse_hook: Callable[[int, bool, torch.nn.Parameter, torch.Tensor], torch.Tensor] | None = None
+        self.last_bucket = -1  # that a hook is called for; with a hook
         self.manual = False  # the program ends steps itself
         self._views: list[torch.Tensor] = []
         self._make()
@@ -84,13 +98,17 @@ class Gradients:
         former = self._views
         self.ddp = DDP(self._comm, dict(zip(self._names, self._memory, strict=True)), **self._options)
         self._ready = partial(_core.ddp_ready, self.ddp._handle)
-        self._views = [_view_of(self.ddp, i, param) for i, param in enumerate(self._params)]
+        self._views = [
+            torch.empty(0) if self._is_sparse[i] else _view_of(self.ddp, i, param)
+            for i, param in enumerate(self._params)
+        ]
         for old, new, param in zip(former, self._views, self._params, strict=False):
             new.copy_(old)
             if param.grad is old:
                 param.grad = new
         if self._hook is not None:
             self.ddp.set_hook(self._hook)
+            self._find_last_bucket()
         if not self._sync:
             self.ddp.set_sync(False)
 
@@ -102,19 +120,29 @@ class Gradients:
         return self._comm
 
     @property
-    def views(self) -> Mapping[str, torch.Tensor]:
-        """The gradients, by the names that hooks are told."""
-        return dict(zip(self.ddp.names, self._views, strict=True))
+    def in_buckets(self) -> Mapping[str, tuple[torch.nn.Parameter, torch.Tensor]]:
+        """Parameters and their gradients, by the names that hooks are told; none that are sparse."""
+        every = zip(self.ddp.names, self._params, self._views, self._is_sparse, strict=True)
+        return {name: (param, view) for name, param, view, is_sparse in every if not is_sparse}
 
     @property
-    def named_params(self) -> Mapping[str, torch.nn.Parameter]:
-        """The parameters, by the same names."""
-        return dict(zip(self.ddp.names, self._params, strict=True))
+    def has_sparse(self) -> bool:
+        """Whether any gradient is sparse."""
+        return any(self._is_sparse)
 
-    def set_hook(self, hook: Callable[[Bucket], object]) -> None:
-        """Have `hook` reduce the buckets."""
+    def set_hook(
+        self,
+        hook: Callable[[Bucket], object],
+        sparse_hook: Callable[[int, bool, torch.nn.Parameter, torch.Tensor], torch.Tensor],
+    ) -> None:
+        """Have `hook` reduce the buckets, and the other one what is sparse: it gets a bucket's number, whether that is
+        the last one, the parameter and its gradient, and returns what all ranks shall have."""
         self.ddp.set_hook(hook)
-        self._hook = hook
+        self._hook, self._sparse_hook = hook, sparse_hook
+        self._find_last_bucket()
+
+    def _find_last_bucket(self) -> None:
+        self.last_bucket = max((i for i, bucket in enumerate(self.ddp.stats()) if bucket.size_bytes), default=-1)
 
     def begin(self, sync: bool) -> None:
         """A forward pass begins: does its backward pass reduce?"""
@@ -146,6 +174,11 @@ class Gradients:
         """Make ranks able to have different numbers of steps. False if they were before; else collective."""
         if self._options.get("join", "off") == mode:
             return False
+        if self.has_sparse:
+            raise Unsupported(
+                f"{self._names[self._is_sparse.index(True)]!r} has sparse gradients, which a rank without data left "
+                "takes no part in averaging: give sparse=False, or join(throw_on_early_termination=True)"
+            )
         self.check_between_steps()
         self._options["join"] = mode
         with kept(self._memory):
@@ -175,6 +208,8 @@ class Gradients:
     def accumulated(self, i: int) -> None:
         """Gradient `i` has got its value, or more of it."""
         self._counts[i] += 1
+        if self._static and self._fires is None:
+            self._order[i] = self._order.pop(i)
         if self._said[i] and self._sync:
             raise InvalidState(
                 f"rank {self._comm.rank}: the gradient of {self._names[i]!r} came again in one step, when it may be on "
@@ -192,7 +227,7 @@ class Gradients:
         """The gradients that wait for the trigger are complete."""
         for i in self._delayed:
             if not self._said[i]:
-                if self._params[i].grad is None:
+                if self._params[i].grad is None and not self._is_sparse[i]:
                     self._views[i].zero_()
                     self._params[i].grad = self._views[i]
                 self._move_in(i)
@@ -207,11 +242,14 @@ class Gradients:
         grad, view = self._params[i].grad, self._views[i]
         if grad is view or grad is None:
             return
-        if grad.layout is not torch.strided:
+        if grad.layout is not (torch.sparse_coo if self._is_sparse[i] else torch.strided):
             raise Unsupported(
-                f"the gradient of {self._names[i]!r} is {grad.layout}: gradients are dense here (sparse=False). "
-                'PyTorch\'s own DistributedDataParallel takes it, also on the backend "tessera"'
+                f"rank {self._comm.rank}: the gradient of {self._names[i]!r} is {grad.layout}: parameters of an "
+                "Embedding or EmbeddingBag with sparse=True have sparse gradients (torch.sparse_coo), and nothing else "
+                "may use them; all others have dense ones"
             )
+        if self._is_sparse[i]:
+            return
         with torch.no_grad():
             view.copy_(grad)
         self._params[i].grad = view
@@ -227,7 +265,27 @@ class Gradients:
         if rest and self._sync:
             self._settle(rest)
         self.ddp.wait()
+        if self._sync:
+            self._average_sparse()
+            if self._hook is not None:
+                self._find_last_bucket()  # the first step has grouped them anew
         self._after(rest)
+
+    def _average_sparse(self) -> None:
+        """What is sparse, one after the other; on a rank that has no gradient, of no entries."""
+        number, sparse = self.last_bucket, [i for i, is_sparse in enumerate(self._is_sparse) if is_sparse]
+        for i in sparse:
+            self._move_in(i)
+            param = self._params[i]
+            own = _no_entries(param) if param.grad is None else param.grad
+            used = self.ddp.used(i)
+            if self._sparse_hook is not None:
+                number += 1
+                average = self._sparse_hook(number, i == sparse[-1], param, own)
+            elif used:
+                average = sum_of_ranks(self._comm._handle, own) / self._comm.world_size
+            if used:
+                param.grad = average
 
     @property
     def _may_lack(self) -> bool:
@@ -237,7 +295,7 @@ class Gradients:
     def _settle(self, rest: Sequence[int]) -> None:
         """What was not said ready until the end: complete by now, or without a part in this step."""
         missing = []
-        for i in rest:
+        for i in [i for i in self._order if not self._said[i]]:
             if self._static and self._counts[i]:
                 self._say(i)
             elif self._came[i]:  # steps without synchronisation left something to be reduced
@@ -267,7 +325,7 @@ class Gradients:
     def _after(self, rest: Sequence[int]) -> None:
         if self._sync:
             for i in rest:
-                if not self._said[i] and self.ddp.used(i):
+                if not self._said[i] and self.ddp.used(i) and not self._is_sparse[i]:
                     grad = self._params[i].grad
                     if grad is not None and grad is not self._views[i] and bool(grad.count_nonzero()):
                         raise Unsupported(
@@ -341,6 +399,18 @@ def _in_memory(name: str, param: torch.nn.Parameter) -> torch.Tensor:
     if not plain.is_contiguous():
         raise Unsupported(f"parameter {name!r} has strides {param.stride()} for {tuple(param.shape)}: it has gaps")
     return plain
+
+
+def _no_memory(name: str, param: torch.nn.Parameter) -> torch.Tensor:
+    """What the core is told of a parameter whose gradient is sparse: its shape, and no elements."""
+    plain = _in_memory(name, param)
+    return torch.empty((0, *plain.shape), dtype=plain.dtype)
+
+
+def _no_entries(param: torch.nn.Parameter) -> torch.Tensor:
+    """The gradient of an embedding that was not used."""
+    rows = torch.empty((0, *param.shape[1:]), dtype=param.dtype)
+    return torch.sparse_coo_tensor(torch.empty((1, 0), dtype=torch.int64), rows, param.shape, check_invariants=True)
 
 
 def _view_of(ddp: DDP, i: int, param: torch.nn.Parameter) -> torch.Tensor:

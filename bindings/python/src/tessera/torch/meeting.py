@@ -22,7 +22,7 @@ from ..comm import Comm
 from ..errors import TesseraError, TesseraTimeout
 from .ranks import Meeting, host_name, join, serve
 
-__all__ = ["communicator_of", "meet", "meet_again"]
+__all__ = ["communicator_of", "meet", "meet_again", "own_communicator"]
 
 
 def meet(store: Any, rank: int, world_size: int, timeout: timedelta, names: Sequence[str]) -> list[Comm]:
@@ -80,19 +80,39 @@ def communicator_of(ranks: Any) -> Comm:
     default one) and kept as long as the group. Collective the first time."""
     if isinstance(ranks, Comm):
         return ranks
+    group = _group(ranks)
+    with _lock:
+        comm = _made.get(group)
+        if comm is None or comm.closed:
+            comm = _made[group] = _of_group(group, "gradients of DistributedDataParallel")
+            weakref.finalize(group, comm.close)
+    return comm
+
+
+def own_communicator(ranks: Any, name: str) -> Comm:
+    """A further communicator of the same ranks, which is the caller's. Collective."""
+    if isinstance(ranks, Comm):
+        comm = ranks.split(0, ranks.rank, name=name)
+        assert comm is not None
+        return comm
+    with _lock:
+        return _of_group(_group(ranks), name)
+
+
+def _group(ranks: Any) -> Any:
     group = dist.group.WORLD if ranks is None else ranks
     if group is None:
         raise TesseraError(
             "torch.distributed is not initialised: call init_process_group first, or give a tessera.Comm"
         )
-    with _lock:
-        comm = _made.get(group)
-        if comm is None or comm.closed:
-            store = dist.PrefixStore("gradients", group.get_group_store())
-            timeout = group._get_backend(torch.device("cpu")).options._timeout
-            (comm,) = meet(store, group.rank(), group.size(), timeout, ["gradients of DistributedDataParallel"])
-            _made[group] = comm
-            weakref.finalize(group, comm.close)
+    return group
+
+
+def _of_group(group: Any, name: str) -> Comm:
+    """Made through the group's store: one that was made so cannot be split, since its own store is gone by then."""
+    store = dist.PrefixStore("gradients", group.get_group_store())
+    timeout = group._get_backend(torch.device("cpu")).options._timeout
+    (comm,) = meet(store, group.rank(), group.size(), timeout, [name])
     return comm
 
 

@@ -260,7 +260,8 @@ impl Comm {
     }
 
     /// Sets the deadline of the operations that this rank issues from here on, counted from when each starts; those that
-    /// were issued keep theirs. Each rank has its own; the first that passes fails the communicator on all.
+    /// were issued keep theirs, so that it may be set back at once. Each rank has its own; the first that passes fails the
+    /// communicator on all.
     ///
     /// # Errors
     /// `InvalidArgument`: it is zero.

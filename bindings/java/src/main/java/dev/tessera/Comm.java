@@ -184,8 +184,9 @@ public final class Comm extends Collectives {
     }
 
     /**
-     * Set the deadline of the operations that this rank issues from here on; those that were issued keep theirs. Each rank
-     * has its own; the first that passes fails the communicator on all. May be called from any thread.
+     * Set the deadline of the operations that this rank issues from here on; those that were issued keep theirs, so that it
+     * may be set back at once. Each rank has its own; the first that passes fails the communicator on all. May be called from
+     * any thread.
      *
      * @param timeout of each operation, counted from when it starts; rounded up to milliseconds
      */

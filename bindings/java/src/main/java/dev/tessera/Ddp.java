@@ -398,7 +398,8 @@ public final class Ddp extends NativeObject {
     }
 
     /**
-     * What became of each bucket in the last step that was reduced.
+     * What became of each bucket in the last step that was reduced. Times are 0 before the first step, and after one that
+     * rebuilt the buckets.
      *
      * @return a bucket each, in the order of reduction
      */

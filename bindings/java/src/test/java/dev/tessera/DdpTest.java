@@ -226,6 +226,51 @@ class DdpTest {
         });
     }
 
+    /** Two models in one step, the gradients of one between those of the other, both in flight at once. */
+    private static void trainTwo(Comm first, Comm second, boolean secondFirst) {
+        final DdpOptions options = new DdpOptions().bucketBytes(1).firstBucketBytes(1);
+        final Params[] params = {params(10), params(20)};
+        try (Ddp one = Ddp.create(first, params[0], options);
+                Ddp two = Ddp.create(second, params[1], options);
+                Optimizer sgdOne = Optimizer.sgd(one).lr(0.5).build();
+                Optimizer sgdTwo = Optimizer.sgd(two).lr(0.5).build()) {
+            final Ddp[] models = {one, two};
+            final Optimizer[] optimizers = {sgdOne, sgdTwo};
+            for (int step = 1; step <= 3; ++step) {
+                for (int[] next : new int[][] {{0, 0}, {1, 1}, {0, 1}, {1, 0}}) {
+                    final Ddp model = models[next[0]];
+                    fill(model, next[1], 100 * next[0] + 10 * step + next[1] + first.rank());
+                    model.ready(next[1]);
+                }
+                for (int k = 0; k < 2; ++k) {
+                    final int m = secondFirst ? 1 - k : k;
+                    models[m].await();
+                    optimizers[m].step();
+                }
+                for (int m = 0; m < 2; ++m) {
+                    for (int i = 0; i < 2; ++i) { // the average of three ranks
+                        assertEquals(100f * m + 10 * step + i + 1, models[m].grad(i).get(0));
+                        assertEquals(100f * m + 10 * step + i + 1, models[m].grad(i).get(1));
+                    }
+                }
+            }
+            assertEquals(10 - 0.5f * 63, params[0].tensors().get(0).floats().get(0));
+            assertEquals(20 - 0.5f * 363, params[1].tensors().get(0).floats().get(0));
+            assertEquals(7 - 0.5f * 66, params[0].tensors().get(1).floats().get(0));
+            assertEquals(7 - 0.5f * 366, params[1].tensors().get(1).floats().get(0));
+        }
+    }
+
+    @Test
+    void twoModelsTrainInOneProcess() throws Exception {
+        Ranks.run(3, comm -> {
+            trainTwo(comm, comm, false);
+            try (Comm first = comm.split(0, comm.rank()); Comm second = comm.split(0, comm.rank())) {
+                trainTwo(first, second, comm.rank() == 1); // who is waited for first is each rank's own
+            }
+        });
+    }
+
     @Test
     void badOptionsAreRefused() throws Exception {
         Ranks.run(1, comm -> {
