@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "sanitized.hpp"
 
 namespace tsr {
 namespace {
@@ -115,7 +116,7 @@ void for_each_edit(const std::function<void(const std::string& text)>& visit) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
     visit(std::string(sound));
-    for (int i = 0; i < 20000; ++i) {
+    for (int i = 0; i < (testing::sanitized ? 4000 : 20000); ++i) {
         std::string text(sound);
         for (uint32_t edits = 1 + random() % 3; edits > 0; --edits) {
             const size_t at = random() % text.size();

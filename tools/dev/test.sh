@@ -15,7 +15,7 @@ cmd_test() {
       --long) long=yes ;;
       --frameworks) frameworks=yes ;;
       --preset) need_value "$@" && preset=$2 && shift ;;
-      --sanitizers) sanitizers=yes ;; # .ci/run: the presets asan and tsan on what is labelled `threads`
+      --sanitizers) sanitizers=yes ;; # .ci/run: the presets asan and tsan on what is labelled for them
       --strict-skips) strict=yes ;;   # .ci/run: a skipped test that does not need a GPU is a failure
       -*) die "test: unknown option $1 (known: --quick --long --frameworks --preset P --sanitizers --strict-skips)" ;;
       *) filter=$1 ;;
@@ -39,8 +39,8 @@ cmd_test() {
     record "C and C++ (build)" none - 1 0
   fi
   if [[ $sanitizers == yes ]]; then
-    sanitizer asan "address and undefined"
-    sanitizer tsan "threads"
+    sanitizer asan "address and undefined" "threads|memory"
+    sanitizer tsan "threads" threads
   fi
   exec "$VENV/bin/python" tools/tally.py "$RESULTS" --strict-skips="$strict" --filter="$filter"
 }
@@ -66,7 +66,7 @@ run_ctest() {
     --test-output-size-passed 1000000 --test-output-size-failed 1000000 -j "$(nproc)")
   exclude=$(excluded '|')
   [[ -z $exclude ]] || args+=(-LE "^($exclude)\$")
-  [[ -z $label ]] || args+=(-L "^$label\$")
+  [[ -z $label ]] || args+=(-L "^($label)\$")
   [[ -z $filter ]] || args+=(-R "$filter")
   RESULT=$RESULTS/ctest-$preset.xml
   local fixed=() # ThreadSanitizer of GCC 12 fails at start under some settings of address randomisation
@@ -139,14 +139,14 @@ run_rust() {
     --manifest-path bindings/rust/Cargo.toml ${filter:+"$filter"} -- "${args[@]}"
 }
 
-# sanitizer PRESET WHAT: only the C++ tests whose ranks are threads; another language's run-time under a sanitizer tells little.
+# sanitizer PRESET WHAT LABELS: only the C++ tests whose ranks are threads; another language's run-time under a sanitizer tells little.
 sanitizer() {
   export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
   export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
   [[ ! -f tests/tsan.supp ]] || TSAN_OPTIONS+=:suppressions=$ROOT/tests/tsan.supp
   [[ ! -f tests/lsan.supp ]] || export LSAN_OPTIONS=suppressions=$ROOT/tests/lsan.supp
   if build_core "$1" TESTS; then
-    section_ctest "$1" "C++ under $1 ($2)" threads
+    section_ctest "$1" "C++ under $1 ($2)" "$3"
   else
     record "C++ under $1 (build)" none - 1 0
   fi
