@@ -88,13 +88,14 @@ inline CommOptions test_options(const char* backend = test_backend()) {
     return options;
 }
 
-// Rethrows the first error of any rank, so that a test that expects success shows it.
+// Throws the errors of all ranks, if there are any, so that a test that expects success shows them: the first may be what
+// another's led to.
 inline void expect_all_well(const Outcomes& outcomes) {
+    std::string errors;
     for (size_t rank = 0; rank < outcomes.size(); ++rank) {
-        if (outcomes[rank]) {
-            throw std::runtime_error("rank " + std::to_string(rank) + ": " + outcomes[rank]->what());
-        }
+        if (outcomes[rank]) errors += "\nrank " + std::to_string(rank) + ": " + outcomes[rank]->what();
     }
+    if (!errors.empty()) throw std::runtime_error(errors);
 }
 
 // While it lives, the calling thread's interrupt callback makes `call`, once, and lets the waiting call go on. `made`

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -75,6 +76,24 @@ std::vector<char> address_for(int own, int rank, const std::string& addresses, s
     return {begin, begin + static_cast<std::ptrdiff_t>(size)};
 }
 
+// A socket that holds a free port of the address.
+Fd hold_port(int rank, sockaddr_storage& address) {
+    auto* plain = reinterpret_cast<sockaddr*>(&address);
+    socklen_t size = 0;
+    if (address.ss_family == AF_INET6) {
+        reinterpret_cast<sockaddr_in6*>(&address)->sin6_port = 0;
+        size = sizeof(sockaddr_in6);
+    } else {
+        reinterpret_cast<sockaddr_in*>(&address)->sin_port = 0;
+        size = sizeof(sockaddr_in);
+    }
+    Fd port(::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!port.valid() || ::bind(port.get(), plain, size) != 0 || ::getsockname(port.get(), plain, &size) != 0) {
+        throw os_error(fmt::format("rank {}: cannot take a port for signs of life", rank), errno);
+    }
+    return port;
+}
+
 std::string wait_for_key(Store& store, const std::string& key, Deadline deadline, const std::function<void()>& check) {
     for (;;) {
         try {
@@ -122,11 +141,18 @@ Connections connect_all(const Bootstrap& bootstrap) {
     const auto context = listen_for_peers(bootstrap, choose_binding(bootstrap));
     const int own = bootstrap.rank;
     const auto count = static_cast<size_t>(bootstrap.world_size()) - 1;
+    Connections connections{context, std::vector<sockaddr_storage>(count + 1), {}};
     std::string addresses;
     for (int peer = 0; peer < bootstrap.world_size(); ++peer) {
         if (peer == own) continue;
         const std::vector<char> bytes = context->getPair(peer)->address().bytes();
         addresses.append(bytes.begin(), bytes.end());
+        connections.held_ports[static_cast<size_t>(own)] = ::gloo::transport::tcp::Address(bytes).getSockaddr();
+    }
+    if (count > 0) {
+        sockaddr_storage& held = connections.held_ports[static_cast<size_t>(own)];
+        connections.own_port = hold_port(own, held);
+        addresses.append(reinterpret_cast<const char*>(&held), sizeof held);
     }
     const PeerWatch watch(watchable(bootstrap), own);
     const auto check_peers = [&] {
@@ -149,7 +175,9 @@ Connections connect_all(const Bootstrap& bootstrap) {
                                                    "another version of Gloo or Tessera",
                                                    own, peer));
         }
-        theirs[static_cast<size_t>(peer)] = address_for(own, peer, all, count);
+        const size_t rest = all.size() - sizeof(sockaddr_storage);
+        theirs[static_cast<size_t>(peer)] = address_for(own, peer, all.substr(0, rest), count);
+        std::memcpy(&connections.held_ports[static_cast<size_t>(peer)], all.data() + rest, sizeof(sockaddr_storage));
     }
 
     // Gloo's connect blocks, so another thread does it; closing the connections makes it return.
@@ -206,10 +234,6 @@ Connections connect_all(const Bootstrap& bootstrap) {
             .with_rank(own)
             .with_peer(peer)
             .with_operation("create");
-    }
-    Connections connections{context, std::vector<sockaddr_storage>(theirs.size())};
-    for (size_t r = 0; r < theirs.size(); ++r) {
-        if (!theirs[r].empty()) connections.listening[r] = ::gloo::transport::tcp::Address(theirs[r]).getSockaddr();
     }
     return connections;
 }

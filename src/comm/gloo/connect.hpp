@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/fd.hpp"
 #include "comm/rendezvous.hpp"
 
 namespace tsr::gloo_transport {
@@ -23,7 +24,10 @@ struct Binding {
 
 struct Connections {
     std::shared_ptr<::gloo::transport::Context> context;
-    std::vector<sockaddr_storage> listening;  // where each rank listens, for as long as it is there; not this one
+    // A port that each rank holds for as long as it is there, and at which nobody listens: its kernel refuses connections, as
+    // a sign of life (host_probe.hpp), and no other program gets them. Gloo gives its ports back once all are connected.
+    std::vector<sockaddr_storage> held_ports;
+    Fd own_port;
 };
 // Throws TIMEOUT naming a rank that could not be reached, PEER_LOST, IO, INVALID_ARGUMENT (no such interface), INTERRUPTED.
 [[nodiscard]] Connections connect_all(const Bootstrap& bootstrap);

@@ -47,14 +47,13 @@ GlooTransport::GlooTransport(Bootstrap bootstrap)
       peers_(bootstrap.peers),
       everybody_(each_for_itself(peers_)),
       group_name_(bootstrap.options.name),
+      connections_(connect_all(bootstrap)),
       heartbeat_(bootstrap.options.heartbeat),
       views_(peers_.size()),
       inboxes_(peers_.size()),
       entered_(peers_.size()),
       sent_messages_(peers_.size()) {
-    Connections connections = connect_all(bootstrap);
-    context_ = std::move(connections.context);
-    find_other_hosts(connections.listening);
+    find_other_hosts();
     for (int k = 1; k < world(); ++k) {
         await_farewell(after(k));
         await_next_notice(after(k));
@@ -80,10 +79,10 @@ GlooTransport::~GlooTransport() {
         }
     }
     // Connections before the buffers that they fill. This close lets data that is on its way arrive.
-    for (int k = 1; k < world(); ++k) context_->getPair(after(k)).reset();
+    for (int k = 1; k < world(); ++k) connections_.context->getPair(after(k)).reset();
 }
 
-void GlooTransport::find_other_hosts(const std::vector<sockaddr_storage>& listening) {
+void GlooTransport::find_other_hosts() {
     if (heartbeat_.count() == 0) return;
     std::vector<OtherHost> hosts;  // in the order of their first ranks
     size_t own = 0;
@@ -97,7 +96,7 @@ void GlooTransport::find_other_hosts(const std::vector<sockaddr_storage>& listen
             continue;
         }
         if (peer.same_host(peers_[static_cast<size_t>(rank_)])) own = hosts.size();
-        hosts.push_back({{r}, std::make_unique<HostProbe>(listening[static_cast<size_t>(r)], heartbeat_)});
+        hosts.push_back({{r}, std::make_unique<HostProbe>(heartbeat_)});
     }
     for (size_t k = 1; k < hosts.size(); ++k) other_hosts_.push_back(std::move(hosts[(own + k) % hosts.size()]));
 }
@@ -113,8 +112,8 @@ void GlooTransport::await_farewell(int peer) {
     const std::lock_guard lock(view_mutex_);
     PeerView& view = views_[static_cast<size_t>(peer)];
     view.farewell = std::make_unique<Notice>();
-    view.flight =
-        std::make_unique<Flight>(*context_, bytes_of(*view.farewell), sizeof(Notice), peer, Direction::receive);
+    view.flight = std::make_unique<Flight>(*connections_.context, bytes_of(*view.farewell), sizeof(Notice), peer,
+                                           Direction::receive);
     try {
         view.flight->post(slot::farewell);
     } catch (const std::exception&) {
@@ -126,8 +125,8 @@ void GlooTransport::await_next_notice(int peer) {
     Inbox& inbox = inboxes_[static_cast<size_t>(peer)];
     if (!inbox.notice) {
         inbox.notice = std::make_unique<Notice>();
-        inbox.flight =
-            std::make_unique<Flight>(*context_, bytes_of(*inbox.notice), sizeof(Notice), peer, Direction::receive);
+        inbox.flight = std::make_unique<Flight>(*connections_.context, bytes_of(*inbox.notice), sizeof(Notice), peer,
+                                                Direction::receive);
     }
     try {
         inbox.flight->post(slot::enters);
@@ -159,8 +158,8 @@ void GlooTransport::tell_all(const Notice& notice) {
     if (farewell_) return;
     farewell_ = std::make_unique<Notice>(notice);
     for (int k = 1; k < world(); ++k) {
-        auto flight =
-            std::make_unique<Flight>(*context_, bytes_of(*farewell_), sizeof(Notice), after(k), Direction::send);
+        auto flight = std::make_unique<Flight>(*connections_.context, bytes_of(*farewell_), sizeof(Notice), after(k),
+                                               Direction::send);
         try {
             flight->post(slot::farewell);
             farewell_flights_.push_back(std::move(flight));
@@ -310,7 +309,7 @@ void GlooTransport::check_next_host(const std::string& headline) const {
     for (const OtherHost& host : other_hosts_) {
         const auto there = std::ranges::find_if(host.ranks, [this](int r) { return !has_ended(r); });
         if (there == host.ranks.end()) continue;
-        if (host.probe->is_silent()) throw silent(*there, headline);
+        if (host.probe->is_silent(connections_.held_ports[static_cast<size_t>(*there)])) throw silent(*there, headline);
         return;
     }
 }
@@ -435,7 +434,7 @@ void Exchange::post(int at, uint64_t slot, const std::byte* data, size_t size, D
     if (size == 0) return;
     const int peer = call_.rank_at(at);
     try {
-        flights_.emplace_back(*transport_.context_, data, size, peer, direction).post(slot);
+        flights_.emplace_back(*transport_.connections_.context, data, size, peer, direction).post(slot);
     } catch (const std::exception&) {
         transport_.throw_broken(peer, headline(call_.operation, call_.sequence));
     }
@@ -499,7 +498,7 @@ GlooTransfer::GlooTransfer(GlooTransport& transport, const Request& request, uin
 }
 
 void GlooTransfer::post(std::unique_ptr<Flight>& flight, const std::byte* data, size_t size, uint64_t slot) {
-    flight = std::make_unique<Flight>(*transport_.context_, data, size, operation_.peer,
+    flight = std::make_unique<Flight>(*transport_.connections_.context, data, size, operation_.peer,
                                       sending() ? Direction::send : Direction::receive);
     try {
         flight->post(slot);

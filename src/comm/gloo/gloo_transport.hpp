@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/gloo/connect.hpp"
 #include "comm/gloo/flight.hpp"
 #include "comm/gloo/host_probe.hpp"
 #include "comm/gloo/wire.hpp"
@@ -126,7 +127,7 @@ class GlooTransport final : public Transport {
         std::unique_ptr<Flight> flight;
     };
 
-    void find_other_hosts(const std::vector<sockaddr_storage>& listening);
+    void find_other_hosts();
 
     // --- notices (gloo_transport.cc)
     void await_farewell(int peer);
@@ -177,7 +178,7 @@ class GlooTransport final : public Transport {
     std::vector<Member> everybody_;
     std::function<void(const std::string& headline)> watch_others_;
     std::string group_name_;
-    std::shared_ptr<::gloo::transport::Context> context_;
+    Connections connections_;
     struct OtherHost {
         std::vector<int> ranks;
         std::unique_ptr<HostProbe> probe;

@@ -20,7 +20,7 @@ bool is_no_answer(int error) {
 
 }  // namespace
 
-bool HostProbe::is_silent() {
+bool HostProbe::is_silent(const sockaddr_storage& address) {
     const std::lock_guard lock(mutex_);
     const auto now = Clock::now();
     if (now - last_call_ > longest_gap && silent_since_) silent_since_ = now;
@@ -28,12 +28,12 @@ bool HostProbe::is_silent() {
     if (asking_.valid()) take_answer(now);
     // The system asks again after 1, 2, 4, ... seconds; a host that comes back is to be found sooner.
     if (asking_.valid() && now - asked_ >= std::max(patience_ / 8, milliseconds{200})) asking_.reset();
-    if (!asking_.valid() && now >= next_) ask(now);
+    if (!asking_.valid() && now >= next_) ask(address, now);
     return silent_since_ && now - *silent_since_ >= patience_;
 }
 
-void HostProbe::ask(Clock::time_point now) {
-    asking_ = Fd(::socket(address_.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+void HostProbe::ask(const sockaddr_storage& address, Clock::time_point now) {
+    asking_ = Fd(::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!asking_.valid()) {  // this process has no descriptor left: that says nothing of the host
         silent_since_.reset();
         next_ = now + patience_ / 3;
@@ -41,8 +41,8 @@ void HostProbe::ask(Clock::time_point now) {
     }
     asked_ = now;
     if (!silent_since_) silent_since_ = now;
-    const socklen_t size = address_.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
-    if (::connect(asking_.get(), reinterpret_cast<const sockaddr*>(&address_), size) == 0) return judge(0, now);
+    const socklen_t size = address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+    if (::connect(asking_.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0) return judge(0, now);
     if (errno != EINPROGRESS) judge(errno, now);
 }
 

@@ -1,7 +1,7 @@
 // A sign of life of another host. The end of a process is told by its kernel; a host that loses its power or its network
 // tells nothing, and a connection without traffic does not notice. So a rank that waits asks the kernel of one other host,
-// now and then, for a TCP connection to where a rank there listens: accepted or refused, the host lives, whatever its
-// processes do. Each rank asks the next host on which ranks are left, so that together they ask all; who finds one silent tells
+// now and then, for a TCP connection to a port that a rank there holds: refused, or even accepted, the host lives, whatever
+// its processes do. Each rank asks the next host on which ranks are left, so that together they ask all; who finds one silent tells
 // the others.
 #pragma once
 
@@ -17,18 +17,17 @@ namespace tsr::gloo_transport {
 
 class HostProbe {
    public:
-    HostProbe(const sockaddr_storage& address, milliseconds patience) : address_(address), patience_(patience) {}
+    explicit HostProbe(milliseconds patience) : patience_(patience) {}
 
-    // Asks again when it is time; never blocks. True when the host has not answered for `patience`, during which this was
+    // Asks at `address` again when it is time; never blocks. True when the host has not answered for `patience`, during which this was
     // called at least every two seconds: what happened while nobody waited does not count. Any thread.
-    [[nodiscard]] bool is_silent();
+    [[nodiscard]] bool is_silent(const sockaddr_storage& address);
 
    private:
-    void ask(Clock::time_point now);
+    void ask(const sockaddr_storage& address, Clock::time_point now);
     void take_answer(Clock::time_point now);
     void judge(int error, Clock::time_point now);
 
-    const sockaddr_storage address_;
     const milliseconds patience_;
     std::mutex mutex_;  // guards what follows
     Fd asking_;
