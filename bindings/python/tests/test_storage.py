@@ -244,8 +244,10 @@ def test_a_saver_that_its_storage_uses_or_closes_refuses_and_saves_all_the_same(
     storage = Meddling()
     saver = ts.Saver(None, "r", storage=storage)
     told: list[str] = []
+    returned = threading.Event()
 
     def meddle() -> None:
+        assert not in_background or returned.wait(30)  # while save_async runs, the saver is in use and cannot be closed
         for use in (saver.wait, lambda: saver.save(2, ts.State(x=np.ones(3)))):
             with pytest.raises(ts.InvalidState) as error:
                 use()
@@ -256,7 +258,9 @@ def test_a_saver_that_its_storage_uses_or_closes_refuses_and_saves_all_the_same(
     storage.meddle = meddle
     state = ts.State(x=np.arange(100_000.0))
     if in_background:
-        saver.save_async(1, state).wait(30)
+        work = saver.save_async(1, state)
+        returned.set()
+        work.wait(30)
     else:
         saver.save(1, state)
     assert len(told) == 2
