@@ -16,15 +16,22 @@ namespace {
 using bench::check;
 
 constexpr int calls = 200;
+constexpr int rounds = 20;  // of what threads do together, of which the least counts
+constexpr int messages_of_a_round = 20;
 constexpr size_t elements = 4096;
 
 template <class Body>
-void counted(const std::string& name, size_t divisor, Body&& body) {
+void once(const std::string& name, size_t divisor, Body&& body) {
     const std::string told = name + "/" + std::to_string(divisor);
-    body();  // what is done once
     CALLGRIND_ZERO_STATS;
     body();
     CALLGRIND_DUMP_STATS_AT(told.c_str());
+}
+
+template <class Body>
+void counted(const std::string& name, size_t divisor, Body&& body) {
+    body();  // what is done once
+    once(name, divisor, body);
 }
 
 void all_reduces(tsr_comm* comm, int rank, int ranks) {
@@ -49,6 +56,61 @@ void all_reduces(tsr_comm* comm, int rank, int ranks) {
         on_each("planned all_reduce" + size + ", a launch", [&] { return tsr_plan_run(plan); });
         tsr_plan_destroy(plan);
     }
+}
+
+// What is sent has room at the receiver's, and what is received has come before: nobody waits.
+void messages(tsr_comm* comm, int rank) {
+    const int64_t count = 2;
+    std::array<float, 2> values{};
+    const tsr_tensor tensor = bench::floats(values.data(), &count);
+    const auto send = [&] {
+        for (int i = 0; i < messages_of_a_round; ++i) check(tsr_comm_send(comm, &tensor, 1 - rank, 0, nullptr, nullptr));
+    };
+    const auto receive = [&] {
+        for (int i = 0; i < messages_of_a_round; ++i) check(tsr_comm_recv(comm, &tensor, 1 - rank, 0, nullptr, nullptr));
+    };
+    const auto meet = [&] { check(tsr_comm_barrier(comm, nullptr)); };
+    for (int round = 0; round < rounds; ++round) {
+        for (const int sender : {0, 1}) {
+            if (rank == 1) {
+                sender == 1 ? send() : meet();
+                sender == 1 ? meet() : receive();
+            } else if (sender == 0) {
+                once("send of 8 B, 2 ranks, a call", messages_of_a_round, send);
+                meet();
+            } else {
+                meet();
+                once("recv of 8 B, 2 ranks, a call", messages_of_a_round, receive);
+            }
+            meet();
+        }
+    }
+}
+
+// One bucket of many parameters at one rank: what each gradient costs that does not complete it, and what a step does.
+void ddp_steps(tsr_comm* comm) {
+    constexpr size_t params = 100;
+    const int64_t count = 64;
+    std::vector<std::vector<float>> values(params, std::vector<float>(64));
+    std::vector<std::string> names;
+    for (size_t i = 0; i < params; ++i) names.push_back("layer." + std::to_string(i));
+    std::vector<tsr_param> list(params);
+    for (size_t i = 0; i < params; ++i) {
+        list[i].name = names[i].c_str();
+        list[i].tensor = bench::floats(values[i].data(), &count);
+    }
+    tsr_ddp* ddp = nullptr;
+    check(tsr_ddp_create(comm, list.data(), params, nullptr, &ddp));
+    for (int round = 0; round < rounds; ++round) {
+        once("tsr_ddp_ready, a parameter", params - 1, [&] {
+            for (size_t i = params - 1; i > 0; --i) check(tsr_ddp_ready(ddp, i));
+        });
+        once("the last tsr_ddp_ready and tsr_ddp_wait, a step of one bucket", 1, [&] {
+            check(tsr_ddp_ready(ddp, 0));
+            check(tsr_ddp_wait(ddp));
+        });
+    }
+    tsr_ddp_destroy(ddp);
 }
 
 void kernels() {
@@ -86,7 +148,11 @@ int main() {
     flight_records();
     for (const int ranks : {1, 2}) {
         const auto rank = [&](int r, const std::string& directory) {
-            return bench::with_comm(r, ranks, directory, [&](tsr_comm* comm) { all_reduces(comm, r, ranks); });
+            return bench::with_comm(r, ranks, directory, [&](tsr_comm* comm) {
+                all_reduces(comm, r, ranks);
+                if (ranks == 1) ddp_steps(comm);
+                if (ranks == 2) messages(comm, r);
+            });
         };
         if (bench::fork_ranks(ranks, rank) != 0) return 1;
     }
