@@ -16,7 +16,7 @@ namespace {
 using bench::check;
 
 constexpr int calls = 200;
-constexpr int rounds = 20;  // of what threads do together, of which the least counts
+constexpr int rounds = 100;  // of what threads do together, of which the least counts
 constexpr int messages_of_a_round = 20;
 constexpr size_t elements = 4096;
 
