@@ -64,10 +64,12 @@ void messages(tsr_comm* comm, int rank) {
     std::array<float, 2> values{};
     const tsr_tensor tensor = bench::floats(values.data(), &count);
     const auto send = [&] {
-        for (int i = 0; i < messages_of_a_round; ++i) check(tsr_comm_send(comm, &tensor, 1 - rank, 0, nullptr, nullptr));
+        for (int i = 0; i < messages_of_a_round; ++i)
+            check(tsr_comm_send(comm, &tensor, 1 - rank, 0, nullptr, nullptr));
     };
     const auto receive = [&] {
-        for (int i = 0; i < messages_of_a_round; ++i) check(tsr_comm_recv(comm, &tensor, 1 - rank, 0, nullptr, nullptr));
+        for (int i = 0; i < messages_of_a_round; ++i)
+            check(tsr_comm_recv(comm, &tensor, 1 - rank, 0, nullptr, nullptr));
     };
     const auto meet = [&] { check(tsr_comm_barrier(comm, nullptr)); };
     for (int round = 0; round < rounds; ++round) {

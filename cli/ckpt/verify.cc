@@ -41,8 +41,10 @@ int verify(const std::string& path, Checkpoint::Depth depth, Output output) {
                    : has_checksums ? "every byte checked"
                                    : "headers checked and every byte read");
         if (!has_checksums) {
-            complain(fmt::format("the format {} has no checksums: changed data cannot be told from sound data",
-                                 manifest.format));
+            complain(
+                fmt::format("there are no checksums in this checkpoint of the format {}: changed data cannot be told "
+                            "from sound data",
+                            manifest.format));
         }
     } else {
         for (const std::string& fault : faults) fmt::print("{}\n", fault);

@@ -103,7 +103,7 @@ class Checkpoint {
                                                   const std::function<void()>& poll = {}) const {
         return contents_->verify(depth, progress, poll);
     }
-    // Whether verify() can see damage within the data.
+    // Whether verify(), once it has returned, could see damage within the data.
     [[nodiscard]] bool has_checksums() const { return contents_->has_checksums(); }
     // Throws CORRUPT: the first fault, the others as its causes. `progress` is told on the calling thread.
     void check(Depth depth, const ProgressFn& progress = {}) const;

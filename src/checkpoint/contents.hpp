@@ -48,7 +48,7 @@ class Contents {
     // meanwhile.
     [[nodiscard]] virtual std::vector<std::string> verify(Depth depth, const ByteProgress& progress,
                                                           const std::function<void()>& poll) const = 0;
-    // Whether damage within the data can be seen at all.
+    // Whether damage within the data can be seen at all: of what was read and verified until now, where it depends on that.
     [[nodiscard]] virtual bool has_checksums() const { return true; }
 };
 

@@ -435,6 +435,9 @@ TEST(LoadNames, AnArchiveWithoutChecksumsIsNotVerified) {
     const TempDir dir;
     spill(dir / "save.pt", text);
     EXPECT_FALSE(load_of_pytorch(dir / "save.pt").verified);
+    const auto checkpoint = Checkpoint::open(dir / "save.pt");
+    EXPECT_TRUE(checkpoint->verify(Checkpoint::Depth::everything).empty());
+    EXPECT_FALSE(checkpoint->has_checksums());
 }
 
 TEST(LoadNames, OfSafetensorsAreChosenAndRenamedToo) {

@@ -728,7 +728,7 @@ TEST_F(SaverTest, TheThreadsOfASaverTakeNoSignals) {
     const NewThreads threads;
     Saver saver(nullptr, dir_.path(), saver_options());
     threads.expect_no_signals_taken("tsr-lease");
-    saver.save_async(1, owned_.state);
+    (void)saver.save_async(1, owned_.state);
     threads.expect_no_signals_taken("tsr-saver");
 }
 

@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstring>
 #include <functional>
+#include <iostream>
 #include <limits>
 #include <random>
 #include <vector>
@@ -105,7 +106,11 @@ TEST(Reduce, EveryInstructionSetGivesTheSameBits) {
                                      : false;
     };
     for (const Vectors vectors : {Vectors::avx2, Vectors::avx512}) {
-        if (vectors > widest_vectors()) break;
+        if (vectors > widest_vectors()) {
+            std::cout << "not tested: this processor has no " << (vectors == Vectors::avx2 ? "AVX2" : "AVX-512")
+                      << "\n";
+            break;
+        }
         for (const DType dtype :
              {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i8, DType::u8, DType::i32, DType::i64}) {
             const size_t element = size_of(dtype);

@@ -192,7 +192,11 @@ TorchPiece::Place TorchContents::locate(File& file, const std::string& name, con
     if (stored.entry == nullptr) return place;
     place.begin = piece.item.offset + archive.zip().data_begin(part, *stored.entry);
     place.bytes = stored.entry->size;
-    if (archive.zip().has_checksums()) place.crc = stored.entry->crc;
+    if (archive.zip().has_checksums()) {
+        place.crc = stored.entry->crc;
+    } else {
+        lacks_checksums_ = true;
+    }
     place.strides = stored.strides;
     place.first = stored.first;
     return place;

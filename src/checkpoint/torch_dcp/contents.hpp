@@ -4,6 +4,7 @@
 // read.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -52,6 +53,7 @@ class TorchContents final : public Contents {
     bool read(std::span<const Wanted> wanted, const ReadOptions& options) const override;
     [[nodiscard]] std::vector<std::string> verify(Depth depth, const ByteProgress& progress,
                                                   const std::function<void()>& poll) const override;
+    [[nodiscard]] bool has_checksums() const override { return !lacks_checksums_; }
 
    private:
     [[nodiscard]] const std::string& path_of(int file) const { return paths_[static_cast<size_t>(file)]; }
@@ -63,7 +65,8 @@ class TorchContents final : public Contents {
     FileSystem& files_;
     std::vector<std::string> paths_;  // of the files
     std::map<std::string, DcpItem, std::less<>> values_;
-    std::optional<TorchArchive> archive_;  // of a file of torch.save
+    std::optional<TorchArchive> archive_;               // of a file of torch.save
+    mutable std::atomic<bool> lacks_checksums_{false};  // one of the archives that were looked into
     mutable std::mutex mutex_;
     mutable Tensors tensors_;  // pieces' places are guarded by mutex_
     mutable std::set<std::pair<int, int64_t>>
