@@ -481,6 +481,22 @@ TEST_P(Collectives, AllToAll) {
     });
 }
 
+// So many segments that both ways to store them are tried (comm/shm/stores.hpp).
+TEST(StagedSegments, ArriveWhicheverWayTheyAreStored) {
+    for (const int world : sanitized ? std::vector{2} : std::vector{2, 3, 5}) {
+        for (const Collective collective : every_collective) {
+            expect_all_well(run_ranks(world, test_options("shm"), [&](Communicator& comm) {
+                const Asked asked{collective, DType::f32, ReduceOp::sum, world - 1, 120001};
+                const Place input(comm, Memory::foreign, asked.bytes(world) + 64);
+                const Place output(comm, Memory::foreign, asked.bytes(world) + 64);
+                for (int repeat = 0; repeat < 15 && !::testing::Test::HasFatalFailure(); ++repeat) {
+                    expect_right(comm, asked, input, output);
+                }
+            }));
+        }
+    }
+}
+
 std::string case_name(const ::testing::TestParamInfo<Case>& info) {
     const char* memory[] = {"Foreign", "Buffers", "Mixed"};
     return std::to_string(info.param.world) + memory[static_cast<int>(info.param.memory)];

@@ -822,6 +822,9 @@ def leaves() -> None:
         dist.all_reduce(torch.ones(100_000), group=group)
     works = [dist.all_reduce(torch.ones(100_000), async_op=True) for _ in range(3)]
     works[0].get_future().then(lambda _: None)
+    dist.barrier(group=kept[0])  # before, a rank that leaves would end what another has yet to begin
+    if rank != 2:
+        works.append(dist.all_reduce(torch.ones(3), group=kept[1], async_op=True))  # for ever in flight
     if rank == 0:
         dist.send(torch.arange(5.0), 1)
     else:

@@ -16,6 +16,7 @@ namespace tsr::shm {
 void ShmTransport::run(const Request& request, const Operation& operation, uint64_t sequence, milliseconds timeout) {
     Call call{request, operation, sequence, timeout};
     begin(call);
+    stores_.begin_collective();
     switch (request.collective) {
         case Collective::barrier:
         case Collective::finalize: sync(call); break;
@@ -30,7 +31,32 @@ void ShmTransport::run(const Request& request, const Operation& operation, uint6
         case Collective::all_to_all: all_to_all(call); break;
         default: throw Error(Code::internal, "not a collective");
     }
+    stores_.end_collective(request.collective);
     finish(call);
+}
+
+// Into what others read after the next point.
+void ShmTransport::stage(std::byte* to, const std::byte* from, size_t n) {
+    if (n < Stores::least) return copy_bytes(to, from, n);
+    stores_.stage(n);
+    if (stores_.stream()) {
+        copy_streaming(to, from, n);
+    } else {
+        copy_bytes(to, from, n);
+    }
+}
+
+void ShmTransport::stage(std::byte* to, const ByteList& from, size_t offset, size_t n) {
+    from.visit(offset, n, [&](const std::byte* piece, size_t size) {
+        stage(to, piece, size);
+        to += size;
+    });
+}
+
+void ShmTransport::sync_segment(Call& call, size_t done, size_t n, size_t full) {
+    fence_streams();
+    sync(call);
+    stores_.lap(call.request.collective, done > 0 && n == full);
 }
 
 void ShmTransport::copy_far(std::byte* to, const std::byte* from, size_t n) {
@@ -105,8 +131,8 @@ void ShmTransport::all_gather(Call& call) {
     size_t done = 0;
     do {
         const size_t n = std::min(segment_size, size - done);
-        input_.read(done, next_staging(), n);
-        sync(call);
+        stage(next_staging(), input_, done, n);
+        sync_segment(call, done, n, segment_size);
         for (size_t i = 0; done == 0 && i < inputs.size(); ++i) {
             const size_t own = inputs[i].size_bytes();
             copy_bytes(outputs[i].data + rank_ * own, inputs[i].data, own);
@@ -128,8 +154,8 @@ void ShmTransport::all_gather_v(Call& call) {
     do {
         const size_t size = input.size_bytes();
         const size_t n = done < size ? std::min(segment_size, size - done) : 0;
-        copy_bytes(next_staging(), input.data + done, n);
-        sync(call);
+        stage(next_staging(), input.data + done, n);
+        sync_segment(call, done, std::min(segment_size, longest - done), segment_size);
         copy_bytes(outputs[rank_].data + done, input.data + done, n);
         for (size_t i = 1; i < world(); ++i) {
             const size_t r = (rank_ + i) % world();
@@ -155,8 +181,8 @@ void ShmTransport::broadcast(Call& call) {
     size_t done = 0;
     do {
         const size_t n = std::min(segment_size, list.size() - done);
-        if (rank_ == root) list.read(done, next_staging(), n);
-        sync(call);
+        if (rank_ == root) stage(next_staging(), list, done, n);
+        sync_segment(call, done, n, segment_size);
         if (rank_ != root) list.write(done, staging(root), n);
         done += n;
     } while (done < list.size());
@@ -179,8 +205,8 @@ void ShmTransport::gather(Call& call) {
     size_t done = 0;
     do {
         const size_t n = std::min(segment_size, size - done);
-        if (!is_root) copy_bytes(next_staging(), input.data + done, n);
-        sync(call);
+        if (!is_root) stage(next_staging(), input.data + done, n);
+        sync_segment(call, done, n, segment_size);
         for (size_t r = 0; is_root && r < world(); ++r) {
             copy_bytes(output + r * size + done, r == rank_ ? input.data + done : staging(r), n);
         }
@@ -198,9 +224,9 @@ void ShmTransport::scatter(Call& call) {
     do {
         const size_t n = std::min(share, size - done);
         for (size_t r = 0; rank_ == root && r < world(); ++r) {
-            if (r != rank_) copy_bytes(next_staging() + r * share, input + r * size + done, n);
+            if (r != rank_) stage(next_staging() + r * share, input + r * size + done, n);
         }
-        sync(call);
+        sync_segment(call, done, n, share);
         copy_bytes(output.data + done, rank_ == root ? input + rank_ * size + done : staging(root) + rank_ * share, n);
         done += n;
     } while (done < size);
@@ -226,9 +252,9 @@ void ShmTransport::all_to_all(Call& call) {
     do {
         const size_t n = std::min(share, size - done);
         for (size_t r = 0; r < world(); ++r) {
-            if (r != rank_) copy_bytes(next_staging() + r * share, input.data + r * size + done, n);
+            if (r != rank_) stage(next_staging() + r * share, input.data + r * size + done, n);
         }
-        sync(call);
+        sync_segment(call, done, n, share);
         copy_bytes(output.data + rank_ * size + done, input.data + rank_ * size + done, n);
         for (size_t i = 1; i < world(); ++i) {
             const size_t r = (rank_ + i) % world();

@@ -2,13 +2,15 @@
 //
 //   Header | RankPage x n | staging x n | channels n x n
 //
-// A staging area has two halves, each of an input and a result part; which half is in use goes by the parity of the
+// A staging area has slots, each of an input and a result part; which slot is in use goes by the number of the
 // synchronisation point (see ShmTransport). channel(i, j) carries messages from rank i to rank j. Every word in here can
 // be scribbled on by a peer: it is copied once, then checked, before it serves as an address or a length.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -93,19 +95,25 @@ struct Channel {
 // Staging of a rank. 64 KiB measured best: smaller segments synchronise too often, larger ones fall out of the
 // second-level cache where several ranks share it (docs/PERFORMANCE.md).
 inline constexpr size_t segment_size = size_t{64} << 10;
-inline constexpr size_t staging_size = 4 * segment_size;  // two halves of input and result
+inline constexpr size_t slot_size = 2 * segment_size;  // input and result
 
 // Offsets of the parts, from the number of ranks alone, so that all ranks compute the same.
 struct Plan {
     size_t world_size;
     size_t channel_size;  // bytes of a ring, a power of two
+    // Of staging, a power of two, at least two. Two would do: but lines are written faster when the reader's second-level
+    // cache, of a megabyte or so, has let go of them.
+    size_t slots;
 
-    explicit Plan(size_t ranks) : world_size(ranks), channel_size(size_t{256} << 10) {
+    explicit Plan(size_t ranks)
+        : world_size(ranks),
+          channel_size(size_t{256} << 10),
+          slots(std::bit_floor(std::clamp(64 / ranks, size_t{2}, size_t{32}))) {
         // Rings of 256 KiB up to 32 ranks, then smaller, so that all of them stay within 256 MiB of address space.
         while (channel_size > page_size && channel_size * ranks * ranks > (size_t{256} << 20)) channel_size /= 2;
     }
     [[nodiscard]] size_t rank_page(size_t rank) const { return sizeof(Header) + rank * sizeof(RankPage); }
-    [[nodiscard]] size_t staging(size_t rank) const { return rank_page(world_size) + rank * staging_size; }
+    [[nodiscard]] size_t staging(size_t rank) const { return rank_page(world_size) + rank * slots * slot_size; }
     [[nodiscard]] size_t channel_stride() const { return page_size + channel_size; }
     [[nodiscard]] size_t channel(size_t from, size_t to) const {
         return staging(world_size) + (from * world_size + to) * channel_stride();

@@ -33,7 +33,12 @@ void ShmTransport::all_reduce(Call& call) {
     const DType dtype = dtype_of(call.request.outputs);
     if (list.size() <= one_shot_limit) {
         const bool tiny = list.size() <= Arrival::payload_size;
-        list.read(0, tiny ? next_arrival().payload.data() : next_staging(), list.size());
+        if (tiny) {
+            list.read(0, next_arrival().payload.data(), list.size());
+        } else {
+            stage(next_staging(), list, 0, list.size());
+            fence_streams();
+        }
         sync(call);
         const Arrivals here = arrivals();
         for (size_t r = 0; r < world(); ++r) sources_[r] = tiny ? here[r].payload.data() : staging(r);
@@ -82,15 +87,15 @@ void ShmTransport::all_reduce(Call& call) {
 void ShmTransport::exchange_reduce(Call& call, const ByteList& list) {
     constexpr size_t page = 4096;
     const DType dtype = dtype_of(call.request.outputs);
-    const auto stage = [&](size_t begin, size_t end, std::byte* to) {
-        if (begin < end) list.read(begin, to, end - begin);
+    const auto stage_from = [&](size_t begin, size_t end, std::byte* to) {
+        if (begin < end) stage(to, list, begin, end - begin);
     };
-    stage(0, std::min(segment_size, list.size()), next_staging());
+    stage_from(0, std::min(segment_size, list.size()), next_staging());
     for (size_t done = 0; done < list.size(); done += segment_size) {
-        sync(call);
+        sync_segment(call, done, std::min(segment_size, list.size() - done), segment_size);
         const size_t next = done + segment_size;
         for (size_t at = 0; at < segment_size; at += page) {
-            stage(next + at, std::min(next + at + page, list.size()), next_staging() + at);
+            stage_from(next + at, std::min(next + at + page, list.size()), next_staging() + at);
             if (done + at >= list.size()) continue;
             const size_t n = std::min(page, list.size() - done - at);
             for (size_t r = 0; r < 2; ++r) sources_[r] = staging(r) + at;
@@ -114,10 +119,10 @@ void ShmTransport::staged_reduce(Call& call, const ByteList& input, const ByteLi
             // All but this rank's own part, which only this rank reads.
             const Part own = part_of(length_of(i), world(), rank_);
             const size_t begin = i * segment_size;
-            input.read(begin, next_staging(), own.begin);
+            stage(next_staging(), input, begin, own.begin);
             const size_t end = own.begin + own.size;
-            input.read(begin + end, next_staging() + end, length_of(i) - end);
-            if (!input.is_contiguous()) input.read(begin + own.begin, next_staging() + own.begin, own.size);
+            stage(next_staging() + end, input, begin + end, length_of(i) - end);
+            if (!input.is_contiguous()) stage(next_staging() + own.begin, input, begin + own.begin, own.size);
         }
         if (i > 0) {
             const Part own = part_of(length_of(i - 1), world(), rank_);
@@ -125,9 +130,18 @@ void ShmTransport::staged_reduce(Call& call, const ByteList& input, const ByteLi
             if (input.contiguous() != nullptr) {
                 sources_[rank_] = input.contiguous() + (i - 1) * segment_size + own.begin;
             }
-            tsr::reduce(next_result() + own.begin, sources_, own.size / element, dtype, call.request.op);
+            if (stores_.stream()) {
+                for (size_t at = 0; at < own.size; at += block_size) {
+                    const size_t n = std::min(block_size, own.size - at);
+                    tsr::reduce(block_.data(), sources_, n / element, dtype, call.request.op);
+                    stage(next_result() + own.begin + at, block_.data(), n);
+                    for (const std::byte*& source : sources_) source += n;
+                }
+            } else {
+                tsr::reduce(next_result() + own.begin, sources_, own.size / element, dtype, call.request.op);
+            }
         }
-        sync(call);
+        sync_segment(call, i * segment_size, i < segments ? length_of(i) : 0, segment_size);
         if (i == 0 || output == nullptr) continue;
         for (size_t r = 0; r < world(); ++r) {
             const Part part = part_of(length_of(i - 1), world(), r);
@@ -217,9 +231,9 @@ void ShmTransport::reduce_scatter(Call& call) {
     do {
         const size_t n = std::min(share, output_.size() - done);
         for (size_t r = 0; r < world(); ++r) {
-            if (r != rank_ || !own.is_contiguous()) parts_[r].read(done, next_staging() + r * share, n);
+            if (r != rank_ || !own.is_contiguous()) stage(next_staging() + r * share, parts_[r], done, n);
         }
-        sync(call);
+        sync_segment(call, done, n, share);
         for (size_t at = 0; at < n; at += most) {
             const size_t count = std::min(most, n - at);
             for (size_t r = 0; r < world(); ++r) sources_[r] = staging(r) + rank_ * share + at;

@@ -2,10 +2,10 @@
 // synchronisation points, which all ranks pass alike.
 //
 // The rule on which all algorithms stand. Points are numbered 1, 2, 3 ... by `stamp_`. Before point k a rank writes only
-// to half k & 1 of its own Arrival and staging (and, where ranks write into each other's buffers, to places that nobody
-// else touches between the same two points). After point k it reads half k & 1 of its peers, until it arrives at point
-// k + 1. Half k & 1 is written again between k + 1 and k + 2: since all have arrived at k + 1, nobody reads it any more.
-// So one point per step suffices. The stamp is stored with release and loaded with acquire (in fact sequentially
+// to half k & 1 of its own Arrival and slot k % slots of its staging (and, where ranks write into each other's buffers, to
+// places that nobody else touches between the same two points). After point k it reads the same of its peers, until it
+// arrives at point k + 1. Half k & 1 is written again between k + 1 and k + 2, the slot then or later: since all have arrived
+// at k + 1, nobody reads them any more. So one point per step suffices. The stamp is stored with release and loaded with acquire (in fact sequentially
 // consistent, see wait.hpp), which orders all data around it, on weakly ordered processors too.
 //
 // The first point of a collective carries the fingerprint of what each rank wants: all compare before any data moves.
@@ -25,6 +25,7 @@
 #include "comm/shm/byte_list.hpp"
 #include "comm/shm/channel.hpp"
 #include "comm/shm/layout.hpp"
+#include "comm/shm/stores.hpp"
 #include "comm/shm/wait.hpp"
 #include "comm/transport.hpp"
 
@@ -79,7 +80,9 @@ class ShmTransport final : public Transport {
     // --- synchronisation and errors (shm_transport.cc)
     void begin(Call& call);
     void finish(Call& call);
-    void sync(Call& call);                                      // the next synchronisation point
+    void sync(Call& call);  // the next synchronisation point
+    void sync_segment(Call& call, size_t done, size_t n,
+                      size_t full);                             // of one in a loop, whose segments are `full` long
     [[nodiscard]] size_t first_ranks_here(size_t known) const;  // how many, in order, have reached the point
     void await_others(Call& call, size_t here);                 // until all have
     void pulse();                                               // now and then in long copies: interruption and alarm
@@ -110,6 +113,8 @@ class ShmTransport final : public Transport {
     void all_to_all(Call& call);
     void exchange_reduce(Call& call, const ByteList& list);
     void staged_reduce(Call& call, const ByteList& input, const ByteList* output);
+    void stage(std::byte* to, const std::byte* from, size_t n);
+    void stage(std::byte* to, const ByteList& from, size_t offset, size_t n);
     void copy_far(std::byte* to, const std::byte* from, size_t n);  // a long copy, with a pulse
     [[nodiscard]] Location locate(const ByteList& list) const;      // in a buffer, if it is one piece
     // The region in which every rank has its `which` location, id 0 if there is none; places_[r] becomes the offset in
@@ -135,12 +140,11 @@ class ShmTransport final : public Transport {
     }
     [[nodiscard]] const Arrival& arrival(size_t rank) const { return arrivals()[rank]; }
     [[nodiscard]] Arrival& next_arrival() { return page(rank_).arrivals[(stamp_ + 1) & 1]; }
-    // The input part of a rank's staging, in the half of this point or, for writing, of the next.
-    [[nodiscard]] std::byte* staging(size_t rank) const {
-        return segment_->data() + plan_.staging(rank) + (stamp_ & 1) * 2 * segment_size;
-    }
-    [[nodiscard]] std::byte* next_staging() const {
-        return segment_->data() + plan_.staging(rank_) + ((stamp_ + 1) & 1) * 2 * segment_size;
+    // The input part of a rank's staging, in the slot of this point or, for writing, of the next.
+    [[nodiscard]] std::byte* staging(size_t rank) const { return slot(rank, stamp_); }
+    [[nodiscard]] std::byte* next_staging() const { return slot(rank_, stamp_ + 1); }
+    [[nodiscard]] std::byte* slot(size_t rank, uint64_t point) const {
+        return segment_->data() + plan_.staging(rank) + (point & (plan_.slots - 1)) * slot_size;
     }
     [[nodiscard]] std::byte* result(size_t rank) const { return staging(rank) + segment_size; }
     [[nodiscard]] std::byte* next_result() const { return next_staging() + segment_size; }
@@ -154,6 +158,7 @@ class ShmTransport final : public Transport {
     std::vector<Link> links_;  // rank 0: to each rank; others: [0] to rank 0. Empty for this rank
     std::shared_ptr<Segment> segment_;
     Patience patience_;
+    Stores stores_{plan_.slots};
     std::function<void(const std::string& headline)> watch_others_;
 
     uint64_t stamp_ = 0;  // of the last synchronisation point; the issuing thread's
