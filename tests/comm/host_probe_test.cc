@@ -7,6 +7,7 @@
 #include <array>
 #include <cstring>
 #include <functional>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -21,7 +22,8 @@ constexpr milliseconds patience{400};
 // A socket on loopback with a port of its own.
 class Port {
    public:
-    Port() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    Port() {
+        if (!socket_.valid()) throw std::runtime_error("no socket");
         auto* loopback = reinterpret_cast<sockaddr_in*>(&address_);
         loopback->sin_family = AF_INET;
         loopback->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -48,7 +50,7 @@ class Port {
    private:
     sockaddr* plain() { return reinterpret_cast<sockaddr*>(&address_); }
 
-    Fd socket_;
+    Fd socket_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
     sockaddr_storage address_{};
     std::vector<Fd> waiting_;
 };

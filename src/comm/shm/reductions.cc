@@ -25,6 +25,11 @@ Part part_of(size_t size, size_t parts, size_t r) {
 
 DType dtype_of(std::span<const Tensor> list) { return list.empty() ? DType::u8 : list[0].dtype; }
 
+// Elements in so many bytes. What is not known has no size, but is refused before it comes here.
+size_t elements_in(size_t size, DType dtype) {
+    return size / size_of(dtype);  // NOLINT(clang-analyzer-core.DivideZero)
+}
+
 }  // namespace
 
 void ShmTransport::all_reduce(Call& call) {
@@ -43,7 +48,7 @@ void ShmTransport::all_reduce(Call& call) {
         const Arrivals here = arrivals();
         for (size_t r = 0; r < world(); ++r) sources_[r] = tiny ? here[r].payload.data() : staging(r);
         std::byte* out = list.is_contiguous() ? list.contiguous() : block_.data();
-        tsr::reduce(out, sources_, list.size() / size_of(dtype), dtype, call.request.op);
+        tsr::reduce(out, sources_, elements_in(list.size(), dtype), dtype, call.request.op);
         if (!list.is_contiguous()) list.write(0, out, list.size());
         return;
     }
@@ -59,14 +64,13 @@ void ShmTransport::all_reduce(Call& call) {
 
     // Push: nobody else touches this rank's part of anybody's tensor, so reduce it in place and store it everywhere.
     const Part part = part_of(list.size(), world(), rank_);
-    const size_t element = size_of(dtype);
     size_t since_pulse = 0;
     list.visit(part.begin, part.size, [&](const std::byte* piece, size_t size) {
         for (size_t done = 0; done < size;) {
             const size_t n = std::min(block_size, size - done);
             const size_t at = static_cast<size_t>(piece - list.first()) + done;
             for (size_t r = 0; r < world(); ++r) sources_[r] = region.of_rank(r) + places_[r] + at;
-            tsr::reduce(block_.data(), sources_, n / element, dtype, call.request.op);
+            tsr::reduce(block_.data(), sources_, elements_in(n, dtype), dtype, call.request.op);
             for (size_t k = 0; k < world(); ++k) {
                 const size_t r = (rank_ + k) % world();  // not all into the same rank's memory at once
                 std::memcpy(region.of_rank(r) + places_[r] + at, block_.data(), n);
@@ -101,7 +105,7 @@ void ShmTransport::exchange_reduce(Call& call, const ByteList& list) {
             for (size_t r = 0; r < 2; ++r) sources_[r] = staging(r) + at;
             std::byte* out = block_.data();
             if (list.contiguous() != nullptr) sources_[rank_] = out = list.contiguous() + done + at;
-            tsr::reduce(out, sources_, n / size_of(dtype), dtype, call.request.op);
+            tsr::reduce(out, sources_, elements_in(n, dtype), dtype, call.request.op);
             if (!list.is_contiguous()) list.write(done + at, out, n);
         }
     }
@@ -111,7 +115,6 @@ void ShmTransport::exchange_reduce(Call& call, const ByteList& list) {
 // segment's inputs are there and the results of the one before it.
 void ShmTransport::staged_reduce(Call& call, const ByteList& input, const ByteList* output) {
     const DType dtype = dtype_of(call.request.inputs.empty() ? call.request.outputs : call.request.inputs);
-    const size_t element = size_of(dtype);
     const size_t segments = (input.size() + segment_size - 1) / segment_size;
     const auto length_of = [&](size_t i) { return std::min(segment_size, input.size() - i * segment_size); };
     for (size_t i = 0; i <= segments; ++i) {
@@ -133,12 +136,12 @@ void ShmTransport::staged_reduce(Call& call, const ByteList& input, const ByteLi
             if (stores_.stream()) {
                 for (size_t at = 0; at < own.size; at += block_size) {
                     const size_t n = std::min(block_size, own.size - at);
-                    tsr::reduce(block_.data(), sources_, n / element, dtype, call.request.op);
+                    tsr::reduce(block_.data(), sources_, elements_in(n, dtype), dtype, call.request.op);
                     stage(next_result() + own.begin + at, block_.data(), n);
                     for (const std::byte*& source : sources_) source += n;
                 }
             } else {
-                tsr::reduce(next_result() + own.begin, sources_, own.size / element, dtype, call.request.op);
+                tsr::reduce(next_result() + own.begin, sources_, elements_in(own.size, dtype), dtype, call.request.op);
             }
         }
         sync_segment(call, i * segment_size, i < segments ? length_of(i) : 0, segment_size);
@@ -162,7 +165,7 @@ void ShmTransport::reduce(Call& call) {
         sync(call);
         if (!is_root || input.size() == 0) return;
         for (size_t r = 0; r < world(); ++r) sources_[r] = staging(r);
-        return tsr::reduce(output->contiguous(), sources_, input.size() / size_of(dtype), dtype, call.request.op);
+        return tsr::reduce(output->contiguous(), sources_, elements_in(input.size(), dtype), dtype, call.request.op);
     }
     call.input = locate(input);
     if (is_root) call.output = locate(*output);
@@ -186,7 +189,7 @@ void ShmTransport::reduce(Call& call) {
     for (size_t done = 0; done < part.size;) {
         const size_t n = std::min(block_size, part.size - done);
         for (size_t r = 0; r < world(); ++r) sources_[r] = inputs.of_rank(r) + places_[r] + part.begin + done;
-        tsr::reduce(target.of_rank(root) + to.offset + part.begin + done, sources_, n / size_of(dtype), dtype,
+        tsr::reduce(target.of_rank(root) + to.offset + part.begin + done, sources_, elements_in(n, dtype), dtype,
                     call.request.op);
         done += n;
         if (done % pulse_bytes == 0) pulse();
@@ -200,7 +203,6 @@ void ShmTransport::reduce_scatter(Call& call) {
     input_.assign(inputs);
     output_.assign(outputs);
     const DType dtype = dtype_of(inputs);
-    const size_t element = size_of(dtype);
     if (input_.size() > one_shot_limit) {
         call.input = locate(input_);
         sync(call);
@@ -214,7 +216,7 @@ void ShmTransport::reduce_scatter(Call& call) {
                     for (size_t r = 0; r < world(); ++r) {
                         sources_[r] = region.of_rank(r) + places_[r] + begin + rank_ * size + done;
                     }
-                    tsr::reduce(outputs[i].data + done, sources_, n / element, dtype, call.request.op);
+                    tsr::reduce(outputs[i].data + done, sources_, elements_in(n, dtype), dtype, call.request.op);
                     done += n;
                     if (done % pulse_bytes == 0) pulse();
                 }
@@ -239,7 +241,7 @@ void ShmTransport::reduce_scatter(Call& call) {
             for (size_t r = 0; r < world(); ++r) sources_[r] = staging(r) + rank_ * share + at;
             if (own.is_contiguous()) sources_[rank_] = own.contiguous() + done + at;
             std::byte* out = output_.is_contiguous() ? output_.contiguous() + done + at : block_.data();
-            tsr::reduce(out, sources_, count / element, dtype, call.request.op);
+            tsr::reduce(out, sources_, elements_in(count, dtype), dtype, call.request.op);
             if (!output_.is_contiguous()) output_.write(done + at, out, count);
         }
         done += n;
