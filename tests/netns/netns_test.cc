@@ -66,7 +66,8 @@ class Netns : public ::testing::Test {
 // A reduction, a broadcast, a gathering and messages, small and of several chunks.
 void exercise(Communicator& comm) {
     const int n = comm.world_size();
-    const auto sum_of_ranks = static_cast<float>(n * (n - 1) / 2);
+    const int ranks_added = n * (n - 1) / 2;
+    const auto sum_of_ranks = static_cast<float>(ranks_added);
     for (const size_t count : {size_t{1}, size_t{1000}, size_t{1} << 20}) {
         std::vector<float> values(count, static_cast<float>(comm.rank()));
         const Tensor tensor = tensor_of(std::span(values), DType::f32);

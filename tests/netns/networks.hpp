@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -39,12 +40,16 @@ class Networks {
         run("ip link add br0 type bridge && ip link set br0 up");
         for (int host = 0; host < hosts; ++host) {
             hosts_.push_back(make());
-            const std::string n = std::to_string(host);
             enter(hub_);
-            run("ip link add p" + n + " type veth peer name eth0 netns /proc/" + std::to_string(::getpid()) + "/fd/" +
-                std::to_string(hosts_.back()) + " && ip link set p" + n + " master br0 up");
+            std::ostringstream link;
+            link << "ip link add p" << host << " type veth peer name eth0 netns /proc/" << ::getpid() << "/fd/"
+                 << hosts_.back() << " && ip link set p" << host << " master br0 up";
+            run(link.str());
             enter(hosts_.back());
-            run("ip link set lo up && ip addr add " + host_address(host) + "/24 dev eth0 && ip link set eth0 up");
+            std::ostringstream address;
+            address << "ip link set lo up && ip addr add " << host_address(host)
+                    << "/24 dev eth0 && ip link set eth0 up";
+            run(address.str());
             if (!rate.empty()) run("tc qdisc add dev eth0 root tbf rate " + rate + " burst 256kb latency 50ms");
         }
         enter(home_);
