@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 
 import tessera.torch
 import torch
@@ -58,10 +59,15 @@ def backend(model: nn.Module) -> nn.Module:
 class Trainer:
     """A model of its own, which takes as many steps as the others."""
 
-    def __init__(self, wrap: object, layers: int) -> None:
+    def __init__(
+        self,
+        wrap: Callable[[Transformer], nn.Module],
+        layers: int,
+        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    ) -> None:
         torch.manual_seed(1)
         self.model = wrap(Transformer(layers))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.optimizer = optimizer(self.model.parameters(), lr=1e-3)
         self.data = torch.Generator().manual_seed(dist.get_rank())
 
     def step(self) -> None:

@@ -13,17 +13,12 @@ import time
 
 import numpy as np
 import tessera as ts
+from rank_processes import pss
 from transformer import shapes
 
 STEPS = 3
 KIND, RENDEZVOUS = sys.argv[1:]
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-
-
-def pss() -> int:
-    """Bytes of this process, each page divided by the processes that map it."""
-    with open("/proc/self/smaps_rollup", encoding="ascii") as sizes:
-        return next(int(line.split()[1]) << 10 for line in sizes if line.startswith("Pss:"))
 
 
 class Trainer:

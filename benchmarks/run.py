@@ -43,6 +43,10 @@ def main() -> int:
     ddp.add_argument("--rounds", type=int, default=35)
     ddp.add_argument("--ranks", type=numbers, default=[2])
     ddp.add_argument("--layers", type=int, default=8)
+    fsdp = commands.add_parser("fsdp", help="a fully sharded step under PyTorch beside FSDP2 on gloo; memory")
+    fsdp.add_argument("--rounds", type=int, default=21)
+    fsdp.add_argument("--ranks", type=numbers, default=[2, 4])
+    fsdp.add_argument("--layers", type=int, default=8)
     bindings = commands.add_parser("bindings", help="what a call takes in each language beyond the same call in C")
     bindings.add_argument("--rounds", type=int, default=7)
     optimizer = commands.add_parser("optimizer", help="a step of AdamW beside PyTorch's fused one and memory")
@@ -87,6 +91,10 @@ def main() -> int:
         import ddp as ddp_bench
 
         cases = ddp_bench.bench(arguments.rounds, arguments.ranks, arguments.layers)
+    elif arguments.name == "fsdp":
+        import fsdp as fsdp_bench
+
+        cases = fsdp_bench.bench(arguments.rounds, arguments.ranks, arguments.layers)
     elif arguments.name == "ddp_shared":
         import ddp_shared as shared_bench
 

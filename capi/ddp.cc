@@ -187,7 +187,17 @@ tsr_status tsr_ddp_set_hook(tsr_ddp* ddp, tsr_ddp_hook_fn fn, void* user_data, t
 }
 
 tsr_status tsr_ddp_step_in_backward(tsr_ddp* ddp, tsr_optimizer* optimizer) {
-    return guard([&] { object_of(ddp, "ddp")->step_in_backward(*object_of(optimizer, "optimizer")); });
+    return guard([&] {
+        const auto& model = object_of(ddp, "ddp");
+        const auto& object = object_of(optimizer, "optimizer");
+        const auto* made = std::get_deleter<tsr::capi::OptimizerOfModel>(object);
+        if (made == nullptr || made->model != model) {
+            throw tsr::Error(tsr::Code::invalid_argument,
+                             "the optimizer was not made from this model; only one that was can step in its backward "
+                             "pass");
+        }
+        model->step_in_backward(*object);
+    });
 }
 
 tsr_status tsr_ddp_shared_step(tsr_ddp* ddp, int64_t* steps) {

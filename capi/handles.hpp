@@ -10,6 +10,7 @@
 #include "guard.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/ddp/ddp.hpp"
+#include "parallel/fsdp/fsdp.hpp"
 #include "store/server.hpp"
 #include "store/store.hpp"
 #include "tensor/layout.hpp"
@@ -24,12 +25,25 @@ struct tsr_layout : tsr::capi::Handle<tsr::Layout, 0x545352'4c41594f> {};
 struct tsr_optimizer : tsr::capi::Handle<tsr::Optimizer, 0x545352'4f5054494d> {};
 struct tsr_sampler : tsr::capi::Handle<tsr::Sampler, 0x545352'53414d504c> {};
 struct tsr_ddp : tsr::capi::Handle<tsr::Ddp, 0x545352'444450> {};
+struct tsr_fsdp : tsr::capi::Handle<tsr::Fsdp, 0x545352'46534450> {};
 struct tsr_state : tsr::capi::Handle<tsr::State, 0x545352'5354415445> {};
 struct tsr_saver : tsr::capi::Handle<tsr::Saver, 0x545352'5341564552> {};
 struct tsr_checkpoint : tsr::capi::Handle<const tsr::Checkpoint, 0x545352'43484543> {};
 struct tsr_storage : tsr::capi::Handle<tsr::Storage, 0x545352'53544f52> {};
 
 namespace tsr::capi {
+
+// The deleter of an optimizer that was made of a model, whose it tells. Before the optimizer ends, a bucket that is just
+// being updated is finished, and no other is begun.
+struct OptimizerOfModel {
+    std::shared_ptr<Optimizer> made;
+    std::shared_ptr<Ddp> model;
+
+    void operator()(Optimizer* ending) {
+        model->forget_optimizer(*ending);
+        made.reset();
+    }
+};
 
 // A mesh owns the handles that it lends by tsr_mesh_comm, one a dimension.
 struct MeshObject {

@@ -52,13 +52,34 @@ void create_over(tsr_ddp* ddp, tsr_optimizer** out, Make&& make) {
     create(out, [&] {
         const std::shared_ptr<tsr::Ddp>& model = object_of(ddp, "ddp");
         std::shared_ptr<tsr::Optimizer> made = make(params_in(*model), model->host_copy());
-        // Before it ends, a bucket that is just being updated is finished, and no other is begun.
-        std::shared_ptr<tsr::Optimizer> optimizer(made.get(), [made, model](tsr::Optimizer* ending) mutable {
-            model->forget_optimizer(*ending);
-            made.reset();
-        });
+        std::shared_ptr<tsr::Optimizer> optimizer(made.get(), tsr::capi::OptimizerOfModel{made, model});
         optimizer->set_gate([model] { model->check_idle("the optimizer cannot use the gradients"); });
         if (model->host_copy()) model->step_in_backward(*optimizer);
+        return optimizer;
+    });
+}
+
+// Of the shards that are trained. Between steps alone, while no unit is whole.
+template <class Make>
+void create_over(tsr_fsdp* fsdp, tsr_optimizer** out, Make&& make) {
+    create(out, [&] {
+        const std::shared_ptr<tsr::Fsdp>& model = object_of(fsdp, "fsdp");
+        std::vector<tsr::OptimizerParam> params;
+        for (size_t i = 0; i < model->params(); ++i) {
+            const tsr::FsdpParam& param = model->param(i);
+            if (!param.trained) continue;
+            params.push_back({param.name, model->shard(i), model->shard_grad(i), model->held(i)});
+        }
+        std::shared_ptr<tsr::Optimizer> optimizer = make(std::move(params));
+        optimizer->set_gate([model] { model->check_idle("the optimizer cannot change the shards"); });
+        optimizer->set_together([comm = model->comm()](double own, tsr::Optimizer::Over how) {
+            const tsr::Tensor number = tsr::tensor_of(std::span<double>(&own, 1), tsr::DType::f64);
+            comm->run({.collective = tsr::Collective::all_reduce,
+                       .outputs = {&number, 1},
+                       .op = how == tsr::Optimizer::Over::max ? tsr::ReduceOp::max : tsr::ReduceOp::sum,
+                       .label = "norm of gradients"});
+            return own;
+        });
         return optimizer;
     });
 }
@@ -107,6 +128,10 @@ tsr_status tsr_ddp_sgd(tsr_ddp* ddp, const tsr_sgd_options* options, tsr_optimiz
     });
 }
 
+tsr_status tsr_fsdp_sgd(tsr_fsdp* fsdp, const tsr_sgd_options* options, tsr_optimizer** out) {
+    return guard([&] { create_over(fsdp, out, [&](auto params) { return sgd(std::move(params), options); }); });
+}
+
 tsr_status tsr_adam_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_adam_options* options,
                            tsr_optimizer** out) {
     return guard([&] {
@@ -118,6 +143,14 @@ tsr_status tsr_ddp_adam(tsr_ddp* ddp, const tsr_adam_options* options, tsr_optim
     return guard([&] {
         create_over(ddp, out, [&](auto params, auto copy) {
             return adam(std::move(params), options, default_adam, tsr::Decay::in_gradient, std::move(copy));
+        });
+    });
+}
+
+tsr_status tsr_fsdp_adam(tsr_fsdp* fsdp, const tsr_adam_options* options, tsr_optimizer** out) {
+    return guard([&] {
+        create_over(fsdp, out, [&](auto params) {
+            return adam(std::move(params), options, default_adam, tsr::Decay::in_gradient);
         });
     });
 }
@@ -137,12 +170,31 @@ tsr_status tsr_ddp_adamw(tsr_ddp* ddp, const tsr_adamw_options* options, tsr_opt
     });
 }
 
+tsr_status tsr_fsdp_adamw(tsr_fsdp* fsdp, const tsr_adamw_options* options, tsr_optimizer** out) {
+    return guard([&] {
+        create_over(fsdp, out, [&](auto params) {
+            return adam(std::move(params), options, default_adamw, tsr::Decay::decoupled);
+        });
+    });
+}
+
 tsr_status tsr_optimizer_step(tsr_optimizer* optimizer) {
     return guard([&] { object_of(optimizer, "optimizer")->step(); });
 }
 
 tsr_status tsr_optimizer_zero_grad(tsr_optimizer* optimizer) {
     return guard([&] { object_of(optimizer, "optimizer")->zero_grad(); });
+}
+
+tsr_status tsr_optimizer_clip_grad_norm(tsr_optimizer* optimizer, double max_norm, double p, double* norm) {
+    return guard([&] {
+        const double found = object_of(optimizer, "optimizer")->clip_grad_norm(max_norm, p);
+        if (norm != nullptr) *norm = found;
+    });
+}
+
+tsr_status tsr_optimizer_clip_grad_value(tsr_optimizer* optimizer, double most) {
+    return guard([&] { object_of(optimizer, "optimizer")->clip_grad_value(most); });
 }
 
 tsr_status tsr_optimizer_lr(const tsr_optimizer* optimizer, double* lr) {

@@ -256,6 +256,12 @@ std::string prefix_in(const char* prefix) {
     return out;
 }
 
+// This rank's box of a larger tensor, or none if it is empty.
+void add_held(tsr::State& state, const std::string& name, const tsr::Tensor& tensor, const tsr::Held& held) {
+    const size_t boxes = held.layout.boxes_of(held.rank).size();
+    state.add_sharded(name, held.layout, tensor.dtype, {&tensor, boxes}, held.rank);
+}
+
 // `copy`: what the tensor lies in, if ranks of a host share it.
 void add_whole(tsr::State& state, const std::string& name, const tsr::Tensor& tensor,
                const std::shared_ptr<tsr::SharedCopy>& copy) {
@@ -302,6 +308,20 @@ tsr_status tsr_state_add_ddp(tsr_state* state, const char* prefix, tsr_ddp* ddp)
     });
 }
 
+tsr_status tsr_state_add_fsdp(tsr_state* state, const char* prefix, tsr_fsdp* fsdp) {
+    return guard([&] {
+        const auto& s = object_of(state, "state");
+        const auto& model = object_of(fsdp, "fsdp");
+        const std::string begin = prefix_in(prefix) + ".";
+        tsr::State part;
+        for (size_t i = 0; i < model->params(); ++i) {
+            add_held(part, begin + model->param(i).name, model->shard(i), model->held(i));
+        }
+        part.add_gate([model] { model->check_idle("a checkpoint cannot be loaded into the shards"); });
+        s->add_all(std::move(part));
+    });
+}
+
 tsr_status tsr_state_add_optimizer(tsr_state* state, const char* prefix, tsr_optimizer* optimizer) {
     return guard([&] {
         const auto& s = object_of(state, "state");
@@ -310,8 +330,12 @@ tsr_status tsr_state_add_optimizer(tsr_state* state, const char* prefix, tsr_opt
         tsr::State part;
         part.add_source(std::make_shared<OptimizerValues>(begin, o));
         for (const tsr::Moment& moment : o->moments()) {
-            add_whole(part, fmt::format("{}.state.{}.{}", begin, moment.param, moment.name), moment.tensor,
-                      o->shared_copy());
+            const std::string name = fmt::format("{}.state.{}.{}", begin, moment.param, moment.name);
+            if (moment.held) {
+                add_held(part, name, moment.tensor, *moment.held);
+            } else {
+                add_whole(part, name, moment.tensor, o->shared_copy());
+            }
         }
         part.add_barrier(o->barrier());
         s->add_all(std::move(part));

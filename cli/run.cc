@@ -5,6 +5,7 @@
 #include <charconv>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -102,7 +103,7 @@ struct Arguments {
     std::string nodes = "1";
     double grace = 30;
     double kill_grace = 5;
-    double timeout = 0;
+    std::optional<double> timeout;
 };
 
 void add_program_options(CLI::App& app, Arguments& arguments) {
@@ -189,7 +190,10 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     options.trace_directory = arguments.trace_directory;
     options.grace = span(arguments.grace, "--grace-s");
     options.kill_grace = span(arguments.kill_grace, "--kill-grace-s");
-    if (arguments.timeout > 0) options.timeout = span(arguments.timeout, "--timeout-s");
+    if (arguments.timeout) {
+        options.timeout = span(*arguments.timeout, "--timeout-s");
+        if (options.timeout->count() == 0) throw wrong("--timeout-s: collectives need some time; write 0.001 or more");
+    }
     try {
         options.check();
     } catch (const Error& error) {

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <sstream>
 #include <string>
 
 #include "base/clock.hpp"
@@ -41,8 +42,10 @@ class NewThreads {
         return threads;
     }
     static std::string text_of(const std::string& thread, const char* what) {
-        std::ifstream file("/proc/self/task/" + thread + "/" + what);
-        return {std::istreambuf_iterator<char>(file), {}};
+        const std::ifstream file("/proc/self/task/" + thread + "/" + what);
+        std::ostringstream text;
+        text << file.rdbuf();  // nothing more of a thread that ends meanwhile, which is an error of the file
+        return text.str();
     }
     [[nodiscard]] bool is_there(const std::string& name) const {
         for (const std::string& thread : now()) {

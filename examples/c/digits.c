@@ -1,4 +1,4 @@
-/* A small network learns to read handwritten digits, data-parallel, on any number of ranks. The contract that it keeps
+/* A small network learns to read handwritten digits, data-parallel or fully sharded, on any number of ranks. The contract that it keeps
  * with its sisters in other languages (options, initial values, what is printed) is in examples/README.md. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
@@ -12,15 +12,20 @@
 
 enum { PIXELS = 64, HIDDEN = 128, CLASSES = 10, TRAIN = 1500, HELD_OUT = 297 };
 enum { W1, B1, W2, B2, PARAMS };
-enum { DATA, CHECKPOINTS, LOG, FORMAT, STEPS, SAVE_EVERY, BATCH, SEED, PACE, PROGRESS, OPTIONS };
-static const char *const options[] = {"--data",       "--checkpoints", "--log",  "--format", "--steps",
+enum { FC1, FC2, UNITS }; /* parameters 2 u and 2 u + 1 are unit u's */
+enum { DATA, CHECKPOINTS, LOG, FORMAT, PARALLEL, STEPS, SAVE_EVERY, BATCH, SEED, PACE, PROGRESS, OPTIONS };
+static const char *const options[] = {"--data",       "--checkpoints", "--log",  "--format", "--parallel", "--steps",
                                       "--save-every", "--batch",       "--seed", "--pace",   "--progress"};
 static const char *text[] = {
-    "examples/data/digits.csv", "checkpoints", "", "tessera", "600", "50", "32", "7", "0", "0"};
+    "examples/data/digits.csv", "checkpoints", "", "tessera", "ddp", "600", "50", "32", "7", "0", "0"};
 static long number[OPTIONS]; /* from STEPS on */
 static float train_x[TRAIN][PIXELS], test_x[HELD_OUT][PIXELS];
 static int train_y[TRAIN], test_y[HELD_OUT];
 static float w1[HIDDEN][PIXELS], b1[HIDDEN], w2[CLASSES][HIDDEN], b2[CLASSES];
+static float *value[PARAMS] = {w1[0], b1, w2[0], b2}, *grad[PARAMS]; /* sharded: of a unit that is whole */
+static float h[TRAIN][HIDDEN], p[TRAIN][CLASSES];                    /* of the samples of a batch */
+static tsr_ddp *ddp;
+static tsr_fsdp *fsdp; /* one of these is NULL */
 static int32_t rank, world, stop;
 
 #define USAGE(...) (fprintf(stderr, "digits: " __VA_ARGS__), fputs("; see examples/README.md\n", stderr), exit(2))
@@ -41,6 +46,8 @@ static void read_arguments(int argc, char **argv) {
         if (i + 1 == argc) USAGE("%s needs a value", argv[i]);
         text[k] = argv[i + 1];
     }
+    if (strcmp(text[PARALLEL], "ddp") != 0 && strcmp(text[PARALLEL], "fsdp") != 0)
+        USAGE("--parallel cannot be \"%s\": ddp or fsdp", text[PARALLEL]);
     for (int k = STEPS; k < OPTIONS; ++k) {
         const int digits = (int)strspn(text[k], "0123456789"), least = k == STEPS || k == BATCH;
         number[k] = strtol(text[k], NULL, 10);
@@ -74,54 +81,90 @@ static void initialize(float *values, int n, int fan_in, uint64_t *state) {
     }
 }
 
-/* The hidden layer and the logits of one image; returns the class with the largest logit. */
-static int forward(const float *x, float *h, float *logits) {
-    int best = 0;
-    for (int j = 0; j < HIDDEN; ++j) {
-        h[j] = b1[j];
-        for (int k = 0; k < PIXELS; ++k) h[j] += w1[j][k] * x[k];
-        if (h[j] < 0) h[j] = 0;
+/* A pass over a unit begins: sharded parameters are whole until its end, and gradients are there in the backward pass. */
+static void begin(size_t unit, int is_backward) {
+    if (fsdp != NULL) CHECK(is_backward ? tsr_fsdp_backward(fsdp, unit) : tsr_fsdp_forward(fsdp, unit));
+    for (size_t i = 2 * unit; i < 2 * unit + 2; ++i) {
+        tsr_tensor tensor;
+        if (fsdp != NULL) CHECK(tsr_fsdp_whole(fsdp, i, &tensor)), value[i] = tensor.data;
+        if (!is_backward) continue;
+        CHECK(fsdp != NULL ? tsr_fsdp_grad(fsdp, i, &tensor) : tsr_ddp_grad(ddp, i, &tensor));
+        grad[i] = tensor.data;
+        memset(grad[i], 0, sizeof(float) * (size_t)(tensor.shape[0] * (tensor.ndim > 1 ? tensor.shape[1] : 1)));
     }
+}
+
+/* It ends: gradients are on their way to the other ranks. */
+static void end(size_t unit, int is_backward) {
+    if (fsdp != NULL) CHECK(is_backward ? tsr_fsdp_grads_ready(fsdp, unit) : tsr_fsdp_forward_done(fsdp, unit));
+    for (size_t i = 2 * unit; ddp != NULL && is_backward && i < 2 * unit + 2; ++i) CHECK(tsr_ddp_ready(ddp, i));
+}
+
+static void hidden_layer(const float *x, float *out) {
+    for (int j = 0; j < HIDDEN; ++j) {
+        out[j] = value[B1][j];
+        for (int k = 0; k < PIXELS; ++k) out[j] += value[W1][j * PIXELS + k] * x[k];
+        if (out[j] < 0) out[j] = 0;
+    }
+}
+
+/* Returns the class with the largest logit. */
+static int logits(const float *hidden, float *out) {
+    int best = 0;
     for (int c = 0; c < CLASSES; ++c) {
-        logits[c] = b2[c];
-        for (int j = 0; j < HIDDEN; ++j) logits[c] += w2[c][j] * h[j];
-        if (logits[c] > logits[best]) best = c;
+        out[c] = value[B2][c];
+        for (int j = 0; j < HIDDEN; ++j) out[c] += value[W2][c * HIDDEN + j] * hidden[j];
+        if (out[c] > out[best]) best = c;
     }
     return best;
 }
 
-/* The mean loss over the batch; its gradients are added to the views of the buckets. */
-static double forward_backward(const int64_t *batch, size_t n, const tsr_tensor *grads) {
+/* The mean loss over the batch; its gradients are averaged over the ranks in the background. */
+static double forward_backward(const int64_t *batch, size_t n) {
     double loss = 0;
-    float *g[PARAMS];
-    for (int i = 0; i < PARAMS; ++i) g[i] = grads[i].data;
+    begin(FC1, 0);
+    for (size_t i = 0; i < n; ++i) hidden_layer(train_x[batch[i]], h[i]);
+    end(FC1, 0), begin(FC2, 0);
     for (size_t i = 0; i < n; ++i) {
-        const float *x = train_x[batch[i]];
-        float h[HIDDEN], p[CLASSES], dh[HIDDEN] = {0}, sum = 0;
-        const float top = p[forward(x, h, p)];
-        for (int c = 0; c < CLASSES; ++c) sum += p[c] = expf(p[c] - top);
-        loss -= log(fmax(p[train_y[batch[i]]] / sum, 1e-30)) / (double)n;
+        const float top = p[i][logits(h[i], p[i])];
+        float sum = 0;
+        for (int c = 0; c < CLASSES; ++c) sum += p[i][c] = expf(p[i][c] - top);
+        for (int c = 0; c < CLASSES; ++c) p[i][c] /= sum;
+        loss -= log(fmax(p[i][train_y[batch[i]]], 1e-30)) / (double)n;
+    }
+    end(FC2, 0), begin(FC2, 1);
+    for (size_t i = 0; i < n; ++i) {
+        float dh[HIDDEN] = {0};
         for (int c = 0; c < CLASSES; ++c) {
-            const float d = (p[c] / sum - (c == train_y[batch[i]] ? 1.F : 0.F)) / (float)n;
-            g[B2][c] += d;
-            for (int j = 0; j < HIDDEN; ++j) g[W2][c * HIDDEN + j] += d * h[j], dh[j] += d * w2[c][j];
+            const float d = (p[i][c] - (c == train_y[batch[i]] ? 1.F : 0.F)) / (float)n;
+            grad[B2][c] += d;
+            for (int j = 0; j < HIDDEN; ++j) {
+                grad[W2][c * HIDDEN + j] += d * h[i][j];
+                dh[j] += d * value[W2][c * HIDDEN + j];
+            }
         }
+        for (int j = 0; j < HIDDEN; ++j) h[i][j] = h[i][j] > 0 ? dh[j] : 0; /* from here on its gradient */
+    }
+    end(FC2, 1), begin(FC1, 1);
+    for (size_t i = 0; i < n; ++i) {
         for (int j = 0; j < HIDDEN; ++j) {
-            if (h[j] <= 0) continue;
-            g[B1][j] += dh[j];
-            for (int k = 0; k < PIXELS; ++k) g[W1][j * PIXELS + k] += dh[j] * x[k];
+            if (h[i][j] == 0) continue;
+            grad[B1][j] += h[i][j];
+            for (int k = 0; k < PIXELS; ++k) grad[W1][j * PIXELS + k] += h[i][j] * train_x[batch[i]][k];
         }
     }
+    end(FC1, 1);
+    CHECK(ddp != NULL ? tsr_ddp_wait(ddp) : tsr_fsdp_wait(fsdp)); /* the average of all ranks now */
     return loss;
 }
 
 /* One write a line, by fclose: the file may be shared by all ranks. */
-static void log_line(int64_t step, const char *what, double value) {
+static void log_line(int64_t step, const char *what, double measure) {
     struct timespec now;
     FILE *file = clock_gettime(CLOCK_REALTIME, &now) == 0 && *text[LOG] != '\0' ? fopen(text[LOG], "a") : NULL;
     if (file == NULL) return;
     fprintf(file, "{\"time\":%.3f,\"rank\":%d,\"world\":%d,\"step\":%lld,\"%s\":%.6f,\"lang\":\"c\"}\n",
-            (double)now.tv_sec + (double)now.tv_nsec * 1e-9, (int)rank, (int)world, (long long)step, what, value);
+            (double)now.tv_sec + (double)now.tv_nsec * 1e-9, (int)rank, (int)world, (long long)step, what, measure);
     fclose(file);
 }
 
@@ -147,19 +190,23 @@ int main(int argc, char **argv) {
                                       {"fc1.bias", tsr_f32_1d(b1, HIDDEN)},
                                       {"fc2.weight", tsr_f32_2d(w2, CLASSES, HIDDEN)},
                                       {"fc2.bias", tsr_f32_1d(b2, CLASSES)}};
-    tsr_ddp *ddp;
-    CHECK(tsr_ddp_create(comm, params, PARAMS, NULL, &ddp)); /* every rank now has rank 0's values */
+    const tsr_fsdp_unit units[UNITS] = {{.name = "fc1", .params = params, .n = 2, .reshard_after_forward = 1},
+                                        {.name = "fc2", .params = params + 2, .n = 2, .reshard_after_forward = 1}};
+    const int sharded = strcmp(text[PARALLEL], "fsdp") == 0;
+    if (sharded)
+        CHECK(tsr_fsdp_create(comm, units, UNITS, NULL, &fsdp)); /* every rank has its rows of rank 0's values */
+    if (!sharded) CHECK(tsr_ddp_create(comm, params, PARAMS, NULL, &ddp)); /* or all of them */
     tsr_adamw_options adamw;
     CHECK(tsr_adamw_options_init(&adamw, sizeof adamw));
     adamw.lr = 0.003;
     tsr_optimizer *optimizer;
-    CHECK(tsr_ddp_adamw(ddp, &adamw, &optimizer));
+    CHECK(sharded ? tsr_fsdp_adamw(fsdp, &adamw, &optimizer) : tsr_ddp_adamw(ddp, &adamw, &optimizer));
     const tsr_sampler_options order = {.struct_size = sizeof order, .seed = (uint64_t)number[SEED], .shuffle = 1};
     tsr_sampler *sampler;
     CHECK(tsr_sampler_create(comm, TRAIN, &order, &sampler));
     tsr_state *state;
     CHECK(tsr_state_create(&state));
-    CHECK(tsr_state_add_ddp(state, "model", ddp));
+    CHECK(sharded ? tsr_state_add_fsdp(state, "model", fsdp) : tsr_state_add_ddp(state, "model", ddp));
     CHECK(tsr_state_add_optimizer(state, "optim", optimizer));
     CHECK(tsr_state_add_sampler(state, "data", sampler));
     tsr_saver_options saving;
@@ -174,15 +221,10 @@ int main(int argc, char **argv) {
     if (rank == 0 && step == 0) printf("digits: %d ranks, from the beginning\n", (int)world);
     if (rank == 0 && step > 0) printf("digits: %d ranks, resumed after step %lld\n", (int)world, (long long)step);
     if (rank == 0 && step >= number[STEPS]) printf("digits: nothing left to do: --steps is %ld\n", number[STEPS]);
-    tsr_tensor grads[PARAMS];
-    for (size_t i = 0; i < PARAMS; ++i) CHECK(tsr_ddp_grad(ddp, i, &grads[i]));
     while (step < number[STEPS] && !stop) {
         size_t n;
         CHECK(tsr_sampler_next(sampler, batch, (size_t)(number[BATCH] < TRAIN ? number[BATCH] : TRAIN), &n));
-        CHECK(tsr_ddp_zero_grad(ddp));
-        const double loss = forward_backward(batch, n, grads);
-        for (size_t i = PARAMS; i-- > 0;) CHECK(tsr_ddp_ready(ddp, i));
-        CHECK(tsr_ddp_wait(ddp)); /* the gradients are the average of all ranks now */
+        const double loss = forward_backward(batch, n);
         CHECK(tsr_optimizer_step(optimizer));
         if (++step % 10 == 0 || step == number[STEPS]) {
             if (rank == 0) printf("step %lld/%ld loss %.4f\n", (long long)step, number[STEPS], loss), fflush(stdout);
@@ -198,12 +240,15 @@ int main(int argc, char **argv) {
     CHECK(tsr_saver_wait(saver));
     if (rank == 0 && stop) printf("digits: stopped after step %lld\n", (long long)step);
     if (!stop) {
-        float h[HIDDEN], logits[CLASSES];
-        for (int i = 0; i < HELD_OUT; ++i) right += forward(test_x[i], h, logits) == test_y[i];
+        begin(FC1, 0);
+        for (int i = 0; i < HELD_OUT; ++i) hidden_layer(test_x[i], h[i]);
+        end(FC1, 0), begin(FC2, 0);
+        for (int i = 0; i < HELD_OUT; ++i) right += logits(h[i], p[i]) == test_y[i];
+        end(FC2, 0);
         log_line(step, "accuracy", (double)right / HELD_OUT);
         if (rank == 0) printf("held-out accuracy %.4f\n", (double)right / HELD_OUT);
     }
     CHECK(tsr_comm_finalize(comm));
     tsr_saver_destroy(saver), tsr_state_destroy(state), tsr_sampler_destroy(sampler);
-    tsr_optimizer_destroy(optimizer), tsr_ddp_destroy(ddp), tsr_comm_destroy(comm);
+    tsr_optimizer_destroy(optimizer), tsr_ddp_destroy(ddp), tsr_fsdp_destroy(fsdp), tsr_comm_destroy(comm);
 }

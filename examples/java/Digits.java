@@ -7,20 +7,31 @@ import java.util.*;
 import java.util.concurrent.locks.LockSupport;
 import java.util.stream.IntStream;
 
-/** Learns to read handwritten digits, data-parallel: 64 pixels, 128 hidden units with ReLU, 10 classes; AdamW. The Java
- * twin of examples/c/digits.c; see examples/README.md. Run by {@code tessera run -n 4 java -jar target/digits.jar}. */
+/** Learns to read handwritten digits, data-parallel or fully sharded: 64 pixels, 128 hidden units with ReLU, 10 classes;
+ * AdamW. The Java twin of examples/c/digits.c; see examples/README.md. Run by {@code tessera run -n 4 java -jar target/digits.jar}. */
 public final class Digits {
     static final int PIXELS = 64, HIDDEN = 128, CLASSES = 10;
     final Map<String, String> options = new LinkedHashMap<>(Map.of("--data", "examples/data/digits.csv",
             "--checkpoints", "checkpoints", "--steps", "600", "--save-every", "50", "--batch", "32", "--seed", "7",
             "--log", "", "--format", "tessera", "--pace", "0", "--progress", "0"));
+    boolean sharded; // --parallel fsdp
     final List<float[]> trainX = new ArrayList<>(), testX = new ArrayList<>();
     final List<Integer> trainY = new ArrayList<>(), testY = new ArrayList<>();
     final FloatBuffer w1 = floats(HIDDEN * PIXELS), b1 = floats(HIDDEN), w2 = floats(CLASSES * HIDDEN), b2 = floats(CLASSES);
+    final FloatBuffer[] value = {w1, b1, w2, b2}, grad = new FloatBuffer[4]; // of layer l: 2 l and 2 l + 1
+    Ddp ddp;
+    Fsdp fsdp; // or this one
+    Fsdp.Pass pass;
 
     public static void main(String[] args) {
         final Digits digits = new Digits();
+        digits.options.put("--parallel", "ddp");
         digits.readOptions(args);
+        final String parallel = digits.options.get("--parallel");
+        digits.sharded = parallel.equals("fsdp");
+        if (!digits.sharded && !parallel.equals("ddp")) {
+            throw usage("--parallel cannot be \"%s\": ddp or fsdp", parallel);
+        }
         digits.readData();
         try {
             digits.train();
@@ -36,16 +47,22 @@ public final class Digits {
         final int batch = Math.min(number("--batch"), trainX.size());
         final long pace = number("--pace") * 1_000_000L;
         initialize(seed);
+        final Params fc1 = Params.of("fc1.weight", w1, HIDDEN, PIXELS).and("fc1.bias", b1);
+        final Params fc2 = Params.of("fc2.weight", w2, CLASSES, HIDDEN).and("fc2.bias", b2);
         try (Comm comm = Comm.fromEnv();
-                Ddp ddp = Ddp.create(comm, Params.of("fc1.weight", w1, HIDDEN, PIXELS).and("fc1.bias", b1)
-                        .and("fc2.weight", w2, CLASSES, HIDDEN).and("fc2.bias", b2)); // rank 0's values on every rank
-                Optimizer opt = Optimizer.adamW(ddp).lr(0.003).build();
+                Fsdp rows = !sharded ? null // else each rank has its rows of rank 0's values
+                        : Fsdp.create(comm, List.of(FsdpUnit.of("fc1", fc1), FsdpUnit.of("fc2", fc2)));
+                Ddp all = sharded ? null : Ddp.create(comm, fc1.and("fc2.weight", w2, CLASSES, HIDDEN).and("fc2.bias", b2));
+                Optimizer opt = (sharded ? Optimizer.adamW(rows) : Optimizer.adamW(all)).lr(0.003).build();
                 Sampler data = Sampler.of(comm, trainX.size()).seed(seed).build();
                 Saver saver = Saver.at(comm, Path.of(options.get("--checkpoints"))).keepLatest(3)
                         .format(options.get("--format"))
                         .progress(number("--progress") > 0 && comm.rank() == 0 ? Digits::showBar : (p, d, t) -> {}).open()) {
             final boolean first = comm.rank() == 0;
-            final State state = State.of("model", ddp).with("optim", opt).with("data", data);
+            final State state = (sharded ? State.of("model", rows) : State.of("model", all))
+                    .with("optim", opt).with("data", data);
+            ddp = all;
+            fsdp = rows;
             long step = saver.resume(state); // 0 when there is nothing yet
             print(first, "digits: %d ranks, %s", comm.worldSize(),
                     step == 0 ? "from the beginning" : "resumed after step " + step);
@@ -53,9 +70,7 @@ public final class Digits {
             boolean stop = false;
             while (step < steps && !stop) {
                 final long began = System.nanoTime();
-                ddp.zeroGrad();
-                final double loss = forwardBackward(data.batch(batch), ddp);
-                ddp.await(); // every gradient is the average of all ranks now
+                final double loss = forwardBackward(data.batch(batch));
                 opt.step();
                 if (++step % 10 == 0 || step == steps) {
                     print(first, "step %d/%d loss %.4f", step, steps, loss);
@@ -71,64 +86,109 @@ public final class Digits {
             if (stop) {
                 print(first, "digits: stopped after step %d", step);
             } else {
-                log(comm, step, "accuracy", accuracy());
-                print(first, "held-out accuracy %.4f", accuracy());
+                final double accuracy = accuracy();
+                log(comm, step, "accuracy", accuracy);
+                print(first, "held-out accuracy %.4f", accuracy);
             }
             comm.finish();
         }
     }
 
-    /** The mean loss over the batch; adds its gradients to those of {@code ddp}. */
-    double forwardBackward(long[] samples, Ddp ddp) {
-        final FloatBuffer gw1 = ddp.grad(0), gb1 = ddp.grad(1), gw2 = ddp.grad(2), gb2 = ddp.grad(3);
-        final float[] h = new float[HIDDEN], logits = new float[CLASSES], dh = new float[HIDDEN];
+    /** A pass over a layer begins: sharded parameters are whole until its end, gradients are there in the backward pass. */
+    void begin(int layer, boolean backward) {
+        if (sharded) pass = backward ? fsdp.backward(layer) : fsdp.forward(layer);
+        for (int i = 2 * layer; i < 2 * layer + 2; ++i) {
+            if (sharded) value[i] = pass.param(i);
+            if (!backward) continue;
+            grad[i] = sharded ? pass.grad(i) : ddp.grad(i);
+            for (int k = 0; k < grad[i].limit(); ++k) grad[i].put(k, 0);
+        }
+    }
+
+    /** It ends: gradients are on their way to the other ranks. */
+    void end(int layer, boolean backward) {
+        if (sharded && backward) pass.ready();
+        if (sharded) pass.close();
+        for (int i = 2 * layer; !sharded && backward && i < 2 * layer + 2; ++i) ddp.ready(i);
+    }
+
+    /** The mean loss over the batch; its gradients are the average of all ranks then. */
+    double forwardBackward(long[] samples) {
+        final int n = samples.length;
+        final float[][] h = new float[n][HIDDEN], p = new float[n][CLASSES];
         double loss = 0;
-        for (long sample : samples) {
-            final float[] x = trainX.get((int) sample);
-            final int y = trainY.get((int) sample);
-            final float max = logits[forward(x, h, logits)];
+        begin(0, false);
+        for (int s = 0; s < n; ++s) hiddenLayer(trainX.get((int) samples[s]), h[s]);
+        end(0, false);
+        begin(1, false);
+        for (int s = 0; s < n; ++s) {
+            final int y = trainY.get((int) samples[s]);
+            final float max = p[s][logits(h[s], p[s])];
             float sum = 0;
-            for (float logit : logits) sum += (float) Math.exp(logit - max);
-            loss += (Math.log(sum) + max - logits[y]) / samples.length;
-            Arrays.fill(dh, 0);
+            for (float logit : p[s]) sum += (float) Math.exp(logit - max);
+            loss += (Math.log(sum) + max - p[s][y]) / n;
+            for (int c = 0; c < CLASSES; ++c) p[s][c] = ((float) Math.exp(p[s][c] - max) / sum - (c == y ? 1 : 0)) / n;
+        }
+        end(1, false);
+        begin(1, true);
+        for (int s = 0; s < n; ++s) { // p is the gradient of the logits now
+            final float[] dh = new float[HIDDEN];
             for (int c = 0; c < CLASSES; ++c) {
-                final float d = ((float) Math.exp(logits[c] - max) / sum - (c == y ? 1 : 0)) / samples.length;
-                gb2.put(c, gb2.get(c) + d);
+                final float d = p[s][c];
+                grad[3].put(c, grad[3].get(c) + d);
                 for (int j = 0; j < HIDDEN; ++j) {
-                    gw2.put(c * HIDDEN + j, gw2.get(c * HIDDEN + j) + d * h[j]);
-                    dh[j] += d * w2.get(c * HIDDEN + j);
+                    grad[2].put(c * HIDDEN + j, grad[2].get(c * HIDDEN + j) + d * h[s][j]);
+                    dh[j] += d * value[2].get(c * HIDDEN + j);
                 }
             }
+            for (int j = 0; j < HIDDEN; ++j) h[s][j] = h[s][j] > 0 ? dh[j] : 0; // from here on its gradient
+        }
+        end(1, true);
+        begin(0, true);
+        for (int s = 0; s < n; ++s) {
+            final float[] x = trainX.get((int) samples[s]);
             for (int j = 0; j < HIDDEN; ++j) {
-                if (h[j] <= 0) continue;
-                gb1.put(j, gb1.get(j) + dh[j]);
-                for (int i = 0; i < PIXELS; ++i) gw1.put(j * PIXELS + i, gw1.get(j * PIXELS + i) + dh[j] * x[i]);
+                final float d = h[s][j];
+                if (d == 0) continue;
+                grad[1].put(j, grad[1].get(j) + d);
+                for (int i = 0; i < PIXELS; ++i) grad[0].put(j * PIXELS + i, grad[0].get(j * PIXELS + i) + d * x[i]);
             }
         }
-        for (int i = 3; i >= 0; --i) ddp.ready(i); // with a larger model: as soon as each is there
+        end(0, true);
+        if (sharded) fsdp.await();
+        else ddp.await();
         return loss;
     }
 
-    /** Fills h and logits; returns the likeliest digit. */
-    int forward(float[] x, float[] h, float[] logits) {
+    void hiddenLayer(float[] x, float[] h) {
         for (int j = 0; j < HIDDEN; ++j) {
-            float sum = b1.get(j);
-            for (int i = 0; i < PIXELS; ++i) sum += w1.get(j * PIXELS + i) * x[i];
+            float sum = value[1].get(j);
+            for (int i = 0; i < PIXELS; ++i) sum += value[0].get(j * PIXELS + i) * x[i];
             h[j] = Math.max(sum, 0);
         }
+    }
+
+    /** Fills the logits; returns the likeliest digit. */
+    int logits(float[] h, float[] logits) {
         int best = 0;
         for (int c = 0; c < CLASSES; ++c) {
-            logits[c] = b2.get(c);
-            for (int j = 0; j < HIDDEN; ++j) logits[c] += w2.get(c * HIDDEN + j) * h[j];
+            logits[c] = value[3].get(c);
+            for (int j = 0; j < HIDDEN; ++j) logits[c] += value[2].get(c * HIDDEN + j) * h[j];
             if (logits[c] > logits[best]) best = c;
         }
         return best;
     }
 
     double accuracy() {
-        final float[] h = new float[HIDDEN], logits = new float[CLASSES];
-        return IntStream.range(0, testX.size()).filter(i -> forward(testX.get(i), h, logits) == testY.get(i)).count()
-                / (double) testX.size();
+        final float[][] h = new float[testX.size()][HIDDEN];
+        begin(0, false);
+        for (int i = 0; i < h.length; ++i) hiddenLayer(testX.get(i), h[i]);
+        end(0, false);
+        begin(1, false);
+        final float[] p = new float[CLASSES];
+        final double right = IntStream.range(0, h.length).filter(i -> logits(h[i], p) == testY.get(i)).count();
+        end(1, false);
+        return right / h.length;
     }
 
     /** The same values in every language: SplitMix64, scaled by the number of inputs. */

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Digits: a 64-128-10 network learns handwritten digits, data-parallel, on any number of ranks, with checkpoints.
+"""Digits: a 64-128-10 network learns handwritten digits, data-parallel or fully sharded, on any number of ranks.
 
     python digits.py                            alone
     tessera run -n 4 python digits.py           four ranks
+    tessera run -n 4 python digits.py --parallel fsdp
     tessera run -n 1 digits_c : -n 3 python digits.py
 
 Forward and backward are plain NumPy; all that is distributed is `tessera`. examples/README.md says what the four
@@ -59,32 +60,84 @@ def initial_values(seed):
     return params
 
 
-def forward(params, x):
-    """Hidden activations and logits of a batch."""
-    hidden = np.maximum(x @ params["fc1.weight"].T + params["fc1.bias"], 0)
-    return hidden, hidden @ params["fc2.weight"].T + params["fc2.bias"]
+def hidden_layer(params, x):
+    return np.maximum(x @ params["fc1.weight"].T + params["fc1.bias"], 0)
 
 
-def forward_backward(params, ddp, x, labels):
-    """Writes the gradients of the mean cross-entropy, says each layer ready, and returns the loss."""
-    hidden, logits = forward(params, x)
+def logits_of(params, hidden):
+    return hidden @ params["fc2.weight"].T + params["fc2.bias"]
+
+
+def loss_of(logits, labels):
+    """The mean cross-entropy and its gradient."""
     logits -= logits.max(axis=1, keepdims=True)
     log_sum = np.log(np.exp(logits).sum(axis=1, keepdims=True))
     rows = np.arange(len(labels))
     loss = float((log_sum[:, 0] - logits[rows, labels]).mean())
-
     d_logits = np.exp(logits - log_sum)
     d_logits[rows, labels] -= 1
-    d_logits /= np.float32(len(labels))
-    np.matmul(d_logits.T, hidden, out=ddp.grads["fc2.weight"])
-    np.sum(d_logits, axis=0, out=ddp.grads["fc2.bias"])
-    ddp.ready("fc2.weight", "fc2.bias")  # reduced in the background while fc1's are computed
+    return loss, d_logits / np.float32(len(labels))
 
-    d_hidden = (d_logits @ params["fc2.weight"]) * (hidden > 0)
-    np.matmul(d_hidden.T, x, out=ddp.grads["fc1.weight"])
-    np.sum(d_hidden, axis=0, out=ddp.grads["fc1.bias"])
-    ddp.ready("fc1.weight", "fc1.bias")
-    return loss
+
+def fc2_backward(params, grads, hidden, d_logits):
+    np.matmul(d_logits.T, hidden, out=grads["fc2.weight"])
+    np.sum(d_logits, axis=0, out=grads["fc2.bias"])
+    return (d_logits @ params["fc2.weight"]) * (hidden > 0)
+
+
+def fc1_backward(grads, x, d_hidden):
+    np.matmul(d_hidden.T, x, out=grads["fc1.weight"])
+    np.sum(d_hidden, axis=0, out=grads["fc1.bias"])
+
+
+class DataParallel:
+    """Every rank has all parameters."""
+
+    def __init__(self, comm, params):
+        self.params = params
+        self.model = ts.DDP(comm, params)
+
+    def forward_backward(self, x, labels):
+        """Returns the loss; the gradients are the average of all ranks then."""
+        hidden = hidden_layer(self.params, x)
+        loss, d_logits = loss_of(logits_of(self.params, hidden), labels)
+        d_hidden = fc2_backward(self.params, self.model.grads, hidden, d_logits)
+        self.model.ready("fc2.weight", "fc2.bias")  # reduced in the background while fc1's are computed
+        fc1_backward(self.model.grads, x, d_hidden)
+        self.model.ready("fc1.weight", "fc1.bias")
+        self.model.wait()
+        return loss
+
+    def logits(self, x):
+        return logits_of(self.params, hidden_layer(self.params, x))
+
+
+class FullySharded:
+    """Every rank has its rows; a layer is whole while it computes."""
+
+    def __init__(self, comm, params):
+        layers = ("fc1", "fc2")
+        units = {layer: {name: params[name] for name in params if name.startswith(layer)} for layer in layers}
+        self.model = ts.FSDP(comm, units)
+
+    def forward_backward(self, x, labels):
+        with self.model.forward("fc1") as params:
+            hidden = hidden_layer(params, x)
+        with self.model.forward("fc2") as params:
+            loss, d_logits = loss_of(logits_of(params, hidden), labels)
+        with self.model.backward("fc2") as (params, grads):
+            d_hidden = fc2_backward(params, grads, hidden, d_logits)
+        with self.model.backward("fc1") as (_, grads):
+            fc1_backward(grads, x, d_hidden)
+        self.model.wait()
+        return loss
+
+    def logits(self, x):
+        with self.model.summon_full_params() as params:
+            return logits_of(params, hidden_layer(params, x))
+
+
+PARALLEL = {"ddp": DataParallel, "fsdp": FullySharded}
 
 
 def show_bar(phase, done, total):
@@ -98,13 +151,12 @@ def show_bar(phase, done, total):
 def train(options, training, held_out):
     with ts.init() as comm:
         first = comm.rank == 0
-        params = initial_values(options.seed)
-        ddp = ts.DDP(comm, params)
-        opt = ts.AdamW(ddp, lr=0.003)
+        network = PARALLEL[options.parallel](comm, initial_values(options.seed))
+        opt = ts.AdamW(network.model, lr=0.003)
         data = ts.Sampler(comm, length=len(training[0]), seed=options.seed)
         progress = show_bar if options.progress and first else None
         saver = ts.Saver(comm, options.checkpoints, keep_latest=3, format=options.format, progress=progress)
-        state = ts.State(model=ddp, optim=opt, data=data)
+        state = ts.State(model=network.model, optim=opt, data=data)
 
         step = saver.resume(state)  # 0 when there is nothing yet
         if first:
@@ -115,8 +167,7 @@ def train(options, training, held_out):
         stop = False
         while step < options.steps and not stop:
             batch = data.batch(options.batch)
-            loss = forward_backward(params, ddp, training[0][batch], training[1][batch])
-            ddp.wait()  # the gradients are the average of all ranks now
+            loss = network.forward_backward(training[0][batch], training[1][batch])
             opt.step()
             step += 1
             if step % 10 == 0 or step == options.steps:
@@ -133,7 +184,7 @@ def train(options, training, held_out):
             if first:
                 print(f"digits: stopped after step {step}", flush=True)
             return
-        predicted = forward(params, held_out[0])[1].argmax(axis=1)
+        predicted = network.logits(held_out[0]).argmax(axis=1)
         accuracy = float((predicted == held_out[1]).mean())
         log(options, comm, step=step, accuracy=round(accuracy, 6))
         if first:
@@ -160,6 +211,12 @@ def number(least):
     return parse
 
 
+def parallel(text):
+    if text not in PARALLEL:
+        raise argparse.ArgumentTypeError(f'cannot be "{text}": ddp or fsdp')
+    return text
+
+
 def usage_error(message):
     message = re.sub(r"^argument (--[a-z-]+):", r"\1", message)  # as the other languages' versions say it
     print(f"digits: {message}; see examples/README.md", file=sys.stderr)
@@ -177,6 +234,7 @@ def parse_options():
     parser.add_argument("--seed", type=number(0), default=7)
     parser.add_argument("--log")
     parser.add_argument("--format", default="tessera")
+    parser.add_argument("--parallel", type=parallel, default="ddp")
     parser.add_argument("--pace", type=number(0), default=0)
     parser.add_argument("--progress", type=number(0), default=0)
     return parser.parse_args()

@@ -479,4 +479,18 @@ void append_json_double(std::string& out, double value) {
     if (text.find_first_of(".e") == std::string_view::npos) out += ".0";
 }
 
+std::string readable_utf8(std::string_view text) {
+    if (is_utf8(text)) return std::string(text);
+    constexpr size_t longest = 4;
+    std::string out;
+    while (!text.empty()) {
+        size_t size = 1;
+        while (size <= std::min(longest, text.size()) && !is_utf8(text.substr(0, size))) ++size;
+        const bool found = size <= std::min(longest, text.size());
+        out += found ? text.substr(0, size) : "?";
+        text.remove_prefix(found ? size : 1);
+    }
+    return out;
+}
+
 }  // namespace tsr

@@ -88,4 +88,8 @@ void append_json_escaped(std::string& out, std::string_view text);  // without t
 void append_json_double(std::string& out, double value);
 [[nodiscard]] bool is_utf8(std::string_view text);
 
+// `text` with a '?' for each byte that is not UTF-8: a message that was cut short, or that is in another encoding, still
+// deserves to be read.
+[[nodiscard]] std::string readable_utf8(std::string_view text);
+
 }  // namespace tsr

@@ -117,7 +117,6 @@ void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& op
         for (const auto& [name, value] : values) {
             if (!private_rank(name)) job.values.insert_or_assign(name, value);
         }
-        job.metrics = state.metrics();
     });
 }
 

@@ -34,7 +34,7 @@ struct SaveJob {
     int64_t data_bytes = 0;
     Values values;  // rank 0's, with every rank's private ones
     Aliases aliases;
-    Values metrics;
+    Values metrics;              // this rank's; rank 0's are saved
     std::optional<Error> error;  // what this rank votes next
     bool begun = false;          // rank 0 made the directory
 
@@ -57,7 +57,7 @@ std::optional<Error> attempt(Body&& body) {
     }
 }
 
-// Collective. Fills `job`, whose step is set; throws the same error on every rank if they do not agree. A rank's own
+// Collective. Fills `job`, whose step and metrics are set; throws the same error on every rank if they do not agree. A rank's own
 // failure after that waits in job.error for the next vote, on which the others already count.
 void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, PlanCache& plans, SaveJob& job,
                     const State& state);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <functional>
+#include <map>
 #include <optional>
 
 #include "base/crc32c.hpp"
@@ -60,7 +62,20 @@ Checkpoint::Checkpoint(std::string path, std::string text, Manifest manifest)
 }
 
 std::shared_ptr<const Checkpoint> Checkpoint::open(const std::string& path, FileSystem& files, Hold hold) {
-    const Found found = resolve_checkpoint(files, path);
+    for (Found found = resolve_checkpoint(files, path);;) {
+        try {
+            return open_found(found, files, hold);
+        } catch (const Error& error) {
+            if (error.code() != Code::not_found) throw;
+            // A job that saves under a root removes what it has replaced: then the path means another save by now.
+            Found again = resolve_checkpoint(files, path);
+            if (again.path == found.path) throw;
+            found = std::move(again);
+        }
+    }
+}
+
+std::shared_ptr<const Checkpoint> Checkpoint::open_found(const Found& found, FileSystem& files, Hold hold) {
     const auto of_torch = [&](TorchCheckpoint opened) {
         return of_foreign(found.path, std::move(opened.manifest), std::move(opened.contents));
     };
@@ -107,7 +122,8 @@ const std::string& Checkpoint::manifest_text() const {
     return text_;
 }
 
-std::string Checkpoint::content_text() const {
+std::string Checkpoint::identity() const {
+    if (!manifest_.save_id.empty()) return manifest_.save_id;
     Manifest manifest = manifest_;
     manifest.committed.clear();  // of what has no manifest that is the time of a file, which copies do not share
     return manifest.dump();
@@ -153,8 +169,7 @@ LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
     if (options.comm == nullptr || options.comm->world_size() == 1) return load_with(nullptr, state, options);
     // A chunk that one rank reads for others is checked as that rank was asked to.
     const bool verified = options.verify == Verify::blocks;
-    const std::string id = manifest_.save_id.empty() ? content_text() : manifest_.save_id;
-    const HostReads::Source source{fmt::format("{} {}", verified, id),
+    const HostReads::Source source{fmt::format("{} {}", verified, identity()),
                                    fmt::format("{}{}", path_, verified ? "" : " unverified")};
     HostReads host(options.comm, source, options.least_shared_bytes);
     LoadReport report;
@@ -185,6 +200,32 @@ LoadReport Checkpoint::load_with(HostReads* host, State& state, const LoadOption
     state.apply(plan.values, plan.sources_left_alone);
     return std::move(plan.report);
 }
+
+namespace {
+
+// Names that share memory are loaded as they are saved, once, from the first of them: what a checkpoint of untied names has
+// of the others may differ, and threads would write it there at the same time.
+void keep_first_of_tied(std::vector<Wanted>& wanted) {
+    std::vector<const std::byte*> memory;
+    memory.reserve(wanted.size());
+    for (const Wanted& one : wanted) {
+        if (!one.box->empty()) memory.push_back(one.memory);
+    }
+    std::sort(memory.begin(), memory.end(), std::less<>());
+    if (std::adjacent_find(memory.begin(), memory.end()) == memory.end()) return;  // mostly none is tied
+    std::map<const std::byte*, std::vector<Wanted>> kept;
+    std::vector<Wanted> first;
+    for (const Wanted& one : wanted) {
+        std::vector<Wanted>& here = kept[one.memory];
+        const auto is_same = [&](const Wanted& other) { return other.dtype == one.dtype && *other.box == *one.box; };
+        if (!one.box->empty() && std::any_of(here.begin(), here.end(), is_same)) continue;
+        here.push_back(one);
+        first.push_back(one);
+    }
+    wanted = std::move(first);
+}
+
+}  // namespace
 
 Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions& options) const {
     LoadPlan plan;
@@ -248,6 +289,7 @@ Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions
         ++of_state;
     });
     for (; of_state != state.tensors().end(); ++of_state) not_saved(of_state->first);
+    keep_first_of_tied(plan.wanted);
 
     // Private values belong to their rank; one that this world has more or less than the saved one is no difference.
     const Values own = state.collect();

@@ -16,6 +16,7 @@
 #include "checkpoint/io/file_system.hpp"
 #include "checkpoint/load_names.hpp"
 #include "checkpoint/native/manifest.hpp"
+#include "checkpoint/native/root.hpp"
 #include "checkpoint/state.hpp"
 #include "comm/communicator.hpp"
 
@@ -78,6 +79,8 @@ class Checkpoint {
     // Read again, or made of formats that have none, when it is first asked for.
     [[nodiscard]] const std::string& manifest_text() const;
     [[nodiscard]] const std::vector<std::string>& names() const { return names_; }  // tensors and aliases, sorted
+    // That of its save; of formats that have none the same of equal copies.
+    [[nodiscard]] std::string identity() const;
 
     // One whole tensor into contiguous CPU memory of its dtype and shape.
     void read(std::string_view name, const Tensor& into, const LoadOptions& options = {}) const;
@@ -110,10 +113,10 @@ class Checkpoint {
 
    private:
     Checkpoint(std::string path, std::string text, Manifest manifest);
+    [[nodiscard]] static std::shared_ptr<const Checkpoint> open_found(const Found& found, FileSystem& files, Hold hold);
     [[nodiscard]] static std::shared_ptr<Checkpoint> of_foreign(std::string path, Manifest manifest,
                                                                 std::unique_ptr<const Contents> contents);
     LoadReport load_with(HostReads* host, State& state, const LoadOptions& options) const;
-    [[nodiscard]] std::string content_text() const;  // the same of equal copies
     [[noreturn]] void throw_unreadable(std::string_view name) const;
 
     std::string path_;

@@ -97,8 +97,10 @@ ExportSelection select(const Checkpoint& source, const ExportOptions& options, E
     return selection;
 }
 
-Digest digest_of_export(const ExportSelection& selection, const std::string& directory, const ExportOptions& options) {
-    std::string text = fmt::format("{}\n{} {}\n", directory, static_cast<int>(options.format), options.shard_bytes);
+Digest digest_of_export(const Checkpoint& source, const ExportSelection& selection, const std::string& directory,
+                        const ExportOptions& options) {
+    std::string text = fmt::format("{}\n{}\n{} {}\n", source.identity(), directory, static_cast<int>(options.format),
+                                   options.shard_bytes);
     for (const ExportEntry& entry : selection.entries) {
         text += fmt::format("{}\n{} {} {}\n", entry.name, entry.source, name_of(entry.box.dtype),
                             entry.box.box.sizes.str());
@@ -153,7 +155,7 @@ Exported export_checkpoint(const Checkpoint& source, Peers& peers, const std::st
     };
     const auto prepared = attempt([&] {
         selection = select(source, options, exported);
-        record.digest = digest_of_export(selection, directory, options);
+        record.digest = digest_of_export(source, selection, directory, options);
         if (peers.rank() != 0) return;
         draft = std::make_unique<Draft>(files, directory);
         std::copy_n(draft->tag().begin(), record.tag.size(), record.tag.begin());
@@ -163,8 +165,8 @@ Exported export_checkpoint(const Checkpoint& source, Peers& peers, const std::st
     for (size_t rank = 1; rank < records.size(); ++rank) {
         if (records[rank].digest == records[0].digest) continue;
         throw Error(Code::mismatch,
-                    fmt::format("rank {} exports other tensors or values than rank 0, to another directory or with "
-                                "other options",
+                    fmt::format("rank {} exports another checkpoint than rank 0, other tensors or values of it, to "
+                                "another directory or with other options",
                                 rank))
             .with_operation("export");
     }

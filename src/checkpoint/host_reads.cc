@@ -14,6 +14,7 @@
 #include "checkpoint/agreement.hpp"
 #include "checkpoint/native/rank_file.hpp"
 #include "comm/host.hpp"
+#include "comm/inner_options.hpp"
 
 namespace tsr {
 
@@ -169,9 +170,7 @@ HostReads::HostReads(const std::shared_ptr<Communicator>& comm, const Source& so
     bool any = false;
     const std::vector<int> here = neighbours(comm, all_, any);
     if (!any) return;
-    CommOptions own = comm->options();
-    own.name = fmt::format("{}.host", comm->name());
-    comm_ = comm->split(here.size() > 1 ? here.front() : -1, comm->rank(), own);
+    comm_ = comm->split(here.size() > 1 ? here.front() : -1, comm->rank(), inner_options(*comm, ".host"));
     host_ = Peers(comm_, here);
 }
 

@@ -41,21 +41,23 @@ SaveQueue::~SaveQueue() {
     }
 }
 
+bool SaveQueue::start() {
+    if (thread_.joinable()) return true;
+    try {
+        thread_ = start_thread("tsr-saver", [state = state_, begin = begin_] {
+            begin();
+            loop(state);
+        });
+        return true;
+    } catch (const std::system_error& error) {
+        log::warning("no thread for a save in the background ({}); it runs in the foreground", error.what());
+        return false;
+    }
+}
+
 void SaveQueue::push(SavePtr save) {
     save->number = ++pushed_;
-    if (!thread_.joinable()) {
-        try {
-            thread_ = start_thread("tsr-saver", [state = state_, begin = begin_] {
-                begin();
-                loop(state);
-            });
-        } catch (const std::system_error& error) {
-            // The other ranks count on this one's votes.
-            log::warning("no thread for a save in the background ({}); it runs in the foreground", error.what());
-            run(*state_, save);
-            return;
-        }
-    }
+    if (!thread_.joinable()) return run(*state_, save);
     {
         const std::lock_guard lock(state_->mutex);
         save->at_once = state_->waiting.empty() && state_->running == nullptr;

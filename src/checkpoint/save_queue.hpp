@@ -51,7 +51,9 @@ class SaveQueue {
     SaveQueue(const SaveQueue&) = delete;
     SaveQueue& operator=(const SaveQueue&) = delete;
 
-    void push(SavePtr save);
+    // Whether it has a thread, as it has once this was asked, unless the system gives none.
+    bool start();
+    void push(SavePtr save);  // without a thread the save runs before this returns
     // Takes back the last save if it waits for another one; nullptr if there is none.
     [[nodiscard]] SavePtr withdraw();
     void put_back(SavePtr save);  // what withdraw() gave

@@ -12,6 +12,7 @@
 #include "checkpoint/agreement.hpp"
 #include "checkpoint/native/root.hpp"
 #include "checkpoint/torch_dcp/writer.hpp"
+#include "comm/inner_options.hpp"
 
 namespace tsr {
 
@@ -22,9 +23,8 @@ constexpr int stage_threads = 2;
 std::shared_ptr<Communicator> private_comm(const std::shared_ptr<Communicator>& comm, const SaverOptions& options,
                                            std::string_view name) {
     if (!comm || comm->world_size() == 1) return nullptr;
-    CommOptions own = comm->options();
+    CommOptions own = inner_options(*comm, fmt::format(".{}", name));
     own.timeout = options.timeout;
-    own.name = fmt::format("{}.{}", comm->name(), name);
     return comm->split(0, comm->rank(), own);
 }
 
@@ -166,11 +166,12 @@ void Saver::trim() { pool_->trim(); }
 
 int64_t Saver::staging_size() const { return pool_->size_bytes(); }
 
-void Saver::save(int64_t step, const State& state) {
+void Saver::save(int64_t step, State& state) {
     const Reentry once = enter();
-    finish_former();
     SaveJob job;
     job.step = step;
+    job.metrics = state.take_metrics();
+    finish_former();
     prepare(peers_, job, state);
     run(job);
 }
@@ -222,11 +223,12 @@ void Saver::admit() {
         fmt::format("the save of step {} was replaced by a newer one before it began (when_busy)", withdrawn->step)));
 }
 
-std::shared_ptr<SaveWork> Saver::save_async(int64_t step, const State& state) {
+std::shared_ptr<SaveWork> Saver::save_async(int64_t step, State& state) {
     const Reentry once = enter();
-    admit();
     auto job = std::make_shared<SaveJob>();
     job->step = step;
+    job->metrics = state.take_metrics();
+    admit();
     prepare(caller_peers_ ? *caller_peers_ : peers_, *job, state);
     auto save = std::make_shared<SaveQueue::Save>();
     save->step = step;
@@ -241,6 +243,17 @@ std::shared_ptr<SaveWork> Saver::save_async(int64_t step, const State& state) {
         if (!job->error) job->error = attempt([&] { job->staging->stage(stage_threads, options_.progress); });
     };
     const bool fits = job->staging->fits();
+    if (!queue_->start() && !fits && !job->error) {
+        // Nobody empties a ring while this thread fills it: the save is of the tensors themselves, before this returns.
+        job->data.clear();
+        for (size_t i = 0; i < (job->dcp ? 1 : job->headers.size()); ++i) {
+            job->data.push_back(job->staging->original(i));
+        }
+        job->staging->close();
+        job->staging = nullptr;
+        queue_->push(std::move(save));
+        return work;
+    }
     if (!job->error && !fits) {
         // In a ring the data is seen once. Where its checksums stand before it they are computed of the tensors.
         job->error = attempt([&] {

@@ -74,10 +74,11 @@ class Saver {
     Saver& operator=(const Saver&) = delete;
 
     // Returns when the checkpoint is committed; every rank throws the same error else.
-    void save(int64_t step, const State& state);
+    // It takes the state's metrics, and so does save_async, whatever comes of it.
+    void save(int64_t step, State& state);
     // Copies what this rank writes and returns; the work is done when the checkpoint is committed. If the staging memory
     // is bounded below the state's size, a part is written before this returns.
-    [[nodiscard]] std::shared_ptr<SaveWork> save_async(int64_t step, const State& state);
+    [[nodiscard]] std::shared_ptr<SaveWork> save_async(int64_t step, State& state);
     // Waits for the saves in the background; throws the first error that was not told yet, once.
     void wait();
     // Collective, at each step: whether any rank was told to stop. True on every rank from the same step on.

@@ -190,6 +190,7 @@ void State::add_all(State&& part) {
     sources_.reserve(sources_.size() + part.sources_.size());
     kept_.reserve(kept_.size() + part.kept_.size());
     barriers_.reserve(barriers_.size() + part.barriers_.size());
+    gates_.reserve(gates_.size() + part.gates_.size());
     // Nothing throws from here on.
     tensors_.merge(part.tensors_);
     version_ = nullptr;
@@ -197,6 +198,7 @@ void State::add_all(State&& part) {
     std::move(part.sources_.begin(), part.sources_.end(), std::back_inserter(sources_));
     std::move(part.kept_.begin(), part.kept_.end(), std::back_inserter(kept_));
     std::move(part.barriers_.begin(), part.barriers_.end(), std::back_inserter(barriers_));
+    std::move(part.gates_.begin(), part.gates_.end(), std::back_inserter(gates_));
 }
 
 const StateSource* State::source_of(std::string_view name) const {
@@ -280,6 +282,7 @@ std::vector<std::string> State::prefixes() const {
 
 void State::check(const Values& values, const std::set<std::string>& left_alone) const {
     const Reentry once = enter();
+    for (const auto& gate : gates_) gate();
     for (const auto& source : sources_) {
         if (!left_alone.contains(source->prefix())) source->check(under(values, source->prefix()));
     }

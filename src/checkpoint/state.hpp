@@ -4,6 +4,7 @@
 // (INVALID_STATE).
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/reentry.hpp"
@@ -68,20 +70,24 @@ class State {
     // Of a writer of some of the tensors' memory, such as an optimizer: a save may copy that memory late.
     void add_barrier(std::shared_ptr<WriteBarrier> barrier) { barriers_.push_back(std::move(barrier)); }
 
+    // Called before a load writes anything; throws if the tensors must not be written now.
+    void add_gate(std::function<void()> gate) { gates_.push_back(std::move(gate)); }
+
     [[nodiscard]] const std::vector<std::shared_ptr<WriteBarrier>>& barriers() const { return barriers_; }
     [[nodiscard]] const Tensors& tensors() const { return tensors_; }
     // Those that its tensors lie in, each once, in the order of the tensors.
     [[nodiscard]] std::vector<std::shared_ptr<SharedCopy>> shared_copies() const;
     // The same as long as the tensors are, and, while it is kept, that of no other ones.
     [[nodiscard]] std::shared_ptr<const void> tensors_version() const;
-    [[nodiscard]] const Values& metrics() const { return metrics_; }
+    [[nodiscard]] Values take_metrics() { return std::exchange(metrics_, {}); }  // for the save that begins
     // Whether it has no tensors, sources and metrics.
     [[nodiscard]] bool has_values_alone() const { return tensors_.empty() && sources_.empty() && metrics_.empty(); }
     // All values, those of the sources as they are now.
     [[nodiscard]] Values collect() const;
     // Of its sources.
     [[nodiscard]] std::vector<std::string> prefixes() const;
-    // Throws if a source refuses its part of the values of a load. Sources of these prefixes are not asked.
+    // Throws what a gate does, or if a source refuses its part of the values of a load. Sources of these prefixes are not
+    // asked.
     void check(const Values& values, const std::set<std::string>& left_alone) const;
     // Takes values of a load, one for each of collect(): every source but those that are left alone gets what is under its
     // prefix, the others are set.
@@ -104,6 +110,7 @@ class State {
     std::vector<std::shared_ptr<StateSource>> sources_;
     std::vector<std::shared_ptr<const void>> kept_;
     std::vector<std::shared_ptr<WriteBarrier>> barriers_;
+    std::vector<std::function<void()>> gates_;
 };
 
 // Throws INVALID_ARGUMENT unless `name` is UTF-8 of 1 to max_name_bytes bytes without control characters.

@@ -10,6 +10,7 @@
 #include "comm/backend.hpp"
 #include "comm/group.hpp"
 #include "comm/host.hpp"
+#include "comm/inner_options.hpp"
 #include "comm/rendezvous.hpp"
 #include "comm/transport.hpp"
 
@@ -143,6 +144,13 @@ CommOptions CommOptions::from_environment() {
     if (const auto ms = env_number("TESSERA_TIMEOUT_MS", 1, INT32_MAX)) options.timeout = milliseconds{*ms};
     if (const auto ms = env_number("TESSERA_HEARTBEAT_TIMEOUT_MS", 0, INT32_MAX)) options.heartbeat = milliseconds{*ms};
     if (const char* text = std::getenv("TESSERA_BACKEND"); text != nullptr && *text != '\0') options.backend = text;
+    return options;
+}
+
+CommOptions inner_options(const Communicator& parent, std::string_view suffix) {
+    CommOptions options = parent.options();
+    options.name.resize(std::min(options.name.size(), max_name_size - std::min(max_name_size, suffix.size())));
+    options.name += suffix;
     return options;
 }
 

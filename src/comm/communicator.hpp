@@ -30,6 +30,7 @@ struct CommOptions {
     std::string name = "world";
     std::string host_id;  // empty: that of the communicator which is split, else comm/host.hpp's
     std::shared_ptr<FlightRequests> flight_requests;  // that the communicator answers; none: nobody asks
+    bool bound = false;  // what is split with this is aborted when the one that it is split from is
 
     [[nodiscard]] static CommOptions from_environment();
 };

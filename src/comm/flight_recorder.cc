@@ -53,6 +53,11 @@ uint64_t FlightRecorder::record(FlightState state, uint64_t sequence, const Oper
     const uint64_t ticket = last_.fetch_add(1, std::memory_order_relaxed) + 1;
     Slot& place = slot(ticket);
     const uint64_t version = take(place.version);
+    // A thread that slept here while others went once round the ring comes too late: newer entries stay.
+    if (place.word(offsetof(FlightEntry, ticket)).load(std::memory_order_relaxed) > ticket) {
+        place.version.store(version + 2, std::memory_order_release);
+        return ticket;
+    }
     const uint64_t now = ticks();
     const auto set = [&](size_t offset, uint64_t value) { place.word(offset).store(value, std::memory_order_release); };
     set(offsetof(FlightEntry, ticket), ticket);
@@ -122,18 +127,13 @@ TickScale FlightRecorder::scale() const {
 namespace {
 
 std::string header_line(const FlightOrigin& origin, size_t count, const std::optional<Error>& error) {
-    Json::Object header{{"tessera_flight", 1},
-                        {"name", origin.name},
-                        {"id", origin.id},
-                        {"rank", origin.rank},
-                        {"world_size", origin.world_size},
-                        {"transport", origin.transport},
-                        {"host", host_name()},
-                        {"pid", int64_t{::getpid()}},
-                        {"entries", static_cast<uint64_t>(count)}};
+    Json::Object header{
+        {"tessera_flight", 1}, {"name", readable_utf8(origin.name)}, {"id", origin.id},
+        {"rank", origin.rank}, {"world_size", origin.world_size},    {"transport", origin.transport},
+        {"host", host_name()}, {"pid", int64_t{::getpid()}},         {"entries", static_cast<uint64_t>(count)}};
     if (error) {
         header.push_back(
-            {"error", Json::Object{{"code", code_name(error->code())}, {"message", std::string(error->what())}}});
+            {"error", Json::Object{{"code", code_name(error->code())}, {"message", readable_utf8(error->what())}}});
     }
     return Json(std::move(header)).dump();
 }
@@ -158,7 +158,7 @@ std::string entry_line(const FlightEntry& entry, const TickScale& scale) {
     line.push_back({"count", operation.count});
     line.push_back({"bytes", operation.size_bytes()});
     const std::string_view label(operation.label.data(), ::strnlen(operation.label.data(), operation.label.size()));
-    if (!label.empty() && is_utf8(label)) line.push_back({"label", label});
+    if (!label.empty()) line.push_back({"label", readable_utf8(label)});
     line.push_back({"issued_us", us(entry.issued)});
     line.push_back({"started_us", us(entry.started)});
     line.push_back({"ended_us", us(entry.ended)});

@@ -224,19 +224,20 @@ void Group::abort(const std::string& reason) {
     poison(Error(Code::aborted, fmt::format("rank {} aborted communicator '{}'{}{}", rank_, options_.name,
                                             reason.empty() ? "" : ": ", reason))
                .with_rank(rank_));
+    abort_splits(reason, Splits::bound);
 }
 
-void Group::abort_splits(const std::string& reason) {
+void Group::abort_splits(const std::string& reason, Splits which) {
     std::vector<std::weak_ptr<Group>> splits;
     {
         const std::lock_guard lock(mutex_);
         splits = splits_;
     }
     for (const auto& weak : splits) {
-        if (const auto split = weak.lock()) {
-            split->abort(reason);
-            split->abort_splits(reason);
-        }
+        const auto split = weak.lock();
+        if (!split || (which == Splits::bound && !split->options_.bound)) continue;
+        split->abort(reason);
+        split->abort_splits(reason, which);
     }
 }
 
@@ -275,10 +276,10 @@ void Group::finalize() {
 
 std::shared_ptr<Buffer> Group::allocate(size_t size) {
     const Call once = enter();
-    refuse_own_thread();
-    throw_if_unusable();
-    await_queue();
-    throw_if_unusable();
+    if (!runs_inline()) {
+        await_queue();
+        throw_if_unusable();
+    }
     const uint64_t sequence = ++collectives_;
     Request request;
     request.collective = Collective::allocate;

@@ -170,7 +170,8 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
 
     // Keeps the first error of the communicator and tells the peers.
     void poison(const Error& error);
-    void abort_splits(const std::string& reason);  // those split from this one, and from them
+    enum class Splits { all, bound };
+    void abort_splits(const std::string& reason, Splits which);  // those split from this one, and from them
     // Leaves the flight record in TESSERA_TRACE_DIR, once: at the first failure, else at the end.
     void tell_flight() noexcept;
     void tell_flight(const std::string& directory) const noexcept;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/fingerprint.hpp"
+#include "comm/inner_options.hpp"
 
 namespace tsr {
 
@@ -26,11 +27,9 @@ DeviceMesh::DeviceMesh(Communicator& comm, MeshShape shape)
 // The communicator of the ranks that differ from this one in `dims` alone, in row-major order.
 std::shared_ptr<Communicator> DeviceMesh::join(Communicator& comm, const std::vector<int>& dims,
                                                const std::string& name) const {
-    CommOptions options = comm.options();
-    options.name = comm.name() + "/" + name;
     int first = rank_;
     for (const int dim : dims) first = all_.first_of_group(first, dim);
-    std::shared_ptr<Communicator> group = comm.split(first, rank_, options);
+    std::shared_ptr<Communicator> group = comm.split(first, rank_, inner_options(comm, "/" + name));
     // The mesh leaves it, or the last of its slices.
     Communicator* const it = group.get();
     return {it, [group = std::move(group)](Communicator*) { group->leave(); }};

@@ -49,7 +49,12 @@ class Group::Prepared final : public Plan {
         }
         task_.work->begin_again();
         task_.ticket = group_->flight_.queued(task_.operation);
-        group_->enqueue(task_);
+        try {
+            group_->enqueue(task_);
+        } catch (...) {  // no thread, no memory: nothing was started that could be waited for
+            task_.work->finish(current_error());
+            throw;
+        }
     }
 
     const std::shared_ptr<Group> group_;

@@ -251,7 +251,13 @@ Peer make_peer(int rank, int world_size, const CommOptions& options, const Endpo
     peer.start_time = process_start_time(peer.pid).value_or(0);
     peer.pid_namespace = pid_namespace();
     peer.endpoint = endpoint.name();
-    copy_text(peer.host_id, host_id(options.host_id));
+    const std::string host = host_id(options.host_id);
+    if (host.size() >= peer.host_id.size()) {  // cut short it could be another host's
+        throw Error(Code::invalid_argument, fmt::format("the host id '{}...' (TESSERA_HOST_ID) has {} bytes; {} are "
+                                                        "possible",
+                                                        host.substr(0, 32), host.size(), peer.host_id.size() - 1));
+    }
+    copy_text(peer.host_id, host);
     copy_text(peer.host_name, host_name());
     copy_text(peer.backend, options.backend);
     return peer;

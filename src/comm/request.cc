@@ -125,10 +125,11 @@ void check_apart(const Request& request, std::initializer_list<std::span<const T
 
 void check_counts(const Request& request, const Tensor& whole, const char* whole_name, const Tensor& part,
                   const char* part_name, int world_size) {
-    if (whole.numel() != part.numel() * world_size) {
-        refuse(request, "{} has {} elements; {} ranks times the {}'s {} make {}", whole_name, whole.numel(), world_size,
-               part_name, part.numel(), part.numel() * world_size);
-    }
+    int64_t all = 0;
+    const bool fits = !__builtin_mul_overflow(part.numel(), int64_t{world_size}, &all);
+    if (fits && whole.numel() == all) return;
+    refuse(request, "{} has {} elements; {} ranks times the {}'s {} make {}", whole_name, whole.numel(), world_size,
+           part_name, part.numel(), fits ? fmt::to_string(all) : "more than any tensor has");
 }
 
 // Of an all_gather or a reduce_scatter of a list: tensors and their parts, one of which is this rank's.

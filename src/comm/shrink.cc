@@ -129,7 +129,8 @@ std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
     // Whoever is still in an operation of the old one, or of one split from it, comes here too.
     if (!poisoned_.load(std::memory_order_acquire)) abort("it is shrunk to the ranks that are left");
     abort_splits(fmt::format("communicator '{}', of which it is a part, is shrunk to the ranks that are left ({})",
-                             options_.name, error()->what()));
+                             options_.name, error()->what()),
+                 Splits::all);
     await_queue();
 
     std::vector<int> candidates(static_cast<size_t>(world_size_));

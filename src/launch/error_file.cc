@@ -22,18 +22,7 @@ namespace {
 
 constexpr size_t max_file_bytes = size_t{1} << 20;
 
-// JSON must be UTF-8; a message that is not still deserves to be read.
-std::string readable_text(std::string_view text) {
-    std::string out(text.substr(0, max_file_bytes / 4));
-    while (!out.empty() && text.size() > out.size() && (static_cast<unsigned char>(out.back()) & 0xc0) == 0x80) {
-        out.pop_back();  // do not end inside a character
-    }
-    if (is_utf8(out)) return out;
-    for (char& c : out) {
-        if (static_cast<unsigned char>(c) >= 0x80) c = '?';
-    }
-    return out;
-}
+std::string readable_text(std::string_view text) { return readable_utf8(text.substr(0, max_file_bytes / 4)); }
 
 // Both launchers' forms: {"message": {"message": m, "extraInfo": {...}}} and {"message": m}.
 RecordedError parse(const std::string& text, const std::string& path) {

@@ -24,7 +24,10 @@ void EventLog::write(const char* event, double time, Json::Object fields) {
     Json line{Json::Object{}};
     line.set("event", event);
     line.set("time", time);
-    for (Json::Member& field : fields) line.set(field.key, std::move(field.value));
+    for (Json::Member& field : fields) {
+        if (field.value.is(Json::Kind::string)) field.value = readable_utf8(field.value.as_string());  // a rank's words
+        line.set(field.key, std::move(field.value));
+    }
     const std::string text = line.dump() + "\n";
     if (write_whole(file_.get(), text)) return;
     log::warning("{}", os_error(fmt::format("writing the events file {} fails", path_), errno).what());

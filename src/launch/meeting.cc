@@ -73,8 +73,9 @@ std::shared_ptr<Store> find_store(const JobEnvironment& job, milliseconds timeou
                 return connect_tcp_store(candidate, options_for(job, timeout),
                                          Deadline::in(milliseconds{2000}).earlier(deadline));
             } catch (const Error& error) {
-                if (error.code() == Code::interrupted) throw;
                 const bool stranger = error.code() == Code::permission || error.code() == Code::version;
+                const bool may_come = error.record()->retriable || error.code() == Code::timeout;
+                if (!stranger && !may_come) throw;  // an interrupt, or what this rank's own settings say
                 (stranger ? refused : last) = error;
             }
         }

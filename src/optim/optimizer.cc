@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <numeric>
 #include <optional>
 #include <unordered_set>
 
 #include "base/error.hpp"
+#include "optim/clip.hpp"
 
 namespace tsr {
 
@@ -67,7 +69,8 @@ Optimizer::Optimizer(std::vector<OptimizerParam> params, double lr, std::span<co
             throw Error(Code::invalid_argument, fmt::format("two parameters are named \"{}\"", param.name));
         }
         for (const std::string_view name : moment_names) {
-            moments_.push_back({param.name, std::string(name), moment_like(param.value, name)});
+            moments_.push_back({param.name, std::string(name), moment_like(param.value, name),
+                                name == step_moment ? std::nullopt : param.held});
             size += aligned(moments_.back().tensor.size_bytes());
         }
     }
@@ -110,11 +113,13 @@ void Optimizer::step_some(std::span<const size_t> params) {
     update(steps_ + 1, whole);
 }
 
+void Optimizer::refuse_if_others_step(const char* why) const {
+    if (!others_step_) return;
+    throw Error(Code::invalid_state, fmt::format("this optimizer steps in the backward pass of its model: {}", why));
+}
+
 void Optimizer::step() {
-    if (others_step_) {
-        throw Error(Code::invalid_state,
-                    "this optimizer steps in the backward pass of its model, which has made the step");
-    }
+    refuse_if_others_step("it has made the step");
     if (gate_) gate_();
     std::vector<size_t> all(params_.size());
     std::iota(all.begin(), all.end(), size_t{0});
@@ -139,6 +144,29 @@ void Optimizer::zero_grad() {
     for (const OptimizerParam& param : params_) {
         if (param.grad.size_bytes() > 0) std::memset(param.grad.data, 0, param.grad.size_bytes());
     }
+}
+
+double Optimizer::clip_grad_norm(double max_norm, double p) {
+    check_not_negative("max_norm", max_norm);
+    if (!(p >= 1))
+        throw Error(Code::invalid_argument, fmt::format("the norm's p is {}; it is 1 or more, or infinite", p));
+    refuse_if_others_step("its gradients cannot be bounded");
+    if (gate_) gate_();
+    double sum = power_sum(params_, p);
+    if (std::isnan(sum)) sum = std::numeric_limits<double>::infinity();  // which the largest of the ranks' is, too
+    if (together_) sum = together_(sum, std::isinf(p) ? Over::max : Over::sum);
+    const double norm = std::isinf(p) || p == 1 ? sum : p == 2 ? std::sqrt(sum) : std::pow(sum, 1 / p);
+    constexpr double eps = 1e-6;  // PyTorch's
+    const double factor = max_norm / (norm + eps);
+    if (std::isfinite(norm) && factor < 1) scale_grads(params_, factor);
+    return norm;
+}
+
+void Optimizer::clip_grad_value(double most) {
+    check_not_negative("the largest gradient", most);
+    refuse_if_others_step("its gradients cannot be bounded");
+    if (gate_) gate_();
+    bound_grads(params_, most);
 }
 
 void Optimizer::set_lr(double lr) {
@@ -177,7 +205,9 @@ void Optimizer::load_settings(const Settings& settings) {
             steps = std::max(steps, static_cast<int64_t>(count));
         }
     }
-    if (steps < 0) throw Error(Code::invalid_argument, fmt::format("step is {}; steps count from 0", steps));
+    if (steps < 0 || steps >= int64_t{1} << 62) {
+        throw Error(Code::invalid_argument, fmt::format("step is {}; steps count from 0, to 2^62", steps));
+    }
     load_own_settings(settings);
     lr_ = lr;
     steps_ = steps;

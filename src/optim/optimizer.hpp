@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,23 +15,33 @@
 #include <variant>
 #include <vector>
 
+#include "tensor/layout.hpp"
 #include "tensor/shared_copy.hpp"
 #include "tensor/tensor.hpp"
 #include "tensor/write_barrier.hpp"
 
 namespace tsr {
 
+// Of what is one box of a larger tensor: who holds which, and the rank that holds this one.
+struct Held {
+    Layout layout;
+    int rank = 0;
+};
+
 struct OptimizerParam {
     std::string name;
     Tensor value;
     Tensor grad;
+    std::optional<Held> held{};  // none: it is whole
 };
 
-// State that belongs to one parameter: "exp_avg" of "fc1.weight". `tensor` lives as long as the optimizer.
+// State that belongs to one parameter: "exp_avg" of "fc1.weight". `tensor` lives as long as the optimizer, and is what the
+// parameter is: whole, or one box.
 struct Moment {
     std::string param;
     std::string name;
     Tensor tensor;
+    std::optional<Held> held{};
 };
 
 // Some elements of a parameter, with as many of a gradient, which may lie elsewhere than the parameter's own.
@@ -66,6 +77,12 @@ class Optimizer {
     void before_write(size_t param);
     void write_step_moments(int64_t step);
 
+    // The p-norm (p from 1 to infinity) of all gradients, of those who hold parts of them together; if it is above `max_norm`
+    // they are scaled to it. If there are infinities or NaN it is infinite, and they are left alone. Collective where parts
+    // are held.
+    double clip_grad_norm(double max_norm, double p);
+    void clip_grad_value(double most);
+
     [[nodiscard]] const std::vector<OptimizerParam>& params() const { return params_; }
     [[nodiscard]] double lr() const { return lr_; }
     void set_lr(double lr);
@@ -84,6 +101,10 @@ class Optimizer {
     // Owns the parameters' values and the moments: who copies them in the background has them copied before a step
     // changes them.
     [[nodiscard]] const std::shared_ptr<WriteBarrier>& barrier() const { return barrier_; }
+
+    // Of parameters of which each rank holds a part: adds up a number of each, or finds the largest.
+    enum class Over { sum, max };
+    void set_together(std::function<double(double own, Over how)> together) { together_ = std::move(together); }
 
     // Called before gradients or parameters are touched; may throw INVALID_STATE. Keeps alive what it captures.
     void set_gate(std::function<void()> gate) { gate_ = std::move(gate); }
@@ -105,6 +126,8 @@ class Optimizer {
     [[nodiscard]] std::byte* moment_data(const ParamSlice& slice, size_t moment) const;
 
    private:
+    void refuse_if_others_step(const char* why) const;
+
     std::vector<OptimizerParam> params_;
     std::vector<Moment> moments_;
     size_t moments_per_param_;
@@ -114,6 +137,7 @@ class Optimizer {
     int64_t steps_ = 0;
     bool others_step_ = false;
     std::function<void()> gate_;
+    std::function<double(double own, Over how)> together_;
     std::shared_ptr<WriteBarrier> barrier_;
 };
 

@@ -36,6 +36,16 @@ TEST(Json, KeepsOrderAndKinds) {
     EXPECT_EQ(json.at("b").as_array()[2].kind(), Json::Kind::number);
 }
 
+TEST(Json, TextThatIsNotUtf8CanBeMadeReadable) {
+    EXPECT_EQ(readable_utf8(""), "");
+    EXPECT_EQ(readable_utf8("plain \u20ac \U0001f600"), "plain \u20ac \U0001f600");
+    EXPECT_EQ(readable_utf8("caf\xe9 \u20ac"), "caf? \u20ac");
+    EXPECT_EQ(readable_utf8("cut \xe2\x82"), "cut ??");
+    EXPECT_EQ(readable_utf8("\xf0\x9f\x98"), "???");
+    EXPECT_EQ(readable_utf8("\xed\xa0\x80"), "???") << "half of a surrogate pair";
+    EXPECT_EQ(Json(readable_utf8("\xff\"")).dump(), "\"?\\\"\"");
+}
+
 TEST(Json, IntegersKeep64Bits) {
     EXPECT_EQ(Json::parse("9223372036854775807", "t").as_int(), INT64_MAX);
     EXPECT_EQ(Json::parse("-9223372036854775808", "t").as_int(), INT64_MIN);

@@ -52,6 +52,7 @@ TSR_TEST_HANDLE(tsr_mesh);
 TSR_TEST_HANDLE(tsr_plan);
 TSR_TEST_HANDLE(tsr_layout);
 TSR_TEST_HANDLE(tsr_ddp);
+TSR_TEST_HANDLE(tsr_fsdp);
 TSR_TEST_HANDLE(tsr_optimizer);
 TSR_TEST_HANDLE(tsr_sampler);
 TSR_TEST_HANDLE(tsr_state);

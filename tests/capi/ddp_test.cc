@@ -248,6 +248,29 @@ TEST(DdpApi, AnOptimizerThatStepsInBackwardMayGoAtAnyTime) {
     });
 }
 
+// It would not be known when it ends.
+TEST(DdpApi, AnOptimizerThatIsNotTheModelsDoesNotStepInBackwardThoughItHasItsGradients) {
+    const api::Owned<tsr_comm> comm = api::alone();
+    Model model(1);
+    const auto params = model.params();
+    api::Owned<tsr_ddp> ddp;
+    api::Owned<tsr_ddp> other;
+    ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), nullptr, ddp.out()));
+    ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), nullptr, other.out()));
+    std::array<tsr_tensor, 2> grads{};
+    for (size_t i = 0; i < grads.size(); ++i) ASSERT_OK(tsr_ddp_grad(ddp, i, &grads[i]));
+    {
+        api::Owned<tsr_optimizer> strangers;
+        ASSERT_OK(tsr_sgd_create(params.data(), grads.data(), grads.size(), nullptr, strangers.out()));
+        EXPECT_FAILS(tsr_ddp_step_in_backward(ddp, strangers), TSR_E_INVALID_ARGUMENT, "was not made from this model");
+        api::Owned<tsr_optimizer> anothers;
+        ASSERT_OK(tsr_ddp_sgd(other, nullptr, anothers.out()));
+        EXPECT_FAILS(tsr_ddp_step_in_backward(ddp, anothers), TSR_E_INVALID_ARGUMENT, "was not made from this model");
+    }
+    EXPECT_OK(tsr_ddp_ready_all(ddp));
+    EXPECT_OK(tsr_ddp_wait(ddp));
+}
+
 TEST(DdpApi, RanksJoinWithTheirBuffers) {
     api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
         Model model(0);

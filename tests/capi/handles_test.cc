@@ -28,14 +28,21 @@ namespace {
     F(tsr_error_code) F(tsr_error_destroy) F(tsr_error_last) F(tsr_error_message) F(tsr_error_native) \
     F(tsr_error_operation) F(tsr_error_peer) F(tsr_error_rank) F(tsr_error_retriable) F(tsr_error_sequence) \
     F(tsr_error_take) F(tsr_export_options_init) F(tsr_interrupt_set) F(tsr_layout_box) F(tsr_layout_box_count) \
+    F(tsr_fsdp_abandon) F(tsr_fsdp_adam) F(tsr_fsdp_adamw) F(tsr_fsdp_await) F(tsr_fsdp_backward) F(tsr_fsdp_create) F(tsr_fsdp_destroy) \
+    F(tsr_fsdp_forward) F(tsr_fsdp_forward_done) F(tsr_fsdp_grad) F(tsr_fsdp_grads_ready) F(tsr_fsdp_layout) \
+    F(tsr_fsdp_options_init) F(tsr_fsdp_param) F(tsr_fsdp_param_count) F(tsr_fsdp_reshard) F(tsr_fsdp_set_accumulate) \
+    F(tsr_fsdp_set_all_reduce) F(tsr_fsdp_set_sync) F(tsr_fsdp_sgd) F(tsr_fsdp_shard) F(tsr_fsdp_shard_grad) \
+    F(tsr_fsdp_unit_count) F(tsr_fsdp_unit_name) F(tsr_fsdp_unit_phase) F(tsr_fsdp_unshard) F(tsr_fsdp_unused) F(tsr_fsdp_wait) \
+    F(tsr_fsdp_whole) F(tsr_fsdp_zero_grad) \
     F(tsr_layout_create) F(tsr_layout_destroy) F(tsr_layout_from_boxes) F(tsr_layout_gather) F(tsr_library_path) F(tsr_load_options_init) \
     F(tsr_log_set_callback) F(tsr_log_set_level) F(tsr_mesh_comm) F(tsr_mesh_create) F(tsr_mesh_destroy) F(tsr_mesh_dim) \
-    F(tsr_mesh_flatten) F(tsr_mesh_ndim) F(tsr_mesh_slice) F(tsr_open_options_init) F(tsr_optimizer_destroy) F(tsr_optimizer_lr) F(tsr_optimizer_set_lr) \
+    F(tsr_mesh_flatten) F(tsr_mesh_ndim) F(tsr_mesh_slice) F(tsr_open_options_init) F(tsr_optimizer_clip_grad_norm) \
+    F(tsr_optimizer_clip_grad_value) F(tsr_optimizer_destroy) F(tsr_optimizer_lr) F(tsr_optimizer_set_lr) \
     F(tsr_optimizer_step) F(tsr_optimizer_steps) F(tsr_optimizer_zero_grad) F(tsr_plan_create) F(tsr_plan_destroy) F(tsr_plan_run) F(tsr_plan_start) F(tsr_plan_wait) F(tsr_preempt_requested) F(tsr_record_error) \
     F(tsr_sampler_create) F(tsr_sampler_destroy) F(tsr_sampler_next) F(tsr_sampler_options_init) F(tsr_sampler_position) \
     F(tsr_sampler_set_epoch) F(tsr_saver_create) F(tsr_saver_destroy) F(tsr_saver_options_init) F(tsr_saver_resume) \
     F(tsr_saver_save) F(tsr_saver_save_async) F(tsr_saver_should_stop) F(tsr_saver_trim) F(tsr_saver_wait) \
-    F(tsr_sgd_create) F(tsr_sgd_options_init) F(tsr_state_add_ddp) F(tsr_state_add_optimizer) F(tsr_state_add_sampler) \
+    F(tsr_sgd_create) F(tsr_sgd_options_init) F(tsr_state_add_ddp) F(tsr_state_add_fsdp) F(tsr_state_add_optimizer) F(tsr_state_add_sampler) \
     F(tsr_state_add_sharded) F(tsr_state_add_source) F(tsr_state_add_tensor) F(tsr_state_create) F(tsr_state_destroy) F(tsr_state_get_double) \
     F(tsr_state_get_int64) F(tsr_state_get_value) F(tsr_state_set_double) F(tsr_state_set_int64) F(tsr_state_set_metric) \
     F(tsr_state_set_value) F(tsr_status_name) F(tsr_storage_create) F(tsr_storage_destroy) F(tsr_store_add) \
@@ -112,6 +119,7 @@ struct Handles {
     api::Owned<tsr_plan> plan;
     api::Owned<tsr_layout> layout;
     api::Owned<tsr_ddp> ddp;
+    api::Owned<tsr_fsdp> fsdp;
     api::Owned<tsr_optimizer> optimizer;
     api::Owned<tsr_sampler> sampler;
     api::Owned<tsr_state> state;
@@ -142,6 +150,8 @@ struct Handles {
         EXPECT_OK(tsr_layout_create(&four, 1, &one, &whole, 1, layout.out()));
         const tsr_param param{"w", tensor};
         EXPECT_OK(tsr_ddp_create(comm, &param, 1, nullptr, ddp.out()));
+        const tsr_fsdp_unit unit{"u", &param, 1, nullptr, 1, {}};
+        EXPECT_OK(tsr_fsdp_create(comm, &unit, 1, nullptr, fsdp.out()));
         const tsr_tensor gradient = grad.tensor();
         EXPECT_OK(tsr_sgd_create(&param, &gradient, 1, nullptr, optimizer.out()));
         EXPECT_OK(tsr_sampler_create(comm, 10, nullptr, sampler.out()));
@@ -164,6 +174,7 @@ struct Handles {
         if constexpr (std::is_same_v<T, tsr_plan>) return plan;
         if constexpr (std::is_same_v<T, tsr_layout>) return layout;
         if constexpr (std::is_same_v<T, tsr_ddp>) return ddp;
+        if constexpr (std::is_same_v<T, tsr_fsdp>) return fsdp;
         if constexpr (std::is_same_v<T, tsr_optimizer>) return optimizer;
         if constexpr (std::is_same_v<T, tsr_sampler>) return sampler;
         if constexpr (std::is_same_v<T, tsr_state>) return state;
@@ -178,8 +189,8 @@ constexpr bool is_handle =
     std::is_same_v<T, tsr_store_server> || std::is_same_v<T, tsr_store> || std::is_same_v<T, tsr_comm> ||
     std::is_same_v<T, tsr_work> || std::is_same_v<T, tsr_buffer> || std::is_same_v<T, tsr_mesh> ||
     std::is_same_v<T, tsr_plan> || std::is_same_v<T, tsr_layout> || std::is_same_v<T, tsr_ddp> ||
-    std::is_same_v<T, tsr_optimizer> || std::is_same_v<T, tsr_sampler> || std::is_same_v<T, tsr_state> ||
-    std::is_same_v<T, tsr_saver> || std::is_same_v<T, tsr_checkpoint>;
+    std::is_same_v<T, tsr_fsdp> || std::is_same_v<T, tsr_optimizer> || std::is_same_v<T, tsr_sampler> ||
+    std::is_same_v<T, tsr_state> || std::is_same_v<T, tsr_saver> || std::is_same_v<T, tsr_checkpoint>;
 
 // Calls every function whose first parameter is a handle, with the handle that `choose` gives for its type, and something
 // that can be written to for each pointer after it.
@@ -243,11 +254,11 @@ TEST(DestroyedHandle, IsRefusedByEveryFunction) {
     std::map<std::string, void*> dead;
     {
         Handles handles;
-        dead = {{"server", handles.server},       {"store", handles.store},          {"comm", handles.comm},
-                {"work", handles.work},           {"buffer", handles.buffer},        {"mesh", handles.mesh},
-                {"plan", handles.plan},           {"layout", handles.layout},        {"ddp", handles.ddp},
-                {"optimizer", handles.optimizer}, {"sampler", handles.sampler},      {"state", handles.state},
-                {"saver", handles.saver},         {"checkpoint", handles.checkpoint}};
+        dead = {{"server", handles.server},       {"store", handles.store},           {"comm", handles.comm},
+                {"work", handles.work},           {"buffer", handles.buffer},         {"mesh", handles.mesh},
+                {"plan", handles.plan},           {"layout", handles.layout},         {"ddp", handles.ddp},
+                {"optimizer", handles.optimizer}, {"sampler", handles.sampler},       {"state", handles.state},
+                {"saver", handles.saver},         {"checkpoint", handles.checkpoint}, {"fsdp", handles.fsdp}};
     }
     const auto destroyed = [&]<class T>() -> T* {
         const char* key = std::is_same_v<T, tsr_store_server> ? "server"
@@ -259,6 +270,7 @@ TEST(DestroyedHandle, IsRefusedByEveryFunction) {
                           : std::is_same_v<T, tsr_plan>       ? "plan"
                           : std::is_same_v<T, tsr_layout>     ? "layout"
                           : std::is_same_v<T, tsr_ddp>        ? "ddp"
+                          : std::is_same_v<T, tsr_fsdp>       ? "fsdp"
                           : std::is_same_v<T, tsr_optimizer>  ? "optimizer"
                           : std::is_same_v<T, tsr_sampler>    ? "sampler"
                           : std::is_same_v<T, tsr_state>      ? "state"

@@ -2,6 +2,7 @@
 // costs, how failures are told, progress, and the step at which all ranks stop.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -9,6 +10,8 @@
 #include <functional>
 #include <future>
 #include <mutex>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "checkpoint/native/root.hpp"
@@ -306,6 +309,49 @@ TEST_F(Ring, TakesAStateLargerThanWhatIsFree) {
         options.staging_bytes = 8 * chunk_bytes;
         options.free_memory = free_at_first(5 * uint64_t{chunk_bytes});
     });
+}
+
+// While this lives no thread can be started: nobody has room for its stack.
+class NoMoreThreads {
+   public:
+    NoMoreThreads() {
+        EXPECT_EQ(::pthread_getattr_default_np(&former_), 0);
+        pthread_attr_t attributes = former_;
+        EXPECT_EQ(::pthread_attr_setstacksize(&attributes, size_t{1} << 47), 0);
+        EXPECT_EQ(::pthread_setattr_default_np(&attributes), 0);
+    }
+    ~NoMoreThreads() {
+        EXPECT_EQ(::pthread_setattr_default_np(&former_), 0);
+        ::pthread_attr_destroy(&former_);
+    }
+    NoMoreThreads(const NoMoreThreads&) = delete;
+    NoMoreThreads& operator=(const NoMoreThreads&) = delete;
+
+   private:
+    pthread_attr_t former_{};
+};
+
+TEST_F(Ring, IsNoneWhereNoThreadCouldEmptyIt) {
+    for (const SaveFormat format : {SaveFormat::native, SaveFormat::torch_dcp}) {
+        OwnedState owned;
+        owned.add_whole({"large", DType::u8, {5 * chunk_bytes + 7}});
+        owned.fill(1);
+        SaverOptions options = saver_options();
+        options.format = format;
+        options.timeout = milliseconds{2000};
+        options.staging_bytes = 2 * chunk_bytes;
+        options.write.threads = 1;
+        Saver saver(nullptr, dir_ / std::to_string(static_cast<int>(format)), options);
+        {
+            const NoMoreThreads none;
+            EXPECT_THROW(std::thread([] {}).join(), std::system_error);
+            EXPECT_EQ(code_of(saver.save_async(1, owned.state)), Code::ok);
+        }
+        EXPECT_EQ(code_of(saver.save_async(2, owned.state)), Code::ok) << "there are threads again";
+        owned.poison();
+        EXPECT_EQ(saver.resume(owned.state), 2);
+        EXPECT_EQ(owned.differences(1), 0);
+    }
 }
 
 TEST_F(Ring, IsNoneWhereWhatIsFreeIsEnough) {

@@ -271,5 +271,30 @@ TEST(ExportOfRanks, ThatDifferIsRefused) {
     EXPECT_THAT(names_in(dir.path()), ElementsAre("root"));
 }
 
+// Each opened the newest save, while a job went on saving: all would be equal but the data.
+TEST(ExportOfRanks, ThatOpenedDifferentSavesIsRefused) {
+    const TempDir dir;
+    OwnedState owned;
+    owned.add_whole({"w", DType::f32, {4}});
+    Saver saver(nullptr, dir / "root", saver_options());
+    for (const int64_t step : {1, 2}) {
+        owned.fill(static_cast<uint64_t>(step));
+        saver.save(step, owned.state);
+    }
+    const std::vector<SavedStep> saves = scan_root(posix_file_system(), dir / "root");
+    for (const ExportFormat format : {ExportFormat::safetensors, ExportFormat::npz}) {
+        expect_all_well(run_meeting(2, [&](const std::shared_ptr<Communicator>& comm) {
+            Peers peers(comm);
+            const auto source = Checkpoint::open(dir / "root/" + saves.at(static_cast<size_t>(comm->rank())).directory);
+            ExportOptions options;
+            options.format = format;
+            const Error error = error_of([&] { (void)export_checkpoint(*source, peers, dir / "out", options); });
+            EXPECT_EQ(error.code(), Code::mismatch);
+            EXPECT_THAT(error.what(), HasSubstr("rank 1 exports another checkpoint"));
+        }));
+    }
+    EXPECT_THAT(names_in(dir.path()), ElementsAre("root"));
+}
+
 }  // namespace
 }  // namespace tsr::testing

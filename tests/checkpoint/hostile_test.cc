@@ -178,6 +178,10 @@ TEST(HostileManifest, WrongContentIsRefused) {
          }) {
         EXPECT_NE(manifest_refusal(manifest_of(file, tensor)), "taken") << tensor;
     }
+    for (const char* told : {R"("layout":0)", R"("layout":0,"files":[])", R"("boxes":[])"}) {
+        const std::string empty = fmt::format(R"("a":{{"dtype":"F32","shape":[0],{}}})", told);
+        EXPECT_NE(manifest_refusal(manifest_of("", empty)), "taken") << "it stands in no file: " << told;
+    }
     const std::string sound = R"("a":{"dtype":"F32","shape":[2],"layout":0})";
     EXPECT_NE(manifest_refusal(manifest_of(file, sound, R"("b":"c")")), "taken");
     EXPECT_NE(manifest_refusal(manifest_of(file, sound, R"("a":"a")")), "taken");
@@ -353,7 +357,8 @@ TEST(HostileRoot, APipeInPlaceOfAFileIsRefusedAtOnce) {
             for (const std::string& place : {dir.path(), path, dir / "best"}) {
                 EXPECT_THROW((void)Checkpoint::open(place), Error) << name;
             }
-            (void)attempt([&] { Saver(nullptr, dir.path(), saver_options()).save(1, State()); });
+            State nothing;
+            (void)attempt([&] { Saver(nullptr, dir.path(), saver_options()).save(1, nothing); });
         });
         const bool in_time = looked.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
         EXPECT_TRUE(in_time) << name;

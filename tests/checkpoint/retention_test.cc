@@ -5,8 +5,12 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <filesystem>
+#include <new>
 
+#include "checkpoint/native/lease.hpp"
 #include "checkpoint/native/retention.hpp"
+#include "fault/faulty_files.hpp"
 #include "fixture.hpp"
 
 namespace tsr::testing {
@@ -58,6 +62,23 @@ TEST_F(RetentionTest, HigherMayBeBetterAndOfEqualOnesTheNewer) {
     save(saver, 4, -std::numeric_limits<double>::infinity());
     EXPECT_THAT(steps(), ElementsAre(3, 4));
     EXPECT_EQ(best_step(), 3);
+}
+
+// A job evaluates now and then, and saves more often: the saves between have no metric, and none of them is the best.
+TEST_F(RetentionTest, AMetricIsOfItsSaveAlone) {
+    Saver saver(nullptr, dir_.path(), keeping(1, 1, 0));
+    save(saver, 1, 0.5);
+    saver.save(2, owned_.state);
+    (void)saver.save_async(3, owned_.state);
+    saver.wait();
+    EXPECT_THAT(steps(), ElementsAre(1, 3));
+    EXPECT_EQ(best_step(), 1);
+    EXPECT_TRUE(Checkpoint::open(dir_ / "latest")->manifest().metrics.empty());
+    // A save that fails has taken it too.
+    owned_.state.set_metric("loss", 0.25);
+    EXPECT_EQ(error_of([&] { saver.save(-1, owned_.state); }).code(), Code::invalid_argument);
+    saver.save(4, owned_.state);
+    EXPECT_EQ(best_step(), 1);
 }
 
 TEST_F(RetentionTest, WhatHasNoNumberIsNeverTheBest) {
@@ -138,6 +159,72 @@ TEST_F(RetentionTest, AnOpenCheckpointIsNotRemoved) {
     other.reset();
     saver.save(4, owned_.state);
     EXPECT_THAT(steps(), ElementsAre(4));
+}
+
+TEST_F(RetentionTest, WhatCannotBeRemovedKeepsNothingElse) {
+    // In place of a file a directory, which nobody unlinks.
+    const std::string left = dir_ / "step-00000000-deadbeef";
+    std::filesystem::create_directories(left + "/rank-00000.safetensors");
+    Holder dead = Holder::this_process("dead");
+    dead.start_time -= 1;
+    spill(left + "/.writing", dead.dump());
+    std::filesystem::create_directory(dir_ / "latest");
+    Saver saver(nullptr, dir_.path(), keeping(1, 0, 0));
+    for (int64_t step = 1; step <= 3; ++step) save(saver, step, 4.0 - static_cast<double>(step));
+    EXPECT_THAT(steps(), ElementsAre(0, 3));
+    EXPECT_TRUE(std::filesystem::exists(left));
+    EXPECT_EQ(best_step(), 3);
+}
+
+// Not even what is no error of the file system, such as a want of memory.
+TEST_F(RetentionTest, NothingThatFailsAfterTheCommitTakesTheSaveBack) {
+    FaultyFiles files;
+    SaverOptions options = keeping(1, 0, 0);
+    options.files = &files;
+    Saver saver(nullptr, dir_.path(), options);
+    save(saver, 1, 2.0);
+    bool committed = false;
+    files.on_call = [&](int64_t, const std::string& name) {
+        committed = committed || name == "rename " + (dir_ / "latest");
+        if (committed && name == "list " + dir_.path()) throw std::bad_alloc();
+    };
+    save(saver, 2, 1.0);
+    EXPECT_TRUE(committed);
+    files.on_call = nullptr;
+    EXPECT_EQ(Checkpoint::open(dir_.path())->manifest().step, 2);
+    save(saver, 3, 0.5);
+    EXPECT_THAT(steps(), ElementsAre(3));
+}
+
+// Another program looks for the newest or the best save, while each save of the job replaces both.
+TEST_F(RetentionTest, ARootIsOpenedWhateverIsSavedMeanwhile) {
+    SaverOptions of_torch = keeping(1, 1, 0);
+    of_torch.format = SaveFormat::torch_dcp;
+    for (const SaverOptions& options : {keeping(1, 1, 0), of_torch}) {
+        const std::string root = dir_ / std::to_string(static_cast<int>(options.format));
+        Saver saver(nullptr, root, options);
+        int64_t step = 0;
+        const auto save_next = [&] {
+            ++step;
+            save(saver, step, -static_cast<double>(step));
+        };
+        save_next();
+        for (const char* name : {"", "/latest", "/best"}) {
+            int64_t calls = 1;
+            for (int64_t at = 0; at < calls; ++at) {
+                FaultyFiles files;
+                files.on_call = [&](int64_t call, const std::string&) {
+                    if (call == at) save_next();
+                };
+                const int64_t before = step;
+                const auto checkpoint = Checkpoint::open(root + name, files);
+                EXPECT_GE(checkpoint->manifest().step, before) << at;
+                EXPECT_NO_THROW((void)checkpoint->load(owned_.state)) << at;
+                calls = files.calls();
+            }
+            EXPECT_GT(calls, 10);
+        }
+    }
 }
 
 TEST_F(RetentionTest, PyTorchsFormatIsKeptAndRemovedAlike) {

@@ -301,6 +301,27 @@ TEST_F(SaverTest, TiedTensorsAreSavedOnceAndLoadApart) {
     EXPECT_EQ(b, memory);
 }
 
+// What an untied checkpoint has of the second name may be another thing, and would be written at the same time.
+TEST_F(SaverTest, TensorsThatAreTiedInTheStateAloneAreLoadedFromTheFirst) {
+    std::vector<float> a(3 << 20, 1.0F);
+    std::vector<float> b(a.size(), 2.0F);
+    State apart;
+    apart.add_tensor("a", tensor_of(std::span(a), DType::f32));
+    apart.add_tensor("b", tensor_of(std::span(b), DType::f32));
+    for (const SaveFormat format : {SaveFormat::native, SaveFormat::torch_dcp}) {
+        SaverOptions options = saver_options();
+        options.format = format;
+        const std::string root = dir_ / fmt::format("root-{}", static_cast<int>(format));
+        Saver(nullptr, root, options).save(1, apart);
+        std::vector<float> memory(a.size());
+        State tied;
+        tied.add_tensor("a", tensor_of(std::span(memory), DType::f32));
+        tied.add_tensor("b", tensor_of(std::span(memory), DType::f32));
+        (void)Checkpoint::open(root)->load(tied);
+        EXPECT_TRUE(memory == a);
+    }
+}
+
 // Such a file would be written, and never read again.
 TEST_F(SaverTest, ANameThatSafetensorsKeepsIsRefusedBeforeAnythingIsWritten) {
     OwnedState owned;
@@ -817,8 +838,19 @@ TEST_F(SaverTest, BadArgumentsAreTold) {
     EXPECT_EQ(error_of([&] { Saver saver(nullptr, dir_.path(), options); }).code(), Code::invalid_argument);
     spill(dir_ / "file", "");
     EXPECT_EQ(error_of([&] { Saver saver(nullptr, dir_ / "file", saver_options()); }).code(), Code::invalid_argument);
+    EXPECT_EQ(error_of([&] { Saver saver(nullptr, dir_ / "s3://bucket/run", saver_options()); }).code(),
+              Code::invalid_argument);
+    EXPECT_FALSE(std::filesystem::exists(dir_ / "s3:"));
     Saver saver(nullptr, dir_.path(), saver_options());
     EXPECT_EQ(error_of([&] { saver.save(-1, owned_.state); }).code(), Code::invalid_argument);
+    // Saves below a save would never be found, and a job that resumed there would begin anew.
+    saver.save(1, owned_.state);
+    const std::string save = only_save(dir_.path());
+    const Error error = error_of([&] { Saver(nullptr, save + "/", saver_options()); });
+    EXPECT_EQ(error.code(), Code::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find("a root to save into, such as " + dir_.path()), std::string::npos)
+        << error.what();
+    EXPECT_FALSE(std::filesystem::exists(save + "/.owner"));
 }
 
 }  // namespace

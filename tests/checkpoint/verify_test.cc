@@ -3,7 +3,11 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <functional>
+#include <future>
 #include <mutex>
+#include <thread>
+#include <utility>
 
 #include "checkpoint/export.hpp"
 #include "fault/faulty_files.hpp"
@@ -41,26 +45,80 @@ class MeetingReads {
     bool has_given_up_ = false;
 };
 
-class VerifyOf : public ::testing::TestWithParam<std::optional<ExportFormat>> {};
+class VerifyOf : public ::testing::TestWithParam<std::optional<ExportFormat>> {
+   protected:
+    // The path of a checkpoint of the format.
+    static std::string checkpoint_in(const TempDir& dir, State& state) {
+        Saver(nullptr, dir / "root", saver_options()).save(1, state);
+        if (!GetParam()) return dir / "root";
+        ExportOptions options;
+        options.format = *GetParam();
+        Peers alone(nullptr);
+        (void)export_checkpoint(*Checkpoint::open(dir / "root"), alone, dir / "out", options);
+        return dir / "out";
+    }
+};
 
 TEST_P(VerifyOf, ReadsOnSeveralThreadsAtOnce) {
     const TempDir dir;
     OwnedState owned;
     for (const char* name : {"a", "b", "c"}) owned.add_whole({name, DType::f32, {3, 1 << 20}});
     owned.fill(1);
-    Saver(nullptr, dir / "root", saver_options()).save(1, owned.state);
-    std::string path = dir / "root";
-    if (GetParam()) {
-        ExportOptions options;
-        options.format = *GetParam();
-        Peers alone(nullptr);
-        (void)export_checkpoint(*Checkpoint::open(path), alone, dir / "out", options);
-        path = dir / "out";
-    }
+    const std::string path = checkpoint_in(dir, owned.state);
     MeetingReads reads(at_once);
     FaultyFiles files(posix_file_system(), std::ref(reads));
     EXPECT_TRUE(Checkpoint::open(path, files)->verify(Depth::everything).empty());
     EXPECT_EQ(reads.most(), at_once);
+}
+
+// Runs `body` on a thread of its own, and says whether it ended in time.
+bool ends(std::function<void()> body) {
+    auto done = std::make_shared<std::promise<void>>();
+    auto ended = done->get_future();
+    std::thread([done, body = std::move(body)] {
+        body();
+        done->set_value();
+    }).detach();
+    return ended.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
+}
+
+// As a handler of signals is, in Python say, and what shows progress: either may look into what is being read.
+TEST_P(VerifyOf, WhatIsCalledMeanwhileMayReadTheCheckpoint) {
+    const TempDir dir;
+    OwnedState owned;
+    owned.add_whole({"a", DType::f32, {100}});  // alone, so that it is read by the thread that calls
+    owned.fill(1);
+    const std::string path = checkpoint_in(dir, owned.state);
+    struct Reader {
+        std::shared_ptr<const Checkpoint> checkpoint;
+        std::vector<float> into = std::vector<float>(100);
+        int reads = 0;
+        bool is_reading = false;
+        void read() {
+            if (std::exchange(is_reading, true)) return;
+            checkpoint->read("a", tensor_of(std::span(into), DType::f32));
+            ++reads;
+            is_reading = false;
+        }
+    };
+    const auto reader = std::make_shared<Reader>();
+    reader->checkpoint = Checkpoint::open(path);
+    ASSERT_TRUE(ends([reader] { (void)reader->checkpoint->verify(Depth::everything, {}, [&] { reader->read(); }); }))
+        << "what is called in a check";
+    EXPECT_GT(std::exchange(reader->reads, 0), 0);
+    reader->checkpoint = Checkpoint::open(path);  // nothing of it is known yet
+    ASSERT_TRUE(ends([reader] {
+        const auto look = [](void* given) {
+            static_cast<Reader*>(given)->read();
+            return int32_t{0};
+        };
+        set_interrupt(look, reader.get());
+        std::vector<float> a(100);
+        LoadOptions options;
+        options.threads = 1;
+        reader->checkpoint->read("a", tensor_of(std::span(a), DType::f32), options);
+    })) << "an interrupt callback of a read";
+    EXPECT_GT(reader->reads, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, VerifyOf,

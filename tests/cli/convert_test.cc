@@ -185,6 +185,7 @@ TEST_F(Convert, WhatIsRefusedLeavesNothing) {
     };
     refused("rename-keys " + root_ + " " + out_, "give --map, --regex or --prefix");
     refused("rename-keys " + root_ + " " + out_ + " --map grid=columns", "'columns' would be the name of two");
+    refused("rename-keys " + root_ + " " + out_ + " --map epoch=grid", "'grid' would be the name of two");
     refused("rename-keys " + root_ + " " + out_ + " --map nope=x", "--map nope=x fits no name");
     refused("rename-keys " + root_ + " " + out_ + " --map grid=", "is empty");
     refused("rename-keys " + root_ + " " + out_ + " --regex 's/(/x/'", "--regex \"s/(/x/\"");

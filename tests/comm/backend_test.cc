@@ -6,6 +6,7 @@
 #include <string>
 
 #include "comm/communicator.hpp"
+#include "comm/transport.hpp"
 #include "ranks.hpp"
 
 namespace tsr::testing {
@@ -55,6 +56,22 @@ TEST(Backend, ThatOneRankCannotHaveIsToldToAll) {
     EXPECT_EQ(outcomes[1]->code(), Code::mismatch) << outcomes[1]->what();
     EXPECT_EQ(outcomes[1]->record()->peer, 0);
     EXPECT_THAT(outcomes[1]->what(), HasSubstr("cuda:nccl"));
+}
+
+// More would overwrite each other's parts of a segment.
+TEST(Backend, SharedMemoryIsForSoManyRanksAndNoMore) {
+    constexpr int ranks = 2049;
+    Endpoint endpoint;
+    std::vector<Peer> peers(ranks, make_peer(0, ranks, test_options(), endpoint));
+    for (int rank = 0; rank < ranks; ++rank) peers[static_cast<size_t>(rank)].rank = rank;
+    try {
+        (void)make_shm_transport(
+            {0, peers, std::move(endpoint), nullptr, test_options(), Deadline::in(milliseconds{100})});
+        ADD_FAILURE() << "made";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::unsupported) << error.what();
+        EXPECT_THAT(error.what(), HasSubstr("2049 ranks on one host; 2048 at most"));
+    }
 }
 
 TEST(Backend, TooLongForItsRecordIsRefusedBeforeTheRanksMeet) {

@@ -2,16 +2,21 @@
 #include "comm/communicator.hpp"
 
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <barrier>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <future>
 #include <latch>
 #include <random>
 
+#include "comm/plan.hpp"
 #include "new_threads.hpp"
 #include "ranks.hpp"
+#include "sanitized.hpp"
 #include "seed.hpp"
 #include "values.hpp"
 
@@ -268,6 +273,26 @@ TEST(Communicator, BadRequestsAreRefusedBeforeTheyBegin) {
     }));
 }
 
+// Of four ranks such parts would make none at all.
+TEST(Communicator, CountsThatNoTensorHasAreRefused) {
+    std::array<std::byte, 1> first{};
+    const Tensor part{first.data(), Dims{int64_t{1} << 62}, DType::u8, {}};
+    const Tensor none{nullptr, Dims{0}, DType::u8, {}};
+    const auto refused = [](const Request& request) {
+        try {
+            validate(request, 0, 4);
+            ADD_FAILURE() << name_of(request.collective) << " was accepted";
+        } catch (const Error& e) {
+            EXPECT_EQ(e.code(), Code::invalid_argument);
+            EXPECT_THAT(e.what(), HasSubstr("make more than any tensor has"));
+        }
+    };
+    refused({Collective::all_gather, {&part, 1}, {&none, 1}, ReduceOp::none, -1, 0, {}});
+    refused({Collective::reduce_scatter, {&none, 1}, {&part, 1}, ReduceOp::sum, -1, 0, {}});
+    refused({Collective::gather, {&part, 1}, {&none, 1}, ReduceOp::none, 0, 0, {}});
+    refused({Collective::scatter, {&none, 1}, {&part, 1}, ReduceOp::none, 0, 0, {}});
+}
+
 // Input and output may share memory only as the same part of it.
 TEST(Communicator, InputsThatOverlapTheirOutputsAreRefused) {
     expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
@@ -277,7 +302,7 @@ TEST(Communicator, InputsThatOverlapTheirOutputsAreRefused) {
             return tensor_of(std::span(values).subspan(begin, count), DType::f32);
         };
         const int own = comm.rank();  // also the root of each: what a root gives is looked at there
-        const auto others = static_cast<size_t>(4 * (1 - own));
+        const size_t others = own == 0 ? 4 : 0;
         const Tensor whole = at(0, 8);
         for (const size_t begin : {others, size_t{2}, size_t{7}}) {  // another rank's part, across both, across the end
             const Tensor part = at(begin, 4);
@@ -315,7 +340,10 @@ TEST(Communicator, BadCreationsAreRefused) {
     no_time.timeout = milliseconds{0};
     CommOptions no_name = test_options();
     no_name.name.clear();
+    CommOptions other_host = test_options();
+    other_host.host_id = std::string(128, 'x');
     refused(0, 0, test_options(), "world size 0");
+    refused(0, 1, other_host, "(TESSERA_HOST_ID) has 128 bytes; 127 are possible");
     refused(0, 5000, test_options(), "world size 5000");
     refused(2, 2, test_options(), "rank 2");
     refused(-1, 2, test_options(), "rank -1");
@@ -470,10 +498,17 @@ TEST(CommunicatorJobs, MayNotWaitForTheirOwnQueue) {
     comm->submit_job([&] {
             EXPECT_THROW((void)comm->submit(barrier()), Error);
             EXPECT_THROW((void)comm->submit_job([] {}), Error);
-            EXPECT_THROW((void)comm->allocate(10), Error);
         })
         ->wait(Deadline::in(milliseconds{10000}));
     comm->run(barrier());
+}
+
+TEST(CommunicatorJobs, AllocateAtOnce) {
+    expect_all_well(run_ranks(3, test_options(), [](Communicator& comm) {
+        std::shared_ptr<Buffer> buffer;
+        comm.submit_job([&] { buffer = comm.allocate(10); })->wait(Deadline::in(milliseconds{10000}));
+        EXPECT_EQ(buffer->size(), 10U);
+    }));
 }
 
 TEST(CommunicatorJobs, MayHoldTheLastReferenceToTheirCommunicator) {
@@ -485,6 +520,34 @@ TEST(CommunicatorJobs, MayHoldTheLastReferenceToTheirCommunicator) {
     released.set_value();
     work->wait(Deadline::in(milliseconds{10000}));
     wait_until([&] { return watch.expired(); }, Deadline::in(milliseconds{10000}), "the communicator's end");
+}
+
+// In a process that cannot have another thread.
+[[noreturn]] void start_without_threads() {
+    const auto plan = Communicator::self()->prepare({});
+    std::ifstream statm("/proc/self/statm");
+    rlim_t pages = 0;
+    statm >> pages;
+    const rlimit no_more{pages * 4096 + (rlim_t{1} << 20), pages * 4096 + (rlim_t{1} << 20)};
+    if (::setrlimit(RLIMIT_AS, &no_more) != 0) std::_Exit(2);
+    try {
+        plan->start();
+        std::_Exit(3);
+    } catch (const std::exception&) {
+        // as it should be
+    }
+    try {
+        plan->wait(Deadline::in(milliseconds{1000}));
+        std::_Exit(4);
+    } catch (const Error& error) {
+        std::_Exit(error.code() == Code::not_ready ? 5 : 0);
+    }
+}
+
+TEST(CommunicatorDeathTest, APlanThatCouldNotBeStartedIsNotWaitedFor) {
+    if (sanitized) GTEST_SKIP() << "the limit counts for the sanitizer's memory, too";
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    EXPECT_EXIT(start_without_threads(), ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

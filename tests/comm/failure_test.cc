@@ -411,6 +411,29 @@ TEST(Failure, LateRankIsNamedWithItsLastOperation) {
     EXPECT_THAT(outcomes[0]->what(), HasSubstr("rank 0: "));
 }
 
+TEST(Failure, ALateRankIsNamedInTimeByOneThatSpins) {
+    CommOptions options = test_options();
+    options.timeout = milliseconds{300};
+    options.spin_count = INT32_MAX;
+    std::atomic<bool> failed{false};
+    const auto outcomes = run_ranks(2, options, [&](Communicator& comm) {
+        if (comm.rank() == 1) {
+            const Deadline late = Deadline::in(milliseconds{5000});
+            while (!failed && !late.expired()) std::this_thread::sleep_for(milliseconds{5});
+        }
+        try {
+            comm.run({});
+        } catch (...) {
+            failed = true;
+            throw;
+        }
+    });
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::timeout) << outcome->what();
+    }
+}
+
 TEST(Failure, RankThatLeavesIsNotedBeforeTheDeadline) {
     const auto begin = Clock::now();
     const auto outcomes = run_ranks(3, test_options(), [&](Communicator& comm) {

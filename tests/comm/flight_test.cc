@@ -85,6 +85,28 @@ TEST(FlightRecorder, MayBeReadWhileTwoThreadsWrite) {
     EXPECT_LE(seen, 20 * FlightRecorder::capacity);
 }
 
+TEST(Flight, TextThatIsNotUtf8StaysReadable) {
+    const TemporaryDirectory directory;
+    CommOptions options = test_options();
+    options.name = "w\xf6rld";  // Latin-1
+    const auto outcomes = run_ranks(2, options, [&](Communicator& comm) {
+        std::string reason;
+        for (int i = 0; i < 1000; ++i) reason += "\u20ac";  // more than a peer is told
+        if (comm.rank() == 0) return comm.abort(reason);
+        try {
+            comm.run({});
+        } catch (const Error&) {
+            comm.write_trace((directory.path() / "record").string());
+            throw;
+        }
+    });
+    ASSERT_TRUE(outcomes[1]);
+    EXPECT_EQ(outcomes[1]->code(), Code::aborted) << outcomes[1]->what();
+    const Json header = lines_of((directory.path() / "record").string()).at(0);
+    EXPECT_EQ(header.at("name").as_string(), "w?rld");
+    EXPECT_THAT(header.at("error").at("message").as_string(), HasSubstr("aborted communicator 'w?rld': \u20ac\u20ac"));
+}
+
 TEST(Flight, CommunicatorsWriteWhatTheyDid) {
     TemporaryDirectory directory;
     const auto outcomes = run_ranks(2, test_options(), [&](Communicator& comm) {

@@ -38,6 +38,16 @@ TEST(DeviceMesh, EachDimensionJoinsTheRanksThatDifferInItAlone) {
     }));
 }
 
+TEST(DeviceMesh, OfACommunicatorWithTheLongestNameHasRoomForItsOwn) {
+    CommOptions options = test_options();
+    options.name = std::string(128, 'x');
+    expect_all_well(run_ranks(2, options, [](Communicator& comm) {
+        const DeviceMesh mesh(comm, MeshShape({"dp"}, {2}));
+        EXPECT_EQ(mesh.comm(0)->name(), std::string(125, 'x') + "/dp");
+        EXPECT_EQ(sum_of(*mesh.comm(0), 1), 2.0F);
+    }));
+}
+
 TEST(DeviceMesh, OneDimensionAndSizesOfOneWork) {
     expect_all_well(run_ranks(3, test_options(), [](Communicator& comm) {
         const DeviceMesh mesh(comm, MeshShape({"pp", "dp", "tp"}, {1, 3, 1}));

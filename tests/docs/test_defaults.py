@@ -39,6 +39,7 @@ TYPES = {
 PLACES = {
     "tsr_comm_options": (ts.init, ("CommOptions.java", ""), ("comm/options.rs", "impl CommOptions")),
     "tsr_ddp_options": (ts.DDP, ("DdpOptions.java", ""), ("ddp.rs", "impl DdpOptions")),
+    "tsr_fsdp_options": (ts.FSDP, ("FsdpOptions.java", ""), ("fsdp.rs", "impl FsdpOptions")),
     "tsr_load_options": (ts.Checkpoint.load, ("LoadOptions.java", ""), ("checkpoint.rs", "impl<'a> LoadOptions")),
     "tsr_open_options": (ts.Checkpoint, ("Checkpoint.java", ""), ("checkpoint.rs", "impl Checkpoint {")),
     "tsr_export_options": (ts.Checkpoint.export, ("ExportOptions.java", ""), ("checkpoint.rs", "impl ExportOptions")),
@@ -144,7 +145,7 @@ def wanted(struct: str, field: str) -> list[str]:
     if field == "join":
         assert value == 0
         return ["TSR_DDP_JOIN_OFF", '"off"', "OFF", "Off"]
-    if field == "reduce_dtype":
+    if field in ("param_dtype", "reduce_dtype"):
         assert value == 0
         return ["0", "None", "none"]
     if field.endswith("_bytes") and value:

@@ -25,6 +25,7 @@
 #include "checkpoint/native/retention.hpp"
 #include "checkpoint/native/root.hpp"
 #include "checkpoint/torch_dcp/writer.hpp"
+#include "checkpoint/torch_dcp/zip.hpp"
 #include "fault/faulty_files.hpp"
 #include "fault/memory_files.hpp"
 #include "sanitized.hpp"
@@ -419,12 +420,11 @@ inline std::vector<SaveCase> save_cases_in(SaveFormat format) {
     return cases;
 }
 
-// A number from the environment, for ./dev fault.
 // --- exports of a save ---
 
 inline const std::string exported = "/data/out";
 inline constexpr ExportFormat export_formats[] = {ExportFormat::safetensors, ExportFormat::torch_dcp,
-                                                  ExportFormat::torch_save};
+                                                  ExportFormat::torch_save, ExportFormat::npz};
 
 // Of the newest save, which is read without faults: a rank reads by several threads.
 inline void export_newest(const Seat& seat, FileSystem& sound, ExportFormat format) {
@@ -435,17 +435,36 @@ inline void export_newest(const Seat& seat, FileSystem& sound, ExportFormat form
     (void)export_checkpoint(*Checkpoint::open(root, sound), peers, exported, options, seat.files);
 }
 
+inline std::string bytes_of(const Checkpoint& checkpoint, const std::string& name) {
+    const SavedTensor& tensor = *checkpoint.manifest().find(name);
+    std::string bytes(static_cast<size_t>(tensor.size_bytes()), '\0');
+    checkpoint.read(name, {reinterpret_cast<std::byte*>(bytes.data()), tensor.shape, tensor.dtype, {}});
+    return bytes;
+}
+
+// NumPy's archive, which is no checkpoint that is opened.
+inline void expect_npz(FileSystem& files, const std::string& path, const Checkpoint& source) {
+    const auto file = open_file(files, path, OpenMode::read);
+    PartReader part(*file, path, 0, file->size());
+    const ZipArchive archive = ZipArchive::read(part);
+    EXPECT_EQ(archive.entries().size(), source.names().size());
+    for (const std::string& name : source.names()) {
+        const ZipEntry* entry = archive.find(name + ".npy");
+        ASSERT_NE(entry, nullptr) << name;
+        const std::string array = archive.read_entry(part, *entry, 1 << 20);  // of the checksum in its directory
+        EXPECT_TRUE(array.starts_with("\x93NUMPY") && array.ends_with(bytes_of(source, name))) << name;
+    }
+}
+
 // Whether the export is there; and then it is the newest save's tensors, every bit.
 inline bool has_export(FileSystem& files) {
     if (!exists(files, exported)) return false;
-    const auto bytes_of = [](const Checkpoint& checkpoint, const std::string& name) {
-        const SavedTensor& tensor = *checkpoint.manifest().find(name);
-        std::string bytes(static_cast<size_t>(tensor.size_bytes()), '\0');
-        checkpoint.read(name, {reinterpret_cast<std::byte*>(bytes.data()), tensor.shape, tensor.dtype, {}});
-        return bytes;
-    };
     try {
         const auto source = Checkpoint::open(root, files);
+        if (const std::string npz = join(exported, "model.npz"); exists(files, npz)) {
+            expect_npz(files, npz, *source);
+            return true;
+        }
         const auto found = Checkpoint::open(exported, files);
         EXPECT_EQ(found->verify(Depth::everything), std::vector<std::string>{});
         EXPECT_EQ(found->names(), source->names());
@@ -456,6 +475,7 @@ inline bool has_export(FileSystem& files) {
     return true;
 }
 
+// A number from the environment, for ./dev fault.
 inline uint64_t from_environment(const char* name, uint64_t otherwise) {
     const char* text = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody sets it
     return text != nullptr && *text != '\0' ? std::strtoull(text, nullptr, 10) : otherwise;

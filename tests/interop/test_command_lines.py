@@ -37,6 +37,11 @@ def test_a_number_is_named_with_its_value_and_range(
     assert said == f'digits: {name} cannot be "{value}": a number from {least} to 999999999; see examples/README.md\n'
 
 
+def test_a_way_to_be_parallel_is_ddp_or_fsdp(language: str, tmp_path: Path) -> None:
+    said = refusal(language, [*DATA, "--parallel", "fsd"], tmp_path)
+    assert said == 'digits: --parallel cannot be "fsd": ddp or fsdp; see examples/README.md\n'
+
+
 def test_data_that_is_not_there_comes_with_a_hint(language: str, tmp_path: Path) -> None:
     said = refusal(language, [], tmp_path)
     assert said.startswith("digits: cannot read examples/data/digits.csv (")

@@ -22,25 +22,31 @@ def manifest(root: Path) -> dict[str, object]:
         return dict(checkpoint.manifest)
 
 
-def test_each_language_trains_like_c(run_job: RunJob, tmp_path: Path, language: str) -> None:
+PARALLEL = pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+
+
+@PARALLEL
+def test_each_language_trains_like_c(run_job: RunJob, tmp_path: Path, language: str, parallel: str) -> None:
     """The same initial values and samples: after 30 steps the weights differ by rounding alone."""
     run_job(["c", "c"], steps=30, checkpoints=tmp_path / "c")
-    run_job([language, language], steps=30, checkpoints=tmp_path / "other")
+    run_job([language, language], steps=30, checkpoints=tmp_path / "other", more=["--parallel", parallel])
     expected, got = newest(tmp_path / "c"), newest(tmp_path / "other")
     assert sorted(got) == sorted(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(got[name], value, rtol=2e-3, atol=2e-5, err_msg=name)
 
 
+@PARALLEL
 def test_ranks_with_a_share_of_the_batch_equal_one_rank_with_all_of_it(
-    run_job: RunJob, tmp_path: Path, language: str
+    run_job: RunJob, tmp_path: Path, language: str, parallel: str
 ) -> None:
-    ranks_equal_one(run_job, tmp_path, language)
+    ranks_equal_one(run_job, tmp_path, language, ["--parallel", parallel])
 
 
-def test_a_job_of_four_languages_trains_like_c_alone(run_job: RunJob, tmp_path: Path) -> None:
+@PARALLEL
+def test_a_job_of_four_languages_trains_like_c_alone(run_job: RunJob, tmp_path: Path, parallel: str) -> None:
     run_job(["c"] * 4, steps=30, checkpoints=tmp_path / "c")
-    run_job(LANGUAGES, steps=30, checkpoints=tmp_path / "mixed")
+    run_job(LANGUAGES, steps=30, checkpoints=tmp_path / "mixed", more=["--parallel", parallel])
     expected, got = newest(tmp_path / "c"), newest(tmp_path / "mixed")
     for name, value in expected.items():
         np.testing.assert_allclose(got[name], value, rtol=2e-3, atol=2e-5, err_msg=name)
@@ -54,7 +60,8 @@ def test_each_language_resumes_every_other_at_another_world_size(run_job: RunJob
     assert set(pairwise(CHAIN)) == {(a, b) for a in LANGUAGES for b in LANGUAGES if a != b}
     root = tmp_path / "checkpoints"
     for number, language in enumerate(CHAIN):
-        output = run_job([language] * (number % 4 + 1), steps=10 * (number + 1), checkpoints=root)
+        more = ["--parallel", ("ddp", "fsdp")[number // 2 % 2]]  # each goes on from itself and from the other
+        output = run_job([language] * (number % 4 + 1), steps=10 * (number + 1), checkpoints=root, more=more)
         if number > 0:
             assert f"resumed after step {10 * number}" in output
 

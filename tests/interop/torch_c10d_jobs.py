@@ -13,26 +13,16 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch_ranks import run_checks
+from torch_ranks import refused, run_checks
 
 rank = int(os.environ["RANK"])
 ranks = int(os.environ["WORLD_SIZE"])
 total = ranks * (ranks + 1) / 2  # of 1 ... ranks
-
-
-def refused(kinds: type[BaseException] | tuple[type[BaseException], ...], text: str, act: Callable[[], object]) -> None:
-    try:
-        act()
-    except kinds as error:
-        assert text in str(error), str(error)
-        return
-    raise AssertionError(f"rank {rank}: nothing refused with {text!r}")
 
 
 def own(*shape: int, add: float = 0) -> torch.Tensor:

@@ -32,7 +32,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as Theirs
 from torch.utils.checkpoint import checkpoint
-from torch_ranks import run_checks
+from torch_ranks import refused, run_checks
 
 Build = Callable[..., nn.Module]
 
@@ -40,15 +40,6 @@ rank = int(os.environ["RANK"])
 ranks = int(os.environ["WORLD_SIZE"])
 directory = ""
 SMALL = {"bucket_cap_mb": 0.0005}  # some buckets
-
-
-def refused(kind: type[BaseException], text: str, operation: Callable[[], object]) -> None:
-    try:
-        operation()
-    except kind as error:
-        assert text in str(error), str(error)
-        return
-    raise AssertionError(f"rank {rank}: no {kind.__name__} with {text!r}")
 
 
 def data(step: int, *shape: int) -> torch.Tensor:

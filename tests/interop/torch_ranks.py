@@ -56,6 +56,18 @@ def run_ranks(
     return "".join(outputs)
 
 
+def refused(
+    kinds: type[BaseException] | tuple[type[BaseException], ...], text: str, operation: Callable[[], object]
+) -> None:
+    """In a rank: the operation raises an error of these classes, whose message holds `text`."""
+    try:
+        operation()
+    except kinds as error:
+        assert text in str(error), str(error)
+        return
+    raise AssertionError(f"rank {os.environ['RANK']}: nothing was refused with {text!r}")
+
+
 def run_checks(checks: Sequence[Callable[[], object]], names: Sequence[str], rank: int) -> None:
     """Runs those of these names, or all, one after the other; rank 0 prints what each took."""
     assert {check.__name__ for check in checks} >= set(names), names

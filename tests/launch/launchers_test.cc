@@ -248,6 +248,28 @@ TEST_F(Launchers, ARankThatEndsWithExitCodeZeroBeforeItJoinedIsToldAtOnce) {
     }
 }
 
+// It waits for rank 0, which may come; its own settings do not get better.
+TEST_F(Launchers, ARankThatCannotUseItsOwnTokenSaysSoAtOnce) {
+    const std::map<std::string, std::string> one_of_two{
+        {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_PORT", "12345"}};
+    const std::map<std::string, std::string> wrong{
+        {"TESSERA_TOKEN", "xyz"}, {"TESSERA_TOKEN_FILE", "/no/such/token"}, {"TESSERA_INSECURE", "maybe"}};
+    for (const auto& [name, value] : wrong) {
+        auto variables = one_of_two;
+        variables[name] = value;
+        testing::Child rank = testing::in_child(variables, [&name = name] {
+            CommOptions options;
+            options.timeout = milliseconds{3000};
+            try {
+                (void)communicator_from_environment(options);
+            } catch (const Error& error) {
+                if (std::string_view(error.what()).find(name) == std::string_view::npos) throw;
+            }
+        });
+        EXPECT_EQ(rank.wait(), 0) << name;
+    }
+}
+
 TEST_F(Launchers, Alone) {
     start("");
     expect_sums("no launcher", 1);

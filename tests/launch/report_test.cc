@@ -74,6 +74,13 @@ TEST(Report, RanksThatDifferFromEachOtherSayItOnce) {
     EXPECT_THAT(text, HasSubstr("ranks 1 and 2  exit 1    the same as rank 0"));
 }
 
+TEST(Report, LinesMayBeLong) {
+    const std::string much(200000, 'x');
+    const std::string trace = "   3: std::" + much + "\n             at " + much + "\n   4: trainer::" + much + "\n";
+    const std::string text = report({end_saying(0, "boom", trace), end_saying(1, much)});
+    EXPECT_THAT(text, AllOf(HasSubstr("   4: trainer::xxx"), Not(HasSubstr("std::xxx")), Not(HasSubstr(" at xxx"))));
+}
+
 TEST(Report, AMessageOfSeveralLinesIsToldInFull) {
     const std::string text = report({end_saying(0, "14 differences:\n  weight: f32\n  bias: gone")});
     EXPECT_THAT(text, AllOf(HasSubstr("exit code 1: 14 differences: weight: f32\n"),

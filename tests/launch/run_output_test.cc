@@ -111,6 +111,17 @@ TEST_F(Run, SummaryHasTheLastWordsOfARankThatRecordsNothing) {
     EXPECT_FALSE(std::filesystem::exists(logs + "/round-0/rank-1.listens"));
 }
 
+TEST_F(Run, AnErrorInAnotherEncodingDoesNotEndTheJobWithItsEvents) {
+    const Result result = run_shell({"-n", "1", "--max-restarts", "1", "--events", events_path()},
+                                    "[ $TESSERA_EPOCH = 1 ] && exit 0; printf 'caf\\351 is shut\\n' >&2; exit 3");
+    EXPECT_EQ(result.code, 0) << result.err;
+    std::vector<std::string> reasons;
+    for (const Json& event : events()) {
+        if (event.at("event").as_string() == "restart") reasons.push_back(event.at("reason").as_string());
+    }
+    EXPECT_THAT(reasons, ::testing::ElementsAre(HasSubstr("caf? is shut")));
+}
+
 TEST_F(Run, EventsTellStartsExitsAndRestarts) {
     const Result result =
         run_shell({"-n", "1:2", "--on-loss", "shrink", "--events", events_path()},

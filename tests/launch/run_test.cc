@@ -172,6 +172,7 @@ TEST_F(Run, MistakesAreNamedBeforeAnythingStarts) {
     told({"--on-loss", "shrink", "-n", "2", "true"}, 2, "--min-ranks");
     told({"--on-loss", "panic", "true"}, 2, "--on-loss panic");
     told({"--max-restarts", "-1", "true"}, 2, "-1 restarts");
+    for (const char* timeout : {"0", "-1", "nan", "1e9"}) told({"--timeout-s", timeout, "true"}, 2, "--timeout-s");
     told({"--env", "NAME", "true"}, 2, "NAME=VALUE");
     told({"--frobnicate", "true"}, 2, "--frobnicate");
     told({"--nnodes", "2", "true"}, 2, "one host");

@@ -269,6 +269,7 @@ TEST(Optimizer, BadSettingsAreRefusedAndChangeNothing) {
     refused("eps", std::numeric_limits<double>::quiet_NaN());
     refused("betas", std::vector<double>{0.9});
     refused("step", int64_t{-3});
+    refused("step", std::numeric_limits<int64_t>::max());
     refused("amsgrad", true);
     try {
         Settings changed = before;

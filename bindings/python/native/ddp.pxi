@@ -73,12 +73,12 @@ def ddp_shared_param(DDP ddp not None, size_t place):
     return tensor_view(ddp, &param.tensor)
 
 
-cdef tuple tensor_view(DDP ddp, const tsr_tensor *tensor):
+cdef tuple tensor_view(Handle model, const tsr_tensor *tensor):
     cdef size_t size = item_size_of(tensor.dtype)
     shape = shape_of(tensor)
     for length in shape:
         size *= length
-    return memory_of(ddp, <char *>tensor.data + tensor.byte_offset, size), tensor.dtype, shape
+    return memory_of(model, <char *>tensor.data + tensor.byte_offset, size), tensor.dtype, shape
 
 
 def ddp_grad(DDP ddp not None, size_t place):

@@ -16,6 +16,7 @@ cdef extern from "tessera/types.h" nogil:
     ctypedef struct tsr_plan
     ctypedef struct tsr_layout
     ctypedef struct tsr_ddp
+    ctypedef struct tsr_fsdp
     ctypedef struct tsr_optimizer
     ctypedef struct tsr_sampler
     ctypedef struct tsr_state
@@ -302,6 +303,54 @@ cdef extern from "tessera/ddp.h" nogil:
     void tsr_ddp_destroy(tsr_ddp *ddp)
 
 
+cdef extern from "tessera/fsdp.h" nogil:
+    ctypedef struct tsr_fsdp_unit:
+        const char *name
+        const tsr_param *params
+        size_t n
+        const int32_t *trained
+        int32_t reshard_after_forward
+    ctypedef struct tsr_fsdp_options:
+        size_t struct_size
+        int32_t shard_ranks
+        int32_t forward_prefetch
+        int32_t backward_prefetch
+        int32_t grads_in_flight
+        int32_t param_dtype
+        int32_t reduce_dtype
+        int32_t op
+        double pre_divide
+        int32_t sync_values
+    tsr_status tsr_fsdp_options_init(tsr_fsdp_options *options, size_t struct_size)
+    tsr_status tsr_fsdp_create(tsr_comm *comm, const tsr_fsdp_unit *units, size_t n, const tsr_fsdp_options *options,
+                               tsr_fsdp **out)
+    tsr_status tsr_fsdp_unit_count(const tsr_fsdp *fsdp, size_t *count)
+    tsr_status tsr_fsdp_param_count(const tsr_fsdp *fsdp, size_t *count)
+    tsr_status tsr_fsdp_unit_name(const tsr_fsdp *fsdp, size_t unit, const char **name)
+    tsr_status tsr_fsdp_param(const tsr_fsdp *fsdp, size_t index, tsr_param *param, size_t *unit, int32_t *trained)
+    tsr_status tsr_fsdp_unit_phase(const tsr_fsdp *fsdp, size_t unit, int32_t *phase)
+    tsr_status tsr_fsdp_shard(const tsr_fsdp *fsdp, size_t index, tsr_param *shard)
+    tsr_status tsr_fsdp_shard_grad(const tsr_fsdp *fsdp, size_t index, tsr_tensor *grad)
+    tsr_status tsr_fsdp_layout(const tsr_fsdp *fsdp, size_t index, tsr_layout **out)
+    tsr_status tsr_fsdp_whole(tsr_fsdp *fsdp, size_t index, tsr_tensor *whole)
+    tsr_status tsr_fsdp_grad(tsr_fsdp *fsdp, size_t index, tsr_tensor *grad)
+    tsr_status tsr_fsdp_forward(tsr_fsdp *fsdp, size_t unit)
+    tsr_status tsr_fsdp_forward_done(tsr_fsdp *fsdp, size_t unit)
+    tsr_status tsr_fsdp_backward(tsr_fsdp *fsdp, size_t unit)
+    tsr_status tsr_fsdp_unused(tsr_fsdp *fsdp, size_t index)
+    tsr_status tsr_fsdp_grads_ready(tsr_fsdp *fsdp, size_t unit)
+    tsr_status tsr_fsdp_wait(tsr_fsdp *fsdp)
+    tsr_status tsr_fsdp_abandon(tsr_fsdp *fsdp)
+    tsr_status tsr_fsdp_unshard(tsr_fsdp *fsdp, size_t unit)
+    tsr_status tsr_fsdp_await(tsr_fsdp *fsdp, size_t unit)
+    tsr_status tsr_fsdp_reshard(tsr_fsdp *fsdp, size_t unit)
+    tsr_status tsr_fsdp_set_sync(tsr_fsdp *fsdp, int32_t sync)
+    tsr_status tsr_fsdp_set_accumulate(tsr_fsdp *fsdp, int32_t accumulate)
+    tsr_status tsr_fsdp_set_all_reduce(tsr_fsdp *fsdp, int32_t all_reduce)
+    tsr_status tsr_fsdp_zero_grad(tsr_fsdp *fsdp)
+    void tsr_fsdp_destroy(tsr_fsdp *fsdp)
+
+
 cdef extern from "tessera/optim.h" nogil:
     ctypedef struct tsr_sgd_options:
         size_t struct_size
@@ -328,16 +377,21 @@ cdef extern from "tessera/optim.h" nogil:
     tsr_status tsr_sgd_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
                               const tsr_sgd_options *options, tsr_optimizer **out)
     tsr_status tsr_ddp_sgd(tsr_ddp *ddp, const tsr_sgd_options *options, tsr_optimizer **out)
+    tsr_status tsr_fsdp_sgd(tsr_fsdp *fsdp, const tsr_sgd_options *options, tsr_optimizer **out)
     tsr_status tsr_adam_options_init(tsr_adam_options *options, size_t struct_size)
     tsr_status tsr_adam_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
                                const tsr_adam_options *options, tsr_optimizer **out)
     tsr_status tsr_ddp_adam(tsr_ddp *ddp, const tsr_adam_options *options, tsr_optimizer **out)
+    tsr_status tsr_fsdp_adam(tsr_fsdp *fsdp, const tsr_adam_options *options, tsr_optimizer **out)
     tsr_status tsr_adamw_options_init(tsr_adamw_options *options, size_t struct_size)
     tsr_status tsr_adamw_create(const tsr_param *params, const tsr_tensor *grads, size_t n,
                                 const tsr_adamw_options *options, tsr_optimizer **out)
     tsr_status tsr_ddp_adamw(tsr_ddp *ddp, const tsr_adamw_options *options, tsr_optimizer **out)
+    tsr_status tsr_fsdp_adamw(tsr_fsdp *fsdp, const tsr_adamw_options *options, tsr_optimizer **out)
     tsr_status tsr_optimizer_step(tsr_optimizer *optimizer)
     tsr_status tsr_optimizer_zero_grad(tsr_optimizer *optimizer)
+    tsr_status tsr_optimizer_clip_grad_norm(tsr_optimizer *optimizer, double max_norm, double p, double *norm)
+    tsr_status tsr_optimizer_clip_grad_value(tsr_optimizer *optimizer, double most)
     tsr_status tsr_optimizer_lr(const tsr_optimizer *optimizer, double *lr)
     tsr_status tsr_optimizer_set_lr(tsr_optimizer *optimizer, double lr)
     tsr_status tsr_optimizer_steps(const tsr_optimizer *optimizer, int64_t *steps)
@@ -365,6 +419,7 @@ cdef extern from "tessera/state.h" nogil:
     tsr_status tsr_state_add_sharded(tsr_state *state, const char *name, const tsr_layout *layout, tsr_dtype dtype,
                                      const tsr_tensor *pieces, int32_t rank)
     tsr_status tsr_state_add_ddp(tsr_state *state, const char *prefix, tsr_ddp *ddp)
+    tsr_status tsr_state_add_fsdp(tsr_state *state, const char *prefix, tsr_fsdp *fsdp)
     tsr_status tsr_state_add_optimizer(tsr_state *state, const char *prefix, tsr_optimizer *optimizer)
     tsr_status tsr_state_add_sampler(tsr_state *state, const char *prefix, tsr_sampler *sampler)
     tsr_status tsr_state_set_int64(tsr_state *state, const char *name, int64_t value)

@@ -8,10 +8,19 @@ cdef class Memory:
     cdef void *data
     cdef Py_ssize_t size
     cdef Handle owner
+    cdef list counts  # where it counts as long as it lives, if anywhere
+    cdef size_t place
 
     def __dealloc__(self):
+        if self.counts is not None:
+            self.counts[self.place] -= 1
         if self.owner is not None:
             unpin(self.owner)
+
+    cdef void count_in(self, list counts, size_t place):
+        counts[place] += 1
+        self.counts = counts
+        self.place = place
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         if self.owner is None:

@@ -1,4 +1,4 @@
-# optim.h: optimizers. Each is made over a DDP, or over parameters and gradients of the caller's.
+# optim.h: optimizers. Each is made over a DDP, an FSDP, or over parameters and gradients of the caller's.
 
 cdef class Optimizer(Handle):
     cdef void free(self) noexcept nogil:
@@ -8,14 +8,19 @@ cdef class Optimizer(Handle):
 @cython.final
 @cython.no_gc_clear
 cdef class Trained:
-    """What an optimizer works on: a DDP for the length of a call, or arrays of parameters and of their gradients."""
+    """What an optimizer works on: a DDP or an FSDP for the length of a call, or arrays of parameters and their gradients."""
 
     cdef Lease lease
     cdef TensorArray params
     cdef TensorArray grads
     cdef tsr_ddp *ddp
+    cdef tsr_fsdp *fsdp
 
     def __cinit__(self, *over):
+        if len(over) == 1 and isinstance(over[0], FSDP):
+            self.lease = use(<FSDP>over[0])
+            self.fsdp = <tsr_fsdp *>self.lease.ptr
+            return
         if len(over) == 1:
             self.lease = use(<DDP?>over[0])
             self.ddp = <tsr_ddp *>self.lease.ptr
@@ -29,13 +34,13 @@ cdef class Trained:
 
     cdef object optimizer(self, tsr_optimizer *out):
         optimizer = Optimizer.__new__(Optimizer)
-        if self.ddp != NULL:
+        if self.lease is not None:
             return adopt(optimizer, out, None, [self.lease.handle])
         return adopt(optimizer, out, (self.params, self.grads))
 
 
 def sgd(*over, lr=None, momentum=None, dampening=None, weight_decay=None, nesterov=None):
-    """Over `ddp`, or over `names, params, grads`; as the others."""
+    """Over a DDP or an FSDP, or over `names, params, grads`; as the others."""
     cdef Trained on = Trained(*over)
     cdef tsr_sgd_options o
     cdef tsr_optimizer *out = NULL
@@ -53,6 +58,8 @@ def sgd(*over, lr=None, momentum=None, dampening=None, weight_decay=None, nester
     with nogil:
         if on.ddp != NULL:
             check(tsr_ddp_sgd(on.ddp, &o, &out))
+        elif on.fsdp != NULL:
+            check(tsr_fsdp_sgd(on.fsdp, &o, &out))
         else:
             check(tsr_sgd_create(on.params.params, on.grads.tensors, on.params.count, &o, &out))
     return on.optimizer(out)
@@ -89,6 +96,8 @@ def adam(*over, lr=None, betas=None, eps=None, weight_decay=None):
     with nogil:
         if on.ddp != NULL:
             check(tsr_ddp_adam(on.ddp, &o, &out))
+        elif on.fsdp != NULL:
+            check(tsr_fsdp_adam(on.fsdp, &o, &out))
         else:
             check(tsr_adam_create(on.params.params, on.grads.tensors, on.params.count, &o, &out))
     return on.optimizer(out)
@@ -103,6 +112,8 @@ def adamw(*over, lr=None, betas=None, eps=None, weight_decay=None):
     with nogil:
         if on.ddp != NULL:
             check(tsr_ddp_adamw(on.ddp, &o, &out))
+        elif on.fsdp != NULL:
+            check(tsr_fsdp_adamw(on.fsdp, &o, &out))
         else:
             check(tsr_adamw_create(on.params.params, on.grads.tensors, on.params.count, &o, &out))
     return on.optimizer(out)
@@ -118,6 +129,21 @@ def optimizer_zero_grad(Optimizer optimizer not None):
     cdef Lease lease = use(optimizer)
     with nogil:
         check(tsr_optimizer_zero_grad(<tsr_optimizer *>lease.ptr))
+
+
+def optimizer_clip_grad_norm(Optimizer optimizer not None, object max_norm, object p):
+    cdef Lease lease = use(optimizer)
+    cdef double most = real(max_norm, "max_norm"), which = real(p, "p"), norm = 0
+    with nogil:
+        check(tsr_optimizer_clip_grad_norm(<tsr_optimizer *>lease.ptr, most, which, &norm))
+    return norm
+
+
+def optimizer_clip_grad_value(Optimizer optimizer not None, object most):
+    cdef Lease lease = use(optimizer)
+    cdef double bound = real(most, "most")
+    with nogil:
+        check(tsr_optimizer_clip_grad_value(<tsr_optimizer *>lease.ptr, bound))
 
 
 def optimizer_lr(Optimizer optimizer not None):

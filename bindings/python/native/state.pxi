@@ -29,9 +29,12 @@ def state_add_sharded(State state not None, object name, Layout layout not None,
     cdef Lease lease = use(state)
     cdef Lease layout_lease = share(layout)
     cdef bytes encoded = utf8(name, "the name")
-    cdef TensorArray array = tensor_array(pieces)
+    cdef TensorArray array
     cdef int32_t count = 0, own = int32(rank, "rank")
     check(tsr_layout_box_count(<tsr_layout *>layout_lease.ptr, own, &count))
+    if len(pieces) != count:  # of a shard without rows the layout has no box
+        pieces = [piece for piece in pieces if has_elements(piece)]
+    array = tensor_array(pieces)
     if array.count != <size_t>count:
         raise InvalidArgument(f"{name!r}: {array.count} pieces were given, the layout gives rank {rank} {count}")
     check(tsr_state_add_sharded(<tsr_state *>lease.ptr, encoded, <tsr_layout *>layout_lease.ptr, dtype,
@@ -45,6 +48,14 @@ def state_add_ddp(State state not None, object prefix, DDP ddp not None):
     cdef bytes encoded = utf8(prefix, "the prefix")
     check(tsr_state_add_ddp(<tsr_state *>lease.ptr, encoded, <tsr_ddp *>ddp_lease.ptr))
     pin(state, ddp)
+
+
+def state_add_fsdp(State state not None, object prefix, FSDP fsdp not None):
+    cdef Lease lease = use(state)
+    cdef Lease fsdp_lease = use(fsdp)
+    cdef bytes encoded = utf8(prefix, "the prefix")
+    check(tsr_state_add_fsdp(<tsr_state *>lease.ptr, encoded, <tsr_fsdp *>fsdp_lease.ptr))
+    pin(state, fsdp)
 
 
 def state_add_optimizer(State state not None, object prefix, Optimizer optimizer not None):

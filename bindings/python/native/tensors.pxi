@@ -296,6 +296,14 @@ cdef class TensorArray:
         PyMem_Free(self.params)
 
 
+cdef bint has_elements(Tensor tensor):
+    cdef int i
+    for i in range(tensor.view.ndim):
+        if tensor.view.shape[i] == 0:
+            return False
+    return True
+
+
 cdef TensorArray tensor_array(list tensors, list names=None):
     cdef TensorArray array = TensorArray.__new__(TensorArray)
     cdef Tensor tensor

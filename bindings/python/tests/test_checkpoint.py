@@ -456,6 +456,24 @@ def test_shards_are_loaded_into_other_shards(ranks, tmp_path):
         checkpoint.load(ts.State(x=wrong))
 
 
+def test_a_shard_without_rows_may_be_given_as_an_empty_array(ranks, tmp_path: Path):
+    """As a slice of the whole, or a DTensor's local tensor, is."""
+    whole = np.arange(6.0).reshape(2, 3)
+
+    def job(comm: ts.Comm):
+        part = whole[comm.rank : comm.rank + 1].copy()  # of ranks 2 and 3 none
+        state = ts.State(w=ts.Sharded(ts.Layout((2, 3), [4], [ts.Shard(0)]), [part], comm.rank))
+        with ts.Saver(comm, tmp_path) as saver:
+            saver.save(1, state)
+            part[...] = -1
+            assert saver.resume(state) == 1
+        assert (part == whole[comm.rank : comm.rank + 1]).all()
+
+    ranks(4, job)
+    with ts.Checkpoint(tmp_path) as checkpoint:
+        assert (checkpoint["w"] == whole).all()
+
+
 def test_only_the_newest_are_kept(tmp_path: Path):
     with ts.Saver(None, tmp_path, keep_latest=2) as saver:
         for step in range(1, 5):

@@ -33,6 +33,29 @@ def test_no_sync_adds_up_what_the_next_step_reduces(ranks):
     assert ranks(2, body) == [2.0, 2.0]
 
 
+def test_no_sync_in_no_sync_ends_with_the_outer_one(ranks):
+    def body(comm: ts.Comm):
+        ddp = ts.DDP(comm, params())
+        ddp.grads["a"][...] = comm.rank
+        with ddp.no_sync():
+            with ddp.no_sync():
+                pass
+            ddp.ready_all()
+            ddp.wait()
+            own = float(ddp.grads["a"][0])
+        ddp.ready_all()
+        ddp.wait()
+        ddp.set_sync(False)
+        with ddp.no_sync():
+            pass
+        ddp.grads["a"][...] = comm.rank
+        ddp.ready_all()
+        ddp.wait()
+        return own, float(ddp.grads["a"][0])
+
+    assert ranks(2, body) == [(0.0, 0.0), (1.0, 1.0)]
+
+
 def test_unused_parameters_are_found_and_left_alone(ranks):
     def body(comm: ts.Comm):
         ddp = ts.DDP(comm, params(), find_unused=True)
@@ -164,6 +187,14 @@ def test_what_a_hook_raises_fails_the_step_on_every_rank(ranks):
     assert isinstance(errors[0], ts.Aborted)
     assert isinstance(errors[1], ts.UserError)
     assert isinstance(errors[1].__cause__, KeyError)
+
+
+def test_what_cannot_be_called_is_no_hook(alone):
+    ddp = ts.DDP(alone, params())
+    with pytest.raises(TypeError, match="the hook is 3"):
+        ddp.set_hook(3)  # type: ignore[arg-type]
+    ddp.ready_all()
+    ddp.wait()
 
 
 def test_a_model_with_a_hook_can_be_collected(alone):

@@ -13,6 +13,7 @@ WAITS = {
     "finalize": "comm.finalize()",
     "recv": "comm.recv(np.ones(1), 1)",
     "ddp": "ts.DDP(comm, {'w': np.ones(3)})",
+    "fsdp": "ts.FSDP(comm, {'u': {'w': np.ones(3)}})",
     "store": "store.wait('never')",
 }
 

@@ -39,6 +39,17 @@ def test_what_stays_is_the_union_of_the_newest_the_best_and_every_nth(tmp_path: 
         assert (best.step, best.metrics) == (2, {"loss": 0.1})
 
 
+def test_a_metric_is_of_its_save_alone(tmp_path: Path):
+    with ts.Saver(None, tmp_path, keep_latest=1, best_metric="loss") as saver:
+        state = ts.State(weight=np.zeros(3))
+        saver.save(1, state, metrics={"loss": 0.5})
+        saver.save_async(2, state).wait()
+        saver.save(3, state, metrics={"accuracy": 0.9})
+    assert steps(tmp_path) == [1, 3]
+    assert ts.Checkpoint(tmp_path / "best").step == 1
+    assert ts.Checkpoint(tmp_path / "latest").metrics == {"accuracy": 0.9}
+
+
 def test_higher_may_be_better(tmp_path: Path):
     with ts.Saver(None, tmp_path, best_metric="accuracy", best_is_higher=True) as saver:
         for step, accuracy in enumerate([0.3, 0.9, 0.5], 1):

@@ -138,6 +138,30 @@ def test_a_ddp_needs_a_communicator():
 # ---------------------------------------------------------------- optimizers
 
 
+def test_gradients_are_bounded():
+    w, g = np.zeros(2), np.array([3.0, -4.0])
+    opt = ts.SGD({"w": w}, {"w": g})
+    assert opt.clip_grad_norm(6.0) == 5.0
+    np.testing.assert_array_equal(g, [3, -4])
+    assert opt.clip_grad_norm(100, 1) == 7.0
+    assert opt.clip_grad_norm(2.0, float("inf")) == 4.0
+    np.testing.assert_allclose(g, [1.5, -2], rtol=1e-5)
+    opt.clip_grad_value(1.75)
+    np.testing.assert_allclose(g, [1.5, -1.75], rtol=1e-5)
+    g[0] = np.nan
+    assert opt.clip_grad_norm(0.1) == float("inf")
+    assert g[1] == -1.75
+    for bad in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ts.InvalidArgument, match="max_norm"):
+            opt.clip_grad_norm(bad)
+        with pytest.raises(ts.InvalidArgument, match="is"):
+            opt.clip_grad_value(bad)
+    with pytest.raises(ts.InvalidArgument, match="p"):
+        opt.clip_grad_norm(1.0, 0.5)
+    with pytest.raises(TypeError):
+        opt.clip_grad_norm("much")  # type: ignore[arg-type]
+
+
 def test_sgd_by_hand():
     w, g = np.array([1.0, -2.0]), np.array([0.5, 0.25])
     opt = ts.SGD({"w": w}, {"w": g}, lr=0.1, momentum=0.9, weight_decay=0.01)

@@ -46,6 +46,15 @@ TSR_API TSR_MUST_USE tsr_status tsr_sgd_create(const tsr_param *params, const ts
  *  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_sgd(tsr_ddp *ddp, const tsr_sgd_options *options, tsr_optimizer **out);
 
+/** The same over the shards of `fsdp` and their gradients, of those parameters that are trained: its state is cut as they
+ *  are. It steps between tsr_fsdp_wait and the next forward.
+ *  @param fsdp     borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @threadsafety exclusive fsdp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_sgd(tsr_fsdp *fsdp, const tsr_sgd_options *options, tsr_optimizer **out);
+
 /** Options of Adam. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_adam_options {
     size_t struct_size;
@@ -83,6 +92,15 @@ TSR_API TSR_MUST_USE tsr_status tsr_adam_create(const tsr_param *params, const t
  *  @threadsafety exclusive ddp  @collective yes with share_params  @blocking only with share_params
  *  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_adam(tsr_ddp *ddp, const tsr_adam_options *options, tsr_optimizer **out);
+
+/** The same over the shards of `fsdp` and their gradients, of those parameters that are trained: its state is cut as they
+ *  are. It steps between tsr_fsdp_wait and the next forward.
+ *  @param fsdp     borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @threadsafety exclusive fsdp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_adam(tsr_fsdp *fsdp, const tsr_adam_options *options, tsr_optimizer **out);
 
 /** Options of AdamW. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_adamw_options {
@@ -122,6 +140,15 @@ TSR_API TSR_MUST_USE tsr_status tsr_adamw_create(const tsr_param *params, const 
  *  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_adamw(tsr_ddp *ddp, const tsr_adamw_options *options, tsr_optimizer **out);
 
+/** The same over the shards of `fsdp` and their gradients, of those parameters that are trained: its state is cut as they
+ *  are. It steps between tsr_fsdp_wait and the next forward.
+ *  @param fsdp     borrowed until destroy of the optimizer
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the optimizer
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @threadsafety exclusive fsdp  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_adamw(tsr_fsdp *fsdp, const tsr_adamw_options *options, tsr_optimizer **out);
+
 /** Update every parameter from its gradient. Gradients are left as they are.
  *  @param optimizer  borrowed for the call
  *  @return TSR_OK, INVALID_STATE (a ddp's gradients are being reduced)
@@ -133,6 +160,26 @@ TSR_API TSR_MUST_USE tsr_status tsr_optimizer_step(tsr_optimizer *optimizer);
  *  @return TSR_OK, INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_optimizer_zero_grad(tsr_optimizer *optimizer);
+
+/** Scale all gradients so that their norm is at most `max_norm`, as torch.nn.utils.clip_grad_norm_ does. Over a tsr_fsdp it is
+ *  the norm of all shards, and every rank scales alike; over a tsr_ddp, whose gradients are the same on every rank, it is
+ *  local. Before the step.
+ *  @param optimizer  borrowed for the call
+ *  @param max_norm   finite, not negative
+ *  @param p          which norm: 2, or any number from 1 on, or infinity for the largest magnitude
+ *  @param norm       out, may be NULL: the norm as it was; infinite if there are infinities or NaN, which are left as they are
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (gradients are being reduced, or it steps in backward); over a tsr_fsdp
+ *          also MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED (which ends its communicator, as of other collectives)
+ *  @threadsafety exclusive  @collective yes over a tsr_fsdp  @blocking only over a tsr_fsdp  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_optimizer_clip_grad_norm(tsr_optimizer *optimizer, double max_norm, double p,
+                                                             double *norm);
+
+/** Bring every gradient into [-most, most]; NaN stays. Before the step.
+ *  @param optimizer  borrowed for the call
+ *  @param most       finite, not negative
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_optimizer_clip_grad_value(tsr_optimizer *optimizer, double most);
 
 /** The learning rate of the next step.
  *  @param optimizer  borrowed for the call

@@ -44,6 +44,15 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_add_sharded(tsr_state *state, const ch
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_add_ddp(tsr_state *state, const char *prefix, tsr_ddp *ddp);
 
+/** Add the shards of an FSDP model's parameters as `<prefix>.<parameter>`: saved and loaded in any layout, at any number of
+ *  ranks, where this rank's rows are. While a unit is whole, or its gradients are reduced, a load is INVALID_STATE.
+ *  @param state   borrowed for the call
+ *  @param prefix  "model", say; borrowed for the call
+ *  @param fsdp    borrowed until destroy of the state
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_add_fsdp(tsr_state *state, const char *prefix, tsr_fsdp *fsdp);
+
 /** Add an optimizer's moments as `<prefix>.state.<parameter>.<moment>` and its settings as
  *  `<prefix>.param_groups.0.<setting>`. A load sets the settings too.
  *  @param state      borrowed for the call
@@ -165,7 +174,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_set_value(tsr_state *state, const char
 TSR_API TSR_MUST_USE tsr_status tsr_state_get_value(const tsr_state *state, const char *name, char *json,
                                                     size_t capacity, size_t *size);
 
-/** Set a metric of the next save ("loss"); shown by `tessera ckpt ls`.
+/** Set a metric of the next save ("loss"), which takes it, whatever comes of it; shown by `tessera ckpt ls`.
  *  @param state  borrowed for the call
  *  @param name   UTF-8, borrowed for the call
  *  @param value  any double

@@ -7,6 +7,7 @@
 #include "data.h"
 #include "ddp.h"
 #include "error.h"
+#include "fsdp.h"
 #include "launch.h"
 #include "layout.h"
 #include "log.h"

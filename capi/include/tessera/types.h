@@ -31,6 +31,7 @@ typedef struct tsr_mesh tsr_mesh;
 typedef struct tsr_plan tsr_plan;
 typedef struct tsr_layout tsr_layout;
 typedef struct tsr_ddp tsr_ddp;
+typedef struct tsr_fsdp tsr_fsdp;
 typedef struct tsr_optimizer tsr_optimizer;
 typedef struct tsr_sampler tsr_sampler;
 typedef struct tsr_state tsr_state;

@@ -5,8 +5,8 @@ mod contract;
 use std::time::{Duration, Instant};
 use std::{collections::HashMap, process::exit, thread::sleep};
 
-use contract::{initial, log, parse_options, read_data, show_bar, Sample, CLASSES, HIDDEN, PIXELS};
-use tessera::{params, AdamW, Comm, Ddp, Result, Sampler, Saver, State};
+use contract::{initial, log, parse_options, read_data, show_bar, usage, Sample, CLASSES, HIDDEN, PIXELS};
+use tessera::{params, units, AdamW, Comm, Ddp, Fsdp, Result, Sampler, Saver, State};
 
 /// `weight · input + bias`; each row of `weight` makes one output.
 fn linear(weight: &[f32], bias: &[f32], input: &[f32]) -> Vec<f32> {
@@ -14,17 +14,69 @@ fn linear(weight: &[f32], bias: &[f32], input: &[f32]) -> Vec<f32> {
     rows.map(|(row, bias)| bias + row.iter().zip(input).map(|(w, x)| w * x).sum::<f32>()).collect()
 }
 
-/// Hidden activations and logits of one image.
-fn forward(ddp: &Ddp, image: &[f32; PIXELS]) -> Result<(Vec<f32>, Vec<f32>)> {
-    let hidden: Vec<_> = linear(&ddp.param(0)?, &ddp.param(1)?, image).into_iter().map(|h| h.max(0.0)).collect();
-    let logits = linear(&ddp.param(2)?, &ddp.param(3)?, &hidden);
-    Ok((hidden, logits))
+/// The model over the ranks: all of it on each, or its rows. A layer's weight and bias are parameters `2 layer` and
+/// `2 layer + 1`.
+enum Model<'c> {
+    Parallel(Ddp<'c>),
+    Sharded(Fsdp<'c>),
 }
 
-/// Writes the gradients of one linear layer, whose weight and bias are parameters `index` and `index + 1`. Each sample
-/// gives the loss's gradient by the layer's outputs, and its inputs.
-fn backward<'a>(ddp: &Ddp, index: usize, samples: impl Iterator<Item = (&'a [f32], &'a [f32])>) -> Result<()> {
-    let (mut weight, mut bias) = (ddp.grad_mut(index)?, ddp.grad_mut(index + 1)?);
+impl Model<'_> {
+    /// `pass` gets the layer's weight and bias.
+    fn forward<T>(&self, layer: usize, pass: impl FnOnce(&[f32], &[f32]) -> T) -> Result<T> {
+        let i = 2 * layer;
+        match self {
+            Model::Parallel(ddp) => Ok(pass(&ddp.param(i)?, &ddp.param(i + 1)?)),
+            Model::Sharded(fsdp) => {
+                let whole = fsdp.forward(layer)?; // until `done`
+                let result = pass(whole.param(i)?, whole.param(i + 1)?);
+                whole.done()?;
+                Ok(result)
+            }
+        }
+    }
+
+    /// `pass` gets the weight, and where the gradients of weight and bias are to be written.
+    fn backward<T>(&self, layer: usize, pass: impl FnOnce(&[f32], &mut [f32], &mut [f32]) -> T) -> Result<T> {
+        let i = 2 * layer;
+        match self {
+            Model::Parallel(ddp) => {
+                let result = pass(&ddp.param(i)?, &mut ddp.grad_mut(i)?, &mut ddp.grad_mut(i + 1)?);
+                ddp.ready(i)?; // from here until `wait` they are the library's
+                ddp.ready(i + 1)?;
+                Ok(result)
+            }
+            Model::Sharded(fsdp) => {
+                let whole = fsdp.backward(layer)?;
+                let result = pass(whole.param(i)?, &mut whole.grad_mut(i)?, &mut whole.grad_mut(i + 1)?);
+                whole.ready()?;
+                Ok(result)
+            }
+        }
+    }
+
+    /// Then the gradients are the average of all ranks.
+    fn wait(&mut self) -> Result<()> {
+        match self {
+            Model::Parallel(ddp) => ddp.wait(),
+            Model::Sharded(fsdp) => fsdp.wait(),
+        }
+    }
+}
+
+fn hidden_layer(model: &Model, images: &[&Sample]) -> Result<Vec<Vec<f32>>> {
+    model.forward(0, |weight, bias| {
+        let linear = |image| linear(weight, bias, image).into_iter().map(|h| h.max(0.0)).collect();
+        images.iter().map(|(image, _)| linear(image)).collect()
+    })
+}
+
+fn logits(model: &Model, hidden: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
+    model.forward(1, |weight, bias| hidden.iter().map(|hidden| linear(weight, bias, hidden)).collect())
+}
+
+/// Writes the gradients of one linear layer. Each sample gives the loss's gradient by the layer's outputs, and its inputs.
+fn gradients<'a>(weight: &mut [f32], bias: &mut [f32], samples: impl Iterator<Item = (&'a [f32], &'a [f32])>) {
     weight.fill(0.0);
     bias.fill(0.0);
     for (outputs, inputs) in samples {
@@ -33,41 +85,40 @@ fn backward<'a>(ddp: &Ddp, index: usize, samples: impl Iterator<Item = (&'a [f32
             row.iter_mut().zip(inputs).for_each(|(w, input)| *w += output * input);
         }
     }
-    drop((weight, bias)); // from `ready` until `wait` they are the library's
-    ddp.ready(index)?;
-    ddp.ready(index + 1)
 }
 
 /// The batch's mean loss; its gradients are being averaged over the ranks.
-fn forward_backward(ddp: &Ddp, batch: &[&Sample]) -> Result<f32> {
-    let (mut loss, mut layers) = (0.0, Vec::with_capacity(batch.len()));
-    for (image, label) in batch {
-        let (hidden, mut outputs) = forward(ddp, image)?;
+fn forward_backward(model: &Model, batch: &[&Sample]) -> Result<f32> {
+    let hidden = hidden_layer(model, batch)?;
+    let mut outputs = logits(model, &hidden)?;
+    let mut loss = 0.0;
+    for (outputs, (_, label)) in outputs.iter_mut().zip(batch) {
         let largest = outputs.iter().copied().fold(f32::MIN, f32::max);
         outputs.iter_mut().for_each(|logit| *logit = (*logit - largest).exp());
         let sum: f32 = outputs.iter().sum();
         loss -= (outputs[*label] / sum).ln() / batch.len() as f32;
         outputs.iter_mut().for_each(|p| *p /= sum * batch.len() as f32);
         outputs[*label] -= 1.0 / batch.len() as f32;
-        layers.push((hidden, outputs));
     }
-    backward(ddp, 2, layers.iter().map(|(hidden, outputs)| (&outputs[..], &hidden[..])))?;
-    let fc2 = ddp.param(2)?;
-    let inner = layers.iter().map(|(hidden, outputs)| {
-        let by_hidden = |j: usize| (0..CLASSES).map(|k| outputs[k] * fc2[k * HIDDEN + j]).sum();
-        (0..HIDDEN).map(|j| if hidden[j] > 0.0 { by_hidden(j) } else { 0.0 }).collect()
-    });
-    let inner: Vec<Vec<f32>> = inner.collect();
-    backward(ddp, 0, inner.iter().zip(batch).map(|(inner, (image, _))| (&inner[..], &image[..])))?;
+    let inner: Vec<Vec<f32>> = model.backward(1, |fc2, weight, bias| {
+        gradients(weight, bias, outputs.iter().zip(&hidden).map(|(outputs, hidden)| (&outputs[..], &hidden[..])));
+        let inner = outputs.iter().zip(&hidden).map(|(outputs, hidden)| {
+            let by_hidden = |j: usize| (0..CLASSES).map(|k| outputs[k] * fc2[k * HIDDEN + j]).sum();
+            (0..HIDDEN).map(|j| if hidden[j] > 0.0 { by_hidden(j) } else { 0.0 }).collect()
+        });
+        inner.collect()
+    })?;
+    model.backward(0, |_, weight, bias| {
+        gradients(weight, bias, inner.iter().zip(batch).map(|(inner, (image, _))| (&inner[..], &image[..])));
+    })?;
     Ok(loss)
 }
 
-fn accuracy(ddp: &Ddp, samples: &[Sample]) -> Result<f64> {
-    let mut right = 0;
-    for (image, label) in samples {
-        let (_, logits) = forward(ddp, image)?;
-        right += usize::from((0..CLASSES).all(|i| logits[i] <= logits[*label]));
-    }
+fn accuracy(model: &Model, samples: &[Sample]) -> Result<f64> {
+    let samples: Vec<_> = samples.iter().collect();
+    let logits = logits(model, &hidden_layer(model, &samples)?)?;
+    let is_right = |logits: &[f32], label: usize| (0..CLASSES).all(|i| logits[i] <= logits[label]);
+    let right = logits.iter().zip(&samples).filter(|(logits, (_, label))| is_right(logits, *label)).count();
     Ok(right as f64 / samples.len() as f64)
 }
 
@@ -78,16 +129,24 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, p
     let say = |text: String| (rank == 0).then(|| println!("{text}"));
     let (log_file, mut random) = (&texts["--log"], seed);
     let record = |step, name, value| (!log_file.is_empty()).then(|| log(log_file, rank, world, step, name, value));
-    let params = params![
-        "fc1.weight" => (initial(&mut random, HIDDEN * PIXELS, PIXELS), [HIDDEN, PIXELS]),
-        "fc1.bias" => (initial(&mut random, HIDDEN, PIXELS), [HIDDEN]),
-        "fc2.weight" => (initial(&mut random, CLASSES * HIDDEN, HIDDEN), [CLASSES, HIDDEN]),
-        "fc2.bias" => (initial(&mut random, CLASSES, HIDDEN), [CLASSES]),
-    ];
-    let mut ddp = Ddp::new(&comm, params)?; // every rank now has rank 0's values
-    let mut opt = AdamW::new(&mut ddp).lr(0.003).build()?;
+    let mut values = |count, fan_in| initial(&mut random, count, fan_in);
+    let [w1, b1] = [values(HIDDEN * PIXELS, PIXELS), values(HIDDEN, PIXELS)];
+    let [w2, b2] = [values(CLASSES * HIDDEN, HIDDEN), values(CLASSES, HIDDEN)];
+    let fc1 = params!["fc1.weight" => (w1, [HIDDEN, PIXELS]), "fc1.bias" => (b1, [HIDDEN])];
+    let (w2, b2) = ((w2, [CLASSES, HIDDEN]), (b2, [CLASSES]));
+    let mut model = if texts["--parallel"] == "fsdp" {
+        let units = units!["fc1" => fc1, "fc2" => params!["fc2.weight" => w2, "fc2.bias" => b2]];
+        Model::Sharded(Fsdp::new(&comm, units)?) // every rank now has its rows of rank 0's values
+    } else {
+        Model::Parallel(Ddp::new(&comm, fc1.with("fc2.weight", w2).with("fc2.bias", b2))?)
+        // or all of them
+    };
+    let (mut opt, state) = match &mut model {
+        Model::Parallel(ddp) => (AdamW::new(ddp).lr(0.003).build()?, State::new().with("model", ddp)),
+        Model::Sharded(fsdp) => (AdamW::new(fsdp).lr(0.003).build()?, State::new().with("model", fsdp)),
+    };
     let mut data = Sampler::new(&comm, train.len()).seed(seed).build()?;
-    let mut state = State::new().with("model", &ddp).with("optim", &opt).with("data", &data);
+    let mut state = state.with("optim", &opt).with("data", &data);
     let saver = Saver::at(&comm, &texts["--checkpoints"]).keep_latest(3).format(&texts["--format"]);
     let saver = if progress > 0 && rank == 0 { saver.progress(show_bar) } else { saver }.open()?;
     let start = saver.resume(&mut state)?;
@@ -98,8 +157,8 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, p
     for step in start + 1..=steps {
         let began = Instant::now();
         let batch: Vec<_> = data.batch(batch as usize)?.into_iter().map(|i| &train[i]).collect();
-        let loss = forward_backward(&ddp, &batch)?;
-        ddp.wait()?; // the gradients are the average of all ranks now
+        let loss = forward_backward(&model, &batch)?;
+        model.wait()?;
         opt.step()?;
         if step % 10 == 0 || step == steps {
             say(format!("step {step}/{steps} loss {loss:.4}"));
@@ -118,14 +177,17 @@ fn train(texts: &HashMap<&str, String>, [steps, save_every, batch, seed, pace, p
         sleep(Duration::from_millis(pace).saturating_sub(began.elapsed()));
     }
     saver.wait()?;
-    let accuracy = accuracy(&ddp, &held_out)?;
+    let accuracy = accuracy(&model, &held_out)?;
     say(format!("held-out accuracy {accuracy:.4}"));
     record(start.max(steps), "accuracy", accuracy);
     comm.finalize()
 }
 
 fn main() {
-    let (texts, numbers) = parse_options(&[]);
+    let (texts, numbers) = parse_options(&[("--parallel", "ddp")]);
+    if !matches!(&*texts["--parallel"], "ddp" | "fsdp") {
+        usage(format!("--parallel cannot be \"{}\": ddp or fsdp", texts["--parallel"]));
+    }
     if let Err(error) = train(&texts, numbers) {
         eprintln!("digits: {error}");
         let _ = tessera::record_error(&error.to_string(), Some(&format!("{error:?}")));

@@ -108,6 +108,10 @@ WritePath find_write_path(FileSystem& files, const std::string& directory) {
 void sync_directory(FileSystem& files, const std::string& path) { check(files.sync_directory(path), "fsync", path); }
 
 void make_directories(FileSystem& files, const std::string& path) {
+    if (path.find("://") != std::string::npos) {  // it would be a directory "s3:" of this machine
+        throw Error(Code::invalid_argument,
+                    fmt::format("{} is a URL; give a path, or a storage and the key in it", path));
+    }
     FileStatus status;
     const int64_t found = files.status(path, status);
     if (found == 0) {

@@ -97,7 +97,7 @@ bool reserve_file(File& file, const std::string& path, int64_t size);
 // fsync. Never repeated: after a failure the kernel may have dropped the data.
 void sync_file(File& file, const std::string& path);
 void sync_directory(FileSystem& files, const std::string& path);
-// Makes `path` and what is missing above it, durably.
+// Makes `path` and what is missing above it, durably. INVALID_ARGUMENT if it is a URL.
 void make_directories(FileSystem& files, const std::string& path);
 [[nodiscard]] bool exists(FileSystem& files, const std::string& path);
 [[nodiscard]] bool is_link(FileSystem& files, const std::string& path);  // also of one that leads nowhere

@@ -255,6 +255,7 @@ std::shared_ptr<const SavedTensor> tensor_of(JsonView json, const Tables& tables
     tensor.dtype = *dtype;
     tensor.shape = dims_of(needed(shape, "shape"));
     check_shape(tensor.shape, tensor.dtype, "it");
+    if (tables.file_count == 0) bad("there is no file that could hold it");  // without elements it stands in one too
     if (boxes) {
         take_boxes(*boxes, tables, tensor);
         return std::make_shared<const SavedTensor>(std::move(tensor));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -149,7 +150,14 @@ std::optional<BestRule> best_rule(FileSystem& files, const std::string& root) {
 std::optional<std::string> best_save(FileSystem& files, const std::string& root) {
     const auto rule = best_rule(files, root);
     if (!rule) return std::nullopt;
-    return best_of(rank_saves(files, root, scan_root(files, root), rule), rule->better);
+    std::vector<std::string> names;
+    (void)files.list(root, names);
+    while (true) {
+        const auto best = best_of(rank_saves(files, root, scan_root(files, root), rule), rule->better);
+        // A job that saves here meanwhile may have replaced the one that was listed.
+        const std::vector<std::string> before = std::exchange(names, {});
+        if (best || files.list(root, names) < 0 || names == before) return best;
+    }
 }
 
 }  // namespace tsr

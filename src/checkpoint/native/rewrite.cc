@@ -21,12 +21,6 @@ class NewSave {
    public:
     NewSave(FileSystem& files, std::string root, int64_t step)
         : files_(files), root_(std::move(root)), save_id_(random_uuid()), made_root_(!exists(files_, root_)) {
-        if (exists(files_, join(root_, manifest_name))) {
-            throw Error(Code::invalid_argument,
-                        fmt::format("{} is a checkpoint; name a new directory, or a root to save "
-                                    "into, such as {}",
-                                    root_, parent_of(root_)));
-        }
         writer_.emplace(files_, root_, LeaseTimes{}, Retention{});
         directory_ = join(root_, step_directory_name(step, save_id_));
         writer_->begin(directory_);
@@ -106,6 +100,7 @@ std::string rewrite_checkpoint(const Checkpoint& source, const std::string& root
     }
     for (const auto& [name, value] : from.values) {
         const std::string to = private_rank(name) ? name : renamed(options.rename_value, name);
+        if (manifest.find(to) != nullptr) refuse_second(to, name);  // no state has a tensor and a value of one name
         if (!manifest.values.emplace(to, value).second) refuse_second(to, name);
     }
     if (together) {

@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "checkpoint/agreement.hpp"
 #include "checkpoint/native/collect.hpp"
 #include "checkpoint/native/root.hpp"
 
@@ -15,6 +16,12 @@ namespace tsr {
 namespace {
 
 const std::string& made(FileSystem& files, const std::string& root) {
+    // Its saves would never be found there: a path of a checkpoint means that one.
+    if (exists(files, join(root, manifest_name))) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("{} is a checkpoint; name a new directory, or a root to save into, such as {}", root,
+                                parent_of(root)));
+    }
     make_directories(files, root);
     return root;
 }
@@ -57,13 +64,15 @@ void RootWriter::commit(const std::string& directory, Manifest manifest) {
 
     // The checkpoint exists. What follows is convenience, and its failure no failure of the save.
     const std::string name(name_in_path(directory));
-    try {
+    const auto try_to = [&](auto&& body) {
+        const auto error = attempt(body);
+        if (error) log::warning("{} is committed; tidying {} up failed: {}", name, root_, error->what());
+    };
+    try_to([&] {
         (void)files_.remove_file(join(directory, writing_name));
         replace_text(files_, join(root_, latest_name), name + "\n", tag);
-        tidy(name);
-    } catch (const Error& error) {
-        log::warning("{} is committed; tidying {} up failed: {}", name, root_, error.what());
-    }
+    });
+    try_to([&] { tidy(name); });
 }
 
 void RootWriter::abandon(const std::string& directory) noexcept {
@@ -98,9 +107,12 @@ void RootWriter::tidy(const std::string& newest) {
         if (unneeded.why == Unneeded::Why::cut_short) {
             log::info("removing {}, left by a save that was cut short", unneeded.directory);
         }
-        if (!remove_unneeded(files_, root_, unneeded, id_)) {
+        // One that cannot be removed, another user's say, does not keep the others for ever.
+        const auto error = attempt([&] {
+            if (remove_unneeded(files_, root_, unneeded, id_)) return;
             log::info("{} is being read; a later save removes it", join(root_, unneeded.directory));
-        }
+        });
+        if (error) log::warning("could not remove {}: {}", join(root_, unneeded.directory), error->what());
     }
 }
 

@@ -13,7 +13,7 @@ namespace tsr {
 
 class RootWriter {
    public:
-    // Makes `root`; INVALID_STATE if another live job saves there.
+    // Makes `root`; INVALID_STATE if another live job saves there, INVALID_ARGUMENT if it is a checkpoint itself.
     RootWriter(FileSystem& files, const std::string& root, const LeaseTimes& lease, Retention retention);
 
     // Makes `directory`, a path in the root, and marks it as being written.

@@ -212,10 +212,10 @@ bool TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
     std::vector<Want> wants;
     for (const Wanted& one : wanted) {
         if (one.box->empty()) continue;
-        const auto found = tensors_.find(*one.name);
-        if (found == tensors_.end()) continue;  // without elements
-        for (TorchPiece& piece : found->second.pieces) {
-            if (!piece.box.intersect(*one.box).empty()) wants.push_back({&one, &found->second, &piece});
+        const auto tensor = tensors_.find(*one.name);
+        if (tensor == tensors_.end()) continue;  // without elements
+        for (TorchPiece& piece : tensor->second.pieces) {
+            if (!piece.box.intersect(*one.box).empty()) wants.push_back({&one, &tensor->second, &piece});
         }
     }
     std::sort(wants.begin(), wants.end(), [](const Want& a, const Want& b) {
@@ -225,19 +225,24 @@ bool TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
     OpenFiles opened = open_files();
     // Tied tensors share a storage, which is read once.
     Records records;
-    // A place once found stays, until a check finds it anew; two loads at once wait here for each other.
+    // A place once found stays, until a check finds it anew. It is looked for without the lock: what a wait calls, such as
+    // an interrupt callback, may read this checkpoint too.
+    std::vector<const Want*> unknown;
     {
         const std::lock_guard lock(mutex_);
-        std::vector<const Want*> unknown;
         for (size_t i = 0; i < wants.size(); ++i) {
             if (!wants[i].piece->place && (i == 0 || wants[i - 1].piece != wants[i].piece))
                 unknown.push_back(&wants[i]);
         }
-        run_parallel(unknown.size(), options.threads, [&](size_t i, int) {
-            const Want& want = *unknown[i];
-            want.piece->place =
-                locate(*opened.get(want.piece->item.file), *want.wanted->name, *want.tensor, *want.piece);
-        });
+    }
+    std::vector<TorchPiece::Place> found(unknown.size());
+    run_parallel(unknown.size(), options.threads, [&](size_t i, int) {
+        const Want& want = *unknown[i];
+        found[i] = locate(*opened.get(want.piece->item.file), *want.wanted->name, *want.tensor, *want.piece);
+    });
+    {
+        const std::lock_guard lock(mutex_);
+        for (size_t i = 0; i < unknown.size(); ++i) unknown[i]->piece->place = std::move(found[i]);
         for (Want& want : wants) {
             want.place = *want.piece->place;
             const int file = want.piece->item.file;
@@ -347,23 +352,25 @@ std::vector<std::string> TorchContents::verify(Depth depth, const ByteProgress& 
         });
     }
     Records records;
-    const std::lock_guard lock(mutex_);
-    sound_.clear();
     bool checked = false;
-    for (auto& [name, tensor] : tensors_) {
-        for (TorchPiece& piece : tensor.pieces) {
-            const int file = piece.item.file;
-            if (!is_there[static_cast<size_t>(file)]) continue;
-            // Anew, even if it was found before: files may have changed since.
-            attempt([&, &name = name, &tensor = tensor] {
-                piece.place = locate(*opened.get(file), name, tensor, piece);
-                auto& record = records[{file, piece.place->begin}];
-                if (record == nullptr) {
-                    record = std::make_unique<Record>(Record{&path_of(file), file, &name, *piece.place, true});
-                }
-                if (!archive_ || !checked) check_small(piece.item);
-                checked = true;
-            });
+    {
+        const std::lock_guard lock(mutex_);
+        sound_.clear();
+        for (auto& [name, tensor] : tensors_) {
+            for (TorchPiece& piece : tensor.pieces) {
+                const int file = piece.item.file;
+                if (!is_there[static_cast<size_t>(file)]) continue;
+                // Anew, even if it was found before: files may have changed since.
+                attempt([&, &name = name, &tensor = tensor] {
+                    piece.place = locate(*opened.get(file), name, tensor, piece);
+                    auto& record = records[{file, piece.place->begin}];
+                    if (record == nullptr) {
+                        record = std::make_unique<Record>(Record{&path_of(file), file, &name, *piece.place, true});
+                    }
+                    if (!archive_ || !checked) check_small(piece.item);
+                    checked = true;
+                });
+            }
         }
     }
     if (archive_ && !checked && is_there[0]) {

@@ -279,7 +279,7 @@ StoredTensor TorchArchive::tensor(Ref node) const {
 }
 
 Json value_of(const Tree& tree, Ref node, int64_t& budget, int depth) {
-    if (depth >= max_value_depth) unsupported(tree, fmt::format("a value nested deeper than {}", max_value_depth));
+    if (depth > max_value_depth) unsupported(tree, fmt::format("a value nested deeper than {}", max_value_depth));
     // Each value pays for what it holds, before that is made; its own place is its holder's.
     const auto spend = [&](size_t count, size_t size) {
         budget -= static_cast<int64_t>(count * size);

@@ -8,6 +8,7 @@
 #include "base/crc32.hpp"
 #include "base/error.hpp"
 #include "base/parallel.hpp"
+#include "checkpoint/agreement.hpp"
 #include "checkpoint/native/manifest.hpp"
 #include "checkpoint/state.hpp"
 #include "checkpoint/torch_dcp/archive_writer.hpp"
@@ -30,8 +31,10 @@ class Flattening {
         if (!value.is(Json::Kind::array)) return is_dict(value) && !value.as_object().empty();
         return std::any_of(value.as_array().begin(), value.as_array().end(), has_dict);
     }
+    // Also that it can be one: a reader refuses metadata that tells of another.
     bool is_free(const std::string& name) const {
-        return name.size() <= max_name_bytes && !all_.contains(name) && !out_.contains(name) && !is_tensor_(name);
+        return !attempt([&] { check_name(name, "a name"); }) && !all_.contains(name) && !out_.contains(name) &&
+               !is_tensor_(name);
     }
     void add(const std::string& name, const Json& value) {
         std::vector<std::pair<std::string, const Json*>> parts;

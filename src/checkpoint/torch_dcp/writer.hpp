@@ -23,8 +23,8 @@ namespace tsr {
 [[nodiscard]] std::string dcp_file_name(int rank);
 [[nodiscard]] bool is_dcp_file_name(std::string_view name);
 
-// Values as PyTorch names them: what is in dicts, and in lists that hold dicts, is named by its path, unless that is the
-// name of something else: of another value, or of a tensor or alias.
+// Values as PyTorch names them: what is in dicts, and in lists that hold dicts, is named by its path, unless that can be no
+// name, or is that of something else: of another value, or of a tensor or alias.
 using NameTaken = std::function<bool(const std::string& name)>;
 [[nodiscard]] Values flattened(const Values& values, const NameTaken& is_tensor);
 

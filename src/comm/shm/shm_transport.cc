@@ -11,6 +11,7 @@
 #include "base/round_up.hpp"
 #include "comm/disagreement.hpp"
 #include "comm/host.hpp"
+#include "comm/shm/blocks.hpp"
 
 namespace tsr {
 
@@ -105,6 +106,11 @@ ShmTransport::ShmTransport(Bootstrap bootstrap)
       parts_(peers_.size()),
       outboxes_(peers_.size()),
       inboxes_(peers_.size()) {
+    if (world() > most_ranks) {
+        throw Error(Code::unsupported,
+                    fmt::format("rank {}: {} ranks on one host; {} at most share its memory: use gloo", number(rank_),
+                                world(), most_ranks));
+    }
     const SliceCheck check = [&] {
         const std::vector<int> dead = watch_.dead();
         if (dead.empty()) return;

@@ -63,7 +63,7 @@ struct Patience {
     static constexpr int first_sleeps = 64;
     static constexpr int most_sleeps = 1 << 16;
 
-    void spin_longer() { spins = std::min(most, 2 * spins + 1); }
+    void spin_longer() { spins = spins < most / 2 ? 2 * spins + 1 : most; }
     void spin_shorter() { spins = std::max(least, spins / 2); }
     void yield_was_long() {
         sleeps_left = sleeps;
@@ -74,6 +74,7 @@ struct Patience {
 // Half of what is promised, so that a slice and what is done in it stay within.
 inline constexpr milliseconds check_slice = poll_slice / 2;
 
+inline constexpr int spins_before_look = 1 << 14;  // a millisecond or so
 inline constexpr int max_yields = 64;
 inline constexpr std::chrono::nanoseconds empty_yield{1500};
 inline constexpr std::chrono::microseconds long_yield{500};
@@ -82,9 +83,17 @@ inline constexpr std::chrono::microseconds long_yield{500};
 // called about each poll slice and at once when alarmed, and throws to end the wait.
 template <class Ready, class Alarmed, class Check>
 void wait(Bell& bell, Patience& patience, Ready&& ready, Alarmed&& alarmed, Check&& check) {
+    Clock::time_point looked{};
     for (int spin = 0; spin < patience.spins; ++spin) {
         if (ready()) return;
         relax_cpu();
+        // Who asks for millions of them learns in time of failures, too.
+        if (spin % spins_before_look != spins_before_look - 1) continue;
+        const auto now = Clock::now();
+        if (looked == Clock::time_point{}) looked = now;
+        if (!alarmed() && now - looked < check_slice) continue;
+        check();
+        looked = now;
     }
     const auto begin = Clock::now();
     if (patience.sleeps_left > 0) {

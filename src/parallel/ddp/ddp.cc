@@ -6,8 +6,8 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <ranges>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 
 #include "base/reentry.hpp"
@@ -44,7 +44,6 @@ void check_shared(const std::vector<NamedTensor>& params, const DdpOptions& opti
 }
 
 void check(const std::vector<NamedTensor>& params, const DdpOptions& options) {
-    if (params.empty()) throw Error(Code::invalid_argument, "a model without parameters");
     if (options.op != ReduceOp::avg && options.op != ReduceOp::sum) {
         throw Error(Code::invalid_argument, "gradients are averaged or summed; op must be AVG or SUM");
     }
@@ -71,35 +70,11 @@ void check(const std::vector<NamedTensor>& params, const DdpOptions& options) {
                                 options.power_sgd_rank, options.power_sgd_start_step));
     }
     if (options.share_params) check_shared(params, options);
-    std::unordered_set<std::string_view> names;
-    for (const auto& [name, tensor] : params) {
-        if (name.empty()) throw Error(Code::invalid_argument, "a parameter's name is empty");
-        if (!names.insert(name).second) {
-            throw Error(Code::invalid_argument, fmt::format("two parameters are named \"{}\"", name));
-        }
-        if (!is_floating(tensor.dtype)) {
-            throw Error(Code::invalid_argument,
-                        fmt::format("parameter \"{}\" is {}; a parameter is a floating-point tensor", name,
-                                    name_of(tensor.dtype)));
-        }
-        if (tensor.device.type != DeviceType::cpu) {
-            throw Error(Code::unsupported, fmt::format("parameter \"{}\" is not on the CPU", name));
-        }
-    }
-}
-
-std::vector<std::string> description(const std::vector<NamedTensor>& tensors, std::string_view kind) {
-    std::vector<std::string> lines;
-    lines.reserve(tensors.size());
-    for (size_t i = 0; i < tensors.size(); ++i) {
-        const auto& [name, tensor] = tensors[i];
-        lines.push_back(fmt::format("{} {} \"{}\" {} {}", kind, i, name, name_of(tensor.dtype), tensor.shape.str()));
-    }
-    return lines;
+    check_params(params);
 }
 
 std::vector<std::string> description(const std::vector<NamedTensor>& params, const DdpOptions& options) {
-    std::vector<std::string> lines = description(params, "parameter");
+    std::vector<std::string> lines = tsr::description(params, "parameter");
     lines.insert(
         lines.begin(),
         fmt::format("the options op {}, bucket_bytes {}, first_bucket_bytes {}, pre_divide {}, find_unused {}, "
@@ -118,18 +93,6 @@ void copy(const Tensor& from, const Tensor& to) {
 }
 
 }  // namespace
-
-std::string without_wrappers(std::string name) {
-    for (bool found = true; found;) {
-        found = false;
-        for (const std::string_view prefix : {"module.", "_orig_mod."}) {
-            if (!name.starts_with(prefix)) continue;
-            name.erase(0, prefix.size());
-            found = true;
-        }
-    }
-    return name;
-}
 
 Ddp::Ddp(std::shared_ptr<Communicator> comm, std::vector<NamedTensor> params, const DdpOptions& options)
     : comm_(std::move(comm)), params_(std::move(params)), options_(options) {
@@ -263,10 +226,11 @@ void Ddp::begin_step() {
                       "parameters within the step; make one first");
     }
     if (host_copy_) host_copy_->check_whole();  // a load may have failed
+    if (sync_ && options_.join != DdpJoin::off) {
+        works_.push_back(submit([reducer = reducer_] { reducer->announce(Reducer::Presence::steps); }));
+    }
     begun_ = true;
     begin_ = Clock::now();
-    if (!sync_ || options_.join == DdpJoin::off) return;
-    works_.push_back(submit([reducer = reducer_] { reducer->announce(Reducer::Presence::steps); }));
 }
 
 void Ddp::ready(size_t index) {
@@ -314,7 +278,9 @@ WorkPtr Ddp::submit(std::function<void()> job) {
     try {
         return comm_->submit_job(std::move(job));
     } catch (const Error& error) {
-        failed_ = error;
+        // Called at the wrong moment, while another thread uses the communicator: nothing has happened, and the next call
+        // goes on from here.
+        if (error.code() != Code::invalid_state) failed_ = error;
         throw;
     }
 }
@@ -471,8 +437,9 @@ void Ddp::wait() {
 void Ddp::await_works() {
     // Each collective ends by its own deadline; this one only guards against a work that is never finished, such as a
     // hook. PowerSGD takes three collectives a bucket.
-    const auto deadline =
-        Deadline::in(comm_->options().timeout * static_cast<int64_t>(3 * works_.size() + 1) + milliseconds{10000});
+    constexpr milliseconds most = std::chrono::hours{24 * 365};  // more may not fit the clock
+    const auto deadline = Deadline::in(
+        std::min(most, comm_->options().timeout * static_cast<int64_t>(3 * works_.size() + 1) + milliseconds{10000}));
     for (const WorkPtr& work : works_) {
         try {
             work->wait(deadline);
@@ -491,7 +458,8 @@ void Ddp::finish_step(Part part) {
         std::fill(globally_used_.begin(), globally_used_.end(), char{1});
     }
     if (part == Part::own) {
-        for (const auto& [param, bytes] : set_aside_) {
+        // Backwards: of one that was set aside again, after its bucket could not be launched, the first counts.
+        for (const auto& [param, bytes] : std::views::reverse(set_aside_)) {
             if (globally_used_[param] == 0) std::memcpy(grads_[param].data, bytes.data(), bytes.size());
         }
         if (options_.static_graph && expected_.empty()) expected_ = has_grad_;
@@ -597,15 +565,6 @@ void Ddp::set_hook(BucketHook hook) {
 
 void Ddp::step_in_backward(Optimizer& optimizer) {
     check_idle("the optimizer cannot be changed");
-    const auto& theirs = optimizer.params();
-    bool same = theirs.size() == params_.size();
-    for (size_t i = 0; same && i < theirs.size(); ++i) {
-        same = theirs[i].value.data == params_[i].tensor.data && theirs[i].grad.data == grads_[i].data;
-    }
-    if (!same) {
-        throw Error(Code::invalid_argument,
-                    "the optimizer was not made from this model; only one that was can step in its backward pass");
-    }
     if (stepping_->is_on()) {
         throw Error(Code::invalid_state, "an optimizer steps in backward of this model already; destroy it first");
     }
@@ -635,9 +594,14 @@ void Ddp::register_buffers(std::vector<NamedTensor> buffers) {
         size += buffer.tensor.size_bytes();
     }
     check_same_on_all_ranks(*comm_, description(buffers, "buffer"), "the ranks' buffers differ");
-    buffers_ = std::move(buffers);
     buffers_memory_ = comm_->allocate(std::max(size, page));
-    move_buffers(0);
+    buffers_ = std::move(buffers);
+    try {
+        move_buffers(0);
+    } catch (...) {
+        buffers_.clear();  // whoever learns that they are not registered may free them
+        throw;
+    }
 }
 
 // All buffers of all dtypes in one broadcast of bytes.

@@ -27,13 +27,9 @@
 #include "parallel/ddp/bucket_plan.hpp"
 #include "parallel/ddp/host_copy.hpp"
 #include "parallel/ddp/reducer.hpp"
+#include "parallel/params.hpp"
 
 namespace tsr {
-
-struct NamedTensor {
-    std::string name;
-    Tensor tensor;
-};
 
 // Of the last synchronised step; without times before the first, and after one that grouped the buckets anew. Times are since
 // its first ready.
@@ -178,8 +174,5 @@ class Ddp {
     Clock::time_point wait_begin_;
     std::optional<Error> failed_;
 };
-
-// The name without leading "module." and "_orig_mod.", however many.
-[[nodiscard]] std::string without_wrappers(std::string name);
 
 }  // namespace tsr

@@ -8,7 +8,6 @@
 #include <functional>
 
 #include "base/round_up.hpp"
-#include "comm/host.hpp"
 #include "parallel/ddp/bucket_plan.hpp"
 
 namespace tsr {
@@ -17,102 +16,21 @@ namespace {
 
 constexpr int64_t loading = -1;  // in place of a step
 
-// Those of `comm` on this rank's host, by its name, in their order.
-std::vector<int> ranks_of_this_host(Communicator& comm) {
-    std::vector<int> ranks;
-    if (comm.transport() == "shm" || comm.transport() == "self") {
-        for (int r = 0; r < comm.world_size(); ++r) ranks.push_back(r);
-        return ranks;
-    }
-    if (comm.transport() != "hierarchical") return {comm.rank()};  // it shares no memory
-    const std::string own = host_id(comm.options().host_id);
-    const auto world = static_cast<size_t>(comm.world_size());
-    const auto exchange = [&](std::span<uint8_t> mine, std::span<uint8_t> all) {
-        const Tensor input = tensor_of(mine, DType::u8);
-        const Tensor output = tensor_of(all, DType::u8);
-        comm.run({.collective = Collective::all_gather,
-                  .inputs = {&input, 1},
-                  .outputs = {&output, 1},
-                  .label = "hosts of the ranks"});
-    };
-    std::array<int64_t, 1> longest{static_cast<int64_t>(own.size())};
-    const Tensor length = tensor_of(std::span<int64_t>(longest), DType::i64);
-    comm.run({.collective = Collective::all_reduce,
-              .outputs = {&length, 1},
-              .op = ReduceOp::max,
-              .label = "hosts of the ranks"});
-    const size_t each = static_cast<size_t>(longest[0]) + 1;  // with a zero, so that none is a beginning of another
-    std::vector<uint8_t> mine(each);
-    std::vector<uint8_t> all(each * world);
-    std::copy(own.begin(), own.end(), mine.begin());
-    exchange(mine, all);
-    for (size_t r = 0; r < world; ++r) {
-        if (std::equal(mine.begin(), mine.end(), all.begin() + static_cast<ptrdiff_t>(r * each)))
-            ranks.push_back(static_cast<int>(r));
-    }
-    return ranks;
-}
-
-std::shared_ptr<Communicator> communicator_of(const std::vector<int>& ranks,
-                                              const std::shared_ptr<Communicator>& comm) {
-    if (comm->transport() == "shm" || comm->transport() == "self") return comm;
-    CommOptions options = comm->options();
-    options.name = comm->name() + "/host";
-    options.backend = "auto";
-    return comm->split(ranks.front(), comm->rank(), options);
-}
-
 }  // namespace
 
-HostCopy::HostCopy(const std::shared_ptr<Communicator>& comm)
-    : comm_(comm), ranks_(ranks_of_this_host(*comm)), host_(communicator_of(ranks_, comm)) {
+HostCopy::HostCopy(const std::shared_ptr<Communicator>& comm) : comm_(comm), host_(comm) {
     static_assert(std::atomic<int64_t>::is_always_lock_free, "stamps are shared by processes");
-    stamps_ = host_->allocate(sizeof(Stamp));  // zeroed: begun and done are 0
+    stamps_ = host_.comm()->allocate(sizeof(Stamp));  // zeroed: begun and done are 0
 }
 
-std::shared_ptr<std::byte> HostCopy::allocate(size_t size) {
-    // A rank's part of the allocation is whole pages and they follow each other: together they are one piece, of which
-    // each rank has brought, and touched first, a share.
-    constexpr size_t page = 4096;
-    const auto places = static_cast<size_t>(this->places());
-    const size_t share = std::max(page, round_up((size + places - 1) / places, page));
-    std::shared_ptr<Buffer> buffer = host_->allocate(share);
-    std::byte* const first = buffer->of_rank(0) != nullptr ? buffer->of_rank(0) : buffer->data();
-    if (places > 1 && buffer->of_rank(1) != first + share) {
-        throw Error(Code::internal, "the parts of a shared allocation do not follow each other");
-    }
-    return {std::move(buffer), first};
-}
-
-void HostCopy::run(const Request& request) {
-    try {
-        host_->run(request);
-    } catch (const Error& error) {
-        throw told(error);
-    }
-}
-
-Error HostCopy::told(const Error& error) const {
-    if (is_alone()) return error;
-    std::string names;
-    for (size_t place = 0; place < ranks_.size(); ++place) {
-        names += fmt::format("{}{} is rank {}", place == 0 ? "" : ", ", place, ranks_[place]);
-    }
-    const Error told = Error(error.code(), fmt::format("rank {}: among the ranks of its host, of which {}: {}",
-                                                       comm_->rank(), names, error.what()))
-                           .with_rank(comm_->rank());
-    const auto peer = static_cast<size_t>(error.record()->peer);  // -1 is beyond all
-    return peer < ranks_.size() ? told.with_peer(ranks_[peer]) : told;
-}
-
-void HostCopy::meet(std::string_view label) { run({.label = label}); }
+void HostCopy::meet(std::string_view label) { host_.run({.label = label}); }
 
 void HostCopy::together(const std::function<void()>& body) {
     try {
         body();
     } catch (const std::exception& error) {
         // What fails in a job is told over comm_; those of this host may wait on the host's own communicator.
-        if (!is_alone()) host_->abort(error.what());
+        if (!is_alone()) host_.comm()->abort(error.what());
         throw;
     }
 }
@@ -135,7 +53,7 @@ void HostCopy::begin_step(int64_t steps) { mark_begun(steps + 1); }
 // after that saw this one: both sides store first and look then, in the one order of sequentially consistent operations.
 void HostCopy::mark_begun(int64_t step) {
     (void)stamp_of(place()).begun.exchange(step, std::memory_order_seq_cst);
-    if (const auto error = host_->error()) throw told(*error);
+    if (const auto error = host_.comm()->error()) throw host_.told(*error);
 }
 
 void HostCopy::end_step(int64_t steps) {
@@ -174,7 +92,7 @@ std::vector<int64_t> HostCopy::gather(int64_t own, std::string_view label) {
     std::array<int64_t, 1> one{own};
     const Tensor input = tensor_of(std::span<int64_t>(one), DType::i64);
     const Tensor output = tensor_of(std::span<int64_t>(all), DType::i64);
-    run({.collective = Collective::all_gather, .inputs = {&input, 1}, .outputs = {&output, 1}, .label = label});
+    host_.run({.collective = Collective::all_gather, .inputs = {&input, 1}, .outputs = {&output, 1}, .label = label});
     return all;
 }
 

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
+#include "comm/host_ranks.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/ddp/reducer.hpp"
 #include "tensor/shared_copy.hpp"
@@ -31,12 +32,12 @@ class HostCopy final : public SharedCopy {
     // Collective over `comm`.
     explicit HostCopy(const std::shared_ptr<Communicator>& comm);
 
-    [[nodiscard]] int place() const override { return host_->rank(); }
-    [[nodiscard]] int places() const override { return host_->world_size(); }
+    [[nodiscard]] int place() const override { return host_.place(); }
+    [[nodiscard]] int places() const override { return host_.places(); }
     // The ranks of the host are all there are.
-    [[nodiscard]] bool is_alone() const { return host_ == comm_; }
+    [[nodiscard]] bool is_alone() const { return host_.is_alone(); }
 
-    [[nodiscard]] std::shared_ptr<std::byte> allocate(size_t size) override;
+    [[nodiscard]] std::shared_ptr<std::byte> allocate(size_t size) override { return host_.allocate(size); }
     // Returns when all ranks of the host have called it.
     void meet(std::string_view label);
     // Runs what meets: if it fails, the others that wait for this rank learn it.
@@ -67,15 +68,11 @@ class HostCopy final : public SharedCopy {
         std::atomic<int64_t> done;
     };
     [[nodiscard]] Stamp& stamp_of(int place) const;
-    void run(const Request& request);  // among the ranks of this host
     [[nodiscard]] std::vector<int64_t> gather(int64_t own, std::string_view label);
-    // The host's communicator numbers its ranks by their places: an error of it, with the ranks that they are.
-    [[nodiscard]] Error told(const Error& error) const;
     void mark_begun(int64_t step);
 
     const std::shared_ptr<Communicator> comm_;
-    const std::vector<int> ranks_;        // of this host
-    std::shared_ptr<Communicator> host_;  // its ranks of this host; comm_ itself if these are all
+    HostRanks host_;
     std::shared_ptr<Buffer> stamps_;
     std::atomic<int64_t> known_{0};  // the step that this rank has ended; of one thread, read by any
 };

@@ -9,6 +9,7 @@
 
 #include "comm/reduce.hpp"
 #include "parallel/ddp/bucket_plan.hpp"
+#include "tensor/arithmetic.hpp"
 #include "tensor/convert.hpp"
 
 namespace tsr {
@@ -16,27 +17,6 @@ namespace tsr {
 namespace {
 
 constexpr size_t page = 4096;
-
-template <class T>
-void divide_each(std::span<T> values, T divisor) {
-    for (T& value : values) value /= divisor;
-}
-
-// In place; f16 and bf16 are divided in f32 and rounded once.
-void divide(const Tensor& tensor, double divisor) {
-    if (tensor.dtype == DType::f32) return divide_each(tensor.as<float>(), static_cast<float>(divisor));
-    if (tensor.dtype == DType::f64) return divide_each(tensor.as<double>(), divisor);
-    std::array<float, 1024> wide;
-    auto* const in_f32 = reinterpret_cast<std::byte*>(wide.data());
-    for (int64_t done = 0; done < tensor.numel();) {
-        const int64_t n = std::min(static_cast<int64_t>(wide.size()), tensor.numel() - done);
-        std::byte* at = tensor.data + static_cast<size_t>(done) * size_of(tensor.dtype);
-        convert(at, tensor.dtype, in_f32, DType::f32, n);
-        divide_each(std::span(wide).first(static_cast<size_t>(n)), static_cast<float>(divisor));
-        convert(in_f32, DType::f32, at, tensor.dtype, n);
-        done += n;
-    }
-}
 
 size_t elements_of(std::span<const Tensor> tensors) {
     size_t elements = 0;
@@ -192,6 +172,7 @@ void Reducer::reduce_slices(std::span<const ParamSlice> slices, DType dtype, con
     const size_t element = size_of(dtype);
     for (const ParamSlice& slice : slices) {
         for (size_t done = 0; done < slice.count;) {
+            // NOLINTNEXTLINE(clang-analyzer-core.DivideZero): the dtype is a known one
             const size_t n = std::min(block / element, slice.count - done);
             const auto offset = (slice.grad - memory_->data()) + static_cast<ptrdiff_t>(done * element);
             for (size_t r = 0; r < sources.size(); ++r) sources[r] = memory_->of_rank(static_cast<int>(r)) + offset;

@@ -162,6 +162,25 @@ TEST(TorchSave, ValuesArePlainData) {
     EXPECT_EQ(found, wanted);
 }
 
+TEST(TorchSave, AValueNestedAsDeepAsAStateTakesItIsRead) {
+    const TempDir dir;
+    float w = 1;
+    State state;
+    state.add_tensor("w", {reinterpret_cast<std::byte*>(&w), {}, DType::f32, {}});
+    std::string list = "1";
+    for (int i = 0; i < max_value_depth; ++i) list = "[" + list + "]";
+    state.set_value("list", parse_value(list, "list"));
+    std::string map = "1";
+    for (int i = 0; i < max_value_depth; ++i) map = R"({"~":"map","v":[[1.5,)" + map + "]]}";
+    state.set_value("map", parse_value(map, "map"));
+    save_alone(dir / "root", state);
+    (void)export_alone(dir / "root", dir / "out");
+    const auto read = Checkpoint::open(dir / "out");
+    EXPECT_THAT(read->manifest().unreadable, IsEmpty());
+    EXPECT_EQ(read->manifest().values.at("list").dump(), list);
+    EXPECT_EQ(read->manifest().values.at("map").dump(), map);
+}
+
 // A dict within a file of PyTorch's own whose tensors cannot be named is told, and all else is read.
 TEST(TorchSave, TensorsWithoutANameOfTheirOwnAreTold) {
     const TempDir dir;
@@ -321,6 +340,39 @@ TEST(TorchDcp, APartOfAValueTakesNoTensorsName) {
     }
     (void)Checkpoint::open(dir / "root")->load(state);
     EXPECT_TRUE(DcpMetadata::parse(slurp(only_save(dir / "root") + "/.metadata"), "m").values.contains("config"));
+}
+
+// A member's key may be any text. Such a save was committed, and then nothing of it could be read.
+TEST(TorchDcp, AValueWithAMemberThatCanHaveNoNameStaysWhole) {
+    const TempDir dir;
+    float w = 1;
+    State state;
+    state.add_tensor("w", {reinterpret_cast<std::byte*>(&w), {}, DType::f32, {}});
+    const std::map<std::string, std::string> given{
+        {"vocabulary", R"({"\n":0,"x":1})"},
+        {"deep", R"({"a":{"tab\t":[{"b":1}]},"c":2})"},
+        {"long", fmt::format(R"({{"{}":1}})", std::string(max_name_bytes, 'k'))},
+        {"empty", R"({"":1})"},
+    };
+    for (const auto& [name, value] : given) state.set_value(name, parse_value(value, name));
+    save_alone(dir / "root", state, SaveFormat::torch_dcp);
+    save_alone(dir / "native", state);
+    ExportOptions options;
+    options.format = ExportFormat::torch_dcp;
+    Peers alone(nullptr);
+    (void)export_checkpoint(*Checkpoint::open(dir / "native"), alone, dir / "out", options);
+
+    std::map<std::string, std::string> wanted = given;
+    wanted.erase("deep");
+    wanted.erase("empty");
+    wanted.insert({{"deep.a", R"({"tab\t":[{"b":1}]})"}, {"deep.c", "2"}, {"empty.", "1"}});
+    std::map<std::string, std::string> found;
+    const auto read = Checkpoint::open(dir / "out");
+    for (const auto& [name, value] : read->manifest().values) found[name] = value.dump();
+    EXPECT_EQ(found, wanted);
+    w = 0;
+    (void)Checkpoint::open(dir / "root")->load(state);
+    EXPECT_EQ(w, 1);
 }
 
 class SparseFiles final : public FileSystem {

@@ -15,7 +15,7 @@ import torch.nn as nn
 from tessera.torch.checkpoint import FileSystemWriter as StorageWriter
 from tessera.torch.checkpoint.state_dict import get_state_dict, set_state_dict
 from tessera.torch.checkpoint.stateful import Stateful
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from tessera.torch.fsdp import FullyShardedDataParallel as FSDP
 
 CHECKPOINT_DIR = "checkpoint"
 
@@ -74,7 +74,7 @@ def run_fsdp_checkpoint_save_example(rank, world_size):
 
     # create a model
     model = ToyModel()
-    model = FSDP(model, device_id=torch.device("cpu"))
+    model = FSDP(model)
 
     loss_fn = nn.MSELoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from tessera.torch.checkpoint.optimizer import load_sharded_optimizer_state_dict
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.distributed.fsdp.fully_sharded_data_parallel import StateDictType
+from tessera.torch.fsdp import FullyShardedDataParallel as FSDP
+from tessera.torch.fsdp.fully_sharded_data_parallel import StateDictType
 
 CHECKPOINT_DIR = "checkpoint"
 
@@ -23,7 +23,7 @@ def opt_at(opt, idx):
 
 
 def init_model():
-    model = FSDP(torch.nn.Linear(4, 4), device_id=torch.device("cpu"))
+    model = FSDP(torch.nn.Linear(4, 4))
     optim = torch.optim.Adam(model.parameters(), lr=0.1)
     model(torch.rand(4, 4)).sum().backward()
     optim.step()

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tessera.torch.checkpoint.state_dict import StateDictOptions, get_state_dict
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from tessera.torch.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.tensor import DTensor
 
 seen: list[Any] = []
 
 
-def observed(model: FSDP, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def observed(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Parameters and moments, whole, and the loss of a batch. Collective."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     model_state, optimizer_state = get_state_dict(model, optimizer, options=options)
@@ -29,6 +30,11 @@ def observed(model: FSDP, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         for name, moments in optimizer_state.get("state", {}).items()
     }
     return {"model": copies, "optim": moments, "loss": loss_of(model)}
+
+
+def own(value: torch.Tensor) -> torch.Tensor:
+    """What this rank has of it."""
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def batch() -> torch.Tensor:
@@ -54,7 +60,7 @@ def main() -> None:
             for model, optim in ((model_1, optim_1), (model_2, optim_2)):
                 with FSDP.summon_full_params(model):
                     parameters = {n: p.detach().clone() for n, p in model.module.named_parameters()}
-                of_pair.append((parameters, {k: v.clone() for k, v in optim.state_dict()["state"][0].items()}))
+                of_pair.append((parameters, {k: own(v).clone() for k, v in optim.state_dict()["state"][0].items()}))
             everything: list[Any] = [None] * world_size
             dist.all_gather_object(everything, of_pair)
             seen.append((stage, everything))

@@ -6,19 +6,22 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <fstream>
 #include <mutex>
 #include <numeric>
+#include <thread>
 
 #include "base/json.hpp"
 #include "data/splitmix64.hpp"
-#include "model.hpp"
 #include "optim/adam.hpp"
 #include "optim/sgd.hpp"
+#include "parallel/model.hpp"
 #include "ranks.hpp"
 #include "temporary_directory.hpp"
+#include "with_grads.hpp"
 
 namespace tsr {
 namespace {
@@ -370,6 +373,66 @@ TEST(Ddp, AWaitInTheInterruptCallbackOfAWaitIsRefused) {
         ASSERT_TRUE(callback.error());
         EXPECT_EQ(callback.error()->code(), Code::invalid_state) << callback.error()->what();
     }));
+}
+
+TEST(Ddp, ATimeoutOfTheLongestHoldsForManyBuckets) {
+    CommOptions endless = test_options();
+    endless.timeout = milliseconds{INT32_MAX};
+    expect_all_well(run_ranks(2, endless, [](Communicator& comm) {
+        Model model;
+        for (int i = 0; i < 1500; ++i) model.add(fmt::format("p{}", i), {1});
+        Ddp ddp(shared(comm), model.params(), {.bucket_bytes = 1, .first_bucket_bytes = 1});
+        ASSERT_EQ(ddp.buckets().size(), 1500U);
+        ddp.ready_all();
+        ddp.wait();
+    }));
+}
+
+void expect_a_step_that_was_disturbed_goes_on(DdpJoin join) {
+    std::atomic<bool> refused{false};
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        Model model = three_layers(1);
+        DdpOptions options = small_buckets;
+        options.find_unused = true;
+        options.join = join;
+        Ddp ddp(shared(comm), model.params(), options);
+        for (float& g : ddp.grad(0).as<float>()) g = static_cast<float>(comm.rank());
+        for (float& g : ddp.grad(1).as<float>()) g = 7;  // which no rank has in this step
+        if (comm.rank() == 1) {
+            wait_until([&] { return refused.load(); }, Deadline::in(milliseconds{20000}), "the refusals");
+            comm.run({});
+            ddp.ready(0);
+        } else {
+            std::atomic<bool> inside{false};
+            std::thread other([&] {
+                const auto poll = [](void* polled) {
+                    static_cast<std::atomic<bool>*>(polled)->store(true);
+                    return int32_t{0};
+                };
+                set_interrupt(poll, &inside);
+                comm.run({});
+                set_interrupt(nullptr, nullptr);
+            });
+            wait_until([&] { return inside.load(); }, Deadline::in(milliseconds{20000}), "the other thread's call");
+            if (join == DdpJoin::off) {
+                ddp.ready(0);  // no bucket is full yet
+            } else {
+                expect_error([&] { ddp.ready(0); }, Code::invalid_state);
+            }
+            expect_error([&] { ddp.wait(); }, Code::invalid_state);
+            refused = true;
+            other.join();
+            if (join != DdpJoin::off) ddp.ready(0);
+        }
+        ddp.wait();
+        EXPECT_THAT(ddp.grad(0).as<float>(), Each(0.5F));
+        EXPECT_THAT(ddp.grad(1).as<float>(), Each(7.0F));
+    }));
+}
+
+TEST(Ddp, AStepGoesOnAfterAnotherThreadsUseOfTheCommunicator) {
+    expect_a_step_that_was_disturbed_goes_on(DdpJoin::off);
+    expect_a_step_that_was_disturbed_goes_on(DdpJoin::divide_by_world);
 }
 
 TEST(Ddp, CanBeDestroyedWhileReducing) {

@@ -5,9 +5,10 @@
 
 #include <array>
 
-#include "model.hpp"
 #include "optim/sgd.hpp"
+#include "parallel/model.hpp"
 #include "ranks.hpp"
+#include "with_grads.hpp"
 
 namespace tsr {
 namespace {

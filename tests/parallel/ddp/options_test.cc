@@ -9,11 +9,13 @@
 #include <cstring>
 #include <random>
 
-#include "model.hpp"
+#include "comm/fingerprint.hpp"
 #include "optim/adam.hpp"
 #include "optim/sgd.hpp"
 #include "parallel/ddp/power_sgd.hpp"
+#include "parallel/model.hpp"
 #include "ranks.hpp"
+#include "with_grads.hpp"
 
 namespace tsr {
 namespace {
@@ -575,16 +577,12 @@ TEST(DdpStepInBackward, ABucketIsUpdatedWhileOthersAreNotReadyYet) {
     }));
 }
 
-TEST(DdpStepInBackward, TheOptimizersOwnStepAndStrangersAreRefused) {
+TEST(DdpStepInBackward, TheOptimizersOwnStepAndASecondAreRefused) {
     expect_all_well(run_ranks(1, test_options(), [](Communicator& comm) {
         Model model = three_layers(1);
-        Model another = three_layers(1);
         Ddp ddp(shared(comm), model.params(), {});
-        Ddp other(shared(comm), another.params(), {});
         Sgd optimizer(with_grads(ddp), {.lr = 1});
         Sgd second(with_grads(ddp), {.lr = 1});
-        EXPECT_THAT(expect_error([&] { other.step_in_backward(optimizer); }, Code::invalid_argument).what(),
-                    HasSubstr("was not made from this model"));
         ddp.step_in_backward(optimizer);
         expect_error([&] { ddp.step_in_backward(second); }, Code::invalid_state);
         EXPECT_THAT(expect_error([&] { optimizer.step(); }, Code::invalid_state).what(),
@@ -645,6 +643,40 @@ TEST(DdpBuffers, OnesThatDifferAreNamed) {
         EXPECT_EQ(outcome->code(), Code::mismatch);
         EXPECT_THAT(outcome->what(), HasSubstr(R"(rank 1 has buffer 0 "var" f32 [5], rank 0 has buffer 0 "mean")"));
     }
+}
+
+TEST(DdpBuffers, AreNotRegisteredWithoutMemoryForThem) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        Model model = three_layers();
+        Ddp ddp(shared(comm), model.params(), {});
+        std::array<std::byte, 1> first{};
+        const Tensor huge{first.data(), Dims{int64_t{1} << 50}, DType::u8, {}};
+        expect_error([&] { ddp.register_buffers({{"huge", huge}}); }, Code::no_memory);
+        expect_error([&] { ddp.broadcast_buffers(); }, Code::invalid_state);
+        std::array<float, 5> mean{};
+        mean.fill(static_cast<float>(10 + comm.rank()));
+        ddp.register_buffers({{"mean", tensor_of(std::span<float>(mean), DType::f32)}});
+        EXPECT_THAT(mean, Each(10.0F));
+    }));
+}
+
+TEST(DdpBuffers, AreNotRegisteredIfTheirValuesDoNotCome) {
+    const Outcomes outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
+        Model model = three_layers();
+        Ddp ddp(shared(comm), model.params(), {});
+        if (comm.rank() == 1) {  // as far as the values of rank 0
+            check_same_on_all_ranks(comm, {R"(buffer 0 "mean" f32 [5])"}, "");
+            (void)comm.allocate(4096);
+            return comm.abort("enough");
+        }
+        {
+            std::array<float, 5> mean{};
+            expect_error([&] { ddp.register_buffers({{"mean", tensor_of(std::span<float>(mean), DType::f32)}}); },
+                         Code::aborted);
+        }
+        expect_error([&] { ddp.broadcast_buffers(); }, Code::invalid_state);
+    });
+    expect_all_well(outcomes);
 }
 
 // ---- several models --------------------------------------------------------------------------------------------------

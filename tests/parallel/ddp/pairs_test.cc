@@ -11,11 +11,12 @@
 #include <random>
 #include <set>
 
-#include "model.hpp"
 #include "optim/sgd.hpp"
+#include "parallel/model.hpp"
 #include "ranks.hpp"
 #include "seed.hpp"
 #include "tensor/convert.hpp"
+#include "with_grads.hpp"
 
 namespace tsr {
 namespace {

@@ -9,9 +9,10 @@
 #include <vector>
 
 #include "checkpoint/state.hpp"
-#include "model.hpp"
 #include "optim/adam.hpp"
 #include "optim/sgd.hpp"
+#include "parallel/model.hpp"
+#include "with_grads.hpp"
 
 namespace tsr::testing {
 

@@ -385,7 +385,7 @@ class DdpSharedCheckpoint : public ::testing::Test {
             const auto optimizer = make(Kind::adam, ddp);
             for (int step = 0; step < 3; ++step) make_step(ddp, *optimizer, 0, step);  // alike in any world
             if (comm.rank() == 0) saved = all_of(ddp, *optimizer);
-            const State state = state_of(ddp, *optimizer);
+            State state = state_of(ddp, *optimizer);
             SaverOptions options;
             options.copies = copies;
             options.plan.split_bytes = 4096;  // so that every rank writes

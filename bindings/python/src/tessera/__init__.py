@@ -30,6 +30,7 @@ from .comm import Comm, init
 from .data import Sampler
 from .ddp import DDP
 from .errors import *  # noqa: F403
+from .fsdp import FSDP, Deferred
 from .launch import preempt_requested, record
 from .layout import Box, Layout, Replicate, Shard
 from .mesh import Mesh
@@ -45,6 +46,7 @@ __version__ = _abi.VERSION
 
 __all__ = [
     "DDP",
+    "FSDP",
     "SGD",
     "Adam",
     "AdamW",
@@ -53,6 +55,7 @@ __all__ = [
     "Checkpoint",
     "Comm",
     "DType",
+    "Deferred",
     "Layout",
     "LoadReport",
     "Mesh",

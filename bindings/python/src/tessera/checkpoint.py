@@ -212,7 +212,7 @@ class Saver(Closable):
         state : State
             The same names, dtypes, shapes and layouts on every rank.
         metrics : mapping of str to float, optional
-            Shown by ``tessera ckpt ls``; rank 0's `best_metric` says which save is the best.
+            Of this save alone. Shown by ``tessera ckpt ls``; rank 0's `best_metric` says which save is the best.
 
         Raises
         ------

@@ -50,7 +50,8 @@ def named(params: Params | Iterable[Any], what: str = "params") -> tuple[list[st
     return names, arrays
 
 
-def _parameter(name: str, array: ArrayLike) -> _core.Tensor:
+def parameter(name: str, array: ArrayLike) -> _core.Tensor:
+    """An array as the library takes it; what is wrong with it is said of the parameter."""
     try:
         return tensor(array)
     except (InvalidArgument, TypeError) as error:
@@ -190,6 +191,7 @@ class DDP(Closable):
 
     _handle: _core.DDP
     _names: tuple[str, ...] = ()
+    _syncs = True
 
     def __init__(
         self,
@@ -215,7 +217,7 @@ class DDP(Closable):
         self._handle = _core.ddp_create(
             handle,
             names,
-            [_parameter(name, array) for name, array in zip(names, arrays, strict=True)],
+            [parameter(name, array) for name, array in zip(names, arrays, strict=True)],
             bucket_bytes=bucket_bytes,
             first_bucket_bytes=first_bucket_bytes,
             op=None if op is None else op_of(op),
@@ -322,11 +324,12 @@ class DDP(Closable):
         The first step after it reduces the sums. A parameter that had a gradient in any of these steps counts
         as used. To be entered and left between steps, on every rank alike.
         """
+        former = self._syncs
         self.set_sync(False)
         try:
             yield
         finally:
-            self.set_sync(True)
+            self.set_sync(former)
 
     def set_sync(self, sync: bool) -> None:
         """Whether the following steps reduce; see `no_sync`.
@@ -337,6 +340,7 @@ class DDP(Closable):
             In the middle of a step.
         """
         _core.ddp_set_sync(self._handle, sync)
+        self._syncs = bool(sync)
 
     def used(self, which: str | int) -> bool:
         """Whether any rank used a parameter in the last step that was reduced; if none did, its gradient was kept."""
@@ -364,6 +368,8 @@ class DDP(Closable):
         if hook is None:
             _core.ddp_set_hook(self._handle, None)
             return
+        if not callable(hook):
+            raise TypeError(f"the hook is {hook!r}; a function of a Bucket is wanted")
         model = weakref.ref(self)  # the library keeps the callback, which must not keep the model
         failure = self._hook_failure
         names, hook_fn = self._names, hook

@@ -83,9 +83,13 @@ class Layout(Closable):
         boxes : sequence of sequences of Box
             ``boxes[r]`` are those of rank r. Two boxes are equal (replicas) or disjoint.
         """
+        return cls._adopt(_core.layout_from_boxes(tuple(shape), [list(of_rank) for of_rank in boxes]), tuple(shape))
+
+    @classmethod
+    def _adopt(cls, handle: _core.Layout, shape: tuple[int, ...]) -> Layout:
         layout = cls.__new__(cls)
-        layout._shape = tuple(shape)
-        layout._handle = _core.layout_from_boxes(layout._shape, [list(of_rank) for of_rank in boxes])
+        layout._shape = shape
+        layout._handle = handle
         return layout
 
     @classmethod
@@ -113,10 +117,8 @@ class Layout(Closable):
         Mismatch
             The ranks give different shapes, or one calls another collective.
         """
-        layout = cls.__new__(cls)
-        layout._shape = tuple(shape)
-        layout._handle = _core.layout_gather(checked(comm, Comm, "comm")._handle, layout._shape, list(boxes))
-        return layout
+        handle = _core.layout_gather(checked(comm, Comm, "comm")._handle, tuple(shape), list(boxes))
+        return cls._adopt(handle, tuple(shape))
 
     @property
     def shape(self) -> tuple[int, ...]:

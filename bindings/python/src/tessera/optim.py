@@ -1,4 +1,4 @@
-"""Optimizers over a DDP model, or over any parameters and gradients: SGD, Adam, AdamW, as PyTorch defines them.
+"""Optimizers over a DDP or FSDP model, or over any parameters and gradients: SGD, Adam, AdamW, as PyTorch defines them.
 
 Settings that are not given have the library's defaults, which are PyTorch's.
 """
@@ -11,6 +11,7 @@ from . import _core
 from ._base import Closable
 from .ddp import DDP, Params, named
 from .errors import InvalidArgument
+from .fsdp import FSDP
 from .tensor import tensor
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
@@ -32,6 +33,30 @@ class Optimizer(Closable):
         """Set every gradient to zero."""
         _core.optimizer_zero_grad(self._handle)
 
+    def clip_grad_norm(self, max_norm: float, p: float = 2.0) -> float:
+        """Scale all gradients so that their norm is at most `max_norm`; before `step`.
+
+        Over an `FSDP` it is the norm of all shards, and every rank scales alike: collective then. Over a `DDP`, whose
+        gradients are the same on every rank, it is local.
+
+        Parameters
+        ----------
+        max_norm : float
+            At least 0.
+        p : float, default 2
+            Which norm: 1 or more, or ``math.inf`` for the largest magnitude.
+
+        Returns
+        -------
+        float
+            The norm as it was; infinite if there are infinities or NaN, which are left as they are.
+        """
+        return _core.optimizer_clip_grad_norm(self._handle, max_norm, p)
+
+    def clip_grad_value(self, most: float) -> None:
+        """Bring every gradient into [-most, most]; NaN stays."""
+        _core.optimizer_clip_grad_value(self._handle, most)
+
     @property
     def lr(self) -> float:
         """The learning rate of the next step."""
@@ -51,15 +76,18 @@ class Optimizer(Closable):
         _core.optimizer_destroy(self._handle)
 
 
-def _over(params: DDP | Params, grads: Params | None) -> tuple[Any, ...]:
-    """What `_core` makes an optimizer over: a DDP, or names, parameters and gradients."""
-    if isinstance(params, DDP):
+def _over(params: DDP | FSDP | Params, grads: Params | None) -> tuple[Any, ...]:
+    """What `_core` makes an optimizer over: a DDP, an FSDP, or names, parameters and gradients."""
+    if isinstance(params, (DDP, FSDP)):
         if grads is not None:
-            raise TypeError(f"grads is {grads!r}, but a DDP brings its gradients; settings are given by name: lr=0.001")
+            raise TypeError(
+                f"grads is {grads!r}, but a {type(params).__name__} brings its gradients; settings are given by name: "
+                "lr=0.001"
+            )
         return (params._handle,)
     names, arrays = named(params)
     if grads is None:
-        raise InvalidArgument("gradients are missing: give a DDP, or parameters and gradients")
+        raise InvalidArgument("gradients are missing: give a DDP or an FSDP, or parameters and gradients")
     grad_names, grad_arrays = named(grads, "grads")
     by_name = dict(zip(grad_names, grad_arrays, strict=True))
     missing = [name for name in names if name not in by_name]
@@ -74,10 +102,10 @@ class SGD(Optimizer):
 
     Parameters
     ----------
-    params : DDP, or named arrays as `DDP` takes them
-        Contiguous arrays of float32 or float64.
+    params : DDP, FSDP, or named arrays as `DDP` takes them
+        Contiguous arrays of float32 or float64. Over an `FSDP` its state is cut as the shards are.
     grads : named arrays, optional
-        Needed without a DDP: a gradient for each parameter, by the same name.
+        Needed without a model: a gradient for each parameter, by the same name.
     lr : float, default 0.001
         Learning rate.
     momentum, dampening : float, default 0
@@ -90,7 +118,7 @@ class SGD(Optimizer):
 
     def __init__(
         self,
-        params: DDP | Params,
+        params: DDP | FSDP | Params,
         grads: Params | None = None,
         *,
         lr: float | None = None,
@@ -118,7 +146,7 @@ class _AdamFamily(Optimizer):
 
     def __init__(
         self,
-        params: DDP | Params,
+        params: DDP | FSDP | Params,
         grads: Params | None = None,
         *,
         lr: float | None = None,

@@ -20,6 +20,7 @@ from .comm import Comm
 from .data import Sampler
 from .ddp import DDP
 from .errors import InvalidArgument
+from .fsdp import FSDP
 from .layout import Layout
 from .optim import Optimizer
 from .tensor import ArrayLike, DTypeLike, dtype_of, is_array, tensor
@@ -51,7 +52,8 @@ class Sharded:
     layout : Layout
         How the global tensor lies on the ranks.
     pieces : sequence of arrays
-        One for each of ``layout.boxes(rank)``, of their sizes; loaded in place.
+        One for each of ``layout.boxes(rank)``, of their sizes; loaded in place. Pieces without elements, of which the
+        layout has none, may be given.
     rank : int
         This rank.
     dtype : optional
@@ -118,7 +120,7 @@ class State(MutableMapping[str, Any]):
 
     A part is
 
-    - a `DDP`, an optimizer, a `Sampler`, a `Sharded`
+    - a `DDP`, an `FSDP`, an optimizer, a `Sampler`, a `Sharded`
     - an array as `Comm` takes it, which is replicated on every rank and loaded in place
     - a plain value (None, bool, int, float, str, bytes, list, tuple, dict of them), or a `PerRank` of one; read it from
       the state after a load
@@ -234,7 +236,7 @@ def _check(name: str, part: Any, depth: int = 0) -> None:
         raise InvalidArgument(f"{name} is the class {part.__name__}; give an object of it")
     if isinstance(part, PerRank):
         encode(part.value, name)
-    elif isinstance(part, (DDP, Optimizer, Sampler, Sharded, Stateful)):
+    elif isinstance(part, (DDP, FSDP, Optimizer, Sampler, Sharded, Stateful)):
         pass
     elif is_array(part):
         try:
@@ -291,7 +293,7 @@ def _named(name: str, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, A
 
 
 def _is_leaf(part: Any) -> bool:
-    return isinstance(part, (DDP, Optimizer, Sampler, Sharded)) or is_array(part)
+    return isinstance(part, (DDP, FSDP, Optimizer, Sampler, Sharded)) or is_array(part)
 
 
 def _is_namespace(part: Any, depth: int = 0) -> bool:
@@ -312,6 +314,8 @@ def _is_namespace(part: Any, depth: int = 0) -> bool:
 def _add(handle: _core.State, name: str, part: Any) -> None:
     if isinstance(part, DDP):
         _core.state_add_ddp(handle, name, part._handle)
+    elif isinstance(part, FSDP):
+        _core.state_add_fsdp(handle, name, part._handle)
     elif isinstance(part, Optimizer):
         _core.state_add_optimizer(handle, name, part._handle)
     elif isinstance(part, Sampler):

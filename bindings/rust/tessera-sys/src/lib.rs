@@ -16,6 +16,7 @@ mod comm;
 mod data;
 mod ddp;
 mod error;
+mod fsdp;
 mod launch;
 mod layout;
 mod log;
@@ -34,6 +35,7 @@ pub use comm::*;
 pub use data::*;
 pub use ddp::*;
 pub use error::*;
+pub use fsdp::*;
 pub use launch::*;
 pub use layout::*;
 pub use loader::{load, Error as LoadError, BUILT_WITH, SONAME};
@@ -61,9 +63,9 @@ pub mod meta {
         };
     }
     all!(functions, FUNCTIONS, Function:
-        checkpoint comm data ddp error launch layout log memory mesh optim plan state storage store version);
-    all!(constants, CONSTANTS, (&'static str, i64): checkpoint ddp error layout log plan storage types version);
-    all!(layouts, LAYOUTS, Layout: checkpoint comm data ddp layout optim state storage store types);
+        checkpoint comm data ddp error fsdp launch layout log memory mesh optim plan state storage store version);
+    all!(constants, CONSTANTS, (&'static str, i64): checkpoint ddp error fsdp layout log plan storage types version);
+    all!(layouts, LAYOUTS, Layout: checkpoint comm data ddp fsdp layout optim state storage store types);
 
     /// Whether the function of that name was called; known only with the feature `record-calls`.
     #[cfg(feature = "record-calls")]

@@ -125,6 +125,7 @@ pub unsafe fn load(path: &Path) -> Result<(), Error> {
         crate::data::bind(&find);
         crate::ddp::bind(&find);
         crate::error::bind(&find);
+        crate::fsdp::bind(&find);
         crate::launch::bind(&find);
         crate::layout::bind(&find);
         crate::log::bind(&find);

@@ -1,7 +1,8 @@
 //! `tessera/state.h`.
 
 use crate::{
-    tsr_ddp, tsr_destroy_fn, tsr_dtype, tsr_layout, tsr_optimizer, tsr_sampler, tsr_state, tsr_status, tsr_tensor,
+    tsr_ddp, tsr_destroy_fn, tsr_dtype, tsr_fsdp, tsr_layout, tsr_optimizer, tsr_sampler, tsr_state, tsr_status,
+    tsr_tensor,
 };
 use std::ffi::{c_char, c_void};
 
@@ -34,6 +35,7 @@ functions! { "state":
         rank: i32,
     ) -> tsr_status;
     fn tsr_state_add_ddp(state: *mut tsr_state, prefix: *const c_char, ddp: *mut tsr_ddp) -> tsr_status;
+    fn tsr_state_add_fsdp(state: *mut tsr_state, prefix: *const c_char, fsdp: *mut tsr_fsdp) -> tsr_status;
     fn tsr_state_add_optimizer(
         state: *mut tsr_state,
         prefix: *const c_char,

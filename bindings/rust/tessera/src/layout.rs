@@ -151,6 +151,10 @@ impl Layout {
             .collect()
     }
 
+    pub(crate) fn from_raw(handle: NonNull<sys::tsr_layout>, ndim: usize) -> Self {
+        Layout { handle, ndim }
+    }
+
     pub(crate) fn as_ptr(&self) -> *const sys::tsr_layout {
         self.handle.as_ptr()
     }

@@ -38,10 +38,10 @@
 //!   try, the ranks concerned, and its causes. Nothing here panics on bad input, and no destructor panics or blocks.
 //!   [`record`] around `main` tells the launcher why a rank fails.
 //! - **Deadlines.** Every wait has one. A rank that died is named within seconds, one that is late at the deadline.
-//! - **Memory.** What the library reads or writes later is owned by the object that says so: [`Ddp`] owns parameters, a
-//!   [`Work`] its buffers, a [`State`] keeps all it was given. Access to [`Tensor`]s is counted, see [`View`].
+//! - **Memory.** What the library reads or writes later is owned by the object that says so: [`Ddp`] owns parameters, an
+//!   [`Fsdp`] its shards, a [`Work`] its buffers, a [`State`] keeps all it was given. Access to [`Tensor`]s is counted, see [`View`].
 //! - **Threads.** A [`Comm`] may move between threads but not be shared; [`AbortHandle`], [`Store`] and [`Checkpoint`]
-//!   may. [`Ddp`], [`Optimizer`] and [`State`] stay on the thread that made them.
+//!   may. [`Ddp`], [`Fsdp`], [`Optimizer`] and [`State`] stay on the thread that made them.
 //! - **The library** is found and opened at run time; see [`load`] for where, and for why no `LD_LIBRARY_PATH` is needed.
 //!
 //! # Features
@@ -58,6 +58,7 @@ mod data;
 mod ddp;
 mod element;
 mod error;
+mod fsdp;
 mod launch;
 mod layout;
 mod library;
@@ -92,6 +93,7 @@ pub use data::{Sampler, SamplerBuilder};
 pub use ddp::{Bucket, BucketStats, Ddp, DdpHook, DdpJoin, DdpOptions};
 pub use element::{Bool, DType, Element, ReduceOp};
 pub use error::{Code, Error, Native, Result};
+pub use fsdp::{Backward, Forward, Fsdp, FsdpOptions, FsdpUnit, UnitPhase, Units, Whole};
 pub use launch::{preempt_requested, record, record_error};
 pub use layout::{Layout, Placement, Region};
 pub use library::{abi_version, library_path, load, version, ABI_VERSION};

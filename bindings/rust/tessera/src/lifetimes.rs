@@ -143,6 +143,28 @@
 //! }
 //! ```
 //!
+//! A plan's buffers stay where they are, whatever is written into them:
+//!
+//! ```
+//! use tessera::{Collective, Comm, ReduceOp};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut plan = comm.prepare(Collective::AllReduce, vec![], vec![vec![1.0f32; 4]], ReduceOp::Sum, 0)?;
+//!     plan.outputs()?[0].copy_from_slice(&[2.0; 4]);
+//!     plan.run()
+//! }
+//! ```
+//!
+//! ```compile_fail,E0308
+//! use tessera::{Collective, Comm, ReduceOp};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut plan = comm.prepare(Collective::AllReduce, vec![], vec![vec![1.0f32; 4]], ReduceOp::Sum, 0)?;
+//!     plan.outputs()?[0] = vec![2.0; 4];
+//!     plan.run()
+//! }
+//! ```
+//!
 //! A callback that outlives the call owns what it uses:
 //!
 //! ```
@@ -153,7 +175,7 @@
 //! }
 //! ```
 //!
-//! ```compile_fail,E0597
+//! ```compile_fail,E0373
 //! fn main() -> tessera::Result<()> {
 //!     let count = std::sync::Mutex::new(0);
 //!     tessera::Comm::from_env()?.barrier_async()?.on_done(|_| *count.lock().unwrap() += 1);
@@ -193,6 +215,160 @@
 //!     let view = tensor.view::<f32>()?;
 //!     drop(tensor);
 //!     assert_eq!(view[0], 1.0);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! Whole parameters end with their guard, and a unit's gradients with its backward; steps end, and shards are written,
+//! while no guard is alive:
+//!
+//! ```
+//! use tessera::{params, units, Comm, Fsdp};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32], [1])]])?;
+//!     let layer = fsdp.forward(0)?;
+//!     let w = layer.param(0)?;
+//!     assert_eq!(w[0], 0.0);
+//!     layer.done()?;
+//!     let layer = fsdp.backward(0)?;
+//!     let mut grad = layer.grad_mut(0)?;
+//!     grad[0] = 1.0;
+//!     drop(grad);
+//!     layer.ready()?;
+//!     fsdp.wait()?;
+//!     fsdp.shard_mut(0)?[0] = 1.0;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use tessera::{params, units, Comm, Fsdp};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32], [1])]])?;
+//!     let layer = fsdp.forward(0)?;
+//!     let w = layer.param(0)?;
+//!     layer.done()?;
+//!     assert_eq!(w[0], 0.0);
+//!     fsdp.wait()
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use tessera::{params, units, Comm, Fsdp};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32], [1])]])?;
+//!     let layer = fsdp.backward(0)?;
+//!     let mut grad = layer.grad_mut(0)?;
+//!     layer.ready()?;
+//!     grad[0] = 1.0;
+//!     fsdp.wait()
+//! }
+//! ```
+//!
+//! ```compile_fail,E0594
+//! use tessera::{params, units, Comm, Fsdp};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32], [1])]])?;
+//!     let layer = fsdp.forward(0)?;
+//!     let w = layer.param(0)?;
+//!     w[0] = 1.0;
+//!     layer.done()?;
+//!     fsdp.wait()
+//! }
+//! ```
+//!
+//! ```compile_fail,E0502
+//! use tessera::{params, units, Comm, Fsdp};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32], [1])]])?;
+//!     let layer = fsdp.backward(0)?;
+//!     fsdp.wait()?;
+//!     layer.ready()?;
+//!     fsdp.wait()
+//! }
+//! ```
+//!
+//! ```compile_fail,E0502
+//! use tessera::{params, units, Comm, Fsdp};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32], [1])]])?;
+//!     let layer = fsdp.forward(0)?;
+//!     fsdp.abandon()?;
+//!     layer.done()
+//! }
+//! ```
+//!
+//! ```compile_fail,E0502
+//! use tessera::{params, units, Comm, Fsdp};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32], [1])]])?;
+//!     let layer = fsdp.forward(0)?;
+//!     fsdp.shard_mut(0)?[0] = 1.0;
+//!     layer.done()?;
+//!     fsdp.wait()
+//! }
+//! ```
+//!
+//! ```compile_fail,E0502
+//! use tessera::{params, units, Comm, Fsdp};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32], [1])]])?;
+//!     let mut shard = fsdp.shard_mut(0)?;
+//!     let layer = fsdp.forward(0)?;
+//!     shard[0] = 1.0;
+//!     layer.done()
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use tessera::{params, units, Comm, Fsdp};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32], [1])]])?;
+//!     let layer = fsdp.forward(0)?;
+//!     drop(fsdp);
+//!     layer.done()
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use tessera::{params, units, Comm, Fsdp};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32], [1])]])?;
+//!     drop(comm);
+//!     fsdp.wait()
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use tessera::{params, units, Comm, Fsdp, Sgd};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32], [1])]])?;
+//!     let opt = Sgd::new(&mut fsdp).build()?;
+//!     drop(fsdp);
+//!     drop(comm);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use tessera::{params, units, Comm, Fsdp, State};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32], [1])]])?;
+//!     let state = State::new().with("model", &fsdp);
+//!     drop(fsdp);
+//!     drop(comm);
 //!     Ok(())
 //! }
 //! ```

@@ -9,6 +9,7 @@ use tessera_sys as sys;
 use crate::comm::Borrowed;
 use crate::ddp::{Ddp, Inner};
 use crate::error::{check, Result};
+use crate::fsdp::{Fsdp, FsdpInner};
 use crate::params::{Group, Local, RawParams};
 use crate::raw;
 use crate::store::created;
@@ -19,6 +20,7 @@ mod sealed {
     #[derive(Clone, Debug)]
     pub enum Source {
         Ddp(std::rc::Rc<super::Inner>),
+        Fsdp(std::rc::Rc<super::FsdpInner>),
         Local(std::rc::Rc<super::Group>),
     }
 
@@ -32,12 +34,13 @@ impl Source {
     fn group(&self) -> &Group {
         match self {
             Source::Ddp(inner) => &inner.group,
+            Source::Fsdp(inner) => &inner.trained,
             Source::Local(group) => group,
         }
     }
 }
 
-/// What an optimizer updates: a [`Ddp`] or a [`Local`]. `'c` is the time for which its communicator is borrowed.
+/// What an optimizer updates: a [`Ddp`], the shards of an [`Fsdp`], or a [`Local`]. `'c` is the time for which its communicator is borrowed.
 pub trait Trainable<'c>: Sealed {}
 
 impl Sealed for Ddp<'_> {
@@ -46,6 +49,13 @@ impl Sealed for Ddp<'_> {
     }
 }
 impl<'c> Trainable<'c> for Ddp<'c> {}
+
+impl Sealed for Fsdp<'_> {
+    fn source(&self) -> Source {
+        Source::Fsdp(Rc::clone(self.inner()))
+    }
+}
+impl<'c> Trainable<'c> for Fsdp<'c> {}
 
 impl Sealed for Local {
     fn source(&self) -> Source {
@@ -74,7 +84,7 @@ macro_rules! setter {
 macro_rules! builder {
     (
         $(#[$doc:meta])*
-        $name:ident, $raw:ident, $init:ident, $over_ddp:ident, $create:ident:
+        $name:ident, $raw:ident, $init:ident, $over_ddp:ident, $over_fsdp:ident, $create:ident:
         $($field:ident: $type:tt = $text:literal,)*
     ) => {
         $(#[$doc])*
@@ -109,6 +119,8 @@ macro_rules! builder {
                 match &self.source {
                     // SAFETY: the optimizer keeps the DDP object, and both borrow the communicator.
                     Source::Ddp(inner) => check(unsafe { sys::$over_ddp(inner.as_ptr(), &raw, &mut handle) })?,
+                    // SAFETY: the same.
+                    Source::Fsdp(inner) => check(unsafe { sys::$over_fsdp(inner.as_ptr(), &raw, &mut handle) })?,
                     Source::Local(group) => {
                         let params = RawParams::new(&group.params)?;
                         let grads: Vec<_> = group.grads.iter().map(Tensor::as_raw).collect();
@@ -131,7 +143,7 @@ macro_rules! builder {
 
 builder! {
     /// Stochastic gradient descent as PyTorch defines it.
-    Sgd, tsr_sgd_options, tsr_sgd_options_init, tsr_ddp_sgd, tsr_sgd_create:
+    Sgd, tsr_sgd_options, tsr_sgd_options_init, tsr_ddp_sgd, tsr_fsdp_sgd, tsr_sgd_create:
     lr: f64 = "The learning rate. The default is 0.001.",
     momentum: f64 = "The share of the former update that is kept. The default is 0.",
     dampening: f64 = "The share of the gradient that momentum leaves out. The default is 0.",
@@ -142,10 +154,10 @@ builder! {
 
 /// The two Adams have the same settings; they differ in what weight decay does.
 macro_rules! adam {
-    ($(#[$doc:meta])* $name:ident, $raw:ident, $init:ident, $over_ddp:ident, $create:ident, $weight_decay:literal) => {
+    ($(#[$doc:meta])* $name:ident, $raw:ident, $init:ident, $over_ddp:ident, $over_fsdp:ident, $create:ident, $weight_decay:literal) => {
         builder! {
             $(#[$doc])*
-            $name, $raw, $init, $over_ddp, $create:
+            $name, $raw, $init, $over_ddp, $over_fsdp, $create:
             lr: f64 = "The learning rate. The default is 0.001.",
             beta1: f64 = "The decay of the mean of gradients. The default is 0.9.",
             beta2: f64 = "The decay of the mean of their squares. The default is 0.999.",
@@ -157,13 +169,13 @@ macro_rules! adam {
 
 adam! {
     /// Adam (Kingma and Ba 2015) with bias correction.
-    Adam, tsr_adam_options, tsr_adam_options_init, tsr_ddp_adam, tsr_adam_create,
+    Adam, tsr_adam_options, tsr_adam_options_init, tsr_ddp_adam, tsr_fsdp_adam, tsr_adam_create,
     "Added to the gradient, times the parameter. The default is 0."
 }
 
 adam! {
     /// AdamW (Loshchilov and Hutter 2019): Adam with decoupled weight decay.
-    AdamW, tsr_adamw_options, tsr_adamw_options_init, tsr_ddp_adamw, tsr_adamw_create,
+    AdamW, tsr_adamw_options, tsr_adamw_options_init, tsr_ddp_adamw, tsr_fsdp_adamw, tsr_adamw_create,
     "Decoupled: a step first multiplies the parameter by `1 - lr * weight_decay`. The default is 0.01."
 }
 
@@ -204,7 +216,8 @@ impl Optimizer<'_> {
     /// Updates every parameter from its gradient, which stays as it is.
     ///
     /// # Errors
-    /// `InvalidState`: gradients are being reduced, or a view of a parameter (or a mutable one of a gradient) is alive.
+    /// `InvalidState`: gradients are being reduced, a unit of an [`Fsdp`] is whole, or a view of a parameter (or a mutable
+    /// one of a gradient) is alive.
     pub fn step(&mut self) -> Result<()> {
         let _params = Held::new(self.group().named_params(), Use::Writes)?;
         let _grads = Held::new(self.group().named_grads(), Use::Reads)?;
@@ -219,6 +232,34 @@ impl Optimizer<'_> {
     pub fn zero_grad(&mut self) -> Result<()> {
         let _grads = Held::new(self.group().named_grads(), Use::Writes)?;
         check(unsafe { sys::tsr_optimizer_zero_grad(self.inner.as_ptr()) })
+    }
+
+    /// Scales all gradients so that their norm is at most `max_norm`, as PyTorch's `clip_grad_norm_` does, and returns the
+    /// norm as it was: infinite if there are infinities or NaN, which are left as they are. `p` says which norm: 2, or any
+    /// number from 1 on, or [`f64::INFINITY`] for the largest magnitude. Before the step.
+    ///
+    /// Over an [`Fsdp`] it is the norm of all shards, and every rank scales alike: collective. Over a [`Ddp`], whose
+    /// gradients are the same on every rank, it is local.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: `max_norm` is negative or not finite, or `p` is below 1; `InvalidState`: gradients are being
+    /// reduced, a unit of an [`Fsdp`] is whole, a view of a gradient is alive, or the optimizer steps in backward. Over an
+    /// [`Fsdp`] also `Mismatch`, `Timeout`, `Aborted`, `PeerLost`, and `Interrupted`, after which its communicator is out of
+    /// use.
+    pub fn clip_grad_norm(&mut self, max_norm: f64, p: f64) -> Result<f64> {
+        let _grads = Held::new(self.group().named_grads(), Use::Writes)?;
+        let mut norm = 0.0;
+        check(unsafe { sys::tsr_optimizer_clip_grad_norm(self.inner.as_ptr(), max_norm, p, &mut norm) })?;
+        Ok(norm)
+    }
+
+    /// Brings every gradient into `-most..=most`; NaN stays. Before the step.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: `most` is negative, or not finite; `InvalidState`: as [`Self::clip_grad_norm`].
+    pub fn clip_grad_value(&mut self, most: f64) -> Result<()> {
+        let _grads = Held::new(self.group().named_grads(), Use::Writes)?;
+        check(unsafe { sys::tsr_optimizer_clip_grad_value(self.inner.as_ptr(), most) })
     }
 
     /// The learning rate of the next step.

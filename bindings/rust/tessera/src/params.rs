@@ -89,6 +89,10 @@ impl RawParams {
         Ok(RawParams { _names: names, params })
     }
 
+    pub(crate) fn as_slice(&self) -> &[sys::tsr_param] {
+        &self.params
+    }
+
     pub(crate) fn as_ptr(&self) -> *const sys::tsr_param {
         self.params.as_ptr()
     }

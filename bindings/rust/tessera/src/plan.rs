@@ -107,6 +107,11 @@ fn views<B: OwnedSlice>(buffers: &mut [B], shapes: &[[i64; 1]]) -> Vec<sys::tsr_
     buffers.iter_mut().zip(shapes).map(|(data, shape)| raw_tensor(data.as_mut_ptr().cast(), shape, dtype)).collect()
 }
 
+/// Not the buffers themselves: whoever can replace one frees memory that the plan uses.
+fn elements<B: OwnedSlice>(buffers: &mut [B]) -> Vec<&mut [B::Element]> {
+    buffers.iter_mut().map(|data| &mut **data).collect()
+}
+
 impl<B: OwnedSlice> Plan<'_, B> {
     /// Launches the collective and returns when it is done.
     ///
@@ -154,22 +159,22 @@ impl<B: OwnedSlice> Plan<'_, B> {
         result
     }
 
-    /// The inputs.
+    /// The elements of the inputs, which stay where they are.
     ///
     /// # Errors
     /// `NotReady`: what was started is not done.
-    pub fn inputs(&mut self) -> Result<&mut [B]> {
+    pub fn inputs(&mut self) -> Result<Vec<&mut [B::Element]>> {
         self.own()?;
-        Ok(&mut self.inputs)
+        Ok(elements(&mut self.inputs))
     }
 
-    /// The outputs.
+    /// The elements of the outputs, which stay where they are.
     ///
     /// # Errors
     /// `NotReady`: what was started is not done.
-    pub fn outputs(&mut self) -> Result<&mut [B]> {
+    pub fn outputs(&mut self) -> Result<Vec<&mut [B::Element]>> {
         self.own()?;
-        Ok(&mut self.outputs)
+        Ok(elements(&mut self.outputs))
     }
 
     /// The buffers are nobody else's, however the last launch has ended.

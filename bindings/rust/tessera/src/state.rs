@@ -17,6 +17,7 @@ use crate::data::{Sampler, SamplerInner};
 use crate::ddp::{Ddp, Inner};
 use crate::element::DType;
 use crate::error::{check, Error, Result};
+use crate::fsdp::{Fsdp, FsdpInner};
 use crate::layout::Layout;
 use crate::optim::{Optimizer, OptimizerInner};
 use crate::params::Local;
@@ -56,6 +57,7 @@ pub struct State<'c> {
 enum Kept {
     Tensor(String, Tensor),
     Ddp(Rc<Inner>),
+    Fsdp(Rc<FsdpInner>),
     Optimizer { _kept: Rc<OptimizerInner> },
     Sampler(Arc<SamplerInner>),
 }
@@ -75,7 +77,7 @@ mod sealed {
     }
 }
 
-/// What a [`State`] takes: a [`Ddp`] or [`Local`] model, an [`Optimizer`], a [`Sampler`], a [`Tensor`], and any
+/// What a [`State`] takes: a [`Ddp`], [`Fsdp`] or [`Local`] model, an [`Optimizer`], a [`Sampler`], a [`Tensor`], and any
 /// [`Stateful`] object in an `Rc<RefCell<_>>`.
 pub trait StatePart<'c>: sealed::Sealed<'c> {}
 impl<'c, T: sealed::Sealed<'c>> StatePart<'c> for T {}
@@ -149,6 +151,15 @@ impl<'c, 'd: 'c> sealed::Sealed<'c> for Ddp<'d> {
         // SAFETY: the state keeps the object; handles are used by this thread alone; so below.
         check(unsafe { sys::tsr_state_add_ddp(state.as_ptr()?, name.as_ptr(), inner.as_ptr()) })?;
         state.kept.push(Kept::Ddp(Rc::clone(inner)));
+        Ok(())
+    }
+}
+
+impl<'c, 'd: 'c> sealed::Sealed<'c> for Fsdp<'d> {
+    fn add_to(&self, state: &mut State<'c>, name: &str) -> Result<()> {
+        let (inner, name) = (self.inner(), raw::c_string("the prefix", name)?);
+        check(unsafe { sys::tsr_state_add_fsdp(state.as_ptr()?, name.as_ptr(), inner.as_ptr()) })?;
+        state.kept.push(Kept::Fsdp(Rc::clone(inner)));
         Ok(())
     }
 }
@@ -331,7 +342,7 @@ impl<'c> State<'c> {
     }
 
     /// Adds this rank's pieces of a tensor that lies on the ranks by `layout`: one tensor for each of its
-    /// [`regions`](Layout::regions), of the region's sizes.
+    /// [`regions`](Layout::regions), of the region's sizes; pieces without elements, of which there are none, may be given.
     ///
     /// # Errors
     /// `InvalidArgument`: number, dtype or shape of the pieces do not fit.
@@ -344,6 +355,10 @@ impl<'c> State<'c> {
         rank: usize,
     ) -> Result<()> {
         let regions = layout.regions(rank)?;
+        let mut pieces: Vec<&Tensor> = pieces.iter().collect();
+        if regions.len() != pieces.len() {
+            pieces.retain(|piece| !piece.is_empty());
+        }
         if regions.len() != pieces.len() {
             return Err(Error::argument(format!(
                 "{name}: the layout gives rank {rank} {} pieces, but {} were given",
@@ -352,7 +367,7 @@ impl<'c> State<'c> {
             )));
         }
         let c_name = raw::c_string("the name", name)?;
-        let tensors: Vec<_> = pieces.iter().map(Tensor::as_raw).collect();
+        let tensors: Vec<_> = pieces.iter().map(|piece| piece.as_raw()).collect();
         let data = if tensors.is_empty() { ptr::null() } else { tensors.as_ptr() };
         // SAFETY: there is a piece for each box; the state keeps the pieces.
         check(unsafe {
@@ -360,7 +375,7 @@ impl<'c> State<'c> {
             let state = self.as_ptr()?;
             sys::tsr_state_add_sharded(state, c_name.as_ptr(), layout.as_ptr(), dtype.as_raw(), data, rank)
         })?;
-        self.kept.extend(pieces.iter().map(|piece| Kept::Tensor(name.to_owned(), piece.clone())));
+        self.kept.extend(pieces.into_iter().map(|piece| Kept::Tensor(name.to_owned(), piece.clone())));
         Ok(())
     }
 
@@ -414,7 +429,7 @@ impl<'c> State<'c> {
         Ok(value)
     }
 
-    /// Sets a metric of the next save (`"loss"`), which `tessera ckpt ls` shows.
+    /// Sets a metric of the next save (`"loss"`), which takes it, whatever comes of it. `tessera ckpt ls` shows it.
     ///
     /// # Errors
     /// `InvalidArgument`: the name.
@@ -448,6 +463,7 @@ impl<'c> State<'c> {
             match kept {
                 Kept::Tensor(name, tensor) => tensors.push((name.as_str(), tensor)),
                 Kept::Ddp(inner) => tensors.extend(inner.group.named_params()),
+                Kept::Fsdp(inner) => tensors.extend(inner.named_shards()), // the library loads into none that is whole
                 Kept::Optimizer { .. } => {} // its moments are its own; no view of them exists
                 Kept::Sampler(inner) => samplers.push(inner),
             }

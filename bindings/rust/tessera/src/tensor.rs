@@ -51,6 +51,7 @@ struct Access(Cell<isize>);
 impl Access {
     const WRITER: isize = -1;
     const LIBRARY: isize = -2;
+    const DEFERRED: isize = -3;
 
     fn free() -> Self {
         Access(Cell::new(0))
@@ -59,6 +60,7 @@ impl Access {
     fn refusal(&self) -> Error {
         Error::state(match self.0.get() {
             Self::LIBRARY => "the tensor is being reduced over the ranks, which wait() ends, or loaded or updated",
+            Self::DEFERRED => "the tensor is deferred: it stands for a parameter of an Fsdp whose values come later",
             Self::WRITER => "a mutable view of the tensor is alive; drop it first",
             _ => "a view of the tensor is alive; drop it first",
         })
@@ -128,6 +130,28 @@ impl Tensor {
             shared: false,
             _owner: Some(Box::new(words)),
         })))
+    }
+
+    /// A tensor without elements in memory, for a parameter of an [`Fsdp`](crate::Fsdp) whose values come later, into its
+    /// shards: no rank needs memory for all of it. No view of it can be had, and nothing else takes it.
+    ///
+    /// # Errors
+    /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): the shape is too large.
+    pub fn deferred(dtype: DType, shape: impl AsRef<[usize]>) -> Result<Self> {
+        let shape = shape.as_ref();
+        Ok(Tensor(Rc::new(Memory {
+            data: std::ptr::null_mut(),
+            len: count(shape)?,
+            dtype,
+            shape: shape.iter().map(|&size| raw::int64("a size", size)).collect::<Result<_>>()?,
+            access: Access(Cell::new(Access::DEFERRED)),
+            shared: false,
+            _owner: None,
+        })))
+    }
+
+    pub(crate) fn is_deferred(&self) -> bool {
+        self.0.access.0.get() == Access::DEFERRED
     }
 
     /// A tensor over memory that the library owns.
@@ -252,7 +276,7 @@ impl Tensor {
         Ok(self.view::<T>()?.to_vec())
     }
 
-    fn check_dtype(&self, asked: DType) -> Result<()> {
+    pub(crate) fn check_dtype(&self, asked: DType) -> Result<()> {
         if self.0.dtype == asked {
             Ok(())
         } else {
@@ -263,6 +287,12 @@ impl Tensor {
     /// The C view of this tensor, valid as long as the tensor.
     pub(crate) fn as_raw(&self) -> sys::tsr_tensor {
         raw_tensor(self.0.data, &self.0.shape, self.0.dtype)
+    }
+
+    /// # Errors
+    /// If the library must not read the memory now; `name` says which tensor that is.
+    pub(crate) fn check_readable(&self, name: &dyn fmt::Display) -> Result<()> {
+        self.0.access.check_readable().map_err(|error| named(name, &error))
     }
 
     /// # Errors

@@ -477,6 +477,25 @@ fn sharded_tensors_are_saved_by_some_ranks_and_loaded_by_others() {
 }
 
 #[test]
+fn a_shard_without_rows_may_be_given_as_an_empty_tensor() {
+    let folder = tempfile::tempdir().unwrap();
+    ranks(3, |comm| {
+        let rank = comm.rank().unwrap();
+        let layout = Layout::new(&[2, 3], &[3], &[Placement::Shard(0)]).unwrap();
+        let own = if rank < 2 {
+            piece(&layout.regions(rank).unwrap()[0])
+        } else {
+            Tensor::zeros(DType::I32, [0, 3]).unwrap()
+        };
+        let mut state = State::new();
+        state.add_sharded("w", &layout, DType::I32, std::slice::from_ref(&own), rank).unwrap();
+        Saver::at(&comm, folder.path()).open().unwrap().save(1, &state).unwrap();
+    });
+    let all = Checkpoint::open(folder.path()).unwrap().read("w").unwrap().to_vec::<i32>().unwrap();
+    assert_eq!(all, (0..2).flat_map(|r| (0..3).map(move |c| value(r, c))).collect::<Vec<_>>());
+}
+
+#[test]
 fn ranks_gather_what_each_holds() {
     let held = |rank: usize| match rank {
         0 => vec![Region { offsets: vec![6, 0], sizes: vec![1, 3] }, Region { offsets: vec![0, 0], sizes: vec![2, 3] }],

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use common::{options, ranks, serve, DEADLINE};
 use tessera::{
-    params, Adam, AdamW, CallbackResult, Checkpoint, Code, Comm, DType, Ddp, DdpJoin, DdpOptions, ExportOptions,
-    Layout, Level, LoadOptions, Local, Mesh, ObjectStorage, Placement, ReduceOp, Region, Sampler, Saver, Sgd, State,
-    StateDict, Stateful, Store, Tensor, Verify,
+    params, units, Adam, AdamW, CallbackResult, Checkpoint, Code, Comm, DType, Ddp, DdpJoin, DdpOptions, ExportOptions,
+    Fsdp, Layout, Level, LoadOptions, Local, Mesh, ObjectStorage, Placement, ReduceOp, Region, Sampler, Saver, Sgd,
+    State, StateDict, Stateful, Store, Tensor, Verify,
 };
 
 #[test]
@@ -24,6 +24,7 @@ fn every_function_of_the_c_library_is_called() {
         training(&comm);
         training_with_options(&comm);
         training_on_one_copy(&comm);
+        training_in_shards(&comm);
         comm.finalize().unwrap();
     });
     let folder = tempfile::tempdir().unwrap();
@@ -165,6 +166,8 @@ fn training(comm: &Comm) {
     ddp.wait().unwrap();
     for opt in &mut opts {
         opt.set_lr(0.5).unwrap();
+        assert!(opt.clip_grad_norm(1.0, 2.0).unwrap() <= 2.0);
+        opt.clip_grad_value(0.5).unwrap();
         opt.step().unwrap();
         assert_eq!((opt.lr().unwrap(), opt.steps().unwrap()), (0.5, 1));
         opt.zero_grad().unwrap();
@@ -203,6 +206,33 @@ fn training_on_one_copy(comm: &Comm) {
     ddp.ready_all().unwrap();
     ddp.wait().unwrap();
     assert_eq!(ddp.shared_step().unwrap(), 1);
+}
+
+fn training_in_shards(comm: &Comm) {
+    let mut fsdp = Fsdp::new(comm, units!["u" => params!["w" => (vec![1.0f32; 6], [3, 2])]]).unwrap();
+    let mut opts = [
+        Sgd::new(&mut fsdp).build().unwrap(),
+        Adam::new(&mut fsdp).build().unwrap(),
+        AdamW::new(&mut fsdp).build().unwrap(),
+    ];
+    State::new().add("model", &fsdp).unwrap();
+    assert_eq!(fsdp.layout(0).unwrap().regions(1).unwrap()[0].sizes, [1, 2]);
+    fsdp.set_sync(true).unwrap();
+    fsdp.set_accumulate(false).unwrap();
+    fsdp.set_all_reduce(true).unwrap();
+    assert_eq!((fsdp.phase(0).unwrap(), fsdp.unit_name(0)), (tessera::UnitPhase::Sharded, Some("u")));
+    fsdp.forward(0).unwrap().done().unwrap();
+    fsdp.abandon().unwrap();
+    let guard = fsdp.backward(0).unwrap();
+    guard.grad_mut(0).unwrap().fill(1.0);
+    guard.unused(0).unwrap();
+    guard.ready().unwrap();
+    fsdp.wait().unwrap();
+    assert_eq!(fsdp.shard_grad(0).unwrap()[0], 0.0);
+    opts.iter_mut().for_each(|opt| opt.step().unwrap());
+    fsdp.unshard(0).unwrap();
+    fsdp.whole(0).unwrap().reshard().unwrap();
+    fsdp.zero_grad().unwrap();
 }
 
 fn checkpoints(comm: &Comm, root: &std::path::Path) {

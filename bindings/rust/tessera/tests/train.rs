@@ -137,12 +137,86 @@ fn a_step_under_a_living_view_is_refused() {
         assert_eq!(model.param_mut(0).unwrap_err().code(), Code::InvalidState);
         let _grad = model.grad_mut(0).unwrap();
         assert_eq!(opt.zero_grad().unwrap_err().code(), Code::InvalidState);
+        assert_eq!(opt.clip_grad_norm(1.0, 2.0).unwrap_err().code(), Code::InvalidState);
+        assert_eq!(opt.clip_grad_value(1.0).unwrap_err().code(), Code::InvalidState);
     }
     model.grad_mut(0).unwrap().fill(0.5);
     opt.step().unwrap();
     assert_eq!(model.param(0).unwrap()[..], [0.5; 4]);
     opt.zero_grad().unwrap();
     assert_eq!(model.grad(0).unwrap()[..], [0.0; 4]);
+}
+
+/// p, and the norm of [2, -6, 3].
+const NORMS: [(f64, f64); 4] = [(1.0, 11.0), (2.0, 7.0), (3.0, 6.307_993_549_448_67), (f64::INFINITY, 6.0)];
+
+#[test]
+fn gradients_are_bounded_before_the_step() {
+    let mut model = Local::new(params!["w" => (vec![0.0f32; 2], [2]), "b" => (vec![0.0f64; 1], [1])]).unwrap();
+    let mut opt = Sgd::new(&mut model).lr(1.0).build().unwrap();
+    let fill = |model: &Local, w: [f32; 2]| {
+        model.grad_mut(0).unwrap().copy_from_slice(&w);
+        model.grad_mut_as::<f64>(1).unwrap()[0] = 3.0;
+    };
+    for (p, norm) in NORMS {
+        fill(&model, [2.0, -6.0]);
+        assert!((opt.clip_grad_norm(norm + 1.0, p).unwrap() - norm).abs() < 1e-9, "p {p}");
+        assert_eq!(model.grad(0).unwrap()[..], [2.0, -6.0], "below it nothing is changed");
+        assert!((opt.clip_grad_norm(0.5, p).unwrap() - norm).abs() < 1e-9, "p {p}");
+        assert!((f64::from(model.grad(0).unwrap()[1]) + 6.0 * 0.5 / norm).abs() < 1e-6);
+        assert!((model.grad_as::<f64>(1).unwrap()[0] - 3.0 * 0.5 / norm).abs() < 1e-6);
+        for bad in [f32::NAN, f32::INFINITY] {
+            fill(&model, [bad, -6.0]);
+            assert_eq!(opt.clip_grad_norm(0.5, p).unwrap(), f64::INFINITY);
+            assert_eq!((model.grad(0).unwrap()[1], model.grad_as::<f64>(1).unwrap()[0]), (-6.0, 3.0));
+        }
+    }
+    fill(&model, [f32::NAN, -6.0]);
+    opt.clip_grad_value(2.5).unwrap();
+    assert!(model.grad(0).unwrap()[0].is_nan());
+    assert_eq!((model.grad(0).unwrap()[1], model.grad_as::<f64>(1).unwrap()[0]), (-2.5, 2.5));
+    fill(&model, [2.0, -6.0]);
+    for (max_norm, p, said) in [
+        (-1.0, 2.0, "max_norm"),
+        (f64::NAN, 2.0, "max_norm"),
+        (f64::INFINITY, 2.0, "max_norm"),
+        (1.0, 0.5, "p is 0.5"),
+        (1.0, f64::NAN, "p is nan"),
+        (1.0, f64::NEG_INFINITY, "p is -inf"),
+    ] {
+        let error = opt.clip_grad_norm(max_norm, p).unwrap_err();
+        assert!(error.code() == Code::InvalidArgument && error.message().contains(said), "{said}: {error}");
+    }
+    for most in [-1.0, f64::NAN, f64::INFINITY] {
+        assert_eq!(opt.clip_grad_value(most).unwrap_err().code(), Code::InvalidArgument);
+    }
+    assert_eq!(model.grad(0).unwrap()[..], [2.0, -6.0]);
+    opt.clip_grad_norm(0.0, 2.0).unwrap();
+    opt.step().unwrap();
+    assert_eq!(model.param(0).unwrap()[..], [0.0, 0.0], "nothing is left of the gradients");
+}
+
+#[test]
+fn averaged_gradients_are_bounded_on_each_rank_alike() {
+    ranks(2, |comm| {
+        let rank = comm.rank().unwrap();
+        let mut ddp = Ddp::new(&comm, params!["w" => (vec![0.0f32; 3], [3])]).unwrap();
+        let mut opt = Sgd::new(&mut ddp).build().unwrap();
+        for (p, norm) in NORMS {
+            // [2, -6, 3] on average
+            ddp.grad_mut(0).unwrap().copy_from_slice(&[[0.0, -12.0, 6.0], [4.0, 0.0, 0.0]][rank]);
+            ddp.ready_all().unwrap();
+            let reduced = opt.clip_grad_norm(1.0, p).unwrap_err();
+            assert!(reduced.code() == Code::InvalidState && reduced.message().contains("reduced"), "{reduced}");
+            ddp.wait().unwrap();
+            if rank == 0 {
+                assert!((opt.clip_grad_norm(1.5, p).unwrap() - norm).abs() < 1e-9, "p {p}, without the other rank");
+                assert!((f64::from(ddp.grad(0).unwrap()[0]) - 2.0 * 1.5 / norm).abs() < 1e-6);
+                opt.clip_grad_value(0.25).unwrap();
+                assert_eq!(ddp.grad(0).unwrap()[1], -0.25);
+            }
+        }
+    });
 }
 
 /// One step of each by its textbook formula, in f64.
@@ -482,6 +556,10 @@ fn an_optimizer_steps_in_backward() {
         ddp.wait().unwrap();
         assert_eq!(ddp.param(0).unwrap()[..], [0.75; 12]);
         assert_eq!((opt.steps().unwrap(), opt.step().unwrap_err().code()), (1, Code::InvalidState));
+        for bounded in [opt.clip_grad_norm(1.0, 2.0).map(drop), opt.clip_grad_value(1.0)] {
+            let error = bounded.unwrap_err();
+            assert!(error.code() == Code::InvalidState && error.message().contains("in the backward pass"), "{error}");
+        }
         ddp.ready(0).unwrap();
         drop(opt); // in the middle of a step
         ddp.ready_all().unwrap();

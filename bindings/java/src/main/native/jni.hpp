@@ -203,6 +203,7 @@ Methods mesh_methods();
 Methods plan_methods();
 Methods layout_methods();
 Methods ddp_methods();
+Methods fsdp_methods();
 Methods optim_methods();
 Methods data_methods();
 Methods state_methods();

@@ -1,5 +1,5 @@
-// Optimizers. Each algorithm has two shims, over a DDP object or over parameters and gradients; both take the bits of
-// the options that were set and their values.
+// Optimizers. Each algorithm has three shims, over a DDP object, an FSDP object, or parameters and gradients; all take
+// the bits of the options that were set and their values.
 #include <stdexcept>
 
 #include "jni.hpp"
@@ -35,11 +35,11 @@ Options adam_options(JNIEnv* env, tsr_status (*init)(Options*, size_t), jint giv
     return options;
 }
 
-template <class Options>
-jlong over_ddp(JNIEnv* env, tsr_status (*create)(tsr_ddp*, const Options*, tsr_optimizer**), jlong ddp,
-               const Options& options) {
+template <class Model, class Options>
+jlong over_model(JNIEnv* env, tsr_status (*create)(Model*, const Options*, tsr_optimizer**), jlong model,
+                 const Options& options) {
     tsr_optimizer* optimizer = nullptr;
-    check(env, create(as<tsr_ddp>(ddp), &options, &optimizer));
+    check(env, create(as<Model>(model), &options, &optimizer));
     return as_long(optimizer);
 }
 
@@ -58,8 +58,16 @@ jlong over_params(JNIEnv* env,
 jlong ddp_sgd(JNIEnv* env, jclass, jlong ddp, jint given, jdouble lr, jdouble momentum, jdouble dampening,
               jdouble weight_decay, jboolean nesterov) {
     return shim(env, [&] {
-        return over_ddp(env, tsr_ddp_sgd, ddp,
-                        sgd_options(env, given, lr, momentum, dampening, weight_decay, nesterov));
+        return over_model(env, tsr_ddp_sgd, ddp,
+                          sgd_options(env, given, lr, momentum, dampening, weight_decay, nesterov));
+    });
+}
+
+jlong fsdp_sgd(JNIEnv* env, jclass, jlong fsdp, jint given, jdouble lr, jdouble momentum, jdouble dampening,
+               jdouble weight_decay, jboolean nesterov) {
+    return shim(env, [&] {
+        return over_model(env, tsr_fsdp_sgd, fsdp,
+                          sgd_options(env, given, lr, momentum, dampening, weight_decay, nesterov));
     });
 }
 
@@ -74,8 +82,16 @@ jlong sgd_create(JNIEnv* env, jclass, jobjectArray names, jlongArray tensors, jl
 jlong ddp_adam(JNIEnv* env, jclass, jlong ddp, jint given, jdouble lr, jdouble beta1, jdouble beta2, jdouble eps,
                jdouble weight_decay) {
     return shim(env, [&] {
-        return over_ddp(env, tsr_ddp_adam, ddp,
-                        adam_options(env, tsr_adam_options_init, given, lr, beta1, beta2, eps, weight_decay));
+        return over_model(env, tsr_ddp_adam, ddp,
+                          adam_options(env, tsr_adam_options_init, given, lr, beta1, beta2, eps, weight_decay));
+    });
+}
+
+jlong fsdp_adam(JNIEnv* env, jclass, jlong fsdp, jint given, jdouble lr, jdouble beta1, jdouble beta2, jdouble eps,
+                jdouble weight_decay) {
+    return shim(env, [&] {
+        return over_model(env, tsr_fsdp_adam, fsdp,
+                          adam_options(env, tsr_adam_options_init, given, lr, beta1, beta2, eps, weight_decay));
     });
 }
 
@@ -90,8 +106,16 @@ jlong adam_create(JNIEnv* env, jclass, jobjectArray names, jlongArray tensors, j
 jlong ddp_adamw(JNIEnv* env, jclass, jlong ddp, jint given, jdouble lr, jdouble beta1, jdouble beta2, jdouble eps,
                 jdouble weight_decay) {
     return shim(env, [&] {
-        return over_ddp(env, tsr_ddp_adamw, ddp,
-                        adam_options(env, tsr_adamw_options_init, given, lr, beta1, beta2, eps, weight_decay));
+        return over_model(env, tsr_ddp_adamw, ddp,
+                          adam_options(env, tsr_adamw_options_init, given, lr, beta1, beta2, eps, weight_decay));
+    });
+}
+
+jlong fsdp_adamw(JNIEnv* env, jclass, jlong fsdp, jint given, jdouble lr, jdouble beta1, jdouble beta2, jdouble eps,
+                 jdouble weight_decay) {
+    return shim(env, [&] {
+        return over_model(env, tsr_fsdp_adamw, fsdp,
+                          adam_options(env, tsr_adamw_options_init, given, lr, beta1, beta2, eps, weight_decay));
     });
 }
 
@@ -109,6 +133,18 @@ void optimizer_step(JNIEnv* env, jclass, jlong optimizer) {
 
 void optimizer_zero_grad(JNIEnv* env, jclass, jlong optimizer) {
     shim(env, [&] { check(env, tsr_optimizer_zero_grad(as<tsr_optimizer>(optimizer))); });
+}
+
+jdouble optimizer_clip_grad_norm(JNIEnv* env, jclass, jlong optimizer, jdouble max_norm, jdouble p) {
+    return shim(env, [&]() -> jdouble {
+        double norm = 0;
+        blocking(env, [&] { return tsr_optimizer_clip_grad_norm(as<tsr_optimizer>(optimizer), max_norm, p, &norm); });
+        return norm;
+    });
+}
+
+void optimizer_clip_grad_value(JNIEnv* env, jclass, jlong optimizer, jdouble most) {
+    shim(env, [&] { check(env, tsr_optimizer_clip_grad_value(as<tsr_optimizer>(optimizer), most)); });
 }
 
 jdouble optimizer_lr(JNIEnv* env, jclass, jlong optimizer) {
@@ -137,13 +173,18 @@ void optimizer_destroy(JNIEnv*, jclass, jlong optimizer) { tsr_optimizer_destroy
 
 Methods optim_methods() {
     return {method<ddp_sgd>("ddpSgd"),
+            method<fsdp_sgd>("fsdpSgd"),
             method<sgd_create>("sgdCreate"),
             method<ddp_adam>("ddpAdam"),
+            method<fsdp_adam>("fsdpAdam"),
             method<adam_create>("adamCreate"),
             method<ddp_adamw>("ddpAdamw"),
+            method<fsdp_adamw>("fsdpAdamw"),
             method<adamw_create>("adamwCreate"),
             method<optimizer_step>("optimizerStep"),
             method<optimizer_zero_grad>("optimizerZeroGrad"),
+            method<optimizer_clip_grad_norm>("optimizerClipGradNorm"),
+            method<optimizer_clip_grad_value>("optimizerClipGradValue"),
             method<optimizer_lr>("optimizerLr"),
             method<optimizer_set_lr>("optimizerSetLr"),
             method<optimizer_steps>("optimizerSteps"),

@@ -10,7 +10,7 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -25,8 +25,16 @@ from .ranks import Meeting, host_name, join, serve
 __all__ = ["communicator_of", "meet", "meet_again", "own_communicator"]
 
 
-def meet(store: Any, rank: int, world_size: int, timeout: timedelta, names: Sequence[str]) -> list[Comm]:
-    """Communicators of the ranks that use `store`, one of each name. Collective.
+def meet(
+    store: Any,
+    rank: int,
+    world_size: int,
+    timeout: timedelta,
+    names: Sequence[str],
+    begin: Callable[[Comm], object] | None = None,
+) -> list[Comm]:
+    """Communicators of the ranks that use `store`, one of each name. Collective. Later they cannot be split between
+    hosts; `begin` gets the first one while it can be.
 
     Raises
     ------
@@ -59,6 +67,8 @@ def meet(store: Any, rank: int, world_size: int, timeout: timedelta, names: Sequ
             split = comm.split(0, rank, name=name)
             assert split is not None
             comms.append(split)
+        if begin is not None:
+            begin(comm)
         comm.barrier()  # none needs the store any more
     except BaseException:
         for one in comms:
@@ -89,14 +99,21 @@ def communicator_of(ranks: Any) -> Comm:
     return comm
 
 
-def own_communicator(ranks: Any, name: str) -> Comm:
-    """A further communicator of the same ranks, which is the caller's. Collective."""
+def own_communicator(ranks: Any, name: str, begin: Callable[[Comm], object] | None = None) -> Comm:
+    """A further communicator of the same ranks, which is the caller's. Collective. `begin` gets it while it can be
+    split; if that fails, it is closed."""
     if isinstance(ranks, Comm):
         comm = ranks.split(0, ranks.rank, name=name)
         assert comm is not None
+        try:
+            if begin is not None:
+                begin(comm)
+        except BaseException:
+            comm.close()
+            raise
         return comm
     with _lock:
-        return _of_group(_group(ranks), name)
+        return _of_group(_group(ranks), name, begin)
 
 
 def _group(ranks: Any) -> Any:
@@ -108,11 +125,11 @@ def _group(ranks: Any) -> Any:
     return group
 
 
-def _of_group(group: Any, name: str) -> Comm:
-    """Made through the group's store: one that was made so cannot be split, since its own store is gone by then."""
+def _of_group(group: Any, name: str, begin: Callable[[Comm], object] | None = None) -> Comm:
+    """Made through the group's store."""
     store = dist.PrefixStore("gradients", group.get_group_store())
     timeout = group._get_backend(torch.device("cpu")).options._timeout
-    (comm,) = meet(store, group.rank(), group.size(), timeout, [name])
+    (comm,) = meet(store, group.rank(), group.size(), timeout, [name], begin)
     return comm
 
 

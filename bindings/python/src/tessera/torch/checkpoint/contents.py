@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from ... import _core
 from ...checkpoint import Checkpoint, ProgressFn, settle_progress, watch_progress
 from ...comm import Comm
-from ...errors import NotFound, Unsupported
+from ...errors import Corrupt, NotFound, Unsupported
 from ...layout import Box, Layout
 from ...tensor import tensor as core_tensor
 from ...values import decode
@@ -170,6 +170,9 @@ class Contents:
         place = self._places[name]
         if getattr(place, "transform_descriptors", None):
             raise Unsupported(f"{name!r} of {self.path} was written through {place.transform_descriptors}")
+        inside = PurePath(str(getattr(place, "relative_path", "..")))
+        if inside.is_absolute() or ".." in inside.parts or not (Path(self.path) / inside).is_file():
+            raise Corrupt(f"{name!r} of {self.path} lies in {str(inside)!r}, which is no file of it")
         with (Path(self.path) / place.relative_path).open("rb") as file:
             file.seek(place.offset)
             return file.read(place.length)

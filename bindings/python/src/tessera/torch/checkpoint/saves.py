@@ -7,6 +7,7 @@ rank 0 then replaces the directory's `.metadata`, and PyTorch sees the new save 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -36,6 +37,7 @@ __all__ = ["FORMATS", "Save", "local_directory"]
 
 FORMATS = ("tessera", "torch_dcp")
 _WRITER = "pytorch"
+_REMOVED = ".removed-"
 _HEAD = re.compile(rb'^\{"format":"[^"]*","version":\d+,"sequence":(\d+),')
 
 
@@ -124,7 +126,11 @@ class Save:
                 future.set_result(described(entries))
 
         # Not a daemon: a program that ends waits for its last save.
-        threading.Thread(target=finish, name="tessera-async-save").start()
+        thread = threading.Thread(target=finish, name="tessera-async-save")
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads are to be had; the other ranks count on this one
+            finish()
         return future
 
     @staticmethod
@@ -224,9 +230,26 @@ def settle(directory: Path, entries: list[Entry] | None) -> None:
         sync_directory(directory)
     for _, former in saves[:-1]:
         if writer_of(former) == _WRITER:
-            (former / "manifest.json").unlink()  # first: what has no manifest is no checkpoint
-            sync_directory(former)
-            shutil.rmtree(former)
+            remove(former)
+    for left in directory.glob(f"{_REMOVED}step-*"):  # by one that died here
+        shutil.rmtree(left)
+
+
+def remove(save: Path) -> None:
+    """Remove a save, unless it is a link, since what that leads to is not ours to empty, or open for reading."""
+    if save.is_symlink():
+        return
+    with (save / "manifest.json").open("rb") as manifest:
+        try:
+            fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError:
+            pass  # a file system without locks protects nobody
+        gone = save.with_name(_REMOVED + save.name)  # at once: from here on it is no save, whatever dies
+        save.rename(gone)
+        sync_directory(save.parent)
+        shutil.rmtree(gone)
 
 
 def writer_of(save: Path) -> str:

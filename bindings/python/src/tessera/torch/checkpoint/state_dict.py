@@ -1,14 +1,20 @@
-"""From models and optimizers to states and back: PyTorch's own functions, under the module name that it uses."""
+"""From models and optimizers to states and back: PyTorch's own functions, under the module name that it uses.
 
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    get_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-    set_state_dict,
-)
+Of Tessera's `FullyShardedDataParallel` they take and give what they take and give of PyTorch's: sharded states, or
+whole ones by their options, whatever its own `state_dict_type` is.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ParamSpec, TypeVar
+
+from torch import nn
+from torch.distributed.checkpoint import state_dict as _theirs
+from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 __all__ = [
     "StateDictOptions",
@@ -19,3 +25,33 @@ __all__ = [
     "set_optimizer_state_dict",
     "set_state_dict",
 ]
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+def _with_sharded_states(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    @functools.wraps(function)
+    def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        with _sharded(args[0] if args else kwargs.get("model")):
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _sharded(model: Any) -> AbstractContextManager[None]:
+    fsdp = sys.modules.get("tessera.torch.fsdp")  # who has such a model has imported it
+    if fsdp is None or not isinstance(model, nn.Module) or not fsdp.FullyShardedDataParallel.fsdp_modules(model):
+        return nullcontext()
+    kind: AbstractContextManager[None] = fsdp.FullyShardedDataParallel.state_dict_type(
+        model, fsdp.StateDictType.SHARDED_STATE_DICT
+    )
+    return kind
+
+
+get_state_dict = _with_sharded_states(_theirs.get_state_dict)
+get_model_state_dict = _with_sharded_states(_theirs.get_model_state_dict)
+get_optimizer_state_dict = _with_sharded_states(_theirs.get_optimizer_state_dict)
+set_state_dict = _with_sharded_states(_theirs.set_state_dict)
+set_model_state_dict = _with_sharded_states(_theirs.set_model_state_dict)
+set_optimizer_state_dict = _with_sharded_states(_theirs.set_optimizer_state_dict)

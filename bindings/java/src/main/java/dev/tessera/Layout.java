@@ -12,7 +12,7 @@ import java.util.stream.Collectors;
 public final class Layout extends NativeObject {
     private final int ndim;
 
-    private Layout(long handle, int ndim) {
+    Layout(long handle, int ndim) {
         super(new Ref("Layout", handle, Native::layoutDestroy).mayLeak());
         this.ndim = ndim;
     }

@@ -150,24 +150,64 @@ final class Native {
     static native void ddpZeroGrad(long ddp);
     static native void ddpDestroy(long ddp);
 
+    // fsdp.cc
+    static native long fsdpCreate(
+            long comm, byte[][] unitNames, int[] sizes, int[] reshard, byte[][] names, long[] tensors, int[] trained, int given,
+            int shardRanks, int forwardPrefetch, int backwardPrefetch, int gradsInFlight, int paramDtype, int reduceDtype,
+            int op, double preDivide, boolean syncValues);
+    static native int fsdpUnitCount(long fsdp);
+    static native int fsdpParamCount(long fsdp);
+    static native byte[] fsdpUnitName(long fsdp, int unit);
+    static native int fsdpUnitPhase(long fsdp, int unit);
+    static native byte[] fsdpParamName(long fsdp, int index);
+    static native long[] fsdpParam(long fsdp, int index);
+    static native long[] fsdpShard(long fsdp, int index);
+    static native long[] fsdpShardGrad(long fsdp, int index);
+    static native long fsdpLayout(long fsdp, int index);
+    static native long[] fsdpWhole(long fsdp, int index);
+    static native long[] fsdpGrad(long fsdp, int index);
+    static native void fsdpForward(long fsdp, int unit);
+    static native void fsdpForwardDone(long fsdp, int unit);
+    static native void fsdpBackward(long fsdp, int unit);
+    static native void fsdpUnused(long fsdp, int index);
+    static native void fsdpGradsReady(long fsdp, int unit);
+    static native void fsdpWait(long fsdp);
+    static native void fsdpAbandon(long fsdp);
+    static native void fsdpUnshard(long fsdp, int unit);
+    static native void fsdpAwait(long fsdp, int unit);
+    static native void fsdpReshard(long fsdp, int unit);
+    static native void fsdpSetSync(long fsdp, boolean sync);
+    static native void fsdpSetAccumulate(long fsdp, boolean accumulate);
+    static native void fsdpSetAllReduce(long fsdp, boolean allReduce);
+    static native void fsdpZeroGrad(long fsdp);
+    static native void fsdpDestroy(long fsdp);
+
     // optim.cc
     static native long ddpSgd(
             long ddp, int given, double lr, double momentum, double dampening, double weightDecay, boolean nesterov);
+    static native long fsdpSgd(
+            long fsdp, int given, double lr, double momentum, double dampening, double weightDecay, boolean nesterov);
     static native long sgdCreate(
             byte[][] names, long[] tensors, long[] grads, int given, double lr, double momentum, double dampening,
             double weightDecay, boolean nesterov);
     static native long ddpAdam(
             long ddp, int given, double lr, double beta1, double beta2, double eps, double weightDecay);
+    static native long fsdpAdam(
+            long fsdp, int given, double lr, double beta1, double beta2, double eps, double weightDecay);
     static native long adamCreate(
             byte[][] names, long[] tensors, long[] grads, int given, double lr, double beta1, double beta2, double eps,
             double weightDecay);
     static native long ddpAdamw(
             long ddp, int given, double lr, double beta1, double beta2, double eps, double weightDecay);
+    static native long fsdpAdamw(
+            long fsdp, int given, double lr, double beta1, double beta2, double eps, double weightDecay);
     static native long adamwCreate(
             byte[][] names, long[] tensors, long[] grads, int given, double lr, double beta1, double beta2, double eps,
             double weightDecay);
     static native void optimizerStep(long optimizer);
     static native void optimizerZeroGrad(long optimizer);
+    static native double optimizerClipGradNorm(long optimizer, double maxNorm, double p);
+    static native void optimizerClipGradValue(long optimizer, double most);
     static native double optimizerLr(long optimizer);
     static native void optimizerSetLr(long optimizer, double lr);
     static native long optimizerSteps(long optimizer);
@@ -186,6 +226,7 @@ final class Native {
     static native void stateAddTensor(long state, byte[] name, long[] tensor);
     static native void stateAddSharded(long state, byte[] name, long layout, int dtype, long[] pieces, int rank);
     static native void stateAddDdp(long state, byte[] prefix, long ddp);
+    static native void stateAddFsdp(long state, byte[] prefix, long fsdp);
     static native void stateAddOptimizer(long state, byte[] prefix, long optimizer);
     static native void stateAddSampler(long state, byte[] prefix, long sampler);
     static native void stateAddSource(long state, byte[] prefix, Object calls);

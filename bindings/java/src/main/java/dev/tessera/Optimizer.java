@@ -2,27 +2,38 @@ package dev.tessera;
 
 import java.util.List;
 import java.util.Objects;
+import java.util.function.LongUnaryOperator;
 
 /**
  * SGD, Adam or AdamW over local parameters, as PyTorch defines them. Made by a builder, over a {@link Ddp} (its parameters
- * and gradients) or over tensors. {@link #step}, {@link #zeroGrad} and {@link #setLr} are exclusive.
+ * and gradients), over an {@link Fsdp} (its shards and their gradients) or over tensors. Calls that change
+ * gradients, parameters or settings are exclusive.
  */
 public final class Optimizer extends NativeObject {
-    private final Object over; // keeps the Ddp object reachable
+    private final Object over; // keeps the model reachable
 
     private Optimizer(Ref ref, Object over) {
         super(ref);
         this.over = over;
     }
 
-    /** What an optimizer updates: a Ddp, or params and grads. */
+    /** What an optimizer updates: a Ddp, an Fsdp, or params and grads. */
     private static final class Target {
         private final Ddp ddp;
+        private final Fsdp fsdp;
         private final Params params;
         private final List<Tensor> grads;
 
         Target(Ddp ddp) {
             this.ddp = Objects.requireNonNull(ddp, "ddp");
+            fsdp = null;
+            params = null;
+            grads = null;
+        }
+
+        Target(Fsdp fsdp) {
+            ddp = null;
+            this.fsdp = Objects.requireNonNull(fsdp, "fsdp");
             params = null;
             grads = null;
         }
@@ -32,19 +43,27 @@ public final class Optimizer extends NativeObject {
                 throw new IllegalArgumentException(grads.size() + " gradients for " + params.size() + " parameters");
             }
             ddp = null;
+            fsdp = null;
             this.params = params;
             this.grads = List.copyOf(grads);
         }
 
-        Optimizer make(java.util.function.LongUnaryOperator ofDdp, Factory ofTensors) {
+        Optimizer make(LongUnaryOperator ofDdp, LongUnaryOperator ofFsdp, Factory ofTensors) {
             if (ddp != null) {
-                return new Optimizer(new Ref("Optimizer", ddp.ref.callLongExclusive(ofDdp), Native::optimizerDestroy)
-                        .dependOn(ddp.ref), ddp);
+                return over(ddp, ofDdp);
+            }
+            if (fsdp != null) {
+                return over(fsdp, ofFsdp);
             }
             final long handle =
                     ofTensors.create(params.nameBytes(), params.descriptors(), Tensor.descriptors(grads));
             return new Optimizer(new Ref("Optimizer", handle, Native::optimizerDestroy)
                     .keep(new Object[] {params, grads}), null);
+        }
+
+        private static Optimizer over(NativeObject model, LongUnaryOperator create) {
+            return new Optimizer(new Ref("Optimizer", model.ref.callLongExclusive(create), Native::optimizerDestroy)
+                    .dependOn(model.ref), model);
         }
     }
 
@@ -60,6 +79,16 @@ public final class Optimizer extends NativeObject {
      */
     public static Sgd sgd(Ddp ddp) {
         return new Sgd(new Target(ddp));
+    }
+
+    /**
+     * Begin stochastic gradient descent over the shards of an FSDP object.
+     *
+     * @param fsdp whose shards are updated, of the parameters that are not frozen; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Sgd sgd(Fsdp fsdp) {
+        return new Sgd(new Target(fsdp));
     }
 
     /**
@@ -84,6 +113,16 @@ public final class Optimizer extends NativeObject {
     }
 
     /**
+     * Begin Adam over the shards of an FSDP object.
+     *
+     * @param fsdp whose shards are updated, of the parameters that are not frozen; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Adam adam(Fsdp fsdp) {
+        return new Adam(new Target(fsdp), false);
+    }
+
+    /**
      * Begin Adam over tensors.
      *
      * @param params F32 or F64; kept reachable until the optimizer is closed
@@ -102,6 +141,16 @@ public final class Optimizer extends NativeObject {
      */
     public static Adam adamW(Ddp ddp) {
         return new Adam(new Target(ddp), true);
+    }
+
+    /**
+     * Begin AdamW (Adam with decoupled weight decay) over the shards of an FSDP object.
+     *
+     * @param fsdp whose shards are updated, of the parameters that are not frozen; closing it closes the optimizer
+     * @return a builder with the library's defaults
+     */
+    public static Adam adamW(Fsdp fsdp) {
+        return new Adam(new Target(fsdp), true);
     }
 
     /**
@@ -198,6 +247,7 @@ public final class Optimizer extends NativeObject {
         public Optimizer build() {
             return target.make(
                     ddp -> Native.ddpSgd(ddp, given, lr, momentum, dampening, weightDecay, nesterov),
+                    fsdp -> Native.fsdpSgd(fsdp, given, lr, momentum, dampening, weightDecay, nesterov),
                     (names, tensors, grads) -> Native.sgdCreate(
                             names, tensors, grads, given, lr, momentum, dampening, weightDecay, nesterov));
         }
@@ -279,10 +329,12 @@ public final class Optimizer extends NativeObject {
         public Optimizer build() {
             if (decoupled) {
                 return target.make(ddp -> Native.ddpAdamw(ddp, given, lr, beta1, beta2, eps, weightDecay),
+                        fsdp -> Native.fsdpAdamw(fsdp, given, lr, beta1, beta2, eps, weightDecay),
                         (names, tensors, grads) -> Native.adamwCreate(
                                 names, tensors, grads, given, lr, beta1, beta2, eps, weightDecay));
             }
             return target.make(ddp -> Native.ddpAdam(ddp, given, lr, beta1, beta2, eps, weightDecay),
+                    fsdp -> Native.fsdpAdam(fsdp, given, lr, beta1, beta2, eps, weightDecay),
                     (names, tensors, grads) -> Native.adamCreate(
                             names, tensors, grads, given, lr, beta1, beta2, eps, weightDecay));
         }
@@ -291,10 +343,47 @@ public final class Optimizer extends NativeObject {
     /**
      * Update every parameter from its gradient. Gradients are left as they are.
      *
-     * @throws TesseraInvalidStateException if the DDP object's gradients are being reduced
+     * @throws TesseraInvalidStateException if the model's gradients are being reduced, or units of an FSDP model are whole
      */
     public void step() {
         ref.runExclusive(Native::optimizerStep);
+    }
+
+    /**
+     * Scale all gradients so that their 2-norm is at most {@code maxNorm}: see {@link #clipGradNorm(double, double)}.
+     *
+     * @param maxNorm finite, not negative
+     * @return the norm as it was
+     */
+    public double clipGradNorm(double maxNorm) {
+        return clipGradNorm(maxNorm, 2);
+    }
+
+    /**
+     * Scale all gradients so that their norm is at most {@code maxNorm}, before {@link #step}. Over an {@link Fsdp} it is the
+     * norm of all shards, every rank scales alike, and the call is collective; over a {@link Ddp}, whose gradients are the
+     * same on every rank, it is local.
+     *
+     * @param maxNorm finite, not negative
+     * @param p which norm: any number from 1 on, or infinity for the largest magnitude
+     * @return the norm as it was; infinite if there are infinities or NaN, which are left as they are
+     * @throws TesseraInvalidArgumentException if either number cannot be
+     * @throws TesseraInvalidStateException if the model's gradients are being reduced, or the optimizer steps in backward
+     * @throws TesseraInterruptedException over an Fsdp: its communicator has ended
+     */
+    public double clipGradNorm(double maxNorm, double p) {
+        return ref.callExclusive(h -> Native.optimizerClipGradNorm(h, maxNorm, p));
+    }
+
+    /**
+     * Bring every gradient into [-most, most], before {@link #step}; NaN stays.
+     *
+     * @param most finite, not negative
+     * @throws TesseraInvalidArgumentException if the number cannot be
+     * @throws TesseraInvalidStateException as {@link #step}
+     */
+    public void clipGradValue(double most) {
+        ref.runExclusive(h -> Native.optimizerClipGradValue(h, most));
     }
 
     /** Set every gradient to zero. */

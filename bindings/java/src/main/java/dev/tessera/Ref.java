@@ -250,12 +250,12 @@ final class Ref implements Runnable {
             waken = wake != null && users > 0;
             ++users; // this call
         }
-        for (Ref dependent : first) {
-            dependent.close(": the " + what + " that it belongs to was closed");
-        }
         try {
             if (waken) {
-                wake.accept(handle);
+                wake.accept(handle); // first: a dependent that is in the middle of something waits for its end
+            }
+            for (Ref dependent : first) {
+                dependent.close(": the " + what + " that it belongs to was closed");
             }
         } finally {
             release();

@@ -5,6 +5,7 @@ import java.util.List;
 import java.util.Objects;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.function.LongFunction;
+import java.util.stream.Collectors;
 
 /**
  * What a checkpoint saves and loads, in place: named tensors and values. It borrows the objects that are added: closing one
@@ -33,6 +34,17 @@ public final class State extends NativeObject {
     }
 
     /**
+     * A state of an FSDP model's parameters.
+     *
+     * @param prefix "model"
+     * @param fsdp the model
+     * @return the state
+     */
+    public static State of(String prefix, Fsdp fsdp) {
+        return new State().with(prefix, fsdp);
+    }
+
+    /**
      * A state of one tensor that every rank holds whole and equal.
      *
      * @param name of the tensor
@@ -53,6 +65,19 @@ public final class State extends NativeObject {
     public State with(String prefix, Ddp ddp) {
         final byte[] text = Native.utf8(prefix, "prefix");
         return join(ddp, ddp.ref, h -> ddp.ref.run(d -> Native.stateAddDdp(h, text, d)));
+    }
+
+    /**
+     * Add the shards of an FSDP model's parameters as {@code <prefix>.<parameter>}: saved and loaded in any layout, at any
+     * number of ranks, where this rank's rows are. A load is for between steps, while no unit is whole.
+     *
+     * @param prefix "model"
+     * @param fsdp the model
+     * @return this
+     */
+    public State with(String prefix, Fsdp fsdp) {
+        final byte[] text = Native.utf8(prefix, "prefix");
+        return join(fsdp, fsdp.ref, h -> fsdp.ref.run(f -> Native.stateAddFsdp(h, text, f)));
     }
 
     /**
@@ -119,12 +144,15 @@ public final class State extends NativeObject {
      * @param layout whose world size is the saver's; copied
      * @param dtype of the whole tensor
      * @param rank this rank
-     * @param pieces one for each box that the layout gives this rank, of the boxes' sizes; kept reachable
+     * @param pieces one for each box that the layout gives this rank, of the boxes' sizes; kept reachable. Pieces without
+     *     elements, of which the layout has none, may be given
      * @return this
      */
     public State with(String name, Layout layout, DType dtype, int rank, List<Tensor> pieces) {
         final byte[] text = Native.utf8(name, "name");
-        final List<Tensor> kept = List.copyOf(pieces);
+        final boolean asManyAsBoxes = pieces.size() == layout.boxes(rank).size();
+        final List<Tensor> kept = pieces.stream().filter(piece -> asManyAsBoxes || piece.numel() > 0)
+                .collect(Collectors.toUnmodifiableList());
         ref.runExclusive(h -> {
             layout.ref.run(l -> Native.stateAddSharded(h, text, l, dtype.number(), Tensor.descriptors(kept), rank));
             members.add(kept);
@@ -222,7 +250,7 @@ public final class State extends NativeObject {
     }
 
     /**
-     * Set a metric of the next save, which {@code tessera ckpt ls} shows.
+     * Set a metric of the next save, which takes it, whatever comes of it. {@code tessera ckpt ls} shows it.
      *
      * @param name "loss"
      * @param value any number

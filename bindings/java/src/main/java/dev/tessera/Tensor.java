@@ -31,14 +31,46 @@ public final class Tensor {
     private final long[] shape;
     private final long numel;
     private final Object owner; // what keeps the memory; null if that is the caller's affair
+    private final Lease lease; // how and how long it may be used; null: written, and for good
+
+    /** Memory that is lent for a while. */
+    static final class Lease {
+        private final boolean readOnly;
+        private final String ending; // the message of an exception
+        private volatile boolean over;
+
+        Lease(boolean readOnly, String ending) {
+            this.readOnly = readOnly;
+            this.ending = ending;
+        }
+
+        void end() {
+            over = true;
+        }
+
+        boolean isOver() {
+            return over;
+        }
+
+        void check() {
+            if (over) {
+                throw new IllegalStateException(ending);
+            }
+        }
+    }
 
     private Tensor(long address, DType dtype, Device device, long[] shape, Object owner) {
+        this(address, dtype, device, shape, owner, null);
+    }
+
+    private Tensor(long address, DType dtype, Device device, long[] shape, Object owner, Lease lease) {
         this.address = address;
         this.dtype = Objects.requireNonNull(dtype, "dtype");
         this.device = Objects.requireNonNull(device, "device");
         this.shape = shape.clone();
         this.numel = numel(shape, dtype);
         this.owner = owner;
+        this.lease = lease;
     }
 
     /**
@@ -199,6 +231,11 @@ public final class Tensor {
         return new Tensor(address, dtype, Device.cpu(), shape, owner);
     }
 
+    /** The same while {@code terms} lasts. */
+    Tensor leased(Lease terms) {
+        return new Tensor(address, dtype, device, shape, owner, terms);
+    }
+
     private static Tensor over(Buffer data, ByteOrder order, DType dtype, int unit, long[] shape) {
         if (!data.isDirect()) {
             throw new IllegalArgumentException("a " + data.getClass().getSuperclass().getSimpleName() + " on the heap: the"
@@ -264,8 +301,10 @@ public final class Tensor {
      * The address of the first element.
      *
      * @return the address; valid while this tensor, or what it was made from, is reachable and not closed
+     * @throws IllegalStateException if it is of a {@link Fsdp.Pass} that has ended
      */
     public long address() {
+        checkLease();
         return address;
     }
 
@@ -322,7 +361,7 @@ public final class Tensor {
      * @throws IllegalArgumentException if the number of elements differs
      */
     public Tensor reshape(long... newShape) {
-        final Tensor tensor = new Tensor(address, dtype, device, newShape, owner);
+        final Tensor tensor = new Tensor(address, dtype, device, newShape, owner, lease);
         tensor.requireNumel(numel);
         return tensor;
     }
@@ -339,16 +378,30 @@ public final class Tensor {
         if (from < 0 || count < 0 || from > numel - count) {
             throw new IndexOutOfBoundsException("elements " + from + " to " + (from + count) + " of " + numel);
         }
-        return new Tensor(address + from * dtype.size(), dtype, device, new long[] {count}, owner);
+        return new Tensor(address + from * dtype.size(), dtype, device, new long[] {count}, owner, lease);
     }
 
     /**
      * The bytes as a buffer.
      *
-     * @return a direct buffer over the same memory, native byte order
+     * @return a direct buffer over the same memory, native byte order; read-only if it is a whole parameter of a
+     *     {@link Fsdp.Pass}
      * @throws UnsupportedOperationException if the memory is not the CPU's or has 2 GiB or more
+     * @throws IllegalStateException if it is of a {@link Fsdp.Pass} that has ended
      */
     public ByteBuffer bytes() {
+        checkLease();
+        final ByteBuffer data = allBytes();
+        return lease == null || !lease.readOnly ? data : data.asReadOnlyBuffer().order(ByteOrder.nativeOrder());
+    }
+
+    private void checkLease() {
+        if (lease != null) {
+            lease.check();
+        }
+    }
+
+    private ByteBuffer allBytes() {
         if (!device.equals(Device.cpu())) {
             throw new UnsupportedOperationException("memory of " + device + " cannot be a ByteBuffer");
         }
@@ -451,6 +504,11 @@ public final class Tensor {
         final long[] out = new long[words];
         int at = 0;
         for (Tensor tensor : tensors) {
+            tensor.checkLease();
+            if (tensor.lease != null && tensor.lease.readOnly) {
+                throw new IllegalArgumentException(
+                        "a whole parameter of FSDP is read-only, and operations write tensors in place; take a copy of it");
+            }
             out[at++] = tensor.address;
             out[at++] = tensor.dtype.number();
             out[at++] = tensor.device.type();

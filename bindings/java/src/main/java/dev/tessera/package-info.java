@@ -3,8 +3,9 @@
  * Tessera. Ranks of one job may be Java, C, Python and Rust programs.
  *
  * <p>A training program joins its job with {@link dev.tessera.Comm#fromEnv()}, registers its parameters with
- * {@link dev.tessera.Ddp}, updates them with an {@link dev.tessera.Optimizer}, takes its samples from a
- * {@link dev.tessera.Sampler} and saves with a {@link dev.tessera.Saver}.
+ * {@link dev.tessera.Ddp}, or {@link dev.tessera.Fsdp} where one rank's memory does not hold them all, updates them with an
+ * {@link dev.tessera.Optimizer}, takes its samples from a {@link dev.tessera.Sampler} and saves with a
+ * {@link dev.tessera.Saver}.
  *
  * <p>Rules that hold for every class:
  * <ul>

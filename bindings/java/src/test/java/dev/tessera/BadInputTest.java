@@ -38,10 +38,10 @@ class BadInputTest {
             "sizeBytes", "root");
 
     private static final List<Class<?>> TYPES = List.of(Buffer.class, Box.class, Checkpoint.class, Comm.class,
-            CommOptions.class, Ddp.class, DdpOptions.class, Device.class, Launch.class, Layout.class, LoadOptions.class,
-            Log.class, Mesh.class, Mesh.Builder.class, Optimizer.class, Params.class, Placement.class, Plan.class, Sampler.class,
-            Saver.class, State.class, Store.class, StoreOptions.class, StoreServer.class, Tensor.class, Version.class,
-            Work.class);
+            CommOptions.class, Ddp.class, DdpOptions.class, Device.class, Fsdp.class, Fsdp.Pass.class, FsdpOptions.class,
+            FsdpUnit.class, Launch.class, Layout.class, LoadOptions.class, Log.class, Mesh.class, Mesh.Builder.class,
+            Optimizer.class, Params.class, Placement.class, Plan.class, Sampler.class, Saver.class, State.class, Store.class,
+            StoreOptions.class, StoreServer.class, Tensor.class, Version.class, Work.class);
 
     private interface Body {
         void run(Map<Class<?>, Object> instances) throws Exception;
@@ -56,6 +56,9 @@ class BadInputTest {
                     Plan plan = Plan.of(comm, Plan.Collective.BARRIER, List.of(), List.of(), ReduceOp.SUM, 0);
                     Layout layout = Layout.of(new long[] {2}, new int[] {1}, Placement.replicate());
                     Ddp ddp = Ddp.create(comm, Params.of("w", Tensor.zeros(DType.F32, 2)));
+                    Fsdp fsdp = Fsdp.create(comm, List.of(FsdpUnit.of("u", Params.of("w", Tensor.zeros(DType.F32, 2))),
+                            FsdpUnit.of("x").andDeferred("x", DType.F32, 2)));
+                    Fsdp.Pass pass = fsdp.backward("u");
                     Optimizer optimizer = Optimizer.sgd(ddp).build();
                     Sampler sampler = Sampler.of(comm, 10).build();
                     Saver saver = Saver.at(comm, root).open();
@@ -65,10 +68,10 @@ class BadInputTest {
                 saver.save(1, state);
                 final Checkpoint checkpoint = Checkpoint.open(root);
                 final Map<Class<?>, Object> instances = new LinkedHashMap<>();
-                for (Object object : new Object[] {store, server, comm, buffer, mesh, plan, layout, ddp, optimizer, sampler, saver,
-                        state, work, checkpoint, new CommOptions(), new DdpOptions(), new StoreOptions(), new LoadOptions(),
-                        Mesh.over(comm), ddp.params(), Tensor.zeros(DType.F32, 2), Placement.shard(0), Device.cpu(),
-                        new Box(new long[0], new long[0])}) {
+                for (Object object : new Object[] {store, server, comm, buffer, mesh, plan, layout, ddp, fsdp, pass, optimizer,
+                        sampler, saver, state, work, checkpoint, new CommOptions(), new DdpOptions(), new FsdpOptions(),
+                        FsdpUnit.of("y"), new StoreOptions(), new LoadOptions(), Mesh.over(comm), ddp.params(),
+                        Tensor.zeros(DType.F32, 2), Placement.shard(0), Device.cpu(), new Box(new long[0], new long[0])}) {
                     instances.put(object.getClass(), object);
                 }
                 body.run(instances);

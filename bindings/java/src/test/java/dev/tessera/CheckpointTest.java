@@ -271,6 +271,24 @@ class CheckpointTest {
     }
 
     @Test
+    void aShardWithoutRowsMayBeGivenAsAnEmptyTensor(@TempDir Path root) throws Exception {
+        Ranks.run(3, comm -> {
+            try (Layout layout = Layout.of(new long[] {2, 3}, new int[] {3}, Placement.shard(0));
+                    Saver saver = Saver.at(comm, root).open()) {
+                final int rank = comm.rank();
+                final Tensor part = Tensor.zeros(DType.F32, rank < 2 ? 1 : 0, 3);
+                for (int i = 0; i < part.numel(); ++i) {
+                    part.floats().put(i, 3 * rank + i);
+                }
+                saver.save(1, new State().with("w", layout, DType.F32, rank, List.of(part)));
+            }
+        });
+        try (Checkpoint checkpoint = Checkpoint.open(root)) {
+            assertCounted(0, 6, checkpoint.read("w"));
+        }
+    }
+
+    @Test
     void isExportedByOneProcessOrByAllRanks(@TempDir Path out) throws Exception {
         save(100);
         final Path alone = out.resolve("alone");

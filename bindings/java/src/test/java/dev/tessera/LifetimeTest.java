@@ -148,6 +148,26 @@ class LifetimeTest {
     }
 
     @Test
+    void closingACommunicatorEndsALaunchOfItsPlan() throws Exception {
+        Ranks.runStores(2, (store, rank) -> {
+            final Comm comm = Comm.create(store, rank, 2, Ranks.options().timeout(Duration.ofSeconds(60)));
+            final Plan plan = Plan.of(comm, Plan.Collective.BARRIER, List.of(), List.of(), ReduceOp.SUM, 0);
+            if (rank == 1) { // takes no part
+                store.await("done");
+                comm.close();
+                return;
+            }
+            plan.start();
+            final Thread closing = new Thread(comm::close);
+            closing.start();
+            closing.join(20_000);
+            store.set("done", new byte[0]);
+            assertFalse(closing.isAlive(), "it waits for the deadline of what was launched");
+            assertTrue(comm.ref.isDestroyed() && plan.ref.isDestroyed());
+        });
+    }
+
+    @Test
     void closingACommunicatorEndsABackwardOfAnotherThread() throws Exception {
         Ranks.runStores(2, (store, rank) -> {
             final Comm comm = Comm.create(store, rank, 2, Ranks.options());

@@ -47,6 +47,28 @@ class OptimizerTest {
     }
 
     @Test
+    void gradientsAreBoundedByTheirNorm() {
+        try (Optimizer sgd = Optimizer.sgd(params, List.of(grad)).lr(1).build()) {
+            assertEquals(Math.hypot(0.5, 0.25), sgd.clipGradNorm(10), 1e-7);
+            assertEquals(0.5f, grad.floats().get(0), "it is below");
+            assertEquals(0.75, sgd.clipGradNorm(10, 1), 1e-7);
+            assertEquals(0.5, sgd.clipGradNorm(0.25, Double.POSITIVE_INFINITY), 1e-7);
+            assertEquals(0.25, grad.floats().get(0), 1e-6);
+            assertEquals(0.125, grad.floats().get(1), 1e-6);
+            sgd.clipGradValue(0.2);
+            assertEquals(0.2f, grad.floats().get(0));
+            grad.floats().put(1, Float.NaN);
+            assertEquals(Double.POSITIVE_INFINITY, sgd.clipGradNorm(0.1));
+            assertEquals(0.2f, grad.floats().get(0), "left as they are");
+            for (double bad : new double[] {-1, Double.NaN, Double.POSITIVE_INFINITY}) {
+                assertThrows(TesseraInvalidArgumentException.class, () -> sgd.clipGradNorm(bad));
+                assertThrows(TesseraInvalidArgumentException.class, () -> sgd.clipGradValue(bad));
+            }
+            assertThrows(TesseraInvalidArgumentException.class, () -> sgd.clipGradNorm(1, 0.5));
+        }
+    }
+
+    @Test
     void defaultsAreTheLibrarys() {
         try (Optimizer adamW = Optimizer.adamW(params, List.of(grad)).build();
                 Optimizer adam = Optimizer.adam(params, List.of(grad)).build();

@@ -1,4 +1,4 @@
-// What the tests of DDP share: a small model, and calls that are wanted to fail.
+// What the tests of DDP and FSDP share: a small model, and calls that are wanted to fail.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "optim/optimizer.hpp"
-#include "parallel/ddp/ddp.hpp"
+#include "comm/communicator.hpp"
+#include "parallel/params.hpp"
 
 namespace tsr::testing {
 
@@ -44,15 +44,8 @@ inline Model three_layers(float value = 0) {
     return model;
 }
 
-// The test's rank keeps the communicator for longer than any DDP object lives.
+// The test's rank keeps the communicator for longer than any DDP or FSDP object lives.
 inline std::shared_ptr<Communicator> shared(Communicator& comm) { return {std::shared_ptr<void>(), &comm}; }
-
-inline std::vector<OptimizerParam> with_grads(const Ddp& ddp) {
-    std::vector<OptimizerParam> out;
-    for (size_t i = 0; i < ddp.params().size(); ++i)
-        out.push_back({ddp.param(i).name, ddp.param(i).tensor, ddp.grad(i)});
-    return out;
-}
 
 inline Error expect_error(const std::function<void()>& call, Code code) {
     try {

@@ -1,0 +1,114 @@
+package dev.tessera;
+
+import java.util.LinkedHashSet;
+import java.util.Map;
+import java.util.Objects;
+import java.util.Set;
+
+/**
+ * Parameters of an {@link Fsdp} model that are whole at the same time: a layer, say. Immutable; the methods that add or change
+ * make another one.
+ */
+public final class FsdpUnit {
+    final String name;
+    final Params params; // those without values are at address 0
+    final Set<String> frozen;
+    final boolean keepsWhole;
+
+    private FsdpUnit(String name, Params params, Set<String> frozen, boolean keepsWhole) {
+        this.name = name;
+        this.params = params;
+        this.frozen = frozen;
+        this.keepsWhole = keepsWhole;
+    }
+
+    /**
+     * A unit without parameters yet.
+     *
+     * @param name "layer3", in messages and calls; differs from those of the other units
+     * @return the unit
+     */
+    public static FsdpUnit of(String name) {
+        return of(name, Params.of(Map.of()));
+    }
+
+    /**
+     * A unit of parameters.
+     *
+     * @param name "layer3", in messages and calls; differs from those of the other units
+     * @param params contiguous, floating-point, of one dimension or more, cut by rows; read by {@link Fsdp#create} and not used
+     *     later
+     * @return the unit
+     */
+    public static FsdpUnit of(String name, Params params) {
+        Native.utf8(name, "name");
+        return new FsdpUnit(name, Objects.requireNonNull(params, "params"), Set.of(), false);
+    }
+
+    /**
+     * This unit with one more parameter.
+     *
+     * @param param its name
+     * @param tensor as those of {@link #of(String, Params)}
+     * @return another unit
+     */
+    public FsdpUnit and(String param, Tensor tensor) {
+        return new FsdpUnit(name, params.and(param, tensor), frozen, keepsWhole);
+    }
+
+    /**
+     * This unit with one more parameter, whose values come later, into its shards ({@link Fsdp#shardTensor}, or a load): no
+     * rank ever needs memory for all of it. Until then it is zero.
+     *
+     * @param param its name
+     * @param dtype F16, BF16, F32 or F64
+     * @param shape of one dimension or more
+     * @return another unit
+     */
+    public FsdpUnit andDeferred(String param, DType dtype, long... shape) {
+        return and(param, Tensor.overNative(0, dtype, shape, null));
+    }
+
+    /**
+     * This unit without gradients of some parameters.
+     *
+     * @param names of parameters that it has
+     * @return another unit
+     */
+    public FsdpUnit freeze(String... names) {
+        final Set<String> all = new LinkedHashSet<>(frozen);
+        for (String param : names) {
+            if (!params.names().contains(Objects.requireNonNull(param, "a name"))) {
+                throw new IllegalArgumentException("unit \"" + name + "\" has no parameter \"" + param + "\" to freeze; it has "
+                        + params.names());
+            }
+            all.add(param);
+        }
+        return new FsdpUnit(name, params, all, keepsWhole);
+    }
+
+    /**
+     * This unit, whole from its forward to its backward or not: more memory, less communication. Not, at first.
+     *
+     * @param value whether
+     * @return another unit
+     */
+    public FsdpUnit keepWhole(boolean value) {
+        return new FsdpUnit(name, params, frozen, value);
+    }
+
+    /**
+     * Its name.
+     *
+     * @return as given
+     */
+    public String name() {
+        return name;
+    }
+
+    /** The name and those of the parameters. */
+    @Override
+    public String toString() {
+        return "FsdpUnit(" + name + ", " + params.names() + ")";
+    }
+}

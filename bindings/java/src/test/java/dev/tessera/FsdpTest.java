@@ -1,0 +1,937 @@
+package dev.tessera;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.nio.FloatBuffer;
+import java.nio.ReadOnlyBufferException;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Random;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.function.UnaryOperator;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
+
+/** Whole units in passes, shards in between, trainings that equal those of one rank, checkpoints at other sizes. */
+class FsdpTest {
+    private static final int STEPS = 50;
+    private static final int SAMPLES = 24;
+    private static final int IN = 5;
+    private static final int HIDDEN = 8;
+
+    @TempDir
+    Path root;
+
+    // --- shards, whole parameters, gradients
+
+    private static Tensor counted(float first, long... shape) {
+        final Tensor tensor = Tensor.zeros(DType.F32, shape);
+        for (int i = 0; i < tensor.numel(); ++i) {
+            tensor.floats().put(i, first + i);
+        }
+        return tensor;
+    }
+
+    private static void fill(FloatBuffer buffer, float value) {
+        for (int i = 0; i < buffer.capacity(); ++i) {
+            buffer.put(i, value);
+        }
+    }
+
+    /** Rows that no number of ranks divides, and fewer rows than ranks. */
+    private static List<FsdpUnit> odd(float first) {
+        return List.of(FsdpUnit.of("body", Params.of("module.w", counted(first, 7, 3)).and("b", counted(first + 100, 2))),
+                FsdpUnit.of("head").and("h", counted(first + 200, 1)));
+    }
+
+    private static void expectRows(Fsdp fsdp, int rank, int ranks) {
+        final int[] rows = {7, 2, 1};
+        final int[] columns = {3, 1, 1};
+        for (int i = 0; i < 3; ++i) {
+            final int chunk = (rows[i] + ranks - 1) / ranks;
+            final int from = Math.min(rank * chunk, rows[i]);
+            final int count = Math.min(chunk, rows[i] - from);
+            final Tensor shard = fsdp.shardTensor(i);
+            assertEquals(count, shard.shape()[0], "rows of parameter " + i);
+            assertArrayEquals(shard.shape(), fsdp.shardGradTensor(i).shape());
+            for (int k = 0; k < count * columns[i]; ++k) {
+                assertEquals(1f + 100 * i + from * columns[i] + k, fsdp.shard(i).get(k));
+            }
+            try (Layout layout = fsdp.layout(i)) {
+                final List<Box> boxes = layout.boxes(rank);
+                assertEquals(count == 0 ? 0 : 1, boxes.size());
+                if (count > 0) {
+                    assertEquals(from, boxes.get(0).offsets()[0]);
+                    assertArrayEquals(shard.shape(), boxes.get(0).sizes());
+                }
+            }
+        }
+    }
+
+    @Test
+    void shardsWholeParametersAndGradientsAreRightAtEverySize() throws Exception {
+        for (int size = 1; size <= 3; ++size) {
+            final int ranks = size;
+            Ranks.run(ranks, comm -> {
+                try (Fsdp fsdp = Fsdp.create(comm, odd(comm.rank() + 1))) { // shards begin with rank 0's
+                    assertEquals(2, fsdp.unitCount());
+                    assertEquals("head", fsdp.unitName(1));
+                    assertEquals(1, fsdp.unit("head"));
+                    assertEquals(3, fsdp.size());
+                    assertEquals("w", fsdp.name(0));
+                    assertEquals(0, fsdp.index("w"));
+                    assertEquals(0, fsdp.index("module.w"));
+                    assertEquals(2, fsdp.index("h"));
+                    assertEquals(0, fsdp.unitOf(1));
+                    assertArrayEquals(new long[] {7, 3}, fsdp.shape(0));
+                    assertTrue(fsdp.isTrained(0));
+                    assertEquals(1, fsdp.unitOf(2));
+                    assertSame(fsdp.shardTensor(0), fsdp.shardTensor(0));
+                    assertTrue(fsdp.toString().contains("[body, head]"), fsdp.toString());
+                    expectRows(fsdp, comm.rank(), ranks);
+                    try (Fsdp.Pass pass = fsdp.forward("body")) {
+                        assertEquals(0, pass.unit());
+                        assertArrayEquals(new long[] {7, 3}, pass.paramTensor("w").shape());
+                        for (int k = 0; k < 21; ++k) {
+                            assertEquals(1f + k, pass.param("w").get(k));
+                        }
+                        assertEquals(102f, pass.param(1).get(1));
+                    }
+                    try (Fsdp.Pass pass = fsdp.backward(1)) {
+                        assertEquals(201f, pass.param("h").get(0));
+                        pass.grad("h").put(0, comm.rank());
+                        pass.ready();
+                    }
+                    try (Fsdp.Pass pass = fsdp.backward(0)) {
+                        final FloatBuffer w = pass.grad(0);
+                        for (int k = 0; k < 21; ++k) {
+                            w.put(k, k * (comm.rank() + 1));
+                        }
+                        fill(pass.grad("b"), -1);
+                        pass.ready();
+                    }
+                    fsdp.await();
+                    final int chunk = (7 + ranks - 1) / ranks;
+                    final FloatBuffer grad = fsdp.shardGrad(0);
+                    for (int k = 0; k < grad.capacity(); ++k) {
+                        assertEquals((comm.rank() * chunk * 3 + k) * (ranks + 1) / 2f, grad.get(k), 1e-4);
+                    }
+                    for (int k = 0; k < fsdp.shardGrad(1).capacity(); ++k) {
+                        assertEquals(-1f, fsdp.shardGrad(1).get(k), 1e-6);
+                    }
+                    if (comm.rank() == 0) {
+                        assertEquals((ranks - 1) / 2f, fsdp.shardGrad(2).get(0), 1e-6);
+                    }
+                }
+            });
+        }
+    }
+
+    @Test
+    void shardsMayBeginWithEachRanksOwn() throws Exception {
+        Ranks.run(2, comm -> {
+            try (Fsdp fsdp = Fsdp.create(comm, odd(10 * comm.rank()), new FsdpOptions().syncValues(false));
+                    Fsdp.Pass pass = fsdp.whole("body")) {
+                assertEquals(0f, pass.param("w").get(0));
+                assertEquals(10f + 12, pass.param("w").get(12), "the first element of rank 1's rows");
+            }
+        });
+    }
+
+    @Test
+    void parametersComputeAndReduceInOtherTypes() throws Exception {
+        Ranks.run(2, comm -> {
+            final FsdpOptions options = new FsdpOptions().paramDtype(DType.BF16).reduceDtype(DType.F64).op(ReduceOp.SUM);
+            try (Fsdp fsdp = Fsdp.create(comm, odd(1), options)) {
+                try (Fsdp.Pass pass = fsdp.backward("head")) {
+                    assertEquals(DType.BF16, pass.paramTensor("h").dtype());
+                    assertEquals((short) (Float.floatToIntBits(201f) >>> 16), pass.paramTensor("h").shorts().get(0));
+                    assertThrows(IllegalArgumentException.class, () -> pass.param("h"));
+                    assertThrows(IllegalArgumentException.class, () -> pass.grad("h"));
+                    pass.gradTensor("h").doubles().put(0, 0.5 + comm.rank());
+                    pass.ready();
+                }
+                try (Fsdp.Pass pass = fsdp.backward("body")) {
+                    pass.unused("w");
+                    pass.unused(1);
+                    pass.ready();
+                }
+                fsdp.await();
+                assertEquals(DType.F32, fsdp.shardGradTensor(2).dtype());
+                if (comm.rank() == 0) {
+                    assertEquals(2f, fsdp.shardGrad(2).get(0));
+                }
+                assertEquals(0f, fsdp.shardGrad(0).get(0));
+            }
+        });
+    }
+
+    // --- passes and their views
+
+    @Test
+    void viewsEndWithTheirPass() throws Exception {
+        Ranks.run(2, comm -> {
+            try (Fsdp fsdp = Fsdp.create(comm, odd(1))) {
+                final Fsdp.Pass pass = fsdp.forward("body");
+                final Tensor w = pass.paramTensor("w");
+                assertSame(w, pass.paramTensor(0));
+                final Tensor part = w.slice(3, 3).reshape(1, 3);
+                assertTrue(pass.param("w").isReadOnly());
+                assertThrows(ReadOnlyBufferException.class, () -> part.floats().put(0, 1));
+                final IllegalArgumentException refused =
+                        assertThrows(IllegalArgumentException.class, () -> comm.allReduce(w, ReduceOp.SUM));
+                assertTrue(refused.getMessage().contains("read-only"), refused.getMessage());
+                assertThrows(TesseraInvalidStateException.class, () -> pass.grad("w"), "no backward");
+                assertThrows(TesseraInvalidStateException.class, pass::ready);
+                final String twice = assertThrows(IllegalStateException.class, () -> fsdp.forward("body")).getMessage();
+                assertTrue(twice.contains("a pass of unit \"body\" is open"), twice);
+                final String foreign = assertThrows(IllegalArgumentException.class, () -> pass.param("h")).getMessage();
+                assertTrue(foreign.contains("parameter \"h\" is none of unit \"body\""), foreign);
+                final long address = w.address();
+                pass.close();
+                pass.close();
+                final String over = assertThrows(IllegalStateException.class, w::address).getMessage();
+                assertEquals("this pass of unit \"body\" has ended", over);
+                assertThrows(IllegalStateException.class, w::bytes);
+                assertThrows(IllegalStateException.class, part::floats);
+                assertThrows(IllegalStateException.class, () -> comm.allReduce(w, ReduceOp.SUM));
+                assertThrows(IllegalStateException.class, () -> pass.param("w"));
+                assertArrayEquals(new long[] {7, 3}, w.shape());
+
+                final Fsdp.Pass looking = fsdp.whole("body");
+                assertEquals(address, looking.paramTensor("w").address(), "whenever it is whole");
+                fsdp.reshard("body");
+                assertThrows(IllegalStateException.class, () -> looking.param("w"));
+                looking.close();
+
+                final Fsdp.Pass back = fsdp.backward("body");
+                final Tensor grad = back.gradTensor("w");
+                fill(back.grad("w"), 1);
+                fill(back.grad("b"), 1);
+                back.ready();
+                assertThrows(IllegalStateException.class, grad::floats);
+                assertThrows(IllegalStateException.class, back::ready);
+                back.close();
+                try (Fsdp.Pass head = fsdp.backward("head")) {
+                    head.grad("h").put(0, 1);
+                    head.ready();
+                }
+                final Fsdp.Pass left = fsdp.whole("head"); // gradients are on their way; the next pass may be another's
+                fsdp.await();
+                assertThrows(IllegalStateException.class, () -> left.param("h"), "every unit is sharded");
+            }
+        });
+    }
+
+    @Test
+    void aUnitStaysWholeUntilItsBackwardIfItShall() throws Exception {
+        Ranks.run(2, comm -> {
+            final List<FsdpUnit> units = List.of(odd(1).get(0).keepWhole(true), odd(1).get(1));
+            try (Fsdp fsdp = Fsdp.create(comm, units, new FsdpOptions().forwardPrefetch(0))) {
+                fsdp.forward("head").close();
+                fsdp.zeroGrad(); // it would refuse while a unit is whole
+                fsdp.forward("body").close();
+                final String whole = assertThrows(TesseraInvalidStateException.class, fsdp::zeroGrad).getMessage();
+                assertTrue(whole.contains("unit \"body\" is whole"), whole);
+                fsdp.reshard(0);
+                fsdp.zeroGrad();
+                fsdp.unshard("head");
+                assertThrows(TesseraInvalidStateException.class, fsdp::zeroGrad, "on its way");
+                fsdp.whole("head").close();
+                fsdp.zeroGrad();
+            }
+        });
+    }
+
+    @Test
+    void aBackwardThatThrewGoesOn() throws Exception {
+        Ranks.run(2, comm -> {
+            try (Fsdp fsdp = Fsdp.create(comm, odd(1))) {
+                try (Fsdp.Pass pass = fsdp.backward("head")) {
+                    pass.unused("h");
+                    pass.ready();
+                }
+                assertThrows(ArithmeticException.class, () -> {
+                    try (Fsdp.Pass pass = fsdp.backward("body")) {
+                        fill(pass.grad("w"), 1 / (pass.unit() - 0));
+                        pass.ready();
+                    }
+                });
+                final String unsaid = assertThrows(TesseraInvalidStateException.class, fsdp::await).getMessage();
+                assertTrue(unsaid.contains("1 of 2 units were never said to be ready: \"body\""), unsaid);
+                try (Fsdp.Pass pass = fsdp.backward("body")) {
+                    fill(pass.grad("w"), comm.rank());
+                    fill(pass.grad("b"), comm.rank());
+                    pass.ready();
+                }
+                fsdp.await();
+                assertEquals(0.5f, fsdp.shardGrad(0).get(0));
+            }
+        });
+    }
+
+    @Test
+    void memoryStaysWhileAViewIsReachable() throws Exception {
+        Ranks.run(1, comm -> {
+            final Fsdp fsdp = Fsdp.create(comm, odd(1));
+            final Fsdp.Pass pass = fsdp.backward("body");
+            FloatBuffer whole = pass.param("w");
+            FloatBuffer grad = pass.grad("w");
+            final Tensor tensor = pass.gradTensor("w");
+            grad.put(20, 42f);
+            final Ref ref = fsdp.ref;
+            fsdp.close();
+            assertThrows(IllegalStateException.class, () -> pass.param("w"));
+            assertThrows(IllegalStateException.class, tensor::floats);
+            pass.close();
+            System.gc();
+            assertFalse(ref.isDestroyed(), "the views would point at nothing");
+            assertEquals(42f, grad.get(20));
+            assertEquals(21f, whole.get(20));
+            whole = null;
+            grad = null;
+        });
+        Ranks.run(1, comm -> {
+            final Ref ref = used(comm);
+            Ranks.collectUntil("the memory is given back", ref::isDestroyed);
+            final Fsdp unused = Fsdp.create(comm, odd(1));
+            unused.close();
+            assertTrue(unused.ref.isDestroyed(), "at once, without views");
+        });
+    }
+
+    private static Ref used(Comm comm) {
+        try (Fsdp fsdp = Fsdp.create(comm, odd(1)); Fsdp.Pass pass = fsdp.forward("body")) {
+            assertEquals(1f, pass.param("w").get(0));
+            assertEquals(1f, fsdp.shard(0).get(0));
+            return fsdp.ref;
+        }
+    }
+
+    @Test
+    void closingAModelClosesWhatWasMadeFromIt() throws Exception {
+        Ranks.run(1, comm -> {
+            final Fsdp fsdp = Fsdp.create(comm, odd(1));
+            final Optimizer optimizer = Optimizer.adamW(fsdp).build();
+            final State state = State.of("model", fsdp).with("optim", optimizer);
+            fsdp.close();
+            assertTrue(optimizer.ref.isDestroyed() && state.ref.isDestroyed() && fsdp.ref.isDestroyed());
+            final String message = assertThrows(IllegalStateException.class, optimizer::step).getMessage();
+            assertTrue(message.contains("Fsdp that it belongs to was closed"), message);
+            assertThrows(IllegalStateException.class, fsdp::await);
+            assertThrows(IllegalStateException.class, () -> fsdp.forward("body"));
+        });
+    }
+
+    // --- training
+
+    /** A network with one hidden layer of tanh on a fixed regression problem, its layers two units. */
+    private static final class Regression {
+        final float[][] inputs = new float[SAMPLES][IN];
+        final float[] targets = new float[SAMPLES];
+        final Params first;
+        final Params second;
+
+        Regression(int seed) {
+            final Random random = new Random(5);
+            for (int s = 0; s < SAMPLES; ++s) {
+                targets[s] = uniform(random);
+                for (int k = 0; k < IN; ++k) {
+                    inputs[s][k] = uniform(random);
+                }
+            }
+            final Random values = new Random(seed);
+            first = Params.of("w1", initial(values, HIDDEN, IN)).and("b1", initial(values, HIDDEN));
+            second = Params.of("w2", initial(values, HIDDEN));
+        }
+
+        private static float uniform(Random random) {
+            return 2 * random.nextFloat() - 1;
+        }
+
+        private static Tensor initial(Random random, long... shape) {
+            final Tensor tensor = Tensor.zeros(DType.F32, shape);
+            for (int i = 0; i < tensor.numel(); ++i) {
+                tensor.floats().put(i, uniform(random) / 2);
+            }
+            return tensor;
+        }
+
+        List<FsdpUnit> units() {
+            return List.of(FsdpUnit.of("first", first), FsdpUnit.of("second", second));
+        }
+
+        /**
+         * A forward and a backward over every {@code stride}-th sample. The gradients are of the mean over {@code share}
+         * samples.
+         *
+         * @param add to what the gradients hold
+         * @return the mean loss of these samples
+         */
+        double step(Fsdp fsdp, int from, int stride, float share, boolean add) {
+            final float[][] h = new float[SAMPLES][HIDDEN];
+            final float[] d = new float[SAMPLES];
+            double loss = 0;
+            int count = 0;
+            try (Fsdp.Pass pass = fsdp.forward("first")) {
+                final FloatBuffer w1 = pass.param("w1");
+                final FloatBuffer b1 = pass.param("b1");
+                for (int s = from; s < SAMPLES; s += stride) {
+                    for (int j = 0; j < HIDDEN; ++j) {
+                        float sum = b1.get(j);
+                        for (int k = 0; k < IN; ++k) {
+                            sum += w1.get(j * IN + k) * inputs[s][k];
+                        }
+                        h[s][j] = (float) Math.tanh(sum);
+                    }
+                }
+            }
+            try (Fsdp.Pass pass = fsdp.forward("second")) {
+                final FloatBuffer w2 = pass.param("w2");
+                for (int s = from; s < SAMPLES; s += stride) {
+                    float error = -targets[s];
+                    for (int j = 0; j < HIDDEN; ++j) {
+                        error += w2.get(j) * h[s][j];
+                    }
+                    d[s] = 2 * error / share;
+                    loss += error * error;
+                    ++count;
+                }
+            }
+            final float[][] dh = new float[SAMPLES][HIDDEN];
+            try (Fsdp.Pass pass = fsdp.backward("second")) {
+                final float[] sum = new float[HIDDEN];
+                for (int s = from; s < SAMPLES; s += stride) {
+                    for (int j = 0; j < HIDDEN; ++j) {
+                        sum[j] += d[s] * h[s][j];
+                        dh[s][j] = d[s] * pass.param("w2").get(j) * (1 - h[s][j] * h[s][j]);
+                    }
+                }
+                write(pass.grad("w2"), sum, add);
+                pass.ready();
+            }
+            try (Fsdp.Pass pass = fsdp.backward("first")) {
+                final float[] w1 = new float[HIDDEN * IN];
+                final float[] b1 = new float[HIDDEN];
+                for (int s = from; s < SAMPLES; s += stride) {
+                    for (int j = 0; j < HIDDEN; ++j) {
+                        b1[j] += dh[s][j];
+                        for (int k = 0; k < IN; ++k) {
+                            w1[j * IN + k] += dh[s][j] * inputs[s][k];
+                        }
+                    }
+                }
+                write(pass.grad("w1"), w1, add);
+                write(pass.grad("b1"), b1, add);
+                pass.ready();
+            }
+            fsdp.await();
+            return loss / count;
+        }
+
+        private static void write(FloatBuffer to, float[] values, boolean add) {
+            for (int i = 0; i < values.length; ++i) {
+                to.put(i, values[i] + (add ? to.get(i) : 0));
+            }
+        }
+    }
+
+    /** How a training differs from the plain one. */
+    private static final class Way {
+        FsdpOptions options = new FsdpOptions();
+        UnaryOperator<FsdpUnit> unit = u -> u;
+        int microSteps = 1; // parts of a rank's share of the batch, of which the last one synchronises
+    }
+
+    /** The loss of all samples before each step, then the parameters. */
+    private static List<Double> train(Comm comm, Way way) {
+        final Regression problem = new Regression(comm.rank());
+        final int world = comm.worldSize();
+        final List<Double> result = new ArrayList<>();
+        final List<FsdpUnit> units = new ArrayList<>(problem.units());
+        units.replaceAll(way.unit);
+        try (Fsdp fsdp = Fsdp.create(comm, units, way.options); Optimizer adamW = Optimizer.adamW(fsdp).lr(0.02).build()) {
+            for (int step = 0; step < STEPS; ++step) {
+                double loss = 0;
+                for (int micro = 0; micro < way.microSteps; ++micro) {
+                    fsdp.setSync(micro + 1 == way.microSteps);
+                    loss += problem.step(fsdp, comm.rank() + world * micro, world * way.microSteps, (float) SAMPLES / world,
+                            way.microSteps > 1) / way.microSteps;
+                }
+                final Tensor mean = Tensor.copyOf(new double[] {loss});
+                comm.allReduce(mean, ReduceOp.AVG);
+                result.add(mean.doubles().get(0));
+                adamW.step();
+            }
+            fsdp.unshard("first");
+            fsdp.unshard(1);
+            for (int unit = 0; unit < 2; ++unit) {
+                try (Fsdp.Pass pass = fsdp.whole(unit)) {
+                    for (int i = 0; i < fsdp.size(); ++i) {
+                        for (int k = 0; fsdp.unitOf(i) == unit && k < pass.param(i).capacity(); ++k) {
+                            result.add((double) pass.param(i).get(k));
+                        }
+                    }
+                }
+            }
+        }
+        return result;
+    }
+
+    /** All ranks have the same bits. */
+    private static List<Double> train(int world, Way way) throws Exception {
+        final List<List<Double>> results = Collections.synchronizedList(new ArrayList<>());
+        Ranks.run(world, comm -> results.add(train(comm, way)));
+        assertEquals(Collections.nCopies(world, results.get(0)), results, "ranks ended with different bits");
+        assertEquals(STEPS + HIDDEN * IN + 2 * HIDDEN, results.get(0).size());
+        return results.get(0);
+    }
+
+    private static void expectWorldSizeDoesNotMatter(Way way, int... worlds) throws Exception {
+        final List<Double> alone = train(1, new Way());
+        assertTrue(alone.get(STEPS - 1) < 0.5 * alone.get(0), "it learns something");
+        for (int world : worlds) {
+            final List<Double> together = train(world, way);
+            for (int step = 0; step < STEPS; ++step) {
+                assertEquals(alone.get(step), together.get(step), 1e-4 * alone.get(step), world + " ranks, step " + step);
+            }
+            assertEquals(together, train(world, way), "a second run gave other bits");
+        }
+    }
+
+    @Test
+    void ranksWithAShareOfTheBatchEqualOneRankWithAllOfIt() throws Exception {
+        expectWorldSizeDoesNotMatter(new Way(), 2, 3);
+    }
+
+    @Test
+    void whatIsOnItsWayDoesNotMatter() throws Exception {
+        final Way inTurn = new Way();
+        inTurn.options = new FsdpOptions().forwardPrefetch(0).backwardPrefetch(0).gradsInFlight(1).preDivide(2);
+        expectWorldSizeDoesNotMatter(inTurn, 2);
+        final Way kept = new Way();
+        kept.options = new FsdpOptions().forwardPrefetch(2);
+        kept.unit = unit -> unit.keepWhole(unit.name().equals("first"));
+        expectWorldSizeDoesNotMatter(kept, 3);
+    }
+
+    @Test
+    void replicasEqualOneRank() throws Exception {
+        final Way replicas = new Way();
+        replicas.options = new FsdpOptions().shardRanks(2);
+        expectWorldSizeDoesNotMatter(replicas, 4);
+    }
+
+    @Test
+    void gradientsAddedUpWithoutSynchronisationEqualOneRank() throws Exception {
+        final Way micro = new Way();
+        micro.microSteps = 3;
+        expectWorldSizeDoesNotMatter(micro, 2);
+    }
+
+    private static void backward(Fsdp fsdp, int unit, float value) {
+        try (Fsdp.Pass pass = fsdp.backward(unit)) {
+            for (int i = 0; i < fsdp.size(); ++i) {
+                if (fsdp.unitOf(i) == unit) {
+                    fill(pass.grad(i), value);
+                }
+            }
+            pass.ready();
+        }
+    }
+
+    @Test
+    void reducedGradientsAddUpAndAreSetToZero() throws Exception {
+        Ranks.run(2, comm -> {
+            try (Fsdp fsdp = Fsdp.create(comm, odd(1))) {
+                fsdp.setAccumulate(true);
+                for (int micro = 1; micro <= 2; ++micro) {
+                    backward(fsdp, 1, micro * comm.rank());
+                    assertThrows(TesseraInvalidStateException.class, () -> fsdp.setAccumulate(false));
+                    assertThrows(TesseraInvalidStateException.class, () -> fsdp.setSync(false));
+                    assertThrows(TesseraInvalidStateException.class, () -> fsdp.setAllReduce(false));
+                    assertThrows(TesseraInvalidStateException.class, fsdp::zeroGrad);
+                    backward(fsdp, 0, micro);
+                    fsdp.await();
+                }
+                assertEquals(3f, fsdp.shardGrad(0).get(0));
+                if (comm.rank() == 0) {
+                    assertEquals(1.5f, fsdp.shardGrad(2).get(0));
+                }
+                fsdp.zeroGrad();
+                assertEquals(0f, fsdp.shardGrad(0).get(0));
+                fsdp.setAccumulate(false);
+                backward(fsdp, 1, 1);
+                backward(fsdp, 0, 1);
+                fsdp.await();
+                assertEquals(1f, fsdp.shardGrad(0).get(0));
+            }
+        });
+    }
+
+    @Test
+    void gradientsAreBoundedByTheNormOfAllShards() throws Exception {
+        for (int ranks = 1; ranks <= 3; ++ranks) {
+            Ranks.run(ranks, comm -> {
+                try (Fsdp fsdp = Fsdp.create(comm, odd(1)); Optimizer sgd = Optimizer.sgd(fsdp).build()) {
+                    backward(fsdp, 1, 2);
+                    assertThrows(TesseraInvalidStateException.class, () -> sgd.clipGradNorm(1));
+                    backward(fsdp, 0, 2);
+                    fsdp.await();
+                    assertEquals(2 * Math.sqrt(24), sgd.clipGradNorm(100), 1e-6);
+                    assertEquals(48, sgd.clipGradNorm(100, 1), 1e-6);
+                    assertEquals(2, sgd.clipGradNorm(1, Double.POSITIVE_INFINITY), 1e-6);
+                    assertEquals(1, fsdp.shardGrad(0).get(0), 1e-5);
+                    sgd.clipGradValue(0.5);
+                    assertEquals(0.5f, fsdp.shardGrad(0).get(0));
+                }
+            });
+        }
+    }
+
+    @Test
+    void aStepIsAbandonedAnywhere() throws Exception {
+        Ranks.run(2, comm -> {
+            try (Fsdp fsdp = Fsdp.create(comm, odd(1))) {
+                for (int calls = 0; calls <= 3; ++calls) {
+                    Fsdp.Pass pass = null;
+                    if (calls > 0) {
+                        pass = fsdp.forward("body");
+                        assertEquals(Fsdp.Phase.WHOLE, fsdp.phase("body"));
+                        assertEquals(Fsdp.Phase.ON_ITS_WAY, fsdp.phase(1));
+                    }
+                    if (calls > 1) {
+                        pass = fsdp.backward("head");
+                        fill(pass.grad("h"), 5);
+                        assertEquals(Fsdp.Phase.BACKWARD, fsdp.phase("head"));
+                    }
+                    if (calls > 2) {
+                        pass.ready();
+                        assertEquals(Fsdp.Phase.REDUCING, fsdp.phase("head"));
+                    }
+                    fsdp.abandon();
+                    if (pass != null) {
+                        assertThrows(IllegalStateException.class, pass::ready);
+                    }
+                    for (int unit = 0; unit < 2; ++unit) {
+                        assertEquals(Fsdp.Phase.SHARDED, fsdp.phase(unit));
+                    }
+                    assertEquals(0f, fsdp.shardGrad(0).get(0));
+                    backward(fsdp, 1, 1);
+                    backward(fsdp, 0, comm.rank());
+                    fsdp.await();
+                    assertEquals(0.5f, fsdp.shardGrad(0).get(0));
+                }
+            }
+        });
+    }
+
+    @Test
+    void nothingIsLoadedWhileAUnitIsWhole() throws Exception {
+        Ranks.run(2, comm -> {
+            try (Fsdp fsdp = Fsdp.create(comm, odd(1)); Saver saver = Saver.at(comm, root).open()) {
+                final State state = State.of("model", fsdp);
+                saver.save(1, state);
+                fsdp.forward("body");
+                final String said =
+                        assertThrows(TesseraInvalidStateException.class, () -> saver.resume(state)).getMessage();
+                assertTrue(said.contains("unit \"body\" is whole"), said);
+                fsdp.abandon();
+                assertEquals(1, saver.resume(state));
+            }
+        });
+    }
+
+    @Test
+    void whatWasInterruptedGoesOn() throws Exception {
+        final CountDownLatch interrupted = new CountDownLatch(1);
+        final CountDownLatch ended = new CountDownLatch(1);
+        Ranks.run(2, comm -> {
+            try (Fsdp fsdp = Fsdp.create(comm, odd(1))) {
+                if (comm.rank() == 1) {
+                    assertTrue(interrupted.await(20, TimeUnit.SECONDS));
+                    backward(fsdp, 1, 3);
+                    backward(fsdp, 0, 3);
+                    assertTrue(ended.await(20, TimeUnit.SECONDS));
+                    fsdp.await();
+                } else {
+                    Thread.currentThread().interrupt();
+                    assertThrows(TesseraInterruptedException.class, () -> fsdp.backward(1));
+                    Thread.interrupted();
+                    interrupted.countDown();
+                    backward(fsdp, 1, 1);
+                    backward(fsdp, 0, 1);
+                    fsdp.await();
+                    ended.countDown();
+                }
+                assertEquals(2f, fsdp.shardGrad(0).get(0));
+            }
+        });
+    }
+
+    @Test
+    void theReductionOverReplicasMayWait() throws Exception {
+        Ranks.run(4, comm -> {
+            final List<FsdpUnit> units = List.of(FsdpUnit.of("u", Params.of("w", Tensor.zeros(DType.F32, 4))));
+            try (Fsdp fsdp = Fsdp.create(comm, units, new FsdpOptions().shardRanks(2))) {
+                assertEquals(2, fsdp.shard(0).capacity());
+                fsdp.setAllReduce(false);
+                backward(fsdp, 0, 2 * comm.rank());
+                fsdp.await();
+                assertEquals(0f, fsdp.shardGrad(0).get(0));
+                fsdp.setAllReduce(true);
+                backward(fsdp, 0, 4 * comm.rank());
+                fsdp.await();
+                assertEquals(9f, fsdp.shardGrad(0).get(0));
+            }
+        });
+    }
+
+    @Test
+    void theOtherOptimizersUpdateShards() throws Exception {
+        Ranks.run(2, comm -> {
+            try (Fsdp fsdp = Fsdp.create(comm, odd(1));
+                    Optimizer sgd = Optimizer.sgd(fsdp).lr(0.5).build();
+                    Optimizer adam = Optimizer.adam(fsdp).lr(0.25).build()) {
+                final float first = fsdp.shard(0).get(0);
+                backward(fsdp, 1, comm.rank());
+                final String early = assertThrows(TesseraInvalidStateException.class, sgd::step).getMessage();
+                assertTrue(early.contains("wait first"), early);
+                backward(fsdp, 0, 2 * comm.rank());
+                fsdp.await();
+                sgd.step();
+                assertEquals(first - 0.5f, fsdp.shard(0).get(0), 1e-6);
+                adam.step();
+                assertEquals(first - 0.75f, fsdp.shard(0).get(0), 1e-5);
+                try (Fsdp.Pass pass = fsdp.whole("body")) {
+                    assertEquals(1 - 0.75f, pass.param("w").get(0), 1e-5);
+                    assertEquals(21 - 0.75f, pass.param("w").get(20), 1e-5);
+                }
+            }
+        });
+    }
+
+    @Test
+    void frozenParametersHaveNoGradient() throws Exception {
+        Ranks.run(2, comm -> {
+            final List<FsdpUnit> units = List.of(odd(1).get(0).freeze("module.w"), odd(1).get(1).freeze("h"));
+            try (Fsdp fsdp = Fsdp.create(comm, units); Optimizer sgd = Optimizer.sgd(fsdp).lr(1).build()) {
+                assertThrows(TesseraInvalidStateException.class, () -> fsdp.shardGrad(0));
+                try (Fsdp.Pass pass = fsdp.backward("body")) {
+                    final String frozen =
+                            assertThrows(TesseraInvalidStateException.class, () -> pass.gradTensor("w")).getMessage();
+                    assertTrue(frozen.contains("\"w\" is not trained"), frozen);
+                    if (comm.rank() == 0) {
+                        fill(pass.grad("b"), 8);
+                    } else {
+                        pass.unused("b");
+                    }
+                    pass.ready();
+                }
+                fsdp.await(); // nothing of "head" is trained
+                assertEquals(4f, fsdp.shardGrad(1).get(0));
+                final float w = fsdp.shard(0).get(0);
+                final float b = fsdp.shard(1).get(0);
+                sgd.step();
+                assertEquals(w, fsdp.shard(0).get(0));
+                assertEquals(b - 4, fsdp.shard(1).get(0));
+            }
+        });
+    }
+
+    @Test
+    void valuesMayComeLater() throws Exception {
+        Ranks.run(3, comm -> {
+            final List<FsdpUnit> units = List.of(FsdpUnit.of("u").andDeferred("w", DType.F32, 8, 5)
+                    .and("b", counted(1, 2)).andDeferred("d", DType.F64, 3));
+            try (Fsdp fsdp = Fsdp.create(comm, units); Layout layout = fsdp.layout(0)) {
+                assertEquals(3 * comm.rank(), layout.boxes(comm.rank()).get(0).offsets()[0]);
+                for (int k = 0; k < fsdp.shard(0).capacity(); ++k) {
+                    assertEquals(0f, fsdp.shard(0).get(k));
+                    fsdp.shard(0).put(k, 15 * comm.rank() + k);
+                }
+                try (Fsdp.Pass pass = fsdp.whole("u")) {
+                    for (int k = 0; k < 40; ++k) {
+                        assertEquals(k, pass.param("w").get(k));
+                    }
+                    assertEquals(2f, pass.param("b").get(1));
+                    assertEquals(0, pass.paramTensor("d").doubles().get(2));
+                }
+            }
+        });
+    }
+
+    // --- checkpoints
+
+    /** With the optimizer, the losses go on as if nothing had been. */
+    @Test
+    void aModelIsSavedAndLoadedAtAnotherSize() throws Exception {
+        final List<Double> losses = new ArrayList<>();
+        for (int part = 0; part < 3; ++part) {
+            final int until = 5 * (part + 1);
+            final double[][] of = new double[4][5];
+            final int world = List.of(3, 2, 4).get(part);
+            Ranks.run(world, comm -> {
+                final Regression problem = new Regression(comm.rank());
+                try (Fsdp fsdp = Fsdp.create(comm, problem.units());
+                        Optimizer adamW = Optimizer.adamW(fsdp).lr(0.02).build();
+                        Saver saver = Saver.at(comm, root).open()) {
+                    final State state = State.of("model", fsdp).with("optim", adamW);
+                    final long begin = saver.resume(state);
+                    assertEquals(until - 5, begin);
+                    for (long step = begin; step < until; ++step) {
+                        of[comm.rank()][(int) (step - begin)] =
+                                problem.step(fsdp, comm.rank(), world, (float) SAMPLES / world, false);
+                        adamW.step();
+                    }
+                    assertEquals(until, adamW.steps());
+                    saver.save(until, state);
+                }
+            });
+            for (int step = 0; step < 5; ++step) {
+                double sum = 0;
+                for (int rank = 0; rank < world; ++rank) {
+                    sum += of[rank][step] / world;
+                }
+                losses.add(sum);
+            }
+        }
+        final List<Double> alone = train(1, new Way());
+        for (int step = 0; step < losses.size(); ++step) {
+            assertEquals(alone.get(step), losses.get(step), 1e-4 * alone.get(step), "step " + step);
+        }
+        try (Checkpoint checkpoint = Checkpoint.open(root)) {
+            assertArrayEquals(new long[] {8, 5}, checkpoint.read("model.w1").shape());
+            assertArrayEquals(new long[] {8, 5}, checkpoint.read("optim.state.w1.exp_avg").shape());
+        }
+    }
+
+    // --- mistakes
+
+    @Test
+    void badOptionsAreRefused() throws Exception {
+        final Map<FsdpOptions, String> bad = new LinkedHashMap<>();
+        bad.put(new FsdpOptions().shardRanks(3), "shard_ranks is 3");
+        bad.put(new FsdpOptions().shardRanks(-1), "shard_ranks is -1");
+        bad.put(new FsdpOptions().forwardPrefetch(-1), "forward_prefetch is -1");
+        bad.put(new FsdpOptions().backwardPrefetch(-2), "backward_prefetch is -2");
+        bad.put(new FsdpOptions().gradsInFlight(0), "grads_in_flight is 0");
+        bad.put(new FsdpOptions().paramDtype(DType.I32), "param_dtype");
+        bad.put(new FsdpOptions().reduceDtype(DType.U8), "reduce_dtype");
+        bad.put(new FsdpOptions().op(ReduceOp.MAX), "op must be AVG or SUM");
+        bad.put(new FsdpOptions().preDivide(0), "pre_divide is 0");
+        bad.put(new FsdpOptions().preDivide(Double.NaN), "pre_divide is nan");
+        Ranks.run(2, comm -> bad.forEach((options, said) -> {
+            final String message = assertThrows(TesseraInvalidArgumentException.class,
+                    () -> Fsdp.create(comm, odd(1), options), said).getMessage();
+            assertTrue(message.contains(said), message);
+        }));
+    }
+
+    @Test
+    void badModelsAreRefused() throws Exception {
+        final Tensor three = Tensor.zeros(DType.F32, 3);
+        final Map<String, List<FsdpUnit>> bad = new LinkedHashMap<>();
+        bad.put("without units", List.of());
+        bad.put("\"u\" has no parameters", List.of(FsdpUnit.of("u")));
+        bad.put("give it the shape [1]", List.of(FsdpUnit.of("u", Params.of("w", three.slice(0, 1).reshape()))));
+        bad.put("floating-point", List.of(FsdpUnit.of("u").andDeferred("w", DType.I32, 3)));
+        bad.put("two parameters are named",
+                List.of(FsdpUnit.of("u", Params.of("w", three)), FsdpUnit.of("v", Params.of("module.w", three))));
+        Ranks.run(1, comm -> {
+            bad.forEach((said, units) -> {
+                final String message =
+                        assertThrows(TesseraInvalidArgumentException.class, () -> Fsdp.create(comm, units), said).getMessage();
+                assertTrue(message.contains(said), message);
+            });
+            final FsdpUnit unit = FsdpUnit.of("u", Params.of("w", three));
+            assertThrows(IllegalArgumentException.class, () -> Fsdp.create(comm, List.of(unit, FsdpUnit.of("u"))));
+            assertThrows(IllegalArgumentException.class, () -> unit.and("w", three));
+            final String frozen = assertThrows(IllegalArgumentException.class, () -> unit.freeze("w9")).getMessage();
+            assertTrue(frozen.contains("\"w9\""), frozen);
+            assertThrows(IllegalArgumentException.class, () -> unit.andDeferred("d", DType.F32, -1));
+            assertThrows(NullPointerException.class, () -> Fsdp.create(comm, null));
+            assertThrows(NullPointerException.class, () -> FsdpUnit.of("u", null));
+            assertEquals("FsdpUnit(u, [w])", unit.toString());
+        });
+    }
+
+    @Test
+    void mistakesAreToldByName() throws Exception {
+        Ranks.run(2, comm -> {
+            try (Fsdp fsdp = Fsdp.create(comm, odd(1))) {
+                final String unit = assertThrows(IllegalArgumentException.class, () -> fsdp.forward("third")).getMessage();
+                assertTrue(unit.contains("no unit \"third\"") && unit.contains("[body, head]"), unit);
+                final String param = assertThrows(IllegalArgumentException.class, () -> fsdp.index("w9")).getMessage();
+                assertTrue(param.contains("no parameter \"w9\"") && param.contains("[w, b, h]"), param);
+                assertThrows(IndexOutOfBoundsException.class, () -> fsdp.backward(2));
+                assertThrows(IndexOutOfBoundsException.class, () -> fsdp.shard(-1));
+                assertThrows(IndexOutOfBoundsException.class, () -> fsdp.unitOf(3));
+                final String wait = assertThrows(TesseraInvalidStateException.class, fsdp::await).getMessage();
+                assertTrue(wait.contains("2 of 2 units were never said to be ready: \"body\", \"head\""), wait);
+                try (Fsdp.Pass pass = fsdp.backward("head")) {
+                    final String twice =
+                            assertThrows(TesseraInvalidStateException.class, () -> fsdp.forward("body")).getMessage();
+                    assertTrue(twice.contains("in the middle of a backward"), twice);
+                    assertThrows(TesseraInvalidStateException.class, () -> fsdp.reshard(pass.unit()));
+                    pass.unused("h");
+                    pass.ready();
+                }
+                final String once = assertThrows(TesseraInvalidStateException.class, () -> fsdp.backward("head")).getMessage();
+                assertTrue(once.contains("once a step"), once);
+                assertThrows(TesseraInvalidArgumentException.class, () -> fsdp.layout(0).boxes(2));
+                comm.barrier();
+            }
+        });
+    }
+
+    @Test
+    void modelsThatDifferAreRefusedByName() throws Exception {
+        Ranks.runStores(2, (store, rank) -> {
+            try (Comm comm = Comm.create(store, rank, 2, Ranks.options())) {
+                final List<FsdpUnit> units = List.of(FsdpUnit.of("u").andDeferred("odd", DType.F32, 2 + rank));
+                final TesseraMismatchException error =
+                        assertThrows(TesseraMismatchException.class, () -> Fsdp.create(comm, units));
+                assertTrue(error.getMessage().contains("odd"), error.getMessage());
+                store.set("failed on " + rank, new byte[0]);
+                store.await("failed on " + (1 - rank));
+            }
+        });
+    }
+
+    @Test
+    void ranksThatEnterDifferentUnitsAreTold() throws Exception {
+        final List<String> told = Collections.synchronizedList(new ArrayList<>());
+        final CountDownLatch failed = new CountDownLatch(2);
+        Ranks.run(2, comm -> {
+            try (Fsdp fsdp = Fsdp.create(comm, odd(1), new FsdpOptions().forwardPrefetch(0))) {
+                final TesseraException error = assertThrows(TesseraException.class, () -> fsdp.forward(comm.rank()));
+                failed.countDown();
+                assertTrue(failed.await(20, TimeUnit.SECONDS));
+                if (error instanceof TesseraMismatchException) {
+                    told.add(error.getMessage());
+                } else {
+                    assertEquals(ErrorCode.ABORTED, error.code(), error.getMessage());
+                }
+                final TesseraException after = assertThrows(TesseraException.class, () -> fsdp.forward(0));
+                assertEquals(ErrorCode.ABORTED, after.code());
+                assertNotNull(after.getCause());
+            }
+        });
+        assertFalse(told.isEmpty());
+        for (String message : told) {
+            assertTrue(message.contains("\"body\"") && message.contains("\"head\""), message);
+        }
+    }
+}

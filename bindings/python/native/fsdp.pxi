@@ -1,0 +1,286 @@
+# fsdp.h: fully sharded data-parallel training.
+
+cdef class FSDP(Handle):
+    cdef list views  # of each unit, how many buffers over its whole parameters or gradients live
+
+    cdef void free(self) noexcept nogil:
+        tsr_fsdp_destroy(<tsr_fsdp *>self.ptr)
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class UnitArray:
+    """A C array of units, over what it keeps."""
+
+    cdef tsr_fsdp_unit *units
+    cdef size_t count
+    cdef list keep
+
+    def __dealloc__(self):
+        cdef size_t i
+        if self.units != NULL:
+            for i in range(self.count):
+                PyMem_Free(<void *>self.units[i].trained)
+        PyMem_Free(self.units)
+
+
+cdef UnitArray unit_array(list units):
+    """`units` are (name, names of parameters, tensors, flags or None, reshard_after_forward)."""
+    cdef UnitArray array = UnitArray.__new__(UnitArray)
+    cdef TensorArray params
+    cdef int32_t *trained
+    cdef size_t i, k
+    array.keep = []
+    array.units = <tsr_fsdp_unit *>PyMem_Calloc(len(units) + 1, sizeof(tsr_fsdp_unit))
+    if array.units == NULL:
+        raise MemoryError
+    array.count = len(units)
+    for i in range(array.count):
+        name, names, tensors, flags, reshard = units[i]
+        params = tensor_array(tensors, names)
+        array.keep.append(params)
+        array.units[i].name = text_or_null(array.keep, name, "the name of a unit")
+        array.units[i].params = params.params
+        array.units[i].n = params.count
+        array.units[i].reshard_after_forward = bool(reshard)
+        if flags is None:
+            continue
+        trained = <int32_t *>PyMem_Calloc(params.count + 1, sizeof(int32_t))
+        if trained == NULL:
+            raise MemoryError
+        array.units[i].trained = trained
+        for k in range(params.count):
+            trained[k] = bool(flags[k])
+    return array
+
+
+def described(tuple shape not None, int dtype):
+    """A tensor without memory: a parameter whose values come later."""
+    cdef Tensor tensor = Tensor.__new__(Tensor, LATER)
+    tensor.view.ndim = copy_dims(tensor.shape_words, shape)
+    tensor.view.dtype = dtype
+    return tensor
+
+
+def fsdp_create(Comm comm not None, list units not None, *, shard_ranks=None, forward_prefetch=None,
+                backward_prefetch=None, grads_in_flight=None, param_dtype=None, reduce_dtype=None, op=None,
+                pre_divide=None, sync_values=None):
+    cdef Lease lease = use(comm)
+    cdef UnitArray array = unit_array(units)
+    cdef tsr_fsdp_options o
+    cdef tsr_fsdp *out = NULL
+    cdef FSDP fsdp
+    check(tsr_fsdp_options_init(&o, sizeof(tsr_fsdp_options)))
+    if shard_ranks is not None:
+        o.shard_ranks = int32(shard_ranks, "shard_ranks")
+    if forward_prefetch is not None:
+        o.forward_prefetch = int32(forward_prefetch, "forward_prefetch")
+    if backward_prefetch is not None:
+        o.backward_prefetch = int32(backward_prefetch, "backward_prefetch")
+    if grads_in_flight is not None:
+        o.grads_in_flight = int32(grads_in_flight, "grads_in_flight")
+    if param_dtype is not None:
+        o.param_dtype = int32(param_dtype, "param_dtype")
+    if reduce_dtype is not None:
+        o.reduce_dtype = int32(reduce_dtype, "reduce_dtype")
+    if op is not None:
+        o.op = int32(op, "op")
+    if pre_divide is not None:
+        o.pre_divide = real(pre_divide, "pre_divide")
+    if sync_values is not None:
+        o.sync_values = bool(sync_values)
+    with nogil:
+        check(tsr_fsdp_create(<tsr_comm *>lease.ptr, array.units, array.count, &o, &out))
+    fsdp = FSDP.__new__(FSDP)
+    fsdp.views = [0] * array.count
+    return adopt(fsdp, out, comm)
+
+
+def fsdp_unit_count(FSDP fsdp not None):
+    cdef Lease lease = share(fsdp)
+    cdef size_t count = 0
+    check(tsr_fsdp_unit_count(<tsr_fsdp *>lease.ptr, &count))
+    return count
+
+
+def fsdp_param_count(FSDP fsdp not None):
+    cdef Lease lease = share(fsdp)
+    cdef size_t count = 0
+    check(tsr_fsdp_param_count(<tsr_fsdp *>lease.ptr, &count))
+    return count
+
+
+def fsdp_unit_name(FSDP fsdp not None, size_t unit):
+    cdef Lease lease = share(fsdp)
+    cdef const char *name = NULL
+    check(tsr_fsdp_unit_name(<tsr_fsdp *>lease.ptr, unit, &name))
+    return name.decode("utf-8", "surrogateescape")
+
+
+def fsdp_param(FSDP fsdp not None, size_t place):
+    """(name, shape, unit, trained)"""
+    cdef Lease lease = share(fsdp)
+    cdef tsr_param param
+    cdef size_t unit = 0
+    cdef int32_t trained = 0
+    cdef int32_t d
+    check(tsr_fsdp_param(<tsr_fsdp *>lease.ptr, place, &param, &unit, &trained))
+    shape = tuple([param.tensor.shape[d] for d in range(param.tensor.ndim)])
+    return param.name.decode("utf-8", "surrogateescape"), shape, unit, bool(trained)
+
+
+def fsdp_unit_phase(FSDP fsdp not None, size_t unit):
+    cdef Lease lease = use(fsdp)
+    cdef int32_t phase = 0
+    check(tsr_fsdp_unit_phase(<tsr_fsdp *>lease.ptr, unit, &phase))
+    return phase
+
+
+def fsdp_shard(FSDP fsdp not None, size_t place):
+    """(memory, dtype, shape)"""
+    cdef Lease lease = share(fsdp)
+    cdef tsr_param shard
+    check(tsr_fsdp_shard(<tsr_fsdp *>lease.ptr, place, &shard))
+    return tensor_view(fsdp, &shard.tensor)
+
+
+def fsdp_shard_grad(FSDP fsdp not None, size_t place):
+    """(memory, dtype, shape)"""
+    cdef Lease lease = share(fsdp)
+    cdef tsr_tensor grad
+    check(tsr_fsdp_shard_grad(<tsr_fsdp *>lease.ptr, place, &grad))
+    return tensor_view(fsdp, &grad)
+
+
+def fsdp_layout(FSDP fsdp not None, size_t place):
+    cdef Lease lease = share(fsdp)
+    cdef tsr_layout *out = NULL
+    check(tsr_fsdp_layout(<tsr_fsdp *>lease.ptr, place, &out))
+    return adopt(Layout.__new__(Layout), out)
+
+
+cdef tuple counted_view(FSDP fsdp, size_t place, const tsr_tensor *tensor):
+    """A view that its unit counts as long as it lives."""
+    cdef size_t unit = 0
+    check(tsr_fsdp_param(<tsr_fsdp *>fsdp.ptr, place, NULL, &unit, NULL))
+    memory, dtype, shape = tensor_view(fsdp, tensor)
+    (<Memory>memory).count_in(fsdp.views, unit)
+    return memory, dtype, shape
+
+
+cdef int refuse_if_viewed(FSDP fsdp, size_t unit) except -1:
+    if unit < <size_t>len(fsdp.views) and fsdp.views[unit] > 0:
+        raise InvalidState(f"{fsdp.views[unit]} views of whole parameters or gradients of unit {unit} are held (by a "
+                           "variable, say), whose memory would become another unit's; delete them, or copy, before the "
+                           "unit is sharded again")
+    return 0
+
+
+def fsdp_whole(FSDP fsdp not None, size_t place, *, bint counted=True):
+    """(memory, dtype, shape). A view that is not counted may outlive the pass: its owner knows when it shows what."""
+    cdef Lease lease = use(fsdp)
+    cdef tsr_tensor whole
+    check(tsr_fsdp_whole(<tsr_fsdp *>lease.ptr, place, &whole))
+    return counted_view(fsdp, place, &whole) if counted else tensor_view(fsdp, &whole)
+
+
+def fsdp_grad(FSDP fsdp not None, size_t place, *, bint counted=True):
+    """(memory, dtype, shape); as `fsdp_whole`."""
+    cdef Lease lease = use(fsdp)
+    cdef tsr_tensor grad
+    check(tsr_fsdp_grad(<tsr_fsdp *>lease.ptr, place, &grad))
+    return counted_view(fsdp, place, &grad) if counted else tensor_view(fsdp, &grad)
+
+
+def fsdp_forward(FSDP fsdp not None, size_t unit):
+    cdef Lease lease = use(fsdp)
+    with nogil:
+        check(tsr_fsdp_forward(<tsr_fsdp *>lease.ptr, unit))
+
+
+def fsdp_forward_done(FSDP fsdp not None, size_t unit):
+    cdef Lease lease = use(fsdp)
+    refuse_if_viewed(fsdp, unit)
+    with nogil:
+        check(tsr_fsdp_forward_done(<tsr_fsdp *>lease.ptr, unit))
+
+
+def fsdp_backward(FSDP fsdp not None, size_t unit):
+    cdef Lease lease = use(fsdp)
+    with nogil:
+        check(tsr_fsdp_backward(<tsr_fsdp *>lease.ptr, unit))
+
+
+def fsdp_unused(FSDP fsdp not None, size_t place):
+    cdef Lease lease = use(fsdp)
+    check(tsr_fsdp_unused(<tsr_fsdp *>lease.ptr, place))
+
+
+def fsdp_grads_ready(FSDP fsdp not None, size_t unit):
+    cdef Lease lease = use(fsdp)
+    refuse_if_viewed(fsdp, unit)
+    with nogil:
+        check(tsr_fsdp_grads_ready(<tsr_fsdp *>lease.ptr, unit))
+
+
+cdef int refuse_if_any_viewed(FSDP fsdp) except -1:
+    cdef size_t unit
+    for unit in range(len(fsdp.views)):
+        refuse_if_viewed(fsdp, unit)
+    return 0
+
+
+def fsdp_wait(FSDP fsdp not None):
+    cdef Lease lease = use(fsdp)
+    refuse_if_any_viewed(fsdp)
+    with nogil:
+        check(tsr_fsdp_wait(<tsr_fsdp *>lease.ptr))
+
+
+def fsdp_abandon(FSDP fsdp not None):
+    cdef Lease lease = use(fsdp)
+    refuse_if_any_viewed(fsdp)
+    with nogil:
+        check(tsr_fsdp_abandon(<tsr_fsdp *>lease.ptr))
+
+
+def fsdp_unshard(FSDP fsdp not None, size_t unit):
+    cdef Lease lease = use(fsdp)
+    check(tsr_fsdp_unshard(<tsr_fsdp *>lease.ptr, unit))
+
+
+def fsdp_await(FSDP fsdp not None, size_t unit):
+    cdef Lease lease = use(fsdp)
+    with nogil:
+        check(tsr_fsdp_await(<tsr_fsdp *>lease.ptr, unit))
+
+
+def fsdp_reshard(FSDP fsdp not None, size_t unit):
+    cdef Lease lease = use(fsdp)
+    refuse_if_viewed(fsdp, unit)
+    with nogil:
+        check(tsr_fsdp_reshard(<tsr_fsdp *>lease.ptr, unit))
+
+
+def fsdp_set_sync(FSDP fsdp not None, object sync):
+    cdef Lease lease = use(fsdp)
+    check(tsr_fsdp_set_sync(<tsr_fsdp *>lease.ptr, bool(sync)))
+
+
+def fsdp_set_accumulate(FSDP fsdp not None, object accumulate):
+    cdef Lease lease = use(fsdp)
+    check(tsr_fsdp_set_accumulate(<tsr_fsdp *>lease.ptr, bool(accumulate)))
+
+
+def fsdp_set_all_reduce(FSDP fsdp not None, object all_reduce):
+    cdef Lease lease = use(fsdp)
+    check(tsr_fsdp_set_all_reduce(<tsr_fsdp *>lease.ptr, bool(all_reduce)))
+
+
+def fsdp_zero_grad(FSDP fsdp not None):
+    cdef Lease lease = use(fsdp)
+    check(tsr_fsdp_zero_grad(<tsr_fsdp *>lease.ptr))
+
+
+def fsdp_destroy(FSDP fsdp not None):
+    retire(fsdp)

@@ -1,0 +1,379 @@
+"""Fully sharded data-parallel training: ranks hold shards, and units of the model are whole while they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+from . import _core
+from ._base import Closable, checked
+from .collectives import op_of
+from .comm import Comm
+from .ddp import Grads, Params, named, parameter
+from .errors import NotFound
+from .layout import Layout
+from .tensor import DTypeLike, array_over, dtype_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["FSDP", "Deferred"]
+
+Arrays = Mapping[str, "npt.NDArray[Any]"]
+Phase = Literal["sharded", "on_its_way", "whole", "backward", "reducing"]
+
+
+class Deferred(NamedTuple):
+    """A parameter whose values come later, into its shards: no rank ever needs memory for all of it."""
+
+    shape: tuple[int, ...]
+    dtype: DTypeLike = "float32"
+
+
+class FSDP(Closable):
+    """A model of which each rank holds a shard of every parameter. Collective.
+
+    The parameters are grouped into units, such as layers. A unit's parameters are whole inside `forward` and
+    `backward`, in one copy that the ranks of a host share; in between each rank keeps its rows alone, and so do the
+    gradients and an optimizer over the model. All ranks enter the same units in the same order.
+
+    Parameters
+    ----------
+    comm : Comm
+        The ranks that train together.
+    units : mapping of str to parameters
+        For each unit its parameters, as `DDP` takes them, or `Deferred` ones; names differ over the whole model. The
+        arrays are read here and not used later. A leading ``module.`` or ``_orig_mod.`` of a name is stripped.
+    frozen : collection of str, default ()
+        Names of parameters without a gradient.
+    keep_whole : collection of str, default ()
+        Units that stay whole from their forward to their backward: more memory, less communication.
+    shard_ranks : int, default 0
+        Parameters are cut among so many ranks that follow each other, of which the number of all ranks is a multiple;
+        each such group holds a replica. 0: among all.
+    forward_prefetch, backward_prefetch : int, default 1
+        How many units are on their way while one computes.
+    grads_in_flight : int, default 2
+        A unit's backward waits for memory while the gradients of so many units are being reduced.
+    param_dtype : dtype, default None
+        Of whole parameters ("bf16", ...). Shards keep the dtype that was registered.
+    reduce_dtype : dtype, default None
+        Of whole gradients, in which they are reduced; None: that of whole parameters.
+    op : {"avg", "sum"}, default "avg"
+        What becomes of the ranks' gradients.
+    pre_divide : float, default 1
+        Each rank divides its gradients by this before they are summed; what is left of the average (or sum) is made up
+        for afterwards.
+    sync_values : bool, default True
+        Shards begin with the values of rank 0; otherwise with each rank's own.
+
+    Raises
+    ------
+    Mismatch
+        The ranks registered different models; the first difference is named.
+    InvalidArgument
+        An array is not contiguous, not of a floating-point type, without a dimension, or a name occurs twice.
+
+    Examples
+    --------
+    >>> fsdp = ts.FSDP(comm, {"fc1": {"w1": w1}, "fc2": {"w2": w2}})  # doctest: +SKIP
+    >>> opt = ts.AdamW(fsdp, lr=1e-3)  # doctest: +SKIP
+    >>> with fsdp.forward("fc1") as params:  # doctest: +SKIP
+    ...     hidden = inputs @ params["w1"].T
+    >>> with fsdp.backward("fc1") as (params, grads):  # doctest: +SKIP
+    ...     grads["w1"][...] = delta.T @ inputs
+    >>> fsdp.wait()  # doctest: +SKIP
+    >>> opt.step()  # doctest: +SKIP
+    """
+
+    _handle: _core.FSDP
+    _names: tuple[str, ...] = ()
+    _units: Mapping[str, int] = MappingProxyType({})
+    _syncs = True
+
+    def __init__(
+        self,
+        comm: Comm,
+        units: Mapping[str, Params | Mapping[str, Deferred]],
+        *,
+        frozen: Collection[str] = (),
+        keep_whole: Collection[str] = (),
+        shard_ranks: int | None = None,
+        forward_prefetch: int | None = None,
+        backward_prefetch: int | None = None,
+        grads_in_flight: int | None = None,
+        param_dtype: DTypeLike | None = None,
+        reduce_dtype: DTypeLike | None = None,
+        op: Literal["avg", "sum"] | None = None,
+        pre_divide: float | None = None,
+        sync_values: bool | None = None,
+    ) -> None:
+        handle = checked(comm, Comm, "comm", units)._handle
+        if not isinstance(units, Mapping):
+            raise TypeError(f"units is a {type(units).__name__}; a dict of parameters by unit is wanted")
+        for name in keep_whole:
+            if name not in units:
+                raise NotFound(f"keep_whole names {name!r}; there is no such unit")
+        given = {name: named(params, f"unit {name!r}") for name, params in units.items()}
+        known = {name for names, _ in given.values() for name in names}
+        for name in frozen:
+            if name not in known:
+                raise NotFound(f"frozen names {name!r}; there is no such parameter")
+        self._handle = _core.fsdp_create(
+            handle,
+            [
+                (
+                    unit,
+                    names,
+                    [
+                        _core.described(tuple(array.shape), int(dtype_of(array.dtype)))
+                        if isinstance(array, Deferred)
+                        else parameter(name, array)
+                        for name, array in zip(names, arrays, strict=True)
+                    ],
+                    [name not in frozen for name in names],
+                    unit not in keep_whole,
+                )
+                for unit, (names, arrays) in given.items()
+            ],
+            shard_ranks=shard_ranks,
+            forward_prefetch=forward_prefetch,
+            backward_prefetch=backward_prefetch,
+            grads_in_flight=grads_in_flight,
+            param_dtype=None if param_dtype is None else int(dtype_of(param_dtype)),
+            reduce_dtype=None if reduce_dtype is None else int(dtype_of(reduce_dtype)),
+            op=None if op is None else op_of(op),
+            pre_divide=pre_divide,
+            sync_values=sync_values,
+        )
+        self._units = {_core.fsdp_unit_name(self._handle, i): i for i in range(_core.fsdp_unit_count(self._handle))}
+        self._params = [_core.fsdp_param(self._handle, i) for i in range(_core.fsdp_param_count(self._handle))]
+        self._of_unit: list[list[int]] = [[] for _ in self._units]
+        for i, (_, _, unit, _) in enumerate(self._params):
+            self._of_unit[unit].append(i)
+        self._names = tuple(name for name, _, _, _ in self._params)
+        registered = [name for names, _ in given.values() for name in names]
+        self._index = {name: i for i, name in enumerate(registered)} | {name: i for i, name in enumerate(self._names)}
+        self._shards = MappingProxyType(
+            {name: array_over(*_core.fsdp_shard(self._handle, i)) for i, name in enumerate(self._names)}
+        )
+        self._shard_grads = MappingProxyType(
+            {
+                name: array_over(*_core.fsdp_shard_grad(self._handle, i))
+                for i, (name, _, _, trained) in enumerate(self._params)
+                if trained
+            }
+        )
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The names of the units, in the order of registration."""
+        return tuple(self._units)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the parameters, unit after unit."""
+        return self._names
+
+    @property
+    def shards(self) -> Arrays:
+        """This rank's rows of each parameter, which may be none: what an optimizer updates and a checkpoint holds.
+
+        NumPy views, the same memory for good. Not to be written while the unit is whole.
+        """
+        return self._shards
+
+    @property
+    def shard_grads(self) -> Arrays:
+        """The gradients of the shards, reduced when `wait` returns, of the parameters that are trained."""
+        return self._shard_grads
+
+    def layout(self, name: str) -> Layout:
+        """Who holds which rows of a parameter."""
+        number = self._number(name)
+        return Layout._adopt(_core.fsdp_layout(self._handle, number), self._params[number][1])
+
+    def phase(self, unit: str) -> Phase:
+        """Where a unit is in its step.
+
+        Returns
+        -------
+        {"sharded", "on_its_way", "whole", "backward", "reducing"}
+            On its way: to be whole. Reducing: sharded, and until `wait` its gradients are reduced. A program may write
+            a unit's shards while it is sharded or reducing; an optimizer and a load, while all units are sharded.
+        """
+        phases: tuple[Phase, ...] = get_args(Phase)
+        return phases[_core.fsdp_unit_phase(self._handle, self._unit(unit))]
+
+    def _unit(self, name: str) -> int:
+        number = self._units.get(name)
+        if number is None:
+            raise NotFound(f"there is no unit {name!r}; there are {', '.join(self._units)}")
+        return number
+
+    def _number(self, name: str) -> int:
+        number = self._index.get(name)
+        if number is None:
+            raise NotFound(f"there is no parameter {name!r}; there are {', '.join(self._names)}")
+        return number
+
+    def _whole(self, number: int) -> dict[str, npt.NDArray[Any]]:
+        whole = {}
+        for i in self._of_unit[number]:
+            array = array_over(*_core.fsdp_whole(self._handle, i))
+            array.flags.writeable = False
+            whole[self._names[i]] = array
+        return whole
+
+    @contextmanager
+    def forward(self, unit: str) -> Iterator[Arrays]:
+        """A unit's forward: inside, its parameters are whole. Collective.
+
+        Yields
+        ------
+        mapping of str to array
+            The whole parameters by name: read-only NumPy views, valid inside the block alone. Variables that hold one
+            must be gone by its end.
+
+        Raises
+        ------
+        InvalidState
+            In the middle of a backward; at the end of the block, views are held.
+        Mismatch
+            Another rank enters another unit.
+
+        An exception in the block leaves the unit whole: see `abandon`.
+        """
+        number = self._unit(unit)
+        _core.fsdp_forward(self._handle, number)
+        whole = self._whole(number)
+        try:
+            yield MappingProxyType(whole)
+        finally:
+            whole.clear()
+        _core.fsdp_forward_done(self._handle, number)
+
+    @contextmanager
+    def backward(self, unit: str) -> Iterator[tuple[Arrays, Grads]]:
+        """A unit's backward, once a step: inside, its gradients are written. Collective.
+
+        After the block they are reduced into `shard_grads` in the background.
+
+        Yields
+        ------
+        params : mapping of str to array
+            As `forward`.
+        grads : mapping of str to array
+            Where the whole gradients of the trained parameters are to be written, all of them (see `unused`). They hold
+            anything at first, but inside `no_sync` what has added up, zeros at first.
+        """
+        number = self._unit(unit)
+        _core.fsdp_backward(self._handle, number)
+        whole = self._whole(number)
+        views = {
+            self._names[i]: array_over(*_core.fsdp_grad(self._handle, i))
+            for i in self._of_unit[number]
+            if self._params[i][3]
+        }
+        try:
+            yield MappingProxyType(whole), Grads(views)
+        finally:
+            whole.clear()
+            views.clear()
+        _core.fsdp_grads_ready(self._handle, number)
+
+    def unused(self, name: str) -> None:
+        """This rank has no gradient of a parameter in this `backward` of its unit, which counts as zeros."""
+        _core.fsdp_unused(self._handle, self._number(name))
+
+    def wait(self) -> None:
+        """End the backward pass: the gradients of all shards are reduced, and every unit is sharded. Collective.
+
+        Raises
+        ------
+        InvalidState
+            Some units had no backward; they are named, and the step may be completed and waited for again.
+        TesseraTimeout, PeerLost, Aborted
+            A rank is late or lost; it is named.
+        """
+        _core.fsdp_wait(self._handle)
+
+    def abandon(self) -> None:
+        """Give up the step that has begun, however far it is, such as after an exception in a block. Collective.
+
+        Every unit is sharded then and every gradient zero, also what was accumulated. All ranks do so after the same
+        calls of that step.
+
+        Raises
+        ------
+        InvalidState
+            Views of whole parameters or gradients are held.
+        """
+        _core.fsdp_abandon(self._handle)
+
+    @contextmanager
+    def summon_full_params(self, *units: str) -> Iterator[Arrays]:
+        """All units whole, or those that are named, between steps; for evaluation or to look at. Collective.
+
+        Yields
+        ------
+        mapping of str to array
+            As `forward`.
+        """
+        numbers = [self._unit(name) for name in units or self._units]
+        for number in numbers:
+            _core.fsdp_unshard(self._handle, number)
+        for number in numbers:
+            _core.fsdp_await(self._handle, number)
+        whole: dict[str, npt.NDArray[Any]] = {}
+        for number in numbers:
+            whole |= self._whole(number)
+        try:
+            yield MappingProxyType(whole)
+        finally:
+            whole.clear()
+            for number in numbers:
+                _core.fsdp_reshard(self._handle, number)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards in this block reduce nothing: gradients add up whole on each rank, in memory for all of them.
+
+        The first backward after it reduces the sums. To be entered and left between steps, on every rank alike.
+        """
+        former = self._syncs
+        self.set_sync(False)
+        try:
+            yield
+        finally:
+            self.set_sync(former)
+
+    def set_sync(self, sync: bool) -> None:
+        """Whether the following backwards reduce; see `no_sync`."""
+        _core.fsdp_set_sync(self._handle, sync)
+        self._syncs = sync
+
+    def set_accumulate(self, accumulate: bool) -> None:
+        """Whether the following backwards add to the gradients of the shards instead of replacing them."""
+        _core.fsdp_set_accumulate(self._handle, accumulate)
+
+    def set_all_reduce(self, all_reduce: bool) -> None:
+        """With replicas (`shard_ranks`): whether the following backwards reduce over these, too.
+
+        Without, the sums over the ranks of each replica are kept, and added up, until the next backward with it.
+        """
+        _core.fsdp_set_all_reduce(self._handle, all_reduce)
+
+    def zero_grad(self) -> None:
+        """Set the gradients of the shards to zero, and forget those that add up whole."""
+        _core.fsdp_zero_grad(self._handle)
+
+    def close(self) -> None:
+        """Refuse further calls. The memory is freed when no view and no optimizer uses it any longer."""
+        _core.fsdp_destroy(self._handle)
+
+    def __repr__(self) -> str:
+        closed = " (closed)" if self.closed else ""
+        return f"<tessera.FSDP of {len(self._names)} parameters in {len(self._units)} units{closed}>"

@@ -1,0 +1,64 @@
+"""PyTorch's FSDP2 over Tessera's own: `fully_shard` with its signature, and the methods that it gives to modules; and
+`FullyShardedDataParallel`, FSDP1's class by its names.
+
+    from tessera.torch.fsdp import fully_shard                # was: from torch.distributed.fsdp import ...
+    for layer in model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+
+Sharded parameters are DTensors. While a module computes they are plain tensors, whole, in one copy that the ranks of a
+host share. docs/TORCH.md says where it differs from PyTorch's.
+"""
+
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
+    CPUOffloadPolicy,
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    LocalOptimStateDictConfig,
+    LocalStateDictConfig,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    OptimStateDictConfig,
+    OptimStateKeyType,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    ShardingStrategy,
+    StateDictConfig,
+    StateDictSettings,
+    StateDictType,
+)
+
+from .collectives import AllGather, ReduceScatter
+from .fully_shard import FSDPModule, UnshardHandle, fully_shard, register_fsdp_forward_method
+from .wrapper import FullyShardedDataParallel
+
+__all__ = [
+    "AllGather",
+    "BackwardPrefetch",
+    "CPUOffload",
+    "CPUOffloadPolicy",
+    "FSDPModule",
+    "FullOptimStateDictConfig",
+    "FullStateDictConfig",
+    "FullyShardedDataParallel",
+    "LocalOptimStateDictConfig",
+    "LocalStateDictConfig",
+    "MixedPrecision",
+    "MixedPrecisionPolicy",
+    "OffloadPolicy",
+    "OptimStateDictConfig",
+    "OptimStateKeyType",
+    "ReduceScatter",
+    "ShardedOptimStateDictConfig",
+    "ShardedStateDictConfig",
+    "ShardingStrategy",
+    "StateDictConfig",
+    "StateDictSettings",
+    "StateDictType",
+    "UnshardHandle",
+    "fully_shard",
+    "register_fsdp_forward_method",
+]

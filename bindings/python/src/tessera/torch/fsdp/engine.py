@@ -1,0 +1,239 @@
+"""What a tree of modules under `fully_shard` does in a step, from the first forward of its root on.
+
+    a module's forward begins     its unit is whole, and the units that come next on their way
+    ... ends                      sharded again, unless it stays whole
+    a gradient of its output      backward begins: whole again
+    the gradients of its inputs   its own gradients are complete: on their way into the shards
+    the end of the pass           what had no such inputs; then all gradients are reduced
+
+Everything runs on the thread that calls forward and backward, in the order in which autograd comes to the modules: all
+ranks compute the same modules, so that it is the same order everywhere.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.autograd import Variable
+
+from ... import _core
+from ...comm import Comm
+from ...errors import InvalidState, Unsupported
+from ...fsdp import FSDP, Deferred
+from ..meeting import own_communicator
+from ..tensors import core_dtype
+
+if TYPE_CHECKING:
+    from .unit import Unit
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """The units of a root, in the core. Collective.
+
+    Parameters
+    ----------
+    root : Module
+        Names of parameters begin below it.
+    units : sequence of Unit
+        With parameters, in the order in which their modules are met.
+    """
+
+    def __init__(self, root: nn.Module, units: Sequence[Unit]) -> None:
+        names = {module: name for name, module in root.named_modules()}
+        self.units = list(units)
+        first = self.units[0]
+        for unit in self.units[1:]:
+            for what, own, others in (
+                ("mesh", unit.mesh, first.mesh),
+                ("param_dtype", unit.policy.param_dtype, first.policy.param_dtype),
+                ("reduce_dtype", unit.policy.reduce_dtype, first.policy.reduce_dtype),
+            ):
+                if own != others:
+                    raise Unsupported(f"fully_shard got the {what} {others} for one module and {own} for another")
+        for unit in self.units:
+            unit.name = names[unit.modules[0]] or type(root).__name__
+            for param in unit.params:
+                module, attribute = param.places[0]
+                param.name = f"{names[module]}.{attribute}".lstrip(".")
+        comm = own_communicator(_group_of(first.mesh), "fully_shard", self._make)
+        self.handle = self.core._handle
+        number = 0
+        for u, unit in enumerate(self.units):
+            unit.number = u
+            for param in unit.params:
+                param.begin(self.handle, number)
+                number += 1
+        self.running = False  # a backward pass is under way, and its end will be noticed
+        self.sync = True
+        self.reduces = True  # the shards have their gradients at the end of this pass
+        self._end = weakref.finalize(self, _closed, self.core, comm)
+
+    def _make(self, comm: Comm) -> None:
+        first = self.units[0]
+        self.core = FSDP(
+            comm,
+            {
+                unit.name: {
+                    param.name: Deferred(param.shape, core_dtype(param.shown.dtype).name) for param in unit.params
+                }
+                for unit in self.units
+            },
+            frozen=[param.name for unit in self.units for param in unit.params if not param.shown.requires_grad],
+            keep_whole=[unit.name for unit in self.units],  # when it is sharded again is said each time
+            shard_ranks=0 if first.mesh.ndim == 1 else first.mesh.size(1),
+            param_dtype=_name_of(first.policy.param_dtype),
+            reduce_dtype=_name_of(first.policy.reduce_dtype),
+            sync_values=False,
+        )
+
+    # ------------------------------------------------------------ units
+
+    def unshard(self, unit: Unit) -> None:
+        """It is on its way."""
+        _core.fsdp_unshard(self.handle, unit.number)
+
+    def wait_for(self, unit: Unit) -> None:
+        """It is whole, and its modules show it so."""
+        _core.fsdp_await(self.handle, unit.number)
+        unit.show_whole()
+
+    def reshard(self, unit: Unit) -> None:
+        """It is sharded, and its modules show it so."""
+        if unit.in_backward:
+            raise InvalidState(f"{unit.name!r} is in its backward, which ends with backward() itself")
+        unit.show_sharded()
+        _core.fsdp_reshard(self.handle, unit.number)
+
+    # ------------------------------------------------------------ a step
+
+    def forward(self, unit: Unit) -> None:
+        """A module of the unit begins to compute."""
+        if self.running:  # activations are computed again
+            self.backward(unit)
+            return
+        if unit.forward_prefetch is not None:
+            self.unshard(unit)
+            for other in unit.forward_prefetch:
+                self.unshard(other)
+        _core.fsdp_forward(self.handle, unit.number)
+        unit.show_whole()
+
+    def backward(self, unit: Unit) -> None:
+        """Gradients of the unit's output are there."""
+        if not self.running:
+            self._begin_backward()
+        if unit.in_backward or unit.handed_over:
+            return
+        if unit.backward_prefetch is not None:
+            self.unshard(unit)
+            for other in unit.backward_prefetch:
+                if not other.in_backward and not other.handed_over:
+                    self.unshard(other)
+        _core.fsdp_backward(self.handle, unit.number)
+        unit.in_backward = True
+        unit.show_whole()
+
+    def _begin_backward(self) -> None:
+        sync = {unit.syncs for unit in self.units}
+        all_reduce = {unit.all_reduces for unit in self.units}
+        if len(sync) > 1 or len(all_reduce) > 1:
+            raise Unsupported(
+                "set_requires_gradient_sync and set_requires_all_reduce hold for all modules of a root: call them on it"
+            )
+        (self.sync,), (everywhere,) = sync, all_reduce
+        mesh = self.units[0].mesh
+        self.reduces = self.sync and (everywhere or mesh.size() == mesh.size(mesh.ndim - 1))
+        _core.fsdp_set_sync(self.handle, self.sync)
+        _core.fsdp_set_all_reduce(self.handle, everywhere)
+        trained = [param for unit in self.units for param in unit.trained]
+        adds = any(param.sharded.grad is not None for param in trained)
+        _core.fsdp_set_accumulate(self.handle, adds)
+        if adds:
+            for param in trained:
+                param.check_own_gradient()
+        self.running = True
+        Variable._execution_engine.queue_callback(partial(_ended, weakref.ref(self)))
+
+    def hand_over(self, unit: Unit) -> None:
+        """The unit's gradients are complete."""
+        if not unit.in_backward:
+            return
+        adds = unit.holds_sums or not self.sync
+        for param in unit.trained:
+            param.hand_over(self.handle, adds, unit.factor)
+        unit.show_sharded()
+        unit.in_backward = False
+        unit.handed_over = True
+        unit.holds_sums = not self.sync
+        _core.fsdp_grads_ready(self.handle, unit.number)
+
+    def end(self) -> None:
+        """The backward pass is over: return when the gradients of the shards are reduced."""
+        self.running = False
+        for unit in self.units:
+            if not unit.in_backward and not unit.handed_over and unit.trained and self.sync:
+                self._take_part(unit)
+            self.hand_over(unit)
+            unit.show_sharded()
+        _core.fsdp_wait(self.handle)
+        for unit in self.units:
+            unit.handed_over = False
+            unit.passes = 0
+            if self.reduces:
+                for param in unit.trained:
+                    param.give_gradient()
+
+    def _take_part(self, unit: Unit) -> None:
+        """This rank did not use the unit; others may have."""
+        _core.fsdp_backward(self.handle, unit.number)
+        unit.in_backward = True
+
+    def abandon(self) -> None:
+        """Give up the step that has begun."""
+        self.running = False
+        for unit in self.units:
+            unit.show_sharded()
+            unit.in_backward = unit.handed_over = unit.holds_sums = False
+            unit.passes = 0
+            for param in unit.params:
+                if param.whole is not None:
+                    param.whole.grad = None
+        _core.fsdp_abandon(self.handle)
+
+    def take_back_values(self) -> None:
+        """Parameters that were replaced, as load_state_dict(assign=True) does: their values become the shards'."""
+        for unit in self.units:
+            for param in unit.params:
+                param.adopt()
+
+
+def _group_of(mesh: Any) -> Any:
+    """The ranks of a mesh, in its order."""
+    if mesh.ndim == 1:
+        return mesh.get_group()
+    group = mesh._flatten().get_group()
+    ranks = torch.distributed.get_process_group_ranks(group)
+    if ranks != mesh.mesh.flatten().tolist():
+        raise Unsupported(f"the mesh {mesh} has its ranks in another order than its group, {ranks}")
+    return group
+
+
+def _name_of(dtype: torch.dtype | None) -> str | None:
+    return None if dtype is None else core_dtype(dtype).name
+
+
+def _closed(core: FSDP, comm: Comm) -> None:
+    core.close()
+    comm.close()
+
+
+def _ended(self: weakref.ref[Engine]) -> None:
+    if (engine := self()) is not None:
+        engine.end()

@@ -1,0 +1,318 @@
+"""`fully_shard` and the methods of the modules that it was called for."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule as _TorchFSDPModule
+from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.tensor import DTensor, Shard
+
+from ...errors import InvalidArgument, InvalidState, Unsupported
+from .sharded import Sharded, places_of
+from .unit import Unit
+
+__all__ = ["FSDPModule", "UnshardHandle", "fully_shard", "register_fsdp_forward_method", "unit_of"]
+
+_ATTRIBUTE = "_tessera_fsdp_unit"
+
+
+def unit_of(module: nn.Module) -> Unit | None:
+    """What `fully_shard` made of a module; None if it was not called for it."""
+    return module.__dict__.get(_ATTRIBUTE)
+
+
+def fully_shard(
+    module: nn.Module | list[nn.Module],
+    *,
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
+    mp_policy: MixedPrecisionPolicy | None = None,
+    offload_policy: OffloadPolicy | None = None,
+    ignored_params: set[nn.Parameter] | None = None,
+    dp_mesh_dims: Any = None,
+) -> Any:
+    """Shard the parameters of a module that no former call on a module below it has sharded. On all ranks alike.
+
+    Each rank keeps its rows of every parameter, in the module as a DTensor. While the module computes, forward and
+    backward, its parameters are whole, in one copy that the ranks of a host share. Gradients are reduced into the
+    shards while backward goes on. Nothing is sent before the first forward of the root, the module that is called by
+    the program itself.
+
+    Parameters
+    ----------
+    module : Module or list of Module
+        With a list, they are whole together. The modules are changed in place and get the class `FSDPModule` beside
+        their own.
+    mesh : DeviceMesh, optional
+        The ranks: of one dimension, or of two, replicas by shards. By default all ranks of `torch.distributed`.
+    reshard_after_forward : bool, optional
+        False: parameters stay whole between forward and backward. By default the root's do.
+    shard_placement_fn : callable, optional
+        Gets each parameter; it may return None or Shard(0).
+    mp_policy : MixedPrecisionPolicy, optional
+        Dtypes of whole parameters, of gradients on their way, of outputs; whether inputs are cast. The first two are
+        the same for all modules of a root.
+    offload_policy : OffloadPolicy, optional
+        Without effect: shards are in the CPU's memory.
+    ignored_params : set of Parameter, optional
+        Left as they are, on each rank its own.
+    dp_mesh_dims
+        None.
+
+    Returns
+    -------
+    The module, or the list.
+
+    Raises
+    ------
+    InvalidArgument, Unsupported
+        A parameter cannot be cut, or an option cannot be; it is named.
+    """
+    modules = list(module) if isinstance(module, (list, tuple)) else [module]
+    if not modules or not all(isinstance(one, nn.Module) for one in modules):
+        raise InvalidArgument(f"fully_shard takes a module or modules, not {module!r}")
+    for one in modules:
+        if unit_of(one) is not None:
+            raise InvalidArgument(f"fully_shard was called for this {type(one).__name__} before")
+        if isinstance(one, (nn.ModuleList, nn.ModuleDict)):
+            raise InvalidArgument(f"a {type(one).__name__} does not compute itself: call fully_shard for its members")
+    if dp_mesh_dims is not None:
+        raise Unsupported("dp_mesh_dims is not supported: give the mesh of the data-parallel ranks")
+    if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
+        raise Unsupported(
+            f"reshard_after_forward is {reshard_after_forward!r}: parameters are whole or cut among all ranks; True or "
+            "False is wanted"
+        )
+    mesh = mesh if mesh is not None else init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    if mesh.ndim not in (1, 2):
+        raise InvalidArgument(f"the mesh has {mesh.ndim} dimensions; one, or two for replicas by shards, is wanted")
+    if mesh.device_type != "cpu":
+        raise Unsupported(f"the mesh is of {mesh.device_type}; parameters in the CPU's memory are sharded")
+    del offload_policy
+    places = places_of(modules, lambda child: unit_of(child) is not None, ignored_params or set())
+    names = {id(one): name for top in modules for name, one in top.named_parameters(remove_duplicate=False)}
+    params = []
+    for param, where in places.items():
+        if shard_placement_fn is not None and shard_placement_fn(param) not in (None, Shard(0)):
+            raise Unsupported(f"parameter {names[id(param)]!r}: parameters are cut by rows, as Shard(0) says")
+        params.append(Sharded(names[id(param)], param, where, mesh))
+    unit = Unit(modules, params, mesh, mp_policy or MixedPrecisionPolicy(), reshard_after_forward)
+    for one in modules:
+        one.__dict__[_ATTRIBUTE] = unit
+        own = type(one)
+        bases: tuple[type, ...] = (FSDPModule, own)
+        one.__class__ = type(f"FSDP{own.__name__}", bases, {"__module__": own.__module__})
+    return module
+
+
+class UnshardHandle:
+    """A unit on its way."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit: Unit | None = unit
+
+    def wait(self) -> None:
+        """Return when the module's parameters are whole. Once."""
+        unit, self._unit = self._unit, None
+        if unit is not None and unit.engine is not None and unit.params:
+            unit.engine.wait_for(unit)
+
+
+class FSDPModule(_TorchFSDPModule):
+    """What `fully_shard` adds to a module. A subclass of PyTorch's; none of PyTorch's code beneath it runs."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Indexing a container, or copying, makes an object of the original class."""
+        original: Any = cls.__mro__[2]
+        made = original.__new__(original)
+        made.__init__(*args, **kwargs)
+        return made
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise Unsupported("a module cannot be copied after fully_shard; copy it before")
+
+    @property
+    def _unit(self) -> Unit:
+        unit = unit_of(self)
+        assert unit is not None
+        return unit
+
+    def _units(self, recurse: bool) -> list[Unit]:
+        if not recurse:
+            return [self._unit]
+        found = {id(unit): unit for one in self.modules() if (unit := unit_of(one)) is not None}
+        return list(found.values())
+
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Make the module's parameters whole. Collective.
+
+        Parameters
+        ----------
+        async_op : bool
+            Begin with it, and return a handle whose `wait` ends it.
+        """
+        unit = self._unit
+        engine = unit.begun()
+        if engine is not None and unit.params:
+            engine.unshard(unit)
+        handle = UnshardHandle(unit)
+        if async_op:
+            return handle
+        handle.wait()
+        return None
+
+    def reshard(self) -> None:
+        """Give the memory of the module's whole parameters back."""
+        if self._unit.engine is not None and self._unit.params:
+            self._unit.engine.reshard(self._unit)
+
+    def reset_iter_state(self) -> None:
+        """Give up a step in which something was raised: parameters are sharded, gradients that were on their way lost.
+        Collective."""
+        if self._unit.engine is not None:
+            self._unit.engine.abandon()
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Without effect: every backward ends with its gradients reduced."""
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """Whether the following backward passes reduce gradients, or add them up whole on each rank. For all modules of
+        a root alike."""
+        for unit in self._units(recurse):
+            unit.syncs = bool(requires_gradient_sync)
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """With replicas: whether the following backward passes reduce over these, too. For all of a root alike."""
+        for unit in self._units(recurse):
+            unit.all_reduces = bool(requires_all_reduce)
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """As the argument of `fully_shard`."""
+        if not isinstance(reshard_after_forward, bool):
+            raise InvalidArgument(f"reshard_after_forward is {reshard_after_forward!r}; a bool is wanted")
+        for unit in self._units(recurse):
+            unit.reshards = reshard_after_forward
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """Without effect: parameters are sharded again after each backward."""
+
+    def set_modules_to_forward_prefetch(self, modules: list[Any]) -> None:
+        """The modules that are on their way while this one computes, in forward."""
+        self._unit.forward_prefetch = _units_of(modules)
+
+    def set_modules_to_backward_prefetch(self, modules: list[Any]) -> None:
+        """The same in backward."""
+        self._unit.backward_prefetch = _units_of(modules)
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Gradients are divided by this instead of by the number of ranks."""
+        if not factor > 0:
+            raise InvalidArgument(f"the factor is {factor}; it is above 0")
+        for unit in self._units(True):
+            unit.factor = unit.mesh.size() / factor
+
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """As `set_gradient_divide_factor`."""
+        self.set_gradient_divide_factor(factor)
+
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """True: backward needs whole parameters."""
+        _only(unshard_in_backward is True, "set_unshard_in_backward(False)")
+
+    def set_manual_backward_finalization(self, enabled: bool) -> None:
+        """False: every backward ends with its gradients reduced."""
+        _only(not enabled, "set_manual_backward_finalization(True)")
+
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """Without effect: it is for transports that have no other reduction."""
+
+    def set_post_optim_event(self, event: Any) -> None:
+        """Without effect: it is for streams of a GPU."""
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
+        """Without effect: memory is always the communicator's."""
+
+    def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
+        """Without effect: gradients always have a communicator of their own."""
+
+    def set_keep_unsharded_storage(self, keep: bool, *, recurse: bool = True) -> None:
+        """Without effect: the memory of whole parameters is always kept, and goes from unit to unit."""
+
+    def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
+        """Without effect: a gradient that a rank does not have counts as zeros."""
+
+    def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
+        """Without effect: two units' gradients are on their way at once."""
+
+    def set_all_reduce_hook(self, hook: Any, *, stream: Any = None) -> None:
+        """Refused: gradients of replicas are reduced by the core."""
+        _only(False, "set_all_reduce_hook")
+
+    def set_custom_all_gather(self, comm: Any) -> None:
+        """Refused: the core makes parameters whole."""
+        _only(False, "set_custom_all_gather")
+
+    def set_custom_reduce_scatter(self, comm: Any) -> None:
+        """Refused: the core reduces gradients."""
+        _only(False, "set_custom_reduce_scatter")
+
+    def set_symm_mem_for_comm(self, backend: Any = "NCCL") -> None:
+        """Refused: it is for GPUs."""
+        _only(False, "set_symm_mem_for_comm")
+
+    def _set_unshard_async_op(self, async_op: bool) -> None:
+        """Without effect: units are always on their way in the background."""
+
+    def finalize_backward(self, *, async_op: bool = False) -> NoReturn:
+        """Refused: backward itself ends the step."""
+        raise InvalidState("backward() itself has ended the step: there is nothing to finalize")
+
+    def _get_fsdp_state(self) -> NoReturn:
+        raise Unsupported("this module is sharded by Tessera; it has no state of PyTorch's FSDP")
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Dtypes and devices may change until the first forward."""
+        if any(unit.engine is not None for unit in self._units(True)):
+            tensors = [*self.parameters(), *self.buffers()]
+            own = [one.to_local() if isinstance(one, DTensor) else one.detach() for one in tensors]
+            if all(fn(one) is one for one in own):
+                return self
+            raise InvalidState("dtypes and devices of a module under fully_shard change before its first forward")
+        return super(_TorchFSDPModule, self)._apply(fn, recurse)
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """Have a method compute as ``forward`` does: with whole parameters. Nothing for other modules."""
+    unit = unit_of(module)
+    if unit is None:
+        return
+    method = getattr(type(module), method_name, None)
+    if method is None:
+        raise InvalidArgument(f"a {type(module).__name__} has no method {method_name!r}")
+
+    @functools.wraps(method)
+    def whole(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = unit._pre_forward(self, args, kwargs)
+        return unit._post_forward(self, args, method(self, *args, **kwargs))
+
+    setattr(module, method_name, types.MethodType(whole, module))
+
+
+def _units_of(modules: list[Any]) -> list[Unit]:
+    units = [unit_of(module) for module in modules]
+    if not all(units):
+        raise InvalidArgument("modules to prefetch are those that fully_shard was called for")
+    return [unit for unit in units if unit is not None and unit.params]
+
+
+def _only(given: bool, what: str) -> None:
+    if not given:
+        raise Unsupported(f"{what} is not supported by Tessera's fully_shard; docs/TORCH.md tells what is")

@@ -1,0 +1,221 @@
+"""One parameter under `fully_shard`: sharded, it is a DTensor; whole, a plain parameter at an address of its own.
+
+Which of the two a module shows is the unit's to say. A parameter that several modules share is shown by all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from ... import _core
+from ...errors import InvalidArgument, Unsupported
+from ..tensors import CORE, of_core
+
+__all__ = ["Sharded", "over", "placements_of"]
+
+Place = tuple[nn.Module, str]
+
+
+def placements_of(mesh: DeviceMesh) -> tuple[Placement, ...]:
+    """Of a mesh of one dimension, or of replicas by shards."""
+    return (Shard(0),) if mesh.ndim == 1 else (Replicate(), Shard(0))
+
+
+def over(memory: _core.Memory, dtype: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor over memory of the library, which it keeps alive."""
+    known = of_core(dtype)
+    if not len(memory):
+        return torch.empty(shape, dtype=known)
+    return torch.frombuffer(memory, dtype=known).view(shape)
+
+
+class Sharded:
+    """A parameter of a unit.
+
+    Parameters
+    ----------
+    name : str
+        In messages, until the model has a root.
+    param : Parameter
+        Whole. Its rows of this rank are copied; nothing is sent.
+    places : sequence of (Module, str)
+        The modules that have it, each with its name there.
+    mesh : DeviceMesh
+        Of one dimension, or of replicas by shards.
+
+    Raises
+    ------
+    InvalidArgument, Unsupported
+        It cannot be cut; its name says which one it is.
+    """
+
+    def __init__(self, name: str, param: nn.Parameter, places: Sequence[Place], mesh: DeviceMesh) -> None:
+        _check(name, param)
+        self.name = name
+        self.places = places
+        self.mesh = mesh
+        self.shape = tuple(param.shape)
+        self.stride = param.stride()
+        self.trained = param.requires_grad
+        self.number = -1  # in the core's model; from its beginning on
+        self.whole: nn.Parameter | None = None
+        self.grad: DTensor | None = None  # over the gradient of the shard
+        self._grad_views: dict[int, torch.Tensor] = {}
+        ranks, rank = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
+        chunk = -(-self.shape[0] // ranks)
+        self.rows = slice(min(rank * chunk, self.shape[0]), min((rank + 1) * chunk, self.shape[0]))
+        self.own_shape = (self.rows.stop - self.rows.start, *self.shape[1:])
+        own = self.rows_of(param).clone()
+        self.show(nn.Parameter(self.distributed(own), requires_grad=param.requires_grad))
+
+    def rows_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of something of the parameter's shape."""
+        return whole.detach()[self.rows]
+
+    def distributed(self, own: torch.Tensor) -> DTensor:
+        """The DTensor of which this rank has `own`."""
+        return DTensor.from_local(
+            own,
+            self.mesh,
+            placements_of(self.mesh),
+            run_check=False,
+            shape=torch.Size(self.shape),
+            stride=self.stride,
+        )
+
+    @property
+    def shown(self) -> nn.Parameter:
+        """What the modules have now."""
+        module, attribute = self.places[0]
+        return module._parameters[attribute]
+
+    def show(self, param: nn.Parameter) -> None:
+        """Have the modules show this."""
+        for module, attribute in self.places:
+            module._parameters[attribute] = param
+
+    # ------------------------------------------------------------ from the core's model on
+
+    def begin(self, handle: _core.FSDP, number: int) -> None:
+        """The core has memory for the shard: it takes the values, and is what the DTensor has from now on."""
+        self.number = number
+        self.sharded = self.shown
+        self.trained = self.sharded.requires_grad
+        if not isinstance(self.sharded, DTensor):
+            raise InvalidArgument(
+                f"parameter {self.name!r} is a {type(self.sharded).__name__}, no DTensor any more: change modules "
+                "before fully_shard"
+            )
+        local = self.sharded._local_tensor
+        if local.device.type == "meta":
+            raise InvalidArgument(
+                f"parameter {self.name!r} has no values yet: it is on the meta device. Call to_empty(device='cpu') on "
+                "the module, and initialise or load its parameters, before the first forward"
+            )
+        self.own = over(*_core.fsdp_shard(handle, number))
+        self._take(self.sharded)
+        if self.trained:
+            self.grad = self.distributed(over(*_core.fsdp_shard_grad(handle, number)))
+
+    def _take(self, sharded: nn.Parameter) -> None:
+        with torch.no_grad():
+            self.own.copy_(sharded._local_tensor)
+        sharded._local_tensor = self.own
+        self.sharded = sharded
+
+    def adopt(self) -> None:
+        """Another DTensor may have been put in its place since: its values count, and it is the shard."""
+        shown = self.shown
+        if shown is not self.sharded and shown is not self.whole:
+            if not isinstance(shown, DTensor) or tuple(shown.shape) != self.shape:
+                raise InvalidArgument(
+                    f"parameter {self.name!r} was replaced by a {type(shown).__name__} of shape {tuple(shown.shape)}"
+                )
+            self._take(shown)
+
+    def make_whole(self, handle: _core.FSDP) -> None:
+        """Show it whole. Its unit is."""
+        if self.whole is None:
+            view = over(*_core.fsdp_whole(handle, self.number, counted=False))
+            self.whole = nn.Parameter(view, requires_grad=self.trained)
+        self.show(self.whole)
+
+    def make_sharded(self) -> None:
+        """Show this rank's rows."""
+        self.show(self.sharded)
+
+    def hand_over(self, handle: _core.FSDP, adds: bool, factor: float) -> None:
+        """Autograd's gradient, if there is one, becomes the core's; `adds`: to what is there."""
+        whole = self.whole
+        grad = None if whole is None else whole.grad
+        if whole is None or grad is None:
+            _core.fsdp_unused(handle, self.number)
+            return
+        whole.grad = None
+        if grad.layout is not torch.strided:
+            raise Unsupported(f"the gradient of {self.name!r} is {grad.layout}; dense ones are reduced")
+        memory, dtype, shape = _core.fsdp_grad(handle, self.number, counted=False)
+        view = over(memory, dtype, shape)
+        with torch.no_grad():
+            if adds:
+                view.add_(grad, alpha=factor)
+            else:
+                view.copy_(grad)
+                if factor != 1:
+                    view.mul_(factor)
+
+    def check_own_gradient(self) -> None:
+        """A gradient that stands is what is added to: it lies where the core adds."""
+        given, own = self.sharded.grad, self.grad
+        if own is None:
+            return
+        if given is None:
+            own._local_tensor.zero_()
+        elif given is not own:
+            own._local_tensor.copy_(given.to_local() if isinstance(given, DTensor) else given)
+
+    def give_gradient(self) -> None:
+        """The shard's gradient is reduced."""
+        self.sharded.grad = self.grad
+
+
+def _check(name: str, param: nn.Parameter) -> None:
+    if isinstance(param, DTensor):
+        raise Unsupported(f"parameter {name!r} is a DTensor already: fully_shard cuts plain parameters")
+    if param.device.type not in ("cpu", "meta"):
+        raise Unsupported(f"parameter {name!r} is on {param.device}; those in the CPU's memory are sharded")
+    if param.ndim == 0:
+        raise InvalidArgument(f"parameter {name!r} has no dimension to be cut along; give it the shape [1]")
+    if not param.is_contiguous():
+        raise InvalidArgument(f"parameter {name!r} has strides {param.stride()}: a contiguous one is wanted")
+    if not param.is_floating_point() or param.dtype not in CORE or param.dtype.itemsize == 1:
+        raise Unsupported(f"parameter {name!r} is {param.dtype}; float16, bfloat16, float32 and float64 are sharded")
+
+
+def places_of(
+    modules: Sequence[nn.Module], skip: Callable[[nn.Module], bool], ignored: set[Any]
+) -> dict[Any, list[Place]]:
+    """The parameters of modules and those below, each with all its places; not below a module that is skipped."""
+    places: dict[Any, list[Place]] = {}
+    seen: set[nn.Module] = set()
+
+    def visit(module: nn.Module) -> None:
+        if module in seen:
+            return
+        seen.add(module)
+        for attribute, param in module._parameters.items():
+            if param is not None and param not in ignored:
+                places.setdefault(param, []).append((module, attribute))
+        for child in module.children():
+            if not skip(child):
+                visit(child)
+
+    for module in modules:
+        visit(module)
+    return places

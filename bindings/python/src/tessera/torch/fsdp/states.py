@@ -1,0 +1,140 @@
+"""What the states of `FullyShardedDataParallel` hold, and what they are loaded from.
+
+A sharded parameter, and all of its shape that an optimizer keeps, is a DTensor. Its state is that, or whole, or this
+rank's rows alone. Names are those of the modules without their wrappers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    LocalOptimStateDictConfig,
+    LocalStateDictConfig,
+    OptimStateDictConfig,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    StateDictConfig,
+    StateDictSettings,
+    StateDictType,
+)
+from torch.distributed.tensor import DTensor
+
+from ...errors import InvalidArgument
+from .fully_shard import unit_of
+from .sharded import Sharded
+
+__all__ = [
+    "INNER",
+    "KEY",
+    "after_state_dict",
+    "before_load",
+    "converter_of",
+    "named",
+    "names_of",
+    "settings_of",
+    "sharded_like",
+]
+
+INNER = "_fsdp_wrapped_module"
+KEY = f"{INNER}."
+_CONFIGS: dict[StateDictType, tuple[type[StateDictConfig], type[OptimStateDictConfig]]] = {
+    StateDictType.FULL_STATE_DICT: (FullStateDictConfig, FullOptimStateDictConfig),
+    StateDictType.SHARDED_STATE_DICT: (ShardedStateDictConfig, ShardedOptimStateDictConfig),
+    StateDictType.LOCAL_STATE_DICT: (LocalStateDictConfig, LocalOptimStateDictConfig),
+}
+
+
+def settings_of(
+    kind: StateDictType, config: StateDictConfig | None = None, optim_config: OptimStateDictConfig | None = None
+) -> StateDictSettings:
+    """What states of this kind hold, by configs of that kind."""
+    own, optim = _CONFIGS[kind]
+    for given, wanted in ((config, own), (optim_config, optim)):
+        if given is not None and not isinstance(given, wanted):
+            raise InvalidArgument(f"{kind.name} takes a {wanted.__name__}, not a {type(given).__name__}")
+    return StateDictSettings(kind, config or own(), optim_config or optim())
+
+
+def converter_of(kind: StateDictType, config: Any) -> tuple[Callable[[Any], Any], bool]:
+    """What becomes of a sharded value, and whether this rank keeps the result."""
+    if kind is StateDictType.SHARDED_STATE_DICT:
+        return lambda value: value, True
+    if kind is StateDictType.LOCAL_STATE_DICT:
+        return lambda value: value.to_local() if isinstance(value, DTensor) else value, True
+    kept = not getattr(config, "rank0_only", False) or dist.get_rank() == 0
+
+    def whole(value: Any) -> Any:
+        if not isinstance(value, DTensor):
+            return value
+        full = value.full_tensor()
+        return full if kept else None
+
+    return whole, kept
+
+
+def after_state_dict(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    """A hook: names without the wrapper's, and values as its settings say."""
+    settings: Any = module._settings
+    convert, kept = converter_of(settings.state_dict_type, settings.state_dict_config)
+    for key in [key for key in state if key.startswith(f"{prefix}{KEY}")]:
+        value = convert(state.pop(key))
+        if kept:
+            state[f"{prefix}{key[len(prefix) + len(KEY) :]}"] = value
+
+
+def before_load(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """A hook: what the former one has made is what the wrapped module loads."""
+    params = named(module)
+    for key in [key for key in state if key.startswith(prefix) and not key.startswith(f"{prefix}{KEY}")]:
+        name = key[len(prefix) :]
+        value = state.pop(key)
+        if name.replace(KEY, "") in params:
+            value = sharded_like(value, params[name.replace(KEY, "")])
+        state[f"{prefix}{KEY}{name}"] = value
+
+
+def named(model: nn.Module) -> dict[str, Sharded]:
+    """The sharded parameters by all their names, without the wrappers' names."""
+    names = {one: name.replace(KEY, "").removesuffix(INNER).rstrip(".") for name, one in model.named_modules()}
+    found = {}
+    for one in model.modules():
+        unit = unit_of(one)
+        for param in () if unit is None else unit.params:
+            for module, attribute in param.places:
+                found[f"{names[module]}.{attribute}".lstrip(".")] = param
+    return found
+
+
+def names_of(model: nn.Module, optim: torch.optim.Optimizer) -> list[str]:
+    """Of the optimizer's parameters, in its order."""
+    names = {id(param): name.replace(KEY, "") for name, param in model.named_parameters()}
+    try:
+        return [names[id(param)] for group in optim.param_groups for param in group["params"]]
+    except KeyError:
+        raise InvalidArgument(
+            "the optimizer has a parameter that the model does not show now: make it after the wrapper, and call this "
+            "between steps"
+        ) from None
+
+
+def sharded_like(value: Any, param: Sharded) -> Any:
+    """A copy of what has a parameter's shape, whole, this rank's rows or sharded, as a DTensor; others as they are."""
+    if isinstance(value, ShardedTensor):
+        local = [shard.tensor for shard in value.local_shards()]
+        return param.distributed(local[0].clone() if local else torch.empty(param.own_shape, dtype=value.dtype))
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not isinstance(value, DTensor) and value.ndim > 0:
+        if tuple(value.shape) == param.shape:
+            return param.distributed(param.rows_of(value).clone())
+        if tuple(value.shape) == param.own_shape:
+            return param.distributed(value.clone())
+    return value.clone()

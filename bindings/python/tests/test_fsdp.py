@@ -1,0 +1,372 @@
+"""FSDP: whole units in blocks, shards in between, trainings like those of one rank, checkpoints at other sizes."""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import tessera as ts
+
+STEPS, SAMPLES = 50, 24
+RANDOM = np.random.default_rng(5)
+INPUTS = RANDOM.uniform(-1, 1, (SAMPLES, 5)).astype(np.float32)
+TARGETS = RANDOM.uniform(-1, 1, SAMPLES).astype(np.float32)
+
+
+def initial(seed: int = 0) -> dict[str, dict[str, Any]]:
+    random = np.random.default_rng(seed)
+
+    def values(*shape: int):
+        return random.uniform(-0.5, 0.5, shape).astype(np.float32)
+
+    return {"first": {"w1": values(8, 5), "b1": values(8)}, "second": {"w2": values(8)}}
+
+
+def step(fsdp: ts.FSDP, part: slice, share: float, add: bool = False) -> float:
+    """A forward and a backward over a part of the samples; the gradients are of the mean over a share of them."""
+    with fsdp.forward("first") as params:
+        hidden = np.tanh(INPUTS[part] @ params["w1"].T + params["b1"])
+    with fsdp.forward("second") as params:
+        error = hidden @ params["w2"] - TARGETS[part]
+    d = (2 / share) * error
+    with fsdp.backward("second") as (params, grads):
+        d_hidden = np.outer(d, params["w2"]) * (1 - hidden**2)
+        grads["w2"][...] = d @ hidden + (grads["w2"] if add else 0)
+    with fsdp.backward("first") as (_, grads):
+        grads["w1"][...] = d_hidden.T @ INPUTS[part] + (grads["w1"] if add else 0)
+        grads["b1"][...] = d_hidden.sum(axis=0) + (grads["b1"] if add else 0)
+    fsdp.wait()
+    return float((error**2).mean())
+
+
+def train(comm: ts.Comm, steps: int = STEPS, micro_steps: int = 1, **options: Any):
+    """The loss over all samples before each step, and all parameters at the end."""
+    fsdp = ts.FSDP(comm, initial(comm.rank), **options)
+    optimizer = ts.AdamW(fsdp, lr=0.02)
+    losses = []
+    for _ in range(steps):
+        loss = 0.0
+        for micro in range(micro_steps):
+            last = micro == micro_steps - 1
+            first, stride = comm.rank + comm.world_size * micro, comm.world_size * micro_steps
+            with nullcontext() if last else fsdp.no_sync():
+                loss += step(fsdp, slice(first, None, stride), SAMPLES / comm.world_size, add=micro_steps > 1)
+        mean = np.array([loss / micro_steps])
+        comm.all_reduce(mean, op="avg")
+        losses.append(float(mean[0]))
+        optimizer.step()
+    with fsdp.summon_full_params() as params:
+        return losses, {name: array.tobytes() for name, array in params.items()}
+
+
+def alone(ranks, **options: Any):
+    return ranks(1, lambda comm: train(comm, **options))[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "rtol"),
+    [
+        ({}, 1e-4),
+        ({"keep_whole": ["first"]}, 1e-4),
+        ({"forward_prefetch": 0, "backward_prefetch": 0, "grads_in_flight": 1}, 1e-4),
+        ({"reduce_dtype": "bfloat16"}, 2e-2),
+        ({"pre_divide": 2.0}, 1e-4),
+    ],
+    ids=["plain", "kept", "in turn", "bf16", "divided"],
+)
+def test_ranks_train_as_one_rank_does(ranks, options, rtol):
+    if "reduce_dtype" in options:
+        pytest.importorskip("ml_dtypes")
+    expected, _ = alone(ranks)
+    runs = [ranks(3, lambda comm: train(comm, **options)) for _ in range(2)]
+    for losses, params in runs[0]:
+        np.testing.assert_allclose(losses, expected, rtol=rtol)
+        assert params == runs[0][0][1], "every rank gathers the same"
+    assert runs[0] == runs[1], "every repeat has the same bits"
+    assert expected[-1] < 0.5 * expected[0]
+
+
+def test_replicas_train_as_one_rank_does(ranks):
+    expected, _ = alone(ranks)
+    for losses, _ in ranks(4, lambda comm: train(comm, shard_ranks=2)):
+        np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+def test_micro_batches_add_up(ranks):
+    expected, _ = alone(ranks)
+    for losses, _ in ranks(2, lambda comm: train(comm, micro_steps=3)):
+        np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, np.inf])
+def test_gradients_are_bounded_by_the_norm_of_all_shards(ranks, p):
+    def job(comm: ts.Comm, **options: Any):
+        fsdp = ts.FSDP(comm, initial(), **options)
+        optimizer = ts.SGD(fsdp)
+        step(fsdp, slice(comm.rank, None, comm.world_size), SAMPLES / comm.world_size)
+        norm = optimizer.clip_grad_norm(0.01, p)
+        assert optimizer.clip_grad_norm(1.0, p) == pytest.approx(0.01, rel=1e-3)
+        optimizer.clip_grad_value(1e-5)
+        assert max(np.abs(grad).max(initial=0) for grad in fsdp.shard_grads.values()) <= np.float32(1e-5)
+        return norm
+
+    def alone(comm: ts.Comm):
+        whole = ts.FSDP(comm, initial())
+        step(whole, slice(None), SAMPLES)
+        return np.concatenate([grad.ravel() for grad in whole.shard_grads.values()])
+
+    (grads,) = ranks(1, alone)
+    for options in ({}, {"shard_ranks": 2}):
+        for norm in ranks(4, lambda comm, options=options: job(comm, **options)):
+            assert norm == pytest.approx(np.linalg.norm(grads, p), rel=1e-5)
+
+
+def test_a_model_is_saved_and_loaded_at_other_sizes(ranks, tmp_path):
+    """Optimizer and all: the losses go on as if nothing had been."""
+
+    def job(comm: ts.Comm, steps: int):
+        fsdp = ts.FSDP(comm, initial(comm.rank))
+        optimizer = ts.AdamW(fsdp, lr=0.02)
+        losses = []
+        with ts.Saver(comm, tmp_path) as saver:
+            state = ts.State(model=fsdp, optim=optimizer)
+            first = saver.resume(state)
+            for _ in range(first, steps):
+                losses.append(step(fsdp, slice(comm.rank, None, comm.world_size), SAMPLES / comm.world_size))
+                optimizer.step()
+            saver.save(steps, state)
+        return losses
+
+    expected, _ = alone(ranks, steps=25)
+    done = 0
+    for size in (3, 1, 5, 2, 4):
+        done += 5
+        losses = np.mean(ranks(size, lambda comm, steps=done: job(comm, steps)), axis=0)
+        if SAMPLES % size == 0:
+            np.testing.assert_allclose(losses, expected[done - 5 : done], rtol=1e-4)
+    with ts.Checkpoint(tmp_path) as checkpoint:
+        assert checkpoint["model.w1"].shape == (8, 5)
+        assert checkpoint["optim.state.w1.exp_avg"].shape == (8, 5)
+
+
+def test_parameters_without_values_need_no_memory_for_all_of_them(ranks):
+    def job(comm: ts.Comm):
+        units = {"first": {"w1": ts.Deferred((8, 5)), "b1": ts.Deferred((8,), "float64")}, "second": {"w2": np.ones(3)}}
+        fsdp = ts.FSDP(comm, units)
+        assert not fsdp.shards["w1"].any()
+        layout = fsdp.layout("w1")
+        rows = layout.boxes(comm.rank)[0].slices[0]
+        fsdp.shards["w1"][...] = np.arange(8)[rows, None]
+        with fsdp.summon_full_params("first") as params:
+            assert (params["w1"] == np.arange(8)[:, None]).all()
+            assert params["b1"].dtype == np.float64
+        assert layout.shape == (8, 5)
+        return fsdp.shards["w1"].shape
+
+    assert ranks(3, job) == [(3, 5), (3, 5), (2, 5)]
+
+
+def test_views_do_not_outlive_their_block(ranks):
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, initial())
+        with pytest.raises(ts.InvalidState, match=r"1 views .* are held"), fsdp.forward("first") as params:
+            held = params["w1"].T
+            with pytest.raises(ValueError, match="read-only"):
+                held[0, 0] = 1
+        del held
+        with fsdp.forward("second") as params:
+            assert params["w2"].sum() == pytest.approx(initial()["second"]["w2"].sum(), abs=1e-6)
+        with pytest.raises(ts.InvalidState, match="held"), fsdp.backward("second") as (_, grads):
+            kept = grads["w2"]
+        kept[...] = comm.rank
+        del kept
+        with fsdp.backward("first") as (_, grads):
+            for grad in grads.values():
+                grad[...] = 1
+            del grad
+        with fsdp.backward("second") as (_, grads):
+            grads["w2"][...] = comm.rank
+        fsdp.wait()
+        assert (fsdp.shard_grads["w2"] == 0.5).all()
+
+    ranks(2, job)
+
+
+def test_frozen_parameters_and_unused_ones(ranks):
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, initial(), frozen=["w1"])
+        assert set(fsdp.shard_grads) == {"b1", "w2"}
+        with fsdp.backward("second") as (_, grads):
+            grads["w2"][...] = 2
+        with fsdp.backward("first") as (_, grads):
+            assert set(grads) == {"b1"}
+            if comm.rank == 0:
+                grads["b1"][...] = 8
+            else:
+                fsdp.unused("b1")
+        fsdp.wait()
+        assert (fsdp.shard_grads["b1"] == 4).all()
+        ts.SGD(fsdp, lr=1.0).step()
+        fsdp.set_accumulate(True)
+        for unit in ("second", "first"):
+            with fsdp.backward(unit) as (_, grads):
+                for name in grads:
+                    grads[name][...] = 1
+        fsdp.wait()
+        assert (fsdp.shard_grads["b1"] == 5).all()
+        fsdp.zero_grad()
+        assert not fsdp.shard_grads["b1"].any()
+
+    ranks(2, job)
+
+
+def test_a_reduction_over_replicas_may_wait(ranks):
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, {"u": {"w": np.zeros(4, np.float32)}}, shard_ranks=2)
+
+        def backward(value: float):
+            with fsdp.backward("u") as (_, grads):
+                grads["w"][...] = value * comm.rank
+            fsdp.wait()
+
+        fsdp.set_all_reduce(False)
+        backward(2)
+        assert not fsdp.shard_grads["w"].any()
+        fsdp.set_all_reduce(True)
+        backward(4)
+        assert (fsdp.shard_grads["w"] == 9).all()
+
+    ranks(4, job)
+
+
+def test_a_step_that_failed_is_abandoned(ranks):
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, initial(), keep_whole=["first"])
+        assert [fsdp.phase(unit) for unit in fsdp.units] == ["sharded", "sharded"]
+        with pytest.raises(ZeroDivisionError), fsdp.forward("first") as params:
+            assert params["w1"].any()
+            assert fsdp.phase("first") == "whole"
+            raise ZeroDivisionError
+        assert fsdp.phase("first") == "whole"
+        with pytest.raises(ts.InvalidState, match='"first" is whole'):
+            ts.SGD(fsdp).step()
+        with pytest.raises(ZeroDivisionError), fsdp.backward("second") as (_, grads):
+            grads["w2"][...] = 1
+            assert fsdp.phase("second") == "backward"
+            raise ZeroDivisionError
+        held = fsdp.shards, fsdp.shard_grads  # these may be
+        fsdp.abandon()
+        assert [fsdp.phase(unit) for unit in fsdp.units] == ["sharded", "sharded"]
+        assert not any(grad.any() for grad in held[1].values())
+        with fsdp.backward("second") as (_, grads):
+            grads["w2"][...] = comm.rank
+        assert fsdp.phase("second") == "reducing"
+        with fsdp.backward("first") as (_, grads):
+            view = grads["w1"]
+            fsdp.unused("w1")
+            fsdp.unused("b1")
+            with pytest.raises(ts.InvalidState, match="views of whole"):
+                fsdp.abandon()
+            del view
+        fsdp.wait()
+        assert (fsdp.shard_grads["w2"] == 0.5).all()
+
+    ranks(2, job)
+
+
+def test_nothing_is_loaded_while_a_unit_is_whole(ranks, tmp_path):
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, initial())
+        state = ts.State(model=fsdp)
+        with ts.Saver(comm, tmp_path) as saver:
+            saver.save(1, state)
+            with fsdp.forward("first"), pytest.raises(ts.InvalidState, match='unit "first" is whole'):
+                saver.resume(state)
+            fsdp.abandon()
+            assert saver.resume(state) == 1
+
+    ranks(2, job)
+
+
+BAD: Mapping[str, tuple[Any, type[Exception], str]] = MappingProxyType(
+    {
+        "a unit that is no mapping": ([np.ones(3)], TypeError, "dict of parameters by unit"),
+        "no unit": ({}, ts.InvalidArgument, "without units"),
+        "no parameter": ({"u": {}}, ts.InvalidArgument, '"u" has no parameters'),
+        "a scalar": ({"u": {"w": np.array(1.0)}}, ts.InvalidArgument, r"shape \[1\]"),
+        "integers": ({"u": {"w": np.ones(3, np.int32)}}, ts.InvalidArgument, "floating-point"),
+        "a parameter in two units": (
+            {"u": {"w": np.ones(3)}, "v": {"module.w": np.ones(3)}},
+            ts.InvalidArgument,
+            "two parameters are named",
+        ),
+        "not contiguous": ({"u": {"w": np.ones((4, 4))[:, ::2]}}, ts.InvalidArgument, "'w'"),
+        "text": ({"u": {"w": "w"}}, TypeError, "'w'"),
+    }
+)
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_models_are_refused(ranks, what):
+    units, error, said = BAD[what]
+
+    def job(comm: ts.Comm):
+        with pytest.raises(error, match=said):
+            ts.FSDP(comm, units)
+
+    ranks(1, job)
+
+
+def test_mistakes_are_told_by_name(ranks):
+    def job(comm: ts.Comm):
+        with pytest.raises(ts.NotFound, match="'other'"):
+            ts.FSDP(comm, initial(), keep_whole=["other"])
+        with pytest.raises(ts.NotFound, match="'w9'"):
+            ts.FSDP(comm, initial(), frozen=["w9"])
+        for options, said in (
+            ({"shard_ranks": 3}, "no multiple"),
+            ({"forward_prefetch": -1}, "at least 0"),
+            ({"grads_in_flight": 0}, "at least 1"),
+            ({"pre_divide": 0.0}, "above 0"),
+            ({"param_dtype": "int32"}, "param_dtype"),
+        ):
+            with pytest.raises(ts.InvalidArgument, match=said):
+                ts.FSDP(comm, initial(), **options)
+        fsdp = ts.FSDP(comm, initial())
+        assert fsdp.units == ("first", "second")
+        assert fsdp.names == ("w1", "b1", "w2")
+        with pytest.raises(ts.NotFound, match="'third'"), fsdp.forward("third"):
+            pass
+        with pytest.raises(ts.NotFound, match="'w9'"):
+            fsdp.unused("w9")
+        with pytest.raises(ts.InvalidState, match='2 of 2 units were never said to be ready: "first", "second"'):
+            fsdp.wait()
+        with fsdp.backward("second") as (_, grads):
+            grads["w2"][...] = 1
+            with pytest.raises(ts.InvalidState, match="backward"), fsdp.forward("first"):
+                pass
+        with pytest.raises(ts.InvalidState, match="once a step"), fsdp.backward("second"):
+            pass
+        optimizer = ts.SGD(fsdp)
+        with pytest.raises(ts.InvalidState, match="wait first"):
+            optimizer.step()
+        fsdp.close()
+        with pytest.raises(ts.InvalidState, match="closed"):
+            fsdp.wait()
+
+    ranks(2, job)
+
+
+def test_ranks_that_enter_different_units_are_told(ranks):
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, initial(), forward_prefetch=0)
+        with fsdp.forward(("first", "second")[comm.rank]):
+            pass
+
+    outcomes = ranks.outcomes(2, job)
+    assert all(isinstance(outcome, (ts.Mismatch, ts.Aborted)) for outcome in outcomes), outcomes
+    told = [str(outcome) for outcome in outcomes if isinstance(outcome, ts.Mismatch)]
+    assert told
+    assert all('"first"' in text and '"second"' in text for text in told)

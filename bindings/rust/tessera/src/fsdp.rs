@@ -1,0 +1,1079 @@
+//! Fully sharded data-parallel training.
+
+use std::cell::Cell;
+use std::fmt;
+use std::ops::Range;
+use std::ptr::{self, NonNull};
+use std::rc::Rc;
+
+use tessera_sys as sys;
+
+use crate::comm::{Borrowed, Comm};
+use crate::element::{DType, Element, ReduceOp};
+use crate::error::{check, Code, Error, Result};
+use crate::layout::Layout;
+use crate::params::{GradientOf, Group, Params, RawParams};
+use crate::raw;
+use crate::store::created;
+use crate::tensor::{slice, Held, Tensor, Use, View, ViewMut};
+
+/// Parameters that are whole at the same time: a layer, say. [`Params`] become one.
+///
+/// ```
+/// use tessera::{params, FsdpUnit};
+/// let unit = FsdpUnit::new(params!["w" => (vec![0.1f32; 64], [8, 8]), "scale" => (vec![1.0f32], [1])])
+///     .frozen(["scale"])
+///     .reshard_after_forward(false);
+/// ```
+#[derive(Debug, Default)]
+pub struct FsdpUnit {
+    params: Params,
+    frozen: Vec<String>,
+    keep_whole: bool,
+}
+
+impl FsdpUnit {
+    /// A unit of these parameters, all trained. They are floating-point tensors of one dimension or more, which are cut by
+    /// rows; those that are [`Tensor::deferred`] get their values later.
+    pub fn new(params: Params) -> Self {
+        FsdpUnit { params, ..Self::default() }
+    }
+
+    /// Parameters without a gradient, by the names under which they were given.
+    #[must_use]
+    pub fn frozen<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        self.frozen.extend(names.into_iter().map(Into::into));
+        self
+    }
+
+    /// Whether the parameters are sharded again between forward and backward. The default is `true`; staying whole takes
+    /// more memory and less communication.
+    #[must_use]
+    pub fn reshard_after_forward(mut self, value: bool) -> Self {
+        self.keep_whole = !value;
+        self
+    }
+}
+
+impl From<Params> for FsdpUnit {
+    fn from(params: Params) -> Self {
+        Self::new(params)
+    }
+}
+
+/// Named units in the order of registration; [`units!`](crate::units) writes them as a table.
+#[derive(Debug, Default)]
+pub struct Units {
+    items: Vec<(String, FsdpUnit)>,
+}
+
+impl Units {
+    /// No unit yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// One unit more.
+    #[must_use]
+    pub fn with(mut self, name: impl Into<String>, unit: impl Into<FsdpUnit>) -> Self {
+        self.items.push((name.into(), unit.into()));
+        self
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+}
+
+/// [`Units`] as a table of `name => params![...]`, or `name => FsdpUnit`.
+///
+/// ```
+/// use tessera::{params, units};
+/// let units = units![
+///     "fc1" => params!["w1" => (vec![0.1f32; 40], [8, 5]), "b1" => (vec![0.0f32; 8], [8])],
+///     "fc2" => params!["w2" => (vec![0.1f32; 8], [8])],
+/// ];
+/// assert_eq!(units.len(), 2);
+/// ```
+#[macro_export]
+macro_rules! units {
+    ($($name:expr => $unit:expr),* $(,)?) => {
+        $crate::Units::new()$(.with($name, $unit))*
+    };
+}
+
+/// Settings of an [`Fsdp`], the same on every rank. What is not set is the library's default.
+#[derive(Clone, Debug, Default)]
+pub struct FsdpOptions {
+    shard_ranks: Option<usize>,
+    forward_prefetch: Option<usize>,
+    backward_prefetch: Option<usize>,
+    grads_in_flight: Option<usize>,
+    param_dtype: Option<DType>,
+    reduce_dtype: Option<DType>,
+    op: Option<ReduceOp>,
+    pre_divide: Option<f64>,
+    sync_values: Option<bool>,
+}
+
+impl FsdpOptions {
+    /// All defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Parameters are cut among so many ranks that follow each other, of which the number of all ranks is a multiple; each
+    /// such group holds a replica. The default is 0: among all.
+    #[must_use]
+    pub fn shard_ranks(mut self, ranks: usize) -> Self {
+        self.shard_ranks = Some(ranks);
+        self
+    }
+
+    /// How many units are on their way while one computes in forward, in the order of the forward before. The default is 1.
+    #[must_use]
+    pub fn forward_prefetch(mut self, units: usize) -> Self {
+        self.forward_prefetch = Some(units);
+        self
+    }
+
+    /// The same in backward, in the reverse order of this forward. The default is 1.
+    #[must_use]
+    pub fn backward_prefetch(mut self, units: usize) -> Self {
+        self.backward_prefetch = Some(units);
+        self
+    }
+
+    /// A unit's backward waits for memory while the gradients of so many units are being reduced. At least 1, with which
+    /// units take turns. The default is 2.
+    #[must_use]
+    pub fn grads_in_flight(mut self, units: usize) -> Self {
+        self.grads_in_flight = Some(units);
+        self
+    }
+
+    /// The floating-point type of whole parameters. The default is none: that which was registered, and which shards keep.
+    #[must_use]
+    pub fn param_dtype(mut self, dtype: DType) -> Self {
+        self.param_dtype = Some(dtype);
+        self
+    }
+
+    /// The floating-point type of whole gradients, in which they are reduced. The default is none: that of whole parameters.
+    #[must_use]
+    pub fn reduce_dtype(mut self, dtype: DType) -> Self {
+        self.reduce_dtype = Some(dtype);
+        self
+    }
+
+    /// What becomes of the ranks' gradients: [`ReduceOp::Avg`] or [`ReduceOp::Sum`]. The default is `Avg`.
+    #[must_use]
+    pub fn op(mut self, op: ReduceOp) -> Self {
+        self.op = Some(op);
+        self
+    }
+
+    /// Each rank divides its gradients by this before they are summed; what is left of the average (or sum) is made up for
+    /// afterwards. Keeps sums of `f16` in range. The default is 1.
+    #[must_use]
+    pub fn pre_divide(mut self, factor: f64) -> Self {
+        self.pre_divide = Some(factor);
+        self
+    }
+
+    /// Whether shards begin with the values of rank 0, otherwise with each rank's own. The default is `true`.
+    #[must_use]
+    pub fn sync_values(mut self, value: bool) -> Self {
+        self.sync_values = Some(value);
+        self
+    }
+
+    fn write(&self, raw: &mut sys::tsr_fsdp_options) -> Result<()> {
+        fn set<T>(field: &mut T, value: Option<T>) {
+            if let Some(value) = value {
+                *field = value;
+            }
+        }
+        let count = |name: &str, value: Option<usize>| value.map(|value| raw::int32(name, value)).transpose();
+        set(&mut raw.shard_ranks, count("shard_ranks", self.shard_ranks)?);
+        set(&mut raw.forward_prefetch, count("forward_prefetch", self.forward_prefetch)?);
+        set(&mut raw.backward_prefetch, count("backward_prefetch", self.backward_prefetch)?);
+        set(&mut raw.grads_in_flight, count("grads_in_flight", self.grads_in_flight)?);
+        set(&mut raw.param_dtype, self.param_dtype.map(DType::as_raw));
+        set(&mut raw.reduce_dtype, self.reduce_dtype.map(DType::as_raw));
+        set(&mut raw.op, self.op.map(ReduceOp::as_raw));
+        set(&mut raw.pre_divide, self.pre_divide);
+        set(&mut raw.sync_values, self.sync_values.map(i32::from));
+        Ok(())
+    }
+}
+
+/// A model of which each rank holds a shard of every parameter, of its gradient and of the optimizer's state.
+///
+/// The parameters are grouped into units, such as layers. A unit's parameters are whole, in one copy that the ranks of a host
+/// share, while a [`Forward`] or [`Backward`] of it lives, and in between each rank keeps its rows alone. All ranks enter the
+/// same units in the same order. Parameters are numbered as they come, over all units.
+///
+/// The compiler sees to it that nothing outlives what it looks into: whole parameters end with their guard; shards are not
+/// written, and a step neither ends nor is abandoned, while a guard lives. Guards of different units may live together: one
+/// around the others for what several layers share, say.
+///
+/// ```
+/// # fn main() -> tessera::Result<()> {
+/// use tessera::{params, units, AdamW, Comm, Fsdp};
+/// let comm = Comm::from_env()?;
+/// let mut fsdp = Fsdp::new(
+///     &comm,
+///     units![
+///         "fc1" => params!["w1" => (vec![1.0f32; 6], [3, 2])],
+///         "fc2" => params!["w2" => (vec![1.0f32; 3], [3])],
+///     ],
+/// )?;
+/// let mut opt = AdamW::new(&mut fsdp).lr(1e-3).build()?;
+/// for _ in 0..3 {
+///     for unit in 0..fsdp.unit_count() {
+///         let layer = fsdp.forward(unit)?;
+///         for i in layer.indices() {
+///             let _computed = layer.param(i)?.iter().sum::<f32>();
+///         }
+///         layer.done()?;
+///     }
+///     for unit in (0..fsdp.unit_count()).rev() {
+///         let layer = fsdp.backward(unit)?;
+///         for i in layer.indices() {
+///             layer.grad_mut(i)?.fill(1.0);
+///         }
+///         layer.ready()?;
+///     }
+///     fsdp.wait()?;
+///     opt.step()?;
+/// }
+/// assert!(fsdp.shard(0)?[0] < 1.0);
+/// # Ok(()) }
+/// ```
+pub struct Fsdp<'c> {
+    inner: Rc<FsdpInner>,
+    _comm: Borrowed<'c>,
+}
+
+/// Where a unit is in its step. Shards may be written, by a program, an optimizer or a load, while all units are `Sharded`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum UnitPhase {
+    /// Each rank has its rows.
+    Sharded,
+    /// It is to be whole.
+    OnItsWay,
+    /// Its parameters are whole.
+    Whole,
+    /// It is whole, and its gradients are being written.
+    Backward,
+    /// It is sharded; until [`Fsdp::wait`] its gradients are reduced.
+    Reducing,
+}
+
+impl UnitPhase {
+    fn from_raw(phase: i32) -> Option<Self> {
+        Some(match phase {
+            sys::TSR_FSDP_SHARDED => UnitPhase::Sharded,
+            sys::TSR_FSDP_ON_ITS_WAY => UnitPhase::OnItsWay,
+            sys::TSR_FSDP_WHOLE => UnitPhase::Whole,
+            sys::TSR_FSDP_BACKWARD => UnitPhase::Backward,
+            sys::TSR_FSDP_REDUCING => UnitPhase::Reducing,
+            _ => return None,
+        })
+    }
+}
+
+/// As the library numbers them.
+struct Unit {
+    name: String,
+    indices: Range<usize>,
+    /// A guard of it lives, or a call that makes one runs.
+    lent: Cell<bool>,
+    /// The gradients of its shards are the library's: from its backward to `wait`.
+    grads_lent: Cell<bool>,
+}
+
+struct Param {
+    name: String,
+    shape: Vec<usize>,
+    unit: usize,
+    /// Both point into the handle's memory, and are dropped after it.
+    shard: Tensor,
+    /// None if it is not trained.
+    grad: Option<Tensor>,
+}
+
+/// Shared with the optimizers and states whose C side points at it.
+pub struct FsdpInner {
+    handle: NonNull<sys::tsr_fsdp>,
+    /// Those that are trained.
+    pub(crate) trained: Group,
+    params: Vec<Param>,
+    units: Vec<Unit>,
+}
+
+impl fmt::Debug for FsdpInner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.named_shards()).finish()
+    }
+}
+
+impl Drop for FsdpInner {
+    fn drop(&mut self) {
+        // SAFETY: this was the last owner: guards, optimizers and states that used it are gone.
+        unsafe { sys::tsr_fsdp_destroy(self.handle.as_ptr()) }
+    }
+}
+
+impl Param {
+    fn grad(&self) -> Result<&Tensor> {
+        self.grad.as_ref().ok_or_else(|| self.is_not_trained())
+    }
+
+    fn is_not_trained(&self) -> Error {
+        Error::state(format!("parameter \"{}\" is not trained; it has no gradient", self.name))
+    }
+}
+
+impl FsdpInner {
+    pub(crate) fn as_ptr(&self) -> *mut sys::tsr_fsdp {
+        self.handle.as_ptr()
+    }
+
+    pub(crate) fn named_shards(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.params.iter().map(|param| (param.name.as_str(), &param.shard))
+    }
+
+    /// What the library cut: units, parameters and views of shards.
+    fn read(&mut self) -> Result<()> {
+        let (mut units, mut params) = (0, 0);
+        // SAFETY: the handle is alive.
+        unsafe {
+            check(sys::tsr_fsdp_unit_count(self.as_ptr(), &mut units))?;
+            check(sys::tsr_fsdp_param_count(self.as_ptr(), &mut params))?;
+        }
+        for index in 0..params {
+            let param = self.read_param(index)?;
+            if let Some(grad) = &param.grad {
+                self.trained.params.push((param.name.clone(), param.shard.clone()));
+                self.trained.grads.push(grad.clone());
+            }
+            self.params.push(param);
+        }
+        let mut end = 0;
+        for unit in 0..units {
+            let begin = end;
+            end += self.params[begin..].iter().take_while(|param| param.unit == unit).count();
+            let mut name = ptr::null();
+            // SAFETY: the name lives as long as the handle.
+            let name = unsafe {
+                check(sys::tsr_fsdp_unit_name(self.as_ptr(), unit, &mut name))?;
+                raw::text(name)
+            };
+            let (lent, grads_lent) = (Cell::new(false), Cell::new(false));
+            self.units.push(Unit { name, indices: begin..end, lent, grads_lent });
+        }
+        Ok(())
+    }
+
+    fn read_param(&self, index: usize) -> Result<Param> {
+        let (mut unit, mut trained) = (0, 0);
+        // SAFETY: plain structs of which zero is a value; what is read of them lives as long as the handle, whose only owner
+        // also owns the tensors.
+        unsafe {
+            let (mut whole, mut shard): (sys::tsr_param, sys::tsr_param) = (std::mem::zeroed(), std::mem::zeroed());
+            check(sys::tsr_fsdp_param(self.as_ptr(), index, &mut whole, &mut unit, &mut trained))?;
+            check(sys::tsr_fsdp_shard(self.as_ptr(), index, &mut shard))?;
+            let mut grad = None;
+            if trained != 0 {
+                let mut view: sys::tsr_tensor = std::mem::zeroed();
+                check(sys::tsr_fsdp_shard_grad(self.as_ptr(), index, &mut view))?;
+                grad = Some(Tensor::borrowed(&view)?);
+            }
+            let name = raw::text(whole.name);
+            let sizes = slice(whole.tensor.shape, usize::try_from(whole.tensor.ndim).unwrap_or(0));
+            let shape = sizes.iter().map(|&size| usize::try_from(size).unwrap_or(0)).collect();
+            Ok(Param { name, shape, unit, shard: Tensor::borrowed(&shard.tensor)?, grad })
+        }
+    }
+
+    fn param(&self, index: usize) -> Result<&Param> {
+        let no_such = || Error::argument(format!("there is no parameter {index}; there are {}", self.params.len()));
+        self.params.get(index).ok_or_else(no_such)
+    }
+
+    fn unit(&self, unit: usize) -> Result<&Unit> {
+        let no_such = || Error::argument(format!("there is no unit {unit}; there are {}", self.units.len()));
+        self.units.get(unit).ok_or_else(no_such)
+    }
+
+    fn phase(&self, unit: usize) -> Result<UnitPhase> {
+        let mut phase = 0;
+        // SAFETY: the handle is alive and used by this thread alone; so in every method below.
+        check(unsafe { sys::tsr_fsdp_unit_phase(self.as_ptr(), unit, &mut phase) })?;
+        UnitPhase::from_raw(phase).ok_or_else(|| Error::state(format!("unit {unit} is in the unknown phase {phase}")))
+    }
+
+    /// Makes a unit whole by `begin`, for a guard.
+    fn whole(&self, unit: usize, begin: unsafe fn(*mut sys::tsr_fsdp, usize) -> sys::tsr_status) -> Result<Lent<'_>> {
+        let info = self.unit(unit)?;
+        if info.lent.replace(true) {
+            return Err(Error::state(format!(
+                "unit \"{}\" is in use: a guard of its forward, its backward or of the whole unit is alive; end it first",
+                info.name
+            )));
+        }
+        // It gives the unit back, unless `open`.
+        let mut lent = Lent { inner: self, unit, params: Vec::new(), open: false };
+        self.check_readable()?;
+        // SAFETY: nobody writes shards.
+        check(unsafe { begin(self.as_ptr(), unit) })?;
+        lent.params = info
+            .indices
+            .clone()
+            .map(|index| {
+                // SAFETY: a plain struct of which zero is a value. The memory is there until the unit is sharded again,
+                // before which the guard ends.
+                unsafe {
+                    let mut whole: sys::tsr_tensor = std::mem::zeroed();
+                    check(sys::tsr_fsdp_whole(self.as_ptr(), index, &mut whole))?;
+                    Tensor::borrowed(&whole)
+                }
+            })
+            .collect::<Result<_>>()?;
+        lent.open = true;
+        Ok(lent)
+    }
+
+    /// Whether the library may read shards in the background now.
+    fn check_readable(&self) -> Result<()> {
+        self.named_shards().try_for_each(|(name, shard)| shard.check_readable(&name))
+    }
+
+    fn grads_of<'a>(&'a self, unit: &Unit) -> impl Iterator<Item = (GradientOf<'a>, &'a Tensor)> {
+        let params = &self.params[unit.indices.clone()];
+        params.iter().filter_map(|param| param.grad.as_ref().map(|grad| (GradientOf(&param.name), grad)))
+    }
+
+    /// Gives the library the gradients of a unit's shards, unless it has them. Returns whether it did.
+    fn lend_grads(&self, unit: &Unit) -> Result<bool> {
+        if unit.grads_lent.get() {
+            return Ok(false);
+        }
+        self.grads_of(unit).try_for_each(|(name, grad)| grad.check_writable(&name))?;
+        self.grads_of(unit).try_for_each(|(name, grad)| grad.lend(&name))?;
+        unit.grads_lent.set(true);
+        Ok(true)
+    }
+
+    fn take_back_grads(&self, unit: &Unit) {
+        if unit.grads_lent.replace(false) {
+            self.grads_of(unit).for_each(|(_, grad)| grad.take_back());
+        }
+    }
+
+    /// The step has ended. No guard is alive, since the model was not borrowed; one may have been forgotten.
+    fn end_step(&self) {
+        for unit in &self.units {
+            unit.lent.set(false);
+            self.take_back_grads(unit);
+        }
+    }
+}
+
+impl<'c> Fsdp<'c> {
+    /// Registers a model, checks that all ranks registered the same, and cuts it. The given tensors are read here and not
+    /// used later. Collective.
+    ///
+    /// # Errors
+    /// `Mismatch`: the ranks' models differ, and the message names the first difference; `InvalidArgument`: a length does
+    /// not fit its shape, a dtype is no floating-point one, a parameter has no dimension, the name
+    /// of a unit or a parameter comes twice; `NotFound`: a
+    /// frozen parameter is not in its unit; `InvalidState`: a mutable view of a tensor is alive; `Timeout`, `Aborted`,
+    /// `PeerLost`, `NoMemory`.
+    pub fn new(comm: &'c Comm, units: Units) -> Result<Self> {
+        Self::with_options(comm, units, &FsdpOptions::new())
+    }
+
+    /// [`Fsdp::new`] with settings.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_options(comm: &'c Comm, units: Units, options: &FsdpOptions) -> Result<Self> {
+        let mut tensors: Vec<(String, Tensor)> = Vec::new();
+        let mut trained: Vec<i32> = Vec::new();
+        let mut given = Vec::new();
+        for (name, unit) in units.items {
+            let params = unit.params.into_items()?;
+            if let Some(unknown) = unit.frozen.iter().find(|frozen| !params.iter().any(|(param, _)| param == *frozen)) {
+                return Err(Error::new(
+                    Code::NotFound,
+                    format!("unit \"{name}\" is to freeze \"{unknown}\"; it has no such parameter"),
+                ));
+            }
+            let begin = tensors.len();
+            trained.extend(params.iter().map(|(param, _)| i32::from(!unit.frozen.contains(param))));
+            tensors.extend(params);
+            given.push((raw::c_string("the unit", &name)?, begin..tensors.len(), unit.keep_whole));
+        }
+        let values = tensors.iter().filter(|(_, tensor)| !tensor.is_deferred());
+        let held = Held::new(values.map(|(name, tensor)| (name, tensor)), Use::Reads)?;
+        let raw_params = RawParams::new(&tensors)?;
+        let raw_units: Vec<_> = given
+            .iter()
+            .map(|(name, indices, keep_whole)| sys::tsr_fsdp_unit {
+                name: name.as_ptr(),
+                params: raw_params.as_slice()[indices.clone()].as_ptr(),
+                n: indices.len(),
+                trained: trained[indices.clone()].as_ptr(),
+                reshard_after_forward: i32::from(!keep_whole),
+                reserved: [0; 5],
+            })
+            .collect();
+        // SAFETY: the communicator exists, so the library is loaded.
+        let mut raw = unsafe { raw::options(sys::tsr_fsdp_options_init) }?;
+        options.write(&mut raw)?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: all but the communicator, which the new object borrows, is borrowed for the call.
+        check(unsafe { sys::tsr_fsdp_create(comm.as_ptr(), raw_units.as_ptr(), raw_units.len(), &raw, &mut handle) })?;
+        drop(held);
+        let mut inner = FsdpInner {
+            handle: created(handle)?,
+            trained: Group { params: Vec::new(), grads: Vec::new() },
+            params: Vec::new(),
+            units: Vec::new(),
+        };
+        inner.read()?;
+        Ok(Fsdp { inner: Rc::new(inner), _comm: Borrowed::new() })
+    }
+
+    pub(crate) fn inner(&self) -> &Rc<FsdpInner> {
+        &self.inner
+    }
+
+    /// How many parameters there are, over all units.
+    pub fn len(&self) -> usize {
+        self.inner.params.len()
+    }
+
+    /// Whether there is no parameter; never so.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The index of the parameter `name`.
+    pub fn index(&self, name: &str) -> Option<usize> {
+        self.inner.params.iter().position(|param| param.name == name)
+    }
+
+    /// The name of parameter `index`; `None` beyond the last.
+    pub fn name(&self, index: usize) -> Option<&str> {
+        self.inner.params.get(index).map(|param| param.name.as_str())
+    }
+
+    /// The sizes of parameter `index`, whole; `None` beyond the last.
+    pub fn shape(&self, index: usize) -> Option<&[usize]> {
+        self.inner.params.get(index).map(|param| param.shape.as_slice())
+    }
+
+    /// Whether parameter `index` has a gradient; not so beyond the last.
+    pub fn is_trained(&self, index: usize) -> bool {
+        self.inner.params.get(index).is_some_and(|param| param.grad.is_some())
+    }
+
+    /// How many units there are.
+    pub fn unit_count(&self) -> usize {
+        self.inner.units.len()
+    }
+
+    /// The index of the unit `name`.
+    pub fn unit(&self, name: &str) -> Option<usize> {
+        self.inner.units.iter().position(|unit| unit.name == name)
+    }
+
+    /// The name of unit `unit`; `None` beyond the last.
+    pub fn unit_name(&self, unit: usize) -> Option<&str> {
+        self.inner.units.get(unit).map(|unit| unit.name.as_str())
+    }
+
+    /// The parameters of unit `unit`; `None` beyond the last.
+    pub fn indices(&self, unit: usize) -> Option<Range<usize>> {
+        self.inner.units.get(unit).map(|unit| unit.indices.clone())
+    }
+
+    /// The unit of parameter `index`; `None` beyond the last.
+    pub fn unit_of(&self, index: usize) -> Option<usize> {
+        self.inner.params.get(index).map(|param| param.unit)
+    }
+
+    /// Where unit `unit` is in its step.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such unit.
+    pub fn phase(&self, unit: usize) -> Result<UnitPhase> {
+        self.inner.phase(unit)
+    }
+
+    /// Who holds which rows of parameter `index`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such parameter; `NoMemory`.
+    pub fn layout(&self, index: usize) -> Result<Layout> {
+        let mut handle = ptr::null_mut();
+        check(unsafe { sys::tsr_fsdp_layout(self.inner.as_ptr(), index, &mut handle) })?;
+        Ok(Layout::from_raw(created(handle)?, self.inner.params[index].shape.len()))
+    }
+
+    /// This rank's rows of parameter `index`, an `f32` tensor, to read. There may be none.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such parameter, or it is no `f32`.
+    pub fn shard(&self, index: usize) -> Result<View<'_, f32>> {
+        self.shard_as(index)
+    }
+
+    /// [`Self::shard`] of any dtype.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn shard_as<T: Element>(&self, index: usize) -> Result<View<'_, T>> {
+        self.inner.param(index)?.shard.view()
+    }
+
+    /// This rank's rows of parameter `index`, an `f32` tensor, to write: between steps.
+    ///
+    /// # Errors
+    /// As [`Self::shard`], and `InvalidState`: the unit is whole or on its way; [`Self::reshard`] it.
+    pub fn shard_mut(&mut self, index: usize) -> Result<ViewMut<'_, f32>> {
+        self.shard_mut_as(index)
+    }
+
+    /// [`Self::shard_mut`] of any dtype.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn shard_mut_as<T: Element>(&mut self, index: usize) -> Result<ViewMut<'_, T>> {
+        let param = self.inner.param(index)?;
+        match self.phase(param.unit)? {
+            UnitPhase::Sharded | UnitPhase::Reducing => param.shard.view_mut(),
+            UnitPhase::OnItsWay | UnitPhase::Whole | UnitPhase::Backward => Err(Error::state(format!(
+                "unit \"{}\" is whole or on its way, so its shards are not to be written; wait() or reshard() the unit first",
+                self.inner.units[param.unit].name
+            ))),
+        }
+    }
+
+    /// The gradient of this rank's rows of parameter `index`, an `f32` tensor, to read: reduced by [`Self::wait`].
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such parameter, or it is no `f32`; `InvalidState`: it is not trained, or its unit's
+    /// backward has begun in this step.
+    pub fn shard_grad(&self, index: usize) -> Result<View<'_, f32>> {
+        self.shard_grad_as(index)
+    }
+
+    /// [`Self::shard_grad`] of any dtype.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn shard_grad_as<T: Element>(&self, index: usize) -> Result<View<'_, T>> {
+        self.inner.param(index)?.grad()?.view()
+    }
+
+    /// The gradient of this rank's rows of parameter `index`, an `f32` tensor, to write: to clip it, say.
+    ///
+    /// # Errors
+    /// As [`Self::shard_grad`], and while any view of it is alive.
+    pub fn shard_grad_mut(&self, index: usize) -> Result<ViewMut<'_, f32>> {
+        self.shard_grad_mut_as(index)
+    }
+
+    /// [`Self::shard_grad_mut`] of any dtype.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn shard_grad_mut_as<T: Element>(&self, index: usize) -> Result<ViewMut<'_, T>> {
+        self.inner.param(index)?.grad()?.view_mut()
+    }
+
+    /// A unit's forward begins: returns when its parameters are whole, with the next units on their way. The guard lends
+    /// them, and ends the forward. Collective.
+    ///
+    /// # Errors
+    /// `InvalidState`: in the middle of a backward, a guard of the unit is alive, or a mutable view of a shard is;
+    /// `InvalidArgument`: there is no such unit; `Mismatch`: another rank makes another unit whole; `Timeout`, `Aborted`,
+    /// `PeerLost`, `NoMemory`. `Interrupted`: call it again.
+    pub fn forward(&self, unit: usize) -> Result<Forward<'_>> {
+        Ok(Forward(self.inner.whole(unit, sys::tsr_fsdp_forward)?))
+    }
+
+    /// A unit's backward begins, once a step: returns when its parameters are whole and there is memory for its gradients.
+    /// The guard lends both. Collective.
+    ///
+    /// # Errors
+    /// As [`Self::forward`], and `InvalidState`: the unit's gradients were ready in this step, or a view of the gradient of
+    /// one of its shards is alive.
+    pub fn backward(&self, unit: usize) -> Result<Backward<'_>> {
+        let inner = &*self.inner;
+        let info = inner.unit(unit)?;
+        let newly = inner.lend_grads(info)?; // those of a backward that goes on are the library's already
+        let lent = inner.whole(unit, sys::tsr_fsdp_backward).inspect_err(|_| {
+            if newly {
+                inner.take_back_grads(info); // nothing reduces into them before `ready`
+            }
+        })?;
+        let grads = inner.params[info.indices.clone()]
+            .iter()
+            .zip(info.indices.clone())
+            .map(|(param, index)| {
+                if param.grad.is_none() {
+                    return Ok(None);
+                }
+                // SAFETY: a plain struct of which zero is a value; the memory is there until `ready`, with which the guard
+                // ends.
+                unsafe {
+                    let mut grad: sys::tsr_tensor = std::mem::zeroed();
+                    check(sys::tsr_fsdp_grad(inner.as_ptr(), index, &mut grad))?;
+                    Tensor::borrowed(&grad).map(Some)
+                }
+            })
+            .collect::<Result<_>>()?;
+        Ok(Backward { lent, grads })
+    }
+
+    /// The end of backward: returns when the gradients of all shards are the average (or sum) over the ranks, and every unit
+    /// is sharded. Collective.
+    ///
+    /// # Errors
+    /// `InvalidState`: units whose gradients were never said to be ready, which the message names; the step can be completed
+    /// and waited for again. `Mismatch`, `Timeout`, `Aborted`, `PeerLost`: the gradients stay out of reach. `Interrupted`:
+    /// call it again.
+    pub fn wait(&mut self) -> Result<()> {
+        check(unsafe { sys::tsr_fsdp_wait(self.inner.as_ptr()) })?;
+        self.inner.end_step();
+        Ok(())
+    }
+
+    /// Gives up the step that has begun, however far it is: every unit is sharded and every gradient zero, also what was
+    /// accumulated. What an error or a panic left behind is gone with that, a [`Backward`] dropped before it was ready, say.
+    /// Collective: all ranks do so after the same calls of that step, so ranks that go on without an error have to hear of
+    /// it first, by a collective of their own, say.
+    ///
+    /// ```
+    /// # fn main() -> tessera::Result<()> {
+    /// use tessera::{params, units, Comm, Fsdp, ReduceOp};
+    /// let comm = Comm::from_env()?;
+    /// let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![1.0f32; 6], [3, 2])]])?;
+    /// let layer = fsdp.backward(0)?;
+    /// let failed = layer.grad_mut(0)?.iter().all(|grad| grad.is_nan());
+    /// let mut failures = [f32::from(u8::from(failed))];
+    /// comm.all_reduce(&mut failures, ReduceOp::Sum)?;
+    /// if failures[0] == 0.0 {
+    ///     layer.ready()?;
+    ///     fsdp.wait()?;
+    /// } else {
+    ///     drop(layer);
+    ///     fsdp.abandon()?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidState`: a view of a gradient is alive, or another call uses it; `Mismatch`, `Timeout`, `Aborted`, `PeerLost`,
+    /// `NoMemory`. `Interrupted`: call it again.
+    pub fn abandon(&mut self) -> Result<()> {
+        let inner = &*self.inner;
+        let free = inner.units.iter().filter(|unit| !unit.grads_lent.get());
+        let _grads = Held::new(free.flat_map(|unit| inner.grads_of(unit)), Use::Writes)?;
+        check(unsafe { sys::tsr_fsdp_abandon(inner.as_ptr()) })?;
+        inner.end_step();
+        Ok(())
+    }
+
+    /// Begins to make a unit whole, in the background; does nothing for one that is whole or on its way. Collective.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such unit; `InvalidState`: a mutable view of a shard is alive; `Aborted`.
+    pub fn unshard(&self, unit: usize) -> Result<()> {
+        self.inner.check_readable()?;
+        check(unsafe { sys::tsr_fsdp_unshard(self.inner.as_ptr(), unit) })
+    }
+
+    /// Returns when a unit that is on its way, by [`Self::unshard`], is whole. The guard lends its parameters, and shards it
+    /// again. Collective.
+    ///
+    /// # Errors
+    /// `InvalidState`: nobody asked for it, or a guard of the unit is alive; `InvalidArgument`: there is no such unit;
+    /// `Mismatch`, `Timeout`, `Aborted`, `PeerLost`, `NoMemory`. `Interrupted`: call it again.
+    pub fn whole(&self, unit: usize) -> Result<Whole<'_>> {
+        Ok(Whole(self.inner.whole(unit, sys::tsr_fsdp_await)?))
+    }
+
+    /// Shards a unit that is whole, or on its way, without a guard: one that stays whole after a forward, or was prefetched.
+    /// One that is still on its way is waited for. Collective.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such unit; `InvalidState`: its backward began; `Mismatch`, `Timeout`, `Aborted`,
+    /// `PeerLost`, `NoMemory`. `Interrupted`: call it again.
+    pub fn reshard(&mut self, unit: usize) -> Result<()> {
+        check(unsafe { sys::tsr_fsdp_reshard(self.inner.as_ptr(), unit) })?;
+        self.inner.units[unit].lent.set(false); // a forgotten guard
+        Ok(())
+    }
+
+    /// Whether the following backwards reduce. Without, gradients stay whole on each rank and take memory until the next
+    /// backward with synchronisation reduces their sum: they are zero at first, and the trainer adds to what is there. The
+    /// same on every rank; `true` at first.
+    ///
+    /// # Errors
+    /// `InvalidState`: in the middle of a backward.
+    pub fn set_sync(&mut self, sync: bool) -> Result<()> {
+        check(unsafe { sys::tsr_fsdp_set_sync(self.inner.as_ptr(), i32::from(sync)) })
+    }
+
+    /// Whether the following backwards add to the gradients of the shards instead of replacing them; `false` at first.
+    ///
+    /// # Errors
+    /// `InvalidState`: in the middle of a backward.
+    pub fn set_accumulate(&mut self, accumulate: bool) -> Result<()> {
+        check(unsafe { sys::tsr_fsdp_set_accumulate(self.inner.as_ptr(), i32::from(accumulate)) })
+    }
+
+    /// With replicas ([`FsdpOptions::shard_ranks`]): whether the following backwards reduce over these, too. Without, the
+    /// sums over the ranks of each replica are kept, and added up, until the next backward with it; the shards' gradients
+    /// stay as they are. The same on every rank; `true` at first.
+    ///
+    /// # Errors
+    /// `InvalidState`: in the middle of a backward.
+    pub fn set_all_reduce(&mut self, all_reduce: bool) -> Result<()> {
+        check(unsafe { sys::tsr_fsdp_set_all_reduce(self.inner.as_ptr(), i32::from(all_reduce)) })
+    }
+
+    /// Sets the gradients of the shards to zero, and forgets those that add up whole.
+    ///
+    /// # Errors
+    /// `InvalidState`: units are whole, or gradients are being reduced; `Aborted`.
+    pub fn zero_grad(&mut self) -> Result<()> {
+        let _grads = Held::new(self.inner.trained.named_grads(), Use::Writes)?;
+        check(unsafe { sys::tsr_fsdp_zero_grad(self.inner.as_ptr()) })
+    }
+}
+
+impl fmt::Debug for Fsdp<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+/// A whole unit, to whoever holds the guard.
+struct Lent<'f> {
+    inner: &'f FsdpInner,
+    unit: usize,
+    params: Vec<Tensor>,
+    /// It is still to be ended.
+    open: bool,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.inner.units[self.unit].lent.set(false);
+    }
+}
+
+impl Lent<'_> {
+    fn info(&self) -> &Unit {
+        &self.inner.units[self.unit]
+    }
+
+    /// Which one of the unit's parameters that is.
+    fn position(&self, index: usize) -> Result<usize> {
+        let Unit { name, indices, .. } = self.info();
+        if indices.contains(&index) {
+            Ok(index - indices.start)
+        } else {
+            Err(Error::argument(format!(
+                "parameter {index} is not of unit \"{name}\", which has {} to {}",
+                indices.start,
+                indices.end - 1
+            )))
+        }
+    }
+
+    fn param<T: Element>(&self, index: usize) -> Result<&[T]> {
+        let param = &self.params[self.position(index)?];
+        param.check_dtype(T::DTYPE)?;
+        // SAFETY: it is whole for as long as the guard lives, and nobody writes it meanwhile.
+        Ok(unsafe { slice(param.as_raw().data.cast_const().cast(), param.len()) })
+    }
+
+    fn end(&mut self, end: unsafe fn(*mut sys::tsr_fsdp, usize) -> sys::tsr_status) -> Result<()> {
+        if !std::mem::take(&mut self.open) {
+            return Ok(());
+        }
+        // SAFETY: the handle is alive; what the guard lent is not used any longer.
+        check(unsafe { end(self.inner.as_ptr(), self.unit) })
+    }
+
+    fn fmt(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(name).field("unit", &self.info().name).field("indices", &self.info().indices).finish()
+    }
+}
+
+macro_rules! whole_accessors {
+    ($($lent:tt)*) => {
+        /// The unit's parameters.
+        pub fn indices(&self) -> Range<usize> {
+            self.$($lent)*.info().indices.clone()
+        }
+
+        /// Parameter `index`, an `f32` tensor, whole. Read only: the ranks of a host have one copy of it.
+        ///
+        /// # Errors
+        /// [`Code::InvalidArgument`](crate::Code::InvalidArgument): it is not of this unit, or it is no `f32`.
+        pub fn param(&self, index: usize) -> Result<&[f32]> {
+            self.param_as(index)
+        }
+
+        /// [`Self::param`] of any dtype.
+        ///
+        /// # Errors
+        /// As there.
+        pub fn param_as<T: Element>(&self, index: usize) -> Result<&[T]> {
+            self.$($lent)*.param(index)
+        }
+    };
+}
+
+/// A unit in its forward, made by [`Fsdp::forward`]: its parameters are whole. Dropping it ends the forward, as
+/// [`done`](Self::done) does, which tells of errors.
+#[must_use = "the forward ends when this is dropped"]
+pub struct Forward<'f>(Lent<'f>);
+
+impl Forward<'_> {
+    whole_accessors!(0);
+
+    /// The forward ends: the parameters are sharded again, unless the unit stays whole until its backward.
+    ///
+    /// # Errors
+    /// `Aborted`.
+    pub fn done(mut self) -> Result<()> {
+        self.0.end(sys::tsr_fsdp_forward_done)
+    }
+}
+
+impl Drop for Forward<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.end(sys::tsr_fsdp_forward_done); // the next call fails with it, too
+    }
+}
+
+impl fmt::Debug for Forward<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt("Forward", f)
+    }
+}
+
+/// A unit that is whole outside of a step, made by [`Fsdp::whole`]: to evaluate, or to look at. Dropping it shards the unit
+/// again, as [`reshard`](Self::reshard) does, which tells of errors.
+#[must_use = "the unit is sharded again when this is dropped"]
+pub struct Whole<'f>(Lent<'f>);
+
+impl Whole<'_> {
+    whole_accessors!(0);
+
+    /// Gives the memory of the unit back.
+    ///
+    /// # Errors
+    /// `InvalidState`: its backward began; `Aborted`.
+    pub fn reshard(mut self) -> Result<()> {
+        self.0.end(sys::tsr_fsdp_reshard)
+    }
+}
+
+impl Drop for Whole<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.end(sys::tsr_fsdp_reshard); // as for a forward
+    }
+}
+
+impl fmt::Debug for Whole<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt("Whole", f)
+    }
+}
+
+/// A unit in its backward, made by [`Fsdp::backward`]: its parameters are whole, and its gradients are to be written.
+///
+/// [`ready`](Self::ready) ends it. Dropped before, by an error in between, say, the unit's backward goes on without the guard:
+/// the unit stays whole, [`Fsdp::backward`] gives another guard with what was written so far, and [`Fsdp::wait`] names the
+/// unit. [`Fsdp::abandon`] gives up the whole step instead.
+#[must_use = "ready() ends the unit's backward"]
+pub struct Backward<'f> {
+    lent: Lent<'f>,
+    /// None of what is not trained.
+    grads: Vec<Option<Tensor>>,
+}
+
+impl Backward<'_> {
+    whole_accessors!(lent);
+
+    fn grad(&self, index: usize) -> Result<&Tensor> {
+        let position = self.lent.position(index)?;
+        self.grads[position].as_ref().ok_or_else(|| self.lent.inner.params[index].is_not_trained())
+    }
+
+    /// Where the whole gradient of parameter `index`, an `f32` tensor, is to be written. It holds anything at first, but
+    /// without synchronisation ([`Fsdp::set_sync`]) what has added up, zeros at first.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it is not of this unit, or it is no `f32`; `InvalidState`: it is not trained, or a view of it is
+    /// alive.
+    pub fn grad_mut(&self, index: usize) -> Result<ViewMut<'_, f32>> {
+        self.grad_mut_as(index)
+    }
+
+    /// [`Self::grad_mut`] of any dtype.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn grad_mut_as<T: Element>(&self, index: usize) -> Result<ViewMut<'_, T>> {
+        self.grad(index)?.view_mut()
+    }
+
+    /// This rank has no gradient of parameter `index` in this backward, which counts as zeros.
+    ///
+    /// # Errors
+    /// As [`Self::grad_mut`].
+    pub fn unused(&self, index: usize) -> Result<()> {
+        self.grad(index)?.check_writable(&GradientOf(&self.lent.inner.params[index].name))?;
+        check(unsafe { sys::tsr_fsdp_unused(self.lent.inner.as_ptr(), index) })
+    }
+
+    /// The unit's backward ends: its gradients, all written, are reduced into the shards in the background, and its
+    /// parameters are sharded again.
+    ///
+    /// # Errors
+    /// `Aborted`.
+    pub fn ready(mut self) -> Result<()> {
+        self.lent.end(sys::tsr_fsdp_grads_ready)
+    }
+}
+
+/// So that views into the gradients end before.
+impl Drop for Backward<'_> {
+    fn drop(&mut self) {}
+}
+
+impl fmt::Debug for Backward<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lent.fmt("Backward", f)
+    }
+}

@@ -1,0 +1,226 @@
+// tessera/fsdp.h: fully sharded data-parallel training.
+#include "tessera/fsdp.h"
+
+#include <algorithm>
+
+#include "handles.hpp"
+
+namespace {
+
+using tsr::capi::create;
+using tsr::capi::destroy;
+using tsr::capi::flag;
+using tsr::capi::guard;
+using tsr::capi::object_of;
+using tsr::capi::options_in;
+using tsr::capi::options_init;
+using tsr::capi::required;
+using tsr::capi::tensor_in;
+using tsr::capi::tensor_out;
+using tsr::capi::text;
+
+constexpr tsr_fsdp_options default_options{.struct_size = sizeof(tsr_fsdp_options),
+                                           .shard_ranks = 0,
+                                           .forward_prefetch = 1,
+                                           .backward_prefetch = 1,
+                                           .grads_in_flight = 2,
+                                           .param_dtype = 0,
+                                           .reduce_dtype = 0,
+                                           .op = TSR_REDUCE_AVG,
+                                           .pre_divide = 1,
+                                           .sync_values = 1};
+
+tsr::FsdpOptions core_options(const tsr_fsdp_options* options) {
+    const auto o = options_in(options, default_options, "options");
+    tsr::FsdpOptions core;
+    core.shard_ranks = o.shard_ranks;
+    core.forward_prefetch = o.forward_prefetch;
+    core.backward_prefetch = o.backward_prefetch;
+    core.grads_in_flight = o.grads_in_flight;
+    if (o.param_dtype != 0) core.param_dtype = static_cast<tsr::DType>(o.param_dtype);
+    if (o.reduce_dtype != 0) core.reduce_dtype = static_cast<tsr::DType>(o.reduce_dtype);
+    core.op = static_cast<tsr::ReduceOp>(o.op);
+    core.pre_divide = o.pre_divide;
+    core.sync_values = flag(o.sync_values, "sync_values");
+    return core;
+}
+
+// A parameter without data is one whose values come later.
+tsr::NamedTensor param_in(const tsr_param& param, const std::string& unit, size_t index) {
+    const std::string name = text(param.name, "a parameter's name");
+    const std::string what = fmt::format("parameter {} (\"{}\") of unit \"{}\"", index, name, unit);
+    if (param.tensor.data != nullptr) return {name, tensor_in(&param.tensor, what.c_str())};
+    tsr_tensor described = param.tensor;
+    alignas(16) std::byte anything{};
+    described.data = &anything;
+    tsr::Tensor tensor = tensor_in(&described, what.c_str());
+    tensor.data = nullptr;
+    return {name, tensor};
+}
+
+tsr::FsdpUnit unit_in(const tsr_fsdp_unit& unit, size_t index) {
+    tsr::FsdpUnit out;
+    out.name = text(unit.name, "a unit's name");
+    if (std::any_of(std::begin(unit.reserved), std::end(unit.reserved), [](int32_t word) { return word != 0; })) {
+        throw tsr::Error(tsr::Code::unsupported,
+                         fmt::format("the reserved fields of unit {} (\"{}\") are not zero", index, out.name));
+    }
+    if (unit.n > 0) required(unit.params, "a unit's params");
+    for (size_t i = 0; i < unit.n; ++i) {
+        out.params.push_back(param_in(unit.params[i], out.name, i));
+        if (unit.trained != nullptr) out.trained.push_back(flag(unit.trained[i], "trained"));
+    }
+    out.reshard_after_forward = flag(unit.reshard_after_forward, "reshard_after_forward");
+    return out;
+}
+
+// `shape` outlives the view.
+tsr_tensor view(const tsr::Tensor& tensor, const tsr::Dims& shape) {
+    tsr_tensor out = tensor_out(tensor);
+    out.shape = shape.data();
+    return out;
+}
+
+}  // namespace
+
+extern "C" {
+
+tsr_status tsr_fsdp_options_init(tsr_fsdp_options* options, size_t struct_size) {
+    return options_init(options, struct_size, default_options, "options");
+}
+
+tsr_status tsr_fsdp_create(tsr_comm* comm, const tsr_fsdp_unit* units, size_t n, const tsr_fsdp_options* options,
+                           tsr_fsdp** out) {
+    return guard([&] {
+        create(out, [&] {
+            const auto& ranks = object_of(comm, "comm");
+            if (n > 0) required(units, "units");
+            std::vector<tsr::FsdpUnit> list;
+            for (size_t u = 0; u < n; ++u) list.push_back(unit_in(units[u], u));
+            return std::make_shared<tsr::Fsdp>(ranks, std::move(list), core_options(options));
+        });
+    });
+}
+
+tsr_status tsr_fsdp_unit_count(const tsr_fsdp* fsdp, size_t* count) {
+    return guard([&] { required(count, "count") = object_of(fsdp, "fsdp")->units(); });
+}
+
+tsr_status tsr_fsdp_param_count(const tsr_fsdp* fsdp, size_t* count) {
+    return guard([&] { required(count, "count") = object_of(fsdp, "fsdp")->params(); });
+}
+
+tsr_status tsr_fsdp_unit_name(const tsr_fsdp* fsdp, size_t unit, const char** name) {
+    return guard([&] { required(name, "name") = object_of(fsdp, "fsdp")->unit(unit).name.c_str(); });
+}
+
+tsr_status tsr_fsdp_param(const tsr_fsdp* fsdp, size_t index, tsr_param* param, size_t* unit, int32_t* trained) {
+    return guard([&] {
+        const tsr::FsdpParam& found = object_of(fsdp, "fsdp")->param(index);
+        if (param != nullptr) *param = {found.name.c_str(), view({nullptr, found.shape, found.dtype, {}}, found.shape)};
+        if (unit != nullptr) *unit = found.unit;
+        if (trained != nullptr) *trained = found.trained ? 1 : 0;
+    });
+}
+
+tsr_status tsr_fsdp_unit_phase(const tsr_fsdp* fsdp, size_t unit, int32_t* phase) {
+    return guard([&] {
+        const tsr::UnitPhase found = object_of(fsdp, "fsdp")->phase(unit);
+        required(phase, "phase") = static_cast<int32_t>(found);
+    });
+}
+
+tsr_status tsr_fsdp_shard(const tsr_fsdp* fsdp, size_t index, tsr_param* shard) {
+    return guard([&] {
+        const auto& model = object_of(fsdp, "fsdp");
+        const tsr::FsdpParam& param = model->param(index);
+        required(shard, "shard") = {param.name.c_str(), view(model->shard(index), param.shard_shape)};
+    });
+}
+
+tsr_status tsr_fsdp_shard_grad(const tsr_fsdp* fsdp, size_t index, tsr_tensor* grad) {
+    return guard([&] {
+        const auto& model = object_of(fsdp, "fsdp");
+        required(grad, "grad") = view(model->shard_grad(index), model->param(index).shard_shape);
+    });
+}
+
+tsr_status tsr_fsdp_layout(const tsr_fsdp* fsdp, size_t index, tsr_layout** out) {
+    return guard([&] {
+        create(out, [&] { return std::make_shared<tsr::Layout>(object_of(fsdp, "fsdp")->held(index).layout); });
+    });
+}
+
+tsr_status tsr_fsdp_whole(tsr_fsdp* fsdp, size_t index, tsr_tensor* whole) {
+    return guard([&] {
+        const auto& model = object_of(fsdp, "fsdp");
+        required(whole, "whole") = view(model->whole(index), model->param(index).shape);
+    });
+}
+
+tsr_status tsr_fsdp_grad(tsr_fsdp* fsdp, size_t index, tsr_tensor* grad) {
+    return guard([&] {
+        const auto& model = object_of(fsdp, "fsdp");
+        required(grad, "grad") = view(model->grad(index), model->param(index).shape);
+    });
+}
+
+tsr_status tsr_fsdp_forward(tsr_fsdp* fsdp, size_t unit) {
+    return guard([&] { object_of(fsdp, "fsdp")->forward(unit); });
+}
+
+tsr_status tsr_fsdp_forward_done(tsr_fsdp* fsdp, size_t unit) {
+    return guard([&] { object_of(fsdp, "fsdp")->forward_done(unit); });
+}
+
+tsr_status tsr_fsdp_backward(tsr_fsdp* fsdp, size_t unit) {
+    return guard([&] { object_of(fsdp, "fsdp")->backward(unit); });
+}
+
+tsr_status tsr_fsdp_unused(tsr_fsdp* fsdp, size_t index) {
+    return guard([&] { object_of(fsdp, "fsdp")->unused(index); });
+}
+
+tsr_status tsr_fsdp_grads_ready(tsr_fsdp* fsdp, size_t unit) {
+    return guard([&] { object_of(fsdp, "fsdp")->grads_ready(unit); });
+}
+
+tsr_status tsr_fsdp_wait(tsr_fsdp* fsdp) {
+    return guard([&] { object_of(fsdp, "fsdp")->wait(); });
+}
+
+tsr_status tsr_fsdp_abandon(tsr_fsdp* fsdp) {
+    return guard([&] { object_of(fsdp, "fsdp")->abandon(); });
+}
+
+tsr_status tsr_fsdp_unshard(tsr_fsdp* fsdp, size_t unit) {
+    return guard([&] { object_of(fsdp, "fsdp")->unshard(unit); });
+}
+
+tsr_status tsr_fsdp_await(tsr_fsdp* fsdp, size_t unit) {
+    return guard([&] { object_of(fsdp, "fsdp")->await_unit(unit); });
+}
+
+tsr_status tsr_fsdp_reshard(tsr_fsdp* fsdp, size_t unit) {
+    return guard([&] { object_of(fsdp, "fsdp")->reshard(unit); });
+}
+
+tsr_status tsr_fsdp_set_sync(tsr_fsdp* fsdp, int32_t sync) {
+    return guard([&] { object_of(fsdp, "fsdp")->set_sync(flag(sync, "sync")); });
+}
+
+tsr_status tsr_fsdp_set_accumulate(tsr_fsdp* fsdp, int32_t accumulate) {
+    return guard([&] { object_of(fsdp, "fsdp")->set_accumulate(flag(accumulate, "accumulate")); });
+}
+
+tsr_status tsr_fsdp_set_all_reduce(tsr_fsdp* fsdp, int32_t all_reduce) {
+    return guard([&] { object_of(fsdp, "fsdp")->set_all_reduce(flag(all_reduce, "all_reduce")); });
+}
+
+tsr_status tsr_fsdp_zero_grad(tsr_fsdp* fsdp) {
+    return guard([&] { object_of(fsdp, "fsdp")->zero_grad(); });
+}
+
+void tsr_fsdp_destroy(tsr_fsdp* fsdp) { destroy(fsdp); }
+
+}  // extern "C"

@@ -1,0 +1,280 @@
+/* Tessera: fully sharded data-parallel training. Each rank holds a shard of every parameter, of its gradient and of the
+ * optimizer's state; parameters are whole only while a unit of the model computes, in one copy a host.
+ *
+ * A step: for each unit tsr_fsdp_forward, compute, tsr_fsdp_forward_done; then, in reverse, tsr_fsdp_backward, write
+ * gradients, tsr_fsdp_grads_ready; tsr_fsdp_wait, and the optimizer's step on the shards. All ranks make these calls for the
+ * same units in the same order. docs/FSDP.md tells what each option does and costs. */
+#ifndef TESSERA_FSDP_H
+#define TESSERA_FSDP_H
+
+#include "types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Parameters that are whole at the same time: a layer, say. `reserved` must be zero. The size of this struct is frozen. */
+typedef struct tsr_fsdp_unit {
+    const char *name; /* no other unit's */
+    const tsr_param
+        *params; /* n contiguous floating-point tensors of one dimension or more, cut by rows; data may be NULL:
+                                the shards are zero then, to be written through tsr_fsdp_shard or by a load */
+    size_t n;    /* at least 1 */
+    const int32_t *trained;        /* n flags, 0: without a gradient; NULL: all are trained */
+    int32_t reshard_after_forward; /* 1: sharded between forward and backward; 0: stays whole */
+    int32_t reserved[5];
+} tsr_fsdp_unit;
+
+/** Options of FSDP, the same on every rank. `_init` writes the defaults; then every field is literal. */
+typedef struct tsr_fsdp_options {
+    size_t struct_size;
+    int32_t shard_ranks; /* parameters are cut among so many ranks that follow each other, of which the number of all
+                                  ranks is a multiple; each such group holds a replica; 0 (default): among all */
+    int32_t forward_prefetch; /* how many units are on their way while one computes, in the order of the forward before;
+                                  default 1 */
+    int32_t backward_prefetch; /* the same in backward, in the reverse order of this forward; default 1 */
+    int32_t grads_in_flight;   /* a backward waits for memory for its whole gradients while those of so many units are
+                                  being reduced; at least 1, with which units take turns; default 2 */
+    int32_t param_dtype;  /* TSR_DTYPE_ of floating point of whole parameters; 0 (default): as they were registered.
+                                  Shards keep that */
+    int32_t reduce_dtype; /* of whole gradients, in which they are reduced; 0 (default): as whole parameters */
+    int32_t op;           /* TSR_REDUCE_AVG (default) or TSR_REDUCE_SUM */
+    double pre_divide;    /* each rank divides its gradients by this before they are summed, and what is left of the
+                                  average (or sum) is made up for afterwards: sums of f16 stay in range; default 1 */
+    int32_t sync_values;  /* 1 (default): shards begin with the values of rank 0; 0: with each rank's own */
+} tsr_fsdp_options;
+
+/** Write the defaults into `options`.
+ *  @param options      out
+ *  @param struct_size  sizeof(tsr_fsdp_options) of the caller
+ *  @return TSR_OK, INVALID_ARGUMENT
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_options_init(tsr_fsdp_options *options, size_t struct_size);
+
+/** Register a model, check that all ranks registered the same, and cut it. Parameters are numbered as they come, over all
+ *  units. A leading "module." or "_orig_mod." of a name is stripped.
+ *  @param comm     borrowed until destroy; the model splits two communicators off
+ *  @param units    all of it borrowed for the call, the parameters' memory too
+ *  @param n        at least 1
+ *  @param options  borrowed for the call; NULL: all defaults
+ *  @param out      the FSDP object
+ *  @return TSR_OK, INVALID_ARGUMENT, UNSUPPORTED, MISMATCH (names the first difference), TIMEOUT, ABORTED, PEER_LOST,
+ *          NO_MEMORY
+ *  @threadsafety exclusive comm  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_create(tsr_comm *comm, const tsr_fsdp_unit *units, size_t n,
+                                                const tsr_fsdp_options *options, tsr_fsdp **out);
+
+/** The number of units.
+ *  @param fsdp   borrowed for the call
+ *  @param count  out
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_unit_count(const tsr_fsdp *fsdp, size_t *count);
+
+/** The number of parameters, over all units.
+ *  @param fsdp   borrowed for the call
+ *  @param count  out
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_param_count(const tsr_fsdp *fsdp, size_t *count);
+
+/** The name of a unit.
+ *  @param fsdp  borrowed for the call
+ *  @param unit  0 to unit count - 1
+ *  @param name  out: borrowed until destroy
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_unit_name(const tsr_fsdp *fsdp, size_t unit, const char **name);
+
+/** What was registered as a parameter.
+ *  @param fsdp     borrowed for the call
+ *  @param index    0 to parameter count - 1
+ *  @param param    out, may be NULL: name, whole shape and dtype, borrowed until destroy; data is NULL
+ *  @param unit     out, may be NULL: the number of its unit
+ *  @param trained  out, may be NULL: 1 if it has a gradient, else 0
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_param(const tsr_fsdp *fsdp, size_t index, tsr_param *param, size_t *unit,
+                                               int32_t *trained);
+
+/** Where a unit is in its step. A program may write its shards while it is SHARDED or REDUCING; an optimizer and a load do so
+ *  while all units are SHARDED. */
+enum {
+    TSR_FSDP_SHARDED = 0,
+    TSR_FSDP_ON_ITS_WAY = 1, /* to be whole */
+    TSR_FSDP_WHOLE = 2,
+    TSR_FSDP_BACKWARD = 3, /* whole, and its gradients are being written */
+    TSR_FSDP_REDUCING = 4  /* sharded; until tsr_fsdp_wait its gradients are reduced */
+};
+
+/** Where a unit is in its step.
+ *  @param fsdp   borrowed for the call
+ *  @param unit   0 to unit count - 1
+ *  @param phase  out: TSR_FSDP_
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_unit_phase(const tsr_fsdp *fsdp, size_t unit, int32_t *phase);
+
+/** This rank's rows of a parameter, which may be none: what the optimizer updates and a checkpoint holds. Not to be written
+ *  while the unit is whole or on its way.
+ *  @param fsdp   borrowed for the call
+ *  @param index  0 to parameter count - 1
+ *  @param shard  out: name, shape and memory borrowed until destroy
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_shard(const tsr_fsdp *fsdp, size_t index, tsr_param *shard);
+
+/** The gradient of this rank's rows: reduced by the time that tsr_fsdp_wait returns.
+ *  @param fsdp   borrowed for the call
+ *  @param index  0 to parameter count - 1
+ *  @param grad   out: shape and memory borrowed until destroy
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (the parameter is not trained)
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_shard_grad(const tsr_fsdp *fsdp, size_t index, tsr_tensor *grad);
+
+/** Who holds which rows of a parameter.
+ *  @param fsdp   borrowed for the call
+ *  @param index  0 to parameter count - 1
+ *  @param out    the layout, to be destroyed by the caller
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, NO_MEMORY
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_layout(const tsr_fsdp *fsdp, size_t index, tsr_layout **out);
+
+/** A parameter, whole: read only, since the ranks of a host have one copy of it.
+ *  @param fsdp   borrowed for the call
+ *  @param index  0 to parameter count - 1
+ *  @param whole  out: shape borrowed until destroy; memory, 64-aligned, until the unit is sharded again, at the same address
+ *                whenever it is whole
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (its unit is not whole)
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_whole(tsr_fsdp *fsdp, size_t index, tsr_tensor *whole);
+
+/** Where the whole gradient of a parameter is to be written, between tsr_fsdp_backward and tsr_fsdp_grads_ready of its
+ *  unit. It holds anything, except where gradients add up (tsr_fsdp_set_sync).
+ *  @param fsdp   borrowed for the call
+ *  @param index  0 to parameter count - 1
+ *  @param grad   out: shape borrowed until destroy, memory until tsr_fsdp_grads_ready
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_grad(tsr_fsdp *fsdp, size_t index, tsr_tensor *grad);
+
+/** A unit's forward begins: returns when its parameters are whole, with the next units on their way.
+ *  @param fsdp  borrowed for the call
+ *  @param unit  0 to unit count - 1
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (in the middle of a backward), MISMATCH (another rank makes another unit
+ *          whole), TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY, INTERRUPTED (call again)
+ *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_forward(tsr_fsdp *fsdp, size_t unit);
+
+/** A unit's forward ends: its parameters are sharded again, unless it stays whole until its backward. One that is still on
+ *  its way is waited for.
+ *  @param fsdp  borrowed for the call
+ *  @param unit  0 to unit count - 1
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, MISMATCH, TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY, INTERRUPTED (call
+ *          again)
+ *  @threadsafety exclusive  @collective yes  @blocking only a unit on its way  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_forward_done(tsr_fsdp *fsdp, size_t unit);
+
+/** A unit's backward begins: returns when its parameters are whole and there is memory for its gradients. Once a unit and
+ *  step.
+ *  @param fsdp  borrowed for the call
+ *  @param unit  0 to unit count - 1
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (its gradients were ready in this step), MISMATCH, TIMEOUT, ABORTED,
+ *          PEER_LOST, NO_MEMORY, INTERRUPTED (call again)
+ *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_backward(tsr_fsdp *fsdp, size_t unit);
+
+/** This rank has no gradient of a parameter in this backward, which counts as zeros; before tsr_fsdp_grads_ready of its
+ *  unit. Where gradients add up (tsr_fsdp_set_sync) there is nothing to add then, and nothing is done.
+ *  @param fsdp   borrowed for the call
+ *  @param index  0 to parameter count - 1
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_unused(tsr_fsdp *fsdp, size_t index);
+
+/** A unit's backward ends: its gradients, all written, are reduced into the shards in the background, and its parameters
+ *  are sharded again.
+ *  @param fsdp  borrowed for the call
+ *  @param unit  0 to unit count - 1
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (its backward did not begin), ABORTED
+ *  @threadsafety exclusive  @collective yes  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_grads_ready(tsr_fsdp *fsdp, size_t unit);
+
+/** The end of backward: returns when the gradients of all shards are the average (or sum) over the ranks, and every unit is
+ *  sharded.
+ *  @param fsdp  borrowed for the call
+ *  @return TSR_OK, INVALID_STATE (names the units whose gradients were never said to be ready; the step may be completed
+ *          and waited for again), MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED (wait again)
+ *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_wait(tsr_fsdp *fsdp);
+
+/** Give up the step that has begun, however far it is, such as after an exception of the trainer: every unit is sharded and
+ *  every gradient zero, also what was accumulated. All ranks do so after the same calls of that step.
+ *  @param fsdp  borrowed for the call
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (in a callback of another call), MISMATCH, TIMEOUT, ABORTED, PEER_LOST,
+ *          NO_MEMORY, INTERRUPTED (call again)
+ *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_abandon(tsr_fsdp *fsdp);
+
+/** Begin to make a unit whole, in the background; of one that is whole or on its way, nothing.
+ *  @param fsdp  borrowed for the call
+ *  @param unit  0 to unit count - 1
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, ABORTED
+ *  @threadsafety exclusive  @collective yes  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_unshard(tsr_fsdp *fsdp, size_t unit);
+
+/** Returns when a unit on its way is whole.
+ *  @param fsdp  borrowed for the call
+ *  @param unit  0 to unit count - 1
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (nobody asked for it), MISMATCH, TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY,
+ *          INTERRUPTED (call again)
+ *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_await(tsr_fsdp *fsdp, size_t unit);
+
+/** Give the memory of a whole unit back; of one that is sharded, nothing. Its addresses show other parameters from here on.
+ *  One that is still on its way is waited for.
+ *  @param fsdp  borrowed for the call
+ *  @param unit  0 to unit count - 1
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (its backward began), MISMATCH, TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY,
+ *          INTERRUPTED (call again)
+ *  @threadsafety exclusive  @collective yes  @blocking only a unit on its way  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_reshard(tsr_fsdp *fsdp, size_t unit);
+
+/** Whether the following backwards reduce. Without, gradients stay whole on each rank and take memory until the next backward
+ *  with synchronisation reduces their sum: they are zero at first, and the trainer adds to what is there.
+ *  @param fsdp  borrowed for the call
+ *  @param sync  1 (as created) or 0; the same on every rank
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (in the middle of a backward)
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_sync(tsr_fsdp *fsdp, int32_t sync);
+
+/** Whether the following backwards add to the gradients of the shards instead of replacing them.
+ *  @param fsdp        borrowed for the call
+ *  @param accumulate  0 (as created) or 1
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (in the middle of a backward)
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_accumulate(tsr_fsdp *fsdp, int32_t accumulate);
+
+/** With replicas (shard_ranks): whether the following backwards reduce over these, too. Without, the sums over the ranks of
+ *  each replica are kept, and added up, until the next backward with it; the shards' gradients stay as they are.
+ *  @param fsdp        borrowed for the call
+ *  @param all_reduce  1 (as created) or 0; the same on every rank
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (in the middle of a backward)
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_all_reduce(tsr_fsdp *fsdp, int32_t all_reduce);
+
+/** Set the gradients of the shards to zero, and forget those that add up whole.
+ *  @param fsdp  borrowed for the call
+ *  @return TSR_OK, INVALID_STATE (a unit is not sharded, or its gradients are being reduced), ABORTED
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_zero_grad(tsr_fsdp *fsdp);
+
+/** Free the FSDP object. NULL is taken. Views end here; optimizers made from it keep the shards.
+ *  @param fsdp  transferred
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API void tsr_fsdp_destroy(tsr_fsdp *fsdp);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,91 @@
+#include "optim/clip.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+namespace tsr {
+
+namespace {
+
+// Several sums side by side: one after the other would wait for each addition.
+template <class T, class Term>
+double sum_of(std::span<const T> values, Term&& term) {
+    constexpr size_t lanes = 8;
+    std::array<double, lanes> sums{};
+    size_t i = 0;
+    for (; i + lanes <= values.size(); i += lanes) {
+        for (size_t k = 0; k < lanes; ++k) sums[k] += term(static_cast<double>(values[i + k]));
+    }
+    for (; i < values.size(); ++i) sums[0] += term(static_cast<double>(values[i]));
+    double sum = 0;
+    for (const double one : sums) sum += one;
+    return sum;
+}
+
+template <class T>
+double largest_of(std::span<const T> values) {
+    T largest = 0;
+    bool nan = false;
+    for (const T value : values) {
+        largest = std::max(largest, std::abs(value));
+        nan |= value != value;
+    }
+    return nan ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(largest);
+}
+
+template <class T>
+double power_sum_of(std::span<const T> values, double p) {
+    if (std::isinf(p)) return largest_of(values);
+    if (p == 1) return sum_of(values, [](double g) { return std::abs(g); });
+    if (p == 2) return sum_of(values, [](double g) { return g * g; });
+    return sum_of(values, [p](double g) { return std::pow(std::abs(g), p); });
+}
+
+// Optimizers update f32 and f64.
+template <class Use>
+void each_grad(const OptimizerParam& param, Use&& use) {
+    if (param.grad.dtype == DType::f64) {
+        use(param.grad.as<double>());
+    } else {
+        use(param.grad.as<float>());
+    }
+}
+
+}  // namespace
+
+double power_sum(std::span<const OptimizerParam> params, double p) {
+    double all = 0;
+    for (const OptimizerParam& param : params) {
+        if (param.held && param.held->layout.replica_of(param.held->rank) != 0) continue;
+        each_grad(param, [&]<class T>(std::span<T> grad) {
+            const double own = power_sum_of(std::span<const T>(grad), p);
+            if (!std::isinf(p)) {
+                all += own;
+            } else if (!(own <= all)) {  // also NaN
+                all = std::isnan(all) ? all : own;
+            }
+        });
+    }
+    return all;
+}
+
+void scale_grads(std::span<const OptimizerParam> params, double factor) {
+    for (const OptimizerParam& param : params) {
+        each_grad(param, [&]<class T>(std::span<T> grad) {
+            for (T& g : grad) g *= static_cast<T>(factor);
+        });
+    }
+}
+
+void bound_grads(std::span<const OptimizerParam> params, double most) {
+    for (const OptimizerParam& param : params) {
+        each_grad(param, [&]<class T>(std::span<T> grad) {
+            const auto bound = static_cast<T>(most);
+            for (T& g : grad) g = g > bound ? bound : g < -bound ? -bound : g;  // NaN stays
+        });
+    }
+}
+
+}  // namespace tsr

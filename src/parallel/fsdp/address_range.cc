@@ -1,0 +1,63 @@
+#include "parallel/fsdp/address_range.hpp"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/round_up.hpp"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace tsr {
+
+namespace {
+
+constexpr size_t page = 4096;
+constexpr int empty_flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
+}  // namespace
+
+AddressRange::AddressRange(size_t size) : size_(round_up(size, page)) {
+    if (size_ == 0) return;
+    void* const reserved = ::mmap(nullptr, size_, PROT_NONE, empty_flags, -1, 0);
+    if (reserved == MAP_FAILED) throw os_error(fmt::format("cannot reserve {} bytes of addresses", size_), errno);
+    data_ = static_cast<std::byte*>(reserved);
+}
+
+AddressRange::AddressRange(AddressRange&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(other.size_), shown_(other.shown_) {}
+
+AddressRange& AddressRange::operator=(AddressRange&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(shown_, other.shown_);
+    return *this;
+}
+
+AddressRange::~AddressRange() {
+    if (data_ != nullptr) ::munmap(data_, size_);
+}
+
+void AddressRange::show(std::byte* memory) {
+    if (data_ == nullptr || memory == shown_) return;
+    // Of a shared mapping, an old size of 0 makes a second mapping of the same pages (mremap(2)).
+    if (::mremap(memory, 0, size_, MREMAP_MAYMOVE | MREMAP_FIXED, data_) == MAP_FAILED) {
+        throw os_error(fmt::format("cannot map {} bytes of shared memory a second time", size_), errno);
+    }
+    shown_ = memory;
+    // The entries of the page table at once rather than by a fault each; a wish, kernels before 5.14 do not know it.
+    ::madvise(data_, size_, MADV_POPULATE_WRITE);
+}
+
+void AddressRange::hide() {
+    if (shown_ == nullptr) return;
+    shown_ = nullptr;
+    ::mmap(data_, size_, PROT_NONE, empty_flags | MAP_FIXED, -1, 0);
+}
+
+}  // namespace tsr

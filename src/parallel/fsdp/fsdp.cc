@@ -1,0 +1,666 @@
+#include "parallel/fsdp/fsdp.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "comm/fingerprint.hpp"
+#include "comm/inner_options.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr size_t names_in_message = 8;
+
+void check(const std::vector<FsdpUnit>& units, const FsdpOptions& options, int world_size) {
+    if (units.empty()) throw Error(Code::invalid_argument, "a model without units");
+    if (options.op != ReduceOp::avg && options.op != ReduceOp::sum) {
+        throw Error(Code::invalid_argument, "gradients are averaged or summed; op must be AVG or SUM");
+    }
+    for (const auto& [name, dtype] :
+         {std::pair{"param_dtype", options.param_dtype}, std::pair{"reduce_dtype", options.reduce_dtype}}) {
+        if (!dtype || is_floating(*dtype)) continue;
+        throw Error(Code::invalid_argument, fmt::format("{} is {}; it is f16, bf16, f32 or f64", name,
+                                                        is_known(*dtype) ? name_of(*dtype) : "unknown"));
+    }
+    for (const auto& [name, value, least] : {std::tuple{"shard_ranks", options.shard_ranks, 0},
+                                             std::tuple{"forward_prefetch", options.forward_prefetch, 0},
+                                             std::tuple{"backward_prefetch", options.backward_prefetch, 0},
+                                             std::tuple{"grads_in_flight", options.grads_in_flight, 1}}) {
+        if (value >= least) continue;
+        throw Error(Code::invalid_argument, fmt::format("{} is {}; it is at least {}", name, value, least));
+    }
+    if (options.shard_ranks > 0 && world_size % options.shard_ranks != 0) {
+        throw Error(Code::invalid_argument, fmt::format("shard_ranks is {}, of which {} ranks are no multiple",
+                                                        options.shard_ranks, world_size));
+    }
+    if (!std::isfinite(options.pre_divide) || options.pre_divide <= 0) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("pre_divide is {}; it must be finite and above 0", options.pre_divide));
+    }
+    std::vector<NamedTensor> all;
+    std::set<std::string_view> names;
+    for (const FsdpUnit& unit : units) {
+        if (!names.insert(unit.name).second) {
+            throw Error(Code::invalid_argument, fmt::format("two units are named \"{}\"", unit.name));
+        }
+        if (unit.params.empty()) {
+            throw Error(Code::invalid_argument, fmt::format("unit \"{}\" has no parameters", unit.name));
+        }
+        for (const NamedTensor& param : unit.params) {
+            if (param.tensor.shape.ndim() == 0) {
+                throw Error(Code::invalid_argument,
+                            fmt::format("parameter \"{}\" of unit \"{}\" has no dimension to be cut along; give it the "
+                                        "shape [1]",
+                                        param.name, unit.name));
+            }
+            all.push_back(param);
+        }
+    }
+    check_params(all);
+}
+
+std::vector<std::string> description(const std::vector<FsdpUnit>& units, const FsdpOptions& options) {
+    std::vector<std::string> lines;
+    const auto name = [](const std::optional<DType>& dtype) { return dtype ? name_of(*dtype) : "none"; };
+    lines.push_back(fmt::format(
+        "the options shard_ranks {}, forward_prefetch {}, backward_prefetch {}, grads_in_flight {}, param_dtype {}, "
+        "reduce_dtype {}, op {}, pre_divide {}, sync_values {}",
+        options.shard_ranks, options.forward_prefetch, options.backward_prefetch, options.grads_in_flight,
+        name(options.param_dtype), name(options.reduce_dtype), options.op == ReduceOp::avg ? "avg" : "sum",
+        options.pre_divide, options.sync_values ? 1 : 0));
+    for (const FsdpUnit& unit : units) {
+        lines.push_back(fmt::format("unit \"{}\" of {} parameters, reshard_after_forward {}", unit.name,
+                                    unit.params.size(), unit.reshard_after_forward ? 1 : 0));
+        for (std::string& line : description(unit.params, "parameter")) lines.push_back(std::move(line));
+        for (size_t i = 0; i < unit.trained.size(); ++i) {
+            if (!unit.trained[i]) lines.push_back(fmt::format("parameter \"{}\" is not trained", unit.params[i].name));
+        }
+    }
+    return lines;
+}
+
+std::shared_ptr<std::byte> zeroed(size_t size) {
+    constexpr std::align_val_t alignment{fsdp_alignment};
+    std::shared_ptr<std::byte> memory(static_cast<std::byte*>(::operator new(std::max<size_t>(size, 1), alignment)),
+                                      [](std::byte* begin) { ::operator delete(begin, alignment); });
+    std::memset(memory.get(), 0, size);
+    return memory;
+}
+
+// Of the ranks that give the same color.
+std::shared_ptr<Communicator> own_communicator(Communicator& comm, const char* what, int color) {
+    CommOptions options = inner_options(comm, fmt::format("/{}", what));
+    options.bound = true;
+    return comm.split(color, comm.rank(), options);
+}
+
+}  // namespace
+
+Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> units, const FsdpOptions& options)
+    : comm_(comm), options_(options), plan_(std::make_shared<FsdpPlan>()) {
+    for (FsdpUnit& unit : units) {
+        for (NamedTensor& param : unit.params) param.name = without_wrappers(std::move(param.name));
+    }
+    check(units, options_, comm_->world_size());
+    check_same_on_all_ranks(*comm_, description(units, options_), "the ranks' models differ");
+    plan_->dtypes = {options_.param_dtype, options_.reduce_dtype};
+    for (const FsdpUnit& unit : units) {
+        UnitPlan& plan = plan_->units.emplace_back();
+        plan.name = unit.name;
+        UnitState& state = states_.emplace_back();
+        state.keep = !unit.reshard_after_forward;
+        for (size_t i = 0; i < unit.params.size(); ++i) {
+            const auto& [name, tensor] = unit.params[i];
+            FsdpParam& param = plan_->params.emplace_back();
+            param.name = name;
+            param.shape = tensor.shape;
+            param.dtype = tensor.dtype;
+            param.trained = unit.trained.empty() || unit.trained[i];
+            param.unit = plan_->units.size() - 1;
+            plan.params.push_back(plan_->params.size() - 1);
+            if (param.trained) state.trained.push_back(plan_->params.size() - 1);
+        }
+    }
+    const int ranks = options_.shard_ranks > 0 ? options_.shard_ranks : comm_->world_size();
+    const int group = comm_->rank() / ranks;
+    const int shard = comm_->rank() % ranks;
+    lay_out(*plan_, ranks, shard);
+    take_memory();
+    copies_ = std::make_shared<WholeCopies>(own_communicator(*comm_, "parameters", group), plan_);
+    const auto replicas = ranks < comm_->world_size() ? own_communicator(*comm_, "replicas", shard) : nullptr;
+    scatter_ = std::make_shared<GradientScatter>(own_communicator(*comm_, "gradients", group), replicas, plan_,
+                                                 ScatterOptions{options_.op, options_.pre_divide}, shard_grads_);
+    for (size_t u = 0; u < units.size(); ++u) order_.push_back(u);
+    take_values(units);
+}
+
+// Jobs that are still in the queue use what they share with this object; nothing of it.
+Fsdp::~Fsdp() = default;
+
+// Of the shards. All ranks learn whether all have it.
+void Fsdp::take_memory() {
+    std::array<uint8_t, 1> lacks{0};
+    try {
+        shards_ = zeroed(plan_->shard_size);
+        shard_grads_ = zeroed(plan_->shard_grad_size);
+        for (size_t u = 0; u < states_.size(); ++u) states_[u].range = AddressRange(plan_->units[u].whole_size);
+    } catch (const std::exception&) {
+        lacks[0] = 1;
+    }
+    std::vector<uint8_t> all(static_cast<size_t>(comm_->world_size()));
+    const Tensor input = tensor_of(std::span<uint8_t>(lacks), DType::u8);
+    const Tensor output = tensor_of(std::span<uint8_t>(all), DType::u8);
+    comm_->run({.collective = Collective::all_gather,
+                .inputs = {&input, 1},
+                .outputs = {&output, 1},
+                .label = "memory for shards"});
+    const auto found = std::find(all.begin(), all.end(), uint8_t{1});
+    if (found == all.end()) return;
+    const auto peer = static_cast<int>(found - all.begin());
+    throw refusal(Code::no_memory,
+                  fmt::format("rank {} has no memory for its shards ({} bytes) and their gradients ({}); cut "
+                              "the model among more ranks",
+                              peer, plan_->shard_size, plan_->shard_grad_size))
+        .with_peer(peer);
+}
+
+// Each rank keeps its rows of what rank 0 has, or of what it has itself.
+void Fsdp::take_values(const std::vector<FsdpUnit>& units) {
+    size_t index = 0;
+    for (const FsdpUnit& unit : units) {
+        for (const NamedTensor& given : unit.params) {
+            const FsdpParam& param = plan_->params[index];
+            const Tensor own = shard(index);
+            ++index;
+            if (param.chunk == 0) continue;
+            const size_t row = static_cast<size_t>(param.shape.product() / param.shape[0]) * size_of(param.dtype);
+            const auto chunk = static_cast<size_t>(param.chunk) * size_of(param.dtype);
+            if (!options_.sync_values) {
+                if (given.tensor.data != nullptr && own.size_bytes() > 0) {
+                    std::memcpy(own.data, given.tensor.data + static_cast<size_t>(param.rows.begin) * row,
+                                own.size_bytes());
+                }
+                continue;
+            }
+            std::vector<std::byte> padded;  // rank 0's: a chunk a rank, again for each replica
+            if (comm_->rank() == 0) {
+                padded.resize(chunk * static_cast<size_t>(comm_->world_size()));
+                const size_t replica = chunk * static_cast<size_t>(shard_ranks());
+                for (size_t at = 0; at < padded.size() && given.tensor.data != nullptr; at += replica) {
+                    std::memcpy(padded.data() + at, given.tensor.data, given.tensor.size_bytes());
+                }
+            }
+            const Tensor input{padded.data(), Dims{static_cast<int64_t>(padded.size())}, DType::u8, {}};
+            const Tensor output{own.data, Dims{static_cast<int64_t>(chunk)}, DType::u8, {}};
+            comm_->run({.collective = Collective::scatter,
+                        .inputs = {&input, comm_->rank() == 0 ? size_t{1} : size_t{0}},
+                        .outputs = {&output, 1},
+                        .peer = 0,
+                        .label = "parameters"});
+        }
+    }
+}
+
+// --- what there is
+
+const UnitPlan& Fsdp::unit(size_t index) const {
+    if (index < plan_->units.size()) return plan_->units[index];
+    throw Error(Code::invalid_argument, fmt::format("unit {} of a model with {} units", index, plan_->units.size()));
+}
+
+const FsdpParam& Fsdp::param(size_t index) const {
+    if (index < plan_->params.size()) return plan_->params[index];
+    throw Error(Code::invalid_argument,
+                fmt::format("parameter {} of a model with {} parameters", index, plan_->params.size()));
+}
+
+Fsdp::UnitState& Fsdp::state(size_t unit) {
+    (void)this->unit(unit);
+    return states_[unit];
+}
+
+Tensor Fsdp::whole(size_t param) const {
+    const FsdpParam& what = this->param(param);
+    const UnitState& state = states_[what.unit];
+    if (!state.whole) {
+        throw refusal(Code::invalid_state,
+                      fmt::format("parameter \"{}\" is not whole: its unit \"{}\" is {}; between the begin and the end "
+                                  "of the unit's forward and backward it is",
+                                  what.name, plan_->units[what.unit].name,
+                                  state.gathering ? "on its way, wait for it" : "sharded"));
+    }
+    return {state.range.data() + what.whole_at, what.shape, plan_->dtypes.of_whole(what), {}};
+}
+
+Tensor Fsdp::grad(size_t param) const {
+    const FsdpParam& what = this->param(param);
+    const UnitState& state = states_[what.unit];
+    if (!what.trained) {
+        throw refusal(Code::invalid_state,
+                      fmt::format("parameter \"{}\" is not trained; it has no gradient", what.name));
+    }
+    if (!state.in_backward) {
+        throw refusal(Code::invalid_state,
+                      fmt::format("the whole gradient of \"{}\" is there between backward and grads_ready of its unit "
+                                  "\"{}\"; afterwards its shard is",
+                                  what.name, plan_->units[what.unit].name));
+    }
+    return {grad_slots_[*state.grad_slot].data() + what.grad_at, what.shape, plan_->dtypes.of_grad(what), {}};
+}
+
+void Fsdp::unused(size_t param) {
+    const Tensor grad = this->grad(param);
+    const UnitState& state = states_[this->param(param).unit];
+    if (grad.size_bytes() > 0 && sync_ && !state.sums) std::memset(grad.data, 0, grad.size_bytes());
+}
+
+Tensor Fsdp::shard(size_t param) const {
+    const FsdpParam& what = this->param(param);
+    return {shards_.get() + what.shard_at, what.shard_shape, what.dtype, {}};
+}
+
+Tensor Fsdp::shard_grad(size_t param) const {
+    const FsdpParam& what = this->param(param);
+    if (!what.trained) {
+        throw refusal(Code::invalid_state,
+                      fmt::format("parameter \"{}\" is not trained; it has no gradient", what.name));
+    }
+    return {shard_grads_.get() + what.shard_grad_at, what.shard_shape, what.dtype, {}};
+}
+
+Held Fsdp::held(size_t param) const {
+    const std::array mesh{comm_->world_size() / shard_ranks(), shard_ranks()};
+    constexpr std::array placements{Placement{}, Placement{PlacementKind::shard, 0}};
+    const auto from = mesh[0] > 1 ? size_t{0} : size_t{1};  // without replicas, a mesh of one dimension
+    return {
+        Layout::placed(this->param(param).shape, std::span(mesh).subspan(from), std::span(placements).subspan(from)),
+        comm_->rank()};
+}
+
+UnitPhase Fsdp::phase(size_t unit) const {
+    (void)this->unit(unit);
+    const UnitState& one = states_[unit];
+    if (one.in_backward) return UnitPhase::backward;
+    if (one.whole) return UnitPhase::whole;
+    if (one.slot) return UnitPhase::on_its_way;
+    return one.reduced ? UnitPhase::reducing : UnitPhase::sharded;
+}
+
+// --- whole parameters
+
+// The memory that a unit had before, else the smallest free one that holds it, else another.
+size_t Fsdp::slot_for(size_t unit) {
+    const size_t size = plan_->units[unit].whole_size;
+    const auto& last = states_[unit].last_slot;
+    std::optional<size_t> found;
+    if (last && slot_used_[*last] == 0) {
+        found = last;
+    } else {
+        for (size_t s = 0; s < slots_.size(); ++s) {
+            if (slot_used_[s] != 0 || slots_[s]->size < size) continue;
+            if (!found || slots_[s]->size < slots_[*found]->size) found = s;
+        }
+    }
+    if (!found) {
+        found = slots_.size();
+        slots_.push_back(
+            std::make_shared<WholeMemory>(WholeMemory{std::max<size_t>((size + 4095) / 4096 * 4096, 4096), {}}));
+        slot_used_.push_back(0);
+    }
+    slot_used_[*found] = 1;
+    return *found;
+}
+
+void Fsdp::begin_whole(size_t unit) {
+    UnitState& one = state(unit);
+    fail_if_failed();
+    if (one.slot) return;
+    const size_t slot = slot_for(unit);
+    try {
+        one.gathering =
+            submit(*copies_->comm(), [copies = copies_, shards = shards_, unit, slot, memory = slots_[slot]] {
+                copies->make_whole(unit, slot, *memory, shards.get());
+            });
+    } catch (...) {
+        slot_used_[slot] = 0;
+        throw;
+    }
+    one.slot = slot;
+}
+
+void Fsdp::await_whole(size_t unit) {
+    UnitState& one = state(unit);
+    fail_if_failed();
+    if (!one.slot) {
+        throw refusal(Code::invalid_state,
+                      fmt::format("unit \"{}\" is sharded and nothing makes it whole; unshard it first",
+                                  plan_->units[unit].name));
+    }
+    if (one.whole) return;
+    await(one.gathering);
+    one.range.show(slots_[*one.slot]->memory.get());
+    one.gathering = nullptr;
+    one.last_slot = one.slot;
+    one.whole = true;
+}
+
+void Fsdp::give_back(size_t unit) {
+    UnitState& one = state(unit);
+    fail_if_failed();
+    if (!one.slot) return;
+    if (one.in_backward) {
+        throw refusal(Code::invalid_state,
+                      fmt::format("unit \"{}\" is in its backward; grads_ready ends that", plan_->units[unit].name));
+    }
+    if (!one.whole) await_whole(unit);
+    slot_used_[*one.slot] = 0;
+    one.slot.reset();
+    one.whole = false;
+}
+
+void Fsdp::unshard(size_t unit) {
+    const Reentry once = enter();
+    begin_whole(unit);
+}
+
+void Fsdp::await_unit(size_t unit) {
+    const Reentry once = enter();
+    await_whole(unit);
+}
+
+void Fsdp::reshard(size_t unit) {
+    const Reentry once = enter();
+    give_back(unit);
+}
+
+// The units that come next, as in the pass before; no memory is taken for them beyond what the options say.
+void Fsdp::prefetch(Pass pass, size_t current) {
+    const int ahead = pass == Pass::forward ? options_.forward_prefetch : options_.backward_prefetch;
+    int left = ahead;
+    if (pass == Pass::forward) {
+        for (size_t i = recorded_.size(); i < order_.size() && left > 0; ++i, --left) begin_whole(order_[i]);
+        return;
+    }
+    // Those of this forward whose backward is yet to come, the last first.
+    for (auto unit = recorded_.rbegin(); unit != recorded_.rend() && left > 0; ++unit) {
+        const UnitState& one = states_[*unit];
+        if (*unit == current || one.in_backward || one.reduced || one.trained.empty()) continue;
+        begin_whole(*unit);
+        --left;
+    }
+}
+
+// --- a step
+
+void Fsdp::forward(size_t unit) {
+    const Reentry once = enter();
+    fail_if_failed();
+    (void)state(unit);
+    if (pass_ != Pass::forward) {
+        for (size_t u = 0; u < states_.size(); ++u) {
+            if (!states_[u].in_backward && !states_[u].reduced) continue;
+            throw refusal(Code::invalid_state,
+                          fmt::format("the forward of unit \"{}\" begins in the middle of a backward, after that of "
+                                      "\"{}\" began; wait() ends the backward",
+                                      plan_->units[unit].name, plan_->units[u].name));
+        }
+        pass_ = Pass::forward;
+        if (!recorded_.empty()) order_ = std::exchange(recorded_, {});
+    }
+    const bool again = !recorded_.empty() && recorded_.back() == unit && states_[unit].gathering;  // it was interrupted
+    if (!again) recorded_.push_back(unit);
+    begin_whole(unit);
+    prefetch(Pass::forward, unit);
+    await_whole(unit);
+}
+
+void Fsdp::forward_done(size_t unit) {
+    const Reentry once = enter();
+    if (!state(unit).keep) give_back(unit);
+}
+
+void Fsdp::backward(size_t unit) {
+    const Reentry once = enter();
+    UnitState& one = state(unit);
+    fail_if_failed();
+    if (one.in_backward) return;
+    if (one.reduced) {
+        throw refusal(
+            Code::invalid_state,
+            fmt::format("the gradients of unit \"{}\" were said to be ready in this step; a unit's backward is "
+                        "once a step",
+                        plan_->units[unit].name));
+    }
+    pass_ = Pass::backward;
+    begin_whole(unit);
+    prefetch(Pass::backward, unit);
+    if (!one.trained.empty()) take_grad_slot(unit);
+    await_whole(unit);
+    one.in_backward = true;  // last: what was interrupted goes on from where it was
+}
+
+// The smallest free memory that is large enough. If there is none, others are waited for while grads_in_flight are being
+// reduced; then the largest free one is made larger, or there is one more.
+void Fsdp::take_grad_slot(size_t unit) {
+    UnitState& one = states_[unit];
+    if (!one.grad_slot) {  // else they add up there, or this was interrupted
+        const size_t size = std::max(plan_->units[unit].grad_size, fsdp_alignment);
+        std::optional<size_t> found;
+        std::optional<size_t> largest;
+        while (true) {
+            for (size_t s = 0; s < grad_slots_.size(); ++s) {
+                const GradSlot& slot = grad_slots_[s];
+                if (slot.used) continue;
+                if (!largest || slot.size > grad_slots_[*largest].size) largest = s;
+                if (slot.size >= size && (!found || slot.size < grad_slots_[*found].size)) found = s;
+            }
+            if (found || reductions_.size() < static_cast<size_t>(options_.grads_in_flight)) break;
+            await_oldest_reduction();
+        }
+        if (!found) {
+            GradSlot slot;
+            slot.size = size;
+            slot.memory = largest ? grad_slots_[*largest].memory : std::make_shared<std::shared_ptr<Buffer>>(nullptr);
+            slot.allocation = submit(*scatter_->comm(), [scatter = scatter_, memory = slot.memory, size] {
+                memory->reset();
+                *memory = scatter->comm()->allocate(size);
+            });
+            found = largest.value_or(grad_slots_.size());
+            if (!largest) grad_slots_.emplace_back();
+            grad_slots_[*found] = std::move(slot);
+        }
+        grad_slots_[*found].used = true;
+        one.grad_slot = found;
+        one.clears_grads = !sync_;
+    }
+    GradSlot& slot = grad_slots_[*one.grad_slot];
+    if (slot.allocation) {
+        await(slot.allocation);
+        slot.allocation = nullptr;
+    }
+    if (std::exchange(one.clears_grads, false)) std::memset(slot.data(), 0, plan_->units[unit].grad_size);
+}
+
+void Fsdp::grads_ready(size_t unit) {
+    const Reentry once = enter();
+    UnitState& one = state(unit);
+    fail_if_failed();
+    if (!one.in_backward) {
+        throw refusal(Code::invalid_state, fmt::format("the gradients of unit \"{}\" are ready, whose backward did not "
+                                                       "begin in this step; backward begins it",
+                                                       plan_->units[unit].name));
+    }
+    one.in_backward = false;
+    one.reduced = true;
+    if (sync_ && one.grad_slot) {
+        GradSlot& slot = grad_slots_[*one.grad_slot];
+        slot.reduction = submit(*scatter_->comm(), [scatter = scatter_, unit, memory = slot.memory, add = accumulate_,
+                                                    whole = all_reduce_ || shard_ranks() == comm_->world_size()] {
+            if (whole) {
+                scatter->reduce(unit, (*memory)->data(), add);
+            } else {
+                scatter->reduce_partly(unit, (*memory)->data());
+            }
+        });
+        reductions_.push_back(*one.grad_slot);
+        one.grad_slot.reset();
+    }
+    one.sums = one.grad_slot.has_value();
+    give_back(unit);
+}
+
+void Fsdp::await_oldest_reduction() {
+    GradSlot& slot = grad_slots_[reductions_.front()];
+    await(slot.reduction);
+    reductions_.erase(reductions_.begin());
+    slot.reduction = nullptr;
+    slot.used = false;
+}
+
+void Fsdp::wait() {
+    const Reentry once = enter();
+    fail_if_failed();
+    std::string unsaid;
+    size_t count = 0;
+    for (size_t u = 0; u < states_.size(); ++u) {
+        const UnitState& one = states_[u];
+        if (one.reduced || one.trained.empty()) continue;
+        if (!sync_ && !one.in_backward) continue;
+        if (++count <= names_in_message) {
+            unsaid += fmt::format("{}\"{}\"", count > 1 ? ", " : "", plan_->units[u].name);
+        }
+    }
+    if (count > 0) {
+        throw refusal(
+            Code::invalid_state,
+            fmt::format("the gradients of {} of {} units were never said to be ready: {}{}; say so (gradients "
+                        "that this step does not have are zero) and wait again",
+                        count, states_.size(), unsaid,
+                        count > names_in_message ? fmt::format(" and {} more", count - names_in_message) : ""));
+    }
+    while (!reductions_.empty()) await_oldest_reduction();
+    for (size_t u = 0; u < states_.size(); ++u) {
+        give_back(u);
+        states_[u].reduced = false;
+    }
+    pass_ = Pass::none;
+}
+
+void Fsdp::abandon() {
+    const Reentry once = enter();
+    fail_if_failed();
+    while (!reductions_.empty()) await_oldest_reduction();
+    for (size_t u = 0; u < states_.size(); ++u) {
+        UnitState& one = states_[u];
+        one.in_backward = false;
+        give_back(u);
+        one.reduced = false;
+    }
+    give_up_gradients();
+    recorded_.clear();
+    pass_ = Pass::none;
+}
+
+// --- between steps
+
+void Fsdp::check_not_in_backward(const char* what) const {
+    if (pass_ != Pass::backward) return;
+    throw refusal(Code::invalid_state,
+                  fmt::format("{} cannot be switched in the middle of a backward; wait first", what));
+}
+
+void Fsdp::set_sync(bool sync) {
+    check_not_in_backward("synchronisation");
+    sync_ = sync;
+}
+
+void Fsdp::set_accumulate(bool accumulate) {
+    check_not_in_backward("accumulation");
+    accumulate_ = accumulate;
+}
+
+void Fsdp::set_all_reduce(bool all_reduce) {
+    check_not_in_backward("the reduction over replicas");
+    all_reduce_ = all_reduce;
+}
+
+void Fsdp::zero_grad() {
+    check_idle("gradients cannot be set to zero");
+    give_up_gradients();
+}
+
+// Those of the shards, and what adds up whole or within replicas.
+void Fsdp::give_up_gradients() {
+    scatter_->forget_partial();
+    std::memset(shard_grads_.get(), 0, plan_->shard_grad_size);
+    for (UnitState& one : states_) {
+        if (!one.grad_slot) continue;
+        grad_slots_[*one.grad_slot].used = false;
+        one.grad_slot.reset();
+        one.sums = false;
+    }
+}
+
+// --- waits and errors
+
+WorkPtr Fsdp::submit(Communicator& comm, std::function<void()> job) {
+    try {
+        return comm.submit_job(std::move(job));
+    } catch (const Error& error) {
+        if (error.code() != Code::invalid_state) failed_ = error;  // else nothing has happened
+        throw;
+    }
+}
+
+void Fsdp::await(const WorkPtr& work) {
+    // Each collective ends by its own deadline; this one only guards against a work that is never finished. What is queued
+    // before it takes its time, too: three collectives a unit.
+    constexpr milliseconds most = std::chrono::hours{24 * 365};  // more may not fit the clock
+    const auto deadline = Deadline::in(
+        std::min(most, comm_->options().timeout * static_cast<int64_t>(4 * states_.size() + 4) + milliseconds{10000}));
+    try {
+        work->wait(deadline);
+    } catch (const Error& error) {
+        if (error.code() != Code::interrupted) failed_ = error;  // interrupted: it goes on; the caller may wait again
+        throw;
+    }
+}
+
+void Fsdp::check_idle(const char* what) const {
+    fail_if_failed();
+    for (size_t u = 0; u < states_.size(); ++u) {
+        const std::string& name = plan_->units[u].name;
+        switch (phase(u)) {
+            case UnitPhase::sharded: continue;
+            case UnitPhase::reducing:
+                throw refusal(Code::invalid_state,
+                              fmt::format("{} while the gradients of unit \"{}\" are being reduced; "
+                                          "wait first",
+                                          what, name));
+            case UnitPhase::on_its_way:
+            case UnitPhase::whole:
+            case UnitPhase::backward:
+                throw refusal(Code::invalid_state, fmt::format("{} while unit \"{}\" is {}; reshard it, or wait, first",
+                                                               what, name, states_[u].whole ? "whole" : "on its way"));
+        }
+    }
+}
+
+void Fsdp::fail_if_failed() const {
+    if (!failed_) return;
+    throw refusal(Code::aborted, fmt::format("the model is out of use since an earlier error: {}", failed_->what()))
+        .caused_by(*failed_);
+}
+
+Error Fsdp::refusal(Code code, const std::string& why) const {
+    return Error(code, fmt::format("rank {}: {}", comm_->rank(), why)).with_rank(comm_->rank());
+}
+
+}  // namespace tsr

@@ -1,0 +1,179 @@
+// Fully sharded data-parallel training: every rank holds a shard of each parameter, of its gradient and of what the
+// optimizer keeps. The trainer groups parameters into units and says where a unit's forward and backward begin and end; a
+// unit's parameters are whole in between, in one copy a host (whole_copies.hpp), and its gradients are reduced into the
+// shards while backward goes on (gradient_scatter.hpp).
+//
+//     forward(u)        whole, and the units that come next on their way
+//     forward_done(u)   sharded again, unless the unit stays whole until its backward
+//     backward(u)       whole again; memory for its gradients
+//     grads_ready(u)    gradients on their way into the shards, parameters sharded again
+//     wait()            the end of backward: all of that is done
+//
+// All ranks make the same calls of forward, backward and grads_ready in the same order. Memory is given out by these calls
+// alone, never by what happens to be done, so that the ranks agree on it without a word.
+//
+// Owned by one thread; two communicators of its own, for parameters and for gradients, work beside each other.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/reentry.hpp"
+#include "comm/communicator.hpp"
+#include "optim/optimizer.hpp"
+#include "parallel/fsdp/address_range.hpp"
+#include "parallel/fsdp/gradient_scatter.hpp"
+#include "parallel/fsdp/unit_plan.hpp"
+#include "parallel/fsdp/whole_copies.hpp"
+#include "parallel/params.hpp"
+
+namespace tsr {
+
+struct FsdpUnit {
+    std::string name;
+    std::vector<NamedTensor> params;  // data null: nothing to begin with, the shard is zero
+    std::vector<bool> trained;        // of each; empty: all
+    bool reshard_after_forward = true;
+};
+
+struct FsdpOptions {
+    int shard_ranks = 0;  // parameters are cut among so many ranks that follow each other, and each such group has a
+                          // replica; 0: among all
+    int forward_prefetch = 1;   // units
+    int backward_prefetch = 1;  // units
+    int grads_in_flight = 2;    // units whose gradients have memory at once, but for those that accumulate
+    std::optional<DType> param_dtype;
+    std::optional<DType> reduce_dtype;
+    ReduceOp op = ReduceOp::avg;
+    double pre_divide = 1;
+    bool sync_values = true;  // shards of rank 0's values; else of each rank's own
+};
+
+// Where a unit is in its step. The last one until wait().
+enum class UnitPhase { sharded = 0, on_its_way = 1, whole = 2, backward = 3, reducing = 4 };
+
+class Fsdp {
+   public:
+    // Collective: checks that all ranks register the same. The tensors' memory is read in here and not used later.
+    Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> units, const FsdpOptions& options);
+    ~Fsdp();
+    Fsdp(const Fsdp&) = delete;
+    Fsdp& operator=(const Fsdp&) = delete;
+
+    [[nodiscard]] const std::shared_ptr<Communicator>& comm() const { return comm_; }
+    [[nodiscard]] size_t units() const { return plan_->units.size(); }
+    [[nodiscard]] const UnitPlan& unit(size_t index) const;
+    [[nodiscard]] size_t params() const { return plan_->params.size(); }
+    [[nodiscard]] const FsdpParam& param(size_t index) const;
+
+    void forward(size_t unit);
+    void forward_done(size_t unit);
+    void backward(size_t unit);
+    void grads_ready(size_t unit);
+    void wait();
+
+    // Gives up the step that has begun, however far it is: every unit is sharded and every gradient zero.
+    void abandon();
+
+    // Asked for by the program itself: a unit is on its way, whole, sharded again.
+    void unshard(size_t unit);
+    void await_unit(size_t unit);
+    void reshard(size_t unit);
+    [[nodiscard]] UnitPhase phase(size_t unit) const;
+
+    // Whole, of a unit that is: at the same address whenever it is. INVALID_STATE otherwise.
+    [[nodiscard]] Tensor whole(size_t param) const;
+    // Whole, between backward() and grads_ready() of its unit; not cleared, unless it adds up over steps without
+    // synchronisation.
+    [[nodiscard]] Tensor grad(size_t param) const;
+    // This rank has no gradient of it in this backward.
+    void unused(size_t param);
+    // This rank's rows and their gradient; for good.
+    [[nodiscard]] Tensor shard(size_t param) const;
+    [[nodiscard]] Tensor shard_grad(size_t param) const;
+    [[nodiscard]] Held held(size_t param) const;
+
+    // Between steps. Without synchronisation gradients add up whole on each rank; accumulating, what is reduced adds to the
+    // shards' gradients.
+    void set_sync(bool sync);
+    void set_accumulate(bool accumulate);
+    // With replicas: without, what is reduced stays among the ranks of each until a backward with it.
+    void set_all_reduce(bool all_reduce);
+    void zero_grad();
+
+    // Throws INVALID_STATE where shards must not be changed: a unit is not sharded, or something failed. `what` says what
+    // cannot be done.
+    void check_idle(const char* what) const;
+
+   private:
+    enum class Pass { none, forward, backward };
+    struct UnitState {
+        AddressRange range;
+        std::vector<size_t> trained;
+        bool keep = false;                // whole from forward to backward
+        std::optional<size_t> slot;       // in use
+        std::optional<size_t> last_slot;  // whose memory the range shows, or did
+        WorkPtr gathering;                // until it is waited for
+        bool whole = false;
+        std::optional<size_t> grad_slot;  // in use
+        bool clears_grads = false;        // before they are written
+        bool sums = false;                // of steps without synchronisation are in them
+        bool in_backward = false;
+        bool reduced = false;  // in this step, or about to be
+    };
+    struct GradSlot {
+        size_t size = 0;
+        std::shared_ptr<std::shared_ptr<Buffer>> memory;  // written by a job
+        WorkPtr allocation;                               // until it is waited for
+        bool used = false;
+        WorkPtr reduction;
+
+        [[nodiscard]] std::byte* data() const { return (*memory)->data(); }
+    };
+
+    void take_memory();
+    void take_values(const std::vector<FsdpUnit>& units);
+    [[nodiscard]] int shard_ranks() const { return copies_->comm()->world_size(); }
+    [[nodiscard]] UnitState& state(size_t unit);
+    [[nodiscard]] size_t slot_for(size_t unit);
+    void begin_whole(size_t unit);
+    void await_whole(size_t unit);
+    void give_back(size_t unit);
+    void prefetch(Pass pass, size_t current);
+    void take_grad_slot(size_t unit);
+    void await_oldest_reduction();
+    void give_up_gradients();
+    void check_not_in_backward(const char* what) const;
+    [[nodiscard]] Reentry enter() const { return {this, "the model of communicator", comm_->name()}; }
+    void await(const WorkPtr& work);
+    void fail_if_failed() const;
+    [[nodiscard]] Error refusal(Code code, const std::string& why) const;
+    [[nodiscard]] WorkPtr submit(Communicator& comm, std::function<void()> job);
+
+    const std::shared_ptr<Communicator> comm_;
+    FsdpOptions options_;
+    std::shared_ptr<FsdpPlan> plan_;
+    std::shared_ptr<WholeCopies> copies_;
+    std::shared_ptr<GradientScatter> scatter_;
+    std::shared_ptr<std::byte> shards_;
+    std::shared_ptr<std::byte> shard_grads_;
+    std::vector<UnitState> states_;
+
+    // Memory of whole units; shared with the jobs in the queue. A slot is some unit's or free.
+    std::vector<std::shared_ptr<WholeMemory>> slots_;
+    std::vector<char> slot_used_;
+    std::vector<GradSlot> grad_slots_;
+    std::vector<size_t> reductions_;  // grad slots that are being reduced, the oldest first
+
+    Pass pass_ = Pass::none;
+    std::vector<size_t> order_;     // of the forward pass before this one
+    std::vector<size_t> recorded_;  // of this one
+    bool sync_ = true;
+    bool accumulate_ = false;
+    bool all_reduce_ = true;
+    std::optional<Error> failed_;
+};
+
+}  // namespace tsr

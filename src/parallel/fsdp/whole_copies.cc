@@ -1,0 +1,144 @@
+#include "parallel/fsdp/whole_copies.hpp"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "comm/inner_options.hpp"
+#include "tensor/convert.hpp"
+
+namespace tsr {
+
+namespace {
+
+// Of a rank that has its host for itself: shared pages all the same, which may be shown at other addresses.
+std::shared_ptr<std::byte> own_pages(size_t size) {
+    void* const pages = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED) throw os_error(fmt::format("cannot get {} bytes for whole parameters", size), errno);
+    ::madvise(pages, size, MADV_HUGEPAGE);  // a wish
+    return {static_cast<std::byte*>(pages), [size](std::byte* begin) { ::munmap(begin, size); }};
+}
+
+}  // namespace
+
+WholeCopies::WholeCopies(std::shared_ptr<Communicator> comm, std::shared_ptr<const FsdpPlan> plan)
+    : comm_(std::move(comm)), plan_(std::move(plan)), host_(comm_) {
+    for (const int first : host_.firsts()) {
+        if (std::find(hosts_.begin(), hosts_.end(), first) == hosts_.end()) hosts_.push_back(first);
+    }
+    if (hosts_.size() == 1) return;
+    const size_t each = host_.firsts().size() / hosts_.size();
+    even_ = host_.firsts().size() % hosts_.size() == 0;
+    for (size_t r = 0; r < host_.firsts().size(); ++r) {
+        even_ = even_ && host_.firsts()[r] == static_cast<int>(r / each * each);
+    }
+    if (hosts_.size() == host_.firsts().size()) {
+        leaders_ = comm_;
+        return;
+    }
+    CommOptions options = inner_options(*comm_, "/leaders");
+    options.backend = "auto";
+    leaders_ = comm_->split(host_.place() == 0 ? 0 : -1, comm_->rank(), options);
+}
+
+void WholeCopies::make_whole(size_t unit, size_t slot, WholeMemory& memory, const std::byte* shards) {
+    try {
+        agree(unit, slot);
+        const UnitPlan& what = plan_->units[unit];
+        if (!memory.memory) {
+            memory.memory = host_.places() == 1 ? own_pages(memory.size) : host_.allocate(memory.size);
+        }
+        std::byte* const whole = memory.memory.get();
+        for (const size_t index : what.params) {
+            const FsdpParam& param = plan_->params[index];
+            const DType dtype = plan_->dtypes.of_whole(param);
+            const size_t own = static_cast<size_t>(param.chunk) * size_of(dtype) * static_cast<size_t>(comm_->rank());
+            const int64_t elements = param.shard_shape.product();
+            if (elements == 0) continue;
+            convert(shards + param.shard_at, param.dtype, whole + param.whole_at + own, dtype, elements);
+        }
+        if (host_.places() > 1) host_.run({.label = "chunks of whole parameters"});
+        if (hosts_.size() == 1) return;
+        if (leaders_) exchange(what, whole);
+        if (host_.places() > 1) host_.run({.label = "whole parameters"});
+    } catch (const std::exception& error) {
+        // What fails in a job is told over comm_; others may wait in the communicators of the host and of the leaders.
+        if (!host_.is_alone()) host_.comm()->abort(error.what());
+        if (leaders_ && leaders_ != comm_) leaders_->abort(error.what());
+        throw;
+    }
+}
+
+// First among the ranks of the host, where this is also the meeting after which the memory may be written; then among the
+// hosts.
+void WholeCopies::agree(size_t unit, size_t slot) {
+    const auto ask = [&](auto&& run, int places, const auto& rank_of) {
+        std::vector<int64_t> all(static_cast<size_t>(places) * 2);
+        std::array<int64_t, 2> own{static_cast<int64_t>(unit), static_cast<int64_t>(slot)};
+        const Tensor input = tensor_of(std::span<int64_t>(own), DType::i64);
+        const Tensor output = tensor_of(std::span<int64_t>(all), DType::i64);
+        run(Request{.collective = Collective::all_gather,
+                    .inputs = {&input, 1},
+                    .outputs = {&output, 1},
+                    .label = "which unit becomes whole"});
+        for (size_t place = 0; place < static_cast<size_t>(places); ++place) {
+            if (all[2 * place] == own[0] && all[2 * place + 1] == own[1]) continue;
+            const int rank = rank_of(place);
+            const auto theirs = static_cast<size_t>(all[2 * place]);
+            throw Error(
+                Code::mismatch,
+                fmt::format("rank {} makes unit \"{}\" whole while rank {} makes \"{}\" whole{}; all ranks make "
+                            "the same units whole, in the same order",
+                            comm_->rank(), plan_->units[unit].name, rank,
+                            theirs < plan_->units.size() ? plan_->units[theirs].name : "?",
+                            theirs == unit ? " and has others whole besides it" : ""))
+                .with_rank(comm_->rank())
+                .with_peer(rank);
+        }
+    };
+    if (host_.places() > 1) {
+        ask([&](const Request& request) { host_.run(request); }, host_.places(),
+            [&](size_t place) { return host_.ranks()[place]; });
+    }
+    if (leaders_) {
+        ask([&](const Request& request) { leaders_->run(request); }, leaders_->world_size(),
+            [&](size_t place) { return hosts_[place]; });
+    }
+}
+
+// The chunks of `count` ranks that follow each other, as bytes; without those of no bytes.
+std::vector<Tensor> WholeCopies::chunks_of(const UnitPlan& unit, std::byte* whole, int first_rank, int count) const {
+    std::vector<Tensor> chunks;
+    for (const size_t index : unit.params) {
+        const FsdpParam& param = plan_->params[index];
+        const int64_t size = param.chunk * static_cast<int64_t>(size_of(plan_->dtypes.of_whole(param)));
+        if (size == 0) continue;
+        chunks.push_back({whole + param.whole_at + first_rank * size, Dims{count * size}, DType::u8, {}});
+    }
+    return chunks;
+}
+
+void WholeCopies::exchange(const UnitPlan& unit, std::byte* whole) {
+    constexpr const char* label = "chunks of the hosts";
+    if (even_) {
+        const std::vector<Tensor> own = chunks_of(unit, whole, comm_->rank(), host_.places());
+        const std::vector<Tensor> all = chunks_of(unit, whole, 0, comm_->world_size());
+        if (own.empty()) return;
+        return leaders_->run({.collective = Collective::all_gather, .inputs = own, .outputs = all, .label = label});
+    }
+    for (size_t host = 0; host < hosts_.size(); ++host) {
+        std::vector<Tensor> theirs;
+        for (size_t r = 0; r < host_.firsts().size(); ++r) {
+            if (host_.firsts()[r] != hosts_[host]) continue;
+            for (const Tensor& chunk : chunks_of(unit, whole, static_cast<int>(r), 1)) theirs.push_back(chunk);
+        }
+        if (theirs.empty()) return;  // as of every host
+        leaders_->run(
+            {.collective = Collective::broadcast, .outputs = theirs, .peer = static_cast<int>(host), .label = label});
+    }
+}
+
+}  // namespace tsr

@@ -1,0 +1,52 @@
+#include "parallel/params.hpp"
+
+#include <fmt/format.h>
+
+#include <unordered_set>
+
+#include "base/error.hpp"
+
+namespace tsr {
+
+std::string without_wrappers(std::string name) {
+    for (bool found = true; found;) {
+        found = false;
+        for (const std::string_view prefix : {"module.", "_orig_mod."}) {
+            if (!name.starts_with(prefix)) continue;
+            name.erase(0, prefix.size());
+            found = true;
+        }
+    }
+    return name;
+}
+
+void check_params(std::span<const NamedTensor> params) {
+    if (params.empty()) throw Error(Code::invalid_argument, "a model without parameters");
+    std::unordered_set<std::string_view> names;
+    for (const auto& [name, tensor] : params) {
+        if (name.empty()) throw Error(Code::invalid_argument, "a parameter's name is empty");
+        if (!names.insert(name).second) {
+            throw Error(Code::invalid_argument, fmt::format("two parameters are named \"{}\"", name));
+        }
+        if (!is_floating(tensor.dtype)) {
+            throw Error(Code::invalid_argument,
+                        fmt::format("parameter \"{}\" is {}; a parameter is a floating-point tensor", name,
+                                    name_of(tensor.dtype)));
+        }
+        if (tensor.device.type != DeviceType::cpu) {
+            throw Error(Code::unsupported, fmt::format("parameter \"{}\" is not on the CPU", name));
+        }
+    }
+}
+
+std::vector<std::string> description(std::span<const NamedTensor> tensors, std::string_view kind) {
+    std::vector<std::string> lines;
+    lines.reserve(tensors.size());
+    for (size_t i = 0; i < tensors.size(); ++i) {
+        const auto& [name, tensor] = tensors[i];
+        lines.push_back(fmt::format("{} {} \"{}\" {} {}", kind, i, name, name_of(tensor.dtype), tensor.shape.str()));
+    }
+    return lines;
+}
+
+}  // namespace tsr

@@ -1,0 +1,357 @@
+// tessera/fsdp.h, and optimizers and states over it, through the C ABI.
+#include <cmath>
+
+#include "api.hpp"
+#include "sanitized.hpp"
+#include "temporary_directory.hpp"
+
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+
+std::span<float> floats(const tsr_tensor& tensor) {
+    size_t count = 1;
+    for (int32_t d = 0; d < tensor.ndim; ++d) count *= static_cast<size_t>(tensor.shape[d]);
+    return {reinterpret_cast<float*>(static_cast<char*>(tensor.data) + tensor.byte_offset), count};
+}
+
+tsr_fsdp_options defaults() {
+    tsr_fsdp_options options;
+    EXPECT_OK(tsr_fsdp_options_init(&options, sizeof options));
+    return options;
+}
+
+// Two units: "fc1" of a weight and a bias, "fc2" of a weight.
+struct Model {
+    api::Array<float> weight;
+    api::Array<float> bias;
+    api::Array<float> last;
+    std::array<tsr_param, 2> first_params{{{"module.fc1.weight", weight.tensor()}, {"module.fc1.bias", bias.tensor()}}};
+    std::array<tsr_param, 1> second_params{{{"fc2.weight", last.tensor()}}};
+    std::array<tsr_fsdp_unit, 2> units{
+        {{"fc1", first_params.data(), 2, nullptr, 1, {}}, {"fc2", second_params.data(), 1, nullptr, 1, {}}}};
+
+    explicit Model(float value) : weight({5, 2}, value), bias({5}, value), last({2}, value) {}
+    Model(const Model&) = delete;
+    Model& operator=(const Model&) = delete;
+
+    [[nodiscard]] api::Owned<tsr_fsdp> create(tsr_comm* comm, const tsr_fsdp_options* options = nullptr) const {
+        api::Owned<tsr_fsdp> fsdp;
+        EXPECT_OK(tsr_fsdp_create(comm, units.data(), units.size(), options, fsdp.out()));
+        return fsdp;
+    }
+};
+
+// A backward whose gradients are all `value`.
+void backward(tsr_fsdp* fsdp, float value) {
+    for (const size_t unit : {1, 0}) {
+        ASSERT_OK(tsr_fsdp_backward(fsdp, unit));
+        for (size_t i = 0; i < 3; ++i) {
+            size_t of = 9;
+            ASSERT_OK(tsr_fsdp_param(fsdp, i, nullptr, &of, nullptr));
+            if (of != unit) continue;
+            tsr_tensor grad{};
+            ASSERT_OK(tsr_fsdp_grad(fsdp, i, &grad));
+            for (float& g : floats(grad)) g = value;
+        }
+        ASSERT_OK(tsr_fsdp_grads_ready(fsdp, unit));
+    }
+    ASSERT_OK(tsr_fsdp_wait(fsdp));
+}
+
+TEST(FsdpApi, TrainsAModelOnThreeRanks) {
+    api::run_ranks(3, [](tsr_comm* comm, int32_t rank) {
+        Model model(static_cast<float>(rank + 1));
+        const auto fsdp = model.create(comm);
+        size_t count = 0;
+        EXPECT_OK(tsr_fsdp_unit_count(fsdp, &count));
+        EXPECT_EQ(count, 2U);
+        EXPECT_OK(tsr_fsdp_param_count(fsdp, &count));
+        EXPECT_EQ(count, 3U);
+        tsr_param shard{};
+        ASSERT_OK(tsr_fsdp_shard(fsdp, 0, &shard));
+        EXPECT_STREQ(shard.name, "fc1.weight") << "without the wrapper's prefix";
+        ASSERT_EQ(shard.tensor.ndim, 2);
+        EXPECT_EQ(shard.tensor.shape[0], rank < 2 ? 2 : 1);
+        EXPECT_EQ(shard.tensor.shape[1], 2);
+        EXPECT_THAT(floats(shard.tensor), Each(1.0F)) << "rank 0's values";
+        api::Owned<tsr_layout> layout;
+        ASSERT_OK(tsr_fsdp_layout(fsdp, 0, layout.out()));
+        tsr_box box{};
+        ASSERT_OK(tsr_layout_box(layout, rank, 0, &box));
+        EXPECT_EQ(box.offsets[0], 2 * rank);
+
+        tsr_sgd_options options;
+        ASSERT_OK(tsr_sgd_options_init(&options, sizeof options));
+        options.lr = 0.5;
+        api::Owned<tsr_optimizer> optimizer;
+        ASSERT_OK(tsr_fsdp_sgd(fsdp, &options, optimizer.out()));
+        tsr_tensor whole{};
+        EXPECT_FAILS(tsr_fsdp_whole(fsdp, 0, &whole), TSR_E_INVALID_STATE, "\"fc1.weight\" is not whole");
+        for (const size_t unit : {0, 1}) {
+            ASSERT_OK(tsr_fsdp_forward(fsdp, unit));
+            ASSERT_OK(tsr_fsdp_whole(fsdp, unit * 2, &whole));
+            EXPECT_EQ(whole.shape[0], unit == 0 ? 5 : 2);
+            EXPECT_THAT(floats(whole), Each(1.0F));
+            ASSERT_OK(tsr_fsdp_forward_done(fsdp, unit));
+        }
+        EXPECT_FAILS(tsr_fsdp_wait(fsdp), TSR_E_INVALID_STATE, "\"fc1\", \"fc2\"");
+        EXPECT_FAILS(tsr_fsdp_grads_ready(fsdp, 0), TSR_E_INVALID_STATE, "did not begin");
+        backward(fsdp, static_cast<float>(rank));
+        tsr_tensor grad{};
+        ASSERT_OK(tsr_fsdp_shard_grad(fsdp, 0, &grad));
+        EXPECT_THAT(floats(grad), Each(1.0F)) << "the average of 0, 1, 2";
+        double norm = 0;
+        EXPECT_OK(tsr_optimizer_clip_grad_norm(optimizer, 100, 2, &norm));
+        EXPECT_DOUBLE_EQ(norm, std::sqrt(17.0));
+        EXPECT_OK(tsr_optimizer_clip_grad_value(optimizer, 0.5));
+        EXPECT_OK(tsr_optimizer_step(optimizer));
+        EXPECT_THAT(floats(shard.tensor), Each(0.75F));
+        EXPECT_OK(tsr_fsdp_zero_grad(fsdp));
+        EXPECT_THAT(floats(grad), Each(0.0F));
+    });
+}
+
+TEST(FsdpApi, TellsWhatWasRegistered) {
+    const auto comm = api::alone();
+    Model model(1);
+    const std::array<int32_t, 2> trained{1, 0};
+    model.units[0].trained = trained.data();
+    const auto fsdp = model.create(comm);
+    const std::array<std::string, 3> names{"fc1.weight", "fc1.bias", "fc2.weight"};
+    for (size_t i = 0; i < 3; ++i) {
+        tsr_param param{};
+        size_t unit = 9;
+        int32_t is_trained = 9;
+        ASSERT_OK(tsr_fsdp_param(fsdp, i, &param, &unit, &is_trained));
+        EXPECT_EQ(param.name, names.at(i));
+        EXPECT_EQ(param.tensor.data, nullptr);
+        EXPECT_EQ(param.tensor.dtype, TSR_DTYPE_F32);
+        ASSERT_EQ(param.tensor.ndim, i == 0 ? 2 : 1);
+        EXPECT_EQ(param.tensor.shape[0], i == 2 ? 2 : 5);
+        EXPECT_EQ(unit, i == 2 ? 1U : 0U);
+        EXPECT_EQ(is_trained, i == 1 ? 0 : 1);
+    }
+    for (size_t u = 0; u < 2; ++u) {
+        const char* name = nullptr;
+        ASSERT_OK(tsr_fsdp_unit_name(fsdp, u, &name));
+        EXPECT_STREQ(name, u == 0 ? "fc1" : "fc2");
+    }
+}
+
+TEST(FsdpApi, UnitsAreMadeWholeByHand) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t) {
+        Model model(3);
+        const auto fsdp = model.create(comm);
+        EXPECT_FAILS(tsr_fsdp_await(fsdp, 1), TSR_E_INVALID_STATE, "unshard it first");
+        ASSERT_OK(tsr_fsdp_unshard(fsdp, 1));
+        ASSERT_OK(tsr_fsdp_unshard(fsdp, 1));
+        int32_t phase = -1;
+        EXPECT_OK(tsr_fsdp_unit_phase(fsdp, 1, &phase));
+        EXPECT_EQ(phase, TSR_FSDP_ON_ITS_WAY);
+        ASSERT_OK(tsr_fsdp_await(fsdp, 1));
+        EXPECT_OK(tsr_fsdp_unit_phase(fsdp, 1, &phase));
+        EXPECT_EQ(phase, TSR_FSDP_WHOLE);
+        tsr_tensor whole{};
+        ASSERT_OK(tsr_fsdp_whole(fsdp, 2, &whole));
+        EXPECT_THAT(floats(whole), Each(3.0F));
+        EXPECT_FAILS(tsr_fsdp_zero_grad(fsdp), TSR_E_INVALID_STATE, "is whole");
+        ASSERT_OK(tsr_fsdp_reshard(fsdp, 1));
+        ASSERT_OK(tsr_fsdp_reshard(fsdp, 1));
+        EXPECT_OK(tsr_fsdp_zero_grad(fsdp));
+    });
+}
+
+TEST(FsdpApi, AccumulatesInEachWay) {
+    api::run_ranks(4, [](tsr_comm* comm, int32_t rank) {
+        Model model(0);
+        tsr_fsdp_options options = defaults();
+        options.shard_ranks = 2;
+        const auto fsdp = model.create(comm, &options);
+        tsr_tensor grad{};
+        ASSERT_OK(tsr_fsdp_shard_grad(fsdp, 2, &grad));
+        EXPECT_OK(tsr_fsdp_set_accumulate(fsdp, 1));
+        backward(fsdp, 1);
+        backward(fsdp, static_cast<float>(rank));
+        EXPECT_THAT(floats(grad), Each(2.5F));
+        EXPECT_OK(tsr_fsdp_set_accumulate(fsdp, 0));
+        EXPECT_OK(tsr_fsdp_set_all_reduce(fsdp, 0));
+        backward(fsdp, 8);
+        EXPECT_THAT(floats(grad), Each(2.5F));
+        EXPECT_OK(tsr_fsdp_set_all_reduce(fsdp, 1));
+        backward(fsdp, static_cast<float>(rank));
+        EXPECT_THAT(floats(grad), Each(9.5F));
+        EXPECT_OK(tsr_fsdp_set_sync(fsdp, 0));
+        ASSERT_OK(tsr_fsdp_backward(fsdp, 1));
+        tsr_tensor whole{};
+        ASSERT_OK(tsr_fsdp_grad(fsdp, 2, &whole));
+        EXPECT_THAT(floats(whole), Each(0.0F)) << "what adds up is zero at first";
+        EXPECT_FAILS(tsr_fsdp_set_sync(fsdp, 1), TSR_E_INVALID_STATE, "in the middle of a backward");
+        EXPECT_FAILS(tsr_fsdp_set_accumulate(fsdp, 1), TSR_E_INVALID_STATE, "in the middle of a backward");
+        EXPECT_FAILS(tsr_fsdp_set_all_reduce(fsdp, 0), TSR_E_INVALID_STATE, "in the middle of a backward");
+        EXPECT_OK(tsr_fsdp_unused(fsdp, 2));
+        EXPECT_OK(tsr_fsdp_grads_ready(fsdp, 1));
+        EXPECT_OK(tsr_fsdp_wait(fsdp));
+    });
+}
+
+TEST(FsdpApi, StatesHoldShardsAtAnyNumberOfRanks) {
+    const tsr::testing::TemporaryDirectory directory;
+    for (const int32_t world : {3, 1, 2}) {
+        api::run_ranks(world, [&](tsr_comm* comm, int32_t) {
+            Model model(0);
+            const auto fsdp = model.create(comm);
+            api::Owned<tsr_optimizer> optimizer;
+            if (world == 3) {
+                ASSERT_OK(tsr_fsdp_adamw(fsdp, nullptr, optimizer.out()));
+            } else {
+                tsr_adamw_options options;
+                ASSERT_OK(tsr_adamw_options_init(&options, sizeof options));
+                options.lr = 7;  // the saved one counts
+                ASSERT_OK(tsr_fsdp_adamw(fsdp, &options, optimizer.out()));
+            }
+            api::Owned<tsr_state> state;
+            ASSERT_OK(tsr_state_create(state.out()));
+            ASSERT_OK(tsr_state_add_fsdp(state, "model", fsdp));
+            ASSERT_OK(tsr_state_add_optimizer(state, "optim", optimizer));
+            api::Owned<tsr_saver> saver;
+            ASSERT_OK(tsr_saver_create(comm, directory.path().c_str(), nullptr, saver.out()));
+            int64_t step = -1;
+            ASSERT_OK(tsr_saver_resume(saver, state, &step));
+            EXPECT_EQ(step, world == 3 ? 0 : world == 1 ? 1 : 2);
+            double lr = 0;
+            EXPECT_OK(tsr_optimizer_lr(optimizer, &lr));
+            EXPECT_EQ(lr, 1e-3);
+            tsr_param shard{};
+            ASSERT_OK(tsr_fsdp_shard(fsdp, 1, &shard));
+            const float before = -1e-3F * static_cast<float>(step);  // each step of Adam is as long, of equal gradients
+            for (const float value : floats(shard.tensor)) EXPECT_NEAR(value, before, 1e-6F);
+            backward(fsdp, 1);
+            ASSERT_OK(tsr_optimizer_step(optimizer));
+            ASSERT_OK(tsr_saver_save(saver, step + 1, state));
+        });
+    }
+}
+
+TEST(FsdpApi, NothingIsLoadedWhileUnitsAreWhole) {
+    const tsr::testing::TemporaryDirectory directory;
+    api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
+        Model model(1);
+        const auto fsdp = model.create(comm);
+        api::Owned<tsr_state> state;
+        ASSERT_OK(tsr_state_create(state.out()));
+        ASSERT_OK(tsr_state_add_fsdp(state, "model", fsdp));
+        api::Owned<tsr_saver> saver;
+        ASSERT_OK(tsr_saver_create(comm, directory.path().c_str(), nullptr, saver.out()));
+        ASSERT_OK(tsr_fsdp_forward(fsdp, 0));
+        ASSERT_OK(tsr_saver_save(saver, 1, state)) << "that only reads the shards";
+        int64_t step = -1;
+        EXPECT_FAILS(tsr_saver_resume(saver, state, &step), TSR_E_INVALID_STATE,
+                     "a checkpoint cannot be loaded into the shards while unit \"fc1\" is whole");
+        ASSERT_OK(tsr_fsdp_abandon(fsdp));
+        if (rank == 1) {  // on one rank, all refuse
+            ASSERT_OK(tsr_fsdp_unshard(fsdp, 0));
+        }
+        EXPECT_FAILS(tsr_saver_resume(saver, state, &step), TSR_E_INVALID_STATE, "rank 1");
+        if (rank == 0) {
+            ASSERT_OK(tsr_fsdp_unshard(fsdp, 0));
+        }
+        ASSERT_OK(tsr_fsdp_reshard(fsdp, 0));
+        EXPECT_OK(tsr_saver_resume(saver, state, &step));
+        EXPECT_EQ(step, 1);
+    });
+}
+
+TEST(FsdpApi, EveryOptimizerIsMadeOverIt) {
+    const auto comm = api::alone();
+    Model model(1);
+    const auto fsdp = model.create(comm);
+    for (const auto& make : {+[](tsr_fsdp* m, tsr_optimizer** out) { return tsr_fsdp_sgd(m, nullptr, out); },
+                             +[](tsr_fsdp* m, tsr_optimizer** out) { return tsr_fsdp_adam(m, nullptr, out); },
+                             +[](tsr_fsdp* m, tsr_optimizer** out) { return tsr_fsdp_adamw(m, nullptr, out); }}) {
+        api::Owned<tsr_optimizer> optimizer;
+        ASSERT_OK(make(fsdp, optimizer.out()));
+        backward(fsdp, 1);
+        EXPECT_OK(tsr_optimizer_step(optimizer));
+        ASSERT_OK(tsr_fsdp_unshard(fsdp, 0));
+        EXPECT_FAILS(tsr_optimizer_step(optimizer), TSR_E_INVALID_STATE, "cannot change the shards");
+        EXPECT_FAILS(tsr_optimizer_clip_grad_norm(optimizer, 1, 2, nullptr), TSR_E_INVALID_STATE, "cannot change");
+        ASSERT_OK(tsr_fsdp_reshard(fsdp, 0));
+    }
+}
+
+TEST(FsdpApi, ParametersMayComeWithoutValues) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        const std::array<int64_t, 2> shape{1 << 20, 1 << 20};  // 4 TiB, of which nobody has a byte beyond its rows
+        const std::array<int64_t, 2> some{3, 2};
+        tsr_tensor tensor{};
+        tensor.shape = some.data();
+        tensor.ndim = 2;
+        tensor.dtype = TSR_DTYPE_F32;
+        tensor.device_type = TSR_DEVICE_CPU;
+        tsr_param param{"w", tensor};
+        const tsr_fsdp_unit unit{"u", &param, 1, nullptr, 1, {}};
+        {
+            api::Owned<tsr_fsdp> fsdp;
+            ASSERT_OK(tsr_fsdp_create(comm, &unit, 1, nullptr, fsdp.out()));
+            tsr_param shard{};
+            ASSERT_OK(tsr_fsdp_shard(fsdp, 0, &shard));
+            EXPECT_THAT(floats(shard.tensor), Each(0.0F));
+            for (float& value : floats(shard.tensor)) value = static_cast<float>(rank + 1);
+            ASSERT_OK(tsr_fsdp_forward(fsdp, 0));
+            tsr_tensor whole{};
+            ASSERT_OK(tsr_fsdp_whole(fsdp, 0, &whole));
+            EXPECT_THAT(floats(whole), ElementsAre(1, 1, 1, 1, 2, 2));
+        }
+        if (tsr::testing::sanitized) return;  // what cannot be had ends the program there
+        param.tensor.shape = shape.data();
+        api::Owned<tsr_fsdp> fsdp;
+        EXPECT_FAILS(tsr_fsdp_create(comm, &unit, 1, nullptr, fsdp.out()), TSR_E_NO_MEMORY, "no memory for its shards");
+    });
+}
+
+TEST(FsdpApi, BadArgumentsAreRefused) {
+    const auto comm = api::alone();
+    Model model(1);
+    api::Owned<tsr_fsdp> fsdp;
+    const auto refused = [&](const std::function<void(tsr_fsdp_unit&, tsr_fsdp_options&)>& change, tsr_status status,
+                             const char* said) {
+        auto units = model.units;
+        tsr_fsdp_options options = defaults();
+        change(units[0], options);
+        EXPECT_FAILS(tsr_fsdp_create(comm, units.data(), units.size(), &options, fsdp.out()), status, said);
+    };
+    refused([](auto& unit, auto&) { unit.name = nullptr; }, TSR_E_INVALID_ARGUMENT, "name is NULL");
+    refused([](auto& unit, auto&) { unit.params = nullptr; }, TSR_E_INVALID_ARGUMENT, "params is NULL");
+    refused([](auto& unit, auto&) { unit.n = 0; }, TSR_E_INVALID_ARGUMENT, "has no parameters");
+    refused([](auto& unit, auto&) { unit.reshard_after_forward = 2; }, TSR_E_INVALID_ARGUMENT, "it is 0 or 1");
+    refused([](auto& unit, auto&) { unit.reserved[4] = 1; }, TSR_E_UNSUPPORTED, "reserved");
+    refused([](auto&, auto& options) { options.struct_size = 0; }, TSR_E_INVALID_ARGUMENT, "struct_size");
+    refused([](auto&, auto& options) { options.op = TSR_REDUCE_MAX; }, TSR_E_INVALID_ARGUMENT, "AVG or SUM");
+    refused([](auto&, auto& options) { options.param_dtype = 99; }, TSR_E_INVALID_ARGUMENT, "param_dtype is unknown");
+    refused([](auto&, auto& options) { options.reduce_dtype = TSR_DTYPE_I8; }, TSR_E_INVALID_ARGUMENT,
+            "reduce_dtype is i8");
+    refused([](auto&, auto& options) { options.shard_ranks = -1; }, TSR_E_INVALID_ARGUMENT, "shard_ranks is -1");
+    refused([](auto&, auto& options) { options.sync_values = 3; }, TSR_E_INVALID_ARGUMENT, "sync_values is 3");
+    refused([](auto&, auto& options) { options.pre_divide = NAN; }, TSR_E_INVALID_ARGUMENT, "pre_divide");
+    const std::array<int32_t, 2> flags{1, 5};
+    refused([&](auto& unit, auto&) { unit.trained = flags.data(); }, TSR_E_INVALID_ARGUMENT, "trained is 5");
+    EXPECT_FAILS(tsr_fsdp_create(comm, nullptr, 1, nullptr, fsdp.out()), TSR_E_INVALID_ARGUMENT, "units is NULL");
+    EXPECT_FAILS(tsr_fsdp_create(comm, nullptr, 0, nullptr, fsdp.out()), TSR_E_INVALID_ARGUMENT, "without units");
+    EXPECT_FAILS(tsr_fsdp_create(comm, model.units.data(), 2, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "out is NULL");
+    const auto well = model.create(comm);
+    EXPECT_FAILS(tsr_fsdp_param(well, 3, nullptr, nullptr, nullptr), TSR_E_INVALID_ARGUMENT,
+                 "parameter 3 of a model with 3");
+    const char* name = nullptr;
+    EXPECT_FAILS(tsr_fsdp_unit_name(well, 2, &name), TSR_E_INVALID_ARGUMENT, "unit 2 of a model with 2");
+    EXPECT_FAILS(tsr_fsdp_unit_name(well, 0, nullptr), TSR_E_INVALID_ARGUMENT, "name is NULL");
+    int32_t phase = 0;
+    EXPECT_FAILS(tsr_fsdp_unit_phase(well, 2, &phase), TSR_E_INVALID_ARGUMENT, "unit 2 of a model with 2");
+    EXPECT_FAILS(tsr_fsdp_unit_phase(well, 0, nullptr), TSR_E_INVALID_ARGUMENT, "phase is NULL");
+    EXPECT_FAILS(tsr_fsdp_forward(well, 2), TSR_E_INVALID_ARGUMENT, "unit 2 of a model with 2");
+    EXPECT_FAILS(tsr_fsdp_whole(well, 0, nullptr), TSR_E_INVALID_STATE, "not whole");
+    EXPECT_FAILS(tsr_fsdp_shard(well, 0, nullptr), TSR_E_INVALID_ARGUMENT, "shard is NULL");
+}
+
+}  // namespace

@@ -1,0 +1,50 @@
+"""`tessera.torch.fsdp` trains as PyTorch's own does over Gloo, on the same ranks."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from torch_ranks import run_ranks
+
+JOBS = Path(__file__).with_name("torch_fsdp_jobs.py")
+WRAPPER_JOBS = Path(__file__).with_name("torch_fsdp1_jobs.py")
+
+
+def test_losses_gradients_and_states_are_pytorchs(tmp_path: Path) -> None:
+    """With every option; and each error is named."""
+    run_ranks(JOBS, 2, "checks", tmp_path)
+
+
+@pytest.mark.slow
+def test_so_they_are_where_ranks_have_fewer_rows_or_none(tmp_path: Path) -> None:
+    checks = [
+        "losses_gradients_and_states",
+        "every_way_to_be_whole",
+        "gradients_add_up",
+        "checkpoints",
+        "whole_by_hand",
+    ]
+    run_ranks(JOBS, 3, "checks", tmp_path, *checks)
+
+
+def test_replicas_and_two_hosts_train_alike(tmp_path: Path) -> None:
+    checks = ["losses_gradients_and_states", "replicas_hold_the_same_shards", "gradients_add_up"]
+    run_ranks(JOBS, 4, "checks", tmp_path, *checks, hosts=2)
+
+
+def test_a_rank_that_dies_in_backward_is_named_to_the_others() -> None:
+    run_ranks(JOBS, 3, "dies", ends={2: -signal.SIGKILL})
+
+
+def test_fsdp1_by_its_names(tmp_path: Path) -> None:
+    run_ranks(WRAPPER_JOBS, 2, "checks", tmp_path)
+
+
+@pytest.mark.slow
+def test_states_of_fsdp1_where_ranks_have_fewer_rows_or_none(tmp_path: Path) -> None:
+    run_ranks(WRAPPER_JOBS, 3, "checks", tmp_path, "states_of_each_kind", "states_of_optimizers", "whole_parameters")

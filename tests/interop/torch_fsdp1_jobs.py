@@ -1,0 +1,330 @@
+"""What test_torch_fsdp.py runs of `FullyShardedDataParallel`: under torchrun's environment, one process a rank.
+
+usage: torch_fsdp1_jobs.py checks DIRECTORY [CHECK...]
+
+PyTorch's own over Gloo and Tessera's train the same models on the same ranks. Each check is a function of this file.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tessera as ts
+import torch
+import torch.distributed as dist
+from tessera.torch import checkpoint as our_dcp
+from tessera.torch.checkpoint.optimizer import load_sharded_optimizer_state_dict
+from tessera.torch.fsdp import FullyShardedDataParallel as Ours
+from torch import nn
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    MixedPrecision,
+    OptimStateKeyType,
+    ShardedStateDictConfig,
+    ShardingStrategy,
+    StateDictType,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
+from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, size_based_auto_wrap_policy
+from torch.distributed.tensor import DTensor
+from torch_fsdp_jobs import Block, Net, full, job, loss_of, net, steps, tokens
+from torch_ranks import refused, run_checks
+
+rank = int(os.environ["RANK"])
+ranks = int(os.environ["WORLD_SIZE"])
+directory = ""
+BLOCKS = ModuleWrapPolicy({Block})
+FULL, SHARDED, LOCAL = StateDictType.FULL_STATE_DICT, StateDictType.SHARDED_STATE_DICT, StateDictType.LOCAL_STATE_DICT
+Run = tuple[list[float], list[float], dict[str, torch.Tensor]]
+
+
+def theirs(model: nn.Module, **options: Any) -> TorchFSDP:
+    return TorchFSDP(model, device_id=torch.device("cpu"), use_orig_params=True, **options)
+
+
+def train(model: Any, steps: int = 4, accumulate: int = 1, kind: Any = torch.optim.AdamW) -> Run:
+    """Losses, norms and the whole state; of `accumulate` backward passes all but the last are without reduction."""
+    optimizer = kind(model.parameters(), lr=0.02)
+    losses, norms = [], []
+    for step in range(steps):
+        for turn in range(accumulate):
+            with model.no_sync() if turn + 1 < accumulate else nullcontext():
+                loss = loss_of(model, step * accumulate + turn)
+                loss.backward()
+        losses.append(loss.item())
+        norms.append(float(model.clip_grad_norm_(0.5)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, norms, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(got: Run, expected: Run, what: str, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}")
+
+
+# ---------------------------------------------------------------- checks
+
+
+def losses_norms_and_states() -> None:
+    expected = train(theirs(net(), auto_wrap_policy=BLOCKS))
+    model = Ours(net(), auto_wrap_policy=BLOCKS)
+    assert len(Ours.fsdp_modules(model)) == 4
+    assert Ours.fsdp_modules(model, root_only=True) == [model]
+    same(train(model), expected, "blocks")
+    assert model.check_is_root()
+    assert not model.blocks[0].check_is_root()
+    same(train(Ours(net())), expected, "one unit")
+    nested = net()
+    for i, block in enumerate(nested.blocks):
+        nested.blocks[i] = Ours(block)  # by hand
+    same(train(Ours(nested)), expected, "by hand")
+    same(train(Ours(net(), auto_wrap_policy=BLOCKS), accumulate=3),
+         train(theirs(net(), auto_wrap_policy=BLOCKS), accumulate=3), "no_sync")  # fmt: skip
+
+
+def every_strategy() -> None:
+    expected = train(theirs(net(), auto_wrap_policy=BLOCKS))
+    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
+        model = Ours(net(), auto_wrap_policy=BLOCKS, sharding_strategy=strategy)
+        same(train(model), expected, strategy.name)
+    narrow = MixedPrecision(torch.bfloat16, torch.float32)
+    got = train(Ours(net(), auto_wrap_policy=BLOCKS, mixed_precision=narrow))
+    same(got, train(theirs(net(), auto_wrap_policy=BLOCKS, mixed_precision=narrow)), "bf16", 3e-2)
+
+
+def every_policy() -> None:
+    def wrapped(policy: Any) -> list[str]:
+        model = Ours(net(), auto_wrap_policy=policy)
+        return sorted(name.replace("_fsdp_wrapped_module.", "") for name, one in model.named_modules()
+                      if isinstance(one, Ours) and one is not model)  # fmt: skip
+
+    def of_pytorch(policy: Any) -> list[str]:
+        model = theirs(net(), auto_wrap_policy=policy)
+        return sorted(name.replace("_fsdp_wrapped_module.", "") for name, one in model.named_modules()
+                      if isinstance(one, TorchFSDP) and one is not model)  # fmt: skip
+
+    for policy in (
+        BLOCKS,
+        partial(size_based_auto_wrap_policy, min_num_params=100),
+        partial(size_based_auto_wrap_policy, min_num_params=70),
+        CustomPolicy(lambda module: isinstance(module, nn.Linear)),
+    ):
+        assert wrapped(policy) == of_pytorch(policy), (wrapped(policy), of_pytorch(policy))
+
+
+def values_of_rank_0() -> None:
+    torch.manual_seed(rank)
+    model = Ours(Net(), auto_wrap_policy=BLOCKS, sync_module_states=True)
+    torch.manual_seed(0)
+    expected = Net().state_dict()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=0)
+    with torch.device("meta"):
+        later = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    torch.manual_seed(4)
+    made = Ours(later, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}))
+    torch.manual_seed(4)
+    plain = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    assert made(torch.ones(2, 3)).shape == plain(torch.ones(2, 3)).shape
+    assert not any(param.is_meta for param in made.parameters())
+
+
+def states_of_each_kind() -> None:
+    model = Ours(net(), auto_wrap_policy=BLOCKS)
+    reference = theirs(net(), auto_wrap_policy=BLOCKS)
+    train(model, 2)
+    train(reference, 2)
+    names = [name for name, _ in net().named_parameters()]
+    assert [name for name, _ in model.named_parameters()] == names
+    assert [name for name, _ in model.named_buffers()] == ["offset"]
+    assert torch.equal(model.offset, net().offset)
+    whole = model.state_dict()
+    assert list(whole) == list(reference.state_dict())
+    torch.testing.assert_close(whole, reference.state_dict())
+    with Ours.state_dict_type(model, FULL, FullStateDictConfig(rank0_only=True, offload_to_cpu=True)):
+        assert set(model.state_dict()) == (set(whole) if rank == 0 else set())
+    with Ours.state_dict_type(model, SHARDED):
+        assert Ours.get_state_dict_type(model).state_dict_type is SHARDED
+        sharded = model.state_dict()
+        assert all(isinstance(sharded[name], DTensor) for name in names)
+    with Ours.state_dict_type(model, LOCAL):
+        local = model.state_dict()
+        assert not any(isinstance(value, DTensor) for value in local.values())
+        assert local["head.weight"].shape[0] <= -(-11 // ranks)
+    assert Ours.get_state_dict_type(model).state_dict_type is FULL
+    for kind, state in ((FULL, whole), (SHARDED, sharded), (LOCAL, local)):
+        other = Ours(Net(), auto_wrap_policy=BLOCKS)
+        if kind is LOCAL:
+            loss_of(other, 0)  # the core has its shards already
+        with Ours.state_dict_type(other, kind):
+            assert other.load_state_dict({name: value.clone() for name, value in state.items()}).missing_keys == []
+        torch.testing.assert_close(other.state_dict(), whole, rtol=0, atol=0)
+        torch.testing.assert_close(loss_of(other, 5), loss_of(reference, 5))
+
+
+def states_of_optimizers() -> None:
+    def stepped(model: Any) -> tuple[Any, Any]:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+        steps(model, optimizer, range(2))
+        return model, optimizer
+
+    model, optimizer = stepped(Ours(net(), auto_wrap_policy=BLOCKS))
+    # PyTorch's FSDP with its original parameters tells exp_avg_sq as exp_avg (2.15); its DDP trains alike.
+    reference, reference_optimizer = stepped(nn.parallel.DistributedDataParallel(net()))
+    numbers = reference_optimizer.state_dict()
+    names = [name.removeprefix("module.") for name, _ in reference.named_parameters()]
+    got = Ours.full_optim_state_dict(model, optimizer, rank0_only=False)
+    torch.testing.assert_close(got["state"], {names[i]: of_param for i, of_param in numbers["state"].items()})
+    assert [group["params"] for group in got["param_groups"]] == [names]
+    assert Ours.full_optim_state_dict(model, optimizer).keys() == (got.keys() if rank == 0 else {}.keys())
+    by_number = Ours.rekey_optim_state_dict(got, OptimStateKeyType.PARAM_ID, model, optim=optimizer)
+    assert set(by_number["state"]) == set(range(len(got["state"])))
+    by_name = Ours.rekey_optim_state_dict(by_number, OptimStateKeyType.PARAM_NAME, model, optim=optimizer)
+    assert by_name["state"].keys() == got["state"].keys()
+    sharded = Ours.sharded_optim_state_dict(model, optimizer)
+    assert isinstance(sharded["state"]["head.weight"]["exp_avg"], DTensor)
+
+    def goes_on(loaded: dict[str, Any], what: str) -> None:
+        other = Ours(net(), auto_wrap_policy=BLOCKS)
+        other.load_state_dict(model.state_dict())
+        with_ = torch.optim.AdamW(other.parameters(), lr=0.5)
+        with_.load_state_dict(loaded)
+        losses = steps(other, with_, range(2, 5))
+        torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6, msg=lambda text: f"{what}: {text}")
+
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    moments = Ours.full_optim_state_dict(model, optimizer, rank0_only=False)
+    expected = steps(reference, reference_optimizer, range(2, 5))
+    torch.testing.assert_close(before, model.state_dict(), rtol=0, atol=0)
+    goes_on(Ours.shard_full_optim_state_dict(moments, model, optim=optimizer), "whole")
+    goes_on(Ours.scatter_full_optim_state_dict(moments if rank == 0 else None, model, optim=optimizer), "of rank 0")
+    goes_on(Ours.flatten_sharded_optim_state_dict(sharded, model, optimizer), "sharded")
+    rank_0 = FullOptimStateDictConfig(rank0_only=True)
+    with Ours.state_dict_type(model, FULL, optim_state_dict_config=rank_0):
+        state = Ours.optim_state_dict(model, optimizer)
+        goes_on(Ours.optim_state_dict_to_load(model, optimizer, state), "gathered to rank 0")
+    with Ours.state_dict_type(model, LOCAL):
+        state = Ours.optim_state_dict(model, optimizer)
+        assert not isinstance(state["state"]["head.weight"]["exp_avg"], DTensor)
+        goes_on(Ours.optim_state_dict_to_load(model, optimizer, state), "this rank's rows")
+    path = str(Path(directory, "checkpoint"))
+    with Ours.state_dict_type(model, SHARDED):
+        state = {"model": model.state_dict(), "optim": Ours.optim_state_dict(model, optimizer)}
+        our_dcp.save_state_dict(state, our_dcp.FileSystemWriter(path))
+        loaded = load_sharded_optimizer_state_dict(model.state_dict(), "optim", our_dcp.FileSystemReader(path))
+        goes_on(Ours.optim_state_dict_to_load(model, optimizer, loaded["optim"]), "of a checkpoint")
+
+
+def states_by_the_functions_for_them() -> None:
+    """`get_state_dict` and its like, sharded and whole, of wrappers in a wrapper."""
+    model = Ours(net(), auto_wrap_policy=BLOCKS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    steps(model, optimizer, range(2))
+    sharded = our_dcp.get_state_dict(model, optimizer)
+    assert list(sharded[0]) == list(model.state_dict())
+    assert isinstance(sharded[0]["head.weight"], DTensor)
+    assert isinstance(sharded[1]["state"]["blocks.1.up.weight"]["exp_avg"], DTensor)
+    options = our_dcp.StateDictOptions(full_state_dict=True)
+    whole = our_dcp.get_state_dict(model, optimizer, options=options)
+    torch.testing.assert_close(whole[0], model.state_dict(), rtol=0, atol=0)
+    for (of_model, of_optimizer), more in ((sharded, {}), (whole, {"options": options})):
+        other = Ours(Net(), auto_wrap_policy=BLOCKS)
+        with_ = torch.optim.AdamW(other.parameters(), lr=0.5)
+        our_dcp.set_state_dict(
+            other, with_, model_state_dict=of_model, optim_state_dict=copy.deepcopy(of_optimizer), **more
+        )
+        torch.testing.assert_close(other.state_dict(), model.state_dict(), rtol=0, atol=0)
+        torch.testing.assert_close(
+            Ours.full_optim_state_dict(other, with_, rank0_only=False)["state"],
+            Ours.full_optim_state_dict(model, optimizer, rank0_only=False)["state"],
+        )
+        assert with_.param_groups[0]["lr"] == 0.02
+
+
+def whole_parameters() -> None:
+    model = Ours(net(), auto_wrap_policy=BLOCKS)
+    expected = dict(net().named_parameters())
+    for _ in range(2):
+        with Ours.summon_full_params(model, writeback=False):
+            for name, param in model.named_parameters():
+                assert type(param) is nn.Parameter
+                torch.testing.assert_close(param, expected[name], rtol=0, atol=0)
+                param.data.fill_(-1)
+            assert model.head.weight.shape == (11, 6)
+        loss_of(model, 0).backward()
+    assert all(isinstance(param, DTensor) for param in model.parameters())
+    with Ours.summon_full_params(model, with_grads=True), torch.no_grad():
+        assert model.head.weight.grad.shape == (11, 6)
+        for param in model.parameters():
+            param.mul_(2)
+    torch.testing.assert_close(full(model.head.weight.detach()), 2 * expected["head.weight"])
+    with Ours.summon_full_params(model, rank0_only=True, writeback=False):
+        assert isinstance(model.head.weight, DTensor) == (rank != 0)
+    with Ours.summon_full_params(model, recurse=False):
+        assert isinstance(model.blocks[0].scale, DTensor)
+        assert not isinstance(model.head.bias, DTensor)
+
+    def ones(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.ones_(module.weight)
+
+    model.apply(ones)
+    assert bool((model.blocks[0].up.weight.to_local() == 1).all())
+
+
+def mistakes_are_told() -> None:
+    model = Ours(net(), auto_wrap_policy=BLOCKS)
+    refused(ts.Unsupported, "device_id is cuda", lambda: Ours(net(), device_id=torch.device("cuda", 0)))
+    refused(
+        ts.Unsupported,
+        "HYBRID_SHARD wants a device_mesh",
+        lambda: Ours(net(), sharding_strategy=ShardingStrategy.HYBRID_SHARD),
+    )
+    refused(ts.InvalidArgument, "not given together", lambda: Ours(net(), ignored_modules=[], ignored_states=[]))
+    refused(ts.Unsupported, "register_comm_hook", lambda: model.register_comm_hook(None, print))
+    refused(ts.InvalidArgument, "FULL_STATE_DICT takes a FullStateDictConfig",
+            lambda: Ours.set_state_dict_type(model, FULL, ShardedStateDictConfig()))  # fmt: skip
+    refused(ts.InvalidArgument, "no FullyShardedDataParallel", lambda: Ours.get_state_dict_type(net()))
+    refused(ts.InvalidArgument, "writeback with rank0_only", Ours.summon_full_params(model, rank0_only=True).__enter__)
+    optimizer = torch.optim.SGD(net().parameters(), lr=1)
+    refused(
+        ts.InvalidArgument, "a parameter that the model does not show", lambda: Ours.optim_state_dict(model, optimizer)
+    )
+    kept = net()
+    left = Ours(kept, ignored_states=[kept.head.weight])
+    assert type(left.head.weight) is nn.Parameter
+    loss_of(left, 0).backward()
+    assert tokens(0).shape == (4, 5)
+
+
+CHECKS = [
+    losses_norms_and_states,
+    every_strategy,
+    every_policy,
+    values_of_rank_0,
+    states_of_each_kind,
+    states_of_optimizers,
+    states_by_the_functions_for_them,
+    whole_parameters,
+    mistakes_are_told,
+]
+
+
+def checks(where: str, *names: str) -> None:
+    global directory
+    directory = where
+    with job():
+        run_checks(CHECKS, names, rank)
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,606 @@
+"""What test_torch_fsdp.py runs: under torchrun's environment, one process a rank.
+
+usage: torch_fsdp_jobs.py checks DIRECTORY [CHECK...] | dies
+
+PyTorch's own fully_shard over Gloo and Tessera's train the same models on the same ranks. Each check is a function of
+this file.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tessera as ts
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from tessera.torch import checkpoint as our_dcp
+from tessera.torch.fsdp import AllGather, FSDPModule, ReduceScatter, collectives, register_fsdp_forward_method
+from tessera.torch.fsdp import fully_shard as ours
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule as TheirModule
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import fully_shard as theirs
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils.checkpoint import checkpoint
+from torch_ranks import refused, run_checks
+
+rank = int(os.environ["RANK"])
+ranks = int(os.environ["WORLD_SIZE"])
+directory = ""
+Kind = Callable[..., Any]
+VOCABULARY = 11
+
+
+class Block(nn.Module):
+    """Rows that ranks do not divide, and fewer rows than ranks."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width + 1)
+        self.down = nn.Linear(2 * width + 1, width)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor, *, by: float = 1.0) -> torch.Tensor:
+        return x + by * self.scale * self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    """Blocks between an embedding and a head, which may share their weight; a buffer."""
+
+    def __init__(self, tied: bool = False, recomputed: bool | None = None, often: int = 1) -> None:
+        super().__init__()
+        width = 6
+        self.embed = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(3))
+        self.head = nn.Linear(width, VOCABULARY)
+        self.register_buffer("offset", torch.full((1,), 0.5))
+        self.recomputed, self.often = recomputed, often  # reentrant or not; how often each block is used
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor, which: tuple[int, ...] = (0, 1, 2)) -> torch.Tensor:
+        x = self.embed(x) + self.offset.to(self.embed.weight.dtype)
+        for i in which:
+            for _ in range(self.often):
+                if self.recomputed is None:
+                    x = self.blocks[i](x, by=0.5)
+                else:
+                    x = checkpoint(self.blocks[i], x, use_reentrant=self.recomputed)
+        return torch.as_tensor(self.head(x))
+
+    def as_list(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """A method beside forward."""
+        return [self.head(self.embed(x))]
+
+
+def net(**options: Any) -> Net:
+    torch.manual_seed(5)
+    return Net(**options)
+
+
+def sharded(kind: Kind, model: Net, **options: Any) -> Net:
+    for block in model.blocks:
+        kind(block, **options)
+    kind(model, **options)
+    return model
+
+
+def tokens(step: int) -> torch.Tensor:
+    """Other ones on each rank."""
+    return torch.randint(VOCABULARY, (4, 5), generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def loss_of(model: nn.Module, step: int, **options: Any) -> torch.Tensor:
+    x = tokens(step)
+    logits = model(x, **options).float()
+    return nn.functional.cross_entropy(logits.flatten(0, 1), ((3 * x + 1) % VOCABULARY).flatten())
+
+
+def full(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@dataclass
+class Run:
+    """What a training told: compared between both kinds."""
+
+    losses: list[torch.Tensor]
+    norms: list[torch.Tensor]
+    grads: list[dict[str, torch.Tensor | None]]
+    state: dict[str, torch.Tensor | None]
+
+    def check(self, other: Run, what: str, **tolerance: float) -> None:
+        for name, one, two in [
+            ("loss", self.losses, other.losses),
+            ("norm", self.norms, other.norms),
+            ("gradient", self.grads, other.grads),
+            ("state", self.state, other.state),
+        ]:
+            torch.testing.assert_close(one, two, msg=lambda text, name=name: f"{what}, {name}: {text}", **tolerance)
+
+
+def train(
+    model: Any,
+    steps: int = 4,
+    *,
+    accumulate: int = 1,
+    without: Callable[[bool], None] | None = None,
+    loss: Callable[[nn.Module, int], torch.Tensor] = loss_of,
+    kind: type[torch.optim.Optimizer] = torch.optim.AdamW,
+) -> Run:
+    """Steps of `accumulate` backward passes; before each `without` is told whether it is the last of them."""
+    optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=0.02)
+    run = Run([], [], [], {})
+    for step in range(steps):
+        for turn in range(accumulate):
+            if without is not None:
+                without(turn + 1 == accumulate)
+            value = loss(model, step * accumulate + turn)
+            value.backward()
+        run.losses.append(value.detach())
+        run.grads.append({name: full(param.grad) for name, param in model.named_parameters()})
+        norm = torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 0.5)
+        run.norms.append(full(norm))  # type: ignore[arg-type]
+        optimizer.step()
+        optimizer.zero_grad()
+    run.state = {name: full(value) for name, value in model.state_dict().items()}
+    return run
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> list[torch.Tensor]:
+    """The losses of these steps."""
+    losses = []
+    for step in numbers:
+        loss = loss_of(model, step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return losses
+
+
+@contextmanager
+def job(backend: str = "gloo") -> Iterator[None]:
+    dist.init_process_group(backend, timeout=timedelta(seconds=60))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+# ---------------------------------------------------------------- checks
+
+
+def losses_gradients_and_states() -> None:
+    expected = train(sharded(theirs, net()))
+    got = train(sharded(ours, net()))
+    got.check(expected, "gloo")
+    train(sharded(ours, net())).check(got, "again", rtol=0, atol=0)
+    alone = train(sharded(ours, net(), mesh=init_device_mesh("cpu", (ranks,))))
+    alone.check(got, "a mesh of its own", rtol=0, atol=0)
+
+
+def every_way_to_be_whole() -> None:
+    expected = train(sharded(theirs, net()))
+    for reshards in (True, False):
+        train(sharded(ours, net(), reshard_after_forward=reshards)).check(expected, f"reshard_after_forward {reshards}")
+    model = sharded(ours, net())
+    model.set_reshard_after_forward(True)  # the root's too
+    model.set_reshard_after_backward(False)
+    train(model).check(expected, "resharded by a method")
+    model = sharded(ours, net())
+    a, b, c = model.blocks
+    model.set_modules_to_forward_prefetch([a, b])
+    a.set_modules_to_forward_prefetch([b, c])
+    c.set_modules_to_backward_prefetch([b, a])
+    train(model).check(expected, "explicit prefetch")
+    whole = ours(net())  # one unit
+    train(whole).check(expected, "one unit")
+    model = net()
+    ours([model.blocks[0], model.blocks[1]])
+    ours(model)
+    train(model).check(expected, "two modules in one unit")
+
+
+def activations_are_computed_again() -> None:
+    expected = train(sharded(theirs, net(recomputed=False)))
+    for reentrant in (False, True):
+        train(sharded(ours, net(recomputed=reentrant))).check(expected, f"use_reentrant={reentrant}")
+
+
+def parameters_that_are_shared_or_used_often() -> None:
+    train(sharded(ours, net(tied=True))).check(train(sharded(theirs, net(tied=True))), "tied")
+    train(sharded(ours, net(often=2))).check(train(sharded(theirs, net(often=2))), "used twice")
+
+
+def frozen_and_unused_parameters() -> None:
+    def built(kind: Kind, inner: int) -> Net:
+        model = net()
+        model.blocks[inner].requires_grad_(False)  # backward may need its parameters all the same
+        model.embed.weight.requires_grad_(bool(inner))
+        model.blocks[1].up.bias.requires_grad_(False)
+        return sharded(kind, model)
+
+    for inner in (0, 1):
+        train(built(ours, inner)).check(train(built(theirs, inner)), f"block {inner} is frozen")
+
+    def some(model: nn.Module, step: int) -> torch.Tensor:
+        """All skip a block."""
+        return loss_of(model, step, which=(0, 2))
+
+    model = sharded(ours, net())
+    run = train(model, loss=some, kind=torch.optim.SGD)
+    expected = train(sharded(theirs, net()), loss=some, kind=torch.optim.SGD)
+    torch.testing.assert_close(run.losses, expected.losses)
+    assert all(not one.any() for one in (run.grads[-1]["blocks.1.up.weight"], run.grads[-1]["blocks.1.scale"]))  # type: ignore[union-attr]
+
+
+def gradients_add_up() -> None:
+    for accumulate in (2, 3):
+        expected = train(sharded(theirs, net()), accumulate=accumulate)
+        model = sharded(ours, net())
+        train(model, accumulate=accumulate).check(expected, "reduced each time")
+        model = sharded(ours, net())
+        other = sharded(theirs, net())
+        got = train(model, accumulate=accumulate, without=model.set_requires_gradient_sync)
+        got.check(train(other, accumulate=accumulate, without=other.set_requires_gradient_sync), "without sync")
+
+
+def replicas_hold_the_same_shards() -> None:
+    if ranks % 2:
+        return
+    mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("replicate", "shard"))
+    expected = train(sharded(theirs, net(), mesh=mesh))
+    model = sharded(ours, net(), mesh=mesh)
+    assert model.head.weight.placements == (Replicate(), Shard(0))
+    train(model).check(expected, "replicas")
+    model, other = (sharded(kind, net(), mesh=mesh) for kind in (ours, theirs))
+    got = train(model, accumulate=3, without=model.set_requires_all_reduce)
+    got.check(train(other, accumulate=3, without=other.set_requires_all_reduce), "a delayed all-reduce")
+
+
+def narrow_types() -> None:
+    seen: list[torch.dtype] = []
+
+    def watch(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        seen.extend((args[0].dtype, output.dtype))
+
+    def built(kind: Kind, policy: MixedPrecisionPolicy, output: torch.dtype | None) -> Net:
+        model = net()
+        for block in model.blocks:
+            kind(block, mp_policy=policy)
+        kind(model, mp_policy=MixedPrecisionPolicy(policy.param_dtype, policy.reduce_dtype, output))
+        return model
+
+    for narrow, reduce, output in (
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.bfloat16, None, None),
+        (None, torch.float64, torch.float64),
+    ):
+        policy = MixedPrecisionPolicy(narrow, reduce)
+        model = built(ours, policy, output)
+        hooks = [model.register_forward_hook(watch), model.blocks[0].register_forward_hook(watch)]
+        train(model).check(train(built(theirs, policy, output)), str(policy), rtol=2e-2, atol=2e-2)
+        for hook in hooks:
+            hook.remove()
+        assert {param.dtype for param in model.parameters()} == {torch.float32}
+        assert seen[:2] == [narrow or torch.float32] * 2, "a block's input and output"
+        assert seen[3] is (output or narrow), "the root's output"
+        seen.clear()
+    narrow = sharded(ours, net().to(torch.bfloat16))
+    assert full(train(narrow, kind=torch.optim.SGD).grads[0]["head.weight"]).dtype is torch.bfloat16  # type: ignore[union-attr]
+
+
+def divided_by_another_number() -> None:
+    model, other = (sharded(kind, net()) for kind in (ours, theirs))
+    for one in (model, other):
+        for each in one.modules():
+            if isinstance(each, TheirModule):
+                each.set_gradient_divide_factor(4.0)
+                each.set_force_sum_reduction_for_comms(True)  # Gloo knows no other way
+    train(model).check(train(other), "set_gradient_divide_factor")
+
+
+def without_values_until_later() -> None:
+    def built(kind: Kind) -> Net:
+        with torch.device("meta"):
+            model = Net()
+        sharded(kind, model)
+        assert model.head.weight.device.type == "meta"
+        model.to_empty(device="cpu")
+        for number, param in enumerate(model.parameters()):
+            local = param.to_local()  # type: ignore[attr-defined]
+            with torch.no_grad():
+                local.fill_(0.01 * (number + 1))
+        with torch.no_grad():
+            model.offset.fill_(0.5)
+        return model
+
+    train(built(ours)).check(train(built(theirs)), "meta")
+    with torch.device("meta"):
+        model = Net()
+    sharded(ours, model)
+    refused(ts.InvalidArgument, "'embed.weight' has no values yet", lambda: model(tokens(0)))
+
+
+def whole_by_hand() -> None:
+    model = sharded(ours, net())
+    expected = net()
+    for one in (model, *model.blocks):
+        assert one.unshard() is None
+    for name, param in model.named_parameters():
+        assert type(param) is nn.Parameter
+        torch.testing.assert_close(param.data, expected.get_parameter(name).data, rtol=0, atol=0)
+    addresses = {name: param.data_ptr() for name, param in model.named_parameters()}
+    for one in (model, *model.blocks):
+        one.reshard()
+    assert all(isinstance(param, DTensor) for param in model.parameters())
+    handle = model.blocks[1].unshard(async_op=True)
+    assert isinstance(model.blocks[1].scale, DTensor)
+    handle.wait()
+    handle.wait()
+    assert model.blocks[1].scale.data_ptr() == addresses["blocks.1.scale"]
+    model.blocks[1].reshard()
+    train(model, steps=2).check(train(sharded(theirs, net()), steps=2), "afterwards")
+    with torch.no_grad():
+        model(tokens(0))
+    assert all(isinstance(param, DTensor) for param in model.parameters()), "no backward follows"
+    model(tokens(0))
+    assert type(model.head.weight) is nn.Parameter, "the root's stay whole"
+    assert all(isinstance(value, (DTensor, torch.Tensor)) for value in model.state_dict().values())
+    assert isinstance(model.state_dict()["head.weight"], DTensor)
+    torch.testing.assert_close(net().as_list(tokens(0)), sharded_method(), rtol=1e-6, atol=1e-6)
+
+
+def sharded_method() -> list[torch.Tensor]:
+    model = sharded(ours, net())
+    register_fsdp_forward_method(model, "as_list")
+    with torch.no_grad():
+        return model.as_list(tokens(0))
+
+
+def checkpoints() -> None:
+    """Saved by Tessera's engine and by PyTorch's own, loaded by either, into either's modules."""
+    model = sharded(ours, net())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    other = sharded(theirs, net())
+    other_optimizer = torch.optim.AdamW(other.parameters(), lr=0.02)
+
+    steps(model, optimizer, range(3))
+    steps(other, other_optimizer, range(3))
+    for number, (save, saved, saved_optimizer) in enumerate(
+        (
+            (partial(our_dcp.save, format="torch_dcp"), model, optimizer),
+            (dcp.save, model, optimizer),
+            (dcp.save, other, other_optimizer),
+        )
+    ):
+        path = str(Path(directory, f"checkpoint-{number}"))
+        own, own_optimizer = get_state_dict(saved, saved_optimizer)
+        save({"model": own, "optim": own_optimizer}, checkpoint_id=path)
+        for load, kind in ((our_dcp.load, ours), (dcp.load, ours), (our_dcp.load, theirs)):
+            loaded = sharded(kind, net())
+            if kind is ours:
+                loss_of(loaded, 77).backward()  # the core has its shards already
+                loaded.zero_grad()
+            with_ = torch.optim.AdamW(loaded.parameters(), lr=0.5)
+            state, optimizer_state = get_state_dict(loaded, with_)
+            load({"model": state, "optim": optimizer_state}, checkpoint_id=path)
+            set_state_dict(loaded, with_, model_state_dict=state, optim_state_dict=optimizer_state)
+            again = copy_of(saved, saved_optimizer)
+            torch.testing.assert_close(steps(loaded, with_, range(3, 6)), steps(*again, range(3, 6)))
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if rank == 0:
+        plain = net()
+        plain.load_state_dict(whole)
+    empty = sharded(ours, net())
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(empty, whole if rank == 0 else {}, options=options)
+    torch.testing.assert_close(loss_of(empty, 9), loss_of(model, 9))
+    assigned = sharded(ours, net())
+    loss_of(assigned, 0).backward()
+    assigned.zero_grad()
+    assigned.load_state_dict({name: copy.deepcopy(value) for name, value in model.state_dict().items()}, assign=True)
+    torch.testing.assert_close(loss_of(assigned, 9), loss_of(model, 9))
+
+
+def copy_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """One that trains on from there, under PyTorch's own."""
+    made = sharded(theirs, net())
+    with_ = torch.optim.AdamW(made.parameters(), lr=0.02)
+    state, optimizer_state = get_state_dict(model, optimizer)
+    state, optimizer_state = copy.deepcopy(state), copy.deepcopy(optimizer_state)
+    set_state_dict(made, with_, model_state_dict=state, optim_state_dict=optimizer_state)
+    return made, with_
+
+
+def a_step_that_failed() -> None:
+    for where in ("forward", "backward"):
+        model = sharded(ours, net())
+        first = train(model, steps=1)
+
+        def fails(*_: Any) -> None:
+            raise ZeroDivisionError
+
+        if where == "forward":
+            hook = model.blocks[1].up.register_forward_hook(fails)
+            refused(ZeroDivisionError, "", partial(model, tokens(0)))
+        else:
+            hook = model.blocks[1].register_full_backward_pre_hook(fails)
+            loss = loss_of(model, 0)
+            refused(ZeroDivisionError, "", loss.backward)
+        hook.remove()
+        model.reset_iter_state()
+        assert all(isinstance(param, DTensor) for param in model.parameters())
+        assert all(param.grad is None or not param.grad.to_local().any() for param in model.parameters())
+        model.zero_grad()
+        other = sharded(ours, net())
+        train(other, steps=1).check(first, "the same so far", rtol=0, atol=0)
+        train(model, steps=2).check(train(other, steps=2), "afterwards", rtol=0, atol=0)
+
+
+def nothing_is_left() -> None:
+    model = sharded(ours, net())
+    loss_of(model, 0).backward()
+    gone = weakref.ref(model.blocks[0])
+    engine = weakref.ref(model._unit.engine)
+    del model
+    import gc
+
+    gc.collect()
+    assert gone() is None
+    assert engine() is None
+
+
+def mistakes_are_told() -> None:
+    model = sharded(ours, net())
+    assert isinstance(model, FSDPModule)
+    assert isinstance(model, TheirModule)
+    assert isinstance(model, Net)
+    assert type(model).__name__ == "FSDPNet"
+    refused(ts.InvalidArgument, "for this FSDPNet before", lambda: ours(model))
+    refused(ts.InvalidArgument, "a ModuleList does not compute itself", lambda: ours(net().blocks))
+    refused(ts.InvalidArgument, "takes a module", lambda: ours(None))  # type: ignore[arg-type]
+    refused(ts.Unsupported, "reshard_after_forward is 2", lambda: ours(net(), reshard_after_forward=2))
+    refused(ts.Unsupported, "as Shard(0) says", lambda: ours(net(), shard_placement_fn=lambda _: Shard(1)))
+    refused(ts.Unsupported, "dp_mesh_dims", lambda: ours(net(), dp_mesh_dims=object()))
+    refused(ts.Unsupported, "copy it before", lambda: copy.deepcopy(model))
+    refused(ts.Unsupported, "set_custom_all_gather", lambda: model.set_custom_all_gather(None))
+    refused(ts.Unsupported, "set_all_reduce_hook", lambda: model.set_all_reduce_hook(print))
+    refused(ts.InvalidArgument, "above 0", lambda: model.set_gradient_divide_factor(0))
+    refused(ts.InvalidArgument, "modules to prefetch", lambda: model.set_modules_to_forward_prefetch([nn.Linear(1, 1)]))
+    scalar = nn.Module()
+    scalar.register_parameter("one", nn.Parameter(torch.tensor(1.0)))
+    refused(ts.InvalidArgument, "'one' has no dimension", lambda: ours(scalar))
+    turned = nn.Linear(3, 4)
+    turned.weight = nn.Parameter(torch.randn(3, 4).t())
+    refused(ts.InvalidArgument, "'weight' has strides (1, 4)", lambda: ours(turned))
+    whole = nn.Module()
+    whole.register_parameter("n", nn.Parameter(torch.ones(3, dtype=torch.int32), requires_grad=False))
+    refused(ts.Unsupported, "'n' is torch.int32", lambda: ours(whole))
+    sharded_already = nn.Linear(4, 4)
+    theirs(sharded_already)
+    refused(ts.Unsupported, "'weight' is a DTensor already", lambda: ours(sharded_already))
+    own = net()
+    ours(own.blocks[0])
+    own.blocks[0](torch.ones(2, 6))
+    ours(own)
+    refused(ts.InvalidState, "has computed on its own before", lambda: own(tokens(0)))
+    mixed = net()
+    ours(mixed.blocks[0], mp_policy=MixedPrecisionPolicy(torch.bfloat16))
+    ours(mixed)
+    refused(ts.Unsupported, "param_dtype", lambda: mixed(tokens(0)))
+    used = sharded(ours, net())
+    used(tokens(0))
+    assert used.to("cpu").float() is used, "as it is"
+    refused(ts.InvalidState, "before its first forward", lambda: used.to(torch.bfloat16))
+    used.blocks[0].set_requires_gradient_sync(False)
+    refused(ts.Unsupported, "hold for all modules", lambda: loss_of(used, 0).backward())
+
+
+def ignored_parameters_stay() -> None:
+    model = net()
+    kept = model.head.weight
+    ours(model, ignored_params={kept})
+    assert model.head.weight is kept
+    loss_of(model, 0).backward()
+    assert type(model.head.weight.grad) is torch.Tensor
+    assert isinstance(model.embed.weight.grad, DTensor)
+
+
+def our_collectives_in_theirs() -> None:
+    expected = train(sharded(theirs, net()))
+    model = sharded(theirs, net())
+    calls = []
+
+    class Counted(AllGather):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            calls.append(kwargs.get("group", args[2] if len(args) > 2 else None))
+            return super().__call__(*args, **kwargs)
+
+    for module in model.modules():
+        if isinstance(module, TheirModule):
+            module.set_custom_all_gather(Counted())
+            module.set_custom_reduce_scatter(ReduceScatter())
+    train(model).check(expected, "our collectives")
+    assert len(calls) >= 4 * 4
+    assert dist.get_backend(collectives._ours_of(calls[0])) == "tessera"
+
+
+def the_backend_of_tessera() -> None:
+    """DTensors' own messages over Tessera too."""
+    expected = train(sharded(theirs, net()))
+    train(sharded(ours, net())).check(expected, "cpu:tessera")
+
+
+CHECKS = [
+    losses_gradients_and_states,
+    every_way_to_be_whole,
+    activations_are_computed_again,
+    parameters_that_are_shared_or_used_often,
+    frozen_and_unused_parameters,
+    gradients_add_up,
+    replicas_hold_the_same_shards,
+    narrow_types,
+    divided_by_another_number,
+    without_values_until_later,
+    whole_by_hand,
+    checkpoints,
+    a_step_that_failed,
+    nothing_is_left,
+    mistakes_are_told,
+    ignored_parameters_stay,
+    our_collectives_in_theirs,
+]
+
+
+def checks(where: str, *names: str) -> None:
+    global directory
+    directory = where
+    with job():
+        run_checks(CHECKS, names, rank)
+    if not names:
+        with job("tessera"):
+            the_backend_of_tessera()
+
+
+def dies() -> None:
+    """The last rank is killed in its backward pass: the others name it."""
+    with job():
+        model = sharded(ours, net())
+        train(model, steps=1)
+        loss = loss_of(model, 1)
+        if rank == ranks - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        since = time.monotonic()
+        refused(ts.PeerLost, f"rank {ranks - 1}", loss.backward)
+        assert time.monotonic() - since < 20
+        refused(ts.Aborted, "out of use", lambda: model(tokens(0)))
+        os._exit(0)  # Gloo's store has lost a rank
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,123 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "base/error.hpp"
+#include "optim/sgd.hpp"
+
+namespace tsr {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr double infinite = std::numeric_limits<double>::infinity();
+
+// Two parameters, of f32 and f64.
+struct Two {
+    std::vector<float> a = std::vector<float>(19, 0);
+    std::vector<double> b = std::vector<double>(3, 0);
+    std::vector<float> a_grad = std::vector<float>(19, 0);
+    std::vector<double> b_grad = std::vector<double>(3, 0);
+    Sgd optimizer{{{"a", tensor_of(std::span(a), DType::f32), tensor_of(std::span(a_grad), DType::f32)},
+                   {"b", tensor_of(std::span(b), DType::f64), tensor_of(std::span(b_grad), DType::f64)}},
+                  {}};
+};
+
+TEST(ClipGradNorm, ScalesToTheNormAndTellsWhatItWas) {
+    struct Case {
+        double p;
+        double norm;  // of nineteen -2, and 6, 0, -3
+    };
+    for (const auto& [p, norm] :
+         {Case{1, 47}, Case{2, std::sqrt(19 * 4 + 45)}, Case{infinite, 6}, Case{3, std::cbrt(19 * 8 + 216 + 27)}}) {
+        Two two;
+        std::fill(two.a_grad.begin(), two.a_grad.end(), -2.0F);
+        two.b_grad = {6, 0, -3};
+        EXPECT_DOUBLE_EQ(two.optimizer.clip_grad_norm(norm + 1, p), norm) << p;
+        EXPECT_THAT(two.b_grad, ElementsAre(6, 0, -3)) << "below it nothing is changed";
+        EXPECT_DOUBLE_EQ(two.optimizer.clip_grad_norm(1, p), norm) << p;
+        EXPECT_NEAR(two.b_grad[0], 6 / (norm + 1e-6), 1e-12);
+        EXPECT_NEAR(two.a_grad[18], -2 / norm, 1e-5);
+        EXPECT_NEAR(two.optimizer.clip_grad_norm(1, p), 1, 1e-5);
+    }
+}
+
+TEST(ClipGradNorm, WhatIsNotFiniteIsToldAndLeftAlone) {
+    for (const double bad : {infinite, -infinite, std::numeric_limits<double>::quiet_NaN()}) {
+        for (const double p : {1.0, 2.0, 2.5, infinite}) {
+            Two two;
+            two.b_grad = {1, bad, 2};
+            EXPECT_EQ(two.optimizer.clip_grad_norm(0.5, p), infinite);
+            EXPECT_EQ(two.b_grad[2], 2);
+        }
+    }
+}
+
+TEST(ClipGradNorm, OfNothingIsNothing) {
+    Two two;
+    EXPECT_EQ(two.optimizer.clip_grad_norm(0, 2), 0);
+    two.b_grad[0] = 5;
+    EXPECT_EQ(two.optimizer.clip_grad_norm(0, 2), 5);
+    EXPECT_EQ(two.b_grad[0], 0);
+}
+
+TEST(ClipGradNorm, OfPartsIsThatOfAllAndReplicasCountOnce) {
+    std::vector<float> a(4, 0);
+    std::vector<float> grad{1, 2, 3, 4};
+    const std::array mesh{2, 2};
+    const std::array placements{Placement::replicate(), Placement::shard(0)};
+    for (const int rank : {0, 1, 2, 3}) {
+        Sgd optimizer({{"a", tensor_of(std::span(a), DType::f32), tensor_of(std::span(grad), DType::f32),
+                        Held{Layout::placed(Dims{8}, mesh, placements), rank}}},
+                      {});
+        double told = -1;
+        optimizer.set_together([&](double own, Optimizer::Over how) {
+            EXPECT_EQ(how, Optimizer::Over::sum);
+            told = own;
+            return 100.0;
+        });
+        EXPECT_EQ(optimizer.clip_grad_norm(1000, 2), 10);
+        EXPECT_EQ(told, rank < 2 ? 30 : 0) << rank;
+    }
+}
+
+TEST(ClipGradValue, BoundsEachGradient) {
+    Two two;
+    two.b_grad = {6, -0.5, -infinite};
+    two.a_grad[4] = std::nanf("");
+    two.optimizer.clip_grad_value(0.75);
+    EXPECT_THAT(two.b_grad, ElementsAre(0.75, -0.5, -0.75));
+    EXPECT_TRUE(std::isnan(two.a_grad[4]));
+}
+
+TEST(ClipGrad, BadBoundsAreRefused) {
+    Two two;
+    const auto refused = [](auto&& call) {
+        try {
+            call();
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), Code::invalid_argument);
+            return std::string(error.what());
+        }
+        return std::string("nothing was thrown");
+    };
+    const double nan = std::nan("");
+    for (const double bad : {-1.0, nan, infinite}) {
+        EXPECT_THAT(refused([&] { two.optimizer.clip_grad_norm(bad, 2); }), HasSubstr("max_norm"));
+        EXPECT_THAT(refused([&] { two.optimizer.clip_grad_value(bad); }), HasSubstr("largest gradient"));
+    }
+    for (const double bad : {0.5, 0.0, -2.0, nan}) {
+        EXPECT_THAT(refused([&] { two.optimizer.clip_grad_norm(1, bad); }), HasSubstr("1 or more"));
+    }
+    two.optimizer.let_others_step();
+    EXPECT_THROW(two.optimizer.clip_grad_norm(1, 2), Error);
+    EXPECT_THROW(two.optimizer.clip_grad_value(1), Error);
+}
+
+}  // namespace
+}  // namespace tsr

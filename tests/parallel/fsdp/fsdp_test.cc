@@ -1,0 +1,769 @@
+#include "parallel/fsdp/fsdp.hpp"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <mutex>
+#include <numeric>
+
+#include "base/clock.hpp"
+#include "mlp.hpp"
+#include "optim/adam.hpp"
+#include "parallel/model.hpp"
+#include "ranks.hpp"
+#include "tensor/convert.hpp"
+
+namespace tsr {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using testing::expect_all_well;
+using testing::expect_error;
+using ::testing::HasSubstr;
+using testing::Mlp;
+using testing::Model;
+using testing::Outcomes;
+using testing::run_ranks;
+using testing::shared;
+using testing::test_options;
+
+class FsdpOverWorlds : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, FsdpOverWorlds, ::testing::Values(1, 2, 3, 4, 5));
+
+// Of every kind of rows: more than ranks, as many as some worlds have, fewer, none.
+Model odd_shapes(int rank) {
+    Model model;
+    for (const Dims& shape : {Dims{7, 3}, Dims{4}, Dims{1, 5}, Dims{2, 2, 2}, Dims{0, 4}, Dims{30}}) {
+        model.add(fmt::format("p{}", model.entries.size()), shape);
+        float value = static_cast<float>(1000 * rank + 100 * static_cast<int>(model.entries.size()));
+        for (float& v : model.entries.back().values) v = value++;
+    }
+    return model;
+}
+
+std::vector<FsdpUnit> two_units(Model& model) {
+    auto params = model.params();
+    std::vector<FsdpUnit> units(2);
+    units[0].name = "first";
+    units[1].name = "second";
+    for (size_t i = 0; i < params.size(); ++i) units[i % 2].params.push_back(params[i]);
+    return units;
+}
+
+std::vector<FsdpUnit> a_unit_a_layer(Model& model) {
+    auto params = model.params();
+    std::vector<FsdpUnit> units;
+    for (size_t l = 0; l < Mlp::layers; ++l) {
+        units.push_back({fmt::format("fc{}", l), {params[2 * l], params[2 * l + 1]}, {}, true});
+    }
+    return units;
+}
+
+TEST_P(FsdpOverWorlds, ShardsAreTheRowsOfRankZerosValues) {
+    expect_all_well(run_ranks(GetParam(), test_options(), [](Communicator& comm) {
+        Model model = odd_shapes(comm.rank());
+        const Fsdp fsdp(shared(comm), two_units(model), {});
+        const Model expected = odd_shapes(0);
+        for (size_t i = 0; i < fsdp.params(); ++i) {
+            const auto& entry = expected.entries[static_cast<size_t>(fsdp.param(i).name[1] - '0')];
+            const Range rows = chunk(entry.shape[0], comm.world_size(), comm.rank());
+            const Tensor shard = fsdp.shard(i);
+            ASSERT_EQ(shard.shape[0], rows.end - rows.begin);
+            const auto boxes = fsdp.held(i).layout.boxes_of(comm.rank());
+            const int64_t row = entry.shape[0] > 0 ? entry.shape.product() / entry.shape[0] : 0;
+            if (shard.numel() > 0) {
+                ASSERT_EQ(boxes.size(), 1U);
+                EXPECT_EQ(boxes[0].sizes, shard.shape);
+                EXPECT_EQ(boxes[0].offsets[0], rows.begin);
+            }
+            for (int64_t k = 0; k < shard.numel(); ++k) {
+                ASSERT_EQ(shard.as<float>()[static_cast<size_t>(k)],
+                          entry.values[static_cast<size_t>(rows.begin * row + k)])
+                    << entry.name;
+            }
+        }
+    }));
+}
+
+TEST_P(FsdpOverWorlds, AUnitIsWholeInItsPassesAtTheSameAddress) {
+    expect_all_well(run_ranks(GetParam(), test_options(), [](Communicator& comm) {
+        Model model = odd_shapes(comm.rank());
+        Fsdp fsdp(shared(comm), two_units(model), {});
+        const Model expected = odd_shapes(0);
+        std::array<const std::byte*, 6> addresses{};
+        const auto check = [&](size_t unit) {
+            for (const size_t i : fsdp.unit(unit).params) {
+                const Tensor whole = fsdp.whole(i);
+                const auto& entry = expected.entries[static_cast<size_t>(fsdp.param(i).name[1] - '0')];
+                ASSERT_EQ(whole.shape, entry.shape);
+                if (addresses.at(i) != nullptr) {
+                    ASSERT_EQ(whole.data, addresses.at(i));
+                }
+                addresses.at(i) = whole.data;
+                for (size_t k = 0; k < entry.values.size(); ++k) ASSERT_EQ(whole.as<float>()[k], entry.values[k]);
+            }
+        };
+        for (int step = 0; step < 3; ++step) {
+            for (const size_t unit : {0, 1}) {
+                fsdp.forward(unit);
+                check(unit);
+                fsdp.forward_done(unit);
+                EXPECT_EQ(fsdp.phase(unit), UnitPhase::sharded);
+            }
+            for (const size_t unit : {1, 0}) {
+                fsdp.backward(unit);
+                check(unit);
+                for (const size_t i : fsdp.unit(unit).params) fsdp.unused(i);
+                fsdp.grads_ready(unit);
+            }
+            fsdp.wait();
+        }
+    }));
+}
+
+TEST_P(FsdpOverWorlds, GradientsBecomeTheAverageInTheShards) {
+    const int world = GetParam();
+    expect_all_well(run_ranks(world, test_options(), [&](Communicator& comm) {
+        Model model = odd_shapes(0);
+        Fsdp fsdp(shared(comm), two_units(model), {});
+        for (int step = 0; step < 4; ++step) {
+            for (const size_t unit : {0, 1}) {
+                fsdp.forward(unit);
+                fsdp.forward_done(unit);
+            }
+            for (const size_t unit : {1, 0}) {
+                fsdp.backward(unit);
+                for (const size_t i : fsdp.unit(unit).params) {
+                    auto grad = fsdp.grad(i).as<float>();
+                    for (size_t k = 0; k < grad.size(); ++k) {
+                        grad[k] = static_cast<float>(k) + static_cast<float>(comm.rank() * 2 + step);
+                    }
+                }
+                fsdp.grads_ready(unit);
+            }
+            fsdp.wait();
+            for (size_t i = 0; i < fsdp.params(); ++i) {
+                const FsdpParam& param = fsdp.param(i);
+                const int64_t row = param.shape[0] > 0 ? param.shape.product() / param.shape[0] : 0;
+                const auto grad = fsdp.shard_grad(i).as<float>();
+                for (size_t k = 0; k < grad.size(); ++k) {
+                    ASSERT_FLOAT_EQ(grad[k], static_cast<float>(param.rows.begin * row) + static_cast<float>(k) +
+                                                 static_cast<float>(world - 1) + static_cast<float>(step));
+                }
+            }
+        }
+    }));
+}
+
+std::vector<OptimizerParam> sharded(const Fsdp& fsdp) {
+    std::vector<OptimizerParam> out;
+    for (size_t i = 0; i < fsdp.params(); ++i) {
+        out.push_back({fsdp.param(i).name, fsdp.shard(i), fsdp.shard_grad(i)});
+    }
+    return out;
+}
+
+Mlp::Hooks hooks_of(Fsdp& fsdp) {
+    return {[&](size_t l) { fsdp.forward(l); }, [&](size_t l) { fsdp.forward_done(l); },
+            [&](size_t l) { fsdp.backward(l); }, [&](size_t l) { fsdp.grads_ready(l); }};
+}
+
+constexpr size_t batch_size = 60;  // that 1 to 5 ranks divide
+constexpr int training_steps = 50;
+
+// One rank with the whole batch.
+std::vector<float> losses_alone() {
+    Model model = Mlp::initial();
+    auto params = model.params();
+    Model zeros = model;
+    auto grads = zeros.params();
+    std::vector<OptimizerParam> all;
+    for (size_t i = 0; i < params.size(); ++i) all.push_back({params[i].name, params[i].tensor, grads[i].tensor});
+    Adam optimizer(all, {.lr = 0.01, .decay = Decay::decoupled});
+    std::vector<float> losses;
+    for (int step = 0; step < training_steps; ++step) {
+        losses.push_back(Mlp::forward_backward(
+            Mlp::batch(static_cast<uint64_t>(step) * batch_size, batch_size),
+            [&](size_t i) { return model.entries[i].values.data(); },
+            [&](size_t i) { return zeros.entries[i].values.data(); }, false, {}));
+        optimizer.step();
+    }
+    return losses;
+}
+
+// The same over ranks: each step's loss, averaged.
+std::vector<float> losses_sharded(Communicator& comm, const FsdpOptions& options,
+                                  const std::function<void(std::vector<FsdpUnit>&)>& change = {}) {
+    Model model = Mlp::initial(static_cast<uint64_t>(comm.rank()) + 1);  // rank 0's count
+    auto units = a_unit_a_layer(model);
+    if (change) change(units);
+    Fsdp fsdp(shared(comm), units, options);
+    Adam optimizer(sharded(fsdp), {.lr = 0.01, .decay = Decay::decoupled});
+    optimizer.set_gate([&] { fsdp.check_idle("the optimizer cannot change the shards"); });
+    const auto whole = [&](size_t i) { return fsdp.whole(i).as<float>().data(); };
+    const auto grad = [&](size_t i) { return fsdp.grad(i).as<float>().data(); };
+    std::vector<float> losses;
+    const size_t own = batch_size / static_cast<size_t>(comm.world_size());
+    for (int step = 0; step < training_steps; ++step) {
+        std::array<float, 1> loss{Mlp::forward_backward(
+            Mlp::batch(static_cast<uint64_t>(step) * batch_size + own * static_cast<size_t>(comm.rank()), own), whole,
+            grad, false, hooks_of(fsdp))};
+        fsdp.wait();
+        optimizer.step();
+        const Tensor tensor = tensor_of(std::span<float>(loss), DType::f32);
+        comm.run({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::avg});
+        losses.push_back(loss[0]);
+    }
+    return losses;
+}
+
+void expect_close(const std::vector<float>& losses, const std::vector<float>& expected, float tolerance) {
+    ASSERT_EQ(losses.size(), expected.size());
+    for (size_t i = 0; i < losses.size(); ++i) {
+        ASSERT_NEAR(losses[i], expected[i], tolerance * std::abs(expected[i])) << "step " << i;
+    }
+    EXPECT_LT(losses.back(), 0.9F * losses.front()) << "it learns";
+}
+
+TEST_P(FsdpOverWorlds, RanksTrainAsOneRankDoes) {
+    const std::vector<float> expected = losses_alone();
+    expect_all_well(run_ranks(GetParam(), test_options(),
+                              [&](Communicator& comm) { expect_close(losses_sharded(comm, {}), expected, 1e-4F); }));
+}
+
+TEST(Fsdp, RepeatsAreEqualToTheBit) {
+    std::array<std::vector<float>, 2> runs;
+    for (auto& run : runs) {
+        expect_all_well(run_ranks(3, test_options(), [&](Communicator& comm) {
+            const auto losses = losses_sharded(comm, {});
+            if (comm.rank() == 0) run = losses;
+        }));
+    }
+    EXPECT_EQ(runs[0], runs[1]);
+}
+
+TEST(Fsdp, EachScheduleTrainsAlike) {
+    std::vector<float> expected;
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        const auto losses = losses_sharded(comm, {});
+        if (comm.rank() == 0) expected = losses;
+    }));
+    const std::vector<FsdpOptions> schedules{{.forward_prefetch = 0, .backward_prefetch = 0},
+                                             {.forward_prefetch = 3, .backward_prefetch = 3},
+                                             {.grads_in_flight = 1},
+                                             {.grads_in_flight = 5}};
+    for (const FsdpOptions& options : schedules) {
+        expect_all_well(run_ranks(2, test_options(),
+                                  [&](Communicator& comm) { EXPECT_EQ(losses_sharded(comm, options), expected); }));
+    }
+    for (const std::vector<size_t>& kept : {std::vector<size_t>{0}, {2}, {0, 1, 2}}) {
+        expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+            EXPECT_EQ(losses_sharded(comm, {},
+                                     [&](std::vector<FsdpUnit>& units) {
+                                         for (const size_t u : kept) units[u].reshard_after_forward = false;
+                                     }),
+                      expected);
+        }));
+    }
+}
+
+TEST(Fsdp, ReducedInBf16ItStillLearnsTheSame) {
+    const std::vector<float> expected = losses_alone();
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        Model model = Mlp::initial(1);
+        Fsdp fsdp(shared(comm), a_unit_a_layer(model), {.param_dtype = DType::bf16});
+        Adam optimizer(sharded(fsdp), {.lr = 0.01, .decay = Decay::decoupled});
+        // The trainer computes in f32 from bf16 parameters, and its gradients become bf16.
+        std::array<std::vector<float>, 6> params;
+        std::array<std::vector<float>, 6> grads;
+        for (size_t i = 0; i < 6; ++i) {
+            params.at(i).resize(static_cast<size_t>(fsdp.param(i).shape.product()));
+            grads.at(i).resize(params.at(i).size());
+        }
+        const auto hooks = hooks_of(fsdp);
+        Mlp::Hooks converting = hooks;
+        const auto widen = [&](size_t l) {
+            for (const size_t i : {2 * l, 2 * l + 1}) {
+                ASSERT_EQ(fsdp.whole(i).dtype, DType::bf16);
+                convert(fsdp.whole(i).data, DType::bf16, reinterpret_cast<std::byte*>(params.at(i).data()), DType::f32,
+                        fsdp.whole(i).numel());
+            }
+        };
+        converting.forward = [&](size_t l) {
+            hooks.forward(l);
+            widen(l);
+        };
+        converting.backward = [&](size_t l) {
+            hooks.backward(l);
+            widen(l);
+        };
+        converting.grads_ready = [&](size_t l) {
+            for (const size_t i : {2 * l, 2 * l + 1}) {
+                convert(reinterpret_cast<std::byte*>(grads.at(i).data()), DType::f32, fsdp.grad(i).data, DType::bf16,
+                        fsdp.grad(i).numel());
+            }
+            hooks.grads_ready(l);
+        };
+        for (int step = 0; step < training_steps; ++step) {
+            std::array<float, 1> loss{Mlp::forward_backward(
+                Mlp::batch(static_cast<uint64_t>(step) * batch_size + 30 * static_cast<size_t>(comm.rank()), 30),
+                [&](size_t i) { return params.at(i).data(); }, [&](size_t i) { return grads.at(i).data(); }, false,
+                converting)};
+            fsdp.wait();
+            optimizer.step();
+            const Tensor tensor = tensor_of(std::span<float>(loss), DType::f32);
+            comm.run({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::avg});
+            ASSERT_NEAR(loss[0], expected[static_cast<size_t>(step)], 2e-2F * expected[static_cast<size_t>(step)]);
+        }
+    }));
+}
+
+TEST(Fsdp, StepsWithoutSynchronisationAddUpAndSoDoReducedOnes) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        Model model = Mlp::initial();
+        Fsdp fsdp(shared(comm), a_unit_a_layer(model), {});
+        const auto pass = [&](float value, bool add) {
+            for (size_t u = 0; u < 3; ++u) {
+                fsdp.forward(u);
+                fsdp.forward_done(u);
+            }
+            for (size_t u = 3; u-- > 0;) {
+                fsdp.backward(u);
+                for (const size_t i : fsdp.unit(u).params) {
+                    for (float& g : fsdp.grad(i).as<float>()) g = add ? g + value : value;
+                }
+                fsdp.grads_ready(u);
+            }
+            fsdp.wait();
+        };
+        const auto expect_shards = [&](float value) {
+            for (size_t i = 0; i < fsdp.params(); ++i) EXPECT_THAT(fsdp.shard_grad(i).as<float>(), Each(value));
+        };
+        fsdp.set_sync(false);
+        pass(1, true);
+        pass(2, true);
+        expect_shards(0);
+        fsdp.set_sync(true);
+        pass(static_cast<float>(4 + comm.rank()), true);
+        expect_shards(7.5F);
+        pass(5, false);
+        expect_shards(5);
+        fsdp.set_accumulate(true);
+        pass(3, false);
+        expect_shards(8);
+        fsdp.set_accumulate(false);
+        pass(2, false);
+        expect_shards(2);
+        const auto pass_without = [&] {
+            for (size_t u = 3; u-- > 0;) {
+                fsdp.backward(u);
+                for (const size_t i : fsdp.unit(u).params) fsdp.unused(i);
+                fsdp.grads_ready(u);
+            }
+            fsdp.wait();
+        };
+        fsdp.set_sync(false);
+        pass(static_cast<float>(6 + comm.rank()), true);
+        pass_without();
+        fsdp.set_sync(true);
+        pass_without();
+        expect_shards(6.5F);
+        pass_without();
+        expect_shards(0);
+        pass(2, false);
+        fsdp.zero_grad();
+        expect_shards(0);
+    }));
+}
+
+TEST(Fsdp, ReplicasTrainAsOneRankDoes) {
+    const std::vector<float> expected = losses_alone();
+    for (const int shard_ranks : {1, 2, 4}) {
+        expect_all_well(run_ranks(4, test_options(), [&](Communicator& comm) {
+            expect_close(losses_sharded(comm, {.shard_ranks = shard_ranks}), expected, 1e-4F);
+        }));
+    }
+}
+
+TEST(Fsdp, ReplicasHoldTheSameShardsAndSaySo) {
+    expect_all_well(run_ranks(4, test_options(), [](Communicator& comm) {
+        Model model = odd_shapes(comm.rank());
+        const Fsdp fsdp(shared(comm), two_units(model), {.shard_ranks = 2});
+        const Model expected = odd_shapes(0);
+        for (size_t i = 0; i < fsdp.params(); ++i) {
+            const auto& entry = expected.entries[static_cast<size_t>(fsdp.param(i).name[1] - '0')];
+            const Range rows = chunk(entry.shape[0], 2, comm.rank() % 2);
+            const int64_t row = entry.shape[0] > 0 ? entry.shape.product() / entry.shape[0] : 0;
+            const auto shard = fsdp.shard(i).as<float>();
+            ASSERT_EQ(static_cast<int64_t>(shard.size()), (rows.end - rows.begin) * row);
+            for (size_t k = 0; k < shard.size(); ++k) {
+                ASSERT_EQ(shard[k], entry.values[static_cast<size_t>(rows.begin * row) + k]);
+            }
+            const Held held = fsdp.held(i);
+            EXPECT_EQ(held.layout.replica_count(), 2);
+            EXPECT_EQ(held.layout.replica_of(comm.rank()), comm.rank() / 2);
+        }
+    }));
+}
+
+TEST(Fsdp, TheReductionOverReplicasMayWait) {
+    expect_all_well(run_ranks(4, test_options(), [](Communicator& comm) {
+        Model model = Mlp::initial();
+        Fsdp fsdp(shared(comm), a_unit_a_layer(model), {.shard_ranks = 2});
+        const auto pass = [&](float value) {
+            for (size_t u = 3; u-- > 0;) {
+                fsdp.backward(u);
+                for (const size_t i : fsdp.unit(u).params) {
+                    for (float& g : fsdp.grad(i).as<float>()) g = value + static_cast<float>(comm.rank());
+                }
+                fsdp.grads_ready(u);
+            }
+            fsdp.wait();
+        };
+        const auto expect_shards = [&](float value) {
+            for (size_t i = 0; i < fsdp.params(); ++i) EXPECT_THAT(fsdp.shard_grad(i).as<float>(), Each(value));
+        };
+        pass(1);
+        expect_shards(2.5F);
+        fsdp.set_all_reduce(false);
+        pass(10);
+        pass(20);
+        expect_shards(2.5F);
+        fsdp.set_all_reduce(true);
+        pass(30);
+        expect_shards(60 + 4.5F);
+        fsdp.set_all_reduce(false);
+        pass(100);
+        fsdp.zero_grad();
+        fsdp.set_all_reduce(true);
+        pass(1);
+        expect_shards(2.5F);
+    }));
+}
+
+TEST(Fsdp, WhatIsDividedBeforeIsMadeUpForAfterwards) {
+    for (const ReduceOp op : {ReduceOp::avg, ReduceOp::sum}) {
+        for (const int shard_ranks : {2, 4}) {
+            expect_all_well(run_ranks(4, test_options(), [&](Communicator& comm) {
+                Model model = Mlp::initial();
+                Fsdp fsdp(shared(comm), a_unit_a_layer(model),
+                          {.shard_ranks = shard_ranks, .reduce_dtype = DType::f16, .op = op, .pre_divide = 2});
+                for (size_t u = 3; u-- > 0;) {
+                    fsdp.backward(u);
+                    for (const size_t i : fsdp.unit(u).params) {
+                        for (uint16_t& g : fsdp.grad(i).as<uint16_t>())
+                            g = 0x7400;  // 16384: four of them are beyond f16
+                    }
+                    fsdp.grads_ready(u);
+                }
+                fsdp.wait();
+                const float expected = op == ReduceOp::avg ? 16384.0F : INFINITY;
+                for (size_t i = 0; i < fsdp.params(); ++i) {
+                    EXPECT_THAT(fsdp.shard_grad(i).as<float>(), Each(expected));
+                }
+            }));
+        }
+    }
+}
+
+TEST(Fsdp, FrozenParametersHaveNoGradient) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        Model model = Mlp::initial();
+        auto units = a_unit_a_layer(model);
+        units[0].trained = {false, true};
+        units[1].trained = {false, false};
+        Fsdp fsdp(shared(comm), units, {});
+        for (size_t u = 0; u < 3; ++u) {
+            fsdp.forward(u);
+            fsdp.forward_done(u);
+        }
+        fsdp.backward(2);
+        for (const size_t i : {4, 5}) {
+            for (float& g : fsdp.grad(i).as<float>()) g = 1;
+        }
+        fsdp.grads_ready(2);
+        fsdp.backward(0);
+        expect_error([&] { (void)fsdp.grad(0); }, Code::invalid_state);
+        for (float& g : fsdp.grad(1).as<float>()) g = 2;
+        fsdp.grads_ready(0);
+        fsdp.wait();
+        expect_error([&] { (void)fsdp.shard_grad(0); }, Code::invalid_state);
+        EXPECT_THAT(fsdp.shard_grad(1).as<float>(), Each(2.0F));
+        EXPECT_THAT(fsdp.shard_grad(5).as<float>(), Each(1.0F));
+    }));
+}
+
+// --- what is refused
+
+TEST(Fsdp, AccessorsRefuseWhatIsNotThere) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        Model model = Mlp::initial();
+        Fsdp fsdp(shared(comm), a_unit_a_layer(model), {});
+        EXPECT_THAT(expect_error([&] { (void)fsdp.whole(0); }, Code::invalid_state).what(),
+                    HasSubstr(R"("fc0.weight" is not whole: its unit "fc0" is sharded)"));
+        EXPECT_THAT(expect_error([&] { (void)fsdp.grad(0); }, Code::invalid_state).what(), HasSubstr("\"fc0.weight\""));
+        expect_error([&] { fsdp.await_unit(1); }, Code::invalid_state);
+        expect_error([&] { fsdp.grads_ready(1); }, Code::invalid_state);
+        for (const size_t beyond : {size_t{3}, size_t{100}}) {
+            expect_error([&] { fsdp.forward(beyond); }, Code::invalid_argument);
+            expect_error([&] { fsdp.backward(beyond); }, Code::invalid_argument);
+            expect_error([&] { fsdp.unshard(beyond); }, Code::invalid_argument);
+        }
+        expect_error([&] { (void)fsdp.whole(6); }, Code::invalid_argument);
+        EXPECT_THAT(expect_error([&] { fsdp.wait(); }, Code::invalid_state).what(),
+                    HasSubstr(R"(3 of 3 units were never said to be ready: "fc0", "fc1", "fc2")"));
+        fsdp.unshard(2);
+        fsdp.await_unit(2);
+        EXPECT_THAT(expect_error([&] { fsdp.check_idle("it cannot be"); }, Code::invalid_state).what(),
+                    HasSubstr("it cannot be while unit \"fc2\" is whole"));
+        fsdp.reshard(2);
+        fsdp.check_idle("it can");
+        fsdp.backward(2);
+        expect_error([&] { fsdp.forward(0); }, Code::invalid_state);
+        expect_error([&] { fsdp.reshard(2); }, Code::invalid_state);
+        expect_error([&] { fsdp.set_sync(false); }, Code::invalid_state);
+        fsdp.grads_ready(2);
+        expect_error([&] { fsdp.grads_ready(2); }, Code::invalid_state);
+        expect_error([&] { fsdp.backward(2); }, Code::invalid_state);
+        EXPECT_THAT(expect_error([&] { fsdp.forward(0); }, Code::invalid_state).what(),
+                    HasSubstr(R"(the forward of unit "fc0" begins in the middle of a backward, after that of "fc2")"));
+    }));
+}
+
+TEST(Fsdp, PhasesAreTold) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        Model model = Mlp::initial();
+        auto units = a_unit_a_layer(model);
+        units[2].reshard_after_forward = false;
+        Fsdp fsdp(shared(comm), units, {});
+        const auto phases = [&] { return std::array{fsdp.phase(0), fsdp.phase(1), fsdp.phase(2)}; };
+        constexpr auto sharded = UnitPhase::sharded;
+        constexpr auto on_its_way = UnitPhase::on_its_way;
+        constexpr auto whole = UnitPhase::whole;
+        constexpr auto reducing = UnitPhase::reducing;
+        EXPECT_THAT(phases(), Each(sharded));
+        fsdp.forward(0);
+        EXPECT_THAT(phases(), ElementsAre(whole, on_its_way, sharded));
+        fsdp.forward_done(0);
+        EXPECT_THAT(phases(), ElementsAre(sharded, on_its_way, sharded));
+        fsdp.forward(1);
+        fsdp.forward_done(1);
+        fsdp.forward(2);
+        fsdp.forward_done(2);
+        EXPECT_THAT(phases(), ElementsAre(sharded, sharded, whole));
+        fsdp.backward(2);
+        EXPECT_THAT(phases(), ElementsAre(sharded, on_its_way, UnitPhase::backward));
+        fsdp.grads_ready(2);
+        EXPECT_THAT(phases(), ElementsAre(sharded, on_its_way, reducing));
+        EXPECT_THAT(expect_error([&] { fsdp.check_idle("it cannot be"); }, Code::invalid_state).what(),
+                    HasSubstr("it cannot be while unit \"fc1\" is on its way"));
+        for (const size_t unit : {1, 0}) {
+            fsdp.backward(unit);
+            fsdp.grads_ready(unit);
+        }
+        EXPECT_THAT(phases(), Each(reducing));
+        EXPECT_THAT(expect_error([&] { fsdp.check_idle("it cannot be"); }, Code::invalid_state).what(),
+                    HasSubstr("while the gradients of unit \"fc0\" are being reduced"));
+        fsdp.wait();
+        EXPECT_THAT(phases(), Each(sharded));
+    }));
+}
+
+void fill_grads(Fsdp& fsdp, size_t unit, float value) {
+    for (const size_t i : fsdp.unit(unit).params) {
+        for (float& g : fsdp.grad(i).as<float>()) g = value;
+    }
+}
+
+void expect_shard_grads(const Fsdp& fsdp, float value) {
+    for (size_t i = 0; i < fsdp.params(); ++i) EXPECT_THAT(fsdp.shard_grad(i).as<float>(), Each(value)) << i;
+}
+
+TEST(Fsdp, AStepMayBeAbandonedAnywhere) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        Model model = odd_shapes(0);
+        Fsdp fsdp(shared(comm), two_units(model), {});
+        const std::vector<std::function<void()>> calls{
+            [&] { fsdp.forward(0); },      [&] { fsdp.forward_done(0); }, [&] { fsdp.forward(1); },
+            [&] { fsdp.forward_done(1); }, [&] { fsdp.backward(1); },     [&] { fill_grads(fsdp, 1, 3); },
+            [&] { fsdp.grads_ready(1); },  [&] { fsdp.backward(0); },     [&] { fill_grads(fsdp, 0, 3); },
+            [&] { fsdp.grads_ready(0); },  [&] { fsdp.wait(); }};
+        for (const bool sync : {true, false}) {
+            for (size_t end = 0; end <= calls.size(); ++end) {
+                fsdp.set_sync(sync);
+                for (size_t c = 0; c < end; ++c) calls[c]();
+                fsdp.abandon();
+                fsdp.check_idle("nothing can be");
+                expect_shard_grads(fsdp, 0);
+                fsdp.set_sync(true);
+                for (const auto& call : calls) call();
+                expect_shard_grads(fsdp, 3);
+            }
+        }
+    }));
+}
+
+// Rank 1 comes late to a call until rank 0 was interrupted in it.
+TEST(Fsdp, WhatWasInterruptedGoesOn) {
+    std::atomic<int> interrupts{0};
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        Model model = odd_shapes(0);
+        Fsdp fsdp(shared(comm), two_units(model), {.grads_in_flight = 1});
+        const auto late = [&] {
+            if (comm.rank() == 0) return;
+            const int before = interrupts;
+            wait_until([&] { return interrupts > before; }, Deadline::in(milliseconds{20000}), "an interrupt");
+        };
+        const auto call = [&](const std::function<void()>& what) {
+            if (comm.rank() == 1) return what();
+            while (true) {
+                try {
+                    set_interrupt([](void*) { return int32_t{1}; }, nullptr);
+                    what();
+                    return set_interrupt(nullptr, nullptr);
+                } catch (const Error& error) {
+                    set_interrupt(nullptr, nullptr);
+                    if (error.code() != Code::interrupted) throw;
+                    ++interrupts;
+                }
+            }
+        };
+        for (int step = 0; step < 2; ++step) {  // the first one allocates
+            late();
+            call([&] { fsdp.forward(0); });
+            call([&] { fsdp.forward_done(0); });
+            call([&] { fsdp.forward(1); });
+            call([&] { fsdp.forward_done(1); });
+            late();
+            call([&] { fsdp.backward(1); });
+            EXPECT_EQ(fsdp.phase(1), UnitPhase::backward);
+            EXPECT_FLOAT_EQ(fsdp.whole(fsdp.unit(1).params[0]).as<float>()[0], 200);
+            fill_grads(fsdp, 1, static_cast<float>(comm.rank() + step));
+            late();  // for the memory that it gives back
+            call([&] { fsdp.grads_ready(1); });
+            call([&] { fsdp.backward(0); });
+            fill_grads(fsdp, 0, static_cast<float>(comm.rank() + step));
+            late();
+            call([&] { fsdp.grads_ready(0); });
+            call([&] { fsdp.wait(); });
+            expect_shard_grads(fsdp, 0.5F + static_cast<float>(step));
+        }
+        call([&] { fsdp.backward(1); });
+        late();
+        call([&] { fsdp.grads_ready(1); });
+        call([&] { fsdp.abandon(); });
+        expect_shard_grads(fsdp, 0);
+        late();
+        call([&] { fsdp.unshard(1); });
+        call([&] { fsdp.reshard(1); });
+    }));
+    EXPECT_GE(interrupts, 10);
+}
+
+TEST(Fsdp, RanksThatMakeDifferentUnitsWholeAreNamed) {
+    const Outcomes outcomes = run_ranks(3, test_options(), [](Communicator& comm) {
+        Model model = Mlp::initial();
+        Fsdp fsdp(shared(comm), a_unit_a_layer(model), {.forward_prefetch = 0});
+        fsdp.forward(comm.rank() == 2 ? 1 : 0);
+    });
+    size_t named = 0;
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome);
+        const std::string what = outcome->what();
+        if (outcome->code() == Code::mismatch) {
+            EXPECT_THAT(what, HasSubstr("\"fc0\""));
+            EXPECT_THAT(what, HasSubstr("\"fc1\""));
+            ++named;
+        } else {
+            EXPECT_EQ(outcome->code(), Code::aborted) << what;
+        }
+    }
+    EXPECT_GT(named, 0U);
+}
+
+TEST(Fsdp, DifferentModelsAreRefusedByName) {
+    const std::vector<std::pair<std::function<void(std::vector<FsdpUnit>&)>, std::string>> cases{
+        {[](auto& units) { units[1].name = "other"; }, "unit \"other\" of 2 parameters"},
+        {[](auto& units) { units[1].params.pop_back(); }, "unit \"fc1\" of 1 parameters"},
+        {[](auto& units) { units[1].reshard_after_forward = false; }, "reshard_after_forward 0"},
+        {[](auto& units) { units[1].trained = {true, false}; }, "\"fc1.bias\" is not trained"},
+        {[](auto& units) { units[2].params[0].name = "renamed"; }, "\"renamed\""}};
+    for (const auto& [change, said] : cases) {
+        for (const auto& outcome : run_ranks(2, test_options(), [&, &change = change](Communicator& comm) {
+                 Model model = Mlp::initial();
+                 auto units = a_unit_a_layer(model);
+                 if (comm.rank() == 1) change(units);
+                 const Fsdp fsdp(shared(comm), units, {});
+             })) {
+            ASSERT_TRUE(outcome);
+            EXPECT_EQ(outcome->code(), Code::mismatch);
+            EXPECT_THAT(outcome->what(), HasSubstr(said));
+        }
+    }
+}
+
+TEST(Fsdp, BadRegistrationsAreRefused) {
+    expect_all_well(run_ranks(1, test_options(), [](Communicator& comm) {
+        const auto refused = [&](const std::function<void(std::vector<FsdpUnit>&, FsdpOptions&)>& change) {
+            Model model = Mlp::initial();
+            auto units = a_unit_a_layer(model);
+            FsdpOptions options;
+            change(units, options);
+            return std::string(
+                expect_error([&] { const Fsdp fsdp(shared(comm), units, options); }, Code::invalid_argument).what());
+        };
+        EXPECT_THAT(refused([](auto& units, auto&) { units.clear(); }), HasSubstr("without units"));
+        EXPECT_THAT(refused([](auto& units, auto&) { units[1].params.clear(); }), HasSubstr("\"fc1\" has no param"));
+        EXPECT_THAT(refused([](auto& units, auto&) { units[2].name = "fc0"; }),
+                    HasSubstr("two units are named \"fc0\""));
+        EXPECT_THAT(refused([](auto& units, auto&) { units[1].params[0] = units[0].params[0]; }),
+                    HasSubstr("two parameters are named \"fc0.weight\""));
+        EXPECT_THAT(refused([](auto& units, auto&) { units[1].params[0].tensor.shape = {}; }), HasSubstr("shape [1]"));
+        EXPECT_THAT(refused([](auto&, auto& options) { options.op = ReduceOp::max; }), HasSubstr("AVG or SUM"));
+        EXPECT_THAT(refused([](auto&, auto& options) { options.param_dtype = DType::i32; }), HasSubstr("param_dtype"));
+        EXPECT_THAT(refused([](auto&, auto& options) { options.forward_prefetch = -1; }), HasSubstr("at least 0"));
+        EXPECT_THAT(refused([](auto&, auto& options) { options.grads_in_flight = 0; }), HasSubstr("at least 1"));
+        EXPECT_THAT(refused([](auto&, auto& options) { options.shard_ranks = 2; }), HasSubstr("no multiple"));
+        EXPECT_THAT(refused([](auto&, auto& options) { options.pre_divide = 0; }), HasSubstr("above 0"));
+    }));
+}
+
+TEST(Fsdp, ARankThatGivesUpEndsTheWaitsOfAll) {
+    const Outcomes outcomes = run_ranks(3, test_options(), [](Communicator& comm) {
+        Model model = Mlp::initial();
+        Fsdp fsdp(shared(comm), a_unit_a_layer(model), {});
+        Adam optimizer(sharded(fsdp), {});
+        optimizer.set_gate([&] { fsdp.check_idle("the optimizer cannot change the shards"); });
+        fsdp.forward(0);
+        if (comm.rank() == 1) return comm.abort("rank 1 gives up");
+        const Error first = expect_error(
+            [&] {
+                for (size_t u = 0; u < 3; ++u) {
+                    fsdp.forward(u);
+                    fsdp.forward_done(u);
+                }
+                for (size_t u = 3; u-- > 0;) {
+                    fsdp.backward(u);
+                    fsdp.grads_ready(u);
+                }
+                fsdp.wait();
+            },
+            Code::aborted);
+        EXPECT_THAT(first.what(), HasSubstr("rank 1 gives up"));
+        for (const auto& call : std::vector<std::function<void()>>{
+                 [&] { fsdp.forward(0); }, [&] { fsdp.backward(0); }, [&] { fsdp.wait(); }, [&] { fsdp.zero_grad(); },
+                 [&] { fsdp.unshard(1); }, [&] { optimizer.step(); }}) {
+            const Error later = expect_error(call, Code::aborted);
+            ASSERT_NE(later.record()->cause, nullptr);
+        }
+    });
+    expect_all_well(outcomes);
+}
+
+}  // namespace
+}  // namespace tsr
