@@ -7,6 +7,12 @@
 
 namespace tsr {
 
+namespace {
+
+constexpr uint64_t exiting_flag = 4;  // PF_EXITING of the kernel's sched.h
+
+}  // namespace
+
 std::string first_line(const std::string& path) {
     std::ifstream file(path);
     std::string line;
@@ -25,7 +31,11 @@ std::optional<ProcessStat> process_stat(int64_t pid) {
     ProcessStat stat;
     fields >> stat.state >> stat.parent;
     std::string skipped;
-    for (int field = 5; field < 22; ++field) fields >> skipped;
+    for (int field = 5; field < 9; ++field) fields >> skipped;
+    uint64_t flags = 0;
+    fields >> flags;
+    stat.ending = (flags & exiting_flag) != 0;
+    for (int field = 10; field < 22; ++field) fields >> skipped;
     if (!(fields >> stat.start_time)) return std::nullopt;
     return stat;
 }

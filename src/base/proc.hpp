@@ -13,6 +13,7 @@ namespace tsr {
 struct ProcessStat {
     char state = '\0';        // as /proc/PID/stat writes it: T and t are stopped, Z and X dead
     int64_t parent = 0;       // its pid
+    bool ending = false;      // it has begun to exit, or is dead
     uint64_t start_time = 0;  // in clock ticks since the host started
 };
 

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/proc.hpp"
 #include "base/write_whole.hpp"
 #include "comm/host.hpp"
 #include "launch/departures.hpp"
@@ -115,7 +116,7 @@ int Agent::run() {
         const Outcome outcome = run_round(members);
         if (guardian_died_) return 128 + SIGKILL;
         if (outcome.failures.empty()) {
-            const bool cut_short = stage_ == Stage::ending || stage_ == Stage::killing;
+            const bool cut_short = is_ending();
             const int code = stop_signal_ != 0 && cut_short ? 128 + stop_signal_ : 0;
             events_.write("end", wall_time(), {{"exit_code", code}});
             return code;
@@ -332,7 +333,7 @@ void Agent::reap() {
         }
     }
     if (failed_ && stage_ == Stage::running) end_workers();
-    if (any && !all_ended() && stage_ != Stage::ending && stage_ != Stage::killing) tell_ranks_of_departures();
+    if (any && !all_ended() && !is_ending()) tell_ranks_of_departures();
 }
 
 // A rank may wait for one that has ended, to join: with exit code 0 that is no failure which ends the job.
@@ -363,10 +364,12 @@ void Agent::note_exit(int rank, int status) {
     // Once the agent ends the ranks, how they end is its doing; but a signal that it never sends tells of a rank that was
     // dying already (it may take its time to write its core).
     const bool own_signal = WIFSIGNALED(status) && WTERMSIG(status) != SIGTERM && WTERMSIG(status) != SIGKILL;
-    const bool by_agent = (stage_ == Stage::ending || stage_ == Stage::killing) && !own_signal;
+    const bool own_exit = !WIFSIGNALED(status) && worker.ending_turn;
+    const bool by_agent = is_ending() && !own_signal && !own_exit;
+    const int turn = own_exit ? *worker.ending_turn : reap_turn_;
     fields.push_back({"ended_by_agent", by_agent});
     events_.write("exit", now, std::move(fields));
-    worker.end = RankEnd{rank, host_, worker.pid, status, now, reap_turn_, by_agent, worker.log_file, std::nullopt, {}};
+    worker.end = RankEnd{rank, host_, worker.pid, status, now, turn, by_agent, worker.log_file, std::nullopt, {}};
     if (survives_loss_of(worker)) {
         worker.end->survived = true;
         logs_.say(fmt::format("rank {} {}; {} may go on (--on-loss continue)", rank, describe_status(status),
@@ -434,13 +437,25 @@ bool Agent::anybody_listens() const {
                                [](const Worker& worker) { return ::access(worker.asked_file.c_str(), F_OK) == 0; });
 }
 
+// Peers learn of a rank's end, and fail, before it can be reaped.
+void Agent::note_who_is_ending() {
+    if (is_ending()) return;
+    for (Worker& worker : workers_) {
+        if (worker.end) continue;
+        const auto stat = process_stat(worker.pid);
+        if (stat && stat->ending) worker.ending_turn = reap_turn_;
+    }
+}
+
 void Agent::end_workers() {
+    note_who_is_ending();
     stage_ = Stage::ending;
     stage_deadline_ = Deadline::in(options_.kill_grace);
     signal_workers(SIGTERM);
 }
 
 void Agent::kill_workers() {
+    note_who_is_ending();
     stage_ = Stage::killing;
     stage_deadline_ = Deadline::in(burial_deadline);
     signal_workers(SIGKILL);

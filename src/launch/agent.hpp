@@ -39,7 +39,8 @@ class Agent {
     struct Worker {
         Member member;
         pid_t pid = 0;
-        std::optional<RankEnd> end;  // once it has ended
+        std::optional<RankEnd> end;      // once it has ended
+        std::optional<int> ending_turn;  // it was exiting by then, before the agent ended the ranks
         std::string error_file;
         std::string asked_file;  // is there once the rank has asked whether it shall stop
         std::string log_file;
@@ -77,6 +78,8 @@ class Agent {
     void asked_to_stop(int signal);
     void ask_for_flights();
     [[nodiscard]] bool anybody_listens() const;
+    [[nodiscard]] bool is_ending() const { return stage_ == Stage::ending || stage_ == Stage::killing; }
+    void note_who_is_ending();
     void end_workers();   // SIGTERM to all that live
     void kill_workers();  // SIGKILL
     void signal_workers(int signal);

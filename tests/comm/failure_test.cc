@@ -428,10 +428,10 @@ TEST(Failure, ALateRankIsNamedInTimeByOneThatSpins) {
             throw;
         }
     });
-    for (const auto& outcome : outcomes) {
-        ASSERT_TRUE(outcome);
-        EXPECT_EQ(outcome->code(), Code::timeout) << outcome->what();
-    }
+    ASSERT_TRUE(outcomes[0]);
+    EXPECT_EQ(outcomes[0]->code(), Code::timeout) << outcomes[0]->what();
+    // Rank 0 had entered: across hosts the late one may be through before it hears that rank 0 has given up.
+    if (outcomes[1]) EXPECT_EQ(outcomes[1]->code(), Code::timeout) << outcomes[1]->what();
 }
 
 TEST(Failure, RankThatLeavesIsNotedBeforeTheDeadline) {

@@ -2,9 +2,11 @@
 // test program: it is started again with one of the tests of AsARank, under the launcher.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <climits>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -13,6 +15,8 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "launch/environment.hpp"
@@ -62,10 +66,34 @@ TEST(AsARank, LeavesItsPeers) {
     CommOptions options = CommOptions::from_environment();
     options.timeout = milliseconds{30000};
     const auto comm = communicator_from_environment(options);
-    comm->run({});
-    if (comm->rank() == 1) std::_Exit(0);
     try {
         comm->run({});
+        if (comm->rank() == 1) std::_Exit(0);
+        comm->run({});  // one that is slow may hear of it in the one before, too
+    } catch (const Error& error) {
+        std::fprintf(stderr, "tessera: %s\n", error.what());
+        std::_Exit(1);
+    }
+}
+
+// Rank 1 ends well, slowly: it is exiting for half a second after its peers have learnt of it.
+TEST(AsARank, TakesItsTimeToLeave) {
+    CommOptions options = CommOptions::from_environment();
+    options.timeout = milliseconds{30000};
+    auto comm = communicator_from_environment(options);
+    if (comm->rank() == 1) {
+        std::signal(SIGTERM, SIG_IGN);
+        std::thread([comm = std::exchange(comm, nullptr)]() mutable {
+            comm->run({});
+            comm = nullptr;
+            std::this_thread::sleep_for(milliseconds{500});
+            std::_Exit(0);
+        }).detach();
+        ::syscall(SYS_exit, 0);  // this thread alone
+    }
+    try {
+        comm->run({});
+        if (comm->world_size() > 1) comm->run({});
     } catch (const Error& error) {
         std::fprintf(stderr, "tessera: %s\n", error.what());
         std::_Exit(1);
@@ -227,6 +255,16 @@ TEST_F(Launchers, ARankThatLeavesWithExitCodeZeroIsToldAsTheRootCause) {
                                  HasSubstr("because rank 1 left")))
             << backend;
     }
+}
+
+TEST_F(Launchers, ARankThatIsExitingWhileOthersAreEndedHasEndedByItself) {
+    const int status =
+        std::system(fmt::format("{} run -n 2 {} --gtest_filter=AsARank.Takes* > {}/log 2>&1",
+                                tsr::testing::binary_dir() + "/tessera", self(), directory_.path().string())
+                        .c_str());
+    EXPECT_EQ(WEXITSTATUS(status), 1);
+    EXPECT_THAT(log(), AllOf(HasSubstr("the job failed: rank 1 ended with exit code 0 (its peers still needed it"),
+                             HasSubstr("because rank 1 left")));
 }
 
 // Not after the communicator's timeout, which is longer than a test may take.
