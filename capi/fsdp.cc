@@ -2,6 +2,7 @@
 #include "tessera/fsdp.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "handles.hpp"
 
@@ -30,6 +31,10 @@ constexpr tsr_fsdp_options default_options{.struct_size = sizeof(tsr_fsdp_option
                                            .pre_divide = 1,
                                            .sync_values = 1};
 
+std::optional<tsr::DType> dtype_in(int32_t dtype) {
+    return dtype == 0 ? std::nullopt : std::optional(static_cast<tsr::DType>(dtype));
+}
+
 tsr::FsdpOptions core_options(const tsr_fsdp_options* options) {
     const auto o = options_in(options, default_options, "options");
     tsr::FsdpOptions core;
@@ -37,8 +42,8 @@ tsr::FsdpOptions core_options(const tsr_fsdp_options* options) {
     core.forward_prefetch = o.forward_prefetch;
     core.backward_prefetch = o.backward_prefetch;
     core.grads_in_flight = o.grads_in_flight;
-    if (o.param_dtype != 0) core.param_dtype = static_cast<tsr::DType>(o.param_dtype);
-    if (o.reduce_dtype != 0) core.reduce_dtype = static_cast<tsr::DType>(o.reduce_dtype);
+    core.param_dtype = dtype_in(o.param_dtype);
+    core.reduce_dtype = dtype_in(o.reduce_dtype);
     core.op = static_cast<tsr::ReduceOp>(o.op);
     core.pre_divide = o.pre_divide;
     core.sync_values = flag(o.sync_values, "sync_values");
@@ -71,6 +76,8 @@ tsr::FsdpUnit unit_in(const tsr_fsdp_unit& unit, size_t index) {
         if (unit.trained != nullptr) out.trained.push_back(flag(unit.trained[i], "trained"));
     }
     out.reshard_after_forward = flag(unit.reshard_after_forward, "reshard_after_forward");
+    out.param_dtype = dtype_in(unit.param_dtype);
+    out.reduce_dtype = dtype_in(unit.reduce_dtype);
     return out;
 }
 

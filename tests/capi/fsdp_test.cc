@@ -326,7 +326,9 @@ TEST(FsdpApi, BadArgumentsAreRefused) {
     refused([](auto& unit, auto&) { unit.params = nullptr; }, TSR_E_INVALID_ARGUMENT, "params is NULL");
     refused([](auto& unit, auto&) { unit.n = 0; }, TSR_E_INVALID_ARGUMENT, "has no parameters");
     refused([](auto& unit, auto&) { unit.reshard_after_forward = 2; }, TSR_E_INVALID_ARGUMENT, "it is 0 or 1");
-    refused([](auto& unit, auto&) { unit.reserved[4] = 1; }, TSR_E_UNSUPPORTED, "reserved");
+    refused([](auto& unit, auto&) { unit.reserved[2] = 1; }, TSR_E_UNSUPPORTED, "reserved");
+    refused([](auto& unit, auto&) { unit.param_dtype = 99; }, TSR_E_INVALID_ARGUMENT, "param_dtype is unknown");
+    refused([](auto& unit, auto&) { unit.reduce_dtype = -1; }, TSR_E_INVALID_ARGUMENT, "reduce_dtype is unknown");
     refused([](auto&, auto& options) { options.struct_size = 0; }, TSR_E_INVALID_ARGUMENT, "struct_size");
     refused([](auto&, auto& options) { options.op = TSR_REDUCE_MAX; }, TSR_E_INVALID_ARGUMENT, "AVG or SUM");
     refused([](auto&, auto& options) { options.param_dtype = 99; }, TSR_E_INVALID_ARGUMENT, "param_dtype is unknown");

@@ -287,27 +287,31 @@ def narrow_types() -> None:
     def watch(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         seen.extend((args[0].dtype, output.dtype))
 
-    def built(kind: Kind, policy: MixedPrecisionPolicy, output: torch.dtype | None) -> Net:
+    def built(kind: Kind, of_blocks: MixedPrecisionPolicy, of_root: MixedPrecisionPolicy) -> Net:
         model = net()
         for block in model.blocks:
-            kind(block, mp_policy=policy)
-        kind(model, mp_policy=MixedPrecisionPolicy(policy.param_dtype, policy.reduce_dtype, output))
+            kind(block, mp_policy=of_blocks)
+        kind(model, mp_policy=of_root)
         return model
 
-    for narrow, reduce, output in (
-        (torch.bfloat16, torch.float32, torch.float32),
-        (torch.bfloat16, None, None),
-        (None, torch.float64, torch.float64),
+    policy = MixedPrecisionPolicy
+    bf16, f32, f64 = torch.bfloat16, torch.float32, torch.float64
+    for blocks, root in (
+        (policy(bf16, f32), policy(bf16, f32, f32)),
+        (policy(bf16), policy(bf16)),
+        (policy(None, f64), policy(None, f64, f64)),
+        (policy(bf16, f32, f32), policy()),
+        (policy(f32, None, bf16), policy(bf16, f32)),
     ):
-        policy = MixedPrecisionPolicy(narrow, reduce)
-        model = built(ours, policy, output)
+        model = built(ours, blocks, root)
         hooks = [model.register_forward_hook(watch), model.blocks[0].register_forward_hook(watch)]
-        train(model).check(train(built(theirs, policy, output)), str(policy), rtol=2e-2, atol=2e-2)
+        train(model).check(train(built(theirs, blocks, root)), f"{blocks}, {root}", rtol=2e-2, atol=2e-2)
         for hook in hooks:
             hook.remove()
         assert {param.dtype for param in model.parameters()} == {torch.float32}
-        assert seen[:2] == [narrow or torch.float32] * 2, "a block's input and output"
-        assert seen[3] is (output or narrow), "the root's output"
+        assert seen[0] is (blocks.param_dtype or f32), "a block's input"
+        assert seen[1] is (blocks.output_dtype or blocks.param_dtype or f32), "a block's output"
+        assert seen[3] is (root.output_dtype or root.param_dtype or f32), "the root's output"
         seen.clear()
     narrow = sharded(ours, net().to(torch.bfloat16))
     assert full(train(narrow, kind=torch.optim.SGD).grads[0]["head.weight"]).dtype is torch.bfloat16  # type: ignore[union-attr]
@@ -508,10 +512,6 @@ def mistakes_are_told() -> None:
     own.blocks[0](torch.ones(2, 6))
     ours(own)
     refused(ts.InvalidState, "has computed on its own before", lambda: own(tokens(0)))
-    mixed = net()
-    ours(mixed.blocks[0], mp_policy=MixedPrecisionPolicy(torch.bfloat16))
-    ours(mixed)
-    refused(ts.Unsupported, "param_dtype", lambda: mixed(tokens(0)))
     used = sharded(ours, net())
     used(tokens(0))
     assert used.to("cpu").float() is used, "as it is"

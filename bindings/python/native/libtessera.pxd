@@ -310,6 +310,8 @@ cdef extern from "tessera/fsdp.h" nogil:
         size_t n
         const int32_t *trained
         int32_t reshard_after_forward
+        int32_t param_dtype
+        int32_t reduce_dtype
     ctypedef struct tsr_fsdp_options:
         size_t struct_size
         int32_t shard_ranks

@@ -88,6 +88,24 @@ def test_ranks_train_as_one_rank_does(ranks, options, rtol):
     assert expected[-1] < 0.5 * expected[0]
 
 
+def test_units_may_differ_in_dtypes(ranks):
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, initial(), param_dtype={"second": "float16"}, reduce_dtype={"second": "float64"})
+        for unit, whole, reduced in (("first", "float32", "float32"), ("second", "float16", "float64")):
+            with fsdp.backward(unit) as (params, grads):
+                assert {str(array.dtype) for array in params.values()} == {whole}
+                assert {str(array.dtype) for array in grads.values()} == {reduced}
+                for grad in grads.values():
+                    grad[...] = comm.rank
+                del params, grads, grad
+        fsdp.wait()
+        assert all((grad == 0.5).all() and grad.dtype == "float32" for grad in fsdp.shard_grads.values())
+        with fsdp.forward("first") as params:
+            assert all(params[name].tobytes() == array.tobytes() for name, array in initial()["first"].items())
+
+    ranks(2, job)
+
+
 def test_replicas_train_as_one_rank_does(ranks):
     expected, _ = alone(ranks)
     for losses, _ in ranks(4, lambda comm: train(comm, shard_ranks=2)):
@@ -325,12 +343,15 @@ def test_mistakes_are_told_by_name(ranks):
             ts.FSDP(comm, initial(), keep_whole=["other"])
         with pytest.raises(ts.NotFound, match="'w9'"):
             ts.FSDP(comm, initial(), frozen=["w9"])
+        with pytest.raises(ts.NotFound, match="param_dtype names 'other'"):
+            ts.FSDP(comm, initial(), param_dtype={"other": "float16"})
         for options, said in (
             ({"shard_ranks": 3}, "no multiple"),
             ({"forward_prefetch": -1}, "at least 0"),
             ({"grads_in_flight": 0}, "at least 1"),
             ({"pre_divide": 0.0}, "above 0"),
             ({"param_dtype": "int32"}, "param_dtype"),
+            ({"reduce_dtype": {"second": "int32"}}, 'unit "second": reduce_dtype'),
         ):
             with pytest.raises(ts.InvalidArgument, match=said):
                 ts.FSDP(comm, initial(), **options)

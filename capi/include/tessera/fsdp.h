@@ -22,7 +22,9 @@ typedef struct tsr_fsdp_unit {
     size_t n;    /* at least 1 */
     const int32_t *trained;        /* n flags, 0: without a gradient; NULL: all are trained */
     int32_t reshard_after_forward; /* 1: sharded between forward and backward; 0: stays whole */
-    int32_t reserved[5];
+    int32_t param_dtype;           /* 0: as the options' */
+    int32_t reduce_dtype;          /* 0: as the options' */
+    int32_t reserved[3];
 } tsr_fsdp_unit;
 
 /** Options of FSDP, the same on every rank. `_init` writes the defaults; then every field is literal. */

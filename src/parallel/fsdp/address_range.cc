@@ -52,6 +52,9 @@ void AddressRange::show(std::byte* memory) {
     shown_ = memory;
     // The entries of the page table at once rather than by a fault each; a wish, kernels before 5.14 do not know it.
     ::madvise(data_, size_, MADV_POPULATE_WRITE);
+#ifndef NDEBUG
+    ::mprotect(data_, size_, PROT_READ);
+#endif
 }
 
 void AddressRange::hide() {

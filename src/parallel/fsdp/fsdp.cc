@@ -18,17 +18,22 @@ namespace {
 
 constexpr size_t names_in_message = 8;
 
+void check_dtypes(std::optional<DType> param, std::optional<DType> reduce, const std::string& whose) {
+    for (const auto& [name, dtype] : {std::pair{"param_dtype", param}, std::pair{"reduce_dtype", reduce}}) {
+        if (!dtype || is_floating(*dtype)) continue;
+        throw Error(Code::invalid_argument, fmt::format("{}{} is {}; it is f16, bf16, f32 or f64", whose, name,
+                                                        is_known(*dtype) ? name_of(*dtype) : "unknown"));
+    }
+}
+
+std::string name_of_dtype(const std::optional<DType>& dtype) { return dtype ? std::string(name_of(*dtype)) : "none"; }
+
 void check(const std::vector<FsdpUnit>& units, const FsdpOptions& options, int world_size) {
     if (units.empty()) throw Error(Code::invalid_argument, "a model without units");
     if (options.op != ReduceOp::avg && options.op != ReduceOp::sum) {
         throw Error(Code::invalid_argument, "gradients are averaged or summed; op must be AVG or SUM");
     }
-    for (const auto& [name, dtype] :
-         {std::pair{"param_dtype", options.param_dtype}, std::pair{"reduce_dtype", options.reduce_dtype}}) {
-        if (!dtype || is_floating(*dtype)) continue;
-        throw Error(Code::invalid_argument, fmt::format("{} is {}; it is f16, bf16, f32 or f64", name,
-                                                        is_known(*dtype) ? name_of(*dtype) : "unknown"));
-    }
+    check_dtypes(options.param_dtype, options.reduce_dtype, "");
     for (const auto& [name, value, least] : {std::tuple{"shard_ranks", options.shard_ranks, 0},
                                              std::tuple{"forward_prefetch", options.forward_prefetch, 0},
                                              std::tuple{"backward_prefetch", options.backward_prefetch, 0},
@@ -50,6 +55,7 @@ void check(const std::vector<FsdpUnit>& units, const FsdpOptions& options, int w
         if (!names.insert(unit.name).second) {
             throw Error(Code::invalid_argument, fmt::format("two units are named \"{}\"", unit.name));
         }
+        check_dtypes(unit.param_dtype, unit.reduce_dtype, fmt::format("unit \"{}\": ", unit.name));
         if (unit.params.empty()) {
             throw Error(Code::invalid_argument, fmt::format("unit \"{}\" has no parameters", unit.name));
         }
@@ -68,16 +74,17 @@ void check(const std::vector<FsdpUnit>& units, const FsdpOptions& options, int w
 
 std::vector<std::string> description(const std::vector<FsdpUnit>& units, const FsdpOptions& options) {
     std::vector<std::string> lines;
-    const auto name = [](const std::optional<DType>& dtype) { return dtype ? name_of(*dtype) : "none"; };
     lines.push_back(fmt::format(
         "the options shard_ranks {}, forward_prefetch {}, backward_prefetch {}, grads_in_flight {}, param_dtype {}, "
         "reduce_dtype {}, op {}, pre_divide {}, sync_values {}",
         options.shard_ranks, options.forward_prefetch, options.backward_prefetch, options.grads_in_flight,
-        name(options.param_dtype), name(options.reduce_dtype), options.op == ReduceOp::avg ? "avg" : "sum",
-        options.pre_divide, options.sync_values ? 1 : 0));
+        name_of_dtype(options.param_dtype), name_of_dtype(options.reduce_dtype),
+        options.op == ReduceOp::avg ? "avg" : "sum", options.pre_divide, options.sync_values ? 1 : 0));
     for (const FsdpUnit& unit : units) {
-        lines.push_back(fmt::format("unit \"{}\" of {} parameters, reshard_after_forward {}", unit.name,
-                                    unit.params.size(), unit.reshard_after_forward ? 1 : 0));
+        lines.push_back(
+            fmt::format("unit \"{}\" of {} parameters, reshard_after_forward {}, param_dtype {}, reduce_dtype {}",
+                        unit.name, unit.params.size(), unit.reshard_after_forward ? 1 : 0,
+                        name_of_dtype(unit.param_dtype), name_of_dtype(unit.reduce_dtype)));
         for (std::string& line : description(unit.params, "parameter")) lines.push_back(std::move(line));
         for (size_t i = 0; i < unit.trained.size(); ++i) {
             if (!unit.trained[i]) lines.push_back(fmt::format("parameter \"{}\" is not trained", unit.params[i].name));
@@ -110,7 +117,6 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
     }
     check(units, options_, comm_->world_size());
     check_same_on_all_ranks(*comm_, description(units, options_), "the ranks' models differ");
-    plan_->dtypes = {options_.param_dtype, options_.reduce_dtype};
     for (const FsdpUnit& unit : units) {
         UnitPlan& plan = plan_->units.emplace_back();
         plan.name = unit.name;
@@ -122,6 +128,8 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
             param.name = name;
             param.shape = tensor.shape;
             param.dtype = tensor.dtype;
+            param.whole_dtype = unit.param_dtype.value_or(options_.param_dtype.value_or(tensor.dtype));
+            param.grad_dtype = unit.reduce_dtype.value_or(options_.reduce_dtype.value_or(param.whole_dtype));
             param.trained = unit.trained.empty() || unit.trained[i];
             param.unit = plan_->units.size() - 1;
             plan.params.push_back(plan_->params.size() - 1);
@@ -236,7 +244,7 @@ Tensor Fsdp::whole(size_t param) const {
                                   what.name, plan_->units[what.unit].name,
                                   state.gathering ? "on its way, wait for it" : "sharded"));
     }
-    return {state.range.data() + what.whole_at, what.shape, plan_->dtypes.of_whole(what), {}};
+    return {state.range.data() + what.whole_at, what.shape, what.whole_dtype, {}};
 }
 
 Tensor Fsdp::grad(size_t param) const {
@@ -252,7 +260,7 @@ Tensor Fsdp::grad(size_t param) const {
                                   "\"{}\"; afterwards its shard is",
                                   what.name, plan_->units[what.unit].name));
     }
-    return {grad_slots_[*state.grad_slot].data() + what.grad_at, what.shape, plan_->dtypes.of_grad(what), {}};
+    return {grad_slots_[*state.grad_slot].data() + what.grad_at, what.shape, what.grad_dtype, {}};
 }
 
 void Fsdp::unused(size_t param) {
@@ -360,6 +368,9 @@ void Fsdp::give_back(size_t unit) {
                       fmt::format("unit \"{}\" is in its backward; grads_ready ends that", plan_->units[unit].name));
     }
     if (!one.whole) await_whole(unit);
+#ifndef NDEBUG
+    one.range.hide();  // finds out who uses a view that has ended
+#endif
     slot_used_[*one.slot] = 0;
     one.slot.reset();
     one.whole = false;

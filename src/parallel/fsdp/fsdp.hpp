@@ -36,16 +36,18 @@ struct FsdpUnit {
     std::vector<NamedTensor> params;  // data null: nothing to begin with, the shard is zero
     std::vector<bool> trained;        // of each; empty: all
     bool reshard_after_forward = true;
+    std::optional<DType> param_dtype;   // none: as the options say
+    std::optional<DType> reduce_dtype;  // none: as the options say
 };
 
 struct FsdpOptions {
     int shard_ranks = 0;  // parameters are cut among so many ranks that follow each other, and each such group has a
                           // replica; 0: among all
-    int forward_prefetch = 1;   // units
-    int backward_prefetch = 1;  // units
-    int grads_in_flight = 2;    // units whose gradients have memory at once, but for those that accumulate
-    std::optional<DType> param_dtype;
-    std::optional<DType> reduce_dtype;
+    int forward_prefetch = 1;           // units
+    int backward_prefetch = 1;          // units
+    int grads_in_flight = 2;            // units whose gradients have memory at once, but for those that accumulate
+    std::optional<DType> param_dtype;   // of whole parameters; none: as their shards
+    std::optional<DType> reduce_dtype;  // of whole gradients; none: as whole parameters
     ReduceOp op = ReduceOp::avg;
     double pre_divide = 1;
     bool sync_values = true;  // shards of rank 0's values; else of each rank's own

@@ -43,10 +43,9 @@ std::vector<GradientScatter::Part> GradientScatter::parts_of(size_t unit, std::b
     for (const size_t index : plan_->units[unit].params) {
         const FsdpParam& param = plan_->params[index];
         if (!param.trained || param.chunk == 0) continue;
-        const DType dtype = plan_->dtypes.of_grad(param);
         parts.push_back({&param,
-                         {grads + param.grad_at, Dims{param.chunk * comm_->world_size()}, dtype, {}},
-                         {nullptr, Dims{param.chunk}, dtype, {}}});
+                         {grads + param.grad_at, Dims{param.chunk * comm_->world_size()}, param.grad_dtype, {}},
+                         {nullptr, Dims{param.chunk}, param.grad_dtype, {}}});
         size += round_up(parts.back().reduced.size_bytes(), fsdp_alignment);
     }
     std::byte* at = aligned_in(memory, size);

@@ -19,10 +19,10 @@ void lay_out(FsdpPlan& plan, int ranks, int rank) {
             param.rows = chunk(param.shape[0], ranks, rank);
             param.shard_shape = param.shape;
             param.shard_shape[0] = param.rows.end - param.rows.begin;
-            param.whole_at = advance(unit.whole_size, param.chunk * ranks, plan.dtypes.of_whole(param));
+            param.whole_at = advance(unit.whole_size, param.chunk * ranks, param.whole_dtype);
             param.shard_at = advance(plan.shard_size, param.chunk, param.dtype);
             if (!param.trained) continue;
-            param.grad_at = advance(unit.grad_size, param.chunk * ranks, plan.dtypes.of_grad(param));
+            param.grad_at = advance(unit.grad_size, param.chunk * ranks, param.grad_dtype);
             param.shard_grad_at = advance(plan.shard_grad_size, param.chunk, param.dtype);
         }
     }

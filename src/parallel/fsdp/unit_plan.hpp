@@ -11,7 +11,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,8 +25,10 @@ inline constexpr size_t fsdp_alignment = 64;
 struct FsdpParam {
     std::string name;
     Dims shape;
-    DType dtype = DType::f32;  // of its shards
-    bool trained = true;       // has a gradient
+    DType dtype = DType::f32;        // of its shards
+    DType whole_dtype = DType::f32;  // of the whole parameter
+    DType grad_dtype = DType::f32;   // of its whole gradient, in which it is reduced
+    bool trained = true;             // has a gradient
     size_t unit = 0;
     int64_t chunk = 0;  // elements a rank, padding included
     Range rows;         // this rank's
@@ -40,13 +41,6 @@ struct FsdpParam {
     size_t shard_grad_at = 0;
 };
 
-struct FsdpDTypes {
-    std::optional<DType> param;   // of whole parameters; none: as their shards
-    std::optional<DType> reduce;  // of whole gradients; none: as whole parameters
-    [[nodiscard]] DType of_whole(const FsdpParam& param_of) const { return param.value_or(param_of.dtype); }
-    [[nodiscard]] DType of_grad(const FsdpParam& param_of) const { return reduce.value_or(of_whole(param_of)); }
-};
-
 struct UnitPlan {
     std::string name;
     std::vector<size_t> params;  // indices
@@ -57,7 +51,6 @@ struct UnitPlan {
 struct FsdpPlan {
     std::vector<FsdpParam> params;
     std::vector<UnitPlan> units;
-    FsdpDTypes dtypes;
     size_t shard_size = 0;
     size_t shard_grad_size = 0;
 };

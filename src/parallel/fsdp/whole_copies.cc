@@ -54,11 +54,11 @@ void WholeCopies::make_whole(size_t unit, size_t slot, WholeMemory& memory, cons
         std::byte* const whole = memory.memory.get();
         for (const size_t index : what.params) {
             const FsdpParam& param = plan_->params[index];
-            const DType dtype = plan_->dtypes.of_whole(param);
-            const size_t own = static_cast<size_t>(param.chunk) * size_of(dtype) * static_cast<size_t>(comm_->rank());
+            const size_t own =
+                static_cast<size_t>(param.chunk) * size_of(param.whole_dtype) * static_cast<size_t>(comm_->rank());
             const int64_t elements = param.shard_shape.product();
             if (elements == 0) continue;
-            convert(shards + param.shard_at, param.dtype, whole + param.whole_at + own, dtype, elements);
+            convert(shards + param.shard_at, param.dtype, whole + param.whole_at + own, param.whole_dtype, elements);
         }
         if (host_.places() > 1) host_.run({.label = "chunks of whole parameters"});
         if (hosts_.size() == 1) return;
@@ -114,7 +114,7 @@ std::vector<Tensor> WholeCopies::chunks_of(const UnitPlan& unit, std::byte* whol
     std::vector<Tensor> chunks;
     for (const size_t index : unit.params) {
         const FsdpParam& param = plan_->params[index];
-        const int64_t size = param.chunk * static_cast<int64_t>(size_of(plan_->dtypes.of_whole(param)));
+        const int64_t size = param.chunk * static_cast<int64_t>(size_of(param.whole_dtype));
         if (size == 0) continue;
         chunks.push_back({whole + param.whole_at + first_rank * size, Dims{count * size}, DType::u8, {}});
     }

@@ -323,6 +323,57 @@ TEST(Fsdp, ReducedInBf16ItStillLearnsTheSame) {
     }));
 }
 
+TEST(Fsdp, AUnitMayHaveOtherDtypesThanTheRest) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        Model model = Mlp::initial();
+        auto units = a_unit_a_layer(model);
+        units[1].param_dtype = DType::f32;
+        units[2].reduce_dtype = DType::f64;
+        Fsdp fsdp(shared(comm), units, {.param_dtype = DType::bf16});
+        for (size_t u = 0; u < fsdp.units(); ++u) fsdp.backward(u);
+        const DType expected[3][2] = {{DType::bf16, DType::bf16}, {DType::f32, DType::f32}, {DType::bf16, DType::f64}};
+        for (size_t i = 0; i < fsdp.params(); ++i) {
+            const size_t unit = fsdp.param(i).unit;
+            EXPECT_EQ(fsdp.whole(i).dtype, expected[unit][0]) << unit;
+            EXPECT_EQ(fsdp.grad(i).dtype, expected[unit][1]) << unit;
+            EXPECT_EQ(fsdp.shard(i).dtype, DType::f32);
+            fsdp.unused(i);
+        }
+        // To the bit where the parameters are f32, and finer than bf16 where gradients are f64.
+        const auto whole = fsdp.whole(2).as<float>();
+        EXPECT_TRUE(std::equal(whole.begin(), whole.end(), model.entries[2].values.begin()));
+        fsdp.grad(0).as<uint16_t>()[0] = 0x3f81;  // 1 + 2^-7, of which a quarter more is lost
+        fsdp.grad(2).as<float>()[0] = 1.001F * static_cast<float>(comm.rank());
+        fsdp.grad(4).as<double>()[0] = 1.001;
+        for (size_t u = 0; u < fsdp.units(); ++u) fsdp.grads_ready(u);
+        fsdp.wait();
+        if (comm.rank() != 0) return;
+        EXPECT_EQ(fsdp.shard_grad(0).as<float>()[0], 1.0078125F);
+        EXPECT_EQ(fsdp.shard_grad(2).as<float>()[0], 0.5F * 1.001F);
+        EXPECT_EQ(fsdp.shard_grad(4).as<float>()[0], 1.001F);
+    }));
+}
+
+#ifndef NDEBUG
+// The ranks of a host share the copy, and a view that has ended shows another unit's parameters.
+TEST(FsdpDeathTest, InDebugBuildsWholeParametersAreReadOnlyAndGoneAfterwards) {
+    ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
+    const auto touch = [](bool after) {
+        const auto outcomes = run_ranks(1, test_options(), [&](Communicator& comm) {
+            Model model = Mlp::initial();
+            Fsdp fsdp(shared(comm), a_unit_a_layer(model), {});
+            fsdp.forward(0);
+            volatile float* const whole = fsdp.whole(0).as<float>().data();
+            if (after) fsdp.forward_done(0);
+            if (after ? whole[0] == 0 : (whole[0] = 1) == 0) std::abort();
+        });
+        std::_Exit(0);
+    };
+    EXPECT_DEATH(touch(false), "");
+    EXPECT_DEATH(touch(true), "");
+}
+#endif
+
 TEST(Fsdp, StepsWithoutSynchronisationAddUpAndSoDoReducedOnes) {
     expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
         Model model = Mlp::initial();
@@ -691,6 +742,8 @@ TEST(Fsdp, DifferentModelsAreRefusedByName) {
         {[](auto& units) { units[1].name = "other"; }, "unit \"other\" of 2 parameters"},
         {[](auto& units) { units[1].params.pop_back(); }, "unit \"fc1\" of 1 parameters"},
         {[](auto& units) { units[1].reshard_after_forward = false; }, "reshard_after_forward 0"},
+        {[](auto& units) { units[1].param_dtype = DType::f16; }, "param_dtype f16"},
+        {[](auto& units) { units[2].reduce_dtype = DType::f64; }, "reduce_dtype f64"},
         {[](auto& units) { units[1].trained = {true, false}; }, "\"fc1.bias\" is not trained"},
         {[](auto& units) { units[2].params[0].name = "renamed"; }, "\"renamed\""}};
     for (const auto& [change, said] : cases) {
@@ -726,6 +779,8 @@ TEST(Fsdp, BadRegistrationsAreRefused) {
         EXPECT_THAT(refused([](auto& units, auto&) { units[1].params[0].tensor.shape = {}; }), HasSubstr("shape [1]"));
         EXPECT_THAT(refused([](auto&, auto& options) { options.op = ReduceOp::max; }), HasSubstr("AVG or SUM"));
         EXPECT_THAT(refused([](auto&, auto& options) { options.param_dtype = DType::i32; }), HasSubstr("param_dtype"));
+        EXPECT_THAT(refused([](auto& units, auto&) { units[1].reduce_dtype = DType::boolean; }),
+                    HasSubstr("unit \"fc1\": reduce_dtype is bool"));
         EXPECT_THAT(refused([](auto&, auto& options) { options.forward_prefetch = -1; }), HasSubstr("at least 0"));
         EXPECT_THAT(refused([](auto&, auto& options) { options.grads_in_flight = 0; }), HasSubstr("at least 1"));
         EXPECT_THAT(refused([](auto&, auto& options) { options.shard_ranks = 2; }), HasSubstr("no multiple"));

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 from . import _core
 from ._base import Closable, checked
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FSDP", "Deferred"]
 
+DTypes = DTypeLike | Mapping[str, DTypeLike] | None
 Arrays = Mapping[str, "npt.NDArray[Any]"]
 Phase = Literal["sharded", "on_its_way", "whole", "backward", "reducing"]
 
@@ -57,10 +58,11 @@ class FSDP(Closable):
         How many units are on their way while one computes.
     grads_in_flight : int, default 2
         A unit's backward waits for memory while the gradients of so many units are being reduced.
-    param_dtype : dtype, default None
-        Of whole parameters ("bf16", ...). Shards keep the dtype that was registered.
-    reduce_dtype : dtype, default None
-        Of whole gradients, in which they are reduced; None: that of whole parameters.
+    param_dtype : dtype, or mapping of str to dtype, default None
+        Of whole parameters ("bf16", ...), of all units or by the unit's name. Shards keep the dtype that was registered,
+        and so do whole parameters where nothing else is said.
+    reduce_dtype : dtype, or mapping of str to dtype, default None
+        Of whole gradients, in which they are reduced; where nothing is said, that of whole parameters.
     op : {"avg", "sum"}, default "avg"
         What becomes of the ranks' gradients.
     pre_divide : float, default 1
@@ -104,8 +106,8 @@ class FSDP(Closable):
         forward_prefetch: int | None = None,
         backward_prefetch: int | None = None,
         grads_in_flight: int | None = None,
-        param_dtype: DTypeLike | None = None,
-        reduce_dtype: DTypeLike | None = None,
+        param_dtype: DTypes = None,
+        reduce_dtype: DTypes = None,
         op: Literal["avg", "sum"] | None = None,
         pre_divide: float | None = None,
         sync_values: bool | None = None,
@@ -116,6 +118,8 @@ class FSDP(Closable):
         for name in keep_whole:
             if name not in units:
                 raise NotFound(f"keep_whole names {name!r}; there is no such unit")
+        whole, whole_of = _dtypes(param_dtype, "param_dtype", units)
+        reduced, reduced_of = _dtypes(reduce_dtype, "reduce_dtype", units)
         given = {name: named(params, f"unit {name!r}") for name, params in units.items()}
         known = {name for names, _ in given.values() for name in names}
         for name in frozen:
@@ -135,6 +139,8 @@ class FSDP(Closable):
                     ],
                     [name not in frozen for name in names],
                     unit not in keep_whole,
+                    whole_of.get(unit, 0),
+                    reduced_of.get(unit, 0),
                 )
                 for unit, (names, arrays) in given.items()
             ],
@@ -142,8 +148,8 @@ class FSDP(Closable):
             forward_prefetch=forward_prefetch,
             backward_prefetch=backward_prefetch,
             grads_in_flight=grads_in_flight,
-            param_dtype=None if param_dtype is None else int(dtype_of(param_dtype)),
-            reduce_dtype=None if reduce_dtype is None else int(dtype_of(reduce_dtype)),
+            param_dtype=whole,
+            reduce_dtype=reduced,
             op=None if op is None else op_of(op),
             pre_divide=pre_divide,
             sync_values=sync_values,
@@ -377,3 +383,16 @@ class FSDP(Closable):
     def __repr__(self) -> str:
         closed = " (closed)" if self.closed else ""
         return f"<tessera.FSDP of {len(self._names)} parameters in {len(self._units)} units{closed}>"
+
+
+def _dtypes(given: DTypes, what: str, units: Collection[str]) -> tuple[int | None, dict[str, int]]:
+    """The dtype of all units, and those of some."""
+    if given is None:
+        return None, {}
+    if not isinstance(given, Mapping):
+        return int(dtype_of(given)), {}
+    by_unit = cast("Mapping[str, DTypeLike]", given)
+    for unit in by_unit:
+        if unit not in units:
+            raise NotFound(f"{what} names {unit!r}; there is no such unit")
+    return None, {unit: int(dtype_of(dtype)) for unit, dtype in by_unit.items()}

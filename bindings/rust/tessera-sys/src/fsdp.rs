@@ -12,7 +12,9 @@ structs! {
         n: usize,
         trained: *const i32,
         reshard_after_forward: i32,
-        reserved: [i32; 5],
+        param_dtype: i32,
+        reduce_dtype: i32,
+        reserved: [i32; 3],
     }
     /// `tsr_fsdp_options`.
     struct tsr_fsdp_options {

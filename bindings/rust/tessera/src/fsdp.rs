@@ -30,6 +30,8 @@ pub struct FsdpUnit {
     params: Params,
     frozen: Vec<String>,
     keep_whole: bool,
+    param_dtype: Option<DType>,
+    reduce_dtype: Option<DType>,
 }
 
 impl FsdpUnit {
@@ -51,6 +53,21 @@ impl FsdpUnit {
     #[must_use]
     pub fn reshard_after_forward(mut self, value: bool) -> Self {
         self.keep_whole = !value;
+        self
+    }
+
+    /// The type of this unit's whole parameters, instead of that of [`FsdpOptions::param_dtype`].
+    #[must_use]
+    pub fn param_dtype(mut self, dtype: DType) -> Self {
+        self.param_dtype = Some(dtype);
+        self
+    }
+
+    /// The type of this unit's whole gradients, in which they are reduced, instead of that of
+    /// [`FsdpOptions::reduce_dtype`].
+    #[must_use]
+    pub fn reduce_dtype(mut self, dtype: DType) -> Self {
+        self.reduce_dtype = Some(dtype);
         self
     }
 }
@@ -522,20 +539,32 @@ impl<'c> Fsdp<'c> {
             let begin = tensors.len();
             trained.extend(params.iter().map(|(param, _)| i32::from(!unit.frozen.contains(param))));
             tensors.extend(params);
-            given.push((raw::c_string("the unit", &name)?, begin..tensors.len(), unit.keep_whole));
+            let raw_dtype = |dtype: Option<DType>| dtype.map_or(0, DType::as_raw);
+            given.push((
+                begin..tensors.len(),
+                sys::tsr_fsdp_unit {
+                    name: ptr::null(),
+                    params: ptr::null(),
+                    n: tensors.len() - begin,
+                    trained: ptr::null(),
+                    reshard_after_forward: i32::from(!unit.keep_whole),
+                    param_dtype: raw_dtype(unit.param_dtype),
+                    reduce_dtype: raw_dtype(unit.reduce_dtype),
+                    reserved: [0; 3],
+                },
+                raw::c_string("the unit", &name)?,
+            ));
         }
         let values = tensors.iter().filter(|(_, tensor)| !tensor.is_deferred());
         let held = Held::new(values.map(|(name, tensor)| (name, tensor)), Use::Reads)?;
         let raw_params = RawParams::new(&tensors)?;
         let raw_units: Vec<_> = given
             .iter()
-            .map(|(name, indices, keep_whole)| sys::tsr_fsdp_unit {
+            .map(|(indices, unit, name)| sys::tsr_fsdp_unit {
                 name: name.as_ptr(),
                 params: raw_params.as_slice()[indices.clone()].as_ptr(),
-                n: indices.len(),
                 trained: trained[indices.clone()].as_ptr(),
-                reshard_after_forward: i32::from(!keep_whole),
-                reserved: [0; 5],
+                ..*unit
             })
             .collect();
         // SAFETY: the communicator exists, so the library is loaded.

@@ -147,6 +147,32 @@ fn whole_parameters_and_gradients_may_be_of_other_types_than_shards() {
     });
 }
 
+#[test]
+fn a_unit_may_have_other_types_than_the_rest() {
+    use half::bf16;
+    ranks(2, |comm| {
+        let own =
+            FsdpUnit::new(params!["w" => (vec![1.5f32; 3], [3])]).param_dtype(DType::F64).reduce_dtype(DType::F32);
+        let options = FsdpOptions::new().param_dtype(DType::BF16);
+        let model = units!["own" => own, "rest" => params!["v" => (vec![0.5f32; 2], [2])]];
+        let mut fsdp = Fsdp::with_options(&comm, model, &options).unwrap();
+        let guard = fsdp.backward(0).unwrap();
+        assert_eq!(guard.param_as::<f64>(0).unwrap(), [1.5; 3]);
+        guard.grad_mut(0).unwrap().fill(comm.rank().unwrap() as f32);
+        guard.ready().unwrap();
+        let guard = fsdp.backward(1).unwrap();
+        assert_eq!(guard.param_as::<bf16>(1).unwrap(), [bf16::from_f32(0.5); 2]);
+        guard.grad_mut_as::<bf16>(1).unwrap().fill(bf16::from_f32(3.0));
+        guard.ready().unwrap();
+        fsdp.wait().unwrap();
+        assert!(fsdp.shard_grad(0).unwrap().iter().all(|&grad| grad == 0.5));
+        assert!(fsdp.shard_grad(1).unwrap().iter().all(|&grad| grad == 3.0));
+        let bad = units!["own" => FsdpUnit::new(params!["w" => (vec![1.5f32; 3], [3])]).reduce_dtype(DType::I8)];
+        let error = Fsdp::new(&comm, bad).unwrap_err();
+        assert!(error.code() == Code::InvalidArgument && error.message().contains("unit \"own\": reduce_dtype is i8"));
+    });
+}
+
 const STEPS: usize = 50;
 const SAMPLES: usize = 24;
 const INPUTS: usize = 5;

@@ -7,33 +7,35 @@ namespace tsr::jni {
 
 namespace {
 
-// Parameters, and flags of them, follow each other over all units; `sizes` has each unit's number of them. Bits of `given`:
-// 0 shard_ranks, 1 forward_prefetch, and so on in the order of the arguments.
-jlong fsdp_create(JNIEnv* env, jclass, jlong comm, jobjectArray unit_names, jintArray sizes, jintArray reshard,
-                  jobjectArray names, jlongArray tensors, jintArray trained, jint given, jint shard_ranks,
-                  jint forward_prefetch, jint backward_prefetch, jint grads_in_flight, jint param_dtype,
-                  jint reduce_dtype, jint op, jdouble pre_divide, jboolean sync_values) {
+// Parameters, and flags of them, follow each other over all units; `settings` has of each unit the number of them and its
+// reshard_after_forward, param_dtype and reduce_dtype. Bits of `given`: 0 shard_ranks, 1 forward_prefetch, and so on in the
+// order of the arguments.
+jlong fsdp_create(JNIEnv* env, jclass, jlong comm, jobjectArray unit_names, jintArray settings, jobjectArray names,
+                  jlongArray tensors, jintArray trained, jint given, jint shard_ranks, jint forward_prefetch,
+                  jint backward_prefetch, jint grads_in_flight, jint param_dtype, jint reduce_dtype, jint op,
+                  jdouble pre_divide, jboolean sync_values) {
     return shim(env, [&] {
         const std::vector<Text> unit_texts = texts(env, unit_names);
-        const std::vector<int32_t> counts = ints(env, sizes);
-        const std::vector<int32_t> reshards = ints(env, reshard);
+        const std::vector<int32_t> words = ints(env, settings);
         const Params params(env, names, tensors);
         const std::vector<int32_t> flags = ints(env, trained);
+        constexpr size_t of_unit = 4;
         size_t total = 0;
-        for (const int32_t count : counts) total += static_cast<size_t>(count);
-        if (counts.size() != unit_texts.size() || reshards.size() != unit_texts.size() || total != params.size() ||
-            flags.size() != total) {
+        for (size_t at = 0; at < words.size(); at += of_unit) total += static_cast<size_t>(words[at]);
+        if (words.size() != of_unit * unit_texts.size() || total != params.size() || flags.size() != total) {
             throw std::logic_error("units and parameters differ in number");
         }
-        std::vector<tsr_fsdp_unit> units(counts.size());
+        std::vector<tsr_fsdp_unit> units(unit_texts.size());
         units.reserve(units.size() + 1);  // not NULL for none, of which the library says what is wrong
         size_t at = 0;
         for (size_t u = 0; u < units.size(); ++u) {
             units[u].name = unit_texts[u].c_str();
             units[u].params = params.data() + at;
-            units[u].n = static_cast<size_t>(counts[u]);
+            units[u].n = static_cast<size_t>(words[of_unit * u]);
             units[u].trained = flags.data() + at;
-            units[u].reshard_after_forward = reshards[u];
+            units[u].reshard_after_forward = words[of_unit * u + 1];
+            units[u].param_dtype = words[of_unit * u + 2];
+            units[u].reduce_dtype = words[of_unit * u + 3];
             at += units[u].n;
         }
         tsr_fsdp_options options;

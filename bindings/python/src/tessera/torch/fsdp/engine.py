@@ -50,13 +50,8 @@ class Engine:
         self.units = list(units)
         first = self.units[0]
         for unit in self.units[1:]:
-            for what, own, others in (
-                ("mesh", unit.mesh, first.mesh),
-                ("param_dtype", unit.policy.param_dtype, first.policy.param_dtype),
-                ("reduce_dtype", unit.policy.reduce_dtype, first.policy.reduce_dtype),
-            ):
-                if own != others:
-                    raise Unsupported(f"fully_shard got the {what} {others} for one module and {own} for another")
+            if unit.mesh != first.mesh:
+                raise Unsupported(f"fully_shard got the mesh {first.mesh} for one module and {unit.mesh} for another")
         for unit in self.units:
             unit.name = names[unit.modules[0]] or type(root).__name__
             for param in unit.params:
@@ -88,8 +83,8 @@ class Engine:
             frozen=[param.name for unit in self.units for param in unit.params if not param.shown.requires_grad],
             keep_whole=[unit.name for unit in self.units],  # when it is sharded again is said each time
             shard_ranks=0 if first.mesh.ndim == 1 else first.mesh.size(1),
-            param_dtype=_name_of(first.policy.param_dtype),
-            reduce_dtype=_name_of(first.policy.reduce_dtype),
+            param_dtype=_names_of(self.units, "param_dtype"),
+            reduce_dtype=_names_of(self.units, "reduce_dtype"),
             sync_values=False,
         )
 
@@ -225,8 +220,9 @@ def _group_of(mesh: Any) -> Any:
     return group
 
 
-def _name_of(dtype: torch.dtype | None) -> str | None:
-    return None if dtype is None else core_dtype(dtype).name
+def _names_of(units: Sequence[Unit], setting: str) -> dict[str, str]:
+    given = ((unit.name, getattr(unit.policy, setting)) for unit in units)
+    return {name: core_dtype(dtype).name for name, dtype in given if dtype is not None}
 
 
 def _closed(core: FSDP, comm: Comm) -> None:

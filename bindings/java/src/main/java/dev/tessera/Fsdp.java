@@ -8,6 +8,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import java.util.stream.IntStream;
 
 /**
  * Fully sharded data-parallel training: each rank holds its rows of every parameter, of its gradient and of the optimizer's
@@ -344,10 +345,11 @@ public final class Fsdp extends NativeObject {
             tensors.addAll(unit.params.tensors());
             unit.params.names().forEach(name -> trained.add(unit.frozen.contains(name) ? 0 : 1));
         }
-        final int[] sizes = all.stream().mapToInt(unit -> unit.params.size()).toArray();
-        final int[] reshard = all.stream().mapToInt(unit -> unit.keepsWhole ? 0 : 1).toArray();
+        final int[] settings = all.stream()
+                .flatMapToInt(unit -> IntStream.of(unit.params.size(), unit.keepsWhole ? 0 : 1, unit.paramDtype, unit.reduceDtype))
+                .toArray();
         final int[] flags = trained.stream().mapToInt(flag -> flag).toArray();
-        return new Fsdp(comm.ref.callLongExclusive(c -> Native.fsdpCreate(c, unitNames.toArray(new byte[0][]), sizes, reshard,
+        return new Fsdp(comm.ref.callLongExclusive(c -> Native.fsdpCreate(c, unitNames.toArray(new byte[0][]), settings,
                 names.toArray(new byte[0][]), Tensor.descriptors(tensors), flags, options.given, options.shardRanks,
                 options.forwardPrefetch, options.backwardPrefetch, options.gradsInFlight, options.paramDtype,
                 options.reduceDtype, options.op, options.preDivide, options.syncValues)), comm, all);

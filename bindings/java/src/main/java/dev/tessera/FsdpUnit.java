@@ -14,12 +14,16 @@ public final class FsdpUnit {
     final Params params; // those without values are at address 0
     final Set<String> frozen;
     final boolean keepsWhole;
+    final int paramDtype; // 0: the options'
+    final int reduceDtype;
 
-    private FsdpUnit(String name, Params params, Set<String> frozen, boolean keepsWhole) {
+    private FsdpUnit(String name, Params params, Set<String> frozen, boolean keepsWhole, int paramDtype, int reduceDtype) {
         this.name = name;
         this.params = params;
         this.frozen = frozen;
         this.keepsWhole = keepsWhole;
+        this.paramDtype = paramDtype;
+        this.reduceDtype = reduceDtype;
     }
 
     /**
@@ -42,7 +46,7 @@ public final class FsdpUnit {
      */
     public static FsdpUnit of(String name, Params params) {
         Native.utf8(name, "name");
-        return new FsdpUnit(name, Objects.requireNonNull(params, "params"), Set.of(), false);
+        return new FsdpUnit(name, Objects.requireNonNull(params, "params"), Set.of(), false, 0, 0);
     }
 
     /**
@@ -53,7 +57,7 @@ public final class FsdpUnit {
      * @return another unit
      */
     public FsdpUnit and(String param, Tensor tensor) {
-        return new FsdpUnit(name, params.and(param, tensor), frozen, keepsWhole);
+        return new FsdpUnit(name, params.and(param, tensor), frozen, keepsWhole, paramDtype, reduceDtype);
     }
 
     /**
@@ -84,7 +88,7 @@ public final class FsdpUnit {
             }
             all.add(param);
         }
-        return new FsdpUnit(name, params, all, keepsWhole);
+        return new FsdpUnit(name, params, all, keepsWhole, paramDtype, reduceDtype);
     }
 
     /**
@@ -94,7 +98,27 @@ public final class FsdpUnit {
      * @return another unit
      */
     public FsdpUnit keepWhole(boolean value) {
-        return new FsdpUnit(name, params, frozen, value);
+        return new FsdpUnit(name, params, frozen, value, paramDtype, reduceDtype);
+    }
+
+    /**
+     * This unit, whose whole parameters have a type of their own instead of that of {@link FsdpOptions#paramDtype}.
+     *
+     * @param dtype F16, BF16, F32 or F64
+     * @return another unit
+     */
+    public FsdpUnit paramDtype(DType dtype) {
+        return new FsdpUnit(name, params, frozen, keepsWhole, dtype.number(), reduceDtype);
+    }
+
+    /**
+     * This unit, whose whole gradients are reduced in a type of their own instead of that of {@link FsdpOptions#reduceDtype}.
+     *
+     * @param dtype F16, BF16, F32 or F64
+     * @return another unit
+     */
+    public FsdpUnit reduceDtype(DType dtype) {
+        return new FsdpUnit(name, params, frozen, keepsWhole, paramDtype, dtype.number());
     }
 
     /**

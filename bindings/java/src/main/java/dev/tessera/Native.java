@@ -152,7 +152,7 @@ final class Native {
 
     // fsdp.cc
     static native long fsdpCreate(
-            long comm, byte[][] unitNames, int[] sizes, int[] reshard, byte[][] names, long[] tensors, int[] trained, int given,
+            long comm, byte[][] unitNames, int[] settings, byte[][] names, long[] tensors, int[] trained, int given,
             int shardRanks, int forwardPrefetch, int backwardPrefetch, int gradsInFlight, int paramDtype, int reduceDtype,
             int op, double preDivide, boolean syncValues);
     static native int fsdpUnitCount(long fsdp);

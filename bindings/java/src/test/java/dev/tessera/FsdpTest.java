@@ -177,6 +177,37 @@ class FsdpTest {
         });
     }
 
+    @Test
+    void aUnitMayHaveOtherTypesThanTheRest() throws Exception {
+        Ranks.run(2, comm -> {
+            final FsdpUnit own = FsdpUnit.of("own")
+                    .and("w", counted(1.5f, 3))
+                    .paramDtype(DType.F64)
+                    .reduceDtype(DType.F32);
+            final FsdpUnit rest = FsdpUnit.of("rest").and("v", counted(0.5f, 2));
+            try (Fsdp fsdp = Fsdp.create(comm, List.of(own, rest), new FsdpOptions().paramDtype(DType.BF16))) {
+                try (Fsdp.Pass pass = fsdp.backward("own")) {
+                    assertEquals(3.5, pass.paramTensor("w").doubles().get(2));
+                    pass.grad("w").put(0, 1f + comm.rank());
+                    pass.ready();
+                }
+                try (Fsdp.Pass pass = fsdp.backward("rest")) {
+                    assertEquals(DType.BF16, pass.paramTensor("v").dtype());
+                    assertEquals(DType.BF16, pass.gradTensor("v").dtype());
+                    pass.unused("v");
+                    pass.ready();
+                }
+                fsdp.await();
+                if (comm.rank() == 0) {
+                    assertEquals(1.5f, fsdp.shardGrad(0).get(0));
+                }
+            }
+            final FsdpUnit bad = own.reduceDtype(DType.I8);
+            final TesseraException told = assertThrows(TesseraException.class, () -> Fsdp.create(comm, List.of(bad)));
+            assertTrue(told.getMessage().contains("unit \"own\": reduce_dtype is i8"), told.getMessage());
+        });
+    }
+
     // --- passes and their views
 
     @Test
