@@ -59,8 +59,8 @@ class FSDP(Closable):
     grads_in_flight : int, default 2
         A unit's backward waits for memory while the gradients of so many units are being reduced.
     param_dtype : dtype, or mapping of str to dtype, default None
-        Of whole parameters ("bf16", ...), of all units or by the unit's name. Shards keep the dtype that was registered,
-        and so do whole parameters where nothing else is said.
+        Of whole parameters ("bf16", ...), of all units or by the unit's name. Shards keep the dtype that was
+        registered, and so do whole parameters where nothing else is said.
     reduce_dtype : dtype, or mapping of str to dtype, default None
         Of whole gradients, in which they are reduced; where nothing is said, that of whole parameters.
     op : {"avg", "sum"}, default "avg"
