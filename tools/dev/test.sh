@@ -12,7 +12,7 @@ cmd_test() {
   while (($#)); do
     case $1 in
       --quick) quick=yes ;;
-      --long) long=yes ;;
+      --long) long=yes && export TESSERA_FSDP_PAIRS=all ;;
       --frameworks) frameworks=yes ;;
       --preset) need_value "$@" && preset=$2 && shift ;;
       --sanitizers) sanitizers=yes ;; # .ci/run: the presets asan and tsan on what is labelled for them

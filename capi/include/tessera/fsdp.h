@@ -257,8 +257,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_sync(tsr_fsdp *fsdp, int32_t sync);
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_accumulate(tsr_fsdp *fsdp, int32_t accumulate);
 
-/** With replicas (shard_ranks): whether the following backwards reduce over these, too. Without, the sums over the ranks of
- *  each replica are kept, and added up, until the next backward with it; the shards' gradients stay as they are.
+/** Whether the following backwards reduce over replicas (shard_ranks), too. Without, the sums over the ranks of each replica,
+ *  which may be all ranks, are kept, and added up, until the next backward with it; the shards' gradients stay as they are.
  *  @param fsdp        borrowed for the call
  *  @param all_reduce  1 (as created) or 0; the same on every rank
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (in the middle of a backward)

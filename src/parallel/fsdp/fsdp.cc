@@ -513,8 +513,8 @@ void Fsdp::grads_ready(size_t unit) {
     if (sync_ && one.grad_slot) {
         GradSlot& slot = grad_slots_[*one.grad_slot];
         slot.reduction = submit(*scatter_->comm(), [scatter = scatter_, unit, memory = slot.memory, add = accumulate_,
-                                                    whole = all_reduce_ || shard_ranks() == comm_->world_size()] {
-            if (whole) {
+                                                    everywhere = all_reduce_] {
+            if (everywhere) {
                 scatter->reduce(unit, (*memory)->data(), add);
             } else {
                 scatter->reduce_partly(unit, (*memory)->data());

@@ -101,7 +101,7 @@ class Fsdp {
     // shards' gradients.
     void set_sync(bool sync);
     void set_accumulate(bool accumulate);
-    // With replicas: without, what is reduced stays among the ranks of each until a backward with it.
+    // Over replicas, too. Without, what is reduced stays among the ranks of each, or all, until a backward with it.
     void set_all_reduce(bool all_reduce);
     void zero_grad();
 

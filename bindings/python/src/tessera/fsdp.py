@@ -366,9 +366,10 @@ class FSDP(Closable):
         _core.fsdp_set_accumulate(self._handle, accumulate)
 
     def set_all_reduce(self, all_reduce: bool) -> None:
-        """With replicas (`shard_ranks`): whether the following backwards reduce over these, too.
+        """Whether the following backwards reduce over replicas (`shard_ranks`), too.
 
-        Without, the sums over the ranks of each replica are kept, and added up, until the next backward with it.
+        Without, the sums over the ranks of each replica, which may be all ranks, are kept, and added up, until the next
+        backward with it.
         """
         _core.fsdp_set_all_reduce(self._handle, all_reduce)
 

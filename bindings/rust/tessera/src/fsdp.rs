@@ -876,9 +876,9 @@ impl<'c> Fsdp<'c> {
         check(unsafe { sys::tsr_fsdp_set_accumulate(self.inner.as_ptr(), i32::from(accumulate)) })
     }
 
-    /// With replicas ([`FsdpOptions::shard_ranks`]): whether the following backwards reduce over these, too. Without, the
-    /// sums over the ranks of each replica are kept, and added up, until the next backward with it; the shards' gradients
-    /// stay as they are. The same on every rank; `true` at first.
+    /// Whether the following backwards reduce over replicas ([`FsdpOptions::shard_ranks`]), too. Without, the sums over the
+    /// ranks of each replica, which may be all ranks, are kept, and added up, until the next backward with it; the shards'
+    /// gradients stay as they are. The same on every rank; `true` at first.
     ///
     /// # Errors
     /// `InvalidState`: in the middle of a backward.

@@ -144,7 +144,8 @@ class Engine:
             )
         (self.sync,), (everywhere,) = sync, all_reduce
         mesh = self.units[0].mesh
-        self.reduces = self.sync and (everywhere or mesh.size() == mesh.size(mesh.ndim - 1))
+        everywhere = everywhere or mesh.size() == mesh.size(mesh.ndim - 1)
+        self.reduces = self.sync and everywhere
         _core.fsdp_set_sync(self.handle, self.sync)
         _core.fsdp_set_all_reduce(self.handle, everywhere)
         trained = [param for unit in self.units for param in unit.trained]

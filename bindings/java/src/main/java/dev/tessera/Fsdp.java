@@ -735,9 +735,9 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * With replicas ({@link FsdpOptions#shardRanks}): whether the following backwards reduce over these, too. Without, the
-     * sums over the ranks of each replica are kept, and added up, until the next backward with it; the shards' gradients
-     * stay as they are.
+     * Whether the following backwards reduce over replicas ({@link FsdpOptions#shardRanks}), too. Without, the sums over the
+     * ranks of each replica, which may be all ranks, are kept, and added up, until the next backward with it; the shards'
+     * gradients stay as they are.
      *
      * @param allReduce the same on every rank; true at first
      * @throws TesseraInvalidStateException in the middle of a backward
