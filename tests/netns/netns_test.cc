@@ -2,13 +2,18 @@
 // make them these tests are skipped, and say so.
 #include "netns/networks.hpp"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <fstream>
+#include <sstream>
 #include <thread>
 
 #include "comm_processes/processes.hpp"
+#include "parallel/fsdp/fsdp.hpp"
 #include "store/server.hpp"
 
 namespace tsr::testing {
@@ -276,6 +281,66 @@ TEST_F(Netns, ALinkThatIsMendedInTimeDisturbsNobody) {
     std::this_thread::sleep_for(std::chrono::seconds(2));
     networks.mend(1);
     processes->expect_all_well();
+}
+
+// Bytes that this host has sent to others.
+uint64_t sent_bytes() {
+    std::ifstream devices("/proc/thread-self/net/dev");
+    for (std::string line; std::getline(devices, line);) {
+        const size_t name = line.find("eth0:");
+        if (name == std::string::npos) continue;
+        std::istringstream fields(line.substr(name + 5));
+        uint64_t value = 0;
+        for (int field = 0; field < 9; ++field) fields >> value;
+        return value;
+    }
+    throw std::runtime_error("the host has no eth0");
+}
+
+// Of Psi bytes of parameters each of H hosts sends to others Psi (H-1)/H three times a step, however many ranks it has: for
+// the forward, for the backward, and of the gradients.
+TEST_F(Netns, AHostSendsOfAShardedStepWhatIsNotItsOwnThreeTimes) {
+    constexpr size_t units = 4;
+    constexpr int64_t rows = 1024;
+    constexpr double parameters = units * rows * 1024 * sizeof(float);
+    for (const auto& hosts : {std::vector<int>{0, 0, 1, 1}, {0, 1, 2}, {0, 0, 1, 1, 2, 2}}) {
+        const int count = 1 + *std::ranges::max_element(hosts);
+        const Networks networks(count);
+        const auto processes =
+            start(networks, hosts, options_with(milliseconds{60000}), [&](Communicator& comm, const auto&) {
+                std::vector<FsdpUnit> model(units);
+                for (FsdpUnit& unit : model) {
+                    unit.name = fmt::format("layer {}", &unit - model.data());
+                    unit.params = {{unit.name + ".weight", {nullptr, Dims{rows, 1024}, DType::f32, {}}}};
+                }
+                Fsdp fsdp(std::shared_ptr<Communicator>(std::shared_ptr<void>(), &comm), model, {});
+                const auto step = [&] {
+                    for (size_t u = 0; u < units; ++u) {
+                        fsdp.forward(u);
+                        fsdp.forward_done(u);
+                    }
+                    for (size_t u = units; u-- > 0;) {
+                        fsdp.backward(u);
+                        fsdp.unused(u);
+                        fsdp.grads_ready(u);
+                    }
+                    fsdp.wait();
+                    comm.run({});
+                };
+                step();
+                const uint64_t before = sent_bytes();
+                comm.run({});
+                step();
+                const auto sent = static_cast<double>(sent_bytes() - before);
+                const double theory = 3 * parameters * (count - 1) / count;
+                if (sent < theory || sent > 1.05 * theory) {
+                    throw std::runtime_error(fmt::format("{} bytes were sent, {} in theory", sent, theory));
+                }
+                comm.run({});
+                comm.finalize();
+            });
+        processes->expect_all_well();
+    }
 }
 
 }  // namespace
