@@ -1,6 +1,7 @@
 """One rank of `./dev bench fsdp`: a transformer that trains under PyTorch, fully sharded or alone.
 
-usage: fsdp_rank.py LAYERS KIND..., under torchrun's environment. Commands, a line each: `step KIND`, `memory KIND`, `unsharded KIND`.
+usage: fsdp_rank.py LAYERS KIND..., under torchrun's environment. Commands, a line each: `step KIND`, `memory KIND`,
+`unsharded KIND`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def pss() -> int:
 
 def shown_twice() -> set[tuple[int, int, int]]:
     """(file, first byte, end) of each part of the library's shared memory that this rank sees at a second address: of
-    whole parameters of fully sharded units, which are shown where their views lie (src/parallel/fsdp/address_range.hpp).
+    whole parameters of fully sharded units, shown where their views lie (src/parallel/fsdp/address_range.hpp).
     """
     maps: dict[int, list[tuple[int, int]]] = {}
     with open("/proc/self/smaps", encoding="utf-8") as lines:
