@@ -63,7 +63,7 @@ def memory_of_world(count: int, layers: int) -> list[results.Case]:
         ("PyTorch FSDP2 without gathers on their way", complete, None),
     ):
         pair = (whole["ours"], theirs["gloo"])
-        label = f"{name}: whole parameters of a host"
+        label = f"{name}: whole parameters of the host"
         cases.append(results.case(label, "MiB", peer, [pair], target, smaller_is_better=True))
     return cases
 

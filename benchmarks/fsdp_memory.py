@@ -55,7 +55,7 @@ def measured(cases: list[results.Case], what: str) -> dict[tuple[str, int], floa
     return found
 
 
-WHOLE, ALL = "whole parameters of a host", "memory of all ranks"
+WHOLE, ALL = "whole parameters of the host", "memory of all ranks"
 
 
 def table(cases: list[results.Case]) -> str:
