@@ -1,13 +1,12 @@
 """One rank of `./dev bench fsdp`: a transformer that trains under PyTorch, fully sharded or alone.
 
 usage: fsdp_rank.py LAYERS KIND..., under torchrun's environment. Commands, a line each: `step KIND`, `memory KIND`,
-`whole KIND`.
+`unsharded KIND`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -16,11 +15,10 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from ddp_rank import Trainer, Transformer
-from rank_processes import pss
+from rank_processes import pss, shown_twice
 from tessera.torch.fsdp import fully_shard as our_fully_shard
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 
 
 def alone(model: Transformer) -> nn.Module:
@@ -60,8 +58,8 @@ def main() -> None:
         if what == "memory":  # beyond what a process without a model takes
             print(json.dumps({"pss": most(trainers[kind]) - before}), flush=True)
             continue
-        if what == "whole":
-            print(json.dumps(whole_memory(trainers[kind], LOOKS[kind])), flush=True)
+        if what == "unsharded":
+            print(json.dumps(unsharded(trainers[kind], gathered if kind == "gloo" else no_storages)), flush=True)
             continue
         begin = time.perf_counter()
         trainers[kind].step()
@@ -82,58 +80,57 @@ def most(trainer: Trainer) -> int:
     return max(*found, pss())
 
 
-def whole_memory(trainer: Trainer, look: Callable[[nn.Module], dict[str, int]]) -> dict[str, int]:
-    """The memory in which whole parameters were seen in a step: most bytes, by what tells each piece on the host."""
-    found: dict[str, int] = {}
+def unsharded(trainer: Trainer, held: Callable[[nn.Module], tuple[int, int]]) -> dict[str, object]:
+    """What whole parameters take in a step, looked at before and after each computation inside a layer. `pages`: those
+    of shared memory that units showed, by file, first and last byte; `held` and `complete`: what `held` tells at its
+    highest, with what is on its way and without."""
+    pages: set[tuple[int, int, int]] = set()
+    storages = [(0, 0)]
 
-    def note(*_: object) -> None:
-        for piece, size in look(trainer.model).items():
-            found[piece] = max(size, found.get(piece, 0))
+    def look(*_: object) -> None:
+        pages.update(shown_twice())
+        storages.append(held(trainer.model))
 
     hooks = []
-    for layer in trainer.model.layers:  # type: ignore[union-attr]
-        hooks.append(layer.linear2.register_forward_pre_hook(note))
-        hooks.append(layer.linear2.register_full_backward_pre_hook(note))
+    for module in trainer.model.layers.modules():  # type: ignore[union-attr]
+        if any(True for _ in module.children()):
+            continue  # FSDP's own hooks may come between a unit's computation and one of ours
+        hooks.append(module.register_forward_pre_hook(look))
+        hooks.append(module.register_forward_hook(look))
+        hooks.append(module.register_full_backward_hook(look))
     trainer.step()
     for hook in hooks:
         hook.remove()
-    return found
+    complete, on_their_way = zip(*storages, strict=True)
+    both = max(a + b for a, b in zip(complete, on_their_way, strict=True))
+    return {"pages": sorted(pages), "held": both, "complete": max(complete)}
 
 
-def shared_files(model: nn.Module) -> dict[str, int]:
-    """What is in memory of the files in which whole parameters lie: the same for all ranks of the host."""
-    addresses = [
-        parameter.data_ptr()
-        for module in model.modules()
-        for parameter in module._parameters.values()
-        if parameter is not None and not isinstance(parameter, DTensor)
-    ]
-    found: dict[str, int] = {}
-    with open("/proc/self/smaps", encoding="utf-8") as lines:
-        for line in lines:
-            words = line.split()
-            if not words[0].endswith(":"):
-                begin, end = (int(bound, 16) for bound in words[0].split("-"))
-                inode = words[4]
-            elif words[0] == "Rss:" and any(begin <= address < end for address in addresses):
-                found[inode] = max(int(words[1]) << 10, found.get(inode, 0))
-    return found
+def no_storages(_: nn.Module) -> tuple[int, int]:
+    return 0, 0
 
 
-def storages(model: nn.Module) -> dict[str, int]:
-    """Of all parameters that PyTorch has whole at this moment, and of those that it has gathered ahead."""
-    size = 0
+def gathered(model: nn.Module) -> tuple[int, int]:
+    """Bytes of the storages of parameters that PyTorch's FSDP2 has gathered, and of those that it receives a gather on
+    its way in."""
+    complete: dict[int, int] = {}
+    on_their_way: dict[int, int] = {}
     for module in model.modules():
-        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
-        if group is None:
+        if not isinstance(module, FSDPModule):
             continue
-        size += sum(whole.untyped_storage().size() for param in group.fsdp_params for whole in param.all_gather_outputs)
-        if group._all_gather_result is not None:
-            size += group._all_gather_result.all_gather_output.untyped_storage().size()
-    return {f"of {os.getpid()}": size}
+        for group in module._get_fsdp_state()._fsdp_param_groups:  # no public way to ask
+            for tensor in (tensor for param in group.fsdp_params for tensor in param.all_gather_outputs):
+                add_storage(complete, tensor)
+            if group._all_gather_result is not None:
+                add_storage(on_their_way, group._all_gather_result.all_gather_output)
+    return sum(complete.values()), sum(on_their_way.values())
 
 
-LOOKS = {"ours": shared_files, "gloo": storages}
+def add_storage(found: dict[int, int], tensor: torch.Tensor) -> None:
+    storage = tensor.untyped_storage()
+    if storage.nbytes() > 0:
+        found[storage.data_ptr()] = storage.nbytes()
+
 
 if __name__ == "__main__":
     main()

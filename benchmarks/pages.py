@@ -1,4 +1,4 @@
-"""The figures of docs/PERFORMANCE.md and of README.md that stand between marks, and docs/checkpoint.svg, from results/.
+"""The figures of README.md and docs/ that stand between marks, docs/checkpoint.svg and docs/memory.svg, from results/.
 
 `./dev bench` and `./dev docs` run it; tests/docs/test_performance.py holds the pages to the results.
 """
@@ -11,12 +11,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import fsdp_memory
 import results
+import scaling_fsdp
 
 from checkpoint import COLD, DCP, ONE_THREAD, PART, RAW, SAVE, SCENARIOS, WARM
 
 ROOT = Path(__file__).resolve().parent.parent
-PLOT = ROOT / "docs" / "checkpoint.svg"
+PLOT, MEMORY_PLOT = ROOT / "docs" / "checkpoint.svg", ROOT / "docs" / "memory.svg"
 EXTRA, CPU = "MiB of extra memory a rank", "CPU s a GiB"
 
 
@@ -90,9 +92,9 @@ def tables(cases: list[results.Case]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def measured_on(name: str) -> str:
+def measured_on(name: str, disk: str = ", ext4 on a virtual disk") -> str:
     machine = (results.RESULTS / f"{name}.machine.txt").read_text(encoding="utf-8").strip()
-    return f"Measured on: {machine}, ext4 on a virtual disk."
+    return f"Measured on: {machine}{disk}."
 
 
 def plain(name: str) -> Callable[[list[results.Case]], str]:
@@ -211,12 +213,15 @@ def extremes(case: results.Case) -> tuple[float, float]:
 # ---- the pages ----
 
 PERFORMANCE, README = ROOT / "docs" / "PERFORMANCE.md", ROOT / "README.md"
+SCALING, MEMORY = ROOT / "docs" / "SCALING.md", ROOT / "docs" / "MEMORY.md"
 BLOCKS: list[tuple[Path, str, Callable[[list[results.Case]], str], str]] = [
     (PERFORMANCE, "checkpoint", tables, "\n\n"),
     (PERFORMANCE, "checkpoint_async", plain("checkpoint_async"), "\n\n"),
     (PERFORMANCE, "command", commands, "\n\n"),
     (PERFORMANCE, "plan", plain("plan"), "\n\n"),
     (README, "checkpoint", readme, ""),
+    (SCALING, "fsdp", lambda _: scaling_fsdp.text(), "\n\n"),
+    (MEMORY, "fsdp_memory", lambda cases: measured_on("fsdp_memory", "") + "\n\n" + fsdp_memory.table(cases), "\n\n"),
 ]
 
 
@@ -231,7 +236,7 @@ def with_block(page: str, name: str, text: str, space: str) -> str:
 
 def pages() -> dict[Path, str]:
     """What each page has to be."""
-    made = {PLOT: plot(results.read("checkpoint"))}
+    made = {PLOT: plot(results.read("checkpoint")), MEMORY_PLOT: fsdp_memory.plot(results.read("fsdp_memory"))}
     for path, name, make, space in BLOCKS:
         page = made.get(path) or path.read_text(encoding="utf-8")
         made[path] = with_block(page, f"{name}.json", make(results.read(name)), space)

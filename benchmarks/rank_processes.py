@@ -14,12 +14,45 @@ from typing import Any
 
 HERE = Path(__file__).parent
 DEADLINE_S = 900.0
+SHARED = ("/memfd:tessera", "/dev/zero")  # among ranks; of a rank that is alone on its host
 
 
 def pss() -> int:
     """Bytes of the rank that asks, each page divided by the processes that map it."""
     with open("/proc/self/smaps_rollup", encoding="ascii") as sizes:
         return next(int(line.split()[1]) << 10 for line in sizes if line.startswith("Pss:"))
+
+
+def shown_twice() -> set[tuple[int, int, int]]:
+    """(file, first byte, end) of each part of the library's shared memory that this rank sees at a second address: of
+    whole parameters of fully sharded units, shown where their views lie (src/parallel/fsdp/address_range.hpp).
+    """
+    maps: dict[int, list[tuple[int, int]]] = {}
+    with open("/proc/self/smaps", encoding="utf-8") as lines:
+        for line in lines:
+            fields = line.split()
+            if len(fields) < 6 or not fields[5].startswith(SHARED):
+                continue
+            first, end = (int(address, 16) for address in fields[0].split("-"))
+            offset = int(fields[2], 16)
+            maps.setdefault(int(fields[4]), []).append((offset, offset + end - first))
+    found = set()
+    for file, parts in maps.items():
+        for i, (first, end) in enumerate(parts):
+            inside = any(a <= first and end <= b for k, (a, b) in enumerate(parts) if k != i)
+            if inside:
+                found.add((file, first, end))
+    return found
+
+
+def length_of(pages: set[tuple[int, int, int]]) -> int:
+    """Bytes of the union."""
+    total, last = 0, (-1, 0)
+    for file, first, end in sorted(pages):
+        begin = max(first, last[1]) if file == last[0] else first
+        total += max(end - begin, 0)
+        last = (file, max(end, last[1]) if file == last[0] else end)
+    return total
 
 
 class Ranks:

@@ -47,6 +47,9 @@ def main() -> int:
     fsdp.add_argument("--rounds", type=int, default=21)
     fsdp.add_argument("--ranks", type=numbers, default=[2, 4])
     fsdp.add_argument("--layers", type=int, default=8)
+    fsdp_memory = commands.add_parser("fsdp_memory", help="the memory of a fully sharded step alone")
+    fsdp_memory.add_argument("--ranks", type=numbers, default=[1, 2, 3, 4])
+    fsdp_memory.add_argument("--layers", type=int, default=8)
     bindings = commands.add_parser("bindings", help="what a call takes in each language beyond the same call in C")
     bindings.add_argument("--rounds", type=int, default=7)
     optimizer = commands.add_parser("optimizer", help="a step of AdamW beside PyTorch's fused one and memory")
@@ -95,6 +98,10 @@ def main() -> int:
         import fsdp as fsdp_bench
 
         cases = fsdp_bench.bench(arguments.rounds, arguments.ranks, arguments.layers)
+    elif arguments.name == "fsdp_memory":
+        import fsdp as fsdp_bench
+
+        cases = fsdp_bench.memory(arguments.ranks, arguments.layers)
     elif arguments.name == "ddp_shared":
         import ddp_shared as shared_bench
 
