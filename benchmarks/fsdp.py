@@ -55,7 +55,8 @@ def memory_of_world(count: int, layers: int) -> list[results.Case]:
         raise RuntimeError(f"no whole parameters were found among {count} ranks: {whole}")
     name = f"FSDP step of {millions:.1f} M parameters, {count} {'rank' if count == 1 else 'ranks'}"
     cases = []
-    for kind, peer, target in (("gloo", "PyTorch FSDP2, gloo", 1.0), ("alone", "not sharded", None)):
+    asked = 1.0 if count > 1 else None  # on one rank nothing is cut
+    for kind, peer, target in (("gloo", "PyTorch FSDP2, gloo", asked), ("alone", "not sharded", None)):
         pair = (pss["ours"], pss[kind])
         cases.append(results.case(f"{name}: memory of all ranks", "MiB", peer, [pair], target, smaller_is_better=True))
     for peer, theirs, target in (
