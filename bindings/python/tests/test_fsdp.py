@@ -380,11 +380,30 @@ def test_mistakes_are_told_by_name(ranks):
     ranks(2, job)
 
 
+def test_models_that_differ_are_refused_on_every_rank(ranks):
+    def job(comm: ts.Comm):
+        units = initial()
+        units[("second", "other")[comm.rank]] = units.pop("second")
+        ts.FSDP(comm, units)
+
+    for outcome in ranks.outcomes(2, job):
+        assert isinstance(outcome, ts.Mismatch)
+        assert 'unit "second"' in str(outcome)
+        assert 'unit "other"' in str(outcome)
+
+
 def test_ranks_that_enter_different_units_are_told(ranks):
     def job(comm: ts.Comm):
         fsdp = ts.FSDP(comm, initial(), forward_prefetch=0)
-        with fsdp.forward(("first", "second")[comm.rank]):
-            pass
+        try:
+            with fsdp.forward(("first", "second")[comm.rank]):
+                pass
+        finally:  # the model is out of use, and says why
+            for call in (fsdp.forward, fsdp.backward):
+                with pytest.raises(ts.Aborted, match="whole while rank"), call("first"):
+                    pass
+            with pytest.raises(ts.Aborted, match="whole while rank"):
+                fsdp.wait()
 
     outcomes = ranks.outcomes(2, job)
     assert all(isinstance(outcome, (ts.Mismatch, ts.Aborted)) for outcome in outcomes), outcomes
