@@ -88,6 +88,7 @@ rust_clippy() {
   for place in $(rust_places); do
     cargo clippy --workspace --all-targets --manifest-path "$place/Cargo.toml" -- -D warnings || return
   done
+  RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --workspace --manifest-path bindings/rust/Cargo.toml
 }
 
 # -Xlint:all is set in the POM, where every build has it; -Werror comes from here, so that a newer JDK still builds.

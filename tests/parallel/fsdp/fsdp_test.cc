@@ -168,9 +168,20 @@ std::vector<OptimizerParam> sharded(const Fsdp& fsdp) {
     return out;
 }
 
-Mlp::Hooks hooks_of(Fsdp& fsdp) {
-    return {[&](size_t l) { fsdp.forward(l); }, [&](size_t l) { fsdp.forward_done(l); },
-            [&](size_t l) { fsdp.backward(l); }, [&](size_t l) { fsdp.grads_ready(l); }};
+// Which units are asked for before one's forward or backward.
+using Lists = std::array<std::vector<size_t>, Mlp::layers>;
+
+Mlp::Hooks hooks_of(Fsdp& fsdp, const Lists& forward = {}, const Lists& backward = {}) {
+    return {[&fsdp, forward](size_t l) {
+                for (const size_t unit : forward.at(l)) fsdp.unshard(unit);
+                fsdp.forward(l);
+            },
+            [&fsdp](size_t l) { fsdp.forward_done(l); },
+            [&fsdp, backward](size_t l) {
+                for (const size_t unit : backward.at(l)) fsdp.unshard(unit);
+                fsdp.backward(l);
+            },
+            [&fsdp](size_t l) { fsdp.grads_ready(l); }};
 }
 
 constexpr size_t batch_size = 60;  // that 1 to 5 ranks divide
@@ -198,7 +209,8 @@ std::vector<float> losses_alone() {
 
 // The same over ranks: each step's loss, averaged.
 std::vector<float> losses_sharded(Communicator& comm, const FsdpOptions& options,
-                                  const std::function<void(std::vector<FsdpUnit>&)>& change = {}) {
+                                  const std::function<void(std::vector<FsdpUnit>&)>& change = {},
+                                  const Lists& forward = {}, const Lists& backward = {}) {
     Model model = Mlp::initial(static_cast<uint64_t>(comm.rank()) + 1);  // rank 0's count
     auto units = a_unit_a_layer(model);
     if (change) change(units);
@@ -212,7 +224,7 @@ std::vector<float> losses_sharded(Communicator& comm, const FsdpOptions& options
     for (int step = 0; step < training_steps; ++step) {
         std::array<float, 1> loss{Mlp::forward_backward(
             Mlp::batch(static_cast<uint64_t>(step) * batch_size + own * static_cast<size_t>(comm.rank()), own), whole,
-            grad, false, hooks_of(fsdp))};
+            grad, false, hooks_of(fsdp, forward, backward))};
         fsdp.wait();
         optimizer.step();
         const Tensor tensor = tensor_of(std::span<float>(loss), DType::f32);
@@ -261,6 +273,12 @@ TEST(Fsdp, EachScheduleTrainsAlike) {
         expect_all_well(run_ranks(2, test_options(),
                                   [&](Communicator& comm) { EXPECT_EQ(losses_sharded(comm, options), expected); }));
     }
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        const Lists forward{{{0, 2, 1}, {}, {}}};
+        const Lists backward{{{}, {1, 0}, {2, 0}}};
+        const FsdpOptions none{.forward_prefetch = 0, .backward_prefetch = 0};
+        EXPECT_EQ(losses_sharded(comm, none, {}, forward, backward), expected) << "lists of its own";
+    }));
     for (const std::vector<size_t>& kept : {std::vector<size_t>{0}, {2}, {0, 1, 2}}) {
         expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
             EXPECT_EQ(losses_sharded(comm, {},

@@ -13,7 +13,7 @@ use crate::work::{Views, Work};
 
 /// # Asynchronous operations
 /// Each returns at once with a [`Work`] that owns the buffers until the operation is done; operations run in the order
-/// in which they were issued. A `Vec`, a boxed slice or a [`Buffer`] will do. Errors: see [Collectives](#collectives);
+/// in which they were issued. A `Vec`, a boxed slice or a [`Buffer`](crate::Buffer) will do. Errors: see [Collectives](#collectives);
 /// those noticed later come from the work.
 impl Comm {
     /// [`Comm::all_reduce`], in the background.

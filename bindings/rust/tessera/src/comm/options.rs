@@ -7,7 +7,7 @@ use tessera_sys as sys;
 use crate::error::Result;
 use crate::raw;
 
-/// Settings of a [`Comm`]. What is not set is the library's default.
+/// Settings of a [`Comm`](crate::Comm). What is not set is the library's default.
 #[derive(Clone, Debug, Default)]
 pub struct CommOptions {
     timeout: Option<Duration>,

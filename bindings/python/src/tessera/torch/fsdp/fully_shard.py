@@ -58,8 +58,7 @@ def fully_shard(
     shard_placement_fn : callable, optional
         Gets each parameter; it may return None or Shard(0).
     mp_policy : MixedPrecisionPolicy, optional
-        Dtypes of whole parameters, of gradients on their way, of outputs; whether inputs are cast. The first two are
-        the same for all modules of a root.
+        Dtypes of whole parameters, of gradients on their way, of outputs; whether inputs are cast.
     offload_policy : OffloadPolicy, optional
         Without effect: shards are in the CPU's memory.
     ignored_params : set of Parameter, optional
