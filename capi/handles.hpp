@@ -8,6 +8,7 @@
 #include "comm/plan.hpp"
 #include "data/sampler.hpp"
 #include "guard.hpp"
+#include "optim/grad_scaler.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/ddp/ddp.hpp"
 #include "parallel/fsdp/fsdp.hpp"
@@ -23,6 +24,7 @@ struct tsr_plan : tsr::capi::Handle<tsr::Plan, 0x545352'504c414e> {};
 struct tsr_buffer : tsr::capi::Handle<tsr::Buffer, 0x545352'425546> {};
 struct tsr_layout : tsr::capi::Handle<tsr::Layout, 0x545352'4c41594f> {};
 struct tsr_optimizer : tsr::capi::Handle<tsr::Optimizer, 0x545352'4f5054494d> {};
+struct tsr_grad_scaler : tsr::capi::Handle<tsr::GradScaler, 0x545352'5343414c> {};
 struct tsr_sampler : tsr::capi::Handle<tsr::Sampler, 0x545352'53414d504c> {};
 struct tsr_ddp : tsr::capi::Handle<tsr::Ddp, 0x545352'444450> {};
 struct tsr_fsdp : tsr::capi::Handle<tsr::Fsdp, 0x545352'46534450> {};

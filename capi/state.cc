@@ -50,34 +50,40 @@ tsr::Setting to_setting(const Json& value, const tsr::Setting& like, const std::
                      fmt::format("the saved setting '{}' is {}, of another type", name, value.dump()));
 }
 
-// "<prefix>.param_groups.0.<setting>"
-class OptimizerValues final : public tsr::StateSource {
+// The settings of an optimizer, "<prefix>.param_groups.0.<setting>", or a scaler, "<prefix>.<setting>".
+template <class Object>
+class SettingsOf final : public tsr::StateSource {
    public:
-    OptimizerValues(std::string prefix, std::shared_ptr<tsr::Optimizer> optimizer)
-        : prefix_(std::move(prefix)), optimizer_(std::move(optimizer)) {}
+    SettingsOf(std::string prefix, const char* below, std::shared_ptr<Object> object)
+        : prefix_(std::move(prefix)), begin_(prefix_ + below), object_(std::move(object)) {}
 
     const std::string& prefix() const override { return prefix_; }
 
     Values collect() const override {
         Values values;
-        for (const auto& [name, setting] : optimizer_->settings()) values.emplace(full(name), to_value(setting));
+        for (const auto& [name, setting] : object_->settings()) values.emplace(begin_ + name, to_value(setting));
         return values;
     }
 
-    void check(const Values& values) const override { (void)merged(values); }
-    void apply(const Values& values) override { optimizer_->load_settings(merged(values)); }
+    void check(const Values& values) const override {
+        const tsr::Settings settings = merged(values);
+        if constexpr (std::is_same_v<Object, tsr::GradScaler>) {
+            tsr::GradScaler copy = *object_;
+            copy.load_settings(settings);
+        }
+    }
+    void apply(const Values& values) override { object_->load_settings(merged(values)); }
 
    private:
-    std::string full(const std::string& name) const { return prefix_ + ".param_groups.0." + name; }
-
     tsr::Settings merged(const Values& values) const {
-        tsr::Settings settings = optimizer_->settings();
-        for (auto& [name, setting] : settings) setting = to_setting(values.at(full(name)), setting, full(name));
+        tsr::Settings settings = object_->settings();
+        for (auto& [name, setting] : settings) setting = to_setting(values.at(begin_ + name), setting, begin_ + name);
         return settings;
     }
 
     std::string prefix_;
-    std::shared_ptr<tsr::Optimizer> optimizer_;
+    std::string begin_;
+    std::shared_ptr<Object> object_;
 };
 
 Json unsigned_value(uint64_t number) {
@@ -328,7 +334,7 @@ tsr_status tsr_state_add_optimizer(tsr_state* state, const char* prefix, tsr_opt
         const auto& o = object_of(optimizer, "optimizer");
         const std::string begin = prefix_in(prefix);
         tsr::State part;
-        part.add_source(std::make_shared<OptimizerValues>(begin, o));
+        part.add_source(std::make_shared<SettingsOf<tsr::Optimizer>>(begin, ".param_groups.0.", o));
         for (const tsr::Moment& moment : o->moments()) {
             const std::string name = fmt::format("{}.state.{}.{}", begin, moment.param, moment.name);
             if (moment.held) {
@@ -339,6 +345,14 @@ tsr_status tsr_state_add_optimizer(tsr_state* state, const char* prefix, tsr_opt
         }
         part.add_barrier(o->barrier());
         s->add_all(std::move(part));
+    });
+}
+
+tsr_status tsr_state_add_grad_scaler(tsr_state* state, const char* prefix, tsr_grad_scaler* scaler) {
+    return guard([&] {
+        object_of(state, "state")
+            ->add_source(
+                std::make_shared<SettingsOf<tsr::GradScaler>>(prefix_in(prefix), ".", object_of(scaler, "scaler")));
     });
 }
 

@@ -79,6 +79,21 @@ void scale_grads(std::span<const OptimizerParam> params, double factor) {
     }
 }
 
+bool scale_grads_finitely(std::span<const OptimizerParam> params, double factor) {
+    bool finite = true;
+    for (const OptimizerParam& param : params) {
+        each_grad(param, [&]<class T>(std::span<T> grad) {
+            unsigned found = 0;  // without a branch, so that it is vectorised
+            for (T& g : grad) {
+                g *= static_cast<T>(factor);
+                found |= static_cast<unsigned>(!(std::abs(g) <= std::numeric_limits<T>::max()));
+            }
+            finite = finite && found == 0;
+        });
+    }
+    return finite;
+}
+
 void bound_grads(std::span<const OptimizerParam> params, double most) {
     for (const OptimizerParam& param : params) {
         each_grad(param, [&]<class T>(std::span<T> grad) {

@@ -169,6 +169,14 @@ void Optimizer::clip_grad_value(double most) {
     bound_grads(params_, most);
 }
 
+bool Optimizer::unscale_grads(double scale) {
+    refuse_if_others_step("its gradients cannot be unscaled");
+    if (gate_) gate_();
+    double overflow = scale_grads_finitely(params_, 1 / scale) ? 0 : 1;
+    if (together_) overflow = together_(overflow, Over::max);
+    return overflow == 0;
+}
+
 void Optimizer::set_lr(double lr) {
     check_not_negative("lr", lr);
     if (others_step_ && gate_) gate_();  // their thread reads it

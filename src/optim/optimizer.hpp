@@ -82,6 +82,9 @@ class Optimizer {
     // are held.
     double clip_grad_norm(double max_norm, double p);
     void clip_grad_value(double most);
+    // Divides all gradients by `scale`. Returns whether they are all finite then, of those who hold parts of them together.
+    // Collective where parts are held.
+    bool unscale_grads(double scale);
 
     [[nodiscard]] const std::vector<OptimizerParam>& params() const { return params_; }
     [[nodiscard]] double lr() const { return lr_; }

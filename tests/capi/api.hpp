@@ -54,6 +54,7 @@ TSR_TEST_HANDLE(tsr_layout);
 TSR_TEST_HANDLE(tsr_ddp);
 TSR_TEST_HANDLE(tsr_fsdp);
 TSR_TEST_HANDLE(tsr_optimizer);
+TSR_TEST_HANDLE(tsr_grad_scaler);
 TSR_TEST_HANDLE(tsr_sampler);
 TSR_TEST_HANDLE(tsr_state);
 TSR_TEST_HANDLE(tsr_saver);

@@ -62,6 +62,15 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_add_fsdp(tsr_state *state, const char 
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_state_add_optimizer(tsr_state *state, const char *prefix, tsr_optimizer *optimizer);
 
+/** Add a scaler's scale, its count of steps and its options as `<prefix>.*`, with the names of PyTorch's state_dict. A load sets
+ *  them all.
+ *  @param state   borrowed for the call
+ *  @param prefix  "scaler", say; borrowed for the call
+ *  @param scaler  borrowed until destroy of the state
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_add_grad_scaler(tsr_state *state, const char *prefix, tsr_grad_scaler *scaler);
+
 /** Add a sampler's position as `<prefix>.*`.
  *  @param state    borrowed for the call
  *  @param prefix   "data", say; borrowed for the call

@@ -8,6 +8,7 @@
 #include "ddp.h"
 #include "error.h"
 #include "fsdp.h"
+#include "grad_scaler.h"
 #include "launch.h"
 #include "layout.h"
 #include "log.h"
