@@ -18,6 +18,7 @@ cdef extern from "tessera/types.h" nogil:
     ctypedef struct tsr_ddp
     ctypedef struct tsr_fsdp
     ctypedef struct tsr_optimizer
+    ctypedef struct tsr_grad_scaler
     ctypedef struct tsr_sampler
     ctypedef struct tsr_state
     ctypedef struct tsr_saver
@@ -353,6 +354,22 @@ cdef extern from "tessera/fsdp.h" nogil:
     void tsr_fsdp_destroy(tsr_fsdp *fsdp)
 
 
+cdef extern from "tessera/grad_scaler.h" nogil:
+    ctypedef struct tsr_grad_scaler_options:
+        size_t struct_size
+        double init_scale
+        double growth_factor
+        double backoff_factor
+        int64_t growth_interval
+    tsr_status tsr_grad_scaler_options_init(tsr_grad_scaler_options *options, size_t struct_size)
+    tsr_status tsr_grad_scaler_create(const tsr_grad_scaler_options *options, tsr_grad_scaler **out)
+    tsr_status tsr_grad_scaler_scale(const tsr_grad_scaler *scaler, double *scale)
+    tsr_status tsr_grad_scaler_unscale(tsr_grad_scaler *scaler, tsr_optimizer *optimizer)
+    tsr_status tsr_grad_scaler_step(tsr_grad_scaler *scaler, tsr_optimizer *optimizer, int32_t *stepped)
+    tsr_status tsr_grad_scaler_update(tsr_grad_scaler *scaler)
+    void tsr_grad_scaler_destroy(tsr_grad_scaler *scaler)
+
+
 cdef extern from "tessera/optim.h" nogil:
     ctypedef struct tsr_sgd_options:
         size_t struct_size
@@ -423,6 +440,7 @@ cdef extern from "tessera/state.h" nogil:
     tsr_status tsr_state_add_ddp(tsr_state *state, const char *prefix, tsr_ddp *ddp)
     tsr_status tsr_state_add_fsdp(tsr_state *state, const char *prefix, tsr_fsdp *fsdp)
     tsr_status tsr_state_add_optimizer(tsr_state *state, const char *prefix, tsr_optimizer *optimizer)
+    tsr_status tsr_state_add_grad_scaler(tsr_state *state, const char *prefix, tsr_grad_scaler *scaler)
     tsr_status tsr_state_add_sampler(tsr_state *state, const char *prefix, tsr_sampler *sampler)
     tsr_status tsr_state_set_int64(tsr_state *state, const char *name, int64_t value)
     tsr_status tsr_state_get_int64(const tsr_state *state, const char *name, int64_t *value)

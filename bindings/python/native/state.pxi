@@ -66,6 +66,14 @@ def state_add_optimizer(State state not None, object prefix, Optimizer optimizer
     pin(state, optimizer)
 
 
+def state_add_grad_scaler(State state not None, object prefix, GradScaler scaler not None):
+    cdef Lease lease = use(state)
+    cdef Lease scaler_lease = use(scaler)
+    cdef bytes encoded = utf8(prefix, "the prefix")
+    check(tsr_state_add_grad_scaler(<tsr_state *>lease.ptr, encoded, <tsr_grad_scaler *>scaler_lease.ptr))
+    pin(state, scaler)
+
+
 def state_add_sampler(State state not None, object prefix, Sampler sampler not None):
     cdef Lease lease = use(state)
     cdef Lease sampler_lease = use(sampler)

@@ -69,7 +69,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_add_optimizer(tsr_state *state, const 
  *  @param scaler  borrowed until destroy of the state
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_state_add_grad_scaler(tsr_state *state, const char *prefix, tsr_grad_scaler *scaler);
+TSR_API TSR_MUST_USE tsr_status tsr_state_add_grad_scaler(tsr_state *state, const char *prefix,
+                                                          tsr_grad_scaler *scaler);
 
 /** Add a sampler's position as `<prefix>.*`.
  *  @param state    borrowed for the call

@@ -31,6 +31,7 @@ from .data import Sampler
 from .ddp import DDP
 from .errors import *  # noqa: F403
 from .fsdp import FSDP, Deferred
+from .grad_scaler import GradScaler
 from .launch import preempt_requested, record
 from .layout import Box, Layout, Replicate, Shard
 from .mesh import Mesh
@@ -56,6 +57,7 @@ __all__ = [
     "Comm",
     "DType",
     "Deferred",
+    "GradScaler",
     "Layout",
     "LoadReport",
     "Mesh",

@@ -21,6 +21,7 @@ from .data import Sampler
 from .ddp import DDP
 from .errors import InvalidArgument
 from .fsdp import FSDP
+from .grad_scaler import GradScaler
 from .layout import Layout
 from .optim import Optimizer
 from .tensor import ArrayLike, DTypeLike, dtype_of, is_array, tensor
@@ -120,7 +121,7 @@ class State(MutableMapping[str, Any]):
 
     A part is
 
-    - a `DDP`, an `FSDP`, an optimizer, a `Sampler`, a `Sharded`
+    - a `DDP`, an `FSDP`, an optimizer, a `GradScaler`, a `Sampler`, a `Sharded`
     - an array as `Comm` takes it, which is replicated on every rank and loaded in place
     - a plain value (None, bool, int, float, str, bytes, list, tuple, dict of them), or a `PerRank` of one; read it from
       the state after a load
@@ -236,7 +237,7 @@ def _check(name: str, part: Any, depth: int = 0) -> None:
         raise InvalidArgument(f"{name} is the class {part.__name__}; give an object of it")
     if isinstance(part, PerRank):
         encode(part.value, name)
-    elif isinstance(part, (DDP, FSDP, Optimizer, Sampler, Sharded, Stateful)):
+    elif isinstance(part, (DDP, FSDP, GradScaler, Optimizer, Sampler, Sharded, Stateful)):
         pass
     elif is_array(part):
         try:
@@ -293,7 +294,7 @@ def _named(name: str, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, A
 
 
 def _is_leaf(part: Any) -> bool:
-    return isinstance(part, (DDP, FSDP, Optimizer, Sampler, Sharded)) or is_array(part)
+    return isinstance(part, (DDP, FSDP, GradScaler, Optimizer, Sampler, Sharded)) or is_array(part)
 
 
 def _is_namespace(part: Any, depth: int = 0) -> bool:
@@ -318,6 +319,8 @@ def _add(handle: _core.State, name: str, part: Any) -> None:
         _core.state_add_fsdp(handle, name, part._handle)
     elif isinstance(part, Optimizer):
         _core.state_add_optimizer(handle, name, part._handle)
+    elif isinstance(part, GradScaler):
+        _core.state_add_grad_scaler(handle, name, part._handle)
     elif isinstance(part, Sampler):
         _core.state_add_sampler(handle, name, part._handle)
     elif isinstance(part, Sharded):

@@ -1,0 +1,105 @@
+"""Dynamic scaling of losses, so that small gradients of float16 are not lost."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from . import _core
+from ._base import Closable, checked
+from .optim import Optimizer
+
+__all__ = ["GradScaler"]
+
+_Loss = TypeVar("_Loss")
+
+
+class GradScaler(Closable):
+    """A scale for the loss that follows what becomes of the gradients, as `torch.amp.GradScaler` has it.
+
+    A step whose gradients have an infinity or NaN is left out, over an `FSDP` on all ranks if any has one, and the
+    scale becomes smaller; after `growth_interval` steps in a row that were made it grows. As a part of a `State` it is
+    saved and loaded with its options, by the names of PyTorch's ``state_dict``.
+
+    Parameters
+    ----------
+    init_scale : float, default 65536
+        The first scale.
+    growth_factor : float, default 2
+        Above 1.
+    backoff_factor : float, default 0.5
+        Between 0 and 1.
+    growth_interval : int, default 2000
+        At least 1.
+
+    Examples
+    --------
+    >>> scaler = ts.GradScaler()  # doctest: +SKIP
+    >>> with fsdp.backward("fc2") as (params, grads):  # doctest: +SKIP
+    ...     grads["w2"][...] = scaler.scale(error).T @ hidden
+    >>> fsdp.wait()  # doctest: +SKIP
+    >>> scaler.step(opt)  # doctest: +SKIP
+    True
+    >>> scaler.update()  # doctest: +SKIP
+    """
+
+    _handle: _core.GradScaler
+
+    def __init__(
+        self,
+        *,
+        init_scale: float | None = None,
+        growth_factor: float | None = None,
+        backoff_factor: float | None = None,
+        growth_interval: int | None = None,
+    ) -> None:
+        self._handle = _core.grad_scaler_create(
+            init_scale=init_scale,
+            growth_factor=growth_factor,
+            backoff_factor=backoff_factor,
+            growth_interval=growth_interval,
+        )
+
+    def get_scale(self) -> float:
+        """What losses are multiplied by."""
+        return _core.grad_scaler_scale(self._handle)
+
+    def scale(self, loss: _Loss) -> _Loss:
+        """A loss, or an array or tensor where backward begins, times the scale."""
+        of_any_kind: Any = loss
+        scaled: _Loss = of_any_kind * self.get_scale()
+        return scaled
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divide the gradients by the scale before the step, to bound them; once between two updates.
+
+        Collective over an `FSDP`.
+        """
+        _core.grad_scaler_unscale(self._handle, checked(optimizer, Optimizer, "optimizer")._handle)
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """Make the step of an optimizer whose gradients, divided by the scale if they were not yet, are all finite.
+
+        Collective over an `FSDP`.
+
+        Returns
+        -------
+        bool
+            Whether the step was made; the same on every rank.
+
+        Raises
+        ------
+        InvalidState
+            A second step before `update`; the gradients are being reduced, or the optimizer steps in backward.
+        """
+        return _core.grad_scaler_step(self._handle, checked(optimizer, Optimizer, "optimizer")._handle)
+
+    def update(self) -> None:
+        """End an iteration: the scale of the next, by what was found in the gradients of all optimizers."""
+        _core.grad_scaler_update(self._handle)
+
+    def close(self) -> None:
+        """Refuse further calls."""
+        _core.grad_scaler_destroy(self._handle)
+
+    def __repr__(self) -> str:
+        return "<tessera.GradScaler (closed)>" if self.closed else f"<tessera.GradScaler of {self.get_scale():g}>"
