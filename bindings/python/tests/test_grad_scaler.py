@@ -104,13 +104,7 @@ def test_is_saved_and_loaded_with_a_state(tmp_path):
         other.step(local.optimizer)
         other.update()
         assert other.get_scale() == 64, "the second step of two"
-        names = dict.fromkeys(("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"))
-        as_pytorch_has_it = ts.State(amp={"scaler": names})
-        saver.resume(as_pytorch_has_it)
         saver.close()
-        assert names == {
-            "scale": 32.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2, "_growth_tracker": 1
-        }  # fmt: skip
 
 
 @pytest.mark.parametrize(
