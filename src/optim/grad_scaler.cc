@@ -32,7 +32,7 @@ GradScaler::GradScaler(const GradScalerOptions& options) : options_(options), sc
     check(options, "init_scale");
 }
 
-GradScaler::Stage& GradScaler::unscaled(const std::shared_ptr<Optimizer>& optimizer) {
+GradScaler::Stage GradScaler::unscaled(const std::shared_ptr<Optimizer>& optimizer) {
     const auto known = stages_.find(optimizer);
     if (known != stages_.end()) return known->second;
     const bool finite = optimizer->unscale_grads(scale_);
@@ -49,12 +49,12 @@ void GradScaler::unscale(const std::shared_ptr<Optimizer>& optimizer) {
 }
 
 bool GradScaler::step(const std::shared_ptr<Optimizer>& optimizer) {
-    Stage& stage = unscaled(optimizer);
+    const Stage stage = unscaled(optimizer);
     if (stage.stepped) {
         throw Error(Code::invalid_state, "the scaler made this optimizer's step since its last update; update first");
     }
     if (stage.finite) optimizer->step();
-    stage.stepped = true;
+    stages_.insert_or_assign(optimizer, Stage{stage.finite, true});
     return stage.finite;
 }
 

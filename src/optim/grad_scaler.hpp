@@ -43,7 +43,7 @@ class GradScaler {
         bool finite = true;
         bool stepped = false;
     };
-    [[nodiscard]] Stage& unscaled(const std::shared_ptr<Optimizer>& optimizer);
+    [[nodiscard]] Stage unscaled(const std::shared_ptr<Optimizer>& optimizer);
 
     GradScalerOptions options_;
     double scale_;  // init_scale is of no use later

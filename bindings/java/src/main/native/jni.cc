@@ -159,8 +159,8 @@ extern "C" JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void*) {
         const jclass natives = global_class(env, "dev/tessera/Native");
         for (const auto& list :
              {version_methods, log_methods, launch_methods, store_methods, comm_methods, work_methods, memory_methods,
-              mesh_methods, plan_methods, layout_methods, ddp_methods, fsdp_methods, optim_methods, data_methods,
-              state_methods, checkpoint_methods, storage_methods}) {
+              mesh_methods, plan_methods, layout_methods, ddp_methods, fsdp_methods, optim_methods, grad_scaler_methods,
+              data_methods, state_methods, checkpoint_methods, storage_methods}) {
             const Methods methods = list();
             if (env->RegisterNatives(natives, methods.data(), static_cast<jint>(methods.size())) != JNI_OK) {
                 throw Pending{};

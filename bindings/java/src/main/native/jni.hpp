@@ -205,6 +205,7 @@ Methods layout_methods();
 Methods ddp_methods();
 Methods fsdp_methods();
 Methods optim_methods();
+Methods grad_scaler_methods();
 Methods data_methods();
 Methods state_methods();
 Methods checkpoint_methods();

@@ -86,6 +86,13 @@ void state_add_optimizer(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jl
     });
 }
 
+void state_add_grad_scaler(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jlong scaler) {
+    shim(env, [&] {
+        check(env,
+              tsr_state_add_grad_scaler(as<tsr_state>(state), Text(env, prefix).c_str(), as<tsr_grad_scaler>(scaler)));
+    });
+}
+
 void state_add_sampler(JNIEnv* env, jclass, jlong state, jbyteArray prefix, jlong sampler) {
     shim(env, [&] {
         check(env, tsr_state_add_sampler(as<tsr_state>(state), Text(env, prefix).c_str(), as<tsr_sampler>(sampler)));
@@ -162,14 +169,23 @@ void load_state_classes(JNIEnv* env) {
 }
 
 Methods state_methods() {
-    return {method<state_create>("stateCreate"),          method<state_add_tensor>("stateAddTensor"),
-            method<state_add_sharded>("stateAddSharded"), method<state_add_ddp>("stateAddDdp"),
-            method<state_add_fsdp>("stateAddFsdp"),       method<state_add_optimizer>("stateAddOptimizer"),
-            method<state_add_sampler>("stateAddSampler"), method<state_add_source>("stateAddSource"),
-            method<state_set_long>("stateSetLong"),       method<state_get_long>("stateGetLong"),
-            method<state_set_double>("stateSetDouble"),   method<state_get_double>("stateGetDouble"),
-            method<state_set_value>("stateSetValue"),     method<state_get_value>("stateGetValue"),
-            method<state_set_metric>("stateSetMetric"),   method<state_destroy>("stateDestroy")};
+    return {method<state_create>("stateCreate"),
+            method<state_add_tensor>("stateAddTensor"),
+            method<state_add_sharded>("stateAddSharded"),
+            method<state_add_ddp>("stateAddDdp"),
+            method<state_add_fsdp>("stateAddFsdp"),
+            method<state_add_optimizer>("stateAddOptimizer"),
+            method<state_add_grad_scaler>("stateAddGradScaler"),
+            method<state_add_sampler>("stateAddSampler"),
+            method<state_add_source>("stateAddSource"),
+            method<state_set_long>("stateSetLong"),
+            method<state_get_long>("stateGetLong"),
+            method<state_set_double>("stateSetDouble"),
+            method<state_get_double>("stateGetDouble"),
+            method<state_set_value>("stateSetValue"),
+            method<state_get_value>("stateGetValue"),
+            method<state_set_metric>("stateSetMetric"),
+            method<state_destroy>("stateDestroy")};
 }
 
 }  // namespace tsr::jni

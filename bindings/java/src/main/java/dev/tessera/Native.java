@@ -214,6 +214,13 @@ final class Native {
     static native void optimizerDestroy(long optimizer);
 
     // data.cc
+    static native long gradScalerCreate(
+            int given, double initScale, double growthFactor, double backoffFactor, long growthInterval);
+    static native double gradScalerScale(long scaler);
+    static native void gradScalerUnscale(long scaler, long optimizer);
+    static native boolean gradScalerStep(long scaler, long optimizer);
+    static native void gradScalerUpdate(long scaler);
+    static native void gradScalerDestroy(long scaler);
     static native long samplerCreate(
             long comm, long length, int given, long seed, boolean shuffle, boolean dropLast);
     static native long[] samplerNext(long sampler, int size);
@@ -228,6 +235,7 @@ final class Native {
     static native void stateAddDdp(long state, byte[] prefix, long ddp);
     static native void stateAddFsdp(long state, byte[] prefix, long fsdp);
     static native void stateAddOptimizer(long state, byte[] prefix, long optimizer);
+    static native void stateAddGradScaler(long state, byte[] prefix, long scaler);
     static native void stateAddSampler(long state, byte[] prefix, long sampler);
     static native void stateAddSource(long state, byte[] prefix, Object calls);
     static native void stateSetLong(long state, byte[] name, long value);

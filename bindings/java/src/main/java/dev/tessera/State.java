@@ -94,6 +94,19 @@ public final class State extends NativeObject {
     }
 
     /**
+     * Add a scaler's scale, its count of steps and its options as {@code <prefix>.*}, with the names of PyTorch's state_dict. A
+     * load sets them all.
+     *
+     * @param prefix "scaler"
+     * @param scaler the scaler
+     * @return this
+     */
+    public State with(String prefix, GradScaler scaler) {
+        final byte[] text = Native.utf8(prefix, "prefix");
+        return join(scaler, scaler.ref, h -> scaler.ref.run(s -> Native.stateAddGradScaler(h, text, s)));
+    }
+
+    /**
      * Add a sampler's position as {@code <prefix>.*}.
      *
      * @param prefix "data"

@@ -39,7 +39,7 @@ class BadInputTest {
 
     private static final List<Class<?>> TYPES = List.of(Buffer.class, Box.class, Checkpoint.class, Comm.class,
             CommOptions.class, Ddp.class, DdpOptions.class, Device.class, Fsdp.class, Fsdp.Pass.class, FsdpOptions.class,
-            FsdpUnit.class, Launch.class, Layout.class, LoadOptions.class, Log.class, Mesh.class, Mesh.Builder.class,
+            FsdpUnit.class, GradScaler.class, Launch.class, Layout.class, LoadOptions.class, Log.class, Mesh.class, Mesh.Builder.class,
             Optimizer.class, Params.class, Placement.class, Plan.class, Sampler.class, Saver.class, State.class, Store.class,
             StoreOptions.class, StoreServer.class, Tensor.class, Version.class, Work.class);
 
@@ -60,6 +60,7 @@ class BadInputTest {
                             FsdpUnit.of("x").andDeferred("x", DType.F32, 2)));
                     Fsdp.Pass pass = fsdp.backward("u");
                     Optimizer optimizer = Optimizer.sgd(ddp).build();
+                    GradScaler scaler = GradScaler.builder().build();
                     Sampler sampler = Sampler.of(comm, 10).build();
                     Saver saver = Saver.at(comm, root).open();
                     State state = State.of("m", Tensor.zeros(DType.F32, 2));
@@ -69,7 +70,7 @@ class BadInputTest {
                 final Checkpoint checkpoint = Checkpoint.open(root);
                 final Map<Class<?>, Object> instances = new LinkedHashMap<>();
                 for (Object object : new Object[] {store, server, comm, buffer, mesh, plan, layout, ddp, fsdp, pass, optimizer,
-                        sampler, saver, state, work, checkpoint, new CommOptions(), new DdpOptions(), new FsdpOptions(),
+                        scaler, sampler, saver, state, work, checkpoint, new CommOptions(), new DdpOptions(), new FsdpOptions(),
                         FsdpUnit.of("y"), new StoreOptions(), new LoadOptions(), Mesh.over(comm), ddp.params(),
                         Tensor.zeros(DType.F32, 2), Placement.shard(0), Device.cpu(), new Box(new long[0], new long[0])}) {
                     instances.put(object.getClass(), object);
