@@ -17,6 +17,7 @@ mod data;
 mod ddp;
 mod error;
 mod fsdp;
+mod grad_scaler;
 mod launch;
 mod layout;
 mod log;
@@ -36,6 +37,7 @@ pub use data::*;
 pub use ddp::*;
 pub use error::*;
 pub use fsdp::*;
+pub use grad_scaler::*;
 pub use launch::*;
 pub use layout::*;
 pub use loader::{load, Error as LoadError, BUILT_WITH, SONAME};
@@ -63,9 +65,9 @@ pub mod meta {
         };
     }
     all!(functions, FUNCTIONS, Function:
-        checkpoint comm data ddp error fsdp launch layout log memory mesh optim plan state storage store version);
+        checkpoint comm data ddp error fsdp grad_scaler launch layout log memory mesh optim plan state storage store version);
     all!(constants, CONSTANTS, (&'static str, i64): checkpoint ddp error fsdp layout log plan storage types version);
-    all!(layouts, LAYOUTS, Layout: checkpoint comm data ddp fsdp layout optim state storage store types);
+    all!(layouts, LAYOUTS, Layout: checkpoint comm data ddp fsdp grad_scaler layout optim state storage store types);
 
     /// Whether the function of that name was called; known only with the feature `record-calls`.
     #[cfg(feature = "record-calls")]

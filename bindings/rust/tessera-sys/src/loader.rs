@@ -126,6 +126,7 @@ pub unsafe fn load(path: &Path) -> Result<(), Error> {
         crate::ddp::bind(&find);
         crate::error::bind(&find);
         crate::fsdp::bind(&find);
+        crate::grad_scaler::bind(&find);
         crate::launch::bind(&find);
         crate::layout::bind(&find);
         crate::log::bind(&find);

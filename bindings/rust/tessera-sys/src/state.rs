@@ -1,8 +1,8 @@
 //! `tessera/state.h`.
 
 use crate::{
-    tsr_ddp, tsr_destroy_fn, tsr_dtype, tsr_fsdp, tsr_layout, tsr_optimizer, tsr_sampler, tsr_state, tsr_status,
-    tsr_tensor,
+    tsr_ddp, tsr_destroy_fn, tsr_dtype, tsr_fsdp, tsr_grad_scaler, tsr_layout, tsr_optimizer, tsr_sampler, tsr_state,
+    tsr_status, tsr_tensor,
 };
 use std::ffi::{c_char, c_void};
 
@@ -40,6 +40,11 @@ functions! { "state":
         state: *mut tsr_state,
         prefix: *const c_char,
         optimizer: *mut tsr_optimizer,
+    ) -> tsr_status;
+    fn tsr_state_add_grad_scaler(
+        state: *mut tsr_state,
+        prefix: *const c_char,
+        scaler: *mut tsr_grad_scaler,
     ) -> tsr_status;
     fn tsr_state_add_sampler(state: *mut tsr_state, prefix: *const c_char, sampler: *mut tsr_sampler) -> tsr_status;
     fn tsr_state_add_source(

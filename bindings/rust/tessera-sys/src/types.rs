@@ -25,7 +25,7 @@ macro_rules! handles {
 }
 handles! {
     tsr_error tsr_store tsr_store_server tsr_comm tsr_work tsr_buffer tsr_mesh tsr_plan tsr_layout tsr_ddp tsr_fsdp
-    tsr_optimizer tsr_sampler tsr_state tsr_saver tsr_checkpoint tsr_storage
+    tsr_optimizer tsr_grad_scaler tsr_sampler tsr_state tsr_saver tsr_checkpoint tsr_storage
 }
 
 constants! { i32:

@@ -312,35 +312,30 @@ impl DdpOptions {
     }
 
     fn write(&self, raw: &mut sys::tsr_ddp_options) -> Result<()> {
-        fn set<T>(field: &mut T, value: Option<T>) {
-            if let Some(value) = value {
-                *field = value;
-            }
-        }
-        set(&mut raw.bucket_bytes, self.bucket_bytes);
-        set(&mut raw.first_bucket_bytes, self.first_bucket_bytes);
-        set(&mut raw.op, self.op.map(ReduceOp::as_raw));
-        set(&mut raw.pre_divide, self.pre_divide);
-        set(&mut raw.find_unused, self.find_unused.map(i32::from));
-        set(&mut raw.static_graph, self.static_graph.map(i32::from));
-        set(&mut raw.rebuild_buckets, self.rebuild_buckets.map(i32::from));
-        set(&mut raw.reduce_dtype, self.reduce_dtype.map(DType::as_raw));
+        raw::set(&mut raw.bucket_bytes, self.bucket_bytes);
+        raw::set(&mut raw.first_bucket_bytes, self.first_bucket_bytes);
+        raw::set(&mut raw.op, self.op.map(ReduceOp::as_raw));
+        raw::set(&mut raw.pre_divide, self.pre_divide);
+        raw::set(&mut raw.find_unused, self.find_unused.map(i32::from));
+        raw::set(&mut raw.static_graph, self.static_graph.map(i32::from));
+        raw::set(&mut raw.rebuild_buckets, self.rebuild_buckets.map(i32::from));
+        raw::set(&mut raw.reduce_dtype, self.reduce_dtype.map(DType::as_raw));
         let hook = self.hook.map(|hook| match hook {
             DdpHook::AllReduce => sys::TSR_DDP_HOOK_ALL_REDUCE,
             DdpHook::PowerSgd => sys::TSR_DDP_HOOK_POWER_SGD,
             DdpHook::Noop => sys::TSR_DDP_HOOK_NOOP,
         });
-        set(&mut raw.hook, hook);
-        set(&mut raw.powersgd_rank, self.powersgd_rank.map(|rank| raw::int32("powersgd_rank", rank)).transpose()?);
+        raw::set(&mut raw.hook, hook);
+        raw::set(&mut raw.powersgd_rank, self.powersgd_rank.map(|rank| raw::int32("powersgd_rank", rank)).transpose()?);
         let start = self.powersgd_start_step.map(|step| raw::int32("powersgd_start_step", step)).transpose()?;
-        set(&mut raw.powersgd_start_step, start);
+        raw::set(&mut raw.powersgd_start_step, start);
         let join = self.join.map(|join| match join {
             DdpJoin::Off => sys::TSR_DDP_JOIN_OFF,
             DdpJoin::DivideByWorld => sys::TSR_DDP_JOIN_DIVIDE_BY_WORLD,
             DdpJoin::DivideByActive => sys::TSR_DDP_JOIN_DIVIDE_BY_ACTIVE,
         });
-        set(&mut raw.join, join);
-        set(&mut raw.share_params, self.share_params.map(i32::from));
+        raw::set(&mut raw.join, join);
+        raw::set(&mut raw.share_params, self.share_params.map(i32::from));
         Ok(())
     }
 }

@@ -212,21 +212,16 @@ impl FsdpOptions {
     }
 
     fn write(&self, raw: &mut sys::tsr_fsdp_options) -> Result<()> {
-        fn set<T>(field: &mut T, value: Option<T>) {
-            if let Some(value) = value {
-                *field = value;
-            }
-        }
         let count = |name: &str, value: Option<usize>| value.map(|value| raw::int32(name, value)).transpose();
-        set(&mut raw.shard_ranks, count("shard_ranks", self.shard_ranks)?);
-        set(&mut raw.forward_prefetch, count("forward_prefetch", self.forward_prefetch)?);
-        set(&mut raw.backward_prefetch, count("backward_prefetch", self.backward_prefetch)?);
-        set(&mut raw.grads_in_flight, count("grads_in_flight", self.grads_in_flight)?);
-        set(&mut raw.param_dtype, self.param_dtype.map(DType::as_raw));
-        set(&mut raw.reduce_dtype, self.reduce_dtype.map(DType::as_raw));
-        set(&mut raw.op, self.op.map(ReduceOp::as_raw));
-        set(&mut raw.pre_divide, self.pre_divide);
-        set(&mut raw.sync_values, self.sync_values.map(i32::from));
+        raw::set(&mut raw.shard_ranks, count("shard_ranks", self.shard_ranks)?);
+        raw::set(&mut raw.forward_prefetch, count("forward_prefetch", self.forward_prefetch)?);
+        raw::set(&mut raw.backward_prefetch, count("backward_prefetch", self.backward_prefetch)?);
+        raw::set(&mut raw.grads_in_flight, count("grads_in_flight", self.grads_in_flight)?);
+        raw::set(&mut raw.param_dtype, self.param_dtype.map(DType::as_raw));
+        raw::set(&mut raw.reduce_dtype, self.reduce_dtype.map(DType::as_raw));
+        raw::set(&mut raw.op, self.op.map(ReduceOp::as_raw));
+        raw::set(&mut raw.pre_divide, self.pre_divide);
+        raw::set(&mut raw.sync_values, self.sync_values.map(i32::from));
         Ok(())
     }
 }

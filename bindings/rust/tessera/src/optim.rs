@@ -213,13 +213,22 @@ impl Optimizer<'_> {
         self.inner.source.group()
     }
 
+    /// Nobody looks at the parameters, or at the gradients, while the library changes them.
+    pub(crate) fn hold_params(&self) -> Result<Held<'_>> {
+        Held::new(self.group().named_params(), Use::Writes)
+    }
+
+    pub(crate) fn hold_grads(&self) -> Result<Held<'_>> {
+        Held::new(self.group().named_grads(), Use::Writes)
+    }
+
     /// Updates every parameter from its gradient, which stays as it is.
     ///
     /// # Errors
     /// `InvalidState`: gradients are being reduced, a unit of an [`Fsdp`] is whole, or a view of a parameter (or a mutable
     /// one of a gradient) is alive.
     pub fn step(&mut self) -> Result<()> {
-        let _params = Held::new(self.group().named_params(), Use::Writes)?;
+        let _params = self.hold_params()?;
         let _grads = Held::new(self.group().named_grads(), Use::Reads)?;
         // SAFETY: the handle is alive and used by this thread alone; no view is alive; so in every method below.
         check(unsafe { sys::tsr_optimizer_step(self.inner.as_ptr()) })
@@ -230,7 +239,7 @@ impl Optimizer<'_> {
     /// # Errors
     /// `InvalidState`: gradients are being reduced, or a view of one is alive.
     pub fn zero_grad(&mut self) -> Result<()> {
-        let _grads = Held::new(self.group().named_grads(), Use::Writes)?;
+        let _grads = self.hold_grads()?;
         check(unsafe { sys::tsr_optimizer_zero_grad(self.inner.as_ptr()) })
     }
 
@@ -247,7 +256,7 @@ impl Optimizer<'_> {
     /// [`Fsdp`] also `Mismatch`, `Timeout`, `Aborted`, `PeerLost`, and `Interrupted`, after which its communicator is out of
     /// use.
     pub fn clip_grad_norm(&mut self, max_norm: f64, p: f64) -> Result<f64> {
-        let _grads = Held::new(self.group().named_grads(), Use::Writes)?;
+        let _grads = self.hold_grads()?;
         let mut norm = 0.0;
         check(unsafe { sys::tsr_optimizer_clip_grad_norm(self.inner.as_ptr(), max_norm, p, &mut norm) })?;
         Ok(norm)
@@ -258,7 +267,7 @@ impl Optimizer<'_> {
     /// # Errors
     /// `InvalidArgument`: `most` is negative, or not finite; `InvalidState`: as [`Self::clip_grad_norm`].
     pub fn clip_grad_value(&mut self, most: f64) -> Result<()> {
-        let _grads = Held::new(self.group().named_grads(), Use::Writes)?;
+        let _grads = self.hold_grads()?;
         check(unsafe { sys::tsr_optimizer_clip_grad_value(self.inner.as_ptr(), most) })
     }
 

@@ -81,6 +81,13 @@ pub(crate) unsafe fn options<O>(init: unsafe fn(*mut O, usize) -> sys::tsr_statu
     }
 }
 
+/// Writes an option that was given.
+pub(crate) fn set<T>(field: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *field = value;
+    }
+}
+
 /// Runs a user's code that C called. A panic ends here, since unwinding into C would be undefined; the panic hook has
 /// reported it.
 pub(crate) fn contained(body: impl FnOnce()) {

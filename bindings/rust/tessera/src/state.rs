@@ -18,6 +18,7 @@ use crate::ddp::{Ddp, Inner};
 use crate::element::DType;
 use crate::error::{check, Error, Result};
 use crate::fsdp::{Fsdp, FsdpInner};
+use crate::grad_scaler::{GradScaler, GradScalerInner};
 use crate::layout::Layout;
 use crate::optim::{Optimizer, OptimizerInner};
 use crate::params::Local;
@@ -59,6 +60,7 @@ enum Kept {
     Ddp(Rc<Inner>),
     Fsdp(Rc<FsdpInner>),
     Optimizer { _kept: Rc<OptimizerInner> },
+    GradScaler { _kept: Rc<GradScalerInner> },
     Sampler(Arc<SamplerInner>),
 }
 
@@ -77,7 +79,7 @@ mod sealed {
     }
 }
 
-/// What a [`State`] takes: a [`Ddp`], [`Fsdp`] or [`Local`] model, an [`Optimizer`], a [`Sampler`], a [`Tensor`], and any
+/// What a [`State`] takes: a [`Ddp`], [`Fsdp`] or [`Local`] model, an [`Optimizer`], a [`GradScaler`], a [`Sampler`], a [`Tensor`], and any
 /// [`Stateful`] object in an `Rc<RefCell<_>>`.
 pub trait StatePart<'c>: sealed::Sealed<'c> {}
 impl<'c, T: sealed::Sealed<'c>> StatePart<'c> for T {}
@@ -169,6 +171,15 @@ impl<'c, 'd: 'c> sealed::Sealed<'c> for Optimizer<'d> {
         let (inner, name) = (self.inner(), raw::c_string("the prefix", name)?);
         check(unsafe { sys::tsr_state_add_optimizer(state.as_ptr()?, name.as_ptr(), inner.as_ptr()) })?;
         state.kept.push(Kept::Optimizer { _kept: Rc::clone(inner) });
+        Ok(())
+    }
+}
+
+impl<'c> sealed::Sealed<'c> for GradScaler {
+    fn add_to(&self, state: &mut State<'c>, name: &str) -> Result<()> {
+        let (inner, name) = (self.inner(), raw::c_string("the prefix", name)?);
+        check(unsafe { sys::tsr_state_add_grad_scaler(state.as_ptr()?, name.as_ptr(), inner.as_ptr()) })?;
+        state.kept.push(Kept::GradScaler { _kept: Rc::clone(inner) });
         Ok(())
     }
 }
@@ -464,7 +475,7 @@ impl<'c> State<'c> {
                 Kept::Tensor(name, tensor) => tensors.push((name.as_str(), tensor)),
                 Kept::Ddp(inner) => tensors.extend(inner.group.named_params()),
                 Kept::Fsdp(inner) => tensors.extend(inner.named_shards()), // the library loads into none that is whole
-                Kept::Optimizer { .. } => {} // its moments are its own; no view of them exists
+                Kept::Optimizer { .. } | Kept::GradScaler { .. } => {}     // no view of what they have exists
                 Kept::Sampler(inner) => samplers.push(inner),
             }
         }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use common::{options, ranks, serve, DEADLINE};
 use tessera::{
     params, units, Adam, AdamW, CallbackResult, Checkpoint, Code, Comm, DType, Ddp, DdpJoin, DdpOptions, ExportOptions,
-    Fsdp, Layout, Level, LoadOptions, Local, Mesh, ObjectStorage, Placement, ReduceOp, Region, Sampler, Saver, Sgd,
-    State, StateDict, Stateful, Store, Tensor, Verify,
+    Fsdp, GradScaler, Layout, Level, LoadOptions, Local, Mesh, ObjectStorage, Placement, ReduceOp, Region, Sampler,
+    Saver, Sgd, State, StateDict, Stateful, Store, Tensor, Verify,
 };
 
 #[test]
@@ -176,6 +176,12 @@ fn training(comm: &Comm) {
     Sgd::new(&mut local).build().unwrap().step().unwrap();
     Adam::new(&mut local).build().unwrap().step().unwrap();
     AdamW::new(&mut local).build().unwrap().step().unwrap();
+    let mut scaler = GradScaler::builder().init_scale(2.0).build().unwrap();
+    let mut opt = Sgd::new(&mut local).build().unwrap();
+    scaler.unscale(&mut opt).unwrap();
+    assert!(scaler.step(&mut opt).unwrap());
+    scaler.update().unwrap();
+    assert_eq!(scaler.scale().unwrap(), 2.0);
     let mut sampler = Sampler::new(comm, 10).build().unwrap();
     sampler.set_epoch(1).unwrap();
     assert_eq!((sampler.batch(2).unwrap().len(), sampler.epoch().unwrap()), (2, 1));
@@ -248,6 +254,7 @@ fn checkpoints(comm: &Comm, root: &std::path::Path) {
     assert_eq!(gathered.regions(1).unwrap(), layout.regions(1).unwrap());
     let mut state = State::new().with("model", &ddp).with("optim", &opt).with("data", &data).with("plain", &plain);
     state.add_sharded("parts", &layout, DType::F32, &[Tensor::zeros(DType::F32, [2]).unwrap()], rank).unwrap();
+    state.add("scaler", &GradScaler::builder().build().unwrap()).unwrap();
     state.add("own", &Rc::new(RefCell::new(Epoch(1)))).unwrap();
     state.set("int", 1i64).unwrap();
     state.set("double", 0.5).unwrap();
