@@ -34,6 +34,8 @@ namespace {
     F(tsr_fsdp_set_all_reduce) F(tsr_fsdp_set_sync) F(tsr_fsdp_sgd) F(tsr_fsdp_shard) F(tsr_fsdp_shard_grad) \
     F(tsr_fsdp_unit_count) F(tsr_fsdp_unit_name) F(tsr_fsdp_unit_phase) F(tsr_fsdp_unshard) F(tsr_fsdp_unused) F(tsr_fsdp_wait) \
     F(tsr_fsdp_whole) F(tsr_fsdp_zero_grad) \
+    F(tsr_grad_scaler_create) F(tsr_grad_scaler_destroy) F(tsr_grad_scaler_options_init) F(tsr_grad_scaler_scale) \
+    F(tsr_grad_scaler_step) F(tsr_grad_scaler_unscale) F(tsr_grad_scaler_update) F(tsr_state_add_grad_scaler) \
     F(tsr_layout_create) F(tsr_layout_destroy) F(tsr_layout_from_boxes) F(tsr_layout_gather) F(tsr_library_path) F(tsr_load_options_init) \
     F(tsr_log_set_callback) F(tsr_log_set_level) F(tsr_mesh_comm) F(tsr_mesh_create) F(tsr_mesh_destroy) F(tsr_mesh_dim) \
     F(tsr_mesh_flatten) F(tsr_mesh_ndim) F(tsr_mesh_slice) F(tsr_open_options_init) F(tsr_optimizer_clip_grad_norm) \
@@ -121,6 +123,7 @@ struct Handles {
     api::Owned<tsr_ddp> ddp;
     api::Owned<tsr_fsdp> fsdp;
     api::Owned<tsr_optimizer> optimizer;
+    api::Owned<tsr_grad_scaler> scaler;
     api::Owned<tsr_sampler> sampler;
     api::Owned<tsr_state> state;
     api::Owned<tsr_saver> saver;
@@ -154,6 +157,7 @@ struct Handles {
         EXPECT_OK(tsr_fsdp_create(comm, &unit, 1, nullptr, fsdp.out()));
         const tsr_tensor gradient = grad.tensor();
         EXPECT_OK(tsr_sgd_create(&param, &gradient, 1, nullptr, optimizer.out()));
+        EXPECT_OK(tsr_grad_scaler_create(nullptr, scaler.out()));
         EXPECT_OK(tsr_sampler_create(comm, 10, nullptr, sampler.out()));
         EXPECT_OK(tsr_state_create(state.out()));
         EXPECT_OK(tsr_state_add_tensor(state, "w", &tensor));
@@ -176,6 +180,7 @@ struct Handles {
         if constexpr (std::is_same_v<T, tsr_ddp>) return ddp;
         if constexpr (std::is_same_v<T, tsr_fsdp>) return fsdp;
         if constexpr (std::is_same_v<T, tsr_optimizer>) return optimizer;
+        if constexpr (std::is_same_v<T, tsr_grad_scaler>) return scaler;
         if constexpr (std::is_same_v<T, tsr_sampler>) return sampler;
         if constexpr (std::is_same_v<T, tsr_state>) return state;
         if constexpr (std::is_same_v<T, tsr_saver>) return saver;
@@ -189,8 +194,9 @@ constexpr bool is_handle =
     std::is_same_v<T, tsr_store_server> || std::is_same_v<T, tsr_store> || std::is_same_v<T, tsr_comm> ||
     std::is_same_v<T, tsr_work> || std::is_same_v<T, tsr_buffer> || std::is_same_v<T, tsr_mesh> ||
     std::is_same_v<T, tsr_plan> || std::is_same_v<T, tsr_layout> || std::is_same_v<T, tsr_ddp> ||
-    std::is_same_v<T, tsr_fsdp> || std::is_same_v<T, tsr_optimizer> || std::is_same_v<T, tsr_sampler> ||
-    std::is_same_v<T, tsr_state> || std::is_same_v<T, tsr_saver> || std::is_same_v<T, tsr_checkpoint>;
+    std::is_same_v<T, tsr_fsdp> || std::is_same_v<T, tsr_optimizer> || std::is_same_v<T, tsr_grad_scaler> ||
+    std::is_same_v<T, tsr_sampler> || std::is_same_v<T, tsr_state> || std::is_same_v<T, tsr_saver> ||
+    std::is_same_v<T, tsr_checkpoint>;
 
 // Calls every function whose first parameter is a handle, with the handle that `choose` gives for its type, and something
 // that can be written to for each pointer after it.
@@ -258,24 +264,26 @@ TEST(DestroyedHandle, IsRefusedByEveryFunction) {
                 {"work", handles.work},           {"buffer", handles.buffer},         {"mesh", handles.mesh},
                 {"plan", handles.plan},           {"layout", handles.layout},         {"ddp", handles.ddp},
                 {"optimizer", handles.optimizer}, {"sampler", handles.sampler},       {"state", handles.state},
-                {"saver", handles.saver},         {"checkpoint", handles.checkpoint}, {"fsdp", handles.fsdp}};
+                {"saver", handles.saver},         {"checkpoint", handles.checkpoint}, {"fsdp", handles.fsdp},
+                {"scaler", handles.scaler}};
     }
     const auto destroyed = [&]<class T>() -> T* {
-        const char* key = std::is_same_v<T, tsr_store_server> ? "server"
-                          : std::is_same_v<T, tsr_store>      ? "store"
-                          : std::is_same_v<T, tsr_comm>       ? "comm"
-                          : std::is_same_v<T, tsr_work>       ? "work"
-                          : std::is_same_v<T, tsr_buffer>     ? "buffer"
-                          : std::is_same_v<T, tsr_mesh>       ? "mesh"
-                          : std::is_same_v<T, tsr_plan>       ? "plan"
-                          : std::is_same_v<T, tsr_layout>     ? "layout"
-                          : std::is_same_v<T, tsr_ddp>        ? "ddp"
-                          : std::is_same_v<T, tsr_fsdp>       ? "fsdp"
-                          : std::is_same_v<T, tsr_optimizer>  ? "optimizer"
-                          : std::is_same_v<T, tsr_sampler>    ? "sampler"
-                          : std::is_same_v<T, tsr_state>      ? "state"
-                          : std::is_same_v<T, tsr_saver>      ? "saver"
-                                                              : "checkpoint";
+        const char* key = std::is_same_v<T, tsr_store_server>  ? "server"
+                          : std::is_same_v<T, tsr_store>       ? "store"
+                          : std::is_same_v<T, tsr_comm>        ? "comm"
+                          : std::is_same_v<T, tsr_work>        ? "work"
+                          : std::is_same_v<T, tsr_buffer>      ? "buffer"
+                          : std::is_same_v<T, tsr_mesh>        ? "mesh"
+                          : std::is_same_v<T, tsr_plan>        ? "plan"
+                          : std::is_same_v<T, tsr_layout>      ? "layout"
+                          : std::is_same_v<T, tsr_ddp>         ? "ddp"
+                          : std::is_same_v<T, tsr_fsdp>        ? "fsdp"
+                          : std::is_same_v<T, tsr_optimizer>   ? "optimizer"
+                          : std::is_same_v<T, tsr_grad_scaler> ? "scaler"
+                          : std::is_same_v<T, tsr_sampler>     ? "sampler"
+                          : std::is_same_v<T, tsr_state>       ? "state"
+                          : std::is_same_v<T, tsr_saver>       ? "saver"
+                                                               : "checkpoint";
         return static_cast<T*>(dead.at(key));
     };
 #define F(name) call_with_handle(#name, name, calls, destroyed);

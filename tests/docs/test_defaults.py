@@ -40,6 +40,11 @@ PLACES = {
     "tsr_comm_options": (ts.init, ("CommOptions.java", ""), ("comm/options.rs", "impl CommOptions")),
     "tsr_ddp_options": (ts.DDP, ("DdpOptions.java", ""), ("ddp.rs", "impl DdpOptions")),
     "tsr_fsdp_options": (ts.FSDP, ("FsdpOptions.java", ""), ("fsdp.rs", "impl FsdpOptions")),
+    "tsr_grad_scaler_options": (
+        ts.GradScaler,
+        ("GradScaler.java", "class Builder"),
+        ("grad_scaler.rs", "impl GradScalerBuilder"),
+    ),
     "tsr_load_options": (ts.Checkpoint.load, ("LoadOptions.java", ""), ("checkpoint.rs", "impl<'a> LoadOptions")),
     "tsr_open_options": (ts.Checkpoint, ("Checkpoint.java", ""), ("checkpoint.rs", "impl Checkpoint {")),
     "tsr_export_options": (ts.Checkpoint.export, ("ExportOptions.java", ""), ("checkpoint.rs", "impl ExportOptions")),
