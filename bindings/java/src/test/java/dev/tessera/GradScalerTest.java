@@ -115,7 +115,8 @@ class GradScalerTest {
 
     @Test
     void whatComesInTheWrongOrderIsRefused() {
-        try (Optimizer optimizer = sgd(); GradScaler scaler = GradScaler.builder().build()) {
+        final Optimizer optimizer = sgd();
+        try (GradScaler scaler = GradScaler.builder().build()) {
             assertThrows(TesseraInvalidStateException.class, scaler::update);
             scaler.unscale(optimizer);
             final String twice =
@@ -126,7 +127,10 @@ class GradScalerTest {
             assertTrue(again.contains("update first"), again);
             scaler.update();
             assertFalse(scaler.isClosed());
+        } finally {
             optimizer.close();
+        }
+        try (GradScaler scaler = GradScaler.builder().build()) {
             assertThrows(IllegalStateException.class, () -> scaler.step(optimizer));
         }
     }
