@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from test_torch_dcp import bits
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch_ranks import leave
 
 
 def part_of(whole: torch.Tensor, dim: int) -> torch.Tensor:
@@ -51,8 +52,7 @@ def main() -> None:
     for dim in (0, 1):
         load_cut_by(dim, directory, wanted, mesh)
     print(f"rank {dist.get_rank()}: {len(wanted)} tensors", flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch_ranks import leave
 
 
 class Net(nn.Module):
@@ -144,8 +145,7 @@ def main() -> None:
     whole = gathered(state)
     if dist.get_rank() == 0:
         torch.save(whole, directory / "whole.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

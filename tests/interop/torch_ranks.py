@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 
 def free_port() -> int:
@@ -54,6 +55,17 @@ def run_ranks(
     expected = [(ends or {}).get(rank, 0) for rank in range(ranks)]
     assert [process.returncode for process in processes] == expected, "\n".join(outputs)
     return "".join(outputs)
+
+
+def leave() -> NoReturn:
+    """End a rank of PyTorch alone, which has done its work: threads of PyTorch abort the end of the interpreter now and
+    then ("terminate called without an active exception")."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def refused(
