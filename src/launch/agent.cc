@@ -33,6 +33,7 @@ namespace {
 constexpr milliseconds burial_deadline{10000};
 constexpr milliseconds drain_deadline{2000};
 constexpr milliseconds tell_deadline{2000};
+constexpr milliseconds hearing_deadline{100};  // for those that waited for a rank that failed to say so
 constexpr milliseconds notice_deadline{3000};  // for a rank that is still starting
 
 std::string random_id() {
@@ -332,7 +333,11 @@ void Agent::reap() {
             any = true;
         }
     }
-    if (failed_ && stage_ == Stage::running) end_workers();
+    if (failed_ && stage_ == Stage::running) {
+        note_who_is_ending();
+        stage_ = Stage::hearing;
+        stage_deadline_ = Deadline::in(hearing_deadline);
+    }
     if (any && !all_ended() && !is_ending()) tell_ranks_of_departures();
 }
 
@@ -441,7 +446,7 @@ bool Agent::anybody_listens() const {
 void Agent::note_who_is_ending() {
     if (is_ending()) return;
     for (Worker& worker : workers_) {
-        if (worker.end) continue;
+        if (worker.end || worker.ending_turn) continue;
         const auto stat = process_stat(worker.pid);
         if (stat && stat->ending) worker.ending_turn = reap_turn_;
     }
@@ -480,7 +485,7 @@ void Agent::pass_deadline() {
                               seconds(options_.grace)));
         return;
     }
-    if (stage_ == Stage::noticing) return end_workers();
+    if (stage_ == Stage::noticing || stage_ == Stage::hearing) return end_workers();
     if (stage_ == Stage::saving) {
         logs_.say("the time to save is over (--grace-s): the ranks are ended");
         return end_workers();

@@ -55,6 +55,7 @@ class Agent {
 
     enum class Stage {
         running,
+        hearing,   // a rank failed; those that waited for it learn so themselves, and may say so until the deadline
         noticing,  // asked to stop, but no rank listens: one may begin to until the deadline
         saving,    // asked to stop: the ranks may save until the deadline
         ending,    // SIGTERM was sent; SIGKILL at the deadline
