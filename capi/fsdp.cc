@@ -1,7 +1,6 @@
 // tessera/fsdp.h: fully sharded data-parallel training.
 #include "tessera/fsdp.h"
 
-#include <algorithm>
 #include <optional>
 
 #include "handles.hpp"
@@ -66,9 +65,9 @@ tsr::NamedTensor param_in(const tsr_param& param, const std::string& unit, size_
 tsr::FsdpUnit unit_in(const tsr_fsdp_unit& unit, size_t index) {
     tsr::FsdpUnit out;
     out.name = text(unit.name, "a unit's name");
-    if (std::any_of(std::begin(unit.reserved), std::end(unit.reserved), [](int32_t word) { return word != 0; })) {
-        throw tsr::Error(tsr::Code::unsupported,
-                         fmt::format("the reserved fields of unit {} (\"{}\") are not zero", index, out.name));
+    if (unit.reserved != 0) {
+        throw tsr::Error(tsr::Code::unsupported, fmt::format("the reserved field of unit {} (\"{}\") is {}, not zero",
+                                                             index, out.name, unit.reserved));
     }
     if (unit.n > 0) required(unit.params, "a unit's params");
     for (size_t i = 0; i < unit.n; ++i) {
@@ -78,6 +77,8 @@ tsr::FsdpUnit unit_in(const tsr_fsdp_unit& unit, size_t index) {
     out.reshard_after_forward = flag(unit.reshard_after_forward, "reshard_after_forward");
     out.param_dtype = dtype_in(unit.param_dtype);
     out.reduce_dtype = dtype_in(unit.reduce_dtype);
+    out.row_block = unit.row_block;
+    out.flat = flag(unit.flat, "flat");
     return out;
 }
 

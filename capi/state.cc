@@ -262,10 +262,15 @@ std::string prefix_in(const char* prefix) {
     return out;
 }
 
-// This rank's box of a larger tensor, or none if it is empty.
+// This rank's boxes of a larger tensor, one after the other in `tensor`; none if it is empty.
 void add_held(tsr::State& state, const std::string& name, const tsr::Tensor& tensor, const tsr::Held& held) {
-    const size_t boxes = held.layout.boxes_of(held.rank).size();
-    state.add_sharded(name, held.layout, tensor.dtype, {&tensor, boxes}, held.rank);
+    std::vector<tsr::Tensor> pieces;
+    std::byte* at = tensor.data;
+    for (const tsr::Box& box : held.layout.boxes_of(held.rank)) {
+        pieces.push_back({at, box.sizes, tensor.dtype, tensor.device});
+        at += pieces.back().size_bytes();
+    }
+    state.add_sharded(name, held.layout, tensor.dtype, pieces, held.rank);
 }
 
 // `copy`: what the tensor lies in, if ranks of a host share it.

@@ -22,10 +22,11 @@
 
 namespace tsr {
 
-// Of what is one box of a larger tensor: who holds which, and the rank that holds this one.
+// Of what is a part of a larger tensor, its boxes one after the other: who holds which, and the rank that holds this one.
 struct Held {
     Layout layout;
     int rank = 0;
+    int replica = 0;  // which of those that hold the same
 };
 
 struct OptimizerParam {

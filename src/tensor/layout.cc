@@ -72,6 +72,43 @@ int64_t last_chunk(int64_t size, int64_t parts) {
     return (size - 1) / full;
 }
 
+namespace {
+
+// Of what is left of `box`, whose dimensions before `d` have one index each, elements [begin, end).
+void append_range(std::vector<Box>& boxes, Box box, int d, Range elements) {
+    if (elements.begin == elements.end) return;
+    if (d == box.sizes.ndim()) return boxes.push_back(box);
+    int64_t inner = 1;
+    for (int k = d + 1; k < box.sizes.ndim(); ++k) inner *= box.sizes[k];
+    const auto within = [&](int64_t index, Range part) {
+        Box one = box;
+        one.offsets[d] = index;
+        one.sizes[d] = 1;
+        append_range(boxes, one, d + 1, part);
+    };
+    int64_t first = elements.begin / inner;
+    const int64_t last = elements.end / inner;
+    if (elements.begin % inner != 0) {
+        if (first == last) return within(first, {elements.begin % inner, elements.end % inner});
+        within(first++, {elements.begin % inner, inner});
+    }
+    if (first < last) {
+        Box rows = box;
+        rows.offsets[d] = first;
+        rows.sizes[d] = last - first;
+        boxes.push_back(rows);
+    }
+    within(last, {0, elements.end % inner});
+}
+
+}  // namespace
+
+std::vector<Box> boxes_of_range(const Dims& shape, Range elements) {
+    std::vector<Box> boxes;
+    append_range(boxes, Box::whole(shape), 0, elements);
+    return boxes;
+}
+
 Layout Layout::placed(const Dims& shape, std::span<const int> mesh_sizes, std::span<const Placement> placements) {
     if (mesh_sizes.empty() || mesh_sizes.size() > static_cast<size_t>(max_ndim)) {
         throw Error(Code::invalid_argument,

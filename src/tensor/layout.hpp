@@ -51,6 +51,9 @@ struct Range {
 [[nodiscard]] Range chunk(int64_t size, int64_t parts, int64_t index);
 [[nodiscard]] int64_t last_chunk(int64_t size, int64_t parts);  // the last of them that is not empty; 0 if all are
 
+// The boxes, in order, that elements [begin, end) of a tensor are, counted row-major: at most 2 * ndim - 1.
+[[nodiscard]] std::vector<Box> boxes_of_range(const Dims& shape, Range elements);
+
 inline constexpr int max_layout_ranks = 1 << 20;
 
 class Layout {

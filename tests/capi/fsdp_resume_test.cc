@@ -1,4 +1,5 @@
-// A sharded model that was saved by n ranks goes on at m ranks as if nothing had happened, for n and m from 1 to 5.
+// A sharded model that was saved by n ranks goes on at m ranks as if nothing had happened, for n and m from 1 to 5, cut by
+// rows, by blocks of them or anywhere, as the number of ranks is.
 #include <cmath>
 
 #include "api.hpp"
@@ -20,8 +21,8 @@ struct Trainer {
     api::Array<float> last{{11}, 0};
     std::array<tsr_param, 2> first{{{"weight", weight.tensor()}, {"bias", bias.tensor()}}};
     std::array<tsr_param, 2> second{{{"scale", scale.tensor()}, {"last", last.tensor()}}};
-    std::array<tsr_fsdp_unit, 2> units{
-        {{"first", first.data(), 2, nullptr, 1, 0, 0, {}}, {"second", second.data(), 2, nullptr, 1, 0, 0, {}}}};
+    std::array<tsr_fsdp_unit, 2> units{{{"first", first.data(), 2, nullptr, 1, 0, 0, 0, 0, 0},
+                                        {"second", second.data(), 2, nullptr, 1, 0, 0, 0, 0, 0}}};
     tsr_comm* comm;
     int32_t ranks = 0;
     int32_t rank = 0;
@@ -32,6 +33,10 @@ struct Trainer {
     explicit Trainer(tsr_comm* of) : comm(of) {
         EXPECT_OK(tsr_comm_world_size(comm, &ranks));
         EXPECT_OK(tsr_comm_rank(comm, &rank));
+        for (tsr_fsdp_unit& unit : units) {
+            unit.row_block = ranks % 3 == 1 ? 2 : 0;
+            unit.flat = ranks % 3 == 2 ? 1 : 0;
+        }
         EXPECT_OK(tsr_fsdp_create(comm, units.data(), units.size(), nullptr, fsdp.out()));
         tsr_adamw_options options;
         EXPECT_OK(tsr_adamw_options_init(&options, sizeof options));

@@ -140,6 +140,48 @@ TEST(FsdpApi, TellsWhatWasRegistered) {
     }
 }
 
+// "big" is as large as three cache lines, so that four ranks have parts of it.
+TEST(FsdpApi, AFlatUnitHasPartsOfParametersAndItsNormCountsReplicasOnce) {
+    api::run_ranks(8, [](tsr_comm* comm, int32_t rank) {
+        api::Array<float> scalar({}, 2);
+        api::Array<float> big({3, 30}, 1);
+        const std::array<tsr_param, 2> params{{{"scalar", scalar.tensor()}, {"big", big.tensor()}}};
+        tsr_fsdp_unit unit{};
+        unit.name = "all";
+        unit.params = params.data();
+        unit.n = params.size();
+        unit.flat = 1;
+        tsr_fsdp_options options = defaults();
+        options.shard_ranks = 4;
+        api::Owned<tsr_fsdp> fsdp;
+        ASSERT_OK(tsr_fsdp_create(comm, &unit, 1, &options, fsdp.out()));
+        tsr_param shard{};
+        ASSERT_OK(tsr_fsdp_shard(fsdp, 1, &shard));
+        ASSERT_EQ(shard.tensor.ndim, 1);
+        const std::array<int64_t, 4> elements{0, 32, 32, 26};  // the first cache line is the scalar's
+        EXPECT_EQ(shard.tensor.shape[0], elements.at(static_cast<size_t>(rank % 4)));
+        api::Owned<tsr_layout> layout;
+        ASSERT_OK(tsr_fsdp_layout(fsdp, 1, layout.out()));
+        int32_t boxes = 0;
+        ASSERT_OK(tsr_layout_box_count(layout, rank, &boxes));
+        EXPECT_EQ(boxes, rank % 4 == 0 ? 0 : rank % 4 == 2 ? 2 : rank % 4 == 1 ? 2 : 1);
+
+        api::Owned<tsr_optimizer> optimizer;
+        ASSERT_OK(tsr_fsdp_sgd(fsdp, nullptr, optimizer.out()));
+        ASSERT_OK(tsr_fsdp_backward(fsdp, 0));
+        for (const size_t i : {0, 1}) {
+            tsr_tensor grad{};
+            ASSERT_OK(tsr_fsdp_grad(fsdp, i, &grad));
+            for (float& g : floats(grad)) g = 1;
+        }
+        ASSERT_OK(tsr_fsdp_grads_ready(fsdp, 0));
+        ASSERT_OK(tsr_fsdp_wait(fsdp));
+        double norm = 0;
+        EXPECT_OK(tsr_optimizer_clip_grad_norm(optimizer, 100, 2, &norm));
+        EXPECT_DOUBLE_EQ(norm, std::sqrt(91.0));
+    });
+}
+
 TEST(FsdpApi, UnitsAreMadeWholeByHand) {
     api::run_ranks(2, [](tsr_comm* comm, int32_t) {
         Model model(3);
@@ -326,7 +368,10 @@ TEST(FsdpApi, BadArgumentsAreRefused) {
     refused([](auto& unit, auto&) { unit.params = nullptr; }, TSR_E_INVALID_ARGUMENT, "params is NULL");
     refused([](auto& unit, auto&) { unit.n = 0; }, TSR_E_INVALID_ARGUMENT, "has no parameters");
     refused([](auto& unit, auto&) { unit.reshard_after_forward = 2; }, TSR_E_INVALID_ARGUMENT, "it is 0 or 1");
-    refused([](auto& unit, auto&) { unit.reserved[2] = 1; }, TSR_E_UNSUPPORTED, "reserved");
+    refused([](auto& unit, auto&) { unit.flat = 2; }, TSR_E_INVALID_ARGUMENT, "flat is 2");
+    refused([](auto& unit, auto&) { unit.row_block = -3; }, TSR_E_INVALID_ARGUMENT, "row_block is -3");
+    refused([](auto& unit, auto&) { unit.flat = unit.row_block = 1; }, TSR_E_INVALID_ARGUMENT, "one of these");
+    refused([](auto& unit, auto&) { unit.reserved = 1; }, TSR_E_UNSUPPORTED, "reserved");
     refused([](auto& unit, auto&) { unit.param_dtype = 99; }, TSR_E_INVALID_ARGUMENT, "param_dtype is unknown");
     refused([](auto& unit, auto&) { unit.reduce_dtype = -1; }, TSR_E_INVALID_ARGUMENT, "reduce_dtype is unknown");
     refused([](auto&, auto& options) { options.struct_size = 0; }, TSR_E_INVALID_ARGUMENT, "struct_size");

@@ -136,6 +136,35 @@ TEST(Layout, RandomLayoutsCoverEveryElement) {
     }
 }
 
+// Every range of elements of some shapes, against counting.
+TEST(BoxesOfRange, AreItsElementsInOrder) {
+    for (const Dims& shape : {Dims{}, Dims{1}, Dims{5}, Dims{3, 4}, Dims{1, 6}, Dims{4, 1, 3}, Dims{2, 3, 2, 2}}) {
+        for (int64_t begin = 0; begin <= shape.product(); ++begin) {
+            for (int64_t end = begin; end <= shape.product(); ++end) {
+                const std::vector<Box> boxes = boxes_of_range(shape, {begin, end});
+                ASSERT_LE(boxes.size(), static_cast<size_t>(std::max(1, 2 * shape.ndim() - 1)));
+                int64_t next = begin;
+                for (const Box& box : boxes) {
+                    ASSERT_TRUE(box.inside(shape) && !box.empty());
+                    for (int64_t i = 0; i < box.numel(); ++i, ++next) {
+                        int64_t rest = i;
+                        int64_t element = 0;
+                        int64_t stride = 1;
+                        for (int d = shape.ndim() - 1; d >= 0; --d) {
+                            element += (box.offsets[d] + rest % box.sizes[d]) * stride;
+                            rest /= box.sizes[d];
+                            stride *= shape[d];
+                        }
+                        ASSERT_EQ(element, next) << shape.str() << " from " << begin << " to " << end;
+                    }
+                }
+                ASSERT_EQ(next, end) << shape.str();
+            }
+        }
+    }
+    EXPECT_TRUE(boxes_of_range(Dims{0, 4}, {0, 0}).empty());
+}
+
 TEST(ExplicitLayout, KeepsEachRanksBoxesAndReplicas) {
     const std::vector<Box> boxes{{{0, 0}, {2, 4}}, {{2, 0}, {1, 2}}, {{0, 0}, {2, 4}}};
     const Layout layout = Layout::from_boxes({3, 4}, boxes, std::vector<int>{2, 0, 1});

@@ -25,7 +25,8 @@ cdef class UnitArray:
 
 
 cdef UnitArray unit_array(list units):
-    """`units` are (name, names of parameters, tensors, flags or None, reshard_after_forward, param_dtype, reduce_dtype)."""
+    """`units` are (name, names of parameters, tensors, flags or None, reshard_after_forward, param_dtype, reduce_dtype,
+    row_block, flat)."""
     cdef UnitArray array = UnitArray.__new__(UnitArray)
     cdef TensorArray params
     cdef int32_t *trained
@@ -36,7 +37,7 @@ cdef UnitArray unit_array(list units):
         raise MemoryError
     array.count = len(units)
     for i in range(array.count):
-        name, names, tensors, flags, reshard, param_dtype, reduce_dtype = units[i]
+        name, names, tensors, flags, reshard, param_dtype, reduce_dtype, row_block, flat = units[i]
         params = tensor_array(tensors, names)
         array.keep.append(params)
         array.units[i].name = text_or_null(array.keep, name, "the name of a unit")
@@ -45,6 +46,8 @@ cdef UnitArray unit_array(list units):
         array.units[i].reshard_after_forward = bool(reshard)
         array.units[i].param_dtype = int32(param_dtype, "param_dtype")
         array.units[i].reduce_dtype = int32(reduce_dtype, "reduce_dtype")
+        array.units[i].row_block = int32(row_block, "row_block")
+        array.units[i].flat = bool(flat)
         if flags is None:
             continue
         trained = <int32_t *>PyMem_Calloc(params.count + 1, sizeof(int32_t))

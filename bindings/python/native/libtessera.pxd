@@ -313,6 +313,8 @@ cdef extern from "tessera/fsdp.h" nogil:
         int32_t reshard_after_forward
         int32_t param_dtype
         int32_t reduce_dtype
+        int32_t row_block
+        int32_t flat
     ctypedef struct tsr_fsdp_options:
         size_t struct_size
         int32_t shard_ranks

@@ -73,8 +73,10 @@ def alone(ranks, **options: Any):
         ({"forward_prefetch": 0, "backward_prefetch": 0, "grads_in_flight": 1}, 1e-4),
         ({"reduce_dtype": "bfloat16"}, 2e-2),
         ({"pre_divide": 2.0}, 1e-4),
+        ({"row_block": 3}, 1e-4),
+        ({"flat": ["first", "second"]}, 1e-4),
     ],
-    ids=["plain", "kept", "in turn", "bf16", "divided"],
+    ids=["plain", "kept", "in turn", "bf16", "divided", "blocks", "flat"],
 )
 def test_ranks_train_as_one_rank_does(ranks, options, rtol):
     if "reduce_dtype" in options:
@@ -104,6 +106,42 @@ def test_units_may_differ_in_dtypes(ranks):
             assert all(params[name].tobytes() == array.tobytes() for name, array in initial()["first"].items())
 
     ranks(2, job)
+
+
+def test_flat_units_and_blocks_of_rows_have_their_own_shards_and_layouts(ranks, tmp_path):
+    weight = np.arange(90, dtype="float32").reshape(3, 30)
+    rows = np.arange(16, dtype="float32").reshape(8, 2)
+    units = {"all": {"scale": np.array(2, dtype="float32"), "w": weight}, "blocks": {"rows": rows}}
+
+    def save(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, units, flat=["all"], row_block={"blocks": 3})
+        shapes = {name: shard.shape for name, shard in fsdp.shards.items()}
+        boxes = {name: fsdp.layout(name).boxes(comm.rank) for name in fsdp.names}
+        with ts.Saver(comm, tmp_path) as saver:
+            saver.save(3, ts.State(model=fsdp))
+        return shapes, boxes
+
+    first, second, third = ranks(3, save)
+    assert first[0] == {"scale": (1,), "w": (32,), "rows": (3, 2)}
+    assert second[0] == {"scale": (0,), "w": (58,), "rows": (3, 2)}
+    assert third[0] == {"scale": (0,), "w": (0,), "rows": (2, 2)}
+    assert first[1]["w"] == [((0, 0), (1, 30)), ((1, 0), (1, 2))], "a row and two elements"
+    with ts.Checkpoint(tmp_path) as checkpoint:
+        np.testing.assert_array_equal(checkpoint["model.w"], weight)
+        np.testing.assert_array_equal(checkpoint["model.rows"], rows)
+        assert checkpoint["model.scale"] == 2
+
+    def load(comm: ts.Comm):
+        empty = {unit: {name: np.zeros_like(array) for name, array in params.items()} for unit, params in units.items()}
+        fsdp = ts.FSDP(comm, empty, flat=["all", "blocks"])
+        with ts.Saver(comm, tmp_path) as saver:
+            assert saver.resume(ts.State(model=fsdp)) == 3
+        with fsdp.summon_full_params() as params:
+            for unit in units.values():
+                for name, array in unit.items():
+                    np.testing.assert_array_equal(params[name], array)
+
+    ranks(2, load)
 
 
 def test_replicas_train_as_one_rank_does(ranks):
@@ -345,7 +383,12 @@ def test_mistakes_are_told_by_name(ranks):
             ts.FSDP(comm, initial(), frozen=["w9"])
         with pytest.raises(ts.NotFound, match="param_dtype names 'other'"):
             ts.FSDP(comm, initial(), param_dtype={"other": "float16"})
+        for what in ("flat", "row_block"):
+            with pytest.raises(ts.NotFound, match=f"{what} names 'other'"):
+                ts.FSDP(comm, initial(), **{what: {"other": 2}})
         for options, said in (
+            ({"row_block": -1}, "row_block is -1"),
+            ({"row_block": 2, "flat": ["second"]}, 'unit "second" is flat'),
             ({"shard_ranks": 3}, "no multiple"),
             ({"forward_prefetch": -1}, "at least 0"),
             ({"grads_in_flight": 0}, "at least 1"),

@@ -17,14 +17,18 @@ extern "C" {
 typedef struct tsr_fsdp_unit {
     const char *name; /* no other unit's */
     const tsr_param
-        *params; /* n contiguous floating-point tensors of one dimension or more, cut by rows; data may be NULL:
-                                the shards are zero then, to be written through tsr_fsdp_shard or by a load */
+        *params; /* n contiguous floating-point tensors of one dimension or more (any number, where the unit is
+                                flat), cut by rows; data may be NULL: the shards are zero then, to be written through
+                                tsr_fsdp_shard or by a load */
     size_t n;    /* at least 1 */
     const int32_t *trained;        /* n flags, 0: without a gradient; NULL: all are trained */
     int32_t reshard_after_forward; /* 1: sharded between forward and backward; 0: stays whole */
     int32_t param_dtype;           /* 0: as the options' */
     int32_t reduce_dtype;          /* 0: as the options' */
-    int32_t reserved[3];
+    int32_t row_block; /* parameters are cut between blocks of so many rows; 0: between any rows, as torch.chunk does */
+    int32_t flat;      /* 1: the parameters of one dtype are cut together, as one row of elements, anywhere: ranks have
+                          equally much, shards have one dimension; 0: each for itself, by rows */
+    int32_t reserved;
 } tsr_fsdp_unit;
 
 /** Options of FSDP, the same on every rank. `_init` writes the defaults; then every field is literal. */
@@ -117,7 +121,7 @@ enum {
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_unit_phase(const tsr_fsdp *fsdp, size_t unit, int32_t *phase);
 
-/** This rank's rows of a parameter, which may be none: what the optimizer updates and a checkpoint holds. Not to be written
+/** This rank's rows of a parameter (elements, in a flat unit), which may be none: what the optimizer updates and a checkpoint holds. Not to be written
  *  while the unit is whole or on its way.
  *  @param fsdp   borrowed for the call
  *  @param index  0 to parameter count - 1
@@ -134,7 +138,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_shard(const tsr_fsdp *fsdp, size_t inde
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_shard_grad(const tsr_fsdp *fsdp, size_t index, tsr_tensor *grad);
 
-/** Who holds which rows of a parameter.
+/** Who holds which part of a parameter.
  *  @param fsdp   borrowed for the call
  *  @param index  0 to parameter count - 1
  *  @param out    the layout, to be destroyed by the caller

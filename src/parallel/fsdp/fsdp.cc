@@ -59,11 +59,22 @@ void check(const std::vector<FsdpUnit>& units, const FsdpOptions& options, int w
         if (unit.params.empty()) {
             throw Error(Code::invalid_argument, fmt::format("unit \"{}\" has no parameters", unit.name));
         }
+        if (unit.row_block < 0) {
+            throw Error(Code::invalid_argument,
+                        fmt::format("unit \"{}\": row_block is {}; it is at least 0", unit.name, unit.row_block));
+        }
+        if (unit.flat && unit.row_block > 0) {
+            throw Error(
+                Code::invalid_argument,
+                fmt::format("unit \"{}\" is flat, which is cut anywhere, and has a row_block of {}; it can have "
+                            "one of these",
+                            unit.name, unit.row_block));
+        }
         for (const NamedTensor& param : unit.params) {
-            if (param.tensor.shape.ndim() == 0) {
+            if (!unit.flat && param.tensor.shape.ndim() == 0) {
                 throw Error(Code::invalid_argument,
                             fmt::format("parameter \"{}\" of unit \"{}\" has no dimension to be cut along; give it the "
-                                        "shape [1]",
+                                        "shape [1], or make the unit flat",
                                         param.name, unit.name));
             }
             all.push_back(param);
@@ -81,10 +92,11 @@ std::vector<std::string> description(const std::vector<FsdpUnit>& units, const F
         name_of_dtype(options.param_dtype), name_of_dtype(options.reduce_dtype),
         options.op == ReduceOp::avg ? "avg" : "sum", options.pre_divide, options.sync_values ? 1 : 0));
     for (const FsdpUnit& unit : units) {
-        lines.push_back(
-            fmt::format("unit \"{}\" of {} parameters, reshard_after_forward {}, param_dtype {}, reduce_dtype {}",
-                        unit.name, unit.params.size(), unit.reshard_after_forward ? 1 : 0,
-                        name_of_dtype(unit.param_dtype), name_of_dtype(unit.reduce_dtype)));
+        lines.push_back(fmt::format(
+            "unit \"{}\" of {} parameters, reshard_after_forward {}, param_dtype {}, reduce_dtype {}, "
+            "row_block {}, flat {}",
+            unit.name, unit.params.size(), unit.reshard_after_forward ? 1 : 0, name_of_dtype(unit.param_dtype),
+            name_of_dtype(unit.reduce_dtype), unit.row_block, unit.flat ? 1 : 0));
         for (std::string& line : description(unit.params, "parameter")) lines.push_back(std::move(line));
         for (size_t i = 0; i < unit.trained.size(); ++i) {
             if (!unit.trained[i]) lines.push_back(fmt::format("parameter \"{}\" is not trained", unit.params[i].name));
@@ -120,6 +132,8 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
     for (const FsdpUnit& unit : units) {
         UnitPlan& plan = plan_->units.emplace_back();
         plan.name = unit.name;
+        plan.row_block = std::max(unit.row_block, 1);
+        plan.flat = unit.flat;
         UnitState& state = states_.emplace_back();
         state.keep = !unit.reshard_after_forward;
         for (size_t i = 0; i < unit.params.size(); ++i) {
@@ -139,7 +153,8 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
     const int ranks = options_.shard_ranks > 0 ? options_.shard_ranks : comm_->world_size();
     const int group = comm_->rank() / ranks;
     const int shard = comm_->rank() % ranks;
-    lay_out(*plan_, ranks, shard);
+    plan_->ranks = ranks;
+    lay_out(*plan_, shard);
     take_memory();
     copies_ = std::make_shared<WholeCopies>(own_communicator(*comm_, "parameters", group), plan_);
     const auto replicas = ranks < comm_->world_size() ? own_communicator(*comm_, "replicas", shard) : nullptr;
@@ -179,41 +194,49 @@ void Fsdp::take_memory() {
         .with_peer(peer);
 }
 
-// Each rank keeps its rows of what rank 0 has, or of what it has itself.
+// Each rank keeps its part of what rank 0 has, or of what it has itself.
 void Fsdp::take_values(const std::vector<FsdpUnit>& units) {
-    size_t index = 0;
-    for (const FsdpUnit& unit : units) {
-        for (const NamedTensor& given : unit.params) {
-            const FsdpParam& param = plan_->params[index];
-            const Tensor own = shard(index);
-            ++index;
-            if (param.chunk == 0) continue;
-            const size_t row = static_cast<size_t>(param.shape.product() / param.shape[0]) * size_of(param.dtype);
-            const auto chunk = static_cast<size_t>(param.chunk) * size_of(param.dtype);
-            if (!options_.sync_values) {
-                if (given.tensor.data != nullptr && own.size_bytes() > 0) {
-                    std::memcpy(own.data, given.tensor.data + static_cast<size_t>(param.rows.begin) * row,
-                                own.size_bytes());
-                }
-                continue;
-            }
-            std::vector<std::byte> padded;  // rank 0's: a chunk a rank, again for each replica
-            if (comm_->rank() == 0) {
-                padded.resize(chunk * static_cast<size_t>(comm_->world_size()));
-                const size_t replica = chunk * static_cast<size_t>(shard_ranks());
-                for (size_t at = 0; at < padded.size() && given.tensor.data != nullptr; at += replica) {
-                    std::memcpy(padded.data() + at, given.tensor.data, given.tensor.size_bytes());
-                }
-            }
-            const Tensor input{padded.data(), Dims{static_cast<int64_t>(padded.size())}, DType::u8, {}};
-            const Tensor output{own.data, Dims{static_cast<int64_t>(chunk)}, DType::u8, {}};
-            comm_->run({.collective = Collective::scatter,
-                        .inputs = {&input, comm_->rank() == 0 ? size_t{1} : size_t{0}},
-                        .outputs = {&output, 1},
-                        .peer = 0,
-                        .label = "parameters"});
+    for (size_t u = 0; u < units.size(); ++u) {
+        if (options_.sync_values) {
+            for (size_t p = 0; p < plan_->units[u].pieces.size(); ++p) scatter_values(units[u], u, p);
+            continue;
+        }
+        for (size_t i = 0; i < units[u].params.size(); ++i) {
+            const Tensor own = shard(plan_->units[u].params[i]);
+            const std::byte* const given = units[u].params[i].tensor.data;
+            if (given == nullptr || own.size_bytes() == 0) continue;
+            const auto begin = static_cast<size_t>(param(plan_->units[u].params[i]).elements.begin);
+            std::memcpy(own.data, given + begin * size_of(own.dtype), own.size_bytes());
         }
     }
+}
+
+// Rank 0's: a chunk a rank, again for each replica.
+void Fsdp::scatter_values(const FsdpUnit& unit, size_t number, size_t piece) {
+    const FsdpPiece& what = plan_->units[number].pieces[piece];
+    if (what.chunk == 0) return;
+    const size_t chunk = static_cast<size_t>(what.chunk) * size_of(what.dtype);
+    std::vector<std::byte> padded;
+    if (comm_->rank() == 0) {
+        const size_t replica = chunk * static_cast<size_t>(shard_ranks());
+        padded.resize(chunk * static_cast<size_t>(comm_->world_size()));
+        for (size_t i = 0; i < unit.params.size(); ++i) {
+            const FsdpParam& param = this->param(plan_->units[number].params[i]);
+            const Tensor& given = unit.params[i].tensor;
+            if (param.piece != piece || given.data == nullptr) continue;
+            const size_t in_piece = static_cast<size_t>(param.at) * size_of(what.dtype);
+            for (size_t at = 0; at < padded.size(); at += replica) {
+                std::memcpy(padded.data() + at + in_piece, given.data, given.size_bytes());
+            }
+        }
+    }
+    const Tensor input{padded.data(), Dims{static_cast<int64_t>(padded.size())}, DType::u8, {}};
+    const Tensor output{shards_.get() + what.shard_at, Dims{static_cast<int64_t>(chunk)}, DType::u8, {}};
+    comm_->run({.collective = Collective::scatter,
+                .inputs = {&input, comm_->rank() == 0 ? size_t{1} : size_t{0}},
+                .outputs = {&output, 1},
+                .peer = 0,
+                .label = "parameters"});
 }
 
 // --- what there is
@@ -284,12 +307,8 @@ Tensor Fsdp::shard_grad(size_t param) const {
 }
 
 Held Fsdp::held(size_t param) const {
-    const std::array mesh{comm_->world_size() / shard_ranks(), shard_ranks()};
-    constexpr std::array placements{Placement{}, Placement{PlacementKind::shard, 0}};
-    const auto from = mesh[0] > 1 ? size_t{0} : size_t{1};  // without replicas, a mesh of one dimension
-    return {
-        Layout::placed(this->param(param).shape, std::span(mesh).subspan(from), std::span(placements).subspan(from)),
-        comm_->rank()};
+    const int replicas = comm_->world_size() / shard_ranks();
+    return {layout_of(*plan_, this->param(param), replicas), comm_->rank(), comm_->rank() / shard_ranks()};
 }
 
 UnitPhase Fsdp::phase(size_t unit) const {

@@ -36,6 +36,8 @@ struct FsdpUnit {
     std::vector<NamedTensor> params;  // data null: nothing to begin with, the shard is zero
     std::vector<bool> trained;        // of each; empty: all
     bool reshard_after_forward = true;
+    int row_block = 0;                  // parameters are cut between blocks of so many rows; 0: between rows
+    bool flat = false;                  // parameters of one dtype are cut as one row of elements, anywhere
     std::optional<DType> param_dtype;   // none: as the options say
     std::optional<DType> reduce_dtype;  // none: as the options say
 };
@@ -92,7 +94,7 @@ class Fsdp {
     [[nodiscard]] Tensor grad(size_t param) const;
     // This rank has no gradient of it in this backward.
     void unused(size_t param);
-    // This rank's rows and their gradient; for good.
+    // This rank's part and its gradient; for good.
     [[nodiscard]] Tensor shard(size_t param) const;
     [[nodiscard]] Tensor shard_grad(size_t param) const;
     [[nodiscard]] Held held(size_t param) const;
@@ -137,7 +139,8 @@ class Fsdp {
 
     void take_memory();
     void take_values(const std::vector<FsdpUnit>& units);
-    [[nodiscard]] int shard_ranks() const { return copies_->comm()->world_size(); }
+    void scatter_values(const FsdpUnit& unit, size_t number, size_t piece);
+    [[nodiscard]] int shard_ranks() const { return plan_->ranks; }
     [[nodiscard]] UnitState& state(size_t unit);
     [[nodiscard]] size_t slot_for(size_t unit);
     void begin_whole(size_t unit);

@@ -35,17 +35,16 @@ GradientScatter::GradientScatter(std::shared_ptr<Communicator> comm, std::shared
       shards_(std::move(shards)),
       partial_(plan_->units.size()) {}
 
-// What each trained parameter of the unit is reduced from and to, the latter one after the other in `memory`.
+// What each trained piece of the unit is reduced from and to, the latter one after the other in `memory`.
 std::vector<GradientScatter::Part> GradientScatter::parts_of(size_t unit, std::byte* grads,
                                                              std::vector<std::byte>& memory) const {
     std::vector<Part> parts;
     size_t size = 0;
-    for (const size_t index : plan_->units[unit].params) {
-        const FsdpParam& param = plan_->params[index];
-        if (!param.trained || param.chunk == 0) continue;
-        parts.push_back({&param,
-                         {grads + param.grad_at, Dims{param.chunk * comm_->world_size()}, param.grad_dtype, {}},
-                         {nullptr, Dims{param.chunk}, param.grad_dtype, {}}});
+    for (const FsdpPiece& piece : plan_->units[unit].pieces) {
+        if (!piece.trained || piece.chunk == 0) continue;
+        parts.push_back({&piece,
+                         {grads + piece.grad_at, Dims{piece.chunk * comm_->world_size()}, piece.grad_dtype, {}},
+                         {nullptr, Dims{piece.chunk}, piece.grad_dtype, {}}});
         size += round_up(parts.back().reduced.size_bytes(), fsdp_alignment);
     }
     std::byte* at = aligned_in(memory, size);
@@ -57,7 +56,7 @@ std::vector<GradientScatter::Part> GradientScatter::parts_of(size_t unit, std::b
 }
 
 Tensor GradientScatter::shard_of(const Part& part) const {
-    return {shards_.get() + part.param->shard_grad_at, part.reduced.shape, part.param->dtype, {}};
+    return {shards_.get() + part.piece->shard_grad_at, part.reduced.shape, part.piece->dtype, {}};
 }
 
 void GradientScatter::scatter(const std::vector<Part>& parts) {
@@ -106,7 +105,7 @@ void GradientScatter::reduce(size_t unit, std::byte* grads, bool add) {
     std::vector<Part> parts = parts_of(unit, grads, scratch_);
     std::vector<std::byte>& partial = partial_[unit];
     for (Part& part : parts) {  // straight into the shard where nothing is between
-        if (!add && part.reduced.dtype == part.param->dtype) part.reduced.data = shard_of(part).data;
+        if (!add && part.reduced.dtype == part.piece->dtype) part.reduced.data = shard_of(part).data;
     }
     scatter(parts);
     if (!partial.empty()) {

@@ -36,7 +36,7 @@ class GradientScatter {
 
    private:
     struct Part {
-        const FsdpParam* param;
+        const FsdpPiece* piece;
         Tensor whole;
         Tensor reduced;  // this rank's chunk
     };

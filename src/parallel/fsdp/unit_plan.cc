@@ -1,31 +1,115 @@
 #include "parallel/fsdp/unit_plan.hpp"
 
+#include <algorithm>
+#include <array>
+
 #include "base/round_up.hpp"
 
 namespace tsr {
 
-void lay_out(FsdpPlan& plan, int ranks, int rank) {
+namespace {
+
+// What begins in a piece begins at a whole cache line in each of its dtypes.
+constexpr int64_t flat_alignment = fsdp_alignment / size_of(DType::bf16);
+
+int64_t row_of(const Dims& shape) { return shape.ndim() > 0 && shape[0] > 0 ? shape.product() / shape[0] : 0; }
+
+// Rows a rank, padding included.
+int64_t rows_each(int64_t rows, int64_t block, int ranks) {
+    block = std::min(block, std::max<int64_t>(rows, 1));
+    return chunk((rows + block - 1) / block, ranks, 0).end * block;
+}
+
+// Puts the parameter into a piece of its unit, at its end.
+void place(FsdpParam& param, UnitPlan& unit, int ranks) {
+    size_t p = unit.flat ? 0 : unit.pieces.size();
+    while (p < unit.pieces.size() && (unit.pieces[p].dtype != param.dtype || unit.pieces[p].trained != param.trained))
+        ++p;
+    if (p == unit.pieces.size()) {
+        unit.pieces.push_back({param.dtype, param.whole_dtype, param.grad_dtype, param.trained});
+    }
+    FsdpPiece& piece = unit.pieces[p];
+    param.piece = p;
+    if (unit.flat) {
+        param.at = round_up(piece.elements, flat_alignment);
+        piece.elements = param.at + param.shape.product();
+        piece.chunk = round_up((piece.elements + ranks - 1) / ranks, flat_alignment);
+    } else {
+        piece.elements = param.shape.product();
+        piece.chunk = rows_each(param.shape[0], unit.row_block, ranks) * row_of(param.shape);
+    }
+}
+
+// Of this rank, which may be none.
+Range rows_of(const FsdpParam& param, const UnitPlan& unit, int ranks, int rank) {
+    const int64_t each = rows_each(param.shape[0], unit.row_block, ranks);
+    return {std::min(rank * each, param.shape[0]), std::min((rank + 1) * each, param.shape[0])};
+}
+
+}  // namespace
+
+void lay_out(FsdpPlan& plan, int rank) {
     const auto advance = [](size_t& at, int64_t elements, DType dtype) {
         const size_t place = at;
         at += round_up(static_cast<size_t>(elements) * size_of(dtype), fsdp_alignment);
         return place;
     };
     for (UnitPlan& unit : plan.units) {
+        for (const size_t index : unit.params) place(plan.params[index], unit, plan.ranks);
+        for (FsdpPiece& piece : unit.pieces) {
+            piece.whole_at = advance(unit.whole_size, piece.chunk * plan.ranks, piece.whole_dtype);
+            piece.shard_at = advance(plan.shard_size, piece.chunk, piece.dtype);
+            if (!piece.trained) continue;
+            piece.grad_at = advance(unit.grad_size, piece.chunk * plan.ranks, piece.grad_dtype);
+            piece.shard_grad_at = advance(plan.shard_grad_size, piece.chunk, piece.dtype);
+        }
         for (const size_t index : unit.params) {
             FsdpParam& param = plan.params[index];
-            const int64_t first = chunk(param.shape[0], ranks, 0).end;
-            const int64_t row = param.shape[0] > 0 ? param.shape.product() / param.shape[0] : 0;
-            param.chunk = first * row;
-            param.rows = chunk(param.shape[0], ranks, rank);
-            param.shard_shape = param.shape;
-            param.shard_shape[0] = param.rows.end - param.rows.begin;
-            param.whole_at = advance(unit.whole_size, param.chunk * ranks, param.whole_dtype);
-            param.shard_at = advance(plan.shard_size, param.chunk, param.dtype);
-            if (!param.trained) continue;
-            param.grad_at = advance(unit.grad_size, param.chunk * ranks, param.grad_dtype);
-            param.shard_grad_at = advance(plan.shard_grad_size, param.chunk, param.dtype);
+            const FsdpPiece& piece = unit.pieces[param.piece];
+            param.elements = elements_of(plan, param, rank);
+            if (unit.flat) {
+                param.shard_shape = Dims{param.elements.end - param.elements.begin};
+            } else {
+                const Range rows = rows_of(param, unit, plan.ranks, rank);
+                param.shard_shape = param.shape;
+                param.shard_shape[0] = rows.end - rows.begin;
+            }
+            const auto in_piece = static_cast<size_t>(param.at);
+            const auto in_chunk = static_cast<size_t>(
+                std::clamp<int64_t>(param.at + param.elements.begin - rank * piece.chunk, 0, piece.chunk));
+            param.whole_at = piece.whole_at + in_piece * size_of(piece.whole_dtype);
+            param.grad_at = piece.grad_at + in_piece * size_of(piece.grad_dtype);
+            param.shard_at = piece.shard_at + in_chunk * size_of(piece.dtype);
+            param.shard_grad_at = piece.shard_grad_at + in_chunk * size_of(piece.dtype);
         }
     }
+}
+
+Range elements_of(const FsdpPlan& plan, const FsdpParam& param, int rank) {
+    const FsdpPiece& piece = plan.units[param.unit].pieces[param.piece];
+    const int64_t begin = std::max(param.at, rank * piece.chunk);
+    const int64_t end = std::min(param.at + param.shape.product(), (rank + 1) * piece.chunk);
+    return begin < end ? Range{begin - param.at, end - param.at} : Range{};
+}
+
+Layout layout_of(const FsdpPlan& plan, const FsdpParam& param, int replicas) {
+    const UnitPlan& unit = plan.units[param.unit];
+    if (param.shape.product() == 0 || (!unit.flat && unit.row_block == 1)) {
+        const std::array mesh{replicas, plan.ranks};
+        constexpr std::array placements{Placement{}, Placement{PlacementKind::shard, 0}};
+        const auto from = replicas > 1 ? size_t{0} : size_t{1};  // without replicas, a mesh of one dimension
+        return Layout::placed(param.shape, std::span(mesh).subspan(from), std::span(placements).subspan(from));
+    }
+    std::vector<Box> boxes;
+    std::vector<int> counts;
+    for (int replica = 0; replica < replicas; ++replica) {
+        for (int rank = 0; rank < plan.ranks; ++rank) {
+            const std::vector<Box> held = boxes_of_range(param.shape, elements_of(plan, param, rank));
+            boxes.insert(boxes.end(), held.begin(), held.end());
+            counts.push_back(static_cast<int>(held.size()));
+        }
+    }
+    return Layout::from_boxes(param.shape, boxes, counts);
 }
 
 }  // namespace tsr

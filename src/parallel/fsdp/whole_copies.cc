@@ -52,13 +52,12 @@ void WholeCopies::make_whole(size_t unit, size_t slot, WholeMemory& memory, cons
             memory.memory = host_.places() == 1 ? own_pages(memory.size) : host_.allocate(memory.size);
         }
         std::byte* const whole = memory.memory.get();
-        for (const size_t index : what.params) {
-            const FsdpParam& param = plan_->params[index];
-            const size_t own =
-                static_cast<size_t>(param.chunk) * size_of(param.whole_dtype) * static_cast<size_t>(comm_->rank());
-            const int64_t elements = param.shard_shape.product();
-            if (elements == 0) continue;
-            convert(shards + param.shard_at, param.dtype, whole + param.whole_at + own, param.whole_dtype, elements);
+        for (const FsdpPiece& piece : what.pieces) {
+            const int64_t begin = comm_->rank() * piece.chunk;
+            const int64_t elements = std::min(piece.elements - begin, piece.chunk);
+            if (elements <= 0) continue;
+            const auto own = static_cast<size_t>(begin) * size_of(piece.whole_dtype);
+            convert(shards + piece.shard_at, piece.dtype, whole + piece.whole_at + own, piece.whole_dtype, elements);
         }
         if (host_.places() > 1) host_.run({.label = "chunks of whole parameters"});
         if (hosts_.size() == 1) return;
@@ -112,11 +111,10 @@ void WholeCopies::agree(size_t unit, size_t slot) {
 // The chunks of `count` ranks that follow each other, as bytes; without those of no bytes.
 std::vector<Tensor> WholeCopies::chunks_of(const UnitPlan& unit, std::byte* whole, int first_rank, int count) const {
     std::vector<Tensor> chunks;
-    for (const size_t index : unit.params) {
-        const FsdpParam& param = plan_->params[index];
-        const int64_t size = param.chunk * static_cast<int64_t>(size_of(param.whole_dtype));
+    for (const FsdpPiece& piece : unit.pieces) {
+        const int64_t size = piece.chunk * static_cast<int64_t>(size_of(piece.whole_dtype));
         if (size == 0) continue;
-        chunks.push_back({whole + param.whole_at + first_rank * size, Dims{count * size}, DType::u8, {}});
+        chunks.push_back({whole + piece.whole_at + first_rank * size, Dims{count * size}, DType::u8, {}});
     }
     return chunks;
 }

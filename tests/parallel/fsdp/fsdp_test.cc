@@ -55,6 +55,43 @@ std::vector<FsdpUnit> two_units(Model& model) {
     return units;
 }
 
+// The ways in which units are cut.
+struct Cut {
+    const char* name;
+    int row_block;
+    bool flat;
+};
+constexpr std::array cuts{Cut{"by rows", 0, false}, Cut{"by blocks of 2 rows", 2, false},
+                          Cut{"by blocks of 4 rows", 4, false}, Cut{"flat", 0, true}};
+
+std::vector<FsdpUnit> cut_by(const Cut& cut, std::vector<FsdpUnit> units) {
+    for (FsdpUnit& unit : units) {
+        unit.row_block = cut.row_block;
+        unit.flat = cut.flat;
+    }
+    return units;
+}
+
+// The elements of a whole tensor, counted row-major, that a rank has of it, one after the other.
+std::vector<size_t> elements_of(const Layout& layout, int rank) {
+    std::vector<size_t> elements;
+    const Dims& shape = layout.shape();
+    for (const Box& box : layout.boxes_of(rank)) {
+        for (int64_t i = 0; i < box.numel(); ++i) {
+            int64_t rest = i;
+            int64_t element = 0;
+            int64_t stride = 1;
+            for (int d = shape.ndim() - 1; d >= 0; --d) {
+                element += (box.offsets[d] + rest % box.sizes[d]) * stride;
+                rest /= box.sizes[d];
+                stride *= shape[d];
+            }
+            elements.push_back(static_cast<size_t>(element));
+        }
+    }
+    return elements;
+}
+
 std::vector<FsdpUnit> a_unit_a_layer(Model& model) {
     auto params = model.params();
     std::vector<FsdpUnit> units;
@@ -75,53 +112,97 @@ TEST_P(FsdpOverWorlds, ShardsAreTheRowsOfRankZerosValues) {
             const Tensor shard = fsdp.shard(i);
             ASSERT_EQ(shard.shape[0], rows.end - rows.begin);
             const auto boxes = fsdp.held(i).layout.boxes_of(comm.rank());
-            const int64_t row = entry.shape[0] > 0 ? entry.shape.product() / entry.shape[0] : 0;
-            if (shard.numel() > 0) {
-                ASSERT_EQ(boxes.size(), 1U);
-                EXPECT_EQ(boxes[0].sizes, shard.shape);
-                EXPECT_EQ(boxes[0].offsets[0], rows.begin);
-            }
-            for (int64_t k = 0; k < shard.numel(); ++k) {
-                ASSERT_EQ(shard.as<float>()[static_cast<size_t>(k)],
-                          entry.values[static_cast<size_t>(rows.begin * row + k)])
-                    << entry.name;
+            if (shard.numel() == 0) continue;
+            ASSERT_EQ(boxes.size(), 1U);
+            EXPECT_EQ(boxes[0].sizes, shard.shape);
+            EXPECT_EQ(boxes[0].offsets[0], rows.begin);
+        }
+    }));
+}
+
+TEST_P(FsdpOverWorlds, HoweverTheyAreCutShardsAreWhatTheirLayoutSaysOfRankZerosValues) {
+    expect_all_well(run_ranks(GetParam(), test_options(), [](Communicator& comm) {
+        const Model expected = odd_shapes(0);
+        for (const Cut& cut : cuts) {
+            SCOPED_TRACE(cut.name);
+            for (const bool sync_values : {true, false}) {
+                Model model = odd_shapes(sync_values ? comm.rank() : 0);
+                const Fsdp fsdp(shared(comm), cut_by(cut, two_units(model)), {.sync_values = sync_values});
+                for (size_t i = 0; i < fsdp.params(); ++i) {
+                    const auto& entry = expected.entries[static_cast<size_t>(fsdp.param(i).name[1] - '0')];
+                    const Layout layout = fsdp.held(i).layout;
+                    const auto shard = fsdp.shard(i).as<float>();
+                    const std::vector<size_t> elements = elements_of(layout, comm.rank());
+                    ASSERT_EQ(shard.size(), elements.size()) << entry.name;
+                    for (size_t k = 0; k < shard.size(); ++k) ASSERT_EQ(shard[k], entry.values[elements[k]]);
+                    std::vector<size_t> all;  // of all ranks, each once and in order
+                    for (int r = 0; r < comm.world_size(); ++r) {
+                        const std::vector<size_t> theirs = elements_of(layout, r);
+                        all.insert(all.end(), theirs.begin(), theirs.end());
+                    }
+                    ASSERT_EQ(all.size(), entry.values.size());
+                    for (size_t k = 0; k < all.size(); ++k) ASSERT_EQ(all[k], k);
+                    for (const Box& box : layout.boxes_of(comm.rank())) {
+                        EXPECT_EQ(cut.row_block > 0 ? box.offsets[0] % cut.row_block : 0, 0);
+                    }
+                }
             }
         }
+    }));
+}
+
+TEST(Fsdp, AFlatUnitIsCutEvenlyInTheMiddleOfParameters) {
+    expect_all_well(run_ranks(3, test_options(), [](Communicator& comm) {
+        Model model;
+        for (const Dims& shape : {Dims{1, 250}, Dims{}, Dims{3, 50}}) {
+            model.add(fmt::format("p{}", model.entries.size()), shape);
+        }
+        const Fsdp fsdp(shared(comm), {{.name = "all", .params = model.params(), .flat = true}}, {});
+        int64_t elements = 0;
+        for (size_t i = 0; i < fsdp.params(); ++i) {
+            EXPECT_EQ(fsdp.shard(i).shape.ndim(), 1);
+            elements += fsdp.shard(i).numel();
+        }
+        EXPECT_GT(elements, 110);  // of 401
+        EXPECT_LT(elements, 180);
     }));
 }
 
 TEST_P(FsdpOverWorlds, AUnitIsWholeInItsPassesAtTheSameAddress) {
     expect_all_well(run_ranks(GetParam(), test_options(), [](Communicator& comm) {
         Model model = odd_shapes(comm.rank());
-        Fsdp fsdp(shared(comm), two_units(model), {});
         const Model expected = odd_shapes(0);
-        std::array<const std::byte*, 6> addresses{};
-        const auto check = [&](size_t unit) {
-            for (const size_t i : fsdp.unit(unit).params) {
-                const Tensor whole = fsdp.whole(i);
-                const auto& entry = expected.entries[static_cast<size_t>(fsdp.param(i).name[1] - '0')];
-                ASSERT_EQ(whole.shape, entry.shape);
-                if (addresses.at(i) != nullptr) {
-                    ASSERT_EQ(whole.data, addresses.at(i));
+        for (const Cut& cut : cuts) {
+            SCOPED_TRACE(cut.name);
+            Fsdp fsdp(shared(comm), cut_by(cut, two_units(model)), {});
+            std::array<const std::byte*, 6> addresses{};
+            const auto check = [&](size_t unit) {
+                for (const size_t i : fsdp.unit(unit).params) {
+                    const Tensor whole = fsdp.whole(i);
+                    const auto& entry = expected.entries[static_cast<size_t>(fsdp.param(i).name[1] - '0')];
+                    ASSERT_EQ(whole.shape, entry.shape);
+                    if (addresses.at(i) != nullptr) {
+                        ASSERT_EQ(whole.data, addresses.at(i));
+                    }
+                    addresses.at(i) = whole.data;
+                    for (size_t k = 0; k < entry.values.size(); ++k) ASSERT_EQ(whole.as<float>()[k], entry.values[k]);
                 }
-                addresses.at(i) = whole.data;
-                for (size_t k = 0; k < entry.values.size(); ++k) ASSERT_EQ(whole.as<float>()[k], entry.values[k]);
+            };
+            for (int step = 0; step < 3; ++step) {
+                for (const size_t unit : {0, 1}) {
+                    fsdp.forward(unit);
+                    check(unit);
+                    fsdp.forward_done(unit);
+                    EXPECT_EQ(fsdp.phase(unit), UnitPhase::sharded);
+                }
+                for (const size_t unit : {1, 0}) {
+                    fsdp.backward(unit);
+                    check(unit);
+                    for (const size_t i : fsdp.unit(unit).params) fsdp.unused(i);
+                    fsdp.grads_ready(unit);
+                }
+                fsdp.wait();
             }
-        };
-        for (int step = 0; step < 3; ++step) {
-            for (const size_t unit : {0, 1}) {
-                fsdp.forward(unit);
-                check(unit);
-                fsdp.forward_done(unit);
-                EXPECT_EQ(fsdp.phase(unit), UnitPhase::sharded);
-            }
-            for (const size_t unit : {1, 0}) {
-                fsdp.backward(unit);
-                check(unit);
-                for (const size_t i : fsdp.unit(unit).params) fsdp.unused(i);
-                fsdp.grads_ready(unit);
-            }
-            fsdp.wait();
         }
     }));
 }
@@ -130,30 +211,33 @@ TEST_P(FsdpOverWorlds, GradientsBecomeTheAverageInTheShards) {
     const int world = GetParam();
     expect_all_well(run_ranks(world, test_options(), [&](Communicator& comm) {
         Model model = odd_shapes(0);
-        Fsdp fsdp(shared(comm), two_units(model), {});
-        for (int step = 0; step < 4; ++step) {
-            for (const size_t unit : {0, 1}) {
-                fsdp.forward(unit);
-                fsdp.forward_done(unit);
-            }
-            for (const size_t unit : {1, 0}) {
-                fsdp.backward(unit);
-                for (const size_t i : fsdp.unit(unit).params) {
-                    auto grad = fsdp.grad(i).as<float>();
-                    for (size_t k = 0; k < grad.size(); ++k) {
-                        grad[k] = static_cast<float>(k) + static_cast<float>(comm.rank() * 2 + step);
-                    }
+        for (const Cut& cut : cuts) {
+            SCOPED_TRACE(cut.name);
+            Fsdp fsdp(shared(comm), cut_by(cut, two_units(model)), {});
+            for (int step = 0; step < 4; ++step) {
+                for (const size_t unit : {0, 1}) {
+                    fsdp.forward(unit);
+                    fsdp.forward_done(unit);
                 }
-                fsdp.grads_ready(unit);
-            }
-            fsdp.wait();
-            for (size_t i = 0; i < fsdp.params(); ++i) {
-                const FsdpParam& param = fsdp.param(i);
-                const int64_t row = param.shape[0] > 0 ? param.shape.product() / param.shape[0] : 0;
-                const auto grad = fsdp.shard_grad(i).as<float>();
-                for (size_t k = 0; k < grad.size(); ++k) {
-                    ASSERT_FLOAT_EQ(grad[k], static_cast<float>(param.rows.begin * row) + static_cast<float>(k) +
-                                                 static_cast<float>(world - 1) + static_cast<float>(step));
+                for (const size_t unit : {1, 0}) {
+                    fsdp.backward(unit);
+                    for (const size_t i : fsdp.unit(unit).params) {
+                        auto grad = fsdp.grad(i).as<float>();
+                        for (size_t k = 0; k < grad.size(); ++k) {
+                            grad[k] = static_cast<float>(k) + static_cast<float>(comm.rank() * 2 + step);
+                        }
+                    }
+                    fsdp.grads_ready(unit);
+                }
+                fsdp.wait();
+                for (size_t i = 0; i < fsdp.params(); ++i) {
+                    const std::vector<size_t> elements = elements_of(fsdp.held(i).layout, comm.rank());
+                    const auto grad = fsdp.shard_grad(i).as<float>();
+                    ASSERT_EQ(grad.size(), elements.size());
+                    for (size_t k = 0; k < grad.size(); ++k) {
+                        ASSERT_FLOAT_EQ(grad[k],
+                                        static_cast<float>(elements[k]) + static_cast<float>(world - 1 + step));
+                    }
                 }
             }
         }
@@ -795,6 +879,13 @@ TEST(Fsdp, BadRegistrationsAreRefused) {
         EXPECT_THAT(refused([](auto& units, auto&) { units[1].params[0] = units[0].params[0]; }),
                     HasSubstr("two parameters are named \"fc0.weight\""));
         EXPECT_THAT(refused([](auto& units, auto&) { units[1].params[0].tensor.shape = {}; }), HasSubstr("shape [1]"));
+        EXPECT_THAT(refused([](auto& units, auto&) { units[1].row_block = -1; }),
+                    HasSubstr("unit \"fc1\": row_block is -1"));
+        EXPECT_THAT(refused([](auto& units, auto&) {
+                        units[1].row_block = 2;
+                        units[1].flat = true;
+                    }),
+                    HasSubstr("unit \"fc1\" is flat"));
         EXPECT_THAT(refused([](auto&, auto& options) { options.op = ReduceOp::max; }), HasSubstr("AVG or SUM"));
         EXPECT_THAT(refused([](auto&, auto& options) { options.param_dtype = DType::i32; }), HasSubstr("param_dtype"));
         EXPECT_THAT(refused([](auto& units, auto&) { units[1].reduce_dtype = DType::boolean; }),

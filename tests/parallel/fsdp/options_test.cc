@@ -44,6 +44,8 @@ struct Training {
     FsdpOptions options;
     std::vector<size_t> kept;                            // units that stay whole
     std::vector<std::pair<size_t, DType>> param_dtypes;  // of some units
+    int row_block = 0;                                   // of all units
+    std::vector<size_t> flat;                            // units
     Adding adding = Adding::whole_batch;
     bool frozen = false;  // the bias of the second layer
     bool unused = false;  // one more parameter, which no rank uses
@@ -88,6 +90,9 @@ const std::vector<Option>& all_options() {
         {"2 replicas", "shard_ranks", [](Training& t) { t.options.shard_ranks = 2; }},
         {"one unit kept", "kept", [](Training& t) { t.kept = {1}; }},
         {"all units kept", "kept", [](Training& t) { t.kept = {0, 1, 2}; }},
+        {"cut by blocks of 3 rows", "cut", [](Training& t) { t.row_block = 3; }},
+        {"one unit flat", "cut", [](Training& t) { t.flat = {1}; }},
+        {"all units flat", "cut", [](Training& t) { t.flat = {0, 1, 2}; }},
         {"half a batch without synchronisation", "adding", [](Training& t) { t.adding = Adding::without_sync; }},
         {"half a batch added to the shards", "adding", [](Training& t) { t.adding = Adding::into_shards; }},
         {"replicas reduced later", "adding", [](Training& t) { t.adding = Adding::over_replicas_later; }},
@@ -144,6 +149,8 @@ class Trainer {
         if (training.unused) units.back().params.push_back(params.back());
         if (training.frozen) units[frozen_param / 2].trained = {true, false};
         for (const size_t u : training.kept) units[u].reshard_after_forward = false;
+        for (FsdpUnit& unit : units) unit.row_block = training.row_block;
+        for (const size_t u : training.flat) units[u].flat = true;
         for (const auto& [u, dtype] : training.param_dtypes) units[u].param_dtype = dtype;
         fsdp_.emplace(shared(comm), units, training.options);
         std::vector<OptimizerParam> trained;

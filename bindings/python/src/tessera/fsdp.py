@@ -51,6 +51,12 @@ class FSDP(Closable):
         Names of parameters without a gradient.
     keep_whole : collection of str, default ()
         Units that stay whole from their forward to their backward: more memory, less communication.
+    row_block : int, or mapping of str to int, default 0
+        Parameters are cut between blocks of so many rows, of all units or by the unit's name; 0: between any rows, as
+        ``torch.chunk`` does.
+    flat : collection of str, default ()
+        Units whose parameters of one dtype are cut together, as one row of elements, anywhere: the ranks have equally
+        much of them, and shards have one dimension. Here parameters may be without a dimension.
     shard_ranks : int, default 0
         Parameters are cut among so many ranks that follow each other, of which the number of all ranks is a multiple;
         each such group holds a replica. 0: among all.
@@ -76,7 +82,8 @@ class FSDP(Closable):
     Mismatch
         The ranks registered different models; the first difference is named.
     InvalidArgument
-        An array is not contiguous, not of a floating-point type, without a dimension, or a name occurs twice.
+        An array is not contiguous, not of a floating-point type, without a dimension (but in a flat unit), or a name
+        occurs twice.
 
     Examples
     --------
@@ -102,6 +109,8 @@ class FSDP(Closable):
         *,
         frozen: Collection[str] = (),
         keep_whole: Collection[str] = (),
+        row_block: int | Mapping[str, int] | None = None,
+        flat: Collection[str] = (),
         shard_ranks: int | None = None,
         forward_prefetch: int | None = None,
         backward_prefetch: int | None = None,
@@ -115,9 +124,11 @@ class FSDP(Closable):
         handle = checked(comm, Comm, "comm", units)._handle
         if not isinstance(units, Mapping):
             raise TypeError(f"units is a {type(units).__name__}; a dict of parameters by unit is wanted")
-        for name in keep_whole:
-            if name not in units:
-                raise NotFound(f"keep_whole names {name!r}; there is no such unit")
+        blocks = row_block if isinstance(row_block, Mapping) else dict.fromkeys(units, row_block or 0)
+        for what, chosen in (("keep_whole", keep_whole), ("row_block", blocks), ("flat", flat)):
+            for name in chosen:
+                if name not in units:
+                    raise NotFound(f"{what} names {name!r}; there is no such unit")
         whole, whole_of = _dtypes(param_dtype, "param_dtype", units)
         reduced, reduced_of = _dtypes(reduce_dtype, "reduce_dtype", units)
         given = {name: named(params, f"unit {name!r}") for name, params in units.items()}
@@ -141,6 +152,8 @@ class FSDP(Closable):
                     unit not in keep_whole,
                     whole_of.get(unit, 0),
                     reduced_of.get(unit, 0),
+                    blocks.get(unit, 0),
+                    unit in flat,
                 )
                 for unit, (names, arrays) in given.items()
             ],
@@ -185,7 +198,7 @@ class FSDP(Closable):
 
     @property
     def shards(self) -> Arrays:
-        """This rank's rows of each parameter, which may be none: what an optimizer updates and a checkpoint holds.
+        """This rank's rows of each parameter (elements, of a flat unit), which may be none: what an optimizer updates and a checkpoint holds.
 
         NumPy views, the same memory for good. Not to be written while the unit is whole.
         """
@@ -197,7 +210,7 @@ class FSDP(Closable):
         return self._shard_grads
 
     def layout(self, name: str) -> Layout:
-        """Who holds which rows of a parameter."""
+        """Who holds which part of a parameter."""
         number = self._number(name)
         return Layout._adopt(_core.fsdp_layout(self._handle, number), self._params[number][1])
 

@@ -14,7 +14,9 @@ structs! {
         reshard_after_forward: i32,
         param_dtype: i32,
         reduce_dtype: i32,
-        reserved: [i32; 3],
+        row_block: i32,
+        flat: i32,
+        reserved: i32,
     }
     /// `tsr_fsdp_options`.
     struct tsr_fsdp_options {

@@ -32,11 +32,13 @@ pub struct FsdpUnit {
     keep_whole: bool,
     param_dtype: Option<DType>,
     reduce_dtype: Option<DType>,
+    row_block: usize,
+    flat: bool,
 }
 
 impl FsdpUnit {
     /// A unit of these parameters, all trained. They are floating-point tensors of one dimension or more, which are cut by
-    /// rows; those that are [`Tensor::deferred`] get their values later.
+    /// rows (see also [`FsdpUnit::flat`]); those that are [`Tensor::deferred`] get their values later.
     pub fn new(params: Params) -> Self {
         FsdpUnit { params, ..Self::default() }
     }
@@ -68,6 +70,21 @@ impl FsdpUnit {
     #[must_use]
     pub fn reduce_dtype(mut self, dtype: DType) -> Self {
         self.reduce_dtype = Some(dtype);
+        self
+    }
+
+    /// Parameters are cut between blocks of so many rows. The default, 0, is between any rows, as `torch.chunk` cuts.
+    #[must_use]
+    pub fn row_block(mut self, rows: usize) -> Self {
+        self.row_block = rows;
+        self
+    }
+
+    /// Whether the parameters of one type are cut together, as one row of elements, anywhere: the ranks have equally much
+    /// of them, shards have one dimension, and parameters may be without one. The default is `false`.
+    #[must_use]
+    pub fn flat(mut self, value: bool) -> Self {
+        self.flat = value;
         self
     }
 }
@@ -545,7 +562,9 @@ impl<'c> Fsdp<'c> {
                     reshard_after_forward: i32::from(!unit.keep_whole),
                     param_dtype: raw_dtype(unit.param_dtype),
                     reduce_dtype: raw_dtype(unit.reduce_dtype),
-                    reserved: [0; 3],
+                    row_block: raw::int32("row_block", unit.row_block)?,
+                    flat: i32::from(unit.flat),
+                    reserved: 0,
                 },
                 raw::c_string("the unit", &name)?,
             ));

@@ -192,12 +192,16 @@ fn samples() -> Vec<Sample> {
 }
 
 /// A network of two layers whose values are of `seed`.
-fn network(seed: usize, keep_whole: bool) -> Units {
+fn network(seed: usize, cut: impl Fn(FsdpUnit) -> FsdpUnit) -> Units {
     let mut random = 7 + seed as u64;
     let mut initial = |count| (0..count).map(|_| uniform(&mut random) / 2.0).collect::<Vec<_>>();
     let first = params!["w1" => (initial(HIDDEN * INPUTS), [HIDDEN, INPUTS]), "b1" => (initial(HIDDEN), [HIDDEN])];
     let second = params!["w2" => (initial(HIDDEN), [HIDDEN])];
-    units!["first" => FsdpUnit::new(first).reshard_after_forward(!keep_whole), "second" => second]
+    units!["first" => cut(FsdpUnit::new(first)), "second" => second]
+}
+
+fn plain(unit: FsdpUnit) -> FsdpUnit {
+    unit
 }
 
 /// One forward and backward over some of the samples: adds the gradients of the mean over `share` samples to what is there, if
@@ -272,6 +276,8 @@ fn gathered(fsdp: &Fsdp) -> Vec<f32> {
 struct Way {
     options: FsdpOptions,
     keep_whole: bool,
+    row_block: usize,
+    flat: bool,
     /// Parts of a rank's share of the batch: of all but the last, gradients add up whole,
     without_sync: bool,
     /// or in the shards,
@@ -284,7 +290,12 @@ struct Way {
 fn train(comm: &Comm, way: &Way) -> (Vec<f64>, Vec<f32>) {
     let (rank, world) = (comm.rank().unwrap(), comm.world_size().unwrap());
     let samples = samples();
-    let mut fsdp = Fsdp::with_options(comm, network(rank, way.keep_whole), &way.options).unwrap();
+    let mut fsdp = Fsdp::with_options(
+        comm,
+        network(rank, |unit| unit.reshard_after_forward(!way.keep_whole).row_block(way.row_block).flat(way.flat)),
+        &way.options,
+    )
+    .unwrap();
     let mut opt = AdamW::new(&mut fsdp).lr(0.02).build().unwrap();
     let micro_steps = if way.without_sync || way.accumulates || way.delays_all_reduce { 3 } else { 1 };
     let mut losses = Vec::new();
@@ -328,6 +339,28 @@ fn units_that_stay_whole_and_units_one_by_one_train_alike() {
     expect_world_size_does_not_matter(&[3], &Way { keep_whole: true, ..Way::default() }, 1e-4);
     let options = FsdpOptions::new().forward_prefetch(0).backward_prefetch(0).grads_in_flight(1);
     expect_world_size_does_not_matter(&[3], &Way { options, ..Way::default() }, 1e-4);
+}
+
+#[test]
+fn units_cut_in_blocks_of_rows_or_anywhere_train_alike() {
+    expect_world_size_does_not_matter(&[3], &Way { row_block: 3, ..Way::default() }, 1e-4);
+    expect_world_size_does_not_matter(&[3], &Way { flat: true, ..Way::default() }, 1e-4);
+}
+
+#[test]
+fn flat_units_have_parts_of_parameters() {
+    ranks(2, |comm| {
+        let params = params!["scale" => (vec![2.0f32], []), "w" => (vec![1.0f32; 90], [3, 30])];
+        let fsdp = Fsdp::new(&comm, units!["all" => FsdpUnit::new(params).flat(true)]).unwrap();
+        let rank = comm.rank().unwrap();
+        assert_eq!(fsdp.shard(0).unwrap().len(), if rank == 0 { 1 } else { 0 });
+        assert_eq!(fsdp.shard(1).unwrap().len(), if rank == 0 { 32 } else { 58 });
+        let boxes = fsdp.layout(1).unwrap().regions(rank).unwrap();
+        assert_eq!(boxes.len(), 2, "one whole row and a part of another");
+        let blocks = params!["w" => (vec![1.0f32; 8], [8])];
+        let fsdp = Fsdp::new(&comm, units!["u" => FsdpUnit::new(blocks).row_block(5)]).unwrap();
+        assert_eq!(fsdp.shard(0).unwrap().len(), if rank == 0 { 5 } else { 3 });
+    });
 }
 
 #[test]
@@ -380,7 +413,7 @@ fn a_model_is_saved_at_3_ranks_and_loaded_at_2_optimizer_and_all() {
     let job = |comm: &Comm, steps: usize| {
         let (rank, world) = (comm.rank().unwrap(), comm.world_size().unwrap());
         let samples = samples();
-        let mut fsdp = Fsdp::new(comm, network(rank + 10 * steps, false)).unwrap();
+        let mut fsdp = Fsdp::new(comm, network(rank + 10 * steps, plain)).unwrap();
         let mut opt = Adam::new(&mut fsdp).lr(0.02).build().unwrap();
         let saver = Saver::at(comm, folder.path()).open().unwrap();
         let mut state = State::new().with("model", &fsdp).with("optim", &opt);
@@ -399,7 +432,7 @@ fn a_model_is_saved_at_3_ranks_and_loaded_at_2_optimizer_and_all() {
     let ended = ranks(2, |comm| job(&comm, 10)).remove(0);
     let expected = {
         let comm = alone();
-        let mut fsdp = Fsdp::new(&comm, network(50, false)).unwrap(); // as rank 0 of the first job
+        let mut fsdp = Fsdp::new(&comm, network(50, plain)).unwrap(); // as rank 0 of the first job
         let mut opt = Adam::new(&mut fsdp).lr(0.02).build().unwrap();
         let samples = samples();
         for _ in 0..10 {
@@ -569,7 +602,7 @@ fn a_step_is_abandoned_anywhere() {
 fn nothing_is_loaded_into_a_model_while_a_unit_is_not_sharded() {
     let folder = tempfile::tempdir().unwrap();
     ranks(2, |comm| {
-        let mut fsdp = Fsdp::new(&comm, network(0, true)).unwrap();
+        let mut fsdp = Fsdp::new(&comm, network(0, |unit| unit.reshard_after_forward(false))).unwrap();
         let saver = Saver::at(&comm, folder.path()).open().unwrap();
         let mut state = State::new().with("model", &fsdp);
         saver.save(1, &state).unwrap();
@@ -707,7 +740,7 @@ fn the_library_reads_no_shard_under_a_mutable_view() {
 fn a_unit_is_sharded_after_forward_or_stays_whole() {
     ranks(2, |comm| {
         for keep in [false, true] {
-            let mut fsdp = Fsdp::new(&comm, network(0, keep)).unwrap();
+            let mut fsdp = Fsdp::new(&comm, network(0, |unit| unit.reshard_after_forward(!keep))).unwrap();
             fsdp.forward(0).unwrap().done().unwrap();
             assert_eq!(fsdp.whole(0).is_ok(), keep, "without being asked for");
             fsdp.reshard(1).unwrap(); // it was on its way
@@ -804,6 +837,10 @@ fn bad_models_and_options_are_refused() {
     assert_eq!(refused(units!["u\0" => w()], "zero byte"), Code::InvalidArgument);
     assert_eq!(refused(units!["u" => params!["w\0" => (vec![1.0f32], [1])]], "zero byte"), Code::InvalidArgument);
     assert_eq!(refused(units!["u" => FsdpUnit::new(w()).frozen(["w9"])], "\"w9\""), Code::NotFound);
+    let huge = FsdpUnit::new(w()).row_block(usize::MAX);
+    assert_eq!(refused(units!["u" => huge], "row_block is"), Code::InvalidArgument);
+    let both = FsdpUnit::new(w()).row_block(2).flat(true);
+    assert_eq!(refused(units!["u" => both], "one of these"), Code::InvalidArgument);
     let tensor = Tensor::new(vec![1.0f32; 3], [3]).unwrap();
     {
         let _view = tensor.view_mut::<f32>().unwrap();

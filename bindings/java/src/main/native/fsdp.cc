@@ -8,7 +8,7 @@ namespace tsr::jni {
 namespace {
 
 // Parameters, and flags of them, follow each other over all units; `settings` has of each unit the number of them and its
-// reshard_after_forward, param_dtype and reduce_dtype. Bits of `given`: 0 shard_ranks, 1 forward_prefetch, and so on in the
+// reshard_after_forward, param_dtype, reduce_dtype, row_block and flat. Bits of `given`: 0 shard_ranks, 1 forward_prefetch, and so on in the
 // order of the arguments.
 jlong fsdp_create(JNIEnv* env, jclass, jlong comm, jobjectArray unit_names, jintArray settings, jobjectArray names,
                   jlongArray tensors, jintArray trained, jint given, jint shard_ranks, jint forward_prefetch,
@@ -19,7 +19,7 @@ jlong fsdp_create(JNIEnv* env, jclass, jlong comm, jobjectArray unit_names, jint
         const std::vector<int32_t> words = ints(env, settings);
         const Params params(env, names, tensors);
         const std::vector<int32_t> flags = ints(env, trained);
-        constexpr size_t of_unit = 4;
+        constexpr size_t of_unit = 6;
         size_t total = 0;
         for (size_t at = 0; at < words.size(); at += of_unit) total += static_cast<size_t>(words[at]);
         if (words.size() != of_unit * unit_texts.size() || total != params.size() || flags.size() != total) {
@@ -36,6 +36,8 @@ jlong fsdp_create(JNIEnv* env, jclass, jlong comm, jobjectArray unit_names, jint
             units[u].reshard_after_forward = words[of_unit * u + 1];
             units[u].param_dtype = words[of_unit * u + 2];
             units[u].reduce_dtype = words[of_unit * u + 3];
+            units[u].row_block = words[of_unit * u + 4];
+            units[u].flat = words[of_unit * u + 5];
             at += units[u].n;
         }
         tsr_fsdp_options options;

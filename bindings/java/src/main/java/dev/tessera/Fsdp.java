@@ -345,9 +345,7 @@ public final class Fsdp extends NativeObject {
             tensors.addAll(unit.params.tensors());
             unit.params.names().forEach(name -> trained.add(unit.frozen.contains(name) ? 0 : 1));
         }
-        final int[] settings = all.stream()
-                .flatMapToInt(unit -> IntStream.of(unit.params.size(), unit.keepsWhole ? 0 : 1, unit.paramDtype, unit.reduceDtype))
-                .toArray();
+        final int[] settings = all.stream().flatMapToInt(FsdpUnit::words).toArray();
         final int[] flags = trained.stream().mapToInt(flag -> flag).toArray();
         return new Fsdp(comm.ref.callLongExclusive(c -> Native.fsdpCreate(c, unitNames.toArray(new byte[0][]), settings,
                 names.toArray(new byte[0][]), Tensor.descriptors(tensors), flags, options.given, options.shardRanks,

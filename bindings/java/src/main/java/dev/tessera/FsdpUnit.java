@@ -4,6 +4,7 @@ import java.util.LinkedHashSet;
 import java.util.Map;
 import java.util.Objects;
 import java.util.Set;
+import java.util.stream.IntStream;
 
 /**
  * Parameters of an {@link Fsdp} model that are whole at the same time: a layer, say. Immutable; the methods that add or change
@@ -13,17 +14,28 @@ public final class FsdpUnit {
     final String name;
     final Params params; // those without values are at address 0
     final Set<String> frozen;
-    final boolean keepsWhole;
-    final int paramDtype; // 0: the options'
-    final int reduceDtype;
+    private final int[] settings; // as the C struct has them, by Setting
 
-    private FsdpUnit(String name, Params params, Set<String> frozen, boolean keepsWhole, int paramDtype, int reduceDtype) {
+    private enum Setting {
+        RESHARD_AFTER_FORWARD, PARAM_DTYPE, REDUCE_DTYPE, ROW_BLOCK, FLAT
+    }
+
+    private FsdpUnit(String name, Params params, Set<String> frozen, int[] settings) {
         this.name = name;
         this.params = params;
         this.frozen = frozen;
-        this.keepsWhole = keepsWhole;
-        this.paramDtype = paramDtype;
-        this.reduceDtype = reduceDtype;
+        this.settings = settings;
+    }
+
+    private FsdpUnit with(Setting setting, int value) {
+        final int[] changed = settings.clone();
+        changed[setting.ordinal()] = value;
+        return new FsdpUnit(name, params, frozen, changed);
+    }
+
+    /** What the native code reads: the number of parameters, then the settings. */
+    IntStream words() {
+        return IntStream.concat(IntStream.of(params.size()), IntStream.of(settings));
     }
 
     /**
@@ -40,13 +52,13 @@ public final class FsdpUnit {
      * A unit of parameters.
      *
      * @param name "layer3", in messages and calls; differs from those of the other units
-     * @param params contiguous, floating-point, of one dimension or more, cut by rows; read by {@link Fsdp#create} and not used
-     *     later
+     * @param params contiguous, floating-point, of one dimension or more, cut by rows (see also {@link #flat}); read by
+     *     {@link Fsdp#create} and not used later
      * @return the unit
      */
     public static FsdpUnit of(String name, Params params) {
         Native.utf8(name, "name");
-        return new FsdpUnit(name, Objects.requireNonNull(params, "params"), Set.of(), false, 0, 0);
+        return new FsdpUnit(name, Objects.requireNonNull(params, "params"), Set.of(), new int[] {1, 0, 0, 0, 0});
     }
 
     /**
@@ -57,7 +69,7 @@ public final class FsdpUnit {
      * @return another unit
      */
     public FsdpUnit and(String param, Tensor tensor) {
-        return new FsdpUnit(name, params.and(param, tensor), frozen, keepsWhole, paramDtype, reduceDtype);
+        return new FsdpUnit(name, params.and(param, tensor), frozen, settings);
     }
 
     /**
@@ -88,7 +100,7 @@ public final class FsdpUnit {
             }
             all.add(param);
         }
-        return new FsdpUnit(name, params, all, keepsWhole, paramDtype, reduceDtype);
+        return new FsdpUnit(name, params, all, settings);
     }
 
     /**
@@ -98,7 +110,7 @@ public final class FsdpUnit {
      * @return another unit
      */
     public FsdpUnit keepWhole(boolean value) {
-        return new FsdpUnit(name, params, frozen, value, paramDtype, reduceDtype);
+        return with(Setting.RESHARD_AFTER_FORWARD, value ? 0 : 1);
     }
 
     /**
@@ -108,7 +120,7 @@ public final class FsdpUnit {
      * @return another unit
      */
     public FsdpUnit paramDtype(DType dtype) {
-        return new FsdpUnit(name, params, frozen, keepsWhole, dtype.number(), reduceDtype);
+        return with(Setting.PARAM_DTYPE, dtype.number());
     }
 
     /**
@@ -118,7 +130,29 @@ public final class FsdpUnit {
      * @return another unit
      */
     public FsdpUnit reduceDtype(DType dtype) {
-        return new FsdpUnit(name, params, frozen, keepsWhole, paramDtype, dtype.number());
+        return with(Setting.REDUCE_DTYPE, dtype.number());
+    }
+
+    /**
+     * This unit, whose parameters are cut between blocks of so many rows. At first they are cut between any rows (0), as
+     * {@code torch.chunk} does.
+     *
+     * @param rows 0 or more
+     * @return another unit
+     */
+    public FsdpUnit rowBlock(int rows) {
+        return with(Setting.ROW_BLOCK, rows);
+    }
+
+    /**
+     * This unit, whose parameters of one dtype are cut together, as one row of elements, anywhere, or not: the ranks have
+     * equally much of them, shards have one dimension, and parameters may be without one. Not, at first.
+     *
+     * @param value whether
+     * @return another unit
+     */
+    public FsdpUnit flat(boolean value) {
+        return with(Setting.FLAT, value ? 1 : 0);
     }
 
     /**

@@ -558,6 +558,31 @@ class FsdpTest {
     }
 
     @Test
+    void unitsCutInBlocksOfRowsOrAnywhereTrainAlike() throws Exception {
+        final Way blocks = new Way();
+        blocks.unit = unit -> unit.rowBlock(3);
+        expectWorldSizeDoesNotMatter(blocks, 3);
+        final Way flat = new Way();
+        flat.unit = unit -> unit.flat(true);
+        expectWorldSizeDoesNotMatter(flat, 3);
+    }
+
+    @Test
+    void flatUnitsHavePartsOfParameters() throws Exception {
+        Ranks.run(2, comm -> {
+            final Tensor scale = Tensor.copyOf(new float[] {2}).reshape();
+            final FsdpUnit all = FsdpUnit.of("all").and("scale", scale).and("w", Tensor.zeros(DType.F32, 3, 30)).flat(true);
+            final FsdpUnit blocks = FsdpUnit.of("blocks").and("rows", Tensor.zeros(DType.F32, 8)).rowBlock(5);
+            try (Fsdp fsdp = Fsdp.create(comm, List.of(all, blocks))) {
+                final boolean first = comm.rank() == 0;
+                assertArrayEquals(new long[] {first ? 1 : 0}, fsdp.shardTensor(0).shape());
+                assertArrayEquals(new long[] {first ? 32 : 58}, fsdp.shardTensor(1).shape());
+                assertArrayEquals(new long[] {first ? 5 : 3}, fsdp.shardTensor(2).shape());
+            }
+        });
+    }
+
+    @Test
     void replicasEqualOneRank() throws Exception {
         final Way replicas = new Way();
         replicas.options = new FsdpOptions().shardRanks(2);
@@ -876,6 +901,8 @@ class FsdpTest {
         final Map<String, List<FsdpUnit>> bad = new LinkedHashMap<>();
         bad.put("without units", List.of());
         bad.put("\"u\" has no parameters", List.of(FsdpUnit.of("u")));
+        bad.put("row_block is -1", List.of(FsdpUnit.of("u").and("w", three).rowBlock(-1)));
+        bad.put("\"u\" is flat", List.of(FsdpUnit.of("u").and("w", three).rowBlock(2).flat(true)));
         bad.put("give it the shape [1]", List.of(FsdpUnit.of("u", Params.of("w", three.slice(0, 1).reshape()))));
         bad.put("floating-point", List.of(FsdpUnit.of("u").andDeferred("w", DType.I32, 3)));
         bad.put("two parameters are named",
