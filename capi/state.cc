@@ -9,6 +9,7 @@
 
 #include "callback.hpp"
 #include "checkpoint/agreement.hpp"
+#include "checkpoint/state_gather.hpp"
 #include "handles.hpp"
 
 namespace {
@@ -23,6 +24,7 @@ using tsr::capi::options_in;
 using tsr::capi::Reply;
 using tsr::capi::required;
 using tsr::capi::tensor_in;
+using tsr::capi::tensor_out;
 using tsr::capi::tensors_in;
 using tsr::capi::text;
 using tsr::capi::text_out;
@@ -414,6 +416,27 @@ tsr_status tsr_state_get_value(const tsr_state* state, const char* name, char* j
     return guard([&] {
         const auto s = object_of(state, "state");
         text_out(s->value(text(name, "name")).dump(), json, capacity, size);
+    });
+}
+
+tsr_status tsr_state_tensor_count(const tsr_state* state, size_t* count) {
+    return guard([&] { required(count, "count") = object_of(state, "state")->tensors().size(); });
+}
+
+tsr_status tsr_state_tensor(const tsr_state* state, size_t index, tsr_param* tensor) {
+    return guard([&] {
+        const auto& [name, found] = object_of(state, "state")->tensor(index);
+        const tsr::Tensor described{nullptr, found.kind->shape, found.kind->dtype, {}};
+        required(tensor, "tensor") = {name.c_str(), tensor_out(described)};
+        tensor->tensor.shape = found.kind->shape.data();
+    });
+}
+
+tsr_status tsr_state_gather(tsr_state* state, tsr_comm* comm, const char* name, int32_t root, const tsr_tensor* whole) {
+    return guard([&] {
+        const auto& s = object_of(state, "state");
+        const auto& ranks = object_of(comm, "comm");
+        tsr::gather_tensor(*ranks, *s, text(name, "name"), root, [&] { return tensor_in(whole, "whole"); });
     });
 }
 

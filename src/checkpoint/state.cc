@@ -69,6 +69,17 @@ void State::insert(std::string_view name, StateTensor tensor) {
     version_ = nullptr;
 }
 
+const State::Tensors::value_type& State::tensor(size_t index) const {
+    if (index >= tensors_.size()) {
+        throw Error(Code::invalid_argument, fmt::format("tensor {} of a state with {}", index, tensors_.size()));
+    }
+    if (order_.size() != tensors_.size()) {  // none is ever taken out
+        order_.clear();
+        for (auto entry = tensors_.begin(); entry != tensors_.end(); ++entry) order_.push_back(entry);
+    }
+    return *order_[index];
+}
+
 std::shared_ptr<const void> State::tensors_version() const {
     if (!version_) version_ = std::make_shared<char>();
     return version_;

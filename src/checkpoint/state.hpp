@@ -75,6 +75,8 @@ class State {
 
     [[nodiscard]] const std::vector<std::shared_ptr<WriteBarrier>>& barriers() const { return barriers_; }
     [[nodiscard]] const Tensors& tensors() const { return tensors_; }
+    // In the order of their names.
+    [[nodiscard]] const Tensors::value_type& tensor(size_t index) const;
     // Those that its tensors lie in, each once, in the order of the tensors.
     [[nodiscard]] std::vector<std::shared_ptr<SharedCopy>> shared_copies() const;
     // The same as long as the tensors are, and, while it is kept, that of no other ones.
@@ -104,6 +106,7 @@ class State {
 
     Tensors tensors_;
     std::unordered_map<size_t, std::vector<std::shared_ptr<const TensorKind>>> kinds_;  // of regular tensors, by hash
+    mutable std::vector<Tensors::const_iterator> order_;                                // made when it is asked for
     mutable std::shared_ptr<const void> version_;                                       // made when it is asked for
     Values values_;
     Values metrics_;

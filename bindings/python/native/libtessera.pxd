@@ -451,6 +451,10 @@ cdef extern from "tessera/state.h" nogil:
     tsr_status tsr_state_set_value(tsr_state *state, const char *name, const char *json)
     tsr_status tsr_state_get_value(const tsr_state *state, const char *name, char *json, size_t capacity,
                                    size_t *size)
+    tsr_status tsr_state_tensor_count(const tsr_state *state, size_t *count)
+    tsr_status tsr_state_tensor(const tsr_state *state, size_t index, tsr_param *tensor)
+    tsr_status tsr_state_gather(tsr_state *state, tsr_comm *comm, const char *name, int32_t root,
+                                const tsr_tensor *whole)
     tsr_status tsr_state_set_metric(tsr_state *state, const char *name, double value)
     void tsr_state_destroy(tsr_state *state)
 

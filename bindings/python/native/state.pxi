@@ -130,6 +130,34 @@ def state_get_value(State state not None, object name):
     return text[:size - 1].decode("utf-8", "surrogateescape")
 
 
+def state_tensor_count(State state not None):
+    cdef Lease lease = share(state)
+    cdef size_t count = 0
+    check(tsr_state_tensor_count(<tsr_state *>lease.ptr, &count))
+    return count
+
+
+def state_tensor(State state not None, size_t place):
+    """(name, dtype, shape)"""
+    cdef Lease lease = share(state)
+    cdef tsr_param tensor
+    check(tsr_state_tensor(<tsr_state *>lease.ptr, place, &tensor))
+    shape = tuple([tensor.tensor.shape[i] for i in range(tensor.tensor.ndim)])
+    return tensor.name.decode("utf-8", "surrogateescape"), tensor.tensor.dtype, shape
+
+
+def state_gather(State state not None, Comm comm not None, object name, object root, Tensor whole):
+    """`whole` may be None where nothing is gathered."""
+    cdef Lease lease = use(state)
+    cdef Lease comm_lease = use(comm)
+    cdef bytes encoded = utf8(name, "the name")
+    cdef const char *text = encoded
+    cdef int32_t where = int32(root, "root")
+    cdef const tsr_tensor *out = NULL if whole is None else &whole.view
+    with nogil:
+        check(tsr_state_gather(<tsr_state *>lease.ptr, <tsr_comm *>comm_lease.ptr, text, where, out))
+
+
 def state_set_metric(State state not None, object name, double value):
     cdef Lease lease = use(state)
     cdef bytes encoded = utf8(name, "the name")

@@ -375,6 +375,31 @@ def test_bad_models_are_refused(ranks, what):
     ranks(1, job)
 
 
+def test_a_full_state_is_gathered_tensor_by_tensor(ranks):
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, initial(), flat=["second"])
+        optimizer = ts.AdamW(fsdp)
+        state = ts.State(model=fsdp, optim=optimizer, epoch=3, fixed=np.arange(3))
+        everywhere = dict(state.gather(comm, root=None))
+        on_one = dict(state.gather(comm, root=1))
+        assert [*on_one] == [*everywhere]
+        for name, array in on_one.items():
+            assert (array is None) == (comm.rank != 1)
+            assert comm.rank != 1 or array.tobytes() == everywhere[name].tobytes()
+        assert "optim.state.w1.exp_avg_sq" in everywhere
+        np.testing.assert_array_equal(everywhere["fixed"], np.arange(3))
+        for unit in initial().values():
+            for name, array in unit.items():
+                np.testing.assert_array_equal(everywhere[f"model.{name}"], array)
+        with pytest.raises(ts.InvalidArgument, match="root is 9"):
+            next(state.gather(comm, root=9))
+        other = ts.State(model=fsdp) if comm.rank == 0 else ts.State(net=fsdp)
+        with pytest.raises(ts.Mismatch, match="the ranks gather different tensors"):
+            next(other.gather(comm))
+
+    ranks(3, job)
+
+
 def test_mistakes_are_told_by_name(ranks):
     def job(comm: ts.Comm):
         with pytest.raises(ts.NotFound, match="'other'"):

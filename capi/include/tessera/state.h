@@ -184,6 +184,35 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_set_value(tsr_state *state, const char
 TSR_API TSR_MUST_USE tsr_status tsr_state_get_value(const tsr_state *state, const char *name, char *json,
                                                     size_t capacity, size_t *size);
 
+/** The number of tensors.
+ *  @param state  borrowed for the call
+ *  @param count  out
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_tensor_count(const tsr_state *state, size_t *count);
+
+/** What a tensor is, as a whole. They are in the order of their names.
+ *  @param state   borrowed for the call
+ *  @param index   0 to tensor count - 1
+ *  @param tensor  out: name, dtype and the whole shape, borrowed until destroy; data is NULL
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_tensor(const tsr_state *state, size_t index, tsr_param *tensor);
+
+/** Gather a whole tensor of which each rank holds a part. One after the other they are a full state, for which no rank needs
+ *  memory all at once; of those that a rank holds whole, it is a copy.
+ *  @param state  borrowed for the call; its tensor is the same on every rank
+ *  @param comm   borrowed for the call: the ranks that hold the parts
+ *  @param name   of the tensor, borrowed for the call
+ *  @param root   the rank that gets it, or -1: all do
+ *  @param whole  out, borrowed for the call: contiguous memory of its dtype and whole shape where it is gathered; else not
+ *                looked at, may be NULL
+ *  @return TSR_OK, NOT_FOUND, INVALID_ARGUMENT, INVALID_STATE, MISMATCH (the ranks name different tensors, or another rank
+ *          has one of these errors), TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY
+ *  @threadsafety exclusive state and comm  @collective yes  @blocking yes  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_state_gather(tsr_state *state, tsr_comm *comm, const char *name, int32_t root,
+                                                 const tsr_tensor *whole);
+
 /** Set a metric of the next save ("loss"), which takes it, whatever comes of it; shown by `tessera ckpt ls`.
  *  @param state  borrowed for the call
  *  @param name   UTF-8, borrowed for the call

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, M
 from dataclasses import dataclass
 from functools import partial
 from operator import is_, setitem
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from . import _core
-from ._base import Closable, stays
+from ._base import Closable, checked, stays
 from .comm import Comm
 from .data import Sampler
 from .ddp import DDP
@@ -24,9 +24,12 @@ from .fsdp import FSDP
 from .grad_scaler import GradScaler
 from .layout import Layout
 from .optim import Optimizer
-from .tensor import ArrayLike, DTypeLike, dtype_of, is_array, tensor
+from .tensor import ArrayLike, DType, DTypeLike, dtype_of, has_other_bits, is_array, tensor
 from .values import decode, encode
 from .work import Work
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["PerRank", "Sharded", "State", "Stateful"]
 
@@ -182,6 +185,41 @@ class State(MutableMapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"<tessera.State of {', '.join(self._parts) or 'nothing'}>"
+
+    def gather(self, comm: Comm, root: int | None = 0) -> Iterator[tuple[str, npt.NDArray[Any] | None]]:
+        """The whole tensors, one after the other: a full state. Collective, for each of them.
+
+        ``dict(state.gather(comm))`` is the full state of a sharded model and its optimizer; a loop that writes each
+        tensor somewhere needs memory for one at a time. All ranks go through all of them.
+
+        Parameters
+        ----------
+        comm : Comm
+            The ranks that hold the parts; the state has the same tensors on each.
+        root : int or None, default 0
+            The rank that gets the tensors; None: all do.
+
+        Yields
+        ------
+        name : str
+            As in a checkpoint; in the order of the names.
+        array : array or None
+            A new one; None on other ranks than the root.
+
+        Raises
+        ------
+        Mismatch
+            The ranks' states differ in this tensor.
+        """
+        handle, _ = self._prepare()
+        wanted = root is None or checked(comm, Comm, "comm").rank == root
+        for i in range(_core.state_tensor_count(handle)):
+            name, number, shape = _core.state_tensor(handle, i)
+            dtype = DType(number)
+            array: npt.NDArray[Any] | None = np.empty(shape, dtype.numpy) if wanted else None
+            whole = None if array is None else tensor(array, dtype if has_other_bits(dtype) else None)
+            _core.state_gather(handle, comm._handle, name, -1 if root is None else root, whole)
+            yield name, array
 
     def _prepare(self, metrics: Mapping[str, float] | None = None) -> tuple[_core.State, Callable[..., None]]:
         """The handle with the values of now, and what takes them over after a load but for names that it left alone."""

@@ -1,8 +1,8 @@
 //! `tessera/state.h`.
 
 use crate::{
-    tsr_ddp, tsr_destroy_fn, tsr_dtype, tsr_fsdp, tsr_grad_scaler, tsr_layout, tsr_optimizer, tsr_sampler, tsr_state,
-    tsr_status, tsr_tensor,
+    tsr_comm, tsr_ddp, tsr_destroy_fn, tsr_dtype, tsr_fsdp, tsr_grad_scaler, tsr_layout, tsr_optimizer, tsr_param,
+    tsr_sampler, tsr_state, tsr_status, tsr_tensor,
 };
 use std::ffi::{c_char, c_void};
 
@@ -63,6 +63,15 @@ functions! { "state":
         json: *mut c_char,
         capacity: usize,
         size: *mut usize,
+    ) -> tsr_status;
+    fn tsr_state_tensor_count(state: *const tsr_state, count: *mut usize) -> tsr_status;
+    fn tsr_state_tensor(state: *const tsr_state, index: usize, tensor: *mut tsr_param) -> tsr_status;
+    fn tsr_state_gather(
+        state: *mut tsr_state,
+        comm: *mut tsr_comm,
+        name: *const c_char,
+        root: i32,
+        whole: *const tsr_tensor,
     ) -> tsr_status;
     fn tsr_state_set_metric(state: *mut tsr_state, name: *const c_char, value: f64) -> tsr_status;
     fn tsr_state_destroy(state: *mut tsr_state);

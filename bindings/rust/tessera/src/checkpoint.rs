@@ -179,6 +179,17 @@ pub struct TensorInfo {
     pub shape: Vec<usize>,
 }
 
+impl TensorInfo {
+    /// # Safety
+    /// A C string, and `ndim` sizes.
+    pub(crate) unsafe fn new(name: *const c_char, dtype: i32, shape: *const i64, ndim: i32) -> Result<Self> {
+        let (name, shape) = unsafe { (raw::text(name), slice(shape, usize::try_from(ndim).unwrap_or(0))) };
+        let dtype = DType::from_raw(dtype)
+            .ok_or_else(|| Error::new(Code::Version, format!("{name} is of unknown dtype {dtype}")))?;
+        Ok(TensorInfo { name, dtype, shape: shape.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect() })
+    }
+}
+
 /// A committed checkpoint, written by ranks of whatever number and language. It needs no job, and may be read from many
 /// threads at once.
 ///
@@ -283,11 +294,7 @@ impl Checkpoint {
         unsafe {
             let handle = self.handle.as_ptr();
             check(sys::tsr_checkpoint_tensor(handle, index, &mut name, &mut dtype, &mut shape, &mut ndim))?;
-            let name = raw::text(name);
-            let dtype = DType::from_raw(dtype)
-                .ok_or_else(|| Error::new(Code::Version, format!("{name} is of unknown dtype {dtype}")))?;
-            let shape = slice(shape, usize::try_from(ndim).unwrap_or(0));
-            Ok(TensorInfo { name, dtype, shape: shape.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect() })
+            TensorInfo::new(name, dtype, shape, ndim)
         }
     }
 

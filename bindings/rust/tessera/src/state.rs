@@ -12,7 +12,8 @@ use std::sync::Arc;
 use tessera_sys as sys;
 
 use crate::callback::{answer, CallbackResult};
-use crate::comm::Borrowed;
+use crate::checkpoint::TensorInfo;
+use crate::comm::{Borrowed, Comm};
 use crate::data::{Sampler, SamplerInner};
 use crate::ddp::{Ddp, Inner};
 use crate::element::DType;
@@ -447,6 +448,45 @@ impl<'c> State<'c> {
     pub fn set_metric(&mut self, name: &str, value: f64) -> Result<()> {
         let (name, state) = (raw::c_string("the name", name)?, self.as_ptr()?);
         check(unsafe { sys::tsr_state_set_metric(state, name.as_ptr(), value) })
+    }
+
+    /// Its tensors, as a whole, in order of their names.
+    ///
+    /// # Errors
+    /// Of a state that could not be built.
+    pub fn tensors(&self) -> Result<Vec<TensorInfo>> {
+        let (state, mut count) = (self.as_ptr()?, 0);
+        check(unsafe { sys::tsr_state_tensor_count(state, &mut count) })?;
+        let tensor = |index| {
+            // SAFETY: it is plain; what it points to lives as long as the state, and is copied.
+            unsafe {
+                let mut raw: sys::tsr_param = std::mem::zeroed();
+                check(sys::tsr_state_tensor(state, index, &mut raw))?;
+                TensorInfo::new(raw.name, raw.tensor.dtype, raw.tensor.shape, raw.tensor.ndim)
+            }
+        };
+        (0..count).map(tensor).collect()
+    }
+
+    /// Gathers a whole tensor of which each rank holds a part: on `root`, or on all ranks. One after the other they are a full
+    /// state, for which no rank needs memory all at once. All ranks call it; the others than the root get `None`.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such tensor; `Mismatch`: the ranks name different ones, or another rank has no such one;
+    /// `InvalidArgument`: the root; `InvalidState`: a mutable view of something in the state is alive; `Timeout`,
+    /// `Aborted`, `PeerLost`.
+    pub fn gather(&self, comm: &Comm, name: &str, root: Option<usize>) -> Result<Option<Tensor>> {
+        let c_name = raw::c_string("the name", name)?;
+        let wanted = root.is_none() || root == Some(comm.rank()?);
+        let found = if wanted { self.tensors()?.into_iter().find(|tensor| tensor.name == name) } else { None };
+        let whole = found.map(|info| Tensor::zeros(info.dtype, &info.shape)).transpose()?;
+        let memory = whole.as_ref().map(Tensor::as_raw);
+        let root = root.map_or(Ok(-1), |root| raw::int32("root", root))?;
+        self.reading(|state| {
+            let out = memory.as_ref().map_or(ptr::null(), ptr::from_ref);
+            check(unsafe { sys::tsr_state_gather(state, comm.as_ptr(), c_name.as_ptr(), root, out) })
+        })?;
+        Ok(whole)
     }
 
     fn as_ptr(&self) -> Result<*mut sys::tsr_state> {

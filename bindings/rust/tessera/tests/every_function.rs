@@ -260,6 +260,8 @@ fn checkpoints(comm: &Comm, root: &std::path::Path) {
     state.set("double", 0.5).unwrap();
     state.set("text", "x").unwrap();
     state.set_metric("loss", 1.0).unwrap();
+    assert!(!state.tensors().unwrap().is_empty());
+    assert!(state.gather(comm, "plain", None).unwrap().is_some());
     assert_eq!((state.get_int("int").unwrap(), state.get_double("double").unwrap()), (1, 0.5));
     assert_eq!(state.get("text").unwrap(), "x".into());
     let saver = Saver::at(comm, root).open().unwrap();

@@ -364,6 +364,31 @@ fn flat_units_have_parts_of_parameters() {
 }
 
 #[test]
+fn full_states_are_gathered_tensor_by_tensor() {
+    ranks(3, |comm| {
+        let rank = comm.rank().unwrap();
+        let values: Vec<f32> = (0..8u8).map(f32::from).collect();
+        let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (values.clone(), [4, 2])]]).unwrap();
+        let optimizer = AdamW::new(&mut fsdp).build().unwrap();
+        let state = State::new().with("model", &fsdp).with("optim", &optimizer);
+        let names: Vec<_> = state.tensors().unwrap().into_iter().map(|tensor| tensor.name).collect();
+        assert_eq!(names, ["model.w", "optim.state.w.exp_avg", "optim.state.w.exp_avg_sq", "optim.state.w.step"]);
+        for root in [None, Some(2)] {
+            let whole = state.gather(&comm, "model.w", root).unwrap();
+            assert_eq!(whole.is_some(), root.is_none_or(|root| root == rank));
+            if let Some(whole) = whole {
+                assert_eq!(whole.shape(), [4, 2]);
+                assert_eq!(*whole.view::<f32>().unwrap(), values[..]);
+            }
+        }
+        let refused = |name, root| state.gather(&comm, name, root).unwrap_err().code();
+        assert_eq!(refused("model.w", Some(3)), Code::InvalidArgument);
+        let (name, code) = if rank == 1 { ("model.v", Code::NotFound) } else { ("model.w", Code::Mismatch) };
+        assert_eq!(refused(name, None), code);
+    });
+}
+
+#[test]
 fn gradients_divided_before_they_are_summed_equal_one_rank_with_all_of_it() {
     let options = FsdpOptions::new().pre_divide(2.0);
     expect_world_size_does_not_matter(&[3], &Way { options, ..Way::default() }, 1e-4);

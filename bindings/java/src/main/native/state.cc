@@ -1,5 +1,6 @@
 // What a checkpoint saves and loads: named tensors and values. A Java object in it is three methods of
 // dev.tessera.StatefulCalls, called on the thread of the save or load.
+#include <optional>
 #include <stdexcept>
 
 #include "upcall.hpp"
@@ -153,6 +154,46 @@ jbyteArray state_get_value(JNIEnv* env, jclass, jlong state, jbyteArray name) {
     });
 }
 
+jlong state_tensor_count(JNIEnv* env, jclass, jlong state) {
+    return shim(env, [&]() -> jlong {
+        size_t count = 0;
+        check(env, tsr_state_tensor_count(as<tsr_state>(state), &count));
+        return static_cast<jlong>(count);
+    });
+}
+
+jbyteArray state_tensor_name(JNIEnv* env, jclass, jlong state, jlong index) {
+    return shim(env, [&] {
+        tsr_param tensor{};
+        check(env, tsr_state_tensor(as<tsr_state>(state), static_cast<size_t>(index), &tensor));
+        return bytes_of(env, tensor.name);
+    });
+}
+
+// {dtype, sizes...}
+jlongArray state_tensor_shape(JNIEnv* env, jclass, jlong state, jlong index) {
+    return shim(env, [&] {
+        tsr_param param{};
+        check(env, tsr_state_tensor(as<tsr_state>(state), static_cast<size_t>(index), &param));
+        std::vector<int64_t> words{param.tensor.dtype};
+        words.insert(words.end(), param.tensor.shape, param.tensor.shape + param.tensor.ndim);
+        return longs_of(env, words.data(), words.size());
+    });
+}
+
+// `whole` is null where nothing is gathered.
+void state_gather(JNIEnv* env, jclass, jlong state, jlong comm, jbyteArray name, jint root, jlongArray whole) {
+    shim(env, [&] {
+        const Text text(env, name);
+        std::optional<Tensors> memory;
+        if (whole != nullptr) memory.emplace(env, whole);
+        blocking(env, [&] {
+            return tsr_state_gather(as<tsr_state>(state), as<tsr_comm>(comm), text.c_str(), root,
+                                    memory ? memory->data() : nullptr);
+        });
+    });
+}
+
 void state_set_metric(JNIEnv* env, jclass, jlong state, jbyteArray name, jdouble value) {
     shim(env, [&] { check(env, tsr_state_set_metric(as<tsr_state>(state), Text(env, name).c_str(), value)); });
 }
@@ -184,6 +225,10 @@ Methods state_methods() {
             method<state_get_double>("stateGetDouble"),
             method<state_set_value>("stateSetValue"),
             method<state_get_value>("stateGetValue"),
+            method<state_tensor_count>("stateTensorCount"),
+            method<state_tensor_name>("stateTensorName"),
+            method<state_tensor_shape>("stateTensorShape"),
+            method<state_gather>("stateGather"),
             method<state_set_metric>("stateSetMetric"),
             method<state_destroy>("stateDestroy")};
 }

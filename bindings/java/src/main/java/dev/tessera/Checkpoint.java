@@ -23,7 +23,7 @@ public final class Checkpoint extends NativeObject {
         private final DType dtype;
         private final long[] shape;
 
-        private Entry(String name, long[] words) {
+        Entry(String name, long[] words) {
             this.name = name;
             dtype = DType.of(words[0]);
             shape = Arrays.copyOfRange(words, 1, words.length);

@@ -244,6 +244,10 @@ final class Native {
     static native double stateGetDouble(long state, byte[] name);
     static native void stateSetValue(long state, byte[] name, byte[] json);
     static native byte[] stateGetValue(long state, byte[] name);
+    static native long stateTensorCount(long state);
+    static native byte[] stateTensorName(long state, long index);
+    static native long[] stateTensorShape(long state, long index);
+    static native void stateGather(long state, long comm, byte[] name, int root, long[] whole);
     static native void stateSetMetric(long state, byte[] name, double value);
     static native void stateDestroy(long state);
 

@@ -1,6 +1,8 @@
 package dev.tessera;
 
+import java.lang.ref.Reference;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.Objects;
 import java.util.concurrent.atomic.AtomicReference;
@@ -273,6 +275,54 @@ public final class State extends NativeObject {
         final byte[] text = Native.utf8(Objects.requireNonNull(name, "name"), "name");
         ref.runExclusive(h -> Native.stateSetMetric(h, text, value));
         return this;
+    }
+
+    /**
+     * Its tensors, as a whole.
+     *
+     * @return in order of names
+     */
+    public List<Checkpoint.Entry> tensors() {
+        return use(h -> {
+            final List<Checkpoint.Entry> entries = new ArrayList<>();
+            final long count = Native.stateTensorCount(h);
+            for (long i = 0; i < count; ++i) {
+                entries.add(new Checkpoint.Entry(Native.text(Native.stateTensorName(h, i)), Native.stateTensorShape(h, i)));
+            }
+            return Collections.unmodifiableList(entries);
+        });
+    }
+
+    /**
+     * Gather a whole tensor of which each rank holds a part. One after the other they are a full state, for which no rank
+     * needs memory all at once. All ranks call it.
+     *
+     * @param comm the ranks that hold the parts
+     * @param name of the tensor, one of {@link #tensors()}
+     * @param root the rank that gets it, or -1: all do
+     * @return in memory of its own, or null on other ranks than the root
+     * @throws TesseraNotFoundException if there is no such tensor
+     * @throws TesseraMismatchException if the ranks name different tensors, or another rank has no such one
+     * @throws TesseraInvalidArgumentException if there is no such root
+     */
+    public Tensor gather(Comm comm, String name, int root) {
+        final byte[] text = Native.utf8(name, "name");
+        Tensor whole = null;
+        for (Checkpoint.Entry entry : root == -1 || root == comm.rank() ? tensors() : List.<Checkpoint.Entry>of()) {
+            if (entry.name().equals(name)) {
+                whole = Tensor.zeros(entry.dtype(), entry.shape());
+            }
+        }
+        final long[] memory = whole == null ? null : whole.descriptor();
+        try {
+            use(h -> {
+                comm.ref.runExclusive(c -> Native.stateGather(h, c, text, root, memory));
+                return null;
+            });
+        } finally {
+            Reference.reachabilityFence(whole);
+        }
+        return whole;
     }
 
     /** Makes a call that may call a Stateful. What that threw goes with the error that the call becomes. */

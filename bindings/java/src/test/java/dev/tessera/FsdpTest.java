@@ -20,6 +20,7 @@ import java.util.Random;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.function.UnaryOperator;
+import java.util.stream.Collectors;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 
@@ -871,6 +872,31 @@ class FsdpTest {
             assertArrayEquals(new long[] {8, 5}, checkpoint.read("model.w1").shape());
             assertArrayEquals(new long[] {8, 5}, checkpoint.read("optim.state.w1.exp_avg").shape());
         }
+    }
+
+    @Test
+    void fullStatesAreGatheredTensorByTensor() throws Exception {
+        Ranks.run(3, comm -> {
+            final FsdpUnit unit = FsdpUnit.of("u").and("w", Tensor.copyOf(new float[] {1, 2, 3, 4, 5, 6, 7, 8}, 4, 2));
+            try (Fsdp fsdp = Fsdp.create(comm, List.of(unit)); Optimizer adamW = Optimizer.adamW(fsdp).build();
+                    State state = State.of("model", fsdp).with("optim", adamW)) {
+                assertEquals(List.of("model.w", "optim.state.w.exp_avg", "optim.state.w.exp_avg_sq", "optim.state.w.step"),
+                        state.tensors().stream().map(Checkpoint.Entry::name).collect(Collectors.toList()));
+                for (int root : new int[] {-1, 2}) {
+                    final Tensor whole = state.gather(comm, "model.w", root);
+                    assertEquals(root == -1 || root == comm.rank(), whole != null);
+                    for (int k = 0; whole != null && k < 8; ++k) {
+                        assertEquals(k + 1, whole.floats().get(k));
+                    }
+                }
+                assertThrows(TesseraInvalidArgumentException.class, () -> state.gather(comm, "model.w", 3));
+                if (comm.rank() == 1) {
+                    assertThrows(TesseraNotFoundException.class, () -> state.gather(comm, "model.v", -1));
+                } else {
+                    assertThrows(TesseraMismatchException.class, () -> state.gather(comm, "model.w", -1));
+                }
+            }
+        });
     }
 
     // --- mistakes
