@@ -198,7 +198,9 @@ class FSDP(Closable):
 
     @property
     def shards(self) -> Arrays:
-        """This rank's rows of each parameter (elements, of a flat unit), which may be none: what an optimizer updates and a checkpoint holds.
+        """This rank's rows of each parameter, or elements, of a flat unit: what an optimizer updates and is saved.
+
+        They may be none.
 
         NumPy views, the same memory for good. Not to be written while the unit is whole.
         """
