@@ -73,7 +73,7 @@ TEST(ClipGradNorm, OfPartsIsThatOfAllAndReplicasCountOnce) {
     const std::array placements{Placement::replicate(), Placement::shard(0)};
     for (const int rank : {0, 1, 2, 3}) {
         Sgd optimizer({{"a", tensor_of(std::span(a), DType::f32), tensor_of(std::span(grad), DType::f32),
-                        Held{Layout::placed(Dims{8}, mesh, placements), rank}}},
+                        Held{Layout::placed(Dims{8}, mesh, placements), rank, rank / 2}}},
                       {});
         double told = -1;
         optimizer.set_together([&](double own, Optimizer::Over how) {
