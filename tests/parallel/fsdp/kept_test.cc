@@ -19,7 +19,7 @@ using testing::shared;
 testing::Outcomes run_on_hosts(int ranks, int each, const std::function<void(Communicator&)>& body) {
     const auto store = make_memory_store(milliseconds{30000});
     return testing::run_threads(ranks, [&](int rank) {
-        CommOptions options = testing::test_options();
+        CommOptions options = testing::test_options("auto");  // also where other tests run over gloo
         options.host_id = std::to_string(rank / each);
         const auto comm = testing::join_job(store, rank, ranks, options);
         body(*comm);
