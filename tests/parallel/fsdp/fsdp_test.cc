@@ -151,6 +151,17 @@ TEST_P(FsdpOverWorlds, HoweverTheyAreCutShardsAreWhatTheirLayoutSaysOfRankZerosV
     }));
 }
 
+TEST(Fsdp, BlocksThatRanksHaveEquallyManyOfAreARegularLayout) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        Model model;
+        model.add("even", {16, 2});
+        model.add("uneven", {17, 2});
+        const Fsdp fsdp(shared(comm), {{.name = "all", .params = model.params(), .row_block = 4}}, {});
+        EXPECT_FALSE(fsdp.held(0).layout.is_explicit());
+        EXPECT_TRUE(fsdp.held(1).layout.is_explicit());
+    }));
+}
+
 TEST(Fsdp, AFlatUnitIsCutEvenlyInTheMiddleOfParameters) {
     expect_all_well(run_ranks(3, test_options(), [](Communicator& comm) {
         Model model;
