@@ -123,8 +123,9 @@ bool failed_by_itself(const RankEnd& end) { return !end.by_agent && end.wait_sta
 bool failed_by_evidence(const RankEnd& end, const std::vector<RankEnd>& ends) {
     return std::ranges::any_of(ends, [&](const RankEnd& victim) {
         if (!failed_by_itself(victim)) return false;
-        if (end.by_agent) return told_of(victim.message(), victim, end, ends);
-        return end.wait_status == 0 && end.order <= victim.order && told_of(all_text(victim), victim, end, ends);
+        if (!end.by_agent && end.wait_status != 0) return false;
+        const bool later = end.by_agent || end.order > victim.order;
+        return told_of(later ? victim.message() : all_text(victim), victim, end, ends);
     });
 }
 

@@ -135,6 +135,16 @@ TEST(Report, ARankThatLeftWhileOthersNeededItIsNamed) {
                 StartsWith("the job failed: rank 1 failed or left first, and was ended with the others: " + left));
     EXPECT_THAT(text, HasSubstr("rank 0  exit 1    ABORTED because rank 1 failed or left"));
     EXPECT_THAT(text, Not(HasSubstr("(ended)")));
+
+    RankEnd slow = end_saying(1, left);  // it ended by itself, but after its victim
+    slow.wait_status = 0;
+    slow.order = 1;
+    const std::string of_slow = report({end_saying(0, told), slow});
+    EXPECT_THAT(of_slow, StartsWith("the job failed: rank 1 ended with exit code 0 "));
+    EXPECT_THAT(of_slow, HasSubstr(": " + left + "\n"));
+    EXPECT_THAT(of_slow, HasSubstr("rank 0  exit 1    ABORTED because rank 1 "));
+    const std::string of_neither = report({end_saying(0, "Timeout: rank 0: barrier #1: rank 1 did not come"), slow});
+    EXPECT_THAT(of_neither, StartsWith("the job failed: rank 0 "));
 }
 
 }  // namespace

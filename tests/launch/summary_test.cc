@@ -54,10 +54,12 @@ TEST(Failures, ARankThatLeftWithExitCodeZeroIsTheCauseOfThoseThatMissIt) {
     EXPECT_EQ(ranks_of(failures), (Ranks{1, 0}));
     EXPECT_EQ(exit_code_of(failures), 1);
     EXPECT_THAT(failures.front().cause(), HasSubstr("rank 1 ended with exit code 0 (its peers still needed it"));
-    // By its number where the process is the child of a wrapper; but not one that ended after the failure.
+    // By its number where the process is the child of a wrapper; one that ended after the failure, by the message alone.
     const std::string child = "rank 0: barrier #2 failed: rank 1 (pid 7, host x) left the communicator";
     EXPECT_EQ(ranks_of(failures_of({end_with(end_of(0, exit_1, 2, 2), {child}), end_of(1, 0, 1, 1)})), (Ranks{1, 0}));
-    EXPECT_EQ(ranks_of(failures_of({end_with(end_of(0, exit_1, 1, 1), {child}), end_of(1, 0, 2, 2)})), (Ranks{0}));
+    EXPECT_EQ(ranks_of(failures_of({end_with(end_of(0, exit_1, 1, 1), {child}), end_of(1, 0, 2, 2)})), (Ranks{1, 0}));
+    const RankEnd before_more = end_with(end_of(0, exit_1, 1, 1), {child, "giving up"});
+    EXPECT_EQ(ranks_of(failures_of({before_more, end_of(1, 0, 2, 2)})), (Ranks{0}));
     // A crash of its own is nobody's doing, whatever was said before.
     EXPECT_EQ(ranks_of(failures_of({end_with(end_of(0, SIGSEGV, 2, 2), {child}), end_of(1, 0, 1, 1)})), (Ranks{0}));
 }
