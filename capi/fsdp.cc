@@ -74,7 +74,7 @@ tsr::FsdpUnit unit_in(const tsr_fsdp_unit& unit, size_t index) {
         out.params.push_back(param_in(unit.params[i], out.name, i));
         if (unit.trained != nullptr) out.trained.push_back(flag(unit.trained[i], "trained"));
     }
-    out.reshard_after_forward = flag(unit.reshard_after_forward, "reshard_after_forward");
+    out.reshard_after_forward = unit.reshard_after_forward;
     out.param_dtype = dtype_in(unit.param_dtype);
     out.reduce_dtype = dtype_in(unit.reduce_dtype);
     out.row_block = unit.row_block;

@@ -367,7 +367,10 @@ TEST(FsdpApi, BadArgumentsAreRefused) {
     refused([](auto& unit, auto&) { unit.name = nullptr; }, TSR_E_INVALID_ARGUMENT, "name is NULL");
     refused([](auto& unit, auto&) { unit.params = nullptr; }, TSR_E_INVALID_ARGUMENT, "params is NULL");
     refused([](auto& unit, auto&) { unit.n = 0; }, TSR_E_INVALID_ARGUMENT, "has no parameters");
-    refused([](auto& unit, auto&) { unit.reshard_after_forward = 2; }, TSR_E_INVALID_ARGUMENT, "it is 0 or 1");
+    refused([](auto& unit, auto&) { unit.reshard_after_forward = 2; }, TSR_E_INVALID_ARGUMENT,
+            "of which 1 ranks are a multiple");
+    refused([](auto& unit, auto&) { unit.reshard_after_forward = -1; }, TSR_E_INVALID_ARGUMENT,
+            "reshard_after_forward is -1");
     refused([](auto& unit, auto&) { unit.flat = 2; }, TSR_E_INVALID_ARGUMENT, "flat is 2");
     refused([](auto& unit, auto&) { unit.row_block = -3; }, TSR_E_INVALID_ARGUMENT, "row_block is -3");
     refused([](auto& unit, auto&) { unit.flat = unit.row_block = 1; }, TSR_E_INVALID_ARGUMENT, "one of these");

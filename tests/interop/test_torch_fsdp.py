@@ -37,6 +37,10 @@ def test_replicas_and_two_hosts_train_alike(tmp_path: Path) -> None:
     run_ranks(JOBS, 4, "checks", tmp_path, *checks, hosts=2)
 
 
+def test_units_kept_among_two_of_four_hosts_train_alike(tmp_path: Path) -> None:
+    run_ranks(JOBS, 4, "checks", tmp_path, "every_way_to_be_whole", hosts=4)
+
+
 def test_a_rank_that_dies_in_backward_is_named_to_the_others() -> None:
     run_ranks(JOBS, 3, "dies", ends={2: -signal.SIGKILL})
 

@@ -204,7 +204,7 @@ def losses_gradients_and_states() -> None:
 
 def every_way_to_be_whole() -> None:
     expected = train(sharded(theirs, net()))
-    for reshards in (True, False):
+    for reshards in (True, False, 1, ranks, *([2] if ranks % 2 == 0 else [])):
         train(sharded(ours, net(), reshard_after_forward=reshards)).check(expected, f"reshard_after_forward {reshards}")
     model = sharded(ours, net())
     model.set_reshard_after_forward(True)  # the root's too
@@ -487,7 +487,12 @@ def mistakes_are_told() -> None:
     refused(ts.InvalidArgument, "for this FSDPNet before", lambda: ours(model))
     refused(ts.InvalidArgument, "a ModuleList does not compute itself", lambda: ours(net().blocks))
     refused(ts.InvalidArgument, "takes a module", lambda: ours(None))  # type: ignore[arg-type]
-    refused(ts.Unsupported, "reshard_after_forward is 2", lambda: ours(net(), reshard_after_forward=2))
+    for number in (0, -1, ranks + 1, 1.0):
+        refused(
+            ts.InvalidArgument,
+            f"reshard_after_forward is {number}",
+            lambda number=number: ours(net(), reshard_after_forward=number),
+        )
     refused(ts.Unsupported, "as Shard(0) says", lambda: ours(net(), shard_placement_fn=lambda _: Shard(1)))
     refused(ts.Unsupported, "dp_mesh_dims", lambda: ours(net(), dp_mesh_dims=object()))
     refused(ts.Unsupported, "copy it before", lambda: copy.deepcopy(model))

@@ -43,7 +43,7 @@ cdef UnitArray unit_array(list units):
         array.units[i].name = text_or_null(array.keep, name, "the name of a unit")
         array.units[i].params = params.params
         array.units[i].n = params.count
-        array.units[i].reshard_after_forward = bool(reshard)
+        array.units[i].reshard_after_forward = int32(reshard, "reshard_after_forward")
         array.units[i].param_dtype = int32(param_dtype, "param_dtype")
         array.units[i].reduce_dtype = int32(reduce_dtype, "reduce_dtype")
         array.units[i].row_block = int32(row_block, "row_block")

@@ -73,10 +73,11 @@ def alone(ranks, **options: Any):
         ({"forward_prefetch": 0, "backward_prefetch": 0, "grads_in_flight": 1}, 1e-4),
         ({"reduce_dtype": "bfloat16"}, 2e-2),
         ({"pre_divide": 2.0}, 1e-4),
+        ({"keep_among": {"first": 3}}, 1e-4),
         ({"row_block": 3}, 1e-4),
         ({"flat": ["first", "second"]}, 1e-4),
     ],
-    ids=["plain", "kept", "in turn", "bf16", "divided", "blocks", "flat"],
+    ids=["plain", "kept", "in turn", "bf16", "divided", "kept among", "blocks", "flat"],
 )
 def test_ranks_train_as_one_rank_does(ranks, options, rtol):
     if "reduce_dtype" in options:
@@ -142,6 +143,17 @@ def test_flat_units_and_blocks_of_rows_have_their_own_shards_and_layouts(ranks, 
                     np.testing.assert_array_equal(params[name], array)
 
     ranks(2, load)
+
+
+def test_a_unit_kept_among_some_ranks_stays_whole_on_their_host(ranks):
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, initial(), keep_among={"first": 2})
+        for unit in ("first", "second"):
+            with fsdp.forward(unit):
+                pass
+        assert (fsdp.phase("first"), fsdp.phase("second")) == ("whole", "sharded")
+
+    ranks(4, job)
 
 
 def test_replicas_train_as_one_rank_does(ranks):
@@ -408,10 +420,13 @@ def test_mistakes_are_told_by_name(ranks):
             ts.FSDP(comm, initial(), frozen=["w9"])
         with pytest.raises(ts.NotFound, match="param_dtype names 'other'"):
             ts.FSDP(comm, initial(), param_dtype={"other": "float16"})
-        for what in ("flat", "row_block"):
+        with pytest.raises(ts.InvalidArgument, match="both name 'first'"):
+            ts.FSDP(comm, initial(), keep_whole=["first"], keep_among={"first": 2})
+        for what in ("flat", "row_block", "keep_among"):
             with pytest.raises(ts.NotFound, match=f"{what} names 'other'"):
                 ts.FSDP(comm, initial(), **{what: {"other": 2}})
         for options, said in (
+            ({"keep_among": {"second": 3}}, 'unit "second": reshard_after_forward is 3'),
             ({"row_block": -1}, "row_block is -1"),
             ({"row_block": 2, "flat": ["second"]}, 'unit "second" is flat'),
             ({"shard_ranks": 3}, "no multiple"),

@@ -22,7 +22,10 @@ typedef struct tsr_fsdp_unit {
                                 tsr_fsdp_shard or by a load */
     size_t n;    /* at least 1 */
     const int32_t *trained;        /* n flags, 0: without a gradient; NULL: all are trained */
-    int32_t reshard_after_forward; /* 1: sharded between forward and backward; 0: stays whole */
+    int32_t reshard_after_forward; /* 1: sharded between forward and backward; 0: stays whole; n: kept among each n ranks
+                                      that follow each other, of which the ranks it is cut among are a multiple: whole on
+                                      each host if they fit on one, else a part on each; where hosts have different
+                                      numbers of ranks, as 1 */
     int32_t param_dtype;           /* 0: as the options' */
     int32_t reduce_dtype;          /* 0: as the options' */
     int32_t row_block; /* parameters are cut between blocks of so many rows; 0: between any rows, as torch.chunk does */
@@ -172,7 +175,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_grad(tsr_fsdp *fsdp, size_t index, tsr_
  *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_forward(tsr_fsdp *fsdp, size_t unit);
 
-/** A unit's forward ends: its parameters are sharded again, unless it stays whole until its backward. One that is still on
+/** A unit's forward ends: its parameters are sharded again, unless it is kept until its backward. One that is still on
  *  its way is waited for.
  *  @param fsdp  borrowed for the call
  *  @param unit  0 to unit count - 1

@@ -59,6 +59,14 @@ void check(const std::vector<FsdpUnit>& units, const FsdpOptions& options, int w
         if (unit.params.empty()) {
             throw Error(Code::invalid_argument, fmt::format("unit \"{}\" has no parameters", unit.name));
         }
+        const int kept = unit.reshard_after_forward;
+        const int cut = options.shard_ranks > 0 ? options.shard_ranks : world_size;
+        if (kept < 0 || (kept > 1 && cut % kept != 0)) {
+            throw Error(Code::invalid_argument,
+                        fmt::format("unit \"{}\": reshard_after_forward is {}; it is 0, 1, or a number of which {} ranks "
+                                    "are a multiple",
+                                    unit.name, kept, cut));
+        }
         if (unit.row_block < 0) {
             throw Error(Code::invalid_argument,
                         fmt::format("unit \"{}\": row_block is {}; it is at least 0", unit.name, unit.row_block));
@@ -95,7 +103,7 @@ std::vector<std::string> description(const std::vector<FsdpUnit>& units, const F
         lines.push_back(fmt::format(
             "unit \"{}\" of {} parameters, reshard_after_forward {}, param_dtype {}, reduce_dtype {}, "
             "row_block {}, flat {}",
-            unit.name, unit.params.size(), unit.reshard_after_forward ? 1 : 0, name_of_dtype(unit.param_dtype),
+            unit.name, unit.params.size(), unit.reshard_after_forward, name_of_dtype(unit.param_dtype),
             name_of_dtype(unit.reduce_dtype), unit.row_block, unit.flat ? 1 : 0));
         for (std::string& line : description(unit.params, "parameter")) lines.push_back(std::move(line));
         for (size_t i = 0; i < unit.trained.size(); ++i) {
@@ -135,7 +143,6 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
         plan.row_block = std::max(unit.row_block, 1);
         plan.flat = unit.flat;
         UnitState& state = states_.emplace_back();
-        state.keep = !unit.reshard_after_forward;
         for (size_t i = 0; i < unit.params.size(); ++i) {
             const auto& [name, tensor] = unit.params[i];
             FsdpParam& param = plan_->params.emplace_back();
@@ -157,6 +164,13 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
     lay_out(*plan_, shard);
     take_memory();
     copies_ = std::make_shared<WholeCopies>(own_communicator(*comm_, "parameters", group), plan_);
+    for (size_t u = 0; u < units.size(); ++u) {
+        const int among = units[u].reshard_after_forward;
+        if (among == 1) continue;
+        const int hosts = among == 0 ? 1 : copies_->prepare_to_keep(among);
+        states_[u].keeping_hosts = hosts;
+        if (hosts > 1) states_[u].kept = std::make_shared<KeptPart>(KeptPart{hosts, {}});
+    }
     const auto replicas = ranks < comm_->world_size() ? own_communicator(*comm_, "replicas", shard) : nullptr;
     scatter_ = std::make_shared<GradientScatter>(own_communicator(*comm_, "gradients", group), replicas, plan_,
                                                  ScatterOptions{options_.op, options_.pre_divide}, shard_grads_);
@@ -316,7 +330,7 @@ UnitPhase Fsdp::phase(size_t unit) const {
     const UnitState& one = states_[unit];
     if (one.in_backward) return UnitPhase::backward;
     if (one.whole) return UnitPhase::whole;
-    if (one.slot) return UnitPhase::on_its_way;
+    if (one.slot || one.is_kept) return UnitPhase::on_its_way;
     return one.reduced ? UnitPhase::reducing : UnitPhase::sharded;
 }
 
@@ -352,8 +366,9 @@ void Fsdp::begin_whole(size_t unit) {
     const size_t slot = slot_for(unit);
     try {
         one.gathering =
-            submit(*copies_->comm(), [copies = copies_, shards = shards_, unit, slot, memory = slots_[slot]] {
-                copies->make_whole(unit, slot, *memory, shards.get());
+            submit(*copies_->comm(), [copies = copies_, shards = shards_, unit, slot, memory = slots_[slot],
+                                      kept = one.is_kept ? one.kept : nullptr] {
+                copies->make_whole(unit, slot, *memory, shards.get(), kept.get());
             });
     } catch (...) {
         slot_used_[slot] = 0;
@@ -381,6 +396,7 @@ void Fsdp::await_whole(size_t unit) {
 void Fsdp::give_back(size_t unit) {
     UnitState& one = state(unit);
     fail_if_failed();
+    one.is_kept = false;
     if (!one.slot) return;
     if (one.in_backward) {
         throw refusal(Code::invalid_state,
@@ -453,7 +469,18 @@ void Fsdp::forward(size_t unit) {
 
 void Fsdp::forward_done(size_t unit) {
     const Reentry once = enter();
-    if (!state(unit).keep) give_back(unit);
+    UnitState& one = state(unit);
+    if (one.keeping_hosts == 1) return;
+    bool kept = one.is_kept;
+    if (one.kept && !kept && one.slot && !one.in_backward) {
+        await_whole(unit);
+        (void)submit(*copies_->comm(), [copies = copies_, unit, memory = slots_[*one.slot], part = one.kept] {
+            copies->keep(unit, *memory, *part);
+        });
+        kept = true;
+    }
+    give_back(unit);
+    one.is_kept = kept;
 }
 
 void Fsdp::backward(size_t unit) {

@@ -4,7 +4,7 @@
 // shards while backward goes on (gradient_scatter.hpp).
 //
 //     forward(u)        whole, and the units that come next on their way
-//     forward_done(u)   sharded again, unless the unit stays whole until its backward
+//     forward_done(u)   sharded again, or kept until its backward: whole, or among fewer ranks
 //     backward(u)       whole again; memory for its gradients
 //     grads_ready(u)    gradients on their way into the shards, parameters sharded again
 //     wait()            the end of backward: all of that is done
@@ -35,7 +35,7 @@ struct FsdpUnit {
     std::string name;
     std::vector<NamedTensor> params;  // data null: nothing to begin with, the shard is zero
     std::vector<bool> trained;        // of each; empty: all
-    bool reshard_after_forward = true;
+    int reshard_after_forward = 1;  // 0: whole from forward to backward; n: kept among each n ranks that follow each other
     int row_block = 0;                  // parameters are cut between blocks of so many rows; 0: between rows
     bool flat = false;                  // parameters of one dtype are cut as one row of elements, anywhere
     std::optional<DType> param_dtype;   // none: as the options say
@@ -116,7 +116,9 @@ class Fsdp {
     struct UnitState {
         AddressRange range;
         std::vector<size_t> trained;
-        bool keep = false;                // whole from forward to backward
+        int keeping_hosts = 0;            // that keep it from forward to backward: 1, all of it, 0: none does
+        std::shared_ptr<KeptPart> kept;   // by this one, if there are more
+        bool is_kept = false;
         std::optional<size_t> slot;       // in use
         std::optional<size_t> last_slot;  // whose memory the range shows, or did
         WorkPtr gathering;                // until it is waited for

@@ -94,7 +94,11 @@ Range elements_of(const FsdpPlan& plan, const FsdpParam& param, int rank) {
 
 Layout layout_of(const FsdpPlan& plan, const FsdpParam& param, int replicas) {
     const UnitPlan& unit = plan.units[param.unit];
-    if (param.shape.product() == 0 || (!unit.flat && unit.row_block == 1)) {
+    const auto cut_as_rows = [&] {
+        const int64_t rows = param.shape[0];
+        return rows_each(rows, unit.row_block, plan.ranks) == rows_each(rows, 1, plan.ranks);
+    };
+    if (param.shape.product() == 0 || (!unit.flat && cut_as_rows())) {
         const std::array mesh{replicas, plan.ranks};
         constexpr std::array placements{Placement{}, Placement{PlacementKind::shard, 0}};
         const auto from = replicas > 1 ? size_t{0} : size_t{1};  // without replicas, a mesh of one dimension

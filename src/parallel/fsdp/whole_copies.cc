@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 
 #include "comm/inner_options.hpp"
 #include "tensor/convert.hpp"
@@ -22,6 +23,11 @@ std::shared_ptr<std::byte> own_pages(size_t size) {
     return {static_cast<std::byte*>(pages), [size](std::byte* begin) { ::munmap(begin, size); }};
 }
 
+// Of a whole piece, one of so many equal slices.
+size_t slice_bytes(const FsdpPiece& piece, int ranks, int hosts) {
+    return static_cast<size_t>(piece.chunk) * static_cast<size_t>(ranks / hosts) * size_of(piece.whole_dtype);
+}
+
 }  // namespace
 
 WholeCopies::WholeCopies(std::shared_ptr<Communicator> comm, std::shared_ptr<const FsdpPlan> plan)
@@ -29,6 +35,8 @@ WholeCopies::WholeCopies(std::shared_ptr<Communicator> comm, std::shared_ptr<con
     for (const int first : host_.firsts()) {
         if (std::find(hosts_.begin(), hosts_.end(), first) == hosts_.end()) hosts_.push_back(first);
     }
+    const int own_first = host_.firsts()[static_cast<size_t>(comm_->rank())];
+    host_number_ = static_cast<size_t>(std::find(hosts_.begin(), hosts_.end(), own_first) - hosts_.begin());
     if (hosts_.size() == 1) return;
     const size_t each = host_.firsts().size() / hosts_.size();
     even_ = host_.firsts().size() % hosts_.size() == 0;
@@ -44,14 +52,48 @@ WholeCopies::WholeCopies(std::shared_ptr<Communicator> comm, std::shared_ptr<con
     leaders_ = comm_->split(host_.place() == 0 ? 0 : -1, comm_->rank(), options);
 }
 
-void WholeCopies::make_whole(size_t unit, size_t slot, WholeMemory& memory, const std::byte* shards) {
+template <class Body>
+void WholeCopies::together(Body&& body) {
     try {
+        body();
+    } catch (const std::exception& error) {
+        // What fails in a job is told over comm_; others may wait in the communicators of the host and of the leaders.
+        if (!host_.is_alone()) host_.comm()->abort(error.what());
+        if (leaders_ && leaders_ != comm_) leaders_->abort(error.what());
+        for (const auto& [hosts, keepers] : keepers_) keepers->abort(error.what());
+        throw;
+    }
+}
+
+void WholeCopies::make_whole(size_t unit, size_t slot, WholeMemory& memory, const std::byte* shards,
+                             const KeptPart* kept) {
+    together([&] {
         agree(unit, slot);
         const UnitPlan& what = plan_->units[unit];
         if (!memory.memory) {
             memory.memory = host_.places() == 1 ? own_pages(memory.size) : host_.allocate(memory.size);
         }
         std::byte* const whole = memory.memory.get();
+        if (kept != nullptr) {
+            copy_part(what, whole, *kept, [](std::byte* in_whole, const std::byte* in_part, size_t size) {
+                std::memcpy(in_whole, in_part, size);
+            });
+            if (host_.places() > 1) host_.run({.label = "kept parts of whole parameters"});
+            if (leaders_) {
+                const auto own = static_cast<int>(host_number_) % kept->hosts;
+                const std::vector<Tensor> part = slices_of(what, whole, kept->hosts, own, 1);
+                const std::vector<Tensor> all = slices_of(what, whole, kept->hosts, 0, kept->hosts);
+                if (!part.empty()) {
+                    keepers_.at(kept->hosts)
+                        ->run({.collective = Collective::all_gather,
+                               .inputs = part,
+                               .outputs = all,
+                               .label = "kept parts of the hosts"});
+                }
+            }
+            if (host_.places() > 1) host_.run({.label = "whole parameters"});
+            return;
+        }
         for (const FsdpPiece& piece : what.pieces) {
             const int64_t begin = comm_->rank() * piece.chunk;
             const int64_t elements = std::min(piece.elements - begin, piece.chunk);
@@ -63,11 +105,62 @@ void WholeCopies::make_whole(size_t unit, size_t slot, WholeMemory& memory, cons
         if (hosts_.size() == 1) return;
         if (leaders_) exchange(what, whole);
         if (host_.places() > 1) host_.run({.label = "whole parameters"});
-    } catch (const std::exception& error) {
-        // What fails in a job is told over comm_; others may wait in the communicators of the host and of the leaders.
-        if (!host_.is_alone()) host_.comm()->abort(error.what());
-        if (leaders_ && leaders_ != comm_) leaders_->abort(error.what());
-        throw;
+    });
+}
+
+int WholeCopies::prepare_to_keep(int ranks) {
+    const auto all = static_cast<int>(hosts_.size());
+    if (ranks >= comm_->world_size()) return 0;
+    if (all == 1) return 1;
+    if (!even_) return 0;
+    const int each = comm_->world_size() / all;
+    const int hosts = (ranks + each - 1) / each;
+    if (hosts == all || all % hosts != 0) return 0;
+    if (hosts > 1 && leaders_ && !keepers_.contains(hosts)) {
+        CommOptions options = inner_options(*leaders_, fmt::format("/{}_hosts", hosts));
+        options.bound = true;
+        keepers_[hosts] = leaders_->split(static_cast<int>(host_number_) / hosts, leaders_->rank(), options);
+    }
+    return hosts;
+}
+
+void WholeCopies::keep(size_t unit, const WholeMemory& memory, KeptPart& kept) {
+    together([&] {
+        const UnitPlan& what = plan_->units[unit];
+        if (!kept.memory) {
+            size_t size = 0;
+            for (const FsdpPiece& piece : what.pieces) size += slice_bytes(piece, plan_->ranks, kept.hosts);
+            size = std::max<size_t>(size, 1);
+            kept.memory = host_.places() == 1 ? own_pages(size) : host_.allocate(size);
+        }
+        copy_part(what, memory.memory.get(), kept, [](const std::byte* in_whole, std::byte* in_part, size_t size) {
+            std::memcpy(in_part, in_whole, size);
+        });
+    });
+}
+
+std::vector<Tensor> WholeCopies::slices_of(const UnitPlan& unit, std::byte* whole, int hosts, int first,
+                                           int count) const {
+    std::vector<Tensor> slices;
+    for (const FsdpPiece& piece : unit.pieces) {
+        const auto size = static_cast<int64_t>(slice_bytes(piece, plan_->ranks, hosts));
+        if (size == 0) continue;
+        slices.push_back({whole + piece.whole_at + first * size, Dims{count * size}, DType::u8, {}});
+    }
+    return slices;
+}
+
+template <class Copy>
+void WholeCopies::copy_part(const UnitPlan& unit, std::byte* whole, const KeptPart& kept, Copy&& copy) const {
+    std::byte* part = kept.memory.get();
+    const auto places = static_cast<size_t>(host_.places());
+    const auto place = static_cast<size_t>(host_.place());
+    for (const Tensor& slice : slices_of(unit, whole, kept.hosts, static_cast<int>(host_number_) % kept.hosts, 1)) {
+        const size_t size = slice.size_bytes();
+        const size_t begin = size * place / places;
+        const size_t end = size * (place + 1) / places;
+        if (begin < end) copy(slice.data + begin, part + begin, end - begin);
+        part += size;
     }
 }
 

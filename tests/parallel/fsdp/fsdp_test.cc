@@ -96,7 +96,7 @@ std::vector<FsdpUnit> a_unit_a_layer(Model& model) {
     auto params = model.params();
     std::vector<FsdpUnit> units;
     for (size_t l = 0; l < Mlp::layers; ++l) {
-        units.push_back({fmt::format("fc{}", l), {params[2 * l], params[2 * l + 1]}, {}, true});
+        units.push_back({fmt::format("fc{}", l), {params[2 * l], params[2 * l + 1]}, {}, 1});
     }
     return units;
 }
@@ -148,6 +148,17 @@ TEST_P(FsdpOverWorlds, HoweverTheyAreCutShardsAreWhatTheirLayoutSaysOfRankZerosV
                 }
             }
         }
+    }));
+}
+
+TEST(Fsdp, BlocksThatRanksHaveEquallyManyOfAreARegularLayout) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        Model model;
+        model.add("even", {16, 2});
+        model.add("uneven", {17, 2});
+        const Fsdp fsdp(shared(comm), {{.name = "all", .params = model.params(), .row_block = 4}}, {});
+        EXPECT_FALSE(fsdp.held(0).layout.is_explicit());
+        EXPECT_TRUE(fsdp.held(1).layout.is_explicit());
     }));
 }
 
@@ -367,7 +378,7 @@ TEST(Fsdp, EachScheduleTrainsAlike) {
         expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
             EXPECT_EQ(losses_sharded(comm, {},
                                      [&](std::vector<FsdpUnit>& units) {
-                                         for (const size_t u : kept) units[u].reshard_after_forward = false;
+                                         for (const size_t u : kept) units[u].reshard_after_forward = 0;
                                      }),
                       expected);
         }));
@@ -692,7 +703,7 @@ TEST(Fsdp, PhasesAreTold) {
     expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
         Model model = Mlp::initial();
         auto units = a_unit_a_layer(model);
-        units[2].reshard_after_forward = false;
+        units[2].reshard_after_forward = 0;
         Fsdp fsdp(shared(comm), units, {});
         const auto phases = [&] { return std::array{fsdp.phase(0), fsdp.phase(1), fsdp.phase(2)}; };
         constexpr auto sharded = UnitPhase::sharded;
@@ -843,7 +854,7 @@ TEST(Fsdp, DifferentModelsAreRefusedByName) {
     const std::vector<std::pair<std::function<void(std::vector<FsdpUnit>&)>, std::string>> cases{
         {[](auto& units) { units[1].name = "other"; }, "unit \"other\" of 2 parameters"},
         {[](auto& units) { units[1].params.pop_back(); }, "unit \"fc1\" of 1 parameters"},
-        {[](auto& units) { units[1].reshard_after_forward = false; }, "reshard_after_forward 0"},
+        {[](auto& units) { units[1].reshard_after_forward = 0; }, "reshard_after_forward 0"},
         {[](auto& units) { units[1].param_dtype = DType::f16; }, "param_dtype f16"},
         {[](auto& units) { units[2].reduce_dtype = DType::f64; }, "reduce_dtype f64"},
         {[](auto& units) { units[1].trained = {true, false}; }, "\"fc1.bias\" is not trained"},
@@ -879,6 +890,8 @@ TEST(Fsdp, BadRegistrationsAreRefused) {
         EXPECT_THAT(refused([](auto& units, auto&) { units[1].params[0] = units[0].params[0]; }),
                     HasSubstr("two parameters are named \"fc0.weight\""));
         EXPECT_THAT(refused([](auto& units, auto&) { units[1].params[0].tensor.shape = {}; }), HasSubstr("shape [1]"));
+        EXPECT_THAT(refused([](auto& units, auto&) { units[1].reshard_after_forward = 2; }),
+                    HasSubstr("unit \"fc1\": reshard_after_forward is 2; it is 0, 1, or a number of which 1 ranks"));
         EXPECT_THAT(refused([](auto& units, auto&) { units[1].row_block = -1; }),
                     HasSubstr("unit \"fc1\": row_block is -1"));
         EXPECT_THAT(refused([](auto& units, auto&) {

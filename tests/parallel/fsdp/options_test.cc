@@ -42,7 +42,8 @@ enum class Adding { whole_batch, without_sync, into_shards, over_replicas_later 
 
 struct Training {
     FsdpOptions options;
-    std::vector<size_t> kept;                            // units that stay whole
+    std::vector<size_t> kept;                            // units that stay whole,
+    int kept_among = 0;                                  // or are kept among so many ranks
     std::vector<std::pair<size_t, DType>> param_dtypes;  // of some units
     int row_block = 0;                                   // of all units
     std::vector<size_t> flat;                            // units
@@ -89,6 +90,7 @@ const std::vector<Option>& all_options() {
         {"replicas alone", "shard_ranks", [](Training& t) { t.options.shard_ranks = 1; }},
         {"2 replicas", "shard_ranks", [](Training& t) { t.options.shard_ranks = 2; }},
         {"one unit kept", "kept", [](Training& t) { t.kept = {1}; }},
+        {"all units kept among 2 ranks", "kept", [](Training& t) { t.kept_among = 2; }},
         {"all units kept", "kept", [](Training& t) { t.kept = {0, 1, 2}; }},
         {"cut by blocks of 3 rows", "cut", [](Training& t) { t.row_block = 3; }},
         {"one unit flat", "cut", [](Training& t) { t.flat = {1}; }},
@@ -148,7 +150,13 @@ class Trainer {
         }
         if (training.unused) units.back().params.push_back(params.back());
         if (training.frozen) units[frozen_param / 2].trained = {true, false};
-        for (const size_t u : training.kept) units[u].reshard_after_forward = false;
+        const int cut = training.options.shard_ranks > 0 ? training.options.shard_ranks : world;
+        for (FsdpUnit& unit : units) {
+            if (training.kept_among > 0 && cut % training.kept_among == 0) {
+                unit.reshard_after_forward = training.kept_among;
+            }
+        }
+        for (const size_t u : training.kept) units[u].reshard_after_forward = 0;
         for (FsdpUnit& unit : units) unit.row_block = training.row_block;
         for (const size_t u : training.flat) units[u].flat = true;
         for (const auto& [u, dtype] : training.param_dtypes) units[u].param_dtype = dtype;

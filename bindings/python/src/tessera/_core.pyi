@@ -245,7 +245,7 @@ def ddp_destroy(ddp: DDP) -> None: ...
 def described(shape: tuple[int, ...], dtype: int) -> Tensor: ...
 def fsdp_create(
     comm: Comm,
-    units: list[tuple[str, list[str], list[Tensor], list[bool] | None, bool, int, int, int, bool]],
+    units: list[tuple[str, list[str], list[Tensor], list[bool] | None, int, int, int, int, bool]],
     *,
     shard_ranks: int | None = ...,
     forward_prefetch: int | None = ...,

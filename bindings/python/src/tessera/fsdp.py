@@ -12,7 +12,7 @@ from ._base import Closable, checked
 from .collectives import op_of
 from .comm import Comm
 from .ddp import Grads, Params, named, parameter
-from .errors import NotFound
+from .errors import InvalidArgument, NotFound
 from .layout import Layout
 from .tensor import DTypeLike, array_over, dtype_of
 
@@ -51,6 +51,10 @@ class FSDP(Closable):
         Names of parameters without a gradient.
     keep_whole : collection of str, default ()
         Units that stay whole from their forward to their backward: more memory, less communication.
+    keep_among : mapping of str to int, default {}
+        Units that are kept, from their forward to their backward, among each so many ranks that follow each other, of
+        which the ranks that they are cut among are a multiple: whole on each host if they fit on one, else a part on
+        each. Between those is all communication of the backward for parameters.
     row_block : int, or mapping of str to int, default 0
         Parameters are cut between blocks of so many rows, of all units or by the unit's name; 0: between any rows, as
         ``torch.chunk`` does.
@@ -109,6 +113,7 @@ class FSDP(Closable):
         *,
         frozen: Collection[str] = (),
         keep_whole: Collection[str] = (),
+        keep_among: Mapping[str, int] = MappingProxyType({}),
         row_block: int | Mapping[str, int] | None = None,
         flat: Collection[str] = (),
         shard_ranks: int | None = None,
@@ -125,10 +130,18 @@ class FSDP(Closable):
         if not isinstance(units, Mapping):
             raise TypeError(f"units is a {type(units).__name__}; a dict of parameters by unit is wanted")
         blocks = row_block if isinstance(row_block, Mapping) else dict.fromkeys(units, row_block or 0)
-        for what, chosen in (("keep_whole", keep_whole), ("row_block", blocks), ("flat", flat)):
+        for what, chosen in (
+            ("keep_whole", keep_whole),
+            ("keep_among", keep_among),
+            ("row_block", blocks),
+            ("flat", flat),
+        ):
             for name in chosen:
                 if name not in units:
                     raise NotFound(f"{what} names {name!r}; there is no such unit")
+        for name in keep_among:
+            if name in keep_whole:
+                raise InvalidArgument(f"keep_among and keep_whole both name {name!r}; it can be kept in one way")
         whole, whole_of = _dtypes(param_dtype, "param_dtype", units)
         reduced, reduced_of = _dtypes(reduce_dtype, "reduce_dtype", units)
         given = {name: named(params, f"unit {name!r}") for name, params in units.items()}
@@ -149,7 +162,7 @@ class FSDP(Closable):
                         for name, array in zip(names, arrays, strict=True)
                     ],
                     [name not in frozen for name in names],
-                    unit not in keep_whole,
+                    0 if unit in keep_whole else keep_among.get(unit, 1),
                     whole_of.get(unit, 0),
                     reduced_of.get(unit, 0),
                     blocks.get(unit, 0),

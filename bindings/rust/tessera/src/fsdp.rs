@@ -29,7 +29,7 @@ use crate::tensor::{slice, Held, Tensor, Use, View, ViewMut};
 pub struct FsdpUnit {
     params: Params,
     frozen: Vec<String>,
-    keep_whole: bool,
+    kept_among: Option<usize>,
     param_dtype: Option<DType>,
     reduce_dtype: Option<DType>,
     row_block: usize,
@@ -54,7 +54,15 @@ impl FsdpUnit {
     /// more memory and less communication.
     #[must_use]
     pub fn reshard_after_forward(mut self, value: bool) -> Self {
-        self.keep_whole = !value;
+        self.kept_among = if value { None } else { Some(0) };
+        self
+    }
+
+    /// From forward to backward the unit is kept among each `ranks` ranks that follow each other, of which the ranks that it is
+    /// cut among are a multiple: whole on each host if they fit on one, else a part on each.
+    #[must_use]
+    pub fn keep_among(mut self, ranks: usize) -> Self {
+        self.kept_among = Some(ranks);
         self
     }
 
@@ -559,7 +567,7 @@ impl<'c> Fsdp<'c> {
                     params: ptr::null(),
                     n: tensors.len() - begin,
                     trained: ptr::null(),
-                    reshard_after_forward: i32::from(!unit.keep_whole),
+                    reshard_after_forward: raw::int32("reshard_after_forward", unit.kept_among.unwrap_or(1))?,
                     param_dtype: raw_dtype(unit.param_dtype),
                     reduce_dtype: raw_dtype(unit.reduce_dtype),
                     row_block: raw::int32("row_block", unit.row_block)?,

@@ -342,6 +342,16 @@ fn units_that_stay_whole_and_units_one_by_one_train_alike() {
 }
 
 #[test]
+fn a_unit_kept_among_some_ranks_stays_whole_on_their_host() {
+    ranks(4, |comm| {
+        let unit = FsdpUnit::new(params!["w" => (vec![1.0f32; 8], [8])]).keep_among(2);
+        let mut fsdp = Fsdp::new(&comm, units!["u" => unit]).unwrap();
+        fsdp.forward(0).unwrap().done().unwrap();
+        assert_eq!(fsdp.phase(0).unwrap(), UnitPhase::Whole);
+    });
+}
+
+#[test]
 fn units_cut_in_blocks_of_rows_or_anywhere_train_alike() {
     expect_world_size_does_not_matter(&[3], &Way { row_block: 3, ..Way::default() }, 1e-4);
     expect_world_size_does_not_matter(&[3], &Way { flat: true, ..Way::default() }, 1e-4);
@@ -864,6 +874,8 @@ fn bad_models_and_options_are_refused() {
     assert_eq!(refused(units!["u" => FsdpUnit::new(w()).frozen(["w9"])], "\"w9\""), Code::NotFound);
     let huge = FsdpUnit::new(w()).row_block(usize::MAX);
     assert_eq!(refused(units!["u" => huge], "row_block is"), Code::InvalidArgument);
+    let kept = FsdpUnit::new(w()).keep_among(2);
+    assert_eq!(refused(units!["u" => kept], "reshard_after_forward is 2"), Code::InvalidArgument);
     let both = FsdpUnit::new(w()).row_block(2).flat(true);
     assert_eq!(refused(units!["u" => both], "one of these"), Code::InvalidArgument);
     let tensor = Tensor::new(vec![1.0f32; 3], [3]).unwrap();

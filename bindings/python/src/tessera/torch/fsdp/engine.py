@@ -81,7 +81,9 @@ class Engine:
                 for unit in self.units
             },
             frozen=[param.name for unit in self.units for param in unit.params if not param.shown.requires_grad],
-            keep_whole=[unit.name for unit in self.units],  # when it is sharded again is said each time
+            # When the others are sharded again is said each time.
+            keep_whole=[unit.name for unit in self.units if unit.kept_among is None],
+            keep_among={unit.name: unit.kept_among for unit in self.units if unit.kept_among is not None},
             shard_ranks=0 if first.mesh.ndim == 1 else first.mesh.size(1),
             param_dtype=_names_of(self.units, "param_dtype"),
             reduce_dtype=_names_of(self.units, "reduce_dtype"),
@@ -105,6 +107,11 @@ class Engine:
             raise InvalidState(f"{unit.name!r} is in its backward, which ends with backward() itself")
         unit.show_sharded()
         _core.fsdp_reshard(self.handle, unit.number)
+
+    def keep(self, unit: Unit) -> None:
+        """It is kept as its `kept_among` says, and its modules show it sharded."""
+        unit.show_sharded()
+        _core.fsdp_forward_done(self.handle, unit.number)
 
     # ------------------------------------------------------------ a step
 

@@ -53,8 +53,9 @@ def fully_shard(
         their own.
     mesh : DeviceMesh, optional
         The ranks: of one dimension, or of two, replicas by shards. By default all ranks of `torch.distributed`.
-    reshard_after_forward : bool, optional
-        False: parameters stay whole between forward and backward. By default the root's do.
+    reshard_after_forward : bool or int, optional
+        False: parameters stay whole between forward and backward. By default the root's do. A number: they are kept among
+        each so many ranks that follow each other, whole on each host if those fit on one.
     shard_placement_fn : callable, optional
         Gets each parameter; it may return None or Shard(0).
     mp_policy : MixedPrecisionPolicy, optional
@@ -85,16 +86,20 @@ def fully_shard(
             raise InvalidArgument(f"a {type(one).__name__} does not compute itself: call fully_shard for its members")
     if dp_mesh_dims is not None:
         raise Unsupported("dp_mesh_dims is not supported: give the mesh of the data-parallel ranks")
-    if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
-        raise Unsupported(
-            f"reshard_after_forward is {reshard_after_forward!r}: parameters are whole or cut among all ranks; True or "
-            "False is wanted"
-        )
     mesh = mesh if mesh is not None else init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     if mesh.ndim not in (1, 2):
         raise InvalidArgument(f"the mesh has {mesh.ndim} dimensions; one, or two for replicas by shards, is wanted")
     if mesh.device_type != "cpu":
         raise Unsupported(f"the mesh is of {mesh.device_type}; parameters in the CPU's memory are sharded")
+    if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
+        ranks = mesh.size(mesh.ndim - 1)
+        if not isinstance(reshard_after_forward, int) or reshard_after_forward < 1 or ranks % reshard_after_forward:
+            raise InvalidArgument(
+                f"reshard_after_forward is {reshard_after_forward!r}; it is True, False, or a number of which the {ranks} "
+                "ranks that parameters are cut among are a multiple"
+            )
+        if reshard_after_forward in (1, ranks):
+            reshard_after_forward = reshard_after_forward != 1
     del offload_policy
     places = places_of(modules, lambda child: unit_of(child) is not None, ignored_params or set())
     names = {id(one): name for top in modules for name, one in top.named_parameters(remove_duplicate=False)}

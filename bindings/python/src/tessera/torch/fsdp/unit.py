@@ -28,13 +28,14 @@ class Unit:
         params: Sequence[Sharded],
         mesh: DeviceMesh,
         policy: MixedPrecisionPolicy,
-        reshards: bool | None,
+        reshards: bool | int | None,
     ) -> None:
         self.modules = list(modules)
         self.params = list(params)
         self.mesh = mesh
         self.policy = policy
-        self.reshards = reshards  # after forward; None: unless it is the root's
+        self.reshards = reshards  # after forward; None: unless it is the root's; a number: see kept_among
+        self.kept_among = None if reshards is None or isinstance(reshards, bool) else reshards  # so many ranks each
         self.name = ""
         self.number = -1
         self.engine: Engine | None = None
@@ -101,11 +102,10 @@ class Unit:
         engine = self.engine
         if engine is not None and self.params:
             self._left.discard(module)
-            keep = self.reshards is False or (self.reshards is None and self.is_root)
             if not self._left or not torch.is_grad_enabled():
                 self._left = set(self.modules)
-                if not engine.running and not (keep and torch.is_grad_enabled()):
-                    engine.reshard(self)
+                if not engine.running:
+                    self._end_forward(engine)
         if self.policy.output_dtype is not None:
             output = _cast(output, self.policy.output_dtype)
         if engine is not None and self.params and torch.is_grad_enabled():
@@ -113,6 +113,13 @@ class Unit:
             if watched:
                 register_multi_grad_hook(watched, lambda _grad: engine.backward(self), mode="any")
         return output
+
+    def _end_forward(self, engine: Engine) -> None:
+        reshards = not self.is_root if self.reshards is None else self.reshards
+        if reshards is True or not torch.is_grad_enabled():
+            engine.reshard(self)
+        elif reshards is not False:
+            engine.keep(self)
 
     def _watch_inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Have the gradients of the inputs tell that those of the parameters are complete."""

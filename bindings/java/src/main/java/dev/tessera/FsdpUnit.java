@@ -114,6 +114,18 @@ public final class FsdpUnit {
     }
 
     /**
+     * This unit, kept from its forward to its backward among each so many ranks that follow each other, of which the ranks
+     * that it is cut among are a multiple: whole on each host if they fit on one, else a part on each. It is not, at
+     * first.
+     *
+     * @param ranks 2 or more; 1: not kept
+     * @return another unit
+     */
+    public FsdpUnit keepAmong(int ranks) {
+        return with(Setting.RESHARD_AFTER_FORWARD, ranks);
+    }
+
+    /**
      * This unit, whose whole parameters have a type of their own instead of that of {@link FsdpOptions#paramDtype}.
      *
      * @param dtype F16, BF16, F32 or F64

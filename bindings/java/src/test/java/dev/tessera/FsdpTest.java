@@ -559,6 +559,17 @@ class FsdpTest {
     }
 
     @Test
+    void aUnitKeptAmongSomeRanksStaysWholeOnTheirHost() throws Exception {
+        Ranks.run(4, comm -> {
+            final FsdpUnit unit = FsdpUnit.of("u").and("w", Tensor.zeros(DType.F32, 8));
+            try (Fsdp fsdp = Fsdp.create(comm, List.of(unit.keepAmong(2)))) {
+                fsdp.forward(0).close();
+                assertEquals(Fsdp.Phase.WHOLE, fsdp.phase(0));
+            }
+        });
+    }
+
+    @Test
     void unitsCutInBlocksOfRowsOrAnywhereTrainAlike() throws Exception {
         final Way blocks = new Way();
         blocks.unit = unit -> unit.rowBlock(3);
@@ -927,6 +938,7 @@ class FsdpTest {
         final Map<String, List<FsdpUnit>> bad = new LinkedHashMap<>();
         bad.put("without units", List.of());
         bad.put("\"u\" has no parameters", List.of(FsdpUnit.of("u")));
+        bad.put("reshard_after_forward is 3", List.of(FsdpUnit.of("u").and("w", three).keepAmong(3)));
         bad.put("row_block is -1", List.of(FsdpUnit.of("u").and("w", three).rowBlock(-1)));
         bad.put("\"u\" is flat", List.of(FsdpUnit.of("u").and("w", three).rowBlock(2).flat(true)));
         bad.put("give it the shape [1]", List.of(FsdpUnit.of("u", Params.of("w", three.slice(0, 1).reshape()))));
