@@ -53,7 +53,11 @@ void create_over(tsr_ddp* ddp, tsr_optimizer** out, Make&& make) {
         const std::shared_ptr<tsr::Ddp>& model = object_of(ddp, "ddp");
         std::shared_ptr<tsr::Optimizer> made = make(params_in(*model), model->host_copy());
         std::shared_ptr<tsr::Optimizer> optimizer(made.get(), tsr::capi::OptimizerOfModel{made, model});
-        optimizer->set_gate([model] { model->check_idle("the optimizer cannot use the gradients"); });
+        optimizer->set_gate([model] { model->check_idle("the optimizer cannot use the gradients"); },
+                            [model, stepped = int64_t{0}]() mutable {
+                                model->check_reduced_after(stepped);
+                                stepped = model->synced_steps();
+                            });
         if (model->host_copy()) model->step_in_backward(*optimizer);
         return optimizer;
     });

@@ -120,7 +120,7 @@ void Optimizer::refuse_if_others_step(const char* why) const {
 
 void Optimizer::step() {
     refuse_if_others_step("it has made the step");
-    if (gate_) gate_();
+    if (before_step_) before_step_();
     std::vector<size_t> all(params_.size());
     std::iota(all.begin(), all.end(), size_t{0});
     step_some(all);

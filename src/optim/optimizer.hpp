@@ -110,8 +110,12 @@ class Optimizer {
     enum class Over { sum, max };
     void set_together(std::function<double(double own, Over how)> together) { together_ = std::move(together); }
 
-    // Called before gradients or parameters are touched; may throw INVALID_STATE. Keeps alive what it captures.
-    void set_gate(std::function<void()> gate) { gate_ = std::move(gate); }
+    // Called before gradients or parameters are touched, the second before a step in place of the first; may throw
+    // INVALID_STATE. They keep alive what they capture.
+    void set_gate(std::function<void()> gate, std::function<void()> before_step = {}) {
+        gate_ = std::move(gate);
+        before_step_ = before_step ? std::move(before_step) : gate_;
+    }
 
    protected:
     // The moments are in `copy`, which is collective then; without one they are this optimizer's alone.
@@ -141,6 +145,7 @@ class Optimizer {
     int64_t steps_ = 0;
     bool others_step_ = false;
     std::function<void()> gate_;
+    std::function<void()> before_step_;
     std::function<double(double own, Over how)> together_;
     std::shared_ptr<WriteBarrier> barrier_;
 };

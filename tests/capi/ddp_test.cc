@@ -73,6 +73,36 @@ tsr_ddp_options ddp_options() {
     return options;
 }
 
+// Each rank would update its parameters with its own gradients, and nobody would learn that they differ.
+TEST(DdpApi, AnOptimizerStepsOnceForGradientsThatWereReduced) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t) {
+        Model model(1);
+        const auto params = model.params();
+        api::Owned<tsr_ddp> ddp;
+        ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), nullptr, ddp.out()));
+        api::Owned<tsr_optimizer> sgd;
+        ASSERT_OK(tsr_ddp_sgd(ddp, nullptr, sgd.out()));
+        EXPECT_FAILS(tsr_optimizer_step(sgd), TSR_E_INVALID_STATE, "before any gradients were reduced");
+        for (int step = 0; step < 2; ++step) {
+            EXPECT_OK(tsr_ddp_ready_all(ddp));
+            EXPECT_OK(tsr_ddp_wait(ddp));
+            EXPECT_OK(tsr_optimizer_step(sgd));
+            EXPECT_FAILS(tsr_optimizer_step(sgd), TSR_E_INVALID_STATE, "no gradients were reduced since its last step");
+        }
+        api::Owned<tsr_optimizer> late;
+        ASSERT_OK(tsr_ddp_adam(ddp, nullptr, late.out()));
+        EXPECT_OK(tsr_optimizer_step(late)) << "of the gradients that are there";
+        int64_t steps = 0;
+        EXPECT_OK(tsr_optimizer_steps(sgd, &steps));
+        EXPECT_EQ(steps, 2);
+        EXPECT_OK(tsr_ddp_set_sync(ddp, 0));
+        EXPECT_OK(tsr_optimizer_step(sgd)) << "steps of a rank's own are wanted";
+        EXPECT_OK(tsr_optimizer_step(sgd));
+        EXPECT_OK(tsr_ddp_set_sync(ddp, 1));
+        EXPECT_FAILS(tsr_optimizer_step(sgd), TSR_E_INVALID_STATE, "no gradients were reduced");
+    });
+}
+
 TEST(DdpApi, AccumulatesFindsUnusedAndTellsStatistics) {
     api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
         Model model(0);
@@ -389,6 +419,8 @@ TEST(DdpApi, OptimizerAndDdpMayBeDestroyedInAnyOrder) {
     api::Owned<tsr_optimizer> adamw;
     ASSERT_OK(tsr_ddp_adam(ddp, nullptr, adam.out()));
     ASSERT_OK(tsr_ddp_adamw(ddp, nullptr, adamw.out()));
+    EXPECT_OK(tsr_ddp_ready_all(ddp));
+    EXPECT_OK(tsr_ddp_wait(ddp));
     ddp.reset();
     EXPECT_OK(tsr_optimizer_step(adam)) << "the buckets live as long as an optimizer uses them";
     EXPECT_OK(tsr_optimizer_zero_grad(adamw));

@@ -108,7 +108,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_ready(tsr_ddp *ddp, size_t index);
 
 /** Say that every gradient not yet said is written.
  *  @param ddp  borrowed for the call
- *  @return TSR_OK, INVALID_STATE, ABORTED
+ *  @return TSR_OK, INVALID_STATE (called twice in one step: tsr_ddp_wait ends it), ABORTED
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_ddp_ready_all(tsr_ddp *ddp);
 

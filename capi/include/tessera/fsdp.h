@@ -21,13 +21,14 @@ typedef struct tsr_fsdp_unit {
                                 flat), cut by rows; data may be NULL: the shards are zero then, to be written through
                                 tsr_fsdp_shard or by a load */
     size_t n;    /* at least 1 */
-    const int32_t *trained;        /* n flags, 0: without a gradient; NULL: all are trained */
-    int32_t reshard_after_forward; /* 1: sharded between forward and backward; 0: stays whole; n: kept among each n ranks
+    const int32_t *trained; /* n flags, 0: without a gradient; NULL: all are trained */
+    int32_t
+        reshard_after_forward; /* 1: sharded between forward and backward; 0: stays whole; n: kept among each n ranks
                                       that follow each other, of which the ranks it is cut among are a multiple: whole on
                                       each host if they fit on one, else a part on each; where hosts have different
                                       numbers of ranks, as 1 */
-    int32_t param_dtype;           /* 0: as the options' */
-    int32_t reduce_dtype;          /* 0: as the options' */
+    int32_t param_dtype;       /* 0: as the options' */
+    int32_t reduce_dtype;      /* 0: as the options' */
     int32_t row_block; /* parameters are cut between blocks of so many rows; 0: between any rows, as torch.chunk does */
     int32_t flat;      /* 1: the parameters of one dtype are cut together, as one row of elements, anywhere: ranks have
                           equally much, shards have one dimension; 0: each for itself, by rows */
@@ -159,7 +160,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_layout(const tsr_fsdp *fsdp, size_t ind
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_whole(tsr_fsdp *fsdp, size_t index, tsr_tensor *whole);
 
 /** Where the whole gradient of a parameter is to be written, between tsr_fsdp_backward and tsr_fsdp_grads_ready of its
- *  unit. It holds anything, except where gradients add up (tsr_fsdp_set_sync).
+ *  unit. It holds anything, NaN among it, except where gradients add up (tsr_fsdp_set_sync).
  *  @param fsdp   borrowed for the call
  *  @param index  0 to parameter count - 1
  *  @param grad   out: shape borrowed until destroy, memory until tsr_fsdp_grads_ready
@@ -205,7 +206,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_unused(tsr_fsdp *fsdp, size_t index);
  *  are sharded again.
  *  @param fsdp  borrowed for the call
  *  @param unit  0 to unit count - 1
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (its backward did not begin), ABORTED
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (its backward did not begin, or gradients that are named were not
+ *          written: it may be completed and said again), ABORTED
  *  @threadsafety exclusive  @collective yes  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_grads_ready(tsr_fsdp *fsdp, size_t unit);
 

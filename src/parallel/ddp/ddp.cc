@@ -267,11 +267,16 @@ bool Ddp::may_be_ready(size_t param) const {
 
 void Ddp::ready_all() {
     if (failed_) throw failure();
+    if (all_said_) {
+        throw refusal(Code::invalid_state,
+                      "all gradients were said to be ready twice in one step; wait for them before the next");
+    }
     begin_step();
     for (size_t i = params_.size(); i-- > 0;) {
         if (ready_[i] == 0 && may_be_ready(i)) count_ready(i);
     }
     launch_full_buckets();
+    all_said_ = sync_;
 }
 
 WorkPtr Ddp::submit(std::function<void()> job) {
@@ -508,7 +513,7 @@ void Ddp::reset_step() {
     set_aside_.clear();
     arrivals_.clear();
     launched_ = 0;
-    begun_ = closed_ = false;
+    begun_ = closed_ = all_said_ = false;
     std::fill(ready_.begin(), ready_.end(), char{0});
     missing_.assign(buckets_.size(), 0);
     for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -541,6 +546,18 @@ void Ddp::zero_grad() {
 }
 
 // --- between steps
+
+void Ddp::check_reduced_after(int64_t steps) const {
+    check_idle("the optimizer cannot use the gradients");
+    if (!sync_ || synced_steps_ != steps) return;
+    throw refusal(Code::invalid_state,
+                  steps == 0
+                      ? "the optimizer steps before any gradients were reduced: each rank would use its own; say "
+                        "that they are ready and wait for them first, or switch synchronisation off for such a step"
+                      : "the optimizer steps, and no gradients were reduced since its last step: each rank would "
+                        "use its own; say that they are ready and wait for them first, or switch synchronisation "
+                        "off for such a step");
+}
 
 void Ddp::set_sync(bool sync) {
     check_idle("synchronisation cannot be switched");

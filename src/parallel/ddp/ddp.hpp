@@ -92,6 +92,10 @@ class Ddp {
 
     // Throws INVALID_STATE if gradients are being reduced or their reduction failed; `what` says what cannot be done.
     void check_idle(const char* what) const;
+    // How many steps were synchronised.
+    [[nodiscard]] int64_t synced_steps() const { return synced_steps_; }
+    // Throws INVALID_STATE too if none was since there were so many, unless synchronisation is off.
+    void check_reduced_after(int64_t steps) const;
 
    private:
     // Of a rank in a step: its own gradients, or zeros beside those of the ranks that have data left.
@@ -162,6 +166,7 @@ class Ddp {
 
     // This step.
     bool begun_ = false;
+    bool all_said_ = false;         // by ready_all
     bool closed_ = false;           // nothing is ready any more, all buckets are launched
     std::vector<char> ready_;       // of each parameter
     std::vector<char> has_grad_;    // since the last synchronised step

@@ -1,6 +1,7 @@
 #include "parallel/fsdp/fsdp.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -11,6 +12,7 @@
 
 #include "comm/fingerprint.hpp"
 #include "comm/inner_options.hpp"
+#include "parallel/fsdp/unwritten.hpp"
 
 namespace tsr {
 
@@ -62,10 +64,11 @@ void check(const std::vector<FsdpUnit>& units, const FsdpOptions& options, int w
         const int kept = unit.reshard_after_forward;
         const int cut = options.shard_ranks > 0 ? options.shard_ranks : world_size;
         if (kept < 0 || (kept > 1 && cut % kept != 0)) {
-            throw Error(Code::invalid_argument,
-                        fmt::format("unit \"{}\": reshard_after_forward is {}; it is 0, 1, or a number of which {} ranks "
-                                    "are a multiple",
-                                    unit.name, kept, cut));
+            throw Error(
+                Code::invalid_argument,
+                fmt::format("unit \"{}\": reshard_after_forward is {}; it is 0, 1, or a number of which {} ranks "
+                            "are a multiple",
+                            unit.name, kept, cut));
         }
         if (unit.row_block < 0) {
             throw Error(Code::invalid_argument,
@@ -100,11 +103,11 @@ std::vector<std::string> description(const std::vector<FsdpUnit>& units, const F
         name_of_dtype(options.param_dtype), name_of_dtype(options.reduce_dtype),
         options.op == ReduceOp::avg ? "avg" : "sum", options.pre_divide, options.sync_values ? 1 : 0));
     for (const FsdpUnit& unit : units) {
-        lines.push_back(fmt::format(
-            "unit \"{}\" of {} parameters, reshard_after_forward {}, param_dtype {}, reduce_dtype {}, "
-            "row_block {}, flat {}",
-            unit.name, unit.params.size(), unit.reshard_after_forward, name_of_dtype(unit.param_dtype),
-            name_of_dtype(unit.reduce_dtype), unit.row_block, unit.flat ? 1 : 0));
+        lines.push_back(
+            fmt::format("unit \"{}\" of {} parameters, reshard_after_forward {}, param_dtype {}, reduce_dtype {}, "
+                        "row_block {}, flat {}",
+                        unit.name, unit.params.size(), unit.reshard_after_forward, name_of_dtype(unit.param_dtype),
+                        name_of_dtype(unit.reduce_dtype), unit.row_block, unit.flat ? 1 : 0));
         for (std::string& line : description(unit.params, "parameter")) lines.push_back(std::move(line));
         for (size_t i = 0; i < unit.trained.size(); ++i) {
             if (!unit.trained[i]) lines.push_back(fmt::format("parameter \"{}\" is not trained", unit.params[i].name));
@@ -365,11 +368,10 @@ void Fsdp::begin_whole(size_t unit) {
     if (one.slot) return;
     const size_t slot = slot_for(unit);
     try {
-        one.gathering =
-            submit(*copies_->comm(), [copies = copies_, shards = shards_, unit, slot, memory = slots_[slot],
-                                      kept = one.is_kept ? one.kept : nullptr] {
-                copies->make_whole(unit, slot, *memory, shards.get(), kept.get());
-            });
+        one.gathering = submit(*copies_->comm(), [copies = copies_, shards = shards_, unit, slot, memory = slots_[slot],
+                                                  kept = one.is_kept ? one.kept : nullptr] {
+            copies->make_whole(unit, slot, *memory, shards.get(), kept.get());
+        });
     } catch (...) {
         slot_used_[slot] = 0;
         throw;
@@ -501,6 +503,8 @@ void Fsdp::backward(size_t unit) {
     if (!one.trained.empty()) take_grad_slot(unit);
     await_whole(unit);
     one.in_backward = true;  // last: what was interrupted goes on from where it was
+    if (!sync_ || one.sums) return;
+    for (const size_t param : one.trained) mark_unwritten(grad(param));
 }
 
 // The smallest free memory that is large enough. If there is none, others are waited for while grads_in_flight are being
@@ -545,6 +549,25 @@ void Fsdp::take_grad_slot(size_t unit) {
     if (std::exchange(one.clears_grads, false)) std::memset(slot.data(), 0, plan_->units[unit].grad_size);
 }
 
+// What lies there may be another unit's gradient.
+void Fsdp::refuse_unwritten(size_t unit) const {
+    const UnitState& one = states_[unit];
+    if (!sync_ || one.sums) return;
+    std::vector<std::string_view> names;
+    for (const size_t param : one.trained) {
+        if (is_unwritten(grad(param))) names.push_back(this->param(param).name);
+    }
+    if (names.empty()) return;
+    const size_t told = std::min(names.size(), names_in_message);
+    throw refusal(
+        Code::invalid_state,
+        fmt::format("{} of {} gradients of unit \"{}\" were not written: \"{}\"{}; write them, or say that they are "
+                    "unused, which counts as zeros, and say again that they are ready",
+                    names.size(), one.trained.size(), plan_->units[unit].name,
+                    fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(told), "\", \""),
+                    names.size() > told ? fmt::format(" and {} more", names.size() - told) : ""));
+}
+
 void Fsdp::grads_ready(size_t unit) {
     const Reentry once = enter();
     UnitState& one = state(unit);
@@ -554,6 +577,7 @@ void Fsdp::grads_ready(size_t unit) {
                                                        "begin in this step; backward begins it",
                                                        plan_->units[unit].name));
     }
+    refuse_unwritten(unit);
     one.in_backward = false;
     one.reduced = true;
     if (sync_ && one.grad_slot) {

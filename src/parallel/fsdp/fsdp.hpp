@@ -35,9 +35,10 @@ struct FsdpUnit {
     std::string name;
     std::vector<NamedTensor> params;  // data null: nothing to begin with, the shard is zero
     std::vector<bool> trained;        // of each; empty: all
-    int reshard_after_forward = 1;  // 0: whole from forward to backward; n: kept among each n ranks that follow each other
-    int row_block = 0;                  // parameters are cut between blocks of so many rows; 0: between rows
-    bool flat = false;                  // parameters of one dtype are cut as one row of elements, anywhere
+    int reshard_after_forward =
+        1;              // 0: whole from forward to backward; n: kept among each n ranks that follow each other
+    int row_block = 0;  // parameters are cut between blocks of so many rows; 0: between rows
+    bool flat = false;  // parameters of one dtype are cut as one row of elements, anywhere
     std::optional<DType> param_dtype;   // none: as the options say
     std::optional<DType> reduce_dtype;  // none: as the options say
 };
@@ -116,8 +117,8 @@ class Fsdp {
     struct UnitState {
         AddressRange range;
         std::vector<size_t> trained;
-        int keeping_hosts = 0;            // that keep it from forward to backward: 1, all of it, 0: none does
-        std::shared_ptr<KeptPart> kept;   // by this one, if there are more
+        int keeping_hosts = 0;           // that keep it from forward to backward: 1, all of it, 0: none does
+        std::shared_ptr<KeptPart> kept;  // by this one, if there are more
         bool is_kept = false;
         std::optional<size_t> slot;       // in use
         std::optional<size_t> last_slot;  // whose memory the range shows, or did
@@ -150,6 +151,7 @@ class Fsdp {
     void give_back(size_t unit);
     void prefetch(Pass pass, size_t current);
     void take_grad_slot(size_t unit);
+    void refuse_unwritten(size_t unit) const;
     void await_oldest_reduction();
     void give_up_gradients();
     void check_not_in_backward(const char* what) const;

@@ -258,8 +258,15 @@ TEST(Ddp, ReadyTwiceIsRefusedByName) {
         expect_error([&] { ddp.ready(3); }, Code::invalid_argument);
         ddp.ready_all();
         expect_error([&] { ddp.ready(0); }, Code::invalid_state);
+        EXPECT_THAT(expect_error([&] { ddp.ready_all(); }, Code::invalid_state).what(), HasSubstr("wait for them"));
         ddp.wait();
         ddp.ready(1);  // a new step
+        ddp.ready(0);
+        ddp.ready(2);
+        ddp.ready_all();  // of none
+        ddp.wait();
+        ddp.set_sync(false);
+        ddp.ready_all();
         ddp.ready_all();
         ddp.wait();
     }));

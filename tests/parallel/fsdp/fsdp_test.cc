@@ -664,6 +664,16 @@ TEST(Fsdp, FrozenParametersHaveNoGradient) {
 
 // --- what is refused
 
+void fill_grads(Fsdp& fsdp, size_t unit, float value) {
+    for (const size_t i : fsdp.unit(unit).params) {
+        for (float& g : fsdp.grad(i).as<float>()) g = value;
+    }
+}
+
+void expect_shard_grads(const Fsdp& fsdp, float value) {
+    for (size_t i = 0; i < fsdp.params(); ++i) EXPECT_THAT(fsdp.shard_grad(i).as<float>(), Each(value)) << i;
+}
+
 TEST(Fsdp, AccessorsRefuseWhatIsNotThere) {
     expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
         Model model = Mlp::initial();
@@ -691,6 +701,7 @@ TEST(Fsdp, AccessorsRefuseWhatIsNotThere) {
         expect_error([&] { fsdp.forward(0); }, Code::invalid_state);
         expect_error([&] { fsdp.reshard(2); }, Code::invalid_state);
         expect_error([&] { fsdp.set_sync(false); }, Code::invalid_state);
+        fill_grads(fsdp, 2, 0);
         fsdp.grads_ready(2);
         expect_error([&] { fsdp.grads_ready(2); }, Code::invalid_state);
         expect_error([&] { fsdp.backward(2); }, Code::invalid_state);
@@ -722,12 +733,14 @@ TEST(Fsdp, PhasesAreTold) {
         EXPECT_THAT(phases(), ElementsAre(sharded, sharded, whole));
         fsdp.backward(2);
         EXPECT_THAT(phases(), ElementsAre(sharded, on_its_way, UnitPhase::backward));
+        fill_grads(fsdp, 2, 0);
         fsdp.grads_ready(2);
         EXPECT_THAT(phases(), ElementsAre(sharded, on_its_way, reducing));
         EXPECT_THAT(expect_error([&] { fsdp.check_idle("it cannot be"); }, Code::invalid_state).what(),
                     HasSubstr("it cannot be while unit \"fc1\" is on its way"));
         for (const size_t unit : {1, 0}) {
             fsdp.backward(unit);
+            fill_grads(fsdp, unit, 0);
             fsdp.grads_ready(unit);
         }
         EXPECT_THAT(phases(), Each(reducing));
@@ -736,16 +749,6 @@ TEST(Fsdp, PhasesAreTold) {
         fsdp.wait();
         EXPECT_THAT(phases(), Each(sharded));
     }));
-}
-
-void fill_grads(Fsdp& fsdp, size_t unit, float value) {
-    for (const size_t i : fsdp.unit(unit).params) {
-        for (float& g : fsdp.grad(i).as<float>()) g = value;
-    }
-}
-
-void expect_shard_grads(const Fsdp& fsdp, float value) {
-    for (size_t i = 0; i < fsdp.params(); ++i) EXPECT_THAT(fsdp.shard_grad(i).as<float>(), Each(value)) << i;
 }
 
 TEST(Fsdp, AStepMayBeAbandonedAnywhere) {
@@ -770,6 +773,46 @@ TEST(Fsdp, AStepMayBeAbandonedAnywhere) {
             }
         }
     }));
+}
+
+// Memory of gradients goes from unit to unit: what nobody wrote would be another's.
+TEST(Fsdp, AGradientThatWasNotWrittenIsNamed) {
+    for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
+        expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+            Model model = Mlp::initial();
+            Fsdp fsdp(shared(comm), a_unit_a_layer(model), {.grads_in_flight = 1, .reduce_dtype = dtype});
+            const auto write = [&](size_t param) {
+                const Tensor grad = fsdp.grad(param);
+                std::memset(grad.data, 0, grad.size_bytes());
+            };
+            for (int step = 0; step < 2; ++step) {
+                for (const size_t unit : {2, 1, 0}) {
+                    const auto& params = fsdp.unit(unit).params;
+                    fsdp.backward(unit);
+                    EXPECT_THAT(
+                        expect_error([&] { fsdp.grads_ready(unit); }, Code::invalid_state).what(),
+                        HasSubstr(fmt::format(
+                            R"(2 of 2 gradients of unit "fc{0}" were not written: "fc{0}.weight", "fc{0}.bias")",
+                            unit)));
+                    write(params[0]);
+                    EXPECT_THAT(expect_error([&] { fsdp.grads_ready(unit); }, Code::invalid_state).what(),
+                                HasSubstr(fmt::format(
+                                    R"(1 of 2 gradients of unit "fc{0}" were not written: "fc{0}.bias";)", unit)));
+                    fsdp.unused(params[1]);
+                    fsdp.grads_ready(unit);
+                }
+                fsdp.wait();
+                expect_shard_grads(fsdp, 0);
+            }
+            fsdp.set_sync(false);  // zeros, to which nothing may be added
+            fsdp.backward(2);
+            fsdp.grads_ready(2);
+            fsdp.wait();
+            fsdp.set_sync(true);
+            fsdp.backward(2);
+            fsdp.grads_ready(2);
+        }));
+    }
 }
 
 // Rank 1 comes late to a call until rank 0 was interrupted in it.
@@ -818,6 +861,7 @@ TEST(Fsdp, WhatWasInterruptedGoesOn) {
             expect_shard_grads(fsdp, 0.5F + static_cast<float>(step));
         }
         call([&] { fsdp.backward(1); });
+        fill_grads(fsdp, 1, 3);
         late();
         call([&] { fsdp.grads_ready(1); });
         call([&] { fsdp.abandon(); });

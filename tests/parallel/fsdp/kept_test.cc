@@ -77,7 +77,8 @@ struct Hosts {
 
 class KeptOverHosts : public ::testing::TestWithParam<Hosts> {};
 INSTANTIATE_TEST_SUITE_P(Hosts, KeptOverHosts,
-                         ::testing::Values(Hosts{4, 1, 2}, Hosts{8, 2, 4}, Hosts{6, 1, 3}, Hosts{6, 1, 2}, Hosts{8, 1, 4}));
+                         ::testing::Values(Hosts{4, 1, 2}, Hosts{8, 2, 4}, Hosts{6, 1, 3}, Hosts{6, 1, 2},
+                                           Hosts{8, 1, 4}));
 
 TEST_P(KeptOverHosts, TheBackwardHasWhatWasKept) {
     const auto& [ranks, each, among] = GetParam();

@@ -15,6 +15,7 @@ import numpy as np
 
 from . import _core
 from ._base import Closable, Timeout, checked, milliseconds
+from ._lazy import load_with_lazy_state
 from .comm import Comm
 from .errors import InvalidArgument, NotFound
 from .state import State
@@ -308,9 +309,14 @@ class Saver(Closable):
         Corrupt
             A checksum is wrong; file and offset are named.
         """
-        handle, take_over = checked(state, State, "state")._prepare()
-        before = _core.saver_resume(self._handle, handle)
-        take_over()
+
+        def load() -> int:
+            handle, take_over = state._prepare()
+            before = _core.saver_resume(self._handle, handle)
+            take_over()
+            return before
+
+        before = load_with_lazy_state(checked(state, State, "state"), load)
         settle_progress(self._progress)
         return before
 
@@ -543,23 +549,29 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         ranks = None if comm is None else checked(comm, Comm, "comm")._handle
         if isinstance(only, str):
             raise TypeError(f"only is the str {only!r}; a list of patterns is wanted")
-        reports: list[str] = []
-        handle, take_over = checked(state, State, "state")._prepare()
-        _core.checkpoint_load(
-            self._handle,
-            handle,
-            verify=verify,
-            allow_missing=allow_missing,
-            allow_unexpected=allow_unexpected,
-            allow_cast=allow_cast,
-            progress=watched,
-            comm=ranks,
-            only=None if only is None else list(only),
-            rename=None if rename is None else dict(rename),
-            report=reports.append,
-        )
-        report = LoadReport._of(json.loads(reports[0]))
-        take_over(frozenset(report.left_alone))
+        patterns = None if only is None else list(only)
+
+        def load() -> LoadReport:
+            reports: list[str] = []
+            handle, take_over = state._prepare()
+            _core.checkpoint_load(
+                self._handle,
+                handle,
+                verify=verify,
+                allow_missing=allow_missing,
+                allow_unexpected=allow_unexpected,
+                allow_cast=allow_cast,
+                progress=watched,
+                comm=ranks,
+                only=patterns,
+                rename=None if rename is None else dict(rename),
+                report=reports.append,
+            )
+            report = LoadReport._of(json.loads(reports[0]))
+            take_over(frozenset(report.left_alone))
+            return report
+
+        report = load_with_lazy_state(checked(state, State, "state"), load)
         settle_progress(watched)
         return report
 

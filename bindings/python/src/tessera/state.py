@@ -128,7 +128,8 @@ class State(MutableMapping[str, Any]):
     - an array as `Comm` takes it, which is replicated on every rank and loaded in place
     - a plain value (None, bool, int, float, str, bytes, list, tuple, dict of them), or a `PerRank` of one; read it from
       the state after a load
-    - an object with ``state_dict()`` and ``load_state_dict()``
+    - an object with ``state_dict()`` and ``load_state_dict()``; an optimizer of PyTorch that made no step yet has a place
+      for what was saved after some
     - a dict or list that holds any of the above but values alone: its members become parts of their own, and values
       inside it are replaced by those loaded
 
@@ -255,6 +256,11 @@ class State(MutableMapping[str, Any]):
                 raise InvalidArgument(f"two parts of the state have the name {twice[0]!r}")
             handle = _core.state_create()
             for name, part in zip(found.names, found.parts, strict=True):
+                if hasattr(part, "to_local") and hasattr(part, "placements"):
+                    raise InvalidArgument(
+                        f"{name} is a {type(part).__name__}, of which this rank holds a part; tessera.torch.checkpoint "
+                        "saves and loads such models and their optimizers"
+                    )
                 _add(handle, name, part)
             self._handle, self._built = handle, (found.names, found.parts, of_values)
             self._places = [(part, part.data_ptr()) for part in _movable(found.parts)]

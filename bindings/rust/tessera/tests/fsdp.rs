@@ -345,7 +345,7 @@ fn units_that_stay_whole_and_units_one_by_one_train_alike() {
 fn a_unit_kept_among_some_ranks_stays_whole_on_their_host() {
     ranks(4, |comm| {
         let unit = FsdpUnit::new(params!["w" => (vec![1.0f32; 8], [8])]).keep_among(2);
-        let mut fsdp = Fsdp::new(&comm, units!["u" => unit]).unwrap();
+        let fsdp = Fsdp::new(&comm, units!["u" => unit]).unwrap();
         fsdp.forward(0).unwrap().done().unwrap();
         assert_eq!(fsdp.phase(0).unwrap(), UnitPhase::Whole);
     });

@@ -54,8 +54,8 @@ def fully_shard(
     mesh : DeviceMesh, optional
         The ranks: of one dimension, or of two, replicas by shards. By default all ranks of `torch.distributed`.
     reshard_after_forward : bool or int, optional
-        False: parameters stay whole between forward and backward. By default the root's do. A number: they are kept among
-        each so many ranks that follow each other, whole on each host if those fit on one.
+        False: parameters stay whole between forward and backward. By default the root's do. A number: they are kept
+        among each so many ranks that follow each other, whole on each host if those fit on one.
     shard_placement_fn : callable, optional
         Gets each parameter; it may return None or Shard(0).
     mp_policy : MixedPrecisionPolicy, optional
@@ -95,8 +95,8 @@ def fully_shard(
         ranks = mesh.size(mesh.ndim - 1)
         if not isinstance(reshard_after_forward, int) or reshard_after_forward < 1 or ranks % reshard_after_forward:
             raise InvalidArgument(
-                f"reshard_after_forward is {reshard_after_forward!r}; it is True, False, or a number of which the {ranks} "
-                "ranks that parameters are cut among are a multiple"
+                f"reshard_after_forward is {reshard_after_forward!r}; it is True, False, or a number of which "
+                f"the {ranks} ranks that parameters are cut among are a multiple"
             )
         if reshard_after_forward in (1, ranks):
             reshard_after_forward = reshard_after_forward != 1
