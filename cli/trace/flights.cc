@@ -63,6 +63,7 @@ Flight header_of(const Json& line) {
     }
     flight.host = line.at("host").as_string();
     flight.pid = line.at("pid").as_int();
+    if (const Json* written = line.find("written_us")) flight.written = written->as_double();
     if (const Json* error = line.find("error")) flight.error = error->at("message").as_string();
     return flight;
 }
@@ -121,7 +122,7 @@ Flight read_flight(const std::string& path) {
 }  // namespace
 
 double Flight::last_time() const {
-    double last = 0;
+    double last = written;
     for (const Flown& flown : operations) {
         last = std::max({last, flown.issued, flown.started.value_or(0), flown.ended.value_or(0)});
     }

@@ -31,9 +31,11 @@ struct Flight {
     FlightOrigin origin;
     std::string host;
     int64_t pid = 0;
-    std::string error;  // what the communicator failed with; empty if it did not
+    std::string error;   // what the communicator failed with; empty if it did not
+    double written = 0;  // microseconds since 1970; 0 in a record of an older library
     std::vector<Flown> operations;
 
+    // Of what is known: when it was written, else the last time of an operation.
     [[nodiscard]] double last_time() const;
 };
 

@@ -36,11 +36,8 @@ std::string ranks_text(const std::vector<int>& ranks) {
 
 double seconds(double from_us, double to_us) { return (to_us - from_us) / 1e6; }
 
-double latest_time(const Ranks& ranks) {
-    double latest = 0;
-    for (const auto& [rank, flight] : ranks) latest = std::max(latest, flight.last_time());
-    return latest;
-}
+// Until when it was under way: its end, or when its record was written.
+double last_seen(const Flown& flown, const Flight& flight) { return flown.ended.value_or(flight.last_time()); }
 
 // What is known of a rank that is waited for.
 std::string last_words(const Ranks& ranks, int rank, double now) {
@@ -73,7 +70,7 @@ std::optional<Hang> hang_in_collective(const Ranks& ranks) {
     }
     Hang hang{origin.name, origin.id, {}, {}, {}, 0, {}};
     const Flown* example = nullptr;
-    double now = latest_time(ranks);
+    double now = 0;
     for (int rank = 0; rank < origin.world_size; ++rank) {
         const auto found = ranks.find(rank);
         const Flown* last = found == ranks.end() ? nullptr : last_collective(found->second);
@@ -86,6 +83,7 @@ std::optional<Hang> hang_in_collective(const Ranks& ranks) {
                 hang.since = *last->started;
             }
             hang.since = std::min(hang.since, *last->started);
+            now = std::max(now, last_seen(*last, found->second));
         }
     }
     if (example == nullptr) return std::nullopt;
@@ -123,13 +121,13 @@ size_t transfers(const Flight& flight, Collective kind, int peer, int tag) {
 }
 
 std::optional<Hang> hang_in_transfer(const Ranks& ranks) {
-    const double now = latest_time(ranks);
     std::optional<Hang> first;
     for (const auto& [rank, flight] : ranks) {
         for (const Flown& flown : flight.operations) {
             if (!flown.begun() || !is_transfer(flown) || flown.finished()) continue;
             if (first && first->since <= *flown.started) continue;
             const Operation& operation = flown.operation;
+            const double now = last_seen(flown, flight);
             const bool receives = operation.collective == Collective::recv;
             const Collective other = receives ? Collective::send : Collective::recv;
             const auto peer = ranks.find(operation.peer);

@@ -77,6 +77,10 @@ Error Error::with_native(NativeDomain domain, int code) const {
     });
 }
 
+Error Error::with_advice(const std::string& advice) const {
+    return changed(record_, [&](ErrorRecord& r) { r.message += "; " + advice; });
+}
+
 Error Error::retry_may_help() const {
     return changed(record_, [](ErrorRecord& r) { r.retriable = true; });
 }

@@ -68,6 +68,7 @@ class Error : public std::exception {
     [[nodiscard]] Error with_peer(int peer) const;
     [[nodiscard]] Error with_operation(std::string operation, int64_t sequence = -1) const;
     [[nodiscard]] Error with_native(NativeDomain domain, int code) const;
+    [[nodiscard]] Error with_advice(const std::string& advice) const;  // after a semicolon
     [[nodiscard]] Error retry_may_help() const;
     [[nodiscard]] Error caused_by(const Error& cause) const;
 

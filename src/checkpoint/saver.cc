@@ -464,30 +464,44 @@ int64_t Saver::resume(State& state) {
     std::string newest;
     std::optional<Error> error;
     if (peers_.rank() == 0) {
-        error = attempt([&] {
-            newest = newest_save(files_, root_).value_or("");
-            const std::string latest = join(root_, latest_name);
-            if (!newest.empty() || !exists(files_, latest)) return;
-            throw Error(Code::corrupt,
-                        fmt::format("{} says that there was a save, but {} holds none that is committed: saves "
-                                    "were removed or lost; remove {} to begin anew",
-                                    latest, root_, latest));
-        });
+        error = attempt([&] { newest = newest_save(files_, root_).value_or(""); });
+        if (error) {
+            error = not_resumed(*error);
+        } else {
+            error = attempt([&] {
+                const std::string latest = join(root_, latest_name);
+                if (!newest.empty() || !exists(files_, latest)) return;
+                throw Error(Code::corrupt,
+                            fmt::format("{} says that there was a save, but {} holds none that is committed: saves "
+                                        "were removed or lost; remove {} to begin anew",
+                                        latest, root_, latest));
+            });
+        }
     }
     if (const auto agreed = peers_.vote(error)) throw Error(agreed->with_operation("resume"));
     newest = peers_.from_rank0(newest);
     if (newest.empty()) return 0;
     std::shared_ptr<const Checkpoint> checkpoint;
     error = attempt([&] { checkpoint = Checkpoint::open(join(root_, newest), files_); });
-    if (const auto agreed = peers_.vote(error)) throw Error(agreed->with_operation("resume"));
+    if (const auto agreed = peers_.vote(error)) throw not_resumed(*agreed);
     LoadOptions load;
     load.progress = options_.progress;
     load.comm = comm_;
     load.least_shared_bytes = options_.least_shared_bytes;
     if (const auto failed = attempt([&] { (void)checkpoint->load(state, load); })) {
-        throw Error(failed->with_operation("resume"));
+        throw not_resumed(*failed);
     }
     return checkpoint->manifest().step;
+}
+
+// To go back behind a damaged save is the caller's decision.
+Error Saver::not_resumed(const Error& why) const {
+    Error error = why.with_operation("resume");
+    if (error.code() != Code::corrupt) return error;
+    return error.with_advice(
+        fmt::format("to go on from an older save, move the damaged one out of {} and resume again (`tessera ckpt ls "
+                    "{}` lists them)",
+                    root_, root_));
 }
 
 }  // namespace tsr

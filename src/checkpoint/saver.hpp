@@ -108,6 +108,7 @@ class Saver {
     // Of the files that all ranks reported; in PyTorch's format its `.metadata` is written here.
     [[nodiscard]] Manifest finish_files(SaveJob& job, const std::vector<std::string>& reports);
     bool tell_of_commit(const SaveJob& job, const std::optional<Error>& error);
+    [[nodiscard]] Error not_resumed(const Error& why) const;
 
     SaverOptions options_;
     FileSystem& files_;

@@ -126,11 +126,20 @@ TickScale FlightRecorder::scale() const {
 
 namespace {
 
+// With one decimal.
+double micros(int64_t ns) { return static_cast<double>(ns / 100) / 10; }
+
 std::string header_line(const FlightOrigin& origin, size_t count, const std::optional<Error>& error) {
-    Json::Object header{
-        {"tessera_flight", 1}, {"name", readable_utf8(origin.name)}, {"id", origin.id},
-        {"rank", origin.rank}, {"world_size", origin.world_size},    {"transport", origin.transport},
-        {"host", host_name()}, {"pid", int64_t{::getpid()}},         {"entries", static_cast<uint64_t>(count)}};
+    Json::Object header{{"tessera_flight", 1},
+                        {"name", readable_utf8(origin.name)},
+                        {"id", origin.id},
+                        {"rank", origin.rank},
+                        {"world_size", origin.world_size},
+                        {"transport", origin.transport},
+                        {"host", host_name()},
+                        {"pid", int64_t{::getpid()}},
+                        {"entries", static_cast<uint64_t>(count)},
+                        {"written_us", micros(TickScale::Mark::now().utc_ns)}};
     if (error) {
         header.push_back(
             {"error", Json::Object{{"code", code_name(error->code())}, {"message", readable_utf8(error->what())}}});
@@ -142,8 +151,7 @@ std::string entry_line(const FlightEntry& entry, const TickScale& scale) {
     const Operation& operation = entry.operation;
     const auto us = [&](uint64_t ticks) {
         if (ticks == 0) return Json();
-        const int64_t tenths = scale.utc_ns(ticks) / 100;
-        return Json(static_cast<double>(tenths) / 10);
+        return Json(micros(scale.utc_ns(ticks)));
     };
     Json::Object line{{"number", entry.ticket},
                       {"operation", name_of(operation.collective)},

@@ -121,6 +121,24 @@ TEST_F(Trace, AMessageThatNobodySentIsNamed) {
                       HasSubstr("its last operation was all_reduce #1")));
 }
 
+// As where a hanging job is asked: nothing ended since.
+TEST_F(Trace, AWaitThatGoesOnLastsUntilTheRecordWasWritten) {
+    for (const int rank : {0, 1}) {
+        std::ofstream file(fmt::format("{}/world-a.rank-{}.jsonl", directory(), rank));
+        file << fmt::format(
+            R"({{"tessera_flight":1,"name":"world","id":"a","rank":{},"world_size":2,"transport":"shm",)"
+            R"("host":"h","pid":1,"entries":1,"written_us":{}}})"
+            "\n",
+            rank, 9000000 + rank);
+        if (rank == 1) continue;
+        file << R"({"number":0,"operation":"barrier","state":"started","sequence":1,"peer":-1,"tag":0,"tensors":0,)"
+                R"("count":0,"bytes":0,"issued_us":1199000,"started_us":1200000,"ended_us":null})"
+                "\n";
+    }
+    EXPECT_THAT(trace("why-hung " + directory()).output,
+                HasSubstr("rank 1 never entered barrier #1; rank 0 waited 7.8 s. It began nothing at all"));
+}
+
 TEST_F(Trace, NothingHangsWhenAllIsDone) {
     ranks(2, [](Communicator& comm) { return reduce(comm); });
     const Result result = trace("why-hung " + directory());

@@ -368,10 +368,12 @@ void GlooTransport::throw_timeout(const Call& call, std::vector<int> late, bool 
                            is_stopped(late[i]) ? "; the process is stopped" : "");
     }
     if (late.size() > 8) who += fmt::format("; and {} more", late.size() - 8);
-    throw Error(Code::timeout,
-                fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, or raise the timeout",
-                            rank_, tsr::headline(call.operation, call.sequence),
-                            static_cast<double>(call.timeout.count()) / 1000, who, late.empty() ? rank_ : late[0]))
+    throw Error(
+        Code::timeout,
+        fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, at whether every rank makes "
+                    "this call and those before it (a save is one), or raise the timeout",
+                    rank_, tsr::headline(call.operation, call.sequence),
+                    static_cast<double>(call.timeout.count()) / 1000, who, late.empty() ? rank_ : late[0]))
         .with_peer(late.empty() ? -1 : late[0]);
 }
 

@@ -510,10 +510,12 @@ void ShmTransport::throw_timeout(const Call& call, const std::vector<size_t>& la
             stopped ? "; the process is stopped" : "");
     }
     if (late.size() > 8) who += fmt::format("; and {} more", late.size() - 8);
-    throw Error(Code::timeout,
-                fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, or raise the timeout",
-                            number(rank_), headline(call.operation, call.sequence),
-                            static_cast<double>(call.timeout.count()) / 1000, who, number(late[0])))
+    throw Error(
+        Code::timeout,
+        fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, at whether every rank makes "
+                    "this call and those before it (a save is one), or raise the timeout",
+                    number(rank_), headline(call.operation, call.sequence),
+                    static_cast<double>(call.timeout.count()) / 1000, who, number(late[0])))
         .with_peer(number(late[0]));
 }
 

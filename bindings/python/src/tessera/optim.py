@@ -137,27 +137,7 @@ class SGD(Optimizer):
         )
 
 
-class _AdamFamily(Optimizer):
-    """The settings that `Adam` and `AdamW` share."""
-
-    @staticmethod
-    def _make(*over: Any, **settings: Any) -> _core.Optimizer:
-        raise NotImplementedError
-
-    def __init__(
-        self,
-        params: DDP | FSDP | Params,
-        grads: Params | None = None,
-        *,
-        lr: float | None = None,
-        betas: tuple[float, float] | None = None,
-        eps: float | None = None,
-        weight_decay: float | None = None,
-    ) -> None:
-        self._handle = self._make(*_over(params, grads), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-
-
-class Adam(_AdamFamily):
+class Adam(Optimizer):
     """Adam (Kingma and Ba 2015), with bias correction.
 
     Parameters
@@ -174,12 +154,20 @@ class Adam(_AdamFamily):
         Times the parameter, added to the gradient.
     """
 
-    @staticmethod
-    def _make(*over: Any, **settings: Any) -> _core.Optimizer:
-        return _core.adam(*over, **settings)
+    def __init__(
+        self,
+        params: DDP | FSDP | Params,
+        grads: Params | None = None,
+        *,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+    ) -> None:
+        self._handle = _core.adam(*_over(params, grads), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
 
-class AdamW(_AdamFamily):
+class AdamW(Optimizer):
     """AdamW (Loshchilov and Hutter 2019): Adam with decoupled weight decay.
 
     Parameters
@@ -196,6 +184,14 @@ class AdamW(_AdamFamily):
         Each step multiplies the parameters by ``1 - lr * weight_decay``.
     """
 
-    @staticmethod
-    def _make(*over: Any, **settings: Any) -> _core.Optimizer:
-        return _core.adamw(*over, **settings)
+    def __init__(
+        self,
+        params: DDP | FSDP | Params,
+        grads: Params | None = None,
+        *,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+    ) -> None:
+        self._handle = _core.adamw(*_over(params, grads), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)

@@ -297,7 +297,7 @@ public final class Ddp extends NativeObject {
      * touched between {@link #ready} and {@link #await}.
      *
      * @param index 0 to size - 1
-     * @return elements row-major, position 0; the same object at every call
+     * @return elements row-major; the same object at every call, which sets its position to 0
      * @throws IllegalArgumentException if the parameter has another dtype; see {@link #gradTensor}
      */
     public FloatBuffer grad(int index) {
@@ -306,6 +306,7 @@ public final class Ddp extends NativeObject {
                 if (floats[check(index)] == null) {
                     floats[index] = gradTensor(index).floats();
                 }
+                floats[index].clear();
                 return floats[index];
             }
         });

@@ -80,6 +80,27 @@ class DdpTest {
     }
 
     @Test
+    void aGradientIsWrittenFromItsBeginningAtEachStep() throws Exception {
+        Ranks.run(1, comm -> {
+            try (Ddp ddp = Ddp.create(comm, params(0));
+                    Optimizer sgd = Optimizer.sgd(ddp).lr(1).build()) {
+                for (int step = 1; step <= 3; step++) {
+                    for (int i = 0; i < ddp.size(); i++) {
+                        for (final var grad = ddp.grad(i); grad.hasRemaining();) {
+                            grad.put(step);
+                        }
+                    }
+                    ddp.readyAll();
+                    ddp.await();
+                    sgd.step();
+                }
+                assertEquals(-6f, ddp.param(0).get(0));
+                assertEquals(2f, ddp.param(1).get(1));
+            }
+        });
+    }
+
+    @Test
     void doublesAndPrefixes() throws Exception {
         Ranks.run(1, comm -> {
             final Tensor weight = Tensor.zeros(DType.F64, 2);
