@@ -24,7 +24,11 @@ std::string size_text(int64_t bytes) {
     return value < 9.95 ? fmt::format("{:.1f} {}", value, units[unit]) : fmt::format("{:.0f} {}", value, units[unit]);
 }
 
-std::string count_text(size_t n, const char* one) { return fmt::format("{} {}{}", n, one, n == 1 ? "" : "s"); }
+std::string count_text(size_t n, std::string_view one) {
+    if (n == 1) return fmt::format("1 {}", one);
+    if (one.ends_with('y')) return fmt::format("{} {}ies", n, one.substr(0, one.size() - 1));
+    return fmt::format("{} {}{}", n, one, one.ends_with('s') ? "es" : "s");
+}
 
 std::string time_text(const std::string& committed) {
     // "2026-11-21T09:02:11.123Z"

@@ -12,9 +12,9 @@
 
 namespace tsr::cli {
 
-[[nodiscard]] std::string size_text(int64_t bytes);                 // "3.4 MiB"
-[[nodiscard]] std::string count_text(size_t n, const char* one);    // "1 file", "2 files"
-[[nodiscard]] std::string time_text(const std::string& committed);  // a manifest's time, to the second: "... UTC"
+[[nodiscard]] std::string size_text(int64_t bytes);                    // "3.4 MiB"
+[[nodiscard]] std::string count_text(size_t n, std::string_view one);  // "1 file", "2 files"
+[[nodiscard]] std::string time_text(const std::string& committed);     // a manifest's time, to the second: "... UTC"
 [[nodiscard]] std::string metric_text(const Json& value);
 [[nodiscard]] std::string printable(std::string_view text);               // what a terminal may obey, as '?'
 [[nodiscard]] std::string cut_text(std::string_view text, size_t bytes);  // at a whole character

@@ -519,13 +519,18 @@ Agent::Outcome Agent::outcome() const {
         RankEnd& end = outcome.ends.emplace_back(*worker.end);
         end.error = read_error_file(worker.error_file);
         end.last_lines = logs_.last_error_lines(end.rank);
+        const std::string prefix = fmt::format("[rank{}]: ", end.rank);  // PyTorch's, before each line of a traceback
+        for (std::string& line : end.last_lines) {
+            if (line.starts_with(prefix)) line.erase(0, prefix.size());
+        }
     }
     outcome.failures = failures_of(outcome.ends);
     // If the others failed later, the loss is a cause like any other.
     if (std::ranges::all_of(outcome.failures, &RankEnd::survived)) outcome.failures.clear();
     for (const RankEnd& failure : outcome.failures) {
         // Others may have failed because of the first; one that was killed was not.
-        const bool killed = WIFSIGNALED(failure.wait_status) && WTERMSIG(failure.wait_status) == SIGKILL;
+        const bool killed =
+            !failure.by_agent && WIFSIGNALED(failure.wait_status) && WTERMSIG(failure.wait_status) == SIGKILL;
         if (killed || &failure == &outcome.failures.front()) outcome.lost.push_back(failure.rank);
     }
     return outcome;

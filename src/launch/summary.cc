@@ -105,11 +105,15 @@ bool names(const Named& named, const RankEnd& end, const std::vector<RankEnd>& e
     return known ? named.pid == end.pid : named.rank == end.rank;
 }
 
+bool tells_of(std::string_view text, const RankEnd& end, const std::vector<RankEnd>& ends) {
+    return std::ranges::any_of(lost_peers_in(text), [&](const Named& named) { return names(named, end, ends); });
+}
+
 bool told_of(std::string_view text, const RankEnd& victim, const RankEnd& end, const std::vector<RankEnd>& ends) {
     if (victim.rank == end.rank) return false;
     // An uncaught exception ends some programs by SIGABRT; the other signals are not of a peer's making.
     if (WIFSIGNALED(victim.wait_status) && WTERMSIG(victim.wait_status) != SIGABRT) return false;
-    return std::ranges::any_of(lost_peers_in(text), [&](const Named& named) { return names(named, end, ends); });
+    return tells_of(text, end, ends);
 }
 
 std::string all_text(const RankEnd& end) {
@@ -127,6 +131,17 @@ bool failed_by_evidence(const RankEnd& end, const std::vector<RankEnd>& ends) {
         const bool later = end.by_agent || end.order > victim.order;
         return told_of(later ? victim.message() : all_text(victim), victim, end, ends);
     });
+}
+
+// By its own message, and by how it ended.
+bool is_victim_of(const RankEnd& end, const RankEnd& victim, const std::vector<RankEnd>& ends) {
+    const bool left_in_peace = end.wait_status == 0 && !end.by_agent;
+    return told_of(left_in_peace ? all_text(victim) : victim.message(), victim, end, ends);
+}
+
+// The agent ended it after it had said which peer it failed with.
+bool was_ended_as_victim(const RankEnd& victim, const RankEnd& end, const std::vector<RankEnd>& ends) {
+    return victim.by_agent && victim.rank != end.rank && !end.survived && tells_of(victim.message(), end, ends);
 }
 
 }  // namespace
@@ -155,7 +170,7 @@ std::vector<RankEnd> failures_of(const std::vector<RankEnd>& ends) {
     std::vector<int> victims;
     for (const RankEnd& failure : failures) {
         const bool victim =
-            std::ranges::any_of(failures, [&](const RankEnd& other) { return blames(failure, other, ends); });
+            std::ranges::any_of(failures, [&](const RankEnd& other) { return is_victim_of(other, failure, ends); });
         if (victim) victims.push_back(failure.rank);
     }
     const auto key = [&](const RankEnd& f) {
@@ -163,6 +178,14 @@ std::vector<RankEnd> failures_of(const std::vector<RankEnd>& ends) {
         return std::make_tuple(victim, f.order, !WIFSIGNALED(f.wait_status), f.when(), f.rank);
     };
     std::ranges::sort(failures, [&](const RankEnd& a, const RankEnd& b) { return key(a) < key(b); });
+    const size_t by_themselves = failures.size();
+    for (const RankEnd& end : ends) {
+        const auto known = failures.begin() + static_cast<std::ptrdiff_t>(by_themselves);
+        if (std::any_of(failures.begin(), known, [&](const RankEnd& f) { return f.rank == end.rank; })) continue;
+        if (std::any_of(failures.begin(), known, [&](const RankEnd& f) { return was_ended_as_victim(end, f, ends); })) {
+            failures.push_back(end);
+        }
+    }
     return failures;
 }
 
@@ -172,8 +195,7 @@ int exit_code_of(const std::vector<RankEnd>& failures) {
 }
 
 bool blames(const RankEnd& victim, const RankEnd& end, const std::vector<RankEnd>& ends) {
-    const bool left_in_peace = end.wait_status == 0 && !end.by_agent;
-    return told_of(left_in_peace ? all_text(victim) : victim.message(), victim, end, ends);
+    return is_victim_of(end, victim, ends) || was_ended_as_victim(victim, end, ends);
 }
 
 }  // namespace tsr

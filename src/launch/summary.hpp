@@ -40,7 +40,7 @@ struct RankEnd {
 // its peer has gone; then the earlier time. But a rank whose own message tells of a peer that died, failed or left is that
 // peer's victim and comes after it. So can come in, and first, a rank that ended with exit code 0 while its peers still
 // needed it, and one that was slow to end after it had failed or left, so that it ended after its victims, or the agent ended
-// it together with them.
+// it together with them. Last come ranks that the agent ended after they had said which of these they failed with.
 [[nodiscard]] std::vector<RankEnd> failures_of(const std::vector<RankEnd>& ends);
 
 // Whether what `victim` said tells of `end` as a peer that died, failed or left.

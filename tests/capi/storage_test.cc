@@ -400,7 +400,7 @@ TEST(StorageApi, FindsTruncatedAndMissingObjects) {
         std::erase_if(contents, [](const auto& one) { return one.first.ends_with("manifest.json"); });
     });
     EXPECT_FAILS(open_in(storage, "runs/a", checkpoint.out()), TSR_E_CORRUPT, "says that it was the newest save");
-    EXPECT_FAILS(open_in(storage, "runs/b", checkpoint.out()), TSR_E_NOT_FOUND, "there is no checkpoint runs/b");
+    EXPECT_FAILS(open_in(storage, "runs/b", checkpoint.out()), TSR_E_NOT_FOUND, "there is no checkpoint at runs/b");
 }
 
 TEST(StorageApi, KeepsTheNewestAndTheBest) {

@@ -54,6 +54,7 @@ TEST_F(Gc, RemovesWhatACutSaveLeftAndNothingElse) {
     const Result dry = tessera("gc --dry-run " + root_);
     EXPECT_EQ(dry.code, 0);
     EXPECT_THAT(dry.output, HasSubstr("would remove " + left + ": left by a save that was cut short, 1.1 KiB\n"));
+    EXPECT_THAT(dry.output, ::testing::ContainsRegex("would remove: (1 directory|[0-9]+ directories), "));
     EXPECT_TRUE(std::filesystem::exists(left));
     const Json json = json_of("gc --json " + root_);
     ASSERT_EQ(json.at("removed").as_array().size(), 1u);

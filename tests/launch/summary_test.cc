@@ -88,6 +88,20 @@ TEST(Failures, ARankThatWasSlowToEndComesBeforeItsVictims) {
     EXPECT_EQ(ranks_of(failures_of({victim, end_with(end_of(1, exit_1, 0.5, 0), {back})})), (Ranks{1, 0}));
 }
 
+TEST(Failures, WhomTheAgentEndedIsToldOfIfItSaidWhichPeerItFailedWith) {
+    const RankEnd root = end_of(1, SIGKILL, 1, 1);
+    const RankEnd victim = end_saying(0, "PeerLost: rank 0: barrier #2 failed: rank 1 (pid 101) was killed by SIGKILL");
+    RankEnd late = ended_by_agent(end_of(2, SIGTERM, 2, 2));
+    late.last_lines = {"Traceback (most recent call last):", "PeerLost: rank 2: barrier #2 failed: rank 1 died"};
+    RankEnd of_other = ended_by_agent(end_saying(3, "PeerLost: rank 3: rank 4 died"));
+    const RankEnd silent = ended_by_agent(end_of(4, SIGTERM, 2, 2));
+    EXPECT_EQ(ranks_of(failures_of({silent, late, victim, root, of_other})), (Ranks{1, 0, 2}));
+    EXPECT_EQ(ranks_of(failures_of({late, silent})), (Ranks{})) << "nobody failed";
+    RankEnd survived = root;
+    survived.survived = true;
+    EXPECT_EQ(ranks_of(failures_of({late, survived})), (Ranks{1})) << "it told of a loss that it outlived";
+}
+
 TEST(Failures, NoneIsNone) {
     EXPECT_TRUE(failures_of({end_of(0, 0, 1, 1), ended_by_agent(end_of(1, 15, 2, 2))}).empty());
 }

@@ -274,6 +274,8 @@ def test_an_array_that_was_replaced_is_the_one_that_is_saved(saver: ts.Saver):
     saver.save(2, state)
     with ts.Checkpoint(saver.root) as checkpoint:
         assert checkpoint["inner.weight"].tolist() == [2, 2, 2]
+        assert repr(checkpoint) == f"<tessera.Checkpoint {checkpoint.path!r}, step 2>"
+    assert repr(checkpoint) == "<tessera.Checkpoint (closed)>"
 
 
 class Model:

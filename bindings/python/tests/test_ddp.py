@@ -72,6 +72,28 @@ def test_unused_parameters_are_found_and_left_alone(ranks):
     ranks(2, body)
 
 
+def test_an_optimizer_steps_once_for_gradients_that_were_reduced(ranks):
+    def body(comm: ts.Comm):
+        ddp = ts.DDP(comm, params())
+        opt = ts.SGD(ddp, lr=1.0)
+        with pytest.raises(ts.InvalidState, match="before any gradients were reduced"):
+            opt.step()
+        for _ in range(2):
+            ddp.grads["a"][...] = comm.rank
+            ddp.ready_all()
+            with pytest.raises(ts.InvalidState, match="twice in one step; wait for them"):
+                ddp.ready_all()
+            ddp.wait()
+            opt.step()
+            with pytest.raises(ts.InvalidState, match="no gradients were reduced since its last step"):
+                opt.step()
+        with ddp.no_sync():
+            opt.step()  # of this rank's own
+        assert (ddp.params["a"] == -1.5).all()
+
+    ranks(2, body)
+
+
 def test_a_static_graph_stays_as_it_is(alone):
     ddp = ts.DDP(alone, params(), static_graph=True)
     for _ in range(2):

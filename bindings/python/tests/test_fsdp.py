@@ -463,6 +463,25 @@ def test_mistakes_are_told_by_name(ranks):
     ranks(2, job)
 
 
+def test_a_gradient_that_was_not_written_is_named(ranks):
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, initial(), grads_in_flight=1)
+        with fsdp.backward("second") as (_, grads):
+            grads["w2"][...] = 1
+        with (
+            pytest.raises(ts.InvalidState, match='1 of 2 gradients of unit "first" were not written: "b1"'),
+            fsdp.backward("first") as (_, grads),
+        ):
+            grads["w1"][...] = 1
+        with fsdp.backward("first"):
+            fsdp.unused("b1")
+        fsdp.wait()
+        assert (fsdp.shard_grads["w1"] == 1).all()
+        assert (fsdp.shard_grads["b1"] == 0).all()
+
+    ranks(2, job)
+
+
 def test_models_that_differ_are_refused_on_every_rank(ranks):
     def job(comm: ts.Comm):
         units = initial()

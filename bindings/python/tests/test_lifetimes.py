@@ -68,6 +68,8 @@ def test_an_optimizer_goes_on_over_a_ddp_that_was_closed():
         ddp = ts.DDP(comm, {"w": w})
         opt = ts.SGD(ddp, lr=0.5)
         ddp.grads["w"][:] = 2
+        ddp.ready_all()
+        ddp.wait()
         ddp.close()
         del ddp
         gc.collect()

@@ -103,7 +103,7 @@ def test_ranks_save_and_others_load(ranks, storage: Storage):
         checkpoint.verify()
         whole = checkpoint["w"]
         assert whole[ROWS - 1, 2] == ROWS - 1 + 1 + 3
-    with pytest.raises(ts.NotFound, match="no checkpoint runs/b"):
+    with pytest.raises(ts.NotFound, match="no checkpoint at runs/b"):
         ts.Checkpoint("runs/b", storage=storage)
 
 

@@ -258,7 +258,7 @@ Found resolve_checkpoint(FileSystem& files, const std::string& path) {
     }
     if (found == -ENOENT || found == -ENOTDIR) {
         if (is_latest && exists(files, parent_of(path))) return resolve_checkpoint(files, parent_of(path));
-        throw Error(Code::not_found, fmt::format("there is no checkpoint {}", path));
+        throw Error(Code::not_found, fmt::format("there is no checkpoint at {}", path));
     }
     if (found < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-found));
     if (is_file) {

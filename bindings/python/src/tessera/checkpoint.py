@@ -415,6 +415,11 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
         with in_library(storage) as place:
             self._handle = _core.checkpoint_open_with(os.fsdecode(path), storage=place)
 
+    def __repr__(self) -> str:
+        return (
+            "<tessera.Checkpoint (closed)>" if self.closed else f"<tessera.Checkpoint {self.path!r}, step {self.step}>"
+        )
+
     @property
     def path(self) -> str:
         """The directory that was opened."""

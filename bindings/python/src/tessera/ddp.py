@@ -292,7 +292,7 @@ class DDP(Closable):
         return number
 
     def ready_all(self) -> None:
-        """Say that every gradient not yet said is written."""
+        """Say that every gradient not yet said is written. Once a step: `wait` ends it."""
         _core.ddp_ready_all(self._handle)
 
     def wait(self) -> None:

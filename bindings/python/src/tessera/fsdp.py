@@ -301,7 +301,13 @@ class FSDP(Closable):
             As `forward`.
         grads : mapping of str to array
             Where the whole gradients of the trained parameters are to be written, all of them (see `unused`). They hold
-            anything at first, but inside `no_sync` what has added up, zeros at first.
+            anything at first, NaN among it, but inside `no_sync` what has added up, zeros at first.
+
+        Raises
+        ------
+        InvalidState
+            After the block: gradients, which are named, were neither written nor `unused`; another `backward` of the
+            unit goes on with it. Or the unit had its backward in this step.
         """
         number = self._unit(unit)
         _core.fsdp_backward(self._handle, number)

@@ -26,7 +26,14 @@ class Optimizer(Closable):
         raise TypeError("use SGD, Adam or AdamW")
 
     def step(self) -> None:
-        """Update every parameter from its gradient; gradients stay as they are."""
+        """Update every parameter from its gradient; gradients stay as they are.
+
+        Raises
+        ------
+        InvalidState
+            The gradients of its `DDP` are being reduced, or none were since the last step (but in `DDP.no_sync`); a unit
+            of its `FSDP` is whole.
+        """
         _core.optimizer_step(self._handle)
 
     def zero_grad(self) -> None:

@@ -128,8 +128,8 @@ class State(MutableMapping[str, Any]):
     - an array as `Comm` takes it, which is replicated on every rank and loaded in place
     - a plain value (None, bool, int, float, str, bytes, list, tuple, dict of them), or a `PerRank` of one; read it from
       the state after a load
-    - an object with ``state_dict()`` and ``load_state_dict()``; an optimizer of PyTorch that made no step yet has a place
-      for what was saved after some
+    - an object with ``state_dict()`` and ``load_state_dict()``; an optimizer of PyTorch that made no step yet has a
+      place for what was saved after some
     - a dict or list that holds any of the above but values alone: its members become parts of their own, and values
       inside it are replaced by those loaded
 

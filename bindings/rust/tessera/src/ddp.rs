@@ -494,7 +494,7 @@ impl<'c> Ddp<'c> {
     /// Says that every gradient not yet said is written.
     ///
     /// # Errors
-    /// `InvalidState`: a view of one of them is alive; `Aborted`.
+    /// `InvalidState`: a view of one of them is alive, or it was called in this step before; `Aborted`.
     pub fn ready_all(&self) -> Result<()> {
         let lent = self.lend(0..self.len())?;
         check(unsafe { sys::tsr_ddp_ready_all(self.inner.as_ptr()) }).map_err(|error| self.refused(error, lent))

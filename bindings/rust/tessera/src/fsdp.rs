@@ -1112,7 +1112,8 @@ impl Backward<'_> {
     /// parameters are sharded again.
     ///
     /// # Errors
-    /// `Aborted`.
+    /// `InvalidState`: gradients, which are named, were neither written nor said to be unused; [`Fsdp::backward`] goes on
+    /// with the unit. `Aborted`.
     pub fn ready(mut self) -> Result<()> {
         self.lent.end(sys::tsr_fsdp_grads_ready)
     }

@@ -225,8 +225,8 @@ impl Optimizer<'_> {
     /// Updates every parameter from its gradient, which stays as it is.
     ///
     /// # Errors
-    /// `InvalidState`: gradients are being reduced, a unit of an [`Fsdp`] is whole, or a view of a parameter (or a mutable
-    /// one of a gradient) is alive.
+    /// `InvalidState`: gradients are being reduced, or none were since the last step, with synchronisation; a unit of an
+    /// [`Fsdp`] is whole; or a view of a parameter (or a mutable one of a gradient) is alive.
     pub fn step(&mut self) -> Result<()> {
         let _params = self.hold_params()?;
         let _grads = Held::new(self.group().named_grads(), Use::Reads)?;

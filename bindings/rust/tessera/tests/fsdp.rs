@@ -522,6 +522,9 @@ fn frozen_parameters_have_no_gradient_and_unused_ones_count_as_zeros() {
         guard.ready().unwrap();
         let error = fsdp.shard_grad(0).unwrap_err();
         assert!(error.code() == Code::InvalidState && error.message().contains("\"w\" is not trained"), "{error}");
+        let error = fsdp.backward(0).unwrap().ready().unwrap_err();
+        let said = "1 of 1 gradients of unit \"u\" were not written: \"b\"";
+        assert!(error.code() == Code::InvalidState && error.message().contains(said), "{error}");
         let guard = fsdp.backward(0).unwrap();
         assert_eq!(guard.grad_mut(0).unwrap_err().code(), Code::InvalidState);
         assert_eq!(guard.unused(0).unwrap_err().code(), Code::InvalidState);

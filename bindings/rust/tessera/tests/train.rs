@@ -118,6 +118,15 @@ fn a_gradient_that_is_ready_is_out_of_reach_until_wait() {
         ddp.ready(1).unwrap();
         ddp.wait().unwrap();
         opt.step().unwrap();
+        let again = opt.step().unwrap_err();
+        assert!(
+            again.code() == Code::InvalidState && again.message().contains("no gradients were reduced"),
+            "{again:?}"
+        );
+        ddp.ready_all().unwrap();
+        assert_eq!(ddp.ready_all().unwrap_err().code(), Code::InvalidState, "twice");
+        ddp.wait().unwrap();
+        opt.step().unwrap();
         assert_eq!(ddp.ready(9).unwrap_err().code(), Code::InvalidArgument);
         assert_eq!(ddp.param(9).unwrap_err().code(), Code::InvalidArgument);
         assert_eq!((ddp.name(9), ddp.tensor(9).unwrap_err().code()), (None, Code::InvalidArgument));
@@ -285,6 +294,8 @@ fn an_optimizer_keeps_the_model_it_updates() {
     let comm = alone();
     let mut opt = {
         let mut ddp = Ddp::new(&comm, two_layers(1.0)).unwrap();
+        ddp.ready_all().unwrap();
+        ddp.wait().unwrap();
         Adam::new(&mut ddp).build().unwrap()
     };
     opt.step().unwrap();

@@ -346,7 +346,11 @@ public final class Ddp extends NativeObject {
         ref.runExclusive(h -> Native.ddpReady(h, check(index)));
     }
 
-    /** Say that every gradient not yet said is written. */
+    /**
+     * Say that every gradient not yet said is written.
+     *
+     * @throws TesseraInvalidStateException if it was called in this step before
+     */
     public void readyAll() {
         ref.runExclusive(Native::ddpReadyAll);
     }

@@ -221,7 +221,8 @@ public final class Fsdp extends NativeObject {
          * Say that all gradients of the unit are written, which ends this backward pass: they are reduced into the shards in
          * the background, and the parameters are sharded again.
          *
-         * @throws TesseraInvalidStateException if this is no backward
+         * @throws TesseraInvalidStateException if this is no backward, or gradients, which are named, were neither written
+         *     nor said to be unused; it is said again afterwards
          */
         public void ready() {
             ref.runExclusive(h -> {

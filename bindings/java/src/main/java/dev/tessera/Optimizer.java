@@ -343,7 +343,8 @@ public final class Optimizer extends NativeObject {
     /**
      * Update every parameter from its gradient. Gradients are left as they are.
      *
-     * @throws TesseraInvalidStateException if the model's gradients are being reduced, or units of an FSDP model are whole
+     * @throws TesseraInvalidStateException if the model's gradients are being reduced, or none were since the last step,
+     *     with synchronisation, or units of an FSDP model are whole
      */
     public void step() {
         ref.runExclusive(Native::optimizerStep);

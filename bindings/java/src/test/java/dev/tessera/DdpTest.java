@@ -91,8 +91,11 @@ class DdpTest {
                         }
                     }
                     ddp.readyAll();
+                    assertThrows(TesseraInvalidStateException.class, ddp::readyAll, "twice");
                     ddp.await();
                     sgd.step();
+                    final String again = assertThrows(TesseraInvalidStateException.class, sgd::step).getMessage();
+                    assertTrue(again.contains("no gradients were reduced"), again);
                 }
                 assertEquals(-6f, ddp.param(0).get(0));
                 assertEquals(2f, ddp.param(1).get(1));

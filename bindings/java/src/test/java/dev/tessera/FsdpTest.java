@@ -304,6 +304,8 @@ class FsdpTest {
                 assertTrue(unsaid.contains("1 of 2 units were never said to be ready: \"body\""), unsaid);
                 try (Fsdp.Pass pass = fsdp.backward("body")) {
                     fill(pass.grad("w"), comm.rank());
+                    final String unwritten = assertThrows(TesseraInvalidStateException.class, pass::ready).getMessage();
+                    assertTrue(unwritten.contains("1 of 2 gradients of unit \"body\" were not written: \"b\""), unwritten);
                     fill(pass.grad("b"), comm.rank());
                     pass.ready();
                 }
