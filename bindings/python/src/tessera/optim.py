@@ -31,8 +31,8 @@ class Optimizer(Closable):
         Raises
         ------
         InvalidState
-            The gradients of its `DDP` are being reduced, or none were since the last step (but in `DDP.no_sync`); a unit
-            of its `FSDP` is whole.
+            The gradients of its `DDP` are being reduced, or none were since the last step (but in `DDP.no_sync`); a
+            unit of its `FSDP` is whole.
         """
         _core.optimizer_step(self._handle)
 
