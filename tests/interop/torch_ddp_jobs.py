@@ -346,8 +346,8 @@ def types_of_parameters() -> None:
 class Words(nn.Module):
     """Tables with sparse gradients before the rest; each rank and step uses rows of its own, some of them twice.
 
-    In f64, as rows of few kinds have next to no variance, by which the BatchNorm divides what is left of the gradient of
-    a bias before it: rounding alone."""
+    In f64, as rows of few kinds have next to no variance, by which the BatchNorm divides what is left of the gradient
+    of a bias before it: rounding alone."""
 
     def __init__(self, sparse: bool = True, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
