@@ -135,7 +135,12 @@ put_first() {
 
 # use_tools: the environment in which everything is built and run. Called after setup.
 use_tools() {
-  local home cargo
+  local home cargo entry libraries=
+  # What a shell has of `./dev env`, maybe another clone's, does not stand in for the libraries that are tested here.
+  while IFS= read -rd : entry; do
+    [[ -z $entry || -e $entry/libtessera.so ]] || libraries+=${libraries:+:}$entry
+  done <<<"${LD_LIBRARY_PATH:-}:"
+  if [[ -n $libraries ]]; then export LD_LIBRARY_PATH=$libraries; else unset LD_LIBRARY_PATH; fi
   if home=$(find_jdk); then
     export JAVA_HOME=$home
     put_first PATH "$home/bin"
