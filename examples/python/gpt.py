@@ -217,6 +217,8 @@ def main() -> None:
     parser.add_argument("--bf16", action="store_true", help="whole parameters, and what is computed, in bfloat16")
     parser.add_argument("--sample", type=int, default=300, help="characters that it writes at the end")
     options = parser.parse_args()
+    if options.heads < 1 or options.width % options.heads:
+        parser.error(f"--width {options.width} is not a multiple of --heads {options.heads}")
     torch.set_num_threads(1)
     dist.init_process_group("tessera")
     if options.batch < dist.get_world_size():

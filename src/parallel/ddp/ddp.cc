@@ -74,17 +74,24 @@ void check(const std::vector<NamedTensor>& params, const DdpOptions& options) {
 }
 
 std::vector<std::string> description(const std::vector<NamedTensor>& params, const DdpOptions& options) {
-    std::vector<std::string> lines = tsr::description(params, "parameter");
-    lines.insert(
-        lines.begin(),
-        fmt::format("the options op {}, bucket_bytes {}, first_bucket_bytes {}, pre_divide {}, find_unused {}, "
-                    "static_graph {}, rebuild_buckets {}, reduce_dtype {}, hook {}, powersgd_rank {}, "
-                    "powersgd_start_step {}, join {}, share_params {}",
-                    options.op == ReduceOp::avg ? "avg" : "sum", options.bucket_bytes, options.first_bucket_bytes,
-                    options.pre_divide, options.find_unused ? 1 : 0, options.static_graph ? 1 : 0,
-                    options.rebuild_buckets ? 1 : 0, options.reduce_dtype ? name_of(*options.reduce_dtype) : "none",
-                    static_cast<int>(options.hook), options.power_sgd_rank, options.power_sgd_start_step,
-                    static_cast<int>(options.join), options.share_params ? 1 : 0));
+    std::vector<std::string> lines{"DDP"};
+    const auto option = [&lines](std::string_view name, const auto& value) {
+        lines.push_back(fmt::format("the option {} {}", name, value));
+    };
+    option("op", options.op == ReduceOp::avg ? "avg" : "sum");
+    option("bucket_bytes", options.bucket_bytes);
+    option("first_bucket_bytes", options.first_bucket_bytes);
+    option("pre_divide", options.pre_divide);
+    option("find_unused", options.find_unused ? 1 : 0);
+    option("static_graph", options.static_graph ? 1 : 0);
+    option("rebuild_buckets", options.rebuild_buckets ? 1 : 0);
+    option("reduce_dtype", options.reduce_dtype ? name_of(*options.reduce_dtype) : "none");
+    option("hook", static_cast<int>(options.hook));
+    option("powersgd_rank", options.power_sgd_rank);
+    option("powersgd_start_step", options.power_sgd_start_step);
+    option("join", static_cast<int>(options.join));
+    option("share_params", options.share_params ? 1 : 0);
+    for (std::string& line : tsr::description(params, "parameter")) lines.push_back(std::move(line));
     return lines;
 }
 

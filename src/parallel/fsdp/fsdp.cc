@@ -95,19 +95,29 @@ void check(const std::vector<FsdpUnit>& units, const FsdpOptions& options, int w
 }
 
 std::vector<std::string> description(const std::vector<FsdpUnit>& units, const FsdpOptions& options) {
-    std::vector<std::string> lines;
-    lines.push_back(fmt::format(
-        "the options shard_ranks {}, forward_prefetch {}, backward_prefetch {}, grads_in_flight {}, param_dtype {}, "
-        "reduce_dtype {}, op {}, pre_divide {}, sync_values {}",
-        options.shard_ranks, options.forward_prefetch, options.backward_prefetch, options.grads_in_flight,
-        name_of_dtype(options.param_dtype), name_of_dtype(options.reduce_dtype),
-        options.op == ReduceOp::avg ? "avg" : "sum", options.pre_divide, options.sync_values ? 1 : 0));
+    std::vector<std::string> lines{"FSDP"};
+    const auto option = [&lines](std::string_view name, const auto& value) {
+        lines.push_back(fmt::format("the option {} {}", name, value));
+    };
+    option("shard_ranks", options.shard_ranks);
+    option("forward_prefetch", options.forward_prefetch);
+    option("backward_prefetch", options.backward_prefetch);
+    option("grads_in_flight", options.grads_in_flight);
+    option("param_dtype", name_of_dtype(options.param_dtype));
+    option("reduce_dtype", name_of_dtype(options.reduce_dtype));
+    option("op", options.op == ReduceOp::avg ? "avg" : "sum");
+    option("pre_divide", options.pre_divide);
+    option("sync_values", options.sync_values ? 1 : 0);
     for (const FsdpUnit& unit : units) {
-        lines.push_back(
-            fmt::format("unit \"{}\" of {} parameters, reshard_after_forward {}, param_dtype {}, reduce_dtype {}, "
-                        "row_block {}, flat {}",
-                        unit.name, unit.params.size(), unit.reshard_after_forward, name_of_dtype(unit.param_dtype),
-                        name_of_dtype(unit.reduce_dtype), unit.row_block, unit.flat ? 1 : 0));
+        const auto of_unit = [&](std::string_view name, const auto& value) {
+            lines.push_back(fmt::format("unit \"{}\" with {} {}", unit.name, name, value));
+        };
+        lines.push_back(fmt::format("unit \"{}\" of {} parameters", unit.name, unit.params.size()));
+        of_unit("reshard_after_forward", unit.reshard_after_forward);
+        of_unit("param_dtype", name_of_dtype(unit.param_dtype));
+        of_unit("reduce_dtype", name_of_dtype(unit.reduce_dtype));
+        of_unit("row_block", unit.row_block);
+        of_unit("flat", unit.flat ? 1 : 0);
         for (std::string& line : description(unit.params, "parameter")) lines.push_back(std::move(line));
         for (size_t i = 0; i < unit.trained.size(); ++i) {
             if (!unit.trained[i]) lines.push_back(fmt::format("parameter \"{}\" is not trained", unit.params[i].name));

@@ -13,6 +13,7 @@
 #include "base/clock.hpp"
 #include "mlp.hpp"
 #include "optim/adam.hpp"
+#include "parallel/ddp/ddp.hpp"
 #include "parallel/model.hpp"
 #include "ranks.hpp"
 #include "tensor/convert.hpp"
@@ -914,6 +915,22 @@ TEST(Fsdp, DifferentModelsAreRefusedByName) {
             EXPECT_EQ(outcome->code(), Code::mismatch);
             EXPECT_THAT(outcome->what(), HasSubstr(said));
         }
+    }
+}
+
+TEST(Fsdp, RanksOfWhichSomeTrainUnderDdpAreTold) {
+    for (const auto& outcome : run_ranks(2, test_options(), [](Communicator& comm) {
+             Model model = Mlp::initial();
+             const auto units = a_unit_a_layer(model);
+             if (comm.rank() == 0) {
+                 const Ddp ddp(shared(comm), units[0].params, {});
+             } else {
+                 const Fsdp fsdp(shared(comm), units, {});
+             }
+         })) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::mismatch);
+        EXPECT_THAT(outcome->what(), HasSubstr("rank 1 has FSDP, rank 0 has DDP"));
     }
 }
 
