@@ -42,7 +42,10 @@ uint64_t length_in(std::span<const uint8_t> entry) {
 std::string broadcast_text(Communicator& comm, const std::string& mine, int root, uint64_t length) {
     std::string text = comm.rank() == root ? mine : std::string(length, '\0');
     const Tensor tensor = tensor_of(std::span<char>(text), DType::u8);
-    comm.run({.collective = Collective::broadcast, .outputs = {&tensor, 1}, .peer = root, .label = "comparison of the ranks"});
+    comm.run({.collective = Collective::broadcast,
+              .outputs = {&tensor, 1},
+              .peer = root,
+              .label = "comparison of the ranks"});
     return text;
 }
 
@@ -63,8 +66,10 @@ void check_same_on_all_ranks(Communicator& comm, const std::vector<std::string>&
     std::vector<uint8_t> all(entry_size * world_size);
     const Tensor input = tensor_of(std::span<uint8_t>(own), DType::u8);
     const Tensor output = tensor_of(std::span<uint8_t>(all), DType::u8);
-    comm.run(
-        {.collective = Collective::all_gather, .inputs = {&input, 1}, .outputs = {&output, 1}, .label = "comparison of the ranks"});
+    comm.run({.collective = Collective::all_gather,
+              .inputs = {&input, 1},
+              .outputs = {&output, 1},
+              .label = "comparison of the ranks"});
 
     const auto entry = [&](size_t rank) {
         return std::span<const uint8_t>(all).subspan(rank * entry_size, entry_size);
