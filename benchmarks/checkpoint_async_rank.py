@@ -57,9 +57,9 @@ class Ours:
                 self.comm,
                 SCRATCH / f"ours-{mode}-{bytes_per_s}",
                 keep_latest=1,
-                copy_on_demand=mode == "on-demand",
+                copy_on_demand=mode.startswith("on-demand"),
                 write_bytes_per_s=bytes_per_s or None,
-                low_priority=True,
+                low_priority=not mode.endswith("ordinary"),
             )
         return self.savers[mode, bytes_per_s]
 

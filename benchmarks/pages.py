@@ -16,6 +16,7 @@ import results
 import scaling_fsdp
 
 from checkpoint import COLD, DCP, ONE_THREAD, PART, RAW, SAVE, SCENARIOS, WARM
+from tables import MIB, by_size, is_missed, measured_on, plain, short, size_of, table, told
 
 ROOT = Path(__file__).resolve().parent.parent
 PLOT, MEMORY_PLOT = ROOT / "docs" / "checkpoint.svg", ROOT / "docs" / "memory.svg"
@@ -55,19 +56,6 @@ class Figures:
         return f"{short(bound['ours'])}{missed} / {short(case['peer'])}"
 
 
-def is_missed(case: results.Case) -> bool:
-    return case["target"] is not None and case["ratio"] < case["target"]
-
-
-def short(number: float) -> str:
-    return f"{number:.0f}" if number >= 99.5 else f"{number:.2g}" if number >= 9.95 else f"{number:.2f}"
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    kept = [row for row in rows if any(row[1:])]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *kept] if kept)
-
-
 def tables(cases: list[results.Case]) -> str:
     of = [Figures(cases, name) for name in SCENARIOS]
     one = Figures(cases, "large-1")
@@ -92,38 +80,40 @@ def tables(cases: list[results.Case]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def measured_on(name: str, disk: str = ", ext4 on a virtual disk") -> str:
-    machine = (results.RESULTS / f"{name}.machine.txt").read_text(encoding="utf-8").strip()
-    return f"Measured on: {machine}{disk}."
+BUFFER, FOREIGN = "library buffers", "foreign memory"
 
 
-def plain(name: str) -> Callable[[list[results.Case]], str]:
-    """A row a case: ours, the peer's, their ratio, and what was asked for."""
-
-    def make(cases: list[results.Case]) -> str:
-        rows = [[case["case"], told(case["ours"], case["metric"]), beside(case), short(case["ratio"]), asked(case)]
-                for case in cases if case["peer_name"] != "none"]  # fmt: skip
-        return measured_on(name) + "\n\n" + table(["", "ours", "beside it", "ratio", "asked for"], rows)
-
-    return make
+def all_reduces(cases: list[results.Case]) -> str:
+    """A row a peer, a column a size, the numbers of ranks side by side in a cell."""
+    pattern = r"all_reduce (\d+) B, (\d+) ranks, (buffer|foreign) memory"
+    names = {"buffer": BUFFER, "foreign": FOREIGN}
+    return measured_on("comm", "") + "\n\n" + by_size(cases, pattern, "ranks", lambda found: names[found[3]])
 
 
-def beside(case: results.Case) -> str:
-    return told(case["peer"], case["metric"]) + ("" if case["peer_name"] == "bound" else f", {case['peer_name']}")
+def hosts(cases: list[results.Case]) -> str:
+    """A table a rate of the links."""
+    pattern = r"all_reduce (\d+) B, (\d+) hosts of \d+ ranks, (.*)"
+    rates = dict.fromkeys(found[3] for case in cases if (found := re.fullmatch(pattern, case["case"])))
+    parts = [
+        by_size([case for case in cases if case["case"].endswith(rate)], pattern, "hosts", lambda found: found[3])
+        for rate in rates
+    ]
+    return "\n\n".join([measured_on("hosts", ""), *parts])
 
 
-def asked(case: results.Case) -> str:
-    return "" if case["target"] is None else f"{case['target']:.2g}" + (" (missed)" if is_missed(case) else "")
-
-
-def told(number: float, metric: str) -> str:
-    """In units that leave few digits."""
-    unit = metric.rsplit(" ", 1)[-1]
-    if unit == "s" and number < 0.1:
-        return f"{short(number * 1e3)} ms"
-    if unit.startswith("bytes"):
-        return f"{short(number / (1 << 20))} MiB{unit[5:]}"
-    return f"{number:.4f} {unit}" if 0 < number < 0.01 else f"{short(number)} {unit}"
+def scaling(cases: list[results.Case]) -> str:
+    """A row a size, a column a number of ranks; of the largest the rate of memory that follows from its time."""
+    of: dict[int, dict[int, results.Case]] = {}
+    for case in cases:
+        if found := re.match(r"all_reduce (\d+) B, (\d+) ranks", case["case"]):
+            of.setdefault(int(found[1]), {})[int(found[2])] = case
+    ranks_list = sorted({ranks for row in of.values() for ranks in row})
+    rows = [[size_of(size), *(told(row[ranks]["ours"], "us") for ranks in ranks_list)] for size, row in of.items()]
+    largest = max(of)
+    rates = [f"{2 * ranks * largest / of[largest][ranks]['ours'] / 1e3:.0f} GB/s" for ranks in ranks_list]
+    rows.append([f"B that follows from {size_of(largest)}", *rates])
+    head = ["", *(f"{ranks} ranks" for ranks in ranks_list)]
+    return measured_on("scaling", "") + "\n\n" + table(head, rows)
 
 
 def commands(cases: list[results.Case]) -> str:
@@ -145,6 +135,20 @@ def readme(cases: list[results.Case]) -> str:
     two = Figures(cases, "large-2")
     parts = [f"{1 / case['ratio']:.2f}" if (case := two.find(o, DCP, "s")) else "(not measured)" for o in (SAVE, WARM)]
     return f"a durable checkpoint is saved in {parts[0]} of PyTorch DCP's time and loaded in {parts[1]}"
+
+
+def readme_comm(cases: list[results.Case]) -> str:
+    """The span over all numbers of ranks, from 1 MiB up, of ours as a part of the peer's time."""
+
+    def span(memory: str, peer: str) -> list[float]:
+        found = [case for case in cases if case["peer_name"] == peer and case["case"].endswith(f"{memory} memory")]
+        return sorted(1 / case["ratio"] for case in found if int(case["case"].split()[1]) >= MIB)
+
+    gloo, mpi, foreign = span("buffer", "Gloo"), span("buffer", "Open MPI"), span("foreign", "Open MPI")
+    return (
+        f"from 1 MiB up an all-reduce in library buffers takes at most {gloo[-1]:.2f} of Gloo's time and {mpi[0]:.2f} to "
+        f"{mpi[-1]:.2f} of Open MPI's, in any other memory {foreign[0]:.2f} to {foreign[-1]:.2f} of Open MPI's"
+    )
 
 
 # ---- the plot ----
@@ -215,11 +219,19 @@ def extremes(case: results.Case) -> tuple[float, float]:
 PERFORMANCE, README = ROOT / "docs" / "PERFORMANCE.md", ROOT / "README.md"
 SCALING, MEMORY = ROOT / "docs" / "SCALING.md", ROOT / "docs" / "MEMORY.md"
 BLOCKS: list[tuple[Path, str, Callable[[list[results.Case]], str], str]] = [
+    (PERFORMANCE, "comm", all_reduces, "\n\n"),
+    (PERFORMANCE, "hosts", hosts, "\n\n"),
+    (PERFORMANCE, "ddp", plain("ddp", disk=""), "\n\n"),
+    (PERFORMANCE, "fsdp", plain("fsdp", disk=""), "\n\n"),
+    (PERFORMANCE, "torch_backend", plain("torch_backend", disk=""), "\n\n"),
+    (PERFORMANCE, "ddp_shared", plain("ddp_shared", disk=""), "\n\n"),
     (PERFORMANCE, "checkpoint", tables, "\n\n"),
     (PERFORMANCE, "checkpoint_async", plain("checkpoint_async"), "\n\n"),
     (PERFORMANCE, "command", commands, "\n\n"),
     (PERFORMANCE, "plan", plain("plan"), "\n\n"),
     (README, "checkpoint", readme, ""),
+    (README, "comm", readme_comm, ""),
+    (SCALING, "scaling", scaling, "\n\n"),
     (SCALING, "fsdp", lambda _: scaling_fsdp.text(), "\n\n"),
     (MEMORY, "fsdp_memory", lambda cases: measured_on("fsdp_memory", "") + "\n\n" + fsdp_memory.table(cases), "\n\n"),
 ]

@@ -1,0 +1,112 @@
+"""Tables of the pages, made from result files: how figures and targets are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import results
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def is_missed(case: results.Case) -> bool:
+    met = case["ratio"] >= (case["target"] or 0) or case.get("share", 1) <= case.get("within", 0)
+    return case["target"] is not None and not met
+
+
+def short(number: float) -> str:
+    return f"{number:.0f}" if number >= 99.5 else f"{number:.2g}" if number >= 9.95 else f"{number:.2f}"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    kept = [row for row in rows if any(row[1:])]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *kept] if kept)
+
+
+def measured_on(name: str, disk: str = ", ext4 on a virtual disk") -> str:
+    machine = (results.RESULTS / f"{name}.machine.txt").read_text(encoding="utf-8").strip()
+    return f"Measured on: {machine}{disk}."
+
+
+def plain(name: str, disk: str = ", ext4 on a virtual disk") -> Callable[[list[results.Case]], str]:
+    """A row a case: ours, the peer's, their ratio, and what was asked for."""
+
+    def make(cases: list[results.Case]) -> str:
+        rows = [[case["case"], told(case["ours"], case["metric"]), beside(case), ratio(case), asked(case)]
+                for case in cases if case["peer_name"] != "none"]  # fmt: skip
+        return measured_on(name, disk) + "\n\n" + table(["", "ours", "beside it", "ratio", "asked for"], rows)
+
+    return make
+
+
+def beside(case: results.Case) -> str:
+    return told(case["peer"], case["metric"]) + ("" if case["peer_name"] == "bound" else f", {case['peer_name']}")
+
+
+def ratio(case: results.Case) -> str:
+    """Of what is beyond a base, the bounds: how much more the peer's is at least, ours as a part of the base at most."""
+    if "within" not in case:
+        return short(case["ratio"])
+    # Where the peer's may be less than nothing, its part of ours tells nothing.
+    at_least = f"at least {short(case['ratio'])}, " if case["ratio"] > 0 else ""
+    return f"{at_least}at most {case['share']:.1%} of the step"
+
+
+def asked(case: results.Case) -> str:
+    if case["target"] is None:
+        return ""
+    or_share = f", or {case['within']:.0%} of the step" if case.get("within") else ""
+    return f"{case['target']:.2g}{or_share}" + (" (missed)" if is_missed(case) else "")
+
+
+def told(number: float, metric: str) -> str:
+    """In units that leave few digits."""
+    unit = metric.removesuffix(" a call").rsplit(" ", 1)[-1]
+    if unit == "us" and number >= 999.5:
+        return f"{short(number / 1e3)} ms"
+    if unit == "s" and number < 0.1:
+        return f"{short(number * 1e3)} ms"
+    if unit.startswith("bytes"):
+        return f"{short(number / (1 << 20))} MiB{unit[5:]}"
+    return f"{number:.4f} {unit}" if 0 < number < 0.01 else f"{short(number)} {unit}"
+
+
+def size_of(size: int) -> str:
+    return f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB" if size >= KIB else f"{size} B"
+
+
+def by_size(
+    cases: list[results.Case], pattern: str, group: str, kind_of: Callable[[re.Match[str]], str]
+) -> str:
+    """Cases whose names have a size, a number of ranks (or hosts) and a kind, by ``pattern``. Of each kind a row with
+    times and one a peer with ratios; a column a size; the numbers side by side in a cell. A * misses its target."""
+    cells: dict[tuple[str, str], dict[int, dict[int, results.Case]]] = {}
+    for case in cases:
+        if found := re.fullmatch(pattern, case["case"]):
+            row = cells.setdefault((kind_of(found), case["peer_name"]), {})
+            row.setdefault(int(found[1]), {})[int(found[2])] = case
+    sizes = sorted({size for row in cells.values() for size in row})
+    numbers = sorted({number for row in cells.values() for column in row.values() for number in column})
+    rows: list[list[str]] = []
+    kinds: set[str] = set()
+    for (kind, peer), row in cells.items():
+        if kind not in kinds:
+            kinds.add(kind)
+            times = [" / ".join(told_times([case["ours"] for case in row[size].values()])) for size in sizes]
+            rows.append([kind, *times])
+        ratios = [
+            " / ".join(short(case["ratio"]) + ("*" if is_missed(case) else "") for case in row[size].values())
+            for size in sizes
+        ]
+        rows.append([f"against {peer}", *ratios])
+    head = [f"{' / '.join(map(str, numbers))} {group}", *map(size_of, sizes)]
+    return table(head, rows)
+
+
+def told_times(microseconds: list[float]) -> list[str]:
+    """In one unit, which the last one has."""
+    in_ms = max(microseconds) >= 999.5
+    numbers = [f"{number / 1e3 if in_ms else number:.2g}" for number in microseconds]
+    numbers = [f"{float(number):g}" for number in numbers]
+    return [*numbers[:-1], f"{numbers[-1]} {'ms' if in_ms else 'us'}"]
