@@ -2,10 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <vector>
+
+#include "seed.hpp"
 
 namespace tsr {
 namespace {
@@ -60,6 +64,32 @@ TEST(Convert, HalvesRoundToNearestEven) {
     EXPECT_EQ(half(0x1p-25 + 0x1p-60), 0x0001);
     EXPECT_EQ(half(-0.0), 0x8000);
     EXPECT_EQ(half(0x1p-14 - 0x1p-26), 0x0400);  // rounds up to the smallest normal number
+}
+
+// As the conversion of one element at a time, which the tests above are of.
+TEST(Convert, EachSetOfInstructionsGivesTheSameBits) {
+    constexpr size_t count = 1031;
+    constexpr std::array dtypes{DType::f16, DType::bf16, DType::f32, DType::f64};
+    const testing::Seed seed;
+    std::mt19937_64 random(seed);
+    for (const DType from : dtypes) {
+        for (const DType to : dtypes) {
+            std::vector<std::byte> in(1 + count * size_of(from));  // from the second byte on: not aligned
+            for (std::byte& byte : in) byte = static_cast<std::byte>(random());
+            std::vector<std::byte> expected(count * size_of(to));
+            for (size_t i = 0; i < count; ++i) {
+                convert(in.data() + 1 + i * size_of(from), from, expected.data() + i * size_of(to), to, 1,
+                        Vectors::plain);
+            }
+            for (const Vectors vectors : {Vectors::plain, Vectors::avx2, Vectors::avx512}) {
+                if (vectors > widest_vectors()) break;
+                std::vector<std::byte> out(1 + count * size_of(to));
+                convert(in.data() + 1, from, out.data() + 1, to, count, vectors);
+                EXPECT_EQ(std::memcmp(out.data() + 1, expected.data(), expected.size()), 0)
+                    << name_of(from) << " to " << name_of(to) << ", vectors " << static_cast<int>(vectors);
+            }
+        }
+    }
 }
 
 }  // namespace
