@@ -1,6 +1,7 @@
 // tessera/ddp.h: data-parallel training.
 #include "tessera/ddp.h"
 
+#include "comm/fingerprint.hpp"
 #include "handles.hpp"
 
 namespace {
@@ -122,7 +123,9 @@ tsr_status tsr_ddp_create(tsr_comm* comm, const tsr_param* params, size_t n, con
     return guard([&] {
         create(out, [&] {
             const auto& ranks = object_of(comm, "comm");
-            return std::make_shared<tsr::Ddp>(ranks, params_in(params, n), core_options(options));
+            auto model = tsr::or_refuse_on_all_ranks(
+                *ranks, [&] { return std::pair(params_in(params, n), core_options(options)); });
+            return std::make_shared<tsr::Ddp>(ranks, std::move(model.first), model.second);
         });
     });
 }

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "comm/fingerprint.hpp"
 #include "handles.hpp"
 
 namespace {
@@ -82,6 +83,13 @@ tsr::FsdpUnit unit_in(const tsr_fsdp_unit& unit, size_t index) {
     return out;
 }
 
+std::vector<tsr::FsdpUnit> units_in(const tsr_fsdp_unit* units, size_t n) {
+    if (n > 0) required(units, "units");
+    std::vector<tsr::FsdpUnit> out;
+    for (size_t u = 0; u < n; ++u) out.push_back(unit_in(units[u], u));
+    return out;
+}
+
 // `shape` outlives the view.
 tsr_tensor view(const tsr::Tensor& tensor, const tsr::Dims& shape) {
     tsr_tensor out = tensor_out(tensor);
@@ -102,10 +110,9 @@ tsr_status tsr_fsdp_create(tsr_comm* comm, const tsr_fsdp_unit* units, size_t n,
     return guard([&] {
         create(out, [&] {
             const auto& ranks = object_of(comm, "comm");
-            if (n > 0) required(units, "units");
-            std::vector<tsr::FsdpUnit> list;
-            for (size_t u = 0; u < n; ++u) list.push_back(unit_in(units[u], u));
-            return std::make_shared<tsr::Fsdp>(ranks, std::move(list), core_options(options));
+            auto model = tsr::or_refuse_on_all_ranks(
+                *ranks, [&] { return std::pair(units_in(units, n), core_options(options)); });
+            return std::make_shared<tsr::Fsdp>(ranks, std::move(model.first), model.second);
         });
     });
 }

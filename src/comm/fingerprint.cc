@@ -5,14 +5,21 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <span>
 
 namespace tsr {
 
 namespace {
 
-constexpr size_t digest_size = SHA256_DIGEST_LENGTH;
-constexpr size_t entry_size = digest_size + sizeof(uint64_t);  // and the length of the joined text
+// What each rank tells of its text.
+struct Entry {
+    std::array<unsigned char, SHA256_DIGEST_LENGTH> digest{};
+    uint64_t length = 0;
+    int64_t failed = 0;  // the text says why, and this is the code; 0: it is what the rank wants
+
+    friend bool operator==(const Entry&, const Entry&) = default;
+};
+static_assert(sizeof(Entry) == SHA256_DIGEST_LENGTH + 16);  // no padding, which would be compared
 
 std::string joined(const std::vector<std::string>& lines) {
     std::string text;
@@ -33,12 +40,6 @@ std::vector<std::string> split(const std::string& text) {
     return lines;
 }
 
-uint64_t length_in(std::span<const uint8_t> entry) {
-    uint64_t length = 0;
-    std::memcpy(&length, entry.data() + digest_size, sizeof length);
-    return length;
-}
-
 std::string broadcast_text(Communicator& comm, const std::string& mine, int root, uint64_t length) {
     std::string text = comm.rank() == root ? mine : std::string(length, '\0');
     const Tensor tensor = tensor_of(std::span<char>(text), DType::u8);
@@ -53,41 +54,56 @@ std::string line_or_nothing(const std::vector<std::string>& lines, size_t i) {
     return i < lines.size() ? lines[i] : "nothing";
 }
 
-}  // namespace
-
-void check_same_on_all_ranks(Communicator& comm, const std::vector<std::string>& lines, const std::string& what) {
-    const std::string mine = joined(lines);
-    std::array<uint8_t, entry_size> own{};
-    SHA256(reinterpret_cast<const unsigned char*>(mine.data()), mine.size(), own.data());
-    const uint64_t length = mine.size();
-    std::memcpy(own.data() + digest_size, &length, sizeof length);
-
-    const auto world_size = static_cast<size_t>(comm.world_size());
-    std::vector<uint8_t> all(entry_size * world_size);
-    const Tensor input = tensor_of(std::span<uint8_t>(own), DType::u8);
-    const Tensor output = tensor_of(std::span<uint8_t>(all), DType::u8);
+// `own` is this rank's text, or why it `failed`.
+void compare(Communicator& comm, const std::string& own, Code failed, const std::string& what) {
+    Entry entry{{}, own.size(), static_cast<int64_t>(failed)};
+    SHA256(reinterpret_cast<const unsigned char*>(own.data()), own.size(), entry.digest.data());
+    std::vector<Entry> all(static_cast<size_t>(comm.world_size()));
+    const auto bytes = [](std::span<Entry> entries) {
+        return tensor_of(std::span(reinterpret_cast<uint8_t*>(entries.data()), entries.size_bytes()), DType::u8);
+    };
+    const Tensor input = bytes({&entry, 1});
+    const Tensor output = bytes(all);
     comm.run({.collective = Collective::all_gather,
               .inputs = {&input, 1},
               .outputs = {&output, 1},
               .label = "comparison of the ranks"});
 
-    const auto entry = [&](size_t rank) {
-        return std::span<const uint8_t>(all).subspan(rank * entry_size, entry_size);
-    };
-    size_t other = 1;
-    while (other < world_size && std::ranges::equal(entry(other), entry(0))) ++other;
-    if (other >= world_size) return;
+    const auto number = [&](auto found) { return static_cast<int>(found - all.begin()); };
+    const auto bad = std::ranges::find_if(all, [](const Entry& one) { return one.failed != 0; });
+    if (bad != all.end()) {
+        const std::string why = broadcast_text(comm, own, number(bad), bad->length);
+        throw Error(static_cast<Code>(bad->failed), fmt::format("rank {}: {}", number(bad), why))
+            .with_rank(comm.rank())
+            .with_peer(number(bad));
+    }
+    const auto other = std::ranges::find_if(all, [&](const Entry& one) { return one != all.front(); });
+    if (other == all.end()) return;
 
-    const auto zero_lines = split(broadcast_text(comm, mine, 0, length_in(entry(0))));
-    const auto other_lines = split(broadcast_text(comm, mine, static_cast<int>(other), length_in(entry(other))));
+    const auto zero_lines = split(broadcast_text(comm, own, 0, all.front().length));
+    const auto other_lines = split(broadcast_text(comm, own, number(other), other->length));
     const size_t count = std::max(zero_lines.size(), other_lines.size());
     size_t first = 0;
     while (first + 1 < count && line_or_nothing(zero_lines, first) == line_or_nothing(other_lines, first)) ++first;
     throw Error(Code::mismatch,
-                fmt::format("{}: rank {} has {}, rank 0 has {}; make them the same on every rank", what, other,
+                fmt::format("{}: rank {} has {}, rank 0 has {}; make them the same on every rank", what, number(other),
                             line_or_nothing(other_lines, first), line_or_nothing(zero_lines, first)))
         .with_rank(comm.rank())
-        .with_peer(static_cast<int>(other));
+        .with_peer(number(other));
+}
+
+}  // namespace
+
+void check_same_on_all_ranks(Communicator& comm, const std::vector<std::string>& lines, const std::string& what) {
+    compare(comm, joined(lines), Code::ok, what);
+}
+
+void refuse_on_all_ranks(Communicator& comm, const Error& why) {
+    try {
+        compare(comm, why.what(), why.code(), {});
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): whatever the others say, this is why it ends here
+    }
+    throw Error(why);
 }
 
 }  // namespace tsr

@@ -4,13 +4,28 @@
 #include <string>
 #include <vector>
 
+#include "base/error.hpp"
 #include "comm/communicator.hpp"
 
 namespace tsr {
 
-// `lines` describe what this rank wants, each a text without NUL. Collective: 40 bytes a rank when all
+// `lines` describe what this rank wants, each a text without NUL. Collective: 48 bytes a rank when all
 // agree; otherwise every rank throws the same MISMATCH, which names the first line in which the lowest differing rank
 // differs from rank 0.
 void check_same_on_all_ranks(Communicator& comm, const std::vector<std::string>& lines, const std::string& what);
+
+// Takes the place of check_same_on_all_ranks on a rank that wants nothing possible, and throws `why`. The others, which
+// would wait for it until their deadline, throw an error of its code that names the rank and tells why.
+[[noreturn]] void refuse_on_all_ranks(Communicator& comm, const Error& why);
+
+// What `body` returns; if it throws, nothing is possible.
+template <class Body>
+auto or_refuse_on_all_ranks(Communicator& comm, Body&& body) {
+    try {
+        return body();
+    } catch (...) {
+        refuse_on_all_ranks(comm, current_error());
+    }
+}
 
 }  // namespace tsr

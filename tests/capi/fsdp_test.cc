@@ -1,5 +1,6 @@
 // tessera/fsdp.h, and optimizers and states over it, through the C ABI.
 #include <cmath>
+#include <fstream>
 
 #include "api.hpp"
 #include "sanitized.hpp"
@@ -402,6 +403,169 @@ TEST(FsdpApi, BadArgumentsAreRefused) {
     EXPECT_FAILS(tsr_fsdp_forward(well, 2), TSR_E_INVALID_ARGUMENT, "unit 2 of a model with 2");
     EXPECT_FAILS(tsr_fsdp_whole(well, 0, nullptr), TSR_E_INVALID_STATE, "not whole");
     EXPECT_FAILS(tsr_fsdp_shard(well, 0, nullptr), TSR_E_INVALID_ARGUMENT, "shard is NULL");
+}
+
+// --- what ranks do badly
+
+// On one rank alone it is told to all, at once, and the communicator is as it was.
+TEST(FsdpApi, AModelThatOneRankRegistersBadlyIsRefusedOnAll) {
+    struct Bad {
+        std::function<void(Model&, tsr_fsdp_options&)> change;
+        tsr_status status;
+        const char* said;
+    };
+    static const std::array<int64_t, 2> columns{1, 5};
+    const std::vector<Bad> cases{
+        {[](auto& model, auto&) { model.second_params[0] = model.first_params[1]; }, TSR_E_INVALID_ARGUMENT,
+         "two parameters are named \"fc1.bias\""},
+        {[](auto& model, auto&) { model.first_params[0].tensor.strides = columns.data(); }, TSR_E_INVALID_ARGUMENT,
+         "parameter 0 (\"module.fc1.weight\") of unit \"fc1\" is not contiguous"},
+        {[](auto& model, auto&) { model.units[1].name = nullptr; }, TSR_E_INVALID_ARGUMENT, "a unit's name is NULL"},
+        {[](auto& model, auto&) { model.units[1].row_block = -1; }, TSR_E_INVALID_ARGUMENT, "row_block is -1"},
+        {[](auto& model, auto&) { model.units[0].reserved = 4; }, TSR_E_UNSUPPORTED, "reserved field of unit 0"},
+        {[](auto&, auto& options) { options.sync_values = 2; }, TSR_E_INVALID_ARGUMENT, "sync_values is 2"}};
+    for (const Bad& bad : cases) {
+        api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
+            Model model(1);
+            tsr_fsdp_options options = defaults();
+            if (rank == 1) bad.change(model, options);
+            api::Owned<tsr_fsdp> fsdp;
+            EXPECT_FAILS(tsr_fsdp_create(comm, model.units.data(), 2, &options, fsdp.out()), bad.status, bad.said);
+            if (rank == 0) {
+                EXPECT_THAT(api::message(), ::testing::StartsWith("rank 1: "));
+            }
+            Model good(1);
+            backward(good.create(comm), 1);
+        });
+    }
+}
+
+TEST(FsdpApi, UnitsThatDifferBetweenRanksAreNamedOnAll) {
+    struct Other {
+        std::function<void(Model&)> change;
+        const char* said;
+    };
+    const std::vector<Other> cases{
+        {[](Model& model) { model.units[1].name = "head"; }, "rank 1 has unit \"head\" of 1 parameters"},
+        {[](Model& model) { model.units[0].n = 1; }, "rank 1 has unit \"fc1\" of 1 parameters"},
+        {[](Model& model) { std::swap(model.units[0], model.units[1]); }, "rank 1 has unit \"fc2\" of 1 parameters"},
+        {[](Model& model) { model.last.shape[0] = 1; }, "\"fc2.weight\" f32 [1]"},
+        {[](Model& model) { model.units[1].flat = 1; }, "rank 1 has unit \"fc2\" with flat 1"}};
+    for (const Other& other : cases) {
+        api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
+            Model model(1);
+            if (rank == 1) other.change(model);
+            api::Owned<tsr_fsdp> fsdp;
+            EXPECT_FAILS(tsr_fsdp_create(comm, model.units.data(), 2, nullptr, fsdp.out()), TSR_E_MISMATCH, other.said);
+        });
+    }
+}
+
+// Mappings of memory that ranks share.
+size_t shared_mappings() {
+    std::ifstream maps("/proc/self/maps");
+    size_t count = 0;
+    for (std::string line; std::getline(maps, line);) count += line.find("memfd:tessera") != std::string::npos ? 1 : 0;
+    return count;
+}
+
+// Wherever it is in its step, on all ranks alike, and without waiting for anything.
+TEST(FsdpApi, AModelMayBeDestroyedWhileItsCollectivesAreInFlight) {
+    const auto write_grads = [](tsr_fsdp* fsdp) {
+        tsr_tensor grad{};
+        ASSERT_OK(tsr_fsdp_grad(fsdp, 2, &grad));
+        for (float& g : floats(grad)) g = 1;
+    };
+    const std::vector<std::function<void(tsr_fsdp*)>> begun{
+        [](tsr_fsdp* fsdp) { ASSERT_OK(tsr_fsdp_unshard(fsdp, 0)); },
+        [](tsr_fsdp* fsdp) {
+            ASSERT_OK(tsr_fsdp_unshard(fsdp, 1));
+            ASSERT_OK(tsr_fsdp_await(fsdp, 1));
+        },
+        [](tsr_fsdp* fsdp) { ASSERT_OK(tsr_fsdp_forward(fsdp, 0)); },  // the second unit is on its way
+        [](tsr_fsdp* fsdp) { ASSERT_OK(tsr_fsdp_backward(fsdp, 1)); },
+        [&](tsr_fsdp* fsdp) {
+            ASSERT_OK(tsr_fsdp_backward(fsdp, 1));
+            write_grads(fsdp);
+            ASSERT_OK(tsr_fsdp_grads_ready(fsdp, 1));
+        }};
+    const size_t before = shared_mappings();
+    api::run_ranks(3, [&](tsr_comm* comm, int32_t) {
+        for (const auto& begin : begun) {
+            Model model(1);
+            auto fsdp = model.create(comm);
+            begin(fsdp);
+            fsdp.reset();
+            backward(model.create(comm), 1);  // the communicator goes on
+        }
+    });
+    EXPECT_EQ(shared_mappings(), before) << "nothing is left";
+}
+
+TEST(FsdpApi, WhoWaitsForARankThatDestroyedItsModelIsToldSo) {
+    const std::vector<std::function<tsr_status(tsr_fsdp*)>> waits{
+        [](tsr_fsdp* fsdp) { return tsr_fsdp_forward(fsdp, 0); },
+        [](tsr_fsdp* fsdp) { return tsr_fsdp_backward(fsdp, 1); },
+        [](tsr_fsdp* fsdp) {
+            EXPECT_OK(tsr_fsdp_unshard(fsdp, 1));
+            return tsr_fsdp_await(fsdp, 1);
+        }};
+    for (const auto& wait : waits) {
+        api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
+            Model model(1);
+            auto fsdp = model.create(comm);
+            if (rank == 1) return fsdp.reset();
+            EXPECT_FAILS(wait(fsdp), TSR_E_PEER_LOST, "rank 1");
+            EXPECT_FAILS(tsr_fsdp_forward(fsdp, 0), TSR_E_ABORTED, "out of use since an earlier error");
+        });
+    }
+}
+
+TEST(FsdpApi, AUnitIsNotShardedInItsBackwardNorBeforeItsRowsHaveCome) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        Model model(static_cast<float>(3 + rank));
+        const auto fsdp = model.create(comm);
+        int32_t phase = -1;
+        for (int again = 0; again < 10; ++again) {  // what was on its way arrives first
+            ASSERT_OK(tsr_fsdp_unshard(fsdp, 0));
+            ASSERT_OK(tsr_fsdp_reshard(fsdp, 0));
+            EXPECT_OK(tsr_fsdp_unit_phase(fsdp, 0, &phase));
+            EXPECT_EQ(phase, TSR_FSDP_SHARDED);
+        }
+        ASSERT_OK(tsr_fsdp_backward(fsdp, 1));
+        EXPECT_FAILS(tsr_fsdp_reshard(fsdp, 1), TSR_E_INVALID_STATE, "unit \"fc2\" is in its backward");
+        tsr_tensor whole{};
+        ASSERT_OK(tsr_fsdp_whole(fsdp, 2, &whole)) << "it still is";
+        EXPECT_THAT(floats(whole), Each(3.0F));
+        tsr_tensor grad{};
+        ASSERT_OK(tsr_fsdp_grad(fsdp, 2, &grad));
+        for (float& g : floats(grad)) g = 1;
+        ASSERT_OK(tsr_fsdp_grads_ready(fsdp, 1));
+        ASSERT_OK(tsr_fsdp_reshard(fsdp, 1)) << "it is sharded while its gradients are reduced";
+    });
+}
+
+TEST(FsdpApi, NoStepIsMadeAfterACollectiveThatFailed) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        Model model(2);
+        auto fsdp = model.create(comm);
+        api::Owned<tsr_optimizer> optimizer;
+        ASSERT_OK(tsr_fsdp_adamw(fsdp, nullptr, optimizer.out()));
+        backward(fsdp, 1);
+        if (rank == 1) {
+            EXPECT_OK(tsr_comm_abort(comm, "rank 1 gives up"));
+            return fsdp.reset();
+        }
+        EXPECT_NE(tsr_fsdp_backward(fsdp, 1), TSR_OK);
+        EXPECT_FAILS(tsr_optimizer_step(optimizer), TSR_E_ABORTED, "out of use since an earlier error");
+        EXPECT_FAILS(tsr_optimizer_clip_grad_norm(optimizer, 1, 2, nullptr), TSR_E_ABORTED, "out of use");
+        EXPECT_FAILS(tsr_optimizer_zero_grad(optimizer), TSR_E_ABORTED, "out of use");
+        EXPECT_FAILS(tsr_fsdp_zero_grad(fsdp), TSR_E_ABORTED, "out of use");
+        EXPECT_FAILS(tsr_fsdp_abandon(fsdp), TSR_E_ABORTED, "out of use");
+        tsr_param shard{};
+        ASSERT_OK(tsr_fsdp_shard(fsdp, 0, &shard));
+        EXPECT_THAT(floats(shard.tensor), Each(2.0F)) << "as it was before";
+    });
 }
 
 }  // namespace

@@ -104,8 +104,11 @@ void copy(const Tensor& from, const Tensor& to) {
 Ddp::Ddp(std::shared_ptr<Communicator> comm, std::vector<NamedTensor> params, const DdpOptions& options)
     : comm_(std::move(comm)), params_(std::move(params)), options_(options) {
     for (NamedTensor& param : params_) param.name = without_wrappers(std::move(param.name));
-    check(params_, options_);
-    check_same_on_all_ranks(*comm_, description(params_, options_), "the ranks' models differ");
+    const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, [&] {
+        check(params_, options_);
+        return description(params_, options_);
+    });
+    check_same_on_all_ranks(*comm_, lines, "the ranks' models differ");
     lay_out_gradients();
     broadcast_values(0);
     if (options_.share_params) share_params();
@@ -607,17 +610,20 @@ void Ddp::register_buffers(std::vector<NamedTensor> buffers) {
     if (!buffers_.empty()) {
         throw Error(Code::invalid_state, "buffers were registered before; all are registered in one call");
     }
-    if (buffers.empty()) throw Error(Code::invalid_argument, "no buffers are given");
     size_t size = 0;
-    for (NamedTensor& buffer : buffers) {
-        buffer.name = without_wrappers(std::move(buffer.name));
-        if (buffer.name.empty()) throw Error(Code::invalid_argument, "a buffer's name is empty");
-        if (buffer.tensor.device.type != DeviceType::cpu) {
-            throw Error(Code::unsupported, fmt::format("buffer \"{}\" is not on the CPU", buffer.name));
+    const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, [&] {
+        if (buffers.empty()) throw Error(Code::invalid_argument, "no buffers are given");
+        for (NamedTensor& buffer : buffers) {
+            buffer.name = without_wrappers(std::move(buffer.name));
+            if (buffer.name.empty()) throw Error(Code::invalid_argument, "a buffer's name is empty");
+            if (buffer.tensor.device.type != DeviceType::cpu) {
+                throw Error(Code::unsupported, fmt::format("buffer \"{}\" is not on the CPU", buffer.name));
+            }
+            size += buffer.tensor.size_bytes();
         }
-        size += buffer.tensor.size_bytes();
-    }
-    check_same_on_all_ranks(*comm_, description(buffers, "buffer"), "the ranks' buffers differ");
+        return description(buffers, "buffer");
+    });
+    check_same_on_all_ranks(*comm_, lines, "the ranks' buffers differ");
     buffers_memory_ = comm_->allocate(std::max(size, page));
     buffers_ = std::move(buffers);
     try {

@@ -148,8 +148,11 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
     for (FsdpUnit& unit : units) {
         for (NamedTensor& param : unit.params) param.name = without_wrappers(std::move(param.name));
     }
-    check(units, options_, comm_->world_size());
-    check_same_on_all_ranks(*comm_, description(units, options_), "the ranks' models differ");
+    const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, [&] {
+        check(units, options_, comm_->world_size());
+        return description(units, options_);
+    });
+    check_same_on_all_ranks(*comm_, lines, "the ranks' models differ");
     for (const FsdpUnit& unit : units) {
         UnitPlan& plan = plan_->units.emplace_back();
         plan.name = unit.name;

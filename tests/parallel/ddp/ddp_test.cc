@@ -314,6 +314,35 @@ TEST(Ddp, BadRegistrationsAreRefused) {
     }));
 }
 
+// The others would wait for it until their deadline.
+TEST(Ddp, WhatOneRankAloneRegistersBadlyIsToldToAll) {
+    for (const int bad : {0, 1}) {
+        expect_all_well(run_ranks(3, test_options(), [&](Communicator& comm) {
+            const bool is_bad = comm.rank() == bad;
+            Model model = three_layers();
+            const auto refused = [&](const std::function<void()>& call, const char* said) {
+                const Error error = expect_error(call, Code::invalid_argument);
+                EXPECT_THAT(error.what(), HasSubstr(said));
+                if (!is_bad) {
+                    EXPECT_THAT(error.what(), HasSubstr(fmt::format("rank {}: ", bad)));
+                }
+            };
+            auto params = model.params();
+            if (is_bad) params[2].name = "a";
+            refused([&] { const Ddp ddp(shared(comm), params, {}); }, "two parameters are named \"a\"");
+            refused([&] { const Ddp ddp(shared(comm), model.params(), {.pre_divide = is_bad ? -1.0 : 1.0}); },
+                    "pre_divide is -1");
+            Ddp ddp(shared(comm), model.params(), {});  // nothing else has happened
+            Model others = three_layers();
+            auto buffers = others.params();
+            if (is_bad) buffers[1].name = "module.";
+            refused([&] { ddp.register_buffers(buffers); }, "a buffer's name is empty");
+            buffers[1].name = "b";
+            ddp.register_buffers(buffers);
+        }));
+    }
+}
+
 TEST(Ddp, FailedReductionPoisonsAndNamesItsCause) {
     const Outcomes outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
         Model model = three_layers();
