@@ -168,19 +168,35 @@ void reduce_for_ever(Communicator& comm, const Processes::Say& say) {
     while (true) comm.run(all_reduce(tensor));
 }
 
-TEST_F(Netns, DeathOfARankIsToldOnBothHosts) {
-    const Networks networks(2);
-    for (const int victim : {0, 1, 2, 3}) {
-        const auto processes = start(networks, {0, 0, 1, 1}, options_with(milliseconds{60000}), reduce_for_ever);
-        for (int rank = 0; rank < 4; ++rank) processes->await(rank, "in");
-        processes->signal(victim, SIGKILL);
-        const auto killed = Clock::now();
-        for (int rank = 0; rank < 4; ++rank) {
-            if (rank == victim) continue;
-            const Outcome& outcome = processes->join(rank);
-            EXPECT_LT(outcome.ended - killed, std::chrono::seconds(5)) << "rank " << rank;
-            EXPECT_THAT(outcome.text, AllOf(HasSubstr("PEER_LOST peer " + std::to_string(victim) + " "),
-                                            HasSubstr(" died"), HasSubstr("all_reduce #")));
+// Of what took longest on the ranks that were left: until they had ended after the death of `victim`.
+Clock::duration time_to_tell_of(Processes& processes, int victim, int ranks) {
+    processes.await_all("in");
+    processes.signal(victim, SIGKILL);
+    const auto killed = Clock::now();
+    Clock::duration slowest{};
+    for (int rank = 0; rank < ranks; ++rank) {
+        if (rank == victim) continue;
+        const Outcome& outcome = processes.join(rank);
+        slowest = std::max(slowest, outcome.ended - killed);
+        EXPECT_THAT(outcome.text, AllOf(HasSubstr("PEER_LOST peer " + std::to_string(victim) + " "), HasSubstr(" died"),
+                                        HasSubstr("all_reduce #")));
+    }
+    return slowest;
+}
+
+// The best of three: a machine that runs other tests too may not let a rank run for longer than that.
+TEST_F(Netns, DeathOfARankIsToldOnAllHostsWithinASecond) {
+    const Networks networks(3);
+    for (const auto& hosts : {std::vector<int>{0, 0, 1, 1}, {0, 1, 2}}) {
+        const auto ranks = static_cast<int>(hosts.size());
+        for (int victim = 0; victim < ranks; ++victim) {
+            const auto once = [&] {
+                return time_to_tell_of(*start(networks, hosts, options_with(milliseconds{60000}), reduce_for_ever),
+                                       victim, ranks);
+            };
+            auto best = once();
+            for (int more = 0; more < 2 && best >= std::chrono::seconds(1); ++more) best = std::min(best, once());
+            EXPECT_LT(best, std::chrono::seconds(1)) << "rank " << victim << " of " << ranks;
         }
     }
 }
