@@ -1,4 +1,4 @@
-// One rank's part in any collective: its tensors over given memory, what it puts in, and what must come out.
+// One rank's part in any collective or message: its tensors over given memory, what it puts in, and what must come out.
 #pragma once
 
 #include <cstring>
@@ -20,15 +20,24 @@ inline bool is_reduction(Collective c) {
 inline bool is_rooted(Collective c) {
     return c == Collective::broadcast || c == Collective::reduce || c == Collective::gather || c == Collective::scatter;
 }
+// Takes several tensors, which are exchanged together.
+inline bool takes_lists(Collective c) {
+    return c == Collective::all_reduce || c == Collective::broadcast || c == Collective::all_gather ||
+           c == Collective::reduce_scatter;
+}
 
-// What all ranks of a call must agree on.
+// What all ranks of a call must agree on. A message is a send: `root` sends it to `to`, the others take no part.
 struct Asked {
     Collective collective = Collective::barrier;
     DType dtype = DType::f32;
     ReduceOp op = ReduceOp::sum;
     int root = 0;
     size_t count = 1000;  // elements of a rank's part
+    size_t tensors = 1;   // in so many of them, where lists are taken
+    int to = -1;
+    int tag = 0;
 
+    [[nodiscard]] bool concerns(int rank) const { return collective != Collective::send || rank == root || rank == to; }
     // Of a rank's input, and as many of its output.
     [[nodiscard]] size_t bytes(int world) const { return count * static_cast<size_t>(world) * size_of(dtype); }
 };
@@ -42,6 +51,10 @@ class AnyCall {
             return Tensor{data, Dims{static_cast<int64_t>(count)}, asked.dtype, {}};
         };
         const bool is_root = rank == asked.root;
+        if (is_list()) {
+            make_lists(input, output);
+            return;
+        }
         switch (asked.collective) {
             case Collective::all_reduce:  // in two tensors that are no neighbours
                 outputs_ = {over(output, asked.count / 3), over(input, asked.count - asked.count / 3)};
@@ -71,12 +84,22 @@ class AnyCall {
                 inputs_ = {over(input, asked.count * n)};
                 outputs_ = {over(output, asked.count * n)};
                 break;
+            case Collective::send:
+                if (is_root) inputs_ = {over(input, asked.count)};
+                if (rank == asked.to) outputs_ = {over(output, asked.count)};
+                break;
             default: break;
         }
     }
 
     [[nodiscard]] Request request() const {
         Request request{asked_.collective, inputs_, outputs_};
+        if (asked_.collective == Collective::send) {
+            const bool sends = rank_ == asked_.root;
+            if (!sends) request.collective = Collective::recv;
+            request.peer = sends ? asked_.to : asked_.root;
+            request.tag = asked_.tag;
+        }
         if (is_reduction(asked_.collective)) request.op = asked_.op;
         if (is_rooted(asked_.collective)) request.peer = asked_.root;
         return request;
@@ -88,18 +111,20 @@ class AnyCall {
         for (const Tensor& tensor : outputs_) {
             if (tensor.size_bytes() > 0) std::memset(tensor.data, 0x5a, tensor.size_bytes());
         }
-        for (const Tensor& tensor : in_place ? outputs_ : inputs_) {
-            for (int64_t i = 0; i < tensor.numel(); ++i) put(tensor, i, input_value(rank_, i + salt));
+        const std::vector<Tensor>& given = in_place ? outputs_ : inputs_;
+        for (size_t k = 0; k < given.size(); ++k) {
+            for (int64_t i = 0; i < given[k].numel(); ++i) put(given[k], i, input_value(rank_, i + salt_of(k, salt)));
         }
     }
 
     // The first element of an output that is not what must come out; -1: none.
     [[nodiscard]] int64_t first_wrong(int64_t salt) const {
-        const auto part = static_cast<int64_t>(asked_.count);
         for (size_t k = 0; k < outputs_.size(); ++k) {
+            const int64_t shift = salt_of(k, salt);
+            const auto part = static_cast<int64_t>(is_list() ? length_in_list(k) : asked_.count);
+            const auto sum = [&](int64_t at) { return expected_value(world_, at + shift, asked_.dtype, asked_.op); };
+            const auto of = [&](int64_t r, int64_t at) { return input_value(static_cast<int>(r), at + shift); };
             for (int64_t i = 0; i < outputs_[k].numel(); ++i) {
-                const auto sum = [&](int64_t at) { return expected_value(world_, at + salt, asked_.dtype, asked_.op); };
-                const auto of = [&](int64_t r, int64_t at) { return input_value(static_cast<int>(r), at + salt); };
                 double expected = 0;
                 switch (asked_.collective) {
                     case Collective::all_reduce:
@@ -108,6 +133,7 @@ class AnyCall {
                     case Collective::all_gather:
                     case Collective::gather: expected = of(i / part, i % part); break;
                     case Collective::all_gather_v: expected = of(static_cast<int64_t>(k), i); break;
+                    case Collective::send:
                     case Collective::broadcast: expected = of(asked_.root, i); break;
                     case Collective::scatter: expected = of(asked_.root, rank_ * part + i); break;
                     case Collective::all_to_all: expected = of(i / part, rank_ * part + i % part); break;
@@ -120,6 +146,34 @@ class AnyCall {
     }
 
    private:
+    [[nodiscard]] bool is_list() const { return asked_.tensors > 1 && takes_lists(asked_.collective); }
+    // The last of a list has what is left, which may be nothing for the others.
+    [[nodiscard]] size_t length_in_list(size_t k) const {
+        const size_t each = asked_.count / asked_.tensors;
+        return k + 1 < asked_.tensors ? each : asked_.count - each * (asked_.tensors - 1);
+    }
+    // Tensors of a list differ, so that none passes for its neighbour.
+    [[nodiscard]] int64_t salt_of(size_t k, int64_t salt) const {
+        return is_list() ? salt + 3 * static_cast<int64_t>(k) : salt;
+    }
+    // One after the other; in place, in both memories in turn, so that some are no neighbours.
+    void make_lists(std::byte* input, std::byte* output) {
+        const auto n = static_cast<size_t>(world_);
+        const auto over = [&](std::byte* memory, size_t first, size_t count) {
+            return Tensor{memory + first * size_of(asked_.dtype), Dims{static_cast<int64_t>(count)}, asked_.dtype, {}};
+        };
+        for (size_t k = 0, at = 0; k < asked_.tensors; at += length_in_list(k++)) {
+            const size_t count = length_in_list(k);
+            const bool gathers = asked_.collective == Collective::all_gather;
+            if (gathers || asked_.collective == Collective::reduce_scatter) {
+                inputs_.push_back(gathers ? over(input, at, count) : over(input, n * at, n * count));
+                outputs_.push_back(gathers ? over(output, n * at, n * count) : over(output, at, count));
+            } else {
+                outputs_.push_back(over(k % 2 == 0 ? output : input, at, count));
+            }
+        }
+    }
+
     // Of an all_gather_v, of rank r.
     [[nodiscard]] size_t length_of(size_t r) const { return r % 3 == 1 ? asked_.count / 2 : asked_.count; }
 

@@ -113,43 +113,49 @@ Request reduction(Collective collective, std::span<const Tensor> in, std::span<c
     return {collective, in, out, op, root, 0, {}};
 }
 
+// Also where the ranks' tensors begin at different distances from what is aligned to a vector.
 TEST_P(Collectives, AllReduceGivesEveryDtypeAndOp) {
     on_ranks([&](Communicator& comm) {
         const size_t most = sanitized || comm.world_size() > 5 ? 20011 : 70001;
-        const Place place(comm, GetParam().memory, most * 8);
+        const Place place(comm, GetParam().memory, most * 8 + 64);
         for (const DType dtype : all_dtypes) {
             for (const ReduceOp op : all_ops) {
-                for (const size_t count : {size_t{3}, size_t{1023}, most}) {
-                    const Tensor tensor = view(place, dtype, count);
+                for (const auto& [count, offset] :
+                     {std::pair{size_t{3}, 0}, {3, 1}, {1023, 0}, {most, 0}, {20011, 3}}) {
+                    const auto first = static_cast<size_t>(offset == 0 ? 0 : offset + comm.rank() % 3);
+                    const Tensor tensor = view(place, dtype, count, first);
                     fill(tensor, comm.rank());
                     comm.run(reduction(Collective::all_reduce, {}, {&tensor, 1}, op));
                     ASSERT_EQ(
                         first_wrong(tensor, [&](int64_t i) { return expected_value(comm.world_size(), i, dtype, op); }),
                         -1)
-                        << name_of(dtype) << " " << name_of(op) << " of " << count;
+                        << name_of(dtype) << " " << name_of(op) << " of " << count << " from " << first;
                 }
             }
         }
     });
 }
 
-// With tensors that begin some elements after what is aligned to a page.
+// With tensors that begin some elements after what is aligned to a page, on each rank another number of them.
 void expect_right(Communicator& comm, const Asked& asked, const Place& input, const Place& output) {
     const size_t element = size_of(asked.dtype);
-    const AnyCall call(asked, comm.rank(), comm.world_size(), input.data() + element, output.data() + 3 * element);
+    const auto after = static_cast<size_t>(comm.rank() % 3);
+    const AnyCall call(asked, comm.rank(), comm.world_size(), input.data() + (1 + after) * element,
+                       output.data() + (3 + after) * element);
     call.fill(7);
     comm.run(call.request());
     ASSERT_EQ(call.first_wrong(7), -1) << name_of(asked.collective) << " of " << asked.count << " "
                                        << name_of(asked.dtype) << " " << name_of(asked.op);
 }
 
-TEST_P(Collectives, ReduceAndReduceScatterGiveEveryDtypeAndOpAtAnyOffset) {
+TEST_P(Collectives, ReductionsGiveEveryDtypeAndOpAtAnyOffset) {
     on_ranks([&](Communicator& comm) {
         constexpr size_t count = 5003;  // one shot of small types, staged or direct of large ones
         const size_t most = Asked{.dtype = DType::i64, .count = count}.bytes(comm.world_size()) + 64;
         const Place input(comm, GetParam().memory, most);
         const Place output(comm, GetParam().memory, most);
-        for (const Collective collective : {Collective::reduce, Collective::reduce_scatter}) {
+        for (const Collective collective : every_collective) {
+            if (!is_reduction(collective)) continue;
             for (const DType dtype : all_dtypes) {
                 for (const ReduceOp op : all_ops) {
                     expect_right(comm, {collective, dtype, op, comm.world_size() / 2, count}, input, output);
