@@ -144,7 +144,7 @@ class Launches {
         }
         return false;
     }
-    // Through shared memory: Gloo allocates for every message.
+    // Through shared memory, or of one rank: Gloo allocates for every message.
     void expect_none(const std::function<void(Communicator&)>& body) {
         const auto store = make_memory_store(milliseconds{30000});
         expect_all_well(testing::run_threads(
@@ -156,17 +156,17 @@ class Launches {
     std::barrier<> all_;
 };
 
-TEST(Plan, LaunchAllocatesNothing) {
-    Launches launches(3);
+void expect_no_collective_allocates(int world) {
+    Launches launches(world);
     launches.expect_none([&](Communicator& comm) {
         constexpr size_t large = 40000;  // several segments
-        const size_t most = testing::Asked{.count = large}.bytes(3);
+        const size_t most = testing::Asked{.count = large}.bytes(world);
         const auto buffer = comm.allocate(2 * most);
         std::vector<std::byte> own(2 * most);
         for (std::byte* memory : {own.data(), buffer->data()}) {
             for (const size_t count : {size_t{3}, size_t{1000}, large}) {
                 for (const Collective collective : testing::every_collective) {
-                    const testing::AnyCall call({.collective = collective, .count = count}, comm.rank(), 3, memory,
+                    const testing::AnyCall call({.collective = collective, .count = count}, comm.rank(), world, memory,
                                                 memory + most);
                     const auto plan = comm.prepare(call.request());
                     const std::string what = fmt::format("{} of {} in {} memory", name_of(collective), count,
@@ -185,6 +185,10 @@ TEST(Plan, LaunchAllocatesNothing) {
         }
     });
 }
+
+TEST(Plan, LaunchAllocatesNothing) { expect_no_collective_allocates(3); }
+
+TEST(Plan, LaunchOfARankAloneAllocatesNothing) { expect_no_collective_allocates(1); }
 
 TEST(Plan, LaunchOfListsAllocatesNothing) {
     Launches launches(2);
