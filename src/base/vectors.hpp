@@ -2,6 +2,10 @@
 // architecture.
 #pragma once
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace tsr {
 
 // avx2: with the conversions of f16 (F16C), which every such processor has. avx512: with its instructions for bytes, words
@@ -12,7 +16,13 @@ enum class Vectors { plain, avx2, avx512 };
 [[nodiscard]] inline Vectors widest_vectors() {
 #if defined(__x86_64__)
     static const Vectors widest = [] {
-        if (__builtin_cpu_supports("avx2") == 0 || __builtin_cpu_supports("f16c") == 0) return Vectors::plain;
+        // __builtin_cpu_supports knows "f16c" with GCC alone.
+        unsigned eax = 0;
+        unsigned ebx = 0;
+        unsigned ecx = 0;
+        unsigned edx = 0;
+        const bool has_f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+        if (__builtin_cpu_supports("avx2") == 0 || !has_f16c) return Vectors::plain;
         const bool wide = __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
                           __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0;
         return wide ? Vectors::avx512 : Vectors::avx2;

@@ -3,13 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 #include <future>
 #include <mutex>
+#include <span>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -237,6 +240,25 @@ int64_t page_faults() {
     rusage usage{};
     EXPECT_EQ(::getrusage(RUSAGE_SELF, &usage), 0);
     return usage.ru_minflt;
+}
+
+bool is_resident(std::span<const std::byte> memory) {
+    std::vector<unsigned char> pages((memory.size() + 4095) / 4096);
+    auto* begin = const_cast<std::byte*>(memory.data());  // mincore writes to the vector alone
+    EXPECT_EQ(::mincore(begin, memory.size(), pages.data()), 0);
+    return std::all_of(pages.begin(), pages.end(), [](unsigned char page) { return (page & 1U) != 0; });
+}
+
+TEST(StagingPool, APrefaultedSlotIsResidentBeforeItIsWritten) {
+    StagingPool pool(0);
+    ASSERT_TRUE(pool.make_room_for(1));
+    StagingPool::SlotPtr slot = pool.take();
+    ASSERT_NE(slot, nullptr);
+    const std::span<const std::byte> memory(slot->memory.data(), static_cast<size_t>(chunk_bytes));
+    EXPECT_FALSE(is_resident(memory));
+    slot->prefault(chunk_bytes);
+    EXPECT_TRUE(is_resident(memory));
+    pool.give_back(std::move(slot));
 }
 
 TEST_F(AsyncTest, StagingMemoryIsReusedAndGivenBackOnDemand) {

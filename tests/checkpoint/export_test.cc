@@ -7,6 +7,7 @@
 
 #include "checkpoint/export.hpp"
 #include "checkpoint/fixture.hpp"
+#include "fault/faulty_files.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -120,6 +121,37 @@ TEST_P(Export, ToATorchSaveFileIsFilledByAllRanks) {
     EXPECT_THAT(names_in(out_), ElementsAre("model.pt"));
     expect_same();
     EXPECT_EQ(Checkpoint::open(out_)->manifest().values.at("epoch"), Json(int64_t{4}));
+}
+
+// The bytes that each rank wrote, of an export of all of them.
+std::vector<int64_t> written_by(int world_size, const std::string& from, const std::string& to, ExportFormat format) {
+    std::vector<int64_t> written(static_cast<size_t>(world_size));
+    expect_all_well(run_meeting(world_size, [&](const std::shared_ptr<Communicator>& comm) {
+        int64_t& mine = written[static_cast<size_t>(comm->rank())];
+        FaultyFiles files(posix_file_system(), [&](const FaultyFiles::Call& call) -> Verdict {
+            if (call.name.starts_with("write ")) mine += static_cast<int64_t>(call.bytes);
+            return {};
+        });
+        Peers peers(comm);
+        ExportOptions options;
+        options.format = format;
+        options.batch_bytes = 1000;
+        if (format == ExportFormat::npz) options.under = "model.l";  // the large one: NumPy has no bf16
+        (void)export_checkpoint(*Checkpoint::open(from), peers, to, options, files);
+    }));
+    return written;
+}
+
+TEST_P(Export, IsWrittenInEqualPartsByAllRanks) {
+    for (const ExportFormat format :
+         {ExportFormat::safetensors, ExportFormat::torch_dcp, ExportFormat::torch_save, ExportFormat::npz}) {
+        SCOPED_TRACE(name_of(format));
+        const auto world_size = GetParam();
+        const std::vector<int64_t> written =
+            written_by(world_size, root_, fmt::format("{}-{}", out_, name_of(format)), format);
+        // 120 kB of tensors in batches of 1 kB, a few of which are smaller; headers and directories are rank 0's.
+        for (const int64_t bytes : written) EXPECT_GT(bytes, 120'000 / world_size / 2) << ::testing::PrintToString(written);
+    }
 }
 
 // NumPy itself reads such files in the tests of the Python binding.

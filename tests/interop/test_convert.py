@@ -138,3 +138,54 @@ def test_memory_is_bounded_whatever_the_size(tmp_path: Path, form: str) -> None:
     with ts.Checkpoint(tmp_path / "to") as read:
         assert all((read[name][:, 0] == one[:, 0]).all() and read[name].shape == one.shape for name in "ab")
     assert peak < 160 << 10, f"{peak >> 10} MiB"
+
+
+@pytest.mark.slow
+def test_two_checkpoints_are_compared_in_bounded_memory(tmp_path: Path) -> None:
+    """Of 192 MiB each, the last row of which differs."""
+    one = np.zeros((192, 1 << 18), np.float32)
+    for name in ("a", "b"):
+        with ts.Saver(None, tmp_path / name) as saver:
+            saver.save(1, ts.State(w=one))
+        one[-1, -1] = 3
+    command = [str(TESSERA), "ckpt", "diff", str(tmp_path / "a"), str(tmp_path / "b")]
+    told = subprocess.run([sys.executable, "-c", PEAK, *command], capture_output=True, text=True, timeout=120)
+    assert told.returncode == 1, told.stderr
+    assert "1 of 50331648 differ, max abs 3 at [191, 262143]" in told.stdout
+    peak = int(told.stdout.splitlines()[-1])
+    assert peak < 160 << 10, f"{peak >> 10} MiB"
+
+
+# Ranks write one file together, each in memory for a part of a tensor.
+EXPORT = """
+import resource, sys
+import tessera as ts
+
+with ts.init() as comm, ts.Checkpoint(sys.argv[1]) as checkpoint:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    checkpoint.export(sys.argv[2], comm, format=sys.argv[3])
+    print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["safetensors", "torch_dcp", "torch_save"])
+def test_memory_of_ranks_that_export_together_is_bounded(tmp_path: Path, form: str) -> None:
+    one = np.zeros((192, 1 << 18), np.float32)
+    one[:, 0] = np.arange(192)
+    with ts.Saver(None, tmp_path / "from") as saver:
+        saver.save(1, ts.State(a=one))
+    program = tmp_path / "program.py"
+    program.write_text(EXPORT, encoding="utf-8")
+    done = subprocess.run(
+        [str(TESSERA), "run", "-n", "2", sys.executable, str(program), str(tmp_path / "from"), str(tmp_path / "to"), form],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    peaks = [int(line.rsplit(None, 1)[1]) for line in done.stdout.splitlines() if "peak" in line]
+    assert len(peaks) == 2
+    assert max(peaks) < 100 << 10, f"{max(peaks) >> 10} MiB"
+    with ts.Checkpoint(tmp_path / "to") as read:
+        assert (read["a"] == one).all()
