@@ -174,10 +174,12 @@ cdef tuple counted_view(FSDP fsdp, size_t place, const tsr_tensor *tensor):
 
 
 cdef int refuse_if_viewed(FSDP fsdp, size_t unit) except -1:
+    cdef const char *name = NULL
     if unit < <size_t>len(fsdp.views) and fsdp.views[unit] > 0:
-        raise InvalidState(f"{fsdp.views[unit]} views of whole parameters or gradients of unit {unit} are held (by a "
-                           "variable, say), whose memory would become another unit's; delete them, or copy, before the "
-                           "unit is sharded again")
+        check(tsr_fsdp_unit_name(<tsr_fsdp *>fsdp.ptr, unit, &name))
+        raise InvalidState(f"{fsdp.views[unit]} views of whole parameters or gradients of unit \"{name.decode()}\" are "
+                           "held (by a variable, such as a loop's, or a background operation), whose memory would "
+                           "become another unit's; delete them, or copy, before the unit is sharded again")
     return 0
 
 
@@ -262,7 +264,10 @@ def fsdp_await(FSDP fsdp not None, size_t unit):
 
 def fsdp_reshard(FSDP fsdp not None, size_t unit):
     cdef Lease lease = use(fsdp)
-    refuse_if_viewed(fsdp, unit)
+    cdef int32_t phase = 0
+    check(tsr_fsdp_unit_phase(<tsr_fsdp *>lease.ptr, unit, &phase))
+    if phase != TSR_FSDP_BACKWARD:  # there the block's own views live, and the library says what is wrong
+        refuse_if_viewed(fsdp, unit)
     with nogil:
         check(tsr_fsdp_reshard(<tsr_fsdp *>lease.ptr, unit))
 

@@ -333,6 +333,7 @@ cdef extern from "tessera/fsdp.h" nogil:
     tsr_status tsr_fsdp_param_count(const tsr_fsdp *fsdp, size_t *count)
     tsr_status tsr_fsdp_unit_name(const tsr_fsdp *fsdp, size_t unit, const char **name)
     tsr_status tsr_fsdp_param(const tsr_fsdp *fsdp, size_t index, tsr_param *param, size_t *unit, int32_t *trained)
+    int TSR_FSDP_BACKWARD
     tsr_status tsr_fsdp_unit_phase(const tsr_fsdp *fsdp, size_t unit, int32_t *phase)
     tsr_status tsr_fsdp_shard(const tsr_fsdp *fsdp, size_t index, tsr_param *shard)
     tsr_status tsr_fsdp_shard_grad(const tsr_fsdp *fsdp, size_t index, tsr_tensor *grad)

@@ -1,13 +1,21 @@
 """FSDP: whole units in blocks, shards in between, trainings like those of one rank, checkpoints at other sizes."""
 
-from collections.abc import Mapping
+import re
+import textwrap
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from pathlib import Path
+from threading import Event
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 import tessera as ts
+from tessera import _core
+
+PAGE = Path(__file__).parents[3] / "docs/FSDP.md"
+SECONDS = 20.0
 
 STEPS, SAMPLES = 50, 24
 RANDOM = np.random.default_rng(5)
@@ -72,12 +80,13 @@ def alone(ranks, **options: Any):
         ({"keep_whole": ["first"]}, 1e-4),
         ({"forward_prefetch": 0, "backward_prefetch": 0, "grads_in_flight": 1}, 1e-4),
         ({"reduce_dtype": "bfloat16"}, 2e-2),
+        ({"param_dtype": "float16", "reduce_dtype": "float32"}, 2e-2),
         ({"pre_divide": 2.0}, 1e-4),
         ({"keep_among": {"first": 3}}, 1e-4),
         ({"row_block": 3}, 1e-4),
         ({"flat": ["first", "second"]}, 1e-4),
     ],
-    ids=["plain", "kept", "in turn", "bf16", "divided", "kept among", "blocks", "flat"],
+    ids=["plain", "kept", "in turn", "bf16", "mixed", "divided", "kept among", "blocks", "flat"],
 )
 def test_ranks_train_as_one_rank_does(ranks, options, rtol):
     if "reduce_dtype" in options:
@@ -236,10 +245,86 @@ def test_parameters_without_values_need_no_memory_for_all_of_them(ranks):
     assert ranks(3, job) == [(3, 5), (3, 5), (2, 5)]
 
 
+def test_deferred_parameters_are_resumed_in_less_memory_than_one_whole_tensor_takes(program):
+    """Saved by 2 ranks, resumed by 4: what each had at most, shared memory included, besides what it began with."""
+    written = program(
+        """
+        import sys
+        import numpy as np
+        import tessera as ts
+
+        def resident(what):
+            with open("/proc/self/status") as status:
+                return next(int(line.split()[1]) for line in status if line.startswith(what)) * 1024
+
+        what, folder = sys.argv[1:]
+        with ts.init() as comm:
+            before = resident("VmRSS")
+            fsdp = ts.FSDP(comm, {"u": {"w": ts.Deferred((64, 1 << 19)), "b": ts.Deferred((7,), "float64")}})
+            rows = fsdp.layout("w").boxes(comm.rank)[0].slices[0]
+            with ts.Saver(comm, folder) as saver:
+                state = ts.State(model=fsdp)
+                if what == "save":
+                    fsdp.shards["w"][...] = np.arange(64)[rows, None]
+                    fsdp.shards["b"][...] = 0.5
+                    saver.save(3, state)
+                else:
+                    assert saver.resume(state) == 3
+                    grown = resident("VmHWM") - before
+                    assert grown < 64 << 21, f"{grown} bytes; all of w has {64 << 21}"
+            assert all((row == number).all() for row, number in zip(fsdp.shards["w"], range(64)[rows], strict=True))
+            assert (fsdp.shards["b"] == 0.5).all()
+        """
+    )
+    for size, what in ((2, "save"), (4, "load")):
+        run = written.launch(size, what, str(written.path.parent / "checkpoints"))
+        assert run.returncode == 0, run.stderr
+
+
+def test_parameters_of_rank_0_reach_ranks_that_gave_none(ranks):
+    """And those of which rank 0 has no values are zero, whatever the others have."""
+
+    def job(comm: ts.Comm):
+        own = {name: array if (name == "w1") == (comm.rank == 0) else ts.Deferred(array.shape) for name, array in given}
+        fsdp = ts.FSDP(comm, {"u": own})
+        with fsdp.summon_full_params() as params:
+            return params["w1"].tobytes(), params["b1"].any()
+
+    given = initial()["first"].items()
+    assert ranks(3, job) == [(initial()["first"]["w1"].tobytes(), False)] * 3
+
+
+def test_ranks_without_rows_train_save_and_load_with_the_others(ranks, tmp_path):
+    def job(comm: ts.Comm, first: float):
+        fsdp = ts.FSDP(comm, {"u": {"w": np.full((2, 3), first, np.float32), "b": np.full(1, first, np.float32)}})
+        optimizer = ts.SGD(fsdp, lr=1.0)
+        with ts.Saver(comm, tmp_path) as saver:
+            state = ts.State(model=fsdp, optim=optimizer)
+            begin = saver.resume(state)
+            with fsdp.forward("u") as params:
+                assert (params["w"] == 8 - 1.5 * begin).all()
+            with fsdp.backward("u") as (_, grads):
+                for name in grads:
+                    grads[name][...] = comm.rank * 3 / (comm.world_size - 1)
+            fsdp.wait()
+            assert optimizer.clip_grad_norm(100.0) == pytest.approx(1.5 * np.sqrt(7))
+            optimizer.step()
+            saver.save(begin + 1, state)
+        return fsdp.shards["w"].shape, fsdp.shards["b"].shape, fsdp.layout("b").boxes(comm.rank)
+
+    assert [shapes[:2] for shapes in ranks(4, lambda comm: job(comm, 8))] == [
+        ((1, 3), (1,)),
+        ((1, 3), (0,)),
+        ((0, 3), (0,)),
+        ((0, 3), (0,)),
+    ]
+    assert [boxes for _, _, boxes in ranks(3, lambda comm: job(comm, 0))][1:] == [[], []]
+
+
 def test_views_do_not_outlive_their_block(ranks):
     def job(comm: ts.Comm):
         fsdp = ts.FSDP(comm, initial())
-        with pytest.raises(ts.InvalidState, match=r"1 views .* are held"), fsdp.forward("first") as params:
+        with pytest.raises(ts.InvalidState, match=r'1 views .* "first" are held'), fsdp.forward("first") as params:
             held = params["w1"].T
             with pytest.raises(ValueError, match="read-only"):
                 held[0, 0] = 1
@@ -260,6 +345,152 @@ def test_views_do_not_outlive_their_block(ranks):
         assert (fsdp.shard_grads["w2"] == 0.5).all()
 
     ranks(2, job)
+
+
+def test_after_its_block_a_parameter_or_gradient_is_refused(ranks):
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, initial())
+        with fsdp.forward("first") as forward:
+            assert list(forward) == ["w1", "b1"]
+            assert "w2" not in forward
+            with pytest.raises(KeyError):
+                forward["w2"]
+        with fsdp.summon_full_params() as summoned:
+            assert repr(summoned) == "<whole parameters w1, b1, w2>"
+        with fsdp.backward("second") as (backward, grads):
+            grads["w2"] = np.ones(8, np.float32)
+        for mapping, name in ((forward, "w1"), (summoned, "w2"), (backward, "w2"), (grads, "w2")):
+            with pytest.raises(ts.InvalidState, match=f"'{name}' was there until the end of its block"):
+                mapping[name]
+            with pytest.raises(ts.InvalidState, match="until the end of its block"):
+                dict(mapping)
+        with pytest.raises(ts.InvalidState, match="gradient of 'w2' was there until"):
+            grads["w2"] = np.ones(8, np.float32)
+        assert (list(forward), len(forward), "b1" in forward) == (["w1", "b1"], 2, True)
+        assert repr(forward) == "<whole parameters w1, b1 (ended)>"
+        with fsdp.backward("first") as (_, grads):
+            fsdp.unused("w1")
+            fsdp.unused("b1")
+        fsdp.wait()
+
+    ranks(2, job)
+
+
+def test_a_unit_is_whole_in_its_blocks_alone(ranks):
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, initial())
+        with pytest.raises(ts.InvalidState, match='"w1" is not whole: its unit "first" is sharded'):
+            _core.fsdp_whole(fsdp._handle, 0)
+        with pytest.raises(ts.InvalidState, match='unit "second" is sharded and nothing makes it whole'):
+            _core.fsdp_await(fsdp._handle, 1)
+        with fsdp.forward("first"):
+            with pytest.raises(ts.InvalidState, match='"w2" is not whole: its unit "second" is on its way'):
+                _core.fsdp_whole(fsdp._handle, 2)
+            with pytest.raises(ts.InvalidState, match='gradient of "w1" is there between backward and grads_ready'):
+                _core.fsdp_grad(fsdp._handle, 0)
+
+    ranks(2, job)
+
+
+def test_a_unit_is_not_sharded_in_its_backward_or_while_a_collective_reads_it(ranks):
+    left = Event()
+
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, initial(), forward_prefetch=0)
+        all_of_it = np.empty((2, 8, 5), np.float32)
+        if comm.rank == 0:
+            with (
+                pytest.raises(ts.InvalidState, match=r'of unit "first" are held .* a background operation'),
+                fsdp.forward("first") as params,
+            ):
+                work = comm.all_gather(params["w1"], all_of_it, async_op=True)
+            left.set()
+            work.wait()
+        else:
+            with fsdp.forward("first") as params:
+                assert left.wait(SECONDS)
+                comm.all_gather(params["w1"], all_of_it)
+        assert (all_of_it == initial()["first"]["w1"]).all()
+        work = None
+        fsdp.abandon()
+        with fsdp.backward("first") as (_, grads):
+            with (
+                pytest.raises(ts.InvalidState, match='unit "first" is in its backward; grads_ready ends that'),
+                fsdp.summon_full_params("first"),
+            ):
+                pass
+            grads["w1"][...] = 1
+            fsdp.unused("b1")
+        fsdp.abandon()
+
+    ranks(2, job)
+
+
+def test_a_model_that_is_closed_in_a_block_is_gone_after_it_and_its_peers_hear_of_that(ranks):
+    closed = Event()
+
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, initial(), forward_prefetch=0)
+        if comm.rank == 0:
+            with fsdp.forward("first"):
+                assert closed.wait(SECONDS)
+            with pytest.raises((ts.PeerLost, ts.Aborted), match="rank 1"), fsdp.forward("second"):
+                pass
+            return
+        with pytest.raises(ts.InvalidState, match="closed"), fsdp.forward("first") as params:
+            fsdp.close()
+            assert (params["w1"] == initial()["first"]["w1"]).all(), "the memory is there until the block ends"
+        with pytest.raises(ts.InvalidState, match="until the end of its block"):
+            params["w1"]
+        with pytest.raises(ts.InvalidState, match="closed"), fsdp.backward("first"):
+            pass
+        closed.set()
+
+    ranks(2, job)
+
+
+def test_a_gradient_of_another_shape_or_dtype_is_refused(ranks):
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, initial(), reduce_dtype={"first": "float64"})
+        with fsdp.backward("second") as (_, grads):
+            for wrong in (np.zeros(9, np.float32), np.zeros((8, 1), np.float32), np.float32(0), np.zeros(8), [0.0] * 8):
+                with pytest.raises(ts.InvalidArgument, match=r"'w2' has shape \(8,\) and dtype float32; given was"):
+                    grads["w2"] = wrong
+            with pytest.raises(ValueError, match="broadcast"):
+                grads["w2"][...] = np.zeros(9, np.float32)
+            with pytest.raises(ts.NotFound, match="no parameter 'w1'; there are w2"):
+                grads["w1"] = np.zeros((8, 5), np.float32)
+            with pytest.raises(KeyError):
+                grads["w1"]
+            grads["w2"] = np.full(8, comm.rank, np.float32)
+        with fsdp.backward("first") as (_, grads):
+            with pytest.raises(ts.InvalidArgument, match=r"and dtype float64; given was .* float32"):
+                grads["w1"] = np.zeros((8, 5), np.float32)
+            grads["w1"] = np.full((8, 5), comm.rank, np.float64)
+            fsdp.unused("b1")
+        fsdp.wait()
+        assert (fsdp.shard_grads["w1"] == 0.5).all()
+        assert (fsdp.shard_grads["w2"] == 0.5).all()
+
+    ranks(2, job)
+
+
+def test_nan_in_a_gradient_stays_and_every_rank_is_told_an_infinite_norm(ranks):
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, initial())
+        with fsdp.backward("second") as (_, grads):
+            grads["w2"][...] = 1
+            grads["w2"][0] = np.nan if comm.rank == 1 else 1
+        with fsdp.backward("first"):
+            fsdp.unused("w1")
+            fsdp.unused("b1")
+        fsdp.wait()
+        assert ts.SGD(fsdp).clip_grad_norm(1.0) == np.inf
+        return fsdp.shard_grads["w2"].tolist()
+
+    first, second = ranks(2, job)
+    assert np.isnan(first[0])
+    assert first[1:] + second == [1.0] * 7
 
 
 def test_frozen_parameters_and_unused_ones(ranks):
@@ -383,8 +614,20 @@ def test_bad_models_are_refused(ranks, what):
     def job(comm: ts.Comm):
         with pytest.raises(error, match=said):
             ts.FSDP(comm, units)
+        assert ts.FSDP(comm, initial()).names == ("w1", "b1", "w2"), "nothing is out of use"
 
-    ranks(1, job)
+    ranks(2, job)
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_model_of_one_rank_is_an_error_of_all(ranks, what):
+    units, error, said = BAD[what]
+    good, bad = ranks.outcomes(2, lambda comm: ts.FSDP(comm, initial() if comm.rank == 0 else units))
+    assert isinstance(bad, error)
+    assert re.search(said, str(bad))
+    assert isinstance(good, ts.TesseraError)
+    assert not isinstance(good, ts.TesseraTimeout), "it waited for its deadline"
+    assert "rank 1" in str(good)
 
 
 def test_a_full_state_is_gathered_tensor_by_tensor(ranks):
@@ -482,33 +725,134 @@ def test_a_gradient_that_was_not_written_is_named(ranks):
     ranks(2, job)
 
 
-def test_models_that_differ_are_refused_on_every_rank(ranks):
+@pytest.mark.parametrize("rows", [slice(7), slice(1, None)])
+def test_a_gradient_of_which_a_part_was_written_is_named(ranks, rows):
+    """One of another shape, say; the rest would be another unit's."""
+
     def job(comm: ts.Comm):
-        units = initial()
-        units[("second", "other")[comm.rank]] = units.pop("second")
-        ts.FSDP(comm, units)
+        fsdp = ts.FSDP(comm, initial())
+        with (
+            pytest.raises(ts.InvalidState, match='1 of 1 gradients of unit "second" were not written: "w2"'),
+            fsdp.backward("second") as (_, grads),
+        ):
+            grads["w2"][rows] = 1
+        with fsdp.backward("second") as (_, grads):
+            grads["w2"][...] = 1
+
+    ranks(2, job)
+
+
+F32 = np.float32
+ONE = initial()["first"]
+DIFFERENT: Mapping[str, tuple[Callable[[], Any], dict[str, Any], str, str]] = MappingProxyType(
+    {  # what rank 1 has, and what the ranks are told of rank 1 and of rank 0
+        "a unit's name": (lambda: {"first": ONE, "other": initial()["second"]}, {}, 'unit "other"', 'unit "second"'),
+        "a unit more": (lambda: initial() | {"third": {"w3": np.ones(2, F32)}}, {}, 'unit "third"', "nothing"),
+        "a unit less": (lambda: {"first": ONE}, {}, "nothing", 'unit "second"'),
+        "the order of units": (lambda: dict(reversed(initial().items())), {}, 'unit "second"', 'unit "first"'),
+        "a parameter's unit": (
+            lambda: {"first": {"w1": ONE["w1"]}, "second": {"b1": ONE["b1"], **initial()["second"]}},
+            {},
+            'unit "first" of 1 parameters',
+            'unit "first" of 2 parameters',
+        ),
+        "a parameter's name": (
+            lambda: initial() | {"second": {"v2": np.ones(8, F32)}},
+            {},
+            'parameter 0 "v2"',
+            'parameter 0 "w2"',
+        ),
+        "the order of parameters": (
+            lambda: initial() | {"first": dict(reversed(ONE.items()))},
+            {},
+            'parameter 0 "b1"',
+            'parameter 0 "w1"',
+        ),
+        "a shape": (lambda: initial() | {"second": {"w2": np.ones((2, 4), F32)}}, {}, "[2, 4]", "[8]"),
+        "a dtype": (lambda: initial() | {"second": {"w2": np.ones(8)}}, {}, '"w2" f64', '"w2" f32'),
+        "what is trained": (initial, {"frozen": ["w2"]}, 'parameter "w2" is not trained', "nothing"),
+        "an option of a unit": (
+            initial,
+            {"keep_whole": ["second"]},
+            'unit "second" with reshard_after_forward 0',
+            'unit "second" with reshard_after_forward 1',
+        ),
+        "an option": (initial, {"param_dtype": "float16"}, "the option param_dtype f16", "the option param_dtype none"),
+    }
+)
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_models_that_differ_are_refused_on_every_rank(ranks, what):
+    units, options, said_of_1, said_of_0 = DIFFERENT[what]
+
+    def job(comm: ts.Comm):
+        return ts.FSDP(comm, initial()) if comm.rank == 0 else ts.FSDP(comm, units(), **options)
 
     for outcome in ranks.outcomes(2, job):
         assert isinstance(outcome, ts.Mismatch)
-        assert 'unit "second"' in str(outcome)
-        assert 'unit "other"' in str(outcome)
+        of_1, of_0 = str(outcome).split(", rank 0 has ")
+        assert said_of_1 in of_1, str(outcome)
+        assert said_of_0 in of_0, str(outcome)
 
 
 def test_ranks_that_enter_different_units_are_told(ranks):
     def job(comm: ts.Comm):
         fsdp = ts.FSDP(comm, initial(), forward_prefetch=0)
-        try:
-            with fsdp.forward(("first", "second")[comm.rank]):
-                pass
-        finally:  # the model is out of use, and says why
-            for call in (fsdp.forward, fsdp.backward):
-                with pytest.raises(ts.Aborted, match="whole while rank"), call("first"):
-                    pass
-            with pytest.raises(ts.Aborted, match="whole while rank"):
-                fsdp.wait()
+        with fsdp.forward(("first", "second")[comm.rank]):
+            pass
 
     outcomes = ranks.outcomes(2, job)
     assert all(isinstance(outcome, (ts.Mismatch, ts.Aborted)) for outcome in outcomes), outcomes
     told = [str(outcome) for outcome in outcomes if isinstance(outcome, ts.Mismatch)]
     assert told
     assert all('"first"' in text and '"second"' in text for text in told)
+
+
+def test_after_a_failed_collective_every_call_says_why_and_the_shards_are_as_they_were(ranks):
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, initial(), forward_prefetch=0)
+        optimizer = ts.AdamW(fsdp)
+        step(fsdp, slice(None), SAMPLES)
+        before = {name: shard.copy() for name, shard in fsdp.shards.items()}
+        with pytest.raises((ts.Mismatch, ts.Aborted)), fsdp.forward(("first", "second")[comm.rank]):
+            pass
+        for block in (fsdp.forward, fsdp.backward, fsdp.summon_full_params):
+            with pytest.raises(ts.Aborted, match="whole while rank"), block("first"):
+                pass
+        for call in (
+            fsdp.wait,
+            fsdp.abandon,
+            fsdp.zero_grad,
+            optimizer.step,
+            lambda: optimizer.clip_grad_norm(1.0),
+            lambda: optimizer.clip_grad_value(1.0),
+        ):
+            with pytest.raises(ts.Aborted, match="whole while rank"):
+                call()
+        assert optimizer.steps == 0
+        assert all((fsdp.shards[name] == shard).all() for name, shard in before.items())
+
+    ranks(2, job)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_pages_examples_run(program, number):
+    """Under a launcher, on two ranks, as they stand there."""
+    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(examples) == 2
+    before = """
+        import os
+        import sys
+        import numpy as np
+        import tessera as ts
+        os.chdir(sys.argv[1])
+        random = np.random.default_rng(3)
+        x, y = random.random((16, 5), np.float32), random.random((16, 2), np.float32)
+        w1, b1, w2, b2 = (random.random(shape, np.float32) for shape in ((8, 5), 8, (2, 8), 2))
+        w = random.random((2, 5), np.float32)
+        with ts.init() as comm:
+    """
+    written = program(textwrap.dedent(before) + textwrap.indent(examples[number], "    "))
+    run = written.launch(2, str(written.path.parent))
+    assert run.returncode == 0, run.stderr

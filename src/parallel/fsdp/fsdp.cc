@@ -141,6 +141,17 @@ std::shared_ptr<Communicator> own_communicator(Communicator& comm, const char* w
     return comm.split(color, comm.rank(), options);
 }
 
+// Which parameters rank 0 has values of: nobody needs memory for the whole of one that gets its values later.
+std::vector<uint8_t> given_by_rank_zero(Communicator& comm, const std::vector<FsdpUnit>& units) {
+    std::vector<uint8_t> given;
+    for (const FsdpUnit& unit : units) {
+        for (const NamedTensor& param : unit.params) given.push_back(param.tensor.data != nullptr ? 1 : 0);
+    }
+    const Tensor tensor = tensor_of(std::span<uint8_t>(given), DType::u8);
+    comm.run({.collective = Collective::broadcast, .outputs = {&tensor, 1}, .peer = 0, .label = "what has values"});
+    return given;
+}
+
 }  // namespace
 
 Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> units, const FsdpOptions& options)
@@ -224,11 +235,17 @@ void Fsdp::take_memory() {
         .with_peer(peer);
 }
 
-// Each rank keeps its part of what rank 0 has, or of what it has itself.
+// Each rank keeps its part of what rank 0 has, or of what it has itself. Where there is nothing, shards are zero.
 void Fsdp::take_values(const std::vector<FsdpUnit>& units) {
+    const std::vector<uint8_t> given =
+        options_.sync_values ? given_by_rank_zero(*comm_, units) : std::vector<uint8_t>{};
     for (size_t u = 0; u < units.size(); ++u) {
         if (options_.sync_values) {
-            for (size_t p = 0; p < plan_->units[u].pieces.size(); ++p) scatter_values(units[u], u, p);
+            std::set<size_t> pieces;
+            for (const size_t p : plan_->units[u].params) {
+                if (given[p] != 0) pieces.insert(param(p).piece);
+            }
+            for (const size_t piece : pieces) scatter_values(units[u], u, piece);
             continue;
         }
         for (size_t i = 0; i < units[u].params.size(); ++i) {

@@ -1,4 +1,5 @@
-// Whether a gradient was written: its first and last element hold a signalling NaN that no arithmetic gives until then.
+// Whether a gradient was written: its first and last element hold a signalling NaN that no arithmetic gives until then. One
+// of another shape, which is shorter, leaves the last one.
 #pragma once
 
 #include "tensor/tensor.hpp"

@@ -59,11 +59,11 @@ def parameter(name: str, array: ArrayLike) -> _core.Tensor:
 
 
 class Grads(Mapping[str, "npt.NDArray[Any]"]):
-    """The gradients of a `DDP` by name: views into its buckets. Assigning to a name copies into the view."""
+    """Gradients by name: views of where they are to be written. Assigning to a name copies into the view."""
 
     __slots__ = ("_views",)
 
-    def __init__(self, views: dict[str, npt.NDArray[Any]]) -> None:
+    def __init__(self, views: Mapping[str, npt.NDArray[Any]]) -> None:
         self._views = views
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:

@@ -12,7 +12,7 @@ from ._base import Closable, checked
 from .collectives import op_of
 from .comm import Comm
 from .ddp import Grads, Params, named, parameter
-from .errors import InvalidArgument, NotFound
+from .errors import InvalidArgument, InvalidState, NotFound
 from .layout import Layout
 from .tensor import DTypeLike, array_over, dtype_of
 
@@ -31,6 +31,43 @@ class Deferred(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: DTypeLike = "float32"
+
+
+class _Block(Mapping[str, "npt.NDArray[Any]"]):
+    """Views by name for the length of a block; afterwards their names alone."""
+
+    __slots__ = ("_names", "_views", "_what")
+
+    def __init__(self, views: dict[str, npt.NDArray[Any]], what: str) -> None:
+        self._names = tuple(views)
+        self._views: dict[str, npt.NDArray[Any]] | None = views
+        self._what = what
+
+    def end(self) -> None:
+        self._views = None
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        if self._views is not None:
+            return self._views[name]
+        if name not in self._names:
+            raise KeyError(name)
+        raise InvalidState(
+            f"{self._what} {name!r} was there until the end of its block; copy inside the block what is used later, or "
+            "enter its unit again"
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        ended = " (ended)" if self._views is None else ""
+        return f"<whole parameters {', '.join(self._names)}{ended}>"
 
 
 class FSDP(Closable):
@@ -253,13 +290,13 @@ class FSDP(Closable):
             raise NotFound(f"there is no parameter {name!r}; there are {', '.join(self._names)}")
         return number
 
-    def _whole(self, number: int) -> dict[str, npt.NDArray[Any]]:
+    def _whole(self, *units: int) -> _Block:
         whole = {}
-        for i in self._of_unit[number]:
+        for i in (i for unit in units for i in self._of_unit[unit]):
             array = array_over(*_core.fsdp_whole(self._handle, i))
             array.flags.writeable = False
             whole[self._names[i]] = array
-        return whole
+        return _Block(whole, "the whole parameter")
 
     @contextmanager
     def forward(self, unit: str) -> Iterator[Arrays]:
@@ -269,12 +306,12 @@ class FSDP(Closable):
         ------
         mapping of str to array
             The whole parameters by name: read-only NumPy views, valid inside the block alone. Variables that hold one
-            must be gone by its end.
+            must be gone by its end, and afterwards the mapping has none.
 
         Raises
         ------
         InvalidState
-            In the middle of a backward; at the end of the block, views are held.
+            In the middle of a backward; at the end of the block, views are held; after it, a parameter is asked for.
         Mismatch
             Another rank enters another unit.
 
@@ -284,9 +321,9 @@ class FSDP(Closable):
         _core.fsdp_forward(self._handle, number)
         whole = self._whole(number)
         try:
-            yield MappingProxyType(whole)
+            yield whole
         finally:
-            whole.clear()
+            whole.end()
         _core.fsdp_forward_done(self._handle, number)
 
     @contextmanager
@@ -317,11 +354,13 @@ class FSDP(Closable):
             for i in self._of_unit[number]
             if self._params[i][3]
         }
+        grads = _Block(views, "the gradient of")
+        del views
         try:
-            yield MappingProxyType(whole), Grads(views)
+            yield whole, Grads(grads)
         finally:
-            whole.clear()
-            views.clear()
+            whole.end()
+            grads.end()
         _core.fsdp_grads_ready(self._handle, number)
 
     def unused(self, name: str) -> None:
@@ -367,13 +406,11 @@ class FSDP(Closable):
             _core.fsdp_unshard(self._handle, number)
         for number in numbers:
             _core.fsdp_await(self._handle, number)
-        whole: dict[str, npt.NDArray[Any]] = {}
-        for number in numbers:
-            whole |= self._whole(number)
+        whole = self._whole(*numbers)
         try:
-            yield MappingProxyType(whole)
+            yield whole
         finally:
-            whole.clear()
+            whole.end()
             for number in numbers:
                 _core.fsdp_reshard(self._handle, number)
 
