@@ -287,6 +287,19 @@ def test_ranks_with_different_data_join(ranks):
     assert ranks(2, body) == [5.5, 5.5]
 
 
+def test_ranks_that_joined_count_as_zeros_where_sums_are_divided_by_the_world(ranks):
+    def body(comm: ts.Comm):
+        ddp = ts.DDP(comm, {"a": np.zeros(40, np.float32)}, join="divide_by_world")
+        for mean in (6, 5, 3)[: comm.rank + 1]:  # of 3, 6 and 9; without 3; without 6
+            ddp.grads["a"][...] = 3 * (comm.rank + 1)
+            ddp.ready_all()
+            ddp.wait()
+            assert (ddp.grads["a"] == mean).all()
+        ddp.join()
+
+    ranks(3, body)
+
+
 def test_join_needs_its_option(alone):
     with pytest.raises(ts.InvalidState, match="created without the option join"):
         ts.DDP(alone, params()).join()
