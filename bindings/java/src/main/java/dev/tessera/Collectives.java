@@ -39,7 +39,10 @@ public abstract class Collectives extends NativeObject {
 
     private Work start(Operation operation) {
         final Work[] work = new Work[1];
-        ref.runExclusive(h -> work[0] = new Work(operation.issue(h, true), new Object[] {operation, this}));
+        ref.runExclusive(h -> {
+            work[0] = new Work(operation.issue(h, true), new Object[] {operation, this});
+            operation.isDoneBy(work[0].completion());
+        });
         return work[0];
     }
 

@@ -9,6 +9,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import java.util.stream.IntStream;
+import java.util.stream.Stream;
 
 /**
  * Fully sharded data-parallel training: each rank holds its rows of every parameter, of its gradient and of the optimizer's
@@ -47,6 +48,7 @@ public final class Fsdp extends NativeObject {
     private final Views.View[] wholes; // by exclusive calls only, as grads
     private final Views.View[] grads;
     private final Pass[] open; // of each unit; guards itself
+    private final Tensor.Uses[] uses; // of each unit's gradients: whole parameters are lent to no operation
 
     /**
      * Where a unit is in its step. A program may write its shards while it is SHARDED or REDUCING; an optimizer and a load do
@@ -92,8 +94,8 @@ public final class Fsdp extends NativeObject {
             this.unit = unit;
             this.leave = leave;
             final String what = "this pass of unit \"" + unitNames.get(unit) + "\" has ended";
-            reading = new Tensor.Lease(true, what);
-            writing = new Tensor.Lease(false, what);
+            reading = new Tensor.Lease(true, what, uses[unit]);
+            writing = new Tensor.Lease(false, what, uses[unit]);
             paramTensors = new Tensor[firstOf[unit + 1] - firstOf[unit]];
             gradTensors = new Tensor[paramTensors.length];
         }
@@ -221,12 +223,14 @@ public final class Fsdp extends NativeObject {
          * Say that all gradients of the unit are written, which ends this backward pass: they are reduced into the shards in
          * the background, and the parameters are sharded again.
          *
+         * @throws IllegalStateException while an operation in the background uses a gradient
          * @throws TesseraInvalidStateException if this is no backward, or gradients, which are named, were neither written
          *     nor said to be unused; it is said again afterwards
          */
         public void ready() {
             ref.runExclusive(h -> {
                 reading.check();
+                requireUnused(unit);
                 Native.fsdpGradsReady(h, unit);
                 end(unit);
             });
@@ -306,6 +310,7 @@ public final class Fsdp extends NativeObject {
         wholes = new Views.View[names.size()];
         grads = new Views.View[names.size()];
         open = new Pass[unitNames.size()];
+        uses = Stream.generate(Tensor.Uses::new).limit(open.length).toArray(Tensor.Uses[]::new);
     }
 
     /**
@@ -627,6 +632,10 @@ public final class Fsdp extends NativeObject {
         });
     }
 
+    private void requireUnused(int unit) {
+        uses[unit].requireNone("gradients of unit \"" + unitNames.get(unit) + "\"");
+    }
+
     private void end(int unit) {
         synchronized (open) {
             if (open[unit] != null) {
@@ -703,10 +712,14 @@ public final class Fsdp extends NativeObject {
      * Give up the step that has begun, however far it is, such as after an exception: open passes end, every unit is sharded
      * and every gradient zero, also what was accumulated. All ranks do so after the same calls of that step. Collective.
      *
+     * @throws IllegalStateException while an operation in the background uses a whole gradient
      * @throws TesseraInterruptedException call again
      */
     public void abandon() {
         ref.runExclusive(h -> {
+            for (int unit = 0; unit < uses.length; ++unit) {
+                requireUnused(unit);
+            }
             Native.fsdpAbandon(h);
             endAll();
         });

@@ -31,6 +31,15 @@ final class Operation {
         return shim.issue(comm, async);
     }
 
+    /** Lent memory is not taken back before. */
+    void isDoneBy(Work.Completion work) {
+        for (Tensor tensor : memory) {
+            if (tensor != null) {
+                tensor.usedBy(work);
+            }
+        }
+    }
+
     static Operation allReduce(List<Tensor> tensors, ReduceOp op) {
         final List<Tensor> own = List.copyOf(tensors);
         final long[] all = Tensor.descriptors(own);

@@ -8,6 +8,7 @@ import java.nio.FloatBuffer;
 import java.nio.IntBuffer;
 import java.nio.LongBuffer;
 import java.nio.ShortBuffer;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collection;
 import java.util.List;
@@ -33,15 +34,40 @@ public final class Tensor {
     private final Object owner; // what keeps the memory; null if that is the caller's affair
     private final Lease lease; // how and how long it may be used; null: written, and for good
 
+    /** Operations in the background over memory that is lent. */
+    static final class Uses {
+        private final List<Work.Completion> works = new ArrayList<>(); // guards itself
+
+        private void add(Work.Completion work) {
+            synchronized (works) {
+                works.removeIf(Work.Completion::isOver);
+                works.add(work);
+            }
+        }
+
+        /** @throws IllegalStateException while one of them goes on */
+        void requireNone(String what) {
+            synchronized (works) {
+                works.removeIf(Work.Completion::isOver);
+                if (!works.isEmpty()) {
+                    throw new IllegalStateException(works.size() + " operations in the background use " + what
+                            + ", whose memory would become another's; await them first");
+                }
+            }
+        }
+    }
+
     /** Memory that is lent for a while. */
     static final class Lease {
         private final boolean readOnly;
         private final String ending; // the message of an exception
+        private final Uses uses;
         private volatile boolean over;
 
-        Lease(boolean readOnly, String ending) {
+        Lease(boolean readOnly, String ending, Uses uses) {
             this.readOnly = readOnly;
             this.ending = ending;
+            this.uses = uses;
         }
 
         void end() {
@@ -229,6 +255,12 @@ public final class Tensor {
 
     static Tensor overNative(long address, DType dtype, long[] shape, Object owner) {
         return new Tensor(address, dtype, Device.cpu(), shape, owner);
+    }
+
+    void usedBy(Work.Completion work) {
+        if (lease != null) {
+            lease.uses.add(work);
+        }
     }
 
     /** The same while {@code terms} lasts. */

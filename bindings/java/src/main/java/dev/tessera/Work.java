@@ -18,6 +18,10 @@ public final class Work extends NativeObject {
         ref.run(h -> Native.workOnDone(h, completion));
     }
 
+    Completion completion() {
+        return completion;
+    }
+
     /**
      * What the library calls when the work is done; a global reference keeps it, and so the operation's memory, until then.
      */
@@ -49,6 +53,11 @@ public final class Work extends NativeObject {
                     }
                 });
             }
+        }
+
+        /** Whether the library has ended the operation; those who wait may learn it before {@link #done} is called. */
+        synchronized boolean isOver() {
+            return done || work.<Boolean>callRetained(Native::workTest);
         }
 
         private void complete(CompletableFuture<Void> target, int status) {

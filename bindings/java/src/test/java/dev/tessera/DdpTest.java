@@ -465,4 +465,21 @@ class DdpTest {
             }
         });
     }
+
+    @Test
+    void ranksThatJoinedCountAsZerosWhereSumsAreDividedByTheWorld() throws Exception {
+        Ranks.run(3, comm -> {
+            final DdpOptions options = new DdpOptions().join(DdpOptions.Join.DIVIDE_BY_WORLD);
+            try (Ddp ddp = Ddp.create(comm, params(1), options)) {
+                final float[] means = {6, 5, 3}; // of 3, 6 and 9; without 3; without 6
+                for (int step = 0; step <= comm.rank(); ++step) {
+                    fill(ddp, 0, 3 * (comm.rank() + 1));
+                    ddp.readyAll();
+                    ddp.await();
+                    assertEquals(means[step], ddp.grad(0).get(0));
+                }
+                ddp.join(false);
+            }
+        });
+    }
 }

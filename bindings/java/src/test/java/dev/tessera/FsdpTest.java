@@ -3,11 +3,15 @@ package dev.tessera;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.nio.BufferOverflowException;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
 import java.nio.FloatBuffer;
 import java.nio.ReadOnlyBufferException;
 import java.nio.file.Path;
@@ -17,11 +21,13 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
+import java.util.Set;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.function.UnaryOperator;
 import java.util.stream.Collectors;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.api.io.TempDir;
 
 /** Whole units in passes, shards in between, trainings that equal those of one rank, checkpoints at other sizes. */
@@ -189,7 +195,7 @@ class FsdpTest {
             try (Fsdp fsdp = Fsdp.create(comm, List.of(own, rest), new FsdpOptions().paramDtype(DType.BF16))) {
                 try (Fsdp.Pass pass = fsdp.backward("own")) {
                     assertEquals(3.5, pass.paramTensor("w").doubles().get(2));
-                    pass.grad("w").put(0, 1f + comm.rank());
+                    fill(pass.grad("w"), 1f + comm.rank());
                     pass.ready();
                 }
                 try (Fsdp.Pass pass = fsdp.backward("rest")) {
@@ -262,6 +268,48 @@ class FsdpTest {
                 final Fsdp.Pass left = fsdp.whole("head"); // gradients are on their way; the next pass may be another's
                 fsdp.await();
                 assertThrows(IllegalStateException.class, () -> left.param("h"), "every unit is sharded");
+            }
+        });
+    }
+
+    @Test
+    void aUnitIsNotShardedWhileAnOperationInTheBackgroundUsesIt() throws Exception {
+        final CountDownLatch refused = new CountDownLatch(1);
+        Ranks.run(2, comm -> {
+            try (Fsdp fsdp = Fsdp.create(comm, odd(1))) {
+                try (Fsdp.Pass pass = fsdp.forward("body")) {
+                    final Tensor all = Tensor.zeros(DType.F32, 42);
+                    for (Executable read : List.<Executable>of(
+                            () -> comm.allGatherAsync(pass.paramTensor("w"), all),
+                            () -> comm.sendAsync(pass.paramTensor("w").slice(0, 3), 1 - comm.rank(), 0))) {
+                        final String said = assertThrows(IllegalArgumentException.class, read).getMessage();
+                        assertTrue(said.contains("read-only") && said.contains("take a copy"), said);
+                    }
+                }
+                final Fsdp.Pass pass = fsdp.backward("head");
+                if (comm.rank() == 1) {
+                    assertTrue(refused.await(20, TimeUnit.SECONDS));
+                }
+                pass.grad("h").put(0, 3 + comm.rank());
+                final Work sum = comm.allReduceAsync(pass.gradTensor("h"), ReduceOp.SUM);
+                if (comm.rank() == 0) { // rank 1 has not begun it
+                    for (Executable end
+                            : List.<Executable>of(pass::ready, fsdp::abandon)) {
+                        final String said = assertThrows(IllegalStateException.class, end).getMessage();
+                        assertTrue(said.contains("1 operations in the background use gradients of unit \"head\""), said);
+                    }
+                    assertThrows(TesseraInvalidStateException.class, () -> fsdp.reshard("head"), "in its backward");
+                    assertEquals(Fsdp.Phase.BACKWARD, fsdp.phase("head"));
+                    refused.countDown();
+                }
+                sum.await();
+                pass.ready();
+                pass.close();
+                backward(fsdp, 0, 1);
+                fsdp.await();
+                if (comm.rank() == 0) {
+                    assertEquals(7f, fsdp.shardGrad(2).get(0));
+                }
             }
         });
     }
@@ -345,6 +393,30 @@ class FsdpTest {
         });
     }
 
+    @Test
+    void peersHearOfAModelThatIsClosedInAPass() throws Exception {
+        final CountDownLatch closed = new CountDownLatch(1);
+        Ranks.run(2, comm -> {
+            final Fsdp fsdp = Fsdp.create(comm, odd(1), new FsdpOptions().forwardPrefetch(0));
+            try (Fsdp.Pass pass = fsdp.forward("body")) {
+                if (comm.rank() == 1) {
+                    fsdp.close();
+                    assertThrows(IllegalStateException.class, () -> pass.param("w"));
+                    assertThrows(IllegalStateException.class, () -> fsdp.backward("body"));
+                    closed.countDown();
+                } else {
+                    assertTrue(closed.await(20, TimeUnit.SECONDS));
+                }
+            }
+            if (comm.rank() == 0) {
+                final TesseraException told = assertThrows(TesseraException.class, () -> fsdp.forward("head"));
+                assertTrue(Set.of(ErrorCode.PEER_LOST, ErrorCode.ABORTED).contains(told.code()), told.toString());
+                assertTrue(told.getMessage().contains("rank 1"), told.getMessage());
+                fsdp.close();
+            }
+        });
+    }
+
     private static Ref used(Comm comm) {
         try (Fsdp fsdp = Fsdp.create(comm, odd(1)); Fsdp.Pass pass = fsdp.forward("body")) {
             assertEquals(1f, pass.param("w").get(0));
@@ -419,24 +491,24 @@ class FsdpTest {
             double loss = 0;
             int count = 0;
             try (Fsdp.Pass pass = fsdp.forward("first")) {
-                final FloatBuffer w1 = pass.param("w1");
-                final FloatBuffer b1 = pass.param("b1");
+                final float[] w1 = values(pass.paramTensor("w1"));
+                final float[] b1 = values(pass.paramTensor("b1"));
                 for (int s = from; s < SAMPLES; s += stride) {
                     for (int j = 0; j < HIDDEN; ++j) {
-                        float sum = b1.get(j);
+                        float sum = b1[j];
                         for (int k = 0; k < IN; ++k) {
-                            sum += w1.get(j * IN + k) * inputs[s][k];
+                            sum += w1[j * IN + k] * inputs[s][k];
                         }
                         h[s][j] = (float) Math.tanh(sum);
                     }
                 }
             }
             try (Fsdp.Pass pass = fsdp.forward("second")) {
-                final FloatBuffer w2 = pass.param("w2");
+                final float[] w2 = values(pass.paramTensor("w2"));
                 for (int s = from; s < SAMPLES; s += stride) {
                     float error = -targets[s];
                     for (int j = 0; j < HIDDEN; ++j) {
-                        error += w2.get(j) * h[s][j];
+                        error += w2[j] * h[s][j];
                     }
                     d[s] = 2 * error / share;
                     loss += error * error;
@@ -446,10 +518,11 @@ class FsdpTest {
             final float[][] dh = new float[SAMPLES][HIDDEN];
             try (Fsdp.Pass pass = fsdp.backward("second")) {
                 final float[] sum = new float[HIDDEN];
+                final float[] w2 = values(pass.paramTensor("w2"));
                 for (int s = from; s < SAMPLES; s += stride) {
                     for (int j = 0; j < HIDDEN; ++j) {
                         sum[j] += d[s] * h[s][j];
-                        dh[s][j] = d[s] * pass.param("w2").get(j) * (1 - h[s][j] * h[s][j]);
+                        dh[s][j] = d[s] * w2[j] * (1 - h[s][j] * h[s][j]);
                     }
                 }
                 write(pass.grad("w2"), sum, add);
@@ -474,6 +547,16 @@ class FsdpTest {
             return loss / count;
         }
 
+        /** Of F32, or BF16: the upper half of an F32. */
+        private static float[] values(Tensor tensor) {
+            final float[] values = new float[(int) tensor.numel()];
+            for (int i = 0; i < values.length; ++i) {
+                values[i] = tensor.dtype() == DType.BF16 ? Float.intBitsToFloat(tensor.shorts().get(i) << 16)
+                        : tensor.floats().get(i);
+            }
+            return values;
+        }
+
         private static void write(FloatBuffer to, float[] values, boolean add) {
             for (int i = 0; i < values.length; ++i) {
                 to.put(i, values[i] + (add ? to.get(i) : 0));
@@ -486,6 +569,7 @@ class FsdpTest {
         FsdpOptions options = new FsdpOptions();
         UnaryOperator<FsdpUnit> unit = u -> u;
         int microSteps = 1; // parts of a rank's share of the batch, of which the last one synchronises
+        double near = 1e-4; // to the losses of the plain one, relatively
     }
 
     /** The loss of all samples before each step, then the parameters. */
@@ -513,8 +597,8 @@ class FsdpTest {
             for (int unit = 0; unit < 2; ++unit) {
                 try (Fsdp.Pass pass = fsdp.whole(unit)) {
                     for (int i = 0; i < fsdp.size(); ++i) {
-                        for (int k = 0; fsdp.unitOf(i) == unit && k < pass.param(i).capacity(); ++k) {
-                            result.add((double) pass.param(i).get(k));
+                        for (float value : fsdp.unitOf(i) == unit ? Regression.values(pass.paramTensor(i)) : new float[0]) {
+                            result.add((double) value);
                         }
                     }
                 }
@@ -538,7 +622,7 @@ class FsdpTest {
         for (int world : worlds) {
             final List<Double> together = train(world, way);
             for (int step = 0; step < STEPS; ++step) {
-                assertEquals(alone.get(step), together.get(step), 1e-4 * alone.get(step), world + " ranks, step " + step);
+                assertEquals(alone.get(step), together.get(step), way.near * alone.get(step), world + " ranks, step " + step);
             }
             assertEquals(together, train(world, way), "a second run gave other bits");
         }
@@ -547,6 +631,14 @@ class FsdpTest {
     @Test
     void ranksWithAShareOfTheBatchEqualOneRankWithAllOfIt() throws Exception {
         expectWorldSizeDoesNotMatter(new Way(), 2, 3);
+    }
+
+    @Test
+    void ranksThatComputeInBf16AndReduceInF32LearnTheSame() throws Exception {
+        final Way mixed = new Way();
+        mixed.options = new FsdpOptions().paramDtype(DType.BF16).reduceDtype(DType.F32);
+        mixed.near = 2e-2;
+        expectWorldSizeDoesNotMatter(mixed, 2, 3);
     }
 
     @Test
@@ -592,6 +684,56 @@ class FsdpTest {
                 assertArrayEquals(new long[] {first ? 1 : 0}, fsdp.shardTensor(0).shape());
                 assertArrayEquals(new long[] {first ? 32 : 58}, fsdp.shardTensor(1).shape());
                 assertArrayEquals(new long[] {first ? 5 : 3}, fsdp.shardTensor(2).shape());
+            }
+        });
+    }
+
+    @Test
+    void aGradientOfAnotherShapeOrTypeIsRefused() throws Exception {
+        Ranks.run(2, comm -> {
+            try (Fsdp fsdp = Fsdp.create(comm, odd(1), new FsdpOptions().reduceDtype(DType.F64))) {
+                try (Fsdp.Pass pass = fsdp.backward("head")) {
+                    final String said = assertThrows(IllegalArgumentException.class, () -> pass.grad("h")).getMessage();
+                    assertTrue(said.contains("F64"), said);
+                    pass.gradTensor("h").doubles().put(0, comm.rank());
+                    pass.ready();
+                }
+                try (Fsdp.Pass pass = fsdp.backward("body")) {
+                    final Tensor w = pass.gradTensor("w");
+                    assertArrayEquals(new long[] {7, 3}, w.shape());
+                    assertThrows(BufferOverflowException.class, () -> w.doubles().put(new double[22]));
+                    assertThrows(IndexOutOfBoundsException.class, () -> w.doubles().put(21, 1));
+                    assertThrows(IndexOutOfBoundsException.class, () -> w.slice(1, 21));
+                    assertThrows(IllegalArgumentException.class, () -> w.reshape(7, 4));
+                    assertThrows(IllegalArgumentException.class, w::floats);
+                    assertThrows(TesseraInvalidArgumentException.class, () -> comm.allGather(Tensor.zeros(DType.F64, 20), w));
+                    pass.unused("b");
+                    w.doubles().put(new double[20]); // a shorter one; the rest would be another unit's
+                    final String told = assertThrows(TesseraInvalidStateException.class, pass::ready).getMessage();
+                    assertTrue(told.contains("1 of 2 gradients of unit \"body\" were not written: \"w\""), told);
+                    w.doubles().put(new double[21]);
+                    pass.ready();
+                }
+                fsdp.await();
+                if (comm.rank() == 0) {
+                    assertEquals(0.5f, fsdp.shardGrad(2).get(0));
+                }
+            }
+        });
+    }
+
+    @Test
+    void nanInAGradientStaysAndEveryRankIsToldAnInfiniteNorm() throws Exception {
+        Ranks.run(2, comm -> {
+            try (Fsdp fsdp = Fsdp.create(comm, odd(1)); Optimizer sgd = Optimizer.sgd(fsdp).build()) {
+                backward(fsdp, 1, comm.rank() == 1 ? Float.NaN : 1);
+                backward(fsdp, 0, 1);
+                fsdp.await();
+                assertEquals(Double.POSITIVE_INFINITY, sgd.clipGradNorm(1));
+                assertEquals(1f, fsdp.shardGrad(0).get(0));
+                if (comm.rank() == 0) {
+                    assertEquals(Float.NaN, fsdp.shardGrad(2).get(0));
+                }
             }
         });
     }
@@ -888,6 +1030,47 @@ class FsdpTest {
     }
 
     @Test
+    void deferredParametersAreLoadedAtAnotherSize() throws Exception {
+        final List<List<Float>> saved = Collections.synchronizedList(new ArrayList<>());
+        final List<List<Float>> loaded = Collections.synchronizedList(new ArrayList<>());
+        Ranks.run(2, comm -> {
+            final Regression problem = new Regression(comm.rank());
+            try (Fsdp fsdp = Fsdp.create(comm, problem.units()); Optimizer adamW = Optimizer.adamW(fsdp).build();
+                    Saver saver = Saver.at(comm, root).open()) {
+                problem.step(fsdp, comm.rank(), 2, SAMPLES / 2f, false);
+                adamW.step();
+                saver.save(1, State.of("model", fsdp).with("optim", adamW));
+                saved.add(wholeValues(fsdp));
+            }
+        });
+        Ranks.run(3, comm -> {
+            final List<FsdpUnit> units = List.of(
+                    FsdpUnit.of("first").andDeferred("w1", DType.F32, HIDDEN, IN).andDeferred("b1", DType.F32, HIDDEN),
+                    FsdpUnit.of("second").andDeferred("w2", DType.F32, HIDDEN));
+            try (Fsdp fsdp = Fsdp.create(comm, units); Optimizer adamW = Optimizer.adamW(fsdp).build();
+                    Saver saver = Saver.at(comm, root).open()) {
+                assertEquals(1, saver.resume(State.of("model", fsdp).with("optim", adamW)));
+                assertEquals(1, adamW.steps());
+                loaded.add(wholeValues(fsdp));
+            }
+        });
+        assertEquals(Collections.nCopies(2, saved.get(0)), saved);
+        assertEquals(Collections.nCopies(3, saved.get(0)), loaded);
+    }
+
+    private static List<Float> wholeValues(Fsdp fsdp) {
+        final List<Float> values = new ArrayList<>();
+        for (int i = 0; i < fsdp.size(); ++i) {
+            try (Fsdp.Pass pass = fsdp.whole(fsdp.unitOf(i))) {
+                for (float value : Regression.values(pass.paramTensor(i))) {
+                    values.add(value);
+                }
+            }
+        }
+        return values;
+    }
+
+    @Test
     void fullStatesAreGatheredTensorByTensor() throws Exception {
         Ranks.run(3, comm -> {
             final FsdpUnit unit = FsdpUnit.of("u").and("w", Tensor.copyOf(new float[] {1, 2, 3, 4, 5, 6, 7, 8}, 4, 2));
@@ -947,12 +1130,13 @@ class FsdpTest {
         bad.put("floating-point", List.of(FsdpUnit.of("u").andDeferred("w", DType.I32, 3)));
         bad.put("two parameters are named",
                 List.of(FsdpUnit.of("u", Params.of("w", three)), FsdpUnit.of("v", Params.of("module.w", three))));
-        Ranks.run(1, comm -> {
+        Ranks.run(2, comm -> {
             bad.forEach((said, units) -> {
                 final String message =
                         assertThrows(TesseraInvalidArgumentException.class, () -> Fsdp.create(comm, units), said).getMessage();
                 assertTrue(message.contains(said), message);
             });
+            Fsdp.create(comm, odd(1)).close(); // nothing is out of use
             final FsdpUnit unit = FsdpUnit.of("u", Params.of("w", three));
             assertThrows(IllegalArgumentException.class, () -> Fsdp.create(comm, List.of(unit, FsdpUnit.of("u"))));
             assertThrows(IllegalArgumentException.class, () -> unit.and("w", three));
@@ -963,6 +1147,74 @@ class FsdpTest {
             assertThrows(NullPointerException.class, () -> FsdpUnit.of("u", null));
             assertEquals("FsdpUnit(u, [w])", unit.toString());
         });
+        for (Map.Entry<String, List<FsdpUnit>> of1 : bad.entrySet()) { // of one rank alone: an error of all
+            Ranks.run(2, comm -> {
+                if (comm.rank() == 1) {
+                    final String message = assertThrows(TesseraInvalidArgumentException.class,
+                            () -> Fsdp.create(comm, of1.getValue())).getMessage();
+                    assertTrue(message.contains(of1.getKey()), message);
+                    return;
+                }
+                final TesseraException told = assertThrows(TesseraException.class, () -> Fsdp.create(comm, odd(1)));
+                assertNotEquals(ErrorCode.TIMEOUT, told.code(), told.getMessage());
+                assertTrue(told.getMessage().contains("rank 1"), told.getMessage());
+            });
+        }
+    }
+
+    /** Tensors have no strides; what comes nearest is a part of a buffer, and a buffer that the library cannot reach. */
+    @Test
+    void aParameterIsWhatABufferHasBetweenPositionAndLimit() throws Exception {
+        Ranks.run(2, comm -> {
+            final FloatBuffer all = ByteBuffer.allocateDirect(4 * 12).order(ByteOrder.nativeOrder()).asFloatBuffer();
+            for (int i = 0; i < 12; ++i) {
+                all.put(i, i);
+            }
+            final FloatBuffer part = all.duplicate();
+            part.position(3).limit(9);
+            assertThrows(IllegalArgumentException.class, () -> Params.of("w", part, 2, 4), "8 elements of 6");
+            final FloatBuffer onHeap = FloatBuffer.allocate(6);
+            assertTrue(assertThrows(IllegalArgumentException.class, () -> Params.of("w", onHeap, 2, 3)).getMessage()
+                    .contains("needs a direct buffer"));
+            final FloatBuffer foreign = ByteBuffer.allocateDirect(24).order(
+                    ByteOrder.nativeOrder() == ByteOrder.LITTLE_ENDIAN ? ByteOrder.BIG_ENDIAN : ByteOrder.LITTLE_ENDIAN)
+                    .asFloatBuffer();
+            assertTrue(assertThrows(IllegalArgumentException.class, () -> Params.of("w", foreign, 2, 3)).getMessage()
+                    .contains("byte order"));
+            final List<FsdpUnit> units = List.of(FsdpUnit.of("u", Params.of("w", part, 2, 3))
+                    .and("v", Tensor.of(all, 4, 3).slice(6, 6).reshape(2, 3)));
+            try (Fsdp fsdp = Fsdp.create(comm, units); Fsdp.Pass pass = fsdp.whole("u")) {
+                for (int k = 0; k < 6; ++k) {
+                    assertEquals(3f + k, pass.param("w").get(k));
+                    assertEquals(6f + k, pass.param("v").get(k));
+                }
+            }
+        });
+    }
+
+    @Test
+    void ranksWithoutRowsTrainAndSaveWithTheOthers() throws Exception {
+        for (int part = 0; part < 2; ++part) {
+            final int done = part;
+            Ranks.run(4 - part, comm -> {
+                final List<FsdpUnit> units = List.of(FsdpUnit.of("u", Params.of("w", counted(8, 2, 1))));
+                try (Fsdp fsdp = Fsdp.create(comm, units); Optimizer sgd = Optimizer.sgd(fsdp).lr(1).build();
+                        Saver saver = Saver.at(comm, root).open()) {
+                    final State state = State.of("model", fsdp).with("optim", sgd);
+                    assertEquals(done, saver.resume(state));
+                    final boolean has = comm.rank() < 2;
+                    assertArrayEquals(new long[] {has ? 1 : 0, 1}, fsdp.shardTensor(0).shape());
+                    backward(fsdp, 0, 3f * comm.rank() / (comm.worldSize() - 1));
+                    fsdp.await();
+                    assertEquals(1.5 * Math.sqrt(2), sgd.clipGradNorm(10), 1e-6);
+                    sgd.step();
+                    if (has) {
+                        assertEquals(8 + comm.rank() - 1.5f * (done + 1), fsdp.shard(0).get(0));
+                    }
+                    saver.save(done + 1, state);
+                }
+            });
+        }
     }
 
     @Test
@@ -994,17 +1246,46 @@ class FsdpTest {
         });
     }
 
+    private static List<FsdpUnit> two(FsdpUnit first, FsdpUnit second) {
+        return List.of(first, second);
+    }
+
     @Test
     void modelsThatDifferAreRefusedByName() throws Exception {
-        Ranks.runStores(2, (store, rank) -> {
-            try (Comm comm = Comm.create(store, rank, 2, Ranks.options())) {
-                final List<FsdpUnit> units = List.of(FsdpUnit.of("u").andDeferred("odd", DType.F32, 2 + rank));
-                final TesseraMismatchException error =
-                        assertThrows(TesseraMismatchException.class, () -> Fsdp.create(comm, units));
-                assertTrue(error.getMessage().contains("odd"), error.getMessage());
-                store.set("failed on " + rank, new byte[0]);
-                store.await("failed on " + (1 - rank));
-            }
+        final FsdpUnit u = FsdpUnit.of("u").andDeferred("w", DType.F32, 2, 4).andDeferred("b", DType.F32, 2);
+        final FsdpUnit v = FsdpUnit.of("v").andDeferred("x", DType.F32, 8);
+        final Map<List<FsdpUnit>, List<String>> of1 = new LinkedHashMap<>(); // with what is said of rank 1 and of rank 0
+        of1.put(two(u, FsdpUnit.of("other").andDeferred("x", DType.F32, 8)), List.of("unit \"other\"", "unit \"v\""));
+        of1.put(List.of(u, v, FsdpUnit.of("y").andDeferred("y", DType.F32, 1)), List.of("unit \"y\"", "nothing"));
+        of1.put(List.of(u), List.of("nothing", "unit \"v\""));
+        of1.put(two(v, u), List.of("unit \"v\"", "unit \"u\""));
+        of1.put(two(FsdpUnit.of("u").andDeferred("w", DType.F32, 2, 4),
+                FsdpUnit.of("v").andDeferred("b", DType.F32, 2).andDeferred("x", DType.F32, 8)),
+                List.of("unit \"u\" of 1 parameters", "unit \"u\" of 2 parameters"));
+        of1.put(two(u, FsdpUnit.of("v").andDeferred("z", DType.F32, 8)),
+                List.of("parameter 0 \"z\"", "parameter 0 \"x\""));
+        of1.put(two(FsdpUnit.of("u").andDeferred("b", DType.F32, 2).andDeferred("w", DType.F32, 2, 4), v),
+                List.of("parameter 0 \"b\"", "parameter 0 \"w\""));
+        of1.put(two(u, FsdpUnit.of("v").andDeferred("x", DType.F32, 2, 4)), List.of("[2, 4]", "[8]"));
+        of1.put(two(u, FsdpUnit.of("v").andDeferred("x", DType.F64, 8)), List.of("\"x\" f64", "\"x\" f32"));
+        of1.put(two(u, v.freeze("x")), List.of("parameter \"x\" is not trained", "nothing"));
+        of1.put(two(u, v.flat(true)), List.of("unit \"v\" with flat 1", "unit \"v\" with flat 0"));
+        for (Map.Entry<List<FsdpUnit>, List<String>> entry : of1.entrySet()) {
+            expectMismatch(comm -> Fsdp.create(comm, comm.rank() == 0 ? two(u, v) : entry.getKey()), entry.getValue());
+        }
+        expectMismatch(comm -> Fsdp.create(comm, two(u, v), new FsdpOptions().preDivide(1 + comm.rank())),
+                List.of("the option pre_divide 2", "the option pre_divide 1"));
+    }
+
+    private static void expectMismatch(Ranks.Body body, List<String> said) throws Exception {
+        final CountDownLatch failed = new CountDownLatch(2); // a rank that leaves early would be the other's error
+        Ranks.run(2, comm -> {
+            final String message = assertThrows(TesseraMismatchException.class, () -> body.run(comm)).getMessage();
+            final String[] sides = message.split(", rank 0 has ");
+            assertEquals(2, sides.length, message);
+            assertTrue(sides[0].contains(said.get(0)) && sides[1].contains(said.get(1)), message);
+            failed.countDown();
+            assertTrue(failed.await(20, TimeUnit.SECONDS));
         });
     }
 
@@ -1022,14 +1303,46 @@ class FsdpTest {
                 } else {
                     assertEquals(ErrorCode.ABORTED, error.code(), error.getMessage());
                 }
-                final TesseraException after = assertThrows(TesseraException.class, () -> fsdp.forward(0));
-                assertEquals(ErrorCode.ABORTED, after.code());
-                assertNotNull(after.getCause());
             }
         });
         assertFalse(told.isEmpty());
         for (String message : told) {
             assertTrue(message.contains("\"body\"") && message.contains("\"head\""), message);
         }
+    }
+
+    @Test
+    void afterAFailedCollectiveEveryCallSaysWhyAndShardsAreAsTheyWere() throws Exception {
+        final CountDownLatch failed = new CountDownLatch(2);
+        Ranks.run(2, comm -> {
+            try (Fsdp fsdp = Fsdp.create(comm, odd(1), new FsdpOptions().forwardPrefetch(0));
+                    Optimizer sgd = Optimizer.sgd(fsdp).lr(1).build()) {
+                backward(fsdp, 1, 1);
+                backward(fsdp, 0, 1);
+                fsdp.await();
+                assertThrows(TesseraException.class, () -> fsdp.forward(comm.rank()));
+                failed.countDown();
+                assertTrue(failed.await(20, TimeUnit.SECONDS));
+                final Map<String, Executable> calls = new LinkedHashMap<>();
+                calls.put("forward", () -> fsdp.forward(0));
+                calls.put("backward", () -> fsdp.backward(0));
+                calls.put("whole", () -> fsdp.whole(0));
+                calls.put("unshard", () -> fsdp.unshard(0));
+                calls.put("reshard", () -> fsdp.reshard(0));
+                calls.put("await", fsdp::await);
+                calls.put("abandon", fsdp::abandon);
+                calls.put("zeroGrad", fsdp::zeroGrad);
+                calls.put("step", sgd::step);
+                calls.put("clipGradNorm", () -> sgd.clipGradNorm(1));
+                calls.put("clipGradValue", () -> sgd.clipGradValue(1));
+                calls.forEach((name, call) -> {
+                    final TesseraException after = assertThrows(TesseraAbortedException.class, call, name);
+                    assertTrue(after.getMessage().contains("whole while rank"), name + ": " + after.getMessage());
+                    assertNotNull(after.getCause(), name);
+                });
+                assertEquals(0, sgd.steps());
+                expectRows(fsdp, comm.rank(), 2);
+            }
+        });
     }
 }
