@@ -268,6 +268,50 @@
 //! }
 //! ```
 //!
+//! Nor does an operation in the background read or write them; at once it may:
+//!
+//! ```
+//! use tessera::{params, units, Comm, Fsdp, ReduceOp};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32], [1])]])?;
+//!     let layer = fsdp.backward(0)?;
+//!     comm.all_gather(layer.param(0)?, &mut [0.0f32])?;
+//!     comm.all_reduce(&mut layer.grad_mut(0)?, ReduceOp::Sum)?;
+//!     layer.unused(0)?;
+//!     layer.ready()?;
+//!     fsdp.wait()
+//! }
+//! ```
+//!
+//! ```compile_fail,E0277
+//! use tessera::{params, units, Comm, Fsdp};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32], [1])]])?;
+//!     let layer = fsdp.backward(0)?;
+//!     comm.all_gather_async(layer.param(0)?, vec![0.0f32])?;
+//!     layer.unused(0)?;
+//!     layer.ready()?;
+//!     fsdp.wait()
+//! }
+//! ```
+//!
+//! ```compile_fail,E0277
+//! use tessera::{params, units, Comm, Fsdp, ReduceOp};
+//! fn main() -> tessera::Result<()> {
+//!     let comm = Comm::from_env()?;
+//!     let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32], [1])]])?;
+//!     let layer = fsdp.backward(0)?;
+//!     comm.all_reduce_async(layer.grad_mut(0)?, ReduceOp::Sum)?;
+//!     layer.unused(0)?;
+//!     layer.ready()?;
+//!     fsdp.wait()
+//! }
+//! ```
+//!
+//! Whole parameters are read only:
+//!
 //! ```compile_fail,E0594
 //! use tessera::{params, units, Comm, Fsdp};
 //! fn main() -> tessera::Result<()> {
@@ -280,6 +324,8 @@
 //!     fsdp.wait()
 //! }
 //! ```
+//!
+//! A step neither ends nor is given up under a guard, nor are shards written:
 //!
 //! ```compile_fail,E0502
 //! use tessera::{params, units, Comm, Fsdp};

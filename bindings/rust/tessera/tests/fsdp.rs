@@ -204,11 +204,16 @@ fn plain(unit: FsdpUnit) -> FsdpUnit {
     unit
 }
 
+/// A whole parameter that is f32, or else bf16.
+fn values(as_f32: tessera::Result<&[f32]>, as_bf16: tessera::Result<&[half::bf16]>) -> Vec<f32> {
+    as_f32.map_or_else(|_| as_bf16.unwrap().iter().map(|value| value.to_f32()).collect(), <[f32]>::to_vec)
+}
+
 /// One forward and backward over some of the samples: adds the gradients of the mean over `share` samples to what is there, if
 /// `add`. Returns the sum of the squared errors.
 fn step(fsdp: &mut Fsdp, samples: &[&Sample], share: f32, add: bool) -> f64 {
     let first = fsdp.forward(0).unwrap();
-    let (w1, b1) = (first.param(0).unwrap(), first.param(1).unwrap());
+    let (w1, b1) = (values(first.param(0), first.param_as(0)), values(first.param(1), first.param_as(1)));
     let hidden: Vec<[f32; HIDDEN]> = samples
         .iter()
         .map(|(input, _)| {
@@ -220,16 +225,16 @@ fn step(fsdp: &mut Fsdp, samples: &[&Sample], share: f32, add: bool) -> f64 {
         .collect();
     first.done().unwrap();
     let second = fsdp.forward(1).unwrap();
-    let w2 = second.param(2).unwrap();
+    let w2 = values(second.param(2), second.param_as(2));
     let errors: Vec<f32> = samples
         .iter()
         .zip(&hidden)
-        .map(|((_, target), hidden)| hidden.iter().zip(w2).map(|(h, w)| h * w).sum::<f32>() - target)
+        .map(|((_, target), hidden)| hidden.iter().zip(&w2).map(|(h, w)| h * w).sum::<f32>() - target)
         .collect();
     second.done().unwrap();
 
     let second = fsdp.backward(1).unwrap();
-    let w2 = second.param(2).unwrap().to_vec();
+    let w2 = values(second.param(2), second.param_as(2));
     {
         let mut g2 = second.grad_mut(2).unwrap();
         if !add {
@@ -266,7 +271,7 @@ fn gathered(fsdp: &Fsdp) -> Vec<f32> {
     let mut all = Vec::new();
     for unit in 0..fsdp.unit_count() {
         let whole = fsdp.whole(unit).unwrap();
-        whole.indices().for_each(|i| all.extend_from_slice(whole.param(i).unwrap()));
+        whole.indices().for_each(|i| all.extend(values(whole.param(i), whole.param_as(i))));
         whole.reshard().unwrap();
     }
     all
@@ -332,6 +337,12 @@ fn expect_world_size_does_not_matter(worlds: &[usize], way: &Way, near: f64) {
 #[test]
 fn ranks_with_a_share_of_the_batch_equal_one_rank_with_all_of_it() {
     expect_world_size_does_not_matter(&[2, 3], &Way::default(), 1e-4);
+}
+
+#[test]
+fn ranks_that_compute_in_bf16_and_reduce_in_f32_learn_the_same() {
+    let options = FsdpOptions::new().param_dtype(DType::BF16).reduce_dtype(DType::F32);
+    expect_world_size_does_not_matter(&[2, 3], &Way { options, ..Way::default() }, 2e-2);
 }
 
 #[test]
@@ -507,6 +518,57 @@ fn deferred_parameters_get_their_values_in_shards() {
         assert!(error.code() == Code::InvalidState && error.message().contains("deferred"), "{error}");
         assert_eq!(State::new().add("w", &w).unwrap_err().code(), Code::InvalidArgument);
     });
+}
+
+#[test]
+fn deferred_parameters_are_loaded_at_another_size() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = ranks(2, |comm| {
+        let mut fsdp = Fsdp::new(&comm, network(3, plain)).unwrap();
+        let mut opt = Adam::new(&mut fsdp).build().unwrap();
+        (0..2).for_each(|unit| backward(&fsdp, unit, 1.0));
+        fsdp.wait().unwrap();
+        opt.step().unwrap();
+        let saver = Saver::at(&comm, folder.path()).open().unwrap();
+        saver.save(1, &State::new().with("model", &fsdp).with("optim", &opt)).unwrap();
+        gathered(&fsdp)
+    });
+    let loaded = ranks(3, |comm| {
+        let deferred = |shape: &[usize]| Tensor::deferred(DType::F32, shape).unwrap();
+        let model = units![
+            "first" => params!["w1" => deferred(&[HIDDEN, INPUTS]), "b1" => deferred(&[HIDDEN])],
+            "second" => params!["w2" => deferred(&[HIDDEN])],
+        ];
+        let mut fsdp = Fsdp::new(&comm, model).unwrap();
+        let opt = Adam::new(&mut fsdp).build().unwrap();
+        let saver = Saver::at(&comm, folder.path()).open().unwrap();
+        assert_eq!(saver.resume(&mut State::new().with("model", &fsdp).with("optim", &opt)).unwrap(), 1);
+        assert_eq!(opt.steps().unwrap(), 1);
+        gathered(&fsdp)
+    });
+    assert!(saved.iter().chain(&loaded).all(|rank| *rank == saved[0]), "other bits");
+}
+
+#[test]
+fn ranks_without_rows_train_and_save_with_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    for (done, world) in [(0u8, 4), (1, 3)] {
+        ranks(world, |comm| {
+            let rank = comm.rank().unwrap();
+            let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![8.0f32, 9.0], [2, 1])]]).unwrap();
+            let mut opt = Sgd::new(&mut fsdp).lr(1.0).build().unwrap();
+            let saver = Saver::at(&comm, folder.path()).open().unwrap();
+            let mut state = State::new().with("model", &fsdp).with("optim", &opt);
+            assert_eq!(saver.resume(&mut state).unwrap(), u64::from(done));
+            backward(&fsdp, 0, 3.0 * rank as f32 / (world - 1) as f32);
+            fsdp.wait().unwrap();
+            assert!((opt.clip_grad_norm(10.0, 2.0).unwrap() - 1.5 * 2f64.sqrt()).abs() < 1e-6);
+            opt.step().unwrap();
+            let expected: &[f32] = if rank < 2 { &[8.0 + rank as f32 - 1.5 * f32::from(done + 1)] } else { &[] };
+            assert_eq!(fsdp.shard(0).unwrap()[..], *expected);
+            saver.save(u64::from(done) + 1, &state).unwrap();
+        });
+    }
 }
 
 #[test]
@@ -853,6 +915,120 @@ fn what_comes_at_the_wrong_time_is_refused() {
 }
 
 #[test]
+fn a_gradient_of_another_shape_or_type_is_refused() {
+    ranks(2, |comm| {
+        let rank = comm.rank().unwrap();
+        let mut fsdp = Fsdp::new(&comm, uneven(0)).unwrap();
+        let guard = fsdp.backward(1).unwrap();
+        for error in [guard.grad_mut_as::<f64>(2).unwrap_err(), guard.grad_mut_as::<half::bf16>(2).unwrap_err()] {
+            assert!(error.code() == Code::InvalidArgument && error.message().contains("f32"), "{error}");
+        }
+        for len in [4, 6] {
+            let copy = || guard.grad_mut(2).unwrap().copy_from_slice(&vec![1.0; len]); // panics, as of any slice
+            catch_unwind(AssertUnwindSafe(copy)).unwrap_err();
+        }
+        guard.grad_mut(2).unwrap()[..4].fill(1.0); // of a shorter one; the rest would be another unit's
+        let error = guard.ready().unwrap_err();
+        let said = "1 of 1 gradients of unit \"second\" were not written: \"v\"";
+        assert!(error.code() == Code::InvalidState && error.message().contains(said), "{error}");
+        let guard = fsdp.backward(1).unwrap();
+        guard.grad_mut(2).unwrap().copy_from_slice(&[rank as f32; 5]);
+        guard.ready().unwrap();
+        backward(&fsdp, 0, rank as f32);
+        fsdp.wait().unwrap();
+        expect_shard_grads(&fsdp, 0.5);
+    });
+}
+
+#[test]
+fn peers_hear_of_a_model_that_is_dropped_in_a_step() {
+    let dropped = AtomicBool::new(false);
+    ranks(2, |comm| {
+        let fsdp = Fsdp::with_options(&comm, uneven(0), &FsdpOptions::new().forward_prefetch(0)).unwrap();
+        let guard = fsdp.forward(0).unwrap();
+        if comm.rank().unwrap() == 1 {
+            std::mem::forget(guard);
+            drop(fsdp);
+            dropped.store(true, Ordering::SeqCst);
+            return;
+        }
+        until(|| dropped.load(Ordering::SeqCst));
+        drop(guard);
+        let error = fsdp.forward(1).unwrap_err();
+        assert!(matches!(error.code(), Code::PeerLost | Code::Aborted), "{error}");
+        assert!(error.message().contains("rank 1"), "{error}");
+    });
+}
+
+#[test]
+fn after_a_failed_collective_every_call_says_why_and_shards_are_as_they_were() {
+    ranks(2, |comm| {
+        let mut fsdp = Fsdp::with_options(&comm, uneven(0), &FsdpOptions::new().forward_prefetch(0)).unwrap();
+        let mut opt = Sgd::new(&mut fsdp).lr(1.0).build().unwrap();
+        backward(&fsdp, 1, 1.0);
+        backward(&fsdp, 0, 1.0);
+        fsdp.wait().unwrap();
+        let before: Vec<_> = (0..3).map(|i| fsdp.shard(i).unwrap().to_vec()).collect();
+        fsdp.forward(comm.rank().unwrap()).unwrap_err();
+        for (number, outcome) in [
+            fsdp.forward(0).map(drop),
+            fsdp.backward(0).map(drop),
+            fsdp.unshard(0),
+            fsdp.whole(0).map(drop),
+            fsdp.reshard(0),
+            fsdp.wait(),
+            fsdp.abandon(),
+            fsdp.zero_grad(),
+            opt.step(),
+            opt.clip_grad_norm(1.0, 2.0).map(drop),
+            opt.clip_grad_value(1.0),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let error = outcome.unwrap_err();
+            assert!(error.code() == Code::Aborted && error.message().contains("whole while rank"), "{number}: {error}");
+        }
+        assert_eq!(opt.steps().unwrap(), 0);
+        assert!((0..3).all(|i| fsdp.shard(i).unwrap()[..] == before[i][..]));
+    });
+}
+
+type Refused = (fn() -> Units, Code, &'static str);
+
+#[test]
+fn a_bad_model_is_an_error_of_all_ranks_also_where_one_alone_has_it() {
+    let refused: [Refused; 6] = [
+        (|| units![], Code::InvalidArgument, "without units"),
+        (|| units!["u" => params![]], Code::InvalidArgument, "\"u\" has no parameters"),
+        (
+            || units!["u" => params!["w" => (vec![1.0f32], [1])], "v" => params!["module.w" => (vec![1.0f32], [1])]],
+            Code::InvalidArgument,
+            "two parameters are named \"w\"",
+        ),
+        (|| units!["u" => params!["w" => (vec![1i32], [1])]], Code::InvalidArgument, "floating-point"),
+        (|| units!["u" => params!["w" => (vec![1.0f32], [2])]], Code::InvalidArgument, "2 elements"),
+        (|| units!["u" => FsdpUnit::new(params!["w" => (vec![1.0f32], [1])]).frozen(["w9"])], Code::NotFound, "\"w9\""),
+    ];
+    for (bad, code, said) in refused {
+        ranks(2, |comm| {
+            let error = Fsdp::new(&comm, bad()).unwrap_err();
+            assert!(error.code() == code && error.message().contains(said), "{said}: {error}");
+            drop(Fsdp::new(&comm, uneven(0)).unwrap()); // nothing is out of use
+        });
+        ranks(2, |comm| {
+            let alone = comm.rank().unwrap() == 1;
+            let error = Fsdp::new(&comm, if alone { bad() } else { uneven(0) }).unwrap_err();
+            if alone {
+                assert!(error.code() == code && error.message().contains(said), "{said}: {error}");
+            } else {
+                assert!(error.code() != Code::Timeout && error.message().contains("rank 1"), "{said}: {error}");
+            }
+        });
+    }
+}
+
+#[test]
 fn bad_models_and_options_are_refused() {
     let comm = alone();
     let refused = |units: Units, said: &str| {
@@ -907,15 +1083,72 @@ fn bad_models_and_options_are_refused() {
     assert_eq!((units!["u" => w()].len(), Units::new().is_empty()), (1, true));
 }
 
-#[test]
-fn ranks_with_other_models_or_other_units_are_a_mismatch() {
-    let errors = ranks(2, |comm| {
-        let name = ["first", "other"][comm.rank().unwrap()];
-        Fsdp::new(&comm, units![name => params!["w" => (vec![0.0f32; 4], [4])]]).unwrap_err()
-    });
-    assert!(errors.iter().all(|error| error.code() == Code::Mismatch), "{errors:?}");
-    assert!(errors.iter().any(|e| e.message().contains("first") && e.message().contains("other")), "{errors:?}");
+type Different = (fn() -> Units, FsdpOptions, [&'static str; 2]);
 
+#[test]
+fn models_that_differ_are_a_mismatch_on_every_rank() {
+    fn first() -> tessera::Params {
+        params!["w" => (vec![0.0f32; 8], [2, 4]), "b" => (vec![0.0f32; 2], [2])]
+    }
+    fn second() -> tessera::Params {
+        params!["x" => (vec![0.0f32; 8], [8])]
+    }
+    let plain = FsdpOptions::new;
+    // What rank 1 has, and what is said of rank 1 and of rank 0.
+    let different: [Different; 11] = [
+        (|| units!["u" => first(), "other" => second()], plain(), ["unit \"other\"", "unit \"v\""]),
+        (
+            || units!["u" => first(), "v" => second(), "y" => params!["y" => (vec![0.0f32], [1])]],
+            plain(),
+            ["unit \"y\"", "nothing"],
+        ),
+        (|| units!["u" => first()], plain(), ["nothing", "unit \"v\""]),
+        (|| units!["v" => second(), "u" => first()], plain(), ["unit \"v\"", "unit \"u\""]),
+        (
+            || {
+                let moved = params!["b" => (vec![0.0f32; 2], [2]), "x" => (vec![0.0f32; 8], [8])];
+                units!["u" => params!["w" => (vec![0.0f32; 8], [2, 4])], "v" => moved]
+            },
+            plain(),
+            ["unit \"u\" of 1 parameters", "unit \"u\" of 2 parameters"],
+        ),
+        (
+            || units!["u" => first(), "v" => params!["z" => (vec![0.0f32; 8], [8])]],
+            plain(),
+            ["parameter 0 \"z\"", "parameter 0 \"x\""],
+        ),
+        (|| units!["u" => first(), "v" => params!["x" => (vec![0.0f32; 8], [2, 4])]], plain(), ["[2, 4]", "[8]"]),
+        (|| units!["u" => first(), "v" => params!["x" => (vec![0.0f64; 8], [8])]], plain(), ["\"x\" f64", "\"x\" f32"]),
+        (
+            || units!["u" => first(), "v" => FsdpUnit::new(second()).frozen(["x"])],
+            plain(),
+            ["parameter \"x\" is not trained", "nothing"],
+        ),
+        (
+            || units!["u" => first(), "v" => FsdpUnit::new(second()).row_block(2)],
+            plain(),
+            ["unit \"v\" with row_block 2", "unit \"v\" with row_block 0"],
+        ),
+        (
+            || units!["u" => first(), "v" => second()],
+            plain().grads_in_flight(3),
+            ["the option grads_in_flight 3", "the option grads_in_flight 2"],
+        ),
+    ];
+    for (units, options, said) in different {
+        for error in ranks(2, |comm| match comm.rank().unwrap() {
+            0 => Fsdp::new(&comm, units!["u" => first(), "v" => second()]).unwrap_err(),
+            _ => Fsdp::with_options(&comm, units(), &options).unwrap_err(),
+        }) {
+            assert_eq!(error.code(), Code::Mismatch, "{error}");
+            let (of_1, of_0) = error.message().split_once(", rank 0 has ").unwrap();
+            assert!(of_1.contains(said[0]) && of_0.contains(said[1]), "{error}");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_enter_different_units_are_a_mismatch() {
     let errors = ranks(2, |comm| {
         let fsdp = Fsdp::with_options(&comm, uneven(0), &FsdpOptions::new().forward_prefetch(0)).unwrap();
         let error = fsdp.forward(comm.rank().unwrap()).unwrap_err();

@@ -674,3 +674,19 @@ fn buffers_come_from_rank_0_and_ranks_join() {
         assert_eq!(Ddp::new(&comm, two_layers(0.0)).unwrap().join(true).unwrap_err().code(), Code::InvalidState);
     });
 }
+
+#[test]
+fn ranks_that_joined_count_as_zeros_where_sums_are_divided_by_the_world() {
+    ranks(3, |comm| {
+        let rank = comm.rank().unwrap();
+        let options = DdpOptions::new().join(DdpJoin::DivideByWorld);
+        let mut ddp = Ddp::with_options(&comm, two_layers(0.0), &options).unwrap();
+        for mean in [6.0, 5.0, 3.0].into_iter().take(rank + 1) {
+            ddp.grad_mut(0).unwrap().fill(3.0 * (rank as f32 + 1.0)); // of 3, 6 and 9; without 3; without 6
+            ddp.ready_all().unwrap();
+            ddp.wait().unwrap();
+            assert_eq!(ddp.grad(0).unwrap()[..], [mean; 12]);
+        }
+        ddp.join(false).unwrap();
+    });
+}
