@@ -39,9 +39,9 @@ int run(int rank, int ranks, const std::string& directory, const std::vector<siz
         all_reduce(count);
         const bool correct = bench::is_sum(values.data(), count, ranks);
         std::fill(values.begin(), values.end(), 0.0F);
-        const double us = bench::median_us(bytes, ranks, [&] { all_reduce(count); }, barrier);
+        const bench::Timing taken = bench::timing(bytes, ranks, [&] { all_reduce(count); }, barrier);
         if (!correct) return 1;
-        if (rank == 0) bench::report("gloo", "foreign", ranks, bytes, us, correct);
+        if (rank == 0) bench::report("gloo", "foreign", ranks, bytes, taken, correct);
     }
     barrier();
     return 0;

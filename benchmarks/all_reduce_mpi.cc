@@ -24,10 +24,10 @@ int main(int argc, char** argv) {
         all_reduce(count);
         const bool correct = bench::is_sum(values.data(), count, ranks);
         std::fill(values.begin(), values.end(), 0.0F);
-        const double us =
-            bench::median_us(bytes, ranks, [&] { all_reduce(count); }, [] { MPI_Barrier(MPI_COMM_WORLD); });
+        const bench::Timing taken =
+            bench::timing(bytes, ranks, [&] { all_reduce(count); }, [] { MPI_Barrier(MPI_COMM_WORLD); });
         if (!correct) result = 1;
-        if (rank == 0) bench::report("openmpi", "foreign", ranks, bytes, us, correct);
+        if (rank == 0) bench::report("openmpi", "foreign", ranks, bytes, taken, correct);
     }
     MPI_Finalize();
     return result;

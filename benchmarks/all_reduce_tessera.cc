@@ -37,11 +37,11 @@ void measure(tsr_comm* comm, int rank, int ranks, const std::vector<size_t>& siz
         check(tsr_comm_all_reduce(comm, &tensor, 1, TSR_REDUCE_SUM, nullptr, nullptr));
         const bool correct = bench::is_sum(values, count, ranks);
         std::fill(values, values + count, 0.0F);  // sums of zeros stay finite over any number of calls
-        const double us = bench::median_us(
+        const bench::Timing taken = bench::timing(
             bytes, ranks, [&] { check(tsr_comm_all_reduce(comm, &tensor, 1, TSR_REDUCE_SUM, nullptr, nullptr)); },
             [&] { check(tsr_comm_barrier(comm, nullptr)); });
         if (!correct) _exit(1);
-        if (rank == 0) bench::report("tessera", mode.c_str(), ranks, bytes, us, correct);
+        if (rank == 0) bench::report("tessera", mode.c_str(), ranks, bytes, taken, correct);
     }
     tsr_buffer_destroy(buffer);
 }
@@ -52,14 +52,14 @@ void measure_copy(tsr_comm* comm, int rank, int ranks, const std::vector<size_t>
     std::vector<char> from(largest, 1);
     std::vector<char> to(largest);
     for (const size_t bytes : sizes) {
-        const double us = bench::median_us(
+        const bench::Timing taken = bench::timing(
             bytes, ranks,
             [&] {
                 std::memcpy(to.data(), from.data(), bytes);
                 asm volatile("" ::: "memory");
             },
             [&] { check(tsr_comm_barrier(comm, nullptr)); });
-        if (rank == 0) bench::report("memory", "copy", ranks, bytes, us, true);
+        if (rank == 0) bench::report("memory", "copy", ranks, bytes, taken, true);
     }
 }
 

@@ -20,14 +20,19 @@ KIB, MIB = 1 << 10, 1 << 20
 SIZES = [8, 1 * KIB, 8 * KIB, 64 * KIB, 1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB]
 
 
-def lines(command: list[str], env: dict[str, str] | None = None) -> dict[int, float]:
-    """Microseconds by size that a benchmark program prints."""
+def rows_of(command: list[str], env: dict[str, str] | None = None) -> dict[int, dict[str, float]]:
+    """By size what a benchmark program prints of it."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=env)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed ({done.returncode}): {done.stderr[-2000:]}")
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert all(row["correct"] for row in rows), "a wrong sum"
-    return {row["bytes"]: row["us"] for row in rows}
+    return {row["bytes"]: row for row in rows}
+
+
+def lines(command: list[str], env: dict[str, str] | None = None) -> dict[int, float]:
+    """Microseconds a call by size."""
+    return {size: row["us"] for size, row in rows_of(command, env).items()}
 
 
 GLOO, MPI, MPI_TCP, TORCH, MEMORY = "Gloo", "Open MPI", "Open MPI, TCP alone", "PyTorch gloo", "memory"

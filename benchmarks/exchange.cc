@@ -78,8 +78,8 @@ int run(int rank, const std::vector<size_t>& sizes) {
         sender.join();
     };
     for (const size_t bytes : sizes) {
-        const double us = bench::median_us(bytes, 2, [&] { exchange(bytes); }, [&] { exchange(1); });
-        if (rank == 0) bench::report("tcp", "exchange", 2, bytes, us, in[bytes - 1] == 'x');
+        const bench::Timing taken = bench::timing(bytes, 2, [&] { exchange(bytes); }, [&] { exchange(1); });
+        if (rank == 0) bench::report("tcp", "exchange", 2, bytes, taken, in[bytes - 1] == 'x');
     }
     return 0;
 }
