@@ -1,9 +1,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <deque>
 #include <limits>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "base/error.hpp"
@@ -83,6 +87,67 @@ TEST(ClipGradNorm, OfPartsIsThatOfAllAndReplicasCountOnce) {
         });
         EXPECT_EQ(optimizer.clip_grad_norm(1000, 2), 10);
         EXPECT_EQ(told, rank < 2 ? 30 : 0) << rank;
+    }
+}
+
+// Beside each other: one that every rank has whole, one cut among all, one cut among pairs, of each of which are two. On four
+// ranks in memory of the test's own, whose sums are added up as an all-reduce does.
+TEST(ClipGradNorm, OfParametersOnDifferentMeshesEachCountsOnce) {
+    constexpr int ranks = 4;
+    const std::array four{ranks};
+    const std::array pairs{2, 2};
+    const std::array whole{Placement::replicate()};
+    const std::array cut{Placement::shard(0)};
+    const std::array both{Placement::replicate(), Placement::shard(0)};
+    const auto element = [](int parameter, int64_t k) { return static_cast<float>(parameter + 1 + k % 5); };
+    for (const double p : {1.0, 2.0, 3.0, infinite}) {
+        double expected = 0;  // of three whole gradients of eight elements
+        for (const int parameter : {0, 1, 2}) {
+            for (int64_t k = 0; k < 8; ++k) {
+                const auto g = static_cast<double>(element(parameter, k));
+                expected = std::isinf(p) ? std::max(expected, g) : expected + std::pow(g, p);
+            }
+        }
+        std::vector<double> told;
+        std::deque<std::vector<float>> memory;
+        std::vector<std::unique_ptr<Sgd>> optimizers;
+        double together = 0;
+        for (int rank = 0; rank < ranks; ++rank) {
+            const std::array<Held, 3> held{Held{Layout::placed(Dims{8}, four, whole), rank, rank},
+                                           Held{Layout::placed(Dims{8}, four, cut), rank, 0},
+                                           Held{Layout::placed(Dims{8}, pairs, both), rank, rank / 2}};
+            std::vector<OptimizerParam> params;
+            for (const int parameter : {0, 1, 2}) {
+                const Held& one = held.at(static_cast<size_t>(parameter));
+                EXPECT_EQ(one.layout.replica_of(rank), one.replica);
+                const std::vector<Box> boxes = one.layout.boxes_of(rank);
+                ASSERT_EQ(boxes.size(), 1U);
+                std::vector<float>& grad = memory.emplace_back();
+                for (int64_t k = 0; k < boxes[0].numel(); ++k)
+                    grad.push_back(element(parameter, boxes[0].offsets[0] + k));
+                std::vector<float>& value = memory.emplace_back(grad.size(), 0.0F);
+                params.push_back({std::string(1, static_cast<char>('a' + parameter)),
+                                  tensor_of(std::span(value), DType::f32), tensor_of(std::span(grad), DType::f32),
+                                  one});
+            }
+            optimizers.push_back(std::make_unique<Sgd>(std::move(params), SgdOptions{}));
+            optimizers.back()->set_together([&](double own, Optimizer::Over how) {
+                EXPECT_EQ(how, std::isinf(p) ? Optimizer::Over::max : Optimizer::Over::sum);
+                told.push_back(own);
+                return together;
+            });
+        }
+        for (const auto& optimizer : optimizers) (void)optimizer->clip_grad_norm(1000, p);
+        ASSERT_EQ(told.size(), 4U);
+        for (const double own : told) together = std::isinf(p) ? std::max(together, own) : together + own;
+        EXPECT_DOUBLE_EQ(together, expected) << p;
+        const double norm = std::isinf(p) ? expected : std::pow(expected, 1 / p);
+        for (const auto& optimizer : optimizers) {
+            EXPECT_DOUBLE_EQ(optimizer->clip_grad_norm(norm / 4, p), norm) << p;
+            for (const OptimizerParam& param : optimizer->params()) {  // replicas are scaled as well
+                EXPECT_LT(std::ranges::max(param.grad.as<float>()), 2) << param.name;
+            }
+        }
     }
 }
 

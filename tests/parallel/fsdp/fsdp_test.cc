@@ -4,15 +4,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <fstream>
 #include <mutex>
 #include <numeric>
+#include <sstream>
+#include <stdexcept>
 
 #include "base/clock.hpp"
 #include "mlp.hpp"
 #include "optim/adam.hpp"
+#include "optim/grad_scaler.hpp"
 #include "parallel/ddp/ddp.hpp"
 #include "parallel/model.hpp"
 #include "ranks.hpp"
@@ -98,6 +103,21 @@ std::vector<FsdpUnit> a_unit_a_layer(Model& model) {
     std::vector<FsdpUnit> units;
     for (size_t l = 0; l < Mlp::layers; ++l) {
         units.push_back({fmt::format("fc{}", l), {params[2 * l], params[2 * l + 1]}, {}, 1});
+    }
+    return units;
+}
+
+// Parameters of one shape, each a unit; their values are their numbers.
+Model equal_layers(size_t count, Dims shape = {12, 4}) {
+    Model model;
+    for (size_t l = 0; l < count; ++l) model.add(fmt::format("w{}", l), shape, static_cast<float>(l));
+    return model;
+}
+
+std::vector<FsdpUnit> a_unit_each(Model& model, int reshard_after_forward = 1) {
+    std::vector<FsdpUnit> units;
+    for (const NamedTensor& param : model.params()) {
+        units.push_back({.name = "u" + param.name, .params = {param}, .reshard_after_forward = reshard_after_forward});
     }
     return units;
 }
@@ -344,6 +364,40 @@ TEST_P(FsdpOverWorlds, RanksTrainAsOneRankDoes) {
                               [&](Communicator& comm) { expect_close(losses_sharded(comm, {}), expected, 1e-4F); }));
 }
 
+// The same under DDP.
+std::vector<float> losses_replicated(Communicator& comm) {
+    Model model = Mlp::initial(static_cast<uint64_t>(comm.rank()) + 1);  // rank 0's count
+    const auto params = model.params();
+    Ddp ddp(shared(comm), params, {});
+    std::vector<OptimizerParam> all;
+    for (size_t i = 0; i < params.size(); ++i) all.push_back({params[i].name, params[i].tensor, ddp.grad(i)});
+    Adam optimizer(all, {.lr = 0.01, .decay = Decay::decoupled});
+    const Mlp::Hooks hooks{.grads_ready = [&](size_t l) {
+        ddp.ready(2 * l);
+        ddp.ready(2 * l + 1);
+    }};
+    std::vector<float> losses;
+    const size_t own = batch_size / static_cast<size_t>(comm.world_size());
+    for (int step = 0; step < training_steps; ++step) {
+        std::array<float, 1> loss{Mlp::forward_backward(
+            Mlp::batch(static_cast<uint64_t>(step) * batch_size + own * static_cast<size_t>(comm.rank()), own),
+            [&](size_t i) { return params[i].tensor.as<float>().data(); },
+            [&](size_t i) { return ddp.grad(i).as<float>().data(); }, false, hooks)};
+        ddp.wait();
+        optimizer.step();
+        const Tensor tensor = tensor_of(std::span<float>(loss), DType::f32);
+        comm.run({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::avg});
+        losses.push_back(loss[0]);
+    }
+    return losses;
+}
+
+TEST_P(FsdpOverWorlds, RanksTrainAsUnderDdp) {
+    expect_all_well(run_ranks(GetParam(), test_options(), [](Communicator& comm) {
+        expect_close(losses_sharded(comm, {}), losses_replicated(comm), 1e-4F);
+    }));
+}
+
 TEST(Fsdp, RepeatsAreEqualToTheBit) {
     std::array<std::vector<float>, 2> runs;
     for (auto& run : runs) {
@@ -466,6 +520,74 @@ TEST(Fsdp, AUnitMayHaveOtherDtypesThanTheRest) {
         EXPECT_EQ(fsdp.shard_grad(2).as<float>()[0], 0.5F * 1.001F);
         EXPECT_EQ(fsdp.shard_grad(4).as<float>()[0], 1.001F);
     }));
+}
+
+// Of whatever dtype, exactly in each of these.
+void fill(const Tensor& tensor, const std::function<float(size_t)>& value) {
+    for (size_t k = 0; k < static_cast<size_t>(tensor.numel()); ++k) {
+        const float one = value(k);
+        convert(reinterpret_cast<const std::byte*>(&one), DType::f32, tensor.data + k * size_of(tensor.dtype),
+                tensor.dtype, 1);
+    }
+}
+
+std::vector<double> doubles(const Tensor& tensor) {
+    std::vector<double> values(static_cast<size_t>(tensor.numel()));
+    convert(tensor.data, tensor.dtype, reinterpret_cast<std::byte*>(values.data()), DType::f64, tensor.numel());
+    return values;
+}
+
+// Of integers that bf16 has exactly, as are their sums and averages over 1, 2 and 4 ranks.
+TEST(Fsdp, GradientsOfSeveralDtypesInAUnitAreReducedEachInItsOwn) {
+    constexpr std::array dtypes{DType::f32, DType::bf16, DType::f64, DType::f16, DType::bf16};
+    const auto shape = [](size_t i) { return Dims{static_cast<int64_t>(9 - i), 5}; };
+    for (const int world : {1, 2, 4}) {
+        for (const std::optional<DType> reduce_dtype : {std::optional<DType>{}, std::optional{DType::f32}}) {
+            expect_all_well(run_ranks(world, test_options(), [&](Communicator& comm) {
+                for (const Cut& cut : cuts) {
+                    SCOPED_TRACE(cut.name);
+                    std::vector<std::vector<std::byte>> memory;
+                    std::vector<NamedTensor> params;
+                    for (size_t i = 0; i < dtypes.size(); ++i) {
+                        Tensor tensor{nullptr, shape(i), dtypes.at(i), {}};
+                        memory.emplace_back(tensor.size_bytes());
+                        tensor.data = memory.back().data();
+                        fill(tensor, [&](size_t k) { return static_cast<float>(i + k); });
+                        params.push_back({fmt::format("p{}", i), tensor});
+                    }
+                    const std::vector<FsdpUnit> units{{.name = "all", .params = params}};
+                    Fsdp fsdp(shared(comm), cut_by(cut, units), {.reduce_dtype = reduce_dtype});
+                    for (const int passes : {1, 2}) {  // what is reduced, and what is added to it
+                        fsdp.set_accumulate(passes == 2);
+                        fsdp.forward(0);
+                        for (size_t i = 0; i < dtypes.size(); ++i) {
+                            ASSERT_EQ(fsdp.whole(i).dtype, dtypes.at(i));
+                            EXPECT_EQ(doubles(fsdp.whole(i)), doubles(params[i].tensor)) << i;
+                        }
+                        fsdp.forward_done(0);
+                        fsdp.backward(0);
+                        for (size_t i = 0; i < dtypes.size(); ++i) {
+                            ASSERT_EQ(fsdp.grad(i).dtype, reduce_dtype.value_or(dtypes.at(i)));
+                            fill(fsdp.grad(i),
+                                 [&](size_t k) { return static_cast<float>((i + k) % 16 + 8 * comm.rank()); });
+                        }
+                        fsdp.grads_ready(0);
+                        fsdp.wait();
+                        for (size_t i = 0; i < dtypes.size(); ++i) {
+                            ASSERT_EQ(fsdp.shard_grad(i).dtype, dtypes.at(i));
+                            const std::vector<size_t> elements = elements_of(fsdp.held(i).layout, comm.rank());
+                            const std::vector<double> grad = doubles(fsdp.shard_grad(i));
+                            ASSERT_EQ(grad.size(), elements.size());
+                            for (size_t k = 0; k < grad.size(); ++k) {
+                                const auto average = static_cast<double>((i + elements[k]) % 16 + 4 * (world - 1));
+                                ASSERT_EQ(grad[k], passes * average) << name_of(dtypes.at(i)) << " " << k;
+                            }
+                        }
+                    }
+                }
+            }));
+        }
+    }
 }
 
 #ifndef NDEBUG
@@ -636,6 +758,46 @@ TEST(Fsdp, WhatIsDividedBeforeIsMadeUpForAfterwards) {
     }
 }
 
+// Of one rank, in one element: it is in the shard that has the element, and in no other.
+TEST(Fsdp, ANanInAGradientReachesItsOwnersShardAndStopsTheStep) {
+    for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
+        expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+            Model model;
+            model.add("w", {4, 2}, 1);
+            Fsdp fsdp(shared(comm), a_unit_each(model), {.reduce_dtype = dtype});
+            std::vector<OptimizerParam> params{{"w", fsdp.shard(0), fsdp.shard_grad(0), fsdp.held(0)}};
+            const auto optimizer = std::make_shared<Adam>(params, AdamOptions{.lr = 0.5});
+            optimizer->set_together([&](double own, Optimizer::Over how) {
+                const Tensor tensor = tensor_of(std::span<double>(&own, 1), DType::f64);
+                comm.run({.collective = Collective::all_reduce,
+                          .outputs = {&tensor, 1},
+                          .op = how == Optimizer::Over::max ? ReduceOp::max : ReduceOp::sum});
+                return own;
+            });
+            GradScaler scaler({.init_scale = 4});
+            const auto pass = [&](float value) {
+                fsdp.backward(0);
+                fill(fsdp.grad(0), [&](size_t k) { return k == 5 && comm.rank() == 0 ? value : 8.0F; });
+                fsdp.grads_ready(0);
+                fsdp.wait();
+            };
+            pass(std::nanf(""));
+            const std::vector<double> grads = doubles(fsdp.shard_grad(0));
+            for (size_t k = 0; k < grads.size(); ++k) {
+                EXPECT_EQ(std::isnan(grads[k]), comm.rank() == 1 && k == 1) << k;  // which is element 5 of all
+            }
+            EXPECT_EQ(optimizer->clip_grad_norm(1, 2), INFINITY) << "on every rank";
+            EXPECT_FALSE(scaler.step(optimizer));
+            scaler.update();
+            EXPECT_EQ(scaler.scale(), 2);
+            EXPECT_THAT(fsdp.shard(0).as<float>(), Each(1.0F)) << "no rank made the step";
+            pass(8);
+            EXPECT_TRUE(scaler.step(optimizer));
+            EXPECT_THAT(fsdp.shard(0).as<float>(), Each(::testing::FloatNear(0.5F, 1e-5F)));
+        }));
+    }
+}
+
 TEST(Fsdp, FrozenParametersHaveNoGradient) {
     expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
         Model model = Mlp::initial();
@@ -749,6 +911,200 @@ TEST(Fsdp, PhasesAreTold) {
                     HasSubstr("while the gradients of unit \"fc0\" are being reduced"));
         fsdp.wait();
         EXPECT_THAT(phases(), Each(sharded));
+    }));
+}
+
+// --- the schedule
+
+std::vector<UnitPhase> phases_of(const Fsdp& fsdp) {
+    std::vector<UnitPhase> phases;
+    for (size_t u = 0; u < fsdp.units(); ++u) phases.push_back(fsdp.phase(u));
+    return phases;
+}
+
+TEST(Fsdp, UnitsComeAheadInTheOrderOfTheForwardBefore) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        constexpr auto sharded = UnitPhase::sharded;
+        constexpr auto on_its_way = UnitPhase::on_its_way;
+        Model model = equal_layers(3);
+        Fsdp fsdp(shared(comm), a_unit_each(model), {});
+        for (const std::vector<size_t>& order : {std::vector<size_t>{2, 0, 1}, {0, 2, 1}}) {
+            for (const bool recorded : {false, true}) {
+                std::vector<UnitPhase> expected(3, sharded);
+                for (size_t i = 0; i < 3; ++i) {
+                    fsdp.forward(order[i]);
+                    if (recorded) {  // else some came ahead in the order before
+                        expected[order[i]] = UnitPhase::whole;
+                        if (i < 2) expected[order[i + 1]] = on_its_way;
+                        EXPECT_EQ(phases_of(fsdp), expected) << i;
+                    }
+                    fsdp.forward_done(order[i]);
+                    expected[order[i]] = sharded;
+                }
+                // The backward goes back over this forward, whatever the one before was.
+                for (size_t i = 3; i-- > 0;) {
+                    fsdp.backward(order[i]);
+                    expected[order[i]] = UnitPhase::backward;
+                    if (i > 0) {
+                        EXPECT_EQ(fsdp.phase(order[i - 1]), on_its_way) << i;
+                        expected[order[i - 1]] = on_its_way;
+                    }
+                    if (recorded) {
+                        EXPECT_EQ(phases_of(fsdp), expected) << i;
+                    }
+                    fsdp.unused(order[i]);
+                    fsdp.grads_ready(order[i]);
+                    expected[order[i]] = UnitPhase::reducing;
+                }
+                fsdp.wait();
+            }
+        }
+    }));
+}
+
+TEST(Fsdp, NoMoreUnitsAreAheadThanTheOptionsSay) {
+    constexpr size_t count = 6;
+    for (const int ahead : {0, 1, 2}) {
+        expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+            Model model = equal_layers(count);
+            Fsdp fsdp(shared(comm), a_unit_each(model), {.forward_prefetch = ahead, .backward_prefetch = ahead});
+            const auto expect_unsharded = [&](size_t left) {
+                const auto phases = phases_of(fsdp);
+                const auto at_rest = [](UnitPhase p) { return p == UnitPhase::sharded || p == UnitPhase::reducing; };
+                const auto unsharded = count - static_cast<size_t>(std::ranges::count_if(phases, at_rest));
+                EXPECT_EQ(unsharded, std::min(left, static_cast<size_t>(ahead) + 1)) << left;
+            };
+            for (int step = 0; step < 2; ++step) {
+                for (size_t u = 0; u < count; ++u) {
+                    fsdp.forward(u);
+                    expect_unsharded(count - u);
+                    fsdp.forward_done(u);
+                }
+                for (size_t u = count; u-- > 0;) {
+                    fsdp.backward(u);
+                    expect_unsharded(u + 1);
+                    fsdp.unused(u);
+                    fsdp.grads_ready(u);
+                }
+                fsdp.wait();
+            }
+        }));
+    }
+}
+
+// Rank 1 reduces nothing until rank 0 waits in a backward, which is that of the unit after so many in flight. Units stay
+// whole, so that nothing but their gradients needs both ranks.
+TEST(Fsdp, ABackwardWaitsWhileAsManyReductionsAreInFlightAsTheOptionsSay) {
+    constexpr size_t count = 4;
+    for (const size_t in_flight : {1U, 2U, 3U}) {
+        std::atomic<bool> waits{false};
+        expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+            Model model = equal_layers(count);
+            Fsdp fsdp(shared(comm), a_unit_each(model, 0), {.grads_in_flight = static_cast<int>(in_flight)});
+            for (const bool held : {false, true}) {  // the first step gets the memory
+                for (size_t u = 0; u < count; ++u) {
+                    fsdp.forward(u);
+                    fsdp.forward_done(u);
+                }
+                if (held && comm.rank() == 1) testing::await_call(waits);
+                for (size_t done = 0; done < count; ++done) {
+                    const size_t unit = count - 1 - done;
+                    if (held && comm.rank() == 0 && done == in_flight) {
+                        const testing::CallInInterrupt noticed([] {}, waits);
+                        fsdp.backward(unit);
+                        EXPECT_TRUE(waits) << "it waited";
+                    } else {
+                        fsdp.backward(unit);
+                    }
+                    for (float& g : fsdp.grad(unit).as<float>()) g = static_cast<float>(unit) + (held ? 10.0F : 20.0F);
+                    fsdp.grads_ready(unit);
+                }
+                fsdp.wait();
+                for (size_t u = 0; u < count; ++u) {
+                    EXPECT_THAT(fsdp.shard_grad(u).as<float>(), Each(static_cast<float>(u) + (held ? 10.0F : 20.0F)));
+                }
+            }
+        }));
+    }
+}
+
+// The second unit is the larger one, so that it never lies in the first one's memory, which rank 0 gives back earlier.
+TEST(Fsdp, AUnitBecomesWholeWhileAReductionWaitsForAnotherRank) {
+    std::atomic<bool> is_whole{false};
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        Model model = equal_layers(1);
+        model.add("large", {5000, 2}, 7);
+        Fsdp fsdp(shared(comm), a_unit_each(model), {.backward_prefetch = 0});
+        fsdp.backward(0);
+        for (float& g : fsdp.grad(0).as<float>()) g = static_cast<float>(comm.rank() + 1);
+        if (comm.rank() == 0) fsdp.grads_ready(0);
+        fsdp.unshard(1);
+        fsdp.await_unit(1);
+        EXPECT_THAT(fsdp.whole(1).as<float>(), Each(7.0F));
+        if (comm.rank() == 0) {
+            is_whole = true;
+        } else {
+            wait_until([&] { return is_whole.load(); }, Deadline::in(milliseconds{20000}), "rank 0's whole unit");
+            fsdp.grads_ready(0);
+        }
+        fsdp.backward(1);
+        fsdp.unused(1);
+        fsdp.grads_ready(1);
+        fsdp.wait();
+        EXPECT_THAT(fsdp.shard_grad(0).as<float>(), Each(1.5F));
+    }));
+}
+
+// Which page of which shared memory an address shows, as the kernel tells it.
+std::string page_of(const void* address) {
+    const auto at = reinterpret_cast<uintptr_t>(address);
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+        std::istringstream fields(line);
+        uintptr_t begin = 0;
+        uintptr_t end = 0;
+        uintptr_t offset = 0;
+        uint64_t inode = 0;
+        char dash = 0;
+        std::string rights;
+        std::string device;
+        fields >> std::hex >> begin >> dash >> end >> rights >> offset >> device >> std::dec >> inode;
+        if (begin <= at && at < end) return fmt::format("{} of {} on {}", offset + (at - begin), inode, device);
+    }
+    throw std::runtime_error("nothing is mapped there");
+}
+
+// Rank 1 goes on to the second unit, in the memory of the first, which rank 0 still uses.
+TEST(Fsdp, MemoryIsAnotherUnitsWhenAllRanksOfTheHostHaveLetGoOfIt) {
+    std::atomic<int> asked{0};  // how often rank 1 was asked, as it waits, whether to go on
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        Model model = equal_layers(2, {4096, 4});
+        Fsdp fsdp(shared(comm), a_unit_each(model), {});
+        fsdp.unshard(0);
+        fsdp.await_unit(0);
+        const std::string first = page_of(fsdp.whole(0).data);
+        if (comm.rank() == 1) {
+            fsdp.reshard(0);
+            fsdp.unshard(1);
+            set_interrupt(
+                [](void* count) {
+                    ++*static_cast<std::atomic<int>*>(count);
+                    return int32_t{0};
+                },
+                &asked);
+            fsdp.await_unit(1);
+            set_interrupt(nullptr, nullptr);
+        } else {
+            // Long enough for the second unit's rows to be copied, were that not to wait for this rank.
+            wait_until([&] { return asked.load() >= 5; }, Deadline::in(milliseconds{20000}), "rank 1 waiting");
+            EXPECT_THAT(fsdp.whole(0).as<float>(), Each(0.0F));
+            fsdp.reshard(0);
+            fsdp.unshard(1);
+            fsdp.await_unit(1);
+        }
+        EXPECT_EQ(page_of(fsdp.whole(1).data), first) << "it is the same memory";
+        EXPECT_THAT(fsdp.whole(1).as<float>(), Each(1.0F));
+        fsdp.reshard(1);
     }));
 }
 
@@ -915,6 +1271,58 @@ TEST(Fsdp, DifferentModelsAreRefusedByName) {
             EXPECT_EQ(outcome->code(), Code::mismatch);
             EXPECT_THAT(outcome->what(), HasSubstr(said));
         }
+    }
+}
+
+// The others would wait for it until their deadline.
+TEST(Fsdp, WhatOneRankAloneRegistersBadlyIsToldToAll) {
+    struct Bad {
+        std::function<void(std::vector<FsdpUnit>&, FsdpOptions&)> change;
+        std::string said;
+    };
+    const std::vector<Bad> cases{
+        {[](auto& units, auto&) { units[1].name = "fc0"; }, "two units are named \"fc0\""},
+        {[](auto& units, auto&) { units[1].params[0] = units[0].params[0]; },
+         "two parameters are named \"fc0.weight\""},
+        {[](auto& units, auto&) { units[2].row_block = -7; }, "unit \"fc2\": row_block is -7"},
+        {[](auto& units, auto&) { units.clear(); }, "a model without units"},
+        {[](auto& units, auto&) { units[0].params[1].tensor.dtype = DType::i64; }, "\"fc0.bias\" is i64"},
+        {[](auto&, auto& options) { options.grads_in_flight = 0; }, "grads_in_flight is 0"}};
+    for (const auto& [change, said] : cases) {
+        for (const int bad : {0, 1}) {
+            expect_all_well(run_ranks(3, test_options(), [&, &change = change, &said = said](Communicator& comm) {
+                Model model = Mlp::initial();
+                auto units = a_unit_a_layer(model);
+                FsdpOptions options;
+                if (comm.rank() == bad) change(units, options);
+                const Error error =
+                    expect_error([&] { const Fsdp fsdp(shared(comm), units, options); }, Code::invalid_argument);
+                EXPECT_THAT(error.what(), HasSubstr(said));
+                if (comm.rank() != bad) {
+                    EXPECT_THAT(error.what(), HasSubstr(fmt::format("rank {}: ", bad)));
+                    EXPECT_EQ(error.record()->peer, bad);
+                }
+                const Fsdp another(shared(comm), a_unit_a_layer(model), {});  // nothing else has happened
+            }));
+        }
+    }
+}
+
+TEST(Fsdp, OfSeveralBadRegistrationsTheFirstRanksIsToldToTheRest) {
+    const auto outcomes = run_ranks(4, test_options(), [](Communicator& comm) {
+        Model model = Mlp::initial();
+        auto units = a_unit_a_layer(model);
+        if (comm.rank() == 1) units[0].name = "other";  // which differs, but that is not what is told
+        if (comm.rank() >= 2) units[0].row_block = -comm.rank();
+        const Fsdp fsdp(shared(comm), units, {});
+    });
+    const std::array<std::string, 4> said{"rank 2: unit \"fc0\": row_block is -2",
+                                          "rank 2: unit \"fc0\": row_block is -2", "row_block is -2",
+                                          "row_block is -3"};
+    for (size_t rank = 0; rank < outcomes.size(); ++rank) {
+        ASSERT_TRUE(outcomes[rank]);
+        EXPECT_EQ(outcomes[rank]->code(), Code::invalid_argument);
+        EXPECT_THAT(outcomes[rank]->what(), HasSubstr(said.at(rank))) << rank;
     }
 }
 

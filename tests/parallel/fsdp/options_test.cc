@@ -1,21 +1,27 @@
-// Options alone and in pairs: whatever the schedule, the dtypes, the replicas or the way of accumulating, the ranks train as
-// one rank does with the whole batch. Of the pairs a part, drawn by TESSERA_TEST_SEED; all with TESSERA_FSDP_PAIRS=all
-// (`./dev test --long`).
+// Options alone and in pairs: whatever the schedule, the dtypes, the replicas, the optimizer or the way of accumulating, the
+// ranks train as one rank does with the whole batch, and a repeat has the same bits. Of the pairs a part, drawn by
+// TESSERA_TEST_SEED; all with TESSERA_FSDP_PAIRS=all (`./dev test --long`).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
+#include <compare>
 #include <cstdlib>
 #include <functional>
+#include <map>
+#include <memory>
 #include <optional>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "mlp.hpp"
 #include "optim/adam.hpp"
+#include "optim/grad_scaler.hpp"
+#include "optim/sgd.hpp"
 #include "parallel/fsdp/fsdp.hpp"
 #include "parallel/model.hpp"
 #include "ranks.hpp"
@@ -35,12 +41,33 @@ using testing::test_options;
 
 constexpr int world = 4;
 constexpr size_t batch_size = 64;
-constexpr int training_steps = 20;
+
+// Where everything takes longer.
+bool is_slow() {
+    // NOLINTBEGIN(concurrency-mt-unsafe): nobody sets them
+    return testing::sanitized || std::getenv("TESSERA_TEST_HOSTS") != nullptr ||
+           std::getenv("TESSERA_TEST_BACKEND") != nullptr;
+    // NOLINTEND(concurrency-mt-unsafe)
+}
+
+const int training_steps = is_slow() ? 20 : 50;
 
 // How gradients of two halves of a rank's batch add up.
 enum class Adding { whole_batch, without_sync, into_shards, over_replicas_later };
 
+enum class Updates { adamw, adam, sgd };
+
+// What one rank alone does otherwise, too.
+struct Alone {
+    Updates updates = Updates::adamw;
+    bool frozen = false;  // the bias of the second layer
+    bool clips = false;   // to a norm that most gradients exceed
+
+    friend auto operator<=>(const Alone&, const Alone&) = default;
+};
+
 struct Training {
+    Alone alone;
     FsdpOptions options;
     std::vector<size_t> kept;                            // units that stay whole,
     int kept_among = 0;                                  // or are kept among so many ranks
@@ -48,8 +75,9 @@ struct Training {
     int row_block = 0;                                   // of all units
     std::vector<size_t> flat;                            // units
     Adding adding = Adding::whole_batch;
-    bool frozen = false;  // the bias of the second layer
-    bool unused = false;  // one more parameter, which no rank uses
+    bool scales = false;    // its losses, by a GradScaler
+    bool deferred = false;  // values come after the model is made
+    bool unused = false;    // one more parameter, which no rank uses
     float tolerance = 1e-4F;
 };
 
@@ -71,6 +99,12 @@ const std::vector<Option>& all_options() {
         {"whole in bf16", "param dtype",
          [](Training& t) {
              t.options.param_dtype = DType::bf16;
+             narrow(t);
+         }},
+        {"whole in f16 with a scaler", "param dtype",
+         [](Training& t) {
+             t.options.param_dtype = DType::f16;
+             t.scales = true;
              narrow(t);
          }},
         {"whole in f64", "param dtype", [](Training& t) { t.options.param_dtype = DType::f64; }},
@@ -98,36 +132,55 @@ const std::vector<Option>& all_options() {
         {"half a batch without synchronisation", "adding", [](Training& t) { t.adding = Adding::without_sync; }},
         {"half a batch added to the shards", "adding", [](Training& t) { t.adding = Adding::into_shards; }},
         {"replicas reduced later", "adding", [](Training& t) { t.adding = Adding::over_replicas_later; }},
-        {"a frozen parameter", "frozen", [](Training& t) { t.frozen = true; }},
+        {"a frozen parameter", "frozen", [](Training& t) { t.alone.frozen = true; }},
         {"an unused parameter", "unused", [](Training& t) { t.unused = true; }},
         {"own values", "values", [](Training& t) { t.options.sync_values = false; }},
+        {"values that come later", "values", [](Training& t) { t.deferred = true; }},
+        {"Adam", "optimizer", [](Training& t) { t.alone.updates = Updates::adam; }},
+        {"SGD", "optimizer", [](Training& t) { t.alone.updates = Updates::sgd; }},
+        {"clipped", "clipping", [](Training& t) { t.alone.clips = true; }},
     };
     return options;
 }
 
 constexpr size_t frozen_param = 3;
 
-constexpr AdamOptions adam{.lr = 0.01, .decay = Decay::decoupled};
+constexpr double max_norm = 0.1;
+
+std::shared_ptr<Optimizer> optimizer_of(Updates updates, std::vector<OptimizerParam> params) {
+    switch (updates) {
+        case Updates::adamw:
+            return std::make_shared<Adam>(std::move(params), AdamOptions{.lr = 0.01, .decay = Decay::decoupled});
+        case Updates::adam:
+            return std::make_shared<Adam>(std::move(params), AdamOptions{.lr = 0.01, .weight_decay = 0.01});
+        case Updates::sgd: break;
+    }
+    return std::make_shared<Sgd>(std::move(params), SgdOptions{.lr = 0.05, .momentum = 0.9, .nesterov = true});
+}
 
 // One rank with the whole batch.
-std::vector<float> losses_alone(bool frozen) {
+std::vector<float> losses_alone(const Alone& alone) {
     Model model = Mlp::initial();
     Model gradients = model;
     auto params = model.params();
     auto grads = gradients.params();
     std::vector<OptimizerParam> trained;
     for (size_t i = 0; i < params.size(); ++i) {
-        if (!frozen || i != frozen_param) trained.push_back({params[i].name, params[i].tensor, grads[i].tensor});
+        if (alone.frozen && i == frozen_param) continue;
+        trained.push_back({params[i].name, params[i].tensor, grads[i].tensor});
     }
-    Adam optimizer(trained, adam);
+    const auto optimizer = optimizer_of(alone.updates, trained);
+    int clipped = 0;
     std::vector<float> losses;
     for (int step = 0; step < training_steps; ++step) {
         losses.push_back(Mlp::forward_backward(
             Mlp::batch(static_cast<uint64_t>(step) * batch_size, batch_size),
             [&](size_t i) { return model.entries[i].values.data(); },
             [&](size_t i) { return gradients.entries[i].values.data(); }, false, {}));
-        optimizer.step();
+        if (alone.clips && optimizer->clip_grad_norm(max_norm, 2) > max_norm) ++clipped;
+        optimizer->step();
     }
+    if (alone.clips && clipped < training_steps / 2) throw std::logic_error("hardly any gradient is clipped");
     return losses;
 }
 
@@ -143,13 +196,16 @@ class Trainer {
         Model model = Mlp::initial(training.options.sync_values ? static_cast<uint64_t>(comm.rank()) + 1 : 1);
         if (training.unused) model.add("unused", {5, 2});
         auto params = model.params();
+        if (training.deferred) {
+            for (NamedTensor& param : params) param.tensor.data = nullptr;
+        }
         std::vector<FsdpUnit> units(Mlp::layers);
         for (size_t l = 0; l < Mlp::layers; ++l) {
             units[l].name = fmt::format("fc{}", l);
             units[l].params = {params[2 * l], params[2 * l + 1]};
         }
         if (training.unused) units.back().params.push_back(params.back());
-        if (training.frozen) units[frozen_param / 2].trained = {true, false};
+        if (training.alone.frozen) units[frozen_param / 2].trained = {true, false};
         const int cut = training.options.shard_ranks > 0 ? training.options.shard_ranks : world;
         for (FsdpUnit& unit : units) {
             if (training.kept_among > 0 && cut % training.kept_among == 0) {
@@ -161,12 +217,20 @@ class Trainer {
         for (const size_t u : training.flat) units[u].flat = true;
         for (const auto& [u, dtype] : training.param_dtypes) units[u].param_dtype = dtype;
         fsdp_.emplace(shared(comm), units, training.options);
+        if (training.deferred) write_values(Mlp::initial());
         std::vector<OptimizerParam> trained;
         for (size_t i = 0; i < fsdp_->params(); ++i) {
             if (!fsdp_->param(i).trained) continue;
-            trained.push_back({fsdp_->param(i).name, fsdp_->shard(i), fsdp_->shard_grad(i)});
+            trained.push_back({fsdp_->param(i).name, fsdp_->shard(i), fsdp_->shard_grad(i), fsdp_->held(i)});
         }
-        optimizer_.emplace(trained, adam);
+        optimizer_ = optimizer_of(training.alone.updates, trained);
+        optimizer_->set_together([this](double own, Optimizer::Over how) {
+            const Tensor tensor = tensor_of(std::span<double>(&own, 1), DType::f64);
+            comm_.run({.collective = Collective::all_reduce,
+                       .outputs = {&tensor, 1},
+                       .op = how == Optimizer::Over::max ? ReduceOp::max : ReduceOp::sum});
+            return own;
+        });
     }
 
     // The loss of the whole batch.
@@ -183,13 +247,30 @@ class Trainer {
             set_adding(true);
             loss[0] += pass(begin + own / 2, own / 2, adding == Adding::without_sync) / 2;
         }
-        optimizer_->step();
+        update();
         const Tensor tensor = tensor_of(std::span<float>(loss), DType::f32);
         comm_.run({.collective = Collective::all_reduce, .outputs = {&tensor, 1}, .op = ReduceOp::avg});
         return loss[0];
     }
 
    private:
+    // Each rank its part, where it lies in the whole parameter.
+    void write_values(const Model& model) {
+        for (size_t i = 0; i < model.entries.size(); ++i) {
+            const auto shard = fsdp_->shard(i).as<float>();
+            const auto begin = model.entries[i].values.begin() + fsdp_->param(i).elements.begin;
+            std::copy_n(begin, shard.size(), shard.begin());
+        }
+    }
+
+    void update() {
+        if (training_.scales) scaler_.unscale(optimizer_);
+        if (training_.alone.clips) (void)optimizer_->clip_grad_norm(max_norm, 2);
+        if (!training_.scales) return optimizer_->step();
+        EXPECT_TRUE(scaler_.step(optimizer_));
+        scaler_.update();
+    }
+
     void set_adding(bool last) {
         switch (training_.adding) {
             case Adding::whole_batch: break;
@@ -231,7 +312,8 @@ class Trainer {
         if (param >= params_.size()) return fsdp_->unused(param);
         std::vector<float>& grad = grads_.at(param);
         const float scale = (training_.adding == Adding::whole_batch ? 1.0F : 0.5F) /
-                            (training_.options.op == ReduceOp::sum ? static_cast<float>(world) : 1.0F);
+                            (training_.options.op == ReduceOp::sum ? static_cast<float>(world) : 1.0F) *
+                            (training_.scales ? static_cast<float>(scaler_.scale()) : 1.0F);
         for (float& g : grad) g *= scale;
         const Tensor out = fsdp_->grad(param);
         if (add) {
@@ -245,21 +327,13 @@ class Trainer {
     Communicator& comm_;
     const Training& training_;
     std::optional<Fsdp> fsdp_;
-    std::optional<Adam> optimizer_;
+    std::shared_ptr<Optimizer> optimizer_;
+    GradScaler scaler_{{.init_scale = 1024, .growth_interval = 20}};  // which no gradient here makes too large for f16
     std::array<std::vector<float>, 2 * Mlp::layers> params_;
     std::array<std::vector<float>, 2 * Mlp::layers> grads_;
 };
 
-void expect_trains_as_one_rank(const std::vector<const Option*>& options) {
-    static const std::array<std::vector<float>, 2> alone{losses_alone(false), losses_alone(true)};
-    Training training;
-    std::string names;
-    for (const Option* option : options) {
-        option->set(training);
-        names += (names.empty() ? "" : ", ") + option->name;
-    }
-    SCOPED_TRACE(names);
-    const std::vector<float>& expected = alone.at(training.frozen ? 1 : 0);
+std::vector<float> losses_of(const Training& training) {
     std::vector<float> losses;
     expect_all_well(run_ranks(world, test_options(), [&](Communicator& comm) {
         Trainer trainer(comm, training);
@@ -268,20 +342,32 @@ void expect_trains_as_one_rank(const std::vector<const Option*>& options) {
             if (comm.rank() == 0) losses.push_back(loss);
         }
     }));
+    return losses;
+}
+
+void expect_trains_as_one_rank(const std::vector<const Option*>& options) {
+    static std::map<Alone, std::vector<float>> all_alone;
+    Training training;
+    std::string names;
+    for (const Option* option : options) {
+        option->set(training);
+        names += (names.empty() ? "" : ", ") + option->name;
+    }
+    SCOPED_TRACE(names);
+    std::vector<float>& expected = all_alone[training.alone];
+    if (expected.empty()) expected = losses_alone(training.alone);
+    const std::vector<float> losses = losses_of(training);
     ASSERT_EQ(losses.size(), expected.size());
     for (size_t i = 0; i < losses.size(); ++i) {
         ASSERT_NEAR(losses[i], expected[i], training.tolerance * expected[i]) << "step " << i;
     }
     EXPECT_LT(losses.back(), 0.95F * losses.front()) << "it learns";
+    EXPECT_EQ(losses_of(training), losses) << "a repeat";
 }
 
 size_t wanted_pairs(size_t all) {
-    // NOLINTBEGIN(concurrency-mt-unsafe): nobody sets them
-    if (std::getenv("TESSERA_FSDP_PAIRS") != nullptr) return all;
-    const bool slow = testing::sanitized || std::getenv("TESSERA_TEST_HOSTS") != nullptr ||
-                      std::getenv("TESSERA_TEST_BACKEND") != nullptr;
-    // NOLINTEND(concurrency-mt-unsafe)
-    return slow ? 6 : 40;
+    if (std::getenv("TESSERA_FSDP_PAIRS") != nullptr) return all;  // NOLINT(concurrency-mt-unsafe): nobody sets it
+    return is_slow() ? 6 : 100;
 }
 
 TEST(FsdpOptions, EachAloneTrainsAsOneRankDoes) {
