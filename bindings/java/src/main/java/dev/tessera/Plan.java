@@ -68,12 +68,14 @@ public final class Plan extends NativeObject {
      * @param op of a reduction; else it does not matter
      * @param root of a collective with a root; else it does not matter
      * @return the plan; it keeps the tensors, and is closed with the communicator
+     * @throws IllegalArgumentException if a tensor is of a {@link Fsdp.Pass}, whose memory becomes another's
      */
     public static Plan of(Comm comm, Collective collective, List<Tensor> inputs, List<Tensor> outputs, ReduceOp op,
             int root) {
         Objects.requireNonNull(collective, "collective");
         final List<Tensor> memory = new ArrayList<>(List.copyOf(inputs));
         memory.addAll(List.copyOf(outputs));
+        memory.forEach(Tensor::requireForGood);
         final long[] in = Tensor.descriptors(List.copyOf(inputs));
         final long[] out = Tensor.descriptors(List.copyOf(outputs));
         final int number = op.number();

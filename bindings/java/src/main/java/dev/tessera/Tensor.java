@@ -263,6 +263,13 @@ public final class Tensor {
         }
     }
 
+    void requireForGood() {
+        if (lease != null) {
+            throw new IllegalArgumentException("a tensor of a pass of FSDP, whose memory becomes another's when the pass ends,"
+                    + " in a plan, which is launched later, too; take a copy of it");
+        }
+    }
+
     /** The same while {@code terms} lasts. */
     Tensor leased(Lease terms) {
         return new Tensor(address, dtype, device, shape, owner, terms);

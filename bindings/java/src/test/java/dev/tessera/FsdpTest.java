@@ -292,6 +292,9 @@ class FsdpTest {
                 }
                 pass.grad("h").put(0, 3 + comm.rank());
                 final Work sum = comm.allReduceAsync(pass.gradTensor("h"), ReduceOp.SUM);
+                final String later = assertThrows(IllegalArgumentException.class, () -> Plan.of(comm,
+                        Plan.Collective.ALL_REDUCE, List.of(), List.of(pass.gradTensor("h")), ReduceOp.SUM, 0)).getMessage();
+                assertTrue(later.contains("in a plan"), later);
                 if (comm.rank() == 0) { // rank 1 has not begun it
                     for (Executable end
                             : List.<Executable>of(pass::ready, fsdp::abandon)) {
