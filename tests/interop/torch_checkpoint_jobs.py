@@ -32,13 +32,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 
 class Net(nn.Module):
-    """Sizes that 2, 3 and 4 ranks do not divide, a buffer and an integer scalar."""
+    """Sizes that 3 and 4 ranks do not divide, nor 2 what 2 have cut, a buffer and an integer scalar."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(11, 6)
-        self.up = nn.Linear(6, 12)
-        self.down = nn.Linear(12, 6)
+        self.up = nn.Linear(6, 14)
+        self.down = nn.Linear(14, 6)
         self.norm = nn.BatchNorm1d(6)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
