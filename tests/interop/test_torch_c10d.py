@@ -13,5 +13,6 @@ from torch_ranks import run_ranks
 JOBS = Path(__file__).with_name("torch_c10d_jobs.py")
 
 
-def test_the_backend_does_what_gloos_tests_ask() -> None:
-    run_ranks(JOBS, 3)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_backend_does_what_gloos_tests_ask(ranks: int) -> None:
+    run_ranks(JOBS, ranks)

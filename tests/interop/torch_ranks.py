@@ -12,6 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+# Within which a rank hears of another one's death. It is 1 where the rank that waits gets to run, which a machine that
+# runs other tests too may not let it.
+NOTICED_S = 3
+
 
 def free_port() -> int:
     with socket.socket() as probe:
