@@ -4,7 +4,7 @@
     tessera run -n 2 python examples/python/gpt.py --steps 200
     tessera run -n 3 python examples/python/gpt.py --steps 400     goes on, with another share of it on each rank
 
-Six layers, 10.7 million parameters. It wants PyTorch (pip install torch). A checkpoint is written in the background,
+Six layers, 10.8 million parameters. It wants PyTorch (pip install torch). A checkpoint is written in the background,
 the curve of the losses into gpt-loss.svg, and at the end the model writes some lines itself. On two cores a step takes
 some seconds: --layers, --width and --batch make it smaller.
 """

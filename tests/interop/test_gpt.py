@@ -15,6 +15,8 @@ import tessera as ts
 from conftest import ROOT
 from programs import TESSERA
 
+sys.path.insert(0, str(ROOT / "examples" / "python"))
+
 SMALL = {"layers": 2, "width": 32, "heads": 2, "context": 32, "batch": 12, "lr": 0.01, "sample": 40, "save-every": 10}
 
 
@@ -50,3 +52,23 @@ def test_it_goes_on_at_another_number_of_ranks_on_the_same_curve(tmp_path: Path)
     assert "def " in output
     assert "<polyline" in (tmp_path / "gpt-loss.svg").read_text(encoding="utf-8")
     assert "step 30/30" in run(2, 30, tmp_path, "--bf16", "--checkpoint", "narrow")
+
+
+def test_by_itself_it_has_six_layers_and_10_8_million_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said of it; all other tests make it smaller."""
+    import gpt
+
+    made: list[Any] = []
+    monkeypatch.setattr(sys, "argv", ["gpt.py"])
+    monkeypatch.setattr(gpt.dist, "init_process_group", lambda *_: None)
+    monkeypatch.setattr(gpt.dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(gpt.dist, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(gpt, "train", made.append)
+    gpt.main()
+    (options,) = made
+    model = gpt.GPT(options.layers, options.width, options.heads, options.context)
+    assert len(model.blocks) == 6
+    assert sum(parameter.numel() for parameter in model.parameters()) == 10_785_792
+    text = gpt.torch.zeros(1, options.context, dtype=gpt.torch.int64)
+    with gpt.torch.no_grad():
+        assert model(text).shape == (1, options.context, gpt.CHARACTERS)
