@@ -1,5 +1,7 @@
 #include "parallel/fsdp/gradient_scatter.hpp"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/round_up.hpp"
@@ -79,26 +81,55 @@ void GradientScatter::scatter(const std::vector<Part>& parts) {
     });
 }
 
-// Over those that hold the same shard, and what is left of the average or the sum.
-void GradientScatter::finish(const std::vector<Part>& parts) {
+// Over those that hold the same shard.
+void GradientScatter::reduce_over_replicas(const std::vector<Part>& parts) {
+    if (!replicas_) return;
+    for_dtypes([&](DType dtype) {
+        std::vector<Tensor> tensors;
+        for (const Part& part : parts) {
+            if (part.reduced.dtype == dtype) tensors.push_back(part.reduced);
+        }
+        if (tensors.empty()) return;
+        replicas_->run({.collective = Collective::all_reduce,
+                        .outputs = tensors,
+                        .op = options_.pre_divide != 1 ? ReduceOp::sum : options_.op,
+                        .label = "gradients of replicas"});
+    });
+}
+
+// Divides by what is left of the average or the sum, converts and adds: where that is more than one of these, all of it to a
+// block while that is in the cache.
+void GradientScatter::store(const Part& part, bool add) const {
     const bool scales = options_.pre_divide != 1;
-    if (replicas_) {
-        for_dtypes([&](DType dtype) {
-            std::vector<Tensor> tensors;
-            for (const Part& part : parts) {
-                if (part.reduced.dtype == dtype) tensors.push_back(part.reduced);
-            }
-            if (tensors.empty()) return;
-            replicas_->run({.collective = Collective::all_reduce,
-                            .outputs = tensors,
-                            .op = scales ? ReduceOp::sum : options_.op,
-                            .label = "gradients of replicas"});
-        });
-    }
-    if (!scales) return;
     const int ranks = comm_->world_size() * (replicas_ ? replicas_->world_size() : 1);
     const double rest = (options_.op == ReduceOp::avg ? ranks : 1) / options_.pre_divide;
-    for (const Part& part : parts) divide(part.reduced, rest);
+    const Tensor shard = shard_of(part);
+    if (!scales && part.reduced.data == shard.data) return;
+    const bool converts = part.reduced.dtype != shard.dtype;
+    constexpr int64_t in_cache = 2048;
+    const int passes = static_cast<int>(scales) + static_cast<int>(converts) + static_cast<int>(add);
+    const int64_t block = passes > 1 ? in_cache : shard.numel();
+    alignas(fsdp_alignment) std::array<std::byte, in_cache * size_of(DType::f64)> memory;
+    for (int64_t begin = 0; begin < shard.numel(); begin += block) {
+        const auto of_block = [&](Tensor tensor) {
+            tensor.data += static_cast<size_t>(begin) * size_of(tensor.dtype);
+            tensor.shape = Dims{std::min(block, shard.numel() - begin)};
+            return tensor;
+        };
+        const Tensor from = of_block(part.reduced);
+        const Tensor to = of_block(shard);
+        if (scales) divide(from, rest);
+        if (from.data == to.data) continue;
+        if (!add) {
+            convert(from.data, from.dtype, to.data, to.dtype, to.numel());
+        } else if (!converts) {
+            tsr::add(to, from);
+        } else {
+            const Tensor converted{memory.data(), to.shape, to.dtype, {}};
+            convert(from.data, from.dtype, converted.data, to.dtype, to.numel());
+            tsr::add(to, converted);
+        }
+    }
 }
 
 void GradientScatter::reduce(size_t unit, std::byte* grads, bool add) {
@@ -113,21 +144,8 @@ void GradientScatter::reduce(size_t unit, std::byte* grads, bool add) {
         for (size_t i = 0; i < parts.size(); ++i) tsr::add(parts[i].reduced, before[i].reduced);
         partial = {};
     }
-    finish(parts);
-    for (const Part& part : parts) {
-        const Tensor shard = shard_of(part);
-        if (part.reduced.data == shard.data) continue;
-        if (!add) {
-            convert(part.reduced.data, part.reduced.dtype, shard.data, shard.dtype, shard.numel());
-        } else if (part.reduced.dtype == shard.dtype) {
-            tsr::add(shard, part.reduced);
-        } else {
-            Tensor converted = shard;
-            converted.data = aligned_in(converted_, shard.size_bytes());
-            convert(part.reduced.data, part.reduced.dtype, converted.data, shard.dtype, shard.numel());
-            tsr::add(shard, converted);
-        }
-    }
+    reduce_over_replicas(parts);
+    for (const Part& part : parts) store(part, add);
 }
 
 void GradientScatter::reduce_partly(size_t unit, std::byte* grads) {

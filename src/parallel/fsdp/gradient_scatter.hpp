@@ -43,7 +43,8 @@ class GradientScatter {
     [[nodiscard]] std::vector<Part> parts_of(size_t unit, std::byte* grads, std::vector<std::byte>& memory) const;
     [[nodiscard]] Tensor shard_of(const Part& part) const;
     void scatter(const std::vector<Part>& parts);
-    void finish(const std::vector<Part>& parts);
+    void reduce_over_replicas(const std::vector<Part>& parts);
+    void store(const Part& part, bool add) const;
 
     const std::shared_ptr<Communicator> comm_;
     const std::shared_ptr<Communicator> replicas_;
@@ -51,7 +52,6 @@ class GradientScatter {
     const ScatterOptions options_;
     const std::shared_ptr<std::byte> shards_;
     std::vector<std::byte> scratch_;               // chunks in the dtype of reduction
-    std::vector<std::byte> converted_;             // one of them in that of its shard
     std::vector<std::vector<std::byte>> partial_;  // of each unit: sums that are yet to be reduced over the replicas
 };
 
