@@ -3,101 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstring>
 #include <ranges>
-#include <string_view>
 #include <utility>
 
 #include "base/reentry.hpp"
-#include "base/round_up.hpp"
 #include "comm/fingerprint.hpp"
 
 namespace tsr {
 
 namespace {
 
-constexpr size_t page = 4096;
 constexpr size_t names_in_message = 8;
-
-// What one copy cannot be combined with.
-void check_shared(const std::vector<NamedTensor>& params, const DdpOptions& options) {
-    const char* const other = options.find_unused             ? "find_unused"
-                              : options.static_graph          ? "static_graph"
-                              : options.join != DdpJoin::off  ? "join"
-                              : options.hook == DdpHook::noop ? "the hook NOOP"
-                                                              : nullptr;
-    if (other != nullptr) {
-        throw Error(Code::unsupported,
-                    fmt::format("share_params with {}: the ranks of a host would update their one copy of the "
-                                "parameters with different gradients; leave one of the two out",
-                                other));
-    }
-    for (const auto& [name, tensor] : params) {
-        if (tensor.dtype == DType::f32 || tensor.dtype == DType::f64) continue;
-        throw Error(Code::unsupported,
-                    fmt::format("share_params with parameter \"{}\" of {}: the ranks update their slices by this "
-                                "library's optimizers, which are for f32 and f64",
-                                name, is_known(tensor.dtype) ? name_of(tensor.dtype) : "an unknown dtype"));
-    }
-}
-
-void check(const std::vector<NamedTensor>& params, const DdpOptions& options) {
-    if (options.op != ReduceOp::avg && options.op != ReduceOp::sum) {
-        throw Error(Code::invalid_argument, "gradients are averaged or summed; op must be AVG or SUM");
-    }
-    if (!std::isfinite(options.pre_divide) || options.pre_divide <= 0) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("pre_divide is {}; it must be finite and above 0", options.pre_divide));
-    }
-    if (options.reduce_dtype && !is_floating(*options.reduce_dtype)) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("reduce_dtype is {}; gradients are reduced as f16, bf16, f32 or f64",
-                                is_known(*options.reduce_dtype) ? name_of(*options.reduce_dtype) : "unknown"));
-    }
-    if (options.hook < DdpHook::all_reduce || options.hook > DdpHook::noop) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("hook is {}; hooks are 0 to 2", static_cast<int>(options.hook)));
-    }
-    if (options.join < DdpJoin::off || options.join > DdpJoin::divide_by_active) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("join is {}; 0 to 2 say what is divided by", static_cast<int>(options.join)));
-    }
-    if (options.power_sgd_rank < 1 || options.power_sgd_start_step < 0) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("powersgd_rank is {} and powersgd_start_step {}; at least 1 and 0",
-                                options.power_sgd_rank, options.power_sgd_start_step));
-    }
-    if (options.share_params) check_shared(params, options);
-    check_params(params);
-}
-
-std::vector<std::string> description(const std::vector<NamedTensor>& params, const DdpOptions& options) {
-    std::vector<std::string> lines{"DDP"};
-    const auto option = [&lines](std::string_view name, const auto& value) {
-        lines.push_back(fmt::format("the option {} {}", name, value));
-    };
-    option("op", options.op == ReduceOp::avg ? "avg" : "sum");
-    option("bucket_bytes", options.bucket_bytes);
-    option("first_bucket_bytes", options.first_bucket_bytes);
-    option("pre_divide", options.pre_divide);
-    option("find_unused", options.find_unused ? 1 : 0);
-    option("static_graph", options.static_graph ? 1 : 0);
-    option("rebuild_buckets", options.rebuild_buckets ? 1 : 0);
-    option("reduce_dtype", options.reduce_dtype ? name_of(*options.reduce_dtype) : "none");
-    option("hook", static_cast<int>(options.hook));
-    option("powersgd_rank", options.power_sgd_rank);
-    option("powersgd_start_step", options.power_sgd_start_step);
-    option("join", static_cast<int>(options.join));
-    option("share_params", options.share_params ? 1 : 0);
-    for (std::string& line : tsr::description(params, "parameter")) lines.push_back(std::move(line));
-    return lines;
-}
-
-void copy(const Tensor& from, const Tensor& to) {
-    if (from.size_bytes() > 0) std::memcpy(to.data, from.data, from.size_bytes());
-}
 
 }  // namespace
 
@@ -105,7 +22,7 @@ Ddp::Ddp(std::shared_ptr<Communicator> comm, std::vector<NamedTensor> params, co
     : comm_(std::move(comm)), params_(std::move(params)), options_(options) {
     for (NamedTensor& param : params_) param.name = without_wrappers(std::move(param.name));
     const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, [&] {
-        check(params_, options_);
+        check_model(params_, options_);
         return description(params_, options_);
     });
     check_same_on_all_ranks(*comm_, lines, "the ranks' models differ");
@@ -117,103 +34,6 @@ Ddp::Ddp(std::shared_ptr<Communicator> comm, std::vector<NamedTensor> params, co
 
 // Reductions that are still in the queue use the reducer, which they keep; nothing of this object.
 Ddp::~Ddp() = default;
-
-// --- memory
-
-void Ddp::lay_out_gradients() {
-    for (const NamedTensor& param : params_) grads_.push_back(param.tensor);
-    const auto order = reverse_order(params_.size());
-    const auto plan = plan_buckets(grads_, {options_.first_bucket_bytes, options_.bucket_bytes}, order);
-    std::vector<size_t> places(params_.size());
-    size_t size = 0;
-    for (const Bucket& bucket : plan) {
-        for (const auto& slot : bucket.slots) places[slot.param] = size + slot.offset;
-        size += round_up(bucket.size, page);
-    }
-    reducer_ = std::make_shared<Reducer>(comm_, options_, size);
-    for (size_t i = 0; i < grads_.size(); ++i) grads_[i].data = reducer_->memory() + places[i];
-    group(order);
-    ready_.assign(params_.size(), 0);
-    has_grad_.assign(params_.size(), 0);
-    globally_used_.assign(params_.size(), 0);
-}
-
-// Plans buckets of gradients that come in `order`, where they lie.
-void Ddp::group(std::span<const size_t> order) {
-    buckets_ = plan_buckets(grads_, {options_.first_bucket_bytes, options_.bucket_bytes}, order);
-    bucket_of_.resize(params_.size());
-    stats_.clear();
-    std::vector<BucketView> views;
-    for (size_t b = 0; b < buckets_.size(); ++b) {
-        std::vector<size_t> members;
-        for (const auto& slot : buckets_[b].slots) members.push_back(slot.param);
-        std::sort(members.begin(), members.end(),
-                  [this](size_t x, size_t y) { return std::pair(grads_[x].data, x) < std::pair(grads_[y].data, y); });
-        BucketView view;
-        view.bucket = b;
-        for (const size_t param : members) {
-            bucket_of_[param] = b;
-            const Tensor& grad = grads_[param];
-            view.params.push_back(param);
-            view.grads.push_back(grad);
-            const size_t slot = round_up(grad.size_bytes(), slot_alignment);
-            if (slot == 0) continue;
-            const auto elements = static_cast<int64_t>(slot / size_of(grad.dtype));
-            Tensor* last = view.ranges.empty() ? nullptr : &view.ranges.back();
-            if (last != nullptr && last->data + last->size_bytes() == grad.data) {
-                last->shape[0] += elements;
-            } else {
-                view.ranges.push_back({grad.data, Dims{elements}, grad.dtype, grad.device});
-            }
-        }
-        stats_.push_back({view.size_bytes(), view.params.size(), {}, {}, {}, {}});
-        views.push_back(std::move(view));
-    }
-    reducer_->set_buckets(std::move(views));
-    reset_step();
-}
-
-// The gradients have the parameters' sizes and lie where the transport reaches them, so they carry the values too.
-void Ddp::broadcast_values(int from) {
-    const bool is_source = comm_->rank() == from;
-    for (const BucketView& bucket : reducer_->buckets()) {
-        if (bucket.ranges.empty()) continue;
-        if (is_source) {
-            for (const size_t i : bucket.params) copy(params_[i].tensor, grads_[i]);
-        }
-        comm_->run(
-            {.collective = Collective::broadcast, .outputs = bucket.ranges, .peer = from, .label = "parameters"});
-        if (is_source) continue;
-        for (const size_t i : bucket.params) copy(grads_[i], params_[i].tensor);
-    }
-}
-
-// From here on the parameters are in the host's copy. What was registered has rank 0's values by now.
-void Ddp::share_params() {
-    host_copy_ = std::make_shared<HostCopy>(comm_);
-    size_t size = 0;
-    for (const NamedTensor& param : params_) size += round_up(param.tensor.size_bytes(), slot_alignment);
-    params_memory_ = host_copy_->allocate(size);
-    std::byte* at = params_memory_.get();
-    for (size_t i = 0; i < params_.size(); ++i) {
-        Tensor shared = params_[i].tensor;
-        shared.data = at;
-        at += round_up(shared.size_bytes(), slot_alignment);
-        if (static_cast<int>(i % static_cast<size_t>(host_copy_->places())) == host_copy_->place()) {
-            copy(params_[i].tensor, shared);
-        }
-        params_[i].tensor = shared;
-    }
-    host_copy_->meet("shared parameters");
-}
-
-int64_t Ddp::shared_step() const {
-    if (!host_copy_) {
-        throw Error(Code::invalid_state, "a model without share_params: each rank has its own parameters");
-    }
-    if (!failed_) check_idle("the step of the shared copy is not known");
-    return host_copy_->step();
-}
 
 const NamedTensor& Ddp::param(size_t index) const {
     if (index < params_.size()) return params_[index];
@@ -603,127 +423,6 @@ void Ddp::step_in_backward(Optimizer& optimizer) {
 void Ddp::forget_optimizer(const Optimizer& ending) {
     const std::lock_guard lock(stepping_->mutex);
     if (stepping_->optimizer == &ending) stepping_->optimizer = nullptr;
-}
-
-void Ddp::register_buffers(std::vector<NamedTensor> buffers) {
-    check_idle("buffers cannot be registered");
-    if (!buffers_.empty()) {
-        throw Error(Code::invalid_state, "buffers were registered before; all are registered in one call");
-    }
-    size_t size = 0;
-    const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, [&] {
-        if (buffers.empty()) throw Error(Code::invalid_argument, "no buffers are given");
-        for (NamedTensor& buffer : buffers) {
-            buffer.name = without_wrappers(std::move(buffer.name));
-            if (buffer.name.empty()) throw Error(Code::invalid_argument, "a buffer's name is empty");
-            if (buffer.tensor.device.type != DeviceType::cpu) {
-                throw Error(Code::unsupported, fmt::format("buffer \"{}\" is not on the CPU", buffer.name));
-            }
-            size += buffer.tensor.size_bytes();
-        }
-        return description(buffers, "buffer");
-    });
-    check_same_on_all_ranks(*comm_, lines, "the ranks' buffers differ");
-    buffers_memory_ = comm_->allocate(std::max(size, page));
-    buffers_ = std::move(buffers);
-    try {
-        move_buffers(0);
-    } catch (...) {
-        buffers_.clear();  // whoever learns that they are not registered may free them
-        throw;
-    }
-}
-
-// All buffers of all dtypes in one broadcast of bytes.
-void Ddp::move_buffers(int from) {
-    const bool is_source = comm_->rank() == from;
-    const auto each = [&](auto&& copy_one) {
-        std::byte* at = buffers_memory_->data();
-        for (const NamedTensor& buffer : buffers_) {
-            const size_t size = buffer.tensor.size_bytes();
-            if (size > 0) copy_one(at, buffer.tensor.data, size);
-            at += size;
-        }
-        return static_cast<int64_t>(at - buffers_memory_->data());
-    };
-    const int64_t size = each([&](std::byte* packed, const std::byte* own, size_t n) {
-        if (is_source) std::memcpy(packed, own, n);
-    });
-    if (size == 0) return;
-    const Tensor tensor{buffers_memory_->data(), Dims{size}, DType::u8, {}};
-    comm_->run({.collective = Collective::broadcast, .outputs = {&tensor, 1}, .peer = from, .label = "buffers"});
-    each([&](const std::byte* packed, std::byte* own, size_t n) {
-        if (!is_source) std::memcpy(own, packed, n);
-    });
-}
-
-void Ddp::broadcast_buffers() {
-    check_idle("buffers cannot be broadcast");
-    if (buffers_.empty()) throw Error(Code::invalid_state, "no buffers were registered");
-    int from = 0;
-    if (options_.join != DdpJoin::off) {
-        reducer_->announce(Reducer::Presence::broadcasts_buffers);
-        from = reducer_->first_active();
-    }
-    move_buffers(from);
-}
-
-// --- uneven inputs
-
-void Ddp::shadow_step() {
-    begin_ = Clock::now();
-    begun_ = true;
-    reducer_->zero_memory();
-    std::fill(has_grad_.begin(), has_grad_.end(), char{0});
-    for (; launched_ < buckets_.size(); ++launched_) launch(launched_, Part::shadow);
-    launch_used();
-    await_works();
-    finish_step(Part::shadow);
-}
-
-void Ddp::join(bool sync_params) {
-    const Reentry once(this, "the model of communicator", comm_->name());
-    if (options_.join == DdpJoin::off) {
-        throw refusal(Code::invalid_state,
-                      "join on a model that was created without the option join: its ranks have equally many steps");
-    }
-    check_idle("this rank cannot join");
-    try {
-        while (reducer_->announce(Reducer::Presence::joined) > 0) {
-            if (reducer_->all_do() == Reducer::Presence::broadcasts_buffers) {
-                move_buffers(reducer_->first_active());
-            } else {
-                shadow_step();
-            }
-        }
-        // Twice the steps, and whether this rank wants the parameters of who made most.
-        const int64_t own = 2 * own_steps_ + (sync_params ? 1 : 0);
-        std::vector<int64_t> all(static_cast<size_t>(comm_->world_size()));
-        std::array<int64_t, 1> one{own};
-        const Tensor input = tensor_of(std::span<int64_t>(one), DType::i64);
-        const Tensor output = tensor_of(std::span<int64_t>(all), DType::i64);
-        comm_->run({.collective = Collective::all_gather,
-                    .inputs = {&input, 1},
-                    .outputs = {&output, 1},
-                    .label = "steps until join"});
-        for (size_t r = 0; r < all.size(); ++r) {
-            if ((all[r] & 1) == (all[0] & 1)) continue;
-            throw refusal(Code::mismatch,
-                          fmt::format("rank {} joins with sync_params {}, rank 0 with {}", r, all[r] & 1, all[0] & 1))
-                .with_peer(static_cast<int>(r));
-        }
-        own_steps_ = 0;
-        const auto last = std::max_element(all.begin(), all.end());
-        if (sync_params && *last != *std::min_element(all.begin(), all.end())) {
-            const auto from = static_cast<int>(last - all.begin());
-            broadcast_values(from);
-            if (!buffers_.empty()) move_buffers(from);
-        }
-        reducer_->zero_memory();
-    } catch (const Error& error) {
-        if (error.code() != Code::mismatch || comm_->error()) failed_ = error;
-        throw;
-    }
 }
 
 // --- errors

@@ -101,12 +101,17 @@ class Ddp {
     // Of a rank in a step: its own gradients, or zeros beside those of the ranks that have data left.
     enum class Part { own, shadow };
 
+    // --- memory.cc
     void lay_out_gradients();
     void group(std::span<const size_t> order);
     void broadcast_values(int from);
     void share_params();
+    // --- buffers.cc
     void move_buffers(int from);
+    // --- uneven.cc
+    void shadow_step();
 
+    // --- ddp.cc
     void begin_step();
     void launch_full_buckets();
     void launch(size_t bucket, Part part);
@@ -120,7 +125,6 @@ class Ddp {
     void rebuild();
     void reset_step();
     void take_stats();
-    void shadow_step();
     void launch_used();
     // In a static graph: only what the first step had.
     [[nodiscard]] bool may_be_ready(size_t param) const;

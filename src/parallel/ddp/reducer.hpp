@@ -12,29 +12,10 @@
 
 #include "comm/communicator.hpp"
 #include "optim/optimizer.hpp"
+#include "parallel/ddp/options.hpp"
 #include "parallel/ddp/power_sgd.hpp"
 
 namespace tsr {
-
-// Numbers are the TSR_DDP_HOOK_ and TSR_DDP_JOIN_ values of tessera/ddp.h.
-enum class DdpHook : int32_t { all_reduce = 0, power_sgd = 1, noop = 2 };
-enum class DdpJoin : int32_t { off = 0, divide_by_world = 1, divide_by_active = 2 };
-
-struct DdpOptions {
-    size_t bucket_bytes = size_t{25} << 20;
-    size_t first_bucket_bytes = size_t{1} << 20;
-    ReduceOp op = ReduceOp::avg;
-    double pre_divide = 1;
-    bool find_unused = false;
-    bool static_graph = false;
-    bool rebuild_buckets = false;
-    std::optional<DType> reduce_dtype;
-    DdpHook hook = DdpHook::all_reduce;
-    int power_sgd_rank = 1;
-    int64_t power_sgd_start_step = 1000;
-    DdpJoin join = DdpJoin::off;
-    bool share_params = false;
-};
 
 // A bucket as a hook sees it.
 struct BucketView {

@@ -1,0 +1,82 @@
+// What a model has besides parameters, and gets from one rank.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "comm/fingerprint.hpp"
+#include "parallel/ddp/ddp.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr size_t page = 4096;
+
+}  // namespace
+
+void Ddp::register_buffers(std::vector<NamedTensor> buffers) {
+    check_idle("buffers cannot be registered");
+    if (!buffers_.empty()) {
+        throw Error(Code::invalid_state, "buffers were registered before; all are registered in one call");
+    }
+    size_t size = 0;
+    const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, [&] {
+        if (buffers.empty()) throw Error(Code::invalid_argument, "no buffers are given");
+        for (NamedTensor& buffer : buffers) {
+            buffer.name = without_wrappers(std::move(buffer.name));
+            if (buffer.name.empty()) throw Error(Code::invalid_argument, "a buffer's name is empty");
+            if (buffer.tensor.device.type != DeviceType::cpu) {
+                throw Error(Code::unsupported, fmt::format("buffer \"{}\" is not on the CPU", buffer.name));
+            }
+            size += buffer.tensor.size_bytes();
+        }
+        return description(buffers, "buffer");
+    });
+    check_same_on_all_ranks(*comm_, lines, "the ranks' buffers differ");
+    buffers_memory_ = comm_->allocate(std::max(size, page));
+    buffers_ = std::move(buffers);
+    try {
+        move_buffers(0);
+    } catch (...) {
+        buffers_.clear();  // whoever learns that they are not registered may free them
+        throw;
+    }
+}
+
+// All buffers of all dtypes in one broadcast of bytes.
+void Ddp::move_buffers(int from) {
+    const bool is_source = comm_->rank() == from;
+    const auto each = [&](auto&& copy_one) {
+        std::byte* at = buffers_memory_->data();
+        for (const NamedTensor& buffer : buffers_) {
+            const size_t size = buffer.tensor.size_bytes();
+            if (size > 0) copy_one(at, buffer.tensor.data, size);
+            at += size;
+        }
+        return static_cast<int64_t>(at - buffers_memory_->data());
+    };
+    const int64_t size = each([&](std::byte* packed, const std::byte* own, size_t n) {
+        if (is_source) std::memcpy(packed, own, n);
+    });
+    if (size == 0) return;
+    const Tensor tensor{buffers_memory_->data(), Dims{size}, DType::u8, {}};
+    comm_->run({.collective = Collective::broadcast, .outputs = {&tensor, 1}, .peer = from, .label = "buffers"});
+    each([&](const std::byte* packed, std::byte* own, size_t n) {
+        if (!is_source) std::memcpy(own, packed, n);
+    });
+}
+
+void Ddp::broadcast_buffers() {
+    check_idle("buffers cannot be broadcast");
+    if (buffers_.empty()) throw Error(Code::invalid_state, "no buffers were registered");
+    int from = 0;
+    if (options_.join != DdpJoin::off) {
+        reducer_->announce(Reducer::Presence::broadcasts_buffers);
+        from = reducer_->first_active();
+    }
+    move_buffers(from);
+}
+
+}  // namespace tsr

@@ -1,0 +1,117 @@
+// Where a model's gradients lie and how they are grouped, and where its parameters are: in the trainer's memory, or in the
+// copy of the host.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/round_up.hpp"
+#include "parallel/ddp/ddp.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr size_t page = 4096;
+
+void copy(const Tensor& from, const Tensor& to) {
+    if (from.size_bytes() > 0) std::memcpy(to.data, from.data, from.size_bytes());
+}
+
+}  // namespace
+
+void Ddp::lay_out_gradients() {
+    for (const NamedTensor& param : params_) grads_.push_back(param.tensor);
+    const auto order = reverse_order(params_.size());
+    const auto plan = plan_buckets(grads_, {options_.first_bucket_bytes, options_.bucket_bytes}, order);
+    std::vector<size_t> places(params_.size());
+    size_t size = 0;
+    for (const Bucket& bucket : plan) {
+        for (const auto& slot : bucket.slots) places[slot.param] = size + slot.offset;
+        size += round_up(bucket.size, page);
+    }
+    reducer_ = std::make_shared<Reducer>(comm_, options_, size);
+    for (size_t i = 0; i < grads_.size(); ++i) grads_[i].data = reducer_->memory() + places[i];
+    group(order);
+    ready_.assign(params_.size(), 0);
+    has_grad_.assign(params_.size(), 0);
+    globally_used_.assign(params_.size(), 0);
+}
+
+// Plans buckets of gradients that come in `order`, where they lie.
+void Ddp::group(std::span<const size_t> order) {
+    buckets_ = plan_buckets(grads_, {options_.first_bucket_bytes, options_.bucket_bytes}, order);
+    bucket_of_.resize(params_.size());
+    stats_.clear();
+    std::vector<BucketView> views;
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+        std::vector<size_t> members;
+        for (const auto& slot : buckets_[b].slots) members.push_back(slot.param);
+        std::sort(members.begin(), members.end(),
+                  [this](size_t x, size_t y) { return std::pair(grads_[x].data, x) < std::pair(grads_[y].data, y); });
+        BucketView view;
+        view.bucket = b;
+        for (const size_t param : members) {
+            bucket_of_[param] = b;
+            const Tensor& grad = grads_[param];
+            view.params.push_back(param);
+            view.grads.push_back(grad);
+            const size_t slot = round_up(grad.size_bytes(), slot_alignment);
+            if (slot == 0) continue;
+            const auto elements = static_cast<int64_t>(slot / size_of(grad.dtype));
+            Tensor* last = view.ranges.empty() ? nullptr : &view.ranges.back();
+            if (last != nullptr && last->data + last->size_bytes() == grad.data) {
+                last->shape[0] += elements;
+            } else {
+                view.ranges.push_back({grad.data, Dims{elements}, grad.dtype, grad.device});
+            }
+        }
+        stats_.push_back({view.size_bytes(), view.params.size(), {}, {}, {}, {}});
+        views.push_back(std::move(view));
+    }
+    reducer_->set_buckets(std::move(views));
+    reset_step();
+}
+
+// The gradients have the parameters' sizes and lie where the transport reaches them, so they carry the values too.
+void Ddp::broadcast_values(int from) {
+    const bool is_source = comm_->rank() == from;
+    for (const BucketView& bucket : reducer_->buckets()) {
+        if (bucket.ranges.empty()) continue;
+        if (is_source) {
+            for (const size_t i : bucket.params) copy(params_[i].tensor, grads_[i]);
+        }
+        comm_->run(
+            {.collective = Collective::broadcast, .outputs = bucket.ranges, .peer = from, .label = "parameters"});
+        if (is_source) continue;
+        for (const size_t i : bucket.params) copy(grads_[i], params_[i].tensor);
+    }
+}
+
+// From here on the parameters are in the host's copy. What was registered has rank 0's values by now.
+void Ddp::share_params() {
+    host_copy_ = std::make_shared<HostCopy>(comm_);
+    size_t size = 0;
+    for (const NamedTensor& param : params_) size += round_up(param.tensor.size_bytes(), slot_alignment);
+    params_memory_ = host_copy_->allocate(size);
+    std::byte* at = params_memory_.get();
+    for (size_t i = 0; i < params_.size(); ++i) {
+        Tensor shared = params_[i].tensor;
+        shared.data = at;
+        at += round_up(shared.size_bytes(), slot_alignment);
+        if (static_cast<int>(i % static_cast<size_t>(host_copy_->places())) == host_copy_->place()) {
+            copy(params_[i].tensor, shared);
+        }
+        params_[i].tensor = shared;
+    }
+    host_copy_->meet("shared parameters");
+}
+
+int64_t Ddp::shared_step() const {
+    if (!host_copy_) {
+        throw Error(Code::invalid_state, "a model without share_params: each rank has its own parameters");
+    }
+    if (!failed_) check_idle("the step of the shared copy is not known");
+    return host_copy_->step();
+}
+
+}  // namespace tsr

@@ -1,0 +1,40 @@
+// How a model is trained: what tsr_ddp_options says, and what of it goes together. The same on all ranks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/request.hpp"
+#include "parallel/params.hpp"
+
+namespace tsr {
+
+// Numbers are the TSR_DDP_HOOK_ and TSR_DDP_JOIN_ values of tessera/ddp.h.
+enum class DdpHook : int32_t { all_reduce = 0, power_sgd = 1, noop = 2 };
+enum class DdpJoin : int32_t { off = 0, divide_by_world = 1, divide_by_active = 2 };
+
+struct DdpOptions {
+    size_t bucket_bytes = size_t{25} << 20;
+    size_t first_bucket_bytes = size_t{1} << 20;
+    ReduceOp op = ReduceOp::avg;
+    double pre_divide = 1;
+    bool find_unused = false;
+    bool static_graph = false;
+    bool rebuild_buckets = false;
+    std::optional<DType> reduce_dtype;
+    DdpHook hook = DdpHook::all_reduce;
+    int power_sgd_rank = 1;
+    int64_t power_sgd_start_step = 1000;
+    DdpJoin join = DdpJoin::off;
+    bool share_params = false;
+};
+
+// Throws INVALID_ARGUMENT or UNSUPPORTED for a model, or options of it, that cannot be.
+void check_model(const std::vector<NamedTensor>& params, const DdpOptions& options);
+
+// A line each for check_same_on_all_ranks (comm/fingerprint.hpp), of the options and the parameters.
+[[nodiscard]] std::vector<std::string> description(const std::vector<NamedTensor>& params, const DdpOptions& options);
+
+}  // namespace tsr

@@ -1,0 +1,68 @@
+// Ranks with different numbers of steps: who has no data left takes part in the others' steps until all have none.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/reentry.hpp"
+#include "parallel/ddp/ddp.hpp"
+
+namespace tsr {
+
+void Ddp::shadow_step() {
+    begin_ = Clock::now();
+    begun_ = true;
+    reducer_->zero_memory();
+    std::fill(has_grad_.begin(), has_grad_.end(), char{0});
+    for (; launched_ < buckets_.size(); ++launched_) launch(launched_, Part::shadow);
+    launch_used();
+    await_works();
+    finish_step(Part::shadow);
+}
+
+void Ddp::join(bool sync_params) {
+    const Reentry once(this, "the model of communicator", comm_->name());
+    if (options_.join == DdpJoin::off) {
+        throw refusal(Code::invalid_state,
+                      "join on a model that was created without the option join: its ranks have equally many steps");
+    }
+    check_idle("this rank cannot join");
+    try {
+        while (reducer_->announce(Reducer::Presence::joined) > 0) {
+            if (reducer_->all_do() == Reducer::Presence::broadcasts_buffers) {
+                move_buffers(reducer_->first_active());
+            } else {
+                shadow_step();
+            }
+        }
+        // Twice the steps, and whether this rank wants the parameters of who made most.
+        const int64_t own = 2 * own_steps_ + (sync_params ? 1 : 0);
+        std::vector<int64_t> all(static_cast<size_t>(comm_->world_size()));
+        std::array<int64_t, 1> one{own};
+        const Tensor input = tensor_of(std::span<int64_t>(one), DType::i64);
+        const Tensor output = tensor_of(std::span<int64_t>(all), DType::i64);
+        comm_->run({.collective = Collective::all_gather,
+                    .inputs = {&input, 1},
+                    .outputs = {&output, 1},
+                    .label = "steps until join"});
+        for (size_t r = 0; r < all.size(); ++r) {
+            if ((all[r] & 1) == (all[0] & 1)) continue;
+            throw refusal(Code::mismatch,
+                          fmt::format("rank {} joins with sync_params {}, rank 0 with {}", r, all[r] & 1, all[0] & 1))
+                .with_peer(static_cast<int>(r));
+        }
+        own_steps_ = 0;
+        const auto last = std::max_element(all.begin(), all.end());
+        if (sync_params && *last != *std::min_element(all.begin(), all.end())) {
+            const auto from = static_cast<int>(last - all.begin());
+            broadcast_values(from);
+            if (!buffers_.empty()) move_buffers(from);
+        }
+        reducer_->zero_memory();
+    } catch (const Error& error) {
+        if (error.code() != Code::mismatch || comm_->error()) failed_ = error;
+        throw;
+    }
+}
+
+}  // namespace tsr
