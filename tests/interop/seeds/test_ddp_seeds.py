@@ -102,7 +102,7 @@ def test_the_tutorial_as_it_is(tmp_path: Path) -> None:
     assert not (tmp_path / "tmp" / "model.checkpoint").exists()
 
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--rdzv_id=100", "--rdzv_backend=c10d"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--rdzv_id=100", "--rdzv_backend=c10d"]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -110,10 +110,37 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--rdzv
 def test_the_elastic_program_as_it_is(tmp_path: Path, launcher: str, ranks: int) -> None:
     command = [str(TESSERA), "run", "-n", str(ranks), sys.executable, str(HERE / "elastic_ddp.py")]
     if launcher == "torchrun":
-        where = [f"--nproc_per_node={ranks}", f"--rdzv_endpoint=localhost:{free_port()}"]
+        where = ["--nnodes=1", f"--nproc_per_node={ranks}", f"--rdzv_endpoint=localhost:{free_port()}"]
         command = [*TORCHRUN, *where, str(HERE / "elastic_ddp.py")]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=280, cwd=tmp_path, env=environment(tmp_path), check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert finished(done.stdout, "basic DDP") == list(range(ranks))
+
+
+def test_the_elastic_program_on_two_nodes(tmp_path: Path) -> None:
+    """As in the document, with as many processes on each as there is room for: an agent a node, which this machine
+    pretends to be."""
+    port = free_port()
+    arguments = ["--nnodes=2", "--nproc_per_node=2", f"--rdzv_endpoint=localhost:{port}", "--local_addr=127.0.0.1"]
+    common = environment(tmp_path)
+    agents = [
+        subprocess.Popen(
+            [*TORCHRUN, *arguments, str(HERE / "elastic_ddp.py")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=tmp_path,
+            env={**common, "TESSERA_HOST_ID": f"node{node}"},
+        )
+        for node in range(2)
+    ]
+    try:
+        outputs = [agent.communicate(timeout=280)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outputs)
+    ranks = [finished(output, "basic DDP") for output in outputs]
+    assert sorted(ranks) == [[0, 1], [2, 3]], "\n".join(outputs)
