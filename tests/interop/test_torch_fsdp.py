@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+from tessera.torch import checkpoint
 from torch_ranks import run_ranks
 
 JOBS = Path(__file__).with_name("torch_fsdp_jobs.py")
@@ -45,6 +47,13 @@ def test_a_rank_that_dies_in_backward_is_named_to_the_others() -> None:
     run_ranks(JOBS, 3, "dies", ends={2: -signal.SIGKILL})
 
 
+def test_a_model_is_loaded_without_a_whole_tensor(tmp_path: Path) -> None:
+    rows = torch.arange(4096.0)[:, None]
+    weights = {f"{number}.weight": (rows + number).expand(-1, 4096).contiguous() for number in range(2)}
+    checkpoint.save({"model": weights}, checkpoint_id=tmp_path / "large", no_dist=True)
+    run_ranks(JOBS, 4, "loads_large", tmp_path)
+
+
 def test_fsdp1_by_its_names(tmp_path: Path) -> None:
     run_ranks(WRAPPER_JOBS, 2, "checks", tmp_path)
 
@@ -52,3 +61,14 @@ def test_fsdp1_by_its_names(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_states_of_fsdp1_where_ranks_have_fewer_rows_or_none(tmp_path: Path) -> None:
     run_ranks(WRAPPER_JOBS, 3, "checks", tmp_path, "states_of_each_kind", "states_of_optimizers", "whole_parameters")
+
+
+def test_replicas_of_fsdp1(tmp_path: Path) -> None:
+    run_ranks(WRAPPER_JOBS, 4, "checks", tmp_path, "replicas_of_shards")
+
+
+@pytest.mark.parametrize(("saving", "loading"), [(2, 3), (3, 2)])
+def test_fsdp1_checkpoints_at_another_number_of_ranks(tmp_path: Path, saving: int, loading: int) -> None:
+    """PyTorch's and Tessera's, each into both."""
+    run_ranks(WRAPPER_JOBS, saving, "saves", tmp_path)
+    run_ranks(WRAPPER_JOBS, loading, "goes_on", tmp_path)

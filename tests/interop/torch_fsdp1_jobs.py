@@ -1,6 +1,6 @@
 """What test_torch_fsdp.py runs of `FullyShardedDataParallel`: under torchrun's environment, one process a rank.
 
-usage: torch_fsdp1_jobs.py checks DIRECTORY [CHECK...]
+usage: torch_fsdp1_jobs.py checks DIRECTORY [CHECK...] | saves DIRECTORY | goes_on DIRECTORY
 
 PyTorch's own over Gloo and Tessera's train the same models on the same ranks. Each check is a function of this file.
 """
@@ -22,7 +22,11 @@ from tessera.torch import checkpoint as our_dcp
 from tessera.torch.checkpoint.optimizer import load_sharded_optimizer_state_dict
 from tessera.torch.fsdp import FullyShardedDataParallel as Ours
 from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
+    CPUOffload,
     FullOptimStateDictConfig,
     FullStateDictConfig,
     MixedPrecision,
@@ -33,7 +37,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, size_based_auto_wrap_policy
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch_fsdp_jobs import Block, Net, full, job, loss_of, net, steps, tokens
 from torch_ranks import refused, run_checks
 
@@ -45,8 +49,8 @@ FULL, SHARDED, LOCAL = StateDictType.FULL_STATE_DICT, StateDictType.SHARDED_STAT
 Run = tuple[list[float], list[float], dict[str, torch.Tensor]]
 
 
-def theirs(model: nn.Module, **options: Any) -> TorchFSDP:
-    return TorchFSDP(model, device_id=torch.device("cpu"), use_orig_params=True, **options)
+def theirs(model: nn.Module, use_orig_params: bool = True, **options: Any) -> TorchFSDP:
+    return TorchFSDP(model, device_id=torch.device("cpu"), use_orig_params=use_orig_params, **options)
 
 
 def train(model: Any, steps: int = 4, accumulate: int = 1, kind: Any = torch.optim.AdamW) -> Run:
@@ -94,9 +98,27 @@ def every_strategy() -> None:
     for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
         model = Ours(net(), auto_wrap_policy=BLOCKS, sharding_strategy=strategy)
         same(train(model), expected, strategy.name)
+    offloaded = train(Ours(net(), auto_wrap_policy=BLOCKS, cpu_offload=CPUOffload(offload_params=True)))
+    same(offloaded, train(Ours(net(), auto_wrap_policy=BLOCKS)), "shards are in the CPU's memory anyhow", 0)
     narrow = MixedPrecision(torch.bfloat16, torch.float32)
     got = train(Ours(net(), auto_wrap_policy=BLOCKS, mixed_precision=narrow))
     same(got, train(theirs(net(), auto_wrap_policy=BLOCKS, mixed_precision=narrow)), "bf16", 3e-2)
+
+
+def replicas_of_shards() -> None:
+    """HYBRID_SHARD."""
+    mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("replicate", "shard"))
+    hybrid = {"sharding_strategy": ShardingStrategy.HYBRID_SHARD, "device_mesh": mesh, "auto_wrap_policy": BLOCKS}
+    expected = train(theirs(net(), **hybrid))
+    model = Ours(net(), **hybrid)
+    assert model.head.weight.placements == (Replicate(), Shard(0))
+    assert model.head.weight.to_local().shape[0] in (5, 6), "among two ranks"
+    same(train(model), expected, "HYBRID_SHARD")
+    rows = model.head.weight.to_local().detach()
+    rows = torch.cat([rows, rows[: 6 - len(rows)]])
+    every = [torch.empty_like(rows) for _ in range(ranks)]
+    dist.all_gather(every, rows)
+    assert all(torch.equal(every[one], every[one % 2]) for one in range(ranks)), "each replica has the same"
 
 
 def every_policy() -> None:
@@ -222,6 +244,143 @@ def states_of_optimizers() -> None:
         goes_on(Ours.optim_state_dict_to_load(model, optimizer, loaded["optim"]), "of a checkpoint")
 
 
+def groups_of_parameters() -> None:
+    """An optimizer's groups, and their parameters, may be in another order than the state's; not others."""
+
+    def grouped(model: Any, *order: int) -> torch.optim.Optimizer:
+        weights = [param for name, param in model.named_parameters() if name.endswith("weight")]
+        others = [param for name, param in model.named_parameters() if not name.endswith("weight")]
+        groups = [{"params": weights, "lr": 0.02}, {"params": others[::-1], "lr": 0.01, "weight_decay": 0.5}]
+        return torch.optim.AdamW([groups[number] for number in order])
+
+    model = Ours(net(), auto_wrap_policy=BLOCKS)
+    optimizer = grouped(model, 0, 1)
+    steps(model, optimizer, range(2))
+    state = Ours.full_optim_state_dict(model, optimizer, rank0_only=False)
+    other = Ours(net(), auto_wrap_policy=BLOCKS)
+    other.load_state_dict(model.state_dict())
+    with_ = grouped(other, 1, 0)
+    state["param_groups"][0]["params"].reverse()
+    with_.load_state_dict(Ours.shard_full_optim_state_dict(state, other, optim=with_))
+    assert [group["weight_decay"] for group in with_.param_groups] == [0.5, 0.01]
+    torch.testing.assert_close(steps(other, with_, range(2, 5)), steps(model, optimizer, range(2, 5)))
+    alone = torch.optim.AdamW(other.parameters())
+    refused(
+        ts.InvalidArgument,
+        "no group of the parameters that the optimizer's group 0 has: embed.weight, ",
+        lambda: Ours.shard_full_optim_state_dict(state, other, optim=alone),
+    )
+    state["param_groups"][0]["params"].append("another")
+    refused(
+        ts.InvalidArgument,
+        "no parameter 'another'",
+        lambda: Ours.shard_full_optim_state_dict(state, other, optim=with_),
+    )
+
+
+def state_of(kind: Any, model: Any, optimizer: torch.optim.Optimizer, what: StateDictType) -> dict[str, Any]:
+    """Of either class."""
+    with kind.state_dict_type(model, what):
+        return {"model": model.state_dict(), "optim": kind.optim_state_dict(model, optimizer)}
+
+
+def loaded(kind: Any, model: Any, optimizer: Any, what: StateDictType, load: Any, path: str) -> tuple[Any, Any]:
+    """What goes on from a checkpoint, of either class. An optimizer has a state to load into after a step."""
+    steps(model, optimizer, range(77, 78))
+    state = state_of(kind, model, optimizer, what)
+    load(state, checkpoint_id=path)
+    with kind.state_dict_type(model, what):
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(kind.optim_state_dict_to_load(model, optimizer, state["optim"]))
+    return model, optimizer
+
+
+def optimizer_of(model: nn.Module, original: bool, lr: float = 0.02) -> torch.optim.Optimizer:
+    """PyTorch's FSDP with its original parameters tells exp_avg_sq as exp_avg (2.15); a momentum it tells."""
+    if original:
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    return torch.optim.AdamW(model.parameters(), lr=lr)
+
+
+def close(got: list[torch.Tensor], expected: list[torch.Tensor], what: str) -> None:
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6, msg=lambda text: f"{what}: {text}")
+
+
+def checkpoints_of_pytorchs() -> None:
+    """PyTorch's class saves, flat or original parameters, cut or whole, and Tessera's goes on."""
+    cut = init_device_mesh("cpu", (ranks,))
+    for number, (original, what, options, of) in enumerate(
+        (
+            (False, SHARDED, {}, ShardedTensor),
+            (False, SHARDED, {"device_mesh": cut}, DTensor),
+            (True, SHARDED, {}, ShardedTensor),
+            (True, SHARDED, {"device_mesh": cut}, DTensor),
+            (False, FULL, {}, torch.Tensor),
+            (True, FULL, {}, torch.Tensor),
+        )
+    ):
+        reference = theirs(net(), original, auto_wrap_policy=BLOCKS, **options)
+        reference_optimizer = optimizer_of(reference, original)
+        steps(reference, reference_optimizer, range(2))
+        state = state_of(TorchFSDP, reference, reference_optimizer, what)
+        assert type(state["model"]["head.weight"]) is of
+        kept = copy.deepcopy(reference.state_dict())
+        paths = {save: str(Path(directory, f"theirs-{number}-{save.__module__}")) for save in (dcp.save, our_dcp.save)}
+        for save, path in paths.items():
+            save(state, checkpoint_id=path)
+        expected = steps(reference, reference_optimizer, range(2, 5))
+        for save, load in ((dcp.save, dcp.load), (dcp.save, our_dcp.load), (our_dcp.save, our_dcp.load)):
+            model = Ours(Net(), auto_wrap_policy=BLOCKS)
+            optimizer = optimizer_of(model, original, lr=0.5)
+            loaded(Ours, model, optimizer, what, load, paths[save])
+            torch.testing.assert_close(model.state_dict(), kept, rtol=0, atol=0)
+            got = steps(model, optimizer, range(2, 5))
+            close(got, expected, f"{of}, {what}")
+
+
+def checkpoints_for_pytorchs() -> None:
+    """Tessera's class saves, in PyTorch's format and in its own, and PyTorch's goes on."""
+    cut = init_device_mesh("cpu", (ranks,))
+    for number, (original, what) in enumerate(((False, SHARDED), (True, SHARDED), (False, FULL), (True, FULL))):
+        model = Ours(net(), auto_wrap_policy=BLOCKS)
+        optimizer = optimizer_of(model, original)
+        steps(model, optimizer, range(2))
+        state = state_of(Ours, model, optimizer, what)
+        native, theirs_ = (str(Path(directory, f"ours-{number}-{kind}")) for kind in ("native", "torch_dcp"))
+        our_dcp.save(state, checkpoint_id=native)
+        our_dcp.save(state, checkpoint_id=theirs_, format="torch_dcp")
+        kept = {name: value.clone() for name, value in model.state_dict().items()}
+        expected = steps(model, optimizer, range(2, 5))
+        for path, load in ((theirs_, dcp.load), (theirs_, our_dcp.load), (native, our_dcp.load)):
+            # DTensors to load into: PyTorch's planner (2.15) fails where a rank has no rows of a ShardedTensor, also of
+            # what PyTorch itself has saved.
+            other = theirs(Net(), original, auto_wrap_policy=BLOCKS, device_mesh=cut)
+            with_ = optimizer_of(other, original, lr=0.5)
+            loaded(TorchFSDP, other, with_, what, load, path)
+            torch.testing.assert_close(other.state_dict(), kept, rtol=0, atol=0)
+            got = steps(other, with_, range(2, 5))
+            close(got, expected, path)
+
+
+def sharded_tensors_of_pytorchs() -> None:
+    """Without a checkpoint between: states of PyTorch's class are loaded by Tessera's."""
+    reference = theirs(net(), use_orig_params=False, auto_wrap_policy=BLOCKS)
+    reference_optimizer = torch.optim.AdamW(reference.parameters(), lr=0.02)
+    steps(reference, reference_optimizer, range(2))
+    state = state_of(TorchFSDP, reference, reference_optimizer, SHARDED)
+    rows = sum(len(shard.tensor) for shard in state["model"]["blocks.0.scale"].local_shards())
+    assert rows == (1 if rank == 0 else 0), "a rank without rows"
+    assert isinstance(state["optim"]["state"]["head.weight"]["exp_avg"], ShardedTensor)
+    model = Ours(Net(), auto_wrap_policy=BLOCKS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    with Ours.state_dict_type(model, SHARDED):
+        model.load_state_dict(state["model"])
+    torch.testing.assert_close(model.state_dict(), reference.state_dict(), rtol=0, atol=0)
+    optimizer.load_state_dict(Ours.flatten_sharded_optim_state_dict(state["optim"], model, optimizer))
+    expected = steps(reference, reference_optimizer, range(2, 5))
+    torch.testing.assert_close(steps(model, optimizer, range(2, 5)), expected, rtol=1e-5, atol=1e-6)
+
+
 def states_by_the_functions_for_them() -> None:
     """`get_state_dict` and its like, sharded and whole, of wrappers in a wrapper."""
     model = Ours(net(), auto_wrap_policy=BLOCKS)
@@ -297,6 +456,12 @@ def mistakes_are_told() -> None:
     refused(
         ts.InvalidArgument, "a parameter that the model does not show", lambda: Ours.optim_state_dict(model, optimizer)
     )
+    tied = net(tied=True)
+    refused(
+        ts.InvalidArgument,
+        "'head.weight' is also 'weight' of a FSDPEmbedding",
+        lambda: Ours(tied, auto_wrap_policy=ModuleWrapPolicy({nn.Embedding})),
+    )
     kept = net()
     left = Ours(kept, ignored_states=[kept.head.weight])
     assert type(left.head.weight) is nn.Parameter
@@ -304,16 +469,27 @@ def mistakes_are_told() -> None:
     assert tokens(0).shape == (4, 5)
 
 
+def every_name_of_pytorchs_is_there() -> None:
+    missing = [name for name in vars(TorchFSDP) if not name.startswith("_") and name not in vars(Ours)]
+    assert missing == [], missing
+
+
 CHECKS = [
     losses_norms_and_states,
     every_strategy,
+    replicas_of_shards,
     every_policy,
     values_of_rank_0,
     states_of_each_kind,
     states_of_optimizers,
+    groups_of_parameters,
+    checkpoints_of_pytorchs,
+    checkpoints_for_pytorchs,
+    sharded_tensors_of_pytorchs,
     states_by_the_functions_for_them,
     whole_parameters,
     mistakes_are_told,
+    every_name_of_pytorchs_is_there,
 ]
 
 
@@ -323,6 +499,57 @@ def checks(where: str, *names: str) -> None:
     with job():
         run_checks(CHECKS, names, rank)
         dist.barrier()
+
+
+# ---------------------------------------------------------------- another number of ranks
+
+BOTH = ((TorchFSDP, dcp.save), (Ours, partial(our_dcp.save, format="torch_dcp")))
+
+
+def wrapped(kind: Any, **options: Any) -> tuple[Any, torch.optim.Optimizer]:
+    if kind is TorchFSDP:
+        options["use_orig_params"] = False
+    model = (theirs if kind is TorchFSDP else Ours)(net(), auto_wrap_policy=BLOCKS, **options)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.02)
+
+
+def saves(where: str) -> None:
+    """A checkpoint of either class, sharded, and the same whole."""
+    with job():
+        for kind, save in BOTH:
+            model, optimizer = wrapped(kind)
+            steps(model, optimizer, range(2))
+            save(state_of(kind, model, optimizer, SHARDED), checkpoint_id=str(Path(where, kind.__module__)))
+            whole = state_of(kind, model, optimizer, FULL)
+            if rank == 0:
+                torch.save(whole, Path(where, f"{kind.__module__}.pt"))
+
+
+def goes_on(where: str) -> None:
+    """Each is loaded into either class, which trains on as DDP does from what is whole."""
+    names = [name for name, _ in net().named_parameters()]
+    with job():
+        for saved, _ in BOTH:
+            whole = torch.load(Path(where, f"{saved.__module__}.pt"))
+            plain = net()
+            plain.load_state_dict(whole["model"])
+            reference = nn.parallel.DistributedDataParallel(plain)
+            reference_optimizer = torch.optim.AdamW(reference.parameters())
+            of_names = whole["optim"]["state"]
+            groups = [
+                {**group, "params": sorted(names.index(name) for name in group["params"])}
+                for group in whole["optim"]["param_groups"]
+            ]
+            reference_optimizer.load_state_dict(
+                {"state": {names.index(name): value for name, value in of_names.items()}, "param_groups": groups}
+            )
+            expected = steps(reference, reference_optimizer, range(2, 5))
+            for kind, load in ((Ours, our_dcp.load), (Ours, dcp.load), (TorchFSDP, dcp.load)):
+                path = str(Path(where, saved.__module__))
+                cut = init_device_mesh("cpu", (ranks,))  # DTensors, as above
+                model, optimizer = loaded(kind, *wrapped(kind, device_mesh=cut), SHARDED, load, path)
+                got = steps(model, optimizer, range(2, 5))
+                torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
 if __name__ == "__main__":

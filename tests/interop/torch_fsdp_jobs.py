@@ -1,6 +1,6 @@
 """What test_torch_fsdp.py runs: under torchrun's environment, one process a rank.
 
-usage: torch_fsdp_jobs.py checks DIRECTORY [CHECK...] | dies
+usage: torch_fsdp_jobs.py checks DIRECTORY [CHECK...] | loads_large DIRECTORY | dies
 
 PyTorch's own fully_shard over Gloo and Tessera's train the same models on the same ranks. Each check is a function of
 this file.
@@ -9,6 +9,7 @@ this file.
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import signal
 import sys
@@ -27,9 +28,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from tessera.torch import checkpoint as our_dcp
+from tessera.torch import fsdp as our_module
 from tessera.torch.fsdp import AllGather, FSDPModule, ReduceScatter, collectives, register_fsdp_forward_method
 from tessera.torch.fsdp import fully_shard as ours
 from torch import nn
+from torch.distributed import fsdp as their_module
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -38,12 +41,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, share_comm_ctx
 from torch.distributed.fsdp import FSDPModule as TheirModule
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp import fully_shard as theirs
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
-from torch_ranks import refused, run_checks
+from torch_ranks import NOTICED_S, refused, run_checks
 
 rank = int(os.environ["RANK"])
 ranks = int(os.environ["WORLD_SIZE"])
@@ -210,18 +213,61 @@ def every_way_to_be_whole() -> None:
     model.set_reshard_after_forward(True)  # the root's too
     model.set_reshard_after_backward(False)
     train(model).check(expected, "resharded by a method")
-    model = sharded(ours, net())
-    a, b, c = model.blocks
-    model.set_modules_to_forward_prefetch([a, b])
-    a.set_modules_to_forward_prefetch([b, c])
-    c.set_modules_to_backward_prefetch([b, a])
-    train(model).check(expected, "explicit prefetch")
     whole = ours(net())  # one unit
     train(whole).check(expected, "one unit")
     model = net()
     ours([model.blocks[0], model.blocks[1]])
     ours(model)
     train(model).check(expected, "two modules in one unit")
+
+
+def phase_of(model: Any) -> str:
+    """Of the module's unit, as the core has it."""
+    return str(model._unit.engine.core.phase(model._unit.name))
+
+
+def modules_to_prefetch_are_on_their_way() -> None:
+    """Those of an explicit list, that would not be otherwise: one unit is prefetched, the next."""
+
+    def phases(model: Any) -> dict[str, list[str]]:
+        a, b, c = model.blocks
+        seen: dict[str, list[str]] = {}
+
+        def look(when: str, *modules: Any) -> Callable[..., None]:
+            return lambda *_: seen.update({when: [phase_of(module) for module in modules]})
+
+        hooks = [
+            model.register_forward_pre_hook(look("in the root's forward", a, b, c)),
+            c.down.register_full_backward_pre_hook(look("in the backward of the last block", a, b)),
+        ]
+        loss_of(model, 0).backward()
+        for hook in hooks:
+            hook.remove()
+        model.zero_grad()
+        return seen
+
+    expected = train(sharded(theirs, net()))
+    model = sharded(ours, net())
+    assert phases(model) == {
+        "in the root's forward": ["on_its_way", "sharded", "sharded"],
+        "in the backward of the last block": ["sharded", "on_its_way"],
+    }
+    a, b, c = model.blocks
+    model.set_modules_to_forward_prefetch([a, c])
+    a.set_modules_to_forward_prefetch([b, c])
+    c.set_modules_to_backward_prefetch([a, b])
+    assert phases(model) == {
+        "in the root's forward": ["on_its_way", "sharded", "on_its_way"],
+        "in the backward of the last block": ["on_its_way", "on_its_way"],
+    }
+    train(model).check(expected, "explicit prefetch")
+
+
+def shards_are_offloaded_already() -> None:
+    expected = train(sharded(ours, net()))
+    for policy in (CPUOffloadPolicy(), CPUOffloadPolicy(pin_memory=False)):
+        got = train(sharded(ours, net(), offload_policy=policy))
+        got.check(expected, "CPUOffloadPolicy", rtol=0, atol=0)
 
 
 def activations_are_computed_again() -> None:
@@ -255,6 +301,70 @@ def frozen_and_unused_parameters() -> None:
     expected = train(sharded(theirs, net()), loss=some, kind=torch.optim.SGD)
     torch.testing.assert_close(run.losses, expected.losses)
     assert all(not one.any() for one in (run.grads[-1]["blocks.1.up.weight"], run.grads[-1]["blocks.1.scale"]))  # type: ignore[union-attr]
+
+
+def averaged(model: nn.Module, step: int) -> None:
+    """What a step of data parallelism is: the ranks' gradients, zero where a rank has none, averaged."""
+    loss_of_it(model, step).backward()
+    for param in model.parameters():
+        grad = torch.zeros_like(param, dtype=torch.float32) if param.grad is None else param.grad.float()
+        dist.all_reduce(grad)
+        param.grad = (grad / ranks).to(param.dtype)
+
+
+def loss_of_it(model: nn.Module, step: int) -> torch.Tensor:
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + rank))
+    return torch.as_tensor(model(x).float().square().mean())
+
+
+def trains_as_averaged(kind: type[nn.Module], what: str, **tolerance: float) -> nn.Module:
+    """The module as one unit, after some steps in which it did what a whole copy does."""
+    torch.manual_seed(5)
+    plain = kind()
+    model = ours(copy.deepcopy(plain))
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (plain, model)]
+    for step in range(4):
+        averaged(plain, step)
+        loss_of_it(model, step).backward()
+        for (name, param), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+            for one, two in ((param.grad, other.grad), (param.detach(), other.detach())):
+                torch.testing.assert_close(
+                    full(one), two, msg=lambda text, name=name: f"{what}, {name}: {text}", **tolerance
+                )
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def several_types_in_one_unit() -> None:
+    """PyTorch's own wants one type a unit."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(6)
+            self.narrow = nn.Linear(6, 5).to(torch.bfloat16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.narrow(self.norm(x).to(torch.bfloat16)))
+
+    model = trains_as_averaged(Mixed, "f32 and bf16", rtol=2e-2, atol=2e-2)
+    types = {name: param.dtype for name, param in model.named_parameters()}
+    assert types["norm.weight"] is torch.float32
+    assert types["narrow.weight"] is torch.bfloat16
+
+
+def a_parameter_that_one_rank_uses() -> None:
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.always, self.sometimes, self.never = nn.Linear(6, 5), nn.Linear(6, 5), nn.Linear(6, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.always(x) + (self.sometimes(x) if rank == 0 else 0))
+
+    trains_as_averaged(Partly, "used on rank 0")
 
 
 def gradients_add_up() -> None:
@@ -347,6 +457,50 @@ def without_values_until_later() -> None:
         model = Net()
     sharded(ours, model)
     refused(ts.InvalidArgument, "'embed.weight' has no values yet", lambda: model(tokens(0)))
+
+
+LARGE = 4096  # rows and columns of each of two weights: 64 MiB
+
+
+def large() -> nn.Module:
+    """Without values."""
+    with torch.device("meta"):
+        return nn.Sequential(nn.Linear(LARGE, LARGE, bias=False), nn.Linear(LARGE, LARGE, bias=False))
+
+
+def memory_of_process(what: str) -> int:
+    """VmRSS, or VmHWM, in bytes."""
+    (line,) = [line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if what in line]
+    return 1024 * int(line.split()[1])
+
+
+def loads_large(where: str) -> None:
+    """On the meta device, sharded, loaded: what a rank needs is its rows, less than even one whole weight."""
+    with job():
+        model = large()
+        for layer in model:
+            ours(layer)
+        ours(model)
+        model.to_empty(device="cpu")
+        state = {"model": get_model_state_dict(model)}
+        small = {"small": torch.zeros(3)}
+        our_dcp.save(small, checkpoint_id=str(Path(where, "small")))
+        our_dcp.load(small, checkpoint_id=str(Path(where, "small")))  # what is loaded once: code, stacks of threads
+        before = memory_of_process("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # VmHWM begins anew
+        our_dcp.load(state, checkpoint_id=str(Path(where, "large")))
+        set_model_state_dict(model, state["model"])
+        grown = memory_of_process("VmHWM") - before
+        own = 2 * 4 * LARGE * LARGE // ranks
+        assert own <= grown < 4 * LARGE * LARGE, f"{grown / 2**20:.0f} MiB for {own / 2**20:.0f}"
+        rows = torch.arange(LARGE).chunk(ranks)[rank].float()
+        for number, param in enumerate(model.parameters()):
+            local = param.to_local()  # type: ignore[attr-defined]
+            assert bool((local == (rows + number)[:, None]).all())
+        with torch.no_grad():
+            first = torch.zeros(1, LARGE)
+            first[0, 0] = 1
+            torch.testing.assert_close(model[0](first)[0], torch.arange(LARGE).float())  # type: ignore[index]
 
 
 def whole_by_hand() -> None:
@@ -471,8 +625,6 @@ def nothing_is_left() -> None:
     gone = weakref.ref(model.blocks[0])
     engine = weakref.ref(model._unit.engine)
     del model
-    import gc
-
     gc.collect()
     assert gone() is None
     assert engine() is None
@@ -497,7 +649,16 @@ def mistakes_are_told() -> None:
     refused(ts.Unsupported, "dp_mesh_dims", lambda: ours(net(), dp_mesh_dims=object()))
     refused(ts.Unsupported, "copy it before", lambda: copy.deepcopy(model))
     refused(ts.Unsupported, "set_custom_all_gather", lambda: model.set_custom_all_gather(None))
+    refused(ts.Unsupported, "set_custom_reduce_scatter", lambda: model.set_custom_reduce_scatter(None))
     refused(ts.Unsupported, "set_all_reduce_hook", lambda: model.set_all_reduce_hook(print))
+    refused(ts.Unsupported, "set_unshard_in_backward(False)", lambda: model.set_unshard_in_backward(False))
+    model.set_unshard_in_backward(True)
+    refused(ts.Unsupported, "finalization(True)", lambda: model.set_manual_backward_finalization(True))
+    refused(ts.InvalidState, "nothing to finalize", model.finalize_backward)
+    refused(ts.Unsupported, "set_symm_mem_for_comm", model.set_symm_mem_for_comm)
+    refused(ts.Unsupported, "no state of PyTorch's FSDP", lambda: share_comm_ctx([model]))
+    our_module.share_comm_ctx([model])
+    refused(ts.InvalidArgument, "share_comm_ctx", lambda: our_module.share_comm_ctx([net()]))
     refused(ts.InvalidArgument, "above 0", lambda: model.set_gradient_divide_factor(0))
     refused(ts.InvalidArgument, "modules to prefetch", lambda: model.set_modules_to_forward_prefetch([nn.Linear(1, 1)]))
     scalar = nn.Module()
@@ -525,6 +686,110 @@ def mistakes_are_told() -> None:
     refused(ts.Unsupported, "hold for all modules", lambda: loss_of(used, 0).backward())
 
 
+def shared_parameters_in_two_units_are_refused() -> None:
+    model = net(tied=True)
+    ours(model.embed)
+    refused(ts.InvalidArgument, "parameter 'head.weight' is also 'weight' of a FSDPEmbedding", lambda: ours(model))
+    assert type(model.blocks[0].up.weight) is nn.Parameter, "nothing was changed"
+    with torch.device("meta"):
+        later = Net(tied=True)
+    ours(later.head)
+    refused(ts.InvalidArgument, "parameter 'embed.weight' is also 'weight' of a FSDPLinear", lambda: ours(later))
+    frozen = net(tied=True)
+    frozen.requires_grad_(False)
+    ours(frozen.head)
+    refused(ts.InvalidArgument, "is also 'weight'", lambda: ours([frozen.embed, frozen.blocks[0]]))
+    together = net(tied=True)
+    ours([together.embed, together.head])
+    ours(together)
+    assert together.head.weight is together.embed.weight
+    kept = net()
+    weight = kept.head.weight
+    ours(kept)
+    del kept
+    gc.collect()
+    again = nn.Linear(6, VOCABULARY)
+    again.weight = weight  # of a model that is no more
+    assert isinstance(ours(again).weight, DTensor)
+
+
+def units_that_are_in_use() -> None:
+    """They are not sharded in the middle of their forward or backward, and the step goes on."""
+    expected = train(sharded(ours, net()))
+    model = sharded(ours, net())
+    block, told = model.blocks[1], []
+
+    def refuses(text: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            refused(ts.InvalidState, text, block.reshard)
+            told.append(text)
+
+        return hook
+
+    hooks = [
+        block.up.register_forward_hook(refuses("'blocks.1' is in its forward")),
+        block.up.register_full_backward_pre_hook(refuses("'blocks.1' is in its backward")),
+    ]
+    train(model).check(expected, "in use", rtol=0, atol=0)
+    assert len(told) == 2 * 4
+    for one in hooks:
+        one.remove()
+
+    def fails(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    hook = block.up.register_forward_hook(fails)
+    refused(ZeroDivisionError, "", partial(model, tokens(0)))
+    hook.remove()
+    refused(ts.InvalidState, "reset_iter_state", block.reshard)
+    assert isinstance(model.state_dict()["blocks.1.up.weight"], DTensor), "a state is told all the same"
+    model.reset_iter_state()
+    block.reshard()
+    train(model)
+
+
+def ranks_that_differ() -> None:
+    """Each rank is told, and none waits for another."""
+    model = sharded(ours, net())
+    which = (0, 2) if rank == 1 else (0, 1, 2)
+    # A rank may wait for another of this unit's messages when it is told of the first one.
+    refused((ts.Mismatch, ts.Aborted), '"blocks.1" whole', lambda: loss_of(model, 0, which=which).backward())
+    refused(ts.Aborted, "out of use", lambda: model(tokens(0)))
+    model = net()
+    if rank == 1:
+        ours(model.blocks[0])  # a unit more
+    ours(model)
+    refused(ts.Mismatch, "the ranks' models differ", lambda: model(tokens(0)))
+    model = net()
+    if rank == 1:
+        model.head = nn.Linear(6, VOCABULARY, bias=False)
+    sharded(ours, model)
+    refused(ts.Mismatch, "the ranks' models differ", lambda: model(tokens(0)))
+
+
+def sparse_gradients_are_refused() -> None:
+    words = nn.Embedding(VOCABULARY, 6, sparse=True)
+    ours(words)
+    refused(
+        ts.Unsupported,
+        "the gradient of 'weight' is torch.sparse_coo",
+        lambda: words(tokens(0)).square().sum().backward(),
+    )
+    words.sparse = False
+    words.reset_iter_state()  # type: ignore[operator]
+    words(tokens(0)).square().sum().backward()
+    assert isinstance(words.weight.grad, DTensor)
+
+
+def every_name_of_pytorchs_is_there() -> None:
+    """A method that a new PyTorch adds would otherwise be PyTorch's own, on modules that it knows nothing of."""
+    theirs_ = [name for name, value in vars(TheirModule).items() if callable(value) and not name.startswith("__")]
+    assert len(theirs_) > 20
+    assert [name for name in theirs_ if name not in vars(FSDPModule)] == []
+    assert [name for name in their_module.__all__ if name not in our_module.__all__] == []
+    assert all(hasattr(our_module, name) for name in our_module.__all__)
+
+
 def ignored_parameters_stay() -> None:
     model = net()
     kept = model.head.weight
@@ -538,20 +803,27 @@ def ignored_parameters_stay() -> None:
 def our_collectives_in_theirs() -> None:
     expected = train(sharded(theirs, net()))
     model = sharded(theirs, net())
-    calls = []
+    gathers, scatters = [], []
 
-    class Counted(AllGather):
+    class Gather(AllGather):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            calls.append(kwargs.get("group", args[2] if len(args) > 2 else None))
+            gathers.append(kwargs.get("group", args[2] if len(args) > 2 else None))
+            return super().__call__(*args, **kwargs)
+
+    class Scatter(ReduceScatter):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            scatters.append(kwargs.get("group", args[2] if len(args) > 2 else None))
             return super().__call__(*args, **kwargs)
 
     for module in model.modules():
         if isinstance(module, TheirModule):
-            module.set_custom_all_gather(Counted())
-            module.set_custom_reduce_scatter(ReduceScatter())
+            module.set_custom_all_gather(Gather())
+            module.set_custom_reduce_scatter(Scatter())
     train(model).check(expected, "our collectives")
-    assert len(calls) >= 4 * 4
-    assert dist.get_backend(collectives._ours_of(calls[0])) == "tessera"
+    assert len(gathers) >= 4 * 4
+    assert len(scatters) == 4 * 4, "units by steps"
+    for group in (gathers[0], scatters[0]):
+        assert dist.get_backend(collectives._ours_of(group)) == "tessera"
 
 
 def the_backend_of_tessera() -> None:
@@ -563,9 +835,13 @@ def the_backend_of_tessera() -> None:
 CHECKS = [
     losses_gradients_and_states,
     every_way_to_be_whole,
+    modules_to_prefetch_are_on_their_way,
+    shards_are_offloaded_already,
     activations_are_computed_again,
     parameters_that_are_shared_or_used_often,
     frozen_and_unused_parameters,
+    several_types_in_one_unit,
+    a_parameter_that_one_rank_uses,
     gradients_add_up,
     replicas_hold_the_same_shards,
     narrow_types,
@@ -576,6 +852,11 @@ CHECKS = [
     a_step_that_failed,
     nothing_is_left,
     mistakes_are_told,
+    shared_parameters_in_two_units_are_refused,
+    units_that_are_in_use,
+    ranks_that_differ,
+    sparse_gradients_are_refused,
+    every_name_of_pytorchs_is_there,
     ignored_parameters_stay,
     our_collectives_in_theirs,
 ]
@@ -601,7 +882,7 @@ def dies() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         since = time.monotonic()
         refused(ts.PeerLost, f"rank {ranks - 1}", loss.backward)
-        assert time.monotonic() - since < 20
+        assert time.monotonic() - since < NOTICED_S
         refused(ts.Aborted, "out of use", lambda: model(tokens(0)))
         os._exit(0)  # Gloo's store has lost a rank
 

@@ -14,8 +14,10 @@ from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
     CPUOffloadPolicy,
+    DataParallelMeshDims,
     FullOptimStateDictConfig,
     FullStateDictConfig,
+    GradientReductionHandle,
     LocalOptimStateDictConfig,
     LocalStateDictConfig,
     MixedPrecision,
@@ -32,7 +34,7 @@ from torch.distributed.fsdp import (
 )
 
 from .collectives import AllGather, ReduceScatter
-from .fully_shard import FSDPModule, UnshardHandle, fully_shard, register_fsdp_forward_method
+from .fully_shard import FSDPModule, UnshardHandle, fully_shard, register_fsdp_forward_method, share_comm_ctx
 from .wrapper import FullyShardedDataParallel
 
 __all__ = [
@@ -40,10 +42,12 @@ __all__ = [
     "BackwardPrefetch",
     "CPUOffload",
     "CPUOffloadPolicy",
+    "DataParallelMeshDims",
     "FSDPModule",
     "FullOptimStateDictConfig",
     "FullStateDictConfig",
     "FullyShardedDataParallel",
+    "GradientReductionHandle",
     "LocalOptimStateDictConfig",
     "LocalStateDictConfig",
     "MixedPrecision",
@@ -61,4 +65,5 @@ __all__ = [
     "UnshardHandle",
     "fully_shard",
     "register_fsdp_forward_method",
+    "share_comm_ctx",
 ]

@@ -13,7 +13,7 @@ ranks compute the same modules, so that it is the same order everywhere.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from torch.autograd import Variable
 
 from ... import _core
 from ...comm import Comm
-from ...errors import InvalidState, Unsupported
+from ...errors import Aborted, Interrupted, InvalidState, Mismatch, TesseraError, Unsupported
 from ...fsdp import FSDP, Deferred
 from ..meeting import own_communicator
 from ..tensors import core_dtype
@@ -57,7 +57,7 @@ class Engine:
             for param in unit.params:
                 module, attribute = param.places[0]
                 param.name = f"{names[module]}.{attribute}".lstrip(".")
-        comm = own_communicator(_group_of(first.mesh), "fully_shard", self._make)
+        self.comm = own_communicator(_group_of(first.mesh), "fully_shard", self._make)
         self.handle = self.core._handle
         number = 0
         for u, unit in enumerate(self.units):
@@ -65,10 +65,11 @@ class Engine:
             for param in unit.params:
                 param.begin(self.handle, number)
                 number += 1
+        self._failed = False
         self.running = False  # a backward pass is under way, and its end will be noticed
         self.sync = True
         self.reduces = True  # the shards have their gradients at the end of this pass
-        self._end = weakref.finalize(self, _closed, self.core, comm)
+        self._end = weakref.finalize(self, _closed, self.core, self.comm)
 
     def _make(self, comm: Comm) -> None:
         first = self.units[0]
@@ -90,15 +91,35 @@ class Engine:
             sync_values=False,
         )
 
+    def _do(self, act: Callable[..., None], *arguments: Any) -> None:
+        """A call of the core that may wait for other ranks.
+
+        Raises
+        ------
+        TesseraError
+            What failed first: it may have been a unit on its way, of which this call only hears.
+        """
+        try:
+            act(self.handle, *arguments)
+        except (Interrupted, InvalidState):
+            raise  # nothing has happened to the model
+        except TesseraError as error:
+            cause = error.__cause__ if isinstance(error, Aborted) and not self._failed else None
+            first = cause if isinstance(cause, TesseraError) else error
+            self._failed = True
+            if isinstance(first, Mismatch):  # others may wait for something else of this rank, which will not come
+                self.comm.abort(str(first))
+            raise first from first.__cause__
+
     # ------------------------------------------------------------ units
 
     def unshard(self, unit: Unit) -> None:
         """It is on its way."""
-        _core.fsdp_unshard(self.handle, unit.number)
+        self._do(_core.fsdp_unshard, unit.number)
 
     def wait_for(self, unit: Unit) -> None:
         """It is whole, and its modules show it so."""
-        _core.fsdp_await(self.handle, unit.number)
+        self._do(_core.fsdp_await, unit.number)
         unit.show_whole()
 
     def reshard(self, unit: Unit) -> None:
@@ -106,12 +127,12 @@ class Engine:
         if unit.in_backward:
             raise InvalidState(f"{unit.name!r} is in its backward, which ends with backward() itself")
         unit.show_sharded()
-        _core.fsdp_reshard(self.handle, unit.number)
+        self._do(_core.fsdp_reshard, unit.number)
 
     def keep(self, unit: Unit) -> None:
         """It is kept as its `kept_among` says, and its modules show it sharded."""
         unit.show_sharded()
-        _core.fsdp_forward_done(self.handle, unit.number)
+        self._do(_core.fsdp_forward_done, unit.number)
 
     # ------------------------------------------------------------ a step
 
@@ -124,7 +145,7 @@ class Engine:
             self.unshard(unit)
             for other in unit.forward_prefetch:
                 self.unshard(other)
-        _core.fsdp_forward(self.handle, unit.number)
+        self._do(_core.fsdp_forward, unit.number)
         unit.show_whole()
 
     def backward(self, unit: Unit) -> None:
@@ -138,7 +159,7 @@ class Engine:
             for other in unit.backward_prefetch:
                 if not other.in_backward and not other.handed_over:
                     self.unshard(other)
-        _core.fsdp_backward(self.handle, unit.number)
+        self._do(_core.fsdp_backward, unit.number)
         unit.in_backward = True
         unit.show_whole()
 
@@ -175,7 +196,7 @@ class Engine:
         unit.in_backward = False
         unit.handed_over = True
         unit.holds_sums = not self.sync
-        _core.fsdp_grads_ready(self.handle, unit.number)
+        self._do(_core.fsdp_grads_ready, unit.number)
 
     def end(self) -> None:
         """The backward pass is over: return when the gradients of the shards are reduced."""
@@ -185,7 +206,7 @@ class Engine:
                 self._take_part(unit)
             self.hand_over(unit)
             unit.show_sharded()
-        _core.fsdp_wait(self.handle)
+        self._do(_core.fsdp_wait)
         for unit in self.units:
             unit.handed_over = False
             unit.passes = 0
@@ -195,7 +216,7 @@ class Engine:
 
     def _take_part(self, unit: Unit) -> None:
         """This rank did not use the unit; others may have."""
-        _core.fsdp_backward(self.handle, unit.number)
+        self._do(_core.fsdp_backward, unit.number)
         unit.in_backward = True
 
     def abandon(self) -> None:
@@ -204,15 +225,17 @@ class Engine:
         for unit in self.units:
             unit.show_sharded()
             unit.in_backward = unit.handed_over = unit.holds_sums = False
-            unit.passes = 0
+            unit.passes = unit.computing = 0
             for param in unit.params:
                 if param.whole is not None:
                     param.whole.grad = None
-        _core.fsdp_abandon(self.handle)
+        self._do(_core.fsdp_abandon)
 
-    def take_back_values(self) -> None:
-        """Parameters that were replaced, as load_state_dict(assign=True) does: their values become the shards'."""
+    def begin_forward(self) -> None:
+        """The root's forward begins. Parameters that were replaced, as load_state_dict(assign=True) does: their values
+        become the shards'."""
         for unit in self.units:
+            unit.computing = 0
             for param in unit.params:
                 param.adopt()
 

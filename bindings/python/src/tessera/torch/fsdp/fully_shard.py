@@ -15,10 +15,17 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor, Shard
 
 from ...errors import InvalidArgument, InvalidState, Unsupported
-from .sharded import Sharded, places_of
+from .sharded import Sharded, check, places_of
 from .unit import Unit
 
-__all__ = ["FSDPModule", "UnshardHandle", "fully_shard", "register_fsdp_forward_method", "unit_of"]
+__all__ = [
+    "FSDPModule",
+    "UnshardHandle",
+    "fully_shard",
+    "register_fsdp_forward_method",
+    "share_comm_ctx",
+    "unit_of",
+]
 
 _ATTRIBUTE = "_tessera_fsdp_unit"
 
@@ -103,11 +110,11 @@ def fully_shard(
     del offload_policy
     places = places_of(modules, lambda child: unit_of(child) is not None, ignored_params or set())
     names = {id(one): name for top in modules for name, one in top.named_parameters(remove_duplicate=False)}
-    params = []
-    for param, where in places.items():
+    for param in places:  # all of them, before one is changed
+        check(names[id(param)], param)
         if shard_placement_fn is not None and shard_placement_fn(param) not in (None, Shard(0)):
             raise Unsupported(f"parameter {names[id(param)]!r}: parameters are cut by rows, as Shard(0) says")
-        params.append(Sharded(names[id(param)], param, where, mesh))
+    params = [Sharded(names[id(param)], param, where, mesh) for param, where in places.items()]
     unit = Unit(modules, params, mesh, mp_policy or MixedPrecisionPolicy(), reshard_after_forward)
     for one in modules:
         one.__dict__[_ATTRIBUTE] = unit
@@ -174,9 +181,16 @@ class FSDPModule(_TorchFSDPModule):
         return None
 
     def reshard(self) -> None:
-        """Give the memory of the module's whole parameters back."""
-        if self._unit.engine is not None and self._unit.params:
-            self._unit.engine.reshard(self._unit)
+        """Give the memory of the module's whole parameters back. Not while it computes, which is with these."""
+        unit = self._unit
+        if unit.engine is None or not unit.params:
+            return
+        if unit.computing > 0:
+            raise InvalidState(
+                f"{unit.name!r} is in its forward, which needs its parameters whole; if that ended with an error, "
+                "reset_iter_state() gives the step up"
+            )
+        unit.engine.reshard(unit)
 
     def reset_iter_state(self) -> None:
         """Give up a step in which something was raised: parameters are sharded, gradients that were on their way lost.
@@ -308,6 +322,12 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
         return unit._post_forward(self, args, method(self, *args, **kwargs))
 
     setattr(module, method_name, types.MethodType(whole, module))
+
+
+def share_comm_ctx(modules: list[Any]) -> None:
+    """Without effect: it is for streams of a GPU."""
+    if not all(unit_of(module) for module in modules):
+        raise InvalidArgument("share_comm_ctx takes modules that fully_shard was called for")
 
 
 def _units_of(modules: list[Any]) -> list[Unit]:

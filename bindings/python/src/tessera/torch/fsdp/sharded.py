@@ -5,6 +5,7 @@ Which of the two a module shows is the unit's to say. A parameter that several m
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,14 +13,18 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ... import _core
 from ...errors import InvalidArgument, Unsupported
 from ..tensors import CORE, of_core
 
-__all__ = ["Sharded", "over", "placements_of"]
+__all__ = ["Sharded", "check", "over", "placements_of", "places_of"]
 
 Place = tuple[nn.Module, str]
+
+# The parameters that were cut, as long as their units are there: a module of no unit yet may still have one.
+_cut: Any = WeakTensorKeyDictionary()
 
 
 def placements_of(mesh: DeviceMesh) -> tuple[Placement, ...]:
@@ -43,20 +48,14 @@ class Sharded:
     name : str
         In messages, until the model has a root.
     param : Parameter
-        Whole. Its rows of this rank are copied; nothing is sent.
+        Whole; `check` has seen it. Its rows of this rank are copied; nothing is sent.
     places : sequence of (Module, str)
         The modules that have it, each with its name there.
     mesh : DeviceMesh
         Of one dimension, or of replicas by shards.
-
-    Raises
-    ------
-    InvalidArgument, Unsupported
-        It cannot be cut; its name says which one it is.
     """
 
     def __init__(self, name: str, param: nn.Parameter, places: Sequence[Place], mesh: DeviceMesh) -> None:
-        _check(name, param)
         self.name = name
         self.places = places
         self.mesh = mesh
@@ -72,6 +71,7 @@ class Sharded:
         self.rows = slice(min(rank * chunk, self.shape[0]), min((rank + 1) * chunk, self.shape[0]))
         self.own_shape = (self.rows.stop - self.rows.start, *self.shape[1:])
         own = self.rows_of(param).clone()
+        _cut[param] = weakref.ref(self)
         self.show(nn.Parameter(self.distributed(own), requires_grad=param.requires_grad))
 
     def rows_of(self, whole: torch.Tensor) -> torch.Tensor:
@@ -185,7 +185,22 @@ class Sharded:
         self.sharded.grad = self.grad
 
 
-def _check(name: str, param: nn.Parameter) -> None:
+def check(name: str, param: nn.Parameter) -> None:
+    """Whether a parameter of this name can be cut.
+
+    Raises
+    ------
+    InvalidArgument, Unsupported
+        It cannot be; its name says which one it is.
+    """
+    former = _cut[param]() if param in _cut else None
+    if former is not None:
+        module, attribute = former.places[0]
+        raise InvalidArgument(
+            f"parameter {name!r} is also {attribute!r} of a {type(module).__name__}, which a former fully_shard has in "
+            "another unit: a parameter that modules share is in one unit. Call fully_shard for these modules together, "
+            "as a list, or for none of them, so that it is in the unit of a module above them"
+        )
     if isinstance(param, DTensor):
         raise Unsupported(f"parameter {name!r} is a DTensor already: fully_shard cuts plain parameters")
     if param.device.type not in ("cpu", "meta"):

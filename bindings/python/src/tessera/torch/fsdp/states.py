@@ -6,7 +6,7 @@ rank's rows alone. Names are those of the modules without their wrappers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ __all__ = [
     "after_state_dict",
     "before_load",
     "converter_of",
+    "grouped_as",
     "named",
     "names_of",
     "settings_of",
@@ -123,6 +124,26 @@ def names_of(model: nn.Module, optim: torch.optim.Optimizer) -> list[str]:
             "the optimizer has a parameter that the model does not show now: make it after the wrapper, and call this "
             "between steps"
         ) from None
+
+
+def grouped_as(
+    optim: torch.optim.Optimizer, names: Sequence[str], groups: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The groups of a state in the order of the optimizer's, each with its parameters in that order: it is by their
+    places that an optimizer knows them when it loads, and PyTorch's FSDP tells them in another order."""
+    unknown = [name for group in groups for name in group["params"] if name not in names]
+    if unknown:
+        raise InvalidArgument(f"the optimizer has no parameter {unknown[0]!r}, of which there is a state")
+    found, rest = [], iter(names)
+    for number, group in enumerate(optim.param_groups):
+        own = [next(rest) for _ in group["params"]]
+        saved = next((one for one in groups if set(one["params"]) == set(own)), None)
+        if saved is None:
+            raise InvalidArgument(
+                f"the state has no group of the parameters that the optimizer's group {number} has: {', '.join(own)}"
+            )
+        found.append({**saved, "params": own})
+    return found
 
 
 def sharded_like(value: Any, param: Sharded) -> Any:

@@ -50,6 +50,7 @@ class Unit:
         self.handed_over = False  # in this backward pass
         self.holds_sums = False  # of passes without synchronisation
         self.passes = 0  # forward passes whose backward has yet to come to the inputs
+        self.computing = 0  # forwards of its modules that have begun and not ended, unless one was left by an error
         self._left: set[nn.Module] = set(self.modules)  # to compute, before the unit is sharded again
         for module in self.modules:
             module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
@@ -89,11 +90,12 @@ class Unit:
     def _pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         engine = self.begun()
         if self.is_root and engine is not None and not engine.running:
-            engine.take_back_values()
+            engine.begin_forward()
         if self.policy.cast_forward_inputs and self.policy.param_dtype is not None:
             args, kwargs = _cast((args, kwargs), self.policy.param_dtype)
         if engine is not None and self.params:
             engine.forward(self)
+            self.computing += not engine.running  # what is computed again may end in the middle
             if torch.is_grad_enabled():
                 args, kwargs = self._watch_inputs(args, kwargs)
         return args, kwargs
@@ -101,6 +103,7 @@ class Unit:
     def _post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         engine = self.engine
         if engine is not None and self.params:
+            self.computing -= not engine.running
             self._left.discard(module)
             if not self._left or not torch.is_grad_enabled():
                 self._left = set(self.modules)

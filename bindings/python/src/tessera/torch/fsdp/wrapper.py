@@ -32,7 +32,18 @@ from torch.distributed.tensor import DTensor
 from ...errors import InvalidArgument, Unsupported
 from .fully_shard import fully_shard, unit_of
 from .sharded import Sharded
-from .states import INNER, KEY, after_state_dict, before_load, converter_of, named, names_of, settings_of, sharded_like
+from .states import (
+    INNER,
+    KEY,
+    after_state_dict,
+    before_load,
+    converter_of,
+    grouped_as,
+    named,
+    names_of,
+    settings_of,
+    sharded_like,
+)
 from .wrapping import from_rank_0, give_values, ignored_of, mesh_of, wrap_below
 
 __all__ = ["FullyShardedDataParallel"]
@@ -409,14 +420,10 @@ class FullyShardedDataParallel(nn.Module):
                 key: value if param is None else sharded_like(value, param)
                 for key, value in optim_state_dict["state"][name].items()
             }
-        known = {name: number for number, name in enumerate(names)}
-        groups = []
-        for group_ in optim_state_dict["param_groups"]:
-            unknown = [name for name in group_["params"] if name not in known]
-            if unknown:
-                raise InvalidArgument(f"the optimizer has no parameter {unknown[0]!r}, of which there is a state")
-            kept = group_["params"] if is_named_optimizer else [known[name] for name in group_["params"]]
-            groups.append({**group_, "params": kept})
+        groups = grouped_as(optim, names, optim_state_dict["param_groups"])
+        if not is_named_optimizer:
+            known = {name: number for number, name in enumerate(names)}
+            groups = [{**group_, "params": [known[name] for name in group_["params"]]} for group_ in groups]
         loaded = {"state": state, "param_groups": groups}
         if load_directly:
             optim.load_state_dict(loaded)
@@ -495,11 +502,13 @@ class FullyShardedDataParallel(nn.Module):
         if optim is not None:
             names = names_of(model, optim)
         new: dict[Any, Any] = dict(enumerate(names))
-        if optim_state_key_type is OptimStateKeyType.PARAM_ID:
+        by_number = optim_state_key_type is OptimStateKeyType.PARAM_ID
+        if by_number:
             new = {name: number for number, name in new.items()}
-        groups = [
-            {**group, "params": [new[key] for key in group["params"]]} for group in optim_state_dict["param_groups"]
-        ]
+        groups = []
+        for group in optim_state_dict["param_groups"]:
+            keys = [new[key] for key in group["params"]]
+            groups.append({**group, "params": sorted(keys) if by_number else keys})
         return {"state": {new[key]: value for key, value in optim_state_dict["state"].items()}, "param_groups": groups}
 
 
