@@ -3,6 +3,7 @@
 #include <valgrind/callgrind.h>
 
 #include <array>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,9 @@ namespace {
 using bench::check;
 
 constexpr int calls = 200;
-constexpr int rounds = 100;  // of what threads do together, of which the least counts
+constexpr int rounds = 100;  // of what threads or ranks do together, of which the least counts
+constexpr int rounds_of_calls = 20;
+constexpr int calls_of_a_round = 10;
 constexpr int messages_of_a_round = 20;
 constexpr size_t elements = 4096;
 
@@ -34,27 +37,39 @@ void counted(const std::string& name, size_t divisor, Body&& body) {
     once(name, divisor, body);
 }
 
+// Each case has a communicator of its own: which way one stores is found out by time, and each begins with the same.
+template <class Prepare>
+void on_fresh(tsr_comm* comm, int rank, const std::string& name, Prepare&& prepare) {
+    tsr_comm* fresh = nullptr;
+    check(tsr_comm_split(comm, 0, 0, nullptr, &fresh));
+    {
+        const auto call = prepare(fresh);
+        const auto body = [&] {
+            for (int i = 0; i < calls_of_a_round; ++i) check(call());
+        };
+        for (int round = 0; round < rounds_of_calls; ++round) rank == 0 ? once(name, calls_of_a_round, body) : body();
+    }
+    check(tsr_comm_finalize(fresh));
+    tsr_comm_destroy(fresh);
+}
+
 void all_reduces(tsr_comm* comm, int rank, int ranks) {
     for (const int64_t count : {int64_t{2}, int64_t{2048}}) {
         std::vector<float> values(static_cast<size_t>(count));
         const tsr_tensor tensor = bench::floats(values.data(), &count);
-        tsr_plan* plan = nullptr;
-        check(tsr_plan_create(comm, TSR_COLLECTIVE_ALL_REDUCE, nullptr, 0, &tensor, 1, TSR_REDUCE_SUM, -1, nullptr,
-                              &plan));
         const std::string size =
             " of " + std::to_string(4 * count) + " B, " + std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks");
-        const auto on_each = [&](const std::string& name, const auto& call) {
-            const auto body = [&] {
-                for (int i = 0; i < calls; ++i) check(call());
-            };
-            if (rank == 0) return counted(name, calls, body);
-            body();
-            body();
-        };
-        on_each("all_reduce" + size + ", a call",
-                [&] { return tsr_comm_all_reduce(comm, &tensor, 1, TSR_REDUCE_SUM, nullptr, nullptr); });
-        on_each("planned all_reduce" + size + ", a launch", [&] { return tsr_plan_run(plan); });
-        tsr_plan_destroy(plan);
+        on_fresh(comm, rank, "all_reduce" + size + ", a call", [&](tsr_comm* fresh) {
+            return
+                [&tensor, fresh] { return tsr_comm_all_reduce(fresh, &tensor, 1, TSR_REDUCE_SUM, nullptr, nullptr); };
+        });
+        on_fresh(comm, rank, "planned all_reduce" + size + ", a launch", [&](tsr_comm* fresh) {
+            tsr_plan* plan = nullptr;
+            check(tsr_plan_create(fresh, TSR_COLLECTIVE_ALL_REDUCE, nullptr, 0, &tensor, 1, TSR_REDUCE_SUM, -1, nullptr,
+                                  &plan));
+            const std::shared_ptr<tsr_plan> owned(plan, tsr_plan_destroy);
+            return [owned] { return tsr_plan_run(owned.get()); };
+        });
     }
 }
 

@@ -61,7 +61,8 @@ def main() -> int:
     scaling.add_argument("--rounds", type=int, default=5)
     kernels = commands.add_parser("kernels", help="the reduce kernels of shared memory beside memcpy")
     kernels.add_argument("--rounds", type=int, default=7)
-    commands.add_parser("instructions", help="instructions of the hot paths, beside those recorded before")
+    instructions = commands.add_parser("instructions", help="instructions of the hot paths, beside their baseline")
+    instructions.add_argument("--rebase", action="store_true", help="make these the baseline of later runs")
     commands.add_parser("plan", help="what a rank of 1,024 computes for a save and a load of 100,000 tensors")
     for sub in commands.choices.values():
         sub.add_argument("--binaries", type=Path, default=ROOT / "build" / "release" / "benchmarks")
@@ -133,7 +134,7 @@ def main() -> int:
     elif arguments.name == "instructions":
         import instructions as instructions_bench
 
-        cases = instructions_bench.bench(arguments.binaries)
+        cases = instructions_bench.bench(arguments.binaries, replace_baseline=arguments.rebase)
     elif arguments.name == "plan":
         import plan as plan_bench
 
