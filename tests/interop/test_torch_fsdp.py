@@ -30,6 +30,8 @@ def test_so_they_are_where_ranks_have_fewer_rows_or_none(tmp_path: Path) -> None
         "gradients_add_up",
         "checkpoints",
         "whole_by_hand",
+        "ranks_that_differ",
+        "units_that_are_in_use",
     ]
     run_ranks(JOBS, 3, "checks", tmp_path, *checks)
 

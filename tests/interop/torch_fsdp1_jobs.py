@@ -535,7 +535,8 @@ def goes_on(where: str) -> None:
             plain.load_state_dict(whole["model"])
             reference = nn.parallel.DistributedDataParallel(plain)
             reference_optimizer = torch.optim.AdamW(reference.parameters())
-            of_names = whole["optim"]["state"]
+            # PyTorch's class gives the parameters of a unit one step, which each would count up.
+            of_names = {name: copy.deepcopy(value) for name, value in whole["optim"]["state"].items()}
             groups = [
                 {**group, "params": sorted(names.index(name) for name in group["params"])}
                 for group in whole["optim"]["param_groups"]
