@@ -116,6 +116,34 @@ def scaling(cases: list[results.Case]) -> str:
     return measured_on("scaling", "") + "\n\n" + table(head, rows)
 
 
+def instructions(cases: list[results.Case]) -> str:
+    """What each way to an all_reduce executes, and what messages and DDP do."""
+    of = {case["case"]: case for case in cases}
+    forms = ["8 B, 1 rank", "8 B, 2 ranks", "8192 B, 2 ranks"]
+
+    def row(name: str, begin: str, end: str) -> list[str]:
+        return [name, *(told_count(of[f"{begin} of {form}, {end}"]) for form in forms)]
+
+    calls = table(
+        ["", "1 rank", "2 ranks, 8 B", "2 ranks, 8 KiB"],
+        [row("`tsr_comm_all_reduce`", "all_reduce", "a call"),
+         row("`tsr_plan_run`", "planned all_reduce", "a launch")],
+    )  # fmt: skip
+    names = {
+        "flight record, an operation": "a record of the flight recorder, in each of these",
+        "send of 8 B, 2 ranks, a call": "`tsr_comm_send` of 8 B that nobody waits for",
+        "recv of 8 B, 2 ranks, a call": "`tsr_comm_recv` of the same",
+        "tsr_ddp_ready, a parameter": "`tsr_ddp_ready` of a parameter that does not complete its bucket",
+        "the last tsr_ddp_ready and tsr_ddp_wait, a step of one bucket": "the last one of one bucket and `tsr_ddp_wait`, "
+        "1 rank, both threads",
+    }
+    return calls + "\n\n" + table(["", "instructions"], [[name, told_count(of[case])] for case, name in names.items()])
+
+
+def told_count(case: results.Case) -> str:
+    return f"{case['ours']:,.0f}" + (" (missed)" if is_missed(case) else "")
+
+
 def commands(cases: list[results.Case]) -> str:
     """A row a command, a column a format; "-" where a format has no such command."""
     by_name = {tuple(case["case"].split(": ")): case for case in cases}
@@ -220,6 +248,7 @@ PERFORMANCE, README = ROOT / "docs" / "PERFORMANCE.md", ROOT / "README.md"
 SCALING, MEMORY = ROOT / "docs" / "SCALING.md", ROOT / "docs" / "MEMORY.md"
 BLOCKS: list[tuple[Path, str, Callable[[list[results.Case]], str], str]] = [
     (PERFORMANCE, "comm", all_reduces, "\n\n"),
+    (PERFORMANCE, "instructions", instructions, "\n\n"),
     (PERFORMANCE, "hosts", hosts, "\n\n"),
     (PERFORMANCE, "ddp", plain("ddp", disk=""), "\n\n"),
     (PERFORMANCE, "fsdp", plain("fsdp", disk=""), "\n\n"),
