@@ -3,9 +3,10 @@
 Two ranks train a model with AdamW (checkpoint_async_rank.py), 1 GiB of parameters and moments, half of which each
 rank stages and writes. "Blocked" is the slower rank's wait for save_async; a copy of as many bytes into memory that is
 there is measured in the same round. The trainer's slowdown is the time of what it did while the save drained over that
-of the same alone, right after; the rates are set by write_bytes_per_s from a raw write (fio) of the same round. With low
-priority the writers give way to the trainer where no core is free, and drain at what is left; with ordinary priority they
-keep the rate, and that is what the target of the slowdown is for. Extra memory is the peak beyond what the process held before its first save. Every save is durable before the next command.
+of the same alone, right after; the rates are set by write_bytes_per_s from a raw write (fio) of the same round. With
+low priority the writers give way to the trainer where no core is free, and drain at what is left; with ordinary
+priority they keep the rate, and that is what the target of the slowdown is for. Extra memory is the peak beyond what
+the process held before its first save. Every save is durable before the next command.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ DCP = "dcp.async_save"
 TARGET_MS = 1.0  # of the call, with a core-owned optimizer
 PRIORITIES = {"on-demand-ordinary": "ordinary priority", "on-demand": "low priority"}
 RATES = (0.5, 0.25, 0)  # limits, parts of raw; 0: none
-# The slowdown that is allowed at 0.5 of raw and at 0.25: of saves that drain at these rates or faster. A save begins and ends
-# with work that the limit is not for, so that it drains at less than its limit.
+# The slowdown that is allowed at 0.5 of raw and at 0.25: of saves that drain at these rates or faster. A save begins
+# and ends with work that the limit is not for, so that it drains at less than its limit.
 SLOWDOWNS = {0: 0.15, 0.5: 0.05}
 
 
@@ -105,6 +106,7 @@ def bench(rounds: int) -> list[results.Case]:
             case(f"caller blocked, {words[mode]}", "s", f"{DCP}, cached staging", f"{mode} kept"),
             case(f"caller blocked by the first save, {words[mode]}", "s", DCP, f"{mode} new"),
         ]
+
     def drains(save: str, train: str, rate: str, slowdown: float | None) -> list[results.Case]:
         target = None if slowdown is None else 1 / (1 + slowdown)
         return [

@@ -40,7 +40,7 @@ def inclusive(dump: Path, function: str) -> int:
 def counts(program: Path) -> dict[str, float]:
     """By case, what it takes by element or call."""
     if shutil.which("valgrind") is None:
-        raise RuntimeError("valgrind is not installed: ./dev setup --bench")
+        raise RuntimeError("valgrind is not installed: ./dev setup")
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as directory:
         out = f"--callgrind-out-file={directory}/%p"

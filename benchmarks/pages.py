@@ -14,9 +14,9 @@ from pathlib import Path
 import fsdp_memory
 import results
 import scaling_fsdp
+from tables import MIB, by_size, is_missed, measured_on, plain, short, size_of, table, told
 
 from checkpoint import COLD, DCP, ONE_THREAD, PART, RAW, SAVE, SCENARIOS, WARM
-from tables import MIB, by_size, is_missed, measured_on, plain, short, size_of, table, told
 
 ROOT = Path(__file__).resolve().parent.parent
 PLOT, MEMORY_PLOT = ROOT / "docs" / "checkpoint.svg", ROOT / "docs" / "memory.svg"
@@ -134,8 +134,9 @@ def instructions(cases: list[results.Case]) -> str:
         "send of 8 B, 2 ranks, a call": "`tsr_comm_send` of 8 B that nobody waits for",
         "recv of 8 B, 2 ranks, a call": "`tsr_comm_recv` of the same",
         "tsr_ddp_ready, a parameter": "`tsr_ddp_ready` of a parameter that does not complete its bucket",
-        "the last tsr_ddp_ready and tsr_ddp_wait, a step of one bucket": "the last one of one bucket and `tsr_ddp_wait`, "
-        "1 rank, both threads",
+        "the last tsr_ddp_ready and tsr_ddp_wait, a step of one bucket": (
+            "the last one of one bucket and `tsr_ddp_wait`, 1 rank, both threads"
+        ),
     }
     return calls + "\n\n" + table(["", "instructions"], [[name, told_count(of[case])] for case, name in names.items()])
 
@@ -174,8 +175,9 @@ def readme_comm(cases: list[results.Case]) -> str:
 
     gloo, mpi, foreign = span("buffer", "Gloo"), span("buffer", "Open MPI"), span("foreign", "Open MPI")
     return (
-        f"from 1 MiB up an all-reduce in library buffers takes at most {gloo[-1]:.2f} of Gloo's time and {mpi[0]:.2f} to "
-        f"{mpi[-1]:.2f} of Open MPI's, in any other memory {foreign[0]:.2f} to {foreign[-1]:.2f} of Open MPI's"
+        f"from 1 MiB up an all-reduce in library buffers takes at most {gloo[-1]:.2f} of Gloo's time and "
+        f"{mpi[0]:.2f} to {mpi[-1]:.2f} of Open MPI's, in any other memory {foreign[0]:.2f} to {foreign[-1]:.2f} of "
+        "Open MPI's"
     )
 
 

@@ -45,7 +45,7 @@ def beside(case: results.Case) -> str:
 
 
 def ratio(case: results.Case) -> str:
-    """Of what is beyond a base, the bounds: how much more the peer's is at least, ours as a part of the base at most."""
+    """Of what is beyond a base, the bounds: the peer's over ours at least, ours as a part of the base at most."""
     if "within" not in case:
         return short(case["ratio"])
     # Where the peer's may be less than nothing, its part of ours tells nothing.
@@ -76,9 +76,7 @@ def size_of(size: int) -> str:
     return f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB" if size >= KIB else f"{size} B"
 
 
-def by_size(
-    cases: list[results.Case], pattern: str, group: str, kind_of: Callable[[re.Match[str]], str]
-) -> str:
+def by_size(cases: list[results.Case], pattern: str, group: str, kind_of: Callable[[re.Match[str]], str]) -> str:
     """Cases whose names have a size, a number of ranks (or hosts) and a kind, by ``pattern``. Of each kind a row with
     times and one a peer with ratios; a column a size; the numbers side by side in a cell. A * misses its target."""
     cells: dict[tuple[str, str], dict[int, dict[int, results.Case]]] = {}

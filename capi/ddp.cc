@@ -208,7 +208,8 @@ tsr_status tsr_ddp_shared_step(tsr_ddp* ddp, int64_t* steps) {
 }
 
 tsr_status tsr_ddp_register_buffers(tsr_ddp* ddp, const tsr_param* buffers, size_t n) {
-    return guard([&] { object_of(ddp, "ddp")->register_buffers(params_in(buffers, n, "buffers", "buffer")); });
+    return guard(
+        [&] { object_of(ddp, "ddp")->register_buffers([&] { return params_in(buffers, n, "buffers", "buffer"); }); });
 }
 
 tsr_status tsr_ddp_broadcast_buffers(tsr_ddp* ddp) {

@@ -6,6 +6,9 @@
 #include <cpuid.h>
 #endif
 
+// Of what kernels are made of: each is compiled once for each instruction set, with all that it calls.
+#define TSR_INLINE [[gnu::always_inline]] inline
+
 namespace tsr {
 
 // avx2: with the conversions of f16 (F16C), which every such processor has. avx512: with its instructions for bytes, words

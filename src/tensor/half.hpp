@@ -6,7 +6,7 @@
 #include <bit>
 #include <cstdint>
 
-#define TSR_INLINE [[gnu::always_inline]] inline
+#include "base/vectors.hpp"
 
 namespace tsr {
 

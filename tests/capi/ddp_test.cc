@@ -1,4 +1,5 @@
 // tessera/ddp.h, optim.h and data.h through the C ABI.
+#include <array>
 #include <cmath>
 
 #include "api.hpp"
@@ -331,6 +332,26 @@ TEST(DdpApi, RanksJoinWithTheirBuffers) {
         EXPECT_FAILS(tsr_ddp_join(ddp, 5), TSR_E_INVALID_ARGUMENT, "sync_params is 5");
         EXPECT_OK(tsr_ddp_join(ddp, 1));
         EXPECT_THAT(mean.values, Each(21.0F)) << "rank 1's, which made most steps";
+    });
+}
+
+TEST(DdpApi, BuffersThatOneRankRegistersBadlyAreRefusedOnAll) {
+    static const std::array<int64_t, 1> steps{2};
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        Model model(0);
+        const auto params = model.params();
+        api::Owned<tsr_ddp> ddp;
+        ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), nullptr, ddp.out()));
+        api::Array<float> mean({2}, static_cast<float>(rank + 3));
+        tsr_param buffer{"mean", mean.tensor()};
+        if (rank == 1) buffer.tensor.strides = steps.data();
+        EXPECT_FAILS(tsr_ddp_register_buffers(ddp, &buffer, 1), TSR_E_INVALID_ARGUMENT, "is not contiguous");
+        if (rank == 0) {
+            EXPECT_THAT(api::message(), ::testing::StartsWith("rank 1: "));
+        }
+        buffer.tensor.strides = nullptr;
+        EXPECT_OK(tsr_ddp_register_buffers(ddp, &buffer, 1));
+        EXPECT_THAT(mean.values, Each(3.0F));
     });
 }
 

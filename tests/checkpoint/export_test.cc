@@ -150,7 +150,8 @@ TEST_P(Export, IsWrittenInEqualPartsByAllRanks) {
         const std::vector<int64_t> written =
             written_by(world_size, root_, fmt::format("{}-{}", out_, name_of(format)), format);
         // 120 kB of tensors in batches of 1 kB, a few of which are smaller; headers and directories are rank 0's.
-        for (const int64_t bytes : written) EXPECT_GT(bytes, 120'000 / world_size / 2) << ::testing::PrintToString(written);
+        for (const int64_t bytes : written)
+            EXPECT_GT(bytes, 120'000 / world_size / 2) << ::testing::PrintToString(written);
     }
 }
 

@@ -85,7 +85,9 @@ void expect_named(const std::vector<std::pair<Issued, Issued>>& pairs) {
     std::vector<std::thread> threads;
     for (int k = 0; k < 8; ++k) {
         threads.emplace_back([&] {
-            for (size_t i = next++; i < pairs.size(); i = next++) expect_pair_named(pairs[i].first, pairs[i].second);
+            for (size_t i = next++; i < pairs.size(); i = next++) {
+                EXPECT_NO_THROW(expect_pair_named(pairs[i].first, pairs[i].second)) << "pair " << i;
+            }
         });
     }
     for (std::thread& thread : threads) thread.join();

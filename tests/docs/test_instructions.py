@@ -3,6 +3,7 @@ before. Counts, not times: a busy machine changes nothing."""
 
 from __future__ import annotations
 
+import datetime
 import sys
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def test_a_baseline_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.M
     instructions.rebase({"a call": 90.0}, "GCC: 13")
     made = instructions.baseline()
     assert (made["compiler"], made["counts"]) == ("GCC: 13", {"a call": 90.0})
-    assert made["date"] > BASE["date"]
+    assert made["date"] == datetime.date.today().isoformat()
 
 
 def test_the_results_are_beside_the_baseline() -> None:
@@ -67,7 +68,8 @@ def test_the_results_are_beside_the_baseline() -> None:
 def test_no_hot_path_takes_more_than_the_baseline() -> None:
     """Some ten seconds. After a gain, or for a price that is meant to be paid: ./dev bench instructions --rebase."""
     base = instructions.baseline()
-    assert PROGRAM.exists(), "./dev test builds it, where valgrind is installed: ./dev setup"
+    if not PROGRAM.exists():
+        pytest.skip("it is built by the preset `release`, where valgrind is installed")
     same = instructions.compiler_of(PROGRAM) == base["compiler"]
     most = SAME_COMPILER if same else ANOTHER_COMPILER
     cases = instructions.beside_baseline(instructions.counts(PROGRAM), base)

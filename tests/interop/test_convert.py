@@ -178,7 +178,17 @@ def test_memory_of_ranks_that_export_together_is_bounded(tmp_path: Path, form: s
     program = tmp_path / "program.py"
     program.write_text(EXPORT, encoding="utf-8")
     done = subprocess.run(
-        [str(TESSERA), "run", "-n", "2", sys.executable, str(program), str(tmp_path / "from"), str(tmp_path / "to"), form],
+        [
+            str(TESSERA),
+            "run",
+            "-n",
+            "2",
+            sys.executable,
+            str(program),
+            str(tmp_path / "from"),
+            str(tmp_path / "to"),
+            form,
+        ],
         capture_output=True,
         text=True,
         timeout=120,

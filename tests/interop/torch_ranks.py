@@ -14,7 +14,7 @@ from typing import NoReturn
 
 # Within which a rank hears of another one's death. It is 1 where the rank that waits gets to run, which a machine that
 # runs other tests too may not let it.
-NOTICED_S = 3
+NOTICED_S = 5
 
 
 def free_port() -> int:

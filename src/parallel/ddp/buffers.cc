@@ -16,13 +16,15 @@ constexpr size_t page = 4096;
 
 }  // namespace
 
-void Ddp::register_buffers(std::vector<NamedTensor> buffers) {
+void Ddp::register_buffers(const std::function<std::vector<NamedTensor>()>& make) {
     check_idle("buffers cannot be registered");
     if (!buffers_.empty()) {
         throw Error(Code::invalid_state, "buffers were registered before; all are registered in one call");
     }
+    std::vector<NamedTensor> buffers;
     size_t size = 0;
     const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, [&] {
+        buffers = make();
         if (buffers.empty()) throw Error(Code::invalid_argument, "no buffers are given");
         for (NamedTensor& buffer : buffers) {
             buffer.name = without_wrappers(std::move(buffer.name));

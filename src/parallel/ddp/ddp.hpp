@@ -15,6 +15,7 @@
 // Owned by one thread; the reductions run on the communicator's.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -82,7 +83,11 @@ class Ddp {
     [[nodiscard]] int64_t shared_step() const;
 
     // Collective: checks that all ranks register the same and gives every rank the values of rank 0. Once.
-    void register_buffers(std::vector<NamedTensor> buffers);
+    void register_buffers(const std::vector<NamedTensor>& buffers) {
+        register_buffers([&] { return buffers; });
+    }
+    // What `make` throws, too, is an error of all ranks.
+    void register_buffers(const std::function<std::vector<NamedTensor>()>& make);
     // Collective: the values of rank 0, or of the lowest rank that has not joined.
     void broadcast_buffers();
 

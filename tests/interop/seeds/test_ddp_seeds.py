@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -133,14 +135,18 @@ def test_the_elastic_program_on_two_nodes(tmp_path: Path) -> None:
             text=True,
             cwd=tmp_path,
             env={**common, "TESSERA_HOST_ID": f"node{node}"},
+            start_new_session=True,
         )
         for node in range(2)
     ]
     try:
-        outputs = [agent.communicate(timeout=280)[0] for agent in agents]
+        limit = time.monotonic() + 250
+        outputs = [agent.communicate(timeout=limit - time.monotonic())[0] for agent in agents]
     finally:
         for agent in agents:
-            agent.kill()
+            if agent.poll() is None:  # with its ranks
+                os.killpg(agent.pid, signal.SIGKILL)
+                agent.wait()
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outputs)
     ranks = [finished(output, "basic DDP") for output in outputs]
     assert sorted(ranks) == [[0, 1], [2, 3]], "\n".join(outputs)

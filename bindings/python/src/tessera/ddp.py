@@ -84,6 +84,9 @@ class Grads(Mapping[str, "npt.NDArray[Any]"]):
             )
         view[...] = array
 
+    def __contains__(self, name: object) -> bool:  # also where a view is lent no more
+        return name in self._views
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._views)
 

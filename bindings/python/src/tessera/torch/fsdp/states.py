@@ -134,14 +134,15 @@ def grouped_as(
     unknown = [name for group in groups for name in group["params"] if name not in names]
     if unknown:
         raise InvalidArgument(f"the optimizer has no parameter {unknown[0]!r}, of which there is a state")
-    found, rest = [], iter(names)
+    found, rest, left = [], iter(names), list(groups)
     for number, group in enumerate(optim.param_groups):
         own = [next(rest) for _ in group["params"]]
-        saved = next((one for one in groups if set(one["params"]) == set(own)), None)
+        saved = next((one for one in left if set(one["params"]) == set(own)), None)
         if saved is None:
             raise InvalidArgument(
                 f"the state has no group of the parameters that the optimizer's group {number} has: {', '.join(own)}"
             )
+        left.remove(saved)  # there may be several without parameters
         found.append({**saved, "params": own})
     return found
 

@@ -41,7 +41,9 @@ public final class Tensor {
         private void add(Work.Completion work) {
             synchronized (works) {
                 works.removeIf(Work.Completion::isOver);
-                works.add(work);
+                if (!works.contains(work)) { // of several tensors in one operation
+                    works.add(work);
+                }
             }
         }
 
