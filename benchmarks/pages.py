@@ -14,7 +14,7 @@ from pathlib import Path
 import fsdp_memory
 import results
 import scaling_fsdp
-from tables import MIB, by_size, is_missed, measured_on, plain, short, size_of, table, told
+from tables import MIB, by_size, measured_on, plain, short, size_of, table, told
 
 from checkpoint import COLD, DCP, ONE_THREAD, PART, RAW, SAVE, SCENARIOS, WARM
 
@@ -43,7 +43,9 @@ class Figures:
     def ratio(self, operation: str, peer: str) -> str:
         """With the ratio that was asked for where it is missed."""
         case = self.find(operation, peer, "GiB/s" if peer == RAW else "s")
-        return short(case["ratio"]) + (f" (asked: {case['target']:g})" if is_missed(case) else "") if case else ""
+        return (
+            short(case["ratio"]) + (f" (asked: {case['target']:g})" if not results.is_met(case) else "") if case else ""
+        )
 
     def both(self, operation: str, metric: str) -> str:
         """Ours, with its bound where it is missed, and DCP's."""
@@ -52,7 +54,7 @@ class Figures:
             return ""
         # DCP may have run fewer rounds.
         bound = self.find(operation, "bound", metric) or case
-        missed = f" (asked: {bound['peer']:g})" if is_missed(bound) else ""
+        missed = f" (asked: {bound['peer']:g})" if not results.is_met(bound) else ""
         return f"{short(bound['ours'])}{missed} / {short(case['peer'])}"
 
 
@@ -142,7 +144,7 @@ def instructions(cases: list[results.Case]) -> str:
 
 
 def told_count(case: results.Case) -> str:
-    return f"{case['ours']:,.0f}" + (" (missed)" if is_missed(case) else "")
+    return f"{case['ours']:,.0f}" + (" (missed)" if not results.is_met(case) else "")
 
 
 def commands(cases: list[results.Case]) -> str:
@@ -153,7 +155,7 @@ def commands(cases: list[results.Case]) -> str:
     def cell(case: results.Case | None) -> str:
         if case is None:
             return "-"
-        return f"{case['ours']:.2f} s" + (f" (asked: {case['peer']:g} s)" if is_missed(case) else "")
+        return f"{case['ours']:.2f} s" + (f" (asked: {case['peer']:g} s)" if not results.is_met(case) else "")
 
     names = dict.fromkeys(name for _, name in by_name)
     rows = [[f"`{name}`", *(cell(by_name.get((form, name))) for form in formats)] for name in names]

@@ -86,20 +86,25 @@ def bounds_beyond(rounds: list[tuple[float, float, float]]) -> tuple[float, floa
     return sorted(ratios)[100], sorted(shares)[-101]
 
 
+def is_met(c: Case) -> bool:
+    """Whether a case meets its target, by the ratio and share that it tells; one without a target does."""
+    return c["target"] is None or c["ratio"] >= c["target"] or ("within" in c and c["share"] <= c["within"])
+
+
 def missed_by(c: Case) -> str | None:
     """What a case misses; None if nothing. Its ratio is computed anew."""
     if "within" in c:
         ratio, share = bounds_beyond([tuple(each) for each in c["rounds"]])
         if (ratio, share) != (c["ratio"], c["share"]):
             return f"the bounds {c['ratio']} and {c['share']} do not follow from the rounds ({ratio}, {share})"
-        if c["target"] is None or ratio >= c["target"] or share <= c["within"]:
+        if is_met(c):
             return None
         targets = f"{c['target']:g}, or a share of {c['within']:g}"
         return f"against {c['peer_name']}: {ratio:.2f} and a share of {share:.3f}, target {targets}"
     ratio = ratio_of([tuple(pair) for pair in c["rounds"]], c["better"] == "smaller")
     if abs(ratio - c["ratio"]) > 1e-9 * max(1.0, abs(ratio)):
         return f"the ratio {c['ratio']} does not follow from the rounds ({ratio})"
-    if c["target"] is not None and ratio < c["target"]:
+    if not is_met(c):
         return f"against {c['peer_name']}: {ratio:.2f}, target {c['target']:g}"
     return None
 

@@ -10,11 +10,6 @@ import results
 KIB, MIB = 1 << 10, 1 << 20
 
 
-def is_missed(case: results.Case) -> bool:
-    met = case["ratio"] >= (case["target"] or 0) or case.get("share", 1) <= case.get("within", 0)
-    return case["target"] is not None and not met
-
-
 def short(number: float) -> str:
     return f"{number:.0f}" if number >= 99.5 else f"{number:.2g}" if number >= 9.95 else f"{number:.2f}"
 
@@ -57,7 +52,7 @@ def asked(case: results.Case) -> str:
     if case["target"] is None:
         return ""
     or_share = f", or {case['within']:.0%} of the step" if case.get("within") else ""
-    return f"{case['target']:.2g}{or_share}" + (" (missed)" if is_missed(case) else "")
+    return f"{case['target']:.2g}{or_share}" + ("" if results.is_met(case) else " (missed)")
 
 
 def told(number: float, metric: str) -> str:
@@ -94,7 +89,7 @@ def by_size(cases: list[results.Case], pattern: str, group: str, kind_of: Callab
             times = [" / ".join(told_times([case["ours"] for case in row[size].values()])) for size in sizes]
             rows.append([kind, *times])
         ratios = [
-            " / ".join(short(case["ratio"]) + ("*" if is_missed(case) else "") for case in row[size].values())
+            " / ".join(short(case["ratio"]) + ("" if results.is_met(case) else "*") for case in row[size].values())
             for size in sizes
         ]
         rows.append([f"against {peer}", *ratios])
