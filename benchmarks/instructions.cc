@@ -3,8 +3,10 @@
 #include <valgrind/callgrind.h>
 
 #include <array>
+#include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/flight_recorder.hpp"
@@ -104,6 +106,9 @@ void messages(tsr_comm* comm, int rank) {
     }
 }
 
+// Long enough for the other thread to end what it was given: whether a wait sleeps is then the same each time.
+void let_the_other_thread_end() { std::this_thread::sleep_for(std::chrono::milliseconds{2}); }
+
 // One bucket of many parameters at one rank: what each gradient costs that does not complete it, and what a step does.
 void ddp_steps(tsr_comm* comm) {
     constexpr size_t params = 100;
@@ -122,8 +127,10 @@ void ddp_steps(tsr_comm* comm) {
         once("tsr_ddp_ready, a parameter", params - 1, [&] {
             for (size_t i = params - 1; i > 0; --i) check(tsr_ddp_ready(ddp, i));
         });
+        let_the_other_thread_end();
         once("the last tsr_ddp_ready and tsr_ddp_wait, a step of one bucket", 1, [&] {
             check(tsr_ddp_ready(ddp, 0));
+            let_the_other_thread_end();
             check(tsr_ddp_wait(ddp));
         });
     }
