@@ -70,13 +70,6 @@ void make_directory(const std::string& path) {
     if (failure) throw os_error(fmt::format("making the directory {}", path), failure.value());
 }
 
-std::string temporary_directory(std::string_view what) {
-    const char* base = std::getenv("TMPDIR");
-    std::string path = fmt::format("{}/tessera-{}.XXXXXX", base != nullptr && *base != '\0' ? base : "/tmp", what);
-    if (::mkdtemp(path.data()) == nullptr) throw os_error(fmt::format("making a directory like {}", path), errno);
-    return path;
-}
-
 // 0: no terminal.
 size_t terminal_width(int fd) {
     winsize size{};
@@ -101,13 +94,8 @@ Agent::Agent(RunOptions options, int guardian, const sigset_t& signal_mask)
       signals_(signal_descriptor()),
       events_(options_.events_file),
       logs_(STDOUT_FILENO, STDERR_FILENO, options_.prefix) {
-    own_error_directory_ = options_.log_directory.empty();
-    error_directory_ = own_error_directory_ ? temporary_directory("run") : options_.log_directory;
-}
-
-Agent::~Agent() {
-    std::error_code ignored;
-    if (own_error_directory_) std::filesystem::remove_all(error_directory_, ignored);
+    if (options_.log_directory.empty()) own_directory_.emplace();
+    error_directory_ = own_directory_ ? own_directory_->path() : options_.log_directory;
 }
 
 int Agent::run() {

@@ -17,6 +17,7 @@
 #include "launch/agent_page.hpp"
 #include "launch/events.hpp"
 #include "launch/job.hpp"
+#include "launch/job_directory.hpp"
 #include "launch/log_mux.hpp"
 #include "launch/port.hpp"
 #include "launch/process.hpp"
@@ -30,7 +31,6 @@ class Agent {
    public:
     // `guardian` becomes readable when the guardian has died; `signal_mask` is what ranks start with.
     Agent(RunOptions options, int guardian, const sigset_t& signal_mask);
-    ~Agent();
 
     // Runs the job to its end; the exit code for the shell.
     [[nodiscard]] int run();
@@ -102,9 +102,9 @@ class Agent {
     AgentPage page_;
     EventLog events_;
     LogMux logs_;
-    std::string flight_directory_;  // of requested flight records; empty: none was requested
+    std::string flight_directory_;               // of requested flight records; empty: none was requested
+    std::optional<JobDirectory> own_directory_;  // unless the options name one
     std::string error_directory_;
-    bool own_error_directory_ = false;
 
     int round_ = 0;
     int restarts_ = 0;

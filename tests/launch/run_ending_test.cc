@@ -130,6 +130,34 @@ TEST_F(KilledRun, KillingByNameLeavesNoRankAndNoGrandchild) {
     expect_dies(agent_);
 }
 
+// Nobody is left who could remove the job's directory.
+TEST_F(KilledRun, NextJobRemovesWhatAKilledOneLeftAndNothingElse) {
+    start_job();
+    ASSERT_EQ(::kill(guardian(), SIGSTOP), 0);  // it would end the job in order
+    ASSERT_EQ(::kill(agent_, SIGKILL), 0);
+    ASSERT_EQ(::kill(guardian(), SIGKILL), 0);
+    EXPECT_EQ(job_->wait(), 128 + SIGKILL);
+    for (const pid_t pid : {pids_[0], pids_[1], agent_}) expect_dies(pid);
+    ASSERT_EQ(leftover_directories(), 1);
+
+    Child living = start({"/bin/sh", "-c", "echo $$ > $D/living; sleep 600"});
+    (void)pid_in("living");
+    ASSERT_EQ(leftover_directories(), 1) << "the killed job's, or not the living one's";
+    const std::filesystem::path other = directory_.path() / "tessera-run.nobody";
+    std::filesystem::create_directory(other);  // who made it is not known
+    const std::filesystem::path kept = directory_.path() / "kept";
+    std::filesystem::create_directory(kept);
+    std::ofstream(kept / "owner") << "";
+    std::filesystem::create_directory_symlink(kept, directory_.path() / "tessera-run.linked");
+    Child next = start({"/bin/sh", "-c", "ls $TMPDIR > $D/seen"});
+    EXPECT_EQ(finish(next).code, 0);
+    EXPECT_EQ(leftover_directories(), 3) << "the living job's, one without an owner and a link stay";
+    EXPECT_TRUE(std::filesystem::exists(kept / "owner"));
+    ::kill(living.pid(), SIGQUIT);
+    (void)finish(living);
+    EXPECT_EQ(leftover_directories(), 2);
+}
+
 TEST_F(Run, SigtermSetsThePreemptionFlagAndWaitsForTheRanks) {
     // od reads the shared page as tsr_preempt_requested does.
     Child job =

@@ -1,0 +1,30 @@
+// A directory of an agent's own under TMPDIR, where ranks leave what is not kept: removed at the agent's end, and, if it was
+// killed, by the next agent. Who lives is told by a lock on a file in it, which the kernel lets go of when the agent has ended in
+// whatever way; a pid would say nothing of an agent in another container that shares the directory.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "base/fd.hpp"
+
+namespace tsr {
+
+class JobDirectory {
+   public:
+    JobDirectory();  // removes those that agents of this user left
+    ~JobDirectory();
+    JobDirectory(const JobDirectory&) = delete;
+    JobDirectory& operator=(const JobDirectory&) = delete;
+
+    [[nodiscard]] const std::string& path() const { return path_; }
+
+   private:
+    std::string path_;
+    Fd owner_;
+};
+
+// A new directory under TMPDIR, tessera-WHAT.XXXXXX, of this user alone.
+[[nodiscard]] std::string temporary_directory(std::string_view what);
+
+}  // namespace tsr
