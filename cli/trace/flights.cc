@@ -7,7 +7,13 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <iterator>
+#include <list>
+#include <set>
 #include <system_error>
+#include <tuple>
+#include <utility>
 
 #include "base/json.hpp"
 #include "tensor/dtype.hpp"
@@ -63,6 +69,8 @@ Flight header_of(const Json& line) {
     }
     flight.host = line.at("host").as_string();
     flight.pid = line.at("pid").as_int();
+    if (const Json* job = line.find("job")) flight.job = job->as_string();
+    if (line.find("process_started") != nullptr) flight.process_started = count_of(line, "process_started");
     if (const Json* written = line.find("written_us")) flight.written = written->as_double();
     if (const Json* error = line.find("error")) flight.error = error->at("message").as_string();
     return flight;
@@ -119,6 +127,74 @@ Flight read_flight(const std::string& path) {
     return std::move(*flight);
 }
 
+// Of `tessera run`: "round-0".
+bool is_round(std::string_view name) {
+    constexpr std::string_view begin = "round-";
+    return name.starts_with(begin) && name.size() > begin.size() &&
+           name.find_first_not_of("0123456789", begin.size()) == std::string_view::npos;
+}
+
+// Every record in `directory`; its rounds are added to `rounds`, if that is given.
+Flights read_flights(const std::string& directory, std::vector<std::string>* rounds) {
+    std::error_code error;
+    const std::filesystem::directory_iterator files(directory, error);
+    if (error) throw os_error(fmt::format("cannot list {}", directory), error.value());
+    Flights flights;
+    for (const auto& entry : files) {
+        if (rounds != nullptr && is_round(entry.path().filename().native()) && entry.is_directory(error)) {
+            rounds->push_back(entry.path().string());
+        }
+        if (entry.path().extension() != suffix) continue;
+        Flight flight = read_flight(entry.path().string());
+        auto& ranks = flights[flight.origin.id];
+        const auto found = ranks.find(flight.origin.rank);
+        if (found != ranks.end() && found->second.last_time() > flight.last_time()) continue;
+        ranks.insert_or_assign(flight.origin.rank, std::move(flight));
+    }
+    return flights;
+}
+
+// Communicators of one launcher's job, or that share a process, are one job's, and so are those that share one with the
+// same other.
+std::vector<Job> jobs_of(const std::string& directory, Flights flights) {
+    using Process = std::tuple<std::string, int64_t, uint64_t>;
+    struct Part {
+        Job job;
+        std::set<Process> processes;
+        std::set<std::string> names;
+
+        [[nodiscard]] bool meets(const Part& other) const {
+            const auto common = [](const auto& a, const auto& b) {
+                return std::ranges::any_of(a, [&](const auto& one) { return b.contains(one); });
+            };
+            return common(processes, other.processes) || common(names, other.names);
+        }
+    };
+    std::list<Part> parts;
+    for (auto& [id, ranks] : flights) {
+        Part part{{directory, {}}, {}, {}};
+        for (const auto& [rank, flight] : ranks) {
+            part.processes.insert({flight.host, flight.pid, flight.process_started});
+            if (!flight.job.empty()) part.names.insert(flight.job);
+        }
+        part.job.flights.emplace(id, std::move(ranks));
+        for (auto other = parts.begin(); other != parts.end();) {
+            if (!part.meets(*other)) {
+                ++other;
+                continue;
+            }
+            part.job.flights.merge(other->job.flights);
+            part.processes.merge(other->processes);
+            part.names.merge(other->names);
+            other = parts.erase(other);
+        }
+        parts.push_back(std::move(part));
+    }
+    std::vector<Job> jobs;
+    for (Part& part : parts) jobs.push_back(std::move(part.job));
+    return jobs;
+}
+
 }  // namespace
 
 double Flight::last_time() const {
@@ -129,24 +205,51 @@ double Flight::last_time() const {
     return last;
 }
 
-Flights read_flights(const std::string& directory) {
-    std::error_code error;
-    const std::filesystem::directory_iterator files(directory, error);
-    if (error) throw os_error(fmt::format("cannot list {}", directory), error.value());
-    Flights flights;
-    for (const auto& entry : files) {
-        if (entry.path().extension() != suffix) continue;
-        Flight flight = read_flight(entry.path().string());
-        const std::string id = flight.origin.id;
-        const int rank = flight.origin.rank;
-        flights[id].insert_or_assign(rank, std::move(flight));
+std::string Job::id() const {
+    const Flight* first = nullptr;
+    const auto begun = [](const Flight& flight) {
+        return flight.operations.empty() ? flight.last_time() : flight.operations.front().issued;
+    };
+    for (const auto& [id, ranks] : flights) {
+        for (const auto& [rank, flight] : ranks) {
+            const int size = flight.origin.world_size;
+            if (first == nullptr || size > first->origin.world_size ||
+                (size == first->origin.world_size && begun(flight) < begun(*first))) {
+                first = &flight;
+            }
+        }
     }
-    if (flights.empty()) {
-        throw Error(Code::not_found, fmt::format("{} holds no flight records (*.jsonl): they are written where "
-                                                 "TESSERA_TRACE_DIR or `tessera run --trace-dir` says",
-                                                 directory));
+    return first->origin.id;
+}
+
+bool Job::has(std::string_view id) const {
+    return std::ranges::any_of(flights, [&](const auto& of) { return of.first.starts_with(id); });
+}
+
+size_t Job::ranks() const { return flights.at(id()).size(); }
+
+double Job::last_time() const {
+    double last = 0;
+    for (const auto& [id, ranks] : flights) {
+        for (const auto& [rank, flight] : ranks) last = std::max(last, flight.last_time());
     }
-    return flights;
+    return last;
+}
+
+std::vector<Job> read_jobs(const std::string& directory) {
+    std::vector<std::string> rounds;
+    std::vector<Job> jobs = jobs_of(directory, read_flights(directory, &rounds));
+    for (const std::string& round : rounds) {
+        std::ranges::move(jobs_of(round, read_flights(round, nullptr)), std::back_inserter(jobs));
+    }
+    if (jobs.empty()) {
+        throw Error(Code::not_found,
+                    fmt::format("{} holds no flight records (*.jsonl), nor does a round-R in it: they "
+                                "are written where TESSERA_TRACE_DIR or `tessera run --trace-dir` says",
+                                directory));
+    }
+    std::ranges::stable_sort(jobs, std::ranges::greater(), &Job::last_time);
+    return jobs;
 }
 
 }  // namespace tsr::cli

@@ -1,8 +1,14 @@
 // `tessera trace`: what the ranks of a job did last, from their flight records.
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <ctime>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/json.hpp"
 #include "base/write_whole.hpp"
@@ -22,6 +28,7 @@ constexpr const char* exit_code_help =
 
 struct Arguments {
     std::string directory;
+    std::string job;
     std::string output;
     bool json = false;
 };
@@ -30,9 +37,62 @@ Json ranks_json(const std::vector<int>& ranks) { return Json(Json::Array(ranks.b
 
 void print_line(const std::string& text) { (void)std::fprintf(stdout, "%s\n", text.c_str()); }
 
+// "2026-11-25 02:03:04"; UTC, as the records of several hosts have to be told.
+std::string time_text(double us) {
+    return fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", fmt::gmtime(static_cast<std::time_t>(us / 1e6)));
+}
+
+std::string described(const Job& job) {
+    return fmt::format("{} in {} ({} rank{}, written {})", job.id(), job.directory, job.ranks(),
+                       job.ranks() == 1 ? "" : "s", time_text(job.last_time()));
+}
+
+struct Chosen {
+    Job job;
+    std::vector<Job> others;
+};
+
+// The job that --job names, else the newest. What else lies there, and where the job does if that was not said, is told
+// apart from the answer, on standard error.
+Chosen choose(const Arguments& arguments) {
+    std::vector<Job> jobs = read_jobs(arguments.directory);
+    auto found = jobs.begin();
+    if (!arguments.job.empty()) {
+        const auto named = [&](const Job& job) { return job.has(arguments.job); };
+        found = std::ranges::find_if(jobs, named);
+        if (std::ranges::count_if(jobs, named) != 1) {
+            std::string there;
+            for (const Job& job : jobs) there += fmt::format("{}{}", there.empty() ? "" : ", ", described(job));
+            throw Error(
+                found == jobs.end() ? Code::not_found : Code::invalid_argument,
+                fmt::format("--job {}: {} of the jobs there {}: {}", arguments.job,
+                            found == jobs.end() ? "none" : "several", found == jobs.end() ? "is it" : "are", there));
+        }
+    }
+    Chosen chosen{std::move(*found), {}};
+    jobs.erase(found);
+    chosen.others = std::move(jobs);
+    if (arguments.job.empty() && (!chosen.others.empty() || chosen.job.directory != arguments.directory)) {
+        (void)std::fprintf(stderr, "tessera trace: %sjob %s\n", chosen.others.empty() ? "" : "the newest ",
+                           described(chosen.job).c_str());
+        for (const Job& job : chosen.others) {
+            (void)std::fprintf(stderr, "tessera trace: left out: job %s; --job %s asks about it\n",
+                               described(job).c_str(), job.id().c_str());
+        }
+    }
+    return chosen;
+}
+
+Json job_json(const Job& job) {
+    return Json(Json::Object{{"id", job.id()},
+                             {"directory", job.directory},
+                             {"ranks", static_cast<uint64_t>(job.ranks())},
+                             {"written_us", job.last_time()}});
+}
+
 int why_hung(const Arguments& arguments) {
-    const Flights flights = read_flights(arguments.directory);
-    const std::vector<Hang> hangs = find_hangs(flights);
+    const Chosen chosen = choose(arguments);
+    const std::vector<Hang> hangs = find_hangs(chosen.job.flights);
     if (arguments.json) {
         Json::Array list;
         for (const Hang& hang : hangs) {
@@ -44,7 +104,11 @@ int why_hung(const Arguments& arguments) {
                                            {"since_us", hang.since},
                                            {"sentence", hang.sentence}});
         }
-        print_line(Json(Json::Object{{"hangs", std::move(list)}}).dump());
+        Json::Array others;
+        for (const Job& job : chosen.others) others.push_back(job_json(job));
+        print_line(
+            Json(Json::Object{{"hangs", std::move(list)}, {"job", job_json(chosen.job)}, {"others", std::move(others)}})
+                .dump());
     } else {
         for (const Hang& hang : hangs) print_line(fmt::format("{}: {}", hang.name, hang.sentence));
         if (hangs.empty()) print_line("nothing hangs: every operation that was begun has finished");
@@ -53,7 +117,7 @@ int why_hung(const Arguments& arguments) {
 }
 
 int merge(const Arguments& arguments) {
-    const std::string trace = trace_of(read_flights(arguments.directory));
+    const std::string trace = trace_of(choose(arguments).job.flights);
     if (arguments.output.empty()) {
         (void)std::fwrite(trace.data(), 1, trace.size(), stdout);
     } else {
@@ -67,6 +131,8 @@ CLI::App* add(CLI::App& trace, const char* name, const char* what, const std::sh
     CLI::App* command = trace.add_subcommand(name, what);
     command->add_option("directory", arguments->directory, "Where the ranks left their records (--trace-dir)")
         ->required();
+    command->add_option("--job", arguments->job, "The id of the job, where there are several; default: the newest")
+        ->type_name("ID");
     command->footer(exit_code_help);
     command->callback([arguments, &exit_code, run] {
         try {

@@ -7,7 +7,9 @@
 #include <cstring>
 #include <thread>
 
+#include "base/env.hpp"
 #include "base/json.hpp"
+#include "base/proc.hpp"
 #include "base/write_whole.hpp"
 #include "comm/host.hpp"
 #include "tensor/dtype.hpp"
@@ -138,8 +140,13 @@ std::string header_line(const FlightOrigin& origin, size_t count, const std::opt
                         {"transport", origin.transport},
                         {"host", host_name()},
                         {"pid", int64_t{::getpid()}},
+                        // A pid is given again, to a later job's rank in a container of the same name, say.
+                        {"process_started", process_start_time(::getpid()).value_or(0)},
                         {"entries", static_cast<uint64_t>(count)},
                         {"written_us", micros(TickScale::Mark::now().utc_ns)}};
+    if (const auto job = env_text("TESSERA_JOB_ID")) {
+        header.push_back({"job", readable_utf8(fmt::format("{}/{}", *job, env_text("TESSERA_EPOCH").value_or("0")))});
+    }
     if (error) {
         header.push_back(
             {"error", Json::Object{{"code", code_name(error->code())}, {"message", readable_utf8(error->what())}}});

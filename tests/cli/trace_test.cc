@@ -1,6 +1,8 @@
 // `tessera trace`: records that real communicators wrote, and what the command says of them.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "cli/command.hpp"
@@ -12,6 +14,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 Result trace(const std::string& arguments) { return tessera(arguments, "2>&1", "trace"); }
@@ -137,6 +140,92 @@ TEST_F(Trace, AWaitThatGoesOnLastsUntilTheRecordWasWritten) {
     }
     EXPECT_THAT(trace("why-hung " + directory()).output,
                 HasSubstr("rank 1 never entered barrier #1; rank 0 waited 7.8 s. It began nothing at all"));
+}
+
+// A communicator of two ranks, of which rank 1 never came to `operation`: the records of a job whose processes are `pid`
+// and the next one, written at `written`.
+struct Written {
+    std::string id;
+    int pid = 1;
+    double written = 9e6;
+    std::string operation = "barrier";
+    std::string job;
+    int process_started = 5;
+};
+
+void write_hang(const std::string& directory, const Written& what) {
+    std::filesystem::create_directories(directory);
+    for (const int rank : {0, 1}) {
+        std::ofstream file(fmt::format("{}/world-{}.rank-{}.jsonl", directory, what.id, rank));
+        file << fmt::format(
+            R"({{"tessera_flight":1,"name":"world","id":"{}","rank":{},"world_size":2,"transport":"shm",)"
+            R"("host":"h","pid":{},"process_started":{},"entries":1,"written_us":{}{}}})"
+            "\n",
+            what.id, rank, what.pid + rank, what.process_started, what.written,
+            what.job.empty() ? "" : fmt::format(R"(,"job":"{}")", what.job));
+        if (rank == 1) continue;
+        file << fmt::format(
+            R"({{"number":0,"operation":"{}","state":"started","sequence":1,"peer":-1,"tag":0,"tensors":0,)"
+            R"("count":0,"bytes":0,"issued_us":{},"started_us":{},"ended_us":null}})"
+            "\n",
+            what.operation, what.written - 2e6, what.written - 1e6);
+    }
+}
+
+TEST_F(Trace, RoundsAreLookedIntoAndTheNewestIsTaken) {
+    write_hang(directory() + "/round-0", {.id = "aaaa", .pid = 1, .written = 9e6});
+    EXPECT_THAT(trace("why-hung " + directory()).output,
+                AllOf(HasSubstr("tessera trace: job aaaa in " + directory() +
+                                "/round-0 (2 ranks, written 1970-01-01 00:00:09 UTC)\n"),
+                      HasSubstr("world: rank 1 never entered barrier #1")));
+    // Another job of the same --trace-dir ended in its round 1, before; this one has written its round 0 anew.
+    write_hang(directory() + "/round-1", {.id = "bbbb", .pid = 3, .written = 8e6, .operation = "broadcast"});
+    const Result result = tessera("why-hung " + directory(), "2>/dev/null", "trace");
+    EXPECT_EQ(result.code, 0);
+    EXPECT_THAT(result.output,
+                AllOf(StartsWith("world: rank 1 never entered barrier #1"), Not(HasSubstr("broadcast"))));
+    EXPECT_THAT(trace("why-hung " + directory()).output,
+                AllOf(HasSubstr("the newest job aaaa in " + directory() + "/round-0 ("),
+                      HasSubstr("left out: job bbbb in " + directory() +
+                                "/round-1 (2 ranks, written 1970-01-01 "
+                                "00:00:08 UTC); --job bbbb asks about it")));
+    const Json json = Json::parse(tessera("why-hung --json " + directory(), "2>/dev/null", "trace").output, "json");
+    EXPECT_EQ(json.at("job").at("id").as_string(), "aaaa");
+    EXPECT_EQ(json.at("job").at("directory").as_string(), directory() + "/round-0");
+    EXPECT_EQ(json.at("others").as_array().at(0).at("id").as_string(), "bbbb");
+    EXPECT_EQ(json.at("hangs").as_array().size(), 1U);
+}
+
+TEST_F(Trace, JobsThatWroteIntoOneDirectoryAreToldApart) {
+    // The second one's processes have the pids of the first one's, as they do in a container that is started again.
+    write_hang(directory(), {.id = "aaaa", .pid = 1, .written = 9e6, .process_started = 5});
+    write_hang(directory(), {.id = "bbbb", .pid = 1, .written = 8e6, .operation = "broadcast", .process_started = 6});
+    EXPECT_THAT(tessera("why-hung " + directory(), "2>/dev/null", "trace").output,
+                AllOf(StartsWith("world: rank 1 never entered barrier #1"), Not(HasSubstr("broadcast"))));
+    EXPECT_THAT(trace("why-hung --job bb " + directory()).output,
+                StartsWith("world: rank 1 never entered broadcast #1"));
+    const std::string file = directory() + "/trace.json";
+    ASSERT_EQ(trace("merge --job bbbb " + directory() + " -o " + file).code, 0);
+    std::ifstream stream(file);
+    const std::string text{std::istreambuf_iterator<char>(stream), {}};
+    EXPECT_THAT(text, AllOf(HasSubstr("broadcast"), Not(HasSubstr("barrier"))));
+    const Result none = trace("why-hung --job cc " + directory());
+    EXPECT_EQ(none.code, 2);
+    EXPECT_THAT(none.output,
+                AllOf(HasSubstr("--job cc: none of the jobs there is it: aaaa in "), HasSubstr("bbbb in ")));
+}
+
+TEST_F(Trace, CommunicatorsOfOneJobStayTogether) {
+    const auto both = [&] { return tessera("why-hung " + directory(), "2>/dev/null", "trace").output; };
+    write_hang(directory(), {.id = "aaaa", .pid = 1, .written = 9e6});
+    write_hang(directory(), {.id = "bbbb", .pid = 2, .written = 8e6, .operation = "broadcast"});  // pid 2 is in both
+    EXPECT_THAT(both(), AllOf(HasSubstr("barrier"), HasSubstr("broadcast")));
+    // Those of other ranks, which have no process in common: the launcher's name of the job joins them.
+    write_hang(directory(), {.id = "aaaa", .pid = 1, .written = 9e6, .job = "x/0"});
+    write_hang(directory(), {.id = "bbbb", .pid = 5, .written = 8e6, .operation = "broadcast", .job = "x/0"});
+    EXPECT_THAT(both(), AllOf(HasSubstr("barrier"), HasSubstr("broadcast")));
+    write_hang(directory(), {.id = "bbbb", .pid = 5, .written = 8e6, .operation = "broadcast", .job = "x/1"});
+    EXPECT_THAT(both(), Not(HasSubstr("broadcast")));
 }
 
 TEST_F(Trace, NothingHangsWhenAllIsDone) {
