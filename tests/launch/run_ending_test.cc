@@ -130,14 +130,18 @@ TEST_F(KilledRun, KillingByNameLeavesNoRankAndNoGrandchild) {
     expect_dies(agent_);
 }
 
-// Nobody is left who could remove the job's directory.
-TEST_F(KilledRun, NextJobRemovesWhatAKilledOneLeftAndNothingElse) {
-    start_job();
-    ASSERT_EQ(::kill(guardian(), SIGSTOP), 0);  // it would end the job in order
-    ASSERT_EQ(::kill(agent_, SIGKILL), 0);
-    ASSERT_EQ(::kill(guardian(), SIGKILL), 0);
-    EXPECT_EQ(job_->wait(), 128 + SIGKILL);
-    for (const pid_t pid : {pids_[0], pids_[1], agent_}) expect_dies(pid);
+// Nobody is left who could remove the job's directory. (Nor who could end grandchildren, so the ranks have none.)
+TEST_F(Run, NextJobRemovesWhatAKilledOneLeftAndNothingElse) {
+    Child killed = start({"-n", "2", "/bin/sh", "-c",
+                          "if [ $RANK = 0 ]; then echo $PPID > $D/agent; fi; echo $$ > $D/r$RANK; exec sleep 600"});
+    const std::vector<pid_t> ranks{pid_in("r0"), pid_in("r1")};
+    const pid_t agent = pid_in("agent");
+    ASSERT_NE(agent, killed.pid());
+    ASSERT_EQ(::kill(killed.pid(), SIGSTOP), 0);  // the guardian, which would end the job in order
+    ASSERT_EQ(::kill(agent, SIGKILL), 0);
+    ASSERT_EQ(::kill(killed.pid(), SIGKILL), 0);
+    EXPECT_EQ(killed.wait(), 128 + SIGKILL);
+    for (const pid_t pid : {ranks[0], ranks[1], agent}) expect_dies(pid);
     ASSERT_EQ(leftover_directories(), 1);
 
     Child living = start({"/bin/sh", "-c", "echo $$ > $D/living; sleep 600"});
