@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -64,6 +65,23 @@ TEST(WritePath, WhatIsWrittenPastTheCacheIsNotWrittenBack) {
     expect_saves_and_loads(dir.path(), files);
     const bool is_direct = find_write_path(posix_file_system(), dir.path()).direct;
     EXPECT_EQ(files.written_back(), is_direct ? 0 : large_bytes);
+}
+
+// The first files of such a program have the numbers of standard output and error.
+TEST(WritePath, WithoutStandardDescriptorsWhatAProgramPrintsGetsIntoNoFile) {
+    const TempDir dir;
+    const std::string path = dir.path() + "/file";
+    const pid_t child = ::fork();
+    if (child == 0) {
+        for (int fd = 0; fd <= 2; ++fd) ::close(fd);
+        std::unique_ptr<File> file;
+        const bool is_open = posix_file_system().open(path, OpenMode::create, file) == 0;
+        for (int fd = 0; fd <= 2; ++fd) (void)!::write(fd, "printed", 7);
+        ::_exit(is_open && file->size() == 0 ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
 }
 
 // Lets no large transfer of one kind go on before `wanted` of them are begun, and notes how many were at once.

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "base/fd.hpp"
 #include "base/file_limit.hpp"
 #include "checkpoint/io/file_system.hpp"
 
@@ -93,12 +94,12 @@ class PosixFileSystem final : public FileSystem {
         const int flags = O_CLOEXEC | (creates                   ? O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW
                                        : mode == OpenMode::write ? O_RDWR | O_NOFOLLOW | O_NONBLOCK
                                                                  : O_RDONLY | O_NONBLOCK);
-        int fd = ::open(path.c_str(), flags | (direct ? O_DIRECT : 0), 0666);
+        int fd = off_standard(::open(path.c_str(), flags | (direct ? O_DIRECT : 0), 0666));
         if (fd < 0 && direct && errno == EINVAL) {
             direct = false;
             // Linux may have created the file before it refused O_DIRECT.
             if (creates) (void)::unlink(path.c_str());
-            fd = ::open(path.c_str(), flags, 0666);
+            fd = off_standard(::open(path.c_str(), flags, 0666));
         }
         if (fd < 0) return -int64_t{errno};
         auto file = std::make_unique<PosixFile>(fd, direct);
