@@ -240,7 +240,7 @@ tsr_status tsr_load_options_init(tsr_load_options* options, size_t struct_size) 
 }
 
 tsr_status tsr_checkpoint_open(const char* path, tsr_checkpoint** out) {
-    return guard([&] { create(out, [&] { return tsr::Checkpoint::open(text(path, "path")); }); });
+    return guard([&] { create(out, [&] { return tsr::Checkpoint::open(tsr::absolute(text(path, "path"))); }); });
 }
 
 tsr_status tsr_open_options_init(tsr_open_options* options, size_t struct_size) {
@@ -253,7 +253,7 @@ tsr_status tsr_checkpoint_open_with(const char* path, const tsr_open_options* op
             auto own = std::make_shared<CheckpointAndFiles>();
             own->files = files_of(options_in(options, default_open_options, "options").storage);
             own->checkpoint = own->files ? tsr::Checkpoint::open(text(path, "path"), *own->files)
-                                         : tsr::Checkpoint::open(text(path, "path"));
+                                         : tsr::Checkpoint::open(tsr::absolute(text(path, "path")));
             return std::shared_ptr<const tsr::Checkpoint>(own, own->checkpoint.get());
         });
     });

@@ -52,7 +52,7 @@ std::vector<SavedFile> files_of(std::string_view report) {
 Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverOptions options)
     : options_(std::move(options)),
       files_(options_.files != nullptr ? *options_.files : posix_file_system()),
-      root_(std::move(root)),
+      root_(options_.files != nullptr ? std::move(root) : absolute(root)),
       comm_(private_comm(comm, options_, "saver")),
       peers_(comm_) {
     auto error = attempt([&] {

@@ -409,6 +409,48 @@ TEST(SaverApi, KeepsTheUnionAndKnowsTheBest) {
     EXPECT_EQ(saves, 3u) << "20 is the best, 30 and 60 are kept for ever";
 }
 
+// The process's own directory for as long as it lives.
+class Inside {
+   public:
+    explicit Inside(const std::filesystem::path& directory) : before_(std::filesystem::current_path()) {
+        std::filesystem::current_path(directory);
+    }
+    ~Inside() { std::filesystem::current_path(before_); }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+
+   private:
+    std::filesystem::path before_;
+};
+
+// Programs go elsewhere after they began, as those of configuration frameworks do.
+TEST(SaverApi, ARelativePathStaysWhereItWasWhenItWasOpened) {
+    const api::TemporaryDirectory dir;
+    const api::TemporaryDirectory elsewhere;
+    api::Array<float> weights({1000}, 1.5F);
+    const auto state = api::state_of("w", weights);
+    api::Owned<tsr_saver> saver;
+    api::Owned<tsr_checkpoint> checkpoint;
+    {
+        const Inside inside(dir.path());
+        ASSERT_OK(tsr_saver_create(nullptr, "./runs/a/", nullptr, saver.out()));
+        ASSERT_OK(tsr_saver_save(saver, 1, state));
+        ASSERT_OK(tsr_checkpoint_open("runs/a", checkpoint.out()));
+    }
+    const Inside inside(elsewhere.path());
+    ASSERT_OK(tsr_saver_save_async(saver, 2, state, nullptr));
+    ASSERT_OK(tsr_saver_wait(saver));
+    int64_t step = 0;
+    ASSERT_OK(tsr_saver_resume(saver, state, &step));
+    EXPECT_EQ(step, 2);
+    EXPECT_TRUE(std::filesystem::is_empty(elsewhere.path()));
+
+    const tsr_tensor tensor = weights.tensor();
+    ASSERT_OK(tsr_checkpoint_read(checkpoint, "w", &tensor));
+    ASSERT_OK(tsr_checkpoint_verify(checkpoint, 1));
+    EXPECT_EQ(std::filesystem::path(path_of(checkpoint)).parent_path(), dir.path() / "runs/a");
+}
+
 // Two names of the same memory.
 TEST(SaverApi, TiedTensorsAreSavedOnceLoadApartAndAreTiedAgain) {
     const api::TemporaryDirectory dir;

@@ -79,7 +79,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_options_init(tsr_saver_options *option
 
 /** Open `root` for saving; it is created if absent. One live job at a time may own a root.
  *  @param comm     borrowed for the call (a private communicator is split off); NULL: one rank
- *  @param root     directory, or a key of the options' storage; UTF-8, the same on every rank; borrowed for the call
+ *  @param root     directory, a relative one of the working directory of now, or a key of the options' storage; UTF-8, the
+ *                  same on every rank; borrowed for the call
  *  @param options  borrowed for the call; NULL: all defaults
  *  @param out      the saver
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (another live job saves here: names host and pid), IO, PERMISSION,

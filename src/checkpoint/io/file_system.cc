@@ -7,8 +7,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/round_up.hpp"
 
 namespace tsr {
@@ -192,6 +195,18 @@ std::string parent_of(std::string_view path) {
     if (slash == std::string_view::npos) return ".";
     if (slash == 0) return "/";
     return std::string(path.substr(0, slash));
+}
+
+std::string absolute(std::string_view path) {
+    if (path.empty() || path.front() == '/' || path.find("://") != path.npos) return std::string(path);
+    std::error_code failure;
+    const std::string here = std::filesystem::current_path(failure).string();
+    if (failure || !is_utf8(here)) return std::string(path);
+    while (path.starts_with("./")) {
+        path.remove_prefix(2);
+        while (path.starts_with('/')) path.remove_prefix(1);
+    }
+    return path.empty() || path == "." ? here : join(here, path);
 }
 
 std::string_view name_in_path(std::string_view path) {

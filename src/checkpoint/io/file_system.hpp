@@ -119,6 +119,9 @@ struct WritePath {
 [[nodiscard]] std::string join(std::string_view directory, std::string_view name);
 [[nodiscard]] std::string parent_of(std::string_view path);
 [[nodiscard]] std::string_view name_in_path(std::string_view path);
+// What a path of the operating system's means now, wherever the process goes later. As it is if it is none, or where the
+// working directory is gone or has no name in UTF-8.
+[[nodiscard]] std::string absolute(std::string_view path);
 
 // Page-aligned memory that the system has back on destruction: malloc would keep what a save of many MiB used.
 class AlignedBuffer {
