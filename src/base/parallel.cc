@@ -33,6 +33,8 @@ void run_parallel(size_t tasks, int threads, const std::function<void(size_t tas
     size_t running = 0;          // guarded by mutex
     std::optional<Error> error;  // guarded by mutex
     const auto work = [&](int worker) {
+        // What a task waits for ends as soon as the rest is stopped: the caller returns when all have.
+        set_interrupt([](void* stopped) { return static_cast<std::atomic<bool>*>(stopped)->load() ? 1 : 0; }, &stop);
         while (!stop.load(std::memory_order_relaxed)) {
             const size_t task = next.fetch_add(1, std::memory_order_relaxed);
             if (task >= tasks) break;

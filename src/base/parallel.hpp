@@ -1,6 +1,7 @@
 // A bounded loop over independent tasks on a few threads. The first task that throws stops the others from starting and
 // its error is rethrown; the calling thread waits, polls the interrupt callback, and works itself when one thread is
-// enough. No thread outlives the call.
+// enough. A task on a thread of the loop that polls (base/clock.hpp) is interrupted when the loop is stopped. No thread
+// outlives the call.
 #pragma once
 
 #include <cstddef>

@@ -63,5 +63,28 @@ TEST(RunParallel, ItsThreadsTakeNoSignals) {
     run_parallel(2, 2, [&](size_t, int) { threads.expect_no_signals_taken("tsr-worker"); });
 }
 
+// Without it the call returned when the last wait was over.
+TEST(RunParallel, ATaskThatWaitsIsInterruptedWhenAnotherFails) {
+    std::atomic<int> waiting{0};
+    std::atomic<int> interrupted{0};
+    const Deadline deadline = Deadline::in(std::chrono::seconds{60});
+    EXPECT_THROW(run_parallel(3, 3,
+                              [&](size_t task, int) {
+                                  if (task == 0) {
+                                      wait_until([&] { return waiting == 2; }, deadline, "the other tasks");
+                                      throw Error(Code::io, "the first error");
+                                  }
+                                  ++waiting;
+                                  try {
+                                      wait_until([] { return false; }, deadline, "an interrupt");
+                                  } catch (const Error& error) {
+                                      if (error.code() == Code::interrupted) ++interrupted;
+                                      throw;
+                                  }
+                              }),
+                 Error);
+    EXPECT_EQ(interrupted, 2);
+}
+
 }  // namespace
 }  // namespace tsr

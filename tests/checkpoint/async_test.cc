@@ -519,6 +519,30 @@ TEST_F(AsyncTest, WritingKeepsToItsLimit) {
     EXPECT_GE(Clock::now() - begin, milliseconds{740});
 }
 
+// Its threads wait for their turns meanwhile, at this rate for more than an hour.
+TEST_F(AsyncTest, ALimitedSaveIsInterruptedWhileItWaitsToWrite) {
+    OwnedState owned;
+    owned.add_whole({"large", DType::f32, {4 << 20}});
+    for (const int threads : {1, 4}) {
+        SaverOptions options = saver_options();
+        options.retention.latest = 1;
+        options.write.threads = threads;
+        options.write_bytes_per_s = 1024;
+        Saver saver(nullptr, dir_.path(), options);
+        auto until = Clock::now() + milliseconds{300};
+        set_interrupt([](void* at) { return Clock::now() > *static_cast<Clock::time_point*>(at) ? 1 : 0; }, &until);
+        const Error error = error_of([&] { saver.save(1, owned.state); });
+        set_interrupt(nullptr, nullptr);
+        EXPECT_EQ(error.code(), Code::interrupted) << error.what();
+        EXPECT_LT(Clock::now() - until, std::chrono::seconds{20}) << threads << " threads";
+
+        OwnedState small;  // does not wait for what was not written
+        small.add_whole({"small", DType::f32, {10}});
+        saver.save(threads, small.state);
+        EXPECT_THAT(steps(), ElementsAre(threads));
+    }
+}
+
 TEST_F(AsyncTest, BackgroundThreadsHaveALowPriorityByOption) {
     FaultyFiles files;
     std::atomic<int> background{-100};

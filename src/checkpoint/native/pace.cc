@@ -28,7 +28,13 @@ void Pace::spend(int64_t bytes) {
         const std::chrono::duration<double> cost(static_cast<double>(bytes) / static_cast<double>(bytes_per_s_));
         next_ = begin + std::chrono::duration_cast<Clock::duration>(cost);
     }
-    std::this_thread::sleep_until(begin);
+    try {
+        for (const Deadline turn(begin); !turn.expired(); poll_interrupt()) std::this_thread::sleep_for(turn.slice());
+    } catch (...) {
+        const std::lock_guard lock(mutex_);
+        next_ = std::min(next_, Clock::now());  // the next save does not pay for what this one leaves unwritten
+        throw;
+    }
 }
 
 bool lower_thread_priority() {

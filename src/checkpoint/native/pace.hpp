@@ -13,7 +13,7 @@ class Pace {
    public:
     explicit Pace(int64_t bytes_per_s);  // 0: no limit; INVALID_ARGUMENT below
 
-    // Returns when that many bytes may be written.
+    // Returns when that many bytes may be written; INTERRUPTED if the wait is.
     void spend(int64_t bytes);
 
    private:
