@@ -122,6 +122,16 @@ Error current_error() noexcept {
         return Error(Code::no_memory, "out of memory");
     } catch (const std::length_error& e) {  // a size that no container can have
         return Error(Code::no_memory, std::string("out of memory: ") + e.what());
+    } catch (const std::system_error& e) {
+        if (e.code() != std::errc::resource_unavailable_try_again) {
+            return Error(Code::internal, std::string("unexpected exception: ") + e.what());
+        }
+        // What the standard library says of a thread that cannot be started.
+        return Error(Code::no_memory,
+                     std::string("cannot start a thread: the user has too many processes and threads (`ulimit -u`), or "
+                                 "there is no memory for its stack (`ulimit -v`): ") +
+                         e.what())
+            .with_native(NativeDomain::os, e.code().value());
     } catch (const std::exception& e) {
         return Error(Code::internal, std::string("unexpected exception: ") + e.what());
     } catch (...) {

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <new>
+#include <system_error>
 
 namespace tsr {
 namespace {
@@ -44,6 +45,10 @@ TEST(Error, ForeignExceptionsBecomeErrors) {
     EXPECT_EQ(caught(std::bad_alloc()).code(), Code::no_memory);
     EXPECT_EQ(caught(std::runtime_error("odd")).code(), Code::internal);
     EXPECT_EQ(caught(7).code(), Code::internal);
+    const Error no_thread = caught(std::system_error(EAGAIN, std::generic_category()));  // as std::thread throws it
+    EXPECT_EQ(no_thread.code(), Code::no_memory);
+    EXPECT_NE(std::string(no_thread.what()).find("cannot start a thread"), std::string::npos);
+    EXPECT_EQ(caught(std::system_error(EPERM, std::generic_category())).code(), Code::internal);
     EXPECT_EQ(caught(Error(Code::mismatch, "m")).code(), Code::mismatch);
 }
 
