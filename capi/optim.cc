@@ -45,6 +45,15 @@ std::vector<tsr::OptimizerParam> params_in(const tsr::Ddp& ddp) {
     return out;
 }
 
+// Before each step, of whose gradients none were reduced since the step before.
+template <class Model>
+std::function<void()> refuse_without_gradients(std::shared_ptr<Model> model) {
+    return [model = std::move(model), stepped = int64_t{0}]() mutable {
+        model->check_reduced_after(stepped);
+        stepped = model->synced_steps();
+    };
+}
+
 // An optimizer over `ddp` keeps it alive and does not touch gradients that are being reduced. If the ranks of a host share
 // the parameters it has its moments where they do.
 template <class Make>
@@ -54,10 +63,7 @@ void create_over(tsr_ddp* ddp, tsr_optimizer** out, Make&& make) {
         std::shared_ptr<tsr::Optimizer> made = make(params_in(*model), model->host_copy());
         std::shared_ptr<tsr::Optimizer> optimizer(made.get(), tsr::capi::OptimizerOfModel{made, model});
         optimizer->set_gate([model] { model->check_idle("the optimizer cannot use the gradients"); },
-                            [model, stepped = int64_t{0}]() mutable {
-                                model->check_reduced_after(stepped);
-                                stepped = model->synced_steps();
-                            });
+                            refuse_without_gradients(model));
         if (model->host_copy()) model->step_in_backward(*optimizer);
         return optimizer;
     });
@@ -75,7 +81,8 @@ void create_over(tsr_fsdp* fsdp, tsr_optimizer** out, Make&& make) {
             params.push_back({param.name, model->shard(i), model->shard_grad(i), model->held(i)});
         }
         std::shared_ptr<tsr::Optimizer> optimizer = make(std::move(params));
-        optimizer->set_gate([model] { model->check_idle("the optimizer cannot change the shards"); });
+        optimizer->set_gate([model] { model->check_idle("the optimizer cannot change the shards"); },
+                            refuse_without_gradients(model));
         optimizer->set_together([comm = model->comm()](double own, tsr::Optimizer::Over how) {
             const tsr::Tensor number = tsr::tensor_of(std::span<double>(&own, 1), tsr::DType::f64);
             comm->run({.collective = tsr::Collective::all_reduce,

@@ -3,6 +3,7 @@
 // so what may call one holds the state itself.
 #include "tessera/state.h"
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 #include <utility>
@@ -51,6 +52,8 @@ tsr::Setting to_setting(const Json& value, const tsr::Setting& like, const std::
     throw tsr::Error(tsr::Code::mismatch,
                      fmt::format("the saved setting '{}' is {}, of another type", name, value.dump()));
 }
+
+constexpr const char* below_optimizer = ".param_groups.0.";
 
 // The settings of an optimizer, "<prefix>.param_groups.0.<setting>", or a scaler, "<prefix>.<setting>".
 template <class Object>
@@ -341,7 +344,7 @@ tsr_status tsr_state_add_optimizer(tsr_state* state, const char* prefix, tsr_opt
         const auto& o = object_of(optimizer, "optimizer");
         const std::string begin = prefix_in(prefix);
         tsr::State part;
-        part.add_source(std::make_shared<SettingsOf<tsr::Optimizer>>(begin, ".param_groups.0.", o));
+        part.add_source(std::make_shared<SettingsOf<tsr::Optimizer>>(begin, below_optimizer, o));
         for (const tsr::Moment& moment : o->moments()) {
             const std::string name = fmt::format("{}.state.{}.{}", begin, moment.param, moment.name);
             if (moment.held) {
@@ -351,6 +354,11 @@ tsr_status tsr_state_add_optimizer(tsr_state* state, const char* prefix, tsr_opt
             }
         }
         part.add_barrier(o->barrier());
+        // Shards of different steps are no model. Replicas may step on their own.
+        const auto is_held = [](const tsr::OptimizerParam& param) { return param.held.has_value(); };
+        if (std::any_of(o->params().begin(), o->params().end(), is_held)) {
+            part.require_same(begin + below_optimizer + "step");
+        }
         s->add_all(std::move(part));
     });
 }

@@ -19,11 +19,11 @@ Json to_json(const Values& values) {
     return Json(std::move(members));
 }
 
-// The structure of the tensors and the names of the values that are not private.
-std::string names_text(const Digest& tensors, const Values& values) {
+// The structure of the tensors and what the ranks must have in common of the values.
+std::string common_text(const Digest& tensors, const State& state, const Values& values) {
     std::string text(tensors.begin(), tensors.end());
     for (const auto& [name, value] : values) {
-        if (!private_rank(name)) text += fmt::format("{}\n", name);
+        if (!private_rank(name)) text += state.told(name, value);
     }
     return text;
 }
@@ -50,7 +50,7 @@ void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& op
                 throw Error(Code::invalid_argument, fmt::format("step {}; steps are counted from 0", job.step));
             }
             planned = plans.of(state, peers.rank(), peers.world_size(), options);
-            record.structure = digest_of(names_text(planned->structure, values));
+            record.structure = digest_of(common_text(planned->structure, state, values));
             record.aliases = planned->alias_digest;
             record.step = job.step;
             for (const auto& [name, value] : values) {

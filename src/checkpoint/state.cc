@@ -204,6 +204,7 @@ void State::add_all(State&& part) {
     gates_.reserve(gates_.size() + part.gates_.size());
     // Nothing throws from here on.
     tensors_.merge(part.tensors_);
+    same_.merge(part.same_);
     version_ = nullptr;
     part.version_ = nullptr;
     std::move(part.sources_.begin(), part.sources_.end(), std::back_inserter(sources_));
@@ -250,6 +251,11 @@ void State::set_metric(std::string_view name, double value) {
     const Reentry once = enter();
     check_name(name, "a metric's name");
     metrics_.insert_or_assign(std::string(name), double_value(value));
+}
+
+std::string State::told(const std::string& name, const Json& value) const {
+    return same_.contains(name) ? fmt::format("value '{}' of {}\n", name, value.dump())
+                                : fmt::format("value '{}'\n", name);
 }
 
 Values State::collect() const {

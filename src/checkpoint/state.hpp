@@ -64,6 +64,10 @@ class State {
     void set_value(std::string_view name, Json value);
     [[nodiscard]] Json value(std::string_view name) const;  // NOT_FOUND
     void set_metric(std::string_view name, double value);
+    // A value that is the same on all ranks, or a save is refused: such as how often shards were updated.
+    void require_same(std::string name) { same_.insert(std::move(name)); }
+    // What a value is to the ranks of a save, a line: those of all ranks are the same.
+    [[nodiscard]] std::string told(const std::string& name, const Json& value) const;
     // Keeps something alive as long as the state, such as the owner of a tensor's memory.
     void keep(std::shared_ptr<const void> owner) { kept_.push_back(std::move(owner)); }
 
@@ -110,6 +114,7 @@ class State {
     mutable std::shared_ptr<const void> version_;                                       // made when it is asked for
     Values values_;
     Values metrics_;
+    std::set<std::string, std::less<>> same_;
     std::vector<std::shared_ptr<StateSource>> sources_;
     std::vector<std::shared_ptr<const void>> kept_;
     std::vector<std::shared_ptr<WriteBarrier>> barriers_;

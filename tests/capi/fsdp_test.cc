@@ -12,6 +12,7 @@ namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 
 std::span<float> floats(const tsr_tensor& tensor) {
     size_t count = 1;
@@ -113,6 +114,72 @@ TEST(FsdpApi, TrainsAModelOnThreeRanks) {
         EXPECT_THAT(floats(shard.tensor), Each(0.75F));
         EXPECT_OK(tsr_fsdp_zero_grad(fsdp));
         EXPECT_THAT(floats(grad), Each(0.0F));
+    });
+}
+
+TEST(FsdpApi, AStepTakesGradientsThatWereReducedSinceTheLast) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t) {
+        Model model(1);
+        const auto fsdp = model.create(comm);
+        api::Owned<tsr_optimizer> sgd;
+        ASSERT_OK(tsr_fsdp_sgd(fsdp, nullptr, sgd.out()));
+        tsr_param shard{};
+        ASSERT_OK(tsr_fsdp_shard(fsdp, 0, &shard));
+        const auto refused = [&](const char* why) {
+            const std::vector<float> before(floats(shard.tensor).begin(), floats(shard.tensor).end());
+            EXPECT_FAILS(tsr_optimizer_step(sgd), TSR_E_INVALID_STATE, why);
+            EXPECT_THAT(floats(shard.tensor), ElementsAreArray(before));
+        };
+        refused("before any gradients were reduced");
+        backward(fsdp, 1);
+        api::Owned<tsr_optimizer> another;
+        ASSERT_OK(tsr_fsdp_sgd(fsdp, nullptr, another.out()));
+        ASSERT_OK(tsr_optimizer_step(sgd));
+        refused("no gradients were reduced since its last step");
+        EXPECT_OK(tsr_optimizer_step(another)) << "each optimizer has its own count";
+
+        ASSERT_OK(tsr_fsdp_set_sync(fsdp, 0));
+        backward(fsdp, 1);
+        refused("no gradients were reduced since its last step");
+        ASSERT_OK(tsr_fsdp_set_sync(fsdp, 1));
+        ASSERT_OK(tsr_fsdp_set_all_reduce(fsdp, 0));
+        backward(fsdp, 1);
+        refused("no gradients were reduced since its last step");
+        ASSERT_OK(tsr_fsdp_set_all_reduce(fsdp, 1));
+        backward(fsdp, 1);
+        EXPECT_OK(tsr_optimizer_step(sgd));
+
+        ASSERT_OK(tsr_fsdp_backward(fsdp, 1));
+        ASSERT_OK(tsr_fsdp_abandon(fsdp));
+        refused("no gradients were reduced since its last step");
+    });
+}
+
+// One rank leaves a step out: its shards are of another step than the others'.
+TEST(FsdpApi, ShardsOfDifferentStepsAreNotSaved) {
+    const tsr::testing::TemporaryDirectory directory;
+    api::run_ranks(3, [&](tsr_comm* comm, int32_t rank) {
+        Model model(1);
+        const auto fsdp = model.create(comm);
+        api::Owned<tsr_optimizer> sgd;
+        ASSERT_OK(tsr_fsdp_sgd(fsdp, nullptr, sgd.out()));
+        api::Owned<tsr_state> state;
+        ASSERT_OK(tsr_state_create(state.out()));
+        ASSERT_OK(tsr_state_add_fsdp(state, "model", fsdp));
+        ASSERT_OK(tsr_state_add_optimizer(state, "optim", sgd));
+        api::Owned<tsr_saver> saver;
+        ASSERT_OK(tsr_saver_create(comm, directory.path().c_str(), nullptr, saver.out()));
+        backward(fsdp, 1);
+        if (rank != 1) {
+            EXPECT_OK(tsr_optimizer_step(sgd));
+        }
+        EXPECT_FAILS(tsr_saver_save(saver, 1, state), TSR_E_MISMATCH,
+                     "rank 1: its state differs from rank 0's: it has value 'optim.param_groups.0.step' of 0 where "
+                     "rank 0 has value 'optim.param_groups.0.step' of 1");
+        if (rank == 1) {
+            EXPECT_OK(tsr_optimizer_step(sgd));
+        }
+        EXPECT_OK(tsr_saver_save(saver, 1, state));
     });
 }
 

@@ -520,6 +520,36 @@ def test_frozen_parameters_and_unused_ones(ranks):
     ranks(2, job)
 
 
+def test_an_optimizer_steps_once_for_gradients_that_were_reduced(ranks, tmp_path):
+    """And a save is refused of shards of which one rank's were not updated."""
+
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, initial())
+        optimizer = ts.SGD(fsdp, lr=0.1)
+        with pytest.raises(ts.InvalidState, match="before any gradients were reduced"):
+            optimizer.step()
+        step(fsdp, slice(None), SAMPLES)
+        optimizer.step()
+        with fsdp.no_sync():
+            step(fsdp, slice(None), SAMPLES)
+        before = {name: shard.copy() for name, shard in fsdp.shards.items()}
+        with pytest.raises(ts.InvalidState, match="no gradients were reduced since its last step"):
+            optimizer.step()
+        assert all((fsdp.shards[name] == shard).all() for name, shard in before.items())
+        step(fsdp, slice(None), SAMPLES)
+        if comm.rank == 0:
+            optimizer.step()
+        saver = ts.Saver(comm, tmp_path)
+        state = ts.State(model=fsdp, optim=optimizer)
+        with pytest.raises(ts.Mismatch, match="rank 1.*param_groups.0.step' of 1 where rank 0 has .* 2"):
+            saver.save(2, state)
+        if comm.rank == 1:
+            optimizer.step()
+        saver.save(2, state)
+
+    ranks(2, job)
+
+
 def test_a_reduction_over_replicas_may_wait(ranks):
     def job(comm: ts.Comm):
         fsdp = ts.FSDP(comm, {"u": {"w": np.zeros(4, np.float32)}}, shard_ranks=2)

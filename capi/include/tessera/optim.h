@@ -151,7 +151,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_adamw(tsr_fsdp *fsdp, const tsr_adamw_o
 
 /** Update every parameter from its gradient. Gradients are left as they are.
  *  @param optimizer  borrowed for the call
- *  @return TSR_OK, INVALID_STATE (a ddp's gradients are being reduced, or none were since the last step, with synchronisation)
+ *  @return TSR_OK, INVALID_STATE (a ddp's gradients are being reduced, or none were since the last step, with
+ *          synchronisation; a unit of a fsdp is not sharded, or no gradients were reduced into the shards since the last step)
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_optimizer_step(tsr_optimizer *optimizer);
 

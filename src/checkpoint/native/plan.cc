@@ -442,7 +442,7 @@ std::string describe(const State& state, const Values& values, int world_size) {
         text += '\n';
     }
     for (const auto& [name, value] : values) {
-        if (!private_rank(name)) text += fmt::format("value '{}'\n", name);
+        if (!private_rank(name)) text += state.told(name, value);
     }
     return text;
 }

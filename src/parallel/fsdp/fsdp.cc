@@ -4,10 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstring>
-#include <set>
 #include <utility>
 
 #include "comm/fingerprint.hpp"
@@ -20,136 +17,11 @@ namespace {
 
 constexpr size_t names_in_message = 8;
 
-void check_dtypes(std::optional<DType> param, std::optional<DType> reduce, const std::string& whose) {
-    for (const auto& [name, dtype] : {std::pair{"param_dtype", param}, std::pair{"reduce_dtype", reduce}}) {
-        if (!dtype || is_floating(*dtype)) continue;
-        throw Error(Code::invalid_argument, fmt::format("{}{} is {}; it is f16, bf16, f32 or f64", whose, name,
-                                                        is_known(*dtype) ? name_of(*dtype) : "unknown"));
-    }
-}
-
-std::string name_of_dtype(const std::optional<DType>& dtype) { return dtype ? std::string(name_of(*dtype)) : "none"; }
-
-void check(const std::vector<FsdpUnit>& units, const FsdpOptions& options, int world_size) {
-    if (units.empty()) throw Error(Code::invalid_argument, "a model without units");
-    if (options.op != ReduceOp::avg && options.op != ReduceOp::sum) {
-        throw Error(Code::invalid_argument, "gradients are averaged or summed; op must be AVG or SUM");
-    }
-    check_dtypes(options.param_dtype, options.reduce_dtype, "");
-    for (const auto& [name, value, least] : {std::tuple{"shard_ranks", options.shard_ranks, 0},
-                                             std::tuple{"forward_prefetch", options.forward_prefetch, 0},
-                                             std::tuple{"backward_prefetch", options.backward_prefetch, 0},
-                                             std::tuple{"grads_in_flight", options.grads_in_flight, 1}}) {
-        if (value >= least) continue;
-        throw Error(Code::invalid_argument, fmt::format("{} is {}; it is at least {}", name, value, least));
-    }
-    if (options.shard_ranks > 0 && world_size % options.shard_ranks != 0) {
-        throw Error(Code::invalid_argument, fmt::format("shard_ranks is {}, of which {} ranks are no multiple",
-                                                        options.shard_ranks, world_size));
-    }
-    if (!std::isfinite(options.pre_divide) || options.pre_divide <= 0) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("pre_divide is {}; it must be finite and above 0", options.pre_divide));
-    }
-    std::vector<NamedTensor> all;
-    std::set<std::string_view> names;
-    for (const FsdpUnit& unit : units) {
-        if (!names.insert(unit.name).second) {
-            throw Error(Code::invalid_argument, fmt::format("two units are named \"{}\"", unit.name));
-        }
-        check_dtypes(unit.param_dtype, unit.reduce_dtype, fmt::format("unit \"{}\": ", unit.name));
-        if (unit.params.empty()) {
-            throw Error(Code::invalid_argument, fmt::format("unit \"{}\" has no parameters", unit.name));
-        }
-        const int kept = unit.reshard_after_forward;
-        const int cut = options.shard_ranks > 0 ? options.shard_ranks : world_size;
-        if (kept < 0 || (kept > 1 && cut % kept != 0)) {
-            throw Error(
-                Code::invalid_argument,
-                fmt::format("unit \"{}\": reshard_after_forward is {}; it is 0, 1, or a number of which {} ranks "
-                            "are a multiple",
-                            unit.name, kept, cut));
-        }
-        if (unit.row_block < 0) {
-            throw Error(Code::invalid_argument,
-                        fmt::format("unit \"{}\": row_block is {}; it is at least 0", unit.name, unit.row_block));
-        }
-        if (unit.flat && unit.row_block > 0) {
-            throw Error(
-                Code::invalid_argument,
-                fmt::format("unit \"{}\" is flat, which is cut anywhere, and has a row_block of {}; it can have "
-                            "one of these",
-                            unit.name, unit.row_block));
-        }
-        for (const NamedTensor& param : unit.params) {
-            if (!unit.flat && param.tensor.shape.ndim() == 0) {
-                throw Error(Code::invalid_argument,
-                            fmt::format("parameter \"{}\" of unit \"{}\" has no dimension to be cut along; give it the "
-                                        "shape [1], or make the unit flat",
-                                        param.name, unit.name));
-            }
-            all.push_back(param);
-        }
-    }
-    check_params(all);
-}
-
-std::vector<std::string> description(const std::vector<FsdpUnit>& units, const FsdpOptions& options) {
-    std::vector<std::string> lines{"FSDP"};
-    const auto option = [&lines](std::string_view name, const auto& value) {
-        lines.push_back(fmt::format("the option {} {}", name, value));
-    };
-    option("shard_ranks", options.shard_ranks);
-    option("forward_prefetch", options.forward_prefetch);
-    option("backward_prefetch", options.backward_prefetch);
-    option("grads_in_flight", options.grads_in_flight);
-    option("param_dtype", name_of_dtype(options.param_dtype));
-    option("reduce_dtype", name_of_dtype(options.reduce_dtype));
-    option("op", options.op == ReduceOp::avg ? "avg" : "sum");
-    option("pre_divide", options.pre_divide);
-    option("sync_values", options.sync_values ? 1 : 0);
-    for (const FsdpUnit& unit : units) {
-        const auto of_unit = [&](std::string_view name, const auto& value) {
-            lines.push_back(fmt::format("unit \"{}\" with {} {}", unit.name, name, value));
-        };
-        lines.push_back(fmt::format("unit \"{}\" of {} parameters", unit.name, unit.params.size()));
-        of_unit("reshard_after_forward", unit.reshard_after_forward);
-        of_unit("param_dtype", name_of_dtype(unit.param_dtype));
-        of_unit("reduce_dtype", name_of_dtype(unit.reduce_dtype));
-        of_unit("row_block", unit.row_block);
-        of_unit("flat", unit.flat ? 1 : 0);
-        for (std::string& line : description(unit.params, "parameter")) lines.push_back(std::move(line));
-        for (size_t i = 0; i < unit.trained.size(); ++i) {
-            if (!unit.trained[i]) lines.push_back(fmt::format("parameter \"{}\" is not trained", unit.params[i].name));
-        }
-    }
-    return lines;
-}
-
-std::shared_ptr<std::byte> zeroed(size_t size) {
-    constexpr std::align_val_t alignment{fsdp_alignment};
-    std::shared_ptr<std::byte> memory(static_cast<std::byte*>(::operator new(std::max<size_t>(size, 1), alignment)),
-                                      [](std::byte* begin) { ::operator delete(begin, alignment); });
-    std::memset(memory.get(), 0, size);
-    return memory;
-}
-
 // Of the ranks that give the same color.
 std::shared_ptr<Communicator> own_communicator(Communicator& comm, const char* what, int color) {
     CommOptions options = inner_options(comm, fmt::format("/{}", what));
     options.bound = true;
     return comm.split(color, comm.rank(), options);
-}
-
-// Which parameters rank 0 has values of: nobody needs memory for the whole of one that gets its values later.
-std::vector<uint8_t> given_by_rank_zero(Communicator& comm, const std::vector<FsdpUnit>& units) {
-    std::vector<uint8_t> given;
-    for (const FsdpUnit& unit : units) {
-        for (const NamedTensor& param : unit.params) given.push_back(param.tensor.data != nullptr ? 1 : 0);
-    }
-    const Tensor tensor = tensor_of(std::span<uint8_t>(given), DType::u8);
-    comm.run({.collective = Collective::broadcast, .outputs = {&tensor, 1}, .peer = 0, .label = "what has values"});
-    return given;
 }
 
 }  // namespace
@@ -160,7 +32,7 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
         for (NamedTensor& param : unit.params) param.name = without_wrappers(std::move(param.name));
     }
     const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, [&] {
-        check(units, options_, comm_->world_size());
+        check_model(units, options_, comm_->world_size());
         return description(units, options_);
     });
     check_same_on_all_ranks(*comm_, lines, "the ranks' models differ");
@@ -207,84 +79,6 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
 
 // Jobs that are still in the queue use what they share with this object; nothing of it.
 Fsdp::~Fsdp() = default;
-
-// Of the shards. All ranks learn whether all have it.
-void Fsdp::take_memory() {
-    std::array<uint8_t, 1> lacks{0};
-    try {
-        shards_ = zeroed(plan_->shard_size);
-        shard_grads_ = zeroed(plan_->shard_grad_size);
-        for (size_t u = 0; u < states_.size(); ++u) states_[u].range = AddressRange(plan_->units[u].whole_size);
-    } catch (const std::exception&) {
-        lacks[0] = 1;
-    }
-    std::vector<uint8_t> all(static_cast<size_t>(comm_->world_size()));
-    const Tensor input = tensor_of(std::span<uint8_t>(lacks), DType::u8);
-    const Tensor output = tensor_of(std::span<uint8_t>(all), DType::u8);
-    comm_->run({.collective = Collective::all_gather,
-                .inputs = {&input, 1},
-                .outputs = {&output, 1},
-                .label = "memory for shards"});
-    const auto found = std::find(all.begin(), all.end(), uint8_t{1});
-    if (found == all.end()) return;
-    const auto peer = static_cast<int>(found - all.begin());
-    throw refusal(Code::no_memory,
-                  fmt::format("rank {} has no memory for its shards ({} bytes) and their gradients ({}); cut "
-                              "the model among more ranks",
-                              peer, plan_->shard_size, plan_->shard_grad_size))
-        .with_peer(peer);
-}
-
-// Each rank keeps its part of what rank 0 has, or of what it has itself. Where there is nothing, shards are zero.
-void Fsdp::take_values(const std::vector<FsdpUnit>& units) {
-    const std::vector<uint8_t> given =
-        options_.sync_values ? given_by_rank_zero(*comm_, units) : std::vector<uint8_t>{};
-    for (size_t u = 0; u < units.size(); ++u) {
-        if (options_.sync_values) {
-            std::set<size_t> pieces;
-            for (const size_t p : plan_->units[u].params) {
-                if (given[p] != 0) pieces.insert(param(p).piece);
-            }
-            for (const size_t piece : pieces) scatter_values(units[u], u, piece);
-            continue;
-        }
-        for (size_t i = 0; i < units[u].params.size(); ++i) {
-            const Tensor own = shard(plan_->units[u].params[i]);
-            const std::byte* const given = units[u].params[i].tensor.data;
-            if (given == nullptr || own.size_bytes() == 0) continue;
-            const auto begin = static_cast<size_t>(param(plan_->units[u].params[i]).elements.begin);
-            std::memcpy(own.data, given + begin * size_of(own.dtype), own.size_bytes());
-        }
-    }
-}
-
-// Rank 0's: a chunk a rank, again for each replica.
-void Fsdp::scatter_values(const FsdpUnit& unit, size_t number, size_t piece) {
-    const FsdpPiece& what = plan_->units[number].pieces[piece];
-    if (what.chunk == 0) return;
-    const size_t chunk = static_cast<size_t>(what.chunk) * size_of(what.dtype);
-    std::vector<std::byte> padded;
-    if (comm_->rank() == 0) {
-        const size_t replica = chunk * static_cast<size_t>(shard_ranks());
-        padded.resize(chunk * static_cast<size_t>(comm_->world_size()));
-        for (size_t i = 0; i < unit.params.size(); ++i) {
-            const FsdpParam& param = this->param(plan_->units[number].params[i]);
-            const Tensor& given = unit.params[i].tensor;
-            if (param.piece != piece || given.data == nullptr) continue;
-            const size_t in_piece = static_cast<size_t>(param.at) * size_of(what.dtype);
-            for (size_t at = 0; at < padded.size(); at += replica) {
-                std::memcpy(padded.data() + at + in_piece, given.data, given.size_bytes());
-            }
-        }
-    }
-    const Tensor input{padded.data(), Dims{static_cast<int64_t>(padded.size())}, DType::u8, {}};
-    const Tensor output{shards_.get() + what.shard_at, Dims{static_cast<int64_t>(chunk)}, DType::u8, {}};
-    comm_->run({.collective = Collective::scatter,
-                .inputs = {&input, comm_->rank() == 0 ? size_t{1} : size_t{0}},
-                .outputs = {&output, 1},
-                .peer = 0,
-                .label = "parameters"});
-}
 
 // --- what there is
 
@@ -661,6 +455,7 @@ void Fsdp::wait() {
         give_back(u);
         states_[u].reduced = false;
     }
+    if (sync_ && all_reduce_) ++synced_steps_;
     pass_ = Pass::none;
 }
 
@@ -762,6 +557,16 @@ void Fsdp::check_idle(const char* what) const {
                                                                what, name, states_[u].whole ? "whole" : "on its way"));
         }
     }
+}
+
+void Fsdp::check_reduced_after(int64_t steps) const {
+    check_idle("the optimizer cannot change the shards");
+    if (synced_steps_ > steps) return;
+    throw refusal(Code::invalid_state,
+                  fmt::format("the optimizer steps {}, so the shards' gradients are not this step's; say that they are "
+                              "ready and wait for them first, with synchronisation and the reduction over replicas on",
+                              steps == 0 ? "before any gradients were reduced"
+                                         : "and no gradients were reduced since its last step"));
 }
 
 void Fsdp::fail_if_failed() const {

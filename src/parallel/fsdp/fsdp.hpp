@@ -25,36 +25,12 @@
 #include "optim/optimizer.hpp"
 #include "parallel/fsdp/address_range.hpp"
 #include "parallel/fsdp/gradient_scatter.hpp"
+#include "parallel/fsdp/options.hpp"
 #include "parallel/fsdp/unit_plan.hpp"
 #include "parallel/fsdp/whole_copies.hpp"
 #include "parallel/params.hpp"
 
 namespace tsr {
-
-struct FsdpUnit {
-    std::string name;
-    std::vector<NamedTensor> params;  // data null: nothing to begin with, the shard is zero
-    std::vector<bool> trained;        // of each; empty: all
-    int reshard_after_forward =
-        1;              // 0: whole from forward to backward; n: kept among each n ranks that follow each other
-    int row_block = 0;  // parameters are cut between blocks of so many rows; 0: between rows
-    bool flat = false;  // parameters of one dtype are cut as one row of elements, anywhere
-    std::optional<DType> param_dtype;   // none: as the options say
-    std::optional<DType> reduce_dtype;  // none: as the options say
-};
-
-struct FsdpOptions {
-    int shard_ranks = 0;  // parameters are cut among so many ranks that follow each other, and each such group has a
-                          // replica; 0: among all
-    int forward_prefetch = 1;           // units
-    int backward_prefetch = 1;          // units
-    int grads_in_flight = 2;            // units whose gradients have memory at once, but for those that accumulate
-    std::optional<DType> param_dtype;   // of whole parameters; none: as their shards
-    std::optional<DType> reduce_dtype;  // of whole gradients; none: as whole parameters
-    ReduceOp op = ReduceOp::avg;
-    double pre_divide = 1;
-    bool sync_values = true;  // shards of rank 0's values; else of each rank's own
-};
 
 // Where a unit is in its step. The last one until wait().
 enum class UnitPhase { sharded = 0, on_its_way = 1, whole = 2, backward = 3, reducing = 4 };
@@ -111,6 +87,10 @@ class Fsdp {
     // Throws INVALID_STATE where shards must not be changed: a unit is not sharded, or something failed. `what` says what
     // cannot be done.
     void check_idle(const char* what) const;
+    // Backwards whose gradients were reduced into the shards, over replicas too.
+    [[nodiscard]] int64_t synced_steps() const { return synced_steps_; }
+    // Throws INVALID_STATE where an optimizer must not step: as check_idle(), or there were no more than `steps` of those.
+    void check_reduced_after(int64_t steps) const;
 
    private:
     enum class Pass { none, forward, backward };
@@ -182,6 +162,7 @@ class Fsdp {
     bool sync_ = true;
     bool accumulate_ = false;
     bool all_reduce_ = true;
+    int64_t synced_steps_ = 0;
     std::optional<Error> failed_;
 };
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use common::{alone, ranks, DEADLINE};
 use tessera::{
-    params, units, Adam, AdamW, Checkpoint, Code, Comm, DType, Fsdp, FsdpOptions, FsdpUnit, ReduceOp, Saver, Sgd,
+    params, units, Adam, AdamW, Checkpoint, Code, Comm, DType, Fsdp, FsdpOptions, FsdpUnit, Optimizer, ReduceOp, Saver, Sgd,
     State, Tensor, UnitPhase, Units,
 };
 
@@ -427,6 +427,24 @@ fn replicas_train_as_one_rank_does() {
 fn gradients_added_up_in_micro_steps_equal_one_rank_with_all_of_it() {
     expect_world_size_does_not_matter(&[2], &Way { without_sync: true, ..Way::default() }, 1e-4);
     expect_world_size_does_not_matter(&[2], &Way { accumulates: true, ..Way::default() }, 1e-4);
+}
+
+#[test]
+fn an_optimizer_steps_once_for_gradients_that_were_reduced() {
+    ranks(2, |comm| {
+        let mut fsdp = Fsdp::new(&comm, uneven(0)).unwrap();
+        let mut opt = Sgd::new(&mut fsdp).lr(1.0).build().unwrap();
+        let refused = |opt: &mut Optimizer<'_>, why: &str| {
+            let error = opt.step().unwrap_err();
+            assert!(error.code() == Code::InvalidState && error.message().contains(why), "{error:?}");
+        };
+        refused(&mut opt, "before any gradients were reduced");
+        backward(&fsdp, 1, 1.0);
+        backward(&fsdp, 0, 1.0);
+        fsdp.wait().unwrap();
+        opt.step().unwrap();
+        refused(&mut opt, "no gradients were reduced since its last step");
+    });
 }
 
 #[test]

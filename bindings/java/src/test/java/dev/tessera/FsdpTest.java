@@ -927,6 +927,8 @@ class FsdpTest {
                 fsdp.await();
                 sgd.step();
                 assertEquals(first - 0.5f, fsdp.shard(0).get(0), 1e-6);
+                final String again = assertThrows(TesseraInvalidStateException.class, sgd::step).getMessage();
+                assertTrue(again.contains("no gradients were reduced since its last step"), again);
                 adam.step();
                 assertEquals(first - 0.75f, fsdp.shard(0).get(0), 1e-5);
                 try (Fsdp.Pass pass = fsdp.whole("body")) {

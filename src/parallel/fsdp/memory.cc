@@ -1,0 +1,114 @@
+// Where the shards and their gradients lie, and which values the shards begin with.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <set>
+
+#include "parallel/fsdp/fsdp.hpp"
+
+namespace tsr {
+
+namespace {
+
+std::shared_ptr<std::byte> zeroed(size_t size) {
+    constexpr std::align_val_t alignment{fsdp_alignment};
+    std::shared_ptr<std::byte> memory(static_cast<std::byte*>(::operator new(std::max<size_t>(size, 1), alignment)),
+                                      [](std::byte* begin) { ::operator delete(begin, alignment); });
+    std::memset(memory.get(), 0, size);
+    return memory;
+}
+
+// Which parameters rank 0 has values of: nobody needs memory for the whole of one that gets its values later.
+std::vector<uint8_t> given_by_rank_zero(Communicator& comm, const std::vector<FsdpUnit>& units) {
+    std::vector<uint8_t> given;
+    for (const FsdpUnit& unit : units) {
+        for (const NamedTensor& param : unit.params) given.push_back(param.tensor.data != nullptr ? 1 : 0);
+    }
+    const Tensor tensor = tensor_of(std::span<uint8_t>(given), DType::u8);
+    comm.run({.collective = Collective::broadcast, .outputs = {&tensor, 1}, .peer = 0, .label = "what has values"});
+    return given;
+}
+
+}  // namespace
+
+// Of the shards. All ranks learn whether all have it.
+void Fsdp::take_memory() {
+    std::array<uint8_t, 1> lacks{0};
+    try {
+        shards_ = zeroed(plan_->shard_size);
+        shard_grads_ = zeroed(plan_->shard_grad_size);
+        for (size_t u = 0; u < states_.size(); ++u) states_[u].range = AddressRange(plan_->units[u].whole_size);
+    } catch (const std::exception&) {
+        lacks[0] = 1;
+    }
+    std::vector<uint8_t> all(static_cast<size_t>(comm_->world_size()));
+    const Tensor input = tensor_of(std::span<uint8_t>(lacks), DType::u8);
+    const Tensor output = tensor_of(std::span<uint8_t>(all), DType::u8);
+    comm_->run({.collective = Collective::all_gather,
+                .inputs = {&input, 1},
+                .outputs = {&output, 1},
+                .label = "memory for shards"});
+    const auto found = std::find(all.begin(), all.end(), uint8_t{1});
+    if (found == all.end()) return;
+    const auto peer = static_cast<int>(found - all.begin());
+    throw refusal(Code::no_memory,
+                  fmt::format("rank {} has no memory for its shards ({} bytes) and their gradients ({}); cut "
+                              "the model among more ranks",
+                              peer, plan_->shard_size, plan_->shard_grad_size))
+        .with_peer(peer);
+}
+
+// Each rank keeps its part of what rank 0 has, or of what it has itself. Where there is nothing, shards are zero.
+void Fsdp::take_values(const std::vector<FsdpUnit>& units) {
+    const std::vector<uint8_t> given =
+        options_.sync_values ? given_by_rank_zero(*comm_, units) : std::vector<uint8_t>{};
+    for (size_t u = 0; u < units.size(); ++u) {
+        if (options_.sync_values) {
+            std::set<size_t> pieces;
+            for (const size_t p : plan_->units[u].params) {
+                if (given[p] != 0) pieces.insert(param(p).piece);
+            }
+            for (const size_t piece : pieces) scatter_values(units[u], u, piece);
+            continue;
+        }
+        for (size_t i = 0; i < units[u].params.size(); ++i) {
+            const Tensor own = shard(plan_->units[u].params[i]);
+            const std::byte* const given = units[u].params[i].tensor.data;
+            if (given == nullptr || own.size_bytes() == 0) continue;
+            const auto begin = static_cast<size_t>(param(plan_->units[u].params[i]).elements.begin);
+            std::memcpy(own.data, given + begin * size_of(own.dtype), own.size_bytes());
+        }
+    }
+}
+
+// Rank 0's: a chunk a rank, again for each replica.
+void Fsdp::scatter_values(const FsdpUnit& unit, size_t number, size_t piece) {
+    const FsdpPiece& what = plan_->units[number].pieces[piece];
+    if (what.chunk == 0) return;
+    const size_t chunk = static_cast<size_t>(what.chunk) * size_of(what.dtype);
+    std::vector<std::byte> padded;
+    if (comm_->rank() == 0) {
+        const size_t replica = chunk * static_cast<size_t>(shard_ranks());
+        padded.resize(chunk * static_cast<size_t>(comm_->world_size()));
+        for (size_t i = 0; i < unit.params.size(); ++i) {
+            const FsdpParam& param = this->param(plan_->units[number].params[i]);
+            const Tensor& given = unit.params[i].tensor;
+            if (param.piece != piece || given.data == nullptr) continue;
+            const size_t in_piece = static_cast<size_t>(param.at) * size_of(what.dtype);
+            for (size_t at = 0; at < padded.size(); at += replica) {
+                std::memcpy(padded.data() + at + in_piece, given.data, given.size_bytes());
+            }
+        }
+    }
+    const Tensor input{padded.data(), Dims{static_cast<int64_t>(padded.size())}, DType::u8, {}};
+    const Tensor output{shards_.get() + what.shard_at, Dims{static_cast<int64_t>(chunk)}, DType::u8, {}};
+    comm_->run({.collective = Collective::scatter,
+                .inputs = {&input, comm_->rank() == 0 ? size_t{1} : size_t{0}},
+                .outputs = {&output, 1},
+                .peer = 0,
+                .label = "parameters"});
+}
+
+}  // namespace tsr

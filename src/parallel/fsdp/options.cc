@@ -1,0 +1,125 @@
+#include "parallel/fsdp/options.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <set>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace tsr {
+
+namespace {
+
+void check_dtypes(std::optional<DType> param, std::optional<DType> reduce, const std::string& whose) {
+    for (const auto& [name, dtype] : {std::pair{"param_dtype", param}, std::pair{"reduce_dtype", reduce}}) {
+        if (!dtype || is_floating(*dtype)) continue;
+        throw Error(Code::invalid_argument, fmt::format("{}{} is {}; it is f16, bf16, f32 or f64", whose, name,
+                                                        is_known(*dtype) ? name_of(*dtype) : "unknown"));
+    }
+}
+
+std::string name_of_dtype(const std::optional<DType>& dtype) { return dtype ? std::string(name_of(*dtype)) : "none"; }
+
+}  // namespace
+
+void check_model(const std::vector<FsdpUnit>& units, const FsdpOptions& options, int world_size) {
+    if (units.empty()) throw Error(Code::invalid_argument, "a model without units");
+    if (options.op != ReduceOp::avg && options.op != ReduceOp::sum) {
+        throw Error(Code::invalid_argument, "gradients are averaged or summed; op must be AVG or SUM");
+    }
+    check_dtypes(options.param_dtype, options.reduce_dtype, "");
+    for (const auto& [name, value, least] : {std::tuple{"shard_ranks", options.shard_ranks, 0},
+                                             std::tuple{"forward_prefetch", options.forward_prefetch, 0},
+                                             std::tuple{"backward_prefetch", options.backward_prefetch, 0},
+                                             std::tuple{"grads_in_flight", options.grads_in_flight, 1}}) {
+        if (value >= least) continue;
+        throw Error(Code::invalid_argument, fmt::format("{} is {}; it is at least {}", name, value, least));
+    }
+    if (options.shard_ranks > 0 && world_size % options.shard_ranks != 0) {
+        throw Error(Code::invalid_argument, fmt::format("shard_ranks is {}, of which {} ranks are no multiple",
+                                                        options.shard_ranks, world_size));
+    }
+    if (!std::isfinite(options.pre_divide) || options.pre_divide <= 0) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("pre_divide is {}; it must be finite and above 0", options.pre_divide));
+    }
+    std::vector<NamedTensor> all;
+    std::set<std::string_view> names;
+    for (const FsdpUnit& unit : units) {
+        if (!names.insert(unit.name).second) {
+            throw Error(Code::invalid_argument, fmt::format("two units are named \"{}\"", unit.name));
+        }
+        check_dtypes(unit.param_dtype, unit.reduce_dtype, fmt::format("unit \"{}\": ", unit.name));
+        if (unit.params.empty()) {
+            throw Error(Code::invalid_argument, fmt::format("unit \"{}\" has no parameters", unit.name));
+        }
+        const int kept = unit.reshard_after_forward;
+        const int cut = options.shard_ranks > 0 ? options.shard_ranks : world_size;
+        if (kept < 0 || (kept > 1 && cut % kept != 0)) {
+            throw Error(
+                Code::invalid_argument,
+                fmt::format("unit \"{}\": reshard_after_forward is {}; it is 0, 1, or a number of which {} ranks "
+                            "are a multiple",
+                            unit.name, kept, cut));
+        }
+        if (unit.row_block < 0) {
+            throw Error(Code::invalid_argument,
+                        fmt::format("unit \"{}\": row_block is {}; it is at least 0", unit.name, unit.row_block));
+        }
+        if (unit.flat && unit.row_block > 0) {
+            throw Error(
+                Code::invalid_argument,
+                fmt::format("unit \"{}\" is flat, which is cut anywhere, and has a row_block of {}; it can have "
+                            "one of these",
+                            unit.name, unit.row_block));
+        }
+        for (const NamedTensor& param : unit.params) {
+            if (!unit.flat && param.tensor.shape.ndim() == 0) {
+                throw Error(Code::invalid_argument,
+                            fmt::format("parameter \"{}\" of unit \"{}\" has no dimension to be cut along; give it the "
+                                        "shape [1], or make the unit flat",
+                                        param.name, unit.name));
+            }
+            all.push_back(param);
+        }
+    }
+    check_params(all);
+}
+
+std::vector<std::string> description(const std::vector<FsdpUnit>& units, const FsdpOptions& options) {
+    std::vector<std::string> lines{"FSDP"};
+    const auto option = [&lines](std::string_view name, const auto& value) {
+        lines.push_back(fmt::format("the option {} {}", name, value));
+    };
+    option("shard_ranks", options.shard_ranks);
+    option("forward_prefetch", options.forward_prefetch);
+    option("backward_prefetch", options.backward_prefetch);
+    option("grads_in_flight", options.grads_in_flight);
+    option("param_dtype", name_of_dtype(options.param_dtype));
+    option("reduce_dtype", name_of_dtype(options.reduce_dtype));
+    option("op", options.op == ReduceOp::avg ? "avg" : "sum");
+    option("pre_divide", options.pre_divide);
+    option("sync_values", options.sync_values ? 1 : 0);
+    for (const FsdpUnit& unit : units) {
+        const auto of_unit = [&](std::string_view name, const auto& value) {
+            lines.push_back(fmt::format("unit \"{}\" with {} {}", unit.name, name, value));
+        };
+        lines.push_back(fmt::format("unit \"{}\" of {} parameters", unit.name, unit.params.size()));
+        of_unit("reshard_after_forward", unit.reshard_after_forward);
+        of_unit("param_dtype", name_of_dtype(unit.param_dtype));
+        of_unit("reduce_dtype", name_of_dtype(unit.reduce_dtype));
+        of_unit("row_block", unit.row_block);
+        of_unit("flat", unit.flat ? 1 : 0);
+        for (std::string& line : description(unit.params, "parameter")) lines.push_back(std::move(line));
+        for (size_t i = 0; i < unit.trained.size(); ++i) {
+            if (!unit.trained[i]) lines.push_back(fmt::format("parameter \"{}\" is not trained", unit.params[i].name));
+        }
+    }
+    return lines;
+}
+
+}  // namespace tsr
