@@ -102,6 +102,34 @@ def test_a_work_can_be_awaited(ranks):
     assert ranks(2, body) == [3, 3]
 
 
+def test_a_work_may_end_after_the_loop_that_awaited_it(ranks, caplog: pytest.LogCaptureFixture):
+    given_up = threading.Event()
+
+    def body(comm: ts.Comm):
+        if comm.rank == 1:
+            assert given_up.wait(20)
+            comm.barrier()
+            return
+        work = comm.barrier(async_op=True)
+
+        async def main():
+            async def wait():
+                await work
+
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(wait(), 0.05)
+
+        asyncio.run(main())
+        called_back = threading.Event()
+        work.add_done_callback(lambda _: called_back.set())
+        given_up.set()
+        work.wait()
+        assert called_back.wait(20)
+
+    ranks(2, body)
+    assert not caplog.text
+
+
 def test_a_dropped_work_keeps_its_arrays_until_it_is_done(ranks):
     dropped = threading.Event()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Generator
@@ -92,7 +93,11 @@ class Work:
                 failure = self.error()
                 future.set_result(None) if failure is None else future.set_exception(failure)
 
-        self.add_done_callback(lambda _work: loop.call_soon_threadsafe(settle))
+        def wake(_work: Work) -> None:
+            with contextlib.suppress(RuntimeError):  # whoever awaited it gave up, and its loop is closed
+                loop.call_soon_threadsafe(settle)
+
+        self.add_done_callback(wake)
         return future.__await__()
 
     def __repr__(self) -> str:
