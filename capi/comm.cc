@@ -144,7 +144,13 @@ tsr_status tsr_comm_split(tsr_comm* comm, int32_t color, int32_t key, const tsr_
     return guard([&] {
         required(out, "out") = nullptr;
         auto& parent = object_of(comm, "comm");
-        auto group = parent->split(color, key, options_over(parent->options(), options));
+        CommOptions asked = parent->options();
+        try {
+            asked = options_over(std::move(asked), options);
+        } catch (...) {
+            parent->refuse_split(tsr::current_error());
+        }
+        auto group = parent->split(color, key, asked);
         if (group) create(out, [&] { return std::move(group); });
     });
 }

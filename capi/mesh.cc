@@ -1,6 +1,7 @@
 // tessera/mesh.h: named arrangements of ranks.
 #include "tessera/mesh.h"
 
+#include "comm/fingerprint.hpp"
 #include "handles.hpp"
 
 namespace {
@@ -46,7 +47,8 @@ tsr_status tsr_mesh_create(tsr_comm* comm, const char* const* names, const int32
     return guard([&] {
         create(out, [&] {
             tsr::Communicator& ranks = *object_of(comm, "comm");
-            return std::make_shared<MeshObject>(tsr::DeviceMesh(ranks, shape_in(names, sizes, ndim)));
+            tsr::MeshShape shape = tsr::or_refuse_on_all_ranks(ranks, [&] { return shape_in(names, sizes, ndim); });
+            return std::make_shared<MeshObject>(tsr::DeviceMesh(ranks, std::move(shape)));
         });
     });
 }
@@ -85,8 +87,9 @@ tsr_status tsr_mesh_slice(const tsr_mesh* mesh, const char* const* names, int32_
 tsr_status tsr_mesh_flatten(const tsr_mesh* mesh, tsr_comm* comm, const char* name, tsr_mesh** out) {
     return guard([&] {
         create(out, [&] {
-            const tsr::DeviceMesh& whole = object_of(mesh, "mesh")->mesh;
-            return std::make_shared<MeshObject>(whole.flatten(*object_of(comm, "comm"), name == nullptr ? "" : name));
+            tsr::Communicator& ranks = *object_of(comm, "comm");
+            const auto whole = tsr::or_refuse_on_all_ranks(ranks, [&] { return object_of(mesh, "mesh"); });
+            return std::make_shared<MeshObject>(whole->mesh.flatten(ranks, name == nullptr ? "" : name));
         });
     });
 }

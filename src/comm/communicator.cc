@@ -8,6 +8,7 @@
 
 #include "base/env.hpp"
 #include "comm/backend.hpp"
+#include "comm/fingerprint.hpp"
 #include "comm/group.hpp"
 #include "comm/host.hpp"
 #include "comm/inner_options.hpp"
@@ -96,46 +97,82 @@ std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bo
     return Group::make(rank, world_size, id, std::move(options), store, make_transport(std::move(bootstrap)));
 }
 
-std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions& asked) {
-    CommOptions options = asked;
-    if (options.host_id.empty()) options.host_id = options_.host_id;
-    check_options(options);
-    throw_if_unusable();
-    const Deadline deadline = Deadline::in(options.timeout);
-    Endpoint endpoint;
-    Peer own = make_peer(rank_, world_size_, options, endpoint);
-    own.color = color;
-    own.key = key;
+// All that the ranks say to a split: `own` of this one, and `why` it has failed, if it has.
+std::vector<Peer> Group::peers_of_split(const Peer& own, const std::string& why) {
+    std::vector<Peer> mine{own};
     std::vector<Peer> all(static_cast<size_t>(world_size_));
-    const auto bytes_of = [](Peer* peers, size_t n) {
-        return tensor_of(std::span(reinterpret_cast<uint8_t*>(peers), n * sizeof(Peer)), DType::u8);
+    const auto bytes_of = [](std::vector<Peer>& peers) {
+        return tensor_of(std::span(reinterpret_cast<uint8_t*>(peers.data()), peers.size() * sizeof(Peer)), DType::u8);
     };
-    const Tensor input = bytes_of(&own, 1);
-    const Tensor output = bytes_of(all.data(), all.size());
+    const Tensor input = bytes_of(mine);
+    const Tensor output = bytes_of(all);
     Request request;
     request.collective = Collective::all_gather;
     request.inputs = std::span(&input, 1);
     request.outputs = std::span(&output, 1);
     request.label = "split";
     run(request);
+    const auto bad = std::ranges::find_if(all, [](const Peer& peer) { return peer.failed != 0; });
+    if (bad == all.end()) return all;
+    const auto rank = static_cast<int>(bad - all.begin());
+    throw_refusal(*this, rank, static_cast<Code>(bad->failed), bad->why_length, why);
+}
+
+void Group::refuse_split(const Error& why) {
+    const std::string text = why.what();
+    Peer own;
+    own.rank = rank_;
+    own.failed = static_cast<int32_t>(why.code());
+    own.why_length = static_cast<uint32_t>(text.size());
+    try {
+        static_cast<void>(peers_of_split(own, text));
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): whatever the others say, this is why it ends here
+    }
+    throw Error(why);
+}
+
+std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions& asked) {
+    CommOptions options = asked;
+    if (options.host_id.empty()) options.host_id = options_.host_id;
+    throw_if_unusable();
+    std::optional<Endpoint> endpoint;
+    Peer own;
+    try {
+        check_options(options);
+        own = make_peer(rank_, world_size_, options, endpoint.emplace());
+    } catch (...) {
+        refuse_split(current_error());
+    }
+    const Deadline deadline = Deadline::in(options.timeout);
+    own.color = color;
+    own.key = key;
+    const std::vector<Peer> all = peers_of_split(own, {});
     const uint64_t number = ++splits_made_;
     if (color < 0) return nullptr;
 
     std::vector<Peer> members;
     std::copy_if(all.begin(), all.end(), std::back_inserter(members), [&](const Peer& p) { return p.color == color; });
     std::stable_sort(members.begin(), members.end(), [](const Peer& a, const Peer& b) { return a.key < b.key; });
-    Bootstrap bootstrap{0, {}, std::move(endpoint), nullptr, options, deadline};
+    Bootstrap bootstrap{0, {}, std::move(*endpoint), nullptr, options, deadline};
     for (size_t r = 0; r < members.size(); ++r) {
         if (members[r].rank == rank_) bootstrap.rank = static_cast<int>(r);
     }
     // Rank 0's random name makes the keys unique; the number is only for people who look into the store.
     if (store_) bootstrap.store = prefixed(store_, fmt::format("split/{}/{}/", hex(members[0].endpoint), number));
+    std::vector<int> numbers;
+    for (const Peer& member : members) numbers.push_back(member.rank);
     for (size_t r = 0; r < members.size(); ++r) members[r].rank = static_cast<int>(r);
     bootstrap.peers = std::move(members);
-    auto group = make_group(store_, std::move(bootstrap));
+    const auto group = std::static_pointer_cast<Group>(make_group(store_, std::move(bootstrap)));
+    const std::vector<int> own_numbers = relatives_->numbers_of(this);
+    if (!own_numbers.empty()) {
+        for (int& number : numbers) number = own_numbers[static_cast<size_t>(number)];
+    }
+    group->relatives_ = relatives_;
+    relatives_->add(group.get(), std::move(numbers));
     const std::lock_guard lock(mutex_);
     std::erase_if(splits_, [](const auto& split) { return split.expired(); });
-    splits_.push_back(std::static_pointer_cast<Group>(group));
+    splits_.push_back(group);
     return group;
 }
 
@@ -162,7 +199,8 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Store> store,
                     fmt::format("world size {}; 1 to {} are possible", world_size, max_world_size));
     }
     if (rank < 0 || rank >= world_size) {
-        throw Error(Code::invalid_argument, fmt::format("rank {} of a world of {}", rank, world_size));
+        throw Error(Code::invalid_argument,
+                    fmt::format("rank {} of a world of {}, numbered 0 to {}", rank, world_size, world_size - 1));
     }
     if (!store) throw Error(Code::invalid_argument, "the store is null");
     const Deadline deadline = Deadline::in(options.timeout);

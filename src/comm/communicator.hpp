@@ -85,8 +85,11 @@ class Communicator {
     // carries a collective out at once; what it throws poisons, as a collective that fails.
     [[nodiscard]] virtual WorkPtr submit_job(std::function<void()> job) = 0;
 
-    // Collective. color < 0: nullptr.
+    // Collective. color < 0: nullptr. What one rank alone cannot ask for, by its options, is an error of the same code on
+    // all, which names the rank.
     [[nodiscard]] virtual std::shared_ptr<Communicator> split(int color, int key, const CommOptions& options) = 0;
+    // Takes the place of split() on a rank whose options cannot even be read, and throws `why`.
+    [[noreturn]] virtual void refuse_split(const Error& why) { throw Error(why); }
     // A communicator of the ranks that are left, in their order, after this one has failed: collective over those. This one
     // and all its memory are out of use. Waits, `options.timeout` at most, for ranks that are not known to be gone.
     [[nodiscard]] virtual std::shared_ptr<Communicator> shrink(const CommOptions& options) = 0;

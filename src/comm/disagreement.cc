@@ -34,7 +34,7 @@ std::vector<Party> parties_of(std::span<const Said> said) {
     return parties;
 }
 
-// What a program never calls by that name, such as the votes of a load, is known by its label.
+// What a program never calls by that name, such as a split or the votes of a load, is known by its label.
 std::string labelled(const std::string& call, const Operation& operation) {
     const std::string_view label(operation.label.data(), ::strnlen(operation.label.data(), operation.label.size()));
     return label.empty() ? call : fmt::format("{} ({})", call, label);
@@ -45,9 +45,9 @@ std::string calls_of(std::span<const Party> parties) {
     std::string text;
     std::vector<std::string> calls;
     for (const Party& party : parties) {
-        calls.push_back(describe(party.said->operation));
+        calls.push_back(labelled(describe(party.said->operation), party.said->operation));
         text += fmt::format("{}{} {}{}", text.empty() ? "" : ", ", name_ranks(party.ranks),
-                            text.empty() ? "called " : "", labelled(calls.back(), party.said->operation));
+                            text.empty() ? "called " : "", calls.back());
     }
     if (std::ranges::adjacent_find(calls) != calls.end()) text += "; the lengths of single tensors differ";
     return text;

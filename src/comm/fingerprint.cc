@@ -71,12 +71,7 @@ void compare(Communicator& comm, const std::string& own, Code failed, const std:
 
     const auto number = [&](auto found) { return static_cast<int>(found - all.begin()); };
     const auto bad = std::ranges::find_if(all, [](const Entry& one) { return one.failed != 0; });
-    if (bad != all.end()) {
-        const std::string why = broadcast_text(comm, own, number(bad), bad->length);
-        throw Error(static_cast<Code>(bad->failed), fmt::format("rank {}: {}", number(bad), why))
-            .with_rank(comm.rank())
-            .with_peer(number(bad));
-    }
+    if (bad != all.end()) throw_refusal(comm, number(bad), static_cast<Code>(bad->failed), bad->length, own);
     const auto other = std::ranges::find_if(all, [&](const Entry& one) { return one != all.front(); });
     if (other == all.end()) return;
 
@@ -96,6 +91,11 @@ void compare(Communicator& comm, const std::string& own, Code failed, const std:
 
 void check_same_on_all_ranks(Communicator& comm, const std::vector<std::string>& lines, const std::string& what) {
     compare(comm, joined(lines), Code::ok, what);
+}
+
+void throw_refusal(Communicator& comm, int rank, Code code, uint64_t length, const std::string& own) {
+    const std::string why = broadcast_text(comm, own, rank, length);
+    throw Error(code, fmt::format("rank {}: {}", rank, why)).with_rank(comm.rank()).with_peer(rank);
 }
 
 void refuse_on_all_ranks(Communicator& comm, const Error& why) {

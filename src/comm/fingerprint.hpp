@@ -18,6 +18,10 @@ void check_same_on_all_ranks(Communicator& comm, const std::vector<std::string>&
 // would wait for it until their deadline, throw an error of its code that names the rank and tells why.
 [[noreturn]] void refuse_on_all_ranks(Communicator& comm, const Error& why);
 
+// All ranks know that `rank` wants nothing possible, by `code`, and not yet why: a text of `length` bytes, which is its
+// `own`. Collective.
+[[noreturn]] void throw_refusal(Communicator& comm, int rank, Code code, uint64_t length, const std::string& own);
+
 // What `body` returns; if it throws, nothing is possible.
 template <class Body>
 auto or_refuse_on_all_ranks(Communicator& comm, Body&& body) {

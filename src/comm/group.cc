@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/env.hpp"
 #include "base/log.hpp"
 #include "base/thread.hpp"
@@ -259,6 +261,42 @@ std::optional<Error> Group::error() const {
         if (first_error_) return first_error_;
     }
     return finalized_.load(std::memory_order_acquire) ? std::nullopt : transport_->peer_error();
+}
+
+// --- where others are
+
+void Group::Relatives::add(const Group* group, std::vector<int> numbers) {
+    const std::lock_guard lock(mutex_);
+    members_.push_back({group, std::move(numbers)});
+}
+
+void Group::Relatives::remove(const Group* group) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(members_, [&](const Member& member) { return member.group == group; });
+}
+
+std::vector<int> Group::Relatives::numbers_of(const Group* group) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find(members_, group, &Member::group);
+    return found != members_.end() ? found->numbers : std::vector<int>{};
+}
+
+std::string Group::Relatives::doing(const Group* group, int late) const {
+    const std::vector<int> own = numbers_of(group);
+    const int number = own.empty() ? late : own[static_cast<size_t>(late)];
+    const std::lock_guard lock(mutex_);
+    for (const Member& member : members_) {
+        if (member.group == group) continue;
+        int there = number;
+        if (!member.numbers.empty()) {
+            const auto found = std::ranges::find(member.numbers, number);
+            if (found == member.numbers.end()) continue;
+            there = static_cast<int>(found - member.numbers.begin());
+        }
+        const std::string doing = member.group->transport_->doing(there);
+        if (!doing.empty()) return fmt::format("{} of communicator '{}'", doing, member.group->name());
+    }
+    return {};
 }
 
 // --- collective objects

@@ -38,16 +38,20 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
           timeout_ms_(options_.timeout.count()),
           store_(std::move(store)),
           transport_(std::move(transport)),
-          origin_{options_.name, id, rank, world_size, std::string(transport_->name())} {}
+          origin_{options_.name, id, rank, world_size, std::string(transport_->name())} {
+        transport_->ask_elsewhere([this](int late) { return doing_elsewhere(late); });
+    }
 
     template <class... Args>
     [[nodiscard]] static std::shared_ptr<Communicator> make(Args&&... args) {
         const std::shared_ptr<Group> group(new Group(std::forward<Args>(args)...), [](Group* last) { last->let_go(); });
         group->answer_flight_requests();
+        group->relatives_->add(group.get(), {});
         return group;
     }
 
     ~Group() override {
+        relatives_->remove(this);
         if (options_.flight_requests) options_.flight_requests->remove(this);
         tell_flight();
         if (!thread_.joinable()) return;
@@ -100,6 +104,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     }
 
     std::shared_ptr<Communicator> split(int color, int key, const CommOptions& options) override;
+    [[noreturn]] void refuse_split(const Error& why) override;
     std::shared_ptr<Communicator> shrink(const CommOptions& options) override;
     std::shared_ptr<Buffer> allocate(size_t size) override;
     void finalize() override;
@@ -110,6 +115,25 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
 
    private:
     class Prepared;
+    // The communicators of this rank that were split from one, and that one: where a rank is that does not come, another
+    // of them may show.
+    class Relatives {
+       public:
+        // `numbers`: of the group's ranks in the one that all come from; none: it is that one.
+        void add(const Group* group, std::vector<int> numbers);
+        void remove(const Group* group);
+        [[nodiscard]] std::vector<int> numbers_of(const Group* group) const;
+        // What rank `late` of `group` does in another: "waits in barrier #3 of communicator 'dp'"; empty: nothing is known.
+        [[nodiscard]] std::string doing(const Group* group, int late) const;
+
+       private:
+        struct Member {
+            const Group* group;
+            std::vector<int> numbers;
+        };
+        mutable std::mutex mutex_;  // guards what follows; who holds it keeps its groups from going away
+        std::vector<Member> members_;
+    };
     // A request or a job.
     struct Task {
         std::shared_ptr<const OwnedRequest> request;
@@ -129,6 +153,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
 
     [[nodiscard]] milliseconds timeout() const { return milliseconds{timeout_ms_.load(std::memory_order_relaxed)}; }
     void let_go();
+    [[nodiscard]] std::string doing_elsewhere(int late) const { return relatives_->doing(this, late); }
     // A call in which the caller's thread uses the transport or the queue.
     class Call {
        public:
@@ -152,6 +177,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
         throw_if_unusable();
         return progressing || unfinished_.load(std::memory_order_acquire) == 0;
     }
+    [[nodiscard]] std::vector<Peer> peers_of_split(const Peer& own, const std::string& why);
     void run_inline(const Request& request);
     void run_collective(const Request& request, const Operation& operation, uint64_t sequence, uint64_t ticket,
                         milliseconds timeout);
@@ -187,6 +213,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     const std::shared_ptr<Store> store_;
     const std::unique_ptr<Transport> transport_;
     const FlightOrigin origin_;
+    std::shared_ptr<Relatives> relatives_ = std::make_shared<Relatives>();
     FlightRecorder flight_;
     std::atomic<bool> flight_told_{false};
 

@@ -13,8 +13,9 @@ namespace tsr {
 DeviceMesh::DeviceMesh(Communicator& comm, MeshShape shape)
     : shape_(std::move(shape)), all_(shape_), rank_(comm.rank()) {
     if (shape_.rank_count() != comm.world_size()) {
-        throw Error(Code::invalid_argument, fmt::format("the mesh ({}) has {} places, the communicator {} ranks",
-                                                        shape_.str(), shape_.rank_count(), comm.world_size()));
+        refuse_on_all_ranks(
+            comm, Error(Code::invalid_argument, fmt::format("the mesh ({}) has {} places, the communicator {} ranks",
+                                                            shape_.str(), shape_.rank_count(), comm.world_size())));
     }
     // All ranks must arrange themselves alike, or the splits below would make groups that do not fit together.
     check_same_on_all_ranks(comm, {fmt::format("({})", shape_.str())}, "the ranks' meshes differ");

@@ -263,7 +263,9 @@ uint64_t Operation::size_bytes() const {
 
 namespace {
 
-uint64_t fingerprint_of(const Request& request, const Operation& operation) {
+// `label` bytes of the operation's label are covered, too: what the library makes of a collective for itself, such as a
+// split, is not what a program calls by that name.
+uint64_t fingerprint_of(const Request& request, const Operation& operation, size_t label) {
     uint64_t hash = 0x9e3779b97f4a7c15;
     const auto mix = [&hash](uint64_t word) {
         hash = (hash ^ word) * 0xff51afd7ed558ccd;
@@ -273,6 +275,11 @@ uint64_t fingerprint_of(const Request& request, const Operation& operation) {
         static_cast<uint64_t>(operation.dtype) << 32 | static_cast<uint32_t>(operation.peer));
     mix(operation.count);
     mix(operation.tensors);
+    for (size_t at = 0; at < label; at += sizeof(uint64_t)) {
+        uint64_t word = 0;
+        std::memcpy(&word, operation.label.data() + at, sizeof word);
+        mix(word);
+    }
     if (operation.tensors > 1) {
         for (const Tensor& tensor : request.outputs) mix(static_cast<uint64_t>(tensor.numel()));
     }
@@ -305,7 +312,7 @@ Operation operation_of(const Request& request) {
     }
     const size_t label = std::min(request.label.size(), result.label.size() - 1);
     if (label > 0) std::memcpy(result.label.data(), request.label.data(), label);  // an empty view may be NULL
-    result.fingerprint = fingerprint_of(request, result);
+    result.fingerprint = fingerprint_of(request, result, label);
     return result;
 }
 
@@ -319,7 +326,7 @@ Operation allocation_of(size_t size) {
     Operation result;
     result.collective = Collective::allocate;
     result.count = size;
-    result.fingerprint = fingerprint_of({}, result);
+    result.fingerprint = fingerprint_of({}, result, 0);
     return result;
 }
 

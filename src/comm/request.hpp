@@ -54,7 +54,7 @@ struct Request {
 void validate(const Request& request, int rank, int world_size);
 
 // What a rank tells its peers of the operation that it is in: plain data. The fingerprint is equal if and (but for hash
-// collisions of 2^-64) only if the ranks agree; it covers the length of each tensor of a list.
+// collisions of 2^-64) only if the ranks agree; it covers the length of each tensor of a list, and the label.
 struct Operation {
     Collective collective = Collective::barrier;
     int32_t dtype = 0;  // 0: none

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -60,6 +61,11 @@ class Transport {
     [[nodiscard]] virtual std::optional<Error> peer_error() const = 0;
     // Ranks that will do nothing more with this transport, as far as is known: they died, left, or cannot be reached.
     [[nodiscard]] virtual std::vector<int> departed() const = 0;
+
+    // What rank `rank` does here, as far as can be seen: "waits in barrier #3", "has failed in recv #1 (...)"; empty: nothing.
+    [[nodiscard]] virtual std::string doing(int /*rank*/) const { return {}; }
+    // Asked about a rank that is late, for the message: what it does in another communicator. Set before the first operation.
+    virtual void ask_elsewhere(std::function<std::string(int rank)> /*ask*/) {}
 };
 
 // Each is collective over the ranks of `peers`, which are in rank order and include this rank; `rank` is this rank's place

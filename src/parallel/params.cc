@@ -26,7 +26,10 @@ void check_params(std::span<const NamedTensor> params) {
     for (const auto& [name, tensor] : params) {
         if (name.empty()) throw Error(Code::invalid_argument, "a parameter's name is empty");
         if (!names.insert(name).second) {
-            throw Error(Code::invalid_argument, fmt::format("two parameters are named \"{}\"", name));
+            throw Error(Code::invalid_argument,
+                        fmt::format("two parameters are named \"{0}\"; names are of the whole model, whatever unit or "
+                                    "layer they are in: begin each with its own, such as \"fc1.{0}\"",
+                                    name));
         }
         if (!is_floating(tensor.dtype)) {
             throw Error(Code::invalid_argument,

@@ -325,7 +325,8 @@ Layout Layout::from_boxes(const Dims& shape, std::span<const Box> boxes, std::sp
 
 std::vector<Box> Layout::boxes_of(int rank) const {
     if (rank < 0 || rank >= world_size_) {
-        throw Error(Code::invalid_argument, fmt::format("rank {} of a layout of {} ranks", rank, world_size_));
+        throw Error(Code::invalid_argument, fmt::format("rank {} of a layout of {} ranks, numbered 0 to {}", rank,
+                                                        world_size_, world_size_ - 1));
     }
     std::vector<Box> boxes;
     if (is_explicit()) {

@@ -173,6 +173,40 @@ TEST(CommApi, SplitsAndLeavesOut) {
     });
 }
 
+// On one rank alone it is told to all, at once, whether they are of its group or not, and the communicator is as it was.
+TEST(CommApi, ASplitThatOneRankAsksForBadlyIsRefusedOnAll) {
+    static const std::string long_name(129, 'x');
+    struct Bad {
+        std::function<void(tsr_comm_options&)> change;
+        const char* said;
+    };
+    const std::vector<Bad> cases{
+        {[](auto& options) { options.timeout_ms = 0; }, "the timeout is 0 ms"},
+        {[](auto& options) { options.heartbeat_timeout_ms = -1; }, "the heartbeat's timeout is -1 ms"},
+        {[](auto& options) { options.name = long_name.c_str(); }, "a communicator's name has 1 to 128 bytes"},
+        {[](auto& options) { options.backend = long_name.c_str(); }, "the name of a backend has 129 bytes"},
+        {[](auto& options) { options.struct_size = 0; }, "struct_size"}};
+    for (const Bad& bad : cases) {
+        for (const int32_t bad_rank : {0, 2}) {
+            api::run_ranks(4, [&](tsr_comm* comm, int32_t rank) {
+                tsr_comm_options options;
+                ASSERT_OK(tsr_comm_options_init(&options, sizeof options));
+                if (rank == bad_rank) bad.change(options);
+                Owned<tsr_comm> group;
+                const int32_t color = rank == 3 ? -1 : rank % 2;
+                EXPECT_FAILS(tsr_comm_split(comm, color, 0, &options, group.out()), TSR_E_INVALID_ARGUMENT, bad.said);
+                EXPECT_EQ(static_cast<tsr_comm*>(group), nullptr);
+                if (rank != bad_rank) {
+                    EXPECT_THAT(api::message(), ::testing::StartsWith("rank " + std::to_string(bad_rank) + ": "));
+                    EXPECT_EQ(tsr_error_peer(tsr_error_last()), bad_rank);
+                }
+                ASSERT_OK(tsr_comm_split(comm, 0, 0, nullptr, group.out()));
+                EXPECT_OK(tsr_comm_barrier(group, nullptr));
+            });
+        }
+    }
+}
+
 TEST(CommApi, BuffersAreSharedMemoryOfTheGroup) {
     api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
         Owned<tsr_buffer> buffer;

@@ -52,7 +52,8 @@ TEST(DdpApi, TrainsAModelOnThreeRanks) {
         for (float& g : floats(grad)) g = static_cast<float>(rank);
         EXPECT_OK(tsr_ddp_ready(ddp, 0));
         EXPECT_FAILS(tsr_ddp_ready(ddp, 0), TSR_E_INVALID_STATE, "\"weight\" was said to be ready twice");
-        EXPECT_FAILS(tsr_ddp_ready(ddp, 2), TSR_E_INVALID_ARGUMENT, "parameter 2 of a model with 2");
+        EXPECT_FAILS(tsr_ddp_ready(ddp, 2), TSR_E_INVALID_ARGUMENT,
+                     "parameter 2 of a model with 2 parameters, numbered 0 to 1");
         EXPECT_FAILS(tsr_ddp_wait(ddp), TSR_E_INVALID_STATE, "\"bias\"");
         EXPECT_FAILS(tsr_optimizer_step(optimizer), TSR_E_INVALID_STATE, "being reduced");
         EXPECT_FAILS(tsr_optimizer_zero_grad(optimizer), TSR_E_INVALID_STATE, "being reduced");
@@ -139,7 +140,8 @@ TEST(DdpApi, AccumulatesFindsUnusedAndTellsStatistics) {
         EXPECT_EQ(stats.params, 2U);
         EXPECT_EQ(stats.size_bytes, 128U);
         EXPECT_GT(stats.end_ns, stats.start_ns);
-        EXPECT_FAILS(tsr_ddp_stats(ddp, 1, &stats), TSR_E_INVALID_ARGUMENT, "bucket 1 of a model with 1");
+        EXPECT_FAILS(tsr_ddp_stats(ddp, 1, &stats), TSR_E_INVALID_ARGUMENT,
+                     "bucket 1 of a model with 1 buckets, numbered 0 to 0");
     });
 }
 

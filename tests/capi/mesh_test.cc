@@ -76,4 +76,53 @@ TEST(MeshApi, BadShapesAreRefused) {
                  "(dp 2) has 2 places, the communicator 1 ranks");
 }
 
+// On one rank alone it is told to all, at once, and the communicator is as it was.
+TEST(MeshApi, AMeshThatOneRankAsksForBadlyIsRefusedOnAll) {
+    struct Asked {
+        std::vector<const char*> names{"dp", "tp"};
+        std::vector<int32_t> sizes{1, 3};
+    };
+    struct Bad {
+        std::function<void(Asked&)> change;
+        const char* said;
+    };
+    const std::vector<Bad> cases{
+        {[](Asked& asked) { asked.sizes[1] = 2; }, "(dp 1, tp 2) has 2 places, the communicator 3 ranks"},
+        {[](Asked& asked) { asked.sizes[0] = 0; }, "mesh dimension \"dp\" has the size 0"},
+        {[](Asked& asked) { asked.names[1] = "dp"; }, "two mesh dimensions are named \"dp\""},
+        {[](Asked& asked) { asked.names[0] = ""; }, "mesh dimension 0 has no name"},
+        {[](Asked& asked) { asked.names[0] = nullptr; }, "a dimension's name is NULL"},
+        {[](Asked& asked) { asked.names.clear(); }, "a mesh of 0 dimensions"}};
+    for (const Bad& bad : cases) {
+        api::run_ranks(3, [&](tsr_comm* comm, int32_t rank) {
+            const auto create = [&](const Asked& asked, tsr_mesh** out) {
+                return tsr_mesh_create(comm, asked.names.data(), asked.sizes.data(),
+                                       static_cast<int32_t>(asked.names.size()), out);
+            };
+            Asked asked;
+            if (rank == 1) bad.change(asked);
+            api::Owned<tsr_mesh> mesh;
+            EXPECT_FAILS(create(asked, mesh.out()), TSR_E_INVALID_ARGUMENT, bad.said);
+            if (rank != 1) {
+                EXPECT_THAT(api::message(), ::testing::StartsWith("rank 1: "));
+                EXPECT_EQ(tsr_error_peer(tsr_error_last()), 1);
+            }
+            ASSERT_OK(create({}, mesh.out())) << "nothing else has happened";
+        });
+    }
+}
+
+TEST(MeshApi, AMeshThatOneRankFlattensBadlyIsRefusedOnAll) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        const char* const name = "dp";
+        const int32_t size = 2;
+        api::Owned<tsr_mesh> mesh;
+        ASSERT_OK(tsr_mesh_create(comm, &name, &size, 1, mesh.out()));
+        api::Owned<tsr_mesh> flat;
+        EXPECT_FAILS(tsr_mesh_flatten(rank == 0 ? nullptr : static_cast<tsr_mesh*>(mesh), comm, "x", flat.out()),
+                     TSR_E_INVALID_ARGUMENT, rank == 0 ? "mesh is NULL" : "rank 0: mesh is NULL");
+        ASSERT_OK(tsr_mesh_flatten(mesh, comm, "x", flat.out()));
+    });
+}
+
 }  // namespace

@@ -1,5 +1,6 @@
 // What holds of each collective alike: ranks that call differently are named with their calls, a late rank is named, nothing
 // works after an abort, and random sequences on overlapping groups give what they must.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -9,6 +10,7 @@
 #include "comm/any_call.hpp"
 #include "comm/communicator.hpp"
 #include "comm/plan.hpp"
+#include "comm/rendezvous.hpp"
 #include "ranks.hpp"
 #include "sanitized.hpp"
 #include "seed.hpp"
@@ -18,6 +20,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -121,6 +124,35 @@ TEST(EveryCollective, BesideAnAllocationASplitOrAFinalizeIsNamed) {
         both_ways(others[k], others[(k + 1) % others.size()]);
     }
     expect_named(pairs);
+}
+
+// What a split says to its peers is an all_gather. A program's of as many bytes is none.
+TEST(EveryCollective, OfAsManyBytesAsASplitIsNotTakenForOne) {
+    const auto outcomes = run_ranks(disagreeing_world, test_options(), [](Communicator& comm) {
+        if (comm.rank() == 1) {
+            static_cast<void>(comm.split(0, 0, comm.options()));
+            return;
+        }
+        std::vector<uint8_t> own(sizeof(Peer), 7);
+        std::vector<uint8_t> all(own.size() * disagreeing_world, 9);
+        const Tensor input = tensor_of(std::span(own), DType::u8);
+        const Tensor output = tensor_of(std::span(all), DType::u8);
+        try {
+            comm.run({.collective = Collective::all_gather, .inputs = {&input, 1}, .outputs = {&output, 1}});
+        } catch (...) {
+            EXPECT_THAT(all, Each(9)) << "data has moved";
+            throw;
+        }
+    });
+    const std::string call = fmt::format("all_gather of {} u8", sizeof(Peer));
+    for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome) << "no rank noticed";
+        EXPECT_EQ(outcome->code(), Code::mismatch) << outcome->what();
+        EXPECT_THAT(outcome->what(), HasSubstr("rank 1 "));
+        EXPECT_THAT(outcome->what(), HasSubstr(call + " (split)"));
+        // Where ranks of one host disagree they say nothing of the others.
+        EXPECT_THAT(outcome->what(), AnyOf(HasSubstr(call + ", rank 1"), HasSubstr(call + ". No data")));
+    }
 }
 
 TEST(EveryCollective, OfAnotherReductionIsNamed) {

@@ -434,6 +434,112 @@ TEST(Failure, ALateRankIsNamedInTimeByOneThatSpins) {
     if (outcomes[1]) EXPECT_EQ(outcomes[1]->code(), Code::timeout) << outcomes[1]->what();
 }
 
+// Where all see what the others do.
+CommOptions on_one_host() {
+    CommOptions options = test_options("shm");
+    options.host_id = "here";
+    return options;
+}
+
+// What a late rank does meanwhile, if it is in a call: it never came, but who looks at it should know for what it waits.
+struct Elsewhere {
+    std::string told;                                                          // of the late rank
+    std::function<std::shared_ptr<Communicator>(Communicator& comm)> prepare;  // by all ranks
+    std::function<void(Communicator& comm, Communicator& other)> wait;         // by the late one
+};
+
+void expect_whereabouts_told(const Elsewhere& elsewhere, const CommOptions& options) {
+    SCOPED_TRACE(elsewhere.told);
+    constexpr int late = 1;
+    CommOptions patient = options;
+    patient.timeout = milliseconds{20000};
+    std::atomic<bool> failed{false};
+    const auto outcomes = run_ranks(3, patient, [&](Communicator& comm) {
+        const auto other = elsewhere.prepare(comm);
+        if (comm.rank() == late) {
+            elsewhere.wait(comm, *other);
+            return;
+        }
+        if (comm.rank() == 2) {
+            wait_until([&] { return failed.load(); }, Deadline::in(milliseconds{20000}), "rank 0's timeout");
+            return;
+        }
+        comm.set_timeout(milliseconds{700});
+        try {
+            comm.run({});
+        } catch (...) {
+            failed = true;
+            throw;
+        }
+    });
+    ASSERT_TRUE(outcomes[0]);
+    EXPECT_EQ(outcomes[0]->code(), Code::timeout) << outcomes[0]->what();
+    EXPECT_EQ(outcomes[0]->record()->peer, late);
+    EXPECT_THAT(outcomes[0]->what(), HasSubstr(elsewhere.told));
+    EXPECT_THAT(outcomes[0]->what(), HasSubstr("rank 2 (pid"));
+    EXPECT_THAT(outcomes[0]->what(), HasSubstr("never entered it; its last operation was")) << "of rank 2";
+}
+
+TEST(Failure, ALateRankThatWaitsInAnotherCallIsToldWithThatCall) {
+    const auto split = [](int (*color)(int)) {
+        return [color](Communicator& comm) {
+            CommOptions options = comm.options();
+            options.name = "pairs";
+            return comm.split(color(comm.rank()), -comm.rank(), options);
+        };
+    };
+    const std::vector<Elsewhere> cases{
+        {"is not in it: it waits in barrier #1 of communicator 'pairs'", split([](int) { return 0; }),
+         [](Communicator&, Communicator& other) { other.run({}); }},
+        {"is not in it: it waits in barrier #2 of communicator 'pairs'",
+         [](Communicator& comm) {
+             CommOptions options = comm.options();
+             options.name = "all";
+             const auto all = comm.split(0, -comm.rank(), options);
+             options.name = "pairs";
+             auto pairs = all->split(all->rank() == 0 ? -1 : 0, 0, options);  // without rank 2
+             if (pairs) pairs->run({});
+             return pairs;
+         },
+         [](Communicator&, Communicator& other) { other.run({}); }},
+        {"is not in it: it waits in recv #1 (from rank 2, tag 7, 40 B)", split([](int) { return 0; }),
+         [](Communicator& comm, Communicator&) {
+             std::vector<float> values(10);
+             const Tensor tensor = over(values);
+             comm.run({.collective = Collective::recv, .outputs = {&tensor, 1}, .peer = 2, .tag = 7});
+         }},
+    };
+    for (const Elsewhere& elsewhere : cases) expect_whereabouts_told(elsewhere, on_one_host());
+}
+
+// It may be anywhere: nothing else is said of it.
+TEST(Failure, OfAMessageThatHasArrivedNobodyIsSaidToWait) {
+    std::atomic<bool> failed{false};
+    const auto outcomes = run_ranks(2, on_one_host(), [&](Communicator& comm) {
+        std::vector<float> values(10);
+        const Tensor tensor = over(values);
+        if (comm.rank() == 1) {
+            comm.run({.collective = Collective::recv, .outputs = {&tensor, 1}, .peer = 0});
+            wait_until([&] { return failed.load(); }, Deadline::in(milliseconds{20000}), "rank 0's timeout");
+            return;
+        }
+        const Deadline late = Deadline::in(milliseconds{300});  // the receiver sleeps by then
+        while (!late.expired()) std::this_thread::yield();
+        comm.run({.collective = Collective::send, .inputs = {&tensor, 1}, .peer = 1});
+        comm.set_timeout(milliseconds{500});
+        try {
+            comm.run({});
+        } catch (...) {
+            failed = true;
+            throw;
+        }
+    });
+    ASSERT_TRUE(outcomes[0]);
+    EXPECT_THAT(outcomes[0]->what(), HasSubstr("rank 1 (pid"));
+    EXPECT_THAT(outcomes[0]->what(), HasSubstr("never entered it; its last operation was recv #1"));
+    EXPECT_THAT(outcomes[0]->what(), ::testing::Not(HasSubstr("waits in")));
+}
+
 TEST(Failure, RankThatLeavesIsNotedBeforeTheDeadline) {
     const auto begin = Clock::now();
     const auto outcomes = run_ranks(3, test_options(), [&](Communicator& comm) {

@@ -48,7 +48,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_comm_from_env(const tsr_comm_options *option
 TSR_API TSR_MUST_USE tsr_status tsr_comm_create(tsr_store *store, int32_t rank, int32_t world_size,
                                                 const tsr_comm_options *options, tsr_comm **out);
 
-/** Divide the ranks into groups: those of one `color` form one, ordered by `key`, then by rank.
+/** Divide the ranks into groups: those of one `color` form one, ordered by `key`, then by rank. Options that one rank
+ *  alone gives badly are an error of the same code on all, which names that rank; the communicator can be used on.
  *  @param comm     borrowed for the call; the new communicator does not need it
  *  @param color    negative: this rank joins no group and `out` becomes NULL
  *  @param key      order inside the group

@@ -9,7 +9,8 @@ extern "C" {
 #endif
 
 /** Arrange the ranks of `comm`, row-major, and make a communicator per dimension (of the ranks that differ in that
- *  coordinate alone).
+ *  coordinate alone). What one rank alone asks for badly is INVALID_ARGUMENT on all, which names that rank; shapes that are
+ *  well, but differ, are MISMATCH. The communicator can be used on.
  *  @param comm   borrowed for the call
  *  @param names  ndim different names ("dp", "tp"), borrowed for the call
  *  @param sizes  ndim sizes whose product is the world size, borrowed for the call

@@ -363,8 +363,11 @@ void GlooTransport::throw_timeout(const Call& call, std::vector<int> late, bool 
     }
     std::string who;
     for (size_t i = 0; i < late.size() && i < 8; ++i) {
+        const std::string other = entered || !elsewhere_ ? "" : elsewhere_(late[i]);
         who += fmt::format("{}{} {}{}", i == 0 ? "" : "; ", name_peer(late[i]),
-                           entered ? "entered it but does not go on" : "never entered it; " + last_operation(),
+                           entered          ? "entered it but does not go on"
+                           : !other.empty() ? "is not in it: it " + other
+                                            : "never entered it; " + last_operation(),
                            is_stopped(late[i]) ? "; the process is stopped" : "");
     }
     if (late.size() > 8) who += fmt::format("; and {} more", late.size() - 8);

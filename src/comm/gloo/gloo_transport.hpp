@@ -104,6 +104,7 @@ class GlooTransport final : public Transport {
     // Throws what ends an operation: this rank's abort, a peer's failure, what is watched too, an interrupt.
     void check(const std::string& headline) const;
     // Called in each slice of a wait, with the headline; throws to end it.
+    void ask_elsewhere(std::function<std::string(int rank)> ask) override { elsewhere_ = std::move(ask); }
     void watch_too(std::function<void(const std::string& headline)> watch) { watch_others_ = std::move(watch); }
     // As wait(), `until` at most.
     // False: nothing of theirs can move.
@@ -177,6 +178,7 @@ class GlooTransport final : public Transport {
     std::vector<Peer> peers_;
     std::vector<Member> everybody_;
     std::function<void(const std::string& headline)> watch_others_;
+    std::function<std::string(int rank)> elsewhere_;
     std::string group_name_;
     Connections connections_;
     struct OtherHost {

@@ -46,6 +46,11 @@ class HierarchicalTransport final : public Transport {
     void leave() override;
     [[nodiscard]] std::optional<Error> peer_error() const override;
     [[nodiscard]] std::vector<int> departed() const override;
+    [[nodiscard]] std::string doing(int rank) const override { return is_here(rank) ? local_->doing(rank) : ""; }
+    void ask_elsewhere(std::function<std::string(int rank)> ask) override {
+        local_->ask_elsewhere(ask);
+        wide_->ask_elsewhere(std::move(ask));
+    }
 
    private:
     // One collective in progress, on the stack of run().

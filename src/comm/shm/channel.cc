@@ -50,6 +50,7 @@ ShmTransfer::ShmTransfer(ShmTransport& transport, const Request& request, uint64
 }
 
 ShmTransfer::~ShmTransfer() {
+    transport_.message_ended();
     if (sending()) {
         std::erase(transport_.outboxes_[other_].queue, this);
         return;
@@ -232,7 +233,7 @@ ChannelEnd ShmTransport::channel(size_t from, size_t to) const {
 
 std::unique_ptr<Transfer> ShmTransport::start(const Request& request, uint64_t sequence, Deadline deadline) {
     auto transfer = std::make_unique<ShmTransfer>(*this, request, sequence, deadline);
-    write_journal(operation_of(request), sequence);
+    write_journal(page(rank_).journal, operation_of(request), sequence);
     if (alarmed()) throw_if_alarmed(transfer->headline());
     return transfer;
 }
@@ -249,6 +250,11 @@ void ShmTransport::wait(std::span<Transfer* const> transfers, const std::atomic<
         page(rank_).bell, patience_, slice_done, [this] { return alarmed(); },
         [&] {
             checked = true;  // the caller looks at deadlines
+            if (!transfers.empty()) {
+                const auto& first = static_cast<const ShmTransfer&>(*transfers[0]);
+                write_journal(page(rank_).transfer, first.operation(), first.sequence());
+                waits_for_message_ = true;
+            }
             check(transfers);
             if (watch_others_) {
                 watch_others_(transfers.empty() ? "" : static_cast<ShmTransfer*>(transfers[0])->headline());

@@ -72,6 +72,8 @@ class ShmTransfer final : public Transfer {
     [[nodiscard]] int peer() const { return operation_.peer; }
     [[nodiscard]] size_t other() const { return other_; }  // the peer's place
     [[nodiscard]] std::string headline() const { return tsr::headline(operation_, sequence_); }
+    [[nodiscard]] const Operation& operation() const { return operation_; }
+    [[nodiscard]] uint64_t sequence() const { return sequence_; }
 
    private:
     [[nodiscard]] bool sending() const { return operation_.collective == Collective::send; }

@@ -70,6 +70,7 @@ struct alignas(page_size) RankPage {
     std::array<Arrival, 2> arrivals;  // by the parity of the synchronisation point
     Bell bell;                        // of this rank's transfers
     Journal journal;
+    Journal transfer;  // a send or recv that has waited for some time; finished when it does not any more
     FailureRecord failure;
     alignas(cache_line) std::atomic<uint32_t> left;  // 1: the rank has destroyed its communicator
 };

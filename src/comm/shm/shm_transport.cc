@@ -318,8 +318,7 @@ std::shared_ptr<Buffer> ShmTransport::allocate(size_t size, uint64_t sequence, m
 
 // --- synchronisation
 
-void ShmTransport::write_journal(const Operation& operation, uint64_t sequence) {
-    Journal& journal = page(rank_).journal;
+void ShmTransport::write_journal(Journal& journal, const Operation& operation, uint64_t sequence) {
     const uint64_t version = journal.version.load(std::memory_order_relaxed);
     journal.version.store(version + 1, std::memory_order_relaxed);
     journal.sequence.store(sequence, std::memory_order_release);
@@ -329,7 +328,7 @@ void ShmTransport::write_journal(const Operation& operation, uint64_t sequence) 
 }
 
 void ShmTransport::begin(Call& call) {
-    write_journal(call.operation, call.sequence);
+    write_journal(page(rank_).journal, call.operation, call.sequence);
     if (alarmed()) throw_if_alarmed(headline(call.operation, call.sequence));
 }
 
@@ -398,7 +397,34 @@ std::string ShmTransport::last_operation(size_t place) const {
     const JournalEntry entry = read_journal(page(place).journal);
     if (entry.sequence == 0) return "it had not begun any operation";
     return fmt::format("its last operation was {}{}", tsr::headline(entry.operation, entry.sequence),
-                       entry.finished ? "" : ", not finished");
+                       entry.finished || is_point_to_point(entry.operation.collective) ? "" : ", not finished");
+}
+
+std::string ShmTransport::doing(int rank) const {
+    const size_t place = place_of(rank);
+    if (!segment_ || place >= world()) return {};
+    const RankPage& theirs = page(place);
+    if (theirs.left.load(std::memory_order_acquire) != 0) return {};
+    const bool failed = theirs.failure.state.load(std::memory_order_acquire) == FailureRecord::told;
+    for (const Journal* journal : {&theirs.transfer, &theirs.journal}) {
+        const JournalEntry entry = read_journal(*journal);
+        if (entry.sequence == 0 || entry.finished) continue;
+        // The journal of operations shows where a message began, not where it ended.
+        if (journal == &theirs.journal && is_point_to_point(entry.operation.collective)) continue;
+        return fmt::format("{} in {}", failed ? "has failed" : "waits", tsr::headline(entry.operation, entry.sequence));
+    }
+    return {};
+}
+
+std::string ShmTransport::whereabouts(size_t place, const Call& call) const {
+    const JournalEntry entry = read_journal(page(place).journal);
+    if (entry.sequence == call.sequence && entry.operation.collective == call.operation.collective) {
+        return "entered it but does not go on";
+    }
+    std::string other = doing(number(place));
+    if (other.empty() && elsewhere_) other = elsewhere_(number(place));
+    if (!other.empty()) return fmt::format("is not in it: it {}", other);
+    return fmt::format("never entered it; {}", last_operation(place));
 }
 
 Error ShmTransport::lost(size_t place, const std::string& headline, bool died) const {
@@ -501,13 +527,9 @@ void ShmTransport::throw_timeout(const Call& call, const std::vector<size_t>& la
     std::string who;
     for (size_t i = 0; i < late.size() && i < 8; ++i) {
         const size_t place = late[i];
-        const JournalEntry entry = read_journal(page(place).journal);
-        const bool entered = entry.sequence == call.sequence && entry.operation.collective == call.operation.collective;
         const bool stopped = process_is_stopped(peers_[place].pid);
-        who += fmt::format(
-            "{}{} {}{}", i == 0 ? "" : "; ", name_peer(place),
-            entered ? "entered it but does not go on" : fmt::format("never entered it; {}", last_operation(place)),
-            stopped ? "; the process is stopped" : "");
+        who += fmt::format("{}{} {}{}", i == 0 ? "" : "; ", name_peer(place), whereabouts(place, call),
+                           stopped ? "; the process is stopped" : "");
     }
     if (late.size() > 8) who += fmt::format("; and {} more", late.size() - 8);
     throw Error(

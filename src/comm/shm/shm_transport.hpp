@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "comm/peer_watch.hpp"
@@ -47,6 +48,8 @@ class ShmTransport final : public Transport {
     void leave() override;
     [[nodiscard]] std::optional<Error> peer_error() const override;
     [[nodiscard]] std::vector<int> departed() const override;
+    [[nodiscard]] std::string doing(int rank) const override;
+    void ask_elsewhere(std::function<std::string(int rank)> ask) override { elsewhere_ = std::move(ask); }
 
     // For whoever waits for something else meanwhile. Throws if a peer has failed, or, where none may be missing, died.
     enum class Missing { may_be, is_lost };
@@ -96,10 +99,17 @@ class ShmTransport final : public Transport {
     [[nodiscard]] std::vector<size_t> late_ranks() const;
     // A rank whose process ended without a word: neither did it leave nor tell of a failure.
     [[nodiscard]] std::optional<size_t> first_dead() const;
-    void write_journal(const Operation& operation, uint64_t sequence);
+    void message_ended() {
+        if (std::exchange(waits_for_message_, false)) {
+            page(rank_).transfer.finished.store(1, std::memory_order_release);
+        }
+    }
+    static void write_journal(Journal& journal, const Operation& operation, uint64_t sequence);
     [[nodiscard]] Error lost(size_t place, const std::string& headline, bool died) const;
     [[nodiscard]] std::string name_peer(size_t place) const;       // "rank 3 (pid 8123)"
     [[nodiscard]] std::string last_operation(size_t place) const;  // "its last operation was broadcast #411"
+    // Of a rank that is late in `call`.
+    [[nodiscard]] std::string whereabouts(size_t place, const Call& call) const;
 
     // --- collectives (collectives.cc, reductions.cc)
     void all_reduce(Call& call);
@@ -160,6 +170,8 @@ class ShmTransport final : public Transport {
     Patience patience_;
     Stores stores_{plan_.slots};
     std::function<void(const std::string& headline)> watch_others_;
+    std::function<std::string(int rank)> elsewhere_;
+    bool waits_for_message_ = false;  // and says so in its page; the issuing thread's
 
     uint64_t stamp_ = 0;  // of the last synchronisation point; the issuing thread's
     std::shared_ptr<BufferTable> buffers_ = std::make_shared<BufferTable>();
