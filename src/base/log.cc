@@ -79,6 +79,12 @@ void set_sink(Sink sink, void* user_data, void (*destroy)(void*)) {
     l.target.swap(target);  // the former one ends after the lock
 }
 
+bool has_sink() {
+    Logger& l = logger();
+    const std::lock_guard lock(l.mutex);
+    return l.target != nullptr && l.target->sink != nullptr;
+}
+
 bool enabled(Level level) { return static_cast<int32_t>(level) >= logger().level.load(std::memory_order_relaxed); }
 
 void write(Level level, const std::string& line) {

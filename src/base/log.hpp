@@ -17,6 +17,7 @@ using Sink = void (*)(int32_t level, const char* line, void* user_data);
 
 void set_level(Level level);
 void set_sink(Sink sink, void* user_data, void (*destroy)(void*));  // sink nullptr: standard error
+[[nodiscard]] bool has_sink();                                      // lines go to the caller's function
 
 [[nodiscard]] bool enabled(Level level);
 void write(Level level, const std::string& line);

@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
 #include <system_error>
 #include <utility>
 
@@ -11,7 +15,115 @@
 
 namespace tsr {
 
-SaveQueue::SaveQueue(std::function<void()> begin) : begin_(std::move(begin)) {}
+namespace {
+
+constexpr milliseconds silence{2000};  // how long the end of a program waits without a word
+
+// Without the log, whose function may be the program's. To nobody if standard error is closed.
+void tell(const std::string& line) {
+    const std::string text = fmt::format("tessera[{}]: {}\n", ::getpid(), line);
+    (void)!::write(STDERR_FILENO, text.data(), text.size());
+}
+
+std::string steps_text(const std::vector<int64_t>& steps) {
+    return fmt::format("the save{} of step{} {}", steps.size() == 1 ? "" : "s", steps.size() == 1 ? "" : "s",
+                       fmt::join(steps, ", "));
+}
+
+}  // namespace
+
+// The queues of this process that have a thread.
+struct SaveQueue::Open {
+    const pid_t process = ::getpid();
+    std::mutex mutex;
+    std::vector<std::weak_ptr<State>> queues;  // guarded by mutex
+
+    // Never destroyed, as saves may begin and end while the process exits. A forked child has its own: its parent's, which
+    // has no thread there, may have been locked when it was copied.
+    static std::atomic<Open*>& instance() {
+        static std::atomic<Open*> open{nullptr};
+        return open;
+    }
+    static Open& of_this_process() {
+        Open* now = instance().load();
+        while (now == nullptr || now->process != ::getpid()) {
+            auto fresh = std::make_unique<Open>();
+            if (instance().compare_exchange_strong(now, fresh.get())) now = fresh.release();
+        }
+        return *now;
+    }
+};
+
+void SaveQueue::remember(const std::shared_ptr<State>& state) {
+    // Registered after what the library's statics need, so it comes before their end; where the library can be unloaded, then.
+    static const int registered = std::atexit([] { finish_all(); });
+    if (registered != 0) log::warning("the system does not let the end of the program wait for saves");
+    Open& open = Open::of_this_process();
+    const std::lock_guard lock(open.mutex);
+    std::erase_if(open.queues, [](const std::weak_ptr<State>& queue) { return queue.expired(); });
+    open.queues.push_back(state);
+}
+
+void SaveQueue::finish_all() noexcept {
+    Open* open = Open::instance().load();
+    if (open == nullptr || open->process != ::getpid()) return;
+    try {
+        std::vector<std::weak_ptr<State>> queues;
+        {
+            const std::lock_guard lock(open->mutex);
+            queues = open->queues;
+        }
+        for (const auto& queue : queues) {
+            if (const auto state = queue.lock()) finish(*state);
+        }
+    } catch (...) {
+        tell(fmt::format("the end of the program does not wait for saves: {}", current_error().what()));
+    }
+}
+
+void SaveQueue::finish(State& state) {
+    const auto in_flight = [&] {
+        std::vector<SavePtr> saves(state.waiting.begin(), state.waiting.end());
+        if (state.running != nullptr) saves.insert(saves.begin(), state.running);
+        return saves;
+    };
+    const Clock::time_point begin = Clock::now();
+    const Deadline deadline(begin + state.of.patience);
+    std::unique_lock lock(state.mutex);
+    std::vector<SavePtr> saves = in_flight();
+    const char* why = nullptr;
+    if (state.thread == std::this_thread::get_id()) {
+        why = "the program ends in a callback of it";
+    } else if (state.of.calls_program || log::has_sink()) {
+        why = "it calls functions of the program (progress, a storage, the log's), which is no longer there";
+    } else if (!std::ranges::all_of(saves, [](const SavePtr& save) { return save->work->staged()->done(); })) {
+        why = "it had not yet copied the state (copy_on_demand)";
+    } else {
+        for (bool told = false; !saves.empty() && !deadline.expired(); saves = in_flight()) {
+            if (!told && Clock::now() - begin >= silence) {
+                told = true;
+                std::vector<int64_t> steps;
+                for (const SavePtr& save : saves) steps.push_back(save->step);
+                tell(fmt::format("the program ends; {} into {} is waited for, {} s at most", steps_text(steps),
+                                 state.of.root, state.of.patience.count() / 1000));
+            }
+            state.changed.wait_for(lock, deadline.slice());
+        }
+        why = "it took longer than the saver's timeout";
+    }
+    if (saves.empty()) return;
+    std::vector<int64_t> steps;
+    for (const SavePtr& save : saves) steps.push_back(save->step);
+    lock.unlock();
+    tell(fmt::format(
+        "the program ends, and {} into {} may be lost: {}. The checkpoint before stands. Wait for the saver "
+        "(tsr_saver_wait), or destroy it (tsr_saver_destroy), before the program ends",
+        steps_text(steps), state.of.root, why));
+}
+
+SaveQueue::SaveQueue(std::function<void()> begin, Owner owner) : begin_(std::move(begin)) {
+    state_->of = std::move(owner);
+}
 
 SaveQueue::~SaveQueue() {
     if (owner_ != ::getpid()) {
@@ -45,9 +157,14 @@ bool SaveQueue::start() {
     if (thread_.joinable()) return true;
     try {
         thread_ = start_thread("tsr-saver", [state = state_, begin = begin_] {
+            {
+                const std::lock_guard lock(state->mutex);
+                state->thread = std::this_thread::get_id();
+            }
             begin();
             loop(state);
         });
+        remember(state_);
         return true;
     } catch (const std::system_error& error) {
         log::warning("no thread for a save in the background ({}); it runs in the foreground", error.what());

@@ -1,5 +1,9 @@
 // The saves of a saver's background: one runs on the queue's own thread, later ones wait in order. Filled and asked by
 // the saver's thread; each save is known by its number, counted from 1, the same on every rank.
+//
+// A program that ends (by exit or return from main) with a queue that was not destroyed waits for its saves, where they need
+// nothing of the program's any more: its callbacks, its log function and what a state lends it may be gone by then. What is not
+// waited for, or not done within the patience, is told on standard error.
 #pragma once
 
 #include <unistd.h>
@@ -11,9 +15,11 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "comm/work.hpp"
 
@@ -44,8 +50,14 @@ class SaveQueue {
     };
     using SavePtr = std::shared_ptr<Save>;
 
+    struct Owner {
+        std::string root;               // as it is told
+        bool calls_program = false;     // a save calls functions of the program's
+        milliseconds patience{600000};  // of the program's end
+    };
+
     // `begin` is called first on the queue's thread.
-    explicit SaveQueue(std::function<void()> begin);
+    SaveQueue(std::function<void()> begin, Owner owner);
     // Waits for what is queued. In a completion callback of a save it does not: what is queued then is ABORTED.
     ~SaveQueue();
     SaveQueue(const SaveQueue&) = delete;
@@ -82,9 +94,16 @@ class SaveQueue {
         std::vector<std::pair<uint64_t, Error>> failures;  // not yet told
         bool closed = false;
         std::shared_ptr<const void> owner;  // goes when the save that runs has ended
+        std::thread::id thread;
+        Owner of;
     };
     static void run(State& state, const SavePtr& save);
     static void loop(const std::shared_ptr<State>& state);
+    // At the end of the program.
+    struct Open;
+    static void remember(const std::shared_ptr<State>& state);
+    static void finish_all() noexcept;
+    static void finish(State& state);
 
     std::function<void()> begin_;
     std::shared_ptr<State> state_ = std::make_shared<State>();

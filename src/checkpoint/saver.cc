@@ -108,10 +108,12 @@ Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverO
     agreed = peers_.vote(error);
     if (agreed) throw Error(*agreed);
     const bool low_priority = options_.priority == Priority::low;
-    queue_ = std::make_unique<SaveQueue>([low_priority] {
-        if (low_priority && !lower_thread_priority())
-            log::info("the system refuses a low priority for a saver's threads");
-    });
+    queue_ = std::make_unique<SaveQueue>(
+        [low_priority] {
+            if (low_priority && !lower_thread_priority())
+                log::info("the system refuses a low priority for a saver's threads");
+        },
+        SaveQueue::Owner{root_, options_.progress != nullptr || options_.files != nullptr, options_.timeout});
 }
 
 Saver::~Saver() {

@@ -149,9 +149,12 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_should_stop(tsr_saver *saver, int64_t 
  *  @threadsafety exclusive saver  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_saver_trim(tsr_saver *saver);
 
-/** Free the saver; a save in flight is waited for, at most its deadline. NULL is taken. A process that ends without this,
- *  and without tsr_saver_wait, loses the save in flight; the checkpoint before it stands. In a progress callback this
- *  returns at once: the save goes on, tells no more, and then the saver is freed.
+/** Free the saver; a save in flight is waited for, at most its deadline. NULL is taken. A program that ends (exit, return
+ *  from main) without this, and without tsr_saver_wait, waits for the save in flight all the same, at most the saver's
+ *  timeout, and tells on stderr which step is lost if that is over. It does not wait, tells so, and the checkpoint before
+ *  stands, where the save needs something of the program's: progress, a storage, the function of tsr_log_set_callback, or
+ *  with copy_on_demand tensors that are not staged; nor does _exit. In a progress callback this returns at once: the save
+ *  goes on, tells no more, and then the saver is freed.
  *  @param saver  transferred
  *  @threadsafety exclusive  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API void tsr_saver_destroy(tsr_saver *saver);

@@ -17,6 +17,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 fn main() -> ExitCode {
     match env::var(ROLE).as_deref() {
         Ok("saves") => saves(),
+        Ok("exits") => exits(),
         Ok("fills_the_disk") => fills_the_disk(),
         Ok("reduces") => reduces(),
         Ok("fails") => fails(),
@@ -32,8 +33,9 @@ fn main() -> ExitCode {
 }
 
 fn tests() -> ExitCode {
-    let tests: [(&str, fn()); 8] = [
+    let tests: [(&str, fn()); 9] = [
         ("a_save_in_flight_survives_the_end_of_main", a_save_in_flight_survives_the_end_of_main),
+        ("a_save_in_flight_survives_an_exit_without_drops", a_save_in_flight_survives_an_exit_without_drops),
         ("a_full_disk_leaves_the_former_checkpoint", a_full_disk_leaves_the_former_checkpoint),
         ("a_killed_rank_is_named_within_seconds", a_killed_rank_is_named_within_seconds),
         ("ranks_of_the_launcher_reduce", ranks_of_the_launcher_reduce),
@@ -142,6 +144,20 @@ fn dies() -> ExitCode {
 // Under `tessera run`.
 
 /// `tessera run` as it was installed, or as `./dev build` put it into this repository.
+fn a_save_in_flight_survives_an_exit_without_drops() {
+    let folder = tempfile::tempdir().unwrap();
+    let rank = as_rank("exits").env(FOLDER, folder.path()).output().unwrap();
+    assert!(rank.status.success() && rank.stderr.is_empty(), "{}", String::from_utf8_lossy(&rank.stderr));
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().step().unwrap(), 9);
+}
+
+fn exits() -> ExitCode {
+    let big = Tensor::zeros(DType::F32, [4 << 20]).unwrap();
+    let saver = Saver::alone(env::var(FOLDER).unwrap()).write_bytes_per_s(32 << 20).open().unwrap(); // half a second
+    saver.save_async(9, &State::new().with("big", &big)).unwrap();
+    std::process::exit(0)
+}
+
 fn launcher() -> Command {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../build/prefix");
     let prefixes = env::var_os("TESSERA_PREFIX").map(PathBuf::from).into_iter().chain([repository]);

@@ -18,7 +18,8 @@ import java.util.stream.Stream;
 /**
  * Writes checkpoints under one root directory, which one live job at a time may own. A checkpoint exists when its manifest
  * is durable; until then the one before it is untouched. All methods are exclusive and, but {@link #await}, collective.
- * A JVM that ends waits for saves in flight, each at most its deadline; one that is halted or killed loses them.
+ * A JVM that ends waits for saves in flight, each at most its deadline; one that is halted waits for those that need nothing
+ * of it any more (progress, a storage, a log handler), and one that is killed loses them.
  */
 public final class Saver extends NativeObject {
     /** Savers that the end of the JVM waits for. */

@@ -55,14 +55,18 @@ class ExitTest {
         private Saving() {}
 
         public static void main(String[] args) {
-            final Saver saver = Saver.at(null, Path.of(args[1]))
-                    .writeBytesPerSecond(32 << 20) // of 16 MiB: half a second
-                    .progress((phase, done, total) -> {})
-                    .open();
+            final Saver.Builder builder = Saver.at(null, Path.of(args[1])).writeBytesPerSecond(32 << 20); // half a second
+            if (!args[0].equals("halt")) {
+                builder.progress((phase, done, total) -> {});
+            }
+            final Saver saver = builder.open();
             final State state = new State().with("w", Tensor.zeros(DType.F32, 4 << 20));
             saver.saveAsync(1, state).thenRun(() -> System.out.println("saved"));
             if (args[0].equals("exit")) {
                 System.exit(0);
+            }
+            if (args[0].equals("halt")) {
+                Runtime.getRuntime().halt(0); // without hooks: the native library waits
             }
             if (args[0].equals("throw")) {
                 throw new IllegalStateException("thrown");
@@ -71,7 +75,7 @@ class ExitTest {
     }
 
     @ParameterizedTest
-    @ValueSource(strings = {"return", "exit", "throw"})
+    @ValueSource(strings = {"return", "exit", "throw", "halt"})
     void theEndOfTheJvmWaitsForASaveInFlight(String way, @TempDir Path root) throws Exception {
         Jvm.run(way.equals("throw") ? 1 : 0, Jvm.command(Saving.class.getName(), way, root.toString()));
         try (Checkpoint saved = Checkpoint.open(root)) {
