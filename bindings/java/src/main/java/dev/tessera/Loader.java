@@ -1,9 +1,17 @@
 package dev.tessera;
 
+import static java.nio.file.StandardOpenOption.CREATE;
+import static java.nio.file.StandardOpenOption.READ;
+import static java.nio.file.StandardOpenOption.WRITE;
+
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.UncheckedIOException;
+import java.nio.channels.FileChannel;
+import java.nio.channels.OverlappingFileLockException;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.DirectoryIteratorException;
+import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
 import java.nio.file.LinkOption;
 import java.nio.file.Path;
@@ -11,22 +19,32 @@ import java.nio.file.StandardCopyOption;
 import java.nio.file.attribute.PosixFilePermissions;
 import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
+import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.concurrent.locks.LockSupport;
 
 /**
  * Finds and loads {@code libtessera_jni.so} and, beside it, {@code libtessera.so}: first where the property
  * {@value #PATH_PROPERTY} says (a directory or the file), then on {@code java.library.path}, then out of the jar
  * {@code tessera-<version>-natives-<platform>.jar}, which is unpacked once into a directory named after its content's
- * hash, under {@value #DIR_PROPERTY} (default: {@code java.io.tmpdir}). Then the ABI of the library is compared with that
+ * hash, under {@value #DIR_PROPERTY} (default: {@code java.io.tmpdir}); what other versions unpacked there, and no process uses
+ * any more, is removed. Then the ABI of the library is compared with that
  * of the headers that the shims were compiled with.
  */
 final class Loader {
     static final String PATH_PROPERTY = "dev.tessera.native.path";
     static final String DIR_PROPERTY = "dev.tessera.native.dir";
     private static final String SHIM = "libtessera_jni.so";
+    private static final String DOOR = ".lock"; // of the directory of all versions: held while one is unpacked or removed
+    private static final String MARK = ".used"; // of a version's: held, shared, by each process that has loaded it
+    private static final long PATIENCE_NS = 5_000_000_000L;
+    /** Channels of marks, which stay open until the process ends. */
+    private static final List<FileChannel> USED = Collections.synchronizedList(new ArrayList<>());
 
     private Loader() {}
 
@@ -140,6 +158,100 @@ final class Loader {
         }
         checkPrivate(home);
         final Path directory = home.resolve(hash(files));
+        // Locks on files are the JVM's, which may have several of this class: one of them at a time.
+        synchronized (("dev.tessera.Loader " + home).intern()) {
+            FileChannel door = null;
+            try {
+                door = FileChannel.open(home.resolve(DOOR), CREATE, WRITE);
+            } catch (IOException readOnly) {
+                log("what other versions unpacked into " + home + " stays: " + readOnly);
+            }
+            try (FileChannel held = door) {
+                final boolean alone = held != null && locked(held, false);
+                write(files, directory);
+                if (held != null && use(directory) && alone) {
+                    removeOthers(home, directory);
+                }
+            }
+        }
+        return directory;
+    }
+
+    /**
+     * Locks the file until the channel is closed. Others have it exclusively for a moment only; where one is stopped in that, or
+     * this file system locks no files, nothing is removed.
+     */
+    private static boolean locked(FileChannel channel, boolean shared) {
+        final long deadline = System.nanoTime() + PATIENCE_NS;
+        try {
+            while (channel.tryLock(0, Long.MAX_VALUE, shared) == null) {
+                if (System.nanoTime() - deadline > 0) {
+                    return false;
+                }
+                LockSupport.parkNanos(1_000_000);
+            }
+            return true;
+        } catch (IOException | OverlappingFileLockException none) {
+            return false;
+        }
+    }
+
+    /** Says that this process uses the directory, until it ends; whether that was said now. */
+    private static boolean use(Path directory) {
+        try {
+            final FileChannel mark = FileChannel.open(directory.resolve(MARK), CREATE, READ, WRITE);
+            // Also if another loader of this JVM has the lock, which would go with any channel of the file that is closed.
+            USED.add(mark);
+            return locked(mark, true);
+        } catch (IOException readOnly) {
+            return false;
+        }
+    }
+
+    /**
+     * Removes what other versions unpacked and no process uses any more. One without a mark is an older version's, of which
+     * that is not known. Called behind the door, so that nobody begins to use one meanwhile.
+     */
+    private static void removeOthers(Path home, Path own) {
+        try (DirectoryStream<Path> others = Files.newDirectoryStream(home, Loader::isVersion)) {
+            for (Path other : others) {
+                if (!other.equals(own) && Files.isRegularFile(other.resolve(MARK), LinkOption.NOFOLLOW_LINKS)) {
+                    removeIfUnused(other);
+                }
+            }
+        } catch (IOException | DirectoryIteratorException left) {
+            log("what other versions unpacked into " + home + " stays: " + left);
+        }
+    }
+
+    private static boolean isVersion(Path path) {
+        return path.getFileName().toString().matches("[0-9a-f]{16}") && Files.isDirectory(path, LinkOption.NOFOLLOW_LINKS);
+    }
+
+    private static void removeIfUnused(Path directory) throws IOException {
+        final FileChannel mark = FileChannel.open(directory.resolve(MARK), READ, WRITE);
+        try {
+            if (mark.tryLock() == null) {
+                mark.close();
+                return;
+            }
+        } catch (OverlappingFileLockException here) {
+            USED.add(mark); // this JVM's; closing the channel would let go of that lock
+            return;
+        }
+        try (mark; DirectoryStream<Path> files = Files.newDirectoryStream(directory)) {
+            for (Path file : files) {
+                Files.delete(file);
+            }
+        }
+        Files.delete(directory);
+    }
+
+    private static void log(String what) {
+        System.getLogger("dev.tessera").log(System.Logger.Level.DEBUG, what);
+    }
+
+    private static void write(Map<String, byte[]> files, Path directory) throws IOException {
         Files.createDirectories(directory);
         for (Map.Entry<String, byte[]> file : files.entrySet()) {
             final Path target = directory.resolve(file.getKey());
@@ -154,7 +266,6 @@ final class Loader {
                 Files.deleteIfExists(part);
             }
         }
-        return directory;
     }
 
     /** Code is loaded from it: nobody else may have made it, or write into it. */

@@ -5,7 +5,9 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.io.BufferedReader;
 import java.io.IOException;
+import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -78,13 +80,59 @@ class LoaderTest {
         final String first = java(true, "-Ddev.tessera.native.dir=" + directory);
         assertTrue(first.contains("from " + directory.resolve("tessera-" + System.getProperty("user.name"))), first);
         final List<Path> files = files(directory);
-        assertEquals(2, files.size(), files.toString());
-        final Object modified = Files.getLastModifiedTime(files.get(0));
+        assertEquals(4, files.size(), files.toString()); // and the two that are locked
+        assertTrue(files.get(0).endsWith(".lock") && files.get(1).endsWith(".used"), files.toString());
+        final Path library = files.get(2);
+        final Object modified = Files.getLastModifiedTime(library);
         assertEquals(first, java(true, "-Ddev.tessera.native.dir=" + directory));
         assertEquals(files, files(directory));
-        assertEquals(modified, Files.getLastModifiedTime(files.get(0)), "unpacked again");
-        Files.write(files.get(0), new byte[] {1, 2, 3}); // damaged: replaced
+        assertEquals(modified, Files.getLastModifiedTime(library), "unpacked again");
+        Files.write(library, new byte[] {1, 2, 3}); // damaged: replaced
         assertEquals(first, java(true, "-Ddev.tessera.native.dir=" + directory));
+    }
+
+    /** Unpacks the version that its first argument names and waits for its standard input's end. */
+    public static final class Unpacking {
+        private Unpacking() {}
+
+        public static void main(String[] args) throws Exception {
+            System.out.println(Loader.unpack(version(args[0]), Path.of(args[1])));
+            System.in.read();
+        }
+
+        /** Here, since a child JVM lacks what the tests' own class needs. */
+        static Map<String, byte[]> version(String content) {
+            return Map.of("a.so", content.getBytes(StandardCharsets.UTF_8));
+        }
+    }
+
+    @Test
+    void versionsThatNoProcessUsesAreRemoved(@TempDir Path base) throws Exception {
+        final Path stranger = Files.createDirectories(base.resolve("tessera-" + System.getProperty("user.name")))
+                .resolve("0123456789abcdef"); // of a version that said nothing of its use
+        Files.setPosixFilePermissions(stranger.getParent(), PosixFilePermissions.fromString("rwx------"));
+        Files.createDirectory(stranger);
+        final Process user = new ProcessBuilder(Jvm.command(Unpacking.class.getName(), "one", base.toString()))
+                .redirectError(ProcessBuilder.Redirect.INHERIT).start();
+        try {
+            final Path one;
+            try (BufferedReader lines =
+                    new BufferedReader(new InputStreamReader(user.getInputStream(), StandardCharsets.UTF_8))) {
+                one = Path.of(lines.readLine());
+                final Path two = Loader.unpack(Unpacking.version("two"), base); // used by this JVM from here on
+                assertTrue(Files.exists(one.resolve("a.so")), "removed while a process uses it");
+                user.getOutputStream().close();
+                assertTrue(user.waitFor(60, java.util.concurrent.TimeUnit.SECONDS), "it does not end");
+                final Path three = Loader.unpack(Unpacking.version("three"), base);
+                assertFalse(Files.exists(one), "nobody uses it any more");
+                assertTrue(Files.exists(two.resolve("a.so")), "this JVM uses it");
+                assertTrue(Files.exists(three.resolve("a.so")));
+                assertEquals(two, Loader.unpack(Unpacking.version("two"), base));
+                assertTrue(Files.exists(stranger), "removed without knowing of its use");
+            }
+        } finally {
+            user.destroyForcibly().waitFor();
+        }
     }
 
     private static List<Path> files(Path directory) throws IOException {
