@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,3 +19,34 @@ JOBS = Path(__file__).with_name("torch_c10d_jobs.py")
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_the_backend_does_what_gloos_tests_ask(ranks: int) -> None:
     run_ranks(JOBS, ranks)
+
+
+ALONE = """
+import sys
+import torch, torch.distributed as dist
+from datetime import timedelta
+if sys.argv[2] == "imported":  # else PyTorch finds it by its entry point, when its default is taken already
+    import tessera.torch
+given = {"timeout": timedelta(seconds=int(sys.argv[1]))} if sys.argv[1] else {}
+dist.init_process_group("tessera", store=dist.HashStore(), rank=0, world_size=1, **given)
+print(dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("found", ["imported", "by its entry point"])
+@pytest.mark.parametrize(
+    ("given", "environment", "seconds"), [("", "5000", 5), ("7", "5000", 7), ("1800", "5000", 1800), ("", "", 1800)]
+)
+def test_the_environments_timeout_counts_where_none_is_given(
+    given: str, environment: str, seconds: int, found: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, given, found],
+        env={**os.environ, "TESSERA_TIMEOUT_MS": environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == seconds

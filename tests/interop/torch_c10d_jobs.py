@@ -268,6 +268,31 @@ def deadlines_of_an_operation() -> None:
     dist.barrier()
 
 
+def deadlines_of_the_environment() -> None:
+    """TESSERA_TIMEOUT_MS counts where none is given, for this backend alone; 30 minutes that are given stay."""
+    usual = timedelta(minutes=30)
+    os.environ["TESSERA_TIMEOUT_MS"] = "3000"
+    try:
+        plain = dist.new_group(backend="tessera")
+        by_device = dist.new_group(backend="cpu:tessera")
+        given = dist.new_group(backend="tessera", timeout=usual)
+        gloo = dist.new_group(backend="gloo")
+        for number in ("0", "-5", "3 s", "1e3"):
+            os.environ["TESSERA_TIMEOUT_MS"] = number
+            refused(ValueError, f"TESSERA_TIMEOUT_MS is '{number}'", lambda: dist.new_group(backend="tessera"))
+    finally:
+        del os.environ["TESSERA_TIMEOUT_MS"]
+    for group in (plain, by_device):
+        assert backend_of(group).options._timeout == timedelta(seconds=3)
+    for group in (given, dist.new_group(backend="tessera"), gloo):
+        assert backend_of(group).options._timeout == usual
+    since = time.monotonic()
+    if rank == 0:
+        refused(TimeoutError, "rank", lambda: dist.barrier(group=plain))
+        assert time.monotonic() - since < 20
+    dist.barrier()
+
+
 def backend_of(group: Any) -> Any:
     return group._get_backend(torch.device("cpu"))
 
@@ -413,6 +438,7 @@ CHECKS = [
     a_barrier_implies_what_came_before,
     sequence_numbers,
     deadlines_of_an_operation,
+    deadlines_of_the_environment,
     collectives_that_differ,
     who_is_in_a_group,
     groups_without_the_others,
