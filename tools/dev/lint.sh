@@ -15,12 +15,14 @@ cmd_lint() {
   source tools/dev/setup.sh
   source tools/dev/build.sh
   SETUP_QUIET=1 cmd_setup --no-torch --lint
+  SETUP_QUIET=1 cmd_setup --no-torch --fuzz # its clang
   use_tools
   check "formatting of C and C++" format_cpp --dry-run -Werror
   check "formatting of Python" ruff format --check --quiet "${PYTHON_PLACES[@]}"
   check "ruff" ruff check --quiet "${PYTHON_PLACES[@]}"
   check "shell scripts" shell_scripts
   check "clang-tidy" tidy
+  check "clang compiles the fuzzers" fuzzers
   check "mypy" types_of_python
   check "formatting of Rust" rust_format --check
   check "clippy" rust_clippy
@@ -67,6 +69,13 @@ tidy() {
   [[ -n $files ]] || { echo "nothing to check"; return; }
   # GCC's own warning options mean nothing to clang's front end.
   xargs -P "$(nproc)" -n 1 clang-tidy -p build/release --quiet --extra-arg=-Wno-unknown-warning-option <<<"$files"
+}
+
+# Clang compiles the parsers, src/base and src/tensor here, so that what GCC alone takes is found before the next ./dev fuzz.
+fuzzers() {
+  [[ -f CMakeLists.txt ]] || return 0
+  [[ -f build/fuzz/build.ninja ]] || cmake --preset fuzz || return
+  cmake --build build/fuzz --target fuzzers
 }
 
 types_of_python() {
