@@ -1,5 +1,5 @@
 // What the checkpoint tests share: a directory that goes away, ranks as threads over a communicator of the test's own
-// (votes need all-gather and broadcast alone), and states filled with numbers that follow from name and place.
+// (votes need all-gather and broadcast alone), and states filled with the numbers of pattern.hpp.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,6 +18,7 @@
 #include "base/log.hpp"
 #include "checkpoint/saver.hpp"
 #include "comm/private_buffer.hpp"
+#include "pattern.hpp"
 #include "ranks.hpp"
 #include "temporary_directory.hpp"
 
@@ -158,14 +159,6 @@ inline Outcomes run_meeting(int world_size, const RankBody& body) {
     });
 }
 
-// The content of one element follows from the tensor's name and the element's place in the whole tensor.
-inline uint64_t pattern(const std::string& name, int64_t element) {
-    uint64_t x = std::hash<std::string>{}(name) + static_cast<uint64_t>(element) * 0x9e3779b97f4a7c15u;
-    x ^= x >> 31;
-    x *= 0xbf58476d1ce4e5b9u;
-    return x ^ x >> 29;
-}
-
 inline int64_t place_in(const Box& box, const Dims& shape, int64_t local) {
     int64_t place = 0;
     int64_t stride = 1;
@@ -202,9 +195,8 @@ class OwnedState {
         state.add_sharded(spec.name, layout, spec.dtype, pieces, rank);
     }
     void fill(uint64_t salt = 0) {
-        for_each([&](const Entry& entry, const Box& box, std::byte* data, int64_t element) {
-            const uint64_t value = pattern(entry.spec.name, place_in(box, entry.spec.shape, element)) + salt;
-            std::memcpy(data, &value, size_of(entry.spec.dtype));
+        for_rows([&](const Spec& spec, std::byte* data, int64_t place, int64_t count) {
+            Pattern(spec.name, salt).write(data, size_of(spec.dtype), place, count);
         });
     }
     void poison() {
@@ -214,12 +206,11 @@ class OwnedState {
     }
     // The number of elements that differ from what fill(salt) writes.
     int64_t differences(uint64_t salt = 0) {
-        int64_t count = 0;
-        for_each([&](const Entry& entry, const Box& box, std::byte* data, int64_t element) {
-            const uint64_t value = pattern(entry.spec.name, place_in(box, entry.spec.shape, element)) + salt;
-            if (std::memcmp(data, &value, size_of(entry.spec.dtype)) != 0) ++count;
+        int64_t found = 0;
+        for_rows([&](const Spec& spec, const std::byte* data, int64_t place, int64_t count) {
+            found += Pattern(spec.name, salt).differences(data, size_of(spec.dtype), place, count);
         });
-        return count;
+        return found;
     }
 
    private:
@@ -233,13 +224,17 @@ class OwnedState {
         entry.pieces.emplace_back(static_cast<size_t>(box.numel()) * size_of(entry.spec.dtype));
         return {entry.pieces.back().data(), box.sizes, entry.spec.dtype, {}};
     }
+    // Elements that are neighbours in the whole tensor, too.
     template <class Visit>
-    void for_each(Visit visit) {
+    void for_rows(Visit visit) {
         for (Entry& entry : memory_) {
+            const Spec& spec = entry.spec;
             for (size_t i = 0; i < entry.boxes.size(); ++i) {
-                for (int64_t e = 0; e < entry.boxes[i].numel(); ++e) {
-                    visit(entry, entry.boxes[i],
-                          entry.pieces[i].data() + static_cast<size_t>(e) * size_of(entry.spec.dtype), e);
+                const Box& box = entry.boxes[i];
+                const int64_t count = spec.shape.ndim() == 0 ? 1 : box.sizes[spec.shape.ndim() - 1];
+                for (int64_t first = 0; first < box.numel(); first += count) {
+                    visit(spec, entry.pieces[i].data() + static_cast<size_t>(first) * size_of(spec.dtype),
+                          place_in(box, spec.shape, first), count);
                 }
             }
         }

@@ -113,7 +113,7 @@ class AnyCall {
         }
         const std::vector<Tensor>& given = in_place ? outputs_ : inputs_;
         for (size_t k = 0; k < given.size(); ++k) {
-            for (int64_t i = 0; i < given[k].numel(); ++i) put(given[k], i, input_value(rank_, i + salt_of(k, salt)));
+            put_all(given[k], [&](int64_t i) { return input_value(rank_, i + salt_of(k, salt)); });
         }
     }
 
@@ -124,23 +124,23 @@ class AnyCall {
             const auto part = static_cast<int64_t>(is_list() ? length_in_list(k) : asked_.count);
             const auto sum = [&](int64_t at) { return expected_value(world_, at + shift, asked_.dtype, asked_.op); };
             const auto of = [&](int64_t r, int64_t at) { return input_value(static_cast<int>(r), at + shift); };
-            for (int64_t i = 0; i < outputs_[k].numel(); ++i) {
-                double expected = 0;
+            const auto expected = [&](int64_t i) -> double {
                 switch (asked_.collective) {
                     case Collective::all_reduce:
-                    case Collective::reduce: expected = sum(i); break;
-                    case Collective::reduce_scatter: expected = sum(rank_ * part + i); break;
+                    case Collective::reduce: return sum(i);
+                    case Collective::reduce_scatter: return sum(rank_ * part + i);
                     case Collective::all_gather:
-                    case Collective::gather: expected = of(i / part, i % part); break;
-                    case Collective::all_gather_v: expected = of(static_cast<int64_t>(k), i); break;
+                    case Collective::gather: return of(i / part, i % part);
+                    case Collective::all_gather_v: return of(static_cast<int64_t>(k), i);
                     case Collective::send:
-                    case Collective::broadcast: expected = of(asked_.root, i); break;
-                    case Collective::scatter: expected = of(asked_.root, rank_ * part + i); break;
-                    case Collective::all_to_all: expected = of(i / part, rank_ * part + i % part); break;
-                    default: break;
+                    case Collective::broadcast: return of(asked_.root, i);
+                    case Collective::scatter: return of(asked_.root, rank_ * part + i);
+                    case Collective::all_to_all: return of(i / part, rank_ * part + i % part);
+                    default: return 0;
                 }
-                if (get(outputs_[k], i) != expected) return i;
-            }
+            };
+            const int64_t wrong = first_other(outputs_[k], expected, part);
+            if (wrong >= 0) return wrong;
         }
         return -1;
     }

@@ -48,16 +48,7 @@ Tensor view(const Place& place, DType dtype, size_t count, size_t offset = 0) {
 }
 
 void fill(const Tensor& tensor, int rank) {
-    for (int64_t i = 0; i < tensor.numel(); ++i) put(tensor, i, input_value(rank, i));
-}
-
-// The first element that is not what `expected` says; -1 if there is none.
-template <class Expected>
-int64_t first_wrong(const Tensor& tensor, Expected&& expected) {
-    for (int64_t i = 0; i < tensor.numel(); ++i) {
-        if (get(tensor, i) != expected(i)) return i;
-    }
-    return -1;
+    put_all(tensor, [&](int64_t i) { return input_value(rank, i); });
 }
 
 void clear(const Tensor& tensor) {
@@ -98,10 +89,10 @@ auto sum_of(const Communicator& comm) {
     return [n = comm.world_size()](int64_t i) { return expected_value(n, i, DType::f32, ReduceOp::sum); };
 }
 
-// What a concatenation of all ranks' `count` elements holds.
-auto gathered(size_t count) {
-    return
-        [each = static_cast<int64_t>(count)](int64_t i) { return input_value(static_cast<int>(i / each), i % each); };
+// The first element that is not what a concatenation of all ranks' `count` elements holds; -1 if there is none.
+int64_t first_not_gathered(const Tensor& tensor, size_t count) {
+    const auto each = static_cast<int64_t>(count);
+    return first_other(tensor, [&](int64_t i) { return input_value(static_cast<int>(i / each), i % each); }, each);
 }
 
 constexpr DType all_dtypes[] = {DType::f16, DType::bf16, DType::f32, DType::f64,
@@ -127,7 +118,7 @@ TEST_P(Collectives, AllReduceGivesEveryDtypeAndOp) {
                     fill(tensor, comm.rank());
                     comm.run(reduction(Collective::all_reduce, {}, {&tensor, 1}, op));
                     ASSERT_EQ(
-                        first_wrong(tensor, [&](int64_t i) { return expected_value(comm.world_size(), i, dtype, op); }),
+                        first_other(tensor, [&](int64_t i) { return expected_value(comm.world_size(), i, dtype, op); }),
                         -1)
                         << name_of(dtype) << " " << name_of(op) << " of " << count << " from " << first;
                 }
@@ -194,7 +185,7 @@ TEST_P(Collectives, AllReduceOfEverySize) {
                 for (int repeat = 0; repeat < 3; ++repeat) {
                     fill(tensor, comm.rank());
                     comm.run(reduction(Collective::all_reduce, {}, {&tensor, 1}, ReduceOp::sum));
-                    ASSERT_EQ(first_wrong(tensor, sum_of(comm)), -1) << count;
+                    ASSERT_EQ(first_other(tensor, sum_of(comm)), -1) << count;
                 }
             }
         }
@@ -215,7 +206,7 @@ TEST_P(Collectives, ListsOfTensorsAreReducedAndBroadcastTogether) {
         comm.run(reduction(Collective::all_reduce, {}, list, ReduceOp::max));
         for (const Tensor& tensor : list) {
             ASSERT_EQ(
-                first_wrong(tensor,
+                first_other(tensor,
                             [&](int64_t i) { return expected_value(comm.world_size(), i, DType::f32, ReduceOp::max); }),
                 -1);
         }
@@ -223,7 +214,7 @@ TEST_P(Collectives, ListsOfTensorsAreReducedAndBroadcastTogether) {
         for (const Tensor& tensor : list) fill(tensor, comm.rank());
         comm.run(reduction(Collective::broadcast, {}, list, ReduceOp::none, root));
         for (const Tensor& tensor : list) {
-            ASSERT_EQ(first_wrong(tensor, [&](int64_t i) { return input_value(root, i); }), -1);
+            ASSERT_EQ(first_other(tensor, [&](int64_t i) { return input_value(root, i); }), -1);
         }
         comm.run(reduction(Collective::all_reduce, {}, {}, ReduceOp::sum));
     });
@@ -249,7 +240,7 @@ TEST_P(Collectives, WhereTheTensorsOfAListLieIsEachRanksOwn) {
             for (const Tensor& tensor : list) fill(tensor, comm.rank());
             comm.run(reduction(Collective::all_reduce, {}, list, ReduceOp::sum));
             for (const Tensor& tensor : list) {
-                ASSERT_EQ(first_wrong(tensor, sum_of(comm)), -1) << static_cast<int>(differs);
+                ASSERT_EQ(first_other(tensor, sum_of(comm)), -1) << static_cast<int>(differs);
                 clear(tensor);
             }
             ASSERT_EQ(std::memcmp(all.data, untouched.data(), untouched.size()), 0) << static_cast<int>(differs);
@@ -323,7 +314,7 @@ TEST_P(Collectives, ListsOfTensorsAreGatheredTogether) {
             comm.run({.collective = Collective::all_gather, .inputs = pairs.parts, .outputs = pairs.wholes});
             for (size_t i = 0; i < pairs.parts.size(); ++i) {
                 const auto count = static_cast<size_t>(pairs.parts[i].numel());
-                ASSERT_EQ(first_wrong(pairs.wholes[i], gathered(count)), -1) << "tensor " << i;
+                ASSERT_EQ(first_not_gathered(pairs.wholes[i], count), -1) << "tensor " << i;
             }
         });
     });
@@ -337,7 +328,7 @@ TEST_P(Collectives, ListsOfTensorsAreReducedAndScatteredTogether) {
             const auto all = sum_of(comm);
             for (size_t i = 0; i < pairs.parts.size(); ++i) {
                 const int64_t first = pairs.parts[i].numel() * comm.rank();
-                ASSERT_EQ(first_wrong(pairs.parts[i], [&](int64_t at) { return all(first + at); }), -1)
+                ASSERT_EQ(first_other(pairs.parts[i], [&](int64_t at) { return all(first + at); }), -1)
                     << "tensor " << i;
             }
         });
@@ -358,7 +349,7 @@ TEST_P(Collectives, ListsOfIntegersAreAveragedAndScattered) {
         for (const Tensor& whole : wholes) fill(whole, comm.rank());
         comm.run(reduction(Collective::reduce_scatter, wholes, parts, ReduceOp::avg));
         for (const Tensor& part : parts) {
-            ASSERT_EQ(first_wrong(part,
+            ASSERT_EQ(first_other(part,
                                   [&](int64_t i) {
                                       return expected_value(comm.world_size(), part.numel() * comm.rank() + i,
                                                             DType::i32, ReduceOp::avg);
@@ -382,7 +373,7 @@ TEST_P(Collectives, ReduceScatter) {
                 fill(input, comm.rank());
                 comm.run(reduction(Collective::reduce_scatter, {&input, 1}, {&output, 1}, ReduceOp::sum));
                 const auto first = static_cast<int64_t>(rank * count);
-                ASSERT_EQ(first_wrong(output, [&](int64_t i) { return sum_of(comm)(first + i); }), -1) << count;
+                ASSERT_EQ(first_other(output, [&](int64_t i) { return sum_of(comm)(first + i); }), -1) << count;
             }
         }
     });
@@ -402,7 +393,7 @@ TEST_P(Collectives, AllGather) {
                 clear(output);
                 fill(input, comm.rank());
                 comm.run(reduction(Collective::all_gather, {&input, 1}, {&output, 1}, ReduceOp::none));
-                ASSERT_EQ(first_wrong(output, gathered(count)), -1) << count;
+                ASSERT_EQ(first_not_gathered(output, count), -1) << count;
             }
         }
     });
@@ -425,7 +416,7 @@ TEST_P(Collectives, AllGatherOfDifferentLengths) {
             fill(input, comm.rank());
             comm.run(reduction(Collective::all_gather_v, {&input, 1}, outputs, ReduceOp::none));
             for (size_t r = 0; r < n; ++r) {
-                ASSERT_EQ(first_wrong(outputs[r], [&](int64_t i) { return input_value(static_cast<int>(r), i); }), -1);
+                ASSERT_EQ(first_other(outputs[r], [&](int64_t i) { return input_value(static_cast<int>(r), i); }), -1);
             }
         }
     });
@@ -448,20 +439,20 @@ TEST_P(Collectives, BroadcastReduceGatherScatterFromFirstAndLastRoot) {
                 };
                 fill(part, comm.rank());
                 comm.run(reduction(Collective::broadcast, {}, {&part, 1}, ReduceOp::none, root));
-                ASSERT_EQ(first_wrong(part, [&](int64_t i) { return input_value(root, i); }), -1) << count;
+                ASSERT_EQ(first_other(part, [&](int64_t i) { return input_value(root, i); }), -1) << count;
                 fill(part, comm.rank());
                 comm.run(reduction(Collective::reduce, {&part, 1}, only_on_root(result), ReduceOp::sum, root));
                 if (is_root) {
-                    ASSERT_EQ(first_wrong(result, sum_of(comm)), -1) << count;
+                    ASSERT_EQ(first_other(result, sum_of(comm)), -1) << count;
                 }
                 comm.run(reduction(Collective::gather, {&part, 1}, only_on_root(whole), ReduceOp::none, root));
                 if (is_root) {
-                    ASSERT_EQ(first_wrong(whole, gathered(count)), -1) << count;
+                    ASSERT_EQ(first_not_gathered(whole, count), -1) << count;
                 }
                 fill(whole, comm.rank());
                 comm.run(reduction(Collective::scatter, only_on_root(whole), {&result, 1}, ReduceOp::none, root));
                 const auto first = static_cast<int64_t>(count) * comm.rank();
-                ASSERT_EQ(first_wrong(result, [&](int64_t i) { return input_value(root, first + i); }), -1) << count;
+                ASSERT_EQ(first_other(result, [&](int64_t i) { return input_value(root, first + i); }), -1) << count;
             }
         }
     });
@@ -482,7 +473,7 @@ TEST_P(Collectives, AllToAll) {
             const auto part_of_rank = [&](int64_t i) {
                 return input_value(static_cast<int>(i / each), comm.rank() * each + i % each);
             };
-            ASSERT_EQ(first_wrong(output, part_of_rank), -1) << count;
+            ASSERT_EQ(first_other(output, part_of_rank, each), -1) << count;
         }
     });
 }

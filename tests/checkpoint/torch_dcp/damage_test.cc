@@ -143,7 +143,7 @@ TEST(PartsOfAStorage, AreCheckedOnceAndReadOnce) {
         std::vector<std::byte> memory(static_cast<size_t>(mib));
         const ReadPart part{spec.name, {{row, 0}, {1, mib}}, memory.data()};
         checkpoint.read(std::span(&part, 1));
-        const uint64_t expected = pattern(spec.name, row * mib + 5);
+        const uint64_t expected = Pattern(spec.name).at(row * mib + 5);
         EXPECT_EQ(memory[5], static_cast<std::byte>(expected));
     };
     const auto checkpoint = Checkpoint::open(save, files);

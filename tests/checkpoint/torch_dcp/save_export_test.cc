@@ -53,7 +53,7 @@ TEST_P(TorchSaveByRanks, TheFileIsTheSameWhoeverWritesIt) {
         for (const Dims& shape : {Dims{}, Dims{0, 3}, Dims{7}, Dims{13, 5, 3}}) {
             const std::string name = fmt::format("{}.{}", name_of(dtype), memory.size());
             std::string& bytes = memory.emplace_back(static_cast<size_t>(shape.product()) * size_of(dtype), '\0');
-            for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(pattern(name, static_cast<int>(i)));
+            Pattern(name).write(reinterpret_cast<std::byte*>(bytes.data()), 1, 0, std::ssize(bytes));
             state.add_tensor(name, {reinterpret_cast<std::byte*>(bytes.data()), shape, dtype, {}});
         }
     }
