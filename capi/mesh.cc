@@ -87,6 +87,7 @@ tsr_status tsr_mesh_slice(const tsr_mesh* mesh, const char* const* names, int32_
 tsr_status tsr_mesh_flatten(const tsr_mesh* mesh, tsr_comm* comm, const char* name, tsr_mesh** out) {
     return guard([&] {
         create(out, [&] {
+            if (comm == nullptr) (void)object_of(mesh, "mesh");  // of two that are wrong the first is told
             tsr::Communicator& ranks = *object_of(comm, "comm");
             const auto whole = tsr::or_refuse_on_all_ranks(ranks, [&] { return object_of(mesh, "mesh"); });
             return std::make_shared<MeshObject>(whole->mesh.flatten(ranks, name == nullptr ? "" : name));
