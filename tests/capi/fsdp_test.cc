@@ -462,14 +462,16 @@ TEST(FsdpApi, BadArgumentsAreRefused) {
     EXPECT_FAILS(tsr_fsdp_create(comm, model.units.data(), 2, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "out is NULL");
     const auto well = model.create(comm);
     EXPECT_FAILS(tsr_fsdp_param(well, 3, nullptr, nullptr, nullptr), TSR_E_INVALID_ARGUMENT,
-                 "parameter 3 of a model with 3");
+                 "parameter 3 of a model with 3 parameters, numbered 0 to 2");
     const char* name = nullptr;
-    EXPECT_FAILS(tsr_fsdp_unit_name(well, 2, &name), TSR_E_INVALID_ARGUMENT, "unit 2 of a model with 2");
+    EXPECT_FAILS(tsr_fsdp_unit_name(well, 2, &name), TSR_E_INVALID_ARGUMENT,
+                 "unit 2 of a model with 2 units, numbered 0 to 1");
     EXPECT_FAILS(tsr_fsdp_unit_name(well, 0, nullptr), TSR_E_INVALID_ARGUMENT, "name is NULL");
     int32_t phase = 0;
-    EXPECT_FAILS(tsr_fsdp_unit_phase(well, 2, &phase), TSR_E_INVALID_ARGUMENT, "unit 2 of a model with 2");
+    EXPECT_FAILS(tsr_fsdp_unit_phase(well, 2, &phase), TSR_E_INVALID_ARGUMENT,
+                 "unit 2 of a model with 2 units, numbered 0 to 1");
     EXPECT_FAILS(tsr_fsdp_unit_phase(well, 0, nullptr), TSR_E_INVALID_ARGUMENT, "phase is NULL");
-    EXPECT_FAILS(tsr_fsdp_forward(well, 2), TSR_E_INVALID_ARGUMENT, "unit 2 of a model with 2");
+    EXPECT_FAILS(tsr_fsdp_forward(well, 2), TSR_E_INVALID_ARGUMENT, "unit 2 of a model with 2 units, numbered 0 to 1");
     EXPECT_FAILS(tsr_fsdp_whole(well, 0, nullptr), TSR_E_INVALID_STATE, "not whole");
     EXPECT_FAILS(tsr_fsdp_shard(well, 0, nullptr), TSR_E_INVALID_ARGUMENT, "shard is NULL");
 }
@@ -486,7 +488,8 @@ TEST(FsdpApi, AModelThatOneRankRegistersBadlyIsRefusedOnAll) {
     static const std::array<int64_t, 2> columns{1, 5};
     const std::vector<Bad> cases{
         {[](auto& model, auto&) { model.second_params[0] = model.first_params[1]; }, TSR_E_INVALID_ARGUMENT,
-         "two parameters are named \"fc1.bias\""},
+         "two parameters are named \"fc1.bias\", one of unit \"fc1\" and one of unit \"fc2\"; names are of the whole "
+         "model"},
         {[](auto& model, auto&) { model.first_params[0].tensor.strides = columns.data(); }, TSR_E_INVALID_ARGUMENT,
          "parameter 0 (\"module.fc1.weight\") of unit \"fc1\" is not contiguous"},
         {[](auto& model, auto&) { model.units[1].name = nullptr; }, TSR_E_INVALID_ARGUMENT, "a unit's name is NULL"},

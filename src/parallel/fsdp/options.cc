@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <map>
 #include <set>
 #include <string_view>
 #include <tuple>
@@ -49,6 +50,7 @@ void check_model(const std::vector<FsdpUnit>& units, const FsdpOptions& options,
     }
     std::vector<NamedTensor> all;
     std::set<std::string_view> names;
+    std::map<std::string_view, std::string_view> unit_of;  // by the parameter's name
     for (const FsdpUnit& unit : units) {
         if (!names.insert(unit.name).second) {
             throw Error(Code::invalid_argument, fmt::format("two units are named \"{}\"", unit.name));
@@ -83,6 +85,14 @@ void check_model(const std::vector<FsdpUnit>& units, const FsdpOptions& options,
                             fmt::format("parameter \"{}\" of unit \"{}\" has no dimension to be cut along; give it the "
                                         "shape [1], or make the unit flat",
                                         param.name, unit.name));
+            }
+            const auto [found, is_new] = unit_of.emplace(param.name, unit.name);
+            if (!is_new && found->second != unit.name) {
+                throw Error(
+                    Code::invalid_argument,
+                    fmt::format("two parameters are named \"{0}\", one of unit \"{1}\" and one of unit \"{2}\"; "
+                                "names are of the whole model: begin each with its unit's, such as \"{2}.{0}\"",
+                                param.name, found->second, unit.name));
             }
             all.push_back(param);
         }
