@@ -191,8 +191,9 @@ def test_a_gradient_is_assigned_by_copying(things: Things):
     grads["b"] *= 0
     assert grads["w"] is view
     assert view.tolist() == [1, 2, 3]
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="the model has no gradient of 'x'; there are w, b"):
         grads["x"]
+    assert grads.get("x") is None
     assert list(grads) == ["w", "b"]
     assert "w" in repr(grads)
 

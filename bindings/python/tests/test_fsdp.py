@@ -346,14 +346,25 @@ def test_views_do_not_outlive_their_block(ranks):
     ranks(2, job)
 
 
+def test_of_many_names_the_nearest_are_told():
+    names = {f"layers.{i}.attention.weight": np.zeros(1, np.float32) for i in range(40)}
+    with ts.init() as comm, ts.FSDP(comm, {"all": names}) as fsdp, fsdp.forward("all") as params:
+        with pytest.raises(KeyError) as told:
+            params["layers.7.attentoin.weight"]
+        assert "there are 40, the nearest are layers.7.attention.weight" in str(told.value)
+        with pytest.raises(KeyError, match=r"there are 40, they begin with layers\.0\.attention\.weight, layers\.1\."):
+            params["?"]
+
+
 def test_after_its_block_a_parameter_or_gradient_is_refused(ranks):
     def job(comm: ts.Comm):
         fsdp = ts.FSDP(comm, initial())
         with fsdp.forward("first") as forward:
             assert list(forward) == ["w1", "b1"]
             assert "w2" not in forward
-            with pytest.raises(KeyError):
+            with pytest.raises(KeyError, match="unit 'first' has no parameter 'w2'; there are w1, b1"):
                 forward["w2"]
+            assert forward.get("w2") is None
         with fsdp.summon_full_params() as summoned:
             assert repr(summoned) == "<whole parameters w1, b1, w2>"
         with fsdp.backward("second") as (backward, grads):
@@ -457,9 +468,9 @@ def test_a_gradient_of_another_shape_or_dtype_is_refused(ranks):
                     grads["w2"] = wrong
             with pytest.raises(ValueError, match="broadcast"):
                 grads["w2"][...] = np.zeros(9, np.float32)
-            with pytest.raises(ts.NotFound, match="no parameter 'w1'; there are w2"):
+            with pytest.raises(ts.NotFound, match="unit 'second' has no gradient of 'w1'; there is w2"):
                 grads["w1"] = np.zeros((8, 5), np.float32)
-            with pytest.raises(KeyError):
+            with pytest.raises(KeyError, match="unit 'second' has no gradient of 'w1'; there is w2"):
                 grads["w1"]
             grads["w2"] = np.full(8, comm.rank, np.float32)
         with fsdp.backward("first") as (_, grads):

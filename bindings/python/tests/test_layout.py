@@ -128,6 +128,32 @@ def test_a_mesh_has_a_communicator_a_dimension(ranks):
     assert ranks(4, body) == [1, 1, 5, 5]
 
 
+def test_a_mesh_or_a_split_that_one_rank_asks_for_badly_is_refused_on_all(ranks):
+    bad = [
+        lambda comm: ts.Mesh(comm, {"dp": 2}),
+        lambda comm: ts.Mesh(comm, {"dp": 0, "tp": 3}),
+        lambda comm: ts.Mesh(comm, {f"d{i}": 1 for i in range(9)}),
+        lambda comm: comm.split(0, name=""),
+        lambda comm: comm.split(0, timeout=-1),
+    ]
+
+    def body(comm: ts.Comm):
+        for one in bad:
+            good = bad.index(one) < 3
+            with pytest.raises(ts.InvalidArgument) as told:
+                if comm.rank == 1:
+                    one(comm)
+                elif good:
+                    ts.Mesh(comm, {"dp": 3})
+                else:
+                    comm.split(0)
+            assert str(told.value).startswith("rank 1: ") or comm.rank == 1
+        with ts.Mesh(comm, {"dp": 3}) as mesh:  # nothing else has happened
+            mesh["dp"].barrier()
+
+    ranks(3, body)
+
+
 def test_a_mesh_is_sliced_and_flattened(ranks):
     def body(comm: ts.Comm):
         with ts.Mesh(comm, {"dp": 2, "cp": 2, "tp": 1}) as mesh:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import warnings
+from collections.abc import Collection
 from datetime import timedelta
+from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, SupportsIndex, TypeVar
 
@@ -73,6 +75,15 @@ def checked(value: Any, kind: type[_T], name: str, *others: object) -> _T:
         return value
     swapped = "; the arguments are swapped" if any(isinstance(other, kind) for other in others) else ""
     raise TypeError(f"{name} is a {type(value).__name__}; a tessera.{kind.__name__} is wanted{swapped}")
+
+
+def there_are(wrong: object, names: Collection[str]) -> str:
+    """What there is in the place of a name that is wrong: all names, or of many the nearest."""
+    if len(names) <= 8:
+        return f"there {'is' if len(names) == 1 else 'are'} {', '.join(names) or 'none'}"
+    near = get_close_matches(wrong, names, 3, 0.5) if isinstance(wrong, str) else []
+    some = f"the nearest {'is' if len(near) == 1 else 'are'}" if near else "they begin with"
+    return f"there are {len(names)}, {some} {', '.join(near or list(names)[:3])}"
 
 
 def milliseconds(timeout: Timeout) -> int | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from . import _core
-from ._base import Closable, checked
+from ._base import Closable, checked, there_are
 from .collectives import op_of
 from .comm import Comm
 from .errors import InvalidArgument, NotFound, UserError
@@ -61,19 +61,25 @@ def parameter(name: str, array: ArrayLike) -> _core.Tensor:
 class Grads(Mapping[str, "npt.NDArray[Any]"]):
     """Gradients by name: views of where they are to be written. Assigning to a name copies into the view."""
 
-    __slots__ = ("_views",)
+    __slots__ = ("_of", "_views")
 
-    def __init__(self, views: Mapping[str, npt.NDArray[Any]]) -> None:
+    def __init__(self, views: Mapping[str, npt.NDArray[Any]], of: str) -> None:
         self._views = views
+        self._of = of  # in messages: "the model"
+
+    def _no(self, name: object) -> str:
+        return f"{self._of} has no gradient of {name!r}; {there_are(name, self._views)}"
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        if name not in self._views:
+            raise KeyError(self._no(name))
         return self._views[name]
 
     def __setitem__(self, name: str, value: ArrayLike) -> None:
         """Copy an array of the gradient's shape and dtype into it."""
-        view = self._views.get(name)
-        if view is None:
-            raise NotFound(f"there is no parameter {name!r}; there are {', '.join(self._views)}")
+        if name not in self._views:
+            raise NotFound(self._no(name))
+        view = self._views[name]
         if value is view:  # grads[name] += ... has written already
             return
         array = np.asarray(value)
@@ -242,7 +248,8 @@ class DDP(Closable):
         if share_params:
             arrays = [array_over(*_core.ddp_shared_param(self._handle, i)) for i in range(count)]
         self._params = MappingProxyType(dict(zip(self._names, arrays, strict=True)))
-        self._grads = Grads({name: array_over(*_core.ddp_grad(self._handle, i)) for i, name in enumerate(self._names)})
+        views = {name: array_over(*_core.ddp_grad(self._handle, i)) for i, name in enumerate(self._names)}
+        self._grads = Grads(views, "the model")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -291,7 +298,7 @@ class DDP(Closable):
                     f"{one!r} is a {type(one).__name__}; names and numbers of parameters are taken, one by one"
                 ) from None
         if number is None or not 0 <= number < len(self._names):
-            raise NotFound(f"there is no parameter {one!r}; there are {', '.join(self._names)}")
+            raise NotFound(f"there is no parameter {one!r}; {there_are(one, self._names)}")
         return number
 
     def ready_all(self) -> None:

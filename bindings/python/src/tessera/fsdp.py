@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 from . import _core
-from ._base import Closable, checked
+from ._base import Closable, checked, there_are
 from .collectives import op_of
 from .comm import Comm
 from .ddp import Grads, Params, named, parameter
@@ -36,21 +36,22 @@ class Deferred(NamedTuple):
 class _Block(Mapping[str, "npt.NDArray[Any]"]):
     """Views by name for the length of a block; afterwards their names alone."""
 
-    __slots__ = ("_names", "_views", "_what")
+    __slots__ = ("_names", "_of", "_views", "_what")
 
-    def __init__(self, views: dict[str, npt.NDArray[Any]], what: str) -> None:
+    def __init__(self, views: dict[str, npt.NDArray[Any]], what: str, of: str) -> None:
         self._names = tuple(views)
         self._views: dict[str, npt.NDArray[Any]] | None = views
-        self._what = what
+        self._what = what  # in messages: "the gradient of",
+        self._of = of  # and "unit 'fc1'"
 
     def end(self) -> None:
         self._views = None
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        if self._views is not None:
+        if self._views is not None and name in self._views:
             return self._views[name]
         if name not in self._names:
-            raise KeyError(name)
+            raise KeyError(f"{self._of} has no parameter {name!r}; {there_are(name, self._names)}")
         raise InvalidState(
             f"{self._what} {name!r} was there until the end of its block; copy inside the block what is used later, or "
             "enter its unit again"
@@ -175,7 +176,7 @@ class FSDP(Closable):
         ):
             for name in chosen:
                 if name not in units:
-                    raise NotFound(f"{what} names {name!r}; there is no such unit")
+                    raise NotFound(f"{what} names {name!r}; there is no such unit, {there_are(name, units)}")
         for name in keep_among:
             if name in keep_whole:
                 raise InvalidArgument(f"keep_among and keep_whole both name {name!r}; it can be kept in one way")
@@ -185,7 +186,7 @@ class FSDP(Closable):
         known = {name for names, _ in given.values() for name in names}
         for name in frozen:
             if name not in known:
-                raise NotFound(f"frozen names {name!r}; there is no such parameter")
+                raise NotFound(f"frozen names {name!r}; there is no such parameter, {there_are(name, known)}")
         self._handle = _core.fsdp_create(
             handle,
             [
@@ -281,13 +282,13 @@ class FSDP(Closable):
     def _unit(self, name: str) -> int:
         number = self._units.get(name)
         if number is None:
-            raise NotFound(f"there is no unit {name!r}; there are {', '.join(self._units)}")
+            raise NotFound(f"there is no unit {name!r}; {there_are(name, self._units)}")
         return number
 
     def _number(self, name: str) -> int:
         number = self._index.get(name)
         if number is None:
-            raise NotFound(f"there is no parameter {name!r}; there are {', '.join(self._names)}")
+            raise NotFound(f"there is no parameter {name!r}; {there_are(name, self._names)}")
         return number
 
     def _whole(self, *units: int) -> _Block:
@@ -296,7 +297,8 @@ class FSDP(Closable):
             array = array_over(*_core.fsdp_whole(self._handle, i))
             array.flags.writeable = False
             whole[self._names[i]] = array
-        return _Block(whole, "the whole parameter")
+        of = f"unit {self.units[units[0]]!r}" if len(units) == 1 else "the model"
+        return _Block(whole, "the whole parameter", of)
 
     @contextmanager
     def forward(self, unit: str) -> Iterator[Arrays]:
@@ -354,10 +356,10 @@ class FSDP(Closable):
             for i in self._of_unit[number]
             if self._params[i][3]
         }
-        grads = _Block(views, "the gradient of")
+        grads = _Block(views, "the gradient of", f"unit {unit!r}")
         del views
         try:
-            yield whole, Grads(grads)
+            yield whole, Grads(grads, f"unit {unit!r}")
         finally:
             whole.end()
             grads.end()
@@ -466,5 +468,5 @@ def _dtypes(given: DTypes, what: str, units: Collection[str]) -> tuple[int | Non
     by_unit = cast("Mapping[str, DTypeLike]", given)
     for unit in by_unit:
         if unit not in units:
-            raise NotFound(f"{what} names {unit!r}; there is no such unit")
+            raise NotFound(f"{what} names {unit!r}; there is no such unit, {there_are(unit, units)}")
     return None, {unit: int(dtype_of(dtype)) for unit, dtype in by_unit.items()}
