@@ -25,8 +25,19 @@ std::string encode(const Error& error) {
     return json.dump();
 }
 
-// The error of `rank`, unless it was told to it by another, which its message names then.
-Error decode(std::string_view text, int rank, int world_size) {
+// What all ranks tell ends in one terminal: a list of what is wrong is whole in the words of the rank that found it.
+std::string shortened(const std::string& message, int rank) {
+    constexpr int shown = 3;
+    size_t end = message.find('\n');
+    for (int line = 0; line < shown && end != std::string::npos; ++line) end = message.find('\n', end + 1);
+    if (end == std::string::npos) return message;
+    const auto left = std::count(message.begin() + static_cast<std::ptrdiff_t>(end), message.end(), '\n');
+    if (left < 2) return message;
+    return fmt::format("{}\n  and {} more lines, which rank {} tells", message.substr(0, end), left, rank);
+}
+
+// The error of `rank`, unless it was told to it by another, which its message names then; as rank `own` tells it.
+Error decode(std::string_view text, int rank, int own, int world_size) {
     const Json json = Json::parse(text, "a rank's error");
     std::string message = json.at("message").as_string();
     const auto told_by = static_cast<int>(json.at("rank").as_int());
@@ -35,6 +46,7 @@ Error decode(std::string_view text, int rank, int world_size) {
     } else if (world_size > 1) {
         message = fmt::format("rank {}: {}", rank, message);
     }
+    if (rank != own) message = shortened(message, rank);
     Error error(static_cast<Code>(json.at("code").as_int()), std::move(message));
     return error.with_rank(rank)
         .with_peer(static_cast<int>(json.at("peer").as_int()))
@@ -101,7 +113,7 @@ std::optional<Error> Peers::exchange(const std::optional<Error>& mine) {
     const std::vector<std::string> texts = gather(mine ? encode(*mine) : "");
     for (size_t rank = 0; rank < texts.size(); ++rank) {
         if (texts[rank].empty()) continue;
-        Error error = decode(texts[rank], name(static_cast<int>(rank)), world_size());
+        Error error = decode(texts[rank], name(static_cast<int>(rank)), name(this->rank()), world_size());
         // The rank itself keeps the causes, which do not travel.
         if (mine && static_cast<int>(rank) == this->rank() && mine->record()->cause != nullptr) {
             error = error.caused_by(Error(mine->record()->cause));

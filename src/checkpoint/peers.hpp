@@ -33,7 +33,8 @@ class Peers {
     // Rank 0's text.
     [[nodiscard]] std::string from_rank0(std::string_view mine);
 
-    // All ranks say yes (no error) or no. Returns the error of the lowest rank that said no, the same on every rank.
+    // All ranks say yes (no error) or no. Returns the error of the lowest rank that said no, the same on every rank
+    // but for long lists, of which the others have the beginning.
     [[nodiscard]] std::optional<Error> vote(const std::optional<Error>& mine) {
         std::vector<char> records;
         return vote(mine, '\0', records);

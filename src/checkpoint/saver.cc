@@ -89,10 +89,15 @@ Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverO
     ranks_here_ = static_cast<uint64_t>(
         std::count_if(records.begin(), records.end(), [&](const Record& other) { return other.host == record.host; }));
     for (size_t rank = 1; rank < records.size(); ++rank) {
-        const char* what = nullptr;
         if (records[rank].root != records[0].root) {
-            what = "saves into another root";
-        } else if (records[rank].when_busy != records[0].when_busy) {
+            const std::vector<std::string> roots = peers_.gather(root_);
+            throw Error(Code::mismatch, fmt::format("rank {} saves into another root than rank 0: into {}, rank 0 into "
+                                                    "{}; give all ranks the same path",
+                                                    rank, roots[rank], roots[0]))
+                .with_peer(static_cast<int>(rank));
+        }
+        const char* what = nullptr;
+        if (records[rank].when_busy != records[0].when_busy) {
             what = "has another when_busy";
         } else if (records[rank].format != records[0].format) {
             what = "has another format";
@@ -102,8 +107,10 @@ Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverO
             .with_peer(static_cast<int>(rank));
     }
     if (peers_.rank() == 0) {
-        error =
-            attempt([&] { writer_ = std::make_unique<RootWriter>(files_, root_, options_.lease, options_.retention); });
+        error = attempt([&] {
+            writer_ = std::make_unique<RootWriter>(files_, root_, options_.lease, options_.retention,
+                                                   options_.writer.language);
+        });
     }
     agreed = peers_.vote(error);
     if (agreed) throw Error(*agreed);

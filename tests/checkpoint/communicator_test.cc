@@ -56,6 +56,33 @@ TEST(SaverOverCommunicator, AMismatchEndsTheSaveAndTheNextOneWorks) {
     }));
 }
 
+// All of it once: a terminal in which all ranks write has room for the beginning.
+TEST(SaverOverCommunicator, OfALongListOfDifferencesAllButOneRankTellTheBeginning) {
+    const TempDir dir;
+    expect_all_well(run_with_comm(3, [&](const std::shared_ptr<Communicator>& comm) {
+        OwnedState saved;
+        saved.add_whole({"w", DType::f32, {10}});
+        Saver saver(comm, dir.path(), saver_options());
+        saver.save(1, saved.state);
+        OwnedState other;
+        for (int i = 10; i < 42; ++i) other.add_whole({"v" + std::to_string(i), DType::f32, {10}});
+        const Error error = error_of([&] { (void)saver.resume(other.state); });
+        EXPECT_EQ(error.code(), Code::mismatch);
+        const std::string text = error.what();
+        EXPECT_NE(text.find("33 differences:\n  'v10' is missing"), std::string::npos) << text;
+        EXPECT_NE(text.find("\n  'v12' is missing"), std::string::npos) << text;
+        const bool whole = text.find("'v41' is missing") != std::string::npos;
+        EXPECT_EQ(whole, comm->rank() == 0) << text;
+        if (comm->rank() != 0) {
+            EXPECT_NE(text.find("\n  and 30 more lines, which rank 0 tells"), std::string::npos) << text;
+        }
+        OwnedState three;  // a short one is whole everywhere
+        for (const char* name : {"a", "b", "c"}) three.add_whole({name, DType::f32, {10}});
+        EXPECT_NE(std::string(error_of([&] { (void)saver.resume(three.state); }).what()).find("'w' is unexpected"),
+                  std::string::npos);
+    }));
+}
+
 TEST(SaverOverCommunicator, ACallInTheInterruptCallbackOfAnotherIsRefused) {
     const TempDir dir;
     std::atomic<bool> made{false};

@@ -855,5 +855,72 @@ TEST_F(SaverTest, BadArgumentsAreTold) {
     EXPECT_FALSE(std::filesystem::exists(save + "/.owner"));
 }
 
+// What is no root is told with what to give in its place, and nothing is made there.
+TEST_F(SaverTest, APlaceInACheckpointIsNoRoot) {
+    SaverOptions options = saver_options();
+    options.retention = {1, 1, BestRule{"loss", Better::lower}, 0};
+    owned_.state.set_metric("loss", 1);
+    {
+        Saver saver(nullptr, dir_ / "ck", options);
+        saver.save(1, owned_.state);
+    }
+    const std::string root = dir_ / "ck";
+    const std::string save = only_save(root);
+    std::filesystem::create_directory_symlink(save, dir_ / "link");
+    const auto refused = [&](const std::string& place, const std::string& said) {
+        const Error error = error_of([&] { Saver(nullptr, place, options); });
+        EXPECT_EQ(error.code(), Code::invalid_argument) << place;
+        EXPECT_NE(std::string(error.what()).find(said), std::string::npos) << error.what();
+    };
+    refused(root + "/latest", "/latest names a checkpoint of the root " + root + "; to save into that, give " + root);
+    refused(root + "/best", "/best names a checkpoint of the root " + root + "; to save into that, give " + root);
+    refused(save + "/more", "/more lies in the checkpoint " + save + "; name a directory outside of it, or the root");
+    refused(save + "/more/and/more", " lies in the checkpoint " + save);
+    refused(dir_ / "link", "is a checkpoint; name a new directory");
+    refused(dir_ / "link/more", "lies in the checkpoint " + (dir_ / "link"));
+    EXPECT_FALSE(std::filesystem::exists(save + "/more"));
+    // A file of that name may be anything.
+    spill(dir_ / "manifest.json", "{\"name\": \"a web page\"}");
+    Saver beside(nullptr, dir_ / "other", options);
+}
+
+// Either layout where the other is would hide or remove what is there.
+TEST_F(SaverTest, ARootIsEitherASaversOrOfTesseraTorchCheckpoint) {
+    SaverOptions of_torch = saver_options();
+    of_torch.writer.language = "pytorch";
+    of_torch.retention.latest = 0;
+    const auto refused = [&](const std::string& place, const SaverOptions& options, const std::string& said) {
+        const Error error = error_of([&] { Saver(nullptr, place, options); });
+        EXPECT_EQ(error.code(), Code::invalid_argument);
+        EXPECT_NE(std::string(error.what()).find(said), std::string::npos) << error.what();
+        EXPECT_FALSE(std::filesystem::exists(place + "/.owner"));
+    };
+    for (const int step : {1, 2}) {  // each in its own goes on
+        Saver(nullptr, dir_ / "saver", saver_options()).save(step, owned_.state);
+        Saver(nullptr, dir_ / "torch", of_torch).save(step, owned_.state);
+    }
+    refused(dir_ / "saver", of_torch, (dir_ / "saver") + " is the root of a saver (step-00000002-");
+    refused(dir_ / "torch", saver_options(), (dir_ / "torch") + " is a directory of tessera.torch.checkpoint");
+    std::filesystem::create_directory(dir_ / "dcp");
+    spill(dir_ / "dcp/.metadata", "");
+    refused(dir_ / "dcp", saver_options(), "is a checkpoint in PyTorch's format");
+    Saver(nullptr, dir_ / "dcp", of_torch).save(1, owned_.state);
+}
+
+TEST_F(SaverTest, RootsThatDifferAreBothTold) {
+    const auto meeting = std::make_shared<Meeting>(2);
+    for (const auto& outcome : run_threads(2, [&](int rank) {
+             Saver(std::make_shared<MeetingComm>(meeting, rank, 2), dir_ / (rank == 0 ? "a" : "b"), saver_options());
+         })) {
+        ASSERT_TRUE(outcome);
+        EXPECT_EQ(outcome->code(), Code::mismatch);
+        EXPECT_NE(std::string(outcome->what())
+                      .find("rank 1 saves into another root than rank 0: into " + (dir_ / "b") + ", rank 0 into " +
+                            (dir_ / "a")),
+                  std::string::npos)
+            << outcome->what();
+    }
+}
+
 }  // namespace
 }  // namespace tsr::testing

@@ -377,11 +377,36 @@ def test_a_save_that_dies_as_it_removes_the_former_leaves_nothing_for_ever(
     assert {one.name for one in tmp_path.iterdir()} == {save.name, "latest"}
 
 
-def test_saves_of_other_programs_are_left_alone(tmp_path: Path) -> None:
+def test_the_root_of_a_saver_is_no_checkpoint_id(tmp_path: Path) -> None:
     with ts.Saver(None, tmp_path) as saver:
         saver.save(5, ts.State(x=np.ones(1, np.float32)))
-    tcp.save({"x": torch.zeros(1)}, checkpoint_id=tmp_path)
-    assert len(list(tmp_path.glob("step-*"))) == 2
+    for form in FORMATS:
+        with pytest.raises(ts.InvalidArgument, match=f"{tmp_path} is the root of a saver .* in python.* checkpoint_id"):
+            tcp.save({"x": torch.zeros(1)}, checkpoint_id=tmp_path, format=form)
+    assert len(list(tmp_path.glob("step-*"))) == 1
+    with ts.Saver(None, tmp_path) as saver:
+        assert saver.resume(ts.State(x=np.zeros(1, np.float32))) == 5
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_checkpoint_id_is_no_root_of_a_saver(tmp_path: Path, form: str) -> None:
+    directory = tmp_path / "checkpoint"
+    tcp.save({"x": torch.ones(1)}, checkpoint_id=directory, format=form)
+    before = sorted(directory.rglob("*"))
+    with pytest.raises(ts.InvalidArgument, match=f"{directory} is a .*give the saver a root of its own"):
+        ts.Saver(None, directory)
+    assert sorted(directory.rglob("*")) == before
+    got = ts.State(x=np.zeros(1, np.float32))
+    with ts.Checkpoint(directory) as checkpoint, ts.Saver(None, tmp_path / "root") as saver:  # as the message says
+        checkpoint.load(got)
+        saver.save(1, got)
+    tcp.save({"x": torch.zeros(1)}, checkpoint_id=directory, format=form)
+
+
+def test_a_checkpoint_of_pytorchs_own_is_no_root_of_a_saver(tmp_path: Path) -> None:
+    dcp.save({"x": torch.ones(1)}, storage_writer=dcp.FileSystemWriter(tmp_path))
+    with pytest.raises(ts.InvalidArgument, match=r"in PyTorch's format \(it has a \.metadata\)"):
+        ts.Saver(None, tmp_path)
 
 
 def test_a_save_is_no_place_to_save_into(tmp_path: Path) -> None:

@@ -576,6 +576,21 @@ std::optional<ManifestHead> parse_manifest_head(std::string_view text) {
     return head;
 }
 
+std::optional<std::string> parse_manifest_language(std::string_view head) {
+    // Strings hold no bare line break, so that this can only be the key itself.
+    constexpr std::string_view key = "\n\"writer\":";
+    const size_t begin = head.find(key);
+    if (begin == std::string_view::npos) return std::nullopt;
+    head.remove_prefix(begin + key.size());
+    const size_t end = head.find("},\n");
+    if (end == std::string_view::npos) return std::nullopt;
+    try {
+        return Json::parse(head.substr(0, end + 1), "a manifest's writer").at("language").as_string();
+    } catch (const Error&) {
+        return std::nullopt;  // who parses the whole says what is wrong
+    }
+}
+
 std::optional<Values> parse_manifest_metrics(std::string_view tail) {
     // Strings hold no bare line break, so that this can only be the key itself.
     constexpr std::string_view key = "\n\"metrics\":";

@@ -111,6 +111,8 @@ struct ManifestHead {
     int64_t step = 0;
 };
 [[nodiscard]] std::optional<ManifestHead> parse_manifest_head(std::string_view text);
+// The language of its writer, from the beginning of a manifest as this library writes it; none if `head` does not hold it.
+[[nodiscard]] std::optional<std::string> parse_manifest_language(std::string_view head);
 // The metrics, from the end of a manifest as this library writes it; none if `tail` does not hold them whole.
 [[nodiscard]] std::optional<Values> parse_manifest_metrics(std::string_view tail);
 

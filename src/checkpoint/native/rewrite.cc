@@ -21,7 +21,7 @@ class NewSave {
    public:
     NewSave(FileSystem& files, std::string root, int64_t step)
         : files_(files), root_(std::move(root)), save_id_(random_uuid()), made_root_(!exists(files_, root_)) {
-        writer_.emplace(files_, root_, LeaseTimes{}, Retention{});
+        writer_.emplace(files_, root_, LeaseTimes{}, Retention{}, std::string_view());
         directory_ = join(root_, step_directory_name(step, save_id_));
         writer_->begin(directory_);
         begun_ = true;

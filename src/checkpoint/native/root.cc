@@ -20,8 +20,6 @@ namespace tsr {
 
 namespace {
 
-constexpr int64_t head_bytes = 256;
-
 std::vector<std::string> list(FileSystem& files, const std::string& path) {
     std::vector<std::string> names;
     const int64_t result = files.list(path, names);
@@ -34,16 +32,16 @@ bool is_digits(std::string_view text, std::string_view digits) {
     return !text.empty() && text.find_first_not_of(digits) == std::string_view::npos;
 }
 
-std::string first_bytes(FileSystem& files, const std::string& path) {
+}  // namespace
+
+std::string first_bytes(FileSystem& files, const std::string& path, int64_t most) {
     const auto file = open_file(files, path, OpenMode::read);
     const int64_t size = file->size();
     if (size < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-size));
-    std::string text(static_cast<size_t>(std::min(size, head_bytes)), '\0');
+    std::string text(static_cast<size_t>(std::min(size, most)), '\0');
     read_all(*file, path, std::as_writable_bytes(std::span(text)), 0);
     return text;
 }
-
-}  // namespace
 
 std::string step_directory_name(int64_t step, std::string_view save_id) {
     return fmt::format("step-{:08}-{}", step, save_id.substr(0, 8));

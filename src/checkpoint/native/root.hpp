@@ -32,6 +32,9 @@ struct SavedStep {
 [[nodiscard]] std::string step_directory_name(int64_t step, std::string_view save_id);
 [[nodiscard]] bool is_step_directory_name(std::string_view name);
 
+// As many bytes as a file has, `most` at most.
+[[nodiscard]] std::string first_bytes(FileSystem& files, const std::string& path, int64_t most = 256);
+
 // All saves, committed or not; committed and readable ones last, in the order of their commits.
 [[nodiscard]] std::vector<SavedStep> scan_root(FileSystem& files, const std::string& root);
 // The directory name of the newest committed save. CORRUPT if it may be one whose manifest cannot be read: to go back

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -15,22 +18,89 @@ namespace tsr {
 
 namespace {
 
-const std::string& made(FileSystem& files, const std::string& root) {
+// What tessera.torch.checkpoint calls itself. Its directories hold one save, which the next one replaces, and in PyTorch's
+// format a `.metadata` beside it; a saver's hold as many as retention keeps.
+constexpr std::string_view one_save_language = "pytorch";
+
+[[noreturn]] void refuse(std::string why) { throw Error(Code::invalid_argument, std::move(why)); }
+
+// The beginning of a manifest as this library writes it, if there is one.
+std::optional<std::string> manifest_head(FileSystem& files, const std::string& directory) {
+    try {
+        std::string head = first_bytes(files, join(directory, manifest_name), 4096);
+        if (parse_manifest_head(head)) return head;
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): who needs it says what is wrong
+    }
+    return std::nullopt;
+}
+
+void refuse_what_is_no_root(FileSystem& files, const std::string& root) {
     // Its saves would never be found there: a path of a checkpoint means that one.
     if (exists(files, join(root, manifest_name))) {
-        throw Error(Code::invalid_argument,
-                    fmt::format("{} is a checkpoint; name a new directory, or a root to save into, such as {}", root,
-                                parent_of(root)));
+        refuse(fmt::format("{} is a checkpoint; name a new directory, or a root to save into, such as {}", root,
+                           parent_of(root)));
     }
+    const std::string_view name = name_in_path(root);
+    FileStatus status;
+    if ((name == latest_name || name == best_name) && files.status(root, status) == 0 &&
+        status.kind == FileStatus::Kind::file) {
+        refuse(fmt::format("{} names a checkpoint of the root {}; to save into that, give {}", root, parent_of(root),
+                           parent_of(root)));
+    }
+    for (std::string at = parent_of(root); at != "." && at != "/"; at = parent_of(at)) {
+        if (!manifest_head(files, at)) continue;
+        refuse(fmt::format("{} lies in the checkpoint {}; name a directory outside of it, or the root {}", root, at,
+                           parent_of(at)));
+    }
+}
+
+// One of a root's saves tells for all.
+void refuse_other_layout(FileSystem& files, const std::string& root, std::string_view language) {
+    if (language.empty()) return;
+    const bool one_save = language == one_save_language;
+    if (!one_save && exists(files, join(root, dcp_metadata_name))) {
+        refuse(
+            fmt::format("{} is a checkpoint in PyTorch's format (it has a {}), so saves in it would not be found; give "
+                        "the saver a root of its own, and load from there what it shall go on from",
+                        root, dcp_metadata_name));
+    }
+    std::vector<std::string> names;
+    if (files.list(root, names) < 0) return;  // it is still to be made, or that says what is wrong
+    std::ranges::sort(names, std::greater());
+    for (const std::string& name : names) {
+        if (!is_step_directory_name(name)) continue;
+        const auto head = manifest_head(files, join(root, name));
+        if (!head) continue;
+        const auto found = parse_manifest_language(*head);
+        if (!found || (*found == one_save_language) == one_save) return;
+        if (one_save) {
+            refuse(
+                fmt::format("{} is the root of a saver ({} is of a writer in {}), which keeps several checkpoints; "
+                            "tessera.torch.checkpoint keeps one in its directory and replaces it: give it a directory "
+                            "of its own as checkpoint_id",
+                            root, name, *found));
+        }
+        refuse(
+            fmt::format("{} is a directory of tessera.torch.checkpoint ({} is of PyTorch), which keeps one checkpoint "
+                        "there and replaces it; give the saver a root of its own, and load from {} what it shall go "
+                        "on from",
+                        root, name, root));
+    }
+}
+
+const std::string& made(FileSystem& files, const std::string& root, std::string_view language) {
+    refuse_what_is_no_root(files, root);
+    refuse_other_layout(files, root, language);
     make_directories(files, root);
     return root;
 }
 
 }  // namespace
 
-RootWriter::RootWriter(FileSystem& files, const std::string& root, const LeaseTimes& lease, Retention retention)
+RootWriter::RootWriter(FileSystem& files, const std::string& root, const LeaseTimes& lease, Retention retention,
+                       std::string_view language)
     : files_(files),
-      root_(made(files, root)),
+      root_(made(files, root, language)),
       id_(random_id()),
       times_(lease),
       retention_(std::move(retention)),

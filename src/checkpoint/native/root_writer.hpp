@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "checkpoint/io/file_system.hpp"
 #include "checkpoint/native/lease.hpp"
@@ -13,8 +14,10 @@ namespace tsr {
 
 class RootWriter {
    public:
-    // Makes `root`; INVALID_STATE if another live job saves there, INVALID_ARGUMENT if it is a checkpoint itself.
-    RootWriter(FileSystem& files, const std::string& root, const LeaseTimes& lease, Retention retention);
+    // Makes `root`; INVALID_STATE if another live job saves there, INVALID_ARGUMENT if it is a checkpoint itself, lies in
+    // one, or is laid out otherwise than a writer in `language` does it (none: whatever there is goes on).
+    RootWriter(FileSystem& files, const std::string& root, const LeaseTimes& lease, Retention retention,
+               std::string_view language);
 
     // Makes `directory`, a path in the root, and marks it as being written.
     void begin(const std::string& directory);
