@@ -166,7 +166,7 @@ std::shared_ptr<Communicator> Group::split(int color, int key, const CommOptions
     const auto group = std::static_pointer_cast<Group>(make_group(store_, std::move(bootstrap)));
     const std::vector<int> own_numbers = relatives_->numbers_of(this);
     if (!own_numbers.empty()) {
-        for (int& number : numbers) number = own_numbers[static_cast<size_t>(number)];
+        for (int& rank : numbers) rank = own_numbers[static_cast<size_t>(rank)];
     }
     group->relatives_ = relatives_;
     relatives_->add(group.get(), std::move(numbers));
