@@ -550,13 +550,13 @@ def test_an_optimizer_steps_once_for_gradients_that_were_reduced(ranks, tmp_path
         step(fsdp, slice(None), SAMPLES)
         if comm.rank == 0:
             optimizer.step()
-        saver = ts.Saver(comm, tmp_path)
         state = ts.State(model=fsdp, optim=optimizer)
-        with pytest.raises(ts.Mismatch, match="rank 1.*param_groups.0.step' of 1 where rank 0 has .* 2"):
+        with ts.Saver(comm, tmp_path) as saver:
+            with pytest.raises(ts.Mismatch, match=r"rank 1.*param_groups\.0\.step' of 1 where rank 0 has .* 2"):
+                saver.save(2, state)
+            if comm.rank == 1:
+                optimizer.step()
             saver.save(2, state)
-        if comm.rank == 1:
-            optimizer.step()
-        saver.save(2, state)
 
     ranks(2, job)
 

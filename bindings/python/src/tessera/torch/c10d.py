@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as _Backend
-from torch.distributed import distributed_c10d
+from torch.distributed.constants import default_pg_timeout
 
 from .. import _core
 from ..comm import Comm
@@ -74,49 +72,6 @@ def register() -> None:
     """Make the backend known to `torch.distributed`, for tensors in the CPU's memory. Twice is fine."""
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
-        _teach_default_timeout()
-        if _default_was_taken():
-            _late.append(True)
-
-
-def _teach_default_timeout() -> None:
-    """Let a group that is given no timeout have the environment's, if that has one.
-
-    When the backend is made, a timeout that was given is no longer told from PyTorch's default. So the default itself
-    is another one, of groups of this backend alone. Where PyTorch has no such function its default stays.
-    """
-    usual = getattr(distributed_c10d, "_get_default_timeout", None)
-    if usual is None:
-        return
-
-    @functools.wraps(usual)
-    def default_timeout(backend: Any) -> timedelta:
-        of_environment = _timeout_of_environment() if NAME in _backends_in(str(backend)) else None
-        return usual(backend) if of_environment is None else of_environment
-
-    distributed_c10d._get_default_timeout = default_timeout
-
-
-# Of a group that took PyTorch's default before this module was loaded: the next one that is made.
-_late: list[bool] = []
-
-
-def _default_was_taken() -> bool:
-    """Whether the entry point is asked while a group is made that was given no timeout.
-
-    PyTorch's default is in its place by then. Thirty minutes that were given are equal, but another object.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "_new_process_group_helper" and frame.f_globals is vars(distributed_c10d):
-            return frame.f_locals.get("timeout") is distributed_c10d.default_pg_timeout
-        frame = frame.f_back
-    return False
-
-
-def _backends_in(text: str) -> list[str]:
-    """Of "tessera", "cpu:tessera,cuda:nccl"."""
-    return [part.rpartition(":")[2].strip().lower() for part in text.split(",")]
 
 
 def _timeout_of_environment() -> timedelta | None:
@@ -133,8 +88,7 @@ def _create(options: Any, _backend_options: Any) -> TesseraBackend:
     teach_is_completed()
     group = str(options.group_id)
     timeout = options.timeout
-    if _late:
-        _late.clear()
+    if timeout == default_pg_timeout:  # which is what a group has that is given none
         timeout = _timeout_of_environment() or timeout
     backend = TesseraBackend(options.store, options.group_rank, options.group_size, timeout, group)
     if dist.get_debug_level() == dist.DebugLevel.DETAIL:
