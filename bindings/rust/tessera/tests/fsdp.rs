@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use common::{alone, ranks, DEADLINE};
 use tessera::{
-    params, units, Adam, AdamW, Checkpoint, Code, Comm, DType, Fsdp, FsdpOptions, FsdpUnit, Optimizer, ReduceOp, Saver, Sgd,
-    State, Tensor, UnitPhase, Units,
+    params, units, Adam, AdamW, Checkpoint, Code, Comm, DType, Fsdp, FsdpOptions, FsdpUnit, Optimizer, ReduceOp, Saver,
+    Sgd, State, Tensor, UnitPhase, Units,
 };
 
 /// `value(i)` for each element.
