@@ -160,6 +160,11 @@ inline Outcome safetensors(std::string_view bytes) {
 
 // The checksum is made right, so that what stands before it is looked at.
 inline Outcome manifest(std::string_view bytes) {
+    for (const auto part : {+[](std::string_view text) { (void)parse_manifest_head(text); },
+                            +[](std::string_view text) { (void)parse_manifest_language(text); },
+                            +[](std::string_view text) { (void)parse_manifest_metrics(text); }}) {
+        (void)attempt([&] { part(bytes); });  // what is read of a manifest without the whole
+    }
     return attempt([&] {
         std::string text(bytes.substr(0, bytes.rfind("\"crc32c\"")));
         text += "\"crc32c\":\"" + hex8(crc32c(text)) + "\"}\n";
