@@ -497,3 +497,11 @@ def test_an_error_of_strange_text_keeps_its_place_before_our_own(ranks):
     assert isinstance(own, KeyError)
     assert own.__context__ is None
     assert "KeyError" in str(told)
+
+
+def test_of_very_many_names_the_one_that_is_there_twice_is_told_soon(tmp_path):
+    many = {f"w.{i:06}": np.zeros(1, np.float32) for i in range(100_000)}
+    state = ts.State(**many, w={"000007": np.ones(1), "000009": np.ones(1)})
+    told = pytest.raises(ts.InvalidArgument, match=r"two parts of the state have the name 'w\.000007'")
+    with ts.Saver(None, tmp_path) as saver, told:
+        saver.save(1, state)

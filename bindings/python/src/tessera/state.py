@@ -6,6 +6,7 @@ language: ``model.fc1.weight``, ``optim.param_groups.0.lr``, ``epoch``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -252,8 +253,8 @@ class State(MutableMapping[str, Any]):
         if self._handle is None or not same or self._handle.foreign:
             every = found.names + of_values
             if len(set(every)) != len(every):
-                twice = sorted({name for name in every if every.count(name) > 1})
-                raise InvalidArgument(f"two parts of the state have the name {twice[0]!r}")
+                twice = min(name for name, times in Counter(every).items() if times > 1)
+                raise InvalidArgument(f"two parts of the state have the name {twice!r}")
             handle = _core.state_create()
             for name, part in zip(found.names, found.parts, strict=True):
                 if hasattr(part, "to_local") and hasattr(part, "placements"):
