@@ -884,7 +884,7 @@ fn what_comes_at_the_wrong_time_is_refused() {
         assert_eq!(opt.clip_grad_norm(1.0, 2.0).unwrap_err().code(), Code::InvalidState);
         assert_eq!(opt.clip_grad_value(1.0).unwrap_err().code(), Code::InvalidState);
         fsdp.reshard(0).unwrap();
-        opt.step().unwrap();
+        opt.clip_grad_value(1.0).unwrap();
         {
             let _shard = fsdp.shard(0).unwrap();
             let error = opt.step().unwrap_err();
