@@ -219,7 +219,7 @@ std::string Job::id() const {
             }
         }
     }
-    return first->origin.id;
+    return first != nullptr ? first->origin.id : std::string();
 }
 
 bool Job::has(std::string_view id) const {

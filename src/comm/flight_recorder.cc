@@ -129,7 +129,10 @@ TickScale FlightRecorder::scale() const {
 namespace {
 
 // With one decimal.
-double micros(int64_t ns) { return static_cast<double>(ns / 100) / 10; }
+double micros(int64_t ns) {
+    const int64_t tenths = ns / 100;
+    return static_cast<double>(tenths) / 10;
+}
 
 std::string header_line(const FlightOrigin& origin, size_t count, const std::optional<Error>& error) {
     Json::Object header{{"tessera_flight", 1},

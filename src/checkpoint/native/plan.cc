@@ -583,7 +583,8 @@ SavedTensors number_files(const SavePlan& plan, const std::vector<std::vector<Sa
         std::vector<int> list;
         for (const FileRun& run : runs) {
             for (int i = 0; i < run.count; ++i) {
-                const std::vector<int>& of_rank = number[static_cast<size_t>(run.first + i * run.step)];
+                const int file = run.first + i * run.step;
+                const std::vector<int>& of_rank = number[static_cast<size_t>(file)];
                 list.push_back(of_rank.empty() ? 0 : of_rank.front());
             }
         }
