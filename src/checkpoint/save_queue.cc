@@ -25,7 +25,9 @@ void tell(const std::string& line) {
     (void)!::write(STDERR_FILENO, text.data(), text.size());
 }
 
-std::string steps_text(const std::vector<int64_t>& steps) {
+std::string steps_text(const std::vector<SaveQueue::SavePtr>& saves) {
+    std::vector<int64_t> steps;
+    for (const SaveQueue::SavePtr& save : saves) steps.push_back(save->step);
     return fmt::format("the save{} of step{} {}", steps.size() == 1 ? "" : "s", steps.size() == 1 ? "" : "s",
                        fmt::join(steps, ", "));
 }
@@ -102,9 +104,7 @@ void SaveQueue::finish(State& state) {
         for (bool told = false; !saves.empty() && !deadline.expired(); saves = in_flight()) {
             if (!told && Clock::now() - begin >= silence) {
                 told = true;
-                std::vector<int64_t> steps;
-                for (const SavePtr& save : saves) steps.push_back(save->step);
-                tell(fmt::format("the program ends; {} into {} is waited for, {} s at most", steps_text(steps),
+                tell(fmt::format("the program ends; {} into {} is waited for, {} s at most", steps_text(saves),
                                  state.of.root, state.of.patience.count() / 1000));
             }
             state.changed.wait_for(lock, deadline.slice());
@@ -112,13 +112,11 @@ void SaveQueue::finish(State& state) {
         why = "it took longer than the saver's timeout";
     }
     if (saves.empty()) return;
-    std::vector<int64_t> steps;
-    for (const SavePtr& save : saves) steps.push_back(save->step);
     lock.unlock();
     tell(fmt::format(
         "the program ends, and {} into {} may be lost: {}. The checkpoint before stands. Wait for the saver "
         "(tsr_saver_wait), or destroy it (tsr_saver_destroy), before the program ends",
-        steps_text(steps), state.of.root, why));
+        steps_text(saves), state.of.root, why));
 }
 
 SaveQueue::SaveQueue(std::function<void()> begin, Owner owner) : begin_(std::move(begin)) {

@@ -21,8 +21,8 @@ class DeviceMesh {
     // The dimensions `names`, which are in this mesh's order. Local. Throws NOT_FOUND, INVALID_ARGUMENT.
     [[nodiscard]] DeviceMesh slice(std::span<const std::string> names) const;
     // One dimension `name` in the place of all; an empty name: theirs, joined by "_". Collective over `comm`, which has the
-    // ranks of the communicator that the first mesh was made of, in the same order; one
-    // that has not is INVALID_ARGUMENT on this rank alone, since where the others wait is not known.
+    // ranks of the communicator that the first mesh was made of, in the same order; one that has not is INVALID_ARGUMENT on
+    // this rank alone, since where the others wait is not known.
     [[nodiscard]] DeviceMesh flatten(Communicator& comm, const std::string& name) const;
 
     [[nodiscard]] const MeshShape& shape() const { return shape_; }

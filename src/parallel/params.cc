@@ -52,4 +52,9 @@ std::vector<std::string> description(std::span<const NamedTensor> tensors, std::
     return lines;
 }
 
+Error no_such(std::string_view what, size_t index, size_t count) {
+    return Error(Code::invalid_argument,
+                 fmt::format("{0} {1} of a model with {2} {0}s, numbered 0 to {3}", what, index, count, count - 1));
+}
+
 }  // namespace tsr

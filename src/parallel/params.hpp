@@ -2,11 +2,13 @@
 // them.
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/error.hpp"
 #include "tensor/tensor.hpp"
 
 namespace tsr {
@@ -25,5 +27,8 @@ void check_params(std::span<const NamedTensor> params);
 
 // A line each for check_same_on_all_ranks (comm/fingerprint.hpp): `parameter 3 "fc1.bias" f32 [128]`.
 [[nodiscard]] std::vector<std::string> description(std::span<const NamedTensor> tensors, std::string_view kind);
+
+// INVALID_ARGUMENT: of the `what`s ("unit") of a model there are `count`.
+[[nodiscard]] Error no_such(std::string_view what, size_t index, size_t count);
 
 }  // namespace tsr

@@ -65,6 +65,7 @@ class GlooTransport final : public Transport {
     [[nodiscard]] std::shared_ptr<Buffer> allocate(size_t size, uint64_t sequence, milliseconds timeout) override;
     void abort(const Error& error) override;
     void leave() override;
+    void ask_elsewhere(std::function<std::string(int rank)> ask) override { elsewhere_ = std::move(ask); }
     [[nodiscard]] std::optional<Error> peer_error() const override;
     [[nodiscard]] std::vector<int> departed() const override;
 
@@ -104,7 +105,6 @@ class GlooTransport final : public Transport {
     // Throws what ends an operation: this rank's abort, a peer's failure, what is watched too, an interrupt.
     void check(const std::string& headline) const;
     // Called in each slice of a wait, with the headline; throws to end it.
-    void ask_elsewhere(std::function<std::string(int rank)> ask) override { elsewhere_ = std::move(ask); }
     void watch_too(std::function<void(const std::string& headline)> watch) { watch_others_ = std::move(watch); }
     // As wait(), `until` at most.
     // False: nothing of theirs can move.

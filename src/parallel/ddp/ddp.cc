@@ -37,8 +37,7 @@ Ddp::~Ddp() = default;
 
 const NamedTensor& Ddp::param(size_t index) const {
     if (index < params_.size()) return params_[index];
-    throw Error(Code::invalid_argument, fmt::format("parameter {} of a model with {} parameters, numbered 0 to {}",
-                                                    index, params_.size(), params_.size() - 1));
+    throw no_such("parameter", index, params_.size());
 }
 
 const Tensor& Ddp::grad(size_t index) const {
@@ -402,8 +401,7 @@ bool Ddp::used(size_t index) const {
 
 const BucketStats& Ddp::stats(size_t bucket) const {
     if (bucket < stats_.size()) return stats_[bucket];
-    throw Error(Code::invalid_argument, fmt::format("bucket {} of a model with {} buckets, numbered 0 to {}", bucket,
-                                                    stats_.size(), stats_.size() - 1));
+    throw no_such("bucket", bucket, stats_.size());
 }
 
 void Ddp::set_hook(BucketHook hook) {

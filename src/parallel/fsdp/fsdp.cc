@@ -84,14 +84,12 @@ Fsdp::~Fsdp() = default;
 
 const UnitPlan& Fsdp::unit(size_t index) const {
     if (index < plan_->units.size()) return plan_->units[index];
-    throw Error(Code::invalid_argument, fmt::format("unit {} of a model with {} units, numbered 0 to {}", index,
-                                                    plan_->units.size(), plan_->units.size() - 1));
+    throw no_such("unit", index, plan_->units.size());
 }
 
 const FsdpParam& Fsdp::param(size_t index) const {
     if (index < plan_->params.size()) return plan_->params[index];
-    throw Error(Code::invalid_argument, fmt::format("parameter {} of a model with {} parameters, numbered 0 to {}",
-                                                    index, plan_->params.size(), plan_->params.size() - 1));
+    throw no_such("parameter", index, plan_->params.size());
 }
 
 Fsdp::UnitState& Fsdp::state(size_t unit) {
