@@ -2,7 +2,8 @@
 
 The folder given holds `sections.tsv` (title, kind, report, exit status, seconds), written by tools/dev/test.sh. Kinds
 are `ctest` and `pytest` (a JUnit XML file), `surefire` (a folder of them), `cargo` (the runner's text) and `none`. A
-section that exited non-zero without a failed test to show for it (a crash, a build error) counts as one failure.
+section that exited non-zero without a failed test to show for it (a crash, a build error) counts as one failure. What a failed test
+printed is shown below its name, so that the end of a long run tells what is needed to find out why.
 
 The exit status is 1 when anything failed, when nothing ran, or, with --strict-skips=yes, when a test was skipped for
 another reason than a missing GPU: its reason has to say `needs a GPU`.
@@ -18,6 +19,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import dataclass, field
 from pathlib import Path
 
+SAID_LINES = 40  # shown of a failed test
 ALLOWED_SKIP = re.compile(r"needs (a|an|two|\d+) .*GPU", re.IGNORECASE)
 
 
@@ -25,6 +27,7 @@ ALLOWED_SKIP = re.compile(r"needs (a|an|two|\d+) .*GPU", re.IGNORECASE)
 class Tally:
     passed: int = 0
     failed: list[str] = field(default_factory=list)
+    said: dict[str, str] = field(default_factory=dict)  # of those that failed, the end of what they printed
     skipped: list[tuple[str, str]] = field(default_factory=list)  # name, reason
 
 
@@ -45,6 +48,12 @@ def from_gtest_output(name: str, text: str, tally: Tally) -> bool:
     return True
 
 
+def what_failed(lines: list[str]) -> str:
+    """Of what a failed test printed: from GoogleTest's first complaint on, or else the end."""
+    first = next((i for i, line in enumerate(lines) if line.endswith(": Failure")), -SAID_LINES)
+    return "\n".join(lines[first:][:SAID_LINES])
+
+
 def from_junit(path: Path, tally: Tally, *, gtest: bool) -> None:
     for case in ET.parse(path).getroot().iter("testcase"):
         name = f"{case.get('classname') or ''}.{case.get('name')}" if not gtest else str(case.get("name"))
@@ -60,6 +69,8 @@ def from_junit(path: Path, tally: Tally, *, gtest: bool) -> None:
             before = len(tally.failed)
             if not (gtest and from_gtest_output(name, output, tally)) or len(tally.failed) == before:
                 tally.failed.append(name)
+            told = case.findtext("failure") or case.findtext("error") or output
+            tally.said[tally.failed[-1]] = what_failed(told.splitlines())
         elif skip is not None or case.get("status") in ("notrun", "disabled"):
             reason = (skip.get("message") if skip is not None else "") or case.get("status") or ""
             tally.skipped.append((name, f"{reason} {output}".strip()))
@@ -111,6 +122,8 @@ def main() -> int:
     for title, _, tally in sections:
         for name in tally.failed:
             print(f"FAILED  {title}: {name}")
+            for line in tally.said.get(name, "").splitlines():
+                print(f"        {line}")
     unexpected = 0
     for title, _, tally in sections:
         for name, reason in tally.skipped:

@@ -49,6 +49,16 @@ def test_failures_count(tmp_path: Path) -> None:
     assert tally(tmp_path, cases, status=1) == (1, "1 passed, 2 failed, 0 skipped")
 
 
+def test_what_a_failed_test_printed_is_shown(tmp_path: Path) -> None:
+    printed = "[ RUN ] T.t\nx_test.cc:7: Failure\nExpected: 1\n  Actual: 2"
+    cases = case("a", "<system-out>passed</system-out>") + case("b", f"<failure/><system-out>{printed}</system-out>")
+    (tmp_path / "report.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    (tmp_path / "sections.tsv").write_text(f"C\tctest\t{tmp_path / 'report.xml'}\t8\t1\n")
+    done = subprocess.run([sys.executable, str(TALLY), str(tmp_path)], capture_output=True, text=True)
+    shown = ["FAILED  C: b", "        x_test.cc:7: Failure", "        Expected: 1", "          Actual: 2", ""]
+    assert done.stdout.splitlines()[: len(shown)] == shown
+
+
 def test_a_runner_that_broke_without_a_failed_test_is_a_failure(tmp_path: Path) -> None:
     assert tally(tmp_path, case("a"), status=139) == (1, "1 passed, 1 failed, 0 skipped")
 
