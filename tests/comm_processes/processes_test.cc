@@ -379,6 +379,29 @@ TEST(CommProcesses, StoppedRankIsNamedAtTheDeadline) {
     EXPECT_THAT(processes.join(victim).text, HasSubstr("TIMEOUT"));  // it learns what the others said of it
 }
 
+// As when a rank that waits for the stopped one in an earlier collective has not come to this one either.
+TEST(CommProcesses, StoppedRankIsNamedBeforeOneThatIsOnlyLate) {
+    constexpr int late = 0;
+    constexpr int stopped = 1;
+    Processes processes(3, [&](int rank, const auto& store, const auto& say) {
+        const auto comm = join_job(store, rank, 3, options_with(milliseconds{1500}));
+        comm->run({});
+        say("in");
+        if (rank == late) static_cast<void>(store->wait("timed out", Deadline::in(milliseconds{30000})));
+        if (rank == stopped) ::pause();
+        store->wait("stopped", Deadline::in(milliseconds{30000}));
+        comm->run({});
+    });
+    processes.await_all("in");
+    processes.signal(stopped, SIGSTOP);
+    processes.store().set("stopped", "", Deadline::in(milliseconds{30000}));
+    const std::string text = processes.join(2).text;
+    processes.store().set("timed out", "", Deadline::in(milliseconds{30000}));
+    EXPECT_THAT(text, AllOf(HasSubstr("barrier #2"), HasSubstr("timed out after 1.5 s")));
+    if (!test_placement().empty()) return;  // only a rank beside it sees that
+    EXPECT_THAT(text, AllOf(HasSubstr("TIMEOUT peer 1 "), HasSubstr("the process is stopped; rank 0 (pid ")));
+}
+
 // One collective over and over, of what lies in several segments; `root` is the victim of what the test does to it.
 void repeat_for_ever(Communicator& comm, Collective collective, int root) {
     const Asked asked{.collective = collective, .root = root, .count = 40000};

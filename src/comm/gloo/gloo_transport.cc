@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "base/log.hpp"
 #include "base/proc.hpp"
 #include "comm/disagreement.hpp"
 #include "comm/gloo/connect.hpp"
 #include "comm/private_buffer.hpp"
+#include "comm/timed_out.hpp"
 
 namespace tsr {
 
@@ -25,6 +27,7 @@ namespace {
 constexpr milliseconds slice{50};                // between two looks at the peers
 constexpr milliseconds farewell_time{500};       // for the last notice to leave this process
 constexpr std::chrono::microseconds glance{50};  // at a message that is probably not there
+constexpr milliseconds last_word{100};           // more than the slice by which deadlines are noticed late
 constexpr milliseconds pause{100};               // after which a rank looks at its peers before it begins anything
 
 template <class T>
@@ -350,34 +353,32 @@ void GlooTransport::check_awaited(const Call& call, int awaited, const std::stri
     }
 }
 
-void GlooTransport::throw_timeout(const Call& call, std::vector<int> late, bool entered) const {
+void GlooTransport::throw_timeout(const Call& call, std::vector<int> ranks, bool entered) const {
+    const std::string headline = tsr::headline(call.operation, call.sequence);
+    // The rank that this one misses may miss another, in an earlier collective, and be about to say so.
+    for (const auto end = Clock::now() + last_word; Clock::now() < end; std::this_thread::sleep_for(milliseconds{5})) {
+        look(headline);
+    }
     const std::lock_guard lock(view_mutex_);
     const auto is_stopped = [&](int r) {
         const Peer& peer = peers_[static_cast<size_t>(r)];
         return r != rank_ && peer.same_host(peers_[static_cast<size_t>(rank_)]) && process_is_stopped(peer.pid);
     };
-    if (entered && std::ranges::none_of(late, is_stopped)) {
+    if (entered && std::ranges::none_of(ranks, is_stopped)) {
         // The rank that this one waits for may itself wait for one that is stopped.
         const auto stopped = std::ranges::find_if(call.members, is_stopped, &Member::rank);
-        if (stopped != call.members.end()) late = {stopped->rank};
+        if (stopped != call.members.end()) ranks = {stopped->rank};
     }
-    std::string who;
-    for (size_t i = 0; i < late.size() && i < 8; ++i) {
-        const std::string other = entered || !elsewhere_ ? "" : elsewhere_(late[i]);
-        who += fmt::format("{}{} {}{}", i == 0 ? "" : "; ", name_peer(late[i]),
-                           entered          ? "entered it but does not go on"
-                           : !other.empty() ? "is not in it: it " + other
-                                            : "never entered it; " + last_operation(),
-                           is_stopped(late[i]) ? "; the process is stopped" : "");
+    std::vector<Late> late;
+    for (const int r : ranks) {
+        const std::string other = entered || !elsewhere_ ? "" : elsewhere_(r);
+        late.push_back({r, name_peer(r),
+                        entered          ? "entered it but does not go on"
+                        : !other.empty() ? "is not in it: it " + other
+                                         : "never entered it; " + last_operation(),
+                        is_stopped(r)});
     }
-    if (late.size() > 8) who += fmt::format("; and {} more", late.size() - 8);
-    throw Error(
-        Code::timeout,
-        fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, at whether every rank makes "
-                    "this call and those before it (a save is one), or raise the timeout",
-                    rank_, tsr::headline(call.operation, call.sequence),
-                    static_cast<double>(call.timeout.count()) / 1000, who, late.empty() ? rank_ : late[0]))
-        .with_peer(late.empty() ? -1 : late[0]);
+    throw timed_out(rank_, headline, call.timeout, std::move(late));
 }
 
 void GlooTransport::compare_fingerprints(const Call& call) const {

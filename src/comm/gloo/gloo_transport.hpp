@@ -150,7 +150,7 @@ class GlooTransport final : public Transport {
     [[nodiscard]] std::optional<Error> told_failure(const std::string& headline) const;
     [[nodiscard]] Error lost(int peer, const std::string& headline, bool died) const;
     [[nodiscard]] Error silent(int peer, const std::string& headline) const;
-    [[noreturn]] void throw_timeout(const Call& call, std::vector<int> late, bool entered) const;
+    [[noreturn]] void throw_timeout(const Call& call, std::vector<int> ranks, bool entered) const;
     void compare_fingerprints(const Call& call) const;
     [[nodiscard]] std::string name_peer(int rank) const;
     [[nodiscard]] std::string last_operation() const;

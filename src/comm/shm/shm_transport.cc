@@ -12,6 +12,7 @@
 #include "comm/disagreement.hpp"
 #include "comm/host.hpp"
 #include "comm/shm/blocks.hpp"
+#include "comm/timed_out.hpp"
 
 namespace tsr {
 
@@ -523,22 +524,13 @@ bool ShmTransport::may_wait(int rank, uint64_t sequence) const {
     return read_journal(page(place).journal).sequence == sequence && !process_is_stopped(peers_[place].pid);
 }
 
-void ShmTransport::throw_timeout(const Call& call, const std::vector<size_t>& late) const {
-    std::string who;
-    for (size_t i = 0; i < late.size() && i < 8; ++i) {
-        const size_t place = late[i];
-        const bool stopped = process_is_stopped(peers_[place].pid);
-        who += fmt::format("{}{} {}{}", i == 0 ? "" : "; ", name_peer(place), whereabouts(place, call),
-                           stopped ? "; the process is stopped" : "");
+void ShmTransport::throw_timeout(const Call& call, const std::vector<size_t>& places) const {
+    std::vector<Late> late;
+    for (const size_t place : places) {
+        late.push_back(
+            {number(place), name_peer(place), whereabouts(place, call), process_is_stopped(peers_[place].pid)});
     }
-    if (late.size() > 8) who += fmt::format("; and {} more", late.size() - 8);
-    throw Error(
-        Code::timeout,
-        fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, at whether every rank makes "
-                    "this call and those before it (a save is one), or raise the timeout",
-                    number(rank_), headline(call.operation, call.sequence),
-                    static_cast<double>(call.timeout.count()) / 1000, who, number(late[0])))
-        .with_peer(number(late[0]));
+    throw timed_out(number(rank_), headline(call.operation, call.sequence), call.timeout, std::move(late));
 }
 
 void ShmTransport::compare_fingerprints(const Call& call) const {

@@ -94,7 +94,7 @@ class ShmTransport final : public Transport {
     // A rank has a failure to tell; its record was stored before the alarm.
     [[nodiscard]] bool alarmed() const { return header().alarm.load(std::memory_order_seq_cst) != 0; }
     void throw_if_alarmed(const std::string& headline) const;
-    [[noreturn]] void throw_timeout(const Call& call, const std::vector<size_t>& late) const;
+    [[noreturn]] void throw_timeout(const Call& call, const std::vector<size_t>& places) const;
     [[nodiscard]] std::optional<Error> told_failure(const std::string& headline) const;
     [[nodiscard]] std::vector<size_t> late_ranks() const;
     // A rank whose process ended without a word: neither did it leave nor tell of a failure.

@@ -1,0 +1,31 @@
+#include "comm/timed_out.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace tsr {
+
+namespace {
+
+constexpr size_t most_named = 8;
+
+}  // namespace
+
+Error timed_out(int rank, const std::string& headline, milliseconds timeout, std::vector<Late> late) {
+    std::ranges::stable_partition(late, &Late::stopped);
+    std::string who;
+    for (size_t i = 0; i < late.size() && i < most_named; ++i) {
+        who += fmt::format("{}{} {}{}", i == 0 ? "" : "; ", late[i].name, late[i].where,
+                           late[i].stopped ? "; the process is stopped" : "");
+    }
+    if (late.size() > most_named) who += fmt::format("; and {} more", late.size() - most_named);
+    return Error(Code::timeout,
+                 fmt::format("rank {}: {} timed out after {} s: {}. Look at the log of rank {}, at whether every rank "
+                             "makes this call and those before it (a save is one), or raise the timeout",
+                             rank, headline, static_cast<double>(timeout.count()) / 1000, who,
+                             late.empty() ? rank : late[0].rank))
+        .with_peer(late.empty() ? -1 : late[0].rank);
+}
+
+}  // namespace tsr
