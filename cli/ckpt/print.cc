@@ -41,7 +41,7 @@ std::string metric_text(const Json& value) {
     try {
         return fmt::format("{:.4g}", double_of(value, "metric"));
     } catch (const Error&) {
-        return value.dump();
+        return printable(value.dump());
     }
 }
 
@@ -65,11 +65,6 @@ std::string printable(std::string_view text) {
         }
     }
     return out;
-}
-
-std::string cut_text(std::string_view text, size_t bytes) {
-    while (bytes > 0 && bytes < text.size() && (text[bytes] & 0xc0) == 0x80) --bytes;
-    return std::string(text.substr(0, bytes));
 }
 
 size_t width_of(std::string_view text) {
@@ -177,6 +172,13 @@ void ObjectText::begin_item() {
 void ObjectText::end() {
     text_ += open_.back() == '{' ? '}' : ']';
     open_.pop_back();
+}
+
+std::string ObjectText::take() {
+    std::string text(1, text_.back());  // stays: it says whether a comma comes next
+    text_.pop_back();
+    text_.swap(text);
+    return text;
 }
 
 std::string ObjectText::finish() {

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/cut_text.hpp"
 #include "base/json.hpp"
 #include "checkpoint/checkpoint.hpp"
 
@@ -16,9 +17,8 @@ namespace tsr::cli {
 [[nodiscard]] std::string count_text(size_t n, std::string_view one);  // "1 file", "2 files"
 [[nodiscard]] std::string time_text(const std::string& committed);     // a manifest's time, to the second: "... UTC"
 [[nodiscard]] std::string metric_text(const Json& value);
-[[nodiscard]] std::string printable(std::string_view text);               // what a terminal may obey, as '?'
-[[nodiscard]] std::string cut_text(std::string_view text, size_t bytes);  // at a whole character
-[[nodiscard]] size_t width_of(std::string_view text);                     // columns of UTF-8 on a terminal
+[[nodiscard]] std::string printable(std::string_view text);  // what a terminal may obey, as '?'
+[[nodiscard]] size_t width_of(std::string_view text);        // columns of UTF-8 on a terminal
 
 // The rank that wrote a file, from its name, "rank-00003.safetensors", PyTorch's "__3_0.distcp" or
 // "shard-00004-model-..."; -1 if it tells none.
@@ -45,6 +45,8 @@ class ObjectText {
     void begin_list(std::string_view key) { open(key, '['); }
     void begin_item();
     void end();
+    // What there is so far, to be written out before more of it is made; finish() returns what follows.
+    [[nodiscard]] std::string take();
     [[nodiscard]] std::string finish();  // with a newline
 
    private:

@@ -56,7 +56,7 @@ ShardedTensor sharded(const Manifest& manifest, const std::string& name) {
 }
 
 // As text, tensor by tensor: there may be many, and a document of all of them takes long to build and to take down.
-std::string shards_json(const Checkpoint& checkpoint, const std::vector<std::string>& names) {
+void print_shards_json(const Checkpoint& checkpoint, const std::vector<std::string>& names) {
     Json json;
     json.set("path", checkpoint.path());
     json.set("world_size", checkpoint.manifest().world_size);
@@ -80,9 +80,10 @@ std::string shards_json(const Checkpoint& checkpoint, const std::vector<std::str
         }
         text.end();
         text.end();
+        fmt::print("{}", text.take());
     }
     text.end();
-    return text.finish();
+    fmt::print("{}", text.finish());
 }
 
 void print_shards(const Checkpoint& checkpoint, const std::vector<std::string>& names) {
@@ -92,9 +93,10 @@ void print_shards(const Checkpoint& checkpoint, const std::vector<std::string>& 
         fmt::format_to(std::back_inserter(text), "{}  {} {}{}\n", printable(tensor.name), name_of(tensor.dtype),
                        tensor.shape.str(), tensor.alias_of.empty() ? "" : "  = " + printable(tensor.alias_of));
         size_t width = 0;
-        for (const Shard& shard : tensor.shards) width = std::max(width, shard.file.size());
+        for (const Shard& shard : tensor.shards) width = std::max(width, width_of(printable(shard.file)));
         for (const Shard& shard : tensor.shards) {
-            text.append("  ").append(shard.file).append(width - shard.file.size() + 2, ' ');
+            const std::string file = printable(shard.file);
+            text.append("  ").append(file).append(width - width_of(file) + 2, ' ');
             text.append(shard.box.str()).append("  ");
             text.append(size_text(shard.box.numel() * static_cast<int64_t>(size_of(tensor.dtype)))).append("\n");
         }
@@ -113,7 +115,7 @@ int show_shards(const std::string& path, const Arguments& arguments, Output outp
         if (!arguments.html.empty()) write_drawing(arguments.html, html_of(*checkpoint, tensors));
     }
     if (output == Output::json) {
-        fmt::print("{}", shards_json(*checkpoint, names));
+        print_shards_json(*checkpoint, names);
     } else if (!draws) {
         print_shards(*checkpoint, names);
     }

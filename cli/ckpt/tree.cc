@@ -131,6 +131,7 @@ int show_tree(const std::string& path, Output output) {
             text.begin(name);
             add_tensor(text, manifest, tensor, target);
             text.end();
+            fmt::print("{}", text.take());  // of many ranks it is long
         });
         text.end();
         text.member("values", values_json(manifest.values));

@@ -47,7 +47,7 @@ int verify(const std::string& path, Checkpoint::Depth depth, Output output) {
                             manifest.format));
         }
     } else {
-        for (const std::string& fault : faults) fmt::print("{}\n", fault);
+        for (const std::string& fault : faults) fmt::print("{}\n", printable(fault));
         fmt::print("{} is damaged: {}\n", checkpoint->path(), count_text(faults.size(), "fault"));
     }
     return faults.empty() ? exit_sound : exit_faulty;

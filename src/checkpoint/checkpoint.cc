@@ -31,6 +31,19 @@ std::string listed(const std::vector<std::string>& items) {
     return text;
 }
 
+// Who adds up sizes of what was opened may then do so without a look.
+void check_sums(const Manifest& manifest, const std::string& path) {
+    int64_t of_files = 0;
+    int64_t of_tensors = 0;
+    bool fit = true;
+    for (const SavedFile& file : manifest.files) fit = !__builtin_add_overflow(of_files, file.size, &of_files) && fit;
+    manifest.for_each([&](const std::string&, const SavedTensor& tensor, const std::string*) {
+        fit = !__builtin_add_overflow(of_tensors, tensor.size_bytes(), &of_tensors) && fit;
+    });
+    if (fit) return;
+    throw Error(Code::corrupt, fmt::format("{}: its files, or its tensors, are together larger than 2^63 bytes", path));
+}
+
 }  // namespace
 
 Json LoadReport::json() const {
@@ -54,6 +67,7 @@ Json LoadReport::json() const {
 
 Checkpoint::Checkpoint(std::string path, std::string text, Manifest manifest)
     : path_(std::move(path)), text_(std::move(text)), manifest_(std::move(manifest)) {
+    check_sums(manifest_, path_);
     names_.reserve(manifest_.tensors.size() + manifest_.aliases.size());
     for (const auto& [name, tensor] : manifest_.tensors) names_.push_back(name);
     for (const auto& [name, target] : manifest_.aliases) names_.push_back(name);

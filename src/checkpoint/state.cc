@@ -263,6 +263,7 @@ Values State::collect() const {
     Values all = values_;
     for (const auto& source : sources_) {
         for (auto& [name, value] : source->collect()) {
+            check_name(name, "a value's name");
             check_value(value, fmt::format("value '{}'", name));
             if (!name.starts_with(source->prefix() + ".")) {
                 throw Error(Code::internal, fmt::format("the source '{}' made the value '{}'", source->prefix(), name));

@@ -444,6 +444,15 @@ TEST_F(StateSource, GivesValuesAlone) {
     EXPECT_FAILS(tsr_saver_save(saver, 1, state), TSR_E_INVALID_ARGUMENT, "has 1031 bytes");
 }
 
+// A name that is short enough may be too long under the prefix.
+TEST_F(StateSource, GivesNamesThatAreTooLongUnderItsPrefix) {
+    const std::string name(1020, 'n');
+    loader.on_collect = [&](tsr_state* values, char*) { return tsr_state_set_int64(values, name.c_str(), 1); };
+    EXPECT_FAILS(tsr_saver_save(saver, 1, state), TSR_E_INVALID_ARGUMENT, "a value's name has 1027 bytes");
+    loader.on_collect = [](tsr_state*, char*) { return TSR_OK; };
+    EXPECT_OK(tsr_saver_save(saver, 2, state));
+}
+
 TEST_F(StateSource, IsLentItsValuesForTheCallAlone) {
     tsr_state* kept = nullptr;
     loader.on_collect = [&](tsr_state* values, char*) {

@@ -195,6 +195,54 @@ TEST(HostileManifest, WrongContentIsRefused) {
     EXPECT_NE(manifest_refusal(manifest_of(file, sound, "", "", "1,1")), "taken");
 }
 
+TEST(HostileManifest, NamesOfAliasesAndValuesAreNamesToo) {
+    const std::string sound = R"("a":{"dtype":"F32","shape":[2],"layout":0})";
+    const std::string long_name(1025, 'n');
+    for (const std::string& name : {std::string(), std::string("b\\u0000c"), std::string("\\u001b[2J"), long_name}) {
+        const std::string alias = fmt::format(R"("{}":"a")", name);
+        const std::string value = fmt::format(R"("{}":1)", name);
+        EXPECT_NE(manifest_refusal(manifest_of(file, sound, alias)), "taken") << name;
+        EXPECT_NE(manifest_refusal(manifest_of(file, sound, "", value)), "taken") << name;
+    }
+    EXPECT_EQ(manifest_refusal(manifest_of(file, sound, R"("b":"a")", R"("v":1)")), "taken");
+}
+
+// What is refused is told, but not all of it.
+TEST(HostileManifest, MessagesStayShortWhateverItSays) {
+    const std::string text(1 << 20, 'x');
+    const std::string sound = R"("a":{"dtype":"F32","shape":[2],"layout":0})";
+    const std::string dtype = fmt::format(R"("a":{{"dtype":"{}","shape":[2],"layout":0}})", text);
+    const std::string alias = fmt::format(R"("{0}":"{0}")", text);
+    for (const std::string& refused :
+         {manifest_of(fmt::format("[\"{}\",4096,\"00000000\"]", text), ""), manifest_of(file, dtype),
+          manifest_of(file, fmt::format(R"("{}":{{}})", text)), manifest_of(file, sound, alias),
+          manifest_of(file, sound, "", "", "1", "\"" + text + "\"")}) {
+        const std::string told = manifest_refusal(refused);
+        EXPECT_NE(told, "taken");
+        EXPECT_LT(told.size(), 4096u) << told.substr(0, 200);
+    }
+    const std::string of_header = fmt::format(R"("{}":{{"dtype":"U9","shape":[4],"data_offsets":[0,4]}})", text);
+    EXPECT_LT(refusal(of_header, offsets_of_a, 4).size(), 8192u);
+}
+
+// Each size is one that a file or a tensor can have, but no number holds their sum.
+TEST(HostileManifest, SizesWhoseSumIsNoNumberAreRefused) {
+    const TempDir dir;
+    const auto opened = [&](const std::string& files, const std::string& tensors, const std::string& aliases = "") {
+        spill(dir / "manifest.json", manifest_of(files, tensors, aliases));
+        const auto error = attempt([&] { (void)Checkpoint::open(dir.path()); });
+        if (error) EXPECT_EQ(error->code(), Code::corrupt) << error->what();
+        return !error;
+    };
+    const std::string half = R"({"dtype":"U8","shape":[4611686018427387904],"layout":0})";  // 2^62
+    const std::string huge = R"(["rank-00000.safetensors",9223372036854775807,"00000000"])";
+    const std::string more = R"(["rank-00001.safetensors",1,"00000000"])";
+    EXPECT_TRUE(opened(huge, "\"a\":" + half));
+    EXPECT_FALSE(opened(huge + "," + more, "\"a\":" + half));
+    EXPECT_FALSE(opened(huge, "\"a\":" + half + ",\"b\":" + half));
+    EXPECT_FALSE(opened(huge, "\"a\":" + half, R"("b":"a")"));
+}
+
 // The next save's sequence is one more: neither it nor the sum may overflow.
 // A million shards of thousands of tensors, in a few bytes each: to walk over them took minutes.
 TEST(HostileManifest, ManyEmptyShardsCostNothing) {

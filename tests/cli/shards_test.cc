@@ -43,6 +43,19 @@ TEST_P(Shards, PiecesCoverEachTensorOnce) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, Shards, ::testing::Values(1, 2, 3));
 
+// The name of a file is anybody's where an index tells it.
+TEST(ShardsCommand, ControlCharactersOfAFileNameDoNotReachTheTerminal) {
+    const TempDir dir;
+    const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+    std::string file(8, '\0');
+    file[0] = static_cast<char>(header.size());
+    spill(dir / "x\033[2J.safetensors", file + header + "z");
+    spill(dir / "model.safetensors.index.json", R"({"weight_map":{"a":"x\u001b[2J.safetensors"}})");
+    const Result shards = tessera("shards " + dir.path());
+    EXPECT_EQ(shards.code, 0) << shards.output;
+    EXPECT_THAT(shards.output, HasSubstr("x?[2J.safetensors  [0:1]"));
+}
+
 TEST(ShardsCommand, NamesAndPatternsChoose) {
     const TempDir dir;
     save_numbers(dir.path(), 2);

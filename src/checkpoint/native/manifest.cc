@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "base/crc32c.hpp"
+#include "base/cut_text.hpp"
 #include "base/error.hpp"
 #include "base/json_view.hpp"
 #include "checkpoint/native/rank_file.hpp"
@@ -108,6 +109,8 @@ class LayoutNumbers {
 
 [[noreturn]] void bad(std::string_view why) { throw Error(Code::corrupt, std::string(why)); }
 
+std::string shown(std::string_view text) { return brief(text, max_name_bytes); }  // for a message
+
 int small_int(JsonView json, int64_t least, int64_t most) {
     const int64_t value = json.as_int();
     if (value < least || value > most) bad(fmt::format("the number {} is not in {} to {}", value, least, most));
@@ -157,7 +160,7 @@ void take_layouts(JsonView meshes, JsonView layouts, Tables& tables) {
         std::vector<Placement> placements;
         names.for_each_item([&](JsonView name) {
             const auto placement = Placement::parse(name.as_string());
-            if (!placement) bad(fmt::format("unknown placement {}", name.as_string()));
+            if (!placement) bad(fmt::format("unknown placement {}", shown(name.as_string())));
             placements.push_back(*placement);
         });
         const int number = small_int(mesh, 0, static_cast<int64_t>(sizes.size()) - 1);
@@ -173,7 +176,7 @@ std::vector<SavedFile> files_of(JsonView json, bool is_dcp) {
         const Items fields(entry, 3, 3, "a file is [name, size, header checksum]");
         const std::string name(fields[0].as_string());
         const bool known = is_dcp ? is_dcp_file_name(name) || name == dcp_metadata_name : is_rank_file_name(name);
-        if (!known) bad(fmt::format("'{}' is not the name of a rank file", name));
+        if (!known) bad(fmt::format("'{}' is not the name of a rank file", shown(name)));
         if (!names.insert(fields[0].as_string()).second) bad(fmt::format("the file {} is listed twice", name));
         const auto header_crc = from_hex8(fields[2].as_string());
         if (!header_crc || fields[1].as_int() < 0) bad(fmt::format("file {}: bad numbers", name));
@@ -251,7 +254,7 @@ std::shared_ptr<const SavedTensor> tensor_of(JsonView json, const Tables& tables
         json.find<6>({"dtype", "shape", "boxes", "layout", "split", "files"});
     SavedTensor tensor;
     const auto dtype = dtype_from_safetensors(needed(dtype_name, "dtype").as_string());
-    if (!dtype) bad(fmt::format("unknown dtype {}", dtype_name->as_string()));
+    if (!dtype) bad(fmt::format("unknown dtype {}", shown(dtype_name->as_string())));
     tensor.dtype = *dtype;
     tensor.shape = dims_of(needed(shape, "shape"));
     check_shape(tensor.shape, tensor.dtype, "it");
@@ -527,7 +530,7 @@ Manifest Manifest::parse(std::string_view text, const std::string& path) {
                 manifest.tensors.emplace_hint(manifest.tensors.end(), name, tensor_of(tensor, tables, shared));
                 if (manifest.tensors.size() == before) bad("it occurs twice");
             } catch (const Error& error) {
-                bad(fmt::format("tensor '{}': {}", name, error.what()));
+                bad(fmt::format("tensor '{}': {}", shown(name), error.what()));
             }
         };
         if (tensors_text.empty()) {
@@ -538,12 +541,14 @@ Manifest Manifest::parse(std::string_view text, const std::string& path) {
         if (is_dcp && manifest.tensors.size() + aliases.size() > 0) bad("it tells of tensors, which .metadata does");
         aliases.for_each_member([&](std::string_view name, JsonView target) {
             if (!manifest.tensors.contains(target.as_string()) || manifest.tensors.contains(name)) {
-                bad(fmt::format("the alias '{}' of '{}' makes no sense", name, target.as_string()));
+                bad(fmt::format("the alias '{}' of '{}' makes no sense", shown(name), shown(target.as_string())));
             }
+            check_name(name, "an alias");
             manifest.aliases.emplace(name, target.as_string());
         });
         const auto read_values = [&](JsonView members, Values& out) {
             members.for_each_member([&](std::string_view name, JsonView member) {
+                check_name(name, "a value's name");
                 Json value = member.tree();
                 check_value(value, fmt::format("value '{}'", name));
                 out.emplace(name, std::move(value));

@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "base/crc32c.hpp"
+#include "base/cut_text.hpp"
 #include "base/error.hpp"
 #include "base/json_view.hpp"
 #include "base/round_up.hpp"
@@ -23,6 +24,7 @@ namespace {
 constexpr size_t length_word = 8;
 constexpr std::string_view metadata_key = "__metadata__";
 constexpr size_t least_entry_bytes = 48;  // of a tensor in a header
+constexpr size_t longest_why = 4096;
 static_assert(block_bytes % direct_alignment == 0);
 
 void append_number(std::string& out, int64_t number) {
@@ -40,7 +42,7 @@ void append_numbers(std::string& out, const Dims& numbers) {
 }
 
 [[noreturn]] void corrupt(const std::string& path, std::string_view why) {
-    throw Error(Code::corrupt, fmt::format("{}: {}", path, why));
+    throw Error(Code::corrupt, fmt::format("{}: {}", path, brief(why, longest_why)));
 }
 
 Dims dims_of(JsonView json) {

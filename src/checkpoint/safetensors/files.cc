@@ -82,7 +82,7 @@ SafetensorsIndex SafetensorsIndex::parse(std::string_view text, const std::strin
             if (!is_plain_name(file)) {
                 throw Error(Code::corrupt, fmt::format("tensor '{}' lies in '{}', which is no name of a safetensors "
                                                        "file beside the index",
-                                                       member.key, shown(file)));
+                                                       shown(member.key), shown(file)));
             }
             try {
                 check_name(member.key, "a tensor's name");
