@@ -228,6 +228,10 @@ tsr_status tsr_fsdp_set_accumulate(tsr_fsdp* fsdp, int32_t accumulate) {
     return guard([&] { object_of(fsdp, "fsdp")->set_accumulate(flag(accumulate, "accumulate")); });
 }
 
+tsr_status tsr_fsdp_set_reshard_after_backward(tsr_fsdp* fsdp, size_t unit, int32_t reshard) {
+    return guard([&] { object_of(fsdp, "fsdp")->set_reshard_after_backward(unit, flag(reshard, "reshard")); });
+}
+
 tsr_status tsr_fsdp_set_all_reduce(tsr_fsdp* fsdp, int32_t all_reduce) {
     return guard([&] { object_of(fsdp, "fsdp")->set_all_reduce(flag(all_reduce, "all_reduce")); });
 }

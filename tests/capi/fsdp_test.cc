@@ -155,6 +155,36 @@ TEST(FsdpApi, AStepTakesGradientsThatWereReducedSinceTheLast) {
     });
 }
 
+TEST(FsdpApi, MemoryThatIsLeftToUnitsHasWhatShardsHave) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t) {
+        Model model(1);
+        const auto fsdp = model.create(comm);
+        EXPECT_FAILS(tsr_fsdp_set_reshard_after_backward(fsdp, 2, 0), TSR_E_INVALID_ARGUMENT, "unit");
+        EXPECT_FAILS(tsr_fsdp_set_reshard_after_backward(fsdp, 0, 2), TSR_E_INVALID_ARGUMENT, "reshard");
+        for (const size_t unit : {0, 1}) ASSERT_OK(tsr_fsdp_set_reshard_after_backward(fsdp, unit, 0));
+        tsr_sgd_options options;
+        ASSERT_OK(tsr_sgd_options_init(&options, sizeof options));
+        options.lr = 0.25;
+        api::Owned<tsr_optimizer> optimizer;
+        ASSERT_OK(tsr_fsdp_sgd(fsdp, &options, optimizer.out()));
+        for (const auto& [expected, steps_after] :
+             {std::pair(1.0F, 0), std::pair(1.0F, 1), std::pair(0.75F, 0), std::pair(0.75F, 0)}) {
+            for (const size_t unit : {0, 1}) {
+                ASSERT_OK(tsr_fsdp_forward(fsdp, unit));
+                tsr_tensor whole{};
+                ASSERT_OK(tsr_fsdp_whole(fsdp, unit * 2, &whole));
+                EXPECT_THAT(floats(whole), Each(expected));
+                ASSERT_OK(tsr_fsdp_forward_done(fsdp, unit));
+            }
+            backward(fsdp, 1);
+            int32_t phase = -1;
+            ASSERT_OK(tsr_fsdp_unit_phase(fsdp, 0, &phase));
+            EXPECT_EQ(phase, TSR_FSDP_SHARDED);
+            if (steps_after == 1) EXPECT_OK(tsr_optimizer_step(optimizer));
+        }
+    });
+}
+
 // One rank leaves a step out: its shards are of another step than the others'.
 TEST(FsdpApi, ShardsOfDifferentStepsAreNotSaved) {
     const tsr::testing::TemporaryDirectory directory;

@@ -28,6 +28,8 @@ def test_so_they_are_where_ranks_have_fewer_rows_or_none(tmp_path: Path) -> None
         "losses_gradients_and_states",
         "every_way_to_be_whole",
         "gradients_add_up",
+        "memory_is_left_after_backward",
+        "what_changes_shards_is_seen",
         "checkpoints",
         "whole_by_hand",
         "ranks_that_differ",
@@ -38,11 +40,26 @@ def test_so_they_are_where_ranks_have_fewer_rows_or_none(tmp_path: Path) -> None
 
 def test_replicas_and_two_hosts_train_alike(tmp_path: Path) -> None:
     checks = ["losses_gradients_and_states", "replicas_hold_the_same_shards", "gradients_add_up"]
-    run_ranks(JOBS, 4, "checks", tmp_path, *checks, hosts=2)
+    left = ["memory_is_left_after_backward", "what_changes_shards_is_seen"]
+    run_ranks(JOBS, 4, "checks", tmp_path, *checks, *left, hosts=2)
 
 
 def test_units_kept_among_two_of_four_hosts_train_alike(tmp_path: Path) -> None:
     run_ranks(JOBS, 4, "checks", tmp_path, "every_way_to_be_whole", hosts=4)
+
+
+def test_memory_left_after_backward_is_not_copied_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {}
+    for leaves in ("never", "until the last", "always"):
+        records = tmp_path / leaves
+        records.mkdir()
+        monkeypatch.setenv("TESSERA_TRACE_DIR", str(records))
+        run_ranks(JOBS, 2, "adds_up", leaves)
+        text = "".join(path.read_text() for path in records.iterdir())
+        counts[leaves] = text.count('"chunks of whole parameters"')
+    # Two ranks, 4 steps of 3 passes: 4 units for a forward, which is the first one of a step where memory is left, and 3
+    # for each backward, since the root's stays whole in between.
+    assert counts == {"never": 2 * 4 * (3 * 4 + 9), "until the last": 2 * 4 * (4 + 9), "always": 2 * 4 * (4 + 9)}
 
 
 def test_a_rank_that_dies_in_backward_is_named_to_the_others() -> None:

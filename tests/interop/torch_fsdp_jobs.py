@@ -1,6 +1,6 @@
 """What test_torch_fsdp.py runs: under torchrun's environment, one process a rank.
 
-usage: torch_fsdp_jobs.py checks DIRECTORY [CHECK...] | loads_large DIRECTORY | dies
+usage: torch_fsdp_jobs.py checks DIRECTORY [CHECK...] | adds_up LEAVES | loads_large DIRECTORY | dies
 
 PyTorch's own fully_shard over Gloo and Tessera's train the same models on the same ranks. Each check is a function of
 this file.
@@ -376,6 +376,84 @@ def gradients_add_up() -> None:
         other = sharded(theirs, net())
         got = train(model, accumulate=accumulate, without=model.set_requires_gradient_sync)
         got.check(train(other, accumulate=accumulate, without=other.set_requires_gradient_sync), "without sync")
+
+
+def adding_up(model: Any, sync: bool, leaves: str) -> Run:
+    """Steps of three passes. Memory of units is left after backward never, until the last pass, or always."""
+
+    def tell(last: bool) -> None:
+        if leaves != "never":
+            model.set_reshard_after_backward(last and leaves != "always")
+        model.set_requires_gradient_sync(last or sync)
+
+    return train(model, accumulate=3, without=tell)
+
+
+def memory_is_left_after_backward() -> None:
+    """As a trainer has PyTorch's do until the last pass; or always, with which PyTorch's would compute with old values."""
+    for sync in (False, True):
+        for reshards in (True, False):
+            other = sharded(theirs, net(), reshard_after_forward=reshards)
+            expected = adding_up(other, sync, "until the last")
+            for leaves in ("until the last", "always"):
+                model: Any = sharded(ours, net(), reshard_after_forward=reshards)
+                adding_up(model, sync, leaves).check(expected, f"{sync=} {reshards=} {leaves}")
+    refused(ts.InvalidArgument, "reshard_after_backward is 1", lambda: model.set_reshard_after_backward(1))
+
+
+def adds_up(leaves: str) -> None:
+    """A test counts what is copied."""
+    with job():
+        adding_up(sharded(ours, net()), sync=True, leaves=leaves)
+        gc.collect()  # its communicators leave their records when they end
+
+
+def what_changes_shards_is_seen() -> None:
+    """However they are changed, and on one rank alone: no forward has what was there before."""
+    model: Any = sharded(ours, net())
+    model.set_reshard_after_backward(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = str(Path(directory, "before"))
+    our_dcp.save(get_model_state_dict(model), checkpoint_id=path)
+    loss_of(model, 0).backward()
+    state = get_model_state_dict(model)
+
+    def with_data() -> None:
+        for param in model.parameters():
+            param.data.add_(param.grad.data, alpha=-0.1)
+
+    def on_one_rank() -> None:
+        if rank == 0:
+            model.blocks[1].up.bias.to_local().detach().numpy()[0] += 1
+
+    def assigned() -> None:
+        other = {name: copy.deepcopy(value) for name, value in model.state_dict().items()}
+        with torch.no_grad():
+            other["head.bias"].add_(1)
+        model.load_state_dict(other, assign=True)
+
+    for change in (
+        optimizer.step,
+        with_data,
+        on_one_rank,
+        partial(our_dcp.load, state, checkpoint_id=path),
+        partial(dcp.load, state, storage_reader=our_dcp.FileSystemReader(path)),
+        assigned,
+    ):
+        loss_of(model, 1).backward()
+        change()
+        assert all(isinstance(param, DTensor) for param in model.parameters()), "modules show shards in between"
+        now = {name: full(param.detach()) for name, param in model.named_parameters()}
+        plain = net()
+        plain.load_state_dict(now, strict=False)  # type: ignore[arg-type]
+        torch.testing.assert_close(model(tokens(9)), plain(tokens(9)))
+        model.reset_iter_state()
+        loss_of(model, 1).backward()
+        with torch.no_grad():
+            model.blocks[0].scale.add_(1)
+            plain.blocks[0].scale.add_(1)
+        torch.testing.assert_close(model.blocks[0](torch.ones(2, 6)), plain.blocks[0](torch.ones(2, 6)))
+        model.reset_iter_state()
 
 
 def replicas_hold_the_same_shards() -> None:
@@ -857,6 +935,8 @@ CHECKS = [
     ranks_that_differ,
     sparse_gradients_are_refused,
     every_name_of_pytorchs_is_there,
+    memory_is_left_after_backward,
+    what_changes_shards_is_seen,
     ignored_parameters_stay,
     our_collectives_in_theirs,
 ]

@@ -287,6 +287,11 @@ def fsdp_set_all_reduce(FSDP fsdp not None, object all_reduce):
     check(tsr_fsdp_set_all_reduce(<tsr_fsdp *>lease.ptr, bool(all_reduce)))
 
 
+def fsdp_set_reshard_after_backward(FSDP fsdp not None, size_t unit, object reshard):
+    cdef Lease lease = use(fsdp)
+    check(tsr_fsdp_set_reshard_after_backward(<tsr_fsdp *>lease.ptr, unit, bool(reshard)))
+
+
 def fsdp_zero_grad(FSDP fsdp not None):
     cdef Lease lease = use(fsdp)
     check(tsr_fsdp_zero_grad(<tsr_fsdp *>lease.ptr))

@@ -353,6 +353,7 @@ cdef extern from "tessera/fsdp.h" nogil:
     tsr_status tsr_fsdp_set_sync(tsr_fsdp *fsdp, int32_t sync)
     tsr_status tsr_fsdp_set_accumulate(tsr_fsdp *fsdp, int32_t accumulate)
     tsr_status tsr_fsdp_set_all_reduce(tsr_fsdp *fsdp, int32_t all_reduce)
+    tsr_status tsr_fsdp_set_reshard_after_backward(tsr_fsdp *fsdp, size_t unit, int32_t reshard)
     tsr_status tsr_fsdp_zero_grad(tsr_fsdp *fsdp)
     void tsr_fsdp_destroy(tsr_fsdp *fsdp)
 

@@ -580,6 +580,41 @@ def test_a_reduction_over_replicas_may_wait(ranks):
     ranks(4, job)
 
 
+def test_memory_that_is_left_to_units_has_what_shards_have(ranks):
+    def job(comm: ts.Comm):
+        fsdp = ts.FSDP(comm, {"a": {"v": np.zeros(4, np.float32)}, "b": {"w": np.zeros(4, np.float32)}})
+
+        def step(expected: float):
+            for unit, name in (("a", "v"), ("b", "w")):
+                with fsdp.forward(unit) as params:
+                    assert (params[name] == expected).all()
+            for unit, name in (("b", "w"), ("a", "v")):
+                with fsdp.backward(unit) as (_, grads):
+                    grads[name][...] = 1
+            with pytest.raises(ts.InvalidState, match="in the middle of a backward"):
+                fsdp.set_reshard_after_backward(True)
+            fsdp.wait()
+            assert {fsdp.phase(unit) for unit in fsdp.units} == {"sharded"}
+
+        with pytest.raises(ts.NotFound, match="no unit 'c'"):
+            fsdp.set_reshard_after_backward(False, "a", "c")
+        optimizer = ts.SGD(fsdp, lr=1)
+        for units in ((), ("b",)):
+            fsdp.set_reshard_after_backward(not units)
+            fsdp.set_reshard_after_backward(False, *units)
+            for shard in fsdp.shards.values():
+                shard[...] = 3
+            step(3)
+            step(3)
+            optimizer.step()
+            step(2)
+            for shard in fsdp.shards.values():
+                shard[...] = 7
+            step(7)
+
+    ranks(2, job)
+
+
 def test_a_step_that_failed_is_abandoned(ranks):
     def job(comm: ts.Comm):
         fsdp = ts.FSDP(comm, initial(), keep_whole=["first"])

@@ -274,6 +274,17 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_accumulate(tsr_fsdp *fsdp, int32_t 
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_all_reduce(tsr_fsdp *fsdp, int32_t all_reduce);
 
+/** Whether the memory of a unit is free after its following backwards. Without, the unit is SHARDED all the same, but its memory
+ *  stays its own, and the forward that comes next uses what lies there, unless a shard was changed on some rank since: each
+ *  rank compares its own. Between hosts nothing is sent then, which steps that add up gradients gain by. The memory is free
+ *  after tsr_fsdp_reshard and tsr_fsdp_abandon, too.
+ *  @param fsdp     borrowed for the call
+ *  @param unit     0 to unit count - 1
+ *  @param reshard  1 (as created) or 0; the same on every rank
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (in the middle of a backward)
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_reshard_after_backward(tsr_fsdp *fsdp, size_t unit, int32_t reshard);
+
 /** Set the gradients of the shards to zero, and forget those that add up whole.
  *  @param fsdp  borrowed for the call
  *  @return TSR_OK, INVALID_STATE (a unit is not sharded, or its gradients are being reduced), ABORTED

@@ -156,7 +156,7 @@ UnitPhase Fsdp::phase(size_t unit) const {
     const UnitState& one = states_[unit];
     if (one.in_backward) return UnitPhase::backward;
     if (one.whole) return UnitPhase::whole;
-    if (one.slot || one.is_kept) return UnitPhase::on_its_way;
+    if ((one.slot && !one.is_left) || one.is_kept) return UnitPhase::on_its_way;
     return one.reduced ? UnitPhase::reducing : UnitPhase::sharded;
 }
 
@@ -188,24 +188,25 @@ size_t Fsdp::slot_for(size_t unit) {
 void Fsdp::begin_whole(size_t unit) {
     UnitState& one = state(unit);
     fail_if_failed();
-    if (one.slot) return;
-    const size_t slot = slot_for(unit);
+    if (one.slot && !one.is_left) return;
+    const size_t slot = one.is_left ? *one.slot : slot_for(unit);
     try {
         one.gathering = submit(*copies_->comm(), [copies = copies_, shards = shards_, unit, slot, memory = slots_[slot],
-                                                  kept = one.is_kept ? one.kept : nullptr] {
-            copies->make_whole(unit, slot, *memory, shards.get(), kept.get());
+                                                  kept = one.is_kept ? one.kept : nullptr, is_left = one.is_left] {
+            copies->make_whole(unit, slot, *memory, shards.get(), kept.get(), is_left);
         });
     } catch (...) {
-        slot_used_[slot] = 0;
+        if (!one.is_left) slot_used_[slot] = 0;
         throw;
     }
     one.slot = slot;
+    one.is_left = false;
 }
 
 void Fsdp::await_whole(size_t unit) {
     UnitState& one = state(unit);
     fail_if_failed();
-    if (!one.slot) {
+    if (!one.slot || one.is_left) {
         throw refusal(Code::invalid_state,
                       fmt::format("unit \"{}\" is sharded and nothing makes it whole; unshard it first",
                                   plan_->units[unit].name));
@@ -227,12 +228,24 @@ void Fsdp::give_back(size_t unit) {
         throw refusal(Code::invalid_state,
                       fmt::format("unit \"{}\" is in its backward; grads_ready ends that", plan_->units[unit].name));
     }
-    if (!one.whole) await_whole(unit);
+    if (!one.whole && !one.is_left) await_whole(unit);
 #ifndef NDEBUG
     one.range.hide();  // finds out who uses a view that has ended
 #endif
     slot_used_[*one.slot] = 0;
     one.slot.reset();
+    one.is_left = false;
+    one.whole = false;
+}
+
+void Fsdp::end_backward(size_t unit) {
+    UnitState& one = states_[unit];
+    if (one.reshards || one.in_backward || !(one.whole || one.is_left)) return give_back(unit);
+#ifndef NDEBUG
+    one.range.hide();
+#endif
+    one.is_kept = false;
+    one.is_left = true;
     one.whole = false;
 }
 
@@ -417,7 +430,7 @@ void Fsdp::grads_ready(size_t unit) {
         one.grad_slot.reset();
     }
     one.sums = one.grad_slot.has_value();
-    give_back(unit);
+    end_backward(unit);
 }
 
 void Fsdp::await_oldest_reduction() {
@@ -451,7 +464,7 @@ void Fsdp::wait() {
     }
     while (!reductions_.empty()) await_oldest_reduction();
     for (size_t u = 0; u < states_.size(); ++u) {
-        give_back(u);
+        end_backward(u);
         states_[u].reduced = false;
     }
     if (sync_ && all_reduce_) ++synced_steps_;
@@ -489,6 +502,12 @@ void Fsdp::set_sync(bool sync) {
 void Fsdp::set_accumulate(bool accumulate) {
     check_not_in_backward("accumulation");
     accumulate_ = accumulate;
+}
+
+void Fsdp::set_reshard_after_backward(size_t unit, bool reshard) {
+    UnitState& one = state(unit);
+    check_not_in_backward("resharding after the backward");
+    one.reshards = reshard;
 }
 
 void Fsdp::set_all_reduce(bool all_reduce) {

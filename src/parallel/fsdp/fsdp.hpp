@@ -9,6 +9,9 @@
 //     grads_ready(u)    gradients on their way into the shards, parameters sharded again
 //     wait()            the end of backward: all of that is done
 //
+// A unit may be sharded after its backward and its memory left to it (set_reshard_after_backward): when it is to be whole
+// the next time, what lies there is used, unless a shard was changed.
+//
 // All ranks make the same calls of forward, backward and grads_ready in the same order. Memory is given out by these calls
 // alone, never by what happens to be done, so that the ranks agree on it without a word.
 //
@@ -80,6 +83,8 @@ class Fsdp {
     // shards' gradients.
     void set_sync(bool sync);
     void set_accumulate(bool accumulate);
+    // Whether a unit's memory is another's after its backward.
+    void set_reshard_after_backward(size_t unit, bool reshard);
     // Over replicas, too. Without, what is reduced stays among the ranks of each, or all, until a backward with it.
     void set_all_reduce(bool all_reduce);
     void zero_grad();
@@ -104,6 +109,8 @@ class Fsdp {
         std::optional<size_t> last_slot;  // whose memory the range shows, or did
         WorkPtr gathering;                // until it is waited for
         bool whole = false;
+        bool reshards = true;             // after its backward
+        bool is_left = false;             // sharded; what was whole is still in its slot
         std::optional<size_t> grad_slot;  // in use
         bool clears_grads = false;        // before they are written
         bool sums = false;                // of steps without synchronisation are in them
@@ -122,13 +129,14 @@ class Fsdp {
 
     void take_memory();
     void take_values(const std::vector<FsdpUnit>& units);
-    void scatter_values(const FsdpUnit& unit, size_t number, size_t piece);
+    void scatter_values(const FsdpUnit& unit, size_t number, size_t piece, const std::vector<size_t>& params);
     [[nodiscard]] int shard_ranks() const { return plan_->ranks; }
     [[nodiscard]] UnitState& state(size_t unit);
     [[nodiscard]] size_t slot_for(size_t unit);
     void begin_whole(size_t unit);
     void await_whole(size_t unit);
     void give_back(size_t unit);
+    void end_backward(size_t unit);
     void prefetch(Pass pass, size_t current);
     void take_grad_slot(size_t unit);
     void refuse_unwritten(size_t unit) const;

@@ -28,6 +28,17 @@ size_t slice_bytes(const FsdpPiece& piece, int ranks, int hosts) {
     return static_cast<size_t>(piece.chunk) * static_cast<size_t>(ranks / hosts) * size_of(piece.whole_dtype);
 }
 
+// Of each piece that is not all padding there: the byte of the whole unit where it begins, and its elements.
+template <class Use>
+void each_own_chunk(const UnitPlan& unit, int rank, Use&& use) {
+    for (const FsdpPiece& piece : unit.pieces) {
+        const int64_t begin = rank * piece.chunk;
+        const int64_t elements = std::min(piece.elements - begin, piece.chunk);
+        if (elements <= 0) continue;
+        use(piece, piece.whole_at + static_cast<size_t>(begin) * size_of(piece.whole_dtype), elements);
+    }
+}
+
 }  // namespace
 
 WholeCopies::WholeCopies(std::shared_ptr<Communicator> comm, std::shared_ptr<const FsdpPlan> plan)
@@ -66,10 +77,10 @@ void WholeCopies::together(Body&& body) {
 }
 
 void WholeCopies::make_whole(size_t unit, size_t slot, WholeMemory& memory, const std::byte* shards,
-                             const KeptPart* kept) {
+                             const KeptPart* kept, bool is_left) {
     together([&] {
-        agree(unit, slot);
         const UnitPlan& what = plan_->units[unit];
+        if (!agree(unit, slot, !is_left || is_stale(what, memory.memory.get(), shards))) return;
         if (!memory.memory) {
             memory.memory = host_.places() == 1 ? own_pages(memory.size) : host_.allocate(memory.size);
         }
@@ -94,18 +105,34 @@ void WholeCopies::make_whole(size_t unit, size_t slot, WholeMemory& memory, cons
             if (host_.places() > 1) host_.run({.label = "whole parameters"});
             return;
         }
-        for (const FsdpPiece& piece : what.pieces) {
-            const int64_t begin = comm_->rank() * piece.chunk;
-            const int64_t elements = std::min(piece.elements - begin, piece.chunk);
-            if (elements <= 0) continue;
-            const auto own = static_cast<size_t>(begin) * size_of(piece.whole_dtype);
-            convert(shards + piece.shard_at, piece.dtype, whole + piece.whole_at + own, piece.whole_dtype, elements);
-        }
+        each_own_chunk(what, comm_->rank(), [&](const FsdpPiece& piece, size_t at, int64_t elements) {
+            convert(shards + piece.shard_at, piece.dtype, whole + at, piece.whole_dtype, elements);
+        });
         if (host_.places() > 1) host_.run({.label = "chunks of whole parameters"});
         if (hosts_.size() == 1) return;
         if (leaders_) exchange(what, whole);
         if (host_.places() > 1) host_.run({.label = "whole parameters"});
     });
+}
+
+bool WholeCopies::is_stale(const UnitPlan& unit, const std::byte* whole, const std::byte* shards) const {
+    constexpr int64_t block = 4096;  // elements
+    std::vector<std::byte> converted(static_cast<size_t>(block) * sizeof(double));
+    bool differs = false;
+    each_own_chunk(unit, comm_->rank(), [&](const FsdpPiece& piece, size_t at, int64_t elements) {
+        for (int64_t i = 0; i < elements && !differs; i += block) {
+            const int64_t count = std::min(block, elements - i);
+            const auto offset = static_cast<size_t>(i);
+            const std::byte* now = shards + piece.shard_at + offset * size_of(piece.dtype);
+            if (piece.dtype != piece.whole_dtype) {
+                convert(now, piece.dtype, converted.data(), piece.whole_dtype, count);
+                now = converted.data();
+            }
+            const size_t size = size_of(piece.whole_dtype);
+            differs = std::memcmp(now, whole + at + offset * size, static_cast<size_t>(count) * size) != 0;
+        }
+    });
+    return differs;
 }
 
 int WholeCopies::prepare_to_keep(int ranks) {
@@ -165,11 +192,12 @@ void WholeCopies::copy_part(const UnitPlan& unit, std::byte* whole, const KeptPa
 }
 
 // First among the ranks of the host, where this is also the meeting after which the memory may be written; then among the
-// hosts.
-void WholeCopies::agree(size_t unit, size_t slot) {
+// hosts; a host of which no rank has a stale copy hears of the others last.
+bool WholeCopies::agree(size_t unit, size_t slot, bool is_stale) {
+    constexpr size_t words = 3;
     const auto ask = [&](auto&& run, int places, const auto& rank_of) {
-        std::vector<int64_t> all(static_cast<size_t>(places) * 2);
-        std::array<int64_t, 2> own{static_cast<int64_t>(unit), static_cast<int64_t>(slot)};
+        std::vector<int64_t> all(static_cast<size_t>(places) * words);
+        std::array<int64_t, words> own{static_cast<int64_t>(unit), static_cast<int64_t>(slot), is_stale ? 1 : 0};
         const Tensor input = tensor_of(std::span<int64_t>(own), DType::i64);
         const Tensor output = tensor_of(std::span<int64_t>(all), DType::i64);
         run(Request{.collective = Collective::all_gather,
@@ -177,9 +205,11 @@ void WholeCopies::agree(size_t unit, size_t slot) {
                     .outputs = {&output, 1},
                     .label = "which unit becomes whole"});
         for (size_t place = 0; place < static_cast<size_t>(places); ++place) {
-            if (all[2 * place] == own[0] && all[2 * place + 1] == own[1]) continue;
+            const int64_t* const one = &all[words * place];
+            is_stale = is_stale || one[2] != 0;
+            if (one[0] == own[0] && one[1] == own[1]) continue;
             const int rank = rank_of(place);
-            const auto theirs = static_cast<size_t>(all[2 * place]);
+            const auto theirs = static_cast<size_t>(one[0]);
             throw Error(
                 Code::mismatch,
                 fmt::format("rank {} makes unit \"{}\" whole while rank {} makes \"{}\" whole{}; all ranks make "
@@ -191,14 +221,19 @@ void WholeCopies::agree(size_t unit, size_t slot) {
                 .with_peer(rank);
         }
     };
-    if (host_.places() > 1) {
+    const auto ask_host = [&] {
+        if (host_.places() == 1) return;
         ask([&](const Request& request) { host_.run(request); }, host_.places(),
             [&](size_t place) { return host_.ranks()[place]; });
-    }
+    };
+    ask_host();
+    const bool knows = is_stale || hosts_.size() == 1;
     if (leaders_) {
         ask([&](const Request& request) { leaders_->run(request); }, leaders_->world_size(),
             [&](size_t place) { return hosts_[place]; });
     }
+    if (!knows) ask_host();
+    return is_stale;
 }
 
 // The chunks of `count` ranks that follow each other, as bytes; without those of no bytes.

@@ -3,6 +3,9 @@
 //
 //     all ranks of the host have let go of the memory - each writes its chunks - [leaders exchange] - all may read
 //
+// Where a copy of before is left in the memory each rank compares its chunks with that, and nothing is written if all of them
+// are as they were.
+//
 // A unit may be kept among fewer ranks than it is cut among, from its forward to its backward: each of a few hosts that
 // follow each other keeps a part of the whole copy, and they alone exchange those when it becomes whole again.
 //
@@ -42,8 +45,10 @@ class WholeCopies {
     [[nodiscard]] const HostRanks& host() const { return host_; }
 
     // Fills `memory`, which is number `slot` of those in use and large enough, from this rank's shards, or from what was
-    // kept of the unit. MISMATCH if another rank makes another unit whole.
-    void make_whole(size_t unit, size_t slot, WholeMemory& memory, const std::byte* shards, const KeptPart* kept);
+    // kept of the unit; not if it `is_left` there and no shard has changed. MISMATCH if another rank makes another unit
+    // whole.
+    void make_whole(size_t unit, size_t slot, WholeMemory& memory, const std::byte* shards, const KeptPart* kept,
+                    bool is_left);
 
     // How many hosts keep a unit together that is kept among each `ranks` ranks that follow each other. 1: each host has
     // all of it. 0: none keeps anything, as where all would together, or where hosts have different numbers of ranks or do
@@ -56,7 +61,9 @@ class WholeCopies {
     // Runs it, and ends what others wait for if it fails.
     template <class Body>
     void together(Body&& body);
-    void agree(size_t unit, size_t slot);
+    // Whether the copy is stale on one of the ranks.
+    [[nodiscard]] bool agree(size_t unit, size_t slot, bool is_stale);
+    [[nodiscard]] bool is_stale(const UnitPlan& unit, const std::byte* whole, const std::byte* shards) const;
     void exchange(const UnitPlan& unit, std::byte* whole);
     // The slices, as bytes, of each piece that one of `hosts` hosts keeps, or all of them.
     [[nodiscard]] std::vector<Tensor> slices_of(const UnitPlan& unit, std::byte* whole, int hosts, int first,

@@ -1,6 +1,9 @@
-// Units that are kept among fewer ranks than they are cut among, from their forward to their backward.
+// Units that are kept among fewer ranks than they are cut among, from their forward to their backward; and those whose
+// memory stays theirs after it.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include "mlp.hpp"
 #include "parallel/fsdp/fsdp.hpp"
@@ -138,6 +141,149 @@ TEST(Kept, WhatAllRanksWouldKeepTogetherIsSharded) {
             kept.backward([](size_t) {});
         }));
     }
+}
+
+// --- after the backward
+
+void leave(Fsdp& fsdp, bool leave = true) {
+    for (size_t u = 0; u < fsdp.units(); ++u) fsdp.set_reshard_after_backward(u, !leave);
+}
+
+// By rank 0, into pages that all ranks of its host see, and which it alone looks at there. What nobody has in a shard tells a
+// copy of before from a new one, where it is in the rows of another host's rank, which compares that host's.
+void scribble(const Fsdp& fsdp, size_t param, size_t element) {
+    const Tensor whole = fsdp.whole(param);
+    const auto page = reinterpret_cast<uintptr_t>(whole.data) & ~uintptr_t{4095};
+    ASSERT_EQ(::mprotect(reinterpret_cast<void*>(page), 4096, PROT_READ | PROT_WRITE), 0);  // read only without NDEBUG
+    whole.as<float>()[element] = -5;
+}
+
+bool has(const Fsdp& fsdp, size_t param, int64_t element) {
+    const Range& own = fsdp.param(param).elements;
+    return own.begin <= element && element < own.end;
+}
+
+class LeftOverHosts : public ::testing::TestWithParam<Hosts> {};
+INSTANTIATE_TEST_SUITE_P(Hosts, LeftOverHosts,
+                         ::testing::Values(Hosts{1, 1, 0}, Hosts{4, 4, 0}, Hosts{4, 4, 1}, Hosts{4, 2, 0},
+                                           Hosts{4, 2, 1}, Hosts{4, 1, 2}, Hosts{3, 1, 1}, Hosts{6, 3, 0}));
+
+TEST_P(LeftOverHosts, ACopyIsUsedUntilAShardChanges) {
+    const auto& [ranks, each, among] = GetParam();
+    expect_all_well(run_on_hosts(ranks, each, [&, ranks = ranks, each = each, among = among](Communicator& comm) {
+        Kept kept(comm, among);
+        Fsdp& fsdp = *kept.fsdp;
+        constexpr int64_t at = 36;  // of "w", in its last row
+        const bool looks = comm.rank() == 0 || comm.rank() >= each || ranks == each;
+        const auto step = [&](float expected, bool scribbles) {
+            fsdp.forward(0);
+            if (looks) {
+                EXPECT_EQ(fsdp.whole(0).as<float>()[at], expected);
+            }
+            EXPECT_EQ(fsdp.whole(0).as<float>()[at - 1], static_cast<float>(at - 1));
+            fsdp.forward_done(0);
+            fsdp.forward(1);
+            fsdp.forward_done(1);
+            kept.backward([&](size_t unit) {
+                if (scribbles && unit == 0 && ranks != each && comm.rank() == 0) scribble(fsdp, 0, at);
+            });
+            for (const size_t unit : {0, 1}) EXPECT_EQ(fsdp.phase(unit), UnitPhase::sharded);
+            fsdp.check_idle("no step");
+        };
+        const auto set_shard = [&](float value) {
+            if (!has(fsdp, 0, at)) return;
+            const auto begin = static_cast<size_t>(at - fsdp.param(0).elements.begin);
+            fsdp.shard(0).as<float>()[begin] = value;
+        };
+        const float left = ranks != each && comm.rank() < each ? -5 : at;
+        leave(fsdp);
+        step(at, true);
+        step(left, true);
+        step(left, true);
+        set_shard(77);
+        step(77, false);
+        step(77, false);
+        set_shard(at);
+        step(at, true);
+        if (comm.rank() == ranks - 1) fsdp.reshard(0);  // on one rank alone: the others copy, too
+        step(at, true);
+        leave(fsdp, false);
+        step(left, true);
+        step(at, false);
+    }));
+}
+
+TEST(Left, AUnitIsShardedInBetween) {
+    expect_all_well(run_on_hosts(2, 2, [](Communicator& comm) {
+        Kept kept(comm, 0);
+        Fsdp& fsdp = *kept.fsdp;
+        leave(fsdp);
+        expect_error([&] { fsdp.set_reshard_after_backward(2, false); }, Code::invalid_argument);
+        fsdp.backward(1);
+        EXPECT_THAT(expect_error([&] { fsdp.set_reshard_after_backward(1, true); }, Code::invalid_state).what(),
+                    HasSubstr("in the middle of a backward"));
+        fsdp.unused(1);
+        fsdp.grads_ready(1);
+        EXPECT_EQ(fsdp.phase(1), UnitPhase::reducing);
+        fsdp.backward(0);
+        fsdp.unused(0);
+        fsdp.grads_ready(0);
+        fsdp.wait();
+        EXPECT_EQ(fsdp.phase(1), UnitPhase::sharded);
+        EXPECT_THAT(expect_error([&] { (void)fsdp.whole(0); }, Code::invalid_state).what(), HasSubstr("is sharded"));
+        expect_error([&] { fsdp.await_unit(0); }, Code::invalid_state);
+        fsdp.zero_grad();
+        fsdp.unshard(0);
+        EXPECT_EQ(fsdp.phase(0), UnitPhase::on_its_way);
+        fsdp.await_unit(0);
+        kept.fill_shards(-1);
+        EXPECT_EQ(fsdp.whole(0).as<float>()[3], 3) << "what is whole stays so";
+        fsdp.abandon();
+        fsdp.forward(0);
+        EXPECT_THAT(fsdp.whole(0).as<float>(), Each(-1.0F));
+        fsdp.abandon();
+    }));
+}
+
+// The memory of one that was left it is no other's; one that no backward used keeps it as well.
+TEST(Left, AUnitKeepsItsMemory) {
+    expect_all_well(run_on_hosts(4, 2, [](Communicator& comm) {
+        testing::Model model;
+        for (size_t i = 0; i < 4; ++i) model.add(fmt::format("w{}", i), {12, 4}, static_cast<float>(i));
+        std::vector<FsdpUnit> units;
+        for (const NamedTensor& param : model.params()) {
+            units.push_back({.name = "u" + param.name, .params = {param}, .reshard_after_forward = 1});
+        }
+        units[2].trained = {false};
+        units[2].reshard_after_forward = 0;
+        // Without prefetch the others find no memory but its.
+        Fsdp fsdp(shared(comm), units, {.forward_prefetch = 0, .backward_prefetch = 0});
+        fsdp.set_reshard_after_backward(1, false);
+        fsdp.set_reshard_after_backward(2, false);
+        const auto end_pass = [&](size_t u) {
+            EXPECT_EQ(fsdp.whole(u).as<float>()[0], static_cast<float>(u));
+            if (comm.rank() == 0) scribble(fsdp, u, 47);
+        };
+        for (int step = 0; step < 3; ++step) {
+            for (size_t u = 0; u < 4; ++u) {
+                fsdp.forward(u);
+                const bool was_left = step > 0 && (u == 1 || u == 2) && comm.rank() == 0;
+                const float expected = was_left ? -5.0F : static_cast<float>(u);
+                if (comm.rank() != 1) {
+                    EXPECT_EQ(fsdp.whole(u).as<float>()[47], expected) << "unit " << u;
+                }
+                if (u == 2) end_pass(u);
+                fsdp.forward_done(u);
+            }
+            for (const size_t u : {3, 1, 0}) {
+                fsdp.backward(u);
+                end_pass(u);
+                fsdp.unused(u);
+                fsdp.grads_ready(u);
+            }
+            fsdp.wait();
+        }
+    }));
 }
 
 }  // namespace

@@ -72,6 +72,7 @@ struct Training {
     std::vector<size_t> kept;                            // units that stay whole,
     int kept_among = 0;                                  // or are kept among so many ranks
     std::vector<std::pair<size_t, DType>> param_dtypes;  // of some units
+    bool is_left = false;                                // all units' memory, after their backward
     int row_block = 0;                                   // of all units
     std::vector<size_t> flat;                            // units
     Adding adding = Adding::whole_batch;
@@ -129,6 +130,7 @@ const std::vector<Option>& all_options() {
         {"cut by blocks of 3 rows", "cut", [](Training& t) { t.row_block = 3; }},
         {"one unit flat", "cut", [](Training& t) { t.flat = {1}; }},
         {"all units flat", "cut", [](Training& t) { t.flat = {0, 1, 2}; }},
+        {"memory left after the backward", "after backward", [](Training& t) { t.is_left = true; }},
         {"half a batch without synchronisation", "adding", [](Training& t) { t.adding = Adding::without_sync; }},
         {"half a batch added to the shards", "adding", [](Training& t) { t.adding = Adding::into_shards; }},
         {"replicas reduced later", "adding", [](Training& t) { t.adding = Adding::over_replicas_later; }},
@@ -217,6 +219,7 @@ class Trainer {
         for (const size_t u : training.flat) units[u].flat = true;
         for (const auto& [u, dtype] : training.param_dtypes) units[u].param_dtype = dtype;
         fsdp_.emplace(shared(comm), units, training.options);
+        for (size_t u = 0; u < fsdp_->units(); ++u) fsdp_->set_reshard_after_backward(u, !training.is_left);
         if (training.deferred) write_values(Mlp::initial());
         std::vector<OptimizerParam> trained;
         for (size_t i = 0; i < fsdp_->params(); ++i) {

@@ -446,6 +446,16 @@ class FSDP(Closable):
         """
         _core.fsdp_set_all_reduce(self._handle, all_reduce)
 
+    def set_reshard_after_backward(self, reshard: bool, *units: str) -> None:
+        """Whether the memory of all units, or of those that are named, is free after their following backwards.
+
+        Without, their memory stays theirs, and the forward that comes next uses what lies there, unless a shard was
+        changed on some rank since: between hosts nothing is sent then, which steps that add up gradients gain by. To be
+        called between steps, on every rank alike.
+        """
+        for number in [self._unit(name) for name in units or self._units]:
+            _core.fsdp_set_reshard_after_backward(self._handle, number, reshard)
+
     def zero_grad(self) -> None:
         """Set the gradients of the shards to zero, and forget those that add up whole."""
         _core.fsdp_zero_grad(self._handle)

@@ -79,6 +79,7 @@ functions! { "fsdp":
     fn tsr_fsdp_set_sync(fsdp: *mut tsr_fsdp, sync: i32) -> tsr_status;
     fn tsr_fsdp_set_accumulate(fsdp: *mut tsr_fsdp, accumulate: i32) -> tsr_status;
     fn tsr_fsdp_set_all_reduce(fsdp: *mut tsr_fsdp, all_reduce: i32) -> tsr_status;
+    fn tsr_fsdp_set_reshard_after_backward(fsdp: *mut tsr_fsdp, unit: usize, reshard: i32) -> tsr_status;
     fn tsr_fsdp_zero_grad(fsdp: *mut tsr_fsdp) -> tsr_status;
     fn tsr_fsdp_destroy(fsdp: *mut tsr_fsdp);
 }

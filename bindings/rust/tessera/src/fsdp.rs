@@ -909,6 +909,16 @@ impl<'c> Fsdp<'c> {
         check(unsafe { sys::tsr_fsdp_set_all_reduce(self.inner.as_ptr(), i32::from(all_reduce)) })
     }
 
+    /// Whether the memory of a unit is free after its following backwards. Without, it stays the unit's, and the forward that
+    /// comes next uses what lies there, unless a shard was changed on some rank since: between hosts nothing is sent then,
+    /// which steps that add up gradients gain by. The same on every rank; `true` at first.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such unit; `InvalidState`: in the middle of a backward.
+    pub fn set_reshard_after_backward(&mut self, unit: usize, reshard: bool) -> Result<()> {
+        check(unsafe { sys::tsr_fsdp_set_reshard_after_backward(self.inner.as_ptr(), unit, i32::from(reshard)) })
+    }
+
     /// Sets the gradients of the shards to zero, and forgets those that add up whole.
     ///
     /// # Errors

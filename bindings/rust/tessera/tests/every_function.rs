@@ -226,6 +226,7 @@ fn training_in_shards(comm: &Comm) {
     fsdp.set_sync(true).unwrap();
     fsdp.set_accumulate(false).unwrap();
     fsdp.set_all_reduce(true).unwrap();
+    fsdp.set_reshard_after_backward(0, true).unwrap();
     assert_eq!((fsdp.phase(0).unwrap(), fsdp.unit_name(0)), (tessera::UnitPhase::Sharded, Some("u")));
     fsdp.forward(0).unwrap().done().unwrap();
     fsdp.abandon().unwrap();

@@ -448,6 +448,26 @@ fn an_optimizer_steps_once_for_gradients_that_were_reduced() {
 }
 
 #[test]
+fn memory_that_is_left_to_a_unit_has_what_shards_have() {
+    ranks(2, |comm| {
+        let mut fsdp = Fsdp::new(&comm, units!["u" => params!["w" => (vec![0.0f32; 4], [4])]]).unwrap();
+        fsdp.set_reshard_after_backward(0, false).unwrap();
+        assert_eq!(fsdp.set_reshard_after_backward(1, false).unwrap_err().code(), Code::InvalidArgument);
+        for (value, next) in [(0.0, 0.0), (0.0, 5.0), (5.0, 6.0)] {
+            let guard = fsdp.forward(0).unwrap();
+            assert!(guard.param(0).unwrap().iter().all(|&one| one == value));
+            guard.done().unwrap();
+            let guard = fsdp.backward(0).unwrap();
+            guard.grad_mut(0).unwrap().fill(1.0);
+            guard.ready().unwrap();
+            assert_eq!(fsdp.set_reshard_after_backward(0, true).unwrap_err().code(), Code::InvalidState);
+            fsdp.wait().unwrap();
+            fsdp.shard_mut(0).unwrap().fill(next);
+        }
+    });
+}
+
+#[test]
 fn a_reduction_over_replicas_may_wait() {
     ranks(4, |comm| {
         let rank = comm.rank().unwrap() as f32;

@@ -197,6 +197,12 @@ void fsdp_set_all_reduce(JNIEnv* env, jclass, jlong fsdp, jboolean all_reduce) {
     shim(env, [&] { check(env, tsr_fsdp_set_all_reduce(as<tsr_fsdp>(fsdp), all_reduce ? 1 : 0)); });
 }
 
+void fsdp_set_reshard_after_backward(JNIEnv* env, jclass, jlong fsdp, jint unit, jboolean reshard) {
+    shim(env, [&] {
+        check(env, tsr_fsdp_set_reshard_after_backward(as<tsr_fsdp>(fsdp), static_cast<size_t>(unit), reshard ? 1 : 0));
+    });
+}
+
 void fsdp_zero_grad(JNIEnv* env, jclass, jlong fsdp) {
     shim(env, [&] { check(env, tsr_fsdp_zero_grad(as<tsr_fsdp>(fsdp))); });
 }
@@ -231,6 +237,7 @@ Methods fsdp_methods() {
             method<fsdp_set_sync>("fsdpSetSync"),
             method<fsdp_set_accumulate>("fsdpSetAccumulate"),
             method<fsdp_set_all_reduce>("fsdpSetAllReduce"),
+            method<fsdp_set_reshard_after_backward>("fsdpSetReshardAfterBackward"),
             method<fsdp_zero_grad>("fsdpZeroGrad"),
             method<fsdp_destroy>("fsdpDestroy")};
 }

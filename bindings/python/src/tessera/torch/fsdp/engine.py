@@ -179,6 +179,8 @@ class Engine:
         trained = [param for unit in self.units for param in unit.trained]
         adds = any(param.sharded.grad is not None for param in trained)
         _core.fsdp_set_accumulate(self.handle, adds)
+        for unit in self.units:
+            _core.fsdp_set_reshard_after_backward(self.handle, unit.number, unit.reshards_after_backward)
         if adds:
             for param in trained:
                 param.check_own_gradient()

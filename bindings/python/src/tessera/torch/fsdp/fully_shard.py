@@ -220,7 +220,12 @@ class FSDPModule(_TorchFSDPModule):
             unit.reshards = reshard_after_forward
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
-        """Without effect: parameters are sharded again after each backward."""
+        """False: whole parameters keep their memory after the following backward passes, and are used again by the next
+        forward, unless a shard was changed on some rank since. Modules show their shards in between."""
+        if not isinstance(reshard_after_backward, bool):
+            raise InvalidArgument(f"reshard_after_backward is {reshard_after_backward!r}; a bool is wanted")
+        for unit in self._units(recurse):
+            unit.reshards_after_backward = reshard_after_backward
 
     def set_modules_to_forward_prefetch(self, modules: list[Any]) -> None:
         """The modules that are on their way while this one computes, in forward."""

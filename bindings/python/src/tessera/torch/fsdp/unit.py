@@ -45,6 +45,7 @@ class Unit:
         self.factor = 1.0
         self.forward_prefetch: list[Unit] | None = None
         self.backward_prefetch: list[Unit] | None = None
+        self.reshards_after_backward = True  # its memory is another's then
         self.shows_whole = False
         self.in_backward = False
         self.handed_over = False  # in this backward pass

@@ -759,6 +759,29 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
+     * Whether the memory of a unit is free after its following backwards. Without, it stays the unit's, and the forward that
+     * comes next uses what lies there, unless a shard was changed on some rank since: between hosts nothing is sent then, which
+     * steps that add up gradients gain by.
+     *
+     * @param unit 0 to unitCount - 1
+     * @param reshard the same on every rank; true at first
+     * @throws TesseraInvalidStateException in the middle of a backward
+     */
+    public void setReshardAfterBackward(int unit, boolean reshard) {
+        ref.runExclusive(h -> Native.fsdpSetReshardAfterBackward(h, checkUnit(unit), reshard));
+    }
+
+    /**
+     * As {@link #setReshardAfterBackward(int, boolean)}.
+     *
+     * @param unit its name
+     * @param reshard the same on every rank; true at first
+     */
+    public void setReshardAfterBackward(String unit, boolean reshard) {
+        setReshardAfterBackward(unit(unit), reshard);
+    }
+
+    /**
      * Set the gradients of the shards to zero, and forget those that add up whole.
      *
      * @throws TesseraInvalidStateException if units are whole, or gradients are being reduced

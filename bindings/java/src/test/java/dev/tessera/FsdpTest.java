@@ -896,6 +896,28 @@ class FsdpTest {
     }
 
     @Test
+    void memoryThatIsLeftToAUnitHasWhatShardsHave() throws Exception {
+        Ranks.run(2, comm -> {
+            final List<FsdpUnit> units = List.of(FsdpUnit.of("u", Params.of("w", Tensor.zeros(DType.F32, 4))));
+            try (Fsdp fsdp = Fsdp.create(comm, units)) {
+                fsdp.setReshardAfterBackward("u", false);
+                assertThrows(IndexOutOfBoundsException.class, () -> fsdp.setReshardAfterBackward(1, false));
+                for (int step = 0; step < 3; ++step) {
+                    final float value = step == 0 ? 0 : 5 * (step - 1);
+                    try (Fsdp.Pass pass = fsdp.forward(0)) {
+                        assertEquals(value, pass.param(0).get(3));
+                    }
+                    backward(fsdp, 0, 1);
+                    assertThrows(TesseraInvalidStateException.class, () -> fsdp.setReshardAfterBackward(0, true));
+                    fsdp.await();
+                    assertEquals(Fsdp.Phase.SHARDED, fsdp.phase(0));
+                    fsdp.shard(0).put(0, 5f * step).put(1, 5f * step);
+                }
+            }
+        });
+    }
+
+    @Test
     void theReductionOverReplicasMayWait() throws Exception {
         Ranks.run(4, comm -> {
             final List<FsdpUnit> units = List.of(FsdpUnit.of("u", Params.of("w", Tensor.zeros(DType.F32, 4))));
