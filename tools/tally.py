@@ -2,8 +2,8 @@
 
 The folder given holds `sections.tsv` (title, kind, report, exit status, seconds), written by tools/dev/test.sh. Kinds
 are `ctest` and `pytest` (a JUnit XML file), `surefire` (a folder of them), `cargo` (the runner's text) and `none`. A
-section that exited non-zero without a failed test to show for it (a crash, a build error) counts as one failure. What a failed test
-printed is shown below its name, so that the end of a long run tells what is needed to find out why.
+section that exited non-zero without a failed test to show for it (a crash, a build error) counts as one failure. What a
+failed test printed is shown below its name, so that the end of a long run tells what is needed to find out why.
 
 The exit status is 1 when anything failed, when nothing ran, or, with --strict-skips=yes, when a test was skipped for
 another reason than a missing GPU: its reason has to say `needs a GPU`.
