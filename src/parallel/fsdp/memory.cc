@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <set>
+#include <map>
+#include <vector>
 
 #include "parallel/fsdp/fsdp.hpp"
 
@@ -66,11 +67,12 @@ void Fsdp::take_values(const std::vector<FsdpUnit>& units) {
         options_.sync_values ? given_by_rank_zero(*comm_, units) : std::vector<uint8_t>{};
     for (size_t u = 0; u < units.size(); ++u) {
         if (options_.sync_values) {
-            std::set<size_t> pieces;
-            for (const size_t p : plan_->units[u].params) {
-                if (given[p] != 0) pieces.insert(param(p).piece);
+            std::map<size_t, std::vector<size_t>> pieces;  // each with those of the unit's parameters that have values
+            for (size_t i = 0; i < units[u].params.size(); ++i) {
+                const size_t p = plan_->units[u].params[i];
+                if (given[p] != 0) pieces[param(p).piece].push_back(i);
             }
-            for (const size_t piece : pieces) scatter_values(units[u], u, piece);
+            for (const auto& [piece, params] : pieces) scatter_values(units[u], u, piece, params);
             continue;
         }
         for (size_t i = 0; i < units[u].params.size(); ++i) {
@@ -83,8 +85,8 @@ void Fsdp::take_values(const std::vector<FsdpUnit>& units) {
     }
 }
 
-// Rank 0's: a chunk a rank, again for each replica.
-void Fsdp::scatter_values(const FsdpUnit& unit, size_t number, size_t piece) {
+// Rank 0's, of the piece that these of the unit's parameters lie in: a chunk a rank, again for each replica.
+void Fsdp::scatter_values(const FsdpUnit& unit, size_t number, size_t piece, const std::vector<size_t>& params) {
     const FsdpPiece& what = plan_->units[number].pieces[piece];
     if (what.chunk == 0) return;
     const size_t chunk = static_cast<size_t>(what.chunk) * size_of(what.dtype);
@@ -92,10 +94,9 @@ void Fsdp::scatter_values(const FsdpUnit& unit, size_t number, size_t piece) {
     if (comm_->rank() == 0) {
         const size_t replica = chunk * static_cast<size_t>(shard_ranks());
         padded.resize(chunk * static_cast<size_t>(comm_->world_size()));
-        for (size_t i = 0; i < unit.params.size(); ++i) {
+        for (const size_t i : params) {
             const FsdpParam& param = this->param(plan_->units[number].params[i]);
             const Tensor& given = unit.params[i].tensor;
-            if (param.piece != piece || given.data == nullptr) continue;
             const size_t in_piece = static_cast<size_t>(param.at) * size_of(what.dtype);
             for (size_t at = 0; at < padded.size(); at += replica) {
                 std::memcpy(padded.data() + at + in_piece, given.data, given.size_bytes());

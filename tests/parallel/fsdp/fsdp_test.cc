@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <time.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -21,6 +23,7 @@
 #include "parallel/ddp/ddp.hpp"
 #include "parallel/model.hpp"
 #include "ranks.hpp"
+#include "sanitized.hpp"
 #include "tensor/convert.hpp"
 
 namespace tsr {
@@ -168,6 +171,32 @@ TEST_P(FsdpOverWorlds, HoweverTheyAreCutShardsAreWhatTheirLayoutSaysOfRankZerosV
                     }
                 }
             }
+        }
+    }));
+}
+
+// A look at all parameters of the unit for each of them takes ten times as long as is allowed here.
+TEST(Fsdp, AUnitOfVeryManyParametersIsCutInTheTimeThatTheyTakeOneByOne) {
+    constexpr size_t count = testing::sanitized ? 2'000 : 60'000;
+    const auto used = [] {
+        timespec time{};
+        ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+        return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
+    };
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        std::vector<float> values(2 * count, -1);
+        if (comm.rank() == 0) std::iota(values.begin(), values.end(), 0.0F);
+        FsdpUnit unit;
+        unit.name = "many";
+        for (size_t i = 0; i < count; ++i) {
+            const Tensor param{reinterpret_cast<std::byte*>(&values[2 * i]), Dims{2}, DType::f32, {}};
+            unit.params.push_back({fmt::format("p{}", i), param});
+        }
+        const double before = used();
+        const Fsdp fsdp(shared(comm), {unit}, {});
+        if (!testing::sanitized) EXPECT_LT(used() - before, 4);
+        for (size_t i = 0; i < count; i += 97) {
+            EXPECT_EQ(fsdp.shard(i).as<float>()[0], static_cast<float>(2 * i) + static_cast<float>(comm.rank()));
         }
     }));
 }
