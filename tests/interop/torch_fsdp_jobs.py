@@ -390,7 +390,7 @@ def adding_up(model: Any, sync: bool, leaves: str) -> Run:
 
 
 def memory_is_left_after_backward() -> None:
-    """As a trainer has PyTorch's do until the last pass; or always, with which PyTorch's would compute with old values."""
+    """As a trainer does with PyTorch's until the last pass; or always, with which PyTorch's would have old values."""
     for sync in (False, True):
         for reshards in (True, False):
             other = sharded(theirs, net(), reshard_after_forward=reshards)
