@@ -57,8 +57,8 @@ def test_memory_left_after_backward_is_not_copied_again(tmp_path: Path, monkeypa
         run_ranks(JOBS, 2, "adds_up", leaves)
         text = "".join(path.read_text() for path in records.iterdir())
         counts[leaves] = text.count('"chunks of whole parameters"')
-    # Two ranks, 4 steps of 3 passes: 4 units for a forward, which is the first of a step where memory is left, and 3 for
-    # each backward, since the root's stays whole in between.
+    # Two ranks, 4 steps of 3 passes: 4 units for a forward, which is the first of a step where memory is left, and 3
+    # for each backward, since the root's stays whole in between.
     assert counts == {"never": 2 * 4 * (3 * 4 + 9), "until the last": 2 * 4 * (4 + 9), "always": 2 * 4 * (4 + 9)}
 
 
