@@ -423,6 +423,27 @@ TEST(FsdpApi, EveryOptimizerIsMadeOverIt) {
     }
 }
 
+TEST(FsdpApi, ARankThatIsRefusedTheNormMayAskAgainWhileTheOthersWait) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        Model model(1);
+        const auto fsdp = model.create(comm);
+        api::Owned<tsr_optimizer> sgd;
+        ASSERT_OK(tsr_fsdp_sgd(fsdp, nullptr, sgd.out()));
+        api::Owned<tsr_grad_scaler> scaler;
+        ASSERT_OK(tsr_grad_scaler_create(nullptr, scaler.out()));
+        backward(fsdp, 1);
+        ASSERT_OK(tsr_fsdp_unshard(fsdp, 0));
+        if (rank == 1) {
+            EXPECT_FAILS(tsr_optimizer_clip_grad_norm(sgd, -1, 2, nullptr), TSR_E_INVALID_ARGUMENT, "max_norm");
+            EXPECT_FAILS(tsr_optimizer_clip_grad_norm(sgd, 1, 2, nullptr), TSR_E_INVALID_STATE, "cannot change");
+            EXPECT_FAILS(tsr_grad_scaler_unscale(scaler, sgd), TSR_E_INVALID_STATE, "cannot change");
+        }
+        ASSERT_OK(tsr_fsdp_reshard(fsdp, 0));
+        EXPECT_OK(tsr_optimizer_clip_grad_norm(sgd, 100, 2, nullptr));
+        EXPECT_OK(tsr_grad_scaler_unscale(scaler, sgd));
+    });
+}
+
 TEST(FsdpApi, ParametersMayComeWithoutValues) {
     api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
         const std::array<int64_t, 2> shape{1 << 20, 1 << 20};  // 4 TiB, of which nobody has a byte beyond its rows

@@ -47,7 +47,9 @@ TSR_API TSR_MUST_USE tsr_status tsr_grad_scaler_scale(const tsr_grad_scaler *sca
  *  @param scaler     borrowed for the call
  *  @param optimizer  borrowed for the call
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (they are unscaled already, are being reduced, or the optimizer steps in
- *          backward); over a tsr_fsdp also MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED (which ends its communicator)
+ *          backward); over a tsr_fsdp also MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED (which ends its communicator). With
+ *          INVALID_ARGUMENT and INVALID_STATE this rank has not entered it: it may call again, for which the others wait until
+ *          their deadline, and then name it
  *  @threadsafety exclusive, both  @collective yes over a tsr_fsdp  @blocking only over a tsr_fsdp  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_grad_scaler_unscale(tsr_grad_scaler *scaler, tsr_optimizer *optimizer);
 

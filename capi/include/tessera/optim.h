@@ -170,7 +170,9 @@ TSR_API TSR_MUST_USE tsr_status tsr_optimizer_zero_grad(tsr_optimizer *optimizer
  *  @param p          which norm: 2, or any number from 1 on, or infinity for the largest magnitude
  *  @param norm       out, may be NULL: the norm as it was; infinite if there are infinities or NaN, which are left as they are
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (gradients are being reduced, or it steps in backward); over a tsr_fsdp
- *          also MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED (which ends its communicator, as of other collectives)
+ *          also MISMATCH, TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED (which ends its communicator, as of other collectives). With
+ *          INVALID_ARGUMENT and INVALID_STATE this rank has not entered it: it may call again, for which the others wait until
+ *          their deadline, and then name it
  *  @threadsafety exclusive  @collective yes over a tsr_fsdp  @blocking only over a tsr_fsdp  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_optimizer_clip_grad_norm(tsr_optimizer *optimizer, double max_norm, double p,
                                                              double *norm);
