@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/brief.hpp"
 #include "checkpoint/batches.hpp"
 #include "ckpt/command.hpp"
 #include "ckpt/elements.hpp"
@@ -182,7 +183,7 @@ class Report {
    private:
     static std::string short_text(const Json& value) {
         const std::string text = printable(value.dump());
-        return text.size() > 60 ? cut_text(text, 57) + "..." : text;
+        return brief(text, 60);
     }
 
     Output output_;

@@ -7,7 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "base/cut_text.hpp"
 #include "base/json.hpp"
 #include "checkpoint/checkpoint.hpp"
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/brief.hpp"
 #include "ckpt/command.hpp"
 #include "ckpt/print.hpp"
 
@@ -189,7 +190,7 @@ int show_tree(const std::string& path, Output output) {
             out.append(held_text(manifest, tensor, node->target));
         } else if (node->value != nullptr) {
             const std::string text = node->value->dump();
-            out += "  " + printable(text.size() > 60 ? cut_text(text, 57) + "..." : text);
+            out += "  " + printable(brief(text, 60));
         } else if (node->unreadable != nullptr) {
             out += fmt::format("  (not read: {})", printable(*node->unreadable));
         }

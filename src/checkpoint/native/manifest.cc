@@ -10,8 +10,8 @@
 #include <set>
 #include <unordered_map>
 
+#include "base/brief.hpp"
 #include "base/crc32c.hpp"
-#include "base/cut_text.hpp"
 #include "base/error.hpp"
 #include "base/json_view.hpp"
 #include "checkpoint/native/rank_file.hpp"

@@ -11,8 +11,8 @@
 #include <optional>
 #include <unordered_map>
 
+#include "base/brief.hpp"
 #include "base/crc32c.hpp"
-#include "base/cut_text.hpp"
 #include "base/error.hpp"
 #include "base/json_view.hpp"
 #include "base/round_up.hpp"

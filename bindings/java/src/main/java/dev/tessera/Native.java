@@ -179,7 +179,6 @@ final class Native {
     static native void fsdpSetSync(long fsdp, boolean sync);
     static native void fsdpSetAccumulate(long fsdp, boolean accumulate);
     static native void fsdpSetAllReduce(long fsdp, boolean allReduce);
-
     static native void fsdpSetReshardAfterBackward(long fsdp, int unit, boolean reshard);
     static native void fsdpZeroGrad(long fsdp);
     static native void fsdpDestroy(long fsdp);
