@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import operator
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +15,32 @@ pytest.importorskip("torch")
 
 import torch
 from tessera.torch import checkpoint
+from tessera.torch import fsdp as ours
+from torch.distributed import fsdp as theirs
 from torch_ranks import run_ranks
 
 JOBS = Path(__file__).with_name("torch_fsdp_jobs.py")
 WRAPPER_JOBS = Path(__file__).with_name("torch_fsdp1_jobs.py")
+
+CALLS = [
+    "fully_shard",
+    "register_fsdp_forward_method",
+    "share_comm_ctx",
+    "UnshardHandle.wait",
+    "FullyShardedDataParallel",
+]
+for name in ("FSDPModule", "FullyShardedDataParallel"):
+    members = vars(getattr(theirs, name)).items()
+    CALLS += [f"{name}.{of}" for of, value in members if inspect.isroutine(value) and not of.startswith("_")]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_signatures_are_pytorchs(name: str) -> None:
+    def signature(module: Any) -> list[tuple[str, Any, Any]]:
+        thing: Callable[..., Any] = operator.attrgetter(name)(module)
+        return [(one.name, one.kind, one.default) for one in inspect.signature(thing).parameters.values()]
+
+    assert signature(ours) == signature(theirs)
 
 
 def test_losses_gradients_and_states_are_pytorchs(tmp_path: Path) -> None:

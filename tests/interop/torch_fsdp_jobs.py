@@ -506,11 +506,14 @@ def narrow_types() -> None:
 
 
 def divided_by_another_number() -> None:
+    """Each module by its own: the root's, which is set last, is not its blocks'."""
     model, other = (sharded(kind, net()) for kind in (ours, theirs))
     for one in (model, other):
+        one.blocks[0].set_gradient_divide_factor(4.0)
+        one.blocks[1].set_reduce_scatter_divide_factor(3.0)  # its older name; the third keeps the number of ranks
+        one.set_gradient_divide_factor(5.0)
         for each in one.modules():
             if isinstance(each, TheirModule):
-                each.set_gradient_divide_factor(4.0)
                 each.set_force_sum_reduction_for_comms(True)  # Gloo knows no other way
     train(model).check(train(other), "set_gradient_divide_factor")
 
@@ -725,6 +728,8 @@ def mistakes_are_told() -> None:
         )
     refused(ts.Unsupported, "as Shard(0) says", lambda: ours(net(), shard_placement_fn=lambda _: Shard(1)))
     refused(ts.Unsupported, "dp_mesh_dims", lambda: ours(net(), dp_mesh_dims=object()))
+    overridden = MixedPrecisionPolicy(torch.bfloat16, param_dtype_override_fn=lambda param: param.dtype)
+    refused(ts.Unsupported, "param_dtype_override_fn", lambda: ours(net(), mp_policy=overridden))
     refused(ts.Unsupported, "copy it before", lambda: copy.deepcopy(model))
     refused(ts.Unsupported, "set_custom_all_gather", lambda: model.set_custom_all_gather(None))
     refused(ts.Unsupported, "set_custom_reduce_scatter", lambda: model.set_custom_reduce_scatter(None))

@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 _ATTRIBUTE = "_tessera_fsdp_unit"
+_AS_THEY_ARE = MixedPrecisionPolicy()
+_NO_OFFLOAD = OffloadPolicy()
 
 
 def unit_of(module: nn.Module) -> Unit | None:
@@ -41,8 +43,8 @@ def fully_shard(
     mesh: DeviceMesh | None = None,
     reshard_after_forward: bool | int | None = None,
     shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
-    mp_policy: MixedPrecisionPolicy | None = None,
-    offload_policy: OffloadPolicy | None = None,
+    mp_policy: MixedPrecisionPolicy = _AS_THEY_ARE,
+    offload_policy: OffloadPolicy = _NO_OFFLOAD,
     ignored_params: set[nn.Parameter] | None = None,
     dp_mesh_dims: Any = None,
 ) -> Any:
@@ -93,6 +95,8 @@ def fully_shard(
             raise InvalidArgument(f"a {type(one).__name__} does not compute itself: call fully_shard for its members")
     if dp_mesh_dims is not None:
         raise Unsupported("dp_mesh_dims is not supported: give the mesh of the data-parallel ranks")
+    if getattr(mp_policy, "param_dtype_override_fn", None) is not None:  # of PyTorch 2.15
+        raise Unsupported("param_dtype_override_fn is not supported: param_dtype is of all parameters of a call")
     mesh = mesh if mesh is not None else init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     if mesh.ndim not in (1, 2):
         raise InvalidArgument(f"the mesh has {mesh.ndim} dimensions; one, or two for replicas by shards, is wanted")
@@ -115,7 +119,7 @@ def fully_shard(
         if shard_placement_fn is not None and shard_placement_fn(param) not in (None, Shard(0)):
             raise Unsupported(f"parameter {names[id(param)]!r}: parameters are cut by rows, as Shard(0) says")
     params = [Sharded(names[id(param)], param, where, mesh) for param, where in places.items()]
-    unit = Unit(modules, params, mesh, mp_policy or MixedPrecisionPolicy(), reshard_after_forward)
+    unit = Unit(modules, params, mesh, mp_policy, reshard_after_forward)
     for one in modules:
         one.__dict__[_ATTRIBUTE] = unit
         own = type(one)
@@ -236,11 +240,11 @@ class FSDPModule(_TorchFSDPModule):
         self._unit.backward_prefetch = _units_of(modules)
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """Gradients are divided by this instead of by the number of ranks."""
+        """Gradients of this module, without those below it that have units of their own, are divided by this instead of
+        by the number of ranks."""
         if not factor > 0:
             raise InvalidArgument(f"the factor is {factor}; it is above 0")
-        for unit in self._units(True):
-            unit.factor = unit.mesh.size() / factor
+        self._unit.factor = self._unit.mesh.size() / factor
 
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
         """As `set_gradient_divide_factor`."""
