@@ -201,6 +201,15 @@ TEST_F(Netns, DeathOfARankIsToldOnAllHostsWithinASecond) {
     }
 }
 
+// A rank says who died and goes, while what it says waits behind data on a slow link.
+TEST_F(Netns, DeathOfARankIsToldOverASlowLink) {
+    const Networks networks(3, "20mbit");
+    for (int victim = 0; victim < 3; ++victim) {
+        const auto processes = start(networks, {0, 1, 2}, options_with(milliseconds{60000}), reduce_for_ever);
+        time_to_tell_of(*processes, victim, 3);
+    }
+}
+
 // No packet says that a link is cut; the deadline does, on all ranks of both hosts.
 TEST_F(Netns, CutLinkEndsAllRanksAtTheDeadline) {
     const Networks networks(2);

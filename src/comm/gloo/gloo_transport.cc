@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "base/proc.hpp"
 #include "comm/disagreement.hpp"
+#include "comm/gloo/arrival.hpp"
 #include "comm/gloo/connect.hpp"
 #include "comm/private_buffer.hpp"
 #include "comm/timed_out.hpp"
@@ -26,6 +27,8 @@ namespace {
 
 constexpr milliseconds slice{50};                // between two looks at the peers
 constexpr milliseconds farewell_time{500};       // for the last notice to leave this process
+constexpr milliseconds arrival_time{2000};       // for it to arrive, after a failure, behind data on a slow network
+constexpr milliseconds drain_time{500};          // for messages that a failure cuts off to leave this process
 constexpr std::chrono::microseconds glance{50};  // at a message that is probably not there
 constexpr milliseconds last_word{100};           // more than the slice by which deadlines are noticed late
 constexpr milliseconds pause{100};               // after which a rank looks at its peers before it begins anything
@@ -81,6 +84,7 @@ GlooTransport::~GlooTransport() {
             // It is gone already.
         }
     }
+    if (failure_) await_arrival(*connections_.context, Clock::now() + arrival_time);
     // Connections before the buffers that they fill. This close lets data that is on its way arrive.
     for (int k = 1; k < world(); ++k) connections_.context->getPair(after(k)).reset();
 }
@@ -169,6 +173,21 @@ void GlooTransport::tell_all(const Notice& notice) {
         } catch (const std::exception&) {
             // Gone already.
         }
+    }
+}
+
+void GlooTransport::drain(Flight& flight) const noexcept {
+    if (flight.direction() != Direction::send) return;
+    try {
+        while (!flight.wait(waker_, Clock::now() + glance)) {
+            const auto now = Clock::now();
+            if (!drained_by_) drained_by_ = now + drain_time;
+            if (now >= *drained_by_ || state_of(flight.peer()) != PeerState::present) return;
+            if (flight.wait(waker_, std::min(now + slice, *drained_by_))) return;
+            look_at_all();
+        }
+    } catch (const std::exception&) {
+        // The peer is gone.
     }
 }
 
@@ -354,6 +373,7 @@ void GlooTransport::check_awaited(const Call& call, int awaited, const std::stri
 }
 
 void GlooTransport::throw_timeout(const Call& call, std::vector<int> ranks, bool entered) const {
+    drained_by_ = Clock::now();  // what was not taken by now is not waited for
     const std::string headline = tsr::headline(call.operation, call.sequence);
     // The rank that this one misses may miss another, in an earlier collective, and be about to say so.
     for (const auto end = Clock::now() + last_word; Clock::now() < end; std::this_thread::sleep_for(milliseconds{5})) {
@@ -436,6 +456,10 @@ std::optional<Error> GlooTransport::peer_error() const {
 
 // --- steps of a collective
 
+Exchange::~Exchange() {
+    for (Flight& flight : flights_) transport_.drain(flight);
+}
+
 void Exchange::post(int at, uint64_t slot, const std::byte* data, size_t size, Direction direction) {
     if (size == 0) return;
     const int peer = call_.rank_at(at);
@@ -503,6 +527,12 @@ GlooTransfer::GlooTransfer(GlooTransport& transport, const Request& request, uin
     if (size_ > 0) post(data_flight_, data_, size_, slot::message(header_.number));
 }
 
+GlooTransfer::~GlooTransfer() {
+    for (const auto* flight : {&header_flight_, &data_flight_}) {
+        if (*flight) transport_.drain(**flight);
+    }
+}
+
 void GlooTransfer::post(std::unique_ptr<Flight>& flight, const std::byte* data, size_t size, uint64_t slot) {
     flight = std::make_unique<Flight>(*transport_.connections_.context, data, size, operation_.peer,
                                       sending() ? Direction::send : Direction::receive);
@@ -541,6 +571,7 @@ Transfer::Progress GlooTransfer::advance() {
         transport_.throw_broken(operation_.peer, headline());
     }
     if (!deadline_.expired()) return Progress::stuck;
+    transport_.drained_by_ = Clock::now();
     const std::lock_guard lock(transport_.view_mutex_);
     throw Error(
         Code::timeout,

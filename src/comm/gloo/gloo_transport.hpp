@@ -138,6 +138,9 @@ class GlooTransport final : public Transport {
     void look_at(int peer, Clock::time_point until) const;
     void look_at_all() const;
     void tell_all(const Notice& notice);
+    // Before what is sent may go. Gloo says no more to a peer once a message to it was cut off in the middle: not why this rank
+    // goes, either. So the messages that a failure ends are let through first, in drain_time for all of them.
+    void drain(Flight& flight) const noexcept;
 
     // --- errors (gloo_transport.cc)
     void throw_known_failure(const std::string& headline) const;
@@ -199,7 +202,8 @@ class GlooTransport final : public Transport {
     std::vector<Notice> entered_;
     Notice outgoing_;
     Clock::time_point last_look_ = Clock::now();
-    std::vector<std::byte> staging_;  // of reductions
+    std::vector<std::byte> staging_;                       // of reductions
+    mutable std::optional<Clock::time_point> drained_by_;  // set by a failure
 
     mutable std::mutex failure_mutex_;  // guards failure_, adopted_, farewell_ and its flights
     std::optional<Error> failure_;
@@ -216,6 +220,7 @@ class Exchange {
     Exchange(GlooTransport& transport, const GlooTransport::Call& call) : transport_(transport), call_(call) {}
     Exchange(const Exchange&) = delete;
     Exchange& operator=(const Exchange&) = delete;
+    ~Exchange();
 
     // `to` and `from` are places. Nothing is sent for no bytes, on either side.
     void send(int to, uint64_t slot, const std::byte* data, size_t size);
@@ -238,6 +243,9 @@ class Exchange {
 class GlooTransfer final : public Transfer {
    public:
     GlooTransfer(GlooTransport& transport, const Request& request, uint64_t sequence, Deadline deadline);
+    GlooTransfer(const GlooTransfer&) = delete;
+    GlooTransfer& operator=(const GlooTransfer&) = delete;
+    ~GlooTransfer() override;
     Progress advance() override;
 
     // Waits until it may move, `until` at most.
