@@ -39,7 +39,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, size_based_auto_wrap_policy
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch_fsdp_jobs import Block, Net, full, job, loss_of, net, steps, tokens
-from torch_ranks import refused, run_checks
+from torch_ranks import alone_on_each, refused, run_checks
 
 rank = int(os.environ["RANK"])
 ranks = int(os.environ["WORLD_SIZE"])
@@ -284,6 +284,20 @@ def state_of(kind: Any, model: Any, optimizer: torch.optim.Optimizer, what: Stat
         return {"model": model.state_dict(), "optim": kind.optim_state_dict(model, optimizer)}
 
 
+def states_that_need_no_other_rank() -> None:
+    model = Ours(net(), auto_wrap_policy=BLOCKS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    steps(model, optimizer, range(1))
+    for what, of_shards in ((SHARDED, True), (LOCAL, False)):
+
+        def asks(what: StateDictType = what, of_shards: bool = of_shards) -> None:
+            state = state_of(Ours, model, optimizer, what)
+            assert isinstance(state["model"]["head.weight"], DTensor) == of_shards
+            assert isinstance(state["optim"]["state"]["head.weight"]["exp_avg"], DTensor) == of_shards
+
+        alone_on_each(asks, rank, ranks)
+
+
 def loaded(kind: Any, model: Any, optimizer: Any, what: StateDictType, load: Any, path: str) -> tuple[Any, Any]:
     """What goes on from a checkpoint, of either class. An optimizer has a state to load into after a step."""
     steps(model, optimizer, range(77, 78))
@@ -482,6 +496,7 @@ CHECKS = [
     values_of_rank_0,
     states_of_each_kind,
     states_of_optimizers,
+    states_that_need_no_other_rank,
     groups_of_parameters,
     checkpoints_of_pytorchs,
     checkpoints_for_pytorchs,

@@ -46,7 +46,7 @@ from torch.distributed.fsdp import FSDPModule as TheirModule
 from torch.distributed.fsdp import fully_shard as theirs
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
-from torch_ranks import NOTICED_S, refused, run_checks
+from torch_ranks import NOTICED_S, alone_on_each, refused, run_checks
 
 rank = int(os.environ["RANK"])
 ranks = int(os.environ["WORLD_SIZE"])
@@ -203,6 +203,18 @@ def losses_gradients_and_states() -> None:
     train(sharded(ours, net())).check(got, "again", rtol=0, atol=0)
     alone = train(sharded(ours, net(), mesh=init_device_mesh("cpu", (ranks,))))
     alone.check(got, "a mesh of its own", rtol=0, atol=0)
+
+
+def losses_of_fifty_steps() -> None:
+    """Of whole batches: the means over the ranks."""
+    of = {}
+    for kind in (theirs, ours):
+        model = sharded(kind, net())
+        losses = torch.stack(steps(model, torch.optim.AdamW(model.parameters(), lr=0.02), range(50)))
+        dist.all_reduce(losses)
+        of[kind] = losses / ranks
+    assert of[ours][-1] < of[ours][0] / 2, "it learns"
+    torch.testing.assert_close(of[ours], of[theirs], rtol=1e-4, atol=0)
 
 
 def every_way_to_be_whole() -> None:
@@ -639,7 +651,7 @@ def checkpoints() -> None:
         path = str(Path(directory, f"checkpoint-{number}"))
         own, own_optimizer = get_state_dict(saved, saved_optimizer)
         save({"model": own, "optim": own_optimizer}, checkpoint_id=path)
-        for load, kind in ((our_dcp.load, ours), (dcp.load, ours), (our_dcp.load, theirs)):
+        for load, kind in ((our_dcp.load, ours), (dcp.load, ours), (our_dcp.load, theirs), (dcp.load, theirs)):
             loaded = sharded(kind, net())
             if kind is ours:
                 loss_of(loaded, 77).backward()  # the core has its shards already
@@ -663,6 +675,22 @@ def checkpoints() -> None:
     assigned.zero_grad()
     assigned.load_state_dict({name: copy.deepcopy(value) for name, value in model.state_dict().items()}, assign=True)
     torch.testing.assert_close(loss_of(assigned, 9), loss_of(model, 9))
+
+
+def a_sharded_state_needs_no_other_rank() -> None:
+    model = sharded(ours, net())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    steps(model, optimizer, range(1))
+
+    def asks() -> None:
+        whole = [isinstance(param, DTensor) for param in model.parameters()]
+        assert not all(whole), "the root's are, since a forward"
+        for state, moments in ((model.state_dict(), optimizer.state_dict()), get_state_dict(model, optimizer)):
+            assert all(isinstance(state[name], DTensor) for name, _ in model.named_parameters())
+            assert all(isinstance(moment["exp_avg"], DTensor) for moment in moments["state"].values())
+
+    loss_of(model, 1)
+    alone_on_each(asks, rank, ranks)
 
 
 def copy_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -917,6 +945,7 @@ def the_backend_of_tessera() -> None:
 
 CHECKS = [
     losses_gradients_and_states,
+    losses_of_fifty_steps,
     every_way_to_be_whole,
     modules_to_prefetch_are_on_their_way,
     shards_are_offloaded_already,
@@ -932,6 +961,7 @@ CHECKS = [
     without_values_until_later,
     whole_by_hand,
     checkpoints,
+    a_sharded_state_needs_no_other_rank,
     a_step_that_failed,
     nothing_is_left,
     mistakes_are_told,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
@@ -82,6 +83,16 @@ def refused(
         assert text in str(error), str(error)
         return
     raise AssertionError(f"rank {os.environ['RANK']}: nothing was refused with {text!r}")
+
+
+def alone_on_each(act: Callable[[], object], rank: int, ranks: int) -> None:
+    """Each rank acts while the others wait: for a collective in it nobody would come."""
+    import torch.distributed as dist
+
+    for turn in range(ranks):
+        if turn == rank:
+            act()
+        dist.monitored_barrier(timeout=timedelta(seconds=20))
 
 
 def run_checks(checks: Sequence[Callable[[], object]], names: Sequence[str], rank: int) -> None:
