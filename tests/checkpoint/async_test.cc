@@ -27,6 +27,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
 
 Outcomes run_with_comm(int world_size, const RankBody& body) {
     const auto store = make_memory_store(milliseconds{30000});
@@ -126,6 +127,40 @@ TEST_F(AsyncTest, ANewerSaveReplacesTheQueuedOne) {
     EXPECT_THAT(steps(), ElementsAre(1, 3));
     EXPECT_EQ(saver.resume(owned_.state), 3);
     EXPECT_EQ(owned_.differences(3), 0);
+}
+
+// The gate opens only when the second call waits: one that does not copies its state while the first save is held.
+TEST_F(AsyncTest, ASecondSaveWaitsForTheFirstUnlessToldOtherwise) {
+    Gate gate;
+    WorkPtr first;
+    int staged_meanwhile = 0;
+    SaverOptions options = saver_options();
+    options.files = &gate.files;
+    options.progress = [&](Phase phase, int64_t, int64_t) {
+        if (phase == Phase::stage && first != nullptr && !first->done()) ++staged_meanwhile;
+    };
+    struct Waiting {
+        Gate* gate;
+        int asked = 0;
+    } waiting{&gate};
+    Saver saver(nullptr, dir_.path(), options);
+    first = saver.save_async(1, owned_.state);
+    gate.wait_until_reached();
+    set_interrupt(
+        [](void* data) {
+            auto* const one = static_cast<Waiting*>(data);
+            if (one->asked++ == 0) one->gate->open();
+            return int32_t{0};
+        },
+        &waiting);
+    const WorkPtr second = saver.save_async(2, owned_.state);
+    set_interrupt(nullptr, nullptr);
+    EXPECT_EQ(staged_meanwhile, 0);
+    if (waiting.asked == 0) gate.open();
+    EXPECT_GT(waiting.asked, 0);
+    EXPECT_EQ(code_of(second), Code::ok);
+    EXPECT_EQ(code_of(first), Code::ok);
+    EXPECT_THAT(steps(), ElementsAre(1, 2));
 }
 
 // Ranks are at different places when they call; what happens to each save is the same on all of them.
@@ -259,6 +294,26 @@ TEST(StagingPool, APrefaultedSlotIsResidentBeforeItIsWritten) {
     slot->prefault(chunk_bytes);
     EXPECT_TRUE(is_resident(memory));
     pool.give_back(std::move(slot));
+}
+
+// By the copy at once, and by the one on demand.
+TEST(StagingTest, EachSlotIsPrefaultedForItsChunk) {
+    std::vector<std::byte> memory(static_cast<size_t>(chunk_bytes + 5000));
+    const Piece piece{"w", DType::u8, std::make_shared<const Box>(Box::whole({chunk_bytes + 5000})), memory.data()};
+    const auto resident_after = [&](const Barriers& barriers) {
+        const auto pool = std::make_shared<StagingPool>(0);
+        const auto staging = std::make_shared<Staging>(pool, 1, std::vector<ByteRuns>{ByteRuns(std::span(&piece, 1))},
+                                                       milliseconds{1000}, barriers);
+        staging->stage(1, {});
+        staging->copy_late(1);
+        staging->close();
+        std::vector<int64_t> resident;
+        for (int i = 0; i < 2; ++i) resident.push_back(pool->take()->resident);
+        return resident;
+    };
+    EXPECT_THAT(resident_after({}), UnorderedElementsAre(chunk_bytes, 5000));
+    const auto barrier = std::make_shared<WriteBarrier>(std::vector<Memory>{memory});
+    EXPECT_THAT(resident_after({barrier}), UnorderedElementsAre(chunk_bytes, 5000));
 }
 
 TEST_F(AsyncTest, StagingMemoryIsReusedAndGivenBackOnDemand) {

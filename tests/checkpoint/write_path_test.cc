@@ -167,6 +167,54 @@ TEST(WritePath, WhatIsCachedIsReadThroughTheCacheAndNothingElse) {
     EXPECT_EQ(buffered, 6);
 }
 
+// Through the cache to any memory, past it to memory that is aligned: nothing is copied on. Past it to other memory: by way of
+// a buffer.
+TEST(WritePath, WhatIsReadGoesStraightToWhereItBelongs) {
+    const TempDir dir;
+    constexpr size_t bytes = 24 << 20;
+    const AlignedBuffer memory(bytes + 8);
+    std::atomic<int> straight{0};
+    std::atomic<int> elsewhere{0};
+    FaultyFiles files(posix_file_system(), [&](const FaultyFiles::Call& call) -> Verdict {
+        if (call.bytes < 1 << 20 || !call.name.starts_with("read ")) return {};
+        const std::byte* const end = memory.data() + memory.size();
+        ++(call.memory >= memory.data() && call.memory + call.bytes <= end ? straight : elsewhere);
+        return {};
+    });
+    const auto state_at = [&](size_t shift) {
+        State state;
+        state.add_tensor("w", {memory.data() + shift, {static_cast<int64_t>(bytes)}, DType::u8, {}});
+        return state;
+    };
+    SaverOptions options = saver_options();
+    options.files = &files;
+    Saver saver(nullptr, dir.path(), options);
+    const Pattern pattern("w", 1);
+    pattern.write(memory.data(), 1, 0, bytes);
+    State saved = state_at(0);
+    saver.save(1, saved);
+    const std::string file = only_save(dir.path()) + "/rank-00000.safetensors";
+    const auto loads = [&](size_t shift) {
+        straight = elsewhere = 0;
+        std::fill_n(memory.data(), memory.size(), std::byte{0xcd});
+        State state = state_at(shift);
+        EXPECT_EQ(saver.resume(state), 1);
+        EXPECT_EQ(pattern.differences(memory.data() + shift, 1, 0, bytes), 0);
+    };
+    for (const size_t shift : {0, 8}) {
+        if (!drop_from_cache(file) || !find_write_path(posix_file_system(), dir.path()).direct) break;
+        loads(shift);
+        EXPECT_EQ(straight, shift == 0 ? 6 : 0);
+        EXPECT_EQ(elsewhere, shift == 0 ? 0 : 6);
+    }
+    EXPECT_GT(slurp(file).size(), bytes);  // now it is in the cache
+    for (const size_t shift : {0, 8}) {
+        loads(shift);
+        EXPECT_EQ(straight, 6) << shift;
+        EXPECT_EQ(elsewhere, 0) << shift;
+    }
+}
+
 TEST(WritePath, WhereFilesCannotBeReservedASaveGoesOn) {
     const TempDir dir;
     FaultyFiles files(posix_file_system(), [&](const FaultyFiles::Call& call) -> Verdict {

@@ -35,10 +35,11 @@ struct Verdict {
 class FaultyFiles final : public FileSystem {
    public:
     struct Call {
-        int64_t number;    // from 0
-        std::string name;  // "fsync /root/.owner"
-        size_t bytes;      // that it would transfer; 0: it is no transfer
-        bool direct;       // past the page cache
+        int64_t number;           // from 0
+        std::string name;         // "fsync /root/.owner"
+        size_t bytes;             // that it would transfer; 0: it is no transfer
+        bool direct;              // past the page cache
+        const std::byte* memory;  // of a transfer
     };
     using Judge = std::function<Verdict(const Call& call)>;
 
@@ -122,12 +123,12 @@ class FaultyFiles final : public FileSystem {
         FaultyFile(const FaultyFile&) = delete;
         FaultyFile& operator=(const FaultyFile&) = delete;
         int64_t read(std::span<std::byte> into, int64_t offset) override {
-            const Verdict verdict = owner_.next("read " + path_, into.size(), file_->is_direct());
+            const Verdict verdict = owner_.next("read " + path_, into.size(), file_->is_direct(), into.data());
             if (verdict.error != 0) return verdict.error;
             return file_->read(into.first(std::min(into.size(), verdict.bytes)), offset);
         }
         int64_t write(std::span<const std::byte> from, int64_t offset) override {
-            const Verdict verdict = owner_.next("write " + path_, from.size(), file_->is_direct());
+            const Verdict verdict = owner_.next("write " + path_, from.size(), file_->is_direct(), from.data());
             const auto part = from.first(std::min(from.size(), verdict.bytes));
             if (verdict.error == 0) return file_->write(part, offset);
             if (verdict.bytes != SIZE_MAX && !part.empty()) (void)file_->write(part, offset);
@@ -164,8 +165,8 @@ class FaultyFiles final : public FileSystem {
         std::string path_;
     };
 
-    Verdict next(std::string name, size_t bytes = 0, bool direct = false) {
-        const Call call{calls_.fetch_add(1), std::move(name), bytes, direct};
+    Verdict next(std::string name, size_t bytes = 0, bool direct = false, const std::byte* memory = nullptr) {
+        const Call call{calls_.fetch_add(1), std::move(name), bytes, direct, memory};
         if (on_call) on_call(call.number, call.name);
         return judge_(call);
     }
