@@ -77,10 +77,10 @@ void Fsdp::take_values(const std::vector<FsdpUnit>& units) {
         }
         for (size_t i = 0; i < units[u].params.size(); ++i) {
             const Tensor own = shard(plan_->units[u].params[i]);
-            const std::byte* const given = units[u].params[i].tensor.data;
-            if (given == nullptr || own.size_bytes() == 0) continue;
+            const std::byte* const values = units[u].params[i].tensor.data;
+            if (values == nullptr || own.size_bytes() == 0) continue;
             const auto begin = static_cast<size_t>(param(plan_->units[u].params[i]).elements.begin);
-            std::memcpy(own.data, given + begin * size_of(own.dtype), own.size_bytes());
+            std::memcpy(own.data, values + begin * size_of(own.dtype), own.size_bytes());
         }
     }
 }
