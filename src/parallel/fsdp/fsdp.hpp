@@ -129,7 +129,8 @@ class Fsdp {
 
     void take_memory();
     void take_values(const std::vector<FsdpUnit>& units);
-    void scatter_values(const FsdpUnit& unit, size_t number, size_t piece, const std::vector<size_t>& params);
+    [[nodiscard]] size_t scattered(size_t unit, Range pieces) const;
+    void scatter_values(const FsdpUnit& unit, size_t number, Range pieces, const std::vector<size_t>& params);
     [[nodiscard]] int shard_ranks() const { return plan_->ranks; }
     [[nodiscard]] UnitState& state(size_t unit);
     [[nodiscard]] size_t slot_for(size_t unit);

@@ -13,6 +13,8 @@ namespace tsr {
 
 namespace {
 
+constexpr size_t together = size_t{64} << 20;  // bytes of small pieces that go out at once, of all ranks
+
 std::shared_ptr<std::byte> zeroed(size_t size) {
     constexpr std::align_val_t alignment{fsdp_alignment};
     std::shared_ptr<std::byte> memory(static_cast<std::byte*>(::operator new(std::max<size_t>(size, 1), alignment)),
@@ -72,7 +74,18 @@ void Fsdp::take_values(const std::vector<FsdpUnit>& units) {
                 const size_t p = plan_->units[u].params[i];
                 if (given[p] != 0) pieces[param(p).piece].push_back(i);
             }
-            for (const auto& [piece, params] : pieces) scatter_values(units[u], u, piece, params);
+            // Small pieces that follow each other go out together.
+            for (auto piece = pieces.begin(); piece != pieces.end();) {
+                Range run{static_cast<int64_t>(piece->first), static_cast<int64_t>(piece->first) + 1};
+                std::vector<size_t> params = std::move(piece->second);
+                while (++piece != pieces.end() && static_cast<int64_t>(piece->first) == run.end) {
+                    if (scattered(u, {run.begin, run.end + 1}) * static_cast<size_t>(comm_->world_size()) > together)
+                        break;
+                    params.insert(params.end(), piece->second.begin(), piece->second.end());
+                    ++run.end;
+                }
+                scatter_values(units[u], u, run, params);
+            }
             continue;
         }
         for (size_t i = 0; i < units[u].params.size(); ++i) {
@@ -85,26 +98,40 @@ void Fsdp::take_values(const std::vector<FsdpUnit>& units) {
     }
 }
 
-// Rank 0's, of the piece that these of the unit's parameters lie in: a chunk a rank, again for each replica.
-void Fsdp::scatter_values(const FsdpUnit& unit, size_t number, size_t piece, const std::vector<size_t>& params) {
-    const FsdpPiece& what = plan_->units[number].pieces[piece];
-    if (what.chunk == 0) return;
-    const size_t chunk = static_cast<size_t>(what.chunk) * size_of(what.dtype);
-    std::vector<std::byte> padded;
+// Bytes of a rank's shards from the first of these pieces of the unit to the last.
+size_t Fsdp::scattered(size_t unit, Range pieces) const {
+    const auto& all = plan_->units[unit].pieces;
+    const FsdpPiece& last = all[static_cast<size_t>(pieces.end) - 1];
+    return last.shard_at + static_cast<size_t>(last.chunk) * size_of(last.dtype) -
+           all[static_cast<size_t>(pieces.begin)].shard_at;
+}
+
+// Rank 0's, of the pieces that these of the unit's parameters lie in: each rank's part of all, again for each replica.
+void Fsdp::scatter_values(const FsdpUnit& unit, size_t number, Range pieces, const std::vector<size_t>& params) {
+    const size_t each = scattered(number, pieces);
+    if (each == 0) return;
+    const size_t begin = plan_->units[number].pieces[static_cast<size_t>(pieces.begin)].shard_at;
+    std::vector<std::byte> all;
     if (comm_->rank() == 0) {
-        const size_t replica = chunk * static_cast<size_t>(shard_ranks());
-        padded.resize(chunk * static_cast<size_t>(comm_->world_size()));
+        all.resize(each * static_cast<size_t>(comm_->world_size()));
         for (const size_t i : params) {
             const FsdpParam& param = this->param(plan_->units[number].params[i]);
-            const Tensor& given = unit.params[i].tensor;
-            const size_t in_piece = static_cast<size_t>(param.at) * size_of(what.dtype);
-            for (size_t at = 0; at < padded.size(); at += replica) {
-                std::memcpy(padded.data() + at + in_piece, given.data, given.size_bytes());
+            const FsdpPiece& piece = plan_->units[number].pieces[param.piece];
+            const size_t size = size_of(piece.dtype);
+            for (int r = 0; r < comm_->world_size(); ++r) {
+                const int place = r % shard_ranks();
+                const Range part = elements_of(*plan_, param, place);
+                const int64_t in_chunk = param.at + part.begin - place * piece.chunk;
+                if (part.begin == part.end) continue;
+                std::memcpy(all.data() + each * static_cast<size_t>(r) + piece.shard_at - begin +
+                                static_cast<size_t>(in_chunk) * size,
+                            unit.params[i].tensor.data + static_cast<size_t>(part.begin) * size,
+                            static_cast<size_t>(part.end - part.begin) * size);
             }
         }
     }
-    const Tensor input{padded.data(), Dims{static_cast<int64_t>(padded.size())}, DType::u8, {}};
-    const Tensor output{shards_.get() + what.shard_at, Dims{static_cast<int64_t>(chunk)}, DType::u8, {}};
+    const Tensor input{all.data(), Dims{static_cast<int64_t>(all.size())}, DType::u8, {}};
+    const Tensor output{shards_.get() + begin, Dims{static_cast<int64_t>(each)}, DType::u8, {}};
     comm_->run({.collective = Collective::scatter,
                 .inputs = {&input, comm_->rank() == 0 ? size_t{1} : size_t{0}},
                 .outputs = {&output, 1},
