@@ -1,4 +1,8 @@
 // tessera/layout.h, state.h and checkpoint.h through the C ABI.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -555,6 +559,29 @@ TEST(SaverApi, TellsItsProgressKeepsToItsOptionsAndGivesMemoryBack) {
     ASSERT_OK(tsr_checkpoint_verify_progress(checkpoint, 1, tell, &told));
     EXPECT_GE(told.done[TSR_PHASE_VERIFY], bytes);
     EXPECT_FAILS(tsr_checkpoint_verify_progress(checkpoint, 2, tell, &told), TSR_E_INVALID_ARGUMENT, "full is 2");
+}
+
+TEST(SaverApi, LowPriorityIsThatOfTheThreadsThatWrite) {
+    const api::TemporaryDirectory dir;
+    api::Array<float> a({1000}, 2.0F);
+    const auto state = api::state_of("a", a);
+    std::atomic<int> told{-100};  // the nice value of the thread that tells that it writes
+    tsr_saver_options options;
+    ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
+    options.progress = [](int32_t phase, int64_t, int64_t, void* user_data) {
+        if (phase != TSR_PHASE_WRITE) return;
+        *static_cast<std::atomic<int>*>(user_data) = ::getpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()));
+    };
+    options.progress_data = &told;
+    const int own = ::getpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()));
+    for (const int32_t low : {0, 1}) {
+        options.low_priority = low;
+        api::Owned<tsr_saver> saver;
+        ASSERT_OK(tsr_saver_create(nullptr, dir.path().c_str(), &options, saver.out()));
+        ASSERT_OK(tsr_saver_save_async(saver, 1 + low, state, nullptr));
+        ASSERT_OK(tsr_saver_wait(saver));
+        EXPECT_EQ(told, low == 1 ? std::max(own, 10) : own);
+    }
 }
 
 // Destroys the saver whose save tells it of its progress.

@@ -10,6 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -635,6 +636,24 @@ def test_a_writer_tells_its_progress_and_keeps_to_its_limit(tmp_path: Path, in_b
     assert told[-1] == (ts.Phase.READ, size, size), "of a reader, too"
     with pytest.raises(ValueError, match="no bar"):
         tcp.load(loaded, storage_reader=tcp.FileSystemReader(tmp_path / "c", progress=stumbles))
+
+
+def niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("low", [False, True])
+def test_low_priority_is_that_of_the_threads_that_write(tmp_path: Path, low: bool, cached: bool) -> None:
+    told = set()
+
+    def tell(phase: ts.Phase, done: int, total: int) -> None:
+        if phase is ts.Phase.WRITE:
+            told.add(niceness())
+
+    writer = tcp.FileSystemWriter(tmp_path, cached_state_dict=cached, low_priority=low, progress=tell)
+    tcp.async_save({"x": torch.zeros(1000)}, storage_writer=writer).result(timeout=60)
+    assert told == {max(niceness(), 10) if low else niceness()}
 
 
 def test_wrong_arguments_are_told() -> None:

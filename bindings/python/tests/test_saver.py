@@ -1,5 +1,6 @@
 """What a saver keeps, does while it is busy, tells of its progress, and when the ranks stop together."""
 
+import os
 import signal
 import threading
 from pathlib import Path
@@ -127,6 +128,22 @@ def test_a_state_larger_than_the_staging_memory_goes_through_it_as_a_ring(tmp_pa
             work.wait()
             saver.trim()
             assert (ts.Checkpoint(tmp_path)["weight"] == expected).all()
+
+
+@pytest.mark.parametrize("low", [False, True])
+def test_low_priority_is_that_of_the_threads_that_write(tmp_path: Path, low: bool):
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    told = set()
+
+    def tell(phase: ts.Phase, done: int, total: int) -> None:
+        if phase is ts.Phase.WRITE:
+            told.add(niceness())
+
+    with ts.Saver(None, tmp_path, low_priority=low, progress=tell) as saver:
+        saver.save_async(1, ts.State(weight=np.zeros(1000))).wait()
+    assert told == {max(niceness(), 10) if low else niceness()}
 
 
 def test_what_an_optimizer_owns_is_copied_before_it_is_closed(tmp_path: Path):

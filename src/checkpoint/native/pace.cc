@@ -42,7 +42,9 @@ bool lower_thread_priority() {
     // ioprio.h is not installed everywhere: class best effort (2), its lowest level (7), of this thread (who 1, id 0).
     constexpr int lowest_best_effort = (2 << 13) | 7;
     const auto thread = static_cast<id_t>(::syscall(SYS_gettid));
-    const bool cpu = ::setpriority(PRIO_PROCESS, thread, nice_value) == 0;
+    // Not up to that value either, which root might.
+    const bool cpu =
+        ::getpriority(PRIO_PROCESS, thread) >= nice_value || ::setpriority(PRIO_PROCESS, thread, nice_value) == 0;
     const bool io = ::syscall(SYS_ioprio_set, 1, 0, lowest_best_effort) == 0;
     return cpu && io;
 }

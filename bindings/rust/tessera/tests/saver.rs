@@ -149,6 +149,32 @@ fn a_state_larger_than_the_staging_memory_goes_through_it_as_a_ring() {
     assert!(weight.to_vec::<f32>().unwrap() == values);
 }
 
+/// The nice value of the calling thread: the 19th field of its state, the 17th behind its name.
+fn niceness() -> i32 {
+    let stat = fs::read_to_string("/proc/thread-self/stat").unwrap();
+    stat.rsplit_once(") ").unwrap().1.split(' ').nth(16).unwrap().parse().unwrap()
+}
+
+#[test]
+fn low_priority_is_that_of_the_threads_that_write() {
+    for low in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let tell = told.clone();
+        let saver = Saver::alone(folder.path()).low_priority(low).progress(move |progress: Progress| {
+            if progress.phase == Phase::Write {
+                tell.lock().unwrap().push(niceness());
+            }
+        });
+        let saver = saver.open().unwrap();
+        let weight = tensor(7.0);
+        saver.save_async(1, &State::new().with("weight", &weight)).unwrap().wait().unwrap();
+        let mut told = std::mem::take(&mut *told.lock().unwrap());
+        told.dedup();
+        assert_eq!(told, [if low { niceness().max(10) } else { niceness() }]);
+    }
+}
+
 #[test]
 fn what_an_optimizer_owns_is_copied_before_its_next_step_changes_it() {
     let folder = tempfile::tempdir().unwrap();

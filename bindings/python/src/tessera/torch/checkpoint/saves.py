@@ -7,6 +7,7 @@ rank 0 then replaces the directory's `.metadata`, and PyTorch sees the new save 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -37,6 +38,7 @@ __all__ = ["FORMATS", "Save", "local_directory"]
 
 FORMATS = ("tessera", "torch_dcp")
 _WRITER = "pytorch"
+_LOW_PRIORITY = 10  # the nice value that the core gives its own threads
 _REMOVED = ".removed-"
 _HEAD = re.compile(rb'^\{"format":"[^"]*","version":\d+,"sequence":(\d+),')
 
@@ -125,8 +127,17 @@ class Save:
             else:
                 future.set_result(described(entries))
 
+        def in_background() -> None:
+            if self._low_priority and work is None:  # this thread writes, and those that it starts
+                with contextlib.suppress(OSError):
+                    thread_id = threading.get_native_id()
+                    os.setpriority(
+                        os.PRIO_PROCESS, thread_id, max(os.getpriority(os.PRIO_PROCESS, thread_id), _LOW_PRIORITY)
+                    )
+            finish()
+
         # Not a daemon: a program that ends waits for its last save.
-        thread = threading.Thread(target=finish, name="tessera-async-save")
+        thread = threading.Thread(target=in_background, name="tessera-async-save")
         try:
             thread.start()
         except RuntimeError:  # no more threads are to be had; the other ranks count on this one

@@ -9,6 +9,8 @@ import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
@@ -18,8 +20,10 @@ import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
@@ -171,6 +175,31 @@ class SaverTest {
             if (weight.floats().get(i) != i) {
                 assertEquals(i, weight.floats().get(i), "element " + i);
             }
+        }
+    }
+
+    /** The nice value of the calling thread: the 19th field of its state, the 17th behind its name. */
+    private static int niceness() {
+        try {
+            final String stat = Files.readString(Path.of("/proc/thread-self/stat"));
+            return Integer.parseInt(stat.substring(stat.lastIndexOf(')') + 2).split(" ")[16]);
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
+        }
+    }
+
+    @Test
+    void lowPriorityIsThatOfTheThreadsThatWrite() throws Exception {
+        for (boolean low : new boolean[] {false, true}) {
+            final Set<Integer> told = ConcurrentHashMap.newKeySet();
+            try (Saver saver = Saver.at(null, root).lowPriority(low).progress((phase, done, total) -> {
+                if (phase == Progress.Phase.WRITE) {
+                    told.add(niceness());
+                }
+            }).open()) {
+                saver.saveAsync(1, state(1)).get(60, TimeUnit.SECONDS);
+            }
+            assertEquals(Set.of(low ? Math.max(niceness(), 10) : niceness()), told);
         }
     }
 
