@@ -4,8 +4,11 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.stream.Collectors;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 
@@ -28,6 +31,24 @@ class LaunchTest {
                             + sum.floats().get(0) + " preempted " + Launch.preemptRequested());
                 }
             });
+        }
+    }
+
+    /** A rank that works until all ranks are told to stop. */
+    public static final class Preempted {
+        private Preempted() {}
+
+        public static void main(String[] args) {
+            try (Comm comm = Comm.fromEnv()) {
+                System.out.println("running");
+                final Tensor told = Tensor.zeros(DType.F32, 1);
+                for (long end = System.nanoTime() + 60_000_000_000L; told.floats().get(0) == 0 && System.nanoTime() < end;) {
+                    told.floats().put(0, Launch.preemptRequested() ? 1 : 0);
+                    comm.allReduce(told, ReduceOp.MIN);
+                }
+                comm.finish();
+                System.out.println("rank " + comm.rank() + " preempted " + Launch.preemptRequested());
+            }
         }
     }
 
@@ -71,6 +92,23 @@ class LaunchTest {
         final String out = Jvm.run(0, Jvm.launched(Rank.class.getName()));
         assertTrue(out.contains("rank 0 of 2 sum 1.0 preempted false"), out);
         assertTrue(out.contains("rank 1 of 2 sum 1.0 preempted false"), out);
+    }
+
+    @Test
+    void ranksSeeThatTheJobIsToldToStop() throws Exception {
+        final Process job = new ProcessBuilder(Jvm.launched(Preempted.class.getName()))
+                .redirectError(ProcessBuilder.Redirect.INHERIT).start();
+        try (BufferedReader out = new BufferedReader(new InputStreamReader(job.getInputStream()))) {
+            for (int rank = 0; rank < 2; ++rank) {
+                assertTrue(String.valueOf(out.readLine()).contains("running"));
+            }
+            job.toHandle().destroy(); // by SIGTERM; job.destroy() would close what is read, too
+            final String rest = out.lines().collect(Collectors.joining("\n"));
+            assertTrue(rest.contains("rank 0 preempted true"), rest);
+            assertTrue(rest.contains("rank 1 preempted true"), rest);
+        } finally {
+            job.destroyForcibly().waitFor();
+        }
     }
 
     @Test
