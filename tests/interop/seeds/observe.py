@@ -37,13 +37,13 @@ def own(value: torch.Tensor) -> torch.Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def batch() -> torch.Tensor:
-    return torch.linspace(0, 1, 8 * 16).reshape(8, 16)
+def batch(features: int) -> torch.Tensor:
+    return torch.linspace(0, 1, 8 * features).reshape(8, features)
 
 
-def loss_of(model: torch.nn.Module) -> float:
+def loss_of(model: torch.nn.Module, features: int = 16) -> float:
     with torch.no_grad():
-        return float(model(batch()).sum())
+        return float(model(batch(features)).sum())
 
 
 def main() -> None:
@@ -60,7 +60,8 @@ def main() -> None:
             for model, optim in ((model_1, optim_1), (model_2, optim_2)):
                 with FSDP.summon_full_params(model):
                     parameters = {n: p.detach().clone() for n, p in model.module.named_parameters()}
-                of_pair.append((parameters, {k: own(v).clone() for k, v in optim.state_dict()["state"][0].items()}))
+                moments = {k: own(v).clone() for k, v in optim.state_dict()["state"][0].items()}
+                of_pair.append((parameters, moments, loss_of(model, features=4)))
             everything: list[Any] = [None] * world_size
             dist.all_gather_object(everything, of_pair)
             seen.append((stage, everything))

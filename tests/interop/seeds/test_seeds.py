@@ -95,13 +95,18 @@ def test_fsdp_checkpoint(tmp_path: Path, ranks: int) -> None:
     (first, before), (second, after) = watched("fsdp_checkpoint", ranks, tmp_path)
     assert (first, second) == ("Before loading", "After loading")
     for rank in range(ranks):
-        (model_1, optim_1), (model_2, _) = before[rank]
+        (model_1, optim_1, loss_1), (model_2, _, loss_2) = before[rank]
         assert not torch.equal(model_1["weight"], model_2["weight"])
-        (same_1, same_optim_1), (loaded_2, loaded_optim_2) = after[rank]
+        assert loss_1 != loss_2
+        (same_1, same_optim_1, same_loss_1), (loaded_2, loaded_optim_2, loaded_loss_2) = after[rank]
         assert_same(model_1, same_1)
         assert_same(optim_1, same_optim_1)
         assert_same(model_1, loaded_2)
         assert_same(optim_1, loaded_optim_2)
+        assert loss_1 == same_loss_1 == loaded_loss_2
+        plain = torch.nn.Linear(4, 4)
+        plain.load_state_dict(loaded_2)
+        assert loss_of(plain, features=4) == pytest.approx(loss_1, rel=1e-5)
     assert any(not torch.equal(of_rank[0][1]["exp_avg"], of_rank[1][1]["exp_avg"]) for of_rank in before)
     assert rank_files(tmp_path / "checkpoint") == [f"rank-{rank:05}.safetensors" for rank in range(ranks)]
     with ts.Checkpoint(tmp_path / "checkpoint") as ours:
