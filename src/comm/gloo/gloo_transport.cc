@@ -177,7 +177,7 @@ void GlooTransport::tell_all(const Notice& notice) {
 }
 
 void GlooTransport::drain(Flight& flight) const noexcept {
-    if (flight.direction() != Direction::send) return;
+    if (flight.done() || flight.direction() != Direction::send) return;
     try {
         while (!flight.wait(waker_, Clock::now() + glance)) {
             const auto now = Clock::now();
