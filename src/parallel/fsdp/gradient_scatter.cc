@@ -18,7 +18,7 @@ void for_dtypes(Step&& step) {
     for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) step(dtype);
 }
 
-// Memory that begins at a whole cache line.
+// Memory in there that begins at a whole cache line.
 std::byte* aligned_in(std::vector<std::byte>& memory, size_t size) {
     if (memory.size() < size + fsdp_alignment) memory.assign(size + fsdp_alignment, std::byte{0});
     const auto begin = reinterpret_cast<uintptr_t>(memory.data());
@@ -37,24 +37,32 @@ GradientScatter::GradientScatter(std::shared_ptr<Communicator> comm, std::shared
       shards_(std::move(shards)),
       partial_(plan_->units.size()) {}
 
-// What each trained piece of the unit is reduced from and to, the latter one after the other in `memory`.
-std::vector<GradientScatter::Part> GradientScatter::parts_of(size_t unit, std::byte* grads,
-                                                             std::vector<std::byte>& memory) const {
+// What each trained piece of the unit is reduced from, and to memory that has yet to be named.
+std::vector<GradientScatter::Part> GradientScatter::parts_of(size_t unit, std::byte* grads) const {
     std::vector<Part> parts;
-    size_t size = 0;
     for (const FsdpPiece& piece : plan_->units[unit].pieces) {
         if (!piece.trained || piece.chunk == 0) continue;
         parts.push_back({&piece,
                          {grads + piece.grad_at, Dims{piece.chunk * comm_->world_size()}, piece.grad_dtype, {}},
                          {nullptr, Dims{piece.chunk}, piece.grad_dtype, {}}});
-        size += round_up(parts.back().reduced.size_bytes(), fsdp_alignment);
-    }
-    std::byte* at = aligned_in(memory, size);
-    for (Part& part : parts) {
-        part.reduced.data = at;
-        at += round_up(part.reduced.size_bytes(), fsdp_alignment);
     }
     return parts;
+}
+
+// Those that are reduced to nowhere yet are to `memory`, one after the other.
+void GradientScatter::place(std::vector<Part>& parts, std::vector<std::byte>& memory) {
+    const auto taken = [](const Part& part) {
+        return part.reduced.data != nullptr ? 0 : round_up(part.reduced.size_bytes(), fsdp_alignment);
+    };
+    size_t size = 0;
+    for (const Part& part : parts) size += taken(part);
+    if (size == 0) return;
+    std::byte* at = aligned_in(memory, size);
+    for (Part& part : parts) {
+        const size_t of_part = taken(part);
+        if (of_part > 0) part.reduced.data = at;
+        at += of_part;
+    }
 }
 
 Tensor GradientScatter::shard_of(const Part& part) const {
@@ -133,14 +141,16 @@ void GradientScatter::store(const Part& part, bool add) const {
 }
 
 void GradientScatter::reduce(size_t unit, std::byte* grads, bool add) {
-    std::vector<Part> parts = parts_of(unit, grads, scratch_);
+    std::vector<Part> parts = parts_of(unit, grads);
     std::vector<std::byte>& partial = partial_[unit];
     for (Part& part : parts) {  // straight into the shard where nothing is between
         if (!add && part.reduced.dtype == part.piece->dtype) part.reduced.data = shard_of(part).data;
     }
+    place(parts, scratch_);
     scatter(parts);
     if (!partial.empty()) {
-        const std::vector<Part> before = parts_of(unit, grads, partial);
+        std::vector<Part> before = parts_of(unit, grads);
+        place(before, partial);
         for (size_t i = 0; i < parts.size(); ++i) tsr::add(parts[i].reduced, before[i].reduced);
         partial = {};
     }
@@ -149,10 +159,12 @@ void GradientScatter::reduce(size_t unit, std::byte* grads, bool add) {
 }
 
 void GradientScatter::reduce_partly(size_t unit, std::byte* grads) {
-    const std::vector<Part> parts = parts_of(unit, grads, scratch_);
+    std::vector<Part> parts = parts_of(unit, grads);
+    place(parts, scratch_);
     scatter(parts);
     const bool first = partial_[unit].empty();
-    const std::vector<Part> sums = parts_of(unit, grads, partial_[unit]);
+    std::vector<Part> sums = parts_of(unit, grads);
+    place(sums, partial_[unit]);
     for (size_t i = 0; i < parts.size(); ++i) {
         if (first) std::memset(sums[i].reduced.data, 0, sums[i].reduced.size_bytes());
         tsr::add(sums[i].reduced, parts[i].reduced);

@@ -33,6 +33,8 @@ class GradientScatter {
     void reduce_partly(size_t unit, std::byte* grads);
     // Between steps.
     void forget_partial();
+    // Bytes beside the gradients and the shards: none until a reduction converts, adds or is to be gone on with.
+    [[nodiscard]] size_t scratch_size() const { return scratch_.size(); }
 
    private:
     struct Part {
@@ -40,7 +42,8 @@ class GradientScatter {
         Tensor whole;
         Tensor reduced;  // this rank's chunk
     };
-    [[nodiscard]] std::vector<Part> parts_of(size_t unit, std::byte* grads, std::vector<std::byte>& memory) const;
+    [[nodiscard]] std::vector<Part> parts_of(size_t unit, std::byte* grads) const;
+    static void place(std::vector<Part>& parts, std::vector<std::byte>& memory);
     [[nodiscard]] Tensor shard_of(const Part& part) const;
     void scatter(const std::vector<Part>& parts);
     void reduce_over_replicas(const std::vector<Part>& parts);
@@ -51,7 +54,7 @@ class GradientScatter {
     const std::shared_ptr<const FsdpPlan> plan_;
     const ScatterOptions options_;
     const std::shared_ptr<std::byte> shards_;
-    std::vector<std::byte> scratch_;               // chunks in the dtype of reduction
+    std::vector<std::byte> scratch_;  // chunks in the dtype of reduction that are not straight in the shards
     std::vector<std::vector<std::byte>> partial_;  // of each unit: sums that are yet to be reduced over the replicas
 };
 
