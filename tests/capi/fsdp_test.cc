@@ -444,6 +444,60 @@ TEST(FsdpApi, ARankThatIsRefusedTheNormMayAskAgainWhileTheOthersWait) {
     });
 }
 
+// The last row is rank 1's: so is the NaN, whichever rank had it in its gradient.
+TEST(FsdpApi, ANanOfOneRankMakesTheNormInfiniteOnAllAndGradientsStay) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
+        api::Array<float> weight({4, 2}, 1);
+        const tsr_param param{"w", weight.tensor()};
+        const tsr_fsdp_unit unit{"u", &param, 1, nullptr, 1, 0, 0, {}};
+        api::Owned<tsr_fsdp> fsdp;
+        ASSERT_OK(tsr_fsdp_create(comm, &unit, 1, nullptr, fsdp.out()));
+        api::Owned<tsr_optimizer> sgd;
+        ASSERT_OK(tsr_fsdp_sgd(fsdp, nullptr, sgd.out()));
+        ASSERT_OK(tsr_fsdp_backward(fsdp, 0));
+        tsr_tensor grad{};
+        ASSERT_OK(tsr_fsdp_grad(fsdp, 0, &grad));
+        for (float& g : floats(grad)) g = 3;
+        if (rank == 0) floats(grad)[7] = std::nanf("");
+        ASSERT_OK(tsr_fsdp_grads_ready(fsdp, 0));
+        ASSERT_OK(tsr_fsdp_wait(fsdp));
+        for (const double p : {1.0, 2.0, static_cast<double>(INFINITY)}) {
+            double norm = 0;
+            ASSERT_OK(tsr_optimizer_clip_grad_norm(sgd, 1, p, &norm));
+            EXPECT_EQ(norm, INFINITY) << "p " << p << ", rank " << rank;
+        }
+        ASSERT_OK(tsr_fsdp_shard_grad(fsdp, 0, &grad));
+        EXPECT_THAT(floats(grad).first(3), Each(3.0F)) << "as they were";
+        EXPECT_EQ(std::isnan(floats(grad)[3]), rank == 1);
+    });
+}
+
+TEST(FsdpApi, GradientsThatWereNotWrittenToTheirEndsAreNamed) {
+    api::run_ranks(2, [](tsr_comm* comm, int32_t) {
+        Model model(1);
+        const auto fsdp = model.create(comm);
+        ASSERT_OK(tsr_fsdp_backward(fsdp, 0));
+        tsr_tensor weight{};
+        tsr_tensor bias{};
+        ASSERT_OK(tsr_fsdp_grad(fsdp, 0, &weight));
+        ASSERT_OK(tsr_fsdp_grad(fsdp, 1, &bias));
+        EXPECT_FAILS(tsr_fsdp_grads_ready(fsdp, 0), TSR_E_INVALID_STATE,
+                     "2 of 2 gradients of unit \"fc1\" were not written: \"fc1.weight\", \"fc1.bias\"");
+        for (float& g : floats(weight)) g = 2;
+        for (float& g : floats(bias).first(4)) g = 2;  // as one does who takes it for shorter
+        EXPECT_FAILS(tsr_fsdp_grads_ready(fsdp, 0), TSR_E_INVALID_STATE,
+                     "1 of 2 gradients of unit \"fc1\" were not written: \"fc1.bias\"");
+        floats(bias)[4] = 2;
+        ASSERT_OK(tsr_fsdp_grads_ready(fsdp, 0));
+        ASSERT_OK(tsr_fsdp_backward(fsdp, 1));
+        ASSERT_OK(tsr_fsdp_unused(fsdp, 2));
+        ASSERT_OK(tsr_fsdp_grads_ready(fsdp, 1));
+        ASSERT_OK(tsr_fsdp_wait(fsdp));
+        ASSERT_OK(tsr_fsdp_shard_grad(fsdp, 1, &bias));
+        EXPECT_THAT(floats(bias), Each(2.0F));
+    });
+}
+
 TEST(FsdpApi, ParametersMayComeWithoutValues) {
     api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
         const std::array<int64_t, 2> shape{1 << 20, 1 << 20};  // 4 TiB, of which nobody has a byte beyond its rows

@@ -140,7 +140,7 @@ TEST(GradScalerApi, OverAShardedModelAllRanksDecideAlike) {
         ASSERT_OK(tsr_fsdp_create(comm, &unit, 1, nullptr, fsdp.out()));
         api::Owned<tsr_optimizer> optimizer;
         ASSERT_OK(tsr_fsdp_adamw(fsdp, nullptr, optimizer.out()));
-        const auto scaler = scaler_with(4, 1);
+        const auto scaler = scaler_with(8, 1);
         tsr_param shard{};
         ASSERT_OK(tsr_fsdp_shard(fsdp, 0, &shard));
         const auto* const values = static_cast<const float*>(shard.tensor.data);
@@ -152,13 +152,16 @@ TEST(GradScalerApi, OverAShardedModelAllRanksDecideAlike) {
             ASSERT_OK(tsr_fsdp_grads_ready(fsdp, 0));
             ASSERT_OK(tsr_fsdp_wait(fsdp));
         };
-        iterate(infinite);
         int32_t stepped = -1;
-        ASSERT_OK(tsr_grad_scaler_step(scaler, optimizer, &stepped));
-        EXPECT_EQ(stepped, 0) << "on rank " << rank;
-        EXPECT_EQ(values[0], 1);
-        ASSERT_OK(tsr_grad_scaler_update(scaler));
-        EXPECT_EQ(scale_of(scaler), 2);
+        auto scale = scale_of(scaler);
+        for (const float overflown : {infinite, std::numeric_limits<float>::quiet_NaN()}) {
+            iterate(overflown);
+            ASSERT_OK(tsr_grad_scaler_step(scaler, optimizer, &stepped));
+            EXPECT_EQ(stepped, 0) << overflown << " on rank " << rank;
+            EXPECT_EQ(values[0], 1);
+            ASSERT_OK(tsr_grad_scaler_update(scaler));
+            EXPECT_EQ(scale_of(scaler), scale /= 2);
+        }
         int64_t steps = -1;
         EXPECT_OK(tsr_optimizer_steps(optimizer, &steps));
         EXPECT_EQ(steps, 0) << "moments begin with the first step that is made";
