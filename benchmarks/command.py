@@ -1,10 +1,10 @@
 """`tessera ckpt` on a checkpoint of 100,000 tensors, against what a person takes for instant: 0.3 s.
 
-A safetensors file of that many small tensors is made and converted to the native format and to PyTorch's DCP; the bound
-holds for the native one, and for commands that read no data: all but `diff`, which compares it with itself. `latest` is
-of roots, so of the native format alone. Whole processes are timed, from start to exit, their output thrown away: by the
-processor's time, user and system, since these commands have one thread, and a clock would tell what else the machine
-did.
+A safetensors file of that many small tensors is made and converted to the native format and to PyTorch's DCP. The bound
+holds for the native one, and for commands that read no data: all but `diff`, which compares it with itself, `convert`,
+which writes safetensors, and `rename-keys`. `latest`, `gc` and `rename-keys` are for the native format alone. Whole
+processes are timed, from start to exit, their output thrown away: by the processor's time, user and system, since these
+commands have one thread, and a clock would tell what else the machine did.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ PARTS = {
 }
 NAME = "model.layers.77.attn.q.weight"
 PATH = "PATH"
+OUT = "OUT"  # is removed after each round
 COMMANDS = {
     "info": ["info", PATH],
     "info --json": ["info", "--json", PATH],
@@ -44,9 +45,12 @@ COMMANDS = {
     "latest": ["latest", PATH],
     "verify --fast": ["verify", "--fast", PATH],
     "diff": ["diff", PATH, PATH],
+    "gc --dry-run": ["gc", "--dry-run", PATH],
+    "convert": ["convert", "--to", "safetensors", PATH, OUT],
+    "rename-keys": ["rename-keys", "--prefix", "model.", PATH, OUT],
 }
-NATIVE_ALONE = {"latest"}
-READS_DATA = {"diff"}
+NATIVE_ALONE = {"latest", "gc --dry-run", "rename-keys"}
+READS_DATA = {"diff", "convert", "rename-keys"}
 SECONDS = 0.3
 
 
@@ -89,8 +93,12 @@ def bench(tessera: Path, rounds: int) -> list[results.Case]:
             for name, words in COMMANDS.items():
                 if name in NATIVE_ALONE and form != "native":
                     continue
-                line = [str(tessera), "ckpt", *(str(path) if word is PATH else word for word in words)]
-                measured = [(seconds_of(line), SECONDS) for _ in range(rounds)]
+                places = {PATH: str(path), OUT: str(scratch / "out")}
+                line = [str(tessera), "ckpt", *(places.get(word, word) for word in words)]
+                measured = []
+                for _ in range(rounds):
+                    measured.append((seconds_of(line), SECONDS))
+                    shutil.rmtree(scratch / "out", ignore_errors=True)
                 target = 1.0 if form == "native" and name not in READS_DATA else None
                 cases.append(
                     results.case(f"{form}: {name}", "processor s", "bound", measured, target, smaller_is_better=True)
