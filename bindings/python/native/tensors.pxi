@@ -101,14 +101,17 @@ cdef class Tensor:
 
     cdef tsr_tensor view
     cdef int64_t shape_words[8]
+    cdef int64_t stride_words[8]
     cdef Py_buffer buffer
     cdef bint has_buffer
+    cdef bint strided  # what is not contiguous is left to the library to refuse, on all ranks
     cdef object owner
 
-    def __cinit__(self, object source, int dtype=0, bint writable=True):
+    def __cinit__(self, object source, int dtype=0, bint writable=True, *, bint strided=False):
         memset(&self.view, 0, sizeof(tsr_tensor))
         self.view.device_type = TSR_DEVICE_CPU
-        self.view.shape = self.shape_words  # and no strides: what comes in is contiguous
+        self.view.shape = self.shape_words  # and no strides, but for what is not contiguous
+        self.strided = strided
         if source is LATER:
             return
         if PyObject_CheckBuffer(source) and self.from_buffer(source, dtype, writable):
@@ -228,7 +231,7 @@ cdef class Tensor:
 
     cdef int set_dims(self, int ndim, const Py_ssize_t *shape, const Py_ssize_t *strides, Py_ssize_t item_size,
                       object source) except -1:
-        """Takes the shape over, and refuses what is not contiguous; strides are in bytes."""
+        """Takes the shape over; strides are in bytes. What is not contiguous is refused, or keeps them if it may."""
         cdef uint64_t expected = item_size
         cdef bint empty = False, contiguous = True
         cdef int i
@@ -241,11 +244,16 @@ cdef class Tensor:
                 contiguous = False
             empty = empty or shape[i] == 0
             expected *= <uint64_t>shape[i]
-        if not contiguous and not empty:
+        if contiguous or empty:
+            return 0
+        if not self.strided:
             raise InvalidArgument(
                 f"the {type(source).__name__} of shape {self.shape} is not contiguous (its strides are "
                 f"{tuple([strides[i] for i in range(ndim)])} bytes): give np.ascontiguousarray(x), which copies; what a "
                 "call writes into the copy has to be copied back")
+        for i in range(ndim):  # in elements; 0, which no contiguous array has, where they are none
+            self.stride_words[i] = strides[i] // item_size if strides[i] % item_size == 0 else 0
+        self.view.strides = self.stride_words
         return 0
 
     @property

@@ -77,7 +77,7 @@ MISTAKES: dict[str, tuple[Callable[[Things], Any], Any, str]] = {
     "surrogate": (lambda t: ts.DDP(t.comm, {"\ud800": t.w}), ts.InvalidArgument, "surrogate"),
     "zero in a name": (lambda t: ts.DDP(t.comm, {"a\0b": t.w}), ts.InvalidArgument, "zero character"),
     "a float": (lambda t: ts.DDP(t.comm, {"scale": 1.0}), TypeError, "parameter 'scale': a float is no tensor"),
-    "columns": (lambda t: ts.DDP(t.comm, {"w": np.ones((4, 4))[:, ::2]}), ts.InvalidArgument, "'w'.*ascontiguous"),
+    "columns": (lambda t: ts.DDP(t.comm, {"w": np.ones((4, 4))[:, ::2]}), ts.InvalidArgument, '"w".*contiguous copy'),
     # arrays
     "int16": (lambda t: t.comm.all_reduce(np.ones(2, np.int16)), ts.Unsupported, "i16 cannot.*f16, bf16, f32.*i64"),
     "complex": (lambda t: t.comm.all_reduce(np.ones(2, complex)), ts.Unsupported, "c128 cannot.*f16, bf16, f32"),

@@ -425,6 +425,18 @@ def test_parameters_and_moments_are_in_memory_once_a_host(program):
     assert 2.4 * tensor < used["shared"] < 3.0 * tensor, used
 
 
+def test_a_parameter_that_is_not_contiguous_on_one_rank_is_an_error_of_all(ranks):
+    def body(comm: ts.Comm):
+        weight = np.zeros((4, 4), np.float32)
+        return ts.DDP(comm, {"w": weight[:, :2] if comm.rank == 1 else weight[:, :2].copy()})
+
+    good, bad = ranks.outcomes(2, body)
+    for error in (good, bad):
+        assert isinstance(error, ts.InvalidArgument)
+        assert '"w") is not contiguous: stride 4 of dimension 0, expected 2' in str(error)
+    assert "rank 1" in str(good)
+
+
 def test_bad_options_are_named(alone):
     for options, said in (
         ({"hook": "powersgd"}, "hook is 'powersgd'; one of 'all_reduce'"),

@@ -51,9 +51,10 @@ def named(params: Params | Iterable[Any], what: str = "params") -> tuple[list[st
 
 
 def parameter(name: str, array: ArrayLike) -> _core.Tensor:
-    """An array as the library takes it; what is wrong with it is said of the parameter."""
+    """An array as the library takes it; what is wrong with it is said of the parameter. One that is not contiguous is
+    for the library to refuse: it tells all ranks."""
     try:
-        return tensor(array)
+        return _core.Tensor(array, strided=True)
     except (InvalidArgument, TypeError) as error:
         raise type(error)(f"parameter {name!r}: {error}") from None
 
