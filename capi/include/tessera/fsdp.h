@@ -150,7 +150,9 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_shard_grad(const tsr_fsdp *fsdp, size_t
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_layout(const tsr_fsdp *fsdp, size_t index, tsr_layout **out);
 
-/** A parameter, whole: read only, since the ranks of a host have one copy of it.
+/** A parameter, whole: read only, since the ranks of a host have one copy of it. What reads it in the background, such as a
+ *  collective with `work`, must have been waited for before the unit is sharded again: the library does not know of it, and
+ *  it would read another unit's parameters.
  *  @param fsdp   borrowed for the call
  *  @param index  0 to parameter count - 1
  *  @param whole  out: shape borrowed until destroy; memory, 64-aligned, until the unit is sharded again, at the same address
@@ -177,7 +179,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_grad(tsr_fsdp *fsdp, size_t index, tsr_
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_forward(tsr_fsdp *fsdp, size_t unit);
 
 /** A unit's forward ends: its parameters are sharded again, unless it is kept until its backward. One that is still on
- *  its way is waited for.
+ *  its way is waited for; what else reads them is not (see tsr_fsdp_whole).
  *  @param fsdp  borrowed for the call
  *  @param unit  0 to unit count - 1
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, MISMATCH, TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY, INTERRUPTED (call
@@ -243,7 +245,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_unshard(tsr_fsdp *fsdp, size_t unit);
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_await(tsr_fsdp *fsdp, size_t unit);
 
 /** Give the memory of a whole unit back; of one that is sharded, nothing. Its addresses show other parameters from here on.
- *  One that is still on its way is waited for.
+ *  One that is still on its way is waited for; what else reads them is not (see tsr_fsdp_whole).
  *  @param fsdp  borrowed for the call
  *  @param unit  0 to unit count - 1
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (its backward began), MISMATCH, TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY,
