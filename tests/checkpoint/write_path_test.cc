@@ -167,8 +167,8 @@ TEST(WritePath, WhatIsCachedIsReadThroughTheCacheAndNothingElse) {
     EXPECT_EQ(buffered, 6);
 }
 
-// Through the cache to any memory, past it to memory that is aligned: nothing is copied on. Past it to other memory: by way of
-// a buffer.
+// Through the cache to any memory, past it to memory that is aligned: nothing is copied on. Past it to other memory: by
+// way of a buffer.
 TEST(WritePath, WhatIsReadGoesStraightToWhereItBelongs) {
     const TempDir dir;
     constexpr size_t bytes = 24 << 20;

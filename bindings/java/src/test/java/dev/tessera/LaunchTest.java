@@ -8,6 +8,7 @@ import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.concurrent.TimeUnit;
 import java.util.stream.Collectors;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
@@ -42,7 +43,8 @@ class LaunchTest {
             try (Comm comm = Comm.fromEnv()) {
                 System.out.println("running");
                 final Tensor told = Tensor.zeros(DType.F32, 1);
-                for (long end = System.nanoTime() + 60_000_000_000L; told.floats().get(0) == 0 && System.nanoTime() < end;) {
+                final long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
+                while (told.floats().get(0) == 0 && System.nanoTime() < end) {
                     told.floats().put(0, Launch.preemptRequested() ? 1 : 0);
                     comm.allReduce(told, ReduceOp.MIN);
                 }
