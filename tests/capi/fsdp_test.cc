@@ -180,7 +180,9 @@ TEST(FsdpApi, MemoryThatIsLeftToUnitsHasWhatShardsHave) {
             int32_t phase = -1;
             ASSERT_OK(tsr_fsdp_unit_phase(fsdp, 0, &phase));
             EXPECT_EQ(phase, TSR_FSDP_SHARDED);
-            if (steps_after == 1) EXPECT_OK(tsr_optimizer_step(optimizer));
+            if (steps_after == 1) {
+                EXPECT_OK(tsr_optimizer_step(optimizer));
+            }
         }
     });
 }
