@@ -9,6 +9,7 @@ import subprocess
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tessera as ts
 from user_programs import PREFIX, ROOT, c, java, python, rust
@@ -62,7 +63,36 @@ def test_each_program_goes_on_from_the_one_before(tmp_path: Path, monkeypatch: p
     state = names["state"]
     assert isinstance(state, dict)
     assert torch.equal(state["w"], torch.full((1000, 64), float(last)))
-    assert len(list(Path("checkpoints").glob("step-*"))) == 3
+    assert len(list(Path("runs/rows").glob("step-*"))) == 3
+
+
+@pytest.mark.parametrize("form", ["tessera", "torch_dcp"])
+def test_an_optimizer_of_pytorch_takes_what_one_of_ours_saved(tmp_path: Path, form: str) -> None:
+    torch = pytest.importorskip("torch")
+    weight = np.ones((3, 4), np.float32)
+    with ts.init() as comm, ts.Saver(comm, tmp_path, format=form) as saver:
+        ddp = ts.DDP(comm, {"fc.weight": weight})
+        opt = ts.AdamW(ddp, lr=0.02, betas=(0.8, 0.9))
+        ddp.grads["fc.weight"][...] = 2
+        ddp.ready_all()
+        ddp.wait()
+        opt.step()
+        saver.save(1, ts.State(model=ddp, optim=opt))
+    with ts.Checkpoint(tmp_path) as checkpoint:
+        path, average = checkpoint.path, checkpoint["optim.state.fc.weight.exp_avg"]
+    model = torch.nn.Sequential()
+    model.add_module("fc", torch.nn.Linear(4, 3, bias=False))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, amsgrad=False)
+    program = examples("python")[5]
+    if form == "tessera":
+        (reader,) = re.findall(r"`(storage_reader=tessera\S+)`", PAGE)
+        program = "import tessera.torch\n" + program.replace("checkpoint_id=path", reader)
+    exec(program, {"model": model, "optimizer": optimizer, "path": path})
+    (parameter,) = model.parameters()
+    assert (parameter.detach().numpy() == weight).all()
+    assert (optimizer.state[parameter]["exp_avg"].numpy() == average).all()
+    settings = optimizer.param_groups[0]
+    assert (settings["lr"], tuple(settings["betas"]), settings["amsgrad"]) == (0.02, (0.8, 0.9), False)
 
 
 def test_an_object_of_each_language_goes_on_from_that_of_each_other(tmp_path: Path) -> None:

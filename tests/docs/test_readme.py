@@ -44,7 +44,7 @@ def test_python_runs(tmp_path: Path) -> None:
         "    for grad in grads.values(): grad[:] = 1\n" + example("python") + "print(step)\n"
     )
     assert run(sys.executable, source, cwd=tmp_path).split()[-1] == "499"
-    saved = (tmp_path / "checkpoints" / "latest").read_text(encoding="utf-8")
+    saved = (tmp_path / "runs" / "first" / "latest").read_text(encoding="utf-8")
     assert saved.startswith("step-00000500-")
 
 

@@ -79,6 +79,7 @@ MISTAKES: dict[str, tuple[Callable[[Things], Any], Any, str]] = {
     "a float": (lambda t: ts.DDP(t.comm, {"scale": 1.0}), TypeError, "parameter 'scale': a float is no tensor"),
     "columns": (lambda t: ts.DDP(t.comm, {"w": np.ones((4, 4))[:, ::2]}), ts.InvalidArgument, '"w".*contiguous copy'),
     # arrays
+    "list": (lambda t: t.comm.all_reduce([1.0, 2.0]), TypeError, r"a list of numbers is no tensor; .*np\.array"),
     "int16": (lambda t: t.comm.all_reduce(np.ones(2, np.int16)), ts.Unsupported, "i16 cannot.*f16, bf16, f32.*i64"),
     "complex": (lambda t: t.comm.all_reduce(np.ones(2, complex)), ts.Unsupported, "c128 cannot.*f16, bf16, f32"),
     "big endian": (lambda t: t.comm.all_reduce(np.ones(2, ">f4")), ts.InvalidArgument, ">f4.*byte order"),
@@ -152,6 +153,11 @@ MISTAKES: dict[str, tuple[Callable[[Things], Any], Any, str]] = {
         lambda t: ts.State(z=np.ones(2, np.longdouble)),
         ts.InvalidArgument,
         "z: .*(float128|longdouble)",
+    ),
+    "attribute": (
+        lambda t: setattr(t.state, "epoch", 5),
+        AttributeError,
+        r"no attribute 'epoch'; .*state\['epoch'\] =",
     ),
     "name of a part": (lambda t: t.state.__setitem__(3, 4), TypeError, "named by a str, not by 3"),
     # stores, logs, layouts

@@ -931,4 +931,6 @@ def test_the_pages_examples_run(program, number):
     written = program("import os, sys\nos.chdir(sys.argv[1])\n" + examples[number])
     run = written.launch(2, str(written.path.parent))
     assert run.returncode == 0, run.stderr
-    assert (written.path.parent / "checkpoints/latest").exists() == (number == 0), "the first one saves"
+    assert (written.path.parent / "runs/fsdp/latest").exists() == (number == 0), "the first one saves"
+    told = re.findall(r"step (\d+): loss \d", run.stdout)
+    assert told == (["0", "100", "200", "300", "400"] if number == 0 else [])

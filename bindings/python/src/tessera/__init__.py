@@ -6,7 +6,7 @@
         ddp = ts.DDP(comm, {"weight": weight, "bias": bias})
         opt = ts.AdamW(ddp, lr=1e-3)
         data = ts.Sampler(comm, length=1500, seed=7)
-        saver = ts.Saver(comm, "checkpoints", keep_latest=3)
+        saver = ts.Saver(comm, "runs/model", keep_latest=3)
         state = ts.State(model=ddp, optim=opt, data=data)
         for step in range(saver.resume(state), 500):
             loss = forward_backward(data.batch(32), ddp.grads)

@@ -18,7 +18,10 @@ __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
 
 
 class Optimizer(Closable):
-    """What `SGD`, `Adam` and `AdamW` share."""
+    """What `SGD`, `Adam` and `AdamW` share.
+
+    A load, `Saver.resume` too, replaces the settings, `lr` among them, by those that were saved: set `lr` after it.
+    """
 
     _handle: _core.Optimizer
 
@@ -107,6 +110,8 @@ def _over(params: DDP | FSDP | Params, grads: Params | None) -> tuple[Any, ...]:
 class SGD(Optimizer):
     """Stochastic gradient descent, with momentum after Sutskever et al. 2013.
 
+    A load replaces the settings by those that were saved: set `lr` after it.
+
     Parameters
     ----------
     params : DDP, FSDP, or named arrays as `DDP` takes them
@@ -147,6 +152,8 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015), with bias correction.
 
+    A load replaces the settings by those that were saved: set `lr` after it.
+
     Parameters
     ----------
     params, grads
@@ -176,6 +183,8 @@ class Adam(Optimizer):
 
 class AdamW(Optimizer):
     """AdamW (Loshchilov and Hutter 2019): Adam with decoupled weight decay.
+
+    A load replaces the settings by those that were saved: set `lr` after it.
 
     Parameters
     ----------

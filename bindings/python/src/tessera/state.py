@@ -162,6 +162,13 @@ class State(MutableMapping[str, Any]):
         self._places: list[tuple[Any, int]] = []
         self.update(parts)
 
+    if not TYPE_CHECKING:  # which refuses it by itself
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if not name.startswith("_"):
+                raise AttributeError(f"a State has no attribute {name!r}; its parts are set by state[{name!r}] = ...")
+            super().__setattr__(name, value)
+
     def __getitem__(self, name: str) -> Any:
         part = self._parts[name]
         return part.value if isinstance(part, PerRank) else part

@@ -67,7 +67,7 @@ class ReadmeTest {
             inDirectory.addAll(command);
             Jvm.run(0, inDirectory);
         }
-        assertTrue(Files.isDirectory(directory.resolve("checkpoints")), "the second one saves");
+        assertTrue(Files.isDirectory(directory.resolve("runs/train")), "the second one saves");
     }
 
     /** What is in an HDFS is as far as this goes; StorageTest saves and loads by Hadoop's local file system. */
