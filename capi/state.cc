@@ -44,10 +44,14 @@ tsr::Setting to_setting(const Json& value, const tsr::Setting& like, const std::
     if (std::holds_alternative<bool>(like) && value.is(Json::Kind::boolean)) return value.as_bool();
     if (std::holds_alternative<int64_t>(like)) return tsr::int_of(value, name);
     if (std::holds_alternative<double>(like)) return tsr::double_of(value, name);
-    if (std::holds_alternative<std::vector<double>>(like) && value.is(Json::Kind::array)) {
-        std::vector<double> list;
-        for (const Json& number : value.as_array()) list.push_back(tsr::double_of(number, name));
-        return list;
+    if (std::holds_alternative<std::vector<double>>(like)) {
+        const bool tuple = value.is(Json::Kind::object) && value.find("~") != nullptr && value.at("~") == Json("tuple");
+        const Json& numbers = tuple ? value.at("v") : value;  // PyTorch's betas
+        if (numbers.is(Json::Kind::array)) {
+            std::vector<double> list;
+            for (const Json& number : numbers.as_array()) list.push_back(tsr::double_of(number, name));
+            return list;
+        }
     }
     throw tsr::Error(tsr::Code::mismatch,
                      fmt::format("the saved setting '{}' is {}, of another type", name, value.dump()));
@@ -78,6 +82,7 @@ class SettingsOf final : public tsr::StateSource {
         }
     }
     void apply(const Values& values) override { object_->load_settings(merged(values)); }
+    bool has_tensors() const override { return std::is_same_v<Object, tsr::Optimizer>; }
 
    private:
     tsr::Settings merged(const Values& values) const {

@@ -294,7 +294,9 @@ Values under(const Values& values, const std::string& prefix) {
 
 std::vector<std::string> State::prefixes() const {
     std::vector<std::string> all;
-    for (const auto& source : sources_) all.push_back(source->prefix());
+    for (const auto& source : sources_) {
+        if (!source->has_tensors()) all.push_back(source->prefix());
+    }
     return all;
 }
 

@@ -90,7 +90,7 @@ class State {
     [[nodiscard]] bool has_values_alone() const { return tensors_.empty() && sources_.empty() && metrics_.empty(); }
     // All values, those of the sources as they are now.
     [[nodiscard]] Values collect() const;
-    // Of its sources.
+    // Of its sources that a load of other names may leave alone.
     [[nodiscard]] std::vector<std::string> prefixes() const;
     // Throws what a gate does, or if a source refuses its part of the values of a load. Sources of these prefixes are not
     // asked.

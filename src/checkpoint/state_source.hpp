@@ -22,6 +22,8 @@ class StateSource {
     // Called after the tensors of a load are in place, with all that collect() gave before it: as it was saved, and what was
     // not saved (a load may allow that) as it is.
     virtual void apply(const Values& values) = 0;
+    // Whether it has tensors in the state, too, after which it has to set itself: it is never left alone then.
+    [[nodiscard]] virtual bool has_tensors() const { return false; }
 };
 
 }  // namespace tsr

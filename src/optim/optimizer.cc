@@ -190,6 +190,24 @@ Settings Optimizer::settings() const {
     return result;
 }
 
+// The count of steps that the moments show, which is `steps` if they may be of that one.
+int64_t Optimizer::of_moments(int64_t steps) const {
+    std::optional<float> shown;
+    for (const Moment& moment : moments_) {
+        if (moment.name != step_moment) continue;
+        const float count = moment.tensor.as<float>()[0];
+        if (!(count >= 0 && count < 0x1p62F)) {
+            throw Error(Code::invalid_argument, fmt::format("the step of \"{}\" is {}", moment.param, count));
+        }
+        shown = std::max(shown.value_or(0), count);
+    }
+    if (shown) return *shown == static_cast<float>(steps) ? steps : static_cast<int64_t>(*shown);
+    const auto is_used = [](const Moment& moment) {
+        return std::ranges::any_of(memory_of(moment.tensor), [](std::byte b) { return b != std::byte{0}; });
+    };
+    return steps == 0 && std::ranges::any_of(moments_, is_used) ? 1 : steps;  // momentum is not overwritten then
+}
+
 void Optimizer::load_settings(const Settings& settings) {
     const Settings known = this->settings();
     for (const auto& [name, value] : settings) {
@@ -203,19 +221,11 @@ void Optimizer::load_settings(const Settings& settings) {
     int64_t steps = 0;
     if (std::any_of(settings.begin(), settings.end(), [](const auto& entry) { return entry.first == "step"; })) {
         steps = setting<int64_t>(settings, "step");
-    } else {
-        for (const Moment& moment : moments_) {
-            if (moment.name != step_moment) continue;
-            const float count = moment.tensor.as<float>()[0];
-            if (!(count >= 0 && count < 0x1p62F)) {
-                throw Error(Code::invalid_argument, fmt::format("the step of \"{}\" is {}", moment.param, count));
-            }
-            steps = std::max(steps, static_cast<int64_t>(count));
-        }
     }
     if (steps < 0 || steps >= int64_t{1} << 62) {
         throw Error(Code::invalid_argument, fmt::format("step is {}; steps count from 0, to 2^62", steps));
     }
+    steps = of_moments(steps);
     load_own_settings(settings);
     lr_ = lr;
     steps_ = steps;

@@ -98,8 +98,8 @@ class Optimizer {
     [[nodiscard]] const std::shared_ptr<SharedCopy>& shared_copy() const { return copy_; }
     // PyTorch's names of a parameter group ("lr", "betas", ...) and "step".
     [[nodiscard]] Settings settings() const;
-    // Takes settings of an optimizer of this kind, after the moments were loaded. All names must be there, but "step",
-    // which is then read from the "step" moments. Throws INVALID_ARGUMENT and changes nothing.
+    // Takes settings of an optimizer of this kind, after the moments were loaded. All names must be there, but "step": the
+    // count of steps is what the moments show, of which alone a load may have been. Throws INVALID_ARGUMENT and changes nothing.
     void load_settings(const Settings& settings);
 
     // Owns the parameters' values and the moments: who copies them in the background has them copied before a step
@@ -134,6 +134,7 @@ class Optimizer {
     [[nodiscard]] std::byte* moment_data(const ParamSlice& slice, size_t moment) const;
 
    private:
+    [[nodiscard]] int64_t of_moments(int64_t steps) const;
     void refuse_if_others_step(const char* why) const;
 
     std::vector<OptimizerParam> params_;

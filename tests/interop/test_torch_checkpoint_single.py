@@ -30,6 +30,7 @@ from tessera.torch.checkpoint.dcp_metadata import read_metadata  # noqa: E402
 from tessera.torch.tensors import staged  # noqa: E402
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: E402
+from torch.distributed.checkpoint.state_dict import get_state_dict  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 FORMATS = ["tessera", "torch_dcp"]
@@ -288,6 +289,35 @@ def test_other_languages_read_and_write_what_pytorch_does(tmp_path: Path) -> Non
         checkpoint.load(state)  # strictly
     assert array.tolist() == [[1, 1, 1]] * 2
     assert state["epoch"] == 4
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_native_optimizer_goes_on_with_pytorchs_moments(tmp_path: Path, form: str) -> None:
+    model = torch.nn.Linear(3, 2)
+    theirs = torch.optim.AdamW(model.parameters(), lr=0.05)
+
+    def step() -> None:
+        for param in model.parameters():
+            param.grad = torch.arange(1.0, param.numel() + 1).reshape(param.shape)
+        theirs.step()
+
+    for _ in range(50):
+        step()
+    of_model, of_optim = get_state_dict(model, theirs)
+    tcp.save({"model": of_model, "optim": of_optim}, checkpoint_id=tmp_path / "ck", format=form)
+
+    params = {name: np.zeros(tuple(param.shape), np.float32) for name, param in model.named_parameters()}
+    grads = {name: np.arange(1, p.size + 1, dtype=np.float32).reshape(p.shape) for name, p in params.items()}
+    ours = ts.AdamW(params, grads, lr=1.0, betas=(0.5, 0.5))
+    with ts.Checkpoint(tmp_path / "ck") as checkpoint:
+        report = checkpoint.load(ts.State(model=params, optim=ours), allow_missing=True, allow_unexpected=True)
+    assert report.missing == ("optim.param_groups.0.step",)  # which PyTorch has in the moments
+    assert (ours.steps, ours.lr) == (50, 0.05)
+    for _ in range(3):
+        step()
+        ours.step()
+    for name, param in model.named_parameters():
+        np.testing.assert_allclose(params[name], param.detach().numpy(), rtol=1e-6)
 
 
 # --- what replaces what ---

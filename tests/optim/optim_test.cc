@@ -234,14 +234,37 @@ TEST(Optimizer, ResumedGoesOnWithTheSameBits) {
     expect_resume_is_exact<Adam>(AdamOptions{.lr = 0.1, .weight_decay = 0.05, .decay = Decay::decoupled});
 }
 
-TEST(Optimizer, StepComesFromTheMomentsWhereTheSettingIsMissing) {
+// A load may have been of the moments alone, or of the settings alone.
+TEST(Optimizer, StepsAreCountedByTheMoments) {
     Model<float> model({2});
     Adam optimizer(model.params(), {});
     Settings settings = optimizer.settings();
-    std::erase_if(settings, [](const auto& entry) { return entry.first == "step"; });
     optimizer.moments()[2].tensor.template as<float>()[0] = 41;
     optimizer.load_settings(settings);
     EXPECT_EQ(optimizer.steps(), 41);
+    settings.back().second = int64_t{7};
+    optimizer.load_settings(settings);
+    EXPECT_EQ(optimizer.steps(), 41);
+    optimizer.moments()[2].tensor.template as<float>()[0] = 0x1p24F;
+    settings.back().second = (int64_t{1} << 24) + 1;  // no float, which the moments' nearest one is
+    optimizer.load_settings(settings);
+    EXPECT_EQ(optimizer.steps(), (int64_t{1} << 24) + 1);
+    settings.pop_back();
+    optimizer.load_settings(settings);
+    EXPECT_EQ(optimizer.steps(), int64_t{1} << 24);
+}
+
+TEST(Optimizer, LoadedMomentumIsNotOverwrittenByAFirstStep) {
+    Model<float> model({2});
+    Sgd sgd(model.params(), {.lr = 1, .momentum = 0.5});
+    const Settings settings = sgd.settings();
+    sgd.load_settings(settings);
+    EXPECT_EQ(sgd.steps(), 0);
+    sgd.moments()[0].tensor.template as<float>()[1] = 8;
+    sgd.load_settings(settings);
+    model.grads[0] = {1, 1};
+    sgd.step();
+    EXPECT_EQ(sgd.moments()[0].tensor.template as<float>()[1], 5);
 }
 
 TEST(Optimizer, BadSettingsAreRefusedAndChangeNothing) {

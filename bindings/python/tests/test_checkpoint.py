@@ -571,6 +571,26 @@ def test_names_can_be_chosen(saver: ts.Saver):
     assert report == ts.LoadReport((), (), (), ("head.weight", "new", "head.note"), verified=True)
 
 
+def test_an_optimizer_counts_by_the_moments_that_were_loaded(saver: ts.Saver):
+    def made(lr: float) -> tuple[np.ndarray, ts.AdamW, ts.State]:
+        w, grad = np.ones(2, np.float32), np.array([1, -2], np.float32)
+        opt = ts.AdamW({"w": w}, {"w": grad}, lr=lr)
+        return w, opt, ts.State(model={"w": w}, optim=opt)
+
+    w, opt, state = made(0.1)
+    for _ in range(5):
+        opt.step()
+    saver.save(1, state)
+    opt.lr = 0.5
+    opt.step()
+    again, other, state = made(0.5)
+    with ts.Checkpoint(saver.root) as checkpoint:
+        checkpoint.load(state, only=("model.*", "optim.state.*"))
+    assert (other.lr, other.steps) == (0.5, 5)
+    other.step()
+    assert again.tolist() == w.tolist()
+
+
 def test_names_can_be_others(saver: ts.Saver):
     w, top = np.zeros(2), np.zeros(1)
     rules = {"model.head": "top", "model.encoder.": "encoder.", "rng": "random", "was.": "not.there."}

@@ -54,7 +54,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_state_add_ddp(tsr_state *state, const char *
 TSR_API TSR_MUST_USE tsr_status tsr_state_add_fsdp(tsr_state *state, const char *prefix, tsr_fsdp *fsdp);
 
 /** Add an optimizer's moments as `<prefix>.state.<parameter>.<moment>` and its settings as
- *  `<prefix>.param_groups.0.<setting>`. A load sets the settings too.
+ *  `<prefix>.param_groups.0.<setting>`. A load sets the settings too; the steps are counted on from the moments.
  *  @param state      borrowed for the call
  *  @param prefix     "optim", say; borrowed for the call
  *  @param optimizer  borrowed until destroy of the state
