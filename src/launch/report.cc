@@ -72,14 +72,15 @@ Lines without_runtime_frames(const Lines& lines) {
     return kept;
 }
 
-// A traceback repeats the message: Python's after the frames, Java's before them, with the exception's full name. One that
-// is nothing else stays: Rust's has the error's code before the message.
+// A traceback repeats the message: Python's after the frames, Java's before them, with the exception's full name. Of one that
+// is nothing else the first line stays: Rust's has the error's code before the message.
 Lines without_message(Lines trace, const Lines& message) {
-    if (message.empty() || message.front().empty() || trace.size() <= message.size()) return trace;
+    if (message.empty() || message.front().empty() || trace.size() < message.size()) return trace;
     for (size_t at = trace.size() - message.size() + 1; at-- > 0;) {
         const auto begin = trace.begin() + static_cast<std::ptrdiff_t>(at);
         if (!begin->ends_with(message.front()) || !std::equal(message.begin() + 1, message.end(), begin + 1)) continue;
-        trace.erase(begin, begin + static_cast<std::ptrdiff_t>(message.size()));
+        const std::ptrdiff_t kept = trace.size() == message.size() ? 1 : 0;
+        trace.erase(begin + kept, begin + static_cast<std::ptrdiff_t>(message.size()));
         break;
     }
     return trace;
@@ -140,15 +141,43 @@ std::string status_in(std::string_view message) {
     return "";
 }
 
+std::string whole_message(const RankEnd& end) { return end.error ? end.error->message : end.message(); }
+
 // Ranks that differ from each other say the same, each with its own number before it.
 std::string without_own_number(const RankEnd& end) {
-    std::string text = end.message();
+    std::string text = whole_message(end);
     const std::string own = fmt::format("rank {}: ", end.rank);
     const size_t at = text.find(own);
     return at == std::string::npos ? text : text.erase(at, own.size());
 }
 
-std::string told_briefly(const RankEnd& failure, const std::vector<RankEnd>& failures,
+// Without the last line of a list that another rank tells to its end (checkpoint/peers.cc).
+std::string_view beginning(std::string_view text) {
+    const size_t last = text.rfind("\n  and ");
+    return last != std::string_view::npos && text.ends_with(" tells") ? text.substr(0, last) : text;
+}
+
+bool say_the_same(const RankEnd& one, const RankEnd& other) {
+    const auto same = [](const std::string& a, const std::string& b) {
+        return a == b || (beginning(a) != a && b.starts_with(beginning(a))) ||
+               (beginning(b) != b && a.starts_with(beginning(b)));
+    };
+    return same(whole_message(one), whole_message(other)) || same(without_own_number(one), without_own_number(other));
+}
+
+// The first failure, or, if it leaves the end of a list to another that says the same, that one.
+const RankEnd& root_of(const std::vector<RankEnd>& failures) {
+    const std::string first = whole_message(failures.front());
+    if (beginning(first) == first) return failures.front();
+    const auto tells_all = [&](const RankEnd& failure) {
+        const std::string text = whole_message(failure);
+        return beginning(text) == text && say_the_same(failure, failures.front());
+    };
+    const auto root = std::ranges::find_if(failures, tells_all);
+    return root != failures.end() ? *root : failures.front();
+}
+
+std::string told_briefly(const RankEnd& failure, const RankEnd& root, const std::vector<RankEnd>& failures,
                          const std::vector<RankEnd>& ends) {
     const std::string message = failure.message();
     if (message.empty()) return "-";
@@ -161,9 +190,7 @@ std::string told_briefly(const RankEnd& failure, const std::vector<RankEnd>& fai
                                                               : "failed";
         return fmt::format("{}because rank {} {}", status.empty() ? "" : status + " ", culprit.rank, fate);
     }
-    if (without_own_number(failure) == without_own_number(failures.front())) {
-        return fmt::format("the same as rank {}", failures.front().rank);
-    }
+    if (say_the_same(failure, root)) return fmt::format("the same as rank {}", root.rank);
     return message;
 }
 
@@ -174,11 +201,11 @@ struct Row {
     std::string text;
 };
 
-std::vector<Row> rows_of(const std::vector<RankEnd>& failures, const std::vector<RankEnd>& ends) {
+std::vector<Row> rows_of(const RankEnd& root, const std::vector<RankEnd>& failures, const std::vector<RankEnd>& ends) {
     std::vector<Row> rows;
     for (const RankEnd& failure : failures) {
-        if (&failure == &failures.front()) continue;
-        const std::string text = told_briefly(failure, failures, ends);
+        if (&failure == &root) continue;
+        const std::string text = told_briefly(failure, root, failures, ends);
         const std::string end = ending(failure);
         const auto same = [&](const Row& row) { return row.text == text && row.ending == end; };
         auto row = std::ranges::find_if(rows, same);
@@ -202,9 +229,10 @@ std::string cut(std::string line, size_t width) {
     return line;
 }
 
-std::string others_of(const std::vector<RankEnd>& failures, const std::vector<RankEnd>& ends, size_t width) {
+std::string others_of(const RankEnd& root, const std::vector<RankEnd>& failures, const std::vector<RankEnd>& ends,
+                      size_t width) {
     std::string text;
-    const std::vector<Row> rows = rows_of(failures, ends);
+    const std::vector<Row> rows = rows_of(root, failures, ends);
     size_t widest = 0;
     for (const Row& row : rows) widest = std::max(widest, rank_spans(row.ranks).size());
     if (!rows.empty()) text += "\n  then:\n";
@@ -228,13 +256,13 @@ std::string others_of(const std::vector<RankEnd>& failures, const std::vector<Ra
 }  // namespace
 
 std::string report_of(const std::vector<RankEnd>& failures, const std::vector<RankEnd>& ends, size_t width) {
-    const RankEnd& root = failures.front();
+    const RankEnd& root = root_of(failures);
     std::string text = fmt::format("the job failed: {}", root.cause());
     if (!root.message().empty()) text += ": " + root.message();
     text += fmt::format("\n\n  root cause: rank {} (pid {} on {}) at {}\n", root.rank, root.pid, root.host,
                         clock_time(root.when()));
     text += details_of(root);
-    text += others_of(failures, ends, width);
+    text += others_of(root, failures, ends, width);
     text.pop_back();  // the caller ends the line
     return text;
 }

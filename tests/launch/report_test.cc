@@ -19,6 +19,7 @@ using testing::end_of;
 using testing::end_saying;
 using testing::end_with;
 using testing::ended_by_agent;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -72,6 +73,32 @@ TEST(Report, RanksThatDifferFromEachOtherSayItOnce) {
     const std::string text = report({differing(0), differing(1), differing(2)});
     EXPECT_EQ(count(text, "rank 1 has i64"), 1) << text;
     EXPECT_THAT(text, HasSubstr("ranks 1 and 2  exit 1    the same as rank 0"));
+}
+
+TEST(Report, RanksThatSayTheSameOfAThirdOneSayItOnce) {
+    const std::string words = "Mismatch: rank 0: tensor 'w' has a layout of 4 ranks, the saver has 2";
+    const std::string text = report({end_saying(0, words), end_saying(1, words)});
+    EXPECT_EQ(count(text, "a layout of 4 ranks"), 1) << text;
+    EXPECT_THAT(text, HasSubstr("rank 1  exit 1    the same as rank 0"));
+}
+
+TEST(Report, OfAListTheRankThatTellsItToItsEndIsTheCause) {
+    const auto saying = [](int rank, const std::string& end) {
+        return end_saying(rank, fmt::format("Mismatch: rank {}: ck does not fit:\n  'a' is missing\n{}", rank, end));
+    };
+    const std::string whole = "  'b' is missing\n  'c' is missing\n  'd' is missing";
+    const std::string text = report({saying(0, "  and 3 more lines, which rank 1 tells"), saying(1, whole),
+                                     saying(2, "  and 3 more lines, which rank 1 tells")});
+    EXPECT_THAT(
+        text, AllOf(HasSubstr("root cause: rank 1 "), HasSubstr("'d' is missing"), Not(HasSubstr("which rank 1 tells")),
+                    HasSubstr("ranks 0 and 2  exit 1    the same as rank 1")));
+}
+
+TEST(Report, OfATraceThatIsTheMessageTheLineWithTheCodeStays) {
+    const std::string words = "the models differ:\n  'a' is on rank 0 alone\n  'b' too";
+    const std::string text = report({end_saying(0, words, "MISMATCH: " + words)});
+    EXPECT_EQ(count(text, "'b' too"), 1) << text;
+    EXPECT_THAT(text, EndsWith("    MISMATCH: the models differ:"));
 }
 
 TEST(Report, LinesMayBeLong) {
