@@ -99,7 +99,8 @@ std::string details_of(const RankEnd& root) {
         const Lines message = lines_of(root.error->message);
         if (message.size() > 1) {
             const size_t shown = std::min(message.size(), most_message_lines);
-            text += "\n" + quoted(Lines(message.begin() + 1, message.begin() + static_cast<std::ptrdiff_t>(shown)));
+            const Lines further(message.begin() + 1, message.begin() + static_cast<std::ptrdiff_t>(shown));
+            text += fmt::format("\n{}", quoted(further));
             if (shown < message.size()) text += fmt::format("    ... {} more lines\n", message.size() - shown);
         }
         const Lines trace = without_message(without_runtime_frames(lines_of(root.error->traceback)), message);
