@@ -73,8 +73,9 @@ std::string master_address(const JobEnvironment& job) {
     }
     throw Error(Code::invalid_argument,
                 fmt::format("rank {} of {} under {} does not know where the ranks meet: set MASTER_ADDR to the host of "
-                            "rank 0 for all ranks, or TESSERA_STORE to a store's address",
-                            job.rank, job.world_size, name_of(job.launcher)));
+                            "rank 0{} for all ranks, or TESSERA_STORE to a store's address",
+                            job.rank, job.world_size, name_of(job.launcher),
+                            env_text("MASTER_PORT") ? "" : ", and MASTER_PORT to a free port there,"));
 }
 
 JobEnvironment from_tessera() {
@@ -126,6 +127,20 @@ JobEnvironment from_slurm() {
     return from_mpi(job, fmt::format("{}.{}", first_of({"SLURM_JOB_ID", "SLURM_JOBID"}), *env_text("SLURM_STEP_ID")));
 }
 
+// Ranks that all took themselves for the only one would write over each other's checkpoints.
+void refuse_half_an_environment() {
+    const auto refuse = [](const char* there, const std::string& value, const char* missing) {
+        throw Error(Code::invalid_argument,
+                    fmt::format("{} is set ({}), but {} is not: set both for each rank, or unset {} "
+                                "for a process that is alone",
+                                there, value, missing, there));
+    };
+    const auto rank = env_text("RANK");
+    const auto size = env_text("WORLD_SIZE");
+    if (rank && !size) refuse("RANK", *rank, "WORLD_SIZE");
+    if (size && !rank && *size != "1") refuse("WORLD_SIZE", *size, "RANK");
+}
+
 JobEnvironment found() {
     if (env_text("TESSERA_RANK")) return from_tessera();
     if (env_text("RANK") && env_text("WORLD_SIZE")) return from_torchrun();
@@ -140,6 +155,7 @@ JobEnvironment found() {
     }
     // Inside a batch script but outside a step SLURM_PROCID is set too: that script is no rank.
     if (env_text("SLURM_PROCID") && env_text("SLURM_STEP_ID") && env_text("SLURM_STEP_NUM_TASKS")) return from_slurm();
+    refuse_half_an_environment();
     return {};
 }
 

@@ -22,6 +22,7 @@
 namespace tsr {
 namespace {
 
+using ::testing::AllOf;
 using testing::Environment;
 using ::testing::HasSubstr;
 
@@ -140,6 +141,11 @@ TEST(JobEnvironment, ContradictionsNameTheVariable) {
     EXPECT_THAT(message_of({{"RANK", "0"}, {"WORLD_SIZE", "0"}}), HasSubstr("WORLD_SIZE='0'"));
     EXPECT_THAT(message_of({{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"MASTER_PORT", "5"}}), HasSubstr("MASTER_ADDR"));
     EXPECT_THAT(message_of({{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "h"}}), HasSubstr("MASTER_PORT"));
+    EXPECT_THAT(message_of({{"RANK", "0"}, {"WORLD_SIZE", "4"}}),
+                AllOf(HasSubstr("MASTER_ADDR"), HasSubstr("MASTER_PORT")));
+    EXPECT_THAT(message_of({{"RANK", "0"}}), HasSubstr("RANK is set (0), but WORLD_SIZE is not"));
+    EXPECT_THAT(message_of({{"WORLD_SIZE", "2"}}), HasSubstr("WORLD_SIZE is set (2), but RANK is not"));
+    EXPECT_EQ(message_of({{"WORLD_SIZE", "1"}}), "no error");
     EXPECT_THAT(message_of({{"TESSERA_RANK", "0"}}), HasSubstr("TESSERA_WORLD_SIZE"));
     EXPECT_THAT(message_of({{"TESSERA_RANK", "0"}, {"TESSERA_WORLD_SIZE", "2"}}), HasSubstr("TESSERA_STORE"));
 }
