@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string_view>
 
 namespace tsr::log {
@@ -24,14 +25,14 @@ spdlog::level::level_enum to_spdlog(Level level) {
     return spdlog::level::off;
 }
 
-Level level_from_environment() {
-    const char* text = std::getenv("TESSERA_LOG");
-    const std::string_view name = text != nullptr ? text : "";
+// nullopt: TESSERA_LOG is none of the names.
+std::optional<Level> level_named(std::string_view name) {
     if (name == "debug") return Level::debug;
     if (name == "info") return Level::info;
+    if (name == "warning") return Level::warning;
     if (name == "error") return Level::error;
     if (name == "off") return Level::off;
-    return Level::warning;
+    return std::nullopt;
 }
 
 std::shared_ptr<spdlog::logger> stderr_logger() {
@@ -56,7 +57,18 @@ struct Target {
 };
 
 struct Logger {
-    std::atomic<int32_t> level{static_cast<int32_t>(level_from_environment())};
+    Logger() {
+        const char* text = std::getenv("TESSERA_LOG");
+        if (text == nullptr || *text == '\0') return;
+        const auto named = level_named(text);
+        if (named) level = static_cast<int32_t>(*named);
+        if (!named) {
+            standard_error->warn("TESSERA_LOG is '{}', not debug, info, warning, error or off: it is taken for warning",
+                                 text);
+        }
+    }
+
+    std::atomic<int32_t> level{static_cast<int32_t>(Level::warning)};
     std::shared_ptr<spdlog::logger> standard_error = stderr_logger();
     std::mutex mutex;                // guards what follows
     std::shared_ptr<Target> target;  // nullptr: standard error

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +18,16 @@ struct Heard {
     std::vector<std::string> lines;
     int destroyed = 0;
 };
+
+TEST(LogDeathTest, ALevelThatIsNoneIsTold) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process in which nothing has asked for the level
+    const auto ask = [](const char* level) {
+        ::setenv("TESSERA_LOG", level, 1);  // NOLINT(concurrency-mt-unsafe)
+        std::_Exit(log::enabled(log::Level::warning) ? 0 : 1);
+    };
+    EXPECT_EXIT(ask("verbose"), ::testing::ExitedWithCode(0), "TESSERA_LOG is 'verbose', not debug, info");
+    EXPECT_EXIT(ask("error"), ::testing::ExitedWithCode(1), "^$");
+}
 
 TEST(Log, ItsFunctionMayLogAndReplaceItself) {
     Heard heard;
