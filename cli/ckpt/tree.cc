@@ -103,7 +103,7 @@ void flatten(const Node& node, const std::string& indent, std::vector<std::pair<
             label += printable(at->children.begin()->first);
             at = &at->children.begin()->second;
         }
-        lines.emplace_back(indent + (last ? "└── " : "├── ") + label, at);
+        lines.emplace_back(fmt::format("{}{}{}", indent, last ? "└── " : "├── ", label), at);
         flatten(*at, indent + (last ? "    " : "│   "), lines);
     }
 }
