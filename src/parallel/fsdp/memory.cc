@@ -121,10 +121,9 @@ void Fsdp::scatter_values(const FsdpUnit& unit, size_t number, Range pieces, con
             for (int r = 0; r < comm_->world_size(); ++r) {
                 const int place = r % shard_ranks();
                 const Range part = elements_of(*plan_, param, place);
-                const int64_t in_chunk = param.at + part.begin - place * piece.chunk;
                 if (part.begin == part.end) continue;
                 std::memcpy(all.data() + each * static_cast<size_t>(r) + piece.shard_at - begin +
-                                static_cast<size_t>(in_chunk) * size,
+                                place_in_chunk(*plan_, param, place) * size,
                             unit.params[i].tensor.data + static_cast<size_t>(part.begin) * size,
                             static_cast<size_t>(part.end - part.begin) * size);
             }

@@ -75,8 +75,7 @@ void lay_out(FsdpPlan& plan, int rank) {
                 param.shard_shape[0] = rows.end - rows.begin;
             }
             const auto in_piece = static_cast<size_t>(param.at);
-            const auto in_chunk = static_cast<size_t>(
-                std::clamp<int64_t>(param.at + param.elements.begin - rank * piece.chunk, 0, piece.chunk));
+            const size_t in_chunk = place_in_chunk(plan, param, rank);
             param.whole_at = piece.whole_at + in_piece * size_of(piece.whole_dtype);
             param.grad_at = piece.grad_at + in_piece * size_of(piece.grad_dtype);
             param.shard_at = piece.shard_at + in_chunk * size_of(piece.dtype);
@@ -90,6 +89,12 @@ Range elements_of(const FsdpPlan& plan, const FsdpParam& param, int rank) {
     const int64_t begin = std::max(param.at, rank * piece.chunk);
     const int64_t end = std::min(param.at + param.shape.product(), (rank + 1) * piece.chunk);
     return begin < end ? Range{begin - param.at, end - param.at} : Range{};
+}
+
+size_t place_in_chunk(const FsdpPlan& plan, const FsdpParam& param, int rank) {
+    const FsdpPiece& piece = plan.units[param.unit].pieces[param.piece];
+    const int64_t first = param.at + elements_of(plan, param, rank).begin;
+    return static_cast<size_t>(std::clamp<int64_t>(first - rank * piece.chunk, 0, piece.chunk));
 }
 
 Layout layout_of(const FsdpPlan& plan, const FsdpParam& param, int replicas) {

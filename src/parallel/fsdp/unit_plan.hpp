@@ -81,6 +81,8 @@ void lay_out(FsdpPlan& plan, int rank);
 
 // Which elements of a parameter are in the chunk of a rank.
 [[nodiscard]] Range elements_of(const FsdpPlan& plan, const FsdpParam& param, int rank);
+// The element of that chunk at which they begin.
+[[nodiscard]] size_t place_in_chunk(const FsdpPlan& plan, const FsdpParam& param, int rank);
 // Who holds what of a parameter, where each chunk has so many replicas: rank r holds chunk r % plan.ranks.
 [[nodiscard]] Layout layout_of(const FsdpPlan& plan, const FsdpParam& param, int replicas);
 
