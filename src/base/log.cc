@@ -25,7 +25,7 @@ spdlog::level::level_enum to_spdlog(Level level) {
     return spdlog::level::off;
 }
 
-// nullopt: TESSERA_LOG is none of the names.
+// nullopt: there is none of that name.
 std::optional<Level> level_named(std::string_view name) {
     if (name == "debug") return Level::debug;
     if (name == "info") return Level::info;
@@ -60,9 +60,9 @@ struct Logger {
     Logger() {
         const char* text = std::getenv("TESSERA_LOG");
         if (text == nullptr || *text == '\0') return;
-        const auto named = level_named(text);
-        if (named) level = static_cast<int32_t>(*named);
-        if (!named) {
+        if (const auto named = level_named(text)) {
+            level = static_cast<int32_t>(*named);
+        } else {
             standard_error->warn("TESSERA_LOG is '{}', not debug, info, warning, error or off: it is taken for warning",
                                  text);
         }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/cut_list.hpp"
 #include "base/json.hpp"
 
 namespace tsr {
@@ -33,7 +34,7 @@ std::string shortened(const std::string& message, int rank) {
     if (end == std::string::npos) return message;
     const auto left = std::count(message.begin() + static_cast<std::ptrdiff_t>(end), message.end(), '\n');
     if (left < 2) return message;
-    return fmt::format("{}\n  and {} more lines, which rank {} tells", message.substr(0, end), left, rank);
+    return cut_list(message.substr(0, end), left, rank);
 }
 
 // The error of `rank`, unless it was told to it by another, which its message names then; as rank `own` tells it.

@@ -11,6 +11,7 @@
 #include <regex>
 #include <string_view>
 
+#include "base/cut_list.hpp"
 #include "base/error.hpp"
 #include "launch/job.hpp"
 #include "launch/process.hpp"
@@ -152,27 +153,21 @@ std::string without_own_number(const RankEnd& end) {
     return at == std::string::npos ? text : text.erase(at, own.size());
 }
 
-// Without the last line of a list that another rank tells to its end (checkpoint/peers.cc).
-std::string_view beginning(std::string_view text) {
-    const size_t last = text.rfind("\n  and ");
-    return last != std::string_view::npos && text.ends_with(" tells") ? text.substr(0, last) : text;
-}
-
 bool say_the_same(const RankEnd& one, const RankEnd& other) {
-    const auto same = [](const std::string& a, const std::string& b) {
-        return a == b || (beginning(a) != a && b.starts_with(beginning(a))) ||
-               (beginning(b) != b && a.starts_with(beginning(b)));
+    const auto begins = [](std::string_view part, std::string_view text) {
+        return shown_of(part) != part && text.starts_with(shown_of(part));
     };
+    const auto same = [&](std::string_view a, std::string_view b) { return a == b || begins(a, b) || begins(b, a); };
     return same(whole_message(one), whole_message(other)) || same(without_own_number(one), without_own_number(other));
 }
 
 // The first failure, or, if it leaves the end of a list to another that says the same, that one.
 const RankEnd& root_of(const std::vector<RankEnd>& failures) {
     const std::string first = whole_message(failures.front());
-    if (beginning(first) == first) return failures.front();
+    if (shown_of(first) == first) return failures.front();
     const auto tells_all = [&](const RankEnd& failure) {
         const std::string text = whole_message(failure);
-        return beginning(text) == text && say_the_same(failure, failures.front());
+        return shown_of(text) == text && say_the_same(failure, failures.front());
     };
     const auto root = std::ranges::find_if(failures, tells_all);
     return root != failures.end() ? *root : failures.front();
