@@ -139,10 +139,14 @@ def tensor(source: ArrayLike, dtype: DTypeLike | None = None, *, writable: bool 
 
 def tensors(source: ArrayLike | Sequence[ArrayLike], dtype: DTypeLike | None = None) -> list[_core.Tensor]:
     """One array or a list or tuple of them, as a list."""
-    if isinstance(source, (list, tuple)) and any(isinstance(one, (int, float)) for one in source):
-        raise TypeError(f"a {type(source).__name__} of numbers is no tensor; give an array: np.array(numbers)")
     arrays: Sequence[Any] = source if isinstance(source, (list, tuple)) else [source]
-    return [tensor(array, dtype) for array in arrays]
+    try:
+        return [tensor(array, dtype) for array in arrays]
+    except (InvalidArgument, TypeError):
+        if arrays is source and any(isinstance(one, (int, float)) for one in arrays):
+            what = f"a {type(source).__name__} of numbers"
+            raise TypeError(f"{what} is no tensor; give an array: np.array(numbers)") from None
+        raise
 
 
 def array_over(memory: _core.Memory, dtype: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
