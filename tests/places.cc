@@ -1,5 +1,7 @@
 #include "places.hpp"
 
+#include "build_places.hpp"
+
 namespace tsr::testing {
 
 const std::string& source_dir() {

@@ -9,6 +9,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/page_size.hpp"
+
 namespace tsr {
 
 class ForkMark {
@@ -35,7 +37,6 @@ class ForkMark {
     }
 
    private:
-    static constexpr size_t page_size = 4096;
     uint64_t* mark_ = nullptr;  // in a page that the kernel zeroes in a child
     const pid_t owner_ = ::getpid();
 };

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/page_size.hpp"
+
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -14,7 +16,6 @@ namespace tsr {
 namespace {
 
 constexpr size_t line = 64;
-constexpr size_t page = 4096;
 constexpr size_t pages = 4;  // at a time: more streams of memory in flight than one page's
 
 void stream_line(std::byte* to, const std::byte* from) {
@@ -28,15 +29,15 @@ void stream_line(std::byte* to, const std::byte* from) {
 
 void stream_copy(std::byte* to, const std::byte* from, size_t size) {
     const size_t head = (line - reinterpret_cast<uintptr_t>(to) % line) % line;
-    if (size < head + pages * page) {
+    if (size < head + pages * page_size) {
         std::memcpy(to, from, size);
         return;
     }
     std::memcpy(to, from, head);
     size_t done = head;
-    for (; size - done >= pages * page; done += pages * page) {
-        for (size_t at = done; at < done + page; at += line) {
-            for (size_t p = 0; p < pages; ++p) stream_line(to + at + p * page, from + at + p * page);
+    for (; size - done >= pages * page_size; done += pages * page_size) {
+        for (size_t at = done; at < done + page_size; at += line) {
+            for (size_t p = 0; p < pages; ++p) stream_line(to + at + p * page_size, from + at + p * page_size);
         }
     }
     _mm_sfence();  // such stores are in no order with others, but for this

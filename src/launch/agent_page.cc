@@ -12,12 +12,12 @@
 #include "base/env.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/page_size.hpp"
 
 namespace tsr {
 
 namespace {
 
-constexpr size_t page_size = 4096;
 static_assert(sizeof(AgentWords) <= page_size);
 
 // The page behind a descriptor; nullptr if it is something else, such as a file that a program opened in its place.

@@ -153,8 +153,9 @@ use_tools() {
   export VIRTUAL_ENV=$VENV
   put_first CMAKE_PREFIX_PATH "$TESSERA_PREFIX"
   put_first PKG_CONFIG_PATH "$TESSERA_PREFIX/lib/pkgconfig"
-  # So that a second clone of the same sources compiles from ccache.
+  # So that a second clone of the same sources compiles from ccache, precompiled headers and their users too.
   export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1
+  export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
   export CARGO_NET_RETRY=${CARGO_NET_RETRY:-5} CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
   export PIP_DISABLE_PIP_VERSION_CHECK=1
 }

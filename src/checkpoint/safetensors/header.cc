@@ -15,7 +15,7 @@ namespace tsr {
 namespace {
 
 constexpr size_t length_word = 8;
-constexpr int max_depth = 4;
+constexpr int max_header_depth = 4;
 constexpr std::string_view sharding_key = "DCP_SHARDING_INFO";
 
 [[noreturn]] void refuse(const std::string& why) { throw Error(Code::corrupt, why); }
@@ -72,7 +72,7 @@ SafetensorsEntry entry_of(const std::string& name, const Json& json, int64_t dat
 
 // Where each tensor's part begins in the whole one.
 void add_offsets(std::vector<SafetensorsEntry>& entries, const std::string& sharding) {
-    const Json json = Json::parse(sharding, sharding_key, max_depth);
+    const Json json = Json::parse(sharding, sharding_key, max_header_depth);
     std::unordered_map<std::string_view, const Json*> offsets;
     offsets.reserve(json.as_object().size());
     for (const Json::Member& member : json.as_object()) offsets.emplace(member.key, &member.value);
@@ -143,7 +143,7 @@ SafetensorsHeader SafetensorsHeader::parse(std::string_view header, const std::s
             header[length_word] != '{') {
             refuse("it has no header of its size that begins with '{'");
         }
-        const Json json = Json::parse(header.substr(length_word), "the header", max_depth);
+        const Json json = Json::parse(header.substr(length_word), "the header", max_header_depth);
         out.entries_.reserve(json.as_object().size());
         for (const Json::Member& member : json.as_object()) {
             if (member.key == "__metadata__") {

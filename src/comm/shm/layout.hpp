@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "base/atomic_words.hpp"
+#include "base/page_size.hpp"
 #include "comm/request.hpp"
 
 namespace tsr::shm {
@@ -22,7 +23,6 @@ namespace tsr::shm {
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
 inline constexpr size_t cache_line = 64;
-inline constexpr size_t page_size = 4096;
 
 // Where sleepers wait. A waker changes `rings` and calls the kernel only if somebody sleeps.
 struct alignas(cache_line) Bell {

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "comm/reduce.hpp"
+#include "base/page_size.hpp"
 #include "comm/shm/blocks.hpp"
 #include "comm/shm/shm_transport.hpp"
 
@@ -89,7 +90,6 @@ void ShmTransport::all_reduce(Call& call) {
 // back through the staging area. Reducing this segment and staging the next alternate page by page, so that the processor
 // always has several streams of memory in flight.
 void ShmTransport::exchange_reduce(Call& call, const ByteList& list) {
-    constexpr size_t page = 4096;
     const DType dtype = dtype_of(call.request.outputs);
     const auto stage_from = [&](size_t begin, size_t end, std::byte* to) {
         if (begin < end) stage(to, list, begin, end - begin);
@@ -98,10 +98,10 @@ void ShmTransport::exchange_reduce(Call& call, const ByteList& list) {
     for (size_t done = 0; done < list.size(); done += segment_size) {
         sync_segment(call, done, std::min(segment_size, list.size() - done), segment_size);
         const size_t next = done + segment_size;
-        for (size_t at = 0; at < segment_size; at += page) {
-            stage_from(next + at, std::min(next + at + page, list.size()), next_staging() + at);
+        for (size_t at = 0; at < segment_size; at += page_size) {
+            stage_from(next + at, std::min(next + at + page_size, list.size()), next_staging() + at);
             if (done + at >= list.size()) continue;
-            const size_t n = std::min(page, list.size() - done - at);
+            const size_t n = std::min(page_size, list.size() - done - at);
             for (size_t r = 0; r < 2; ++r) sources_[r] = staging(r) + at;
             std::byte* out = block_.data();
             if (list.contiguous() != nullptr) sources_[rank_] = out = list.contiguous() + done + at;

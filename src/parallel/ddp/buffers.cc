@@ -6,13 +6,13 @@
 #include <utility>
 
 #include "comm/fingerprint.hpp"
+#include "base/page_size.hpp"
 #include "parallel/ddp/ddp.hpp"
 
 namespace tsr {
 
 namespace {
 
-constexpr size_t page = 4096;
 
 }  // namespace
 
@@ -37,7 +37,7 @@ void Ddp::register_buffers(const std::function<std::vector<NamedTensor>()>& make
         return description(buffers, "buffer");
     });
     check_same_on_all_ranks(*comm_, lines, "the ranks' buffers differ");
-    buffers_memory_ = comm_->allocate(std::max(size, page));
+    buffers_memory_ = comm_->allocate(std::max(size, page_size));
     buffers_ = std::move(buffers);
     try {
         move_buffers(0);

@@ -5,13 +5,13 @@
 #include <utility>
 
 #include "base/round_up.hpp"
+#include "base/page_size.hpp"
 #include "parallel/ddp/ddp.hpp"
 
 namespace tsr {
 
 namespace {
 
-constexpr size_t page = 4096;
 
 void copy(const Tensor& from, const Tensor& to) {
     if (from.size_bytes() > 0) std::memcpy(to.data, from.data, from.size_bytes());
@@ -27,7 +27,7 @@ void Ddp::lay_out_gradients() {
     size_t size = 0;
     for (const Bucket& bucket : plan) {
         for (const auto& slot : bucket.slots) places[slot.param] = size + slot.offset;
-        size += round_up(bucket.size, page);
+        size += round_up(bucket.size, page_size);
     }
     reducer_ = std::make_shared<Reducer>(comm_, options_, size);
     for (size_t i = 0; i < grads_.size(); ++i) grads_[i].data = reducer_->memory() + places[i];

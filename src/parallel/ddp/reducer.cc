@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/page_size.hpp"
 #include "comm/reduce.hpp"
 #include "parallel/ddp/bucket_plan.hpp"
 #include "tensor/arithmetic.hpp"
@@ -16,7 +17,6 @@ namespace tsr {
 
 namespace {
 
-constexpr size_t page = 4096;
 
 size_t elements_of(std::span<const Tensor> tensors) {
     size_t elements = 0;
@@ -35,7 +35,7 @@ size_t BucketView::size_bytes() const {
 Reducer::Reducer(std::shared_ptr<Communicator> comm, const DdpOptions& options, size_t size)
     : comm_(std::move(comm)),
       options_(options),
-      memory_(comm_->allocate(std::max(size, page))),
+      memory_(comm_->allocate(std::max(size, page_size))),
       size_(size),
       active_(comm_->world_size()) {
     if (options_.hook == DdpHook::power_sgd) power_sgd_.emplace(options_.power_sgd_rank);
@@ -49,7 +49,7 @@ void Reducer::set_buckets(std::vector<BucketView> buckets) {
     buckets_ = std::move(buckets);
     times_.assign(buckets_.size(), {});
     if (!options_.reduce_dtype) return;
-    size_t largest = page;
+    size_t largest = page_size;
     for (const BucketView& bucket : buckets_) {
         largest = std::max(largest, elements_of(bucket.ranges) * size_of(*options_.reduce_dtype));
     }

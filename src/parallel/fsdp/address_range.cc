@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/page_size.hpp"
 #include "base/round_up.hpp"
 
 #ifndef MADV_POPULATE_WRITE
@@ -17,12 +18,11 @@ namespace tsr {
 
 namespace {
 
-constexpr size_t page = 4096;
 constexpr int empty_flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 }  // namespace
 
-AddressRange::AddressRange(size_t size) : size_(round_up(size, page)) {
+AddressRange::AddressRange(size_t size) : size_(round_up(size, page_size)) {
     if (size_ == 0) return;
     void* const reserved = ::mmap(nullptr, size_, PROT_NONE, empty_flags, -1, 0);
     if (reserved == MAP_FAILED) throw os_error(fmt::format("cannot reserve {} bytes of addresses", size_), errno);
