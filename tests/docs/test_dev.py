@@ -1,5 +1,5 @@
-"""What `./dev` does around the tools that it runs: `./dev env` can be evaluated again and again, a command that runs out
-of time leaves nothing behind, and limits and deadlines grow with the slowness of the machine."""
+"""What `./dev` does around the tools that it runs: `./dev env` can be evaluated again and again, a command that runs
+out of time leaves nothing behind, and limits and deadlines grow with the slowness of the machine."""
 
 from __future__ import annotations
 
