@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/clock.hpp"
+#include "soon.hpp"
 
 namespace tsr::testing {
 
@@ -20,7 +21,7 @@ class NewThreads {
 
     // One of them has this name, or gets it soon: a thread is named after it has begun. None of them takes signals.
     void expect_no_signals_taken(const std::string& name) const {
-        wait_until([&] { return is_there(name); }, Deadline::in(milliseconds{20000}), "a thread of that name");
+        wait_until([&] { return is_there(name); }, soon(), "a thread of that name");
         for (const std::string& thread : now()) {
             if (before_.contains(thread)) continue;
             const std::string status = text_of(thread, "status");

@@ -17,6 +17,8 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
+#include "patience.hpp"
+#include "soon.hpp"
 #include "store/store.hpp"
 
 namespace tsr::testing {
@@ -68,7 +70,7 @@ inline std::shared_ptr<Communicator> join_job(const std::shared_ptr<Store>& stor
 // The same with a communicator each.
 inline Outcomes run_ranks(int world_size, const CommOptions& options,
                           const std::function<void(Communicator& comm)>& body) {
-    const auto store = make_memory_store(milliseconds{30000});
+    const auto store = make_memory_store(patience(milliseconds{30000}));
     return run_threads(world_size, [&](int rank) {
         const auto comm = join_job(store, rank, world_size, options);
         body(*comm);
@@ -83,7 +85,7 @@ inline const char* test_backend() {
 
 inline CommOptions test_options(const char* backend = test_backend()) {
     CommOptions options;
-    options.timeout = milliseconds{20000};
+    options.timeout = patience(milliseconds{20000});
     options.backend = backend;
     return options;
 }
@@ -132,7 +134,7 @@ class CallInInterrupt {
 
 // For a peer: returns when the callback's call was made.
 inline void await_call(const std::atomic<bool>& made) {
-    wait_until([&] { return made.load(); }, Deadline::in(milliseconds{20000}), "the interrupt callback's call");
+    wait_until([&] { return made.load(); }, soon(), "the interrupt callback's call");
 }
 
 }  // namespace tsr::testing

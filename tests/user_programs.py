@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import patience
+
 __all__ = ["PREFIX", "ROOT", "c", "java", "python", "run", "rust"]
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,7 +26,7 @@ def run(*command: str | Path, cwd: Path, environment: dict[str, str] | None = No
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=patience(240),
         env={**os.environ, **(environment or {})},
     )
     assert done.returncode == 0, done.stdout + done.stderr

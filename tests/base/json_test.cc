@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -12,6 +11,7 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "soon.hpp"
 
 namespace tsr {
 namespace {
@@ -143,12 +143,19 @@ TEST(Json, TextIsUtf8OrRefused) {
     for (const std::string_view text : wrong) EXPECT_FALSE(is_utf8(text)) << text;
 }
 
+// Texts that threads in the background have read, or were refused.
+std::atomic<int64_t> texts_read{0};
 std::atomic<bool> lingers{false};
+
+void await_more_texts() {
+    const int64_t enough = texts_read + 1000;
+    wait_until([&] { return texts_read >= enough; }, testing::soon(), "the threads that read");
+}
 
 // Before all objects of the program are made; what it registers is called after all of them are gone.
 [[gnu::constructor(101)]] void linger_at_exit() {
     (void)std::atexit([] {
-        if (lingers) std::this_thread::sleep_for(std::chrono::milliseconds{50});
+        if (lingers) await_more_texts();
     });
 }
 
@@ -166,10 +173,11 @@ TEST(JsonDeathTest, ThreadsThatStillReadAndWriteDoNotDisturbTheExitOfTheProcess)
                     } catch (const Error& error) {
                         if (error.code() != Code::aborted) std::abort();
                     }
+                    ++texts_read;
                 }
             }).detach();
         }
-        std::this_thread::sleep_for(std::chrono::milliseconds{20});
+        await_more_texts();
         std::exit(0);
     };
     EXPECT_EXIT(exit_while_parsing(), ::testing::ExitedWithCode(0), "");

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "soon.hpp"
 
 namespace tsr {
 namespace {
@@ -55,8 +56,7 @@ TEST(Log, ItsFunctionIsCalledOnSeveralThreadsAtOnce) {
         [](int32_t, const char*, void* data) {
             auto& count = *static_cast<std::atomic<int>*>(data);
             ++count;
-            EXPECT_NO_THROW(
-                wait_until([&] { return count == 2; }, Deadline::in(milliseconds{20000}), "the other thread"));
+            EXPECT_NO_THROW(wait_until([&] { return count == 2; }, testing::soon(), "the other thread"));
         },
         &inside, nullptr);
     std::thread other([] { log::error("other"); });

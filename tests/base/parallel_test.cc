@@ -9,6 +9,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "new_threads.hpp"
+#include "patience.hpp"
 
 namespace tsr {
 namespace {
@@ -67,7 +68,7 @@ TEST(RunParallel, ItsThreadsTakeNoSignals) {
 TEST(RunParallel, ATaskThatWaitsIsInterruptedWhenAnotherFails) {
     std::atomic<int> waiting{0};
     std::atomic<int> interrupted{0};
-    const Deadline deadline = Deadline::in(std::chrono::seconds{60});
+    const Deadline deadline = Deadline::in(testing::patience(std::chrono::seconds{60}));
     EXPECT_THROW(run_parallel(3, 3,
                               [&](size_t task, int) {
                                   if (task == 0) {

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -15,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "patience.hpp"
 #include "temporary_directory.hpp"
 #include "tessera/tessera.h"
 
@@ -126,6 +128,16 @@ Owned<tsr_state> state_of(const char* name, Array<T>& array) {
     return state;
 }
 
+// Asks until it is so; false if it never is. For what ends a moment after the call that began it, and tells nobody.
+inline bool becomes_true(const std::function<bool()>& is_so) {
+    const auto end = std::chrono::steady_clock::now() + tsr::testing::patience(std::chrono::seconds(20));
+    while (!is_so()) {
+        if (std::chrono::steady_clock::now() >= end) return false;
+        std::this_thread::yield();
+    }
+    return true;
+}
+
 inline Owned<tsr_comm> alone() {
     Owned<tsr_comm> comm;
     if (tsr_comm_from_env(nullptr, comm.out()) != TSR_OK) throw std::runtime_error(message());
@@ -139,7 +151,7 @@ inline void run_ranks(int32_t world_size, const std::function<void(tsr_comm* com
     const std::string token(64, '5');
     options.token = token.c_str();
     options.job_id = "capi";
-    options.timeout_ms = 30000;
+    options.timeout_ms = tsr::testing::patience_ms(30000);
     Owned<tsr_store_server> server;
     ASSERT_OK(tsr_store_serve("127.0.0.1", 0, &options, server.out()));
     uint16_t port = 0;
@@ -153,7 +165,7 @@ inline void run_ranks(int32_t world_size, const std::function<void(tsr_comm* com
             ASSERT_OK(tsr_store_open(uri.c_str(), &options, store.out()));
             tsr_comm_options comm_options;
             ASSERT_OK(tsr_comm_options_init(&comm_options, sizeof comm_options));
-            comm_options.timeout_ms = 30000;
+            comm_options.timeout_ms = tsr::testing::patience_ms(30000);
             Owned<tsr_comm> comm;
             ASSERT_OK(tsr_comm_create(store, rank, world_size, &comm_options, comm.out()));
             body(comm, rank);

@@ -14,6 +14,7 @@
 #include <numeric>
 
 #include "api.hpp"
+#include "patience.hpp"
 #include "places.hpp"
 
 namespace {
@@ -253,7 +254,7 @@ struct Trainer {
         EXPECT_OK(tsr_saver_options_init(&options, sizeof options));
         EXPECT_EQ(options.keep_latest, 0);
         options.keep_latest = 2;
-        options.timeout_ms = 30000;
+        options.timeout_ms = tsr::testing::patience_ms(30000);
         options.writer = "c++";
         EXPECT_OK(tsr_saver_create(comm, root.c_str(), &options, saver.out()));
     }
@@ -616,11 +617,9 @@ TEST(SaverApi, DestroyedWhileItsSaveTellsOfItsProgressItEndsAfterThatSave) {
     EXPECT_FAILS(tsr_saver_wait(destroyer.saver), TSR_E_INVALID_STATE, "destroyed");
     // The root is given back a moment after the save.
     tsr_saver* next = nullptr;
-    const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (tsr_saver_create(nullptr, dir.path().c_str(), nullptr, &next) != TSR_OK) {
-        ASSERT_LT(std::chrono::steady_clock::now(), patience) << tsr_error_message(tsr_error_last());
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    ASSERT_TRUE(api::becomes_true([&] {
+        return tsr_saver_create(nullptr, dir.path().c_str(), nullptr, &next) == TSR_OK;
+    })) << api::message();
     int64_t step = 0;
     EXPECT_OK(tsr_saver_resume(next, state, &step));
     EXPECT_EQ(step, 1);
@@ -642,7 +641,7 @@ struct Gate {
         auto* gate = static_cast<Gate*>(user_data);
         if (phase != TSR_PHASE_WRITE || gate->was_reached.exchange(true)) return;
         gate->reached.set_value();
-        EXPECT_EQ(gate->open.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+        EXPECT_EQ(gate->open.wait_for(tsr::testing::patience(std::chrono::seconds(60))), std::future_status::ready);
     }
 };
 
@@ -664,7 +663,8 @@ struct GatedSaver {
     // Returns when it is held.
     void save_and_hold(int64_t step, tsr_state* state, tsr_work** work = nullptr) {
         ASSERT_OK(tsr_saver_save_async(saver, step, state, work));
-        ASSERT_EQ(gate.reached.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+        ASSERT_EQ(gate.reached.get_future().wait_for(tsr::testing::patience(std::chrono::seconds(60))),
+                  std::future_status::ready);
     }
 };
 
@@ -724,7 +724,7 @@ TEST(SaverApi, WhatIsWrittenAfterTheFirstFenceIsNotSaved) {
     ASSERT_OK(tsr_saver_save_async(saver, 1, state, save.out()));
     api::Owned<tsr_work> staged;
     ASSERT_OK(tsr_work_staged(save, staged.out()));
-    ASSERT_OK(tsr_work_wait(staged, 60000));
+    ASSERT_OK(tsr_work_wait(staged, tsr::testing::patience_ms(60000)));
     int32_t done = -1;
     EXPECT_OK(tsr_work_test(save, &done));
     EXPECT_EQ(done, 0);
@@ -774,8 +774,8 @@ TEST(SaverApi, ABusySaverReplacesWhatWaits) {
     ASSERT_OK(tsr_saver_save_async(saver, 3, state, works[2].out()));
     EXPECT_FAILS(tsr_work_wait(works[1], 0), TSR_E_ABORTED, "the save of step 2 was replaced");
     gated.gate.opened.set_value();
-    EXPECT_OK(tsr_work_wait(works[0], 60000));
-    EXPECT_OK(tsr_work_wait(works[2], 60000));
+    EXPECT_OK(tsr_work_wait(works[0], tsr::testing::patience_ms(60000)));
+    EXPECT_OK(tsr_work_wait(works[2], tsr::testing::patience_ms(60000)));
     ASSERT_OK(tsr_saver_wait(saver));
     int64_t step = 0;
     ASSERT_OK(tsr_saver_resume(saver, state, &step));
@@ -800,7 +800,7 @@ TEST(SaverApi, ABackgroundSaveThatFailsIsToldByItsWorkAndOnceByTheNextCall) {
     {
         api::Owned<tsr_work> work;
         ASSERT_OK(tsr_saver_save_async(saver, 2, state, work.out()));
-        EXPECT_FAILS(tsr_work_wait(work, 60000), TSR_E_IO, "root");
+        EXPECT_FAILS(tsr_work_wait(work, tsr::testing::patience_ms(60000)), TSR_E_IO, "root");
     }
     EXPECT_FAILS(tsr_saver_save_async(saver, 3, state, nullptr), TSR_E_IO, "root");
     std::filesystem::remove(root);

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "api.hpp"
+#include "patience.hpp"
 
 namespace {
 
@@ -135,8 +136,7 @@ TEST(CommApi, WorkIsWaitedForTestedAndCalledBack) {
             tsr_work_on_done(work, [](tsr_status, void*) {}, nullptr, nullptr), TSR_E_INVALID_STATE, "already");
         EXPECT_FAILS(tsr_work_on_done(work, nullptr, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "fn is NULL");
         // The callback may still run when the wait has returned.
-        const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-        while (seen.destroyed == 0 && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+        EXPECT_TRUE(api::becomes_true([&] { return seen.destroyed != 0; }));
         EXPECT_EQ(seen.calls, 1);
         EXPECT_EQ(seen.destroyed, 1);
         EXPECT_EQ(seen.status, TSR_OK);

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "api.hpp"
+#include "patience.hpp"
 #include "places.hpp"
 
 namespace {
@@ -142,7 +143,7 @@ struct Handles {
         EXPECT_OK(tsr_comm_from_env(nullptr, comm.out()));
         const tsr_tensor tensor = value.tensor();
         EXPECT_OK(tsr_comm_all_reduce(comm, &tensor, 1, TSR_REDUCE_SUM, nullptr, work.out()));
-        EXPECT_OK(tsr_work_wait(work, 10000));
+        EXPECT_OK(tsr_work_wait(work, tsr::testing::patience_ms(10000)));
         EXPECT_OK(tsr_buffer_create(comm, 64, buffer.out()));
         const char* name = "dp";
         const int32_t one = 1;

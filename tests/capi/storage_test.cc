@@ -6,6 +6,7 @@
 
 #include "api.hpp"
 #include "memory_storage.hpp"
+#include "patience.hpp"
 
 namespace {
 
@@ -64,7 +65,7 @@ tsr_saver_options saver_options(const tsr_storage* storage) {
     EXPECT_OK(tsr_saver_options_init(&options, sizeof options));
     EXPECT_EQ(options.storage, nullptr);
     options.storage = storage;
-    options.timeout_ms = 30000;
+    options.timeout_ms = tsr::testing::patience_ms(30000);
     return options;
 }
 
@@ -167,7 +168,7 @@ Told save_in_background(tsr_saver* saver, Rows& state, int64_t step) {
     const Told at_once(tsr_saver_save_async(saver, step, state.state, work.out()));
     state.fill(-1);
     if (at_once.status != TSR_OK) return at_once;
-    Told told(tsr_work_wait(work, 60000));
+    Told told(tsr_work_wait(work, tsr::testing::patience_ms(60000)));
     const Told once(tsr_saver_wait(saver));
     EXPECT_EQ(once.status, told.status);
     EXPECT_EQ(once.message, told.message);
@@ -516,18 +517,16 @@ TEST(StorageApi, ACallbackThatUsesItsSaverIsRefusedAndMayDestroyIt) {
         if (in_background) {
             api::Owned<tsr_work> work;
             ASSERT_OK(tsr_saver_save_async(saver, 1, state.state, work.out()));
-            ASSERT_OK(tsr_work_wait(work, 30000));
+            ASSERT_OK(tsr_work_wait(work, tsr::testing::patience_ms(30000)));
         } else {
             ASSERT_OK(tsr_saver_save(saver, 1, state.state));
         }
         EXPECT_FAILS(tsr_saver_wait(saver), TSR_E_INVALID_STATE, "destroyed");
         // The root is given back a moment after the save.
-        const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(20);
         api::Owned<tsr_saver> next;
-        while (tsr_saver_create(nullptr, "runs/a", &options, next.out()) != TSR_OK) {
-            ASSERT_LT(std::chrono::steady_clock::now(), patience) << api::message();
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        }
+        ASSERT_TRUE(api::becomes_true([&] {
+            return tsr_saver_create(nullptr, "runs/a", &options, next.out()) == TSR_OK;
+        })) << api::message();
         int64_t step = 0;
         EXPECT_OK(tsr_saver_resume(next, other.state, &step));
         EXPECT_EQ(step, 1);

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 
+#include "patience.hpp"
 #include "tessera/error.h"
 
 namespace {
@@ -17,7 +18,7 @@ class StoreApi : public ::testing::Test {
         ASSERT_EQ(tsr_store_options_init(&options_, sizeof options_), TSR_OK);
         options_.token = token_.c_str();
         options_.job_id = "api";
-        options_.timeout_ms = 20000;
+        options_.timeout_ms = tsr::testing::patience_ms(20000);
         ASSERT_EQ(tsr_store_serve("127.0.0.1", 0, &options_, &server_), TSR_OK) << message();
         uint16_t port = 0;
         ASSERT_EQ(tsr_store_server_port(server_, &port), TSR_OK);

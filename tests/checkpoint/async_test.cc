@@ -21,6 +21,7 @@
 #include "checkpoint/native/staging.hpp"
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
+#include "patience.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -30,14 +31,14 @@ using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
 Outcomes run_with_comm(int world_size, const RankBody& body) {
-    const auto store = make_memory_store(milliseconds{30000});
+    const auto store = make_memory_store(patience(milliseconds{30000}));
     return run_threads(world_size,
                        [&](int rank) { body(Communicator::create(store, rank, world_size, test_options())); });
 }
 
 Code code_of(const WorkPtr& work) {
     try {
-        work->wait(Deadline::in(milliseconds{60000}));
+        work->wait(Deadline::in(patience(milliseconds{60000})));
         return Code::ok;
     } catch (const Error& error) {
         return error.code();
@@ -52,7 +53,7 @@ class Gate {
         files.on_call = [this](int64_t, const std::string& name) {
             if (!name.starts_with("rename") || !name.ends_with("manifest.json")) return;
             if (!reached_.exchange(true)) reached_once_.set_value();
-            if (opened_.wait_for(std::chrono::seconds(60)) != std::future_status::ready) {
+            if (opened_.wait_for(patience(std::chrono::seconds(60))) != std::future_status::ready) {
                 throw Error(Code::timeout, "the test never opened the gate");
             }
         };
@@ -303,7 +304,7 @@ TEST(StagingTest, EachSlotIsPrefaultedForItsChunk) {
     const auto resident_after = [&](const Barriers& barriers) {
         const auto pool = std::make_shared<StagingPool>(0);
         const auto staging = std::make_shared<Staging>(pool, 1, std::vector<ByteRuns>{ByteRuns(std::span(&piece, 1))},
-                                                       milliseconds{1000}, barriers);
+                                                       patience(milliseconds{1000}), barriers);
         staging->stage(1, {});
         staging->copy_late(1);
         staging->close();
@@ -415,7 +416,7 @@ TEST_F(Ring, IsNoneWhereNoThreadCouldEmptyIt) {
         owned.fill(1);
         SaverOptions options = saver_options();
         options.format = format;
-        options.timeout = milliseconds{2000};
+        options.timeout = patience(milliseconds{2000});
         options.staging_bytes = 2 * chunk_bytes;
         options.write.threads = 1;
         Saver saver(nullptr, dir_ / std::to_string(static_cast<int>(format)), options);
@@ -539,7 +540,7 @@ TEST(StagingTest, WhatWasStagedByAnotherSaveOrForAnotherChunkIsNotWritten) {
         first = slot.get();
         pool->give_back(std::move(slot));
     }
-    Staging staging(pool, 7, {ByteRuns(std::span(&piece, 1))}, milliseconds{1000});
+    Staging staging(pool, 7, {ByteRuns(std::span(&piece, 1))}, patience(milliseconds{1000}));
     staging.stage(1, {});
     ASSERT_EQ(first->generation, 7u);
     ASSERT_EQ(first->chunk, 0u);
@@ -589,7 +590,7 @@ TEST_F(AsyncTest, ALimitedSaveIsInterruptedWhileItWaitsToWrite) {
         const Error error = error_of([&] { saver.save(1, owned.state); });
         set_interrupt(nullptr, nullptr);
         EXPECT_EQ(error.code(), Code::interrupted) << error.what();
-        EXPECT_LT(Clock::now() - until, std::chrono::seconds{20}) << threads << " threads";
+        EXPECT_LT(Clock::now() - until, patience(std::chrono::seconds{20})) << threads << " threads";
 
         OwnedState small;  // does not wait for what was not written
         small.add_whole({"small", DType::f32, {10}});
@@ -636,7 +637,8 @@ TEST(Progress, ThatAllIsDoneIsToldOnce) {
     std::vector<int64_t> told;
     Progress progress([&](Phase, int64_t done, int64_t) { told.push_back(done); }, Phase::write, 10);
     const auto until_told = [&](size_t count) {
-        for (const auto end = Clock::now() + std::chrono::seconds(10); told.size() < count && Clock::now() < end;) {
+        for (const auto end = Clock::now() + patience(std::chrono::seconds(10));
+             told.size() < count && Clock::now() < end;) {
             progress.poll();
         }
     };

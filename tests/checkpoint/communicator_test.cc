@@ -3,12 +3,13 @@
 #include <gtest/gtest.h>
 
 #include "fixture.hpp"
+#include "patience.hpp"
 
 namespace tsr::testing {
 namespace {
 
 Outcomes run_with_comm(int world_size, const RankBody& body) {
-    const auto store = make_memory_store(milliseconds{30000});
+    const auto store = make_memory_store(patience(milliseconds{30000}));
     return run_threads(world_size,
                        [&](int rank) { body(Communicator::create(store, rank, world_size, test_options())); });
 }

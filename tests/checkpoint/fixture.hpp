@@ -18,6 +18,7 @@
 #include "base/log.hpp"
 #include "checkpoint/saver.hpp"
 #include "comm/private_buffer.hpp"
+#include "patience.hpp"
 #include "pattern.hpp"
 #include "ranks.hpp"
 #include "temporary_directory.hpp"
@@ -69,7 +70,7 @@ class Meeting {
             changed_.notify_all();
             return result_;
         }
-        const auto deadline = Clock::now() + std::chrono::seconds(30);
+        const auto deadline = Clock::now() + patience(std::chrono::seconds(30));
         while (turn_ == turn) {
             if (lost_ >= 0) throw Error(Code::peer_lost, "rank " + std::to_string(lost_) + " is gone").with_peer(lost_);
             if (changed_.wait_until(lock, deadline) == std::cv_status::timeout) {
@@ -244,7 +245,7 @@ class OwnedState {
 
 inline SaverOptions saver_options() {
     SaverOptions options;
-    options.timeout = milliseconds{30000};
+    options.timeout = patience(milliseconds{30000});
     options.writer = {"tessera test", "c++", "20"};
     return options;
 }

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "patience.hpp"
 #include "ranks.hpp"
 
 namespace tsr::testing {
@@ -21,7 +22,7 @@ struct Gathered {
 
 // Each rank gathers what is given; then all meet once more, so that an error has left the communicator whole.
 Gathered gather(const Given& given, const std::function<void(int rank)>& before = [](int) {}) {
-    const auto store = make_memory_store(milliseconds{30000});
+    const auto store = make_memory_store(patience(milliseconds{30000}));
     const int world_size = static_cast<int>(given.size());
     Gathered gathered{{}, std::vector<std::optional<Layout>>(given.size())};
     gathered.outcomes = run_threads(world_size, [&](int rank) {

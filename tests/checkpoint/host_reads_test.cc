@@ -13,6 +13,7 @@
 #include "checkpoint/host_reads.hpp"
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
+#include "patience.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -20,7 +21,7 @@ namespace {
 constexpr int64_t mib = int64_t{1} << 20;
 
 Outcomes run_with_comm(int world_size, const RankBody& body, const CommOptions& options = test_options()) {
-    const auto store = make_memory_store(milliseconds{30000});
+    const auto store = make_memory_store(patience(milliseconds{30000}));
     return run_threads(world_size, [&](int rank) { body(Communicator::create(store, rank, world_size, options)); });
 }
 
@@ -106,7 +107,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, HostReadsOf, ::testing::Values(2, 3, 5));
 
 // Four ranks on two hosts, whose ranks take turns.
 Outcomes run_on_two_hosts(const RankBody& body) {
-    const auto store = make_memory_store(milliseconds{30000});
+    const auto store = make_memory_store(patience(milliseconds{30000}));
     return run_threads(4, [&](int rank) {
         CommOptions options = test_options("auto");
         options.host_id = rank % 2 == 0 ? "a" : "b";
@@ -313,23 +314,19 @@ TEST(HostReads, ARankThatLoadsAloneWhileOthersLoadTogetherIsToldAtItsNextCollect
 TEST(HostReads, OneThatNeverComesIsNamedAtTheDeadline) {
     const TempDir dir;
     const std::string path = saved(dir);
-    CommOptions options = test_options();
-    options.timeout = milliseconds{300};
     std::promise<void> told;
-    const auto outcomes = run_with_comm(
-        2,
-        [&](const std::shared_ptr<Communicator>& comm) {
-            OwnedState owned;
-            build(owned, comm->rank(), 2);
-            if (comm->rank() == 1) {
-                EXPECT_EQ(told.get_future().wait_for(std::chrono::seconds{30}), std::future_status::ready);
-                return;
-            }
-            const auto error = attempt([&] { (void)Checkpoint::open(path)->load(owned.state, together(comm)); });
-            told.set_value();
-            if (error) throw Error(*error);
-        },
-        options);
+    const auto outcomes = run_with_comm(2, [&](const std::shared_ptr<Communicator>& comm) {
+        OwnedState owned;
+        build(owned, comm->rank(), 2);
+        if (comm->rank() == 1) {
+            EXPECT_EQ(told.get_future().wait_for(patience(std::chrono::seconds(30))), std::future_status::ready);
+            return;
+        }
+        comm->set_timeout(milliseconds{300});
+        const auto error = attempt([&] { (void)Checkpoint::open(path)->load(owned.state, together(comm)); });
+        told.set_value();
+        if (error) throw Error(*error);
+    });
     ASSERT_TRUE(outcomes[0]);
     EXPECT_EQ(outcomes[0]->code(), Code::timeout) << outcomes[0]->what();
     EXPECT_EQ(outcomes[0]->record()->peer, 1);

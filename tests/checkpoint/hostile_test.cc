@@ -14,6 +14,7 @@
 #include "checkpoint/agreement.hpp"
 #include "checkpoint/native/root.hpp"
 #include "fixture.hpp"
+#include "patience.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -410,7 +411,7 @@ TEST(HostileRoot, APipeInPlaceOfAFileIsRefusedAtOnce) {
             State nothing;
             (void)attempt([&] { Saver(nullptr, dir.path(), saver_options()).save(1, nothing); });
         });
-        const bool in_time = looked.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
+        const bool in_time = looked.wait_for(patience(std::chrono::seconds(60))) == std::future_status::ready;
         EXPECT_TRUE(in_time) << name;
         if (in_time) continue;
         const int other_end = ::open(path.c_str(), O_RDWR | O_NONBLOCK);  // so that the test ends

@@ -2,14 +2,16 @@
 // was when save_async was called.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <future>
 #include <map>
 #include <mutex>
@@ -22,6 +24,7 @@
 #include "fixture.hpp"
 #include "optim/adam.hpp"
 #include "optim/sgd.hpp"
+#include "patience.hpp"
 #include "tensor/write_barrier.hpp"
 
 namespace tsr::testing {
@@ -60,11 +63,11 @@ class Busy {
         return [this](Phase phase, int64_t, int64_t) {
             if (phase != Phase::write || was_reached_.exchange(true)) return;
             reached_.set_value();
-            EXPECT_EQ(opened_.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+            EXPECT_EQ(opened_.wait_for(patience(std::chrono::seconds(60))), std::future_status::ready);
         };
     }
     void wait_until_reached() {
-        ASSERT_EQ(reached_.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+        ASSERT_EQ(reached_.get_future().wait_for(patience(std::chrono::seconds(60))), std::future_status::ready);
     }
     void open() { open_.set_value(); }
 
@@ -152,10 +155,10 @@ TEST_P(LateCopyOfFormat, WhatIsWrittenAfterTheFenceIsNotSaved) {
     const std::shared_future<void> opened = open.get_future().share();
     files.on_call = [&](int64_t, const std::string& name) {
         if (!name.starts_with("mkdir") && !name.starts_with("create")) return;
-        EXPECT_EQ(opened.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+        EXPECT_EQ(opened.wait_for(patience(std::chrono::seconds(60))), std::future_status::ready);
     };
     const auto save = saver.save_async(1, guarded.owned.state);
-    save->staged()->wait(Deadline::in(milliseconds{60000}));
+    save->staged()->wait(Deadline::in(patience(milliseconds{60000})));
     EXPECT_FALSE(save->done());
     guarded.owned.poison();  // without a word to the barrier
     open.set_value();
@@ -190,7 +193,7 @@ TEST_P(LateCopyOfFormat, TheFenceComesBeforeTheEndOfASlowSave) {
         EXPECT_EQ(written, 0) << "the first byte is written when all is copied";
         tell("staged")(error);
     });
-    ASSERT_EQ(both.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    ASSERT_EQ(both.get_future().wait_for(patience(std::chrono::seconds(60))), std::future_status::ready);
     saver.wait();
     EXPECT_THAT(order, ::testing::ElementsAre("staged", "durable"));
     EXPECT_EQ(saved_differences(guarded), 0);
@@ -466,7 +469,7 @@ TEST_F(LateCopyTest, ASaverDestroyedInItsCallbackReleasesWhatWasQueued) {
         destroyed.set_value();
     });
     busy_.open();
-    ASSERT_EQ(destroyed.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    ASSERT_EQ(destroyed.get_future().wait_for(patience(std::chrono::seconds(60))), std::future_status::ready);
     expect_released(guarded);
     EXPECT_TRUE(second->done());
     EXPECT_EQ(Checkpoint::open(dir_.path())->manifest().step, 1);
@@ -628,16 +631,14 @@ class StuckMemory {
             static_cast<std::byte*>(::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
         closed = memory_;
         reached = false;
-        opened = false;
+        opening = ::eventfd(0, EFD_CLOEXEC);
+        limit_ms = patience_ms(60000);
         struct sigaction handler{};
         handler.sa_sigaction = [](int, siginfo_t* info, void*) {
             if (info->si_addr < closed || info->si_addr >= closed + size) ::abort();
             reached = true;
-            const timespec pause{0, 1000000};
-            for (int waited = 0; !opened; ++waited) {
-                if (waited > 60000) ::abort();  // the test never opened it
-                ::nanosleep(&pause, nullptr);
-            }
+            pollfd entry{opening, POLLIN, 0};
+            if (::poll(&entry, 1, limit_ms) != 1) ::abort();  // the test never opened it
             ::mprotect(closed, size, PROT_READ | PROT_WRITE);
         };
         handler.sa_flags = SA_SIGINFO;
@@ -647,20 +648,22 @@ class StuckMemory {
     ~StuckMemory() {
         ::sigaction(SIGSEGV, &former_, nullptr);
         ::munmap(memory_, size);
+        ::close(opening);
     }
     StuckMemory(const StuckMemory&) = delete;
     StuckMemory& operator=(const StuckMemory&) = delete;
     [[nodiscard]] Memory memory() const { return {memory_, size}; }
     static void wait_until_reached() {
-        wait_until([] { return reached.load(); }, Deadline::in(milliseconds{60000}), "nobody copied");
+        wait_until([] { return reached.load(); }, Deadline::in(patience(milliseconds{60000})), "nobody copied");
     }
-    static void open() { opened = true; }
+    static void open() { EXPECT_EQ(::eventfd_write(opening, 1), 0); }
 
    private:
     static constexpr size_t size = static_cast<size_t>(chunk_bytes);
     static inline std::byte* closed = nullptr;
     static inline std::atomic<bool> reached{false};
-    static inline std::atomic<bool> opened{false};
+    static inline int opening = -1;  // an eventfd, which a signal handler may wait for
+    static inline int limit_ms = 0;
     std::byte* memory_ = nullptr;
     struct sigaction former_{};
 };
@@ -683,7 +686,7 @@ class StuckCopyTest : public ::testing::Test {
         const auto done = std::async(std::launch::async, body);
         const bool waited = done.wait_for(std::chrono::milliseconds(100)) == std::future_status::timeout;
         StuckMemory::open();
-        return waited && done.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
+        return waited && done.wait_for(patience(std::chrono::seconds(60))) == std::future_status::ready;
     }
     StuckMemory stuck_;
     std::shared_ptr<WriteBarrier> barrier_ = std::make_shared<WriteBarrier>(std::vector<Memory>{stuck_.memory()});
@@ -692,13 +695,13 @@ class StuckCopyTest : public ::testing::Test {
 };
 
 TEST_F(StuckCopyTest, AWriteWaitsForACopyThatAnotherThreadHasBegun) {
-    copy(milliseconds{60000});
+    copy(patience(milliseconds{60000}));
     EXPECT_TRUE(waits_for_the_copy([&] { barrier_->before_write(stuck_.memory().subspan(4096, 1)); }));
     EXPECT_NE(staging_->source(0)->contiguous(0, chunk_bytes), nullptr);
 }
 
 TEST_F(StuckCopyTest, TheEndOfASaveWaitsForTheCopyAndThenAsksForNothing) {
-    copy(milliseconds{60000});
+    copy(patience(milliseconds{60000}));
     EXPECT_TRUE(waits_for_the_copy([&] { staging_->close(); }));
     copying_.get();
     EXPECT_EQ(staging_.use_count(), 1);

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "fixture.hpp"
+#include "patience.hpp"
 #include "places.hpp"
 #include "safetensors/file_maker.hpp"
 
@@ -326,7 +327,7 @@ TEST_F(LoadNamesTest, WhatIsNoNameIsRefused) {
 // --- ranks together ---
 
 Outcomes run_with_comm(int world_size, const RankBody& body) {
-    const auto store = make_memory_store(milliseconds{30000});
+    const auto store = make_memory_store(patience(milliseconds{30000}));
     return run_threads(world_size,
                        [&](int rank) { body(Communicator::create(store, rank, world_size, test_options())); });
 }

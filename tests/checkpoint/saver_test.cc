@@ -17,6 +17,8 @@
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
 #include "new_threads.hpp"
+#include "patience.hpp"
+#include "soon.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -195,8 +197,7 @@ TEST_F(SaverTest, AForkedChildLeavesTheRootToItsParent) {
     }
     int status = -1;
     try {
-        wait_until([&] { return ::waitpid(child, &status, WNOHANG) == child; }, Deadline::in(milliseconds{10000}),
-                   "child");
+        wait_until([&] { return ::waitpid(child, &status, WNOHANG) == child; }, soon(), "child");
     } catch (const Error&) {
         ::kill(child, SIGKILL);
         ::waitpid(child, &status, 0);
@@ -572,7 +573,8 @@ TEST_F(SaverTest, CommitUnknownNamesTheRankThatWasLost) {
         meeting, 3,
         [&] {
             meeting->leave(2);
-            EXPECT_EQ(rank1_has_ended.get_future().wait_for(std::chrono::seconds(30)), std::future_status::ready);
+            EXPECT_EQ(rank1_has_ended.get_future().wait_for(patience(std::chrono::seconds(30))),
+                      std::future_status::ready);
         },
         [&](int rank) {
             if (rank == 1) rank1_has_ended.set_value();
@@ -615,7 +617,7 @@ TEST_F(SaverTest, ABackgroundErrorIsToldOnceByTheNextCall) {
         if (name.starts_with("mkdir")) throw os_error("cannot create it", ENOSPC);
     };
     const WorkPtr work = saver.save_async(2, owned_.state);
-    EXPECT_EQ(error_of([&] { work->wait(Deadline::in(milliseconds{20000})); }).code(), Code::io);
+    EXPECT_EQ(error_of([&] { work->wait(soon()); }).code(), Code::io);
     EXPECT_EQ(error_of([&] { saver.save(3, owned_.state); }).code(), Code::io);
     files.on_call = nullptr;
     EXPECT_NO_THROW(saver.save(4, owned_.state));
@@ -682,7 +684,7 @@ TEST_F(SaverTest, ALeaseIsRenewed) {
             return std::filesystem::last_write_time(dir_ / ".owner") >
                    std::filesystem::file_time_type::clock::now() - std::chrono::minutes(1);
         },
-        Deadline::in(milliseconds{20000}), "the renewal");
+        soon(), "the renewal");
 }
 
 TEST_F(SaverTest, ASaverWhoseRootWasTakenSavesNoMore) {

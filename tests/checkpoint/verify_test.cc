@@ -12,6 +12,7 @@
 #include "checkpoint/export.hpp"
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
+#include "patience.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -30,7 +31,7 @@ class MeetingReads {
         most_ = std::max(most_, ++in_flight_);
         changed_.notify_all();
         const auto met = [&] { return most_ >= wanted_ || has_given_up_; };
-        if (!changed_.wait_for(lock, std::chrono::seconds(20), met)) has_given_up_ = true;
+        if (!changed_.wait_for(lock, patience(std::chrono::seconds(20)), met)) has_given_up_ = true;
         --in_flight_;
         return {};
     }
@@ -79,7 +80,7 @@ bool ends(std::function<void()> body) {
         body();
         done->set_value();
     }).detach();
-    return ended.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
+    return ended.wait_for(patience(std::chrono::seconds(60))) == std::future_status::ready;
 }
 
 // As a handler of signals is, in Python say, and what shows progress: either may look into what is being read.

@@ -17,6 +17,7 @@
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
 #include "mounted.hpp"
+#include "patience.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -93,7 +94,7 @@ class InFlight {
         most_ = std::max(most_, ++now_);
         changed_.notify_all();
         const auto enough = [this] { return most_ >= wanted_ || given_up_; };
-        if (!changed_.wait_for(lock, std::chrono::seconds(10), enough)) given_up_ = true;
+        if (!changed_.wait_for(lock, patience(std::chrono::seconds(10)), enough)) given_up_ = true;
         --now_;
     }
     int most() const { return most_; }

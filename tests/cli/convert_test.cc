@@ -11,6 +11,7 @@
 #include "checkpoint/native/lease.hpp"
 #include "checkpoint/native/root.hpp"
 #include "cli/command.hpp"
+#include "patience.hpp"
 #include "places.hpp"
 
 extern char** environ;
@@ -255,7 +256,7 @@ TEST_F(Convert, AnInterruptRemovesWhatWasBegun) {
         pid_t pid = 0;
         ASSERT_EQ(::posix_spawn(&pid, binary.c_str(), &actions, nullptr, argv.data(), environ), 0);
         (void)::posix_spawn_file_actions_destroy(&actions);
-        const auto deadline = Clock::now() + std::chrono::seconds(30);
+        const auto deadline = Clock::now() + patience(std::chrono::seconds(30));
         while (names_in(dir_.path()).size() < 2 && Clock::now() < deadline) std::this_thread::yield();
         ASSERT_EQ(::kill(pid, SIGINT), 0);
         int status = 0;

@@ -6,7 +6,9 @@
 #include <fstream>
 
 #include "cli/command.hpp"
+#include "patience.hpp"
 #include "ranks.hpp"
+#include "soon.hpp"
 #include "temporary_directory.hpp"
 
 namespace tsr::testing {
@@ -25,13 +27,13 @@ class Trace : public ::testing::Test {
 
     // Runs `body` on each rank; those that return true leave a record.
     void ranks(int world_size, const std::function<bool(Communicator&)>& body) {
-        CommOptions options = test_options();
-        options.timeout = milliseconds{300};
-        const auto store = make_memory_store(milliseconds{30000});
+        const CommOptions options = test_options();
+        const auto store = make_memory_store(patience(milliseconds{30000}));
         // Before a rank goes, all have written: a rank that leaves is no longer waited for.
         std::atomic<int> done{0};
         const auto outcomes = run_threads(world_size, [&](int rank) {
             const auto comm = Communicator::create(store, rank, world_size, options);
+            comm->set_timeout(milliseconds{300});
             const bool writes = body(*comm);
             if (writes) comm->write_trace(directory() + "/" + std::to_string(rank) + ".jsonl");
             done.fetch_add(1);
@@ -248,7 +250,7 @@ TEST_F(Trace, MergeDrawsALaneForEachOperationInFlight) {
             request.tag = tag;
             works.push_back(comm.submit(request));
         }
-        for (const WorkPtr& work : works) work->wait(Deadline::in(milliseconds{20000}));
+        for (const WorkPtr& work : works) work->wait(soon());
         return reduce(comm);
     });
     const std::string file = directory() + "/trace.json";

@@ -7,6 +7,7 @@
 
 #include "comm/communicator.hpp"
 #include "comm/transport.hpp"
+#include "patience.hpp"
 #include "ranks.hpp"
 
 namespace tsr::testing {
@@ -47,7 +48,7 @@ TEST(Backend, ThatNobodyKnowsIsAnInvalidArgument) {
 }
 
 TEST(Backend, ThatOneRankCannotHaveIsToldToAll) {
-    const auto store = make_memory_store(milliseconds{20000});
+    const auto store = make_memory_store(patience(milliseconds{20000}));
     const Outcomes outcomes = run_threads(2, [&](int rank) {
         (void)Communicator::create(store, rank, 2, test_options(rank == 0 ? "cpu:gloo,cuda:nccl" : "gloo"));
     });
@@ -78,7 +79,7 @@ TEST(Backend, TooLongForItsRecordIsRefusedBeforeTheRanksMeet) {
     CommOptions options = test_options();
     options.backend = std::string(64, 'x');
     try {
-        (void)Communicator::create(make_memory_store(milliseconds{20000}), 0, 2, options);
+        (void)Communicator::create(make_memory_store(patience(milliseconds{20000})), 0, 2, options);
         ADD_FAILURE() << "accepted";
     } catch (const Error& error) {
         EXPECT_EQ(error.code(), Code::invalid_argument) << error.what();

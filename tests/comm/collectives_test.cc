@@ -10,6 +10,7 @@
 
 #include "comm/any_call.hpp"
 #include "comm/communicator.hpp"
+#include "patience.hpp"
 #include "ranks.hpp"
 #include "sanitized.hpp"
 #include "values.hpp"
@@ -66,7 +67,7 @@ class Collectives : public ::testing::TestWithParam<Case> {
    protected:
     void on_ranks(const std::function<void(Communicator&)>& body) {
         const auto [world, memory, backend, placement] = GetParam();
-        const auto store = make_memory_store(milliseconds{30000});
+        const auto store = make_memory_store(patience(milliseconds{30000}));
         expect_all_well(run_threads(world, [&](int rank) {
             CommOptions options = test_options(backend);
             options.host_id = pretended_host(placement, rank, world);

@@ -19,8 +19,10 @@
 
 #include "comm/plan.hpp"
 #include "new_threads.hpp"
+#include "patience.hpp"
 #include "ranks.hpp"
 #include "seed.hpp"
+#include "soon.hpp"
 #include "values.hpp"
 
 namespace tsr::testing {
@@ -47,7 +49,7 @@ TEST(Communicator, OneRankNeedsNoOther) {
     const Tensor tensor = over(values, DType::f32);
     comm->run(all_reduce(tensor, ReduceOp::avg));
     EXPECT_EQ(values, (std::vector<float>{3, 4}));
-    comm->submit(all_reduce(tensor))->wait(Deadline::in(milliseconds{10000}));
+    comm->submit(all_reduce(tensor))->wait(soon());
     comm->run(barrier());
     EXPECT_EQ(comm->allocate(100)->size(), 100U);
     EXPECT_EQ(comm->split(0, 0, comm->options())->world_size(), 1);
@@ -126,14 +128,14 @@ TEST(Communicator, SplitsByColorAndOrdersByKey) {
         const Tensor other_tensor = over(other, DType::i32);
         const auto work = group->submit(all_reduce(other_tensor));
         comm.run(barrier());
-        work->wait(Deadline::in(milliseconds{10000}));
+        work->wait(soon());
         EXPECT_EQ(other[0], 2);
         EXPECT_EQ(group->split(group->rank(), 0, comm.options())->transport(), "self");
     }));
 }
 
 TEST(Communicator, OutlivesItsParentAndTwoLiveOnOneStore) {
-    const auto store = make_memory_store(milliseconds{20000});
+    const auto store = make_memory_store(patience(milliseconds{20000}));
     expect_all_well(run_threads(3, [&](int rank) {
         auto first = join_job(store, rank, 3, test_options());
         auto second = join_job(store, rank, 3, test_options());
@@ -378,7 +380,7 @@ TEST(Communicator, NothingFollowsFinalize) {
 // The progress thread cannot wait for itself: a blocking call from a callback would never return.
 // Gloo's own among them.
 TEST(Communicator, ItsThreadsTakeNoSignals) {
-    const auto store = make_memory_store(milliseconds{30000});
+    const auto store = make_memory_store(patience(milliseconds{30000}));
     std::barrier both(2);
     std::optional<NewThreads> threads;
     expect_all_well(run_threads(2, [&](int rank) {
@@ -386,7 +388,7 @@ TEST(Communicator, ItsThreadsTakeNoSignals) {
         if (rank == 0) threads.emplace();
         both.arrive_and_wait();
         const auto comm = join_job(store, rank, 2, test_options("gloo"));
-        comm->submit(barrier())->wait(Deadline::in(milliseconds{20000}));
+        comm->submit(barrier())->wait(soon());
         if (rank == 0) {
             threads->expect_no_signals_taken("tsr-comm");
             threads->expect_no_signals_taken("tsr-gloo-waker");
@@ -423,7 +425,7 @@ TEST(Communicator, ACompletionCallbackMayNotBlockOnItsCommunicator) {
 TEST(Communicator, ACompletionCallbackMayDestroyItsCommunicator) {
     std::promise<void> registered;
     auto ready = registered.get_future().share();
-    const auto store = make_memory_store(milliseconds{30000});
+    const auto store = make_memory_store(patience(milliseconds{30000}));
     expect_all_well(run_threads(2, [&](int rank) {
         auto comm = join_job(store, rank, 2, test_options());
         if (rank == 1) {
@@ -448,7 +450,7 @@ TEST(Communicator, ACompletionCallbackMayDestroyItsCommunicator) {
         registered.set_value();
         destroyed.get_future().wait();
         EXPECT_TRUE(watch.expired());
-        EXPECT_THROW(queued->wait(Deadline::in(milliseconds{20000})), Error);
+        EXPECT_THROW(queued->wait(soon()), Error);
     }));
 }
 
@@ -476,20 +478,19 @@ TEST(CommunicatorJobs, ThatThrowEndTheCommunicatorHereAndAtThePeers) {
     std::latch submitted(2);
     const Outcomes outcomes = run_ranks(2, test_options(), [&](Communicator& comm) {
         const WorkPtr work = comm.submit_job([&] {
-            wait_until([&] { return submitted.try_wait(); }, Deadline::in(milliseconds{20000}),
-                       "both ranks' later jobs");
+            wait_until([&] { return submitted.try_wait(); }, soon(), "both ranks' later jobs");
             if (comm.rank() == 1) throw Error(Code::user, "rank 1: the job gave up").with_rank(1);
             comm.run(barrier());
         });
         const WorkPtr later = comm.submit_job([] { ADD_FAILURE() << "ran after a failure"; });
         submitted.count_down();
         try {
-            later->wait(Deadline::in(milliseconds{20000}));
+            later->wait(soon());
             ADD_FAILURE() << "nothing was thrown";
         } catch (const Error& error) {
             EXPECT_EQ(error.code(), Code::aborted);
         }
-        work->wait(Deadline::in(milliseconds{20000}));
+        work->wait(soon());
     });
     EXPECT_EQ(outcomes[1].value().code(), Code::user);
     EXPECT_EQ(outcomes[0].value().code(), Code::aborted);
@@ -502,14 +503,14 @@ TEST(CommunicatorJobs, MayNotWaitForTheirOwnQueue) {
             EXPECT_THROW((void)comm->submit(barrier()), Error);
             EXPECT_THROW((void)comm->submit_job([] {}), Error);
         })
-        ->wait(Deadline::in(milliseconds{10000}));
+        ->wait(soon());
     comm->run(barrier());
 }
 
 TEST(CommunicatorJobs, AllocateAtOnce) {
     expect_all_well(run_ranks(3, test_options(), [](Communicator& comm) {
         std::shared_ptr<Buffer> buffer;
-        comm.submit_job([&] { buffer = comm.allocate(10); })->wait(Deadline::in(milliseconds{10000}));
+        comm.submit_job([&] { buffer = comm.allocate(10); })->wait(soon());
         EXPECT_EQ(buffer->size(), 10U);
     }));
 }
@@ -521,8 +522,8 @@ TEST(CommunicatorJobs, MayHoldTheLastReferenceToTheirCommunicator) {
     const std::weak_ptr<Communicator> watch = comm;
     comm.reset();
     released.set_value();
-    work->wait(Deadline::in(milliseconds{10000}));
-    wait_until([&] { return watch.expired(); }, Deadline::in(milliseconds{10000}), "the communicator's end");
+    work->wait(soon());
+    wait_until([&] { return watch.expired(); }, soon(), "the communicator's end");
 }
 
 // Ends this process's way to another thread: clone and clone3 fail as they do where the process has too many.

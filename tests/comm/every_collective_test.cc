@@ -14,6 +14,7 @@
 #include "ranks.hpp"
 #include "sanitized.hpp"
 #include "seed.hpp"
+#include "soon.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -256,20 +257,19 @@ TEST(EveryCollective, OfADtypeThatCannotBeReducedIsUnsupportedAndTheRanksGoOn) {
 
 // --- a rank that is late; an abort
 
-// All at once, since each waits for its deadline, in which its communicator must also be made.
+// All at once, since each waits for its deadline.
 TEST(EveryCollective, NamesALateRank) {
     const auto late = [](Collective collective) {
-        CommOptions options = test_options();
-        options.timeout = milliseconds{3000};
         const Asked asked{.collective = collective};
         std::atomic<int> failed{0};
-        const auto outcomes = run_ranks(3, options, [&](Communicator& comm) {
+        const auto outcomes = run_ranks(3, test_options(), [&](Communicator& comm) {
+            comm.set_timeout(milliseconds{3000});
             std::vector<std::byte> input(asked.bytes(3));
             std::vector<std::byte> output(asked.bytes(3));
             const AnyCall call(asked, comm.rank(), 3, input.data(), output.data());
             call.fill(0);
             if (comm.rank() == 1) {
-                wait_until([&] { return failed.load() == 2; }, Deadline::in(milliseconds{20000}), "the timeouts");
+                wait_until([&] { return failed.load() == 2; }, soon(), "the timeouts");
             }
             try {
                 comm.run(call.request());
@@ -335,7 +335,7 @@ TEST(EveryCollective, OfASecondThreadIsRefusedAndTheFirstGoesOn) {
     std::atomic<bool> refused{false};
     expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
         if (comm.rank() == 1) {
-            wait_until([&] { return refused.load(); }, Deadline::in(milliseconds{20000}), "the refusal");
+            wait_until([&] { return refused.load(); }, soon(), "the refusal");
             comm.run({});
         } else {
             std::thread first([&] {
@@ -360,7 +360,7 @@ TEST(EveryCollective, OfASecondThreadIsRefusedAndTheFirstGoesOn) {
                     }
                     return false;
                 },
-                Deadline::in(milliseconds{20000}), "the first thread");
+                soon(), "the first thread");
             EXPECT_THROW(static_cast<void>(comm.submit({})), Error);
             EXPECT_THROW(static_cast<void>(comm.allocate(10)), Error);
             refused = true;
@@ -485,7 +485,7 @@ TEST(EveryCollective, InRandomSequencesOnOverlappingGroups) {
                     << " begins with it: " << describe(operation_of(one.call->request()));
             }
             for (Running& one : running) {
-                one.work->wait(Deadline::in(milliseconds{20000}));
+                one.work->wait(soon());
                 ASSERT_EQ(one.call->first_wrong(one.salt), -1)
                     << "TESSERA_TEST_SEED=" << seed
                     << " begins with it: " << describe(operation_of(one.call->request()));

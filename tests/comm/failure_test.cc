@@ -7,7 +7,9 @@
 
 #include "base/log.hpp"
 #include "comm/communicator.hpp"
+#include "patience.hpp"
 #include "ranks.hpp"
+#include "soon.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -232,8 +234,8 @@ TEST(Mismatch, PoisonsTheCommunicator) {
 
 TEST(Failure, RankThatNeverJoinsIsNamed) {
     CommOptions options = test_options();
-    options.timeout = milliseconds{300};
-    const auto store = make_memory_store(milliseconds{20000});
+    options.timeout = patience(milliseconds{300});
+    const auto store = make_memory_store(patience(milliseconds{20000}));
     const auto outcomes = run_threads(4, [&](int rank) {
         if (rank == 2) return;
         static_cast<void>(join_job(store, rank, 4, options));
@@ -246,7 +248,7 @@ TEST(Failure, RankThatNeverJoinsIsNamed) {
         EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(rank) + ": rank 2 did not join"));
     }
     // After that the ranks can meet again.
-    options.timeout = milliseconds{20000};
+    options.timeout = patience(milliseconds{20000});
     expect_all_well(run_threads(4, [&](int rank) {
         if (rank == 2) {
             EXPECT_THROW(static_cast<void>(join_job(store, rank, 4, options)), Error);
@@ -258,34 +260,34 @@ TEST(Failure, RankThatNeverJoinsIsNamed) {
 // Of each rank, for what it issues from then on.
 TEST(Failure, ATimeoutThatIsSetLaterCountsForLaterOperations) {
     CommOptions options = test_options();
-    options.timeout = milliseconds{100000};
+    options.timeout = patience(milliseconds{100000});
     std::atomic<bool> told{false};
     const auto outcomes = run_ranks(2, options, [&](Communicator& comm) {
         std::vector<float> values(4, 1);
         const Tensor tensor = tensor_of(std::span(values), DType::f32);
         const Request sum{Collective::all_reduce, {}, {&tensor, 1}, ReduceOp::sum, -1, 0, {}};
-        EXPECT_EQ(comm.options().timeout, milliseconds{100000});
+        EXPECT_EQ(comm.options().timeout, options.timeout);
         EXPECT_THROW(comm.set_timeout(milliseconds{0}), Error);
         EXPECT_THROW(comm.set_timeout(milliseconds{-1}), Error);
         comm.run(sum);
         if (comm.rank() == 1) {
-            wait_until([&] { return told.load(); }, Deadline::in(milliseconds{20000}), "the other's timeout");
+            wait_until([&] { return told.load(); }, soon(), "the other's timeout");
             return;
         }
         comm.set_timeout(milliseconds{300});
         EXPECT_EQ(comm.options().timeout, milliseconds{300});
         const auto begin = Clock::now();
         const WorkPtr work = comm.submit(sum);
-        comm.set_timeout(milliseconds{100000});  // too late for that one
+        comm.set_timeout(options.timeout);  // too late for that one
         try {
-            work->wait(Deadline::in(milliseconds{20000}));
+            work->wait(soon());
             ADD_FAILURE() << "rank 1 did not come, and nobody noticed";
         } catch (const Error& error) {
             EXPECT_EQ(error.code(), Code::timeout);
             EXPECT_EQ(error.record()->peer, 1);
             EXPECT_THAT(error.what(), HasSubstr("timed out after 0.3 s"));
         }
-        EXPECT_LT(Clock::now() - begin, std::chrono::seconds(20));
+        EXPECT_LT(Clock::now() - begin, patience(std::chrono::seconds(20)));
         told.store(true);
     });
     EXPECT_FALSE(outcomes[0]);
@@ -294,9 +296,9 @@ TEST(Failure, ATimeoutThatIsSetLaterCountsForLaterOperations) {
 
 TEST(Failure, RankThatHasEndedWithoutJoiningIsNotWaitedFor) {
     CommOptions options = test_options();
-    options.timeout = milliseconds{100000};  // longer than a test may take
+    options.timeout = patience(milliseconds{100000});  // longer than a test may take
     for (const int absent : {0, 2}) {
-        const auto store = make_memory_store(milliseconds{20000});
+        const auto store = make_memory_store(patience(milliseconds{20000}));
         const Departures departures = [&] { return std::vector<Departure>{{absent, "exited with status 0"}}; };
         const auto outcomes = run_threads(4, [&](int rank) {
             if (rank != absent) static_cast<void>(join_job(store, rank, 4, options, departures));
@@ -315,7 +317,7 @@ TEST(Failure, RankThatHasEndedWithoutJoiningIsNotWaitedFor) {
 }
 
 TEST(Failure, RankThatHasJoinedAndEndedIsNotMissed) {
-    const auto store = make_memory_store(milliseconds{20000});
+    const auto store = make_memory_store(patience(milliseconds{20000}));
     std::atomic<bool> joined{false};
     std::promise<void> looked;
     int looks = 0;
@@ -349,7 +351,7 @@ TEST(Failure, WhoeverIsWaitedForLongIsTold) {
                 static_cast<std::promise<std::string>*>(data)->set_value(text);
         },
         &told, nullptr);
-    const auto store = make_memory_store(milliseconds{20000});
+    const auto store = make_memory_store(patience(milliseconds{20000}));
     std::string line;
     expect_all_well(run_threads(3, [&](int rank) {
         if (rank == 1) line = told.get_future().get();  // comes only when it has been missed
@@ -360,7 +362,7 @@ TEST(Failure, WhoeverIsWaitedForLongIsTold) {
 }
 
 TEST(Failure, DifferingWorldSizesAreNamed) {
-    const auto store = make_memory_store(milliseconds{20000});
+    const auto store = make_memory_store(patience(milliseconds{20000}));
     const auto outcomes =
         run_threads(2, [&](int rank) { static_cast<void>(join_job(store, rank, rank == 0 ? 2 : 3, test_options())); });
     for (const auto& outcome : outcomes) {
@@ -371,7 +373,7 @@ TEST(Failure, DifferingWorldSizesAreNamed) {
 }
 
 TEST(Failure, DifferingBackendsAreNamed) {
-    const auto store = make_memory_store(milliseconds{20000});
+    const auto store = make_memory_store(patience(milliseconds{20000}));
     const auto outcomes = run_threads(
         2, [&](int rank) { static_cast<void>(join_job(store, rank, 2, test_options(rank == 0 ? "shm" : "auto"))); });
     for (const auto& outcome : outcomes) {
@@ -382,15 +384,14 @@ TEST(Failure, DifferingBackendsAreNamed) {
 }
 
 TEST(Failure, LateRankIsNamedWithItsLastOperation) {
-    CommOptions options = test_options();
-    options.timeout = milliseconds{300};
     std::atomic<int> failed{0};
-    const auto outcomes = run_ranks(3, options, [&](Communicator& comm) {
+    const auto outcomes = run_ranks(3, test_options(), [&](Communicator& comm) {
         std::vector<float> values(64, 1);
         const Tensor tensor = over(values);
         comm.run({Collective::broadcast, {}, {&tensor, 1}, ReduceOp::none, 0, 0, {}});
+        comm.set_timeout(milliseconds{300});
         if (comm.rank() == 1) {
-            wait_until([&] { return failed.load() == 2; }, Deadline::in(milliseconds{20000}), "the others' timeouts");
+            wait_until([&] { return failed.load() == 2; }, soon(), "the others' timeouts");
         }
         try {
             comm.run({Collective::all_reduce, {}, {&tensor, 1}, ReduceOp::sum, -1, 0, "bucket 5"});
@@ -413,14 +414,13 @@ TEST(Failure, LateRankIsNamedWithItsLastOperation) {
 
 TEST(Failure, ALateRankIsNamedInTimeByOneThatSpins) {
     CommOptions options = test_options();
-    options.timeout = milliseconds{300};
     options.spin_count = INT32_MAX;
     std::atomic<bool> failed{false};
     const auto outcomes = run_ranks(2, options, [&](Communicator& comm) {
         if (comm.rank() == 1) {
-            const Deadline late = Deadline::in(milliseconds{5000});
-            while (!failed && !late.expired()) std::this_thread::sleep_for(milliseconds{5});
+            wait_until([&] { return failed.load(); }, Deadline::in(patience(milliseconds{5000})), "rank 0's timeout");
         }
+        comm.set_timeout(milliseconds{300});
         try {
             comm.run({});
         } catch (...) {
@@ -452,7 +452,7 @@ void expect_whereabouts_told(const Elsewhere& elsewhere, const CommOptions& opti
     SCOPED_TRACE(elsewhere.told);
     constexpr int late = 1;
     CommOptions patient = options;
-    patient.timeout = milliseconds{20000};
+    patient.timeout = patience(milliseconds{20000});
     std::atomic<bool> failed{false};
     const auto outcomes = run_ranks(3, patient, [&](Communicator& comm) {
         const auto other = elsewhere.prepare(comm);
@@ -461,7 +461,7 @@ void expect_whereabouts_told(const Elsewhere& elsewhere, const CommOptions& opti
             return;
         }
         if (comm.rank() == 2) {
-            wait_until([&] { return failed.load(); }, Deadline::in(milliseconds{20000}), "rank 0's timeout");
+            wait_until([&] { return failed.load(); }, soon(), "rank 0's timeout");
             return;
         }
         comm.set_timeout(milliseconds{700});
@@ -520,7 +520,7 @@ TEST(Failure, OfAMessageThatHasArrivedNobodyIsSaidToWait) {
         const Tensor tensor = over(values);
         if (comm.rank() == 1) {
             comm.run({.collective = Collective::recv, .outputs = {&tensor, 1}, .peer = 0});
-            wait_until([&] { return failed.load(); }, Deadline::in(milliseconds{20000}), "rank 0's timeout");
+            wait_until([&] { return failed.load(); }, soon(), "rank 0's timeout");
             return;
         }
         const Deadline late = Deadline::in(milliseconds{300});  // the receiver sleeps by then
@@ -546,7 +546,7 @@ TEST(Failure, RankThatLeavesIsNotedBeforeTheDeadline) {
         comm.run({});
         if (comm.rank() != 2) comm.run({});
     });
-    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+    EXPECT_LT(Clock::now() - begin, patience(std::chrono::seconds(5)));
     EXPECT_FALSE(outcomes[2]);
     for (const int rank : {0, 1}) {
         ASSERT_TRUE(outcomes[static_cast<size_t>(rank)]);
@@ -587,7 +587,7 @@ TEST(Failure, AbortEndsWaitsHereAndAtThePeers) {
             throw;
         }
     });
-    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+    EXPECT_LT(Clock::now() - begin, patience(std::chrono::seconds(5)));
     for (const auto& outcome : outcomes) {
         ASSERT_TRUE(outcome);
         EXPECT_EQ(outcome->code(), Code::aborted);
@@ -609,10 +609,10 @@ TEST(Failure, TheFirstCauseIsToldByARankThatGoesWithWork) {
         }
         if (comm.rank() == 2) {
             comm.abort("enough");
-            wait_until([&] { return gone.load(); }, Deadline::in(milliseconds{20000}), "rank 1");
+            wait_until([&] { return gone.load(); }, soon(), "rank 1");
             return;
         }
-        wait_until([&] { return comm.error().has_value(); }, Deadline::in(milliseconds{20000}), "the abort");
+        wait_until([&] { return comm.error().has_value(); }, soon(), "the abort");
         const WorkPtr near = comm.submit({Collective::recv, {}, {&tensor, 1}, ReduceOp::none, 2, 0, {}});
         WorkPtr far;
         try {
@@ -620,10 +620,10 @@ TEST(Failure, TheFirstCauseIsToldByARankThatGoesWithWork) {
         } catch (const Error& e) {
             EXPECT_THAT(e.what(), HasSubstr("enough"));  // the first had failed
         }
-        EXPECT_THROW(near->wait(Deadline::in(milliseconds{20000})), Error);
+        EXPECT_THROW(near->wait(soon()), Error);
         comm.leave();
         gone = true;
-        if (far) far->wait(Deadline::in(milliseconds{20000}));
+        if (far) far->wait(soon());
     });
     for (const int rank : {0, 1}) {
         const auto& outcome = outcomes[static_cast<size_t>(rank)];
@@ -636,7 +636,7 @@ TEST(Failure, TheFirstCauseIsToldByARankThatGoesWithWork) {
 TEST(Failure, AbortFromAnotherThreadEndsThisRanksOwnWait) {
     const auto outcomes = run_ranks(2, test_options(), [&](Communicator& comm) {
         if (comm.rank() == 1) {
-            wait_until([&] { return comm.error().has_value(); }, Deadline::in(milliseconds{20000}), "the abort");
+            wait_until([&] { return comm.error().has_value(); }, soon(), "the abort");
             EXPECT_EQ(comm.error()->code(), Code::aborted);
             return;
         }
@@ -645,9 +645,9 @@ TEST(Failure, AbortFromAnotherThreadEndsThisRanksOwnWait) {
         const WorkPtr work = comm.submit(all_reduce(tensor));
         const WorkPtr behind = comm.submit(all_reduce(tensor));
         comm.abort("enough");
-        EXPECT_THROW(behind->wait(Deadline::in(milliseconds{20000})), Error);
+        EXPECT_THROW(behind->wait(soon()), Error);
         EXPECT_EQ(behind->error()->code(), Code::aborted);
-        work->wait(Deadline::in(milliseconds{20000}));
+        work->wait(soon());
     });
     ASSERT_TRUE(outcomes[0]);
     EXPECT_EQ(outcomes[0]->code(), Code::aborted);
@@ -656,7 +656,7 @@ TEST(Failure, AbortFromAnotherThreadEndsThisRanksOwnWait) {
 }
 
 TEST(Failure, WorkOutlivesItsCommunicator) {
-    const auto store = make_memory_store(milliseconds{20000});
+    const auto store = make_memory_store(patience(milliseconds{20000}));
     std::atomic<bool> submitted{false};
     expect_all_well(run_threads(2, [&](int rank) {
         auto comm = join_job(store, rank, 2, test_options());
@@ -668,7 +668,7 @@ TEST(Failure, WorkOutlivesItsCommunicator) {
             works = {comm->submit(all_reduce(tensor)), comm->submit(all_reduce(tensor))};
             submitted = true;
         } else {
-            wait_until([&] { return submitted.load(); }, Deadline::in(milliseconds{20000}), "rank 0");
+            wait_until([&] { return submitted.load(); }, soon(), "rank 0");
         }
         comm.reset();
         for (const WorkPtr& work : works) {
@@ -685,14 +685,14 @@ TEST(Failure, InterruptEndsASynchronousWaitAndTellsThePeers) {
     const auto outcomes = run_ranks(2, test_options(), [&](Communicator& comm) {
         if (comm.rank() == 1) {
             pressed = true;
-            wait_until([&] { return comm.error().has_value(); }, Deadline::in(milliseconds{20000}), "the interruption");
+            wait_until([&] { return comm.error().has_value(); }, soon(), "the interruption");
             comm.run({});
             return;
         }
         set_interrupt([](void* flag) { return static_cast<std::atomic<bool>*>(flag)->load() ? 1 : 0; }, &pressed);
         comm.run({});
     });
-    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+    EXPECT_LT(Clock::now() - begin, patience(std::chrono::seconds(5)));
     ASSERT_TRUE(outcomes[0]);
     EXPECT_EQ(outcomes[0]->code(), Code::interrupted);
     ASSERT_TRUE(outcomes[1]);
@@ -704,7 +704,7 @@ TEST(Failure, InterruptedCallBehindAsynchronousWorkLetsGoOfItsMemory) {
     std::atomic<bool> pressed{false};
     const auto outcomes = run_ranks(2, test_options(), [&](Communicator& comm) {
         if (comm.rank() == 1) {
-            wait_until([&] { return comm.error().has_value(); }, Deadline::in(milliseconds{20000}), "the interruption");
+            wait_until([&] { return comm.error().has_value(); }, soon(), "the interruption");
             return;
         }
         set_interrupt([](void* flag) { return static_cast<std::atomic<bool>*>(flag)->load() ? 1 : 0; }, &pressed);
@@ -718,7 +718,7 @@ TEST(Failure, InterruptedCallBehindAsynchronousWorkLetsGoOfItsMemory) {
             EXPECT_THROW(comm.run(all_reduce(other)), Error);
         }
         pressed = false;
-        work->wait(Deadline::in(milliseconds{20000}));
+        work->wait(soon());
     });
     ASSERT_TRUE(outcomes[0]);
     EXPECT_TRUE(outcomes[0]->code() == Code::interrupted || outcomes[0]->code() == Code::aborted)
@@ -754,7 +754,7 @@ TEST(Failure, WaitingWithADeadlineLeavesTheWorkAlive) {
         std::vector<float> values(10, 1);
         const Tensor tensor = over(values);
         if (comm.rank() == 1) {
-            wait_until([&] { return go.load(); }, Deadline::in(milliseconds{20000}), "rank 0");
+            wait_until([&] { return go.load(); }, soon(), "rank 0");
             comm.run(all_reduce(tensor));
             return;
         }
@@ -766,7 +766,7 @@ TEST(Failure, WaitingWithADeadlineLeavesTheWorkAlive) {
             EXPECT_EQ(e.code(), Code::not_ready);
         }
         go = true;
-        work->wait(Deadline::in(milliseconds{20000}));
+        work->wait(soon());
         EXPECT_EQ(values[0], 2);
     }));
 }

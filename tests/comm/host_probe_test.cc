@@ -8,16 +8,19 @@
 #include <cstring>
 #include <functional>
 #include <stdexcept>
-#include <thread>
 #include <vector>
 
 #include "comm/gloo/connect.hpp"
+#include "patience.hpp"
 #include "ranks.hpp"
+#include "soon.hpp"
 
 namespace tsr::gloo_transport {
 namespace {
 
-constexpr milliseconds patience{400};
+constexpr milliseconds limit{400};
+
+enum class Answers { none, all };
 
 // A socket on loopback with a port of its own.
 class Port {
@@ -55,55 +58,70 @@ class Port {
     std::vector<Fd> waiting_;
 };
 
-// Whether the probe, asked as a rank that waits asks it, says within `time` that the host is silent.
-bool silent_within(HostProbe& probe, const Port& port, milliseconds time) {
-    for (const auto end = Clock::now() + time; Clock::now() < end; std::this_thread::sleep_for(milliseconds{10})) {
-        if (probe.is_silent(port.address())) return true;
+// A probe under a clock of the test's own, asked as a rank that waits asks it.
+class Watched {
+   public:
+    explicit Watched(milliseconds limit) : probe_(limit) {}
+
+    [[nodiscard]] bool is_silent(const Port& port) { return probe_.is_silent(port.address(), now_); }
+    void pass(milliseconds time) { now_ += time; }
+    // Whether it says within `time` that the host is silent. The clock stands still until a host that answers has done so.
+    [[nodiscard]] bool silent_within(const Port& port, milliseconds time, Answers answers = Answers::none) {
+        for (const auto end = now_ + time; now_ < end; pass(milliseconds{10})) {
+            if (is_silent(port)) return true;
+            if (answers == Answers::all) {
+                wait_until([&] { return is_silent(port) || !probe_.is_asking(); }, testing::soon(), "an answer");
+            }
+        }
+        return false;
     }
-    return false;
-}
+
+   private:
+    HostProbe probe_;
+    Clock::time_point now_ = Clock::now();
+};
 
 TEST(HostProbe, AHostThatTakesOrRefusesConnectionsLives) {
     Port listening;
     listening.listen(100);
     Port closed;
     for (const Port* port : {&listening, &closed}) {
-        HostProbe probe(patience);
-        EXPECT_FALSE(silent_within(probe, *port, patience * 3));
+        Watched probe(limit);
+        EXPECT_FALSE(probe.silent_within(*port, limit * 3, Answers::all));
     }
 }
 
 TEST(HostProbe, AHostThatDoesNotAnswerIsSilentWhenThePatienceIsOver) {
     Port full;
     full.fill();
-    HostProbe probe(patience);
-    EXPECT_FALSE(silent_within(probe, full, patience / 2));
-    EXPECT_TRUE(silent_within(probe, full, patience * 5));
+    Watched probe(limit);
+    EXPECT_FALSE(probe.silent_within(full, limit / 2));
+    EXPECT_TRUE(probe.silent_within(full, limit * 5));
 }
 
 TEST(HostProbe, AHostThatComesBackInTimeIsNotSilent) {
     Port full;
     full.fill();
-    HostProbe probe(patience * 3);
-    EXPECT_FALSE(silent_within(probe, full, patience));
+    Watched probe(limit * 3);
+    EXPECT_FALSE(probe.silent_within(full, limit));
     full.take_all();
-    EXPECT_FALSE(silent_within(probe, full, patience * 5));
+    EXPECT_FALSE(probe.silent_within(full, limit * 5, Answers::all));
 }
 
 TEST(HostProbe, TimeInWhichNobodyWaitedDoesNotCount) {
     Port full;
     full.fill();
-    HostProbe probe(patience);
-    EXPECT_FALSE(probe.is_silent(full.address()));
-    std::this_thread::sleep_for(milliseconds{2100});
-    EXPECT_FALSE(probe.is_silent(full.address()));
-    EXPECT_TRUE(silent_within(probe, full, patience * 5));
+    Watched probe(limit);
+    EXPECT_FALSE(probe.is_silent(full));
+    probe.pass(milliseconds{2100});
+    EXPECT_FALSE(probe.is_silent(full));
+    EXPECT_TRUE(probe.silent_within(full, limit * 5));
 }
 
 // A port that another program may get would hand it a connection that it does not expect: one of a job that starts takes it
 // for its peer's.
 TEST(HostProbe, WhereItAsksNobodyElseCanListenWhileTheRankIsThere) {
-    const auto store = make_memory_store(milliseconds{10000});
+    const auto store = make_memory_store(testing::patience(milliseconds{10000}));
     std::array<Endpoint, 2> endpoints;
     std::vector<Peer> peers;
     CommOptions options;
@@ -111,8 +129,7 @@ TEST(HostProbe, WhereItAsksNobodyElseCanListenWhileTheRankIsThere) {
     std::array<Connections, 2> ranks;
     testing::expect_all_well(testing::run_threads(2, [&](int rank) {
         const size_t place = rank == 0 ? 0 : 1;
-        ranks.at(place) = connect_all(
-            {rank, peers, std::move(endpoints.at(place)), store, options, Deadline::in(milliseconds{10000})});
+        ranks.at(place) = connect_all({rank, peers, std::move(endpoints.at(place)), store, options, testing::soon()});
     }));
     const sockaddr_storage& first = ranks[1].held_ports[0];
     EXPECT_EQ(std::memcmp(&first, &ranks[0].held_ports[0], sizeof first), 0);

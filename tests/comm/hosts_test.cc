@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "comm/communicator.hpp"
+#include "patience.hpp"
 #include "ranks.hpp"
 
 namespace tsr::testing {
@@ -17,7 +18,7 @@ using ::testing::HasSubstr;
 // A communicator whose ranks are on the hosts of these names.
 Outcomes run_on(const std::vector<std::string>& hosts, const CommOptions& options,
                 const std::function<void(Communicator& comm)>& body) {
-    const auto store = make_memory_store(milliseconds{30000});
+    const auto store = make_memory_store(patience(milliseconds{30000}));
     const auto world_size = static_cast<int>(hosts.size());
     return run_threads(world_size, [&](int rank) {
         CommOptions own = options;
@@ -113,16 +114,16 @@ TEST(Hosts, DisagreementBetweenHostsNamesAllTheirRanks) {
 
 // Whoever is late is named by all, not those who wait for it.
 TEST(Hosts, LateRankIsNamedOnAllHosts) {
-    CommOptions options = test_options("auto");
-    options.timeout = milliseconds{2000};
     for (int late = 0; late < 4; ++late) {
         std::atomic<int> failed{0};
-        const auto outcomes = run_on({"a", "a", "b", "b"}, options, [&](Communicator& comm) {
+        const auto outcomes = run_on({"a", "a", "b", "b"}, test_options("auto"), [&](Communicator& comm) {
             std::vector<float> values(64, 1);
             const Tensor tensor = over(values, DType::f32);
             comm.run(all_reduce(tensor));
+            comm.set_timeout(milliseconds{2000});
             if (comm.rank() == late) {
-                wait_until([&] { return failed == 3; }, Deadline::in(milliseconds{30000}), "the others' timeouts");
+                wait_until([&] { return failed == 3; }, Deadline::in(patience(milliseconds{30000})),
+                           "the others' timeouts");
             }
             try {
                 comm.run(all_reduce(tensor));
@@ -148,7 +149,7 @@ TEST(Hosts, RankThatLeavesAHostIsMissedOnAll) {
             comm.run({});
             if (comm.rank() != leaving) comm.run({});
         });
-        EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+        EXPECT_LT(Clock::now() - begin, patience(std::chrono::seconds(10)));
         for (int rank = 0; rank < 4; ++rank) {
             const auto& outcome = outcomes[static_cast<size_t>(rank)];
             ASSERT_EQ(outcome.has_value(), rank != leaving);
@@ -166,7 +167,7 @@ TEST(Hosts, AbortEndsAWaitForAMessageOnAnotherHost) {
         std::vector<float> values(4);
         const Tensor tensor = over(values, DType::f32);
         if (comm.rank() == 3) {
-            wait_until([&] { return waiting == 3; }, Deadline::in(milliseconds{30000}), "the others");
+            wait_until([&] { return waiting == 3; }, Deadline::in(patience(milliseconds{30000})), "the others");
             comm.abort("enough");
             return;
         }
@@ -180,7 +181,7 @@ TEST(Hosts, AbortEndsAWaitForAMessageOnAnotherHost) {
         const Tensor second = over(more, DType::f32);
         const auto near = comm.submit({Collective::recv, {}, {&tensor, 1}, ReduceOp::none, 3, 0, {}});
         const auto far = comm.submit({Collective::recv, {}, {&second, 1}, ReduceOp::none, 0, 0, {}});
-        near->wait(Deadline::in(milliseconds{30000}));
+        near->wait(Deadline::in(patience(milliseconds{30000})));
     });
     for (const int rank : {0, 1, 2}) {
         ASSERT_TRUE(outcomes[static_cast<size_t>(rank)]);
@@ -203,7 +204,7 @@ TEST(Hosts, AShrinkEndsWaitsInWhatWasSplitOff) {
             return;
         }
         if (comm.rank() == 2) {
-            wait_until([&] { return gone.load(); }, Deadline::in(milliseconds{30000}), "rank 3");
+            wait_until([&] { return gone.load(); }, Deadline::in(patience(milliseconds{30000})), "rank 3");
         } else {
             try {
                 again->run({});

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "patience.hpp"
 #include "ranks.hpp"
 
 namespace tsr {
@@ -59,7 +60,7 @@ TEST(DeviceMesh, OneDimensionAndSizesOfOneWork) {
 }
 
 TEST(DeviceMesh, OutlivesTheCommunicatorThatItWasMadeFrom) {
-    const auto store = make_memory_store(milliseconds{30000});
+    const auto store = make_memory_store(testing::patience(milliseconds{30000}));
     expect_all_well(testing::run_threads(4, [&](int rank) {
         auto comm = testing::join_job(store, rank, 4, test_options());
         const DeviceMesh mesh(*comm, MeshShape({"a", "b"}, {2, 2}));

@@ -12,6 +12,7 @@
 #include <new>
 
 #include "comm/any_call.hpp"
+#include "patience.hpp"
 #include "ranks.hpp"
 
 namespace {
@@ -59,7 +60,7 @@ TEST(Plan, DoesWhatTheCollectiveDoes) {
             gather->run();
             EXPECT_EQ(all[14], 2.0F);
             sum->start();
-            sum->wait(Deadline::in(milliseconds{30000}));
+            sum->wait(Deadline::in(testing::patience(milliseconds{30000})));
             EXPECT_EQ(all[5], 3.0F);
             comm.run(sum_of(whole));  // an ordinary call between them
             EXPECT_EQ(all[14], 18.0F);
@@ -104,7 +105,7 @@ TEST(Plan, IsNotLaunchedTwiceAtOnce) {
             both.arrive_and_wait();
             plan->start();
         }
-        plan->wait(Deadline::in(milliseconds{30000}));
+        plan->wait(Deadline::in(testing::patience(milliseconds{30000})));
     }));
 }
 
@@ -146,7 +147,7 @@ class Launches {
     }
     // Through shared memory, or of one rank: Gloo allocates for every message.
     void expect_none(const std::function<void(Communicator&)>& body) {
-        const auto store = make_memory_store(milliseconds{30000});
+        const auto store = make_memory_store(testing::patience(milliseconds{30000}));
         expect_all_well(testing::run_threads(
             world_, [&](int rank) { body(*Communicator::create(store, rank, world_, test_options("shm"))); }));
     }
@@ -174,7 +175,7 @@ void expect_no_collective_allocates(int world) {
                     EXPECT_TRUE(launches.allocate_nothing([&] { plan->run(); })) << what;
                     EXPECT_TRUE(launches.allocate_nothing([&] {
                         plan->start();
-                        plan->wait(Deadline::in(milliseconds{30000}));
+                        plan->wait(Deadline::in(testing::patience(milliseconds{30000})));
                     })) << what
                         << ", queued";
                     call.fill(count);

@@ -6,8 +6,10 @@
 #include <random>
 
 #include "comm/communicator.hpp"
+#include "patience.hpp"
 #include "ranks.hpp"
 #include "seed.hpp"
+#include "soon.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -30,7 +32,7 @@ std::vector<int32_t> pattern(size_t count, int seed) {
 Tensor over(std::vector<int32_t>& values) { return tensor_of(std::span<int32_t>(values), DType::i32); }
 
 void finish(const std::vector<WorkPtr>& works) {
-    for (const WorkPtr& work : works) work->wait(Deadline::in(milliseconds{20000}));
+    for (const WorkPtr& work : works) work->wait(soon());
 }
 
 TEST(Transfers, EverySizeArrives) {
@@ -272,13 +274,12 @@ TEST(Transfers, DifferingDtypesAreNamedOnBothSides) {
 
 // What is larger than what is kept for a receiver waits for it.
 TEST(Transfers, ALateReceiverIsNamedAtTheDeadline) {
-    CommOptions options = test_options();
-    options.timeout = milliseconds{300};
-    const auto outcomes = run_ranks(2, options, [](Communicator& comm) {
+    const auto outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
         std::vector<int32_t> values = pattern(1000000, 3);
         const Tensor tensor = over(values);
+        comm.set_timeout(milliseconds{300});
         if (comm.rank() == 0) return comm.run(send(tensor, 1, 9));
-        wait_until([&] { return comm.error().has_value(); }, Deadline::in(milliseconds{20000}), "rank 0's error");
+        wait_until([&] { return comm.error().has_value(); }, soon(), "rank 0's error");
         comm.run(recv(tensor, 0, 9));
     });
     ASSERT_TRUE(outcomes[0]);
@@ -290,12 +291,11 @@ TEST(Transfers, ALateReceiverIsNamedAtTheDeadline) {
 }
 
 TEST(Transfers, SilentPeerIsNamedAtTheDeadline) {
-    CommOptions options = test_options();
-    options.timeout = milliseconds{200};
-    const auto outcomes = run_ranks(2, options, [](Communicator& comm) {
+    const auto outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
+        comm.set_timeout(milliseconds{200});
         if (comm.rank() == 1) {
             // It stays until rank 0's error tells it to go.
-            wait_until([&] { return comm.error().has_value(); }, Deadline::in(milliseconds{20000}), "rank 0's error");
+            wait_until([&] { return comm.error().has_value(); }, soon(), "rank 0's error");
             return;
         }
         std::vector<int32_t> values(10);
@@ -311,7 +311,7 @@ TEST(Transfers, SilentPeerIsNamedAtTheDeadline) {
 }
 
 TEST(Transfers, MessageOfARankThatHasLeftStillArrives) {
-    const auto store = make_memory_store(milliseconds{20000});
+    const auto store = make_memory_store(patience(milliseconds{20000}));
     std::atomic<bool> sent{false};
     const auto outcomes = run_threads(2, [&](int rank) {
         auto comm = join_job(store, rank, 2, test_options());
@@ -323,7 +323,7 @@ TEST(Transfers, MessageOfARankThatHasLeftStillArrives) {
             sent = true;
             return;
         }
-        wait_until([&] { return sent.load(); }, Deadline::in(milliseconds{20000}), "the send");
+        wait_until([&] { return sent.load(); }, soon(), "the send");
         comm->run(recv(tensor, 0));
         EXPECT_EQ(values, pattern(100, 1));
         comm->run(recv(tensor, 0));  // there is no second one

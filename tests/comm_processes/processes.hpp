@@ -19,6 +19,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
+#include "patience.hpp"
 #include "store/store.hpp"
 #include "temporary_directory.hpp"
 
@@ -75,7 +76,7 @@ class Processes {
 
     // Waits until the rank has said `line`.
     void await(int rank, const std::string& line) {
-        const auto deadline = Deadline::in(milliseconds{30000});
+        const auto deadline = Deadline::in(patience(milliseconds{30000}));
         while (at(rank).outcome.text.find(line + "\n") == std::string::npos) {
             if (deadline.expired()) throw std::runtime_error("rank " + std::to_string(rank) + " never said " + line);
             read_some(at(rank), milliseconds{50});
@@ -87,10 +88,10 @@ class Processes {
         for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) await(rank, line);
     }
 
-    // Waits for the rank to end; fails the test if it does not within `patience`.
-    const Outcome& join(int rank, milliseconds patience = milliseconds{30000}) {
+    // Waits for the rank to end; fails the test if it does not within `limit`.
+    const Outcome& join(int rank, milliseconds limit = patience(milliseconds{30000})) {
         Rank& r = at(rank);
-        const auto deadline = Deadline::in(patience);
+        const auto deadline = Deadline::in(limit);
         while (!r.reaped) {
             if (::waitpid(r.pid, &r.outcome.status, WNOHANG) == r.pid) {
                 r.outcome.ended = Clock::now();
@@ -122,9 +123,9 @@ class Processes {
     Rank& at(int rank) { return ranks_.at(static_cast<size_t>(rank)); }
     [[nodiscard]] const Rank& at(int rank) const { return ranks_.at(static_cast<size_t>(rank)); }
 
-    bool read_some(Rank& rank, milliseconds patience) {
+    bool read_some(Rank& rank, milliseconds limit) {
         pollfd entry{rank.pipe, POLLIN, 0};
-        if (::poll(&entry, 1, static_cast<int>(patience.count())) <= 0) return false;
+        if (::poll(&entry, 1, static_cast<int>(limit.count())) <= 0) return false;
         char bytes[4096];
         const ssize_t n = ::read(rank.pipe, bytes, sizeof bytes);
         if (n > 0) rank.outcome.text.append(bytes, static_cast<size_t>(n));
@@ -133,7 +134,7 @@ class Processes {
 
     [[nodiscard]] std::shared_ptr<Store> open_store() const {
         StoreOptions options;
-        options.timeout = milliseconds{30000};
+        options.timeout = patience(milliseconds{30000});
         return Store::open("file://" + directory_.path().string(), options);
     }
 

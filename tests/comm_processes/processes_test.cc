@@ -1,7 +1,9 @@
 // Communicators of real processes: results, death, stopping, and that nothing is left behind.
 #include "processes.hpp"
 #include "comm/any_call.hpp"
+#include "patience.hpp"
 #include "ranks.hpp"
+#include "soon.hpp"
 
 #include <gmock/gmock.h>
 
@@ -86,7 +88,7 @@ void exercise(Communicator& comm) {
     const int size = comm.world_size();
     const auto work = comm.submit({Collective::send, {&from, 1}, {}, ReduceOp::none, (comm.rank() + 1) % size, 0, {}});
     comm.run({Collective::recv, {}, {&to, 1}, ReduceOp::none, (comm.rank() + size - 1) % size, 0, {}});
-    work->wait(Deadline::in(milliseconds{20000}));
+    work->wait(soon());
     check(got.back() == (comm.rank() + size - 1) % size, "wrong message");
 }
 
@@ -94,7 +96,7 @@ TEST(CommProcesses, CollectivesBetweenProcesses) {
     for (const int world_size : {2, 4}) {
         if (world_size == 2 && !test_placement().empty()) continue;  // a rank a host
         Processes processes(world_size, [&](int rank, const auto& store, const auto&) {
-            const auto comm = join_job(store, rank, world_size, options_with(milliseconds{20000}));
+            const auto comm = join_job(store, rank, world_size, options_with(patience(milliseconds{20000})));
             check(comm->transport() == expected_transport(), "another transport");
             exercise(*comm);
             exercise(*comm->split(0, -rank, comm->options()));
@@ -108,7 +110,7 @@ TEST(CommProcesses, CollectivesBetweenProcesses) {
 TEST(CommProcesses, RanksMayBeThreadsOfSeveralProcesses) {
     Processes processes(2, [&](int process, const auto& store, const auto&) {
         expect_all_well(run_threads(2, [&](int thread) {
-            const auto comm = join_job(store, process + 2 * thread, 4, options_with(milliseconds{20000}));
+            const auto comm = join_job(store, process + 2 * thread, 4, options_with(patience(milliseconds{20000})));
             check(comm->transport() == expected_transport(), "another transport");
             exercise(*comm);
             exercise(*comm->split(0, -comm->rank(), comm->options()));
@@ -121,7 +123,7 @@ TEST(CommProcesses, RanksMayBeThreadsOfSeveralProcesses) {
 // Growing shared memory beyond the limit of file sizes would kill the process by SIGXFSZ.
 TEST(CommProcesses, LimitOfFileSizesIsNamedAndKillsNobody) {
     Processes processes(2, [&](int rank, const auto& store, const auto&) {
-        CommOptions options = options_with(milliseconds{20000});
+        CommOptions options = options_with(patience(milliseconds{20000}));
         options.backend = "shm";
         const auto comm = join_job(store, rank, 2, options);
         const rlimit low{1 << 16, 1 << 16};
@@ -146,7 +148,7 @@ TEST(CommProcesses, LimitOfFileSizesIsNamedAndKillsNobody) {
 
 TEST(CommProcesses, BufferThatOneHostCannotHaveIsRefusedOnAllAndTheRanksGoOn) {
     Processes processes(4, [&](int rank, const auto& store, const auto&) {
-        CommOptions options = options_with(milliseconds{20000});
+        CommOptions options = options_with(patience(milliseconds{20000}));
         options.backend = "auto";
         options.host_id = rank < 2 ? "east" : "west";
         const auto comm = Communicator::create(store, rank, 4, options);
@@ -167,8 +169,8 @@ TEST(CommProcesses, BufferThatOneHostCannotHaveIsRefusedOnAllAndTheRanksGoOn) {
 // A data loader's worker is such a child: what it drops of its parent's neither hangs it nor ends the parent's part.
 TEST(CommProcesses, AForkedChildThatDropsTheCommunicatorHarmsNobody) {
     Processes processes(2, [&](int rank, const auto& store, const auto&) {
-        auto comm = join_job(store, rank, 2, options_with(milliseconds{20000}));
-        comm->submit({})->wait(Deadline::in(milliseconds{20000}));  // now there is a progress thread too
+        auto comm = join_job(store, rank, 2, options_with(patience(milliseconds{20000})));
+        comm->submit({})->wait(soon());  // now there is a progress thread too
         if (rank == 0) {
             const pid_t child = ::fork();
             if (child == 0) {
@@ -178,17 +180,16 @@ TEST(CommProcesses, AForkedChildThatDropsTheCommunicatorHarmsNobody) {
             }
             int status = -1;
             try {
-                wait_until([&] { return ::waitpid(child, &status, WNOHANG) == child; },
-                           Deadline::in(milliseconds{10000}), "the child");
+                wait_until([&] { return ::waitpid(child, &status, WNOHANG) == child; }, soon(), "the child");
             } catch (const Error&) {
                 ::kill(child, SIGKILL);
                 ::waitpid(child, &status, 0);
             }
             check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child hangs");
             store->set("dropped", "", store->default_deadline());
-            static_cast<void>(store->wait("polled", Deadline::in(milliseconds{20000})));
+            static_cast<void>(store->wait("polled", soon()));
         } else {
-            static_cast<void>(store->wait("dropped", Deadline::in(milliseconds{20000})));
+            static_cast<void>(store->wait("dropped", soon()));
             // Called while rank 0 is late, after a look at whether it has left.
             static Store* const polled = store.get();
             set_interrupt(
@@ -208,7 +209,7 @@ TEST(CommProcesses, AForkedChildThatDropsTheCommunicatorHarmsNobody) {
 // What it would use is its parent's: its shared memory, under the parent's name.
 TEST(CommProcesses, AForkedChildThatUsesTheCommunicatorIsRefused) {
     Processes processes(2, [&](int rank, const auto& store, const auto&) {
-        const auto comm = join_job(store, rank, 2, options_with(milliseconds{20000}));
+        const auto comm = join_job(store, rank, 2, options_with(patience(milliseconds{20000})));
         comm->run({});
         if (rank == 0) {
             const pid_t child = ::fork();
@@ -241,7 +242,7 @@ TEST(CommProcesses, AForkedChildThatUsesTheCommunicatorIsRefused) {
 TEST(CommProcesses, NoDescriptorOrMappingStays) {
     Processes processes(3, [&](int rank, const auto& store, const auto&) {
         const auto once = [&] {
-            const auto comm = join_job(store, rank, 3, options_with(milliseconds{20000}));
+            const auto comm = join_job(store, rank, 3, options_with(patience(milliseconds{20000})));
             exercise(*comm);
         };
         once();
@@ -259,7 +260,7 @@ TEST(CommProcesses, KilledRankIsNoticedInTimeByAllAndNamed) {
     constexpr int victim = 2;
     for (const bool buffers : {false, true}) {
         Processes processes(4, [&](int rank, const auto& store, const auto& say) {
-            const auto comm = join_job(store, rank, 4, options_with(milliseconds{60000}));
+            const auto comm = join_job(store, rank, 4, options_with(patience(milliseconds{60000})));
             const size_t count = size_t{1} << 20;
             const auto buffer = comm->allocate(count * sizeof(float));
             std::vector<float> own(count);
@@ -274,7 +275,7 @@ TEST(CommProcesses, KilledRankIsNoticedInTimeByAllAndNamed) {
         const auto killed = Clock::now();
         for (const int rank : {0, 1, 3}) {
             const Outcome& outcome = processes.join(rank);
-            EXPECT_LT(outcome.ended - killed, std::chrono::seconds(1)) << "rank " << rank;
+            EXPECT_LT(outcome.ended - killed, patience(std::chrono::seconds(1))) << "rank " << rank;
             EXPECT_THAT(outcome.text, AllOf(HasSubstr("PEER_LOST peer 2 "),
                                             HasSubstr("rank 2 (pid " + std::to_string(processes.pid(victim))),
                                             HasSubstr(" died"), HasSubstr("all_reduce #"), HasSubstr("4.0 MiB")));
@@ -284,13 +285,13 @@ TEST(CommProcesses, KilledRankIsNoticedInTimeByAllAndNamed) {
 
 TEST(CommProcesses, KilledRankIsNoticedByReceiversAndByError) {
     Processes processes(3, [&](int rank, const auto& store, const auto& say) {
-        const auto comm = join_job(store, rank, 3, options_with(milliseconds{60000}));
+        const auto comm = join_job(store, rank, 3, options_with(patience(milliseconds{60000})));
         comm->run({});
         say("in");
         std::vector<float> values(10);
         const Tensor tensor = tensor_of(std::span(values), DType::f32);
         if (rank == 0) comm->run({Collective::recv, {}, {&tensor, 1}, ReduceOp::none, 2, 0, {}});
-        wait_until([&] { return comm->error().has_value(); }, Deadline::in(milliseconds{20000}), "an error");
+        wait_until([&] { return comm->error().has_value(); }, soon(), "an error");
         throw *comm->error();
     });
     processes.await_all("in");
@@ -299,7 +300,7 @@ TEST(CommProcesses, KilledRankIsNoticedByReceiversAndByError) {
     const auto killed = Clock::now();
     for (const int rank : {0, 1}) {
         const Outcome& outcome = processes.join(rank);
-        EXPECT_LT(outcome.ended - killed, std::chrono::seconds(1));
+        EXPECT_LT(outcome.ended - killed, patience(std::chrono::seconds(1)));
         EXPECT_THAT(outcome.text, HasSubstr("PEER_LOST peer 2 "));
     }
 }
@@ -307,8 +308,9 @@ TEST(CommProcesses, KilledRankIsNoticedByReceiversAndByError) {
 // Rank 0 sends to rank 2 for ever what is larger than what is kept for a receiver, so that it waits for it; rank 1 looks on.
 Processes sender_and_receiver(milliseconds timeout) {
     return Processes(3, [timeout](int rank, const auto& store, const auto& say) {
-        const auto comm = join_job(store, rank, 3, options_with(timeout));
+        const auto comm = join_job(store, rank, 3, options_with(patience(milliseconds{60000})));
         comm->run({});
+        comm->set_timeout(timeout);
         std::vector<float> values(size_t{1} << 20);
         const Tensor tensor = tensor_of(std::span(values), DType::f32);
         for (bool first = true;; first = false) {
@@ -318,7 +320,7 @@ Processes sender_and_receiver(milliseconds timeout) {
                 comm->run({.collective = Collective::recv, .outputs = {&tensor, 1}, .peer = 0, .tag = 5});
             } else {
                 say("in");
-                wait_until([&] { return comm->error().has_value(); }, Deadline::in(milliseconds{20000}), "an error");
+                wait_until([&] { return comm->error().has_value(); }, soon(), "an error");
                 throw *comm->error();
             }
             if (first) say("in");
@@ -330,13 +332,13 @@ Processes sender_and_receiver(milliseconds timeout) {
 // tells nothing.
 TEST(CommProcesses, KilledReceiverIsNoticedByItsSender) {
     for (int round = 0; round < 10; ++round) {
-        Processes processes = sender_and_receiver(milliseconds{60000});
+        Processes processes = sender_and_receiver(patience(milliseconds{60000}));
         processes.await_all("in");
         processes.signal(2, SIGKILL);
         const auto killed = Clock::now();
         for (const int rank : {0, 1}) {
             const Outcome& outcome = processes.join(rank);
-            EXPECT_LT(outcome.ended - killed, std::chrono::seconds(1)) << "rank " << rank;
+            EXPECT_LT(outcome.ended - killed, patience(std::chrono::seconds(1))) << "rank " << rank;
             EXPECT_THAT(outcome.text, HasSubstr("PEER_LOST peer 2 "));
         }
         EXPECT_THAT(processes.join(0).text, AllOf(HasSubstr("send #"), HasSubstr(" died")));
@@ -357,10 +359,11 @@ TEST(CommProcesses, StoppedReceiverIsNamedByItsSenderAtTheDeadline) {
 TEST(CommProcesses, StoppedRankIsNamedAtTheDeadline) {
     constexpr int victim = 1;
     Processes processes(3, [&](int rank, const auto& store, const auto& say) {
-        const auto comm = join_job(store, rank, 3, options_with(milliseconds{500}));
+        const auto comm = join_job(store, rank, 3, options_with(patience(milliseconds{20000})));
         std::vector<float> values(1000);
         const Tensor tensor = tensor_of(std::span(values), DType::f32);
         comm->run(all_reduce(tensor));
+        comm->set_timeout(milliseconds{500});
         say("in");
         while (true) comm->run(all_reduce(tensor));
     });
@@ -384,19 +387,20 @@ TEST(CommProcesses, StoppedRankIsNamedBeforeOneThatIsOnlyLate) {
     constexpr int late = 0;
     constexpr int stopped = 1;
     Processes processes(3, [&](int rank, const auto& store, const auto& say) {
-        const auto comm = join_job(store, rank, 3, options_with(milliseconds{1500}));
+        const auto comm = join_job(store, rank, 3, options_with(patience(milliseconds{20000})));
         comm->run({});
+        comm->set_timeout(milliseconds{1500});
         say("in");
-        if (rank == late) static_cast<void>(store->wait("timed out", Deadline::in(milliseconds{30000})));
+        if (rank == late) static_cast<void>(store->wait("timed out", Deadline::in(patience(milliseconds{30000}))));
         if (rank == stopped) ::pause();
-        store->wait("stopped", Deadline::in(milliseconds{30000}));
+        store->wait("stopped", Deadline::in(patience(milliseconds{30000})));
         comm->run({});
     });
     processes.await_all("in");
     processes.signal(stopped, SIGSTOP);
-    processes.store().set("stopped", "", Deadline::in(milliseconds{30000}));
+    processes.store().set("stopped", "", Deadline::in(patience(milliseconds{30000})));
     const std::string text = processes.join(2).text;
-    processes.store().set("timed out", "", Deadline::in(milliseconds{30000}));
+    processes.store().set("timed out", "", Deadline::in(patience(milliseconds{30000})));
     EXPECT_THAT(text, AllOf(HasSubstr("barrier #2"), HasSubstr("timed out after 1.5 s")));
     if (!test_placement().empty()) return;  // only a rank beside it sees that
     EXPECT_THAT(text, AllOf(HasSubstr("TIMEOUT peer 1 "), HasSubstr("the process is stopped; rank 0 (pid ")));
@@ -416,7 +420,7 @@ void repeat_for_ever(Communicator& comm, Collective collective, int root) {
 Clock::duration time_to_notice(Collective collective) {
     constexpr int victim = 1;
     Processes processes(3, [&](int rank, const auto& store, const auto& say) {
-        const auto comm = join_job(store, rank, 3, options_with(milliseconds{60000}));
+        const auto comm = join_job(store, rank, 3, options_with(patience(milliseconds{60000})));
         comm->run({});
         say("in");
         repeat_for_ever(*comm, collective, victim);
@@ -437,12 +441,13 @@ Clock::duration time_to_notice(Collective collective) {
 // Peers are looked at every 100 ms at least. The best of three, since a machine that runs other tests too may not let a rank run
 // for longer than that.
 TEST(CommProcesses, KilledRankIsNoticedInEveryCollective) {
+    const auto a_second = patience(std::chrono::seconds(1));
     for (const Collective collective : every_collective) {
         auto best = time_to_notice(collective);
-        for (int more = 0; more < 2 && best >= std::chrono::seconds(1); ++more) {
+        for (int more = 0; more < 2 && best >= a_second; ++more) {
             best = std::min(best, time_to_notice(collective));
         }
-        EXPECT_LT(best, std::chrono::seconds(1)) << name_of(collective);
+        EXPECT_LT(best, a_second) << name_of(collective);
     }
 }
 
@@ -450,8 +455,9 @@ TEST(CommProcesses, StoppedRankIsNamedInEveryCollective) {
     constexpr int victim = 1;
     for (const Collective collective : every_collective) {
         Processes processes(3, [&](int rank, const auto& store, const auto& say) {
-            const auto comm = join_job(store, rank, 3, options_with(milliseconds{1500}));
+            const auto comm = join_job(store, rank, 3, options_with(patience(milliseconds{20000})));
             comm->run({});
+            comm->set_timeout(milliseconds{1500});
             say("in");
             repeat_for_ever(*comm, collective, victim);
         });
@@ -472,7 +478,7 @@ TEST(CommProcesses, StoppedRankIsNamedInEveryCollective) {
 
 TEST(CommProcesses, RankThatExitsWithoutLeavingIsLost) {
     Processes processes(2, [&](int rank, const auto& store, const auto&) {
-        auto comm = join_job(store, rank, 2, options_with(milliseconds{60000}));
+        auto comm = join_job(store, rank, 2, options_with(patience(milliseconds{60000})));
         comm->run({});
         if (rank == 1) ::_exit(0);
         comm->run({});
@@ -484,7 +490,7 @@ TEST(CommProcesses, RankThatExitsWithoutLeavingIsLost) {
 TEST(CommProcesses, ProcessThatExitsAfterTheLastCollectiveDisturbsNobody) {
     for (int repeat = 0; repeat < 20; ++repeat) {
         Processes processes(4, [&](int rank, const auto& store, const auto&) {
-            const auto comm = join_job(store, rank, 4, options_with(milliseconds{20000}));
+            const auto comm = join_job(store, rank, 4, options_with(patience(milliseconds{20000})));
             std::vector<float> values(100000);
             const Tensor tensor = tensor_of(std::span(values), DType::f32);
             comm->run(all_reduce(tensor));
@@ -537,7 +543,7 @@ std::set<std::string> files_of(pid_t process) {
 TEST(CommProcesses, NothingIsLeftWhenAllAreKilled) {
     const std::set<std::string> of_the_test = files_of(::getpid());
     Processes processes(3, [&](int rank, const auto& store, const auto& say) {
-        const auto comm = join_job(store, rank, 3, options_with(milliseconds{60000}));
+        const auto comm = join_job(store, rank, 3, options_with(patience(milliseconds{60000})));
         const auto buffer = comm->allocate(size_t{1} << 20);
         say("in");
         while (true) comm->run({});
@@ -552,14 +558,13 @@ TEST(CommProcesses, NothingIsLeftWhenAllAreKilled) {
             EXPECT_TRUE(of_the_test.count(path) > 0 || of_the_store) << "rank " << rank << " keeps " << path;
         }
     }
-    wait_until([&] { return !living(sockets).empty(); }, Deadline::in(milliseconds{20000}), "a socket of the ranks");
+    wait_until([&] { return !living(sockets).empty(); }, soon(), "a socket of the ranks");
     for (const auto& [inode, name] : living(sockets)) {
         EXPECT_TRUE(name.empty() || name.starts_with('@')) << "a socket in the file system: " << name;
     }
     for (int rank = 0; rank < 3; ++rank) processes.signal(rank, SIGKILL);
     for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(WIFSIGNALED(processes.join(rank).status));
-    EXPECT_NO_THROW(
-        wait_until([&] { return living(sockets).empty(); }, Deadline::in(milliseconds{5000}), "the sockets' end"));
+    EXPECT_NO_THROW(wait_until([&] { return living(sockets).empty(); }, soon(), "the sockets' end"));
 }
 
 // Rank 1 dies between telling the others of itself and meeting them: its record stands in the store, nobody answers.
@@ -575,7 +580,7 @@ TEST(CommProcesses, RankThatDiesWhileJoiningIsNoticed) {
         } else {
             store->wait("go", store->default_deadline());
         }
-        static_cast<void>(join_job(store, rank, 2, options_with(milliseconds{60000})));
+        static_cast<void>(join_job(store, rank, 2, options_with(patience(milliseconds{60000}))));
     });
     processes.await(1, "waiting");
     processes.signal(1, SIGKILL);
@@ -588,7 +593,7 @@ TEST(CommProcesses, RankThatDiesWhileJoiningIsNoticed) {
 TEST(CommProcesses, DifferentHostsAreToldWhatIsMissing) {
     Processes processes(2, [&](int rank, const auto& store, const auto&) {
         ::setenv("TESSERA_HOST_ID", rank == 0 ? "east" : "west", 1);
-        CommOptions options = options_with(milliseconds{20000});
+        CommOptions options = options_with(patience(milliseconds{20000}));
         options.backend = "shm";
         static_cast<void>(join_job(store, rank, 2, options));
     });

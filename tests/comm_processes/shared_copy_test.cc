@@ -14,6 +14,7 @@
 
 #include "checkpoint/saver.hpp"
 #include "parallel/ddp/shared_model.hpp"
+#include "patience.hpp"
 #include "processes.hpp"
 #include "ranks.hpp"
 #include "seed.hpp"
@@ -218,7 +219,7 @@ class SharedCopyOfProcesses : public ::testing::Test {
         });
         std::vector<std::string> said;
         for (int rank = 0; rank < world; ++rank) {
-            const Outcome& outcome = processes.join(rank, milliseconds{60000});
+            const Outcome& outcome = processes.join(rank, patience(milliseconds{60000}));
             said.push_back(outcome.text);
             if (script.death.step >= 0 && rank == victim) {
                 EXPECT_TRUE(WIFSIGNALED(outcome.status)) << outcome.status << outcome.text;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include "patience.hpp"
 #include "processes.hpp"
 #include "ranks.hpp"
 #include "store/server.hpp"
@@ -19,9 +20,9 @@ float sum(Communicator& comm, float own) {
     return own;
 }
 
-CommOptions short_options(int timeout_ms = 20000) {
+CommOptions short_options(milliseconds timeout = milliseconds{20000}) {
     CommOptions options = test_options(test_backend());
-    options.timeout = milliseconds{timeout_ms};
+    options.timeout = patience(timeout);
     return options;
 }
 
@@ -55,7 +56,7 @@ class Shrink : public ::testing::Test {
         for (int rank = 0; rank < world; ++rank) processes_->await(rank, "works");
     }
     void expect_goes_on(int rank, const std::string& how) {
-        const Outcome& outcome = processes_->join(rank, milliseconds{60000});
+        const Outcome& outcome = processes_->join(rank, patience(milliseconds{60000}));
         EXPECT_TRUE(outcome.well()) << "rank " << rank << ": " << outcome.text;
         EXPECT_THAT(outcome.text, HasSubstr(how)) << "rank " << rank;
     }
@@ -94,7 +95,7 @@ TEST_F(Shrink, TheLastOneGoesOnAlone) {
 // It is late, not dead: the others wait for it until the deadline, then go on; when it wakes up it may not come back.
 TEST_F(Shrink, OneThatIsStoppedIsLeftBehindAndHarmsNobody) {
     constexpr int world = 3;
-    const CommOptions options = short_options(4000);
+    const CommOptions options = short_options(milliseconds{4000});
     Processes processes(world, [&](int rank, const auto& store, const auto& say) {
         auto comm = join_job(store, rank, world, options);
         const auto buffer = comm->allocate(size_t{1} << 20);
@@ -111,7 +112,7 @@ TEST_F(Shrink, OneThatIsStoppedIsLeftBehindAndHarmsNobody) {
         const auto fresh = rest->allocate(size_t{1} << 20);
         const Tensor anew{fresh->data(), Dims{1 << 18}, DType::f32, {}};
         say("goes on");
-        store->wait("awake", Deadline::in(milliseconds{60000}));
+        store->wait("awake", Deadline::in(patience(milliseconds{60000})));
         for (int step = 0; step < 200; ++step) {
             for (float& value : anew.as<float>()) value = 1;
             rest->run({.collective = Collective::all_reduce, .outputs = {&anew, 1}, .op = ReduceOp::sum});
@@ -124,10 +125,10 @@ TEST_F(Shrink, OneThatIsStoppedIsLeftBehindAndHarmsNobody) {
     processes.await(0, "goes on");
     processes.await(2, "goes on");
     processes.signal(1, SIGCONT);
-    processes.store().set("awake", "1", Deadline::in(milliseconds{30000}));
-    EXPECT_TRUE(processes.join(0, milliseconds{60000}).well()) << processes.join(0).text;
-    EXPECT_TRUE(processes.join(2, milliseconds{60000}).well()) << processes.join(2).text;
-    EXPECT_THAT(processes.join(1, milliseconds{60000}).text, HasSubstr("have gone on without this one"));
+    processes.store().set("awake", "1", Deadline::in(patience(milliseconds{30000})));
+    EXPECT_TRUE(processes.join(0, patience(milliseconds{60000})).well()) << processes.join(0).text;
+    EXPECT_TRUE(processes.join(2, patience(milliseconds{60000})).well()) << processes.join(2).text;
+    EXPECT_THAT(processes.join(1, patience(milliseconds{60000})).text, HasSubstr("have gone on without this one"));
 }
 
 // As where rank 0 serves the store, and is the one that dies.
@@ -156,14 +157,14 @@ TEST_F(Shrink, WithoutItsStoreItIsAnErrorAtOnce) {
         } catch (const Error& error) {
             EXPECT_EQ(error.record()->rank, rank);
             EXPECT_EQ(error.record()->operation, "shrink");
-            EXPECT_LT(Clock::now() - begun, std::chrono::seconds(10));
+            EXPECT_LT(Clock::now() - begun, patience(std::chrono::seconds(10)));
             throw;
         }
     });
     processes.await_all("works");
     processes.signal(0, SIGKILL);
     for (const int rank : {1, 2}) {
-        EXPECT_THAT(processes.join(rank, milliseconds{60000}).text,
+        EXPECT_THAT(processes.join(rank, patience(milliseconds{60000})).text,
                     AllOf(HasSubstr("IO peer"), HasSubstr("communicator 'world' cannot be shrunk without the store"),
                           HasSubstr("the process that serves it")));
     }
@@ -172,7 +173,7 @@ TEST_F(Shrink, WithoutItsStoreItIsAnErrorAtOnce) {
 // The second dies once it has announced itself, so that the first attempt of the rest cannot succeed.
 TEST_F(Shrink, ASecondDeathMeanwhileIsSurvivedToo) {
     constexpr int world = 4;
-    const CommOptions options = short_options(8000);
+    const CommOptions options = short_options(milliseconds{8000});
     Processes processes(world, [&](int rank, const auto& store, const auto& say) {
         auto comm = join_job(store, rank, world, options);
         sum(*comm, 1);
@@ -185,7 +186,7 @@ TEST_F(Shrink, ASecondDeathMeanwhileIsSurvivedToo) {
         if (rank == 2) {
             say("shrinks");
         } else {
-            store->wait("second", Deadline::in(milliseconds{60000}));
+            store->wait("second", Deadline::in(patience(milliseconds{60000})));
         }
         const auto rest = comm->shrink(options);
         say(fmt::format("{}: {}", place(*rest), sum(*rest, static_cast<float>(rank))));
@@ -202,19 +203,19 @@ TEST_F(Shrink, ASecondDeathMeanwhileIsSurvivedToo) {
             }
             return false;
         },
-        Deadline::in(milliseconds{30000}), "an announcement");
+        Deadline::in(patience(milliseconds{30000})), "an announcement");
     processes.signal(2, SIGKILL);
     (void)processes.join(2);
-    processes.store().set("second", "1", Deadline::in(milliseconds{30000}));
+    processes.store().set("second", "1", Deadline::in(patience(milliseconds{30000})));
     for (const auto& [rank, how] : {std::pair{0, "0 of 2: 3"}, std::pair{3, "1 of 2: 3"}}) {
-        const Outcome& outcome = processes.join(rank, milliseconds{60000});
+        const Outcome& outcome = processes.join(rank, patience(milliseconds{60000}));
         EXPECT_TRUE(outcome.well()) << outcome.text;
         EXPECT_THAT(outcome.text, HasSubstr(how));
     }
 }
 
 TEST_F(Shrink, ACommunicatorThatIsWellIsAbortedFirst) {
-    const auto store = make_memory_store(milliseconds{30000});
+    const auto store = make_memory_store(patience(milliseconds{30000}));
     expect_all_well(run_threads(3, [&](int rank) {
         const auto comm = join_job(store, rank, 3, short_options());
         if (rank == 1) {

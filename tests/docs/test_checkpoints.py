@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tessera as ts
+from patience import patience
 from user_programs import PREFIX, ROOT, c, java, python, rust
 
 PAGE = (ROOT / "docs" / "CHECKPOINTS.md").read_text(encoding="utf-8")
@@ -27,7 +28,7 @@ def said_by(command: list[str], ranks: int, cwd: Path) -> str:
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
     )
     assert job.returncode == 0, job.stdout + job.stderr
     return job.stdout

@@ -7,6 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from patience import patience
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "RUNNING.md").read_text(encoding="utf-8")
 PREFIX = ROOT / "build" / "prefix"
@@ -41,7 +43,7 @@ def test_the_first_program_runs_as_the_page_says(tmp_path: Path) -> None:
     flags = "-std=c99 -Wall -Wextra -Werror"
     for command in (build.replace("cc ", f"cc {flags} "), start):
         done = subprocess.run(
-            ["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+            ["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=patience(120)
         )
         assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(4):

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from patience import patience
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -17,7 +19,7 @@ def setup(script: str, path: str | None = None) -> subprocess.CompletedProcess[s
     environment.pop("TESSERA_SYSTEM_DEPS", None)
     bash = shutil.which("bash")
     assert bash
-    return subprocess.run([bash, "-euc", lines], env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run([bash, "-euc", lines], env=environment, capture_output=True, text=True, timeout=patience(60))
 
 
 def packages(group: str) -> list[str]:

@@ -1,14 +1,20 @@
-"""What `./dev test` counts: where everything is there, only a missing GPU excuses a skip."""
+"""What `./dev test` counts: where everything is there, only a missing GPU excuses a skip. And what it tells of a
+section that ran out of time."""
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from patience import patience
 
-TALLY = Path(__file__).resolve().parents[2] / "tools" / "tally.py"
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+TALLY = TOOLS / "tally.py"
 
 
 def tally(folder: Path, cases: str, *, status: int = 0, strict: str = "yes") -> tuple[int, str]:
@@ -65,3 +71,124 @@ def test_a_runner_that_broke_without_a_failed_test_is_a_failure(tmp_path: Path) 
 
 def test_nothing_that_ran_is_a_failure(tmp_path: Path) -> None:
     assert tally(tmp_path, "") == (1, "0 passed, 0 failed, 0 skipped")
+
+
+# --- sections that ran out of time
+
+
+def said_of_cut(folder: Path, kind: str, report: Path, *, slow: bool = True) -> tuple[list[str], str]:
+    """The lines of what is told of a section that ran out of time, and the closing one."""
+    results = folder / "results"
+    results.mkdir(exist_ok=True)
+    (results / "sections.tsv").write_text(f"S\t{kind}\t{report}\t124\t2400\n")
+    (results / "cuts.tsv").write_text(f"S\t2400\t1.0\t{3.4 if slow else 1.0}\n")
+    done = subprocess.run([sys.executable, str(TALLY), str(results)], capture_output=True, text=True)
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    return lines, lines[-1]
+
+
+def test_of_a_section_out_of_time_what_ran_is_told_and_how_slow_the_machine_was(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    still = '<error message="still running after 312 s when the run was ended"/>'
+    cases = case("a") + case("b", "<failure/>") + case("c", still)
+    report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    lines, closing = said_of_cut(tmp_path, "ctest", report)
+    assert "FAILED  S: out of time; running: c" in lines
+    assert "S: out of time after 2400 s; the machine was slow (factor 1 at the start, 3.4 at the end)" in lines
+    assert "        was running: c" in lines
+    assert closing == "1 passed, 2 failed, 0 skipped"
+    lines, _ = said_of_cut(tmp_path, "ctest", report, slow=False)
+    assert "S: out of time after 2400 s; the machine was not slow (factor 1 at the start, 1 at the end)" in lines
+
+
+def test_without_the_time_being_over_a_test_that_was_running_has_failed(tmp_path: Path) -> None:
+    still = '<error message="still running after 3 s when the run was ended"/>'
+    assert tally(tmp_path, case("a") + case("b", still), status=1) == (1, "1 passed, 1 failed, 0 skipped")
+
+
+def test_pytest_that_is_ended_has_told_what_it_did(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import os, pytest, signal\n"
+        "def test_passes(): pass\n"
+        "def test_fails(): assert 1 == 2\n"
+        "@pytest.fixture\n"
+        "def torn():\n"
+        "    yield\n"
+        "    raise OSError('in the teardown')\n"
+        "def test_is_torn(torn): pass\n"
+        "def test_is_skipped(): pytest.skip('needs a GPU')\n"
+        "def test_runs_for_ever():\n"
+        "    open('here', 'w').close()\n"
+        "    signal.pause()\n"
+    )
+    report = tmp_path / "report.xml"
+    arguments = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(tmp_path)]
+    command = [sys.executable, str(TOOLS / "pytest_progress.py"), str(report.with_suffix(".progress")), *arguments]
+    running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + patience(60)
+        while not (tmp_path / "here").exists():
+            assert running.poll() is None and time.monotonic() < end
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(patience(60)) == -signal.SIGTERM
+    finally:
+        running.kill()
+    assert not report.exists()
+    lines, closing = said_of_cut(tmp_path, "pytest", report)
+    assert "FAILED  S: out of time; running: test_it.py::test_runs_for_ever" in lines
+    assert "FAILED  S: test_it.py::test_fails" in lines
+    assert "FAILED  S: test_it.py::test_is_torn" in lines
+    assert any("in the teardown" in line for line in lines)
+    assert closing == "1 passed, 3 failed, 1 skipped"
+
+
+def test_a_line_that_pytest_was_writing_is_no_line(tmp_path: Path) -> None:
+    lines = [json.dumps(facts) for facts in (["begins", "a"], ["passed", "a", ""], ["begins", "b"])]
+    (tmp_path / "report.progress").write_text("\n".join(lines) + '\n["pass')
+    assert said_of_cut(tmp_path, "pytest", tmp_path / "report.xml")[1] == "1 passed, 1 failed, 0 skipped"
+
+
+def test_cargo_that_is_ended_has_told_what_it_did(tmp_path: Path) -> None:
+    log = tmp_path / "test-rust.log"
+    log.write_text(
+        "     Running tests/store.rs (target/debug/deps/store-1)\n"
+        "test a ... ok\ntest b ... ok\n"
+        "test result: ok. 2 passed; 0 failed; 0 ignored\n"
+        "     Running tests/comm.rs (target/debug/deps/comm-2)\n"
+        "test c ... ok\n"
+        "test d ... FAILED\n"
+        "test c2 has been running for over 60 seconds\n"
+        "test e has been running for over 60 seconds\n"
+        "test c2 ... ok\n"
+    )
+    lines, closing = said_of_cut(tmp_path, "cargo", log)
+    assert "FAILED  S: out of time; running: tests/comm.rs: e" in lines
+    assert closing == "4 passed, 2 failed, 0 skipped"
+
+
+def test_maven_that_is_ended_has_told_what_it_did(tmp_path: Path) -> None:
+    report = tmp_path / "java"
+    report.mkdir()
+    (report / "TEST-dev.tessera.StoreTest.xml").write_text(f"<testsuite>{case('a')}{case('b')}</testsuite>")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "test-java.log").write_text(
+        "[INFO] Running dev.tessera.StoreTest\n"
+        "[INFO] Tests run: 2, Failures: 0, Errors: 0, Skipped: 0, Time elapsed: 2.1 s -- in dev.tessera.StoreTest\n"
+        "[INFO] Running dev.tessera.FsdpTest\n"
+    )
+    lines, closing = said_of_cut(tmp_path, "surefire", report)
+    assert "FAILED  S: out of time; running: dev.tessera.FsdpTest" in lines
+    assert closing == "2 passed, 1 failed, 0 skipped"
+
+
+def test_what_was_not_begun_is_no_failure_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "checks.txt").write_text("passed clang-format\nfailed ruff format\n")
+    (tmp_path / "sections.tsv").write_text(
+        f"Formatting\tchecks\t{tmp_path / 'checks.txt'}\t1\t1\nC++ under asan\tnot-begun\t-\t0\t0\n"
+    )
+    done = subprocess.run([sys.executable, str(TALLY), str(tmp_path)], capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert "FAILED  Formatting: ruff format" in lines
+    assert any(line.startswith("C++ under asan") and "not begun" in line for line in lines)
+    assert (done.returncode, lines[-1]) == (1, "1 passed, 1 failed, 0 skipped")

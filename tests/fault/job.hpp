@@ -28,6 +28,7 @@
 #include "checkpoint/torch_dcp/zip.hpp"
 #include "fault/faulty_files.hpp"
 #include "fault/memory_files.hpp"
+#include "patience.hpp"
 #include "sanitized.hpp"
 
 namespace tsr::testing {
@@ -124,7 +125,7 @@ class Turns final : public Meeting {
         at(running_).called.notify_all();  // it alone wakes
     }
     void wait_for_turn(std::unique_lock<std::mutex>& lock, int rank) {
-        if (!at(rank).called.wait_for(lock, std::chrono::seconds(60), [&] { return running_ == rank; })) {
+        if (!at(rank).called.wait_for(lock, patience(std::chrono::seconds(60)), [&] { return running_ == rank; })) {
             throw Error(Code::timeout, "the other ranks never came to a meeting");
         }
     }

@@ -9,6 +9,7 @@
 #include "comm_processes/processes.hpp"
 #include "fault/faulty_files.hpp"
 #include "fault/job.hpp"
+#include "patience.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -67,7 +68,7 @@ void body(int rank, const std::shared_ptr<Store>& store, const Processes::Say& s
         EXPECT_EQ(error.code(), Code::timeout) << error.what();
         EXPECT_EQ(error.record()->peer, 1) << error.what();
         // A load waits for data, and then for the vote on what failed.
-        EXPECT_LE(Clock::now() - began, 2 * deadline + std::chrono::seconds(8));
+        EXPECT_LE(Clock::now() - began, 2 * deadline + patience(std::chrono::seconds(8)));
     }
     saver.reset();
     if (rank != 1) {
@@ -75,7 +76,7 @@ void body(int rank, const std::shared_ptr<Store>& store, const Processes::Say& s
         say("told");
     }
     comm->run({});
-    options.timeout = milliseconds{30000};
+    options.timeout = patience(milliseconds{30000});
     saver = std::make_unique<Saver>(comm, root, options);
     saver->save(3, owned.state);
     EXPECT_EQ(committed_steps(root), (std::vector<int64_t>{1, 3}));

@@ -17,6 +17,7 @@ import tessera as ts
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples" / "demo"))
 
+from patience import patience  # noqa: E402
 from programs import FRAMEWORKS, LANGUAGES, TESSERA, digits  # noqa: E402
 
 __all__ = ["FRAMEWORKS", "LANGUAGES", "ROOT", "RunJob", "digits", "job", "losses", "newest", "ranks_equal_one"]
@@ -48,7 +49,7 @@ def run_job(tmp_path: Path) -> RunJob:
 
     def run(languages: list[str], *, checkpoints: Path | None = None, **options: Any) -> str:
         command = job(languages, checkpoints=checkpoints or tmp_path / "checkpoints", **options)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=patience(180))
         output = done.stdout + done.stderr
         assert done.returncode == 0, output
         return output

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, digits
+from patience import patience
 
 DATA = ["--data", str(ROOT / "examples" / "data" / "digits.csv")]
 
 
 def refusal(language: str, arguments: list[str], cwd: Path) -> str:
-    done = subprocess.run(digits(language, arguments), cwd=cwd, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(digits(language, arguments), cwd=cwd, capture_output=True, text=True, timeout=patience(60))
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stdout == ""
     return done.stderr

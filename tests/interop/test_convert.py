@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT  # noqa: F401 (puts programs on the path)
+from patience import patience
 from programs import TESSERA
 
 torch = pytest.importorskip("torch")
@@ -60,7 +61,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [str(TESSERA), "run", "-n", "3", sys.executable, str(program), str(root)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return root
@@ -71,7 +72,7 @@ def convert(checkpoint: Path, out: Path, *options: str) -> dict:
         [str(TESSERA), "ckpt", "convert", str(checkpoint), str(out), "--json", *options],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
@@ -132,7 +133,7 @@ def test_memory_is_bounded_whatever_the_size(tmp_path: Path, form: str) -> None:
         saver.save(1, ts.State(a=one, b=one))
     command = [str(TESSERA), "ckpt", "convert", str(tmp_path / "from"), str(tmp_path / "to"), "--to", form]
     # Through a small process: a child's highest memory begins with that of the one it was forked from.
-    told = subprocess.run([sys.executable, "-c", PEAK, *command], capture_output=True, text=True, timeout=120)
+    told = subprocess.run([sys.executable, "-c", PEAK, *command], capture_output=True, text=True, timeout=patience(120))
     assert told.returncode == 0, told.stderr
     peak = int(told.stdout.splitlines()[-1])
     with ts.Checkpoint(tmp_path / "to") as read:
@@ -149,7 +150,7 @@ def test_two_checkpoints_are_compared_in_bounded_memory(tmp_path: Path) -> None:
             saver.save(1, ts.State(w=one))
         one[-1, -1] = 3
     command = [str(TESSERA), "ckpt", "diff", str(tmp_path / "a"), str(tmp_path / "b")]
-    told = subprocess.run([sys.executable, "-c", PEAK, *command], capture_output=True, text=True, timeout=120)
+    told = subprocess.run([sys.executable, "-c", PEAK, *command], capture_output=True, text=True, timeout=patience(120))
     assert told.returncode == 1, told.stderr
     assert "1 of 50331648 differ, max abs 3 at [191, 262143]" in told.stdout
     peak = int(told.stdout.splitlines()[-1])
@@ -191,7 +192,7 @@ def test_memory_of_ranks_that_export_together_is_bounded(tmp_path: Path, form: s
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
     )
     assert done.returncode == 0, done.stderr
     peaks = [int(line.rsplit(None, 1)[1]) for line in done.stdout.splitlines() if "peak" in line]

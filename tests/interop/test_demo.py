@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 
 from conftest import ROOT
+from patience import patience
 
 
 def test_the_demo_loses_a_rank_and_ends_well(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, str(ROOT / "examples" / "demo" / "demo.py"), "--out", str(out), "--pace", "10"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(180))
     assert done.returncode == 0, done.stdout + done.stderr
 
     killed = re.search(r"kill -9 \d+: rank 2, the Java one, is gone after step (\d+)", done.stdout)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tessera as ts
 from conftest import FRAMEWORKS, ROOT, RunJob, digits, newest, ranks_equal_one
+from patience import patience
 
 pytestmark = pytest.mark.frameworks
 
@@ -80,7 +81,11 @@ def test_a_framework_learns_the_digits(run_job: RunJob, framework: str) -> None:
 def test_an_unknown_optimizer_is_one_line_and_exit_code_2(framework: str) -> None:
     data = ["--data", str(ROOT / "examples" / "data" / "digits.csv")]
     done = subprocess.run(
-        digits(framework, [*data, "--optimizer", "sgd"]), capture_output=True, text=True, timeout=60, check=False
+        digits(framework, [*data, "--optimizer", "sgd"]),
+        capture_output=True,
+        text=True,
+        timeout=patience(60),
+        check=False,
     )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()

@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 import tessera as ts
 from conftest import ROOT
+from patience import patience
 from programs import TESSERA
 
 sys.path.insert(0, str(ROOT / "examples" / "python"))
@@ -25,7 +26,11 @@ def run(ranks: int, steps: int, directory: Path, *more: str) -> str:
     small = [word for option, value in SMALL.items() for word in (f"--{option}", str(value))]
     program = [sys.executable, str(ROOT / "examples" / "python" / "gpt.py"), "--steps", str(steps), *small, *more]
     done = subprocess.run(
-        [str(TESSERA), "run", "-n", str(ranks), *program], capture_output=True, text=True, timeout=240, cwd=directory
+        [str(TESSERA), "run", "-n", str(ranks), *program],
+        capture_output=True,
+        text=True,
+        timeout=patience(240),
+        cwd=directory,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -20,6 +20,7 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 ts = pytest.importorskip("tessera")
 
 import torch.distributed.checkpoint as dcp  # noqa: E402
+from patience import patience  # noqa: E402
 from test_torch_dcp import HERE, bits, flat, run_torch  # noqa: E402
 from torch_ranks import run_ranks  # noqa: E402
 
@@ -73,7 +74,7 @@ def assert_tessera_reads(path: Path, wanted: dict[str, torch.Tensor]) -> None:
 
 
 def ckpt(*arguments: str, code: int = 0) -> str:
-    done = subprocess.run([str(TESSERA), "ckpt", *arguments], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([str(TESSERA), "ckpt", *arguments], capture_output=True, text=True, timeout=patience(120))
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
@@ -167,7 +168,7 @@ def convert_by(ranks: int, path: Path, out: Path, to: str, max_file_bytes: int =
     program.write_text(EXPORT, encoding="utf-8")
     command = [str(TESSERA), "run", "-n", str(ranks), sys.executable, str(program), str(path), str(out)]
     command += [to if to.startswith("torch_") else "safetensors", str(max_file_bytes)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120))
     assert done.returncode == 0, done.stdout + done.stderr
 
 

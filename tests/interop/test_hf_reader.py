@@ -20,6 +20,7 @@ pytest.importorskip("tessera")
 
 import tessera as ts  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
+from patience import patience  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = [ROOT / "build" / "prefix" / "bin" / "tessera", ROOT / "build" / "release" / "tessera"]
@@ -71,7 +72,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program.write_text(PROGRAM, encoding="utf-8")
     root = directory / "checkpoints"
     command = [TESSERA, "run", "-n", "3", sys.executable, str(program), str(root)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120))
     assert done.returncode == 0, done.stdout + done.stderr
     return root / (root / "latest").read_text(encoding="utf-8").strip()
 

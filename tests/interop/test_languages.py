@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tessera as ts
 from conftest import LANGUAGES, RunJob, job, newest, ranks_equal_one
+from patience import patience
 
 
 def manifest(root: Path) -> dict[str, object]:
@@ -85,12 +86,12 @@ def test_a_job_that_is_told_to_stop_saves_its_last_step(tmp_path: Path, language
     command = job([language, language], steps=10_000_000, checkpoints=root, save_every=20)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + patience(60)
             while not (root / "latest").exists():
                 assert running.poll() is None and time.monotonic() < deadline, "no step was saved"
                 time.sleep(0.05)
             running.send_signal(signal.SIGTERM)
-            output = running.communicate(timeout=60)[0]
+            output = running.communicate(timeout=patience(60))[0]
         finally:
             running.kill()
     stopped = re.search(r"digits: stopped after step (\d+)", output)

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from patience import patience
 from torch_ranks import run_ranks
 
 JOBS = Path(__file__).with_name("torch_c10d_jobs.py")
@@ -39,7 +40,7 @@ def test_the_environments_timeout_counts_where_none_is_given(given: str, environ
         env={**os.environ, "TESSERA_TIMEOUT_MS": environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == seconds

@@ -20,6 +20,7 @@ import tessera as ts  # noqa: E402
 import tessera.torch.checkpoint as tcp  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from conftest import TESSERA  # noqa: E402
+from patience import patience  # noqa: E402
 from torch_ranks import run_ranks  # noqa: E402
 
 JOBS = Path(__file__).resolve().parent / "torch_checkpoint_jobs.py"
@@ -83,7 +84,7 @@ def test_the_ranks_share_the_writing(saved: dict[str, Path]) -> None:
 def test_the_command_line_verifies_every_save(saved: dict[str, Path], kind: str) -> None:
     for checkpoint in sorted(path for path in saved[kind].iterdir() if path.is_dir()):
         done = subprocess.run(
-            [str(TESSERA), "ckpt", "verify", str(checkpoint)], capture_output=True, text=True, timeout=60
+            [str(TESSERA), "ckpt", "verify", str(checkpoint)], capture_output=True, text=True, timeout=patience(60)
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -159,7 +160,7 @@ with ts.init() as comm:
 def test_the_ranks_may_be_tesseras_own(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(COMM, encoding="utf-8")
     command = [str(TESSERA), "run", "-n", "2", sys.executable, str(tmp_path / "job.py"), str(tmp_path / "checkpoint")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120))
     assert done.returncode == 0, done.stdout + done.stderr
     with ts.Checkpoint(tmp_path / "checkpoint") as ours:
         assert ours.manifest["world_size"] == 2

@@ -25,6 +25,7 @@ import tessera as ts  # noqa: E402
 import tessera.torch.checkpoint as tcp  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from conftest import TESSERA  # noqa: E402
+from patience import patience  # noqa: E402
 from tessera.torch.checkpoint import saves  # noqa: E402
 from tessera.torch.checkpoint.dcp_metadata import read_metadata  # noqa: E402
 from tessera.torch.tensors import staged  # noqa: E402
@@ -42,7 +43,7 @@ class Colour(enum.IntEnum):
 
 def test_tessera_itself_does_without_pytorch() -> None:
     program = "import sys, tessera; assert 'torch' not in sys.modules, 'torch'"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=patience(60))
 
 
 @pytest.mark.parametrize("name", ["save", "async_save", "load", "save_state_dict", "load_state_dict"])
@@ -353,7 +354,7 @@ def test_a_save_that_ends_at_its_commit_leaves_one_that_loads(
         with pytest.raises(ts.TesseraIOError, match="here it ended"):
             tcp.save({"x": torch.full((1,), 2.0)}, checkpoint_id=tmp_path, format=form)
         future = tcp.async_save({"x": torch.full((1,), 3.0)}, checkpoint_id=tmp_path, format=form)
-        assert isinstance(future.exception(timeout=60), ts.TesseraIOError)
+        assert isinstance(future.exception(timeout=patience(60)), ts.TesseraIOError)
     got = {"x": torch.zeros(1)}
     tcp.load(got, checkpoint_id=tmp_path)
     assert got["x"].tolist() == [3 if form == "tessera" else 1]  # PyTorch's commit is the .metadata
@@ -602,7 +603,7 @@ def test_one_save_is_in_flight_at_a_time(tmp_path: Path) -> None:
         futures.append(future)
     large.fill_(-1)
     for turn, future in enumerate(futures):
-        assert set(future.result(timeout=60).state_dict_metadata) == {"x"}
+        assert set(future.result(timeout=patience(60)).state_dict_metadata) == {"x"}
         with ts.Checkpoint(tmp_path / str(turn)) as ours:
             assert np.all(ours["x"] == turn)
 
@@ -616,7 +617,7 @@ def test_a_kept_copy_uses_its_memory_again(tmp_path: Path) -> None:
         tensor.fill_(turn)
         future = tcp.async_save({"x": tensor}, storage_writer=writer)
         tensor.fill_(-1)
-        future.result(timeout=60)
+        future.result(timeout=patience(60))
         with ts.Checkpoint(tmp_path) as ours:
             assert np.all(ours["x"] == turn)
         assert writer.copies is not None
@@ -629,7 +630,7 @@ def test_a_program_that_ends_waits_for_its_last_save(tmp_path: Path) -> None:
         "import sys, torch\nimport tessera.torch.checkpoint as tcp\n"
         "tcp.async_save({'x': torch.ones(3_000_000)}, checkpoint_id=sys.argv[1])\n"
     )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=patience(120))
     with ts.Checkpoint(tmp_path) as ours:
         assert np.all(ours["x"] == 1)
 
@@ -682,7 +683,7 @@ def test_low_priority_is_that_of_the_threads_that_write(tmp_path: Path, low: boo
             told.add(niceness())
 
     writer = tcp.FileSystemWriter(tmp_path, cached_state_dict=cached, low_priority=low, progress=tell)
-    tcp.async_save({"x": torch.zeros(1000)}, storage_writer=writer).result(timeout=60)
+    tcp.async_save({"x": torch.zeros(1000)}, storage_writer=writer).result(timeout=patience(60))
     assert told == {max(niceness(), 10) if low else niceness()}
 
 
@@ -718,7 +719,9 @@ def test_damage_is_found(tmp_path: Path, form: str) -> None:
     file.write_bytes(content)
     with pytest.raises(ts.Corrupt, match=file.name):
         tcp.load({"x": torch.zeros(300_000)}, checkpoint_id=tmp_path)
-    done = subprocess.run([str(TESSERA), "ckpt", "verify", str(tmp_path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [str(TESSERA), "ckpt", "verify", str(tmp_path)], capture_output=True, text=True, timeout=patience(60)
+    )
     assert done.returncode != 0
     assert file.name in done.stdout + done.stderr
 

@@ -26,6 +26,7 @@ pytest.importorskip("tessera")
 import tessera as ts  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from conftest import ROOT, TESSERA  # noqa: E402
+from patience import patience  # noqa: E402
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
 from torch_ranks import run_ranks  # noqa: E402
 
@@ -145,7 +146,7 @@ def test_any_number_of_ranks_loads_its_shards(saved: Path, tmp_path: Path, ranks
     (tmp_path / "loader.py").write_text(LOADER, encoding="utf-8")
     command = [str(TESSERA), "run", "-n", str(ranks), sys.executable, str(tmp_path / "loader.py")]
     done = subprocess.run(
-        [*command, str(saved / "checkpoint"), str(tmp_path)], capture_output=True, text=True, timeout=120
+        [*command, str(saved / "checkpoint"), str(tmp_path)], capture_output=True, text=True, timeout=patience(120)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     loaded = [np.load(tmp_path / f"{rank}.npz") for rank in range(ranks)]
@@ -225,7 +226,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     (directory / "writer.py").write_text(WRITER, encoding="utf-8")
     root = directory / "root"
     command = [str(TESSERA), "run", "-n", str(request.param), sys.executable, str(directory / "writer.py"), str(root)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120))
     assert done.returncode == 0, done.stdout + done.stderr
     return root
 
@@ -324,7 +325,7 @@ def test_the_scripts_that_ask_an_old_pytorch_work_with_this_one(tmp_path: Path) 
 
     def run(script: str, *arguments: object) -> str:
         command = [sys.executable, "-W", "ignore", str(golden / script), *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=patience(280))
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -346,7 +347,9 @@ def test_tessera_reads_its_own_again(written: Path) -> None:
             assert ours[name].tobytes() == value.tobytes(), name
         assert ours.saved_values["config"]["big"] == 2**80
         assert ours.saved_values["config"]["betas"] == (0.9, 0.99)
-    done = subprocess.run([str(TESSERA), "ckpt", "verify", str(written)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [str(TESSERA), "ckpt", "verify", str(written)], capture_output=True, text=True, timeout=patience(60)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     saves = [path.name[:13] for path in sorted(written.iterdir()) if path.name.startswith("step-")]
     assert saves == ["step-00000002", "step-00000007"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import user_programs
 from conftest import LANGUAGES, TESSERA
+from patience import patience
 
 SOURCES = {"c": "values.c", "python": "values.py", "java": "EveryValue.java", "rust": "values.rs"}
 COUNT = 34
@@ -31,7 +32,7 @@ def run_job(programs: dict[str, list[str]], languages: list[str], *arguments: st
     command = [str(TESSERA), "run"]
     for i, language in enumerate(languages):
         command += ([":"] if i else []) + ["-n", "1", *programs[language], *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120))
     assert done.returncode == 0, done.stdout + done.stderr
 
 

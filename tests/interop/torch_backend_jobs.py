@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch_ranks import NOTICED_S, run_checks
+from torch_ranks import NOTICED_S, patience, run_checks
 
 Check = Callable[[], object]
 Tensors = Sequence[torch.Tensor]
@@ -310,7 +310,7 @@ def asynchronous() -> None:
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for tensor in expected:
         dist.all_reduce(tensor, group=gloo)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience(20)
     while not all(work.is_completed() for work in works):
         assert time.monotonic() < deadline
     same(tensors, expected)  # before any wait
@@ -336,7 +336,7 @@ def asynchronous() -> None:
     dist.all_reduce(listed, async_op=True)
     dist.barrier()
     assert dropped.tolist() == [ranks] * 100
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience(20)
     while listed[0] != ranks:  # copied back by another thread
         assert time.monotonic() < deadline
     parts = [torch.empty(3) for _ in range(ranks)]
@@ -358,7 +358,7 @@ def sends_and_receives() -> None:
     assert send is not None
     send.wait()
     receive.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience(20)
     while not (send.is_completed() and receive.is_completed()):
         assert time.monotonic() < deadline
     same([received], [values((70_001,), torch.float32, former)])
@@ -484,7 +484,7 @@ def disagreements() -> None:
         ("root", lambda group: dist.broadcast(torch.ones(4), rank % 2, group=group)),
     ]
     for name, operation in cases:
-        group = dist.new_group(backend="tessera", timeout=timedelta(seconds=20))
+        group = dist.new_group(backend="tessera", timeout=timedelta(seconds=patience(20)))
         error = refused("TesseraError", "rank", lambda operation=operation, group=group: operation(group))
         kinds = [cls.__name__ for cls in type(error).__mro__]
         assert {"Mismatch", "Aborted"} & set(kinds), f"{name}: {kinds} {error}"
@@ -494,7 +494,7 @@ def disagreements() -> None:
 
 
 def timeouts() -> None:
-    group = dist.new_group(backend="tessera", timeout=timedelta(seconds=30))
+    group = dist.new_group(backend="tessera", timeout=timedelta(seconds=patience(30)))
     begin = time.monotonic()
     if rank == 0:
         refused(
@@ -502,19 +502,19 @@ def timeouts() -> None:
             "rank" + "s" * (ranks > 2) + " " + ", ".join(map(str, range(1, ranks))),
             lambda: dist.monitored_barrier(group, timeout=timedelta(seconds=1), wait_all_ranks=True),
         )
-        assert time.monotonic() - begin < 20
+        assert time.monotonic() - begin < patience(20)
     dist.barrier(group=gloo)
     if rank != 0:  # the group has survived, and who comes late finds the others' traces
-        dist.monitored_barrier(group, timeout=timedelta(seconds=20))
+        dist.monitored_barrier(group, timeout=timedelta(seconds=patience(20)))
     for _ in range(4):
-        dist.monitored_barrier(group, timeout=timedelta(seconds=20))
+        dist.monitored_barrier(group, timeout=timedelta(seconds=patience(20)))
     dist.all_reduce(torch.ones(1), group=group)
 
     dist.set_timeout(timedelta(seconds=1), group)
     begin = time.monotonic()
     if rank == 0:
         refused("TesseraTimeout", "0:00:01", lambda: dist.all_reduce(torch.ones(1), group=group))
-        assert time.monotonic() - begin < 20
+        assert time.monotonic() - begin < patience(20)
     dist.barrier(group=gloo)
 
     short = dist.new_group(backend="tessera", timeout=timedelta(seconds=3))
@@ -530,7 +530,7 @@ def timeouts() -> None:
 
 
 def aborted() -> None:
-    group = dist.new_group(backend="tessera", timeout=timedelta(seconds=60))
+    group = dist.new_group(backend="tessera", timeout=timedelta(seconds=patience(60)))
     work = dist.all_reduce(torch.ones(1), group=group, async_op=True) if rank else None
     if rank == 0:
         group.abort()
@@ -545,7 +545,7 @@ def again() -> None:
     for number in range(2):
         dist.destroy_process_group()
         bound = {"device_id": torch.device("cpu", 0)} if number else {}
-        dist.init_process_group("cpu:tessera", timeout=timedelta(seconds=60), **bound)
+        dist.init_process_group("cpu:tessera", timeout=timedelta(seconds=patience(60)), **bound)
         dist.new_group([0])
         tensor = torch.full((3,), float(number))
         dist.all_reduce(tensor)
@@ -582,10 +582,10 @@ def begin() -> None:
     """Our group is the default one, and nobody has imported tessera; Gloo's is beside it."""
     global gloo
     assert "tessera" not in sys.modules or ranks == 4
-    dist.init_process_group("tessera", timeout=timedelta(seconds=60))
+    dist.init_process_group("tessera", timeout=timedelta(seconds=patience(60)))
     assert dist.get_backend() == "tessera"
     assert "tessera.torch.checkpoint" not in sys.modules
-    gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+    gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience(60)))
 
 
 def collectives(*names: str) -> None:
@@ -853,7 +853,7 @@ def training(directory: str) -> None:
             init_method=f"file://{directory}/{backend}",
             rank=rank,
             world_size=ranks,
-            timeout=timedelta(seconds=60),
+            timeout=timedelta(seconds=patience(60)),
         )
         dist.monitored_barrier()
         results[backend] = [trained(kind) for kind in kinds] + [other() for other in others]
@@ -904,8 +904,8 @@ def functional() -> None:
 
 def dies() -> None:
     """The last rank is killed in the middle of DDP's backward pass; the others are told whom they lost."""
-    dist.init_process_group("tessera", timeout=timedelta(seconds=120))
-    group = dist.new_group(backend="tessera", timeout=timedelta(seconds=120))
+    dist.init_process_group("tessera", timeout=timedelta(seconds=patience(120)))
+    group = dist.new_group(backend="tessera", timeout=timedelta(seconds=patience(120)))
     model, _ = ddp(Net())
     dist.barrier(group=group)
     last = ranks - 1
@@ -921,7 +921,7 @@ def dies() -> None:
 
 def leaves() -> None:
     """Nothing is destroyed, some work is in flight, and one rank has less to do than the others."""
-    dist.init_process_group("tessera", timeout=timedelta(seconds=120))
+    dist.init_process_group("tessera", timeout=timedelta(seconds=patience(120)))
     kept = [dist.new_group(backend="tessera") for _ in range(3)]
     for group in kept:
         dist.all_reduce(torch.ones(100_000), group=group)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch_ranks import refused, run_checks
+from torch_ranks import patience, refused, run_checks
 
 rank = int(os.environ["RANK"])
 ranks = int(os.environ["WORLD_SIZE"])
@@ -219,7 +219,7 @@ def works_tell_their_state() -> None:
     assert work is not None
     assert work.wait()
     assert work.wait(timedelta(seconds=1))  # again
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience(20)
     while not work.is_completed():
         assert time.monotonic() < deadline
     assert work.get_future().value()[0] is not None
@@ -253,14 +253,14 @@ def sequence_numbers() -> None:
 
 def deadlines_of_an_operation() -> None:
     """One call's, by Options; the group's; and a wait that gives up leaves the operation in flight."""
-    group = dist.new_group(backend="tessera", timeout=timedelta(seconds=60))
+    group = dist.new_group(backend="tessera", timeout=timedelta(seconds=patience(60)))
     if rank == 0:
         options = dist.AllreduceOptions()
         options.timeout = timedelta(milliseconds=300)
         since = time.monotonic()
         work = backend_of(group).allreduce([own(1)], options)
         refused(TimeoutError, "0:00:00.3", work.wait)
-        assert time.monotonic() - since < 20
+        assert time.monotonic() - since < patience(20)
     dist.barrier()
     short = dist.new_group(backend="tessera", timeout=timedelta(seconds=3))
     if rank == 0:
@@ -290,7 +290,7 @@ def deadlines_of_the_environment() -> None:
     since = time.monotonic()
     if rank == 0:
         refused(TimeoutError, "rank", lambda: dist.barrier(group=plain))
-        assert time.monotonic() - since < 20
+        assert time.monotonic() - since < patience(20)
     dist.barrier()
 
 
@@ -308,7 +308,7 @@ def collectives_that_differ() -> None:
         (lambda group: dist.barrier(group=group) if last else dist.all_reduce(own(2), group=group), "barrier"),
         (lambda group: dist.broadcast(own(2), int(last), group=group), "root"),
     ):
-        group = dist.new_group(backend="tessera", timeout=timedelta(seconds=30))
+        group = dist.new_group(backend="tessera", timeout=timedelta(seconds=patience(30)))
         refused((ValueError, RuntimeError), text, lambda act=act, group=group: act(group))
         dist.barrier()
 
@@ -452,7 +452,7 @@ CHECKS = [
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("tessera", timeout=timedelta(seconds=60))
+    dist.init_process_group("tessera", timeout=timedelta(seconds=patience(60)))
     run_checks(CHECKS, sys.argv[1:], rank)
     dist.destroy_process_group()
 

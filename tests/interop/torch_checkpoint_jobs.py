@@ -29,6 +29,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch_ranks import patience
 
 
 class Net(nn.Module):
@@ -198,7 +199,7 @@ def in_background(app: AppState, state: dict[str, Any], function: Any, **how: An
         kept = [parameter.clone() for parameter in app.model.parameters()]
         for parameter in app.model.parameters():
             parameter.fill_(-1)
-        future.result(timeout=120)
+        future.result(timeout=patience(120))
         for parameter, value in zip(app.model.parameters(), kept, strict=True):
             parameter.copy_(value)
 
@@ -393,10 +394,10 @@ def elsewhere(where: str) -> None:
         state = {"x": torch.full((3,), float(turn)), "y": table(True)}
         tcp.async_save(
             state, storage_writer=writer, checkpoint_id=directory / "process", async_checkpointer_type=by_process
-        ).result(timeout=120)
+        ).result(timeout=patience(120))
     stager = DefaultStager(StagingOptions(False, False, False, False))
     saving = tcp.async_save(state, checkpoint_id=directory / "stager", async_stager=stager)
-    getattr(saving, "upload_completion", saving).result(timeout=120)
+    getattr(saving, "upload_completion", saving).result(timeout=patience(120))
     stager.close()
     for name in ("process", "stager"):
         got = {"x": torch.zeros(3), "y": table(False)}

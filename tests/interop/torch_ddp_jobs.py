@@ -32,7 +32,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as Theirs
 from torch.utils.checkpoint import checkpoint
-from torch_ranks import NOTICED_S, refused, run_checks
+from torch_ranks import NOTICED_S, patience, refused, run_checks
 
 Build = Callable[..., nn.Module]
 
@@ -832,7 +832,7 @@ CHECKS = [
 
 @contextmanager
 def job() -> Iterator[None]:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=patience(60)))
     yield
     dist.destroy_process_group()
 
@@ -862,7 +862,7 @@ def late(where: str) -> None:
     """The last rank comes to its backward pass when the others have given it up: at their deadline they name it."""
     with job():
         model = Ours(model_of(Net), **SMALL)
-        assert model._gradients.comm.timeout == 60, "the group's"
+        assert model._gradients.comm.timeout == patience(60), "the group's"
         loss_of_net(model, 0).backward()
         loss = loss_of_net(model, 1)
         if rank < ranks - 1:
@@ -870,7 +870,7 @@ def late(where: str) -> None:
             refused(ts.TesseraTimeout, f"rank {ranks - 1} (pid ", loss.backward)
             Path(where, str(rank)).touch()
         else:
-            end = time.monotonic() + 40
+            end = time.monotonic() + patience(40)
             while len(list(Path(where).iterdir())) < ranks - 1:
                 assert time.monotonic() < end, "the others never gave up"
                 time.sleep(0.01)

@@ -46,7 +46,7 @@ from torch.distributed.fsdp import FSDPModule as TheirModule
 from torch.distributed.fsdp import fully_shard as theirs
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
-from torch_ranks import NOTICED_S, alone_on_each, refused, run_checks
+from torch_ranks import NOTICED_S, alone_on_each, patience, refused, run_checks
 
 rank = int(os.environ["RANK"])
 ranks = int(os.environ["WORLD_SIZE"])
@@ -186,7 +186,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) ->
 
 @contextmanager
 def job(backend: str = "gloo") -> Iterator[None]:
-    dist.init_process_group(backend, timeout=timedelta(seconds=60))
+    dist.init_process_group(backend, timeout=timedelta(seconds=patience(60)))
     try:
         yield
     finally:

@@ -13,9 +13,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for a rank that is started as a script
+
+from patience import patience
+
 # Within which a rank hears of another one's death. It is 1 where the rank that waits gets to run, which a machine that
 # runs other tests too may not let it.
-NOTICED_S = 5
+NOTICED_S = patience(5)
 
 
 def free_port() -> int:
@@ -28,7 +32,7 @@ def run_ranks(
     script: Path,
     ranks: int,
     *arguments: object,
-    timeout: float = 280,
+    timeout: float = patience(280),
     cwd: Path | None = None,
     hosts: int = 1,
     ends: Mapping[int, int] | None = None,
@@ -92,7 +96,7 @@ def alone_on_each(act: Callable[[], object], rank: int, ranks: int) -> None:
     for turn in range(ranks):
         if turn == rank:
             act()
-        dist.monitored_barrier(timeout=timedelta(seconds=20))
+        dist.monitored_barrier(timeout=timedelta(seconds=patience(20)))
 
 
 def run_checks(checks: Sequence[Callable[[], object]], names: Sequence[str], rank: int) -> None:

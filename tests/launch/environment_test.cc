@@ -16,7 +16,9 @@
 
 #include "base/error.hpp"
 #include "launch/meeting.hpp"
+#include "patience.hpp"
 #include "processes.hpp"
+#include "soon.hpp"
 #include "store/server.hpp"
 
 namespace tsr {
@@ -169,7 +171,7 @@ class Meeting : public ::testing::Test {
             variables["XDG_RUNTIME_DIR"] = directory_.path().string();
             children.push_back(testing::in_child(variables, [] {
                 const JobEnvironment job = JobEnvironment::detect();
-                const auto store = store_from_environment(job, milliseconds{20000});
+                const auto store = store_from_environment(job, testing::patience(milliseconds{20000}));
                 const Deadline deadline = store->default_deadline();
                 store->set(fmt::format("rank/{}", job.rank), "here", deadline);
                 for (int r = 0; r < job.world_size; ++r) (void)store->wait(fmt::format("rank/{}", r), deadline);
@@ -210,9 +212,9 @@ TEST_F(Meeting, PortsOfOtherJobsAndOtherProgramsAreSteppedOver) {
         const auto [base, servers] = serve_two_jobs();
         std::ofstream(told.string() + ".draft") << base;
         std::filesystem::rename(told.string() + ".draft", told);
-        wait_until([] { return false; }, Deadline::in(milliseconds{60000}), "the end of the test");
+        wait_until([] { return false; }, Deadline::in(testing::patience(milliseconds{60000})), "the end of the test");
     });
-    wait_until([&] { return std::filesystem::exists(told); }, Deadline::in(milliseconds{20000}), "the other jobs");
+    wait_until([&] { return std::filesystem::exists(told); }, testing::soon(), "the other jobs");
     std::string base;
     std::ifstream(told) >> base;
     meet({{"MASTER_ADDR", "localhost"}, {"MASTER_PORT", base}}, 3);

@@ -19,10 +19,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/proc.hpp"
 #include "launch/environment.hpp"
 #include "launch/from_environment.hpp"
+#include "patience.hpp"
 #include "places.hpp"
 #include "processes.hpp"
+#include "soon.hpp"
 #include "store/token.hpp"
 
 namespace tsr {
@@ -36,7 +39,7 @@ using ::testing::HasSubstr;
 // it is the job of one rank.
 TEST(AsARank, SumsOverTheRanks) {
     CommOptions options = CommOptions::from_environment();
-    options.timeout = milliseconds{30000};
+    options.timeout = testing::patience(milliseconds{30000});
     for (int round = 0; round < 2; ++round) {  // the second communicator meets at the same store
         const auto comm = communicator_from_environment(options);
         float value = 1.0F + static_cast<float>(comm->rank());
@@ -64,7 +67,7 @@ TEST(AsARank, SumsOverTheRanks) {
 // Rank 1 ends well, it believes, while the others still need it. By itself it is the job of one rank, which needs nobody.
 TEST(AsARank, LeavesItsPeers) {
     CommOptions options = CommOptions::from_environment();
-    options.timeout = milliseconds{30000};
+    options.timeout = testing::patience(milliseconds{30000});
     const auto comm = communicator_from_environment(options);
     try {
         comm->run({});
@@ -76,18 +79,22 @@ TEST(AsARank, LeavesItsPeers) {
     }
 }
 
-// Rank 1 ends well, slowly: it is exiting for half a second after its peers have learnt of it.
+// Rank 1 ends well, slowly: it is exiting already when its peers learn of it, and still when the agent ends the ranks.
 TEST(AsARank, TakesItsTimeToLeave) {
     CommOptions options = CommOptions::from_environment();
-    options.timeout = milliseconds{30000};
+    options.timeout = testing::patience(milliseconds{30000});
     auto comm = communicator_from_environment(options);
     if (comm->rank() == 1) {
-        std::signal(SIGTERM, SIG_IGN);
-        std::thread([comm = std::exchange(comm, nullptr)]() mutable {
+        sigset_t told_to_end;
+        sigemptyset(&told_to_end);
+        sigaddset(&told_to_end, SIGTERM);
+        ::pthread_sigmask(SIG_BLOCK, &told_to_end, nullptr);
+        std::thread([comm = std::exchange(comm, nullptr), told_to_end]() mutable {
             comm->run({});
+            wait_until([] { return process_stat(::getpid())->ending; }, testing::soon(), "the end of the main thread");
             comm = nullptr;
-            std::this_thread::sleep_for(milliseconds{500});
-            std::_Exit(0);
+            const timespec limit{testing::patience(std::chrono::seconds(20)) / std::chrono::seconds(1), 0};
+            std::_Exit(::sigtimedwait(&told_to_end, nullptr, &limit) == SIGTERM ? 0 : 2);
         }).detach();
         ::syscall(SYS_exit, 0);  // this thread alone
     }
@@ -107,7 +114,7 @@ TEST(AsARank, JoinsUnlessAbsent) {
     if (absent != nullptr && rank != nullptr && std::string_view(absent) == rank) std::_Exit(0);
     try {
         CommOptions options = CommOptions::from_environment();
-        options.timeout = milliseconds{100000};
+        options.timeout = testing::patience(milliseconds{100000});
         communicator_from_environment(options)->finalize();
     } catch (const Error& error) {
         std::fprintf(stderr, "tessera: %s\n", error.what());

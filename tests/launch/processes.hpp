@@ -23,6 +23,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "patience.hpp"
 #include "store/address.hpp"
 #include "temporary_directory.hpp"
 
@@ -31,6 +32,7 @@ extern char** environ;
 namespace tsr::testing {
 
 inline bool of_a_launcher(std::string_view name) {
+    if (name.starts_with("TESSERA_TEST_")) return false;
     for (const char* prefix : {"TESSERA_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "MPI_", "SLURM_",
                                "TORCHELASTIC_", "GROUP_", "ROLE_", "XDG_RUNTIME_DIR"}) {
         if (name.starts_with(prefix)) return true;
@@ -79,7 +81,7 @@ class Child {
     }
     [[nodiscard]] pid_t pid() const { return pid_; }
     // The exit code, or 128 + signal.
-    [[nodiscard]] int wait(milliseconds limit = milliseconds{60000}) {
+    [[nodiscard]] int wait(milliseconds limit = patience(milliseconds{60000})) {
         int status = 0;
         wait_until([&] { return ::waitpid(pid_, &status, WNOHANG) == pid_; }, Deadline::in(limit), "a child process");
         pid_ = -1;

@@ -7,6 +7,7 @@
 #include "checkpoint/checkpoint.hpp"
 #include "places.hpp"
 #include "run_fixture.hpp"
+#include "soon.hpp"
 
 namespace tsr {
 namespace {
@@ -221,8 +222,7 @@ TEST_F(Run, ASignalMakesRanksThatHangTellWhoIsWaitedFor) {
     for (const char* name : {"r0", "r1", "r2", "r3"}) (void)pid_in(name);
     ::kill(pid_in("r1"), SIGSTOP);
     ::kill(job.pid(), SIGUSR1);
-    wait_until([&] { return records_below(directory_.path()).size() == 3; }, Deadline::in(milliseconds{20000}),
-               "three records");
+    wait_until([&] { return records_below(directory_.path()).size() == 3; }, testing::soon(), "three records");
     const std::string directory =
         std::filesystem::path(records_below(directory_.path()).front()).parent_path().string();
     EXPECT_EQ(std::filesystem::path(directory).filename(), "round-0");
@@ -236,8 +236,7 @@ TEST_F(Run, ASignalMakesRanksThatHangTellWhoIsWaitedFor) {
     std::filesystem::remove_all(directory);
     ::kill(pid_in("r1"), SIGCONT);
     ::kill(job.pid(), SIGUSR1);
-    wait_until([&] { return records_below(directory_.path()).size() == 4; }, Deadline::in(milliseconds{20000}),
-               "four records");
+    wait_until([&] { return records_below(directory_.path()).size() == 4; }, testing::soon(), "four records");
     ::kill(job.pid(), SIGQUIT);
     const Result result = finish(job);
     EXPECT_THAT(result.err, HasSubstr("SIGUSR1: the ranks write their flight records into " + directory));
@@ -256,8 +255,7 @@ TEST_F(Run, RequestedRecordsLieInTheTraceDirectory) {
     Child job = start({"-n", "2", "--trace-dir", traces, tsr::testing::binary_dir() + "/tests/hung"});
     for (const char* name : {"r0", "r1"}) (void)pid_in(name);
     ::kill(job.pid(), SIGUSR1);
-    wait_until([&] { return records_below(traces + "/round-0").size() == 2; }, Deadline::in(milliseconds{20000}),
-               "two records");
+    wait_until([&] { return records_below(traces + "/round-0").size() == 2; }, testing::soon(), "two records");
     ::kill(job.pid(), SIGQUIT);
     (void)finish(job);
 }
@@ -319,7 +317,7 @@ TEST_F(Run, ARankThatBeginsToAskMeanwhileIsWaitedFor) {
     (void)pid_in("r0");
     ::kill(job.pid(), SIGTERM);
     wait_until([&] { return read_file(directory_.path() / "err").find("asked meanwhile") != std::string::npos; },
-               Deadline::in(milliseconds{20000}), "the agent to notice");
+               testing::soon(), "the agent to notice");
     std::ofstream(scratch() + "/go") << "\n";
     const Result result = finish(job);
     EXPECT_EQ(result.code, 0) << result.err;
@@ -345,7 +343,7 @@ TEST_F(Run, SecondInterruptKillsAtOnce) {
     (void)pid_in("r1");
     ::kill(job.pid(), SIGINT);
     wait_until([&] { return read_file(directory_.path() / "err").find("SIGINT") != std::string::npos; },
-               Deadline::in(milliseconds{20000}), "the first signal to be taken");
+               testing::soon(), "the first signal to be taken");
     ::kill(job.pid(), SIGINT);
     EXPECT_EQ(finish(job).code, 128 + SIGINT);
 }

@@ -16,6 +16,7 @@
 #include "base/json.hpp"
 #include "places.hpp"
 #include "processes.hpp"
+#include "soon.hpp"
 
 namespace tsr::testing {
 
@@ -99,12 +100,11 @@ class Run : public ::testing::Test {
     [[nodiscard]] std::string file(const std::string& name) const { return read_file(scratch() + "/" + name); }
     [[nodiscard]] pid_t pid_in(const std::string& name) const {
         const std::string path = scratch() + "/" + name;
-        wait_until([&] { return !read_file(path).empty() && read_file(path).back() == '\n'; },
-                   Deadline::in(milliseconds{20000}), path.c_str());
+        wait_until([&] { return !read_file(path).empty() && read_file(path).back() == '\n'; }, soon(), path.c_str());
         return static_cast<pid_t>(std::stol(read_file(path)));
     }
     static void expect_dies(pid_t pid) {
-        EXPECT_NO_THROW(wait_until([&] { return !alive(pid); }, Deadline::in(milliseconds{10000}), "death")) << pid;
+        EXPECT_NO_THROW(wait_until([&] { return !alive(pid); }, soon(), "death")) << pid;
     }
     // The events as parsed lines.
     std::vector<Json> events() const {

@@ -1,5 +1,6 @@
 // What `tessera run` prints and writes: lines, logs, events, the report, and what it does where it may not.
 #include "run_fixture.hpp"
+#include "soon.hpp"
 
 namespace tsr {
 namespace {
@@ -84,7 +85,7 @@ TEST_F(Run, NobodyReadingTheOutputDoesNotStopTheJob) {
                                 "done; echo done > " +
                                 scratch() + "/done' | head -1 > /dev/null";
     ASSERT_EQ(std::system(command.c_str()), 0);
-    wait_until([&] { return file("done") == "done\n"; }, Deadline::in(milliseconds{20000}), "the rank's end");
+    wait_until([&] { return file("done") == "done\n"; }, testing::soon(), "the rank's end");
 }
 
 TEST_F(Run, ErrorFileOfTheRootCauseIsToldFirst) {

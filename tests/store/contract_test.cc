@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "soon.hpp"
 #include "store/store.hpp"
 #include "stores.hpp"
 
@@ -21,7 +22,7 @@ class StoreContract : public ::testing::TestWithParam<StoreKind> {
    protected:
     std::unique_ptr<testing::StoreHouse> house_ = testing::make_house(GetParam());
     std::shared_ptr<Store> store_ = house_->open();
-    Deadline soon_ = Deadline::in(milliseconds{20000});
+    Deadline soon_ = testing::soon();
 };
 
 TEST_P(StoreContract, GivesBackWhatWasSet) {

@@ -13,6 +13,7 @@
 
 #include "base/error.hpp"
 #include "base/fd.hpp"
+#include "soon.hpp"
 #include "stores.hpp"
 
 namespace tsr {
@@ -20,7 +21,7 @@ namespace {
 
 using testing::test_store_options;
 
-Deadline soon() { return Deadline::in(milliseconds{20000}); }
+Deadline soon() { return testing::soon(); }
 
 class FileStoreTest : public ::testing::Test {
    protected:

@@ -12,7 +12,9 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "new_threads.hpp"
+#include "patience.hpp"
 #include "seed.hpp"
+#include "soon.hpp"
 #include "store/address.hpp"
 #include "store/handshake.hpp"
 #include "store/server.hpp"
@@ -26,7 +28,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::test_store_options;
 
-Deadline soon() { return Deadline::in(milliseconds{20000}); }
+Deadline soon() { return testing::soon(); }
 
 class StoreServerTest : public ::testing::Test {
    protected:
@@ -185,7 +187,7 @@ TEST_F(StoreServerTest, DeathOfTheServerEndsEveryWaitAtOnce) {
     for (int i = 0; i < 4; ++i) {
         waiters.emplace_back([&] {
             try {
-                (void)store->wait("never", Deadline::in(milliseconds{600000}));
+                (void)store->wait("never", Deadline::in(testing::patience(milliseconds{600000})));
             } catch (const Error& error) {
                 if (error.code() == Code::io && std::string(error.what()).find(uri) != std::string::npos) ++lost;
             }
@@ -300,7 +302,7 @@ TEST_F(StoreServerTest, IdleStrangersCannotKeepRanksOut) {
     for (int i = 0; i < 200; ++i) strangers.push_back(stranger());
     for (size_t i = 0; i < strangers.size(); i += 2) (void)::send(strangers[i].get(), "TSR", 3, MSG_NOSIGNAL);
     StoreOptions options = test_store_options();
-    options.timeout = milliseconds{15000};
+    options.timeout = testing::patience(milliseconds{15000});
     const auto store = Store::open(server_->uri(), options);
     EXPECT_EQ(store->add("n", 1, soon()), 1);
     EXPECT_LE(server_->census().strangers, StoreServer::max_strangers);
@@ -318,7 +320,7 @@ TEST_F(StoreServerTest, SlowHandshakeEndsAfterItsTime) {
     });
     drip.join();
     expect_closed(socket);
-    EXPECT_LT(Clock::now() - begin, StoreServer::stranger_lifetime + milliseconds{10000});
+    EXPECT_LT(Clock::now() - begin, StoreServer::stranger_lifetime + testing::patience(milliseconds{10000}));
     expect_responsive();
 }
 

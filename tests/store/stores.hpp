@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/error.hpp"
+#include "patience.hpp"
 #include "store/server.hpp"
 #include "store/store.hpp"
 #include "temporary_directory.hpp"
@@ -18,7 +19,7 @@ inline const std::string test_token(64, 'a');
 
 inline StoreOptions test_store_options() {
     StoreOptions options;
-    options.timeout = milliseconds{20000};
+    options.timeout = patience(milliseconds{20000});
     options.token = test_token;
     options.job_id = "test";
     options.epoch = 3;
@@ -50,7 +51,7 @@ class MemoryHouse final : public StoreHouse {
     std::shared_ptr<Store> open() override { return store_; }
 
    private:
-    std::shared_ptr<Store> store_ = make_memory_store(milliseconds{20000});
+    std::shared_ptr<Store> store_ = make_memory_store(patience(milliseconds{20000}));
 };
 
 class TcpHouse final : public StoreHouse {

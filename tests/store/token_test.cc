@@ -14,6 +14,8 @@
 
 #include "base/error.hpp"
 #include "base/fd.hpp"
+#include "patience.hpp"
+#include "soon.hpp"
 #include "store/server.hpp"
 #include "store/token.hpp"
 #include "stores.hpp"
@@ -149,9 +151,9 @@ TEST_F(TokenTest, RuntimeDirectoryThatIsALinkOrOpenToOthersIsNotUsed) {
 
 TEST_F(TokenTest, ServerAndClientMeetByTheUsersFile) {
     StoreOptions options;
-    options.timeout = milliseconds{20000};
+    options.timeout = testing::patience(milliseconds{20000});
     const auto server = StoreServer::start("127.0.0.1", 0, options);
-    EXPECT_EQ(Store::open(server->uri(), options)->add("n", 1, Deadline::in(milliseconds{20000})), 1);
+    EXPECT_EQ(Store::open(server->uri(), options)->add("n", 1, testing::soon()), 1);
 }
 
 TEST_F(TokenTest, RemoteServerWithoutATokenDoesNotStart) {

@@ -65,7 +65,7 @@ build_python() {
 
 # maven POM ARGUMENTS...: offline once this set of POMs was resolved; a transfer that broke is tried again.
 maven() {
-  local pom=$1 name=$2 key try
+  local pom=$1 name=$2 key try rc
   shift 2
   key=$(cat "$(dirname "$pom")"/pom.xml "$(dirname "$pom")"/*/pom.xml 2>/dev/null | hash_of -)-$*
   if stamp_ok "maven-$name" "$key"; then
@@ -74,7 +74,8 @@ maven() {
   fi
   for try in 1 2 3; do
     run_logged "$name" limited 40 mvn -B -ntp -Dstyle.color=never -f "$pom" "$@" && { stamp_set "maven-$name" "$key"; return; }
-    grep -qE 'Could not transfer|Connection (reset|timed out)|Read timed out' "$LOGS/$name.log" || return 1
+    rc=$?
+    grep -qE 'Could not transfer|Connection (reset|timed out)|Read timed out' "$LOGS/$name.log" || return "$rc"
     say "Maven: try $try of 3 failed on a transfer"
   done
   return 1

@@ -60,11 +60,43 @@ heartbeat() {
   done
 }
 
-# limited MINUTES COMMAND...: no test runner goes on for ever.
+# measure_patience: how many times longer than on an idle machine tests wait for what has to happen, in the environment of
+# all that is started from here on (tests/patience.hpp). What the caller has set stays.
+measure_patience() {
+  local source="measured"
+  if [[ -n ${TESSERA_TEST_PATIENCE:-} ]]; then
+    source="given"
+  else
+    TESSERA_TEST_PATIENCE=$("$VENV/bin/python" tools/machine_speed.py) || die "the machine's speed could not be measured"
+  fi
+  export TESSERA_TEST_PATIENCE
+  say "machine speed: factor $TESSERA_TEST_PATIENCE ($source); deadlines are that much longer"
+}
+
+# patient N: N, stretched by that factor, as an integer.
+patient() { awk -v n="$1" -v factor="${TESSERA_TEST_PATIENCE:-1}" 'BEGIN { printf "%d", n * factor + 0.999 }'; }
+
+# limited MINUTES COMMAND...: no test runner goes on for ever. Exit status 124 says that its time was over; what it had
+# started and left running is ended then, so that it does not disturb what comes next. LIMIT_S is what it had.
 limited() {
-  local minutes=$1
+  local rc=0 begin=$SECONDS mark="DEV_LIMITED=$$.$RANDOM$RANDOM"
+  LIMIT_S=$(patient $(($1 * 60)))
   shift
-  timeout --foreground --kill-after=20 "${minutes}m" "$@"
+  env "$mark" timeout --foreground --kill-after=20 "$LIMIT_S" "$@" || rc=$?
+  if ((rc == 124 || rc == 137 && SECONDS - begin >= LIMIT_S)); then
+    rc=124
+    end_marked "$mark"
+  fi
+  return "$rc"
+}
+
+# end_marked NAME=VALUE: ends all processes that have this in their environment.
+end_marked() {
+  local file pid
+  while IFS= read -r file; do
+    pid=${file#/proc/}
+    kill -KILL "${pid%/environ}" 2>/dev/null || true
+  done < <(grep -lzxsF -- "$1" /proc/[0-9]*/environ || true)
 }
 
 # retry TIMES COMMAND...: registries fail now and then; a download is worth another try, a compiler error is not.

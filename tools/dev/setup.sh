@@ -11,8 +11,9 @@ cmd_setup() {
       --bench) group=bench ;;
       --fuzz) group=fuzz ;;
       --lint) group=lint ;;
+      --format) group=format ;;
       --quiet) SETUP_QUIET=1 ;;
-      *) die "setup: unknown option $1 (known: --no-torch --force --bench --fuzz --lint --quiet)" ;;
+      *) die "setup: unknown option $1 (known: --no-torch --force --bench --fuzz --lint --format --quiet)" ;;
     esac
     shift
   done
@@ -22,6 +23,7 @@ cmd_setup() {
   [[ $group == bench ]] && ensure_bench
   [[ $group == fuzz ]] && ensure_fuzz
   [[ $group == lint ]] && ensure_lint
+  [[ $group == format ]] && ensure_format
   [[ $torch == yes ]] && ensure_torch
   [[ ${SETUP_QUIET:-0} == 1 ]] || say "set up in $((SECONDS - before)) s: $("$VENV/bin/python" --version), JDK at $(find_jdk), Rust at $(find_cargo_dir)"
 }
@@ -64,6 +66,15 @@ ensure_lint() {
   pip_install lint-tools -r deps/lint.txt
   install_rust_linters
   stamp_set lint "$key"
+}
+
+# What formats C++ and Python, without the rest of the linters.
+ensure_format() {
+  local key
+  key=$(hash_of deps/lint.txt)
+  stamp_ok format "$key" && return
+  pip_install format-tools -c deps/lint.txt clang-format ruff
+  stamp_set format "$key"
 }
 
 # rustfmt and clippy, from where cargo came.

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # ./dev test: every test in every language. A section that fails does not stop the next one; tools/tally.py reads what the
-# runners wrote, prints a line for each section and closes with `N passed, N failed, N skipped`.
+# runners wrote, prints a line for each section and closes with `N passed, N failed, N skipped`. What breaks most cheaply
+# comes first; with --fail-fast, what takes longest is not begun once a section has failed.
 #
 # Groups, by the same words everywhere (ctest labels, pytest markers, JUnit tags, the reason of a Rust #[ignore]):
 #   long  only with --long      slow  not with --quick      frameworks  only with --frameworks
@@ -8,7 +9,7 @@
 RESULTS=$ROOT/build/results
 
 cmd_test() {
-  local quick=no long=no frameworks=no preset=release filter="" sanitizers=no strict=no
+  local quick=no long=no frameworks=no preset=release filter="" sanitizers=no strict=no formatting=no fail_fast=no
   while (($#)); do
     case $1 in
       --quick) quick=yes ;;
@@ -17,7 +18,10 @@ cmd_test() {
       --preset) need_value "$@" && preset=$2 && shift ;;
       --sanitizers) sanitizers=yes ;; # .ci/run: the presets asan and tsan on what is labelled for them
       --strict-skips) strict=yes ;;   # .ci/run: a skipped test that does not need a GPU is a failure
-      -*) die "test: unknown option $1 (known: --quick --long --frameworks --preset P --sanitizers --strict-skips)" ;;
+      --formatting) formatting=yes ;; # .ci/run: and the formatting of C++ and Python
+      --fail-fast) fail_fast=yes ;;   # .ci/run: after a failure no jobs of all languages and no sanitizers
+      -*) die "test: unknown option $1 (known: --quick --long --frameworks --preset P --sanitizers --strict-skips
+    --formatting --fail-fast)" ;;
       *) filter=$1 ;;
     esac
     shift
@@ -28,24 +32,43 @@ cmd_test() {
   use_tools
   rm -rf "$RESULTS"
   mkdir -p "$RESULTS"
+  measure_patience
+  FAILED_SECTIONS=0
 
+  [[ $formatting == no ]] || section "Formatting" checks run_formatting
   if build_core "$preset" TESTS EXAMPLES BENCHMARKS && install_core "$preset"; then
-    section_ctest "$preset" "C and C++" ""
+    section "ABI" ctest run_ctest "$preset" abi ""
+    section "C and C++" ctest run_ctest "$preset" "" abi
     section "Python" pytest run_pytest bindings/python/tests python
     section "Java" surefire run_java
     section "Rust" cargo run_rust
-    section "All languages together" pytest run_together
+    costly "All languages together" section "All languages together" pytest run_together
   else
     record "C and C++ (build)" none - 1 0
   fi
   if [[ $sanitizers == yes ]]; then
-    sanitizer asan "address and undefined" "threads|memory"
-    sanitizer tsan "threads" threads
+    costly "C++ under asan" sanitizer asan "address and undefined" "threads|memory"
+    costly "C++ under tsan" sanitizer tsan "threads" threads
   fi
   exec "$VENV/bin/python" tools/tally.py "$RESULTS" --strict-skips="$strict" --filter="$filter"
 }
 
-record() { printf '%s\t%s\t%s\t%s\t%s\n' "$@" >>"$RESULTS/sections.tsv"; }
+# record TITLE KIND REPORT STATUS SECONDS
+record() {
+  printf '%s\t%s\t%s\t%s\t%s\n' "$@" >>"$RESULTS/sections.tsv"
+  (($4 == 0)) || FAILED_SECTIONS=$((FAILED_SECTIONS + 1))
+}
+
+# costly TITLE COMMAND...: not begun where failing fast is asked for and a section has failed.
+costly() {
+  local title=$1
+  shift
+  if [[ $fail_fast == yes ]] && ((FAILED_SECTIONS)); then
+    record "$title" not-begun - 0 0
+    return
+  fi
+  "$@"
+}
 
 # section TITLE KIND FUNCTION ARGUMENTS...: FUNCTION sets RESULT to where the runner's report is, or to "" if there is nothing.
 section() {
@@ -55,24 +78,59 @@ section() {
   "$@" || rc=$?
   [[ -n $RESULT || $rc -ne 0 ]] || return 0
   record "$title" "$kind" "${RESULT:--}" "$rc" $((SECONDS - begin))
-  if ((rc == 0)); then say "$title: passed in $((SECONDS - begin)) s"; else say "$title: FAILED after $((SECONDS - begin)) s"; fi
+  if ((rc == 0)); then
+    say "$title: passed in $((SECONDS - begin)) s"
+  elif ((rc == 124)); then
+    record_cut "$title"
+  else
+    say "$title: FAILED after $((SECONDS - begin)) s"
+  fi
 }
 
-section_ctest() { section "$2" ctest run_ctest "$1" "$3"; }
+# record_cut TITLE: its time was over; how fast is the machine now, and how fast was it when its time was measured out?
+record_cut() {
+  local now
+  now=$("$VENV/bin/python" tools/machine_speed.py)
+  printf '%s\t%s\t%s\t%s\n' "$1" "$LIMIT_S" "$TESSERA_TEST_PATIENCE" "$now" >>"$RESULTS/cuts.tsv"
+  say "$1: OUT OF TIME after $LIMIT_S s; machine speed: factor $TESSERA_TEST_PATIENCE at the start, $now now"
+}
 
+# What ./dev fmt would change. Its own tools alone: the other linters of deps/lint.txt are large.
+run_formatting() {
+  RESULT=$RESULTS/formatting.txt
+  source tools/dev/lint.sh
+  SETUP_QUIET=1 cmd_setup --no-torch --format
+  local rc=0
+  note "clang-format" format_cpp --dry-run -Werror || rc=1
+  note "ruff format" ruff format --check --quiet "${PYTHON_PLACES[@]}" || rc=1
+  note "ruff check" ruff check --quiet "${PYTHON_PLACES[@]}" || rc=1
+  return "$rc"
+}
+
+# note NAME COMMAND...: a line of the report of a section of the kind `checks`.
+note() {
+  local name=$1 verdict=passed
+  shift
+  run_logged "formatting-${name/ /-}" "$@" || verdict=failed
+  printf '%s %s\n' "$verdict" "$name" >>"$RESULT"
+  [[ $verdict == passed ]]
+}
+
+# run_ctest PRESET LABELS EXCEPT
 run_ctest() {
-  local preset=$1 label=$2 exclude
-  local args=(--test-dir "build/$preset" --output-on-failure --no-tests=ignore --timeout 300
+  local preset=$1 label=$2 except=$3 exclude
+  local args=(--test-dir "build/$preset" --output-on-failure --no-tests=ignore --timeout "$(patient 300)"
     --test-output-size-passed 1000000 --test-output-size-failed 1000000 -j "$(nproc)")
   exclude=$(excluded '|')
+  [[ -z $except ]] || exclude+=${exclude:+|}$except
   [[ -z $exclude ]] || args+=(-LE "^($exclude)\$")
   [[ -z $label ]] || args+=(-L "^($label)\$")
   [[ -z $filter ]] || args+=(-R "$filter")
-  RESULT=$RESULTS/ctest-$preset.xml
+  RESULT=$RESULTS/ctest-$preset${label:+-${label//|/-}}.xml
   local fixed=() # ThreadSanitizer of GCC 12 fails at start under some settings of address randomisation
   [[ $preset != tsan ]] || ! setarch "$(uname -m)" -R true 2>/dev/null || fixed=(setarch "$(uname -m)" -R)
   say "${label:+$preset: }ctest"
-  TESSERA_LOG_LINES=400 run_logged "ctest-$preset" limited 40 "${fixed[@]}" ctest "${args[@]}" --output-junit "$RESULT"
+  TESSERA_LOG_LINES=400 run_logged "ctest-$preset${label:+-${label//|/-}}" limited 40 "${fixed[@]}" ctest "${args[@]}" --output-junit "$RESULT"
 }
 
 # The groups that this run leaves out, joined by the runner's word for `or`.
@@ -91,11 +149,12 @@ run_pytest() {
   RESULT=$RESULTS/$name.xml
   if [[ $name == python ]]; then build_python || return; fi
   marks=$(excluded ' or ')
-  local args=(-q -ra --timeout=300 -p no:cacheprovider --junitxml="$RESULT")
+  local args=(-q -ra --timeout="$(patient 300)" -p no:cacheprovider --junitxml="$RESULT")
   [[ -z $marks ]] || args+=(-m "not ($marks)")
   [[ -z $filter ]] || args+=(-k "$filter")
   say "pytest $dir"
-  TESSERA_LOG_LINES=400 run_logged "pytest-$name" limited 40 "$VENV/bin/python" -m pytest "${args[@]}" "$dir" || rc=$?
+  TESSERA_LOG_LINES=400 run_logged "pytest-$name" limited 40 \
+    "$VENV/bin/python" tools/pytest_progress.py "${RESULT%.xml}.progress" "${args[@]}" "$dir" || rc=$?
   ((rc != 5)) || rc=0 # no test is left by the filter; tally.py complains if that is so everywhere
   return "$rc"
 }
@@ -146,7 +205,7 @@ sanitizer() {
   [[ ! -f tests/tsan.supp ]] || TSAN_OPTIONS+=:suppressions=$ROOT/tests/tsan.supp
   [[ ! -f tests/lsan.supp ]] || export LSAN_OPTIONS=suppressions=$ROOT/tests/lsan.supp
   if build_core "$1" TESTS; then
-    section_ctest "$1" "C++ under $1 ($2)" "$3"
+    section "C++ under $1 ($2)" ctest run_ctest "$1" "$3" ""
   else
     record "C++ under $1 (build)" none - 1 0
   fi

@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 import tessera as ts
+from patience import patience
 from tessera import _core
 
 TOKEN = "5a" * 32
-SECONDS = 20.0
+SECONDS = patience(20.0)
 
 
 called: set[str] = set()  # the functions of tessera._core that this run has called
@@ -119,7 +120,9 @@ def alone() -> Iterator[ts.Comm]:
 @pytest.fixture(autouse=True)
 def no_job_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith(("TESSERA_", "OMPI_", "PMI_", "SLURM_", "RANK", "WORLD_SIZE")) and name != "TESSERA_PREFIX":
+        if name == "TESSERA_PREFIX" or name.startswith("TESSERA_TEST_"):
+            continue
+        if name.startswith(("TESSERA_", "OMPI_", "PMI_", "SLURM_", "RANK", "WORLD_SIZE")):
             monkeypatch.delenv(name)
 
 
@@ -134,13 +137,13 @@ class Program:
 
     def run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command(*arguments), capture_output=True, text=True, timeout=60, check=False, **options
+            self.command(*arguments), capture_output=True, text=True, timeout=patience(60), check=False, **options
         )
 
     def launch(self, size: int, *arguments: str, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         """Run the program as a job of `size` processes."""
         command = [launcher(), "run", "-n", str(size), *flags, *self.command(*arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=patience(120), check=False)
 
 
 def launcher() -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tessera
+from patience import patience
 from tessera import _core
 
 REPOSITORY = Path(__file__).parents[3]
@@ -40,7 +41,7 @@ def stub(folder: Path, names: list[str]) -> Path:
 def import_with(folder: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"LD_LIBRARY_PATH": str(folder)}
     command = [sys.executable, "-c", "import tessera"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience(60), check=False)
 
 
 def test_the_package_runs_with_its_own_library():

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tessera as ts
+from patience import patience
 from tessera.values import decode
 
 
@@ -97,7 +98,7 @@ def test_a_checkpoint_is_exported(saver: ts.Saver, tmp_path: Path, form: str):
     with ts.Checkpoint(path) as checkpoint, ts.init() as comm:
         told: list[tuple[ts.Phase, int, int]] = []
         checkpoint.export(
-            out, comm, format=form, under="model.", timeout=30, progress=lambda *facts: told.append(facts)
+            out, comm, format=form, under="model.", timeout=patience(30), progress=lambda *facts: told.append(facts)
         )
         assert {phase for phase, _, _ in told} == {ts.Phase.WRITE}
         assert told[-1][1] == told[-1][2] >= array.nbytes
@@ -330,7 +331,7 @@ def training(comm: ts.Comm, root: Path):
     opt = ts.AdamW(ddp, lr=0.1)
     data = ts.Sampler(comm, 40, seed=3)
     state = ts.State(model=ddp, optim=opt, data=data, rng=ts.PerRank(comm, f"generator of {comm.rank}"))
-    saver = ts.Saver(comm, root, keep_latest=2, timeout=20)
+    saver = ts.Saver(comm, root, keep_latest=2, timeout=patience(20))
     return params, ddp, opt, data, state, saver
 
 

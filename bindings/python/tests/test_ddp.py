@@ -8,6 +8,7 @@ import weakref
 import numpy as np
 import pytest
 import tessera as ts
+from patience import patience
 
 
 def params():
@@ -401,7 +402,7 @@ def shared_pair(program, what):
     with ts.StoreServer(token=token) as server:
         other = subprocess.Popen(pair.command("1", server.uri, token, what), stdout=subprocess.DEVNULL)
         survivor = pair.run("0", server.uri, token, what)
-        return other.wait(60), survivor
+        return other.wait(patience(60)), survivor
 
 
 def test_a_rank_that_dies_in_a_step_leaves_a_copy_that_is_known_to_be_torn(program):

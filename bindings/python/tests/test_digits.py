@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import tessera as ts
 from conftest import launcher
+from patience import patience
 
 REPOSITORY = Path(__file__).parents[3]
 DIGITS = REPOSITORY / "examples/python/digits.py"
@@ -18,7 +19,7 @@ def run(tmp_path: Path, *arguments: str, ranks: int = 1) -> subprocess.Completed
     command = [sys.executable, str(DIGITS), "--data", str(DATA), "--checkpoints", str(tmp_path / "root"), *arguments]
     if ranks > 1:
         command = [launcher(), "run", "--no-prefix", "-n", str(ranks), *command]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
+    return subprocess.run(command, capture_output=True, text=True, timeout=patience(240), check=False, cwd=tmp_path)
 
 
 def test_three_ranks_learn_the_digits(tmp_path: Path):

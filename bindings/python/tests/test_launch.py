@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 import tessera as ts
+from patience import patience
 
 
 def test_processes_join_by_their_environment(program):
@@ -231,7 +232,7 @@ def test_preemption_is_seen_by_the_ranks(program):
         seen = [process.stdout.readline() for _ in range(2)]
         assert all("running" in line for line in seen)
         process.send_signal(signal.SIGTERM)
-        rest = process.communicate(timeout=60)[0]
+        rest = process.communicate(timeout=patience(60))[0]
     finally:
         process.kill()
         process.wait()
@@ -269,7 +270,7 @@ def test_a_rank_that_is_killed_is_named_by_the_others(program, call):
     with ts.StoreServer(token=token) as server:
         victim = subprocess.Popen(pair.command("1", server.uri, token))
         survivor = pair.run("0", server.uri, token)
-        assert victim.wait(60) == -signal.SIGKILL
+        assert victim.wait(patience(60)) == -signal.SIGKILL
     assert survivor.stdout.splitlines() == ["lost 1 True", "then aborted by PeerLost"], survivor.stderr
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tessera as ts
+from patience import patience
 
-SECONDS = 60.0
+SECONDS = patience(60.0)
 
 
 def steps(root: Path) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tessera as ts
+from patience import patience
 from tessera.storage import ObjectStatus, Reader, Storage, Upload, from_fsspec
 
 fsspec = pytest.importorskip("fsspec")
@@ -247,7 +248,9 @@ def test_a_saver_that_its_storage_uses_or_closes_refuses_and_saves_all_the_same(
     returned = threading.Event()
 
     def meddle() -> None:
-        assert not in_background or returned.wait(30)  # while save_async runs, the saver is in use and cannot be closed
+        assert not in_background or returned.wait(
+            patience(30)
+        )  # while save_async runs, the saver is in use and cannot be closed
         for use in (saver.wait, lambda: saver.save(2, ts.State(x=np.ones(3)))):
             with pytest.raises(ts.InvalidState) as error:
                 use()
@@ -260,7 +263,7 @@ def test_a_saver_that_its_storage_uses_or_closes_refuses_and_saves_all_the_same(
     if in_background:
         work = saver.save_async(1, state)
         returned.set()
-        work.wait(30)
+        work.wait(patience(30))
     else:
         saver.save(1, state)
     assert len(told) == 2

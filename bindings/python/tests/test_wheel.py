@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import patience
 
 PROJECT = Path(__file__).parents[1]
 REPOSITORY = PROJECT.parents[1]
@@ -52,7 +53,13 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     dropped = ("LD_LIBRARY_PATH", "PYTHONPATH", "TESSERA_PREFIX", "VIRTUAL_ENV")
     clean = {name: value for name, value in os.environ.items() if name not in dropped}
     return subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=clean
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=patience(120),
+        check=False,
+        cwd=cwd,
+        env=clean,
     )
 
 

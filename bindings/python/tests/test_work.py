@@ -8,6 +8,7 @@ import weakref
 import numpy as np
 import pytest
 import tessera as ts
+from patience import patience
 
 
 def test_a_wait_that_expires_leaves_the_work_alive(ranks):
@@ -15,7 +16,7 @@ def test_a_wait_that_expires_leaves_the_work_alive(ranks):
 
     def body(comm: ts.Comm):
         if comm.rank == 1:
-            assert waited.wait(20)
+            assert waited.wait(patience(20))
             comm.barrier()
             return None
         work = comm.barrier(async_op=True)
@@ -40,7 +41,7 @@ def test_callbacks_run_once_each_when_the_work_is_done(ranks):
 
     def body(comm: ts.Comm):
         if comm.rank == 1:
-            assert registered.wait(20)
+            assert registered.wait(patience(20))
             comm.barrier()
             return None
         called, done = [], threading.Event()
@@ -50,7 +51,7 @@ def test_callbacks_run_once_each_when_the_work_is_done(ranks):
         assert called == []
         registered.set()
         work.wait()
-        assert done.wait(20)
+        assert done.wait(patience(20))
         work.add_done_callback(lambda w: called.append(("late", w.done())))
         return called
 
@@ -67,7 +68,7 @@ def test_a_callback_that_raises_is_logged_and_hurts_nobody(alone: ts.Comm, caplo
 
     work.add_done_callback(fail)
     work.add_done_callback(lambda _: called.set())
-    assert called.wait(20)
+    assert called.wait(patience(20))
     assert "a mistake of the callback" in caplog.text
 
 
@@ -107,7 +108,7 @@ def test_a_work_may_end_after_the_loop_that_awaited_it(ranks, caplog: pytest.Log
 
     def body(comm: ts.Comm):
         if comm.rank == 1:
-            assert given_up.wait(20)
+            assert given_up.wait(patience(20))
             comm.barrier()
             return
         work = comm.barrier(async_op=True)
@@ -124,7 +125,7 @@ def test_a_work_may_end_after_the_loop_that_awaited_it(ranks, caplog: pytest.Log
         work.add_done_callback(lambda _: called_back.set())
         given_up.set()
         work.wait()
-        assert called_back.wait(20)
+        assert called_back.wait(patience(20))
 
     ranks(2, body)
     assert not caplog.text
@@ -136,7 +137,7 @@ def test_a_dropped_work_keeps_its_arrays_until_it_is_done(ranks):
     def body(comm: ts.Comm):
         if comm.rank == 1:
             x = np.full(10_000, 2.0)
-            assert dropped.wait(20)
+            assert dropped.wait(patience(20))
             comm.all_reduce(x)
             return None
         x = np.full(10_000, 1.0)

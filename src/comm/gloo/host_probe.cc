@@ -20,9 +20,8 @@ bool is_no_answer(int error) {
 
 }  // namespace
 
-bool HostProbe::is_silent(const sockaddr_storage& address) {
+bool HostProbe::is_silent(const sockaddr_storage& address, Clock::time_point now) {
     const std::lock_guard lock(mutex_);
-    const auto now = Clock::now();
     if (now - last_call_ > longest_gap && silent_since_) silent_since_ = now;
     last_call_ = now;
     if (asking_.valid()) take_answer(now);
@@ -30,6 +29,11 @@ bool HostProbe::is_silent(const sockaddr_storage& address) {
     if (asking_.valid() && now - asked_ >= std::max(patience_ / 8, milliseconds{200})) asking_.reset();
     if (!asking_.valid() && now >= next_) ask(address, now);
     return silent_since_ && now - *silent_since_ >= patience_;
+}
+
+bool HostProbe::is_asking() const {
+    const std::lock_guard lock(mutex_);
+    return asking_.valid();
 }
 
 void HostProbe::ask(const sockaddr_storage& address, Clock::time_point now) {

@@ -21,7 +21,10 @@ class HostProbe {
 
     // Asks at `address` again when it is time; never blocks. True when the host has not answered for `patience`, during which this was
     // called at least every two seconds: what happened while nobody waited does not count. Any thread.
-    [[nodiscard]] bool is_silent(const sockaddr_storage& address);
+    [[nodiscard]] bool is_silent(const sockaddr_storage& address, Clock::time_point now = Clock::now());
+
+    // Whether it has asked and knows of no answer yet. Any thread.
+    [[nodiscard]] bool is_asking() const;
 
    private:
     void ask(const sockaddr_storage& address, Clock::time_point now);
@@ -29,7 +32,7 @@ class HostProbe {
     void judge(int error, Clock::time_point now);
 
     const milliseconds patience_;
-    std::mutex mutex_;  // guards what follows
+    mutable std::mutex mutex_;  // guards what follows
     Fd asking_;
     Clock::time_point asked_{};
     Clock::time_point next_{};

@@ -21,6 +21,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 from conftest import TESSERA  # noqa: E402
 from ddp_tutorial import ToyModel  # noqa: E402
 from observe_ddp import seed  # noqa: E402
+from patience import patience  # noqa: E402
 from torch_ranks import free_port, run_ranks  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
@@ -95,7 +96,13 @@ def finished(printed: str, what: str) -> list[int]:
 def test_the_tutorial_as_it_is(tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "ddp_tutorial.py"), "4"]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=280, cwd=tmp_path, env=environment(tmp_path), check=False
+        command,
+        capture_output=True,
+        text=True,
+        timeout=patience(280),
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert finished(done.stdout, "basic DDP") == [0, 1, 2, 3], done.stdout + done.stderr
@@ -115,7 +122,13 @@ def test_the_elastic_program_as_it_is(tmp_path: Path, launcher: str, ranks: int)
         where = ["--nnodes=1", f"--nproc_per_node={ranks}", f"--rdzv_endpoint=localhost:{free_port()}"]
         command = [*TORCHRUN, *where, str(HERE / "elastic_ddp.py")]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=280, cwd=tmp_path, env=environment(tmp_path), check=False
+        command,
+        capture_output=True,
+        text=True,
+        timeout=patience(280),
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert finished(done.stdout, "basic DDP") == list(range(ranks))
@@ -140,7 +153,7 @@ def test_the_elastic_program_on_two_nodes(tmp_path: Path) -> None:
         for node in range(2)
     ]
     try:
-        limit = time.monotonic() + 250
+        limit = time.monotonic() + patience(250)
         outputs = [agent.communicate(timeout=limit - time.monotonic())[0] for agent in agents]
     finally:
         for agent in agents:

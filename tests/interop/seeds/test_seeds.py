@@ -20,6 +20,7 @@ import dcp_load_plain  # noqa: E402
 import tessera as ts  # noqa: E402
 import tessera.torch.checkpoint as tcp  # noqa: E402
 from observe import loss_of  # noqa: E402
+from patience import patience  # noqa: E402
 from torch_ranks import free_port, run_ranks  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
@@ -32,7 +33,7 @@ def as_it_is(program: str, ranks: int, directory: Path) -> str:
         [sys.executable, str(HERE / f"{program}.py"), str(ranks)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=patience(200),
         cwd=directory,
         env=environment,
     )
@@ -85,7 +86,11 @@ def test_getting_started_as_it_is(tmp_path: Path, ranks: int) -> None:
     assert len(rank_files(tmp_path / "checkpoint")) == ranks
     as_it_is("dcp_load", ranks, tmp_path)
     done = subprocess.run(
-        [sys.executable, str(HERE / "dcp_load_plain.py")], capture_output=True, text=True, timeout=100, cwd=tmp_path
+        [sys.executable, str(HERE / "dcp_load_plain.py")],
+        capture_output=True,
+        text=True,
+        timeout=patience(100),
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -20,6 +20,7 @@
 #include "optim/sgd.hpp"
 #include "parallel/model.hpp"
 #include "ranks.hpp"
+#include "soon.hpp"
 #include "temporary_directory.hpp"
 #include "with_grads.hpp"
 
@@ -372,18 +373,16 @@ TEST(Ddp, FailedReductionPoisonsAndNamesItsCause) {
 }
 
 TEST(Ddp, ARankWhoseGradientsAreLateIsNamedAtTheDeadline) {
-    CommOptions options = test_options();
-    options.timeout = milliseconds{300};
-    const Outcomes outcomes = run_ranks(2, options, [](Communicator& comm) {
+    const Outcomes outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
         Model model = three_layers();
         Ddp ddp(shared(comm), model.params(), small_buckets);
         ddp.ready(2);
         if (comm.rank() == 0) {
+            comm.set_timeout(milliseconds{300});
             ddp.ready_all();
             ddp.wait();
         } else {
-            wait_until([&] { return comm.error().has_value(); }, Deadline::in(milliseconds{20000}),
-                       "the other's error");
+            wait_until([&] { return comm.error().has_value(); }, testing::soon(), "the other's error");
         }
     });
     ASSERT_TRUE(outcomes[0]);
@@ -435,7 +434,7 @@ void expect_a_step_that_was_disturbed_goes_on(DdpJoin join) {
         for (float& g : ddp.grad(0).as<float>()) g = static_cast<float>(comm.rank());
         for (float& g : ddp.grad(1).as<float>()) g = 7;  // which no rank has in this step
         if (comm.rank() == 1) {
-            wait_until([&] { return refused.load(); }, Deadline::in(milliseconds{20000}), "the refusals");
+            wait_until([&] { return refused.load(); }, testing::soon(), "the refusals");
             comm.run({});
             ddp.ready(0);
         } else {
@@ -449,7 +448,7 @@ void expect_a_step_that_was_disturbed_goes_on(DdpJoin join) {
                 comm.run({});
                 set_interrupt(nullptr, nullptr);
             });
-            wait_until([&] { return inside.load(); }, Deadline::in(milliseconds{20000}), "the other thread's call");
+            wait_until([&] { return inside.load(); }, testing::soon(), "the other thread's call");
             if (join == DdpJoin::off) {
                 ddp.ready(0);  // no bucket is full yet
             } else {

@@ -15,6 +15,7 @@
 #include "parallel/ddp/power_sgd.hpp"
 #include "parallel/model.hpp"
 #include "ranks.hpp"
+#include "soon.hpp"
 #include "with_grads.hpp"
 
 namespace tsr {
@@ -268,8 +269,7 @@ TEST(DdpStats, AReductionThatIsWaitedForIsExposed) {
         Ddp ddp(shared(comm), model.params(), small());
         std::atomic<bool> waited{false};
         ddp.set_hook([&](const BucketView& bucket) {
-            if (bucket.bucket == 1)
-                wait_until([&] { return waited.load(); }, Deadline::in(milliseconds{20000}), "wait");
+            if (bucket.bucket == 1) wait_until([&] { return waited.load(); }, testing::soon(), "wait");
         });
         ddp.ready_all();
         const testing::CallInInterrupt callback([] {}, waited);  // called when wait() has waited for 100 ms
@@ -568,7 +568,7 @@ TEST(DdpStepInBackward, ABucketIsUpdatedWhileOthersAreNotReadyYet) {
         optimizer.barrier()->add(watch);
         fill(ddp, 2, 1);
         ddp.ready(2);
-        wait_until([&] { return watch->changed(); }, Deadline::in(milliseconds{20000}), "the first bucket's update");
+        wait_until([&] { return watch->changed(); }, testing::soon(), "the first bucket's update");
         ddp.ready_all();
         ddp.wait();
         EXPECT_THAT(model.entries[2].values, Each(0.0F));

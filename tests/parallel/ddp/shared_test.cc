@@ -17,6 +17,7 @@
 #include "parallel/ddp/host_copy.hpp"
 #include "ranks.hpp"
 #include "shared_model.hpp"
+#include "soon.hpp"
 #include "temporary_directory.hpp"
 
 namespace tsr {
@@ -263,7 +264,7 @@ std::optional<Error> after_a_failure_at(size_t bucket, int64_t* step) {
         ++steps;
         EXPECT_THROW(make_step(ddp, *optimizer, comm.rank(), steps), Error);
         ++ended;
-        wait_until([&] { return ended.load() == 2; }, Deadline::in(milliseconds{20000}), "the other rank");
+        wait_until([&] { return ended.load() == 2; }, testing::soon(), "the other rank");
         if (comm.rank() != 0) return;
         try {
             *step = ddp.shared_step();
@@ -311,7 +312,7 @@ class Stopped final : public Communicator {
     void run(const Request& request) override {
         comm_.run(request);
         if (request.collective != Collective::barrier) return;
-        wait_until([&] { return comm_.error().has_value(); }, Deadline::in(milliseconds{20000}), "the other's abort");
+        wait_until([&] { return comm_.error().has_value(); }, testing::soon(), "the other's abort");
     }
     [[nodiscard]] int rank() const override { return comm_.rank(); }
     [[nodiscard]] int world_size() const override { return comm_.world_size(); }

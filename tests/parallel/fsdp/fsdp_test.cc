@@ -28,6 +28,7 @@
 #include "parallel/model.hpp"
 #include "ranks.hpp"
 #include "sanitized.hpp"
+#include "soon.hpp"
 #include "tensor/convert.hpp"
 
 namespace tsr {
@@ -1091,7 +1092,7 @@ TEST(Fsdp, AUnitBecomesWholeWhileAReductionWaitsForAnotherRank) {
         if (comm.rank() == 0) {
             is_whole = true;
         } else {
-            wait_until([&] { return is_whole.load(); }, Deadline::in(milliseconds{20000}), "rank 0's whole unit");
+            wait_until([&] { return is_whole.load(); }, testing::soon(), "rank 0's whole unit");
             fsdp.grads_ready(0);
         }
         fsdp.backward(1);
@@ -1103,12 +1104,11 @@ TEST(Fsdp, AUnitBecomesWholeWhileAReductionWaitsForAnotherRank) {
 }
 
 TEST(Fsdp, ARankThatLeavesOutTheBackwardOfAUnitIsNamedAtTheDeadline) {
-    CommOptions options = test_options();
-    options.timeout = milliseconds{1000};
     std::atomic<int> told{0};
-    expect_all_well(run_ranks(3, options, [&](Communicator& comm) {
+    expect_all_well(run_ranks(3, test_options(), [&](Communicator& comm) {
         Model model = equal_layers(2);
         Fsdp fsdp(shared(comm), a_unit_each(model), {});
+        comm.set_timeout(milliseconds{1000});
         const auto backward = [&](size_t unit) {
             fsdp.backward(unit);
             fsdp.unused(unit);
@@ -1117,7 +1117,7 @@ TEST(Fsdp, ARankThatLeavesOutTheBackwardOfAUnitIsNamedAtTheDeadline) {
         backward(1);
         if (comm.rank() == 1) {
             EXPECT_THAT(expect_error([&] { fsdp.wait(); }, Code::invalid_state).what(), HasSubstr("\"uw0\""));
-            wait_until([&] { return told.load() == 2; }, Deadline::in(milliseconds{20000}), "the others' errors");
+            wait_until([&] { return told.load() == 2; }, testing::soon(), "the others' errors");
             return;
         }
         const Error error = expect_error(
@@ -1172,7 +1172,7 @@ TEST(Fsdp, MemoryIsAnotherUnitsWhenAllRanksOfTheHostHaveLetGoOfIt) {
             set_interrupt(nullptr, nullptr);
         } else {
             // Long enough for the second unit's rows to be copied, were that not to wait for this rank.
-            wait_until([&] { return asked.load() >= 5; }, Deadline::in(milliseconds{20000}), "rank 1 waiting");
+            wait_until([&] { return asked.load() >= 5; }, testing::soon(), "rank 1 waiting");
             EXPECT_THAT(fsdp.whole(0).as<float>(), Each(0.0F));
             fsdp.reshard(0);
             fsdp.unshard(1);
@@ -1257,7 +1257,7 @@ TEST(Fsdp, WhatWasInterruptedGoesOn) {
         const auto late = [&] {
             if (comm.rank() == 0) return;
             const int before = interrupts;
-            wait_until([&] { return interrupts > before; }, Deadline::in(milliseconds{20000}), "an interrupt");
+            wait_until([&] { return interrupts > before; }, testing::soon(), "an interrupt");
         };
         const auto call = [&](const std::function<void()>& what) {
             if (comm.rank() == 1) return what();

@@ -7,6 +7,7 @@
 
 #include "mlp.hpp"
 #include "parallel/fsdp/fsdp.hpp"
+#include "patience.hpp"
 #include "ranks.hpp"
 
 namespace tsr {
@@ -20,7 +21,7 @@ using testing::shared;
 
 // Ranks of which each `each` that follow each other are on a host.
 testing::Outcomes run_on_hosts(int ranks, int each, const std::function<void(Communicator&)>& body) {
-    const auto store = make_memory_store(milliseconds{30000});
+    const auto store = make_memory_store(testing::patience(milliseconds{30000}));
     return testing::run_threads(ranks, [&](int rank) {
         CommOptions options = testing::test_options("auto");  // also where other tests run over gloo
         options.host_id = std::to_string(rank / each);

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
-use common::{block_on, ranks, DEADLINE};
+use common::{block_on, deadline, ranks};
 use tessera::{
     params, AdamW, Bool, Checkpoint, Code, Comm, DType, Ddp, ExportOptions, Layout, LoadOptions, LoadReport, Local,
     Optimizer, Phase, Placement, Region, Sampler, Saver, State, Tensor, Value, Verify,
@@ -57,7 +57,7 @@ fn training_goes_on_as_if_it_had_never_stopped() {
     ranks(2, |comm| {
         let mut trainer = Trainer::new(&comm);
         let mut state = trainer.state();
-        let saver = Saver::at(&comm, folder.path()).keep_latest(1).timeout(DEADLINE).open().unwrap();
+        let saver = Saver::at(&comm, folder.path()).keep_latest(1).timeout(deadline()).open().unwrap();
         assert_eq!(saver.resume(&mut state).unwrap(), 0);
         (0..4).for_each(|_| trainer.step());
         saver.save(4, &state).unwrap();
@@ -176,8 +176,8 @@ fn the_copy_is_saved_while_training_goes_on() {
         trainer.step();
         let (sender, receiver) = mpsc::channel();
         save.on_done(move |result| sender.send(result).unwrap());
-        assert!(save.wait_for(DEADLINE).unwrap() && save.is_done().unwrap());
-        assert_eq!(receiver.recv_timeout(DEADLINE).unwrap(), Ok(()));
+        assert!(save.wait_for(deadline()).unwrap() && save.is_done().unwrap());
+        assert_eq!(receiver.recv_timeout(deadline()).unwrap(), Ok(()));
         block_on(save).unwrap(); // no runtime
         block_on(saver.save_async(2, &trainer.state()).unwrap()).unwrap();
         saver.save_async(3, &trainer.state()).unwrap().wait().unwrap();
@@ -202,7 +202,7 @@ fn a_dropped_saver_does_not_wait_for_its_save_which_is_finished() {
         let mut save = saver.save_async(step, &state).unwrap();
         drop(saver);
         let went_on = !save.is_done().unwrap();
-        assert!(save.wait_for(DEADLINE).unwrap());
+        assert!(save.wait_for(deadline()).unwrap());
         save.wait().unwrap();
         assert_eq!(Checkpoint::open(folder.path().join(step.to_string())).unwrap().step().unwrap(), step);
         went_on
@@ -355,7 +355,7 @@ fn a_checkpoint_is_exported_by_one_process_or_by_all_ranks() {
     for format in ["torch_dcp", "torch_save"] {
         let together = folder.path().join(format);
         ranks(2, |comm| {
-            let options = ExportOptions::new().under("model.").format(format).timeout(DEADLINE);
+            let options = ExportOptions::new().under("model.").format(format).timeout(deadline());
             Checkpoint::open(&root).unwrap().export(&together, Some(&comm), &options).unwrap();
         });
         assert_eq!(read(&together), whole);
@@ -584,7 +584,7 @@ fn ranks_with_other_states_are_a_mismatch() {
     let folder = tempfile::tempdir().unwrap();
     let errors = ranks(2, |comm| {
         let tensor = Tensor::zeros(DType::F32, [2 + comm.rank().unwrap()]).unwrap();
-        let saver = Saver::at(&comm, folder.path()).timeout(DEADLINE).open().unwrap();
+        let saver = Saver::at(&comm, folder.path()).timeout(deadline()).open().unwrap();
         saver.save(1, &State::new().with("w", &tensor)).unwrap_err()
     });
     assert!(errors.iter().all(|error| error.code() == Code::Mismatch), "{errors:?}");

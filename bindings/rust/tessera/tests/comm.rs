@@ -7,7 +7,7 @@ use std::sync::{mpsc, Arc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{alone, block_on, options, ranks, ranks_with, serve, DEADLINE};
+use common::{alone, block_on, deadline, options, ranks, ranks_with, serve};
 use tessera::{Code, Comm, CommOptions, Element, Mesh, ReduceOp, Store, Work};
 
 fn assert_send<T: Send>() {}
@@ -137,7 +137,7 @@ fn every_collective(comm: &Comm) {
 
 #[test]
 fn every_collective_works_over_shm() {
-    ranks_with(3, &CommOptions::new().backend("shm").timeout(DEADLINE), |comm| {
+    ranks_with(3, &CommOptions::new().backend("shm").timeout(deadline()), |comm| {
         assert_eq!(comm.transport().unwrap(), "shm");
         every_collective(&comm);
         comm.finalize().unwrap();
@@ -146,7 +146,7 @@ fn every_collective_works_over_shm() {
 
 #[test]
 fn every_collective_works_over_gloo() {
-    ranks_with(3, &CommOptions::new().backend("gloo").timeout(DEADLINE), |comm| {
+    ranks_with(3, &CommOptions::new().backend("gloo").timeout(deadline()), |comm| {
         assert_eq!(comm.transport().unwrap(), "gloo");
         every_collective(&comm);
         comm.finalize().unwrap();
@@ -199,7 +199,7 @@ fn a_future_is_woken_when_the_peer_comes() {
             go.send(()).unwrap();
             assert_eq!(block_on(received).unwrap(), b"abc");
         } else {
-            wait.lock().unwrap().recv_timeout(DEADLINE).unwrap();
+            wait.lock().unwrap().recv_timeout(deadline()).unwrap();
             comm.send(b"abc", 0, 0).unwrap();
         }
     });
@@ -234,7 +234,7 @@ fn dropped_work_goes_on_and_frees_its_buffers_at_the_end() {
             drop(comm.recv_async(Counted(vec![0.0; 1000], Arc::clone(&freed)), 1, 0).unwrap());
             assert_eq!(freed.load(Ordering::SeqCst), 0, "freed while the library may write to it");
             comm.barrier().unwrap();
-            let until = Instant::now() + DEADLINE;
+            let until = Instant::now() + deadline();
             while freed.load(Ordering::SeqCst) == 0 && Instant::now() < until {
                 thread::yield_now();
             }
@@ -265,7 +265,7 @@ fn work_outlives_its_communicator() {
             comm.all_reduce_async(vec![0.0f32; 10], ReduceOp::Sum).unwrap()
         };
         drop(comm);
-        assert!(work.wait_for(DEADLINE).is_err());
+        assert!(work.wait_for(deadline()).is_err());
         assert!(work.wait().is_err());
     });
 }
@@ -276,11 +276,11 @@ fn callbacks_run_once_and_their_panics_stay_inside() {
         let (sender, receiver) = mpsc::channel();
         let mut work = comm.all_reduce_async(vec![1i32; 8], ReduceOp::Sum).unwrap();
         work.on_done(move |result| sender.send(result).unwrap());
-        assert_eq!(receiver.recv_timeout(DEADLINE).unwrap(), Ok(()));
+        assert_eq!(receiver.recv_timeout(deadline()).unwrap(), Ok(()));
         assert_eq!(work.wait().unwrap(), [2; 8]);
 
         let mut late = comm.barrier_async().unwrap();
-        assert!(late.wait_for(DEADLINE).unwrap());
+        assert!(late.wait_for(deadline()).unwrap());
         late.on_done(|_| panic!("a callback that panics (expected in this test)"));
         comm.barrier().unwrap();
     });
@@ -314,7 +314,7 @@ fn groups_and_meshes_divide_the_ranks() {
         let rank = comm.rank().unwrap();
         let pair = comm.split(Some(rank % 2), 10 - rank).unwrap().unwrap();
         assert_eq!((pair.world_size().unwrap(), pair.rank().unwrap()), (2, usize::from(rank < 2)));
-        let one = comm.split_with((rank == 3).then_some(0), 0, &CommOptions::new().name("one").timeout(DEADLINE));
+        let one = comm.split_with((rank == 3).then_some(0), 0, &CommOptions::new().name("one").timeout(deadline()));
         assert_eq!(one.unwrap().is_some(), rank == 3);
 
         let mesh = Mesh::new(&comm, &[("dp", 2), ("tp", 2)]).unwrap();
@@ -413,7 +413,7 @@ fn any_thread_can_abort() {
         assert_eq!(error.code(), Code::Aborted);
         assert!(format!("{error:?}").contains("the watchdog barked"), "{error:?}");
     }
-    assert!(begun.elapsed() < DEADLINE);
+    assert!(begun.elapsed() < deadline());
 }
 
 #[test]
@@ -436,7 +436,7 @@ fn a_late_rank_is_named_at_the_deadline() {
             assert!(error.message().contains("rank 1"), "{error}");
             done.send(()).unwrap();
         } else {
-            wait.lock().unwrap().recv_timeout(DEADLINE).unwrap(); // never enters
+            wait.lock().unwrap().recv_timeout(deadline()).unwrap(); // never enters
         }
     });
 }
@@ -457,7 +457,7 @@ fn an_operation_keeps_the_deadline_that_it_was_issued_under() {
             assert!(error.message().contains("timed out after 0.25 s"), "{error}");
             done.send(()).unwrap();
         } else {
-            wait.lock().unwrap().recv_timeout(DEADLINE).unwrap(); // never enters
+            wait.lock().unwrap().recv_timeout(deadline()).unwrap(); // never enters
         }
     });
 }
@@ -512,7 +512,7 @@ fn a_waiting_call_can_be_interrupted() {
             assert_eq!(error.unwrap_err().code(), Code::Interrupted);
             done.send(()).unwrap();
         } else {
-            wait.lock().unwrap().recv_timeout(DEADLINE).unwrap();
+            wait.lock().unwrap().recv_timeout(deadline()).unwrap();
         }
     });
 }
@@ -529,7 +529,7 @@ fn a_panic_in_the_interrupt_callback_comes_out_behind_the_call() {
             assert_eq!(*caught.unwrap_err().downcast_ref::<&str>().unwrap(), "expected in this test");
             done.send(()).unwrap();
         } else {
-            wait.lock().unwrap().recv_timeout(DEADLINE).unwrap();
+            wait.lock().unwrap().recv_timeout(deadline()).unwrap();
         }
     });
 }

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{options, ranks, serve, DEADLINE};
+use common::{deadline, options, ranks, serve};
 use tessera::{
     params, units, Adam, AdamW, CallbackResult, Checkpoint, Code, Comm, DType, Ddp, DdpJoin, DdpOptions, ExportOptions,
     Fsdp, GradScaler, Layout, Level, LoadOptions, Local, Mesh, ObjectStorage, Placement, ReduceOp, Region, Sampler,
@@ -78,7 +78,7 @@ fn store() {
     store.set("key", b"1").unwrap();
     assert_eq!(store.add("key", 1).unwrap(), 2);
     assert!(store.compare_set("key", Some(b"2"), b"3").unwrap());
-    store.wait("key", Some(DEADLINE)).unwrap();
+    store.wait("key", Some(deadline())).unwrap();
     assert_eq!(store.get("key").unwrap().unwrap(), b"3");
     assert!(store.delete("key").unwrap());
     drop((store, server));
@@ -114,14 +114,14 @@ fn collectives(comm: &Comm) {
     }
     let mut work = comm.barrier_async().unwrap();
     work.on_done(|result| assert_eq!(result, Ok(())));
-    assert!(work.wait_for(DEADLINE).unwrap() && work.is_done().unwrap() && work.error().unwrap().is_none());
+    assert!(work.wait_for(deadline()).unwrap() && work.is_done().unwrap() && work.error().unwrap().is_none());
     tessera::with_interrupt(|| false, || comm.barrier()).unwrap();
     let mut plan =
         comm.prepare(tessera::Collective::AllReduce, vec![], vec![vec![1.0f32; 3]], ReduceOp::Sum, 0).unwrap();
     plan.run().unwrap();
     plan.start().unwrap();
     plan.wait().unwrap();
-    assert!(plan.wait_for(DEADLINE).unwrap());
+    assert!(plan.wait_for(deadline()).unwrap());
     assert_eq!(plan.outputs().unwrap()[0], [4.0; 3]);
     assert!(plan.inputs().unwrap().is_empty());
     drop(plan);

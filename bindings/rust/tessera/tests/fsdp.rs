@@ -7,7 +7,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use common::{alone, ranks, DEADLINE};
+use common::{alone, deadline, ranks};
 use tessera::{
     params, units, Adam, AdamW, Checkpoint, Code, Comm, DType, Fsdp, FsdpOptions, FsdpUnit, Optimizer, ReduceOp, Saver,
     Sgd, State, Tensor, UnitPhase, Units,
@@ -43,7 +43,7 @@ fn expect_shard_grads(fsdp: &Fsdp, value: f32) {
 fn until(done: impl Fn() -> bool) {
     let begun = Instant::now();
     while !done() {
-        assert!(begun.elapsed() < DEADLINE, "it was never done");
+        assert!(begun.elapsed() < deadline(), "it was never done");
         std::thread::yield_now();
     }
 }

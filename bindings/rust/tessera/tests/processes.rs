@@ -1,6 +1,8 @@
 //! Ranks as processes, and what happens when one ends. Without the usual harness: this program is also the ranks that it
 //! starts (`TESSERA_TEST_RANK` says as what), and what counts may come after `main` has returned.
 
+mod common;
+
 use std::env;
 use std::io::Read;
 use std::panic;
@@ -8,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use common::{deadline, patience};
 use tessera::{Checkpoint, Code, Comm, CommOptions, DType, ReduceOp, Saver, State, Store, StoreOptions, Tensor};
 
 const ROLE: &str = "TESSERA_TEST_RANK";
 const FOLDER: &str = "TESSERA_TEST_FOLDER";
-const DEADLINE: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
     match env::var(ROLE).as_deref() {
@@ -114,9 +116,9 @@ fn fills_the_disk() -> ExitCode {
 // A rank that dies is named by the others long before any deadline.
 
 fn joined(rank: usize) -> (Store, Comm) {
-    let options = StoreOptions::new().token("5a".repeat(32)).timeout(DEADLINE);
+    let options = StoreOptions::new().token("5a".repeat(32)).timeout(deadline());
     let store = Store::open(&format!("file://{}", env::var(FOLDER).unwrap()), &options).unwrap();
-    let comm = Comm::create(&store, rank, 2, &CommOptions::new().timeout(10 * DEADLINE)).unwrap();
+    let comm = Comm::create(&store, rank, 2, &CommOptions::new().timeout(10 * deadline())).unwrap();
     (store, comm)
 }
 
@@ -129,9 +131,9 @@ fn a_killed_rank_is_named_within_seconds() {
     peer.kill().unwrap(); // SIGKILL
     peer.wait().unwrap();
     let died = Instant::now();
-    let error = work.wait_for(DEADLINE).unwrap_err();
+    let error = work.wait_for(deadline()).unwrap_err();
     assert_eq!((error.code(), error.peer()), (Code::PeerLost, Some(1)), "{error:?}");
-    assert!(died.elapsed() < Duration::from_secs(3), "noticed after {:?}", died.elapsed());
+    assert!(died.elapsed() < patience(Duration::from_secs(3)), "noticed after {:?}", died.elapsed());
     assert_eq!(comm.barrier().unwrap_err().code(), Code::Aborted);
 }
 
@@ -300,7 +302,7 @@ fn is_stopped() -> ExitCode {
     std::fs::write(Path::new(&env::var(FOLDER).unwrap()).join("started"), "").unwrap();
     let begun = Instant::now();
     while !tessera::preempt_requested() {
-        assert!(begun.elapsed() < DEADLINE, "never asked to stop");
+        assert!(begun.elapsed() < deadline(), "never asked to stop");
         comm.barrier().unwrap();
         std::thread::yield_now();
     }
@@ -312,7 +314,7 @@ fn is_stopped() -> ExitCode {
 fn until(process: &mut Child, mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {
-        assert!(begun.elapsed() < DEADLINE && process.try_wait().unwrap().is_none());
+        assert!(begun.elapsed() < deadline() && process.try_wait().unwrap().is_none());
         std::thread::yield_now();
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc, Mutex};
 
-use common::{ranks, DEADLINE};
+use common::{deadline, ranks};
 use tessera::{
     params, AdamW, Checkpoint, Code, LoadOptions, Local, Phase, Progress, Saver, State, Tensor, Verify, WhenBusy,
 };
@@ -38,7 +38,7 @@ fn gate() -> (impl Fn(Progress) + Send + Sync, mpsc::Receiver<()>, mpsc::Sender<
         let taken = first.lock().unwrap().take();
         if let Some((reached, is_open)) = taken {
             reached.send(()).unwrap();
-            is_open.recv_timeout(DEADLINE).unwrap();
+            is_open.recv_timeout(deadline()).unwrap();
         }
     };
     (hold, is_reached, open)
@@ -106,7 +106,7 @@ fn a_busy_saver_can_refuse() {
     let weight = tensor(7.0);
     let state = State::new().with("weight", &weight);
     let save = saver.save_async(1, &state).unwrap();
-    reached.recv_timeout(DEADLINE).unwrap();
+    reached.recv_timeout(deadline()).unwrap();
     assert_eq!(saver.save_async(2, &state).unwrap_err().code(), Code::NotReady);
     open.send(()).unwrap();
     save.wait().unwrap();
@@ -123,7 +123,7 @@ fn a_newer_save_can_replace_the_one_that_waits() {
     let weight = tensor(7.0);
     let state = State::new().with("weight", &weight);
     let first = saver.save_async(1, &state).unwrap();
-    reached.recv_timeout(DEADLINE).unwrap();
+    reached.recv_timeout(deadline()).unwrap();
     let second = saver.save_async(2, &state).unwrap();
     let third = saver.save_async(3, &state).unwrap();
     assert_eq!(second.wait().unwrap_err().code(), Code::Aborted);
@@ -186,7 +186,7 @@ fn what_an_optimizer_owns_is_copied_before_its_next_step_changes_it() {
     let saver = unsafe { Saver::alone(folder.path()).copy_on_demand(true) };
     let saver = saver.when_busy(WhenBusy::Replace).progress(hold).open().unwrap();
     saver.save_async(1, &state).unwrap();
-    reached.recv_timeout(DEADLINE).unwrap();
+    reached.recv_timeout(deadline()).unwrap();
     model.grad_mut(0).unwrap().fill(1.0);
     opt.step().unwrap();
     let expected = model.param(0).unwrap().to_vec();
@@ -211,7 +211,7 @@ fn what_is_written_after_the_first_fence_is_not_saved() {
     let saver = unsafe { Saver::alone(folder.path()).copy_on_demand(true) };
     let saver = saver.progress(hold).open().unwrap();
     let mut save = saver.save_async(1, &state).unwrap();
-    assert!(save.staged().wait_for(DEADLINE).unwrap());
+    assert!(save.staged().wait_for(deadline()).unwrap());
     assert!(!save.is_done().unwrap());
     model.param_mut(0).unwrap().fill(-1.0);
     open.send(()).unwrap();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc};
 use std::time::Instant;
 
-use common::{alone, ranks, serve, DEADLINE};
+use common::{alone, deadline, ranks, serve};
 use tessera::{params, Code, Comm, DType, Ddp, ReduceOp, Sampler, Saver, Sgd, State, Store, Tensor};
 
 /// Runs `wait` on rank 0, and `inside` once in an interrupt callback of it; rank 1 runs `arrive` after that.
@@ -31,7 +31,7 @@ fn inside_of<R>(comm: &Comm, called: &AtomicBool, wait: impl FnOnce() -> R, insi
 fn until(called: &AtomicBool) {
     let begun = Instant::now();
     while !called.load(Ordering::SeqCst) {
-        assert!(begun.elapsed() < DEADLINE, "the callback was never called");
+        assert!(begun.elapsed() < deadline(), "the callback was never called");
         std::thread::yield_now();
     }
 }
@@ -148,11 +148,11 @@ fn panics_that_panic_again_stay_inside_their_callbacks() {
         comm.barrier().unwrap();
         assert_eq!(work.wait().unwrap(), [2.0; 4]);
     });
-    receiver.recv_timeout(DEADLINE).unwrap();
+    receiver.recv_timeout(deadline()).unwrap();
 
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&format!("file://{}", folder.path().display()), &common::options()).unwrap();
-    let never = || store.wait("never", Some(DEADLINE)).unwrap_err().code();
+    let never = || store.wait("never", Some(deadline())).unwrap_err().code();
     let body = || tessera::with_interrupt(|| panic_twice(), || assert_eq!([never(), never()], [Code::Interrupted; 2]));
     let first = panic::catch_unwind(panic::AssertUnwindSafe(body)).unwrap_err();
     mem::forget(first);
@@ -174,7 +174,7 @@ fn the_logs_callback_may_panic_and_replace_itself() {
     })
     .unwrap();
     log_a_line();
-    assert_eq!(receiver.recv_timeout(DEADLINE).unwrap(), "panics");
+    assert_eq!(receiver.recv_timeout(deadline()).unwrap(), "panics");
 
     let captured = Arc::new(String::from("still there"));
     tessera::set_log_callback(move |_, _| {
@@ -183,7 +183,7 @@ fn the_logs_callback_may_panic_and_replace_itself() {
     })
     .unwrap();
     log_a_line();
-    assert_eq!(receiver.recv_timeout(DEADLINE).unwrap(), "still there");
+    assert_eq!(receiver.recv_timeout(deadline()).unwrap(), "still there");
 }
 
 #[test]
@@ -198,14 +198,14 @@ fn a_completion_callback_may_be_the_last_owner() {
             drop(saver);
             saved.send(()).unwrap();
         });
-        receiver.recv_timeout(DEADLINE).unwrap();
+        receiver.recv_timeout(deadline()).unwrap();
         comm.barrier().unwrap();
         let mut work = comm.barrier_async().unwrap();
         work.on_done(move |_| {
             drop(comm);
             sender.send(()).unwrap();
         });
-        receiver.recv_timeout(DEADLINE)
+        receiver.recv_timeout(deadline())
     });
     assert_eq!(done, [Ok(()); 2]);
 }

@@ -7,7 +7,7 @@ use std::io;
 use std::rc::Rc;
 use std::thread;
 
-use common::{alone, ranks, DEADLINE};
+use common::{alone, deadline, ranks};
 use tessera::{
     CallbackResult, Checkpoint, Code, LoadOptions, Native, Sampler, Saver, State, StateDict, Stateful, Tensor, Value,
 };
@@ -243,7 +243,7 @@ fn the_failure_of_one_rank_is_the_same_error_on_all() {
     ranks(2, |comm| {
         let object = loader([("epoch", Value::Int(3))]);
         let mut state = State::new().with("loader", &object);
-        let saver = Saver::at(&comm, folder.path()).timeout(DEADLINE).open().unwrap();
+        let saver = Saver::at(&comm, folder.path()).timeout(deadline()).open().unwrap();
         let fails = comm.rank().unwrap() == 1;
         let hook = move || -> Hook<'static> {
             Box::new(move || if fails { Err(io::Error::other("the queue is gone").into()) } else { Ok(()) })

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use common::{ranks, DEADLINE};
+use common::{deadline, ranks};
 use object_store::{local::LocalFileSystem, memory::InMemory, ObjectStore};
 use tessera::{
     CallbackResult, Checkpoint, Code, Comm, DType, KeyStatus, Layout, LoadOptions, Native, ObjectStorage, Placement,
@@ -39,7 +39,7 @@ fn of_ones() -> State<'static> {
 fn save_and_load(storage: &Arc<impl Storage>) {
     ranks(3, |comm| {
         let saver =
-            Saver::at(&comm, "runs/a").storage(storage.clone()).keep_latest(2).timeout(DEADLINE).open().unwrap();
+            Saver::at(&comm, "runs/a").storage(storage.clone()).keep_latest(2).timeout(deadline()).open().unwrap();
         for step in 1..=3u8 {
             let (state, _) = rows(&comm, COLUMNS, step.into());
             if step % 2 == 0 {
@@ -50,7 +50,7 @@ fn save_and_load(storage: &Arc<impl Storage>) {
         }
     });
     ranks(2, |comm| {
-        let saver = Saver::at(&comm, "runs/a").storage(storage.clone()).timeout(DEADLINE).open().unwrap();
+        let saver = Saver::at(&comm, "runs/a").storage(storage.clone()).timeout(deadline()).open().unwrap();
         let (mut state, part) = rows(&comm, COLUMNS, 0.0);
         let expected: Vec<f32> = part.to_vec::<f32>().unwrap().iter().map(|element| element + 3.0).collect();
         assert_eq!(saver.resume(&mut state).unwrap(), 3);
@@ -240,7 +240,7 @@ fn what_a_method_fails_with_is_told_on_every_rank() {
         for (failure, code) in failures {
             let storage = Arc::new(Map::default());
             ranks(2, |comm| {
-                let saver = Saver::at(&comm, "r").storage(storage.clone()).timeout(DEADLINE).open().unwrap();
+                let saver = Saver::at(&comm, "r").storage(storage.clone()).timeout(deadline()).open().unwrap();
                 let (state, _) = rows(&comm, 64, 1.0);
                 saver.save(1, &state).unwrap();
                 comm.barrier().unwrap();

@@ -5,7 +5,7 @@ mod common;
 use std::thread;
 use std::time::Duration;
 
-use common::{options, serve, DEADLINE};
+use common::{deadline, options, serve};
 use tessera::{Code, Store, StoreOptions, StoreServer};
 
 fn every_operation(store: &Store) {
@@ -55,7 +55,7 @@ fn many_threads_share_one_connection() {
     let (_server, uri) = serve();
     let store = Store::open(&uri, &options()).unwrap();
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| store.wait("ready", Some(DEADLINE)).unwrap());
+        let waiting = scope.spawn(|| store.wait("ready", Some(deadline())).unwrap());
         for _ in 0..4 {
             scope.spawn(|| (0..50).for_each(|_| assert!(store.add("sum", 1).unwrap() > 0)));
         }
@@ -85,10 +85,10 @@ fn without_a_token_there_is_advice() {
 #[test]
 fn another_job_or_epoch_is_refused() {
     let (_server, uri) = serve();
-    let patience = Duration::from_secs(5);
-    let other_job = StoreOptions::new().token("5a".repeat(32)).job_id("another").timeout(patience);
+    let limit = Duration::from_secs(5);
+    let other_job = StoreOptions::new().token("5a".repeat(32)).job_id("another").timeout(limit);
     assert!(Store::open(&uri, &other_job).is_err());
-    let other_epoch = StoreOptions::new().token("5a".repeat(32)).epoch(3).timeout(patience);
+    let other_epoch = StoreOptions::new().token("5a".repeat(32)).epoch(3).timeout(limit);
     assert!(Store::open(&uri, &other_epoch).is_err());
 }
 
@@ -114,7 +114,7 @@ fn an_address_in_use_and_a_wrong_one_are_named() {
 
 #[test]
 fn an_insecure_store_needs_no_token() {
-    let open = StoreOptions::new().insecure(true).timeout(DEADLINE);
+    let open = StoreOptions::new().insecure(true).timeout(deadline());
     let server = StoreServer::bind("127.0.0.1", 0, &open).unwrap();
     let store = Store::open(&format!("tcp://127.0.0.1:{}", server.port().unwrap()), &open).unwrap();
     store.set("a", b"1").unwrap();

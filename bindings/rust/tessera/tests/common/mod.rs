@@ -1,6 +1,7 @@
 //! Ranks as threads, each with a communicator of its own, over one store.
 #![allow(dead_code)]
 
+use std::env;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -10,7 +11,17 @@ use std::time::Duration;
 
 use tessera::{Comm, CommOptions, Store, StoreOptions, StoreServer};
 
-pub const DEADLINE: Duration = Duration::from_secs(30);
+/// How long tests wait for what has to happen, on a machine that may be slow: what tests/patience.hpp is in C++. A timeout
+/// that is itself under test stays as it is.
+pub fn patience(span: Duration) -> Duration {
+    let factor = env::var("TESSERA_TEST_PATIENCE").map_or(1.0, |given| given.parse().unwrap());
+    assert!(factor >= 1.0, "TESSERA_TEST_PATIENCE is {factor}; at least 1");
+    span.mul_f64(factor)
+}
+
+pub fn deadline() -> Duration {
+    patience(Duration::from_secs(30))
+}
 
 /// Serves a store on loopback that all who know `options()` may use.
 pub fn serve() -> (StoreServer, String) {
@@ -20,12 +31,12 @@ pub fn serve() -> (StoreServer, String) {
 }
 
 pub fn options() -> StoreOptions {
-    StoreOptions::new().token("5a".repeat(32)).timeout(DEADLINE)
+    StoreOptions::new().token("5a".repeat(32)).timeout(deadline())
 }
 
 /// Runs `body` on `n` ranks and returns what each returned. A rank that panics fails the test.
 pub fn ranks<R: Send>(n: usize, body: impl Fn(Comm) -> R + Sync) -> Vec<R> {
-    ranks_with(n, &CommOptions::new().timeout(DEADLINE), body)
+    ranks_with(n, &CommOptions::new().timeout(deadline()), body)
 }
 
 pub fn ranks_with<R: Send>(n: usize, settings: &CommOptions, body: impl Fn(Comm) -> R + Sync) -> Vec<R> {
@@ -47,7 +58,7 @@ pub fn ranks_with<R: Send>(n: usize, settings: &CommOptions, body: impl Fn(Comm)
 pub fn alone() -> Comm {
     let (_server, uri) = serve();
     let store = Store::open(&uri, &options()).unwrap();
-    Comm::create(&store, 0, 1, &CommOptions::new().timeout(DEADLINE)).unwrap()
+    Comm::create(&store, 0, 1, &CommOptions::new().timeout(deadline())).unwrap()
 }
 
 /// Polls a future to its end on this thread, without any runtime.
@@ -63,7 +74,7 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     loop {
         match future.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(output) => return output,
-            Poll::Pending => thread::park_timeout(DEADLINE),
+            Poll::Pending => thread::park_timeout(deadline()),
         }
     }
 }

@@ -137,7 +137,7 @@ class CheckpointTest {
                     saves.add(saver.saveAsync(step + 1, state.metric("loss", 1.0 / (step + 1))));
                 }
                 for (int i = 0; i < saves.size(); ++i) {
-                    assertEquals(i + 1, saves.get(i).get(20, TimeUnit.SECONDS).step());
+                    assertEquals(i + 1, saves.get(i).get(Patience.seconds(20), TimeUnit.SECONDS).step());
                 }
                 saver.await();
                 comm.barrier();
@@ -307,7 +307,7 @@ class CheckpointTest {
             try (Checkpoint checkpoint = Checkpoint.open(root)) {
                 for (Path path : List.of(together, file)) {
                     checkpoint.export(comm, path,
-                            new ExportOptions().format(path.getFileName().toString()).under("").timeout(Duration.ofSeconds(30)));
+                            new ExportOptions().format(path.getFileName().toString()).under("").timeout(Patience.of(Duration.ofSeconds(30))));
                 }
             }
         });

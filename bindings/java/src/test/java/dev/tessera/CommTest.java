@@ -181,7 +181,7 @@ class CommTest {
                     r == 0 ? comm.sendAsync(floats(9), 1, 0) : comm.receiveAsync(received, 0, 0),
                     comm.barrierAsync());
             for (Work work : works) {
-                work.toFuture().get(20, TimeUnit.SECONDS);
+                work.toFuture().get(Patience.seconds(20), TimeUnit.SECONDS);
                 assertTrue(work.isDone());
                 assertNull(work.error());
                 work.await();
@@ -218,7 +218,7 @@ class CommTest {
                 comm.allReduce(one, ReduceOp.SUM);
                 return one.floats().get(0);
             });
-            assertEquals(2f, next.get(20, TimeUnit.SECONDS));
+            assertEquals(2f, next.get(Patience.seconds(20), TimeUnit.SECONDS));
         });
     }
 
@@ -473,7 +473,7 @@ class CommTest {
                     work.close(); // forgotten: the future still hears of it
                     comm.abort("enough");
                     final Throwable cause = assertThrows(CompletionException.class,
-                            () -> future.orTimeout(20, TimeUnit.SECONDS).join()).getCause();
+                            () -> future.orTimeout(Patience.seconds(20), TimeUnit.SECONDS).join()).getCause();
                     assertEquals(TesseraAbortedException.class, cause.getClass(), cause::toString);
                 }
                 store.set("done " + rank, new byte[0]);

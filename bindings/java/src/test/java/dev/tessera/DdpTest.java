@@ -433,7 +433,7 @@ class DdpTest {
                     ddp.await();
                 });
                 failed.countDown();
-                assertTrue(failed.await(20, TimeUnit.SECONDS));
+                assertTrue(failed.await(Patience.seconds(20), TimeUnit.SECONDS));
                 final TesseraException torn = assertThrows(TesseraCorruptException.class, ddp::sharedStep);
                 assertTrue(torn.getMessage().contains("that of place 0 is between step 0 and step 1"), torn.getMessage());
                 assertEquals(0, sgd.steps());

@@ -288,7 +288,7 @@ class FsdpTest {
                 }
                 final Fsdp.Pass pass = fsdp.backward("head");
                 if (comm.rank() == 1) {
-                    assertTrue(refused.await(20, TimeUnit.SECONDS));
+                    assertTrue(refused.await(Patience.seconds(20), TimeUnit.SECONDS));
                 }
                 pass.grad("h").put(0, 3 + comm.rank());
                 final Work sum = comm.allReduceAsync(pass.gradTensor("h"), ReduceOp.SUM);
@@ -408,7 +408,7 @@ class FsdpTest {
                     assertThrows(IllegalStateException.class, () -> fsdp.backward("body"));
                     closed.countDown();
                 } else {
-                    assertTrue(closed.await(20, TimeUnit.SECONDS));
+                    assertTrue(closed.await(Patience.seconds(20), TimeUnit.SECONDS));
                 }
             }
             if (comm.rank() == 0) {
@@ -875,10 +875,10 @@ class FsdpTest {
         Ranks.run(2, comm -> {
             try (Fsdp fsdp = Fsdp.create(comm, odd(1))) {
                 if (comm.rank() == 1) {
-                    assertTrue(interrupted.await(20, TimeUnit.SECONDS));
+                    assertTrue(interrupted.await(Patience.seconds(20), TimeUnit.SECONDS));
                     backward(fsdp, 1, 3);
                     backward(fsdp, 0, 3);
-                    assertTrue(ended.await(20, TimeUnit.SECONDS));
+                    assertTrue(ended.await(Patience.seconds(20), TimeUnit.SECONDS));
                     fsdp.await();
                 } else {
                     Thread.currentThread().interrupt();
@@ -1312,7 +1312,7 @@ class FsdpTest {
             assertEquals(2, sides.length, message);
             assertTrue(sides[0].contains(said.get(0)) && sides[1].contains(said.get(1)), message);
             failed.countDown();
-            assertTrue(failed.await(20, TimeUnit.SECONDS));
+            assertTrue(failed.await(Patience.seconds(20), TimeUnit.SECONDS));
         });
     }
 
@@ -1324,7 +1324,7 @@ class FsdpTest {
             try (Fsdp fsdp = Fsdp.create(comm, odd(1), new FsdpOptions().forwardPrefetch(0))) {
                 final TesseraException error = assertThrows(TesseraException.class, () -> fsdp.forward(comm.rank()));
                 failed.countDown();
-                assertTrue(failed.await(20, TimeUnit.SECONDS));
+                assertTrue(failed.await(Patience.seconds(20), TimeUnit.SECONDS));
                 if (error instanceof TesseraMismatchException) {
                     told.add(error.getMessage());
                 } else {
@@ -1349,7 +1349,7 @@ class FsdpTest {
                 fsdp.await();
                 assertThrows(TesseraException.class, () -> fsdp.forward(comm.rank()));
                 failed.countDown();
-                assertTrue(failed.await(20, TimeUnit.SECONDS));
+                assertTrue(failed.await(Patience.seconds(20), TimeUnit.SECONDS));
                 final Map<String, Executable> calls = new LinkedHashMap<>();
                 calls.put("forward", () -> fsdp.forward(0));
                 calls.put("backward", () -> fsdp.backward(0));

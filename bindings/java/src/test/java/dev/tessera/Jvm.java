@@ -48,7 +48,7 @@ final class Jvm {
                 builder.environment().put(entry.substring(0, entry.indexOf('=')), entry.substring(entry.indexOf('=') + 1));
             }
             final Process process = builder.start();
-            if (!process.waitFor(90, TimeUnit.SECONDS)) {
+            if (!process.waitFor(Patience.seconds(90), TimeUnit.SECONDS)) {
                 process.destroyForcibly().waitFor();
                 throw new AssertionError("hangs: " + command + "\n" + Files.readString(output));
             }

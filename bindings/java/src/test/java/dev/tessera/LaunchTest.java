@@ -43,7 +43,7 @@ class LaunchTest {
             try (Comm comm = Comm.fromEnv()) {
                 System.out.println("running");
                 final Tensor told = Tensor.zeros(DType.F32, 1);
-                final long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
+                final long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(Patience.seconds(60));
                 while (told.floats().get(0) == 0 && System.nanoTime() < end) {
                     told.floats().put(0, Launch.preemptRequested() ? 1 : 0);
                     comm.allReduce(told, ReduceOp.MIN);

@@ -138,7 +138,7 @@ class LifetimeTest {
             Ranks.eventually("the barrier has begun", () -> Ranks.isBusy(comm));
             assertThrows(IllegalStateException.class, () -> comm.barrier(), "two threads at once");
             comm.close();
-            caller.join(10_000);
+            caller.join(Patience.millis(10_000));
             assertFalse(caller.isAlive());
             assertEquals(TesseraAbortedException.class, thrown.get().getClass(), () -> String.valueOf(thrown.get()));
             assertTrue(comm.ref.isDestroyed());
@@ -150,7 +150,7 @@ class LifetimeTest {
     @Test
     void closingACommunicatorEndsALaunchOfItsPlan() throws Exception {
         Ranks.runStores(2, (store, rank) -> {
-            final Comm comm = Comm.create(store, rank, 2, Ranks.options().timeout(Duration.ofSeconds(60)));
+            final Comm comm = Comm.create(store, rank, 2, Ranks.options().timeout(Patience.of(Duration.ofSeconds(60))));
             final Plan plan = Plan.of(comm, Plan.Collective.BARRIER, List.of(), List.of(), ReduceOp.SUM, 0);
             if (rank == 1) { // takes no part
                 store.await("done");
@@ -160,7 +160,7 @@ class LifetimeTest {
             plan.start();
             final Thread closing = new Thread(comm::close);
             closing.start();
-            closing.join(20_000);
+            closing.join(Patience.millis(20_000));
             store.set("done", new byte[0]);
             assertFalse(closing.isAlive(), "it waits for the deadline of what was launched");
             assertTrue(comm.ref.isDestroyed() && plan.ref.isDestroyed());
@@ -187,7 +187,7 @@ class LifetimeTest {
                 caller.start();
                 Ranks.eventually("it waits", () -> Ranks.isBusy(ddp));
                 comm.close();
-                caller.join(10_000);
+                caller.join(Patience.millis(10_000));
                 assertFalse(caller.isAlive());
                 assertEquals(TesseraAbortedException.class, thrown.get().getClass(), () -> String.valueOf(thrown.get()));
                 assertThrows(TesseraException.class, ddp::readyAll);
@@ -224,7 +224,7 @@ class LifetimeTest {
             go.countDown();
             layout.close();
             for (Thread user : users) {
-                user.join(10_000);
+                user.join(Patience.millis(10_000));
                 assertFalse(user.isAlive());
             }
             assertEquals(List.of(), wrong);
@@ -290,7 +290,7 @@ class LifetimeTest {
             }
             final Tensor last = Tensor.copyOf(new float[] {comm.rank() + 1});
             try (Work work = comm.allReduceAsync(last, ReduceOp.SUM)) {
-                assertTrue(work.await(Duration.ofSeconds(20)));
+                assertTrue(work.await(Patience.of(Duration.ofSeconds(20))));
             }
             assertEquals(3f, last.floats().get(0));
         });

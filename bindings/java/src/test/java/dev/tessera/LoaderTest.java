@@ -46,7 +46,7 @@ class LoaderTest {
         try {
             final Process process = new ProcessBuilder(command).redirectErrorStream(true)
                     .redirectOutput(output.toFile()).start();
-            if (!process.waitFor(60, java.util.concurrent.TimeUnit.SECONDS)) {
+            if (!process.waitFor(Patience.seconds(60), java.util.concurrent.TimeUnit.SECONDS)) {
                 process.destroyForcibly().waitFor();
                 throw new AssertionError("the child JVM hangs: " + command);
             }
@@ -122,7 +122,7 @@ class LoaderTest {
                 final Path two = Loader.unpack(Unpacking.version("two"), base); // used by this JVM from here on
                 assertTrue(Files.exists(one.resolve("a.so")), "removed while a process uses it");
                 user.getOutputStream().close();
-                assertTrue(user.waitFor(60, java.util.concurrent.TimeUnit.SECONDS), "it does not end");
+                assertTrue(user.waitFor(Patience.seconds(60), java.util.concurrent.TimeUnit.SECONDS), "it does not end");
                 final Path three = Loader.unpack(Unpacking.version("three"), base);
                 assertFalse(Files.exists(one), "nobody uses it any more");
                 assertTrue(Files.exists(two.resolve("a.so")), "this JVM uses it");

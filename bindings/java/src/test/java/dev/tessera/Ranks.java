@@ -15,8 +15,8 @@ import java.util.concurrent.ConcurrentHashMap;
  * the lowest rank that failed of itself, and is given up after a minute.
  */
 final class Ranks {
-    static final Duration DEADLINE = Duration.ofSeconds(20);
-    private static final long GIVE_UP_MS = 60_000;
+    static final Duration DEADLINE = Patience.of(Duration.ofSeconds(20));
+    private static final long GIVE_UP_MS = Patience.millis(60_000);
 
     private Ranks() {}
 
@@ -100,7 +100,7 @@ final class Ranks {
         throw (Exception) first;
     }
 
-    /** Waits until {@code condition} holds; fails after 20 s. */
+    /** Waits until {@code condition} holds; fails after the deadline. */
     static void eventually(String what, java.util.function.BooleanSupplier condition) throws InterruptedException {
         final long end = System.nanoTime() + DEADLINE.toNanos();
         while (!condition.getAsBoolean()) {

@@ -71,7 +71,7 @@ class SaverTest {
 
         static boolean awaited(CountDownLatch latch) {
             try {
-                return latch.await(60, TimeUnit.SECONDS);
+                return latch.await(Patience.seconds(60), TimeUnit.SECONDS);
             } catch (InterruptedException interrupted) {
                 return false;
             }
@@ -132,9 +132,9 @@ class SaverTest {
             final TesseraException error = assertThrows(TesseraException.class, () -> saver.saveAsync(2, state(2)));
             assertEquals(ErrorCode.NOT_READY, error.code());
             gate.opened.countDown();
-            assertEquals(1, first.get(60, TimeUnit.SECONDS).step());
+            assertEquals(1, first.get(Patience.seconds(60), TimeUnit.SECONDS).step());
             saver.await();
-            saver.saveAsync(3, state(3)).get(60, TimeUnit.SECONDS);
+            saver.saveAsync(3, state(3)).get(Patience.seconds(60), TimeUnit.SECONDS);
         }
         assertEquals(List.of(1L, 3L), steps());
     }
@@ -150,7 +150,7 @@ class SaverTest {
             final Throwable why = assertThrows(CompletionException.class, second::join).getCause();
             assertEquals(TesseraAbortedException.class, why.getClass());
             gate.opened.countDown();
-            assertEquals(3, third.get(60, TimeUnit.SECONDS).step());
+            assertEquals(3, third.get(Patience.seconds(60), TimeUnit.SECONDS).step());
         }
         assertEquals(List.of(1L, 3L), steps());
     }
@@ -167,7 +167,7 @@ class SaverTest {
             for (int i = 0; i < FLOATS; ++i) {
                 weight.floats().put(i, -1); // the copy is made
             }
-            save.get(60, TimeUnit.SECONDS);
+            save.get(Patience.seconds(60), TimeUnit.SECONDS);
             saver.trim();
             assertEquals(1, saver.resume(State.of("w", weight)));
         }
@@ -197,7 +197,7 @@ class SaverTest {
                     told.add(niceness());
                 }
             }).open()) {
-                saver.saveAsync(1, state(1)).get(60, TimeUnit.SECONDS);
+                saver.saveAsync(1, state(1)).get(Patience.seconds(60), TimeUnit.SECONDS);
             }
             assertEquals(Set.of(low ? Math.max(niceness(), 10) : niceness()), told);
         }
@@ -245,13 +245,13 @@ class SaverTest {
         try (Optimizer opt = Optimizer.adamW(Params.of("w", weight), List.of(gradient)).build();
                 Saver saver = Saver.at(null, root).copyOnDemand(true).progress(gate).open()) {
             final Saver.Save save = saver.saveAsync(1, State.of("w", weight).with("optim", opt));
-            save.staged().get(60, TimeUnit.SECONDS);
+            save.staged().get(Patience.seconds(60), TimeUnit.SECONDS);
             assertFalse(save.isDone());
             for (int i = 0; i < n; ++i) {
                 weight.floats().put(i, -1);
             }
             gate.opened.countDown();
-            assertEquals(1, save.get(60, TimeUnit.SECONDS).step());
+            assertEquals(1, save.get(Patience.seconds(60), TimeUnit.SECONDS).step());
         }
         try (Checkpoint checkpoint = Checkpoint.open(root)) {
             final float[] saved = new float[n];
@@ -290,13 +290,13 @@ class SaverTest {
             Files.writeString(here, "no directory");
             final CompletableFuture<Saver.Commit> failing = saver.saveAsync(2, state(2));
             final Throwable told =
-                    assertThrows(ExecutionException.class, () -> failing.get(60, TimeUnit.SECONDS)).getCause();
+                    assertThrows(ExecutionException.class, () -> failing.get(Patience.seconds(60), TimeUnit.SECONDS)).getCause();
             assertInstanceOf(TesseraIoException.class, told);
             assertTrue(told.getMessage().contains(here.toString()), told.getMessage());
             assertThrows(TesseraIoException.class, () -> saver.saveAsync(3, state(3)));
             Files.delete(here);
             Files.move(away, here);
-            saver.saveAsync(4, state(4)).get(60, TimeUnit.SECONDS);
+            saver.saveAsync(4, state(4)).get(Patience.seconds(60), TimeUnit.SECONDS);
             assertEquals(4, saver.resume(state(0)));
         }
     }

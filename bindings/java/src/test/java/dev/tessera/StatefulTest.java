@@ -109,7 +109,7 @@ class StatefulTest {
             final var done = saver.saveAsync(1, state);
             feed.values.put("epoch", 4L);
             assertEquals(List.of(Thread.currentThread()), feed.threads);
-            done.get(20, TimeUnit.SECONDS);
+            done.get(Patience.seconds(20), TimeUnit.SECONDS);
             saver.resume(state);
         }
         assertEquals(3L, feed.values.get("epoch"));
@@ -273,7 +273,7 @@ class StatefulTest {
         assertEquals(3L, state.getLong("loader.epoch"));
         state.close();
         final WeakReference<Feed> refused = refused();
-        for (long end = System.nanoTime() + 20_000_000_000L; gone.get() != null || refused.get() != null;) {
+        for (long end = System.nanoTime() + Ranks.DEADLINE.toNanos(); gone.get() != null || refused.get() != null;) {
             assertFalse(System.nanoTime() > end, "the library still holds the object");
             System.gc();
             Thread.onSpinWait();

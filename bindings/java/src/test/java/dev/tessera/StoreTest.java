@@ -84,7 +84,7 @@ class StoreTest {
         });
         waiter.start();
         store.set("late", bytes("here"));
-        waiter.join(20_000);
+        waiter.join(Patience.millis(20_000));
         assertFalse(waiter.isAlive());
         assertEquals(null, failure.get());
     }
@@ -111,7 +111,7 @@ class StoreTest {
         });
         waiter.start();
         waiter.interrupt(); // before or in the middle of the wait: both must end it
-        waiter.join(5_000);
+        waiter.join(Patience.millis(5_000));
         assertFalse(waiter.isAlive(), "the wait goes on");
         assertEquals(TesseraInterruptedException.class, thrown.get().getClass(), () -> String.valueOf(thrown.get()));
         assertTrue(stillInterrupted.get());
