@@ -1,7 +1,7 @@
 """Read what the test runners of one `./dev test` wrote, print a line for each section, and close with the total.
 
 The folder given holds `sections.tsv` (title, kind, report, exit status, seconds), written by tools/dev/test.sh. Kinds
-are `ctest` and `pytest` (a JUnit XML file), `surefire` (a folder of them), `cargo` (the runner's text), `checks` (lines
+are `junit` (an XML file), `surefire` (a folder of them), `cargo` (the runner's text), `checks` (lines
 of a verdict and a name), `none`, and `not-begun` for what was left out after a failure. A section that exited non-zero
 without a failed test to show for it (a crash, a build error) counts as one failure. What a failed test printed is shown
 below its name, so that the end of a long run tells what is needed to find out why.
@@ -64,49 +64,25 @@ class Section:
     cut: Cut | None
 
 
-def from_gtest_output(name: str, text: str, tally: Tally) -> bool:
-    """Count the cases inside one GoogleTest program. False if the text is of none, or of one that did not end."""
-    passed = re.search(r"^\[  PASSED  \] (\d+) tests?", text, re.MULTILINE)
-    if not passed:
-        return False
-    tally.passed += int(passed[1])
-    for case in re.findall(r"^\[  FAILED  \] ([\w./]+)(?:, where .*)? \(\d+ ms\)$", text, re.MULTILINE):
-        tally.failed.append(f"{name}: {case}")
-    for block, case in re.findall(
-        r"^\[ RUN      \] [^\n]*\n((?:(?!\[ RUN ).*\n)*?)\[  SKIPPED \] ([\w./]+)(?:, where .*)? \(\d+ ms\)$",
-        text,
-        re.MULTILINE,
-    ):
-        tally.skipped.append((f"{name}: {case}", " ".join(block.split())))
-    return True
-
-
 def what_failed(lines: list[str]) -> str:
     """Of what a failed test printed: from GoogleTest's first complaint on, or else the end."""
     first = next((i for i, line in enumerate(lines) if line.endswith(": Failure")), -SAID_LINES)
     return "\n".join(lines[first:][:SAID_LINES])
 
 
-def from_junit(path: Path, tally: Tally, *, gtest: bool) -> None:
+def from_junit(path: Path, tally: Tally) -> None:
     for case in ET.parse(path).getroot().iter("testcase"):
-        name = f"{case.get('classname') or ''}.{case.get('name')}" if not gtest else str(case.get("name"))
-        error = case.find("error")
+        name = ".".join(filter(None, [case.get("classname"), case.get("name")]))
+        failure, error, skip = case.find("failure"), case.find("error"), case.find("skipped")
         if error is not None and (error.get("message") or "").startswith("still running"):
             tally.running.append(name)
-            continue
-        output = case.findtext("system-out") or ""
-        skip = case.find("skipped")
-        missing = skip is not None and (skip.get("message") or "").startswith("Unable to find executable")
-        if missing or case.find("failure") is not None or error is not None or case.get("status") == "fail":
-            before = len(tally.failed)
-            if not (gtest and from_gtest_output(name, output, tally)) or len(tally.failed) == before:
-                tally.failed.append(name)
-            told = case.findtext("failure") or case.findtext("error") or output
-            tally.said[tally.failed[-1]] = what_failed(told.splitlines())
-        elif skip is not None or case.get("status") in ("notrun", "disabled"):
-            reason = (skip.get("message") if skip is not None else "") or case.get("status") or ""
-            tally.skipped.append((name, f"{reason} {output}".strip()))
-        elif not (gtest and from_gtest_output(name, output, tally)):
+        elif failure is not None or error is not None:
+            told = case.findtext("failure") or case.findtext("error") or case.findtext("system-out") or ""
+            tally.failed.append(name)
+            tally.said[name] = what_failed(told.splitlines())
+        elif skip is not None:
+            tally.skipped.append((name, f"{skip.get('message') or ''} {case.findtext('system-out') or ''}".strip()))
+        else:
             tally.passed += 1
 
 
@@ -181,13 +157,13 @@ def read_section(kind: str, report: str, status: int, logs: Path) -> Tally:
     path = Path(report)
     is_cut = status == OUT_OF_TIME
     try:
-        if kind in ("ctest", "pytest") and path.exists():
-            from_junit(path, tally, gtest=kind == "ctest")
-        elif kind == "pytest" and path.with_suffix(".progress").exists():
+        if kind == "junit" and path.exists():
+            from_junit(path, tally)
+        elif kind == "junit" and path.with_suffix(".progress").exists():
             from_progress(path.with_suffix(".progress"), tally)
         elif kind == "surefire":
             for file in sorted(path.glob("TEST-*.xml")):
-                from_junit(file, tally, gtest=False)
+                from_junit(file, tally)
             if is_cut:
                 from_cut_surefire(logs / "test-java.log", tally)
         elif kind == "cargo" and path.exists():

@@ -19,7 +19,7 @@ TALLY = TOOLS / "tally.py"
 
 def tally(folder: Path, cases: str, *, status: int = 0, strict: str = "yes") -> tuple[int, str]:
     (folder / "report.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
-    (folder / "sections.tsv").write_text(f"Python\tpytest\t{folder / 'report.xml'}\t{status}\t1\n")
+    (folder / "sections.tsv").write_text(f"Python\tjunit\t{folder / 'report.xml'}\t{status}\t1\n")
     done = subprocess.run(
         [sys.executable, str(TALLY), str(folder), f"--strict-skips={strict}"], capture_output=True, text=True
     )
@@ -59,9 +59,9 @@ def test_what_a_failed_test_printed_is_shown(tmp_path: Path) -> None:
     printed = "[ RUN ] T.t\nx_test.cc:7: Failure\nExpected: 1\n  Actual: 2"
     cases = case("a", "<system-out>passed</system-out>") + case("b", f"<failure/><system-out>{printed}</system-out>")
     (tmp_path / "report.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
-    (tmp_path / "sections.tsv").write_text(f"C\tctest\t{tmp_path / 'report.xml'}\t8\t1\n")
+    (tmp_path / "sections.tsv").write_text(f"C\tjunit\t{tmp_path / 'report.xml'}\t8\t1\n")
     done = subprocess.run([sys.executable, str(TALLY), str(tmp_path)], capture_output=True, text=True)
-    shown = ["FAILED  C: b", "        x_test.cc:7: Failure", "        Expected: 1", "          Actual: 2", ""]
+    shown = ["FAILED  C: t.b", "        x_test.cc:7: Failure", "        Expected: 1", "          Actual: 2", ""]
     assert done.stdout.splitlines()[: len(shown)] == shown
 
 
@@ -93,12 +93,12 @@ def test_of_a_section_out_of_time_what_ran_is_told_and_how_slow_the_machine_was(
     still = '<error message="still running after 312 s when the run was ended"/>'
     cases = case("a") + case("b", "<failure/>") + case("c", still)
     report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
-    lines, closing = said_of_cut(tmp_path, "ctest", report)
-    assert "FAILED  S: out of time; running: c" in lines
+    lines, closing = said_of_cut(tmp_path, "junit", report)
+    assert "FAILED  S: out of time; running: t.c" in lines
     assert "S: out of time after 2400 s; the machine was slow (factor 1 at the start, 3.4 at the end)" in lines
-    assert "        was running: c" in lines
+    assert "        was running: t.c" in lines
     assert closing == "1 passed, 2 failed, 0 skipped"
-    lines, _ = said_of_cut(tmp_path, "ctest", report, slow=False)
+    lines, _ = said_of_cut(tmp_path, "junit", report, slow=False)
     assert "S: out of time after 2400 s; the machine was not slow (factor 1 at the start, 1 at the end)" in lines
 
 
@@ -135,7 +135,7 @@ def test_pytest_that_is_ended_has_told_what_it_did(tmp_path: Path) -> None:
     finally:
         running.kill()
     assert not report.exists()
-    lines, closing = said_of_cut(tmp_path, "pytest", report)
+    lines, closing = said_of_cut(tmp_path, "junit", report)
     assert "FAILED  S: out of time; running: test_it.py::test_runs_for_ever" in lines
     assert "FAILED  S: test_it.py::test_fails" in lines
     assert "FAILED  S: test_it.py::test_is_torn" in lines
@@ -146,7 +146,7 @@ def test_pytest_that_is_ended_has_told_what_it_did(tmp_path: Path) -> None:
 def test_a_line_that_pytest_was_writing_is_no_line(tmp_path: Path) -> None:
     lines = [json.dumps(facts) for facts in (["begins", "a"], ["passed", "a", ""], ["begins", "b"])]
     (tmp_path / "report.progress").write_text("\n".join(lines) + '\n["pass')
-    assert said_of_cut(tmp_path, "pytest", tmp_path / "report.xml")[1] == "1 passed, 1 failed, 0 skipped"
+    assert said_of_cut(tmp_path, "junit", tmp_path / "report.xml")[1] == "1 passed, 1 failed, 0 skipped"
 
 
 def test_cargo_that_is_ended_has_told_what_it_did(tmp_path: Path) -> None:

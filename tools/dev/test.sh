@@ -37,12 +37,12 @@ cmd_test() {
 
   [[ $formatting == no ]] || section "Formatting" checks run_formatting
   if build_core "$preset" TESTS EXAMPLES BENCHMARKS && install_core "$preset"; then
-    section "ABI" ctest run_ctest "$preset" abi ""
-    section "C and C++" ctest run_ctest "$preset" "" abi
-    section "Python" pytest run_pytest bindings/python/tests python
+    section "ABI" junit run_cpp "$preset" abi ""
+    section "C and C++" junit run_cpp "$preset" "" abi
+    section "Python" junit run_pytest bindings/python/tests python
     section "Java" surefire run_java
     section "Rust" cargo run_rust
-    costly "All languages together" section "All languages together" pytest run_together
+    costly "All languages together" section "All languages together" junit run_together
   else
     record "C and C++ (build)" none - 1 0
   fi
@@ -116,21 +116,17 @@ note() {
   [[ $verdict == passed ]]
 }
 
-# run_ctest PRESET LABELS EXCEPT
-run_ctest() {
-  local preset=$1 label=$2 except=$3 exclude
-  local args=(--test-dir "build/$preset" --output-on-failure --no-tests=ignore --timeout "$(patient 300)"
-    --test-output-size-passed 1000000 --test-output-size-failed 1000000 -j "$(nproc)")
-  exclude=$(excluded '|')
-  [[ -z $except ]] || exclude+=${exclude:+|}$except
-  [[ -z $exclude ]] || args+=(-LE "^($exclude)\$")
-  [[ -z $label ]] || args+=(-L "^($label)\$")
-  [[ -z $filter ]] || args+=(-R "$filter")
-  RESULT=$RESULTS/ctest-$preset${label:+-${label//|/-}}.xml
+# run_cpp PRESET LABELS EXCEPT: what CMake registered, by tools/cpp_tests.py.
+run_cpp() {
+  local preset=$1 label=$2 except=$3 without name=cpp-$1${2:+-${2//|/-}}
+  without=$(excluded '|')
+  [[ -z $except ]] || without+=${without:+|}$except
+  RESULT=$RESULTS/$name.xml
   local fixed=() # ThreadSanitizer of GCC 12 fails at start under some settings of address randomisation
   [[ $preset != tsan ]] || ! setarch "$(uname -m)" -R true 2>/dev/null || fixed=(setarch "$(uname -m)" -R)
-  say "${label:+$preset: }ctest"
-  TESSERA_LOG_LINES=400 run_logged "ctest-$preset${label:+-${label//|/-}}" limited 40 "${fixed[@]}" ctest "${args[@]}" --output-junit "$RESULT"
+  say "${label:+$label: }tests of build/$preset"
+  TESSERA_LOG_LINES=400 run_logged "$name" limited 40 "${fixed[@]}" "$VENV/bin/python" tools/cpp_tests.py "build/$preset" \
+    --labels="$label" --without="$without" --filter="$filter" --junit="$RESULT" --seconds="$TESSERA_CACHE/seconds-$preset.json"
 }
 
 # The groups that this run leaves out, joined by the runner's word for `or`.
@@ -200,12 +196,8 @@ run_rust() {
 
 # sanitizer PRESET WHAT LABELS: only the C++ tests whose ranks are threads; another language's run-time under a sanitizer tells little.
 sanitizer() {
-  export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-  export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
-  [[ ! -f tests/tsan.supp ]] || TSAN_OPTIONS+=:suppressions=$ROOT/tests/tsan.supp
-  [[ ! -f tests/lsan.supp ]] || export LSAN_OPTIONS=suppressions=$ROOT/tests/lsan.supp
   if build_core "$1" TESTS; then
-    section "C++ under $1 ($2)" ctest run_ctest "$1" "$3" ""
+    section "C++ under $1 ($2)" junit run_cpp "$1" "$3" ""
   else
     record "C++ under $1 (build)" none - 1 0
   fi
