@@ -238,15 +238,15 @@ int cat(const std::string& path, const Arguments& arguments, Output output) {
 
 }  // namespace
 
-void add_cat(CLI::App& ckpt, int& exit_code) {
+void add_cat(Command& ckpt) {
     const auto arguments = std::make_shared<Arguments>();
-    CLI::App* command =
+    Command command =
         add_command(ckpt, "cat", "What one tensor holds: statistics and its first elements, or a slice; or one value",
-                    checkpoint_path_what, exit_code,
+                    checkpoint_path_what,
                     [arguments](const std::string& path, Output output) { return cat(path, *arguments, output); });
-    command->add_option("name", arguments->name, "The tensor's or value's name, as `tree` has it")->required();
-    command->add_option("--slice", arguments->slice, "Print these elements, as in NumPy: \"0:2, :, -1\"");
-    command->add_flag("--raw", arguments->raw, "Write the bytes alone: row-major, little endian");
+    command.add_option("name", arguments->name, "The tensor's or value's name, as `tree` has it").required();
+    command.add_option("--slice", arguments->slice, "Print these elements, as in NumPy: \"0:2, :, -1\"");
+    command.add_flag("--raw", arguments->raw, "Write the bytes alone: row-major, little endian");
 }
 
 }  // namespace tsr::cli
