@@ -1,5 +1,5 @@
 // `tessera env`: what Tessera sees of this process and machine, for people and for bug reports.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>

@@ -1,5 +1,5 @@
 // `tessera run`: reads the command line into RunOptions; src/launch does the rest.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <charconv>
 #include <filesystem>

@@ -1,5 +1,5 @@
 // `tessera ckpt cat`: what one tensor or value holds. A tensor of any size is read a batch at a time.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -184,7 +184,8 @@ void show_statistics(const Checkpoint& checkpoint, const std::string& name, cons
     }
     std::string first;
     for (size_t at = 0; at < begin.size(); at += item) {
-        first += (at > 0 ? " " : "") + element_text(begin.data() + at, tensor.dtype);
+        if (at > 0) first += ' ';
+        first += element_text(begin.data() + at, tensor.dtype);
     }
     if (all.count() > shown_first) first += " ...";
     line("first", first);

@@ -1,6 +1,6 @@
 #include "ckpt/command.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstdio>
 #include <memory>

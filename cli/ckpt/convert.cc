@@ -1,5 +1,5 @@
 // `tessera ckpt convert`: the tensors of a checkpoint in another layout, streamed.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <memory>

@@ -1,6 +1,6 @@
 // `tessera ckpt diff`: what differs between two checkpoints, of whatever world sizes and layouts. Both are read a batch
 // at a time, so memory is bounded.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

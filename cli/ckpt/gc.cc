@@ -1,6 +1,6 @@
 // `tessera ckpt gc`: removes what saves left that were cut short, and with --keep all but the newest checkpoints and the
 // best one. It holds the root's lease while it does, so no job saves there meanwhile, and it refuses where one does.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <memory>
 #include <optional>

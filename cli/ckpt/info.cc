@@ -1,5 +1,5 @@
 // `tessera ckpt info`: what one checkpoint is.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "ckpt/command.hpp"
 #include "ckpt/print.hpp"

@@ -1,5 +1,5 @@
 // `tessera ckpt latest`: where the newest committed checkpoint of a root is, for scripts.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "ckpt/command.hpp"
 #include "ckpt/print.hpp"

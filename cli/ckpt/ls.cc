@@ -1,5 +1,5 @@
 // `tessera ckpt ls`: the checkpoints under a root, oldest first; of one checkpoint, that one.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <memory>

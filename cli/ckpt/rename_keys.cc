@@ -1,5 +1,5 @@
 // `tessera ckpt rename-keys`: a checkpoint anew with other names, its files and layouts as they were.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <memory>
 #include <regex>

@@ -1,5 +1,5 @@
 // `tessera ckpt shards`: which rank's file holds which box of each tensor, as text, JSON or a drawing.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <memory>

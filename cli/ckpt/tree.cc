@@ -1,5 +1,5 @@
 // `tessera ckpt tree`: the tensors of one checkpoint by the parts of their names, and who wrote which piece.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <map>

@@ -1,5 +1,5 @@
 // `tessera ckpt verify`: is a checkpoint what its manifest says, to the last byte?
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <memory>
 #include <vector>
