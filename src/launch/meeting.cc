@@ -1,6 +1,6 @@
 #include "launch/meeting.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <openssl/crypto.h>
 #include <unistd.h>
 
