@@ -31,6 +31,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 BATCH_S = 6.0  # what a batch is meant to take: short enough that the workers end together
 UNKNOWN_S = 0.15  # a case that was never timed
@@ -79,6 +80,7 @@ class Report:
     total: int = 0
     results: dict[str, Result] = field(default_factory=dict)
     running: dict[str, float] = field(default_factory=dict)
+    passed: TextIO | None = None  # gets the name of each that passes
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, name: str) -> None:
@@ -89,6 +91,8 @@ class Report:
         with self.lock:
             self.running.pop(result.name, None)
             self.results[result.name] = result
+            if self.passed and result.state == "passed":
+                self.passed.write(f"{result.name}\n")
             done = len(self.results)
         word = {"passed": "Passed", "failed": "***Failed", "skipped": "Skipped"}[result.state]
         print(f"{done:5}/{self.total} {word:9} {result.seconds:7.2f} s  {result.name}", flush=True)
@@ -343,9 +347,15 @@ def text_of(output: Iterable[bytes]) -> str:
     return b"".join(output)[-KEPT_BYTES:].decode(errors="replace")
 
 
-def selected(tests: Iterable[Test], labels: str, without: str, pattern: str) -> list[tuple[Test, list[str]]]:
+def selected(
+    tests: Iterable[Test], labels: str, without: str, pattern: str, done: frozenset[str]
+) -> list[tuple[Test, list[str]]]:
     """What to run: each test with its cases that match, none where it is no GoogleTest program."""
-    wanted = re.compile(pattern)
+    matches = re.compile(pattern).search
+
+    def wanted(name: str) -> bool:
+        return name not in done and matches(name) is not None
+
     chosen = []
     for test in tests:
         if labels and not any(re.fullmatch(labels, label) for label in test.labels):
@@ -353,10 +363,10 @@ def selected(tests: Iterable[Test], labels: str, without: str, pattern: str) -> 
         if without and any(re.fullmatch(without, label) for label in test.labels):
             continue
         if test.is_gtest:
-            cases = [case for case in cases_of(test) if wanted.search(f"{test.name}/{case}")]
+            cases = [case for case in cases_of(test) if wanted(f"{test.name}/{case}")]
             if cases:
                 chosen.append((test, cases))
-        elif wanted.search(test.name):
+        elif wanted(test.name):
             chosen.append((test, []))
     return chosen
 
@@ -376,13 +386,21 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--junit", type=Path)
     parser.add_argument("--seconds", type=Path, help="what the cases took before; brought up to date")
+    parser.add_argument("--done", type=Path, help="names that passed before and are left out; those that pass now are added")
     parser.add_argument("--patience", type=float, default=float(os.environ.get("TESSERA_TEST_PATIENCE", "1")))
     options = parser.parse_args()
 
     seconds = read_seconds(options.seconds)
     report = Report()
+    done: frozenset[str] = frozenset()
+    if options.done:
+        options.done.parent.mkdir(parents=True, exist_ok=True)
+        report.passed = options.done.open("a+", buffering=1, encoding="utf-8")
+        report.passed.seek(0)
+        done = frozenset(report.passed.read().split("\n"))
     runner = Runner(report, options.patience)
-    for test, cases in selected(registered(options.build), options.labels, options.without, options.filter):
+    tests = registered(options.build)
+    for test, cases in selected(tests, options.labels, options.without, options.filter, done):
         report.total += max(1, len(cases))
         for batch in deal(test, cases, seconds) or [Batch(test, [], seconds.get(test.name, 1.0))]:
             runner.add(batch)
