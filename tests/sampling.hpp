@@ -19,12 +19,13 @@ inline bool takes_all() {
     return all;
 }
 
-// Takes one of `share` points of an enumeration, by the point's number.
+// Takes one of `share` points of an enumeration, by the point's number, and the last one.
 class Sample {
    public:
     explicit Sample(unsigned share) : share_(takes_all() ? 1 : std::max(share, 1U)), offset_(seed() % share_) {}
-    [[nodiscard]] bool takes(uint64_t point) const { return point % share_ == offset_; }
-    [[nodiscard]] unsigned share() const { return share_; }
+    [[nodiscard]] bool takes(uint64_t point, uint64_t count) const {
+        return point % share_ == offset_ || point + 1 == count;
+    }
 
    private:
     static unsigned seed() {
