@@ -215,7 +215,7 @@ class Runner:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd=test.directory,
-                env={**os.environ, **test.environment},
+                env={**os.environ, **test.environment, "TESSERA_TEST_PATIENCE": str(self.patience)},
                 start_new_session=True,
             )
             self.processes.add(process)
