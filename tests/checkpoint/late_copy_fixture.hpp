@@ -21,8 +21,8 @@
 
 namespace tsr::testing {
 
-inline constexpr int64_t rows =
-    700;  // 2.8 MB a tensor: chunks that hold parts of two, and several that hold parts of one
+// 2.8 MB a tensor: chunks that hold parts of two, and several that hold parts of one.
+inline constexpr int64_t rows = 700;
 
 // A state whose tensors "w0", ... and "small" belong to a barrier, and "other" to nobody.
 struct Guarded {
