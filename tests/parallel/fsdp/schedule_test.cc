@@ -19,6 +19,7 @@
 #include "ranks.hpp"
 #include "soon.hpp"
 #include "units.hpp"
+#include "patience.hpp"
 
 namespace tsr {
 namespace {
@@ -230,11 +231,12 @@ TEST(Fsdp, MemoryIsAnotherUnitsWhenAllRanksOfTheHostHaveLetGoOfIt) {
 }
 
 TEST(Fsdp, ARankThatLeavesOutTheBackwardOfAUnitIsNamedAtTheDeadline) {
+    CommOptions options = test_options();
+    options.timeout = testing::patience(milliseconds{1000});  // also of the communicators that it makes for itself
     std::atomic<int> told{0};
-    expect_all_well(run_ranks(3, test_options(), [&](Communicator& comm) {
+    expect_all_well(run_ranks(3, options, [&](Communicator& comm) {
         Model model = equal_layers(2);
         Fsdp fsdp(shared(comm), a_unit_each(model), {});
-        comm.set_timeout(milliseconds{1000});
         const auto backward = [&](size_t unit) {
             fsdp.backward(unit);
             fsdp.unused(unit);
