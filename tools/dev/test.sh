@@ -4,32 +4,42 @@
 #
 # Groups, by the same words everywhere (ctest labels, pytest markers, JUnit tags, the reason of a Rust #[ignore]):
 #   long  only with --long      slow  not with --quick      frameworks  only with --frameworks
+#   clusters  alone, with --clusters
 
 RESULTS=$ROOT/build/results
 
 cmd_test() {
-  local quick=no long=no frameworks=no preset=release filter="" sanitizers=no strict=no
+  local quick=no long=no frameworks=no clusters=no preset=release filter="" sanitizers=no strict=no
   while (($#)); do
     case $1 in
       --quick) quick=yes ;;
       --long) long=yes && export TESSERA_FSDP_PAIRS=all ;;
       --frameworks) frameworks=yes ;;
+      --clusters) clusters=yes ;;
       --preset) need_value "$@" && preset=$2 && shift ;;
       --sanitizers) sanitizers=yes ;; # .ci/run: the presets asan and tsan on what is labelled for them
       --strict-skips) strict=yes ;;   # .ci/run: a skipped test that does not need a GPU is a failure
-      -*) die "test: unknown option $1 (known: --quick --long --frameworks --preset P --sanitizers --strict-skips)" ;;
+      -*) die "test: unknown option $1 (known: --quick --long --frameworks --clusters --preset P --sanitizers --strict-skips)" ;;
       *) filter=$1 ;;
     esac
     shift
   done
   source tools/dev/setup.sh
   source tools/dev/build.sh
-  if [[ $quick == yes ]]; then SETUP_QUIET=1 cmd_setup --no-torch; else SETUP_QUIET=1 cmd_setup; fi
+  if [[ $clusters == yes ]]; then
+    SETUP_QUIET=1 cmd_setup --clusters
+  elif [[ $quick == yes ]]; then
+    SETUP_QUIET=1 cmd_setup --no-torch
+  else
+    SETUP_QUIET=1 cmd_setup
+  fi
   use_tools
   rm -rf "$RESULTS"
   mkdir -p "$RESULTS"
 
-  if build_core "$preset" TESTS EXAMPLES BENCHMARKS && install_core "$preset"; then
+  if [[ $clusters == yes ]]; then
+    section "Clusters" pytest run_clusters
+  elif build_core "$preset" TESTS EXAMPLES BENCHMARKS && install_core "$preset"; then
     section_ctest "$preset" "C and C++" ""
     section "Python" pytest run_pytest bindings/python/tests python
     section "Java" surefire run_java
@@ -81,6 +91,7 @@ excluded() {
   [[ $long == yes ]] || groups+=(long)
   [[ $quick == no ]] || groups+=(slow)
   [[ $frameworks == yes ]] || groups+=(frameworks)
+  [[ $clusters == yes ]] || groups+=(clusters)
   for group in "${groups[@]}"; do joined+=${joined:+$1}$group; done
   printf '%s' "$joined"
 }
@@ -106,6 +117,14 @@ run_together() {
   build_python && build_java && build_examples || return
   [[ $frameworks == no ]] || build_frameworks || return
   run_pytest tests tests-python
+}
+
+# Real launchers and schedulers, and a job that is killed again and again; tests/clusters/ and nothing else.
+run_clusters() {
+  RESULT=$RESULTS/clusters.xml
+  build_core "$preset" EXAMPLES && install_core "$preset" || return
+  build_python && build_java && build_examples || return
+  run_pytest tests/clusters clusters
 }
 
 run_java() {
