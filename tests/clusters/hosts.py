@@ -1,12 +1,13 @@
-"""Hosts on this machine. Each one is a set of name spaces: network, mounts, process IDs, host name and System V IPC, with
-its own /dev/shm and /run. A bridge joins them, and nothing leads out of it. They need root.
+"""Hosts on this machine. Each one is a set of name spaces: network, mounts, process IDs, host name and System V IPC,
+with its own /dev/shm and /run. A bridge joins them, and nothing leads out of it. They need root.
 
-The first process of a host reads a pipe that this process holds. When the pipe closes, at the end of the tests or at the
-death of this process, the kernel kills all that runs on the host, so no service outlives its test.
+The first process of a host reads a pipe that this process holds. When the pipe closes, at the end of the tests or at
+the death of this process, the kernel kills all that runs on the host, so no service outlives its test.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -17,12 +18,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-__all__ = ["ADDRESS", "ROOT", "Cluster", "Host", "until"]
+__all__ = ["ADDRESS", "ROOT", "Cluster", "Host", "assigned", "facts", "rank_command", "until"]
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "10.213.78."
 T = TypeVar("T")
 
+UNSHARE = "unshare --net --mount --uts --ipc --pid --fork --kill-child --mount-proc"
 # What a host runs first; $1 is its name, $2 its /etc/hosts. It reaps orphans, as SIGCHLD is ignored in `cat`.
 FIRST_PROCESS = """
 set -e
@@ -54,8 +56,7 @@ class Host:
     def __init__(self, name: str, address: str, hosts_file: Path) -> None:
         self.name, self.address = name, address
         self._first = subprocess.Popen(
-            "unshare --net --mount --uts --ipc --pid --fork --kill-child --mount-proc sh -c".split()
-            + [FIRST_PROCESS, "sh", name, str(hosts_file)],
+            [*UNSHARE.split(), "sh", "-c", FIRST_PROCESS, "sh", name, str(hosts_file)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -147,6 +148,17 @@ class Cluster:
         self.close()
 
 
+def assigned(environment: Mapping[str, str]) -> list[str]:
+    """The arguments of `env` that set these variables."""
+    return [f"{name}={value}" for name, value in environment.items()]
+
+
 def rank_command(what: str, *arguments: Any) -> list[str]:
     """The command of a rank that does `what` of ranks.py."""
     return [sys.executable, str(Path(__file__).with_name("ranks.py")), what, *map(str, arguments)]
+
+
+def facts(at: Path, name: str) -> list[dict[str, Any]]:
+    """What the ranks reported, by rank."""
+    found = [json.loads(file.read_text()) for file in at.glob(f"{name}.*.json")]
+    return sorted(found, key=lambda fact: int(fact["rank"]))

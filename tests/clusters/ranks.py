@@ -1,5 +1,5 @@
-"""What a rank of the cluster tests does, whoever started it: a program, `python ranks.py WHAT DIRECTORY ...`, and functions
-for launchers that call Python. Each rank leaves DIRECTORY/NAME.RANK.json.
+"""What a rank of the cluster tests does, whoever started it: a program, `python ranks.py WHAT DIRECTORY ...`, and
+functions for launchers that call Python. Each rank leaves DIRECTORY/NAME.RANK.json.
 
 The training is exact: integers that depend on each sample, on the order of steps and on nothing else, summed over the
 ranks. A run that was killed, resumed and resized any number of times ends with the bits of an undisturbed one, and a
@@ -76,6 +76,8 @@ def train(
     primes = np.arange(1, WIDTH + 1, dtype=np.int64) * 2_654_435_761
     with ts.Saver(comm, root, keep_latest=3) as saver:
         begun = step = saver.resume(state)
+        if comm.rank == 0 and begun > 0:
+            print(f"{comm.world_size} ranks, resumed after step {begun}", flush=True)
         stop = False
         while step < steps and not stop:
             batch = data.batch(GLOBAL_BATCH // comm.world_size)
@@ -113,11 +115,19 @@ def main() -> None:
     elif what == "lose":
         lose(comm, directory, *map(int, arguments))
     elif what == "train":
-        asked = []
+        root, asked = directory / "checkpoints", []
+
+        def told() -> bool:
+            dies = os.environ.get("RANKS_DIE_ONCE") == str(comm.rank) and (root / "latest").exists()
+            if dies and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return bool(asked)
+
         if os.environ.get("RANKS_LISTEN") == "1":
             signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-        steps, pace = int(arguments[0]), float(arguments[1])
-        begun, step = train(comm, directory / "checkpoints", steps, pace=pace, told=lambda: bool(asked))
+        steps, pace, *every = arguments
+        more = {"save_every": int(every[0])} if every else {}
+        begun, step = train(comm, root, int(steps), pace=float(pace), told=told, **more)
         comm.finalize()
         report(directory, "trained", comm.rank, begun=begun, step=step, world=comm.world_size)
         print(f"rank {comm.rank} of {comm.world_size}: steps {begun} to {step}", flush=True)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import tessera as ts
-from hosts import Cluster, rank_command, until
+from hosts import Cluster, assigned, facts, rank_command, until
 from programs import LANGUAGES, ROOT, TESSERA, digits
 from ranks import trained, undisturbed
 
@@ -30,6 +28,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=1,sched_min_interval=0
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 JobRequeue=1
@@ -43,6 +42,9 @@ SlurmdPidFile={at}/slurmd-%n.pid
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+
+
+EVEN = ["-N2", "-n4", "--ntasks-per-node=2"]
 
 
 class Slurm:
@@ -104,10 +106,6 @@ class Slurm:
         return log.read_text()
 
 
-def assigned(environment: Mapping[str, str]) -> list[str]:
-    return [f"{name}={value}" for name, value in environment.items()]
-
-
 @pytest.fixture(scope="module")
 def slurm(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Slurm:
     return Slurm(cluster, tmp_path_factory.mktemp("slurm"), environment)
@@ -122,14 +120,8 @@ def nothing_runs_on(slurm: Slurm) -> Iterator[None]:
     until(lambda: slurm("squeue", "--noheader") == "", 60, lambda: slurm("squeue") + slurm.logs())
 
 
-def facts(at: Path, name: str) -> list[dict[str, Any]]:
-    """What the ranks reported, by rank."""
-    found = [json.loads(file.read_text()) for file in at.glob(f"{name}.*.json")]
-    return sorted(found, key=lambda fact: int(fact["rank"]))
-
-
 def test_ranks_of_two_nodes_sum(slurm: Slurm, tmp_path: Path) -> None:
-    slurm.srun("-N2", "-n4", *rank_command("total", tmp_path))
+    slurm.srun(*EVEN, *rank_command("total", tmp_path))
     found = facts(tmp_path, "total")
     assert [fact["host"] for fact in found] == ["n1", "n1", "n2", "n2"]
     assert [(fact["world"], fact["sums"]) for fact in found] == [(4, [10.0])] * 4
@@ -142,9 +134,16 @@ def test_ranks_of_one_node_share_memory(slurm: Slurm, tmp_path: Path) -> None:
 
 def test_ranks_dealt_out_in_turn_join(slurm: Slurm, tmp_path: Path) -> None:
     """Ranks of one host need not be neighbours."""
-    slurm.srun("-N2", "-n4", "--distribution=cyclic", *rank_command("total", tmp_path))
+    slurm.srun(*EVEN, "--distribution=cyclic", *rank_command("total", tmp_path))
     found = facts(tmp_path, "total")
     assert [fact["host"] for fact in found] == ["n1", "n2", "n1", "n2"]
+    assert [fact["sums"] for fact in found] == [[10.0]] * 4
+
+
+def test_nodes_with_unequal_numbers_of_ranks_join(slurm: Slurm, tmp_path: Path) -> None:
+    slurm.srun("-N2", "-n4", *rank_command("total", tmp_path))
+    found = facts(tmp_path, "total")
+    assert [fact["host"] for fact in found] == ["n1", "n1", "n1", "n2"]
     assert [fact["sums"] for fact in found] == [[10.0]] * 4
 
 
@@ -190,21 +189,19 @@ def test_each_language_trains_and_resumes(
     slurm: Slurm, tmp_path: Path, language: str, trained_alone: Mapping[str, np.ndarray]
 ) -> None:
     root = tmp_path / "checkpoints"
-    slurm.srun("-N2", "-n4", *digits(language, digits_arguments(root, steps=10)))
-    output = slurm.srun("-N2", "-n4", *digits(language, digits_arguments(root, steps=30)))
+    slurm.srun(*EVEN, *digits(language, digits_arguments(root, steps=10)))
+    output = slurm.srun(*EVEN, *digits(language, digits_arguments(root, steps=30)))
     assert "digits: 4 ranks, resumed after step 10" in output
     same(root, trained_alone)
 
 
-def test_a_step_of_four_languages_trains(
-    slurm: Slurm, tmp_path: Path, trained_alone: Mapping[str, np.ndarray]
-) -> None:
+def test_a_step_of_four_languages_trains(slurm: Slurm, tmp_path: Path, trained_alone: Mapping[str, np.ndarray]) -> None:
     """Slurm's own way to start several programs as one step."""
     root = tmp_path / "checkpoints"
     programs = [" ".join(digits(language, digits_arguments(root, steps=30))) for language in LANGUAGES]
     lines = [f"{rank} {program}\n" for rank, program in enumerate(programs)]
     (tmp_path / "programs").write_text("".join(lines))
-    slurm.srun("-N2", "-n4", "--multi-prog", tmp_path / "programs")
+    slurm.srun(*EVEN, "--multi-prog", tmp_path / "programs")
     same(root, trained_alone)
 
 
@@ -212,7 +209,7 @@ def test_a_step_of_four_languages_trains(
 def test_a_rank_that_dies_is_named_to_all_others(slurm: Slurm, tmp_path: Path, victim: int) -> None:
     """Slurm lets the others live, so that they can tell."""
     options = ["--kill-on-bad-exit=0", "--wait=0"]
-    slurm("sh", "-c", 'srun "$@" || true', "sh", "-N2", "-n4", *options, *rank_command("lose", tmp_path, victim))
+    slurm("sh", "-c", 'srun "$@" || true', "sh", *EVEN, *options, *rank_command("lose", tmp_path, victim))
     found = facts(tmp_path, "lost")
     assert [fact["rank"] for fact in found] == [rank for rank in range(4) if rank != victim]
     for fact in found:
@@ -220,23 +217,23 @@ def test_a_rank_that_dies_is_named_to_all_others(slurm: Slurm, tmp_path: Path, v
         assert fact["seconds"] < 10, found
 
 
-def test_a_job_of_tessera_run_that_is_cancelled_saves_its_last_step(slurm: Slurm, tmp_path: Path) -> None:
-    """scancel sends SIGTERM, which `tessera run` hands on as `preempt_requested`."""
+def test_a_batch_of_tessera_run_that_gets_sigterm_saves_its_last_step(slurm: Slurm, tmp_path: Path) -> None:
+    """What `sbatch --signal=B:TERM@60` sends before the time limit; `tessera run` hands it on as `preempt_requested`."""
     run = [str(TESSERA), "run", "-n", "3", *rank_command("train", tmp_path, 1_000_000, 0.01)]
-    job = slurm.batch(tmp_path, " ".join(["exec srun -N1 -n1 -c3", *run]), "-N1", "-c3")
-    cancelled_after_a_save(slurm, tmp_path, job)
+    job = slurm.batch(tmp_path, " ".join(["exec", *run]), "-N1", "-c3")
+    told_after_a_save(slurm, tmp_path, job, "--batch", "--signal=TERM")
 
 
 def test_ranks_of_srun_that_handle_sigterm_save_their_last_step(slurm: Slurm, tmp_path: Path) -> None:
-    """Without `tessera run` a program tells what it heard by itself to `should_stop`."""
+    """`scancel` sends SIGTERM to them. Without `tessera run` a program tells by itself what it heard to `should_stop`."""
     run = rank_command("train", tmp_path, 1_000_000, 0.01)
-    job = slurm.batch(tmp_path, " ".join(["exec srun", *run]), "-N2", "-n4", more={"RANKS_LISTEN": "1"})
-    cancelled_after_a_save(slurm, tmp_path, job)
+    job = slurm.batch(tmp_path, " ".join(["exec srun", *run]), *EVEN, more={"RANKS_LISTEN": "1"})
+    told_after_a_save(slurm, tmp_path, job)
 
 
-def cancelled_after_a_save(slurm: Slurm, at: Path, job: int) -> None:
+def told_after_a_save(slurm: Slurm, at: Path, job: int, *scancel: str) -> None:
     until((at / "checkpoints" / "latest").exists, 60, lambda: log_of(at) + slurm.logs())
-    slurm("scancel", str(job))
+    slurm("scancel", *scancel, str(job))
     output = slurm.ended(job, at)
     found = facts(at, "trained")
     assert found, output
@@ -253,10 +250,11 @@ def test_a_job_that_is_requeued_resumes(slurm: Slurm, tmp_path: Path) -> None:
     """Under the same job and step number as before, which the ranks of both runs meet by."""
     steps = 200
     run = rank_command("train", tmp_path, steps, 0.02)
-    job = slurm.batch(tmp_path, " ".join(["srun", *run]), "-N2", "-n4", "--requeue")
+    job = slurm.batch(tmp_path, " ".join(["srun", *run]), *EVEN, "--requeue")
     until((tmp_path / "checkpoints" / "latest").exists, 60, lambda: log_of(tmp_path) + slurm.logs())
     slurm("scontrol", "requeue", str(job))
     until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", str(job)), 60, slurm.logs)
+    slurm("scontrol", "update", f"JobId={job}", "StartTime=now")  # it would be held back for a while
     output = slurm.ended(job, tmp_path)
     assert slurm.state(job) == "COMPLETED", output
     found = facts(tmp_path, "trained")
@@ -268,7 +266,7 @@ def test_the_tasks_of_a_job_array_resume_one_another(slurm: Slurm, tmp_path: Pat
     """One at a time, each with more steps; their world sizes differ."""
     run = rank_command("train", tmp_path)
     step = " ".join(["srun -n $((4 - SLURM_ARRAY_TASK_ID))", *run, "$((20 + 20 * SLURM_ARRAY_TASK_ID))", "0"])
-    job = slurm.batch(tmp_path, step, "-N2", "-n4", "--array=0-2%1")
+    job = slurm.batch(tmp_path, step, *EVEN, "--array=0-2%1")
     output = slurm.ended(job, tmp_path)
     assert slurm.state(job) == "COMPLETED", output
     ranges = re.findall(r"rank 0 of (\d): steps (\d+) to (\d+)", output)
@@ -281,7 +279,7 @@ def test_a_node_that_is_lost_is_named(slurm: Slurm, tmp_path: Path) -> None:
     node = slurm.cluster.nodes[1]
     options = ["--kill-on-bad-exit=0", "--wait=0", "--no-kill"]
     log = tmp_path / "srun.log"
-    command = ["srun", "-N2", "-n4", *options, *rank_command("lose", tmp_path)]
+    command = ["srun", *EVEN, *options, *rank_command("lose", tmp_path)]
     environment = assigned({**slurm.environment, "TESSERA_HEARTBEAT_TIMEOUT_MS": "3000"})
     slurm.cluster.hub.start("env", "-i", *environment, *command, log=log)
     try:

@@ -11,7 +11,7 @@ cmd_setup() {
       --bench) group=bench ;;
       --fuzz) group=fuzz ;;
       --lint) group=lint ;;
-      --clusters) group=clusters ;;
+      --clusters) group=clusters torch=yes ;;
       --quiet) SETUP_QUIET=1 ;;
       *) die "setup: unknown option $1 (known: --no-torch --force --bench --fuzz --lint --clusters --quiet)" ;;
     esac
@@ -68,28 +68,36 @@ ensure_lint() {
   stamp_set lint "$key"
 }
 
-# The services that the cluster tests start by themselves, and the launchers of PyPI, which use PyTorch's environment.
+# The services that the cluster tests start by themselves, and the launchers of PyPI: once a machine, as PyTorch is.
 ensure_clusters() {
   local key site cache
-  key=$(hash_of deps/apt.txt deps/clusters.txt tools/dev/setup.sh)
+  key=$(hash_of deps/apt.txt deps/torch.txt deps/clusters.txt tools/dev/setup.sh)
   site=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   stamp_ok clusters "$key" && [[ -f $site/tessera_clusters.pth && -d $(<"$site/tessera_clusters.pth")/ray ]] && return
   without_services install_system clusters
-  cache=$TESSERA_CACHE/clusters-$(hash_of deps/clusters.txt)-$("$VENV/bin/python" -c 'import sys; print(sys.implementation.cache_tag)')
+  cache=$TESSERA_CACHE/clusters-$(hash_of deps/torch.txt deps/clusters.txt)-$("$VENV/bin/python" -c 'import sys; print(sys.implementation.cache_tag)')
   mkdir -p "$TESSERA_CACHE"
   exec {clusters_lock}>"$cache.lock"
   flock "$clusters_lock" # another clone may be installing it
   if [[ ! -f $cache/complete ]]; then
-    say "Python: installing deps/clusters.txt into $cache (about 2 GB, once a machine)"
+    say "Python: installing deps/clusters.txt into $cache (about 1 GB, once a machine)"
     "$("$VENV/bin/python" -c 'import sys; print(sys._base_executable)')" -m venv --clear "$cache"
-    run_logged pip-clusters retry 3 "$cache/bin/python" -m pip install --disable-pip-version-check --no-input --no-cache-dir \
-      --retries 5 --timeout 120 --prefer-binary -r deps/clusters.txt ||
-      die "pip could not install deps/clusters.txt; the whole log is build/logs/pip-clusters.log"
+    # DeepSpeed's setup.py imports PyTorch.
+    cp "$site/tessera_torch.pth" "$("$cache/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+    pip_into_clusters setuptools wheel packaging
+    DS_BUILD_OPS=0 pip_into_clusters --no-build-isolation -r deps/clusters.txt
     touch "$cache/complete"
   fi
   exec {clusters_lock}>&-
   "$cache/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/tessera_clusters.pth"
   stamp_set clusters "$key"
+}
+
+# Uses the caller's $cache.
+pip_into_clusters() {
+  run_logged pip-clusters retry 3 "$cache/bin/python" -m pip install --disable-pip-version-check --no-input --no-cache-dir \
+    --retries 5 --timeout 120 --prefer-binary "$@" ||
+    die "pip could not install deps/clusters.txt; the whole log is build/logs/pip-clusters.log"
 }
 
 # without_services COMMAND...: what COMMAND installs by apt does not run as a service of this machine, now or after a restart.

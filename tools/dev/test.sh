@@ -106,7 +106,7 @@ run_pytest() {
   [[ -z $marks ]] || args+=(-m "not ($marks)")
   [[ -z $filter ]] || args+=(-k "$filter")
   say "pytest $dir"
-  TESSERA_LOG_LINES=400 run_logged "pytest-$name" limited 40 "$VENV/bin/python" -m pytest "${args[@]}" "$dir" || rc=$?
+  TESSERA_LOG_LINES=400 run_logged "pytest-$name" limited "${minutes:-40}" "$VENV/bin/python" -m pytest "${args[@]}" "$dir" || rc=$?
   ((rc != 5)) || rc=0 # no test is left by the filter; tally.py complains if that is so everywhere
   return "$rc"
 }
@@ -124,7 +124,7 @@ run_clusters() {
   RESULT=$RESULTS/clusters.xml
   build_core "$preset" EXAMPLES && install_core "$preset" || return
   build_python && build_java && build_examples || return
-  run_pytest tests/clusters clusters
+  minutes=$((40 + 2 * ${TESSERA_CHAOS_MINUTES:-5})) run_pytest tests/clusters clusters
 }
 
 run_java() {
