@@ -218,14 +218,14 @@ def test_a_rank_that_dies_is_named_to_all_others(slurm: Slurm, tmp_path: Path, v
 
 
 def test_a_batch_of_tessera_run_that_gets_sigterm_saves_its_last_step(slurm: Slurm, tmp_path: Path) -> None:
-    """What `sbatch --signal=B:TERM@60` sends before the time limit; `tessera run` hands it on as `preempt_requested`."""
+    """As `sbatch --signal=B:TERM@60` sends it before the time limit. The ranks see `preempt_requested`."""
     run = [str(TESSERA), "run", "-n", "3", *rank_command("train", tmp_path, 1_000_000, 0.01)]
     job = slurm.batch(tmp_path, " ".join(["exec", *run]), "-N1", "-c3")
     told_after_a_save(slurm, tmp_path, job, "--batch", "--signal=TERM")
 
 
 def test_ranks_of_srun_that_handle_sigterm_save_their_last_step(slurm: Slurm, tmp_path: Path) -> None:
-    """`scancel` sends SIGTERM to them. Without `tessera run` a program tells by itself what it heard to `should_stop`."""
+    """`scancel` sends it to them. Without `tessera run` a program tells by itself what it heard to `should_stop`."""
     run = rank_command("train", tmp_path, 1_000_000, 0.01)
     job = slurm.batch(tmp_path, " ".join(["exec srun", *run]), *EVEN, more={"RANKS_LISTEN": "1"})
     told_after_a_save(slurm, tmp_path, job)
