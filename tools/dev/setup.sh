@@ -113,12 +113,12 @@ without_services() {
   "$@"
   [[ $made == no ]] || as_root rm "$policy"
   comm -13 <(printf '%s\n' "$before") <(enabled_units) | while IFS= read -r unit; do
-    run_logged "disable-$unit" as_root systemctl disable "$unit" || warn "$unit starts with the machine; systemctl disable $unit"
+    run_logged "disable-$unit" as_root deb-systemd-helper disable "$unit" || warn "$unit starts with this machine"
   done
 }
 
 # The services that start with the machine, a line each.
-enabled_units() { find /etc/systemd/system/*.target.wants -name '*.service' -printf '%f\n' 2>/dev/null | sort -u; }
+enabled_units() { { find /etc/systemd/system/*.target.wants -name '*.service' -printf '%f\n' 2>/dev/null || true; } | sort -u; }
 
 # rustfmt and clippy, from where cargo came.
 install_rust_linters() {
