@@ -113,7 +113,7 @@ without_services() {
   "$@"
   [[ $made == no ]] || as_root rm "$policy"
   comm -13 <(printf '%s\n' "$before") <(enabled_units) | while IFS= read -r unit; do
-    run_logged "disable-$unit" as_root deb-systemd-helper disable "$unit" || warn "$unit starts with this machine"
+    run_logged "disable-$unit" as_root systemctl disable "$unit" || warn "$unit starts with this machine"
   done
 }
 
