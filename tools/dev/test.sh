@@ -8,31 +8,39 @@
 #
 # Groups, by the same words everywhere (ctest labels, pytest markers, JUnit tags, the reason of a Rust #[ignore]):
 #   long  only with --long      slow  not with --quick      frameworks  only with --frameworks
+#   clusters  alone, with --clusters
 
 RESULTS=$ROOT/build/results
 
 cmd_test() {
-  local quick=no long=no frameworks=no preset=release filter="" sanitizers=no strict=no formatting=no fail_fast=no
+  local quick=no long=no frameworks=no clusters=no preset=release filter="" sanitizers=no strict=no formatting=no fail_fast=no
   while (($#)); do
     case $1 in
       --quick) quick=yes ;;
       --long) long=yes && export TESSERA_TEST_LONG=1 ;;
       --seed) need_value "$@" && export TESSERA_TEST_SEED=$2 && shift ;;
       --frameworks) frameworks=yes ;;
+      --clusters) clusters=yes ;;
       --preset) need_value "$@" && preset=$2 && shift ;;
       --sanitizers) sanitizers=yes ;; # .ci/run: the presets asan and tsan on what is labelled for them
       --strict-skips) strict=yes ;;   # .ci/run: a skipped test that does not need a GPU is a failure
       --formatting) formatting=yes ;; # .ci/run: and the formatting of C++ and Python
       --fail-fast) fail_fast=yes ;;   # .ci/run: after a failure no jobs of all languages and no sanitizers
-      -*) die "test: unknown option $1 (known: --quick --long --seed N --frameworks --preset P --sanitizers --strict-skips
-    --formatting --fail-fast)" ;;
+      -*) die "test: unknown option $1 (known: --quick --long --seed N --frameworks --clusters --preset P --sanitizers
+    --strict-skips --formatting --fail-fast)" ;;
       *) filter=$1 ;;
     esac
     shift
   done
   source tools/dev/setup.sh
   source tools/dev/build.sh
-  if [[ $quick == yes ]]; then SETUP_QUIET=1 cmd_setup --no-torch; else SETUP_QUIET=1 cmd_setup; fi
+  if [[ $clusters == yes ]]; then
+    SETUP_QUIET=1 cmd_setup --clusters
+  elif [[ $quick == yes ]]; then
+    SETUP_QUIET=1 cmd_setup --no-torch
+  else
+    SETUP_QUIET=1 cmd_setup
+  fi
   use_tools
   rm -rf "$RESULTS"
   mkdir -p "$RESULTS"
@@ -41,7 +49,9 @@ cmd_test() {
   FAILED_SECTIONS=0
 
   [[ $formatting == no ]] || section "Formatting" checks run_formatting
-  if build_core "$preset" TESTS EXAMPLES BENCHMARKS && install_core "$preset"; then
+  if [[ $clusters == yes ]]; then
+    section "Clusters" junit run_clusters
+  elif build_core "$preset" TESTS EXAMPLES BENCHMARKS && install_core "$preset"; then
     section "ABI" junit run_cpp "$preset" abi ""
     section "C and C++" junit run_cpp "$preset" "" abi
     section "Python" junit run_pytest bindings/python/tests python
@@ -151,6 +161,7 @@ excluded() {
   [[ $long == yes ]] || groups+=(long)
   [[ $quick == no ]] || groups+=(slow)
   [[ $frameworks == yes ]] || groups+=(frameworks)
+  [[ $clusters == yes ]] || groups+=(clusters)
   for group in "${groups[@]}"; do joined+=${joined:+$1}$group; done
   printf '%s' "$joined"
 }
@@ -165,7 +176,7 @@ run_pytest() {
   [[ -z $marks ]] || args+=(-m "not ($marks)")
   [[ -z $filter ]] || args+=(-k "$filter")
   say "pytest $dir"
-  TESSERA_LOG_LINES=400 run_logged "pytest-$name" limited 40 \
+  TESSERA_LOG_LINES=400 run_logged "pytest-$name" limited "${minutes:-40}" \
     "$VENV/bin/python" tools/pytest_progress.py "${RESULT%.xml}.progress" ${DONE:+"${DONE[0]}" "${DONE[1]}-$name"} \
     "${args[@]}" "$dir" || rc=$?
   ((rc != 5)) || rc=0 # no test is left by the filter; tally.py complains if that is so everywhere
@@ -178,6 +189,14 @@ run_together() {
   build_python && build_java && build_examples || return
   [[ $frameworks == no ]] || build_frameworks || return
   run_pytest tests tests-python
+}
+
+# Real launchers and schedulers, and a job that is killed again and again; tests/clusters/ and nothing else.
+run_clusters() {
+  RESULT=$RESULTS/clusters.xml
+  build_core "$preset" EXAMPLES && install_core "$preset" || return
+  build_python && build_java && build_examples || return
+  minutes=$((40 + 2 * ${TESSERA_CHAOS_MINUTES:-5})) run_pytest tests/clusters clusters
 }
 
 run_java() {
