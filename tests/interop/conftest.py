@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tessera as ts
+from fork_server import server
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples" / "demo"))
@@ -21,6 +23,9 @@ from programs import FRAMEWORKS, LANGUAGES, TESSERA, digits  # noqa: E402
 
 __all__ = ["FRAMEWORKS", "LANGUAGES", "ROOT", "RunJob", "digits", "job", "losses", "newest", "ranks_equal_one"]
 RunJob = Callable[..., str]
+
+if importlib.util.find_spec("torch") is not None:
+    server().import_torch()  # while pytest goes on collecting
 
 
 def job(

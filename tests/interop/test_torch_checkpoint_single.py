@@ -31,6 +31,7 @@ from tessera.torch.tensors import staged  # noqa: E402
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: E402
 from torch.distributed.checkpoint.state_dict import get_state_dict  # noqa: E402
+from torch_ranks import run_python  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 FORMATS = ["tessera", "torch_dcp"]
@@ -629,7 +630,8 @@ def test_a_program_that_ends_waits_for_its_last_save(tmp_path: Path) -> None:
         "import sys, torch\nimport tessera.torch.checkpoint as tcp\n"
         "tcp.async_save({'x': torch.ones(3_000_000)}, checkpoint_id=sys.argv[1])\n"
     )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=120)
+    done = run_python("-c", program, tmp_path)
+    assert done.returncode == 0, done.stderr
     with ts.Checkpoint(tmp_path) as ours:
         assert np.all(ours["x"] == 1)
 

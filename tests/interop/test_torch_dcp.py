@@ -26,15 +26,17 @@ pytest.importorskip("tessera")
 import tessera as ts  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from conftest import ROOT, TESSERA  # noqa: E402
+from fork_server import Start  # noqa: E402
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
-from torch_ranks import run_ranks  # noqa: E402
+from torch_ranks import run_python, run_ranks  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 JOBS = {"plain": 1, "ddp": 2, "fsdp": 2, "mesh": 4}
 
 
 def run_torch(job: str, ranks: int, directory: Path) -> None:
-    run_ranks(HERE / "torch_jobs.py", ranks, job, directory)
+    start = Start.EXECUTE if job == "ddp" else Start.FORK
+    run_ranks(HERE / "torch_jobs.py", ranks, job, directory, start=start)
 
 
 @pytest.fixture(scope="module", params=list(JOBS))
@@ -323,8 +325,7 @@ def test_the_scripts_that_ask_an_old_pytorch_work_with_this_one(tmp_path: Path) 
     golden = ROOT / "tests" / "golden" / "torch_dcp"
 
     def run(script: str, *arguments: object) -> str:
-        command = [sys.executable, "-W", "ignore", str(golden / script), *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+        done = run_python(golden / script, *arguments)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

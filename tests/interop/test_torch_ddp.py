@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from fork_server import Start
 from torch_ranks import run_ranks
 
 JOBS = Path(__file__).with_name("torch_ddp_jobs.py")
@@ -35,4 +36,4 @@ def test_a_rank_that_is_late_for_backward_is_named_at_the_deadline(tmp_path: Pat
 
 
 def test_a_rank_that_dies_in_backward_is_named_to_the_others() -> None:
-    run_ranks(JOBS, 3, "dies", ends={2: -signal.SIGKILL})
+    run_ranks(JOBS, 3, "dies", ends={2: -signal.SIGKILL}, start=Start.EXECUTE)

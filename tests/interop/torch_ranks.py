@@ -1,27 +1,35 @@
-"""Runs a script as the ranks of a `torch.distributed` job, one process a rank, under torchrun's environment, and, in a
-rank, its checks."""
+"""Runs a script as the ranks of a `torch.distributed` job, one process a rank, under torchrun's environment, or as a
+process of its own; and, in a rank, its checks."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
+
+from fork_server import Program, Start, server
 
 # Within which a rank hears of another one's death. It is 1 where the rank that waits gets to run, which a machine that
 # runs other tests too may not let it.
 NOTICED_S = 5
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """Reserve a TCP port. It is bound, so the kernel gives it to nobody else, but nobody listens on it, so a store that
+    sets SO_REUSEADDR, as all do, can."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
 
 
 def run_ranks(
@@ -32,6 +40,7 @@ def run_ranks(
     cwd: Path | None = None,
     hosts: int = 1,
     ends: Mapping[int, int] | None = None,
+    start: Start = Start.FORK,
 ) -> str:
     """What the ranks printed; fails if one of them did not end with 0, or with what `ends` says of it. This machine
     pretends to be `hosts`."""
@@ -39,27 +48,57 @@ def run_ranks(
     def host_of(rank: int) -> dict[str, str]:
         return {"TESSERA_HOST_ID": f"host{rank % hosts}"} if hosts > 1 else {}
 
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-    common |= {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), *map(str, arguments)],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), **host_of(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=cwd,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    with reserved_port() as port, ExitStack() as running:
+        common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+        common["PYTHONFAULTHANDLER"] = "1"
+        programs = []
+        for rank in range(ranks):
+            environment = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), **host_of(rank)}
+            program = server().start([script, *arguments], environment=environment, cwd=cwd, how=start)
+            programs.append(running.enter_context(closing(program)))
+        hung = wait_for(programs, timeout)
+        outputs = [program.printed() for program in programs]
+    assert not hung, "\n".join([f"rank {', '.join(map(str, hung))} did not end within {timeout} s", *outputs])
     expected = [(ends or {}).get(rank, 0) for rank in range(ranks)]
-    assert [process.returncode for process in processes] == expected, "\n".join(outputs)
+    assert [program.returncode for program in programs] == expected, "\n".join(outputs)
     return "".join(outputs)
+
+
+def wait_for(programs: Sequence[Program], timeout: float) -> list[int]:
+    """Return the indices of those that hung. SIGABRT makes their fault handler print where."""
+    deadline = time.monotonic() + timeout
+    hung = [i for i, program in enumerate(programs) if not ends_within(program, deadline - time.monotonic())]
+    for i in hung:
+        programs[i].signal(signal.SIGABRT)
+    for i in hung:
+        if not ends_within(programs[i], 10):
+            programs[i].signal(signal.SIGKILL)
+            programs[i].wait(10)
+    return hung
+
+
+def ends_within(program: Program, timeout: float) -> bool:
+    try:
+        program.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def run_python(
+    *arguments: object,
+    timeout: float = 280,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    start: Start = Start.FORK,
+) -> subprocess.CompletedProcess[str]:
+    """Run a script with arguments, or `-c` and a text, like `subprocess.run`."""
+    given = {**os.environ, **(environment or {}), "PYTHONFAULTHANDLER": "1"}
+    with closing(server().start(arguments, environment=given, cwd=cwd, how=start, streams=2)) as program:
+        hung = wait_for([program], timeout)
+        output, errors = program.printed(0), program.printed(1)
+    assert not hung, f"{program.arguments} did not end within {timeout} s\n{output}{errors}"
+    return subprocess.CompletedProcess(program.arguments, program.wait(0), output, errors)
 
 
 def leave() -> NoReturn:
