@@ -32,6 +32,7 @@ import importlib
 import json
 import multiprocessing.process
 import os
+import runpy
 import select
 import selectors
 import signal
@@ -169,7 +170,8 @@ class Server:
         how: Start = Start.FORK,
         streams: int = 1,
     ) -> Program:
-        """Start a script with arguments, or `-c` and a text. With two streams, standard error goes into the second."""
+        """Start a script, `-c` and a text, or `-m` and a module, with arguments. With two streams, standard error goes
+        into the second."""
         words = [str(word) for word in arguments]
         request = {"how": how.value, "arguments": words, "cwd": str(cwd or Path.cwd())}
         request |= {"environment": {**environment, **ONE_THREAD, SESSION: self.session}}
@@ -410,18 +412,22 @@ def become(request: Mapping[str, Any]) -> None:
         os.execv(sys.executable, [sys.executable, program, *arguments])
     forget_the_server()
     skip_destructors_of_the_server()
+    sys.argv = [program, *arguments]
+    if program == "-m":
+        sys.path.insert(0, os.getcwd())
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        return
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
     if program == "-c":
-        text, *arguments = arguments
-        name = "<string>"
         sys.path.insert(0, "")
+        text, name = sys.argv.pop(1), "<string>"
     else:
+        sys.path.insert(0, str(Path(program).resolve().parent))
         text, name = Path(program).read_bytes(), program
         main.__file__ = program
-        sys.path.insert(0, str(Path(program).resolve().parent))
-    sys.argv = [program, *arguments]
     exec(compile(text, name, "exec", dont_inherit=True), main.__dict__)
 
 

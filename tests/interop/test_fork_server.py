@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from fork_server import ONE_THREAD, READ_AT_START, SESSION, Start, ends_within, server
-from torch_ranks import run_python, run_ranks
+from run_torch import run_python, run_ranks
 
 HERE = Path(__file__).resolve().parent
 STARTS = pytest.mark.parametrize("start", Start)

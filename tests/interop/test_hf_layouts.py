@@ -21,8 +21,9 @@ ts = pytest.importorskip("tessera")
 
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from fork_server import Start  # noqa: E402
-from test_torch_dcp import HERE, bits, flat, run_torch  # noqa: E402
-from torch_ranks import run_ranks  # noqa: E402
+from run_torch import run_ranks  # noqa: E402
+from test_torch_dcp import HERE, flat, run_torch  # noqa: E402
+from torch_ranks import bits  # noqa: E402
 
 DTYPES = [
     "bool",

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from fork_server import Start
-from torch_ranks import run_ranks
+from run_torch import run_ranks
 
 JOBS = Path(__file__).with_name("torch_backend_jobs.py")
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from fork_server import Start
-from torch_ranks import run_python, run_ranks
+from run_torch import run_python, run_ranks
 
 JOBS = Path(__file__).with_name("torch_c10d_jobs.py")
 

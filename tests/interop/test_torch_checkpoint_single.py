@@ -25,13 +25,13 @@ import tessera as ts  # noqa: E402
 import tessera.torch.checkpoint as tcp  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from conftest import TESSERA  # noqa: E402
+from run_torch import run_python  # noqa: E402
 from tessera.torch.checkpoint import saves  # noqa: E402
 from tessera.torch.checkpoint.dcp_metadata import read_metadata  # noqa: E402
 from tessera.torch.tensors import staged  # noqa: E402
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: E402
 from torch.distributed.checkpoint.state_dict import get_state_dict  # noqa: E402
-from torch_ranks import run_python  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 FORMATS = ["tessera", "torch_dcp"]

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from fork_server import Start
-from torch_ranks import run_ranks
+from run_torch import run_ranks
 
 JOBS = Path(__file__).with_name("torch_ddp_jobs.py")
 
@@ -31,8 +31,8 @@ def test_losses_and_gradients_are_pytorchs_between_two_hosts(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_a_rank_that_is_late_for_backward_is_named_at_the_deadline(tmp_path: Path, hosts: int) -> None:
-    run_ranks(JOBS, 3, "late", tmp_path, hosts=hosts)
+def test_a_rank_that_is_late_for_backward_is_named_at_the_deadline(hosts: int) -> None:
+    run_ranks(JOBS, 3, "late", hosts=hosts)
 
 
 def test_a_rank_that_dies_in_backward_is_named_to_the_others() -> None:

@@ -15,10 +15,10 @@ pytest.importorskip("torch")
 
 import torch
 from fork_server import Start
+from run_torch import run_ranks
 from tessera.torch import checkpoint
 from tessera.torch import fsdp as ours
 from torch.distributed import fsdp as theirs
-from torch_ranks import run_ranks
 
 JOBS = Path(__file__).with_name("torch_fsdp_jobs.py")
 WRAPPER_JOBS = Path(__file__).with_name("torch_fsdp1_jobs.py")
