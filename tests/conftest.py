@@ -1,21 +1,5 @@
-"""Every session prints its seed and has a server that starts programs and leaves none behind."""
+"""For all folders of tests in Python."""
 
-from __future__ import annotations
+from session import no_process_is_left, pytest_report_header
 
-from collections.abc import Iterator
-
-import fork_server
-import pytest
-import sampling
-
-
-def pytest_report_header() -> str:
-    return sampling.told()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_process_is_left() -> Iterator[None]:
-    """Not even when pytest is killed: the server survives it."""
-    server = fork_server.server()
-    yield
-    server.close()
+__all__ = ["no_process_is_left", "pytest_report_header"]

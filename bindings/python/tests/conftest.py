@@ -19,7 +19,10 @@ from typing import Any
 
 import pytest
 import tessera as ts
+from session import no_process_is_left, pytest_report_header
 from tessera import _core
+
+__all__ = ["no_process_is_left", "pytest_report_header"]
 
 TOKEN = "5a" * 32
 SECONDS = 20.0
