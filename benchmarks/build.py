@@ -1,8 +1,8 @@
 """What a build takes: the core with its C API and command, the core with all tests, one changed source.
 
-Cold builds without ccache, into folders of their own below ``build/``, of this tree and, in turn, of another commit
-(``--beside``), so that the ratio does not hang on the hour. The tables of job-seconds by target come from Ninja's log, so
-that a target that grew shows; Ninja runs more jobs than there are cores, and a job's seconds include its waiting for one.
+Cold builds without ccache, into folders below ``build/bench-build``, of this tree and, in turn, of another commit
+(``--beside``), so that the ratio does not depend on the hour. Job-seconds by target come from Ninja's log, so that a
+target that grew shows. Ninja runs more jobs than there are cores, and a job's seconds include its waiting for one.
 """
 
 from __future__ import annotations

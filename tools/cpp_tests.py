@@ -1,15 +1,15 @@
 """Run the tests that CMake registered, many GoogleTest cases a process.
 
-A process a case would start 4,000 times, which takes longer than the cases do, above all under a sanitizer. So the cases
-of a program are dealt out in batches, and a few workers run a batch a process each. What a process of its own gave a case
-stays: a deadline of its own, its own output in the report, and a crash that takes no other case with it. When a process
-ends early, the case that it was in has failed, and those that it had not begun are run by another process.
+A process for each case would start 4,000 of them, which takes longer than the cases do, above all under a sanitizer. So
+the cases of a program are dealt out in batches, and each worker runs one batch in one process. A case keeps its own
+deadline and its own output in the report. A crash takes no other case with it: when a process ends early, the case that
+it was in has failed, and another process runs those that it had not begun.
 
 What there is to run comes from ``ctest --show-only``: a test with the label ``gtest`` is a program with its environment
 and its ``--gtest_filter``, of which each case is named ``<name of the test>/<Suite.Case>``; any other is run as it is.
 
-The report is a JUnit file. It is written when the run ends, also by SIGTERM (which is how a section that runs out of time
-ends): the cases that were running then are errors, those that had not begun are left out.
+The report is a JUnit file. It is written when the run ends, also by SIGTERM, which is how a section that runs out of
+time ends: the cases that were running then are errors, those that had not begun are left out.
 
 Thread-safety: the workers are threads, each of which owns the process it started; ``Report`` is the only thing shared.
 """
@@ -17,6 +17,7 @@ Thread-safety: the workers are threads, each of which owns the process it starte
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import queue
@@ -113,7 +114,7 @@ class Report:
             elif result.state == "skipped":
                 ET.SubElement(case, "skipped", message=" ".join(output.split())[:300])
             elif result.state == "running":
-                ET.SubElement(case, "error", message=f"still running after {result.seconds:.0f} s when the run was ended")
+                ET.SubElement(case, "error", message=f"still running after {result.seconds:.0f} s")
         path.parent.mkdir(parents=True, exist_ok=True)
         ET.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
 
@@ -337,10 +338,8 @@ class Watch:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def text_of(output: Iterable[bytes]) -> str:
@@ -386,7 +385,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--junit", type=Path)
     parser.add_argument("--seconds", type=Path, help="what the cases took before; brought up to date")
-    parser.add_argument("--done", type=Path, help="names that passed before and are left out; those that pass now are added")
+    parser.add_argument("--done", type=Path, help="names of what passed before, left out; grows")
     parser.add_argument("--patience", type=float, default=float(os.environ.get("TESSERA_TEST_PATIENCE", "1")))
     options = parser.parse_args()
 

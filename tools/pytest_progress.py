@@ -5,8 +5,8 @@
 A line of the file is a JSON list: ["begins", test], or [outcome, test, text]; outcomes are passed, failed and skipped.
 A test that passed and then failed in its teardown has both. tools/tally.py reads it where there is no report.
 
-PASSED is a file with a test a line: those that passed before, which are left out, and to which this run adds its own. So a
-long run goes on where one was cut off.
+PASSED is a file with a test a line: those that passed before, which are left out, and to which this run adds its own.
+So a long run goes on where one was cut off.
 """
 
 from __future__ import annotations
