@@ -166,13 +166,14 @@ excluded() {
   printf '%s' "$joined"
 }
 
+# run_pytest FOLDER NAME [OPTION...]
 run_pytest() {
   local dir=$1 name=$2 rc=0 marks
   [[ -d $dir ]] || return 0
   RESULT=$RESULTS/$name.xml
   if [[ $name == python ]]; then build_python || return; fi
   marks=$(excluded ' or ')
-  local args=(-q -ra --timeout="$(patient 300)" -p no:cacheprovider --junitxml="$RESULT")
+  local args=(-q -ra --timeout="$(patient 300)" -p no:cacheprovider --junitxml="$RESULT" "${@:3}")
   [[ -z $marks ]] || args+=(-m "not ($marks)")
   [[ -z $filter ]] || args+=(-k "$filter")
   say "pytest $dir"
@@ -188,7 +189,7 @@ run_together() {
   RESULT=$RESULTS/tests-python.xml
   build_python && build_java && build_examples || return
   [[ $frameworks == no ]] || build_frameworks || return
-  run_pytest tests tests-python
+  run_pytest tests tests-python --ignore=tests/clusters # imports what only ./dev setup --clusters installs
 }
 
 # Real launchers and schedulers, and a job that is killed again and again; tests/clusters/ and nothing else.
