@@ -50,7 +50,7 @@ class Spark:
         return "".join(log.read_text() for log in sorted(self.at.glob("*.log")))
 
     def job(self, *command: str | Path) -> str:
-        return self.cluster.nodes[0].run(*self.on(0, *command), timeout=200)
+        return self.cluster.nodes[0].run(*self.on(0, *command), timeout=280)
 
 
 @pytest.fixture(scope="module")
