@@ -18,9 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-__all__ = ["ADDRESS", "ROOT", "Cluster", "Host", "assigned", "facts", "rank_command", "until"]
+__all__ = ["ADDRESS", "PATIENCE", "ROOT", "Cluster", "Host", "assigned", "facts", "rank_command", "until"]
 
 ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = float(os.environ.get("TESSERA_TEST_PATIENCE", "1"))  # of a machine that is slow: for every deadline
 ADDRESS = "10.213.78."
 T = TypeVar("T")
 
@@ -42,7 +43,7 @@ exec cat
 
 def until(condition: Callable[[], T], seconds: float, what: str | Callable[[], str]) -> T:
     """What `condition` returns once it is true; fails with `what` when the time is over."""
-    deadline = time.monotonic() + seconds * float(os.environ.get("TESSERA_TEST_PATIENCE", "1"))
+    deadline = time.monotonic() + seconds * PATIENCE
     while not (found := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {what() if callable(what) else what}")
@@ -83,7 +84,7 @@ class Host:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=timeout,
+            timeout=timeout * PATIENCE,
         )
         assert done.returncode == 0, f"{self.name}: {shlex.join(map(str, command))}: {done.returncode}\n{done.stdout}"
         return done.stdout
