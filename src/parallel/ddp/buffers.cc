@@ -11,8 +11,6 @@
 
 namespace tsr {
 
-namespace {}  // namespace
-
 void Ddp::register_buffers(const std::function<std::vector<NamedTensor>()>& make) {
     check_idle("buffers cannot be registered");
     if (!buffers_.empty()) {

@@ -378,8 +378,9 @@ TEST(FsdpOptions, InPairsTheyTrainAsOneRankDoes) {
             if (&one < &other && one.kind != other.kind) pairs.emplace_back(&one, &other);
         }
     }
-    for (const auto& [one, other] : testing::sample_of(pairs, is_slow() ? 6 : 40))
+    for (const auto& [one, other] : testing::sample_of(pairs, is_slow() ? 6 : 40)) {
         expect_trains_as_one_rank({one, other});
+    }
 }
 
 }  // namespace
