@@ -12,6 +12,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -47,7 +48,7 @@ def until(condition: Callable[[], T], seconds: float, what: str | Callable[[], s
     while not (found := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {what() if callable(what) else what}")
-        time.sleep(0.05)
+        threading.Event().wait(0.05)  # between two looks
     return found
 
 
