@@ -6,7 +6,9 @@ deadline and its own output in the report. A crash takes no other case with it: 
 it was in has failed, and another process runs those that it had not begun.
 
 What there is to run comes from ``ctest --show-only``: a test with the label ``gtest`` is a program with its environment
-and its ``--gtest_filter``, of which each case is named ``<name of the test>/<Suite.Case>``; any other is run as it is.
+and its ``--gtest_filter``. Each of its cases is named ``<name of the test>/<Suite.Case>``. Any other test is run as it
+is. Of a test with the label ``half``, half of the cases are drawn by TESSERA_TEST_SEED, unless TESSERA_TEST_LONG or a
+filter asks for all.
 
 The report is a JUnit file. It is written when the run ends, also by SIGTERM, which is how a section that runs out of
 time ends: the cases that were running then are errors, those that had not begun are left out.
@@ -29,6 +31,7 @@ import tempfile
 import threading
 import time
 import xml.etree.ElementTree as ET
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -363,11 +366,17 @@ def selected(
             continue
         if test.is_gtest:
             cases = [case for case in cases_of(test) if wanted(f"{test.name}/{case}")]
+            if "half" in test.labels and not pattern and "TESSERA_TEST_LONG" not in os.environ:
+                cases = [case for case in cases if is_drawn(f"{test.name}/{case}")]
             if cases:
                 chosen.append((test, cases))
         elif wanted(test.name):
             chosen.append((test, []))
     return chosen
+
+
+def is_drawn(name: str) -> bool:
+    return zlib.crc32(f"{os.environ.get('TESSERA_TEST_SEED', '0')} {name}".encode()) % 2 == 0
 
 
 def read_seconds(path: Path | None) -> dict[str, float]:
