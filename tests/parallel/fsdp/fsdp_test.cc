@@ -1107,8 +1107,8 @@ TEST(Fsdp, ARankThatLeavesOutTheBackwardOfAUnitIsNamedAtTheDeadline) {
     std::atomic<int> told{0};
     expect_all_well(run_ranks(3, test_options(), [&](Communicator& comm) {
         Model model = equal_layers(2);
-        Fsdp fsdp(shared(comm), a_unit_each(model), {});
         comm.set_timeout(milliseconds{1000});
+        Fsdp fsdp(shared(comm), a_unit_each(model), {});
         const auto backward = [&](size_t unit) {
             fsdp.backward(unit);
             fsdp.unused(unit);
