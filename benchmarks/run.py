@@ -64,6 +64,9 @@ def main() -> int:
     instructions = commands.add_parser("instructions", help="instructions of the hot paths, beside their baseline")
     instructions.add_argument("--rebase", action="store_true", help="make these the baseline of later runs")
     commands.add_parser("plan", help="what a rank of 1,024 computes for a save and a load of 100,000 tensors")
+    build = commands.add_parser("build", help="cold builds without ccache beside those of another commit")
+    build.add_argument("--rounds", type=int, default=1)
+    build.add_argument("--beside", default="a5a3189", help="a commit; empty: none")
     for sub in commands.choices.values():
         sub.add_argument("--binaries", type=Path, default=ROOT / "build" / "release" / "benchmarks")
         sub.add_argument("--no-write", action="store_true", help="print only")
@@ -135,6 +138,10 @@ def main() -> int:
         import instructions as instructions_bench
 
         cases = instructions_bench.bench(arguments.binaries, replace_baseline=arguments.rebase)
+    elif arguments.name == "build":
+        import build as build_bench
+
+        cases = build_bench.bench(arguments.beside, arguments.rounds)
     elif arguments.name == "plan":
         import plan as plan_bench
 

@@ -3,7 +3,13 @@
 #include "tessera/checkpoint.h"
 
 #include "base/env.hpp"
+#include "checkpoint/checkpoint.hpp"
 #include "checkpoint/export.hpp"
+#include "checkpoint/io/storage.hpp"
+#include "checkpoint/saver.hpp"
+#include "checkpoint/state.hpp"
+#include "comm/communicator.hpp"
+#include "comm/work.hpp"
 #include "handles.hpp"
 #include "launch/preempt.hpp"
 

@@ -3,8 +3,12 @@
 
 #include <optional>
 
+#include "checkpoint/save_queue.hpp"
+#include "comm/communicator.hpp"
+#include "comm/work.hpp"
 #include "handles.hpp"
 #include "launch/from_environment.hpp"
+#include "store/store.hpp"
 
 namespace {
 

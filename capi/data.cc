@@ -1,6 +1,8 @@
 // tessera/data.h: the distributed sampler.
 #include "tessera/data.h"
 
+#include "comm/communicator.hpp"
+#include "data/sampler.hpp"
 #include "handles.hpp"
 
 namespace {

@@ -1,8 +1,11 @@
 // tessera/ddp.h: data-parallel training.
 #include "tessera/ddp.h"
 
+#include "comm/communicator.hpp"
 #include "comm/fingerprint.hpp"
 #include "handles.hpp"
+#include "optimizer_of_model.hpp"
+#include "parallel/ddp/ddp.hpp"
 
 namespace {
 

@@ -3,8 +3,11 @@
 
 #include <optional>
 
+#include "comm/communicator.hpp"
 #include "comm/fingerprint.hpp"
 #include "handles.hpp"
+#include "parallel/fsdp/fsdp.hpp"
+#include "tensor/layout.hpp"
 
 namespace {
 

@@ -2,6 +2,8 @@
 #include "tessera/grad_scaler.h"
 
 #include "handles.hpp"
+#include "optim/grad_scaler.hpp"
+#include "optim/optimizer.hpp"
 
 namespace {
 

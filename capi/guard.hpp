@@ -3,7 +3,7 @@
 // destroyed handles rest in a bounded quarantine, so that a late use reads the poison, not freed memory.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstring>
 #include <memory>

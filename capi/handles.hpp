@@ -1,20 +1,30 @@
-// What each opaque handle of types.h is. Magic words are ASCII of the type's name.
+// What each opaque handle of types.h is. Magic words are ASCII of the type's name. The objects are only named here: who
+// looks into one includes its header.
 #pragma once
 
-#include "checkpoint/io/storage.hpp"
-#include "checkpoint/saver.hpp"
-#include "comm/communicator.hpp"
-#include "comm/mesh.hpp"
-#include "comm/plan.hpp"
-#include "data/sampler.hpp"
 #include "guard.hpp"
-#include "optim/grad_scaler.hpp"
-#include "optim/optimizer.hpp"
-#include "parallel/ddp/ddp.hpp"
-#include "parallel/fsdp/fsdp.hpp"
-#include "store/server.hpp"
-#include "store/store.hpp"
-#include "tensor/layout.hpp"
+
+namespace tsr {
+class Buffer;
+class Checkpoint;
+class Communicator;
+class Ddp;
+class Fsdp;
+class GradScaler;
+class Layout;
+class Optimizer;
+class Plan;
+class Sampler;
+class Saver;
+class State;
+class Storage;
+class Store;
+class StoreServer;
+class Work;
+namespace capi {
+struct MeshObject;
+}
+}  // namespace tsr
 
 struct tsr_store : tsr::capi::Handle<tsr::Store, 0x545352'53544f5245> {};
 struct tsr_store_server : tsr::capi::Handle<tsr::StoreServer, 0x545352'53525652> {};
@@ -32,29 +42,4 @@ struct tsr_state : tsr::capi::Handle<tsr::State, 0x545352'5354415445> {};
 struct tsr_saver : tsr::capi::Handle<tsr::Saver, 0x545352'5341564552> {};
 struct tsr_checkpoint : tsr::capi::Handle<const tsr::Checkpoint, 0x545352'43484543> {};
 struct tsr_storage : tsr::capi::Handle<tsr::Storage, 0x545352'53544f52> {};
-
-namespace tsr::capi {
-
-// The deleter of an optimizer that was made of a model, whose it tells. Before the optimizer ends, a bucket that is just
-// being updated is finished, and no other is begun.
-struct OptimizerOfModel {
-    std::shared_ptr<Optimizer> made;
-    std::shared_ptr<Ddp> model;
-
-    void operator()(Optimizer* ending) {
-        model->forget_optimizer(*ending);
-        made.reset();
-    }
-};
-
-// A mesh owns the handles that it lends by tsr_mesh_comm, one a dimension.
-struct MeshObject {
-    explicit MeshObject(DeviceMesh of);
-
-    DeviceMesh mesh;
-    std::vector<std::unique_ptr<tsr_comm, void (*)(tsr_comm*)>> handles;
-};
-
-}  // namespace tsr::capi
-
 struct tsr_mesh : tsr::capi::Handle<tsr::capi::MeshObject, 0x545352'4d455348> {};

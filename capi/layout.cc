@@ -2,7 +2,9 @@
 #include "tessera/layout.h"
 
 #include "checkpoint/gathered_layout.hpp"
+#include "comm/communicator.hpp"
 #include "handles.hpp"
+#include "tensor/layout.hpp"
 
 using tsr::capi::guard;
 using tsr::capi::object_of;

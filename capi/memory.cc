@@ -1,6 +1,7 @@
 // tessera/memory.h: buffers of a communicator.
 #include "tessera/memory.h"
 
+#include "comm/communicator.hpp"
 #include "handles.hpp"
 
 using tsr::capi::create;

@@ -1,8 +1,23 @@
 // tessera/mesh.h: named arrangements of ranks.
 #include "tessera/mesh.h"
 
+#include "comm/communicator.hpp"
 #include "comm/fingerprint.hpp"
+#include "comm/mesh.hpp"
 #include "handles.hpp"
+
+// A mesh owns the handles that it lends by tsr_mesh_comm, one a dimension.
+struct tsr::capi::MeshObject {
+    explicit MeshObject(DeviceMesh of) : mesh(std::move(of)) {
+        for (int d = 0; d < mesh.shape().ndim(); ++d) {
+            handles.emplace_back(new tsr_comm, [](tsr_comm* handle) { destroy(handle); });
+            handles.back()->object = mesh.comm(d);
+        }
+    }
+
+    DeviceMesh mesh;
+    std::vector<std::unique_ptr<tsr_comm, void (*)(tsr_comm*)>> handles;
+};
 
 namespace {
 
@@ -32,13 +47,6 @@ tsr::MeshShape shape_in(const char* const* names, const int32_t* sizes, int32_t 
 }
 
 }  // namespace
-
-tsr::capi::MeshObject::MeshObject(DeviceMesh of) : mesh(std::move(of)) {
-    for (int d = 0; d < mesh.shape().ndim(); ++d) {
-        handles.emplace_back(new tsr_comm, [](tsr_comm* handle) { destroy(handle); });
-        handles.back()->object = mesh.comm(d);
-    }
-}
 
 extern "C" {
 

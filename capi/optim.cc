@@ -3,7 +3,11 @@
 
 #include "handles.hpp"
 #include "optim/adam.hpp"
+#include "optim/optimizer.hpp"
 #include "optim/sgd.hpp"
+#include "optimizer_of_model.hpp"
+#include "parallel/ddp/ddp.hpp"
+#include "parallel/fsdp/fsdp.hpp"
 
 namespace {
 

@@ -1,6 +1,8 @@
 // tessera/plan.h: collectives that are prepared once and launched many times.
 #include "tessera/plan.h"
 
+#include "comm/communicator.hpp"
+#include "comm/plan.hpp"
 #include "handles.hpp"
 
 namespace {

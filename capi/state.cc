@@ -10,8 +10,16 @@
 
 #include "callback.hpp"
 #include "checkpoint/agreement.hpp"
+#include "checkpoint/state.hpp"
 #include "checkpoint/state_gather.hpp"
+#include "comm/communicator.hpp"
+#include "data/sampler.hpp"
 #include "handles.hpp"
+#include "optim/grad_scaler.hpp"
+#include "optim/optimizer.hpp"
+#include "parallel/ddp/ddp.hpp"
+#include "parallel/fsdp/fsdp.hpp"
+#include "tensor/layout.hpp"
 
 namespace {
 

@@ -2,6 +2,7 @@
 #include "tessera/storage.h"
 
 #include "callback.hpp"
+#include "checkpoint/io/storage.hpp"
 #include "handles.hpp"
 #include "tessera/error.h"
 

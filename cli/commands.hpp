@@ -1,15 +1,14 @@
-// The sub-commands of `tessera`. Each function adds its own to `app`; when the command line names it, its callback runs
-// and stores the exit code.
+// The sub-commands of `tessera`. Each function adds its own to the command of the whole program.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "command_line.hpp"
 
 namespace tsr::cli {
 
-void add_run(CLI::App& app, int& exit_code);
-void add_env(CLI::App& app, int& exit_code);
-void add_ckpt(CLI::App& app, int& exit_code);
-void add_trace(CLI::App& app, int& exit_code);
-void add_bench(CLI::App& app, int& exit_code);
+void add_run(Command& tessera);
+void add_env(Command& tessera);
+void add_ckpt(Command& tessera);
+void add_trace(Command& tessera);
+void add_bench(Command& tessera);
 
 }  // namespace tsr::cli

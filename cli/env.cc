@@ -1,5 +1,5 @@
 // `tessera env`: what Tessera sees of this process and machine, for people and for bug reports.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>
@@ -171,16 +171,16 @@ std::string as_text(const Json& value) {
 
 }  // namespace
 
-void add_env(CLI::App& app, int& exit_code) {
-    CLI::App* env = app.add_subcommand("env", "Show what Tessera sees of this process and machine");
+void add_env(Command& tessera) {
+    Command env = tessera.add_command("env", "Show what Tessera sees of this process and machine");
     auto json = std::make_shared<bool>(false);
-    env->add_flag("--json", *json, "one JSON object");
+    env.add_flag("--json", *json, "one JSON object");
     auto directory = std::make_shared<std::string>(".");
-    env->add_option("directory", *directory, "where checkpoints would be: how are they written there?")
-        ->type_name("DIR")
-        ->default_str("the current one")
-        ->check(CLI::ExistingDirectory);
-    env->callback([json, directory, &exit_code] {
+    env.add_option("directory", *directory, "where checkpoints would be: how are they written there?")
+        .type_name("DIR")
+        .default_text("the current one")
+        .existing_directory();
+    env.on_run([json, directory] {
         std::error_code unknown;  // one that is gone has no path
         const std::filesystem::path path = std::filesystem::canonical(*directory, unknown);
         const Json facts = gather(unknown ? *directory : path.string());
@@ -189,7 +189,7 @@ void add_env(CLI::App& app, int& exit_code) {
         } else {
             for (const Json::Member& fact : facts.as_object()) fmt::print("{:<24}{}\n", fact.key, as_text(fact.value));
         }
-        exit_code = facts.find("problem") == nullptr ? 0 : 1;
+        return facts.find("problem") == nullptr ? 0 : 1;
     });
 }
 

@@ -1,12 +1,14 @@
 // `tessera run`: reads the command line into RunOptions; src/launch does the rest.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
-#include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -20,18 +22,6 @@ namespace tsr::cli {
 
 namespace {
 
-// The command line's fault: main() shows the usage with it.
-CLI::ValidationError wrong(std::string why) { return CLI::ValidationError(std::move(why)); }
-
-class RunFormatter : public CLI::Formatter {
-   public:
-    std::string make_usage(const CLI::App* app, std::string name) const override {
-        std::string usage = CLI::Formatter::make_usage(app, std::move(name));
-        while (usage.ends_with('\n')) usage.pop_back();
-        return usage + " CMD [ARGS...] [: [-n N] [--env K=V] CMD [ARGS...]]...\n";
-    }
-};
-
 int gpus() {
     std::error_code failure;
     const std::filesystem::directory_iterator list("/proc/driver/nvidia/gpus", failure);
@@ -42,7 +32,7 @@ int number(std::string_view text, std::string_view option) {
     int value = 0;
     const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (failure != std::errc{} || end != text.data() + text.size()) {
-        throw wrong(fmt::format("{} '{}' is no number", option, text));
+        throw UsageError(fmt::format("{} '{}' is no number", option, text));
     }
     return value;
 }
@@ -56,7 +46,7 @@ struct Count {
 Count count_of(const std::string& text) {
     if (text == "auto" || text == "cpu") return {0, usable_cores()};
     if (text == "gpu") {
-        if (gpus() == 0) throw wrong("-n gpu: this machine has no NVIDIA GPU");
+        if (gpus() == 0) throw UsageError("-n gpu: this machine has no NVIDIA GPU");
         return {0, gpus()};
     }
     const size_t colon = text.find(':');
@@ -64,14 +54,14 @@ Count count_of(const std::string& text) {
     const Count count{number(std::string_view(text).substr(0, colon), "-n"),
                       number(std::string_view(text).substr(colon + 1), "-n")};
     if (count.least < 1 || count.least > count.ranks) {
-        throw wrong(fmt::format("-n {}: write MIN:MAX with 1 <= MIN <= MAX", text));
+        throw UsageError(fmt::format("-n {}: write MIN:MAX with 1 <= MIN <= MAX", text));
     }
     return count;
 }
 
 std::pair<std::string, std::string> variable(const std::string& text) {
     const size_t equals = text.find('=');
-    if (equals == 0 || equals == std::string::npos) throw wrong(fmt::format("--env '{}': write NAME=VALUE", text));
+    if (equals == 0 || equals == std::string::npos) throw UsageError(fmt::format("--env '{}': write NAME=VALUE", text));
     return {text.substr(0, equals), text.substr(equals + 1)};
 }
 
@@ -79,12 +69,12 @@ OnLoss on_loss_of(const std::string& text) {
     if (text == "restart") return OnLoss::restart;
     if (text == "shrink") return OnLoss::shrink;
     if (text == "continue") return OnLoss::go_on;
-    throw wrong(fmt::format("--on-loss {}: write restart, shrink or continue", text));
+    throw UsageError(fmt::format("--on-loss {}: write restart, shrink or continue", text));
 }
 
 milliseconds span(double seconds, const char* option) {
     if (!(seconds >= 0) || seconds > 1e6)
-        throw wrong(fmt::format("{} {}: write seconds, 0 to 1000000", option, seconds));
+        throw UsageError(fmt::format("{} {}: write seconds, 0 to 1000000", option, seconds));
     return milliseconds{static_cast<int64_t>(seconds * 1000)};
 }
 
@@ -106,15 +96,15 @@ struct Arguments {
     std::optional<double> timeout;
 };
 
-void add_program_options(CLI::App& app, Arguments& arguments) {
-    app.prefix_command();
-    app.add_option("-n,--nproc-per-node,--nproc_per_node", arguments.count,
-                   "ranks: a number, MIN:MAX (elastic), auto or cpu (usable cores), gpu")
-        ->type_name("N")
-        ->capture_default_str();
-    app.add_option("--env", arguments.environment, "set a variable for these ranks (repeatable)")
-        ->type_name("NAME=VALUE")
-        ->allow_extra_args(false);
+void add_program_options(Command& command, Arguments& arguments) {
+    command
+        .add_option("-n,--nproc-per-node,--nproc_per_node", arguments.count,
+                    "ranks: a number, MIN:MAX (elastic), auto or cpu (usable cores), gpu")
+        .type_name("N")
+        .show_default();
+    command.add_option("--env", arguments.environment, "set a variable for these ranks (repeatable)")
+        .type_name("NAME=VALUE")
+        .one_value_each();
 }
 
 // Splits "A … : -n 2 B …" at the colons that stand alone.
@@ -132,9 +122,9 @@ std::vector<std::vector<std::string>> split(const std::vector<std::string>& word
 
 Program program_of(const Arguments& arguments, std::vector<std::string> command) {
     if (!command.empty() && command.front() == "--") command.erase(command.begin());
-    if (command.empty()) throw wrong("no command: write `tessera run -n 4 CMD ARGS...`, programs apart by ` : `");
+    if (command.empty()) throw UsageError("no command: write `tessera run -n 4 CMD ARGS...`, programs apart by ` : `");
     if (command.front().starts_with('-')) {
-        throw wrong(
+        throw UsageError(
             fmt::format("unknown option '{}'; options of `tessera run` come before the command", command.front()));
     }
     Program program;
@@ -145,23 +135,20 @@ Program program_of(const Arguments& arguments, std::vector<std::string> command)
 }
 
 // A program after a colon: "-n 2 --env K=V CMD ARGS".
-Program parse_program(std::vector<std::string> words) {
-    CLI::App app("", "a program after ':'");
-    app.set_help_flag();
+Program parse_program(const std::vector<std::string>& words) {
     Arguments arguments;
-    add_program_options(app, arguments);
-    std::reverse(words.begin(), words.end());  // as CLI11 wants them
-    app.parse(words);
+    std::vector<std::string> command =
+        take_options(words, [&](Command& options) { add_program_options(options, arguments); });
     if (arguments.count.find(':') != std::string::npos) {
-        throw wrong(
+        throw UsageError(
             fmt::format("-n {}: with several programs say how many ranks may be left by --min-ranks", arguments.count));
     }
-    return program_of(arguments, app.remaining());
+    return program_of(arguments, std::move(command));
 }
 
 RunOptions options_of(const Arguments& arguments, const std::vector<std::string>& words) {
     if (arguments.nodes != "1" && arguments.nodes != "1:1") {
-        throw wrong(fmt::format("--nnodes {}: this version runs jobs on one host", arguments.nodes));
+        throw UsageError(fmt::format("--nnodes {}: this version runs jobs on one host", arguments.nodes));
     }
     RunOptions options;
     std::vector<std::vector<std::string>> parts = split(words);
@@ -169,19 +156,19 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     options.programs.push_back(program_of(arguments, parts.front()));
     for (size_t i = 1; i < parts.size(); ++i) options.programs.push_back(parse_program(parts[i]));
     if (count.least > 0 && options.programs.size() > 1) {
-        throw wrong(
+        throw UsageError(
             fmt::format("-n {}: with several programs say how many ranks may be left by --min-ranks", arguments.count));
     }
     if (count.least > 0 && arguments.min_ranks > 0 && count.least != arguments.min_ranks) {
-        throw wrong(
+        throw UsageError(
             fmt::format("-n {} and --min-ranks {} contradict each other", arguments.count, arguments.min_ranks));
     }
     options.min_ranks = count.least > 0 ? count.least : arguments.min_ranks;
     options.max_restarts = arguments.max_restarts;
     options.on_loss = on_loss_of(arguments.on_loss);
     if (options.on_loss != OnLoss::restart && options.min_ranks == 0) {
-        throw wrong(fmt::format("--on-loss {} needs to know how few ranks are enough: add -n MIN:MAX or --min-ranks",
-                                arguments.on_loss));
+        throw UsageError(fmt::format(
+            "--on-loss {} needs to know how few ranks are enough: add -n MIN:MAX or --min-ranks", arguments.on_loss));
     }
     options.prefix = !arguments.no_prefix;
     options.insecure = arguments.insecure;
@@ -192,55 +179,57 @@ RunOptions options_of(const Arguments& arguments, const std::vector<std::string>
     options.kill_grace = span(arguments.kill_grace, "--kill-grace-s");
     if (arguments.timeout) {
         options.timeout = span(*arguments.timeout, "--timeout-s");
-        if (options.timeout->count() == 0) throw wrong("--timeout-s: collectives need some time; write 0.001 or more");
+        if (options.timeout->count() == 0)
+            throw UsageError("--timeout-s: collectives need some time; write 0.001 or more");
     }
     try {
         options.check();
     } catch (const Error& error) {
-        throw wrong(error.what());
+        throw UsageError(error.what());
     }
     return options;
 }
 
 }  // namespace
 
-void add_run(CLI::App& app, int& exit_code) {
+void add_run(Command& tessera) {
     auto arguments = std::make_shared<Arguments>();
-    CLI::App* run = app.add_subcommand("run", "Start the ranks of a job on this machine and watch them");
-    run->formatter(std::make_shared<RunFormatter>());
-    run->footer(
+    Command run = tessera.add_command("run", "Start the ranks of a job on this machine and watch them");
+    run.take_program();
+    run.end_usage_with(" CMD [ARGS...] [: [-n N] [--env K=V] CMD [ARGS...]]...");
+    run.footer(
         "\n  tessera run -n 4 python train.py\n"
         "  tessera run -n 1 ./a : -n 1 python b.py : -n 2 ./c      several programs, one job\n"
         "  tessera run -n 3:4 --on-loss shrink python train.py     goes on with 3 when one is lost");
-    add_program_options(*run, *arguments);
-    run->add_option("--min-ranks", arguments->min_ranks, "the job may go on with this many ranks")->default_str("all");
-    run->add_option("--max-restarts", arguments->max_restarts, "how often all ranks are started again after a failure")
-        ->capture_default_str();
-    run->add_option(
+    add_program_options(run, *arguments);
+    run.add_option("--min-ranks", arguments->min_ranks, "the job may go on with this many ranks").default_text("all");
+    run.add_option("--max-restarts", arguments->max_restarts, "how often all ranks are started again after a failure")
+        .show_default();
+    run.add_option(
            "--on-loss", arguments->on_loss,
            "what is tried first: restart (as many ranks, while restarts are left), shrink (those left) or continue "
            "(those left go on by themselves, in the same processes)")
-        ->capture_default_str();
-    run->add_option("--log-dir", arguments->log_directory, "keep each rank's output in DIR/round-R/rank-N.log");
-    run->add_option("--events", arguments->events_file, "write what happens as JSON lines");
-    run->add_option("--trace-dir", arguments->trace_directory,
-                    "communicators leave their last operations in DIR/round-R, for `tessera trace`");
-    run->add_flag("--no-prefix", arguments->no_prefix, "print the ranks' lines without [rank N program]");
-    run->add_flag("--insecure", arguments->insecure,
-                  "no job token: every user of this machine can reach the job's store");
-    run->add_option("--grace-s", arguments->grace,
-                    "seconds for ranks that ask tsr_preempt_requested() to save after SIGTERM or Ctrl-C")
-        ->capture_default_str();
-    run->add_option("--kill-grace-s", arguments->kill_grace, "seconds from SIGTERM to SIGKILL for a rank")
-        ->capture_default_str();
-    run->add_option("--timeout-s", arguments->timeout, "deadline of the ranks' collectives, sets TESSERA_TIMEOUT_MS")
-        ->default_str("600");
-    run->add_flag("--standalone", arguments->standalone, "accepted for torchrun's sake: jobs run on one host");
-    run->add_option("--nnodes", arguments->nodes, "jobs run on one host")->capture_default_str();
-    run->callback([run, arguments, &exit_code] {
-        const RunOptions options = options_of(*arguments, run->remaining());
+        .show_default();
+    run.add_option("--log-dir", arguments->log_directory, "keep each rank's output in DIR/round-R/rank-N.log");
+    run.add_option("--events", arguments->events_file, "write what happens as JSON lines");
+    run.add_option("--trace-dir", arguments->trace_directory,
+                   "communicators leave their last operations in DIR/round-R, for `tessera trace`");
+    run.add_flag("--no-prefix", arguments->no_prefix, "print the ranks' lines without [rank N program]");
+    run.add_flag("--insecure", arguments->insecure,
+                 "no job token: every user of this machine can reach the job's store");
+    run.add_option("--grace-s", arguments->grace,
+                   "seconds for ranks that ask tsr_preempt_requested() to save after SIGTERM or Ctrl-C")
+        .show_default();
+    run.add_option("--kill-grace-s", arguments->kill_grace, "seconds from SIGTERM to SIGKILL for a rank")
+        .show_default();
+    run.add_option("--timeout-s", arguments->timeout, "deadline of the ranks' collectives, sets TESSERA_TIMEOUT_MS")
+        .default_text("600");
+    run.add_flag("--standalone", arguments->standalone, "accepted for torchrun's sake: jobs run on one host");
+    run.add_option("--nnodes", arguments->nodes, "jobs run on one host").show_default();
+    run.on_run([run, arguments] {
+        const RunOptions options = options_of(*arguments, run.rest());
         for (const Program& program : options.programs) (void)find_executable(program.command.front());
-        exit_code = run_guarded(
+        return run_guarded(
             [&](int guardian, const sigset_t& signal_mask) { return Agent(options, guardian, signal_mask).run(); });
     });
 }

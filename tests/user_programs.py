@@ -13,9 +13,12 @@ from pathlib import Path
 
 from patience import patience
 
-__all__ = ["PREFIX", "ROOT", "c", "java", "python", "run", "rust"]
+__all__ = ["JAVAC", "JVM", "PREFIX", "ROOT", "c", "java", "python", "run", "rust"]
 
 ROOT = Path(__file__).resolve().parents[1]
+# Half the processor time of a short program: no compiler for hot code, no threads for garbage.
+JVM = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+JAVAC = ["javac", *(f"-J{option}" for option in JVM)]
 PREFIX = ROOT / "build" / "prefix"
 BINDINGS = ROOT / "bindings"
 
@@ -52,10 +55,10 @@ def java(at: Path, source: str) -> list[str]:
     name = re.findall(r"^public (?:final )?class (\w+)", source, re.M)[0]
     (at / f"{name}.java").write_text(source, encoding="utf-8")
     target = BINDINGS / "java" / "target"
-    javac = ["javac", "-encoding", "UTF-8", "-Werror", "-d", at, "-cp", target / "classes"]
-    run(*javac, at / f"{name}.java", cwd=at)
+    options = ["-encoding", "UTF-8", "-Werror", "-d", at, "-cp", target / "classes"]
+    run(*JAVAC, *options, at / f"{name}.java", cwd=at)
     jars = [target / "tessera-0.1.0.jar", target / "tessera-0.1.0-natives-linux-x86_64.jar"]
-    return ["java", "-cp", ":".join(map(str, [at, *jars])), name]
+    return ["java", *JVM, "-cp", ":".join(map(str, [at, *jars])), name]
 
 
 def rust(at: Path, source: str) -> list[str]:

@@ -83,7 +83,7 @@ def known_commands() -> dict[str, set[str]]:
     known = {"./dev": {*alternatives[1].split(" | "), "help"} if alternatives else set(), "tessera": set()}
     for source in (ROOT / "cli").rglob("*.cc"):
         text = source.read_text(encoding="utf-8")
-        known["tessera"].update(re.findall(r"\bapp\.add_subcommand\(\"([\w-]+)\"", text))
+        known["tessera"].update(re.findall(r"\btessera\.add_command\(\"([\w-]+)\"", text))
         for group, name in re.findall(r"\badd_command\(\s*(\w+), \"([\w-]+)\"", text):
             known.setdefault(f"tessera {group}", set()).add(name)
     return known

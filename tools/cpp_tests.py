@@ -1,15 +1,15 @@
 """Run the tests that CMake registered, many GoogleTest cases a process.
 
-A process a case would start 4,000 times, which takes longer than the cases do, above all under a sanitizer. So the cases
-of a program are dealt out in batches, and a few workers run a batch a process each. What a process of its own gave a case
-stays: a deadline of its own, its own output in the report, and a crash that takes no other case with it. When a process
-ends early, the case that it was in has failed, and those that it had not begun are run by another process.
+A process for each case would start 4,000 of them, which takes longer than the cases do, above all under a sanitizer. So
+the cases of a program are dealt out in batches, and each worker runs one batch in one process. A case keeps its own
+deadline and its own output in the report. A crash takes no other case with it: when a process ends early, the case that
+it was in has failed, and another process runs those that it had not begun.
 
 What there is to run comes from ``ctest --show-only``: a test with the label ``gtest`` is a program with its environment
 and its ``--gtest_filter``, of which each case is named ``<name of the test>/<Suite.Case>``; any other is run as it is.
 
-The report is a JUnit file. It is written when the run ends, also by SIGTERM (which is how a section that runs out of time
-ends): the cases that were running then are errors, those that had not begun are left out.
+The report is a JUnit file. It is written when the run ends, also by SIGTERM, which is how a section that runs out of
+time ends: the cases that were running then are errors, those that had not begun are left out.
 
 Thread-safety: the workers are threads, each of which owns the process it started; ``Report`` is the only thing shared.
 """
@@ -17,6 +17,7 @@ Thread-safety: the workers are threads, each of which owns the process it starte
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import queue
@@ -31,6 +32,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 BATCH_S = 6.0  # what a batch is meant to take: short enough that the workers end together
 UNKNOWN_S = 0.15  # a case that was never timed
@@ -79,6 +81,7 @@ class Report:
     total: int = 0
     results: dict[str, Result] = field(default_factory=dict)
     running: dict[str, float] = field(default_factory=dict)
+    passed: TextIO | None = None  # gets the name of each that passes
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, name: str) -> None:
@@ -89,6 +92,8 @@ class Report:
         with self.lock:
             self.running.pop(result.name, None)
             self.results[result.name] = result
+            if self.passed and result.state == "passed":
+                self.passed.write(f"{result.name}\n")
             done = len(self.results)
         word = {"passed": "Passed", "failed": "***Failed", "skipped": "Skipped"}[result.state]
         print(f"{done:5}/{self.total} {word:9} {result.seconds:7.2f} s  {result.name}", flush=True)
@@ -109,7 +114,7 @@ class Report:
             elif result.state == "skipped":
                 ET.SubElement(case, "skipped", message=" ".join(output.split())[:300])
             elif result.state == "running":
-                ET.SubElement(case, "error", message=f"still running after {result.seconds:.0f} s when the run was ended")
+                ET.SubElement(case, "error", message=f"still running after {result.seconds:.0f} s")
         path.parent.mkdir(parents=True, exist_ok=True)
         ET.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
 
@@ -211,7 +216,7 @@ class Runner:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd=test.directory,
-                env={**os.environ, **test.environment},
+                env={**os.environ, **test.environment, "TESSERA_TEST_PATIENCE": str(self.patience)},
                 start_new_session=True,
             )
             self.processes.add(process)
@@ -333,19 +338,23 @@ class Watch:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def text_of(output: Iterable[bytes]) -> str:
     return b"".join(output)[-KEPT_BYTES:].decode(errors="replace")
 
 
-def selected(tests: Iterable[Test], labels: str, without: str, pattern: str) -> list[tuple[Test, list[str]]]:
+def selected(
+    tests: Iterable[Test], labels: str, without: str, pattern: str, done: frozenset[str]
+) -> list[tuple[Test, list[str]]]:
     """What to run: each test with its cases that match, none where it is no GoogleTest program."""
-    wanted = re.compile(pattern)
+    matches = re.compile(pattern).search
+
+    def wanted(name: str) -> bool:
+        return name not in done and matches(name) is not None
+
     chosen = []
     for test in tests:
         if labels and not any(re.fullmatch(labels, label) for label in test.labels):
@@ -353,10 +362,10 @@ def selected(tests: Iterable[Test], labels: str, without: str, pattern: str) -> 
         if without and any(re.fullmatch(without, label) for label in test.labels):
             continue
         if test.is_gtest:
-            cases = [case for case in cases_of(test) if wanted.search(f"{test.name}/{case}")]
+            cases = [case for case in cases_of(test) if wanted(f"{test.name}/{case}")]
             if cases:
                 chosen.append((test, cases))
-        elif wanted.search(test.name):
+        elif wanted(test.name):
             chosen.append((test, []))
     return chosen
 
@@ -376,13 +385,21 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--junit", type=Path)
     parser.add_argument("--seconds", type=Path, help="what the cases took before; brought up to date")
+    parser.add_argument("--done", type=Path, help="names of what passed before, left out; grows")
     parser.add_argument("--patience", type=float, default=float(os.environ.get("TESSERA_TEST_PATIENCE", "1")))
     options = parser.parse_args()
 
     seconds = read_seconds(options.seconds)
     report = Report()
+    done: frozenset[str] = frozenset()
+    if options.done:
+        options.done.parent.mkdir(parents=True, exist_ok=True)
+        report.passed = options.done.open("a+", buffering=1, encoding="utf-8")
+        report.passed.seek(0)
+        done = frozenset(report.passed.read().split("\n"))
     runner = Runner(report, options.patience)
-    for test, cases in selected(registered(options.build), options.labels, options.without, options.filter):
+    tests = registered(options.build)
+    for test, cases in selected(tests, options.labels, options.without, options.filter, done):
         report.total += max(1, len(cases))
         for batch in deal(test, cases, seconds) or [Batch(test, [], seconds.get(test.name, 1.0))]:
             runner.add(batch)

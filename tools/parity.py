@@ -102,9 +102,10 @@ def file_units(path: Path, file: str) -> Iterator[Unit]:
     yield Unit(file, owner, name, "\n".join(lines))
 
 
-def using(units: list[Unit], pattern: str) -> list[Unit]:
-    compiled = re.compile(pattern)
-    return [unit for unit in units if compiled.search(unit.text)]
+def using(units: list[Unit], word: str, pattern: str) -> list[Unit]:
+    """The units whose text matches the pattern, which holds the word: looking for that first is ten times faster."""
+    compiled = re.compile(pattern.format(word))
+    return [unit for unit in units if word in unit.text and compiled.search(unit.text)]
 
 
 class Place(NamedTuple):
@@ -122,10 +123,10 @@ class Python:
         self.typed = units_of(root, f"{PYTHON}/src/tessera/*.py")
 
     def place(self, function: str) -> Place | str:
-        if not using(self.core, rf"\b{function}\("):
+        if not using(self.core, function, r"\b{}\("):
             return "not called"
-        above = using(self.typed, rf"\b_core\.{function.removeprefix('tsr_')}\(")
-        inside = using(self.core, rf"^def {function.removeprefix('tsr_')}\(")
+        above = using(self.typed, function.removeprefix("tsr_"), r"\b_core\.{}\(")
+        inside = using(self.core, function.removeprefix("tsr_"), r"^def {}\(")
         spelling = above[0].spelling(".") if above else f"_core.{inside[0].name}" if inside else "within others"
         return Place(spelling, PROOFS[self.name])
 
@@ -139,7 +140,7 @@ class Rust:
         self.units = units_of(root, f"{RUST}/src/**/*.rs")
 
     def place(self, function: str) -> Place | str:
-        above = using(self.units, rf"\b{function}\b")
+        above = using(self.units, function, r"\b{}\b")
         if not above:
             return "not called"
         named = [unit for unit in above if unit.name]
@@ -165,6 +166,7 @@ class Java:
             path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
             for path in sorted(root.glob(f"{JAVA}/test/**/*Test.java"))
         }
+        self.words = {file: set(re.findall(r"\w+", text)) for file, text in self.tests.items()}
 
     def name_by_user(self) -> None:
         """The methods of a class that one other extends are the latter's to who calls them."""
@@ -176,13 +178,13 @@ class Java:
         self.java = [unit._replace(owner=only.get(unit.owner, unit.owner)) for unit in self.java]
 
     def place(self, function: str) -> Place | str:
-        shims = using(self.native, rf"\b{function}\b(?!\")")
+        shims = using(self.native, function, r'\b{}\b(?!")')
         if not shims and not re.search(rf"\b{function}\(", self.header):
             return "not called"
-        shims += [caller for shim in shims for caller in using(self.native, rf"\b{shim.name}[(<]") if shim.name]
+        shims += [caller for shim in shims for caller in using(self.native, shim.name, r"\b{}[(<]") if shim.name]
         for name in [name for shim in shims for name in self.names.get(shim.name, ())]:
             seen: list[Unit] = []
-            level = using(self.java, rf"\bNative(?:\.|::){name}\b")
+            level = using(self.java, name, r"\bNative(?:\.|::){}\b")
             if direct := [file for file, text in self.tests.items() if not level and f"Native.{name}(" in text]:
                 return Place(f"Native.{name}", direct[0])
             while level:
@@ -194,7 +196,7 @@ class Java:
                     unit
                     for below in level
                     if below.name
-                    for unit in using(self.java, rf"\b{below.name}\(")
+                    for unit in using(self.java, below.name, r"\b{}\(")
                     if unit not in seen and (unit.owner == below.owner or below.owner in unit.text)
                 ]
         # Under every call: errors and the like.
@@ -206,8 +208,9 @@ class Java:
 
     def test_of(self, unit: Unit) -> str | None:
         name = unit.owner if unit.name in ("", unit.owner) else unit.name
-        wanted = [rf"\b{unit.owner}\b", rf"\b{name}\("]
-        found = [file for file, text in self.tests.items() if all(re.search(word, text) for word in wanted)]
+        called = re.compile(rf"\b{name}\(")
+        files = [file for file, words in self.words.items() if unit.owner in words and name in words]
+        found = [file for file in files if called.search(self.tests[file])]
         return min(found, key=lambda file: (unit.owner not in Path(file).stem, file), default=None)
 
 

@@ -1,9 +1,12 @@
 """pytest that tells in a file, at once, what begins and how it ends, for whoever ends it before it writes its report.
 
-    pytest_progress.py FILE ARGUMENTS-OF-PYTEST...
+    pytest_progress.py FILE [--done PASSED] ARGUMENTS-OF-PYTEST...
 
 A line of the file is a JSON list: ["begins", test], or [outcome, test, text]; outcomes are passed, failed and skipped.
 A test that passed and then failed in its teardown has both. tools/tally.py reads it where there is no report.
+
+PASSED is a file with a test a line: those that passed before, which are left out, and to which this run adds its own.
+So a long run goes on where one was cut off.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -18,6 +22,19 @@ import pytest
 class Progress:
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", buffering=1, encoding="utf-8")
+        self._before: frozenset[str] = frozenset()
+        self._passed: TextIO | None = None
+
+    def keep_passed_in(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._before = frozenset(path.read_text(encoding="utf-8").split("\n")) if path.exists() else frozenset()
+        self._passed = path.open("a", buffering=1, encoding="utf-8")
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        before = [item for item in items if item.nodeid in self._before]
+        if before:
+            config.hook.pytest_deselected(items=before)
+            items[:] = [item for item in items if item.nodeid not in self._before]
 
     def _write(self, *facts: str) -> None:
         self._file.write(json.dumps(facts) + "\n")
@@ -32,8 +49,14 @@ class Progress:
             self._write("skipped", report.nodeid, str(reason).removeprefix("Skipped: "))
         elif report.failed or report.when == "call":
             self._write(report.outcome, report.nodeid, report.longreprtext)
+            if report.passed and self._passed:
+                self._passed.write(f"{report.nodeid}\n")
 
 
 if __name__ == "__main__":
     sys.path[0] = ""  # as `python -m pytest` has it
-    sys.exit(pytest.main(sys.argv[2:], plugins=[Progress(Path(sys.argv[1]))]))
+    progress, arguments = Progress(Path(sys.argv[1])), sys.argv[2:]
+    if arguments[:1] == ["--done"]:
+        progress.keep_passed_in(Path(arguments[1]))
+        arguments = arguments[2:]
+    sys.exit(pytest.main(arguments, plugins=[progress]))

@@ -92,6 +92,7 @@ def python_functions(pattern: re.Pattern[str]) -> list[Function]:
         function
         for kind, place in PYTHON_PLACES.items()
         for file in sorted(place.rglob("test_*.py"))
+        if "clusters" not in file.parts  # these have services of their own: ./dev test --clusters
         for function in functions_in(kind, file)
         if pattern.search(function.shown)
     ]

@@ -25,8 +25,6 @@ namespace tsr::cli {
 
 namespace {
 
-CLI::ValidationError wrong(std::string why) { return CLI::ValidationError(std::move(why)); }
-
 struct Arguments {
     std::string bench;
     int ranks = 0;  // 0: not said
@@ -44,21 +42,21 @@ Enum named(const std::string& name, int last, std::string_view option, std::stri
     for (int i = 1; i <= last; ++i) {
         if (name_of(static_cast<Enum>(i)) == name) return static_cast<Enum>(i);
     }
-    throw wrong(fmt::format("{} {}: write one of {}", option, name, known));
+    throw UsageError(fmt::format("{} {}: write one of {}", option, name, known));
 }
 
 BenchOptions options_of(const Arguments& arguments) {
     BenchOptions options = arguments.options;
     const auto bench = bench_from(arguments.bench);
     if (!bench) {
-        throw wrong(fmt::format("no operation '{}'; known: {}", arguments.bench, fmt::join(bench_names(), ", ")));
+        throw UsageError(fmt::format("no operation '{}'; known: {}", arguments.bench, fmt::join(bench_names(), ", ")));
     }
     options.bench = *bench;
     options.dtype =
         named<DType>(arguments.dtype, static_cast<int>(DType::i64), "--dtype", "f16, bf16, f32, f64, i8, u8, i32, i64");
     options.op = named<ReduceOp>(arguments.op, static_cast<int>(ReduceOp::prod), "--op", "sum, avg, min, max, prod");
     if (arguments.end < arguments.begin) {
-        throw wrong(fmt::format("--max-bytes {} is less than --min-bytes {}", arguments.end, arguments.begin));
+        throw UsageError(fmt::format("--max-bytes {} is less than --min-bytes {}", arguments.end, arguments.begin));
     }
     return options;
 }
@@ -99,10 +97,10 @@ void print_row(const BenchRow& row) {
 
 void check_ranks(const BenchOptions& options, int ranks) {
     if (options.bench == Bench::send_recv && ranks == 1) {
-        throw wrong("send_recv needs at least 2 ranks: a rank is not its own peer");
+        throw UsageError("send_recv needs at least 2 ranks: a rank is not its own peer");
     }
     if (has_root(options.bench) && (options.root < 0 || options.root >= ranks)) {
-        throw wrong(fmt::format("--root {}: there are {} ranks", options.root, ranks));
+        throw UsageError(fmt::format("--root {}: there are {} ranks", options.root, ranks));
     }
 }
 
@@ -162,53 +160,47 @@ int start_ranks(const Arguments& arguments, const BenchOptions& options) {
 
 }  // namespace
 
-void add_bench(CLI::App& app, int& exit_code) {
+void add_bench(Command& tessera) {
     auto arguments = std::make_shared<Arguments>();
-    CLI::App* bench = app.add_subcommand("bench", "Measure a collective over sizes, beside the values it must give");
-    bench->footer(
+    Command bench = tessera.add_command("bench", "Measure a collective over sizes, beside the values it must give");
+    bench.footer(
         "\n  tessera bench all_reduce -b 8 -e 64M -n 4             starts four ranks on this host\n"
         "  tessera run -n 4 tessera bench all_gather             inside a job: its ranks\n"
         "  TESSERA_BACKEND=gloo tessera bench broadcast -n 2     by another transport");
-    bench->add_option("operation", arguments->bench, fmt::format("{}", fmt::join(bench_names(), ", ")))
-        ->type_name("OPERATION")
-        ->required();
-    bench->add_option("-n,--ranks", arguments->ranks, "ranks to start; inside a job it has them")
-        ->type_name("N")
-        ->default_str("usable cores")
-        ->check(CLI::Range(1, 4096));
-    bench->add_option("-b,--min-bytes", arguments->begin, "the first size; 1K is 1024")
-        ->transform(CLI::AsSizeValue(false))
-        ->default_str("8");
-    bench->add_option("-e,--max-bytes", arguments->end, "the last size")
-        ->transform(CLI::AsSizeValue(false))
-        ->default_str("64M");
-    bench->add_option("-f,--factor", arguments->factor, "from one size to the next")
-        ->check(CLI::Range(2, 1 << 20))
-        ->capture_default_str();
-    bench->add_option("-d,--dtype", arguments->dtype, "f16, bf16, f32, f64, i8, u8, i32, i64")->capture_default_str();
-    bench->add_option("-o,--op", arguments->op, "of a reduction: sum, avg, min, max, prod")->capture_default_str();
-    bench->add_option("-r,--root", arguments->options.root, "of broadcast, reduce, gather and scatter")
-        ->capture_default_str();
-    bench->add_option("-i,--iters", arguments->options.iterations, "calls a round")
-        ->check(CLI::Range(1, 1 << 30))
-        ->default_str("100 up to 64 KiB, 20 up to 1 MiB, 3 above");
-    bench->add_option("-w,--warmup", arguments->options.warmup, "calls before the first round")
-        ->check(CLI::Range(0, 1 << 30))
-        ->capture_default_str();
-    bench->add_flag("--foreign", arguments->options.foreign, "memory that the communicator did not allocate");
-    bench->add_flag("--json", arguments->json, "one JSON document");
-    bench->callback([arguments, &exit_code] {
+    bench.add_option("operation", arguments->bench, fmt::format("{}", fmt::join(bench_names(), ", ")))
+        .type_name("OPERATION")
+        .required();
+    bench.add_option("-n,--ranks", arguments->ranks, "ranks to start; inside a job it has them")
+        .type_name("N")
+        .default_text("usable cores")
+        .in_range(1, 4096);
+    bench.add_option("-b,--min-bytes", arguments->begin, "the first size; 1K is 1024")
+        .size_with_unit(Option::Kilo::is_1024)
+        .default_text("8");
+    bench.add_option("-e,--max-bytes", arguments->end, "the last size")
+        .size_with_unit(Option::Kilo::is_1024)
+        .default_text("64M");
+    bench.add_option("-f,--factor", arguments->factor, "from one size to the next").in_range(2, 1 << 20).show_default();
+    bench.add_option("-d,--dtype", arguments->dtype, "f16, bf16, f32, f64, i8, u8, i32, i64").show_default();
+    bench.add_option("-o,--op", arguments->op, "of a reduction: sum, avg, min, max, prod").show_default();
+    bench.add_option("-r,--root", arguments->options.root, "of broadcast, reduce, gather and scatter").show_default();
+    bench.add_option("-i,--iters", arguments->options.iterations, "calls a round")
+        .in_range(1, 1 << 30)
+        .default_text("100 up to 64 KiB, 20 up to 1 MiB, 3 above");
+    bench.add_option("-w,--warmup", arguments->options.warmup, "calls before the first round")
+        .in_range(0, 1 << 30)
+        .show_default();
+    bench.add_flag("--foreign", arguments->options.foreign, "memory that the communicator did not allocate");
+    bench.add_flag("--json", arguments->json, "one JSON document");
+    bench.on_run([arguments] {
         const BenchOptions options = options_of(*arguments);
         const JobEnvironment job = JobEnvironment::detect();
-        if (job.launcher == Launcher::none) {
-            exit_code = start_ranks(*arguments, options);
-            return;
-        }
+        if (job.launcher == Launcher::none) return start_ranks(*arguments, options);
         if (arguments->ranks > 0 && arguments->ranks != job.world_size) {
-            throw wrong(fmt::format("-n {} inside a job of {} ranks", arguments->ranks, job.world_size));
+            throw UsageError(fmt::format("-n {} inside a job of {} ranks", arguments->ranks, job.world_size));
         }
         check_ranks(options, job.world_size);
-        exit_code = run_rank(*arguments, options);
+        return run_rank(*arguments, options);
     });
 }
 

@@ -1,5 +1,5 @@
 // `tessera ckpt cat`: what one tensor or value holds. A tensor of any size is read a batch at a time.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -184,7 +184,8 @@ void show_statistics(const Checkpoint& checkpoint, const std::string& name, cons
     }
     std::string first;
     for (size_t at = 0; at < begin.size(); at += item) {
-        first += (at > 0 ? " " : "") + element_text(begin.data() + at, tensor.dtype);
+        if (at > 0) first += ' ';
+        first += element_text(begin.data() + at, tensor.dtype);
     }
     if (all.count() > shown_first) first += " ...";
     line("first", first);
@@ -238,15 +239,15 @@ int cat(const std::string& path, const Arguments& arguments, Output output) {
 
 }  // namespace
 
-void add_cat(CLI::App& ckpt, int& exit_code) {
+void add_cat(Command& ckpt) {
     const auto arguments = std::make_shared<Arguments>();
-    CLI::App* command =
+    Command command =
         add_command(ckpt, "cat", "What one tensor holds: statistics and its first elements, or a slice; or one value",
-                    checkpoint_path_what, exit_code,
+                    checkpoint_path_what,
                     [arguments](const std::string& path, Output output) { return cat(path, *arguments, output); });
-    command->add_option("name", arguments->name, "The tensor's or value's name, as `tree` has it")->required();
-    command->add_option("--slice", arguments->slice, "Print these elements, as in NumPy: \"0:2, :, -1\"");
-    command->add_flag("--raw", arguments->raw, "Write the bytes alone: row-major, little endian");
+    command.add_option("name", arguments->name, "The tensor's or value's name, as `tree` has it").required();
+    command.add_option("--slice", arguments->slice, "Print these elements, as in NumPy: \"0:2, :, -1\"");
+    command.add_flag("--raw", arguments->raw, "Write the bytes alone: row-major, little endian");
 }
 
 }  // namespace tsr::cli

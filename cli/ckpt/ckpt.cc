@@ -4,21 +4,21 @@
 
 namespace tsr::cli {
 
-void add_ckpt(CLI::App& app, int& exit_code) {
-    CLI::App* ckpt = app.add_subcommand("ckpt", "Look at checkpoints, check, compare, convert and remove them");
-    ckpt->require_subcommand(1);
-    ckpt->footer(exit_code_help);
-    add_ls(*ckpt, exit_code);
-    add_info(*ckpt, exit_code);
-    add_tree(*ckpt, exit_code);
-    add_cat(*ckpt, exit_code);
-    add_shards(*ckpt, exit_code);
-    add_diff(*ckpt, exit_code);
-    add_latest(*ckpt, exit_code);
-    add_gc(*ckpt, exit_code);
-    add_convert(*ckpt, exit_code);
-    add_rename_keys(*ckpt, exit_code);
-    add_verify(*ckpt, exit_code);
+void add_ckpt(Command& tessera) {
+    Command ckpt = tessera.add_command("ckpt", "Look at checkpoints, check, compare, convert and remove them");
+    ckpt.require_command();
+    ckpt.footer(exit_code_help);
+    add_ls(ckpt);
+    add_info(ckpt);
+    add_tree(ckpt);
+    add_cat(ckpt);
+    add_shards(ckpt);
+    add_diff(ckpt);
+    add_latest(ckpt);
+    add_gc(ckpt);
+    add_convert(ckpt);
+    add_rename_keys(ckpt);
+    add_verify(ckpt);
 }
 
 }  // namespace tsr::cli

@@ -1,6 +1,6 @@
 #include "ckpt/command.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstdio>
 #include <memory>
@@ -42,24 +42,24 @@ void tell_error(const Error& error, Output output) {
     if (output == Output::json) print_json(error_json(error));
 }
 
-CLI::App* add_command(CLI::App& ckpt, const char* name, const char* what, const char* path_what, int& exit_code,
-                      std::function<int(const std::string& path, Output output)> run) {
+Command add_command(Command& ckpt, const char* name, const char* what, const char* path_what,
+                    std::function<int(const std::string& path, Output output)> run) {
     struct Arguments {
         std::string path;
         bool json = false;
     };
     const auto arguments = std::make_shared<Arguments>();
-    CLI::App* command = ckpt.add_subcommand(name, what);
-    command->add_option("path", arguments->path, path_what)->required();
-    command->add_flag("--json", arguments->json, "Print JSON");
-    command->footer(exit_code_help);
-    command->callback([arguments, &exit_code, run = std::move(run)] {
+    Command command = ckpt.add_command(name, what);
+    command.add_option("path", arguments->path, path_what).required();
+    command.add_flag("--json", arguments->json, "Print JSON");
+    command.footer(exit_code_help);
+    command.on_run([arguments, run = std::move(run)] {
         const Output output = arguments->json ? Output::json : Output::text;
         try {
-            exit_code = run(arguments->path, output);
+            return run(arguments->path, output);
         } catch (const Error& error) {
             tell_error(error, output);
-            exit_code = exit_code_of(error, arguments->path);
+            return exit_code_of(error, arguments->path);
         }
     });
     return command;

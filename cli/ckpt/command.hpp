@@ -2,13 +2,12 @@
 // sub-command is a file with one add_<name>() that ckpt.cc calls.
 #pragma once
 
-#include <CLI/CLI.hpp>
-
 #include <functional>
 #include <string>
 
 #include "base/error.hpp"
 #include "base/json.hpp"
+#include "command_line.hpp"
 
 namespace tsr::cli {
 
@@ -33,24 +32,24 @@ void tell_error(const Error& error, Output output);
 
 // Adds the sub-command `name`, which takes a path and --json. `run` returns the exit code; a tsr::Error that it throws
 // is printed and gives the code that belongs to it.
-CLI::App* add_command(CLI::App& ckpt, const char* name, const char* what, const char* path_what, int& exit_code,
-                      std::function<int(const std::string& path, Output output)> run);
+Command add_command(Command& ckpt, const char* name, const char* what, const char* path_what,
+                    std::function<int(const std::string& path, Output output)> run);
 
 // How a checkpoint's path may be written, for the help.
 inline constexpr const char* checkpoint_path_what =
     "A checkpoint's directory, a root or its 'latest' for the newest one, what PyTorch wrote (a DCP directory, a "
     "file of torch.save or the directory of a model.pt), or safetensors (a file, an index, or a directory of them)";
 
-void add_cat(CLI::App& ckpt, int& exit_code);
-void add_convert(CLI::App& ckpt, int& exit_code);
-void add_diff(CLI::App& ckpt, int& exit_code);
-void add_gc(CLI::App& ckpt, int& exit_code);
-void add_latest(CLI::App& ckpt, int& exit_code);
-void add_ls(CLI::App& ckpt, int& exit_code);
-void add_info(CLI::App& ckpt, int& exit_code);
-void add_rename_keys(CLI::App& ckpt, int& exit_code);
-void add_shards(CLI::App& ckpt, int& exit_code);
-void add_tree(CLI::App& ckpt, int& exit_code);
-void add_verify(CLI::App& ckpt, int& exit_code);
+void add_cat(Command& ckpt);
+void add_convert(Command& ckpt);
+void add_diff(Command& ckpt);
+void add_gc(Command& ckpt);
+void add_latest(Command& ckpt);
+void add_ls(Command& ckpt);
+void add_info(Command& ckpt);
+void add_rename_keys(Command& ckpt);
+void add_shards(Command& ckpt);
+void add_tree(Command& ckpt);
+void add_verify(Command& ckpt);
 
 }  // namespace tsr::cli

@@ -1,5 +1,5 @@
 // `tessera ckpt convert`: the tensors of a checkpoint in another layout, streamed.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <memory>
@@ -111,27 +111,27 @@ int convert(const std::string& path, const Arguments& arguments, Output output) 
 
 }  // namespace
 
-void add_convert(CLI::App& ckpt, int& exit_code) {
+void add_convert(Command& ckpt) {
     const auto arguments = std::make_shared<Arguments>();
-    CLI::App* command =
-        add_command(ckpt, "convert", "Write a checkpoint's tensors in another layout", checkpoint_path_what, exit_code,
+    Command command =
+        add_command(ckpt, "convert", "Write a checkpoint's tensors in another layout", checkpoint_path_what,
                     [arguments](const std::string& path, Output output) { return convert(path, *arguments, output); });
-    command->add_option("out", arguments->out, "A new directory; of native a root, into which the checkpoint is saved")
-        ->required();
+    command.add_option("out", arguments->out, "A new directory; of native a root, into which the checkpoint is saved")
+        .required();
     command
-        ->add_option(
+        .add_option(
             "--to", arguments->to,
             "safetensors: whole tensors in model.safetensors; hf: the same, cut as Hugging Face cuts it, into "
             "files of 5 GB and an index; torch_dcp: what torch.distributed.checkpoint loads; torch_save: what "
             "torch.load() loads, in model.pt; npz: what numpy.load() loads, in model.npz; native: whole tensors "
             "of one rank")
-        ->required()
-        ->check(CLI::IsMember({"safetensors", "hf", "torch_dcp", "torch_save", "npz", "native"}));
+        .required()
+        .one_of({"safetensors", "hf", "torch_dcp", "torch_save", "npz", "native"});
     command
-        ->add_option("--max-shard-size,--shard-size", arguments->shard_size,
-                     "Of safetensors and hf: cut into files of about this size (5GB) and an index")
-        ->transform(CLI::AsSizeValue(true));
-    command->add_option("--under", arguments->under, "Only tensors whose name begins so ('model.'), without it");
+        .add_option("--max-shard-size,--shard-size", arguments->shard_size,
+                    "Of safetensors and hf: cut into files of about this size (5GB) and an index")
+        .size_with_unit(Option::Kilo::is_1000);
+    command.add_option("--under", arguments->under, "Only tensors whose name begins so ('model.'), without it");
 }
 
 }  // namespace tsr::cli

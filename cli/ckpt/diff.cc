@@ -1,6 +1,6 @@
 // `tessera ckpt diff`: what differs between two checkpoints, of whatever world sizes and layouts. Both are read a batch
 // at a time, so memory is bounded.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
@@ -270,15 +270,15 @@ int compare(const std::string& path_a, const std::string& path_b, const Toleranc
 
 }  // namespace
 
-void add_diff(CLI::App& ckpt, int& exit_code) {
+void add_diff(Command& ckpt) {
     struct Arguments {
         std::string other;
         Tolerance tolerance;
     };
     const auto arguments = std::make_shared<Arguments>();
-    CLI::App* command =
+    Command command =
         add_command(ckpt, "diff", "What differs between two checkpoints, of whatever world sizes and layouts",
-                    checkpoint_path_what, exit_code, [arguments](const std::string& path, Output output) {
+                    checkpoint_path_what, [arguments](const std::string& path, Output output) {
                         try {
                             return compare(path, arguments->other, arguments->tolerance, output);
                         } catch (const Error& error) {
@@ -286,12 +286,11 @@ void add_diff(CLI::App& ckpt, int& exit_code) {
                             return exit_trouble;
                         }
                     });
-    command->add_option("other", arguments->other, "The second checkpoint")->required();
-    command->add_option("--atol", arguments->tolerance.absolute, "Differences up to ATOL + RTOL * |second| are none")
-        ->check(CLI::NonNegativeNumber);
-    command->add_option("--rtol", arguments->tolerance.relative, "See --atol; both are 0 by default")
-        ->check(CLI::NonNegativeNumber);
-    command->footer(
+    command.add_option("other", arguments->other, "The second checkpoint").required();
+    command.add_option("--atol", arguments->tolerance.absolute, "Differences up to ATOL + RTOL * |second| are none")
+        .not_negative();
+    command.add_option("--rtol", arguments->tolerance.relative, "See --atol; both are 0 by default").not_negative();
+    command.footer(
         "Exit codes:\n"
         "  0  no difference\n"
         "  1  they differ\n"

@@ -1,6 +1,6 @@
 #include "ckpt/elements.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 // `tessera ckpt gc`: removes what saves left that were cut short, and with --keep all but the newest checkpoints and the
 // best one. It holds the root's lease while it does, so no job saves there meanwhile, and it refuses where one does.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <memory>
 #include <optional>
@@ -85,14 +85,14 @@ int collect(const std::string& root, const Arguments& arguments, Output output) 
 
 }  // namespace
 
-void add_gc(CLI::App& ckpt, int& exit_code) {
+void add_gc(Command& ckpt) {
     const auto arguments = std::make_shared<Arguments>();
-    CLI::App* command = add_command(
+    Command command = add_command(
         ckpt, "gc", "Remove what saves left that were cut short, and older checkpoints", "The root directory",
-        exit_code, [arguments](const std::string& root, Output output) { return collect(root, *arguments, output); });
-    command->add_option("--keep", arguments->keep, "Keep the newest N checkpoints and remove the others; all without")
-        ->check(CLI::Range(1, 1'000'000'000));
-    command->add_flag("--dry-run", arguments->dry_run, "Say what would go, and change nothing");
+        [arguments](const std::string& root, Output output) { return collect(root, *arguments, output); });
+    command.add_option("--keep", arguments->keep, "Keep the newest N checkpoints and remove the others; all without")
+        .in_range(1, 1'000'000'000);
+    command.add_flag("--dry-run", arguments->dry_run, "Say what would go, and change nothing");
 }
 
 }  // namespace tsr::cli

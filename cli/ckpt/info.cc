@@ -1,5 +1,5 @@
 // `tessera ckpt info`: what one checkpoint is.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "ckpt/command.hpp"
 #include "ckpt/print.hpp"
@@ -55,9 +55,8 @@ int show_info(const std::string& path, Output output) {
 
 }  // namespace
 
-void add_info(CLI::App& ckpt, int& exit_code) {
-    add_command(ckpt, "info", "What a checkpoint is: step, writer, sizes, values", checkpoint_path_what, exit_code,
-                show_info);
+void add_info(Command& ckpt) {
+    add_command(ckpt, "info", "What a checkpoint is: step, writer, sizes, values", checkpoint_path_what, show_info);
 }
 
 }  // namespace tsr::cli

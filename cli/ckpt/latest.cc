@@ -1,5 +1,5 @@
 // `tessera ckpt latest`: where the newest committed checkpoint of a root is, for scripts.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "ckpt/command.hpp"
 #include "ckpt/print.hpp"
@@ -20,9 +20,8 @@ int show_latest(const std::string& path, Output output) {
 
 }  // namespace
 
-void add_latest(CLI::App& ckpt, int& exit_code) {
-    add_command(ckpt, "latest", "The path of the newest committed checkpoint", "The root directory", exit_code,
-                show_latest);
+void add_latest(Command& ckpt) {
+    add_command(ckpt, "latest", "The path of the newest committed checkpoint", "The root directory", show_latest);
 }
 
 }  // namespace tsr::cli

@@ -1,5 +1,5 @@
 // `tessera ckpt ls`: the checkpoints under a root, oldest first; of one checkpoint, that one.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <memory>
@@ -182,9 +182,9 @@ int list_saves(const std::string& path, Output output) {
 
 }  // namespace
 
-void add_ls(CLI::App& ckpt, int& exit_code) {
+void add_ls(Command& ckpt) {
     add_command(ckpt, "ls", "List the checkpoints under a root, oldest first", "The root directory, or one checkpoint",
-                exit_code, list_saves);
+                list_saves);
 }
 
 }  // namespace tsr::cli

@@ -1,5 +1,5 @@
 // `tessera ckpt rename-keys`: a checkpoint anew with other names, its files and layouts as they were.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <memory>
 #include <regex>
@@ -141,18 +141,18 @@ int rename_keys(const std::string& path, const Arguments& arguments, Output outp
 
 }  // namespace
 
-void add_rename_keys(CLI::App& ckpt, int& exit_code) {
+void add_rename_keys(Command& ckpt) {
     const auto arguments = std::make_shared<Arguments>();
-    CLI::App* command = add_command(
+    Command command = add_command(
         ckpt, "rename-keys", "Write a checkpoint anew with other names, its files and layouts as they were",
-        checkpoint_path_what, exit_code,
+        checkpoint_path_what,
         [arguments](const std::string& path, Output output) { return rename_keys(path, *arguments, output); });
-    command->add_option("out", arguments->out, "A root, into which the new checkpoint is saved")->required();
-    command->add_option("--map", arguments->maps, "OLD=NEW: a name; with a '.' at both ends, a beginning of names")
-        ->allow_extra_args(false);
-    command->add_option("--regex", arguments->regexes, "s/PATTERN/REPLACEMENT/ on each name, after --map")
-        ->allow_extra_args(false);
-    command->add_option("--prefix", arguments->prefix, "Put this before the names of tensors, last");
+    command.add_option("out", arguments->out, "A root, into which the new checkpoint is saved").required();
+    command.add_option("--map", arguments->maps, "OLD=NEW: a name; with a '.' at both ends, a beginning of names")
+        .one_value_each();
+    command.add_option("--regex", arguments->regexes, "s/PATTERN/REPLACEMENT/ on each name, after --map")
+        .one_value_each();
+    command.add_option("--prefix", arguments->prefix, "Put this before the names of tensors, last");
 }
 
 }  // namespace tsr::cli

@@ -1,5 +1,5 @@
 // `tessera ckpt shards`: which rank's file holds which box of each tensor, as text, JSON or a drawing.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <memory>
@@ -124,14 +124,14 @@ int show_shards(const std::string& path, const Arguments& arguments, Output outp
 
 }  // namespace
 
-void add_shards(CLI::App& ckpt, int& exit_code) {
+void add_shards(Command& ckpt) {
     const auto arguments = std::make_shared<Arguments>();
-    CLI::App* command = add_command(
-        ckpt, "shards", "Which rank's file holds which part of each tensor", checkpoint_path_what, exit_code,
+    Command command = add_command(
+        ckpt, "shards", "Which rank's file holds which part of each tensor", checkpoint_path_what,
         [arguments](const std::string& path, Output output) { return show_shards(path, *arguments, output); });
-    command->add_option("names", arguments->names, "Tensors, or patterns such as 'model.*'; all without any");
-    command->add_option("--svg", arguments->svg, "Draw the tensors, cut by rank, into this file");
-    command->add_option("--html", arguments->html, "The same as a page");
+    command.add_option("names", arguments->names, "Tensors, or patterns such as 'model.*'; all without any");
+    command.add_option("--svg", arguments->svg, "Draw the tensors, cut by rank, into this file");
+    command.add_option("--html", arguments->html, "The same as a page");
 }
 
 }  // namespace tsr::cli

@@ -1,5 +1,5 @@
 // `tessera ckpt tree`: the tensors of one checkpoint by the parts of their names, and who wrote which piece.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <map>
@@ -202,9 +202,9 @@ int show_tree(const std::string& path, Output output) {
 
 }  // namespace
 
-void add_tree(CLI::App& ckpt, int& exit_code) {
+void add_tree(Command& ckpt) {
     add_command(ckpt, "tree", "The tensors by name: dtype, shape, size, who held and who wrote which part",
-                checkpoint_path_what, exit_code, show_tree);
+                checkpoint_path_what, show_tree);
 }
 
 }  // namespace tsr::cli

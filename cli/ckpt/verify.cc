@@ -1,5 +1,5 @@
 // `tessera ckpt verify`: is a checkpoint what its manifest says, to the last byte?
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <memory>
 #include <vector>
@@ -55,13 +55,13 @@ int verify(const std::string& path, Checkpoint::Depth depth, Output output) {
 
 }  // namespace
 
-void add_verify(CLI::App& ckpt, int& exit_code) {
+void add_verify(Command& ckpt) {
     const auto fast = std::make_shared<bool>(false);
-    add_command(ckpt, "verify", "Check every byte", checkpoint_path_what, exit_code,
+    add_command(ckpt, "verify", "Check every byte", checkpoint_path_what,
                 [fast](const std::string& path, Output output) {
                     return verify(path, *fast ? Checkpoint::Depth::headers : Checkpoint::Depth::everything, output);
                 })
-        ->add_flag("--fast", *fast, "Sizes and headers alone, no data");
+        .add_flag("--fast", *fast, "Sizes and headers alone, no data");
 }
 
 }  // namespace tsr::cli

@@ -126,20 +126,20 @@ int merge(const Arguments& arguments) {
     return 0;
 }
 
-CLI::App* add(CLI::App& trace, const char* name, const char* what, const std::shared_ptr<Arguments>& arguments,
-              int& exit_code, int (*run)(const Arguments&)) {
-    CLI::App* command = trace.add_subcommand(name, what);
-    command->add_option("directory", arguments->directory, "Where the ranks left their records (--trace-dir)")
-        ->required();
-    command->add_option("--job", arguments->job, "The id of the job, where there are several; default: the newest")
-        ->type_name("ID");
-    command->footer(exit_code_help);
-    command->callback([arguments, &exit_code, run] {
+Command add(Command& trace, const char* name, const char* what, const std::shared_ptr<Arguments>& arguments,
+            int (*run)(const Arguments&)) {
+    Command command = trace.add_command(name, what);
+    command.add_option("directory", arguments->directory, "Where the ranks left their records (--trace-dir)")
+        .required();
+    command.add_option("--job", arguments->job, "The id of the job, where there are several; default: the newest")
+        .type_name("ID");
+    command.footer(exit_code_help);
+    command.on_run([arguments, run] {
         try {
-            exit_code = run(*arguments);
+            return run(*arguments);
         } catch (const Error& error) {
             (void)std::fprintf(stderr, "tessera trace: %s\n", error.what());
-            exit_code = 2;
+            return 2;
         }
     });
     return command;
@@ -147,15 +147,15 @@ CLI::App* add(CLI::App& trace, const char* name, const char* what, const std::sh
 
 }  // namespace
 
-void add_trace(CLI::App& app, int& exit_code) {
-    CLI::App* trace = app.add_subcommand("trace", "Say why a job hung, or draw what its ranks did");
-    trace->require_subcommand(1);
-    trace->footer(exit_code_help);
+void add_trace(Command& tessera) {
+    Command trace = tessera.add_command("trace", "Say why a job hung, or draw what its ranks did");
+    trace.require_command();
+    trace.footer(exit_code_help);
     const auto arguments = std::make_shared<Arguments>();
-    add(*trace, "why-hung", "Say which rank is waited for, and in which operation", arguments, exit_code, why_hung)
-        ->add_flag("--json", arguments->json, "Print JSON");
-    add(*trace, "merge", "One trace of all ranks for ui.perfetto.dev or chrome://tracing", arguments, exit_code, merge)
-        ->add_option("-o,--output", arguments->output, "The file to write; default: standard output");
+    add(trace, "why-hung", "Say which rank is waited for, and in which operation", arguments, why_hung)
+        .add_flag("--json", arguments->json, "Print JSON");
+    add(trace, "merge", "One trace of all ranks for ui.perfetto.dev or chrome://tracing", arguments, merge)
+        .add_option("-o,--output", arguments->output, "The file to write; default: standard output");
 }
 
 }  // namespace tsr::cli

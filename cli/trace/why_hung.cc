@@ -1,6 +1,6 @@
 #include "trace/why_hung.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 // once. What reads their messages knows by this where they are cut.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstdint>
 #include <string>

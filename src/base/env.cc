@@ -1,6 +1,6 @@
 #include "base/env.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <charconv>
 #include <cstdlib>

@@ -1,6 +1,6 @@
 #include "base/file_limit.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/resource.h>
 
 namespace tsr {

@@ -1,17 +1,20 @@
 #include "base/json.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
+#include <simdjson.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "base/error.hpp"
 #include "base/json_view.hpp"
@@ -38,6 +41,44 @@ constexpr std::string_view kind_names[] = {"null",     "a boolean", "an integer"
 [[noreturn]] void throw_twice(std::string_view what, std::string_view key) {
     throw_parse(what, fmt::format("the key \"{}\" occurs twice", key));
 }
+
+// Keeps track of the keys of one object. Keys in order cost a comparison each; else sorting finds duplicates in n log n.
+class KeyCheck {
+   public:
+    explicit KeyCheck(const std::string& what) : what_(what) {}
+    void add(std::string_view key) {
+        if (key <= last_ && count_ > 0) in_order_ = false;
+        last_ = key;
+        if (count_ < few_.size()) {
+            few_[count_] = key;
+        } else {
+            if (count_ == few_.size()) many_.assign(few_.begin(), few_.end());
+            many_.push_back(key);
+        }
+        ++count_;
+    }
+    // Throws CORRUPT if a key came twice.
+    void finish() {
+        if (in_order_) return;
+        if (count_ > few_.size()) {
+            std::sort(many_.begin(), many_.end());
+            const auto twice = std::adjacent_find(many_.begin(), many_.end());
+            if (twice != many_.end()) throw_twice(what_, *twice);
+            return;
+        }
+        for (size_t i = 1; i < count_; ++i) {
+            if (std::find(few_.begin(), few_.begin() + i, few_[i]) != few_.begin() + i) throw_twice(what_, few_[i]);
+        }
+    }
+
+   private:
+    const std::string& what_;
+    std::string_view last_;
+    bool in_order_ = true;
+    size_t count_ = 0;
+    std::array<std::string_view, 8> few_;
+    std::vector<std::string_view> many_;
+};
 
 Json convert(simdjson::dom::element element, const std::string& what, int depth_left) {
     using simdjson::dom::element_type;
@@ -179,19 +220,6 @@ void Json::set(std::string_view key, Json value) {
     std::get<Object>(value_).push_back({std::string(key), std::move(value)});
 }
 
-void KeyCheck::finish() {
-    if (in_order_) return;
-    if (count_ > few_.size()) {
-        std::sort(many_.begin(), many_.end());
-        const auto twice = std::adjacent_find(many_.begin(), many_.end());
-        if (twice != many_.end()) throw_twice(what_, *twice);
-        return;
-    }
-    for (size_t i = 1; i < count_; ++i) {
-        if (std::find(few_.begin(), few_.begin() + i, few_[i]) != few_.begin() + i) throw_twice(what_, few_[i]);
-    }
-}
-
 namespace {
 
 // simdjson's choice of kernels is an object that the exit of the process destroys while threads may still read: a save in
@@ -258,7 +286,7 @@ JsonText::JsonText(std::string_view text, std::string_view what, int max_depth) 
 
 JsonText::~JsonText() = default;
 
-JsonView JsonText::root() const { return {parsed_->what, parsed_->root}; }
+JsonView JsonText::root() const { return {parsed_->what, std::bit_cast<JsonView::Element>(parsed_->root)}; }
 
 namespace {
 
@@ -361,9 +389,11 @@ std::string_view object_in(std::string_view text, std::string_view key) {
     }
 }
 
-Json::Kind JsonView::kind() const {
+namespace {
+
+Json::Kind kind_of(simdjson::dom::element element) {
     using simdjson::dom::element_type;
-    switch (element_.type()) {
+    switch (element.type()) {
         case element_type::NULL_VALUE: return Json::Kind::null;
         case element_type::BOOL: return Json::Kind::boolean;
         case element_type::INT64: return Json::Kind::int64;
@@ -373,34 +403,75 @@ Json::Kind JsonView::kind() const {
         case element_type::ARRAY: return Json::Kind::array;
         case element_type::OBJECT: return Json::Kind::object;
     }
-    throw_parse(*what_, "unknown element");
+    return Json::Kind::null;  // not reached: these are all
 }
+
+simdjson::dom::array array_of(simdjson::dom::element element) {
+    if (!element.is_array()) throw_kind("an array", kind_of(element));
+    return element.get_array().value_unsafe();
+}
+
+simdjson::dom::object object_of(simdjson::dom::element element) {
+    if (!element.is_object()) throw_kind("an object", kind_of(element));
+    return element.get_object().value_unsafe();
+}
+
+simdjson::dom::element unpacked(const std::array<uint64_t, 2>& element) {
+    return std::bit_cast<simdjson::dom::element>(element);
+}
+
+}  // namespace
+
+Json::Kind JsonView::kind() const { return kind_of(unpacked(element_)); }
 
 int64_t JsonView::as_int() const {
     int64_t value = 0;
-    if (element_.get_int64().get(value) != simdjson::SUCCESS) throw_kind("an integer below 2^63", kind());
+    if (unpacked(element_).get_int64().get(value) != simdjson::SUCCESS) throw_kind("an integer below 2^63", kind());
     return value;
 }
 
 std::string_view JsonView::as_string() const {
     std::string_view text;
-    if (element_.get_string().get(text) != simdjson::SUCCESS) throw_kind("a string", kind());
+    if (unpacked(element_).get_string().get(text) != simdjson::SUCCESS) throw_kind("a string", kind());
     return text;
 }
 
-simdjson::dom::array JsonView::array() const {
-    if (!element_.is_array()) throw_kind("an array", kind());
-    return element_.get_array().value_unsafe();
+void JsonView::for_each_item(FunctionRef<void(JsonView item)> visit) const {
+    for (const auto item : array_of(unpacked(element_))) visit({*what_, std::bit_cast<Element>(item)});
 }
 
-simdjson::dom::object JsonView::object() const {
-    if (!element_.is_object()) throw_kind("an object", kind());
-    return element_.get_object().value_unsafe();
+void JsonView::for_each_of_any_key(FunctionRef<void(std::string_view key, JsonView value)> visit) const {
+    for (const auto field : object_of(unpacked(element_))) {
+        visit(field.key, {*what_, std::bit_cast<Element>(field.value)});
+    }
 }
 
-size_t JsonView::size() const { return element_.is_array() ? array().size() : object().size(); }
+void JsonView::for_each_member(FunctionRef<void(std::string_view key, JsonView value)> visit) const {
+    KeyCheck keys(*what_);
+    for (const auto field : object_of(unpacked(element_))) {
+        keys.add(field.key);
+        visit(field.key, {*what_, std::bit_cast<Element>(field.value)});
+    }
+    keys.finish();
+}
 
-Json JsonView::tree(int max_depth) const { return convert(element_, *what_, max_depth); }
+void JsonView::find(std::span<const std::string_view> asked, std::span<std::optional<JsonView>> found) const {
+    KeyCheck keys(*what_);
+    for (const auto field : object_of(unpacked(element_))) {
+        keys.add(field.key);
+        for (size_t i = 0; i < asked.size(); ++i) {
+            if (asked[i] == field.key) found[i] = JsonView(*what_, std::bit_cast<Element>(field.value));
+        }
+    }
+    keys.finish();
+}
+
+size_t JsonView::size() const {
+    const auto element = unpacked(element_);
+    return element.is_array() ? array_of(element).size() : object_of(element).size();
+}
+
+Json JsonView::tree(int max_depth) const { return convert(unpacked(element_), *what_, max_depth); }
 
 JsonView JsonView::missing(std::string_view key) { throw_missing(key); }
 

@@ -3,46 +3,19 @@
 // outlives its views, and the views what they hand out.
 #pragma once
 
-#include <simdjson.h>
-
 #include <array>
-#include <concepts>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
-#include <vector>
+#include <utility>
 
 #include "base/function_ref.hpp"
 #include "base/json.hpp"
 
 namespace tsr {
-
-// Keeps track of the keys of one object. Keys in order cost a comparison each; else sorting finds duplicates in n log n.
-class KeyCheck {
-   public:
-    explicit KeyCheck(const std::string& what) : what_(what) {}
-    void add(std::string_view key) {
-        if (key <= last_ && count_ > 0) in_order_ = false;
-        last_ = key;
-        if (count_ < few_.size()) {
-            few_[count_] = key;
-        } else {
-            if (count_ == few_.size()) many_.assign(few_.begin(), few_.end());
-            many_.push_back(key);
-        }
-        ++count_;
-    }
-    void finish();  // throws CORRUPT if a key came twice
-
-   private:
-    const std::string& what_;
-    std::string_view last_;
-    bool in_order_ = true;
-    size_t count_ = 0;
-    std::array<std::string_view, 8> few_;
-    std::vector<std::string_view> many_;
-};
 
 // One value of a JsonText; small, passed by value.
 class JsonView {
@@ -53,33 +26,15 @@ class JsonView {
     // Each throws CORRUPT ("expected an array, found a string") if the kind differs, as those of Json do.
     [[nodiscard]] int64_t as_int() const;
     [[nodiscard]] std::string_view as_string() const;
-    template <std::invocable<JsonView> Visit>
-    void for_each_item(Visit visit) const {
-        for (const auto item : array()) visit(JsonView(*what_, item));
-    }
-    template <std::invocable<std::string_view, JsonView> Visit>
-    void for_each_member(Visit visit) const {
-        KeyCheck keys(*what_);
-        for_each_of_any_key([&](std::string_view key, JsonView value) {
-            keys.add(key);
-            visit(key, value);
-        });
-        keys.finish();
-    }
+    void for_each_item(FunctionRef<void(JsonView item)> visit) const;
+    void for_each_member(FunctionRef<void(std::string_view key, JsonView value)> visit) const;
     // The same for who finds duplicates itself.
-    template <std::invocable<std::string_view, JsonView> Visit>
-    void for_each_of_any_key(Visit visit) const {
-        for (const auto field : object()) visit(std::string_view(field.key), JsonView(*what_, field.value));
-    }
+    void for_each_of_any_key(FunctionRef<void(std::string_view key, JsonView value)> visit) const;
     // The values of some keys of an object: none where there is no such member.
     template <size_t count>
     [[nodiscard]] std::array<std::optional<JsonView>, count> find(const std::string_view (&asked)[count]) const {
         std::array<std::optional<JsonView>, count> found;
-        for_each_member([&](std::string_view key, JsonView value) {
-            for (size_t i = 0; i < count; ++i) {
-                if (asked[i] == key) found[i] = value;
-            }
-        });
+        find(asked, found);
         return found;
     }
     template <size_t count>
@@ -95,13 +50,13 @@ class JsonView {
 
    private:
     friend class JsonText;
-    JsonView(const std::string& what, simdjson::dom::element element) : what_(&what), element_(element) {}
-    [[nodiscard]] simdjson::dom::array array() const;
-    [[nodiscard]] simdjson::dom::object object() const;
+    using Element = std::array<uint64_t, 2>;  // simdjson's, as bytes: its header is long, and json.cc alone needs it
+    JsonView(const std::string& what, Element element) : what_(&what), element_(element) {}
+    void find(std::span<const std::string_view> asked, std::span<std::optional<JsonView>> found) const;
     [[noreturn]] static JsonView missing(std::string_view key);
 
     const std::string* what_;
-    simdjson::dom::element element_;
+    Element element_;
 };
 
 class JsonText {

@@ -2,7 +2,7 @@
 // the only global mutable state of the library. Format strings are fmt's: log::warning("rank {} is late", r).
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstdint>
 #include <string>

@@ -1,6 +1,6 @@
 #include "base/proc.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <fstream>
 #include <sstream>

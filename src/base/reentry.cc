@@ -1,6 +1,6 @@
 #include "base/reentry.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "base/error.hpp"
 

@@ -1,7 +1,7 @@
 #include "base/write_whole.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstdio>
 

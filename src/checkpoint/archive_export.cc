@@ -2,7 +2,7 @@
 // batches belong; what stands between goes in last, on rank 0, since it tells the checksums.
 #include "checkpoint/archive_export.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>

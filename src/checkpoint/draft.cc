@@ -1,6 +1,6 @@
 #include "checkpoint/draft.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <vector>
 

@@ -1,6 +1,6 @@
 #include "checkpoint/gathered_layout.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

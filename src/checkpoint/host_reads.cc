@@ -1,6 +1,6 @@
 #include "checkpoint/host_reads.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <condition_variable>

@@ -1,6 +1,6 @@
 #include "checkpoint/load_names.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

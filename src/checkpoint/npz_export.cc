@@ -1,5 +1,5 @@
 // Tensors as NumPy's npz: a zip archive of arrays, each in a .npy entry of its own.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 

@@ -1,6 +1,6 @@
 #include "checkpoint/state.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>

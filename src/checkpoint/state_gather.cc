@@ -1,6 +1,6 @@
 #include "checkpoint/state_gather.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstring>
 #include <set>

@@ -1,6 +1,6 @@
 #include "checkpoint/streamed_file.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

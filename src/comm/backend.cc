@@ -1,7 +1,7 @@
 // Backend strings.
 #include "comm/backend.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

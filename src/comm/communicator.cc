@@ -1,7 +1,7 @@
 // How communicators are made: by the ranks of a store, or by splitting one.
 #include "comm/communicator.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <vector>

@@ -1,6 +1,6 @@
 #include "comm/disagreement.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>

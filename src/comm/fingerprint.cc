@@ -1,6 +1,6 @@
 #include "comm/fingerprint.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <openssl/sha.h>
 
 #include <algorithm>

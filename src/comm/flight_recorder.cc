@@ -1,6 +1,6 @@
 #include "comm/flight_recorder.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <cctype>

@@ -1,6 +1,6 @@
 #include "comm/group.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

@@ -10,7 +10,7 @@
 #include <sstream>
 #include <vector>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "base/proc.hpp"
 

@@ -1,6 +1,6 @@
 #include "comm/host_ranks.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

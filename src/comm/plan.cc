@@ -1,7 +1,7 @@
 // Plans of a Group.
 #include "comm/plan.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "comm/group.hpp"
 

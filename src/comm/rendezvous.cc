@@ -1,6 +1,6 @@
 #include "comm/rendezvous.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <openssl/rand.h>
 #include <unistd.h>
 

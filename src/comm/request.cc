@@ -1,6 +1,6 @@
 #include "comm/request.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>
@@ -129,7 +129,7 @@ void check_counts(const Request& request, const Tensor& whole, const char* whole
     const bool fits = !__builtin_mul_overflow(part.numel(), int64_t{world_size}, &all);
     if (fits && whole.numel() == all) return;
     refuse(request, "{} has {} elements; {} ranks times the {}'s {} make {}", whole_name, whole.numel(), world_size,
-           part_name, part.numel(), fits ? fmt::to_string(all) : "more than any tensor has");
+           part_name, part.numel(), fits ? std::to_string(all) : "more than any tensor has");
 }
 
 // Of an all_gather or a reduce_scatter of a list: tensors and their parts, one of which is this rank's.

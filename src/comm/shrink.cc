@@ -6,7 +6,7 @@
 // store takes one proposal ("list"). They make the communicator; when all have ("made"), it is committed, and if one
 // could not, or has died meanwhile, the attempt has failed ("state", written once). Then the next one begins, among those
 // of the list. All outcomes are decided by a compare_set, so that all ranks see the same.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>

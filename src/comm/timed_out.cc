@@ -1,6 +1,6 @@
 #include "comm/timed_out.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 #include "data/sampler.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <numeric>

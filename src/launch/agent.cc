@@ -1,7 +1,7 @@
 #include "launch/agent.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
 #include "launch/environment.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstdlib>
 #include <optional>

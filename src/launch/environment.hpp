@@ -32,6 +32,8 @@ struct JobEnvironment {
 
     // Throws INVALID_ARGUMENT that names the variable which is missing or cannot be understood.
     [[nodiscard]] static JobEnvironment detect();
+
+    bool operator==(const JobEnvironment&) const = default;
 };
 
 // The first host of a Slurm node list: "node[07-09,12],x" -> "node07".

@@ -1,6 +1,6 @@
 #include "launch/job.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

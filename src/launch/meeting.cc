@@ -1,6 +1,6 @@
 #include "launch/meeting.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <openssl/crypto.h>
 #include <unistd.h>
 
@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/env.hpp"
 #include "base/error.hpp"
@@ -95,19 +96,25 @@ std::shared_ptr<Store> find_store(const JobEnvironment& job, milliseconds timeou
     }
 }
 
-// The environment belongs to the process, and so does the server that rank 0 makes of it.
+// The environment belongs to the process, and so do the servers that rank 0 makes of it.
 class Meeting {
    public:
     // OpenSSL cleans up at the process's end, too: if it is initialised first, it does so after this object.
     Meeting() { (void)OPENSSL_init_crypto(OPENSSL_INIT_LOAD_CRYPTO_STRINGS, nullptr); }
     ~Meeting() {
-        if (!server_ || owner_ != ::getpid()) return;
+        if (owner_ != ::getpid()) return;
+        leave_job();
         const Deadline deadline = Deadline::in(farewell);
-        while (server_->census().clients > 0 && !deadline.expired()) std::this_thread::sleep_for(milliseconds{5});
+        for (; !former_.empty() && !deadline.expired(); std::this_thread::sleep_for(milliseconds{5})) {
+            drop_deserted_servers();
+        }
     }
 
     std::shared_ptr<Store> store(const JobEnvironment& job, milliseconds timeout) {
         const std::lock_guard lock(mutex_);
+        if (job != job_) leave_job();
+        job_ = job;
+        drop_deserted_servers();
         if (std::shared_ptr<Store> open = store_.lock()) return open;
         std::shared_ptr<Store> fresh;
         if (!job.store_uri.empty()) {
@@ -123,8 +130,19 @@ class Meeting {
     }
 
    private:
+    void leave_job() {
+        store_.reset();
+        if (server_) former_.push_back(std::move(server_));
+        server_ = nullptr;
+    }
+    void drop_deserted_servers() {
+        std::erase_if(former_, [](const auto& server) { return server->census().clients == 0; });
+    }
+
     std::mutex mutex_;  // guards what follows
-    std::shared_ptr<StoreServer> server_;
+    JobEnvironment job_;
+    std::shared_ptr<StoreServer> server_;               // of job_
+    std::vector<std::shared_ptr<StoreServer>> former_;  // of jobs before it, whose ranks have not all left yet
     std::weak_ptr<Store> store_;
     pid_t owner_ = ::getpid();
 };

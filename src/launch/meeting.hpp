@@ -1,5 +1,6 @@
 // Where the ranks of a process's environment meet: an agent's store, or one that rank 0 serves from the first call to the
-// end of its process, so that later communicators and slow peers still find it.
+// end of its process, so that later communicators and slow peers still find it. A process may be a rank of one job after
+// another, as the workers of Ray and Spark are: when its environment tells of another job, it meets there.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 #include "launch/port.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/un.h>

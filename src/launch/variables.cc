@@ -1,6 +1,6 @@
 #include "launch/variables.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <string_view>
 

@@ -1,6 +1,6 @@
 #include "optim/adam.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 #include <cmath>

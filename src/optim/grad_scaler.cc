@@ -1,6 +1,6 @@
 #include "optim/grad_scaler.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cfloat>

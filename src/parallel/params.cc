@@ -1,6 +1,6 @@
 #include "parallel/params.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <unordered_set>
 

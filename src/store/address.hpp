@@ -17,6 +17,8 @@ struct Address {
     // "tcp://host:port", "tcp://[::1]:port"; throws INVALID_ARGUMENT.
     [[nodiscard]] static Address parse(std::string_view uri);
     [[nodiscard]] std::string uri() const;
+
+    bool operator==(const Address&) const = default;
 };
 
 // Whether `host` means this machine alone. A name is resolved; one that cannot be is not loopback.

@@ -1,5 +1,5 @@
 // A store inside one process: a table under a mutex, with a condition variable that each change of a key wakes.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <condition_variable>
 #include <mutex>

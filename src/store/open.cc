@@ -1,5 +1,5 @@
 // Store::open and what a store's options take from the environment.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "base/env.hpp"
 #include "base/error.hpp"

@@ -1,6 +1,6 @@
 #include "store/table.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <charconv>
 

@@ -1,6 +1,6 @@
 #include "store/tcp_store.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <algorithm>

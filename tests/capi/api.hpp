@@ -128,6 +128,21 @@ Owned<tsr_state> state_of(const char* name, Array<T>& array) {
     return state;
 }
 
+// What `get(text, capacity, size)` gives.
+template <class Get>
+std::string text_of(Get&& get) {
+    size_t size = 0;
+    EXPECT_OK(get(nullptr, 0, &size));
+    std::string text(size, '\0');
+    EXPECT_OK(get(text.data(), text.size(), &size));
+    text.resize(size - 1);  // without the final 0
+    return text;
+}
+
+inline std::string value_of(const tsr_state* state, const char* name) {
+    return text_of([&](auto... to) { return tsr_state_get_value(state, name, to...); });
+}
+
 // Asks until it is so; false if it never is. For what ends a moment after the call that began it, and tells nobody.
 inline bool becomes_true(const std::function<bool()>& is_so) {
     const auto end = std::chrono::steady_clock::now() + tsr::testing::patience(std::chrono::seconds(20));

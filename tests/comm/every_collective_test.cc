@@ -12,6 +12,7 @@
 #include "comm/plan.hpp"
 #include "comm/rendezvous.hpp"
 #include "ranks.hpp"
+#include "sampling.hpp"
 #include "sanitized.hpp"
 #include "seed.hpp"
 #include "soon.hpp"
@@ -428,7 +429,7 @@ std::vector<Step> steps_of(unsigned seed) {
 TEST(EveryCollective, InRandomSequencesOnOverlappingGroups) {
     // Over Gloo each takes some 15 ms, and a sanitizer makes that ten times as long.
     const bool near = test_placement().empty() && std::string_view(test_backend()) != "gloo";
-    const unsigned sequences = near || !sanitized ? 1000 : 100;
+    const unsigned sequences = takes_all() ? 1000 : near ? 250 : sanitized ? 50 : 150;
     const Seed first_seed;
     constexpr size_t most_bytes = 9000 * random_world * sizeof(double);
     expect_all_well(run_ranks(random_world, test_options(), [&](Communicator& world) {

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from user_programs import PREFIX, ROOT, run, rust
+from user_programs import JAVAC, PREFIX, ROOT, run, rust
 
 
 def example(language: str) -> str:
@@ -57,7 +57,7 @@ def test_java_compiles(tmp_path: Path) -> None:
         "  void train(FloatBuffer w1, FloatBuffer b1) throws Exception {\n" + indented(example("java")) + "  }\n}\n"
     )
     classes = ROOT / "bindings" / "java" / "target" / "classes"
-    run("javac", "-Werror", "-d", tmp_path, "-cp", classes, source, cwd=tmp_path)
+    run(*JAVAC, "-Werror", "-d", tmp_path, "-cp", classes, source, cwd=tmp_path)
 
 
 def test_rust_compiles(tmp_path: Path) -> None:

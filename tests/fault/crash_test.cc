@@ -8,6 +8,7 @@
 
 #include "fault/job.hpp"
 #include "patience.hpp"
+#include "sampling.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -91,9 +92,11 @@ TEST_P(CrashIn, AllRanksAtAnyOperationLeavesTheOldOrTheNewCheckpoint) {
         Tally tally;
         // Of several ranks, other schedules meet other states of the others.
         const uint64_t schedules = one.ranks > 1 && !sanitized ? 3 : 1;
+        const Sample sample(sanitized ? 3 : 5);
         for (uint64_t schedule = 0; schedule < schedules; ++schedule) {
             const std::vector<Operation> operations = operations_of(one, disk, schedule);
             for (size_t at = 0; at < operations.size(); ++at) {
+                if (!sample.takes(at + schedule, operations.size() + schedule)) continue;
                 const FaultyFiles::Call& call = operations[at].call;
                 std::vector<size_t> parts{0};
                 if (call.name.starts_with("write")) parts = {0, call.bytes / 2};
@@ -122,8 +125,10 @@ TEST_P(CrashIn, OneRankIsToldToTheOthersAndLeavesTheOldOrTheNewCheckpoint) {
         if (one.ranks == 1) continue;
         const Disk disk = disk_before(one.before, one.ranks);
         const std::vector<Operation> operations = operations_of(one, disk, 0);
+        const Sample sample(sanitized ? 3 : 4);
         Tally tally;
         for (size_t at = 0; at < operations.size(); ++at) {
+            if (!sample.takes(at, operations.size())) continue;
             const auto& [victim, call] = operations[at];
             SCOPED_TRACE(fmt::format("{}: rank {} dies at operation {} ({})", one.str(), victim, at, call.name));
             MemoryFiles files(disk);
@@ -204,7 +209,10 @@ TEST(Crash, OfTheNextJobTooLeavesTheOldOrTheNewCheckpoint) {
     const Disk disk = disk_before(one.before, one.ranks);
     const size_t count = operations_of(one, disk, 0).size();
     Tally tally;
-    for (size_t first = 0; first < count; first += sanitized ? 5 : 1) {
+    const Sample firsts(sanitized ? 5 : 3);
+    const Sample seconds(sanitized ? 14 : 4);
+    for (size_t first = 0; first < count; ++first) {
+        if (!firsts.takes(first, count)) continue;
         MemoryFiles files(disk);
         (void)die(files, one, 0, static_cast<int64_t>(first), -1, 0);
         Disk left = files.disk();
@@ -212,7 +220,8 @@ TEST(Crash, OfTheNextJobTooLeavesTheOldOrTheNewCheckpoint) {
         left.pass(lease_runs_out);
         if (newest_content(files) == new_step) continue;
         const size_t second_count = operations_of(one, left, 0).size();
-        for (size_t second = first % 2; second < second_count; second += sanitized ? 14 : 2) {
+        for (size_t second = 0; second < second_count; ++second) {
+            if (!seconds.takes(first + second, first + second_count)) continue;
             SCOPED_TRACE(fmt::format("dies at operation {}, the next job at operation {}", first, second));
             MemoryFiles again(left);
             (void)die(again, one, 0, static_cast<int64_t>(second), -1, 0);

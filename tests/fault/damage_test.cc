@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "fault/job.hpp"
+#include "sampling.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -100,9 +101,11 @@ TEST_F(Damage, NoneIsSeenInASoundCheckpoint) {
 
 TEST_F(Damage, AnyBitOfTheManifestIsFound) {
     const std::string sound = disk_.read(manifest());
-    const size_t step = sanitized ? 7 : 1;
+    const Sample sample(sanitized ? 23 : 7);
     size_t count = 0;
-    for (size_t bit = 0; bit < sound.size() * 8; bit += step, ++count) {
+    for (size_t bit = 0; bit < sound.size() * 8; ++bit) {
+        if (!sample.takes(bit, sound.size() * 8)) continue;
+        ++count;
         SCOPED_TRACE(fmt::format("bit {} of byte {}", bit % 8, bit / 8));
         Disk disk = disk_;
         disk.put(manifest(), with_bit_flipped(sound, bit));
@@ -120,7 +123,9 @@ TEST_F(Damage, AnyBitOfAnOlderManifestIsHarmlessOrFound) {
     int64_t harmless = 0;
     int64_t found = 0;
     // The order is told in the first bytes.
-    for (size_t bit = 0; bit < sound.size() * 8; bit += sanitized && bit >= 512 ? 7 : 1) {
+    const Sample sample(sanitized ? 23 : 7);
+    for (size_t bit = 0; bit < sound.size() * 8; ++bit) {
+        if (bit >= 512 && !sample.takes(bit, sound.size() * 8)) continue;
         SCOPED_TRACE(fmt::format("bit {} of byte {}", bit % 8, bit / 8));
         Disk disk = disk_;
         disk.put(path, with_bit_flipped(sound, bit));
@@ -137,8 +142,8 @@ TEST_F(Damage, AnyBitOfAnOlderManifestIsHarmlessOrFound) {
 }
 
 TEST_F(Damage, AnyOfTenThousandBitsOfDataFilesIsFound) {
-    const uint64_t seed = 4711;
-    const int count = sanitized ? 1000 : 10'000;
+    const Seed seed;
+    const int count = takes_all() ? 10'000 : sanitized ? 500 : 2000;
     std::mt19937_64 random(seed);
     std::map<std::string, int> flips;
     for (int i = 0; i < count; ++i) {
@@ -146,7 +151,7 @@ TEST_F(Damage, AnyOfTenThousandBitsOfDataFilesIsFound) {
         const std::string path = join(newest_, name);
         const std::string sound = disk_.read(path);
         const size_t bit = random() % (sound.size() * 8);
-        SCOPED_TRACE(fmt::format("seed {}, flip {}: {}, bit {} of byte {}", seed, i, name, bit % 8, bit / 8));
+        SCOPED_TRACE(fmt::format("seed {}, flip {}: {}, bit {} of byte {}", unsigned{seed}, i, name, bit % 8, bit / 8));
         Disk disk = disk_;
         disk.put(path, with_bit_flipped(sound, bit));
         expect_refused(disk);
@@ -166,9 +171,10 @@ TEST_F(Damage, AnyTruncationIsFound) {
         expect_refused(disk);
         ++count;
     };
+    const Sample sample(sanitized ? 11 : 3);
     const std::string sound_manifest = disk_.read(manifest());
-    for (size_t size = 0; size < sound_manifest.size() && !HasFailure(); size += sanitized ? 5 : 1) {
-        cut(manifest(), size, sound_manifest);
+    for (size_t size = 0; size < sound_manifest.size() && !HasFailure(); ++size) {
+        if (sample.takes(size, sound_manifest.size())) cut(manifest(), size, sound_manifest);
     }
     for (const std::string& name : rank_files_) {
         const std::string path = join(newest_, name);

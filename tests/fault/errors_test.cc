@@ -14,6 +14,7 @@
 #include "fault/job.hpp"
 #include "patience.hpp"
 #include "soon.hpp"
+#include "sampling.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -47,6 +48,13 @@ const std::vector<Failure>& all_failures() {
         return list;
     }();
     return failures;
+}
+
+// Each operation meets some of the failures, which come round from one to the next; all of them with --long.
+bool has_turn(int64_t at, size_t failure) {
+    static const Seed seed;
+    const size_t count = all_failures().size();
+    return takes_all() || (failure + static_cast<size_t>(at) + seed) % count < (sanitized ? 1 : 3);
 }
 
 bool changes_something(const std::string& call) {
@@ -236,11 +244,7 @@ TEST_P(ErrorsOfASave, AreToldToAllRanksAndTheFormerCheckpointStands) {
     Tally tally;
     for (int64_t at = 0; at < count; ++at) {
         for (size_t i = 0; i < all_failures().size(); ++i) {
-            // Under a sanitizer, and of what takes longest unless all are asked for (./dev fault --long), each operation
-            // has one failure, and all failures come round.
-            const bool is_longest = one.ranks > 1 && one.format == SaveFormat::torch_dcp;
-            const bool in_turn = sanitized || (is_longest && std::getenv("TESSERA_FAULT_ALL") == nullptr);
-            if (in_turn && i != static_cast<size_t>(at) % all_failures().size()) continue;
+            if (!has_turn(at, i)) continue;
             save_with_failure(one, disk, at, all_failures()[i], tally);
             if (HasFailure()) return;
         }
@@ -268,7 +272,9 @@ TEST(Errors, AtAnyOperationOfAResumeAreToldToAllRanks) {
         const int64_t count = operations_of(disk, ranks, resume);
         Tally tally;
         for (int64_t at = 0; at < count; ++at) {
-            for (const Failure& failure : all_failures()) {
+            for (size_t i = 0; i < all_failures().size(); ++i) {
+                if (!has_turn(at, i)) continue;
+                const Failure& failure = all_failures()[i];
                 MemoryFiles files(disk);
                 Plan plan(at, failure);
                 Job job(files, ranks, 0,
@@ -304,7 +310,7 @@ TEST(Errors, AtAnyOperationOfAnExportAreToldToAllRanksAndNothingIsLeft) {
             Tally tally;
             for (int64_t at = 0; at < count; ++at) {
                 for (size_t i = 0; i < all_failures().size(); ++i) {
-                    if (sanitized && i != static_cast<size_t>(at) % all_failures().size()) continue;
+                    if (!has_turn(at, i)) continue;
                     const Failure& failure = all_failures()[i];
                     MemoryFiles files(disk);
                     Plan plan(at, failure);
@@ -363,7 +369,9 @@ TEST(Errors, AtAnyOperationOfALoadOrAVerifyAreToldOrHarmless) {
         const int64_t count = operations_of(disk, 1, body);
         Tally tally;
         for (int64_t at = 0; at < count; ++at) {
-            for (const Failure& failure : all_failures()) {
+            for (size_t i = 0; i < all_failures().size(); ++i) {
+                if (!has_turn(at, i)) continue;
+                const Failure& failure = all_failures()[i];
                 MemoryFiles files(disk);
                 Plan plan(at, failure);
                 Job job(files, 1, 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -13,15 +14,27 @@ from typing import Any
 import numpy as np
 import pytest
 import tessera as ts
+from fork_server import server
+from patience import patience
+from user_programs import JVM
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples" / "demo"))
 
-from patience import patience  # noqa: E402
-from programs import FRAMEWORKS, LANGUAGES, TESSERA, digits  # noqa: E402
+from programs import FRAMEWORKS, LANGUAGES, TESSERA  # noqa: E402
+from programs import digits as digits_of_demo  # noqa: E402
 
 __all__ = ["FRAMEWORKS", "LANGUAGES", "ROOT", "RunJob", "digits", "job", "losses", "newest", "ranks_equal_one"]
 RunJob = Callable[..., str]
+
+if importlib.util.find_spec("torch") is not None:
+    server().import_torch()  # while pytest goes on collecting
+
+
+def digits(language: str, arguments: list[str]) -> list[str]:
+    """As in the demo, with a JVM for short programs."""
+    program, *words = digits_of_demo(language, arguments)
+    return [program, *(JVM if program == "java" else []), *words]
 
 
 def job(

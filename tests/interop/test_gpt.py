@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 
 import tessera as ts
 from conftest import ROOT
-from patience import patience
 from programs import TESSERA
+from run_torch import run_ranks
 
 sys.path.insert(0, str(ROOT / "examples" / "python"))
 
@@ -22,16 +22,22 @@ SMALL = {"layers": 2, "width": 32, "heads": 2, "context": 32, "batch": 12, "lr":
 BEGIN = "def "  # what it is given to go on from
 
 
-def run(ranks: int, steps: int, directory: Path, *more: str) -> str:
+PROGRAM = ROOT / "examples" / "python" / "gpt.py"
+
+
+def options(steps: int, *more: str) -> list[str]:
     small = [word for option, value in SMALL.items() for word in (f"--{option}", str(value))]
-    program = [sys.executable, str(ROOT / "examples" / "python" / "gpt.py"), "--steps", str(steps), *small, *more]
-    done = subprocess.run(
-        [str(TESSERA), "run", "-n", str(ranks), *program],
-        capture_output=True,
-        text=True,
-        timeout=patience(240),
-        cwd=directory,
-    )
+    return ["--steps", str(steps), *small, *more]
+
+
+def run(ranks: int, steps: int, directory: Path, *more: str) -> str:
+    return run_ranks(PROGRAM, ranks, *options(steps, *more), cwd=directory)
+
+
+def launch(ranks: int, steps: int, directory: Path) -> str:
+    """As the page says."""
+    command = [str(TESSERA), "run", "-n", str(ranks), sys.executable, str(PROGRAM), *options(steps)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=directory)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -49,7 +55,7 @@ def test_it_goes_on_at_another_number_of_ranks_on_the_same_curve(tmp_path: Path)
     alone = run(1, 30, tmp_path / "alone")
     assert "1 ranks, from the beginning" in alone
     assert "2 ranks, from the beginning" in run(2, 15, tmp_path)
-    output = run(3, 30, tmp_path)
+    output = launch(3, 30, tmp_path)
     assert "3 ranks, resumed after step 15" in output
     expected = losses(tmp_path / "alone")
     assert losses(tmp_path) == pytest.approx(expected, rel=1e-3)

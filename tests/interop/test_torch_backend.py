@@ -6,7 +6,8 @@ import os
 import signal
 from pathlib import Path
 
-from torch_ranks import run_ranks
+from fork_server import Start
+from run_torch import run_ranks
 
 JOBS = Path(__file__).with_name("torch_backend_jobs.py")
 
@@ -30,5 +31,5 @@ def test_a_rank_that_dies_is_named_to_the_others() -> None:
 
 def test_processes_end_though_nothing_was_destroyed() -> None:
     before = set(os.listdir("/dev/shm"))
-    run_ranks(JOBS, 3, "leaves")
+    run_ranks(JOBS, 3, "leaves", start=Start.EXECUTE)
     assert not {name for name in os.listdir("/dev/shm") if "tessera" in name} - before

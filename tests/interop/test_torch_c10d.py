@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-from patience import patience
-from torch_ranks import run_ranks
+from fork_server import Start
+from run_torch import run_python, run_ranks
 
 JOBS = Path(__file__).with_name("torch_c10d_jobs.py")
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_the_backend_does_what_gloos_tests_ask(ranks: int) -> None:
-    run_ranks(JOBS, ranks)
+    run_ranks(JOBS, ranks, start=Start.EXECUTE if ranks == 2 else Start.FORK)
 
 
 ALONE = """
@@ -35,12 +32,6 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize(("given", "environment", "seconds"), [("", "5000", 5), ("7", "5000", 7), ("", "", 1800)])
 def test_the_environments_timeout_counts_where_none_is_given(given: str, environment: str, seconds: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, given],
-        env={**os.environ, "TESSERA_TIMEOUT_MS": environment},
-        capture_output=True,
-        text=True,
-        timeout=patience(120),
-    )
+    done = run_python("-c", ALONE, given, environment={"TESSERA_TIMEOUT_MS": environment})
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == seconds

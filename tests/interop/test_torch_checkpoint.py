@@ -21,7 +21,7 @@ import tessera.torch.checkpoint as tcp  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from conftest import TESSERA  # noqa: E402
 from patience import patience  # noqa: E402
-from torch_ranks import run_ranks  # noqa: E402
+from run_torch import run_ranks  # noqa: E402
 
 JOBS = Path(__file__).resolve().parent / "torch_checkpoint_jobs.py"
 SAVED = {"plain": 1, "ddp": 2, "fsdp": 3, "hsdp": 4, "tp": 2, "mesh": 4}

@@ -26,6 +26,7 @@ import tessera.torch.checkpoint as tcp  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from conftest import TESSERA  # noqa: E402
 from patience import patience  # noqa: E402
+from run_torch import run_python  # noqa: E402
 from tessera.torch.checkpoint import saves  # noqa: E402
 from tessera.torch.checkpoint.dcp_metadata import read_metadata  # noqa: E402
 from tessera.torch.tensors import staged  # noqa: E402
@@ -630,7 +631,8 @@ def test_a_program_that_ends_waits_for_its_last_save(tmp_path: Path) -> None:
         "import sys, torch\nimport tessera.torch.checkpoint as tcp\n"
         "tcp.async_save({'x': torch.ones(3_000_000)}, checkpoint_id=sys.argv[1])\n"
     )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=patience(120))
+    done = run_python("-c", program, tmp_path)
+    assert done.returncode == 0, done.stderr
     with ts.Checkpoint(tmp_path) as ours:
         assert np.all(ours["x"] == 1)
 

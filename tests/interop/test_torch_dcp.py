@@ -26,16 +26,19 @@ pytest.importorskip("tessera")
 import tessera as ts  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from conftest import ROOT, TESSERA  # noqa: E402
+from fork_server import Start  # noqa: E402
 from patience import patience  # noqa: E402
+from run_torch import run_ranks, run_spawner  # noqa: E402
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
-from torch_ranks import run_ranks  # noqa: E402
+from torch_ranks import bits  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 JOBS = {"plain": 1, "ddp": 2, "fsdp": 2, "mesh": 4}
 
 
 def run_torch(job: str, ranks: int, directory: Path) -> None:
-    run_ranks(HERE / "torch_jobs.py", ranks, job, directory)
+    start = Start.EXECUTE if job == "ddp" else Start.FORK
+    run_ranks(HERE / "torch_jobs.py", ranks, job, directory, start=start)
 
 
 @pytest.fixture(scope="module", params=list(JOBS))
@@ -53,10 +56,6 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
     if isinstance(value, list) and any(isinstance(item, (dict, list, torch.Tensor)) for item in value):
         return {k: v for i, item in enumerate(value) for k, v in flat(item, f"{begin}{i}").items()}
     return {name: value}
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def expected_of(directory: Path) -> dict[str, Any]:
@@ -323,14 +322,13 @@ def test_the_scripts_that_ask_an_old_pytorch_work_with_this_one(tmp_path: Path) 
     job = "fsdp"
     golden = ROOT / "tests" / "golden" / "torch_dcp"
 
-    def run(script: str, *arguments: object) -> str:
-        command = [sys.executable, "-W", "ignore", str(golden / script), *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=patience(280))
+    def run(script: str, *arguments: object, start: Start = Start.FORK) -> str:
+        done = run_spawner(golden / script, *arguments, start=start)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     version = torch.__version__.split("+")[0]
-    run("make.py", "--into", tmp_path, job)
+    run("make.py", "--into", tmp_path, job, start=Start.EXECUTE)
     committed = golden / version / job / "expected.json"
     assert (tmp_path / version / job / "expected.json").read_bytes() == committed.read_bytes()
     run("write_ours.py", tmp_path / "ours", job)

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from torch_ranks import run_ranks
+from fork_server import Start
+from run_torch import run_ranks
 
 JOBS = Path(__file__).with_name("torch_ddp_jobs.py")
 
@@ -30,9 +31,9 @@ def test_losses_and_gradients_are_pytorchs_between_two_hosts(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_a_rank_that_is_late_for_backward_is_named_at_the_deadline(tmp_path: Path, hosts: int) -> None:
-    run_ranks(JOBS, 3, "late", tmp_path, hosts=hosts)
+def test_a_rank_that_is_late_for_backward_is_named_at_the_deadline(hosts: int) -> None:
+    run_ranks(JOBS, 3, "late", hosts=hosts)
 
 
 def test_a_rank_that_dies_in_backward_is_named_to_the_others() -> None:
-    run_ranks(JOBS, 3, "dies", ends={2: -signal.SIGKILL})
+    run_ranks(JOBS, 3, "dies", ends={2: -signal.SIGKILL}, start=Start.EXECUTE)

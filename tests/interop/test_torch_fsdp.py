@@ -14,10 +14,11 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from fork_server import Start
+from run_torch import run_ranks
 from tessera.torch import checkpoint
 from tessera.torch import fsdp as ours
 from torch.distributed import fsdp as theirs
-from torch_ranks import run_ranks
 
 JOBS = Path(__file__).with_name("torch_fsdp_jobs.py")
 WRAPPER_JOBS = Path(__file__).with_name("torch_fsdp1_jobs.py")
@@ -89,7 +90,7 @@ def test_memory_left_after_backward_is_not_copied_again(tmp_path: Path, monkeypa
 
 
 def test_a_rank_that_dies_in_backward_is_named_to_the_others() -> None:
-    run_ranks(JOBS, 3, "dies", ends={2: -signal.SIGKILL})
+    run_ranks(JOBS, 3, "dies", ends={2: -signal.SIGKILL}, start=Start.EXECUTE)
 
 
 def test_a_model_is_loaded_without_a_whole_tensor(tmp_path: Path) -> None:

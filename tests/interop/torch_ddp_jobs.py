@@ -1,6 +1,6 @@
 """What test_torch_ddp.py runs: under torchrun's environment, one process a rank.
 
-usage: torch_ddp_jobs.py checks DIRECTORY [CHECK...] | dies | late DIRECTORY
+usage: torch_ddp_jobs.py checks DIRECTORY [CHECK...] | dies | late
 
 PyTorch's own DistributedDataParallel over Gloo and Tessera's train the same models on the same ranks. Each check is a
 function of this file.
@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -858,7 +857,7 @@ def dies() -> None:
         os._exit(0)  # Gloo's store has lost a rank
 
 
-def late(where: str) -> None:
+def late() -> None:
     """The last rank comes to its backward pass when the others have given it up: at their deadline they name it."""
     with job():
         model = Ours(model_of(Net), **SMALL)
@@ -868,12 +867,9 @@ def late(where: str) -> None:
         if rank < ranks - 1:
             model._gradients.comm.timeout = 1.5
             refused(ts.TesseraTimeout, f"rank {ranks - 1} (pid ", loss.backward)
-            Path(where, str(rank)).touch()
+            dist.monitored_barrier(timeout=timedelta(seconds=patience(40)))
         else:
-            end = time.monotonic() + patience(40)
-            while len(list(Path(where).iterdir())) < ranks - 1:
-                assert time.monotonic() < end, "the others never gave up"
-                time.sleep(0.01)
+            dist.monitored_barrier(timeout=timedelta(seconds=patience(40)))  # the others have given up
             refused(ts.TesseraTimeout, f"rank {ranks - 1} (pid {os.getpid()}", loss.backward)
         refused(ts.InvalidState, "ended with an error", lambda: loss_of_net(model, 2))
 

@@ -12,10 +12,9 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from test_torch_dcp import bits
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch_ranks import leave
+from torch_ranks import bits, leave
 
 
 def part_of(whole: torch.Tensor, dim: int) -> torch.Tensor:

@@ -1,17 +1,14 @@
-"""Runs a script as the ranks of a `torch.distributed` job, one process a rank, under torchrun's environment, and, in a
-rank, its checks."""
+"""What the ranks of a `torch.distributed` job share: their checks, and how they end. run_torch.py starts them."""
 
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for a rank that is started as a script
 
@@ -20,50 +17,6 @@ from patience import patience
 # Within which a rank hears of another one's death. It is 1 where the rank that waits gets to run, which a machine that
 # runs other tests too may not let it.
 NOTICED_S = patience(5)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def run_ranks(
-    script: Path,
-    ranks: int,
-    *arguments: object,
-    timeout: float = patience(280),
-    cwd: Path | None = None,
-    hosts: int = 1,
-    ends: Mapping[int, int] | None = None,
-) -> str:
-    """What the ranks printed; fails if one of them did not end with 0, or with what `ends` says of it. This machine
-    pretends to be `hosts`."""
-
-    def host_of(rank: int) -> dict[str, str]:
-        return {"TESSERA_HOST_ID": f"host{rank % hosts}"} if hosts > 1 else {}
-
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-    common |= {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), *map(str, arguments)],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), **host_of(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=cwd,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    expected = [(ends or {}).get(rank, 0) for rank in range(ranks)]
-    assert [process.returncode for process in processes] == expected, "\n".join(outputs)
-    return "".join(outputs)
 
 
 def leave() -> NoReturn:
@@ -113,3 +66,9 @@ def run_checks(checks: Sequence[Callable[[], object]], names: Sequence[str], ran
             raise
         if rank == 0:
             print(f"{check.__name__} {time.monotonic() - since:.2f} s", flush=True)
+
+
+def bits(tensor: Any) -> bytes:
+    import torch
+
+    return bytes(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())

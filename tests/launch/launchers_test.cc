@@ -64,6 +64,29 @@ TEST(AsARank, SumsOverTheRanks) {
     }
 }
 
+// Is the same rank of three jobs in turn, which meet at the ports $PORTS, as the workers of Ray and Spark are. It leaves the
+// first one before it joins the second, and that one after it has joined the third.
+TEST(AsARank, BelongsToOneJobAfterAnother) {
+    const char* ports = std::getenv("PORTS");
+    if (ports == nullptr) return;
+    std::istringstream list(ports);
+    const auto join = [&list] {
+        std::string port;
+        list >> port;
+        ::setenv("MASTER_PORT", port.c_str(), 1);
+        CommOptions options = CommOptions::from_environment();
+        options.timeout = milliseconds{30000};
+        auto comm = communicator_from_environment(options);
+        comm->run({});
+        return comm;
+    };
+    join()->finalize();
+    const auto second = join();
+    const auto third = join();
+    second->finalize();
+    third->finalize();
+}
+
 // Rank 1 ends well, it believes, while the others still need it. By itself it is the job of one rank, which needs nobody.
 TEST(AsARank, LeavesItsPeers) {
     CommOptions options = CommOptions::from_environment();
@@ -129,7 +152,9 @@ class Launchers : public ::testing::Test {
         EXPECT_GT(::readlink("/proc/self/exe", path, sizeof path - 1), 0);
         return path;
     }
-    [[nodiscard]] static std::string rank_command() { return self() + " --gtest_filter=AsARank.Sums*"; }
+    [[nodiscard]] static std::string rank_command(const std::string& does = "Sums") {
+        return self() + " --gtest_filter=AsARank." + does + "*";
+    }
     [[nodiscard]] std::string log() const { return testing::read_file(directory_.path() / "log"); }
     void start(const std::string& launcher) const {
         const testing::Environment environment(
@@ -141,8 +166,8 @@ class Launchers : public ::testing::Test {
         ASSERT_EQ(status, 0) << log();
     }
     // As another launcher would, which needs not be installed: a process a rank, with the variables that it sets.
-    void start_by_hand(int world_size,
-                       const std::function<std::map<std::string, std::string>(int rank)>& variables_of) const {
+    void start_by_hand(int world_size, const std::function<std::map<std::string, std::string>(int rank)>& variables_of,
+                       const std::string& does = "Sums") const {
         const std::string token = (directory_.path() / "token").string();
         std::ofstream(token) << Token::random().hex() << "\n";
         ::chmod(token.c_str(), 0600);
@@ -154,7 +179,7 @@ class Launchers : public ::testing::Test {
             variables["XDG_RUNTIME_DIR"] = "/proc";  // no place for a token: the file's counts
             ranks.push_back(testing::in_child(variables, [&] {
                 const std::string command =
-                    fmt::format("exec {} >> {}/log 2>&1 < /dev/null", rank_command(), directory_.path().string());
+                    fmt::format("exec {} >> {}/log 2>&1 < /dev/null", rank_command(does), directory_.path().string());
                 ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
             }));
         }
@@ -216,6 +241,20 @@ TEST_F(Launchers, TorchrunByItsVariables) {
                 {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
     });
     expect_sums("torchrun", 3);
+}
+
+TEST_F(Launchers, AProcessBelongsToOneJobAfterAnother) {
+    const std::string ports = fmt::format("{} {} {}", testing::free_port(), testing::free_port(), testing::free_port());
+    start_by_hand(
+        3,
+        [&](int rank) -> std::map<std::string, std::string> {
+            return {{"RANK", std::to_string(rank)},
+                    {"WORLD_SIZE", "3"},
+                    {"LOCAL_WORLD_SIZE", "3"},
+                    {"MASTER_ADDR", "127.0.0.1"},
+                    {"PORTS", ports}};
+        },
+        "Belongs");
 }
 
 // The variables of a task of a step on `nodes` nodes of one task each, or on one node of all.

@@ -6,7 +6,10 @@ cmd_bench() {
   [[ -f benchmarks/run.py ]] || die "benchmarks/run.py is not there"
   source tools/dev/setup.sh
   source tools/dev/build.sh
-  if [[ ${1:-} != check ]]; then
+  if [[ ${1:-} == build ]]; then # it builds in folders of its own
+    SETUP_QUIET=1 cmd_setup --no-torch
+    use_tools
+  elif [[ ${1:-} != check ]]; then
     SETUP_QUIET=1 cmd_setup --bench
     use_tools
     build_core release BENCHMARKS || die "the core did not build"

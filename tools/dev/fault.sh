@@ -5,7 +5,7 @@ cmd_fault() {
   local filter='*'
   while (($#)); do
     case $1 in
-      --long) export TESSERA_FAULT_SEEDS=100000 TESSERA_FAULT_ALL=1 ;;
+      --long) export TESSERA_TEST_LONG=1 ;;
       --seed) need_value "$@" && export TESSERA_FAULT_SEED=$2 && filter='PowerLoss.LeavesACheckpoint*' && shift ;;
       *) die "fault: unknown option $1 (known: --long --seed N)" ;;
     esac

@@ -12,8 +12,9 @@ cmd_setup() {
       --fuzz) group=fuzz ;;
       --lint) group=lint ;;
       --format) group=format ;;
+      --clusters) group=clusters torch=yes ;;
       --quiet) SETUP_QUIET=1 ;;
-      *) die "setup: unknown option $1 (known: --no-torch --force --bench --fuzz --lint --format --quiet)" ;;
+      *) die "setup: unknown option $1 (known: --no-torch --force --bench --fuzz --lint --format --clusters --quiet)" ;;
     esac
     shift
   done
@@ -25,6 +26,7 @@ cmd_setup() {
   [[ $group == lint ]] && ensure_lint
   [[ $group == format ]] && ensure_format
   [[ $torch == yes ]] && ensure_torch
+  [[ $group == clusters ]] && ensure_clusters
   [[ ${SETUP_QUIET:-0} == 1 ]] || say "set up in $((SECONDS - before)) s: $("$VENV/bin/python" --version), JDK at $(find_jdk), Rust at $(find_cargo_dir)"
 }
 
@@ -76,6 +78,58 @@ ensure_format() {
   pip_install format-tools -c deps/lint.txt clang-format ruff
   stamp_set format "$key"
 }
+
+# The services that the cluster tests start by themselves, and the launchers of PyPI: once a machine, as PyTorch is.
+ensure_clusters() {
+  local key site cache
+  key=$(hash_of deps/apt.txt deps/torch.txt deps/clusters.txt tools/dev/setup.sh)
+  site=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  stamp_ok clusters "$key" && [[ -f $site/tessera_clusters.pth && -d $(<"$site/tessera_clusters.pth")/ray ]] && return
+  without_services install_system clusters
+  cache=$TESSERA_CACHE/clusters-$(hash_of deps/torch.txt deps/clusters.txt)-$("$VENV/bin/python" -c 'import sys; print(sys.implementation.cache_tag)')
+  mkdir -p "$TESSERA_CACHE"
+  exec {clusters_lock}>"$cache.lock"
+  flock "$clusters_lock" # another clone may be installing it
+  if [[ ! -f $cache/complete ]]; then
+    say "Python: installing deps/clusters.txt into $cache (about 1 GB, once a machine)"
+    "$("$VENV/bin/python" -c 'import sys; print(sys._base_executable)')" -m venv --clear "$cache"
+    # DeepSpeed's setup.py imports PyTorch.
+    cp "$site/tessera_torch.pth" "$("$cache/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+    pip_into_clusters setuptools wheel packaging
+    DS_BUILD_OPS=0 pip_into_clusters --no-build-isolation -r deps/clusters.txt
+    touch "$cache/complete"
+  fi
+  exec {clusters_lock}>&-
+  "$cache/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/tessera_clusters.pth"
+  stamp_set clusters "$key"
+}
+
+# Uses the caller's $cache.
+pip_into_clusters() {
+  run_logged pip-clusters retry 3 "$cache/bin/python" -m pip install --disable-pip-version-check --no-input --no-cache-dir \
+    --retries 5 --timeout 120 --prefer-binary "$@" ||
+    die "pip could not install deps/clusters.txt; the whole log is build/logs/pip-clusters.log"
+}
+
+# without_services COMMAND...: what COMMAND installs by apt does not run as a service of this machine, now or after a restart.
+# The tests start their own sshd and slurmd, on hosts that nobody else reaches.
+without_services() {
+  local policy=/usr/sbin/policy-rc.d made=no before unit
+  before=$(enabled_units)
+  if can_be_root && [[ ! -e $policy ]]; then
+    made=yes
+    printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null
+    as_root chmod 755 "$policy"
+  fi
+  "$@"
+  [[ $made == no ]] || as_root rm "$policy"
+  comm -13 <(printf '%s\n' "$before") <(enabled_units) | while IFS= read -r unit; do
+    run_logged "disable-$unit" as_root systemctl disable "$unit" || warn "$unit starts with this machine"
+  done
+}
+
+# The services that start with the machine, a line each.
+enabled_units() { { find /etc/systemd/system/*.target.wants -name '*.service' -printf '%f\n' 2>/dev/null || true; } | sort -u; }
 
 # rustfmt and clippy, from where cargo came.
 install_rust_linters() {

@@ -3,40 +3,55 @@
 # runners wrote, prints a line for each section and closes with `N passed, N failed, N skipped`. What breaks most cheaply
 # comes first; with --fail-fast, what takes longest is not begun once a section has failed.
 #
+# Random tests and samples of long enumerations follow from a seed: the commit's, or that of --seed. --long takes every
+# enumeration whole, and goes on where an earlier --long of the same commit was cut off.
+#
 # Groups, by the same words everywhere (ctest labels, pytest markers, JUnit tags, the reason of a Rust #[ignore]):
 #   long  only with --long      slow  not with --quick      frameworks  only with --frameworks
+#   clusters  alone, with --clusters
 
 RESULTS=$ROOT/build/results
 
 cmd_test() {
-  local quick=no long=no frameworks=no preset=release filter="" sanitizers=no strict=no formatting=no fail_fast=no
+  local quick=no long=no frameworks=no clusters=no preset=release filter="" sanitizers=no strict=no formatting=no fail_fast=no
   while (($#)); do
     case $1 in
       --quick) quick=yes ;;
-      --long) long=yes && export TESSERA_FSDP_PAIRS=all ;;
+      --long) long=yes && export TESSERA_TEST_LONG=1 ;;
+      --seed) need_value "$@" && export TESSERA_TEST_SEED=$2 && shift ;;
       --frameworks) frameworks=yes ;;
+      --clusters) clusters=yes ;;
       --preset) need_value "$@" && preset=$2 && shift ;;
       --sanitizers) sanitizers=yes ;; # .ci/run: the presets asan and tsan on what is labelled for them
       --strict-skips) strict=yes ;;   # .ci/run: a skipped test that does not need a GPU is a failure
       --formatting) formatting=yes ;; # .ci/run: and the formatting of C++ and Python
       --fail-fast) fail_fast=yes ;;   # .ci/run: after a failure no jobs of all languages and no sanitizers
-      -*) die "test: unknown option $1 (known: --quick --long --frameworks --preset P --sanitizers --strict-skips
-    --formatting --fail-fast)" ;;
+      -*) die "test: unknown option $1 (known: --quick --long --seed N --frameworks --clusters --preset P --sanitizers
+    --strict-skips --formatting --fail-fast)" ;;
       *) filter=$1 ;;
     esac
     shift
   done
   source tools/dev/setup.sh
   source tools/dev/build.sh
-  if [[ $quick == yes ]]; then SETUP_QUIET=1 cmd_setup --no-torch; else SETUP_QUIET=1 cmd_setup; fi
+  if [[ $clusters == yes ]]; then
+    SETUP_QUIET=1 cmd_setup --clusters
+  elif [[ $quick == yes ]]; then
+    SETUP_QUIET=1 cmd_setup --no-torch
+  else
+    SETUP_QUIET=1 cmd_setup
+  fi
   use_tools
   rm -rf "$RESULTS"
   mkdir -p "$RESULTS"
   measure_patience
+  draw_seed
   FAILED_SECTIONS=0
 
   [[ $formatting == no ]] || section "Formatting" checks run_formatting
-  if build_core "$preset" TESTS EXAMPLES BENCHMARKS && install_core "$preset"; then
+  if [[ $clusters == yes ]]; then
+    section "Clusters" junit run_clusters
+  elif build_core "$preset" TESTS EXAMPLES BENCHMARKS && install_core "$preset"; then
     section "ABI" junit run_cpp "$preset" abi ""
     section "C and C++" junit run_cpp "$preset" "" abi
     section "Python" junit run_pytest bindings/python/tests python
@@ -51,6 +66,16 @@ cmd_test() {
     costly "C++ under tsan" sanitizer tsan "threads" threads
   fi
   exec "$VENV/bin/python" tools/tally.py "$RESULTS" --strict-skips="$strict" --filter="$filter"
+}
+
+# draw_seed: TESSERA_TEST_SEED, of the commit where none is given. DONE is where --long keeps what has passed at this commit.
+draw_seed() {
+  local commit
+  commit=$(git rev-parse --verify --quiet HEAD || echo 0)
+  export TESSERA_TEST_SEED=${TESSERA_TEST_SEED:-$((16#${commit:0:8}))}
+  say "seed $TESSERA_TEST_SEED; ./dev test --seed $TESSERA_TEST_SEED draws the same again"
+  DONE=()
+  [[ $long == no ]] || DONE=(--done "$ROOT/build/long/$commit-$TESSERA_TEST_SEED")
 }
 
 # record TITLE KIND REPORT STATUS SECONDS
@@ -126,7 +151,8 @@ run_cpp() {
   [[ $preset != tsan ]] || ! setarch "$(uname -m)" -R true 2>/dev/null || fixed=(setarch "$(uname -m)" -R)
   say "${label:+$label: }tests of build/$preset"
   TESSERA_LOG_LINES=400 run_logged "$name" limited 40 "${fixed[@]}" "$VENV/bin/python" tools/cpp_tests.py "build/$preset" \
-    --labels="$label" --without="$without" --filter="$filter" --junit="$RESULT" --seconds="$TESSERA_CACHE/seconds-$preset.json"
+    --labels="$label" --without="$without" --filter="$filter" --junit="$RESULT" --seconds="$TESSERA_CACHE/seconds-$preset.json" \
+    ${DONE:+"${DONE[0]}" "${DONE[1]}-$preset"}
 }
 
 # The groups that this run leaves out, joined by the runner's word for `or`.
@@ -135,22 +161,25 @@ excluded() {
   [[ $long == yes ]] || groups+=(long)
   [[ $quick == no ]] || groups+=(slow)
   [[ $frameworks == yes ]] || groups+=(frameworks)
+  [[ $clusters == yes ]] || groups+=(clusters)
   for group in "${groups[@]}"; do joined+=${joined:+$1}$group; done
   printf '%s' "$joined"
 }
 
+# run_pytest FOLDER NAME [OPTION...]
 run_pytest() {
   local dir=$1 name=$2 rc=0 marks
   [[ -d $dir ]] || return 0
   RESULT=$RESULTS/$name.xml
   if [[ $name == python ]]; then build_python || return; fi
   marks=$(excluded ' or ')
-  local args=(-q -ra --timeout="$(patient 300)" -p no:cacheprovider --junitxml="$RESULT")
+  local args=(-q -ra --timeout="$(patient 300)" -p no:cacheprovider --junitxml="$RESULT" "${@:3}")
   [[ -z $marks ]] || args+=(-m "not ($marks)")
   [[ -z $filter ]] || args+=(-k "$filter")
   say "pytest $dir"
-  TESSERA_LOG_LINES=400 run_logged "pytest-$name" limited 40 \
-    "$VENV/bin/python" tools/pytest_progress.py "${RESULT%.xml}.progress" "${args[@]}" "$dir" || rc=$?
+  TESSERA_LOG_LINES=400 run_logged "pytest-$name" limited "${minutes:-40}" \
+    "$VENV/bin/python" tools/pytest_progress.py "${RESULT%.xml}.progress" ${DONE:+"${DONE[0]}" "${DONE[1]}-$name"} \
+    "${args[@]}" "$dir" || rc=$?
   ((rc != 5)) || rc=0 # no test is left by the filter; tally.py complains if that is so everywhere
   return "$rc"
 }
@@ -160,7 +189,15 @@ run_together() {
   RESULT=$RESULTS/tests-python.xml
   build_python && build_java && build_examples || return
   [[ $frameworks == no ]] || build_frameworks || return
-  run_pytest tests tests-python
+  run_pytest tests tests-python --ignore=tests/clusters # imports what only ./dev setup --clusters installs
+}
+
+# Real launchers and schedulers, and a job that is killed again and again; tests/clusters/ and nothing else.
+run_clusters() {
+  RESULT=$RESULTS/clusters.xml
+  build_core "$preset" EXAMPLES && install_core "$preset" || return
+  build_python && build_java && build_examples || return
+  minutes=$((40 + 2 * ${TESSERA_CHAOS_MINUTES:-5})) run_pytest tests/clusters clusters
 }
 
 run_java() {

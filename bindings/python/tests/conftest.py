@@ -20,7 +20,10 @@ from typing import Any
 import pytest
 import tessera as ts
 from patience import patience
+from session import no_process_is_left, pytest_report_header
 from tessera import _core
+
+__all__ = ["no_process_is_left", "pytest_report_header"]
 
 TOKEN = "5a" * 32
 SECONDS = patience(20.0)

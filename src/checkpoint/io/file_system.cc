@@ -1,6 +1,6 @@
 #include "checkpoint/io/file_system.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 #include "checkpoint/native/lease.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/random.h>
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 #include "checkpoint/native/pace.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>

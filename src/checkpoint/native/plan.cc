@@ -1,6 +1,6 @@
 #include "checkpoint/native/plan.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <openssl/evp.h>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 #include "checkpoint/native/rewrite.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <map>
 #include <optional>

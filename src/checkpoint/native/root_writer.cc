@@ -1,6 +1,6 @@
 #include "checkpoint/native/root_writer.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <functional>

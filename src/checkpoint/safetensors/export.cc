@@ -1,6 +1,6 @@
 // Tensors as Hugging Face has them. All sizes follow from names and shapes, so rank 0 writes every header first, and then
 // the ranks fill in the data wherever their batches belong.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <set>

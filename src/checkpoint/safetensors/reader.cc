@@ -1,6 +1,6 @@
 #include "checkpoint/safetensors/reader.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <optional>

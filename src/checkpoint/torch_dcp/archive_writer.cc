@@ -1,6 +1,6 @@
 #include "checkpoint/torch_dcp/archive_writer.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 // Tensors as PyTorch's Distributed Checkpoint: each rank writes a file of its own, in which every part of a batch is an
 // archive, and rank 0 the `.metadata` of all. A tensor larger than a batch is in several parts.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 #include "checkpoint/torch_dcp/pickle.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <bit>
 #include <unordered_map>

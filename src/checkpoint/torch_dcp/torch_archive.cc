@@ -1,6 +1,6 @@
 #include "checkpoint/torch_dcp/torch_archive.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <openssl/bn.h>
 #include <openssl/evp.h>
 

@@ -1,6 +1,6 @@
 #include "checkpoint/torch_dcp/zip.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

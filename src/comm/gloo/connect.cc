@@ -1,7 +1,7 @@
 #include "comm/gloo/connect.hpp"
 
 #include <arpa/inet.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <gloo/transport/address.h>
 #include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/address.h>

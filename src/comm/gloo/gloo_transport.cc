@@ -1,6 +1,6 @@
 #include "comm/gloo/gloo_transport.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <gloo/transport/pair.h>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 #include "comm/hierarchical/hierarchical_transport.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>

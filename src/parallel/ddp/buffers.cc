@@ -1,5 +1,5 @@
 // What a model has besides parameters, and gets from one rank.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,6 @@
 #include "parallel/ddp/ddp.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,6 @@
 #include "parallel/ddp/host_copy.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 #include "parallel/ddp/options.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cmath>
 #include <string_view>

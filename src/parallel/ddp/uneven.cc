@@ -1,5 +1,5 @@
 // Ranks with different numbers of steps: who has no data left takes part in the others' steps until all have none.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 #include "parallel/fsdp/address_range.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/mman.h>
 
 #include <cerrno>

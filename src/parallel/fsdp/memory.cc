@@ -1,5 +1,5 @@
 // Where the shards and their gradients lie, and which values the shards begin with.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 #include "parallel/fsdp/whole_copies.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/mman.h>
 
 #include <algorithm>

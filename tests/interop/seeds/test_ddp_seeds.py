@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,18 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 
 from conftest import TESSERA  # noqa: E402
 from ddp_tutorial import ToyModel  # noqa: E402
+from fork_server import Start, server  # noqa: E402
 from observe_ddp import seed  # noqa: E402
-from patience import patience  # noqa: E402
-from torch_ranks import free_port, run_ranks  # noqa: E402
+from run_torch import reserved_port, run_python, run_ranks, run_spawner, wait_for  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.slow
 
 
-def environment(directory: Path) -> dict[str, str]:
-    temporary = directory / "tmp"
-    temporary.mkdir()
-    return {**os.environ, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "tmp").mkdir()
+    return {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "tmp")}
 
 
 def expected(ranks: int) -> tuple[list[float], dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -93,17 +92,8 @@ def finished(printed: str, what: str) -> list[int]:
     return sorted(map(int, re.findall(rf"Finished running {what} example on rank (\d+)\.", printed)))
 
 
-def test_the_tutorial_as_it_is(tmp_path: Path) -> None:
-    command = [sys.executable, str(HERE / "ddp_tutorial.py"), "4"]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=patience(280),
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        check=False,
-    )
+def test_the_tutorial_as_it_is(tmp_path: Path, environment: dict[str, str]) -> None:
+    done = run_spawner(HERE / "ddp_tutorial.py", 4, cwd=tmp_path, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert finished(done.stdout, "basic DDP") == [0, 1, 2, 3], done.stdout + done.stderr
     assert finished(done.stdout, "DDP checkpoint") == [0, 1, 2, 3], done.stdout + done.stderr
@@ -111,55 +101,48 @@ def test_the_tutorial_as_it_is(tmp_path: Path) -> None:
     assert not (tmp_path / "tmp" / "model.checkpoint").exists()
 
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--rdzv_id=100", "--rdzv_backend=c10d"]
+TORCHRUN = ["-m", "torch.distributed.run", "--rdzv_id=100", "--rdzv_backend=c10d"]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("launcher", ["torchrun", "tessera run"])
-def test_the_elastic_program_as_it_is(tmp_path: Path, launcher: str, ranks: int) -> None:
-    command = [str(TESSERA), "run", "-n", str(ranks), sys.executable, str(HERE / "elastic_ddp.py")]
+def test_the_elastic_program_as_it_is(tmp_path: Path, environment: dict[str, str], launcher: str, ranks: int) -> None:
+    program = str(HERE / "elastic_ddp.py")
     if launcher == "torchrun":
-        where = ["--nnodes=1", f"--nproc_per_node={ranks}", f"--rdzv_endpoint=localhost:{free_port()}"]
-        command = [*TORCHRUN, *where, str(HERE / "elastic_ddp.py")]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=patience(280),
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        check=False,
-    )
+        with reserved_port() as port:
+            where = ["--nnodes=1", f"--nproc_per_node={ranks}", f"--rdzv_endpoint=localhost:{port}"]
+            start = Start.EXECUTE if ranks == 2 else Start.FORK  # of the agent; its workers are always executed
+            done = run_python(*TORCHRUN, *where, program, cwd=tmp_path, environment=environment, start=start)
+    else:
+        done = subprocess.run(
+            [str(TESSERA), "run", "-n", str(ranks), sys.executable, program],
+            capture_output=True,
+            text=True,
+            timeout=280,
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+            check=False,
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     assert finished(done.stdout, "basic DDP") == list(range(ranks))
 
 
-def test_the_elastic_program_on_two_nodes(tmp_path: Path) -> None:
+def test_the_elastic_program_on_two_nodes(tmp_path: Path, environment: dict[str, str]) -> None:
     """As in the document, with as many processes on each as there is room for: an agent a node, which this machine
     pretends to be."""
-    port = free_port()
-    arguments = ["--nnodes=2", "--nproc_per_node=2", f"--rdzv_endpoint=localhost:{port}", "--local_addr=127.0.0.1"]
-    common = environment(tmp_path)
-    agents = [
-        subprocess.Popen(
-            [*TORCHRUN, *arguments, str(HERE / "elastic_ddp.py")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=tmp_path,
-            env={**common, "TESSERA_HOST_ID": f"node{node}"},
-            start_new_session=True,
-        )
-        for node in range(2)
-    ]
-    try:
-        limit = time.monotonic() + patience(250)
-        outputs = [agent.communicate(timeout=limit - time.monotonic())[0] for agent in agents]
-    finally:
-        for agent in agents:
-            if agent.poll() is None:  # with its ranks
-                os.killpg(agent.pid, signal.SIGKILL)
-                agent.wait()
+    with reserved_port() as port, ExitStack() as running:
+        arguments = ["--nnodes=2", "--nproc_per_node=2", f"--rdzv_endpoint=localhost:{port}", "--local_addr=127.0.0.1"]
+        agents = []
+        for node in range(2):
+            agent = server().start(
+                [*TORCHRUN, *arguments, HERE / "elastic_ddp.py"],
+                environment={**os.environ, **environment, "TESSERA_HOST_ID": f"node{node}"},
+                cwd=tmp_path,
+            )
+            agents.append(running.enter_context(closing(agent)))
+        hung = wait_for(agents, 250)
+        outputs = [agent.printed() for agent in agents]
+    assert not hung, "\n".join(outputs)
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outputs)
     ranks = [finished(output, "basic DDP") for output in outputs]
     assert sorted(ranks) == [[0, 1], [2, 3]], "\n".join(outputs)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,24 +17,16 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 import dcp_load_plain  # noqa: E402
 import tessera as ts  # noqa: E402
 import tessera.torch.checkpoint as tcp  # noqa: E402
+from fork_server import Start  # noqa: E402
 from observe import loss_of  # noqa: E402
-from patience import patience  # noqa: E402
-from torch_ranks import free_port, run_ranks  # noqa: E402
+from run_torch import run_python, run_ranks, run_spawner  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.slow
 
 
-def as_it_is(program: str, ranks: int, directory: Path) -> str:
-    environment = {**os.environ, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(HERE / f"{program}.py"), str(ranks)],
-        capture_output=True,
-        text=True,
-        timeout=patience(200),
-        cwd=directory,
-        env=environment,
-    )
+def as_it_is(program: str, ranks: int, directory: Path, start: Start = Start.FORK) -> str:
+    done = run_spawner(HERE / f"{program}.py", ranks, cwd=directory, start=start)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -82,16 +72,11 @@ def test_getting_started(tmp_path: Path, saving: int, loading: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_getting_started_as_it_is(tmp_path: Path, ranks: int) -> None:
-    assert f"example on {ranks} devices" in as_it_is("dcp_save", ranks, tmp_path)
+    start = Start.EXECUTE if ranks == 2 else Start.FORK
+    assert f"example on {ranks} devices" in as_it_is("dcp_save", ranks, tmp_path, start)
     assert len(rank_files(tmp_path / "checkpoint")) == ranks
     as_it_is("dcp_load", ranks, tmp_path)
-    done = subprocess.run(
-        [sys.executable, str(HERE / "dcp_load_plain.py")],
-        capture_output=True,
-        text=True,
-        timeout=patience(100),
-        cwd=tmp_path,
-    )
+    done = run_python(HERE / "dcp_load_plain.py", cwd=tmp_path, start=start)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -1,22 +1,22 @@
-// Each option of DDP alone.
+// Each option of DDP alone, and several models at once.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cmath>
-#include <cstring>
-#include <random>
+#include <span>
+#include <utility>
+#include <vector>
 
-#include "comm/fingerprint.hpp"
-#include "optim/adam.hpp"
-#include "optim/sgd.hpp"
-#include "parallel/ddp/power_sgd.hpp"
+#include "base/clock.hpp"
+#include "grads.hpp"
+#include "parallel/ddp/ddp.hpp"
 #include "parallel/model.hpp"
 #include "ranks.hpp"
 #include "soon.hpp"
-#include "with_grads.hpp"
 
 namespace tsr {
 namespace {
@@ -25,24 +25,15 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using testing::expect_all_well;
 using testing::expect_error;
+using testing::fill;
 using ::testing::HasSubstr;
 using testing::Model;
 using testing::Outcomes;
 using testing::run_ranks;
 using testing::shared;
+using testing::small;
 using testing::test_options;
 using testing::three_layers;
-using testing::with_grads;
-
-// One parameter a bucket.
-DdpOptions small(DdpOptions options = {}) {
-    options.bucket_bytes = options.first_bucket_bytes = 64;
-    return options;
-}
-
-void fill(const Ddp& ddp, size_t param, float value) {
-    for (float& g : ddp.grad(param).as<float>()) g = value;
-}
 
 // ---- no_sync ---------------------------------------------------------------------------------------------------------
 
@@ -379,304 +370,6 @@ TEST(DdpHooks, AHookThatFailsFailsTheStepOnEveryRank) {
         EXPECT_EQ(outcomes[rank]->code(), rank == 1 ? Code::user : Code::aborted) << outcomes[rank]->what();
         EXPECT_THAT(outcomes[rank]->what(), HasSubstr("rank 1: the hook gave up"));
     }
-}
-
-// ---- PowerSGD --------------------------------------------------------------------------------------------------------
-
-TEST(PowerSgd, CompressesMatricesThatShrinkToAHalf) {
-    const PowerSgd two(2);
-    const auto of = [](Dims shape, DType dtype = DType::f32) { return Tensor{nullptr, shape, dtype, {}}; };
-    EXPECT_TRUE(two.compresses(of({20, 30})));
-    EXPECT_TRUE(two.compresses(of({20, 5, 6}, DType::bf16)));
-    EXPECT_FALSE(two.compresses(of({20, 30}, DType::f64)));
-    EXPECT_FALSE(two.compresses(of({600})));
-    EXPECT_TRUE(two.compresses(of({8, 8})));   // 2 * (8 + 8) numbers of 64
-    EXPECT_FALSE(two.compresses(of({7, 8})));  // 2 * (7 + 8) numbers of 56
-    EXPECT_FALSE(two.compresses(of({0, 30})));
-}
-
-TEST(PowerSgd, KeepsWhatItLeftOutAndAddsItLater) {
-    constexpr size_t rows = 24;
-    constexpr size_t columns = 40;
-    std::mt19937 random(5);  // NOLINT: the same numbers at every run
-    std::vector<float> truth(rows * columns);
-    for (float& value : truth) value = static_cast<float>(random() % 2000) / 1000 - 1;
-    PowerSgd one(2);
-    const std::vector<size_t> params{0};
-    std::vector<double> given(truth.size());
-    std::vector<float> gradient;
-    double left = 0;
-    double all = 0;
-    constexpr int steps = 200;
-    for (int step = 0; step < steps; ++step) {
-        gradient = truth;
-        Tensor tensor = tensor_of(std::span<float>(gradient), DType::f32);
-        tensor.shape = {rows, columns};
-        one.reduce(params, {&tensor, 1}, [](std::span<float>) {}, {});
-        for (size_t i = 0; i < given.size(); ++i) given[i] += gradient[i];
-    }
-    for (size_t i = 0; i < given.size(); ++i) {
-        left += std::pow(given[i] - steps * double{truth[i]}, 2);
-        all += std::pow(steps * double{truth[i]}, 2);
-    }
-    // What is not given yet is the error, which stays bounded while the sum grows.
-    EXPECT_LT(std::sqrt(left / all), 0.08);
-    // Without the error's feedback a matrix of full rank is never given whole.
-    double single = 0;
-    double norm = 0;
-    for (size_t i = 0; i < truth.size(); ++i) {
-        single += std::pow(gradient[i] - truth[i], 2);
-        norm += std::pow(truth[i], 2);
-    }
-    EXPECT_GT(std::sqrt(single / norm), 0.2);
-}
-
-TEST(PowerSgd, AMatrixOfThatRankIsExact) {
-    expect_all_well(run_ranks(3, test_options(), [](Communicator& comm) {
-        Model model;
-        model.add("m", {20, 30});
-        model.add("v", {9});
-        Ddp ddp(shared(comm), model.params(),
-                {.hook = DdpHook::power_sgd, .power_sgd_rank = 2, .power_sgd_start_step = 2});
-        std::mt19937 random(9);  // NOLINT: the same numbers at every run
-        std::array<std::array<float, 50>, 2> factors{};
-        for (auto& factor : factors) {
-            for (float& value : factor) value = static_cast<float>(random() % 200) / 100 - 1;
-        }
-        for (int step = 0; step < 8; ++step) {
-            const auto at = [&](float rank, size_t i, size_t j) {
-                return (rank + 1) * factors[0].at(i) * factors[0].at(20 + j) +
-                       (rank - 3 + static_cast<float>(step)) * factors[1].at(i) * factors[1].at(20 + j);
-            };
-            const auto g = ddp.grad(0).as<float>();
-            for (size_t k = 0; k < 600; ++k) g[k] = at(static_cast<float>(comm.rank()), k / 30, k % 30);
-            fill(ddp, 1, static_cast<float>(comm.rank()));
-            ddp.ready_all();
-            ddp.wait();
-            for (size_t k = 0; k < 600; ++k) {
-                ASSERT_NEAR(ddp.grad(0).as<float>()[k], at(1, k / 30, k % 30), 2e-4) << "step " << step;
-            }
-            EXPECT_THAT(ddp.grad(1).as<float>(), Each(1.0F));
-        }
-    }));
-}
-
-TEST(PowerSgd, AllRanksGetTheSameBits) {
-    std::vector<std::vector<float>> results(4);
-    expect_all_well(run_ranks(4, test_options(), [&](Communicator& comm) {
-        Model model;
-        model.add("m", {20, 30});
-        Ddp ddp(shared(comm), model.params(),
-                {.hook = DdpHook::power_sgd, .power_sgd_rank = 3, .power_sgd_start_step = 0});
-        std::mt19937 random(static_cast<unsigned>(comm.rank()));
-        for (int step = 0; step < 5; ++step) {
-            for (float& g : ddp.grad(0).as<float>()) g = static_cast<float>(random() % 1000);
-            ddp.ready_all();
-            ddp.wait();
-        }
-        const auto g = ddp.grad(0).as<float>();
-        results[static_cast<size_t>(comm.rank())].assign(g.begin(), g.end());
-    }));
-    for (const auto& result : results) EXPECT_EQ(result, results[0]);
-}
-
-TEST(PowerSgd, AStepThatOverflowedDoesNotSpoilLaterOnes) {
-    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
-        Model model;
-        model.add("m", {20, 30});
-        Ddp ddp(shared(comm), model.params(), {.hook = DdpHook::power_sgd, .power_sgd_start_step = 0});
-        fill(ddp, 0, 1);
-        if (comm.rank() == 1) ddp.grad(0).as<float>()[7] = INFINITY;
-        ddp.ready_all();
-        ddp.wait();
-        EXPECT_FALSE(std::isfinite(ddp.grad(0).as<float>()[7])) << "the trainer must see it";
-        fill(ddp, 0, 1);
-        ddp.ready_all();
-        ddp.wait();
-        EXPECT_THAT(ddp.grad(0).as<float>(), Each(::testing::FloatNear(1, 1e-5)));
-    }));
-}
-
-// ---- optimizer in backward -------------------------------------------------------------------------------------------
-
-template <class Kind, class Options>
-void expect_the_bits_of_a_step_afterwards(const Options& options) {
-    expect_all_well(run_ranks(3, test_options(), [&](Communicator& comm) {
-        Model one = three_layers(1);
-        Model other = three_layers(1);
-        const DdpOptions unused = small({.find_unused = true});
-        Ddp after(shared(comm), one.params(), unused);
-        Ddp during(shared(comm), other.params(), unused);
-        Kind late(with_grads(after), options);
-        Kind early(with_grads(during), options);
-        during.step_in_backward(early);
-        std::mt19937 random(static_cast<unsigned>(17 + comm.rank()));
-        for (int step = 0; step < 10; ++step) {
-            for (size_t i = 0; i < 3; ++i) {
-                const bool has = i != 1 || step % 3 == comm.rank();  // "b": one rank at most
-                if (!has) continue;
-                for (size_t k = 0; k < after.grad(i).as<float>().size(); ++k) {
-                    after.grad(i).as<float>()[k] = during.grad(i).as<float>()[k] =
-                        static_cast<float>(random() % 1000) / 500 - 1;
-                }
-            }
-            for (Ddp* ddp : {&after, &during}) {
-                for (size_t i = 3; i-- > 0;) {
-                    if (i == 1 && (step % 3 != comm.rank() || step > 6)) continue;  // at the end nobody has it
-                    ddp->ready(i);
-                }
-                ddp->wait();
-            }
-            late.step();
-            for (size_t i = 0; i < 3; ++i) EXPECT_EQ(one.entries[i].values, other.entries[i].values) << "step " << step;
-        }
-        EXPECT_EQ(early.steps(), 10);
-        for (size_t m = 0; m < late.moments().size(); ++m) {
-            const Tensor& a = late.moments()[m].tensor;
-            const Tensor& b = early.moments()[m].tensor;
-            EXPECT_EQ(std::memcmp(a.data, b.data, a.size_bytes()), 0) << late.moments()[m].name;
-        }
-    }));
-}
-
-TEST(DdpStepInBackward, GivesTheBitsOfAStepAfterwards) {
-    expect_the_bits_of_a_step_afterwards<Sgd>(SgdOptions{.lr = 0.1, .momentum = 0.9});
-    expect_the_bits_of_a_step_afterwards<Adam>(AdamOptions{.lr = 0.01, .weight_decay = 0.1, .decay = Decay::decoupled});
-}
-
-// Tells when a step is about to change this memory.
-class Watch final : public LateCopy {
-   public:
-    explicit Watch(const std::byte* memory) : memory_(memory) {}
-    void copy_now(Memory memory) noexcept override {
-        if (memory.data() == memory_) changed_ = true;
-    }
-    [[nodiscard]] bool changed() const { return changed_; }
-
-   private:
-    const std::byte* memory_;
-    std::atomic<bool> changed_{false};
-};
-
-TEST(DdpStepInBackward, ABucketIsUpdatedWhileOthersAreNotReadyYet) {
-    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
-        Model model = three_layers(1);
-        Ddp ddp(shared(comm), model.params(), small());
-        Sgd optimizer(with_grads(ddp), {.lr = 1});
-        ddp.step_in_backward(optimizer);
-        const auto watch = std::make_shared<Watch>(ddp.param(2).tensor.data);
-        optimizer.barrier()->add(watch);
-        fill(ddp, 2, 1);
-        ddp.ready(2);
-        wait_until([&] { return watch->changed(); }, testing::soon(), "the first bucket's update");
-        ddp.ready_all();
-        ddp.wait();
-        EXPECT_THAT(model.entries[2].values, Each(0.0F));
-        optimizer.barrier()->remove(watch.get());
-        comm.run({});
-    }));
-}
-
-TEST(DdpStepInBackward, TheOptimizersOwnStepAndASecondAreRefused) {
-    expect_all_well(run_ranks(1, test_options(), [](Communicator& comm) {
-        Model model = three_layers(1);
-        Ddp ddp(shared(comm), model.params(), {});
-        Sgd optimizer(with_grads(ddp), {.lr = 1});
-        Sgd second(with_grads(ddp), {.lr = 1});
-        ddp.step_in_backward(optimizer);
-        expect_error([&] { ddp.step_in_backward(second); }, Code::invalid_state);
-        EXPECT_THAT(expect_error([&] { optimizer.step(); }, Code::invalid_state).what(),
-                    HasSubstr("has made the step"));
-        ddp.forget_optimizer(second);  // it does not step
-        fill(ddp, 0, 1);
-        ddp.ready_all();
-        ddp.wait();
-        EXPECT_THAT(model.entries[0].values, Each(0.0F));
-        ddp.forget_optimizer(optimizer);
-        ddp.ready_all();
-        ddp.wait();
-        EXPECT_THAT(model.entries[0].values, Each(0.0F));
-    }));
-}
-
-// ---- buffers ---------------------------------------------------------------------------------------------------------
-
-TEST(DdpBuffers, OfAllDtypesComeFromRankZero) {
-    expect_all_well(run_ranks(3, test_options(), [](Communicator& comm) {
-        Model model = three_layers();
-        Ddp ddp(shared(comm), model.params(), {});
-        expect_error([&] { ddp.broadcast_buffers(); }, Code::invalid_state);
-        std::array<float, 5> mean{};
-        std::array<int64_t, 1> batches{};
-        std::array<uint8_t, 3> mask{};
-        const auto set = [&](int value) {
-            mean.fill(static_cast<float>(value));
-            batches.fill(value);
-            mask.fill(static_cast<uint8_t>(value));
-        };
-        set(10 + comm.rank());
-        ddp.register_buffers({{"mask", tensor_of(std::span<uint8_t>(mask), DType::u8)},
-                              {"module.mean", tensor_of(std::span<float>(mean), DType::f32)},
-                              {"batches", tensor_of(std::span<int64_t>(batches), DType::i64)}});
-        EXPECT_THAT(mean, Each(10.0F));
-        set(20 + comm.rank());
-        ddp.broadcast_buffers();
-        EXPECT_THAT(mean, Each(20.0F));
-        EXPECT_THAT(batches, Each(20));
-        EXPECT_THAT(mask, Each(20));
-        expect_error([&] { ddp.register_buffers({{"mask", tensor_of(std::span<uint8_t>(mask), DType::u8)}}); },
-                     Code::invalid_state);
-        ddp.ready(0);
-        expect_error([&] { ddp.broadcast_buffers(); }, Code::invalid_state);
-    }));
-}
-
-TEST(DdpBuffers, OnesThatDifferAreNamed) {
-    const Outcomes outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
-        Model model = three_layers();
-        Ddp ddp(shared(comm), model.params(), {});
-        std::array<float, 5> mean{};
-        ddp.register_buffers({{comm.rank() == 0 ? "mean" : "var", tensor_of(std::span<float>(mean), DType::f32)}});
-    });
-    for (const auto& outcome : outcomes) {
-        ASSERT_TRUE(outcome);
-        EXPECT_EQ(outcome->code(), Code::mismatch);
-        EXPECT_THAT(outcome->what(), HasSubstr(R"(rank 1 has buffer 0 "var" f32 [5], rank 0 has buffer 0 "mean")"));
-    }
-}
-
-TEST(DdpBuffers, AreNotRegisteredWithoutMemoryForThem) {
-    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
-        Model model = three_layers();
-        Ddp ddp(shared(comm), model.params(), {});
-        std::array<std::byte, 1> first{};
-        const Tensor huge{first.data(), Dims{int64_t{1} << 50}, DType::u8, {}};
-        expect_error([&] { ddp.register_buffers({{"huge", huge}}); }, Code::no_memory);
-        expect_error([&] { ddp.broadcast_buffers(); }, Code::invalid_state);
-        std::array<float, 5> mean{};
-        mean.fill(static_cast<float>(10 + comm.rank()));
-        ddp.register_buffers({{"mean", tensor_of(std::span<float>(mean), DType::f32)}});
-        EXPECT_THAT(mean, Each(10.0F));
-    }));
-}
-
-TEST(DdpBuffers, AreNotRegisteredIfTheirValuesDoNotCome) {
-    const Outcomes outcomes = run_ranks(2, test_options(), [](Communicator& comm) {
-        Model model = three_layers();
-        Ddp ddp(shared(comm), model.params(), {});
-        if (comm.rank() == 1) {  // as far as the values of rank 0
-            check_same_on_all_ranks(comm, {R"(buffer 0 "mean" f32 [5])"}, "");
-            (void)comm.allocate(4096);
-            return comm.abort("enough");
-        }
-        {
-            std::array<float, 5> mean{};
-            expect_error([&] { ddp.register_buffers({{"mean", tensor_of(std::span<float>(mean), DType::f32)}}); },
-                         Code::aborted);
-        }
-        expect_error([&] { ddp.broadcast_buffers(); }, Code::invalid_state);
-    });
-    expect_all_well(outcomes);
 }
 
 // ---- several models --------------------------------------------------------------------------------------------------

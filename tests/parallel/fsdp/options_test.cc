@@ -1,6 +1,6 @@
 // Options alone and in pairs: whatever the schedule, the dtypes, the replicas, the optimizer or the way of accumulating, the
 // ranks train as one rank does with the whole batch, and a repeat has the same bits. Of the pairs a part, drawn by
-// TESSERA_TEST_SEED; all with TESSERA_FSDP_PAIRS=all (`./dev test --long`).
+// TESSERA_TEST_SEED; all with `./dev test --long`.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -12,7 +12,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <random>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -25,8 +24,8 @@
 #include "parallel/fsdp/fsdp.hpp"
 #include "parallel/model.hpp"
 #include "ranks.hpp"
+#include "sampling.hpp"
 #include "sanitized.hpp"
-#include "seed.hpp"
 #include "tensor/convert.hpp"
 
 namespace tsr {
@@ -368,10 +367,6 @@ void expect_trains_as_one_rank(const std::vector<const Option*>& options) {
     EXPECT_EQ(losses_of(training), losses) << "a repeat";
 }
 
-size_t wanted_pairs(size_t all) {
-    if (std::getenv("TESSERA_FSDP_PAIRS") != nullptr) return all;  // NOLINT(concurrency-mt-unsafe): nobody sets it
-    return is_slow() ? 6 : 100;
-}
 
 TEST(FsdpOptions, EachAloneTrainsAsOneRankDoes) {
     for (const Option& option : all_options()) expect_trains_as_one_rank({&option});
@@ -384,10 +379,7 @@ TEST(FsdpOptions, InPairsTheyTrainAsOneRankDoes) {
             if (&one < &other && one.kind != other.kind) pairs.emplace_back(&one, &other);
         }
     }
-    const testing::Seed seed;
-    std::shuffle(pairs.begin(), pairs.end(), std::mt19937(seed));
-    pairs.resize(wanted_pairs(pairs.size()));
-    for (const auto& [one, other] : pairs) expect_trains_as_one_rank({one, other});
+    for (const auto& [one, other] : testing::sample_of(pairs, is_slow() ? 6 : 40)) expect_trains_as_one_rank({one, other});
 }
 
 }  // namespace

@@ -1,0 +1,197 @@
+#include "command_line.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <utility>
+
+namespace tsr::cli {
+
+namespace {
+
+// Usage that goes on behind what CLI11 knows of.
+class LongerUsage : public CLI::Formatter {
+   public:
+    explicit LongerUsage(std::string end) : end_(std::move(end)) {}
+    std::string make_usage(const CLI::App* app, std::string name) const override {
+        std::string usage = CLI::Formatter::make_usage(app, std::move(name));
+        while (usage.ends_with('\n')) usage.pop_back();
+        return usage + end_ + "\n";
+    }
+
+   private:
+    std::string end_;
+};
+
+// CLI11 would call it an argument that was not expected.
+bool names_no_command(const CLI::App& app, const std::string& group, std::span<char*> words) {
+    std::vector<std::string> known;
+    for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
+    if (known.empty() || (!words.empty() && words[0][0] == '-')) return false;
+    if (!words.empty() && std::ranges::find(known, words[0]) != known.end()) {
+        return names_no_command(*app.get_subcommand(words[0]), fmt::format("{} {}", group, words[0]), words.subspan(1));
+    }
+    const std::string what = words.empty() ? "a command is missing" : fmt::format("no command '{}'", words[0]);
+    fmt::print(stderr, "{}: {}; known: {}. `{} --help` says what they do\n", group, what, fmt::join(known, ", "),
+               group);
+    return true;
+}
+
+// Says what is wrong and how the command is called.
+void tell_usage(const CLI::App& app, const std::exception& error) {
+    const CLI::App* command = &app;
+    std::string name = app.get_name();
+    for (auto named = app.get_subcommands(); !named.empty(); named = command->get_subcommands()) {
+        command = named.front();
+        name += " " + command->get_name();
+    }
+    const auto formatter = std::dynamic_pointer_cast<CLI::Formatter>(command->get_formatter());
+    fmt::print(stderr, "{}: {}\n{}`{} --help` tells more\n", name, error.what(),
+               formatter ? formatter->make_usage(command, name) : "", name);
+}
+
+}  // namespace
+
+Option& Option::required() {
+    option_->required();
+    return *this;
+}
+
+Option& Option::one_value_each() {
+    option_->allow_extra_args(false);
+    return *this;
+}
+
+Option& Option::type_name(const std::string& name) {
+    option_->type_name(name);
+    return *this;
+}
+
+Option& Option::default_text(const std::string& text) {
+    option_->default_str(text);
+    return *this;
+}
+
+Option& Option::show_default() {
+    option_->capture_default_str();
+    return *this;
+}
+
+Option& Option::in_range(int least, int most) {
+    option_->check(CLI::Range(least, most));
+    return *this;
+}
+
+Option& Option::not_negative() {
+    option_->check(CLI::NonNegativeNumber);
+    return *this;
+}
+
+Option& Option::one_of(const std::vector<std::string>& words) {
+    option_->check(CLI::IsMember(words));
+    return *this;
+}
+
+Option& Option::existing_directory() {
+    option_->check(CLI::ExistingDirectory);
+    return *this;
+}
+
+Option& Option::size_with_unit(Kilo kilo) {
+    option_->transform(CLI::AsSizeValue(kilo == Kilo::is_1000));
+    return *this;
+}
+
+Command Command::add_command(const std::string& name, const std::string& what) {
+    return {app_->add_subcommand(name, what), exit_code_};
+}
+
+void Command::require_command() { app_->require_subcommand(1); }
+
+Option Command::add_option(const std::string& names, std::string& value, const std::string& what) {
+    return Option(app_->add_option(names, value, what));
+}
+
+Option Command::add_option(const std::string& names, int& value, const std::string& what) {
+    return Option(app_->add_option(names, value, what));
+}
+
+Option Command::add_option(const std::string& names, uint64_t& value, const std::string& what) {
+    return Option(app_->add_option(names, value, what));
+}
+
+Option Command::add_option(const std::string& names, double& value, const std::string& what) {
+    return Option(app_->add_option(names, value, what));
+}
+
+Option Command::add_option(const std::string& names, std::optional<std::string>& value, const std::string& what) {
+    return Option(app_->add_option(names, value, what));
+}
+
+Option Command::add_option(const std::string& names, std::optional<double>& value, const std::string& what) {
+    return Option(app_->add_option(names, value, what));
+}
+
+Option Command::add_option(const std::string& names, std::vector<std::string>& values, const std::string& what) {
+    return Option(app_->add_option(names, values, what));
+}
+
+void Command::add_flag(const std::string& names, bool& value, const std::string& what) {
+    app_->add_flag(names, value, what);
+}
+
+void Command::take_program() { app_->prefix_command(); }
+
+std::vector<std::string> Command::rest() const { return app_->remaining(); }
+
+void Command::end_usage_with(const std::string& text) { app_->formatter(std::make_shared<LongerUsage>(text)); }
+
+void Command::footer(const std::string& text) { app_->footer(text); }
+
+void Command::on_run(std::function<int()> run) {
+    app_->callback([run = std::move(run), exit_code = exit_code_] { *exit_code = run(); });
+}
+
+int run_command_line(const std::string& name, const std::string& what, const std::string& version, int argc,
+                     char** argv, FunctionRef<void(Command&)> add_commands) {
+    CLI::App app(what, name);
+    app.set_version_flag("--version", version);
+    int exit_code = 0;
+    Command command(&app, &exit_code);
+    command.require_command();
+    add_commands(command);
+    if (names_no_command(app, name, std::span(argv, static_cast<size_t>(argc)).subspan(1))) return 2;
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        if (error.get_exit_code() == 0) return app.exit(error);  // prints the help that was asked for
+        tell_usage(app, error);
+        return 2;
+    } catch (const UsageError& error) {
+        tell_usage(app, error);
+        return 2;
+    }
+    return exit_code;
+}
+
+std::vector<std::string> take_options(std::vector<std::string> words, FunctionRef<void(Command&)> add_options) {
+    CLI::App app;
+    app.set_help_flag();
+    int exit_code = 0;
+    Command command(&app, &exit_code);
+    command.take_program();
+    add_options(command);
+    std::ranges::reverse(words);  // as CLI11 wants them
+    try {
+        app.parse(words);
+    } catch (const CLI::ParseError& error) {
+        throw UsageError(error.what());
+    }
+    return command.rest();
+}
+
+}  // namespace tsr::cli

@@ -1,0 +1,91 @@
+// The command line: each command tells its name, its options, its help and the function to run. Only command_line.cc
+// includes CLI11, whose headers are longer than all others of cli/ together. The variables that options fill must outlive
+// the run.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "base/function_ref.hpp"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace tsr::cli {
+
+// What is wrong with the command line. run_command_line() prints it with the usage.
+class UsageError : public std::runtime_error {
+   public:
+    using std::runtime_error::runtime_error;
+};
+
+// An option or a positional argument of a command. Copies refer to the same one.
+class Option {
+   public:
+    explicit Option(CLI::Option* option) : option_(option) {}
+    Option& required();
+    Option& one_value_each();  // a vector that gets one value whenever the option is given
+
+    // For the help: a name for the value; its default, as a text or as the variable's present value.
+    Option& type_name(const std::string& name);
+    Option& default_text(const std::string& text);
+    Option& show_default();
+
+    // Which values are accepted. The help says so too.
+    Option& in_range(int least, int most);
+    Option& not_negative();
+    Option& one_of(const std::vector<std::string>& words);
+    Option& existing_directory();
+    enum class Kilo { is_1000, is_1024 };
+    Option& size_with_unit(Kilo kilo);  // "64M"; 1KiB is always 1024
+
+   private:
+    CLI::Option* option_;
+};
+
+// A command with sub-commands or with a function to run. Copies refer to the same one.
+class Command {
+   public:
+    Command(CLI::App* app, int* exit_code) : app_(app), exit_code_(exit_code) {}
+
+    Command add_command(const std::string& name, const std::string& what);
+    void require_command();  // a call must name a sub-command
+
+    // `names`: "-n,--ranks", or "path" for a positional argument.
+    Option add_option(const std::string& names, std::string& value, const std::string& what);
+    Option add_option(const std::string& names, int& value, const std::string& what);
+    Option add_option(const std::string& names, uint64_t& value, const std::string& what);
+    Option add_option(const std::string& names, double& value, const std::string& what);
+    Option add_option(const std::string& names, std::optional<std::string>& value, const std::string& what);
+    Option add_option(const std::string& names, std::optional<double>& value, const std::string& what);
+    Option add_option(const std::string& names, std::vector<std::string>& values, const std::string& what);
+    void add_flag(const std::string& names, bool& value, const std::string& what);
+
+    // The first word that is no option begins a program's command line, which rest() returns.
+    void take_program();
+    [[nodiscard]] std::vector<std::string> rest() const;
+
+    void end_usage_with(const std::string& text);
+    void footer(const std::string& text);
+    void on_run(std::function<int()> run);  // returns the exit code
+
+   private:
+    CLI::App* app_;
+    int* exit_code_;
+};
+
+// Runs the command that the arguments name and returns its exit code. Prints what is wrong with them and returns 2.
+// `add_commands` adds commands to that of the whole program.
+int run_command_line(const std::string& name, const std::string& what, const std::string& version, int argc,
+                     char** argv, FunctionRef<void(Command&)> add_commands);
+
+// Takes options from the beginning of `words` and returns the words that are left. Throws UsageError.
+std::vector<std::string> take_options(std::vector<std::string> words, FunctionRef<void(Command&)> add_options);
+
+}  // namespace tsr::cli

@@ -1,0 +1,44 @@
+"""What the cluster tests share: hosts, a job token, and the environment that ranks are started with."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hosts import ROOT, Cluster
+
+sys.path.insert(0, str(ROOT / "examples" / "demo"))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two hosts and the hub. Nothing that a test starts on them outlives the module."""
+    with Cluster(2, tmp_path_factory.mktemp("hosts")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Of ranks on several hosts: a token that all of them can read, and deadlines that a test can wait for."""
+    token = tmp_path_factory.mktemp("token") / "token"
+    token.touch(0o600)
+    token.write_text(secrets.token_hex(32) + "\n")
+    known = ("LD_LIBRARY_PATH", "OPENBLAS_CORETYPE", "PATH", "PYTHONPATH")
+    return {
+        **{name: os.environ[name] for name in known if name in os.environ},
+        "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "TESSERA_TIMEOUT_MS": "60000",
+        "TESSERA_TOKEN_FILE": str(token),
+    }
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test of this folder is one of the group."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.clusters)

@@ -1,0 +1,80 @@
+"""The launchers of DeepSpeed and PyTorch: `deepspeed` on one host, torchrun on two that meet by its own rendezvous."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from hosts import Cluster, Host, assigned, facts, rank_command
+from ranks import trained, undisturbed
+
+HERE = Path(__file__).parent
+
+
+def run(host: Host, environment: dict[str, str], *command: str, timeout: float = 200) -> str:
+    return host.run("env", "-i", *assigned({**environment, "PYTHONPATH": str(HERE)}), *command, timeout=timeout)
+
+
+def deepspeed(ranks: int, *command: str) -> list[str]:
+    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(ranks), "--no_local_rank"]
+    return [*launcher, "--master_addr", "127.0.0.1", *command]
+
+
+def test_ranks_of_deepspeeds_launcher_sum(cluster: Cluster, environment: dict[str, str], tmp_path: Path) -> None:
+    _, *program = rank_command("total", tmp_path)
+    output = run(cluster.nodes[0], environment, *deepspeed(4, *program))
+    assert [fact["sums"] for fact in facts(tmp_path, "total")] == [[10.0]] * 4, output
+
+
+def test_a_rank_of_deepspeeds_launcher_that_dies_is_named(
+    cluster: Cluster, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Those of the others that the launcher lets live so long."""
+    _, *program = rank_command("lose", tmp_path, 2)
+    launcher = ["sh", "-c", '"$@" && exit 1 || exit 0', "sh", *deepspeed(4, *program)]
+    output = run(cluster.nodes[0], environment, *launcher)
+    found = facts(tmp_path, "lost")
+    assert found, output
+    assert all("rank 2" in fact["message"] for fact in found), found
+
+
+@pytest.mark.parametrize("backend", ["gloo", "tessera"])
+def test_deepspeed_trains_beside_a_communicator(
+    cluster: Cluster, environment: dict[str, str], tmp_path: Path, backend: str
+) -> None:
+    more = {**environment, "DS_ACCELERATOR": "cpu"}
+    output = run(cluster.nodes[0], more, *deepspeed(2, str(HERE / "deepspeed_rank.py"), str(tmp_path), backend))
+    found = facts(tmp_path, "trained")
+    assert [fact["same"] for fact in found] == [True, True], output
+    losses = found[0]["losses"]
+    assert losses == found[1]["losses"] and losses[-1] < 0.5 * losses[0], losses
+
+
+def torchrun(node: int, *command: str) -> list[str]:
+    options = (
+        f"--nnodes 2 --nproc-per-node 2 --node-rank {node} --rdzv-backend c10d --rdzv-endpoint n1:29400 --rdzv-id 7"
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", *options.split(), "--max-restarts", "2"]
+    return [*launcher, "--no-python", *command]
+
+
+def test_ranks_of_torchrun_on_two_hosts_resume_after_a_restart(
+    cluster: Cluster, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """A rank kills itself once, after a save; torchrun starts all four again."""
+    program = rank_command("train", tmp_path, 200, 0.01)
+    dying = ["env", "RANKS_DIE_ONCE=2", *program]
+    logs = [tmp_path / f"n{number + 1}.log" for number in range(2)]
+    launchers = [
+        node.start("env", "-i", *assigned(environment), *torchrun(number, *dying), log=logs[number])
+        for number, node in enumerate(cluster.nodes)
+    ]
+    codes = [launcher.wait(timeout=200) for launcher in launchers]
+    output = "".join(log.read_text() for log in logs)
+    assert codes == [0, 0], output
+    assert len(re.findall(r"ranks, resumed after step [1-9]", output)) == 1, output
+    found = facts(tmp_path, "trained")
+    assert sorted({fact["host"] for fact in found}) == ["n1", "n2"] and len(found) == 4, output
+    assert trained(tmp_path / "checkpoints") == undisturbed(tmp_path / "alone", 200)

@@ -1,0 +1,23 @@
+"""Hooks of every pytest session, imported by each conftest.py: it prints its seed and leaves no process behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import fork_server
+import pytest
+import sampling
+
+__all__ = ["no_process_is_left", "pytest_report_header"]
+
+
+def pytest_report_header() -> str:
+    return sampling.told()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """Not even when pytest is killed: the server survives it."""
+    server = fork_server.server()
+    yield
+    server.close()
