@@ -12,17 +12,17 @@ import os
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
+
+from patience import patience, until
 
 __all__ = ["ADDRESS", "ROOT", "Cluster", "Host", "assigned", "facts", "rank_command", "until"]
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "10.213.78."
-T = TypeVar("T")
 
 UNSHARE = "unshare --net --mount --uts --ipc --pid --fork --kill-child --mount-proc"
 # What a host runs first; $1 is its name, $2 its /etc/hosts. It reaps orphans, as SIGCHLD is ignored in `cat`.
@@ -38,16 +38,6 @@ echo ready
 trap '' CHLD
 exec cat
 """
-
-
-def until(condition: Callable[[], T], seconds: float, what: str | Callable[[], str]) -> T:
-    """What `condition` returns once it is true; fails with `what` when the time is over."""
-    deadline = time.monotonic() + seconds * float(os.environ.get("TESSERA_TEST_PATIENCE", "1"))
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {what() if callable(what) else what}")
-        time.sleep(0.05)
-    return found
 
 
 class Host:
@@ -105,7 +95,7 @@ class Host:
         """Ends all that runs on the host."""
         assert self._first.stdin
         self._first.stdin.close()
-        self._first.wait(timeout=30)
+        self._first.wait(timeout=patience(30))
 
 
 class Cluster:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyspark
 import pytest
 from hosts import ROOT, Cluster, assigned, facts, until
+from patience import patience
 from ranks import trained, undisturbed
 
 HERE = Path(__file__).parent
@@ -49,7 +50,7 @@ class Spark:
         return "".join(log.read_text() for log in sorted(self.at.glob("*.log")))
 
     def job(self, *command: str | Path) -> str:
-        return self.cluster.nodes[0].run(*self.on(0, *command), timeout=200)
+        return self.cluster.nodes[0].run(*self.on(0, *command), timeout=patience(200))
 
 
 @pytest.fixture(scope="module")
