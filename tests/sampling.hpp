@@ -15,7 +15,7 @@
 namespace tsr::testing {
 
 inline bool takes_all() {
-    static const bool all = std::getenv("TESSERA_TEST_LONG") != nullptr;  // NOLINT(concurrency-mt-unsafe): nobody sets it
+    static const bool all = std::getenv("TESSERA_TEST_LONG") != nullptr;  // NOLINT(concurrency-mt-unsafe)
     return all;
 }
 

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -88,7 +89,7 @@ def train(
             stop = saver.should_stop(step, told())
             if stop or step == steps or step % save_every == 0:
                 saver.save_async(step, state)
-            time.sleep(pace)
+            threading.Event().wait(pace)  # a step that takes as long
         saver.wait()
     return begun, step
 

@@ -20,11 +20,10 @@ from pathlib import Path
 
 import pytest
 import tessera as ts
-from hosts import Cluster, Host, assigned, rank_command, until
+from hosts import PATIENCE, Cluster, Host, assigned, rank_command, until
 from programs import ROOT, TESSERA, digits
 
 MINUTES = float(os.environ.get("TESSERA_CHAOS_MINUTES", "5"))
-PATIENCE = float(os.environ.get("TESSERA_TEST_PATIENCE", "1"))
 STEPS = 100_000_000  # more than there is time for
 SAVE_EVERY = 5
 

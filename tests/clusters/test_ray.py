@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from hosts import Cluster, assigned, facts, until
-from patience import patience
 from ranks import trained, undisturbed
 
 HERE = Path(__file__).parent
@@ -54,7 +53,7 @@ class Ray:
     def job(self, what: str, at: Path, *arguments: int) -> str:
         self.port += 100
         words = [what, str(at), str(self.port), *map(str, arguments)]
-        return self.cluster.nodes[0].run(*self.command("ray_job", *words), timeout=patience(200))
+        return self.cluster.nodes[0].run(*self.command("ray_job", *words), timeout=200)
 
 
 @pytest.fixture(scope="module")

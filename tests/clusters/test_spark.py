@@ -7,26 +7,26 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyspark
 import pytest
 from hosts import ROOT, Cluster, assigned, facts, until
-from patience import patience
 from ranks import trained, undisturbed
 
 HERE = Path(__file__).parent
-SPARK = Path(pyspark.__file__).parent
 JAVA = ROOT / "bindings" / "java" / "target"
 
 
 class Spark:
     def __init__(self, cluster: Cluster, at: Path, environment: dict[str, str]) -> None:
+        import pyspark  # here, since ./dev test reads this file where it is not installed
+
+        self.home = Path(pyspark.__file__).parent
         self.cluster, self.at, head = cluster, at, cluster.nodes[0]
         self.master = f"spark://{head.name}:7077"
         self.environment = {
             **environment,
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": str(HERE),
-            "SPARK_HOME": str(SPARK),
+            "SPARK_HOME": str(self.home),
             "SPARK_LOCAL_DIRS": str(at),
             "SPARK_WORKER_DIR": str(at),
         }
@@ -40,7 +40,7 @@ class Spark:
 
     def service(self, number: int, name: str, *arguments: str) -> None:
         node, log = self.cluster.nodes[number], self.at / f"{name.split('.')[-1]}-{number}.log"
-        node.start(*self.on(number, SPARK / "bin" / "spark-class", name, *arguments), log=log)
+        node.start(*self.on(number, self.home / "bin" / "spark-class", name, *arguments), log=log)
 
     def on(self, number: int, *command: str | Path) -> list[str]:
         environment = {**self.environment, "SPARK_LOCAL_HOSTNAME": self.cluster.nodes[number].name}
@@ -50,7 +50,7 @@ class Spark:
         return "".join(log.read_text() for log in sorted(self.at.glob("*.log")))
 
     def job(self, *command: str | Path) -> str:
-        return self.cluster.nodes[0].run(*self.on(0, *command), timeout=patience(200))
+        return self.cluster.nodes[0].run(*self.on(0, *command), timeout=280)
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +79,13 @@ def test_a_stage_that_lost_a_rank_is_tried_again_and_resumes(spark: Spark, tmp_p
 
 def test_tasks_in_java_sum(spark: Spark, tmp_path: Path, environment: dict[str, str]) -> None:
     jars = sorted(JAVA.glob("tessera-*.jar"))
-    classpath = ":".join(map(str, [JAVA / "classes", SPARK / "jars" / "*"]))
+    classpath = ":".join(map(str, [JAVA / "classes", spark.home / "jars" / "*"]))
     subprocess.run(["javac", "-d", tmp_path, "-cp", classpath, HERE / "SparkRanks.java"], check=True)
     subprocess.run(["jar", "cf", tmp_path / "ranks.jar", "-C", tmp_path, "."], check=True)
     token = Path(environment["TESSERA_TOKEN_FILE"]).read_text().strip()
     binding = [str(jar) for jar in jars if "sources" not in jar.name and "javadoc" not in jar.name]
     output = spark.job(
-        SPARK / "bin" / "spark-submit", "--master", spark.master, "--conf", "spark.executor.memory=600m",
+        spark.home / "bin" / "spark-submit", "--master", spark.master, "--conf", "spark.executor.memory=600m",
         "--jars", ",".join(binding), "--class", "SparkRanks", tmp_path / "ranks.jar", spark.master, token,
     )  # fmt: skip
     found = sorted(re.findall(r"rank (\d) on (n\d): 10\.0 10\.0", output))

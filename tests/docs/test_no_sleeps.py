@@ -12,7 +12,6 @@ PLACES = ("tests", "bindings/python/tests", "bindings/java/src/test", "bindings/
 ALLOWED = {
     "tests/docs/test_no_sleeps.py": "names them",
     "tests/patience.py": "until() pauses between its looks",
-    "tests/clusters/ranks.py": "a step of training takes its time",
 }
 SUFFIXES = (".c", ".cc", ".h", ".hpp", ".py", ".java", ".rs")
 SLEEP = re.compile(

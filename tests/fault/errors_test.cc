@@ -13,8 +13,8 @@
 
 #include "fault/job.hpp"
 #include "patience.hpp"
-#include "soon.hpp"
 #include "sampling.hpp"
+#include "soon.hpp"
 
 namespace tsr::testing {
 namespace {

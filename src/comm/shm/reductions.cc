@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/reduce.hpp"
 #include "base/page_size.hpp"
+#include "comm/reduce.hpp"
 #include "comm/shm/blocks.hpp"
 #include "comm/shm/shm_transport.hpp"
 

@@ -5,16 +5,11 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/fingerprint.hpp"
 #include "base/page_size.hpp"
+#include "comm/fingerprint.hpp"
 #include "parallel/ddp/ddp.hpp"
 
 namespace tsr {
-
-namespace {
-
-
-}  // namespace
 
 void Ddp::register_buffers(const std::function<std::vector<NamedTensor>()>& make) {
     check_idle("buffers cannot be registered");

@@ -4,14 +4,13 @@
 #include <cstring>
 #include <utility>
 
-#include "base/round_up.hpp"
 #include "base/page_size.hpp"
+#include "base/round_up.hpp"
 #include "parallel/ddp/ddp.hpp"
 
 namespace tsr {
 
 namespace {
-
 
 void copy(const Tensor& from, const Tensor& to) {
     if (from.size_bytes() > 0) std::memcpy(to.data, from.data, from.size_bytes());

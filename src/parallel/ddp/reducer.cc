@@ -17,7 +17,6 @@ namespace tsr {
 
 namespace {
 
-
 size_t elements_of(std::span<const Tensor> tensors) {
     size_t elements = 0;
     for (const Tensor& tensor : tensors) elements += static_cast<size_t>(tensor.numel());

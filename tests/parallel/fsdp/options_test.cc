@@ -367,7 +367,6 @@ void expect_trains_as_one_rank(const std::vector<const Option*>& options) {
     EXPECT_EQ(losses_of(training), losses) << "a repeat";
 }
 
-
 TEST(FsdpOptions, EachAloneTrainsAsOneRankDoes) {
     for (const Option& option : all_options()) expect_trains_as_one_rank({&option});
 }
@@ -379,7 +378,9 @@ TEST(FsdpOptions, InPairsTheyTrainAsOneRankDoes) {
             if (&one < &other && one.kind != other.kind) pairs.emplace_back(&one, &other);
         }
     }
-    for (const auto& [one, other] : testing::sample_of(pairs, is_slow() ? 6 : 40)) expect_trains_as_one_rank({one, other});
+    for (const auto& [one, other] : testing::sample_of(pairs, is_slow() ? 6 : 40)) {
+        expect_trains_as_one_rank({one, other});
+    }
 }
 
 }  // namespace

@@ -16,10 +16,10 @@
 #include "mlp.hpp"
 #include "parallel/fsdp/fsdp.hpp"
 #include "parallel/model.hpp"
+#include "patience.hpp"
 #include "ranks.hpp"
 #include "soon.hpp"
 #include "units.hpp"
-#include "patience.hpp"
 
 namespace tsr {
 namespace {
