@@ -48,6 +48,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from patience import patience
+
 # Every process of a session has this in its environment. The server finds leftovers by it.
 SESSION = "TESTS_OF_SESSION"
 
@@ -82,7 +84,7 @@ MODULES = [
 ]
 
 # How long processes that pytest does not wait for, such as helpers of a job, may take to end.
-PATIENCE_S = 10
+PATIENCE_S = patience(10)
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -181,7 +183,7 @@ class Server:
             with theirs:
                 descriptors = [theirs.fileno(), program._outputs[0], program._outputs[-1]]
                 socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
-            program.pid = int(program.answer(timeout=120)["pid"])
+            program.pid = int(program.answer(timeout=patience(120))["pid"])
         except BaseException:
             program.close()
             raise
@@ -193,7 +195,7 @@ class Server:
             return
         with self._control, suppress(BrokenPipeError):
             self._control.send(json.dumps({"end": PATIENCE_S}).encode())
-        if self._process.wait(timeout=60) != 0:
+        if self._process.wait(timeout=patience(60)) != 0:
             raise RuntimeError("tests left processes behind; the fork server has named and killed them")
 
 

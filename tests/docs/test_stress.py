@@ -9,11 +9,10 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from patience import patience
+from patience import patience, until
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -49,9 +48,8 @@ def start(folder: Path, suite: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + patience(60)
-    while not path.exists():
-        assert process.poll() is None and time.monotonic() < end
+    until(lambda: path.exists() or process.poll() is not None, 60, f"{path} is there")
+    assert process.poll() is None
 
 
 def children_of(pid: int) -> set[int]:
@@ -59,12 +57,10 @@ def children_of(pid: int) -> set[int]:
 
 
 def expect_gone(pids: set[int]) -> None:
-    end = time.monotonic() + patience(20)
-    while left := {pid for pid in pids if Path(f"/proc/{pid}").exists()}:
-        assert time.monotonic() < end, left
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20, f"{pids} have ended")
 
 
-# The second of three runs fails; with a fourth and a fifth, the second of five.
+# The second run fails.
 EVERY_SECOND = """
     from pathlib import Path
 

@@ -7,11 +7,10 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from patience import patience
+from patience import patience, until
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 TALLY = TOOLS / "tally.py"
@@ -127,9 +126,7 @@ def test_pytest_that_is_ended_has_told_what_it_did(tmp_path: Path) -> None:
     command = [sys.executable, str(TOOLS / "pytest_progress.py"), str(report.with_suffix(".progress")), *arguments]
     running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + patience(60)
-        while not (tmp_path / "here").exists():
-            assert running.poll() is None and time.monotonic() < end
+        until(lambda: (tmp_path / "here").exists() or running.poll() is not None, 60, "the last test has begun")
         running.send_signal(signal.SIGTERM)
         assert running.wait(patience(60)) == -signal.SIGTERM
     finally:

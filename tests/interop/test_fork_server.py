@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from fork_server import ONE_THREAD, READ_AT_START, SESSION, Start, ends_within, server
+from patience import patience
 from run_torch import run_python, run_ranks
 
 HERE = Path(__file__).resolve().parent
@@ -79,7 +80,7 @@ def test_a_program_has_only_the_environment_it_is_given() -> None:
     environment = {name: value for name, value in os.environ.items() if name.startswith(READ_AT_START)}
     command = ["-c", "import os; print(*os.environ)"]
     with closing(server().start(command, environment={**environment, "GIVEN": "1"})) as program:
-        assert program.wait(60) == 0
+        assert program.wait(patience(60)) == 0
         assert set(program.printed().split()) == {"GIVEN", SESSION, *environment, *ONE_THREAD}
 
 

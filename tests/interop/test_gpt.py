@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 import tessera as ts
 from conftest import ROOT
+from patience import patience
 from programs import TESSERA
 from run_torch import run_ranks
 
@@ -37,7 +38,7 @@ def run(ranks: int, steps: int, directory: Path, *more: str) -> str:
 def launch(ranks: int, steps: int, directory: Path) -> str:
     """As the page says."""
     command = [str(TESSERA), "run", "-n", str(ranks), sys.executable, str(PROGRAM), *options(steps)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=directory)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(240), cwd=directory)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -15,6 +15,7 @@ cmd_fault() {
   source tools/dev/build.sh
   SETUP_QUIET=1 cmd_setup --no-torch
   use_tools
+  measure_patience
   build_core release TESTS || die "the core did not build"
   limited 40 build/release/tests/fault_test --gtest_brief=1 --gtest_filter="$filter"
 }

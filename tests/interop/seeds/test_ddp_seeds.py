@@ -21,6 +21,7 @@ from conftest import TESSERA  # noqa: E402
 from ddp_tutorial import ToyModel  # noqa: E402
 from fork_server import Start, server  # noqa: E402
 from observe_ddp import seed  # noqa: E402
+from patience import patience  # noqa: E402
 from run_torch import reserved_port, run_python, run_ranks, run_spawner, wait_for  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
@@ -118,7 +119,7 @@ def test_the_elastic_program_as_it_is(tmp_path: Path, environment: dict[str, str
             [str(TESSERA), "run", "-n", str(ranks), sys.executable, program],
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=patience(280),
             cwd=tmp_path,
             env={**os.environ, **environment},
             check=False,
