@@ -262,14 +262,27 @@ const Kernels kernels;
 
 }  // namespace
 
-struct JsonText::Parsed {
+struct ParsedJson {
     std::string what;
     simdjson::dom::parser parser;
     simdjson::dom::element root;
 };
 
+namespace {
+
+// A place on the tape as simdjson's element and back. An element is a tape_ref and nothing else.
+simdjson::dom::element element_at(const ParsedJson& parsed, size_t place) {
+    return std::bit_cast<simdjson::dom::element>(simdjson::internal::tape_ref(&parsed.parser.doc, place));
+}
+
+size_t place_of(simdjson::dom::element element) {
+    return std::bit_cast<simdjson::internal::tape_ref>(element).json_index;
+}
+
+}  // namespace
+
 JsonText::JsonText(std::string_view text, std::string_view what, int max_depth) {
-    auto parsed = std::make_unique<Parsed>();
+    auto parsed = std::make_unique<ParsedJson>();
     parsed->what = what;
     const simdjson::padded_string padded(text);
     // simdjson counts the scalars' level too; who builds a document checks exactly.
@@ -286,7 +299,7 @@ JsonText::JsonText(std::string_view text, std::string_view what, int max_depth) 
 
 JsonText::~JsonText() = default;
 
-JsonView JsonText::root() const { return {parsed_->what, std::bit_cast<JsonView::Element>(parsed_->root)}; }
+JsonView JsonText::root() const { return {parsed_.get(), place_of(parsed_->root)}; }
 
 namespace {
 
@@ -416,62 +429,59 @@ simdjson::dom::object object_of(simdjson::dom::element element) {
     return element.get_object().value_unsafe();
 }
 
-simdjson::dom::element unpacked(const std::array<uint64_t, 2>& element) {
-    return std::bit_cast<simdjson::dom::element>(element);
-}
-
 }  // namespace
 
-Json::Kind JsonView::kind() const { return kind_of(unpacked(element_)); }
+Json::Kind JsonView::kind() const { return kind_of(element_at(*parsed_, place_)); }
 
 int64_t JsonView::as_int() const {
     int64_t value = 0;
-    if (unpacked(element_).get_int64().get(value) != simdjson::SUCCESS) throw_kind("an integer below 2^63", kind());
+    if (element_at(*parsed_, place_).get_int64().get(value) != simdjson::SUCCESS)
+        throw_kind("an integer below 2^63", kind());
     return value;
 }
 
 std::string_view JsonView::as_string() const {
     std::string_view text;
-    if (unpacked(element_).get_string().get(text) != simdjson::SUCCESS) throw_kind("a string", kind());
+    if (element_at(*parsed_, place_).get_string().get(text) != simdjson::SUCCESS) throw_kind("a string", kind());
     return text;
 }
 
 void JsonView::for_each_item(FunctionRef<void(JsonView item)> visit) const {
-    for (const auto item : array_of(unpacked(element_))) visit({*what_, std::bit_cast<Element>(item)});
+    for (const auto item : array_of(element_at(*parsed_, place_))) visit({parsed_, place_of(item)});
 }
 
 void JsonView::for_each_of_any_key(FunctionRef<void(std::string_view key, JsonView value)> visit) const {
-    for (const auto field : object_of(unpacked(element_))) {
-        visit(field.key, {*what_, std::bit_cast<Element>(field.value)});
+    for (const auto field : object_of(element_at(*parsed_, place_))) {
+        visit(field.key, {parsed_, place_of(field.value)});
     }
 }
 
 void JsonView::for_each_member(FunctionRef<void(std::string_view key, JsonView value)> visit) const {
-    KeyCheck keys(*what_);
-    for (const auto field : object_of(unpacked(element_))) {
+    KeyCheck keys(parsed_->what);
+    for (const auto field : object_of(element_at(*parsed_, place_))) {
         keys.add(field.key);
-        visit(field.key, {*what_, std::bit_cast<Element>(field.value)});
+        visit(field.key, {parsed_, place_of(field.value)});
     }
     keys.finish();
 }
 
-void JsonView::find(std::span<const std::string_view> asked, std::span<std::optional<JsonView>> found) const {
-    KeyCheck keys(*what_);
-    for (const auto field : object_of(unpacked(element_))) {
+void JsonView::find(std::span<const std::string_view> asked, std::span<size_t> places) const {
+    KeyCheck keys(parsed_->what);
+    for (const auto field : object_of(element_at(*parsed_, place_))) {
         keys.add(field.key);
         for (size_t i = 0; i < asked.size(); ++i) {
-            if (asked[i] == field.key) found[i] = JsonView(*what_, std::bit_cast<Element>(field.value));
+            if (asked[i] == field.key) places[i] = place_of(field.value);
         }
     }
     keys.finish();
 }
 
 size_t JsonView::size() const {
-    const auto element = unpacked(element_);
+    const auto element = element_at(*parsed_, place_);
     return element.is_array() ? array_of(element).size() : object_of(element).size();
 }
 
-Json JsonView::tree(int max_depth) const { return convert(unpacked(element_), *what_, max_depth); }
+Json JsonView::tree(int max_depth) const { return convert(element_at(*parsed_, place_), parsed_->what, max_depth); }
 
 JsonView JsonView::missing(std::string_view key) { throw_missing(key); }
 

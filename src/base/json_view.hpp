@@ -17,6 +17,8 @@
 
 namespace tsr {
 
+struct ParsedJson;  // what simdjson makes of a text; only json.cc includes simdjson
+
 // One value of a JsonText; small, passed by value.
 class JsonView {
    public:
@@ -33,15 +35,21 @@ class JsonView {
     // The values of some keys of an object: none where there is no such member.
     template <size_t count>
     [[nodiscard]] std::array<std::optional<JsonView>, count> find(const std::string_view (&asked)[count]) const {
+        std::array<size_t, count> places{};
+        find(asked, places);
         std::array<std::optional<JsonView>, count> found;
-        find(asked, found);
+        for (size_t i = 0; i < count; ++i) {
+            if (places[i] != nowhere) found[i] = JsonView(parsed_, places[i]);
+        }
         return found;
     }
     template <size_t count>
     [[nodiscard]] std::array<JsonView, count> at(const std::string_view (&asked)[count]) const {
-        const auto found = find(asked);
+        std::array<size_t, count> places{};
+        find(asked, places);
         return [&]<size_t... i>(std::index_sequence<i...>) {
-            return std::array<JsonView, count>{found[i] ? *found[i] : missing(asked[i])...};
+            return std::array<JsonView, count>{places[i] != nowhere ? JsonView(parsed_, places[i])
+                                                                    : missing(asked[i])...};
         }(std::make_index_sequence<count>{});
     }
     [[nodiscard]] size_t size() const;  // of an array or object; at most 2^24 - 1 is told
@@ -50,13 +58,14 @@ class JsonView {
 
    private:
     friend class JsonText;
-    using Element = std::array<uint64_t, 2>;  // simdjson's, as bytes: its header is long, and json.cc alone needs it
-    JsonView(const std::string& what, Element element) : what_(&what), element_(element) {}
-    void find(std::span<const std::string_view> asked, std::span<std::optional<JsonView>> found) const;
+    JsonView(const ParsedJson* parsed, size_t place) : parsed_(parsed), place_(place) {}
+    static constexpr size_t nowhere = 0;  // the tape begins with a word that is no value
+    void find(std::span<const std::string_view> asked, std::span<size_t> places) const;
     [[noreturn]] static JsonView missing(std::string_view key);
 
-    const std::string* what_;
-    Element element_;
+    // Two words, so that calls pass a view in registers.
+    const ParsedJson* parsed_;
+    size_t place_;  // on simdjson's tape
 };
 
 class JsonText {
@@ -69,8 +78,7 @@ class JsonText {
     [[nodiscard]] JsonView root() const;
 
    private:
-    struct Parsed;  // its size depends on how simdjson is compiled, which is known in one place
-    std::unique_ptr<const Parsed> parsed_;
+    std::unique_ptr<const ParsedJson> parsed_;
 };
 
 // Walks the members of an object that is too long to be parsed at once: `window_bytes` of them at a time, or one that is
