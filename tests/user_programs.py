@@ -3,9 +3,9 @@ runs its program."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -13,14 +13,19 @@ from pathlib import Path
 
 from patience import patience
 
-__all__ = ["JAVAC", "JVM", "PREFIX", "ROOT", "c", "java", "python", "run", "rust"]
+__all__ = ["AS_IN_THE_BINDING", "JAVAC", "JVM", "PREFIX", "ROOT", "c", "cargo", "java", "python", "run", "rust"]
 
 ROOT = Path(__file__).resolve().parents[1]
-# Half the processor time of a short program: no compiler for hot code, no threads for garbage.
-JVM = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-JAVAC = ["javac", *(f"-J{option}" for option in JVM)]
 PREFIX = ROOT / "build" / "prefix"
 BINDINGS = ROOT / "bindings"
+
+# Halves the CPU time of a short program: no compiler for hot code, no threads of the garbage collector.
+JVM = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+JAVAC = ["javac", *(f"-J{option}" for option in JVM)]
+
+# Holds the compiled binding and its dependencies, for packages with the same profile.
+RUST_TARGET = BINDINGS / "rust" / "target"
+AS_IN_THE_BINDING = '\n[profile.dev]\ndebug = 1\n\n[lints.rust]\nwarnings = "deny"\n'
 
 
 def run(*command: str | Path, cwd: Path, environment: dict[str, str] | None = None) -> str:
@@ -66,15 +71,17 @@ def rust(at: Path, source: str) -> list[str]:
     of_example = ROOT / "examples" / "rust"
     manifest = (of_example / "Cargo.toml").read_text(encoding="utf-8")
     assert "../../bindings" in manifest
-    (at / "Cargo.toml").write_text(manifest.replace("../../bindings", str(BINDINGS)))
+    (at / "Cargo.toml").write_text(manifest.replace("../../bindings", str(BINDINGS)) + AS_IN_THE_BINDING)
     shutil.copy(of_example / "Cargo.lock", at)
     (at / "src").mkdir()
     (at / "src" / "main.rs").write_text(source, encoding="utf-8")
-    # What it depends on is compiled once, not once a test.
-    target = {"CARGO_TARGET_DIR": str(ROOT / "build" / "readme-rust"), "RUSTFLAGS": "-D warnings"}
-    run(
-        *shlex.split("cargo build --quiet --offline --locked"),
-        cwd=at,
-        environment={**target, "TESSERA_PREFIX": str(PREFIX)},
-    )
-    return [str(shutil.copy(ROOT / "build" / "readme-rust" / "debug" / "digits_rs", at / "program_rs"))]
+    with (RUST_TARGET / ".programs.lock").open("w") as lock:  # all programs have one name
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cargo("build", "--locked", at=at)
+        return [str(shutil.copy(RUST_TARGET / "debug" / "digits_rs", at / "program_rs"))]
+
+
+def cargo(command: str, *options: str, at: Path) -> str:
+    environment = {"CARGO_TARGET_DIR": str(RUST_TARGET), "TESSERA_PREFIX": str(PREFIX)}
+    environment["LD_LIBRARY_PATH"] = str(PREFIX / "lib")
+    return run("cargo", command, "--quiet", "--offline", *options, cwd=at, environment=environment)

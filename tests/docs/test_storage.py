@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tessera as ts
 from test_readme import indented
-from user_programs import PREFIX, ROOT, run
+from user_programs import AS_IN_THE_BINDING, PREFIX, ROOT, cargo, run
 
 PAGE = (ROOT / "docs" / "STORAGE.md").read_text(encoding="utf-8")
 
@@ -90,7 +90,7 @@ def test_rust_saves_and_opens(tmp_path: Path) -> None:
     of_bindings = ROOT / "bindings" / "rust"
     (tmp_path / "Cargo.toml").write_text(
         '[package]\nname = "storage-page"\nedition = "2021"\n[dependencies]\nobject_store = "0.12.5"\n'
-        f'tessera = {{ path = "{of_bindings}/tessera", features = ["object_store"] }}\n'
+        f'tessera = {{ path = "{of_bindings}/tessera", features = ["object_store"] }}\n' + AS_IN_THE_BINDING
     )
     shutil.copy(of_bindings / "Cargo.lock", tmp_path)
     (tmp_path / "src").mkdir()
@@ -104,7 +104,4 @@ def test_rust_saves_and_opens(tmp_path: Path) -> None:
         + indented(f"let checkpoint{opening}")
         + "    assert_eq!(checkpoint.step()?, 7);\n    Ok(comm.finalize()?)\n}\n"
     )
-    # What it depends on is compiled once, not once a test.
-    target = {"CARGO_TARGET_DIR": str(ROOT / "build" / "readme-rust"), "RUSTFLAGS": "-D warnings"}
-    target |= {"TESSERA_PREFIX": str(PREFIX), "LD_LIBRARY_PATH": str(PREFIX / "lib")}
-    run("cargo", "run", "--quiet", "--offline", cwd=tmp_path, environment=target)
+    cargo("run", at=tmp_path)

@@ -19,10 +19,11 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 
 from conftest import TESSERA  # noqa: E402
 from ddp_tutorial import ToyModel  # noqa: E402
-from fork_server import Start, server  # noqa: E402
+from fork_server import server  # noqa: E402
 from observe_ddp import seed  # noqa: E402
 from patience import patience  # noqa: E402
 from run_torch import reserved_port, run_python, run_ranks, run_spawner, wait_for  # noqa: E402
+from sampling import sample  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.slow
@@ -105,15 +106,16 @@ def test_the_tutorial_as_it_is(tmp_path: Path, environment: dict[str, str]) -> N
 TORCHRUN = ["-m", "torch.distributed.run", "--rdzv_id=100", "--rdzv_backend=c10d"]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("launcher", ["torchrun", "tessera run"])
+@pytest.mark.parametrize(
+    ("launcher", "ranks"),
+    [(name, ranks) for name in ("torchrun", "tessera run") for ranks in sample([2, 4], 1, f"elastic, {name}")],
+)
 def test_the_elastic_program_as_it_is(tmp_path: Path, environment: dict[str, str], launcher: str, ranks: int) -> None:
     program = str(HERE / "elastic_ddp.py")
     if launcher == "torchrun":
         with reserved_port() as port:
             where = ["--nnodes=1", f"--nproc_per_node={ranks}", f"--rdzv_endpoint=localhost:{port}"]
-            start = Start.EXECUTE if ranks == 2 else Start.FORK  # of the agent; its workers are always executed
-            done = run_python(*TORCHRUN, *where, program, cwd=tmp_path, environment=environment, start=start)
+            done = run_python(*TORCHRUN, *where, program, cwd=tmp_path, environment=environment)
     else:
         done = subprocess.run(
             [str(TESSERA), "run", "-n", str(ranks), sys.executable, program],
