@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 
 import fork_server
 import pytest
@@ -20,4 +21,5 @@ def no_process_is_left() -> Iterator[None]:
     """Not even when pytest is killed: the server survives it."""
     server = fork_server.server()
     yield
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # else it ends with this process
     server.close()

@@ -391,7 +391,9 @@ def main() -> int:
     parser.add_argument("--filter", default="", help="a regular expression in <test>/<Suite.Case>")
     parser.add_argument("--labels", default="", help="only tests with a label that this matches")
     parser.add_argument("--without", default="", help="no test with a label that this matches")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--jobs", type=int, default=(os.cpu_count() or 1) + 1, help="many cases wait more than they compute"
+    )
     parser.add_argument("--junit", type=Path)
     parser.add_argument("--seconds", type=Path, help="what the cases took before; brought up to date")
     parser.add_argument("--done", type=Path, help="names of what passed before, left out; grows")
