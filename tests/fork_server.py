@@ -414,6 +414,7 @@ def become(request: Mapping[str, Any]) -> None:
         os.execv(sys.executable, [sys.executable, program, *arguments])
     forget_the_server()
     skip_destructors_of_the_server()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # ranks share it: a line stays whole
     sys.argv = [program, *arguments]
     if program == "-m":
         sys.path.insert(0, os.getcwd())

@@ -31,7 +31,7 @@ from tessera.torch.checkpoint import saves  # noqa: E402
 from tessera.torch.checkpoint.dcp_metadata import read_metadata  # noqa: E402
 from tessera.torch.tensors import staged  # noqa: E402
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: E402
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, ChunkStorageMetadata  # noqa: E402
 from torch.distributed.checkpoint.state_dict import get_state_dict  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -103,6 +103,24 @@ def test_the_metadata_tells_what_was_saved(tmp_path: Path, form: str) -> None:
     assert set(read.state_dict_metadata) == set(metadata.state_dict_metadata)
     assert read.planner_data == {"a.b": ("a", "b"), "n.0": ("n", 0), "n.1.x": ("n", 1, "x")}
     assert metadata.planner_data == read.planner_data
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_metadata_of_an_early_python_3_11_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int
+) -> None:
+    """Its enums pickle by getattr, which has another module's name up to protocol 2."""
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", lambda member, _: (getattr, (type(member), member.name)))
+    dcp.save({"x": torch.ones(3)}, checkpoint_id=tmp_path, no_dist=True)
+    metadata = pickle.dumps(dcp.FileSystemReader(tmp_path).read_metadata(), protocol)
+    assert b"getattr" in metadata
+    (tmp_path / ".metadata").write_bytes(metadata)
+    for load in (tcp.load, dcp.load):
+        got = {"x": torch.zeros(3)}
+        load(got, checkpoint_id=tmp_path, no_dist=True)
+        assert got["x"].tolist() == [1, 1, 1]
+    with ts.Checkpoint(tmp_path) as ours:
+        assert ours["x"].tolist() == [1, 1, 1]
 
 
 def test_memory_that_fits_is_not_copied() -> None:

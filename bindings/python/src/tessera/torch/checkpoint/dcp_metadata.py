@@ -58,13 +58,13 @@ class _Unpickler(pickle.Unpickler):
             return OrderedDict
         if module in ("pathlib", "pathlib._local") and name in _PATHS:
             return PurePath
-        if module == "builtins" and name == "getattr":
+        if module in ("builtins", "__builtin__") and name == "getattr":  # the second up to protocol 2
             return _enum_member
         raise pickle.UnpicklingError(f"{module}.{name} does not belong into a {METADATA}")
 
 
 def _enum_member(owner: Any, name: str) -> Any:
-    """Some Pythons pickle an enum's member by getattr."""
+    """Python 3.11.0 to 3.11.3 pickle an enum's member by getattr."""
     if owner is not _MEM_FORMAT_ENCODING and getattr(owner, "__name__", "") != "MEM_FORMAT_ENCODING":
         raise pickle.UnpicklingError(f"getattr of {owner!r} does not belong into a {METADATA}")
     return owner[name]
