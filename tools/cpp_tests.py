@@ -416,6 +416,7 @@ def main() -> int:
             runner.add(batch)
 
     begin = time.monotonic()
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell's background job ignores it, and so would `tessera run`
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda *_: runner.stop())
     workers = [threading.Thread(target=runner.work) for _ in range(options.jobs)]
