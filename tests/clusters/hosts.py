@@ -12,19 +12,17 @@ import os
 import shlex
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
-__all__ = ["ADDRESS", "PATIENCE", "ROOT", "Cluster", "Host", "assigned", "facts", "rank_command", "until"]
+from patience import patience
+
+__all__ = ["ADDRESS", "ROOT", "Cluster", "Host", "assigned", "facts", "rank_command"]
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = float(os.environ.get("TESSERA_TEST_PATIENCE", "1"))  # of a machine that is slow: for every deadline
 ADDRESS = "10.213.78."
-T = TypeVar("T")
 
 UNSHARE = "unshare --net --mount --uts --ipc --pid --fork --kill-child --mount-proc"
 # What a host runs first; $1 is its name, $2 its /etc/hosts. It reaps orphans, as SIGCHLD is ignored in `cat`.
@@ -40,16 +38,6 @@ echo ready
 trap '' CHLD
 exec cat
 """
-
-
-def until(condition: Callable[[], T], seconds: float, what: str | Callable[[], str]) -> T:
-    """What `condition` returns once it is true; fails with `what` when the time is over."""
-    deadline = time.monotonic() + seconds * PATIENCE
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {what() if callable(what) else what}")
-        threading.Event().wait(0.05)  # between two looks
-    return found
 
 
 class Host:
@@ -85,7 +73,7 @@ class Host:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=timeout * PATIENCE,
+            timeout=patience(timeout),
         )
         assert done.returncode == 0, f"{self.name}: {shlex.join(map(str, command))}: {done.returncode}\n{done.stdout}"
         return done.stdout

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import pytest
 import tessera as ts
-from hosts import PATIENCE, Cluster, Host, assigned, rank_command, until
+from hosts import Cluster, Host, assigned, rank_command
+from patience import patience, until
 from programs import ROOT, TESSERA, digits
 
 MINUTES = float(os.environ.get("TESSERA_CHAOS_MINUTES", "5"))
@@ -108,7 +109,7 @@ class Job:
         assert self.launcher
         launcher, self.launcher = self.launcher, None
         try:
-            code = launcher.wait(seconds * PATIENCE)
+            code = launcher.wait(patience(seconds))
         finally:
             launcher.kill()
         until(lambda: not self.processes(), 15, lambda: f"left of the job: {self.processes()}\n{self.tail()}")
@@ -208,7 +209,7 @@ def exact_command(root: Path, steps: int, pace: int) -> list[str]:
     return rank_command("train", root.parent, steps, pace / 1000, SAVE_EVERY)
 
 
-@pytest.mark.timeout(30 * MINUTES + 400 * PATIENCE)
+@pytest.mark.timeout(30 * MINUTES + patience(400))
 @pytest.mark.parametrize(
     ("options", "command"),
     [

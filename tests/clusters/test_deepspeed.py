@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hosts import PATIENCE, Cluster, Host, assigned, facts, rank_command
+from hosts import Cluster, Host, assigned, facts, rank_command
+from patience import patience
 from ranks import trained, undisturbed
 
 HERE = Path(__file__).parent
@@ -71,7 +72,7 @@ def test_ranks_of_torchrun_on_two_hosts_resume_after_a_restart(
         node.start("env", "-i", *assigned(environment), *torchrun(number, *dying), log=logs[number])
         for number, node in enumerate(cluster.nodes)
     ]
-    codes = [launcher.wait(timeout=200 * PATIENCE) for launcher in launchers]
+    codes = [launcher.wait(timeout=patience(200)) for launcher in launchers]
     output = "".join(log.read_text() for log in logs)
     assert codes == [0, 0], output
     assert len(re.findall(r"ranks, resumed after step [1-9]", output)) == 1, output

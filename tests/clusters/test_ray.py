@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts import Cluster, assigned, facts, until
+from hosts import Cluster, assigned, facts
+from patience import until
 from ranks import trained, undisturbed
 
 HERE = Path(__file__).parent

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tessera as ts
-from hosts import Cluster, assigned, facts, rank_command, until
+from hosts import Cluster, assigned, facts, rank_command
+from patience import until
 from programs import LANGUAGES, ROOT, TESSERA, digits
 from ranks import trained, undisturbed
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hosts import ROOT, Cluster, assigned, facts, until
+from hosts import ROOT, Cluster, assigned, facts
+from patience import until
 from ranks import trained, undisturbed
 
 HERE = Path(__file__).parent

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from hosts import PATIENCE, Cluster, assigned, facts, rank_command, until
+from hosts import Cluster, assigned, facts, rank_command
+from patience import patience, until
 from ranks import trained, undisturbed
 
 SSHD = """
@@ -70,7 +71,7 @@ class Ssh:
     def run(self, nodes: list[int], command: list[str], at: Path, **more: str) -> str:
         """The same to the end, which has to be good; what the ranks printed."""
         ranks = self.start(nodes, command, at, **more)
-        codes = [rank.wait(timeout=120 * PATIENCE) for rank in ranks]
+        codes = [rank.wait(timeout=patience(120)) for rank in ranks]
         output = output_of(at)
         assert codes == [0] * len(nodes), output
         return output
@@ -111,7 +112,7 @@ def test_a_training_of_two_hosts_goes_on_at_other_world_sizes(ssh: Ssh, tmp_path
 def test_a_rank_that_dies_is_named_to_all_others(ssh: Ssh, tmp_path: Path, victim: int) -> None:
     ranks = ssh.start([0, 0, 1, 1], rank_command("lose", tmp_path, victim), tmp_path)
     for rank in ranks:
-        rank.wait(timeout=60 * PATIENCE)
+        rank.wait(timeout=patience(60))
     found = facts(tmp_path, "lost")
     assert [fact["rank"] for fact in found] == [rank for rank in range(4) if rank != victim], output_of(tmp_path)
     for fact in found:
@@ -140,7 +141,7 @@ def test_a_short_cut_of_the_network_disturbs_nobody(ssh: Ssh, tmp_path: Path) ->
     mended = time.monotonic() + 2
     until(lambda: time.monotonic() > mended, 60, "")
     ssh.cluster.mend(ssh.cluster.nodes[1])
-    assert [rank.wait(timeout=120 * PATIENCE) for rank in ranks] == [0] * 4, output_of(tmp_path)
+    assert [rank.wait(timeout=patience(120)) for rank in ranks] == [0] * 4, output_of(tmp_path)
     assert trained(tmp_path / "checkpoints") == undisturbed(tmp_path / "alone", 300)
 
 
@@ -159,7 +160,7 @@ def test_a_job_that_was_cut_resumes_on_one_of_the_hosts(ssh: Ssh, tmp_path: Path
 
 def test_ranks_without_a_token_are_refused(ssh: Ssh, tmp_path: Path) -> None:
     ranks = ssh.start([0, 1], rank_command("total", tmp_path), tmp_path, TESSERA_TOKEN_FILE="")
-    assert all(rank.wait(timeout=60 * PATIENCE) != 0 for rank in ranks)
+    assert all(rank.wait(timeout=patience(60)) != 0 for rank in ranks)
     assert output_of(tmp_path).count("PermissionDenied") >= 2, output_of(tmp_path)
 
 
@@ -169,7 +170,7 @@ def test_a_rank_that_does_not_come_is_named(ssh: Ssh, tmp_path: Path) -> None:
     command = rank_command("total", tmp_path)
     ranks = ssh.start([0, 0, 1], command, tmp_path, TESSERA_TIMEOUT_MS="4000")
     for rank in ranks[:2]:
-        assert rank.wait(timeout=60 * PATIENCE) != 0
+        assert rank.wait(timeout=patience(60)) != 0
     ranks[2].kill()
     for number in range(2):
         assert re.search("rank 2", (tmp_path / f"rank-{number}.log").read_text()), output_of(tmp_path)
