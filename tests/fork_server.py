@@ -26,6 +26,7 @@ import ctypes
 import dataclasses
 import enum
 import faulthandler
+import fcntl
 import functools
 import gc
 import importlib
@@ -178,7 +179,7 @@ class Server:
         request = {"how": how.value, "arguments": words, "cwd": str(cwd or Path.cwd())}
         request |= {"environment": {**environment, **ONE_THREAD, SESSION: self.session}}
         life, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        program = Program(words, life, [os.memfd_create("output") for _ in range(streams)])
+        program = Program(words, life, [output_file() for _ in range(streams)])
         try:
             with theirs:
                 descriptors = [theirs.fileno(), program._outputs[0], program._outputs[-1]]
@@ -197,6 +198,14 @@ class Server:
             self._control.send(json.dumps({"end": PATIENCE_S}).encode())
         if self._process.wait(timeout=patience(60)) != 0:
             raise RuntimeError("tests left processes behind; the fork server has named and killed them")
+
+
+def output_file() -> int:
+    """Make a file in memory for the output of several processes. They share its offset, which the kernel does not lock
+    as it does on disk: without O_APPEND they overwrite each other's output."""
+    output = os.memfd_create("output")
+    fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
+    return output
 
 
 @functools.cache
@@ -414,7 +423,6 @@ def become(request: Mapping[str, Any]) -> None:
         os.execv(sys.executable, [sys.executable, program, *arguments])
     forget_the_server()
     skip_destructors_of_the_server()
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # ranks share it: a line stays whole
     sys.argv = [program, *arguments]
     if program == "-m":
         sys.path.insert(0, os.getcwd())

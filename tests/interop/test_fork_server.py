@@ -51,6 +51,22 @@ def test_an_uncaught_exception_prints_its_traceback(start: Start, tmp_path: Path
     assert lines[-1] == "ZeroDivisionError: division by zero"
 
 
+WRITES = """
+import os
+ranks = [os.fork() for _ in range(2)]
+for _ in range(2000):
+    os.write(1, b"a line\\n")
+for rank in ranks:
+    if rank:
+        os.waitpid(rank, 0)
+"""
+
+
+@STARTS
+def test_processes_that_share_an_output_lose_nothing(start: Start) -> None:
+    assert run_python("-c", WRITES, start=start).stdout == "a line\n" * 4 * 2000
+
+
 SEES = """
 import json, os, sys, tempfile
 import __main__
