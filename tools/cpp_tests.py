@@ -32,7 +32,7 @@ import threading
 import time
 import xml.etree.ElementTree as ET
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -177,10 +177,54 @@ def deal(test: Test, cases: Sequence[str], seconds: Mapping[str, float]) -> list
     return batches
 
 
+class Processors:
+    """Admits batches: always one a processor, and more while processors are idle, since many cases wait more than they
+    compute."""
+
+    IDLE = 0.2  # of all processors, since the last batch began
+    LOOK_S = 0.5
+
+    def __init__(self) -> None:
+        self.count = os.cpu_count() or 1
+        self.running = 0
+        self.lock = threading.Lock()
+        self.looked = (time.monotonic(), self.idle_s())
+
+    @staticmethod
+    def idle_s() -> float:
+        fields = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()
+        return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        while not self.admits():
+            time.sleep(self.LOOK_S / 4)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.running -= 1
+
+    def admits(self) -> bool:
+        with self.lock:
+            now, idle = time.monotonic(), self.idle_s()
+            since, idle_then = self.looked
+            if self.running >= self.count:
+                if now - since < self.LOOK_S:
+                    return False
+                self.looked = (now, idle)
+                if idle - idle_then < self.IDLE * self.count * (now - since):
+                    return False
+            self.looked = (now, idle)
+            self.running += 1
+            return True
+
+
 class Runner:
     def __init__(self, report: Report, patience: float) -> None:
         self.report = report
         self.patience = patience
+        self.processors = Processors()
         self.batches: queue.PriorityQueue[tuple[float, int, Batch]] = queue.PriorityQueue()
         self.order = 0
         self.processes: set[subprocess.Popen[bytes]] = set()
@@ -195,14 +239,15 @@ class Runner:
 
     def work(self) -> None:
         while not self.stopping:
-            try:
-                _, _, batch = self.batches.get_nowait()
-            except queue.Empty:
-                return
-            if batch.cases:
-                self.run_cases(batch)
-            else:
-                self.run_alone(batch.test)
+            with self.processors.one():
+                try:
+                    _, _, batch = self.batches.get_nowait()
+                except queue.Empty:
+                    return
+                if batch.cases:
+                    self.run_cases(batch)
+                else:
+                    self.run_alone(batch.test)
 
     def stop(self) -> None:
         """Ends the processes; the workers return without a word about what these were doing."""
@@ -392,7 +437,7 @@ def main() -> int:
     parser.add_argument("--labels", default="", help="only tests with a label that this matches")
     parser.add_argument("--without", default="", help="no test with a label that this matches")
     parser.add_argument(
-        "--jobs", type=int, default=(os.cpu_count() or 1) + 1, help="many cases wait more than they compute"
+        "--jobs", type=int, default=6 * (os.cpu_count() or 1), help="at most; fewer unless processors are idle"
     )
     parser.add_argument("--junit", type=Path)
     parser.add_argument("--seconds", type=Path, help="what the cases took before; brought up to date")

@@ -125,16 +125,23 @@ def full(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """A copy of this rank's rows: no rank asks the others, which takes far longer than the training."""
+    return tensor if tensor is None else (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
 @dataclass
 class Run:
     """What a training told: compared between both kinds."""
 
     losses: list[torch.Tensor]
     norms: list[torch.Tensor]
-    grads: list[dict[str, torch.Tensor | None]]
+    grads: list[dict[str, torch.Tensor | None]]  # this rank's rows
     state: dict[str, torch.Tensor | None]
+    layouts: dict[str, tuple[torch.Size, Any]]
 
     def check(self, other: Run, what: str, **tolerance: float) -> None:
+        assert self.layouts == other.layouts, what
         for name, one, two in [
             ("loss", self.losses, other.losses),
             ("norm", self.norms, other.norms),
@@ -155,7 +162,7 @@ def train(
 ) -> Run:
     """Steps of `accumulate` backward passes; before each `without` is told whether it is the last of them."""
     optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=0.02)
-    run = Run([], [], [], {})
+    run = Run([], [], [], {}, {})
     for step in range(steps):
         for turn in range(accumulate):
             if without is not None:
@@ -163,12 +170,14 @@ def train(
             value = loss(model, step * accumulate + turn)
             value.backward()
         run.losses.append(value.detach())
-        run.grads.append({name: full(param.grad) for name, param in model.named_parameters()})
+        run.grads.append({name: local(param.grad) for name, param in model.named_parameters()})
         norm = torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 0.5)
         run.norms.append(full(norm))  # type: ignore[arg-type]
         optimizer.step()
         optimizer.zero_grad()
-    run.state = {name: full(value) for name, value in model.state_dict().items()}
+    state = model.state_dict()
+    run.state = {name: local(value) for name, value in state.items()}
+    run.layouts = {name: (value.shape, getattr(value, "placements", None)) for name, value in state.items()}
     return run
 
 
@@ -514,7 +523,7 @@ def narrow_types() -> None:
         assert seen[3] is (root.output_dtype or root.param_dtype or f32), "the root's output"
         seen.clear()
     narrow = sharded(ours, net().to(torch.bfloat16))
-    assert full(train(narrow, kind=torch.optim.SGD).grads[0]["head.weight"]).dtype is torch.bfloat16  # type: ignore[union-attr]
+    assert train(narrow, kind=torch.optim.SGD).grads[0]["head.weight"].dtype is torch.bfloat16  # type: ignore[union-attr]
 
 
 def divided_by_another_number() -> None:

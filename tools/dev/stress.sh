@@ -23,5 +23,6 @@ cmd_stress() {
   install_core release
   [[ -z $suites ]] || build_python || die "the Python binding did not build"
   [[ $suites != *together* ]] || { build_java && build_examples; } || die "what the jobs of all languages need did not build"
+  as_batch_job
   exec "$VENV/bin/python" tools/stress.py run "${arguments[@]}" "$filter"
 }

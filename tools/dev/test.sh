@@ -46,6 +46,7 @@ cmd_test() {
   mkdir -p "$RESULTS"
   measure_patience
   draw_seed
+  as_batch_job
   FAILED_SECTIONS=0
 
   [[ $formatting == no ]] || section "Formatting" checks run_formatting
