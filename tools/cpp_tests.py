@@ -7,8 +7,8 @@ it was in has failed, and another process runs those that it had not begun.
 
 What there is to run comes from ``ctest --show-only``: a test with the label ``gtest`` is a program with its environment
 and its ``--gtest_filter``. Each of its cases is named ``<name of the test>/<Suite.Case>``. Any other test is run as it
-is. Of a test with the label ``half``, half of the cases are drawn by TESSERA_TEST_SEED, unless TESSERA_TEST_LONG or a
-filter asks for all.
+is. Of a test with the label ``half`` or ``quarter``, so many of the cases are drawn by TESSERA_TEST_SEED, unless
+TESSERA_TEST_LONG or a filter asks for all.
 
 The report is a JUnit file. It is written when the run ends, also by SIGTERM, which is how a section that runs out of
 time ends: the cases that were running then are errors, those that had not begun are left out.
@@ -39,6 +39,7 @@ from typing import TextIO
 
 BATCH_S = 6.0  # what a batch is meant to take: short enough that the workers end together
 UNKNOWN_S = 0.15  # a case that was never timed
+SAMPLES = {"half": 2, "quarter": 4}  # labels
 KEPT_BYTES = 200_000  # of a case's output
 BEGAN = re.compile(r"\[ RUN      \] (\S+)$")
 ENDED = re.compile(r"\[(       OK |  FAILED  |  SKIPPED )\] ([^\s,]+).* \((\d+) ms\)$")
@@ -411,8 +412,9 @@ def selected(
             continue
         if test.is_gtest:
             cases = [case for case in cases_of(test) if wanted(f"{test.name}/{case}")]
-            if "half" in test.labels and not pattern and "TESSERA_TEST_LONG" not in os.environ:
-                cases = [case for case in cases if is_drawn(f"{test.name}/{case}")]
+            parts = max((SAMPLES.get(label, 1) for label in test.labels), default=1)
+            if not pattern and "TESSERA_TEST_LONG" not in os.environ:
+                cases = [case for case in cases if is_drawn(f"{test.name}/{case}", parts)]
             if cases:
                 chosen.append((test, cases))
         elif wanted(test.name):
@@ -420,8 +422,9 @@ def selected(
     return chosen
 
 
-def is_drawn(name: str) -> bool:
-    return zlib.crc32(f"{os.environ.get('TESSERA_TEST_SEED', '0')} {name}".encode()) % 2 == 0
+def is_drawn(name: str, parts: int) -> bool:
+    """Whether it is in the one of so many parts that the seed draws."""
+    return zlib.crc32(f"{os.environ.get('TESSERA_TEST_SEED', '0')} {name}".encode()) % parts == 0
 
 
 def read_seconds(path: Path | None) -> dict[str, float]:

@@ -13,7 +13,7 @@ constexpr size_t most_named = 8;
 }  // namespace
 
 Error timed_out(int rank, const std::string& headline, milliseconds timeout, std::vector<Late> late) {
-    std::ranges::stable_partition(late, &Late::stopped);
+    std::stable_partition(late.begin(), late.end(), [](const Late& one) { return one.stopped; });
     std::string who;
     for (size_t i = 0; i < late.size() && i < most_named; ++i) {
         who += fmt::format("{}{} {}{}", i == 0 ? "" : "; ", late[i].name, late[i].where,

@@ -337,9 +337,10 @@ TEST(HostileManifest, RandomEditsNeverCrash) {
             const Manifest manifest = Manifest::parse(edited, "m");
             ++taken;
             // What was taken can be walked.
-            for (const auto& [name, tensor] : manifest.tensors) {
-                tensor->for_each_piece(Box::whole(tensor->shape), [&](const Box& box, int index) {
-                    ASSERT_TRUE(box.inside(tensor->shape));
+            for (const auto& named : manifest.tensors) {
+                const auto& tensor = *named.second;
+                tensor.for_each_piece(Box::whole(tensor.shape), [&](const Box& box, int index) {
+                    ASSERT_TRUE(box.inside(tensor.shape));
                     ASSERT_LT(static_cast<size_t>(index), manifest.files.size());
                 });
             }

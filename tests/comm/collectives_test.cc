@@ -66,13 +66,13 @@ struct Case {
 class Collectives : public ::testing::TestWithParam<Case> {
    protected:
     void on_ranks(const std::function<void(Communicator&)>& body) {
-        const auto [world, memory, backend, placement] = GetParam();
+        const Case& given = GetParam();
         const auto store = make_memory_store(patience(milliseconds{30000}));
-        expect_all_well(run_threads(world, [&](int rank) {
-            CommOptions options = test_options(backend);
-            options.host_id = pretended_host(placement, rank, world);
-            const auto comm = Communicator::create(store, rank, world, options);
-            if (*placement != '\0') {
+        expect_all_well(run_threads(given.world, [&](int rank) {
+            CommOptions options = test_options(given.backend);
+            options.host_id = pretended_host(given.placement, rank, given.world);
+            const auto comm = Communicator::create(store, rank, given.world, options);
+            if (*given.placement != '\0') {
                 ASSERT_EQ(comm->transport(), "hierarchical");
             }
             body(*comm);

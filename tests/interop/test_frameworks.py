@@ -11,6 +11,7 @@ import pytest
 import tessera as ts
 from conftest import FRAMEWORKS, ROOT, RunJob, digits, newest, ranks_equal_one
 from patience import patience
+from sampling import sample
 
 pytestmark = pytest.mark.frameworks
 
@@ -20,12 +21,14 @@ def framework(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["ours", "theirs"])
-def optimizer(request: pytest.FixtureRequest, framework: str) -> str:
-    """AdamW of Tessera, or SGD of the framework."""
-    return "tessera" if request.param == "ours" else framework
+# AdamW of Tessera, or SGD of the framework.
+WITH_OPTIMIZER = pytest.mark.parametrize(
+    ("framework", "optimizer"),
+    sample([(one, optimizer) for one in FRAMEWORKS for optimizer in ("tessera", one)], 2, "optimizers of frameworks"),
+)
 
 
+@WITH_OPTIMIZER
 def test_ranks_with_a_share_of_the_batch_equal_one_rank_with_all_of_it(
     run_job: RunJob, tmp_path: Path, framework: str, optimizer: str
 ) -> None:
@@ -41,6 +44,7 @@ def test_a_framework_trains_like_c(run_job: RunJob, tmp_path: Path, framework: s
         np.testing.assert_allclose(got[name], value, rtol=2e-3, atol=2e-5, err_msg=name)
 
 
+@WITH_OPTIMIZER
 def test_a_run_in_two_parts_ends_as_one_does(run_job: RunJob, tmp_path: Path, framework: str, optimizer: str) -> None:
     """Parameters, moments and the place in the data come back, into the framework's memory too."""
     more = ["--optimizer", optimizer]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tessera as ts
 from conftest import LANGUAGES, RunJob, job, newest, ranks_equal_one
+from sampling import sample
 
 
 def manifest(root: Path) -> dict[str, object]:
@@ -36,7 +37,10 @@ def test_each_language_trains_like_c(run_job: RunJob, tmp_path: Path, language: 
         np.testing.assert_allclose(got[name], value, rtol=2e-3, atol=2e-5, err_msg=name)
 
 
-@PARALLEL
+@pytest.mark.parametrize(
+    ("language", "parallel"),
+    sample([(one, parallel) for one in LANGUAGES for parallel in ("ddp", "fsdp")], 4, "shares of the batch"),
+)
 def test_ranks_with_a_share_of_the_batch_equal_one_rank_with_all_of_it(
     run_job: RunJob, tmp_path: Path, language: str, parallel: str
 ) -> None:

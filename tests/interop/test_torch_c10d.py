@@ -10,13 +10,14 @@ pytest.importorskip("torch")
 
 from fork_server import Start
 from run_torch import run_python, run_ranks
+from sampling import sample
 
 JOBS = Path(__file__).with_name("torch_c10d_jobs.py")
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", sample([2, 3, 4], 1, "c10d"))
 def test_the_backend_does_what_gloos_tests_ask(ranks: int) -> None:
-    run_ranks(JOBS, ranks, start=Start.EXECUTE if ranks == 2 else Start.FORK)
+    run_ranks(JOBS, ranks)
 
 
 ALONE = """
@@ -32,6 +33,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize(("given", "environment", "seconds"), [("", "5000", 5), ("7", "5000", 7), ("", "", 1800)])
 def test_the_environments_timeout_counts_where_none_is_given(given: str, environment: str, seconds: int) -> None:
-    done = run_python("-c", ALONE, given, environment={"TESSERA_TIMEOUT_MS": environment})
+    start = Start.FORK if given else Start.EXECUTE
+    done = run_python("-c", ALONE, given, environment={"TESSERA_TIMEOUT_MS": environment}, start=start)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == seconds

@@ -20,7 +20,7 @@ cmd_fuzz() {
     shift
   done
   source tools/dev/setup.sh
-  SETUP_QUIET=1 cmd_setup --no-torch --fuzz
+  SETUP_QUIET=1 cmd_setup --no-torch --clang
   use_tools
   if [[ $what == coverage ]]; then build_fuzzers coverage; else build_fuzzers fuzz; fi
   for target in "${FUZZ_TARGETS[@]}"; do

@@ -15,7 +15,7 @@ cmd_lint() {
   source tools/dev/setup.sh
   source tools/dev/build.sh
   SETUP_QUIET=1 cmd_setup --no-torch --lint
-  SETUP_QUIET=1 cmd_setup --no-torch --fuzz # its clang
+  SETUP_QUIET=1 cmd_setup --no-torch --clang
   use_tools
   check "formatting of C and C++" format_cpp --dry-run -Werror
   check "formatting of Python" ruff format --check --quiet "${PYTHON_PLACES[@]}"

@@ -9,12 +9,12 @@ cmd_setup() {
       --no-torch) torch=no ;;
       --force) force=yes ;;
       --bench) group=bench ;;
-      --fuzz) group=fuzz ;;
+      --clang) group=clang ;;
       --lint) group=lint ;;
       --format) group=format ;;
       --clusters) group=clusters torch=yes ;;
       --quiet) SETUP_QUIET=1 ;;
-      *) die "setup: unknown option $1 (known: --no-torch --force --bench --fuzz --lint --format --clusters --quiet)" ;;
+      *) die "setup: unknown option $1 (known: --no-torch --force --bench --clang --lint --format --clusters --quiet)" ;;
     esac
     shift
   done
@@ -22,7 +22,7 @@ cmd_setup() {
   local before=$SECONDS
   ensure_base
   [[ $group == bench ]] && ensure_bench
-  [[ $group == fuzz ]] && ensure_fuzz
+  [[ $group == clang ]] && ensure_clang
   [[ $group == lint ]] && ensure_lint
   [[ $group == format ]] && ensure_format
   [[ $torch == yes ]] && ensure_torch
@@ -52,12 +52,13 @@ ensure_bench() {
   stamp_set bench "$key"
 }
 
-ensure_fuzz() {
+# For sanitizers and fuzzers.
+ensure_clang() {
   local key
   key=$(hash_of deps/apt.txt)
-  stamp_ok fuzz "$key" && return
-  install_system fuzz
-  stamp_set fuzz "$key"
+  stamp_ok clang "$key" && return
+  install_system clang
+  stamp_set clang "$key"
 }
 
 ensure_lint() {

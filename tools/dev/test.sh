@@ -234,6 +234,7 @@ run_rust() {
 
 # sanitizer PRESET WHAT LABELS: only the C++ tests whose ranks are threads; another language's run-time under a sanitizer tells little.
 sanitizer() {
+  SETUP_QUIET=1 cmd_setup --no-torch --clang
   if build_core "$1" TESTS; then
     section "C++ under $1 ($2)" junit run_cpp "$1" "$3" ""
   else

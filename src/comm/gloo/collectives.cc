@@ -129,7 +129,8 @@ void GlooTransport::reduce_chunks(Call& call, const Chunks& chunks, DType dtype,
     size_t first = 0;
     const auto begin_scatter = [&](size_t c) {
         const std::byte* in = chunks.input(c);
-        Exchange& exchange = *flying.emplace_back(in, std::make_unique<Exchange>(*this, call)).scatter;
+        Exchange& exchange =
+            *flying.emplace_back(InFlight{in, std::make_unique<Exchange>(*this, call), nullptr}).scatter;
         const uint64_t slot = slot::collective(call.sequence, scatter_phase);
         for (int k = 1; k < n; ++k) {
             exchange.receive(call.before(k), slot, staged(c, call.before(k)), size(c, own));

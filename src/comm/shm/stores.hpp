@@ -23,7 +23,7 @@ namespace tsr::shm {
 
 // Past the caches. Whoever publishes what was stored calls fence_streams() before.
 inline void copy_streaming(std::byte* to, const std::byte* from, size_t n) {
-#if defined(__SSE2__) && !defined(__SANITIZE_THREAD__)  // ThreadSanitizer does not see such stores
+#if defined(__SSE2__) && !defined(TESSERA_SANITIZES_THREADS)  // ThreadSanitizer does not see such stores
     const size_t head = std::min(n, (64 - reinterpret_cast<uintptr_t>(to) % 64) % 64);
     std::memcpy(to, from, head);
     size_t done = head;

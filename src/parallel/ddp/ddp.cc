@@ -293,7 +293,8 @@ void Ddp::finish_step(Part part) {
     }
     if (part == Part::own) {
         // Backwards: of one that was set aside again, after its bucket could not be launched, the first counts.
-        for (const auto& [param, bytes] : std::views::reverse(set_aside_)) {
+        for (auto one = set_aside_.rbegin(); one != set_aside_.rend(); ++one) {
+            const auto& [param, bytes] = *one;
             if (globally_used_[param] == 0) std::memcpy(grads_[param].data, bytes.data(), bytes.size());
         }
         if (options_.static_graph && expected_.empty()) expected_ = has_grad_;

@@ -20,8 +20,10 @@ import tessera.torch.checkpoint as tcp  # noqa: E402
 from fork_server import Start  # noqa: E402
 from observe import loss_of  # noqa: E402
 from run_torch import run_python, run_ranks, run_spawner  # noqa: E402
+from sampling import sample  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
+ASYNCHRONOUS = [(program, ranks) for program in ("async_dcp", "async_dcp_cached") for ranks in (2, 4)]
 pytestmark = pytest.mark.slow
 
 
@@ -53,7 +55,7 @@ def rank_files(directory: Path) -> list[str]:
     return sorted(path.name for path in save.glob("rank-*"))
 
 
-@pytest.mark.parametrize(("saving", "loading"), [(2, 2), (2, 4), (4, 2)])
+@pytest.mark.parametrize(("saving", "loading"), sample([(2, 2), (2, 4), (4, 2)], 1, "getting started"))
 def test_getting_started(tmp_path: Path, saving: int, loading: int) -> None:
     (saved,) = watched("dcp_save", saving, tmp_path)
     # "You should see 8 checkpoint files", of 8 devices.
@@ -70,17 +72,16 @@ def test_getting_started(tmp_path: Path, saving: int, loading: int) -> None:
     assert loss_of(model) == pytest.approx(saved["loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", sample([2, 4], 1, "getting started as it is"))
 def test_getting_started_as_it_is(tmp_path: Path, ranks: int) -> None:
-    start = Start.EXECUTE if ranks == 2 else Start.FORK
-    assert f"example on {ranks} devices" in as_it_is("dcp_save", ranks, tmp_path, start)
+    assert f"example on {ranks} devices" in as_it_is("dcp_save", ranks, tmp_path, Start.EXECUTE)
     assert len(rank_files(tmp_path / "checkpoint")) == ranks
     as_it_is("dcp_load", ranks, tmp_path)
     done = run_python(HERE / "dcp_load_plain.py", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", sample([2, 4], 1, "fsdp_checkpoint"))
 def test_fsdp_checkpoint(tmp_path: Path, ranks: int) -> None:
     (first, before), (second, after) = watched("fsdp_checkpoint", ranks, tmp_path)
     assert (first, second) == ("Before loading", "After loading")
@@ -106,8 +107,7 @@ def test_fsdp_checkpoint(tmp_path: Path, ranks: int) -> None:
     assert printed.count("After loading --- rank:") == 2 * ranks
 
 
-@pytest.mark.parametrize("program", ["async_dcp", "async_dcp_cached"])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("program", "ranks"), sample(ASYNCHRONOUS, 2, "asynchronous saves"))
 def test_asynchronous_saves(tmp_path: Path, program: str, ranks: int) -> None:
     at_each_save = watched(program, ranks, tmp_path)
     assert len(at_each_save) == 10
@@ -128,8 +128,7 @@ def test_asynchronous_saves(tmp_path: Path, program: str, ranks: int) -> None:
     assert losses[-1] < losses[0]  # the sum of the outputs, of inputs like those of the program, is made small
 
 
-@pytest.mark.parametrize("program", ["async_dcp", "async_dcp_cached"])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("program", "ranks"), sample(ASYNCHRONOUS, 2, "asynchronous saves"))
 def test_asynchronous_saves_as_they_are(tmp_path: Path, program: str, ranks: int) -> None:
     as_it_is(program, ranks, tmp_path)
     for step in range(10):  # the last one too, for which the program does not wait

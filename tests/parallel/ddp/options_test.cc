@@ -424,7 +424,7 @@ TEST(DdpOptionsTest, BadValuesAreNamed) {
             DdpOptions options;
             const char* said;
         };
-        for (const auto& [options, said] : std::vector<Case>{
+        for (const Case& given : std::vector<Case>{
                  {{.pre_divide = 0}, "pre_divide is 0"},
                  {{.pre_divide = NAN}, "pre_divide is nan"},
                  {{.reduce_dtype = DType::i32}, "reduce_dtype is i32"},
@@ -435,10 +435,10 @@ TEST(DdpOptionsTest, BadValuesAreNamed) {
                  {{.power_sgd_start_step = -1}, "powersgd_start_step -1"},
              }) {
             Model model = three_layers();
-            EXPECT_THAT(
-                expect_error([&] { const Ddp ddp(shared(comm), model.params(), options); }, Code::invalid_argument)
-                    .what(),
-                HasSubstr(said));
+            EXPECT_THAT(expect_error([&] { const Ddp ddp(shared(comm), model.params(), given.options); },
+                                     Code::invalid_argument)
+                            .what(),
+                        HasSubstr(given.said));
         }
     }));
 }

@@ -201,7 +201,8 @@ TEST(DdpSharedRefuses, WhatWouldUpdateOneCopyWithDifferentGradients) {
                                                   {"join", {.join = DdpJoin::divide_by_world}},
                                                   {"the hook NOOP", {.hook = DdpHook::noop}}};
     expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
-        for (const auto& [name, options] : cases) {
+        for (const auto& [name, given] : cases) {
+            const DdpOptions& options = given;
             Params model;
             const Error error = expect_error([&] { Ddp(shared(comm), model.tensors(), small_buckets(true, options)); },
                                              Code::unsupported);
