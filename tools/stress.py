@@ -410,7 +410,7 @@ def main() -> int:
     parser.add_argument("--load", type=int, default=4)
     parser.add_argument("--append", action="store_true")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "stress")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.what == "needs":
         for kind in sorted({function.kind for function in python_functions(re.compile(options.filter))}):
             print(kind)

@@ -40,7 +40,7 @@ sys.exit(stress.main())
 def start(folder: Path, suite: str, *arguments: str) -> subprocess.Popen[str]:
     (folder / "test_it.py").write_text(textwrap.dedent(suite))
     return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, "run", f"--out={folder / 'out'}", *arguments],
+        [sys.executable, "-c", DRIVER, "run", f"--out={folder / 'out'}", *arguments, "a filter"],
         cwd=folder,
         stdout=subprocess.PIPE,
         text=True,
