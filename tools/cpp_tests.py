@@ -182,7 +182,7 @@ class Processors:
     """Admits batches: always one a processor, and more while processors are idle, since many cases wait more than they
     compute."""
 
-    IDLE = 0.2  # of all processors, since the last batch began
+    IDLE = 0.2  # of all processors, since the last look
     LOOK_S = 0.5
 
     def __init__(self) -> None:
@@ -210,13 +210,12 @@ class Processors:
         with self.lock:
             now, idle = time.monotonic(), self.idle_s()
             since, idle_then = self.looked
-            if self.running >= self.count:
-                if now - since < self.LOOK_S:
-                    return False
-                self.looked = (now, idle)
-                if idle - idle_then < self.IDLE * self.count * (now - since):
-                    return False
+            wants_idle = self.running >= self.count
+            if wants_idle and now - since < self.LOOK_S:
+                return False
             self.looked = (now, idle)
+            if wants_idle and idle - idle_then < self.IDLE * self.count * (now - since):
+                return False
             self.running += 1
             return True
 

@@ -33,7 +33,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize(("given", "environment", "seconds"), [("", "5000", 5), ("7", "5000", 7), ("", "", 1800)])
 def test_the_environments_timeout_counts_where_none_is_given(given: str, environment: str, seconds: int) -> None:
-    start = Start.FORK if given else Start.EXECUTE
+    start = Start.FORK if environment else Start.EXECUTE
     done = run_python("-c", ALONE, given, environment={"TESSERA_TIMEOUT_MS": environment}, start=start)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == seconds

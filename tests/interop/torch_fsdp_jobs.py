@@ -127,7 +127,9 @@ def full(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """A copy of this rank's rows: no rank asks the others, which takes far longer than the training."""
-    return tensor if tensor is None else (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone()
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
+    return None if tensor is None else tensor.detach().clone()
 
 
 @dataclass

@@ -196,5 +196,5 @@ need_value() { [[ $# -ge 2 && -n $2 ]] || die "$1 needs a value"; }
 
 # as_batch_job: this shell and what it starts from now on. Gloo's thread spins while another thread holds its lock. Where it
 # preempts that one, it spins for a whole time slice; with more ranks than processors that took half of the tests' time. The
-# kernel lets no batch job preempt another.
-as_batch_job() { chrt --batch --pid 0 "$BASHPID" || die "chrt cannot make this shell a batch job"; }
+# kernel lets no batch job preempt another. Where that cannot be had, the tests take longer.
+as_batch_job() { chrt --batch --pid 0 "$BASHPID" || warn "chrt cannot make this shell a batch job: tests over Gloo are slow"; }

@@ -21,8 +21,7 @@ cmd_setup() {
   [[ $force == yes ]] && rm -rf "$STAMPS"
   local before=$SECONDS
   ensure_base
-  [[ $group == bench ]] && ensure_bench
-  [[ $group == clang ]] && ensure_clang
+  [[ $group == bench || $group == clang ]] && ensure_packages "$group"
   [[ $group == lint ]] && ensure_lint
   [[ $group == format ]] && ensure_format
   [[ $torch == yes ]] && ensure_torch
@@ -44,21 +43,13 @@ ensure_base() {
   stamp_set base "$key"
 }
 
-ensure_bench() {
+# ensure_packages GROUP: of deps/apt.txt.
+ensure_packages() {
   local key
   key=$(hash_of deps/apt.txt)
-  stamp_ok bench "$key" && return
-  install_system bench
-  stamp_set bench "$key"
-}
-
-# For sanitizers and fuzzers.
-ensure_clang() {
-  local key
-  key=$(hash_of deps/apt.txt)
-  stamp_ok clang "$key" && return
-  install_system clang
-  stamp_set clang "$key"
+  stamp_ok "$1" "$key" && return
+  install_system "$1"
+  stamp_set "$1" "$key"
 }
 
 ensure_lint() {
