@@ -20,6 +20,9 @@ constexpr auto forever = std::chrono::duration_cast<std::chrono::milliseconds>(s
 constexpr milliseconds tick{50};
 constexpr int idle_ticks = 20;
 
+constexpr std::chrono::microseconds first_look{50};
+constexpr auto last_look = 32 * first_look;
+
 }  // namespace
 
 Waker::Waker() : thread_(start_thread("tsr-gloo-waker", [this] { run(); })) {}
@@ -98,8 +101,14 @@ void Flight::post(uint64_t slot) {
     }
 }
 
-bool Flight::wait(Waker& waker, Clock::time_point until) {
-    if (!done_) done_ = waker.wait(*buffer_, direction_, until);
+bool Flight::wait(Waker& waker, std::optional<Clock::time_point> until) {
+    if (until) {
+        done_ = done_ || waker.wait(*buffer_, direction_, *until);
+        return done_;
+    }
+    for (auto look = first_look; look <= last_look && !done_; look *= 2) {
+        done_ = waker.wait(*buffer_, direction_, Clock::now() + look);
+    }
     return done_;
 }
 

@@ -11,12 +11,15 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "base/clock.hpp"
 
 namespace tsr::gloo_transport {
+
+inline constexpr std::nullopt_t by_now = std::nullopt;
 
 enum class Direction { send, receive };
 
@@ -61,8 +64,9 @@ class Flight {
 
     // Posts the operation; again only after it was done. Throws what Gloo throws when the connection is broken.
     void post(uint64_t slot);
-    // Whether it is done, waiting for that until `until` at most.
-    [[nodiscard]] bool wait(Waker& waker, Clock::time_point until);
+    // Whether it is done, waiting for that until `until` at most. A short wait may end before this thread gets to look, so
+    // where the answer decides, `by_now` looks several times.
+    [[nodiscard]] bool wait(Waker& waker, std::optional<Clock::time_point> until);
 
    private:
     std::unique_ptr<::gloo::transport::UnboundBuffer> buffer_;

@@ -191,7 +191,7 @@ void GlooTransport::drain(Flight& flight) const noexcept {
     }
 }
 
-bool GlooTransport::has_entered(int peer, Clock::time_point until, const std::string& headline) {
+bool GlooTransport::has_entered(int peer, std::optional<Clock::time_point> until, const std::string& headline) {
     Inbox& inbox = inboxes_[static_cast<size_t>(peer)];
     try {
         return inbox.flight && inbox.flight->wait(waker_, until);
@@ -205,7 +205,7 @@ std::vector<int> GlooTransport::late_ranks(const Call& call, int awaited) {
     std::vector<int> late;
     for (int k = awaited; k < call.size(); ++k) {
         const int peer = call.rank_at(call.before(k));
-        if (!has_entered(peer, Clock::now() + glance, "")) late.push_back(peer);
+        if (!has_entered(peer, by_now, "")) late.push_back(peer);
     }
     std::ranges::sort(late);
     return late;
@@ -367,7 +367,7 @@ void GlooTransport::throw_broken(int peer, const std::string& headline) const {
 void GlooTransport::check_awaited(const Call& call, int awaited, const std::string& headline) {
     for (int k = awaited; k < call.size(); ++k) {
         const int peer = call.rank_at(call.before(k));
-        if (state_of(peer) == PeerState::present || has_entered(peer, Clock::now() + glance, headline)) continue;
+        if (state_of(peer) == PeerState::present || has_entered(peer, by_now, headline)) continue;
         throw_broken(peer, headline);
     }
 }
@@ -480,7 +480,7 @@ void Exchange::receive(int from, uint64_t slot, std::byte* data, size_t size) {
 
 void Exchange::finish(Flight& flight) {
     while (!flight.done()) {
-        const auto done_by = [&](Clock::time_point until) {
+        const auto done_by = [&](std::optional<Clock::time_point> until) {
             try {
                 return flight.wait(transport_.waker_, until);
             } catch (const std::exception&) {
@@ -490,7 +490,7 @@ void Exchange::finish(Flight& flight) {
         if (done_by(Clock::now() + slice)) return;
         transport_.check(headline(call_.operation, call_.sequence));
         // Of a send that was posted just as the connection broke, Gloo tells nothing.
-        if (transport_.is_gone(flight.peer()) && !done_by(Clock::now() + glance)) {
+        if (transport_.is_gone(flight.peer()) && !done_by(by_now)) {
             transport_.throw_broken(flight.peer(), headline(call_.operation, call_.sequence));
         }
         if (call_.deadline.expired()) transport_.throw_timeout(call_, {flight.peer()}, true);
@@ -544,7 +544,7 @@ void GlooTransfer::post(std::unique_ptr<Flight>& flight, const std::byte* data, 
 }
 
 // Waits for whatever comes next; false if it has not come.
-bool GlooTransfer::wait(Clock::time_point until) {
+bool GlooTransfer::wait(std::optional<Clock::time_point> until) {
     Flight* next = header_done_ ? data_flight_.get() : header_flight_.get();
     if (next == nullptr) return true;
     try {
@@ -567,7 +567,7 @@ Transfer::Progress GlooTransfer::advance() {
     if (moved) return Progress::moved;
     // Of a send that was posted just as the connection broke, Gloo tells nothing. What came before the end counts.
     if (transport_.has_ended(operation_.peer)) {
-        if (wait(Clock::now() + glance)) return Progress::moved;
+        if (wait(by_now)) return Progress::moved;
         transport_.throw_broken(operation_.peer, headline());
     }
     if (!deadline_.expired()) return Progress::stuck;

@@ -133,7 +133,7 @@ class GlooTransport final : public Transport {
     // --- notices (gloo_transport.cc)
     void await_farewell(int peer);
     void await_next_notice(int peer);
-    [[nodiscard]] bool has_entered(int peer, Clock::time_point until, const std::string& headline);
+    [[nodiscard]] bool has_entered(int peer, std::optional<Clock::time_point> until, const std::string& headline);
     [[nodiscard]] std::vector<int> late_ranks(const Call& call, int awaited);
     void look_at(int peer, Clock::time_point until) const;
     void look_at_all() const;
@@ -249,7 +249,7 @@ class GlooTransfer final : public Transfer {
     Progress advance() override;
 
     // Waits until it may move, `until` at most.
-    [[nodiscard]] bool wait(Clock::time_point until);
+    [[nodiscard]] bool wait(std::optional<Clock::time_point> until);
     [[nodiscard]] std::string headline() const { return tsr::headline(operation_, sequence_); }
 
    private:
