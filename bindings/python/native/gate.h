@@ -6,9 +6,13 @@
 #ifndef TESSERA_PYTHON_GATE_H
 #define TESSERA_PYTHON_GATE_H
 
+#include <Python.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <time.h>
+
+/* Every CPython since 3.4 exports it, but only the stable ABI of 3.15 names it. */
+PyAPI_FUNC(int) PyObject_CallFinalizerFromDealloc(PyObject*);
 
 static atomic_int gate_is_closed;
 static atomic_int gate_inside;

@@ -26,6 +26,14 @@ cdef class Handle:
     def __init__(self):
         raise TypeError(f"{type(self).__name__} handles are made by functions of tessera._core")
 
+    def __del__(self):
+        """Before the cyclic collector clears what it has found: until here all that the library still uses is whole. One
+        that is pinned is destroyed with its last pin, as if it had been closed."""
+        if self.pins > 0:
+            self.shut = True
+        else:
+            self.release()
+
     def __dealloc__(self):
         self.release()
 

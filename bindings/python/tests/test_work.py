@@ -36,6 +36,98 @@ def test_a_wait_that_expires_leaves_the_work_alive(ranks):
     assert ranks(2, body)[0] == "<tessera.Work done>"
 
 
+def ones(n=2000):
+    return np.ones(n, np.float32)
+
+
+def in_flight(comm):
+    """Each call that goes on in the background: what it is given, and how it is made."""
+    peer = 1 - comm.rank
+    n = comm.world_size
+    return {
+        "all_reduce": lambda: ([ones()], lambda a: comm.all_reduce(a, async_op=True)),
+        "all_reduce of a list": lambda: ([ones(), ones()], lambda *a: comm.all_reduce(list(a), async_op=True)),
+        "broadcast": lambda: ([ones(), ones()], lambda *a: comm.broadcast(list(a), 1, async_op=True)),
+        "reduce": lambda: ([ones(), ones()], lambda a, b: comm.reduce(a, b, async_op=True)),
+        "reduce_scatter": lambda: ([ones(), ones(2000 // n)], lambda a, b: comm.reduce_scatter(a, b, async_op=True)),
+        "reduce_scatter_coalesced": lambda: (
+            [ones(), ones(2000 // n)],
+            lambda a, b: comm.reduce_scatter_coalesced([a], [b], async_op=True),
+        ),
+        "all_gather": lambda: ([ones(), ones(2000 * n)], lambda a, b: comm.all_gather(a, b, async_op=True)),
+        "all_gather_coalesced": lambda: (
+            [ones(), ones(2000 * n)],
+            lambda a, b: comm.all_gather_coalesced([a], [b], async_op=True),
+        ),
+        "all_gather_v": lambda: ([ones(), ones(), ones()], lambda a, *b: comm.all_gather_v(a, list(b), async_op=True)),
+        "gather": lambda: ([ones(), ones(2000 * n)], lambda a, b: comm.gather(a, b, async_op=True)),
+        "scatter": lambda: (
+            [ones()],
+            lambda a: comm.scatter(ones(2000 * n) if comm.rank == 1 else None, a, 1, async_op=True),
+        ),
+        "all_to_all": lambda: ([ones(), ones()], lambda a, b: comm.all_to_all(a, b, async_op=True)),
+        "recv": lambda: ([ones()], lambda a: comm.recv(a, peer, async_op=True)),
+        "a plan": lambda: ([ones(), ones()], lambda *a: started(comm.prepare("all_reduce", outputs=list(a)))),
+    }
+
+
+def started(plan):
+    plan.start()
+    return plan
+
+
+class Trainer:
+    """Refers to itself, as objects do that have a callback, a parent or a bound method."""
+
+    def __init__(self, work):
+        self.work, self.itself = work, self
+
+
+@pytest.mark.parametrize("way", ["dropped", "in a cycle", "in a cycle of its exception", "on another thread"])
+def test_what_is_collected_in_flight_keeps_its_arrays(ranks, way):
+    """Whatever the collector clears, in whichever order."""
+    ready = threading.Barrier(2)
+
+    def collect(given, call):
+        if way == "in a cycle":
+            Trainer(call(*given))
+        elif way == "in a cycle of its exception":
+            try:
+                raise ValueError(call(*given))
+            except ValueError as error:
+                kept = error  # its traceback holds this frame, which holds it
+                assert kept.__traceback__ is not None
+        else:
+            call(*given)
+
+    def body(comm: ts.Comm):
+        for name in in_flight(comm):
+            given, call = in_flight(comm)[name]()
+            if comm.rank == 1:
+                ready.wait(patience(20))  # the other one has dropped its own, and looked
+                if name == "recv":
+                    comm.send(given[0], 0)
+                else:
+                    call(*given).wait()
+                ready.wait(patience(20))
+                continue
+            # The collector does not track plain arrays, so it leaves weak references to them until they are freed.
+            watched = [weakref.ref(array) for array in given]
+            if way == "on another thread":
+                thread = threading.Thread(target=collect, args=(given, call))
+                thread.start()
+                thread.join()
+            else:
+                collect(given, call)
+            del given, call
+            gc.collect()
+            assert all(array() is not None for array in watched), name
+            ready.wait(patience(20))
+            ready.wait(patience(20))
+
+    ranks(2, body)
+
+
 def test_callbacks_run_once_each_when_the_work_is_done(ranks):
     registered = threading.Event()
 
