@@ -199,6 +199,10 @@ tsr_status tsr_fsdp_unused(tsr_fsdp* fsdp, size_t index) {
     return guard([&] { object_of(fsdp, "fsdp")->unused(index); });
 }
 
+tsr_status tsr_fsdp_used(const tsr_fsdp* fsdp, size_t index, int32_t* used) {
+    return guard([&] { required(used, "used") = object_of(fsdp, "fsdp")->used(index) ? 1 : 0; });
+}
+
 tsr_status tsr_fsdp_grads_ready(tsr_fsdp* fsdp, size_t unit) {
     return guard([&] { object_of(fsdp, "fsdp")->grads_ready(unit); });
 }

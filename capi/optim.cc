@@ -79,14 +79,19 @@ void create_over(tsr_fsdp* fsdp, tsr_optimizer** out, Make&& make) {
     create(out, [&] {
         const std::shared_ptr<tsr::Fsdp>& model = object_of(fsdp, "fsdp");
         std::vector<tsr::OptimizerParam> params;
+        std::vector<size_t> numbers;  // in the model
         for (size_t i = 0; i < model->params(); ++i) {
             const tsr::FsdpParam& param = model->param(i);
             if (!param.trained) continue;
+            numbers.push_back(i);
             params.push_back({param.name, model->shard(i), model->shard_grad(i), model->held(i)});
         }
         std::shared_ptr<tsr::Optimizer> optimizer = make(std::move(params));
         optimizer->set_gate([model] { model->check_idle("the optimizer cannot change the shards"); },
                             refuse_without_gradients(model));
+        optimizer->set_has_grad(
+            [model, numbers = std::move(numbers)](size_t param) { return model->has_grad(numbers[param]); },
+            [model] { model->forget_gradients(); });
         optimizer->set_together([comm = model->comm()](double own, tsr::Optimizer::Over how) {
             const tsr::Tensor number = tsr::tensor_of(std::span<double>(&own, 1), tsr::DType::f64);
             comm->run({.collective = tsr::Collective::all_reduce,

@@ -15,7 +15,8 @@ namespace tsr::testing {
 inline double patience_factor() {
     static const double factor = [] {
         const char* given = std::getenv("TESSERA_TEST_PATIENCE");  // NOLINT(concurrency-mt-unsafe): nobody sets it
-        const double value = given != nullptr ? std::stod(given) : 1.0;
+        if (given == nullptr) return 1.0;
+        const double value = std::stod(given);
         if (!(value >= 1)) throw std::runtime_error("TESSERA_TEST_PATIENCE is " + std::string(given) + "; at least 1");
         return value;
     }();

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <new>
-#include <numeric>
 #include <optional>
 #include <unordered_set>
 
@@ -60,6 +60,7 @@ Optimizer::Optimizer(std::vector<OptimizerParam> params, double lr, std::span<co
                      std::shared_ptr<SharedCopy> copy)
     : params_(std::move(params)), moments_per_param_(moment_names.size()), copy_(std::move(copy)), lr_(lr) {
     if (params_.empty()) throw Error(Code::invalid_argument, "an optimizer without parameters");
+    left_out_.assign(params_.size(), 0);
     check_not_negative("lr", lr);
     std::unordered_set<std::string_view> names;
     size_t size = 0;
@@ -104,14 +105,16 @@ std::byte* Optimizer::moment_data(const ParamSlice& slice, size_t moment) const 
     return tensor.data + slice.begin * size_of(tensor.dtype);
 }
 
-void Optimizer::step_some(std::span<const size_t> params) {
-    std::vector<ParamSlice> whole;
-    whole.reserve(params.size());
+std::vector<ParamSlice> Optimizer::whole(std::span<const size_t> params) const {
+    std::vector<ParamSlice> slices;
+    slices.reserve(params.size());
     for (const size_t p : params) {
-        whole.push_back({p, 0, static_cast<size_t>(params_[p].value.numel()), params_[p].grad.data});
+        slices.push_back({p, 0, static_cast<size_t>(params_[p].value.numel()), params_[p].grad.data});
     }
-    update(steps_ + 1, whole);
+    return slices;
 }
+
+void Optimizer::step_some(std::span<const size_t> params) { update(steps_ + 1, whole(params)); }
 
 void Optimizer::refuse_if_others_step(const char* why) const {
     if (!others_step_) return;
@@ -121,9 +124,15 @@ void Optimizer::refuse_if_others_step(const char* why) const {
 void Optimizer::step() {
     refuse_if_others_step("it has made the step");
     if (before_step_) before_step_();
-    std::vector<size_t> all(params_.size());
-    std::iota(all.begin(), all.end(), size_t{0});
-    step_some(all);
+    std::map<int64_t, std::vector<size_t>> by_left_out;
+    for (size_t p = 0; p < params_.size(); ++p) {
+        if (has_grad_ && !has_grad_(p)) {
+            ++left_out_[p];
+        } else {
+            by_left_out[left_out_[p]].push_back(p);
+        }
+    }
+    for (const auto& [left_out, params] : by_left_out) update(steps_ + 1 - left_out, whole(params));
     end_step();
 }
 
@@ -133,9 +142,10 @@ void Optimizer::end_step() {
 }
 
 void Optimizer::write_step_moments(int64_t step) {
-    const auto count = static_cast<float>(step);
-    for (const Moment& moment : moments_) {
-        if (moment.name == step_moment) std::memcpy(moment.tensor.data, &count, sizeof count);
+    for (size_t i = 0; i < moments_.size(); ++i) {
+        if (moments_[i].name != step_moment) continue;
+        const auto count = static_cast<float>(step - left_out_[i / moments_per_param_]);
+        std::memcpy(moments_[i].tensor.data, &count, sizeof count);
     }
 }
 
@@ -144,6 +154,7 @@ void Optimizer::zero_grad() {
     for (const OptimizerParam& param : params_) {
         if (param.grad.size_bytes() > 0) std::memset(param.grad.data, 0, param.grad.size_bytes());
     }
+    if (zeroed_) zeroed_();
 }
 
 double Optimizer::clip_grad_norm(double max_norm, double p) {
@@ -190,6 +201,17 @@ Settings Optimizer::settings() const {
     return result;
 }
 
+// The count of steps that the moments of a parameter show; where they show none, `steps`, unless they were never written.
+int64_t Optimizer::steps_of(size_t param, int64_t steps) const {
+    bool is_written = moments_per_param_ == 0;
+    for (size_t i = param * moments_per_param_; i < (param + 1) * moments_per_param_; ++i) {
+        const Moment& moment = moments_[i];
+        if (moment.name == step_moment) return std::min(steps, static_cast<int64_t>(moment.tensor.as<float>()[0]));
+        is_written |= std::ranges::any_of(memory_of(moment.tensor), [](std::byte b) { return b != std::byte{0}; });
+    }
+    return is_written ? steps : 0;
+}
+
 // The count of steps that the moments show, which is `steps` if they may be of that one.
 int64_t Optimizer::of_moments(int64_t steps) const {
     std::optional<float> shown;
@@ -229,6 +251,7 @@ void Optimizer::load_settings(const Settings& settings) {
     load_own_settings(settings);
     lr_ = lr;
     steps_ = steps;
+    for (size_t p = 0; p < params_.size(); ++p) left_out_[p] = steps - steps_of(p, steps);
 }
 
 template <class T>

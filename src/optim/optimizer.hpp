@@ -117,6 +117,13 @@ class Optimizer {
         before_step_ = before_step ? std::move(before_step) : gate_;
     }
 
+    // Whether a parameter has a gradient. step() leaves those without as they are, their moments and their count of steps too.
+    // `zeroed` is told that all gradients are zero.
+    void set_has_grad(std::function<bool(size_t param)> has_grad, std::function<void()> zeroed) {
+        has_grad_ = std::move(has_grad);
+        zeroed_ = std::move(zeroed);
+    }
+
    protected:
     // The moments are in `copy`, which is collective then; without one they are this optimizer's alone.
     Optimizer(std::vector<OptimizerParam> params, double lr, std::span<const std::string_view> moment_names,
@@ -134,6 +141,8 @@ class Optimizer {
     [[nodiscard]] std::byte* moment_data(const ParamSlice& slice, size_t moment) const;
 
    private:
+    [[nodiscard]] std::vector<ParamSlice> whole(std::span<const size_t> params) const;
+    [[nodiscard]] int64_t steps_of(size_t param, int64_t steps) const;
     [[nodiscard]] int64_t of_moments(int64_t steps) const;
     void refuse_if_others_step(const char* why) const;
 
@@ -144,9 +153,12 @@ class Optimizer {
     std::shared_ptr<SharedCopy> copy_;
     double lr_;
     int64_t steps_ = 0;
+    std::vector<int64_t> left_out_;  // steps without it, of each parameter
     bool others_step_ = false;
     std::function<void()> gate_;
     std::function<void()> before_step_;
+    std::function<bool(size_t param)> has_grad_;
+    std::function<void()> zeroed_;
     std::function<double(double own, Over how)> together_;
     std::shared_ptr<WriteBarrier> barrier_;
 };

@@ -262,6 +262,11 @@ TEST(FsdpApi, AccumulatesInEachWay) {
         EXPECT_OK(tsr_fsdp_unused(fsdp, 2));
         EXPECT_OK(tsr_fsdp_grads_ready(fsdp, 1));
         EXPECT_OK(tsr_fsdp_wait(fsdp));
+        int32_t used = 7;
+        EXPECT_OK(tsr_fsdp_used(fsdp, 2, &used));
+        EXPECT_EQ(used, 1) << "of the last step that was reduced";
+        EXPECT_FAILS(tsr_fsdp_used(fsdp, 3, &used), TSR_E_INVALID_ARGUMENT, "3");
+        EXPECT_FAILS(tsr_fsdp_used(fsdp, 2, nullptr), TSR_E_INVALID_ARGUMENT, "used");
     });
 }
 

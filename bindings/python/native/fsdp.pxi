@@ -223,6 +223,13 @@ def fsdp_unused(FSDP fsdp not None, size_t place):
     check(tsr_fsdp_unused(<tsr_fsdp *>lease.ptr, place))
 
 
+def fsdp_used(FSDP fsdp not None, size_t place):
+    cdef Lease lease = use(fsdp)
+    cdef int32_t used = 0
+    check(tsr_fsdp_used(<tsr_fsdp *>lease.ptr, place, &used))
+    return bool(used)
+
+
 def fsdp_grads_ready(FSDP fsdp not None, size_t unit):
     cdef Lease lease = use(fsdp)
     refuse_if_viewed(fsdp, unit)

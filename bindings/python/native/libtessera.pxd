@@ -344,6 +344,7 @@ cdef extern from "tessera/fsdp.h" nogil:
     tsr_status tsr_fsdp_forward_done(tsr_fsdp *fsdp, size_t unit)
     tsr_status tsr_fsdp_backward(tsr_fsdp *fsdp, size_t unit)
     tsr_status tsr_fsdp_unused(tsr_fsdp *fsdp, size_t index)
+    tsr_status tsr_fsdp_used(const tsr_fsdp *fsdp, size_t index, int32_t *used)
     tsr_status tsr_fsdp_grads_ready(tsr_fsdp *fsdp, size_t unit)
     tsr_status tsr_fsdp_wait(tsr_fsdp *fsdp)
     tsr_status tsr_fsdp_abandon(tsr_fsdp *fsdp)

@@ -532,6 +532,55 @@ def test_frozen_parameters_and_unused_ones(ranks):
     ranks(2, job)
 
 
+def test_optimizers_leave_what_no_rank_used(ranks):
+    """With its moments and its count of steps, as PyTorch does where a gradient is None."""
+
+    def job(comm: ts.Comm):
+        def pass_(fsdp, used):
+            for unit in ("second", "first"):
+                with fsdp.backward(unit) as (_, grads):
+                    for name in grads:
+                        if name in used and (name != "b1" or comm.rank == 0):  # b1: of rank 0 alone
+                            grads[name][...] = 0.5
+                        else:
+                            fsdp.unused(name)
+            fsdp.wait()
+
+        for make in (
+            lambda fsdp: ts.SGD(fsdp, lr=0.1, momentum=0.9, dampening=0.5, weight_decay=0.1),
+            lambda fsdp: ts.AdamW(fsdp, lr=0.1),
+        ):
+            often, seldom = ts.FSDP(comm, initial()), ts.FSDP(comm, initial())
+            of_often, of_seldom = make(often), make(seldom)
+            for used in (["w1"], ["b1", "w1"], ["w1"], ["b1", "w1"], ["w1"]):
+                pass_(seldom, used)
+                assert [seldom.used(name) for name in ("w1", "b1", "w2")] == [True, "b1" in used, False]
+                of_seldom.step()
+                if "b1" in used:
+                    pass_(often, used)
+                    of_often.step()
+            assert (seldom.shards["b1"] == often.shards["b1"]).all(), "as if the other steps had not been"
+            assert (seldom.shards["w2"] == ts.FSDP(comm, initial()).shards["w2"]).all()
+            assert of_seldom.steps == 5
+
+        fsdp = ts.FSDP(comm, initial())
+        optimizer = ts.SGD(fsdp, lr=0.1)
+        fsdp.set_accumulate(True)
+        before = fsdp.shards["b1"].copy()
+        pass_(fsdp, ["w1", "b1"])
+        pass_(fsdp, ["w1"])
+        optimizer.step()
+        assert (fsdp.shards["b1"] != before).all(), "gradients add up"
+        before = fsdp.shards["b1"].copy()
+        for zero_grad in (optimizer.zero_grad, fsdp.zero_grad):
+            zero_grad()
+            pass_(fsdp, ["w1"])
+            optimizer.step()
+            assert (fsdp.shards["b1"] == before).all()
+
+    ranks(2, job)
+
+
 def test_an_optimizer_steps_once_for_gradients_that_were_reduced(ranks, tmp_path):
     """And a save is refused of shards of which one rank's were not updated."""
 
@@ -782,8 +831,9 @@ def test_mistakes_are_told_by_name(ranks):
             grads["w2"][...] = 1
             with pytest.raises(ts.InvalidState, match="backward"), fsdp.forward("first"):
                 pass
-        with pytest.raises(ts.InvalidState, match="once a step"), fsdp.backward("second"):
-            pass
+        with fsdp.backward("second") as (_, grads):  # of another use in the same step
+            grads["w2"][...] = 1
+        assert not fsdp.used("w2"), "the step goes on"
         optimizer = ts.SGD(fsdp)
         with pytest.raises(ts.InvalidState, match="wait first"):
             optimizer.step()

@@ -187,22 +187,34 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_forward(tsr_fsdp *fsdp, size_t unit);
  *  @threadsafety exclusive  @collective yes  @blocking only a unit on its way  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_forward_done(tsr_fsdp *fsdp, size_t unit);
 
-/** A unit's backward begins: returns when its parameters are whole and there is memory for its gradients. Once a unit and
- *  step.
+/** A unit's backward begins: returns when its parameters are whole and there is memory for its gradients. A unit that a step
+ *  uses more than once, as a layer that comes twice, has one backward after its uses or one for each; the gradients of all are
+ *  added up.
  *  @param fsdp  borrowed for the call
  *  @param unit  0 to unit count - 1
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (its gradients were ready in this step), MISMATCH, TIMEOUT, ABORTED,
- *          PEER_LOST, NO_MEMORY, INTERRUPTED (call again)
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE, MISMATCH, TIMEOUT, ABORTED, PEER_LOST, NO_MEMORY, INTERRUPTED (call
+ *          again)
  *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_backward(tsr_fsdp *fsdp, size_t unit);
 
-/** This rank has no gradient of a parameter in this backward, which counts as zeros; before tsr_fsdp_grads_ready of its
- *  unit. Where gradients add up (tsr_fsdp_set_sync) there is nothing to add then, and nothing is done.
+/** This rank has no gradient of a parameter in this backward, which counts as zeros (see tsr_fsdp_used); before
+ *  tsr_fsdp_grads_ready of its unit. Where gradients add up (tsr_fsdp_set_sync) there is nothing to add then, and nothing
+ *  is done.
  *  @param fsdp   borrowed for the call
  *  @param index  0 to parameter count - 1
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_unused(tsr_fsdp *fsdp, size_t index);
+
+/** Whether any rank had a gradient of a parameter in the last step that was reduced. Of one that no rank had, since gradients
+ *  were set to zero if they add up (tsr_fsdp_set_accumulate), the shards' gradients are zeros, and optimizers leave it, its
+ *  moments and its count of steps as they are.
+ *  @param fsdp   borrowed for the call
+ *  @param index  0 to parameter count - 1
+ *  @param used   out: 1 or 0; 0 before the first step and of a parameter that is not trained
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
+ *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_used(const tsr_fsdp *fsdp, size_t index, int32_t *used);
 
 /** A unit's backward ends: its gradients, all written, are reduced into the shards in the background, and its parameters
  *  are sharded again.

@@ -74,6 +74,7 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
     scatter_ = std::make_shared<GradientScatter>(own_communicator(*comm_, "gradients", group), replicas, plan_,
                                                  ScatterOptions{options_.op, options_.pre_divide}, shard_grads_);
     for (size_t u = 0; u < units.size(); ++u) order_.push_back(u);
+    for (auto* flags : {&unused_, &written_, &used_, &has_grad_}) flags->assign(plan_->params.size(), 0);
     take_values(units);
 }
 
@@ -130,6 +131,19 @@ void Fsdp::unused(size_t param) {
     const Tensor grad = this->grad(param);
     const UnitState& state = states_[this->param(param).unit];
     if (grad.size_bytes() > 0 && sync_ && !state.sums) std::memset(grad.data, 0, grad.size_bytes());
+    unused_[param] = 1;
+}
+
+bool Fsdp::has_grad(size_t param) const {
+    (void)this->param(param);
+    return has_grad_[param] != 0;
+}
+
+void Fsdp::forget_gradients() { std::fill(has_grad_.begin(), has_grad_.end(), uint8_t{0}); }
+
+bool Fsdp::used(size_t param) const {
+    (void)this->param(param);
+    return used_[param] != 0;
 }
 
 Tensor Fsdp::shard(size_t param) const {
@@ -326,18 +340,12 @@ void Fsdp::backward(size_t unit) {
     UnitState& one = state(unit);
     fail_if_failed();
     if (one.in_backward) return;
-    if (one.reduced) {
-        throw refusal(
-            Code::invalid_state,
-            fmt::format("the gradients of unit \"{}\" were said to be ready in this step; a unit's backward is "
-                        "once a step",
-                        plan_->units[unit].name));
-    }
     pass_ = Pass::backward;
     begin_whole(unit);
     prefetch(Pass::backward, unit);
     if (!one.trained.empty()) take_grad_slot(unit);
     await_whole(unit);
+    for (const size_t param : one.trained) unused_[param] = 0;
     one.in_backward = true;  // last: what was interrupted goes on from where it was
     if (!sync_ || one.sums) return;
     for (const size_t param : one.trained) mark_unwritten(grad(param));
@@ -415,17 +423,18 @@ void Fsdp::grads_ready(size_t unit) {
     }
     refuse_unwritten(unit);
     one.in_backward = false;
-    one.reduced = true;
+    for (const size_t param : one.trained) written_[param] |= unused_[param] == 0 ? 1 : 0;
+    const bool add = std::exchange(one.reduced, true) || accumulate_;
     if (sync_ && one.grad_slot) {
         GradSlot& slot = grad_slots_[*one.grad_slot];
-        slot.reduction = submit(*scatter_->comm(), [scatter = scatter_, unit, memory = slot.memory, add = accumulate_,
-                                                    everywhere = all_reduce_] {
-            if (everywhere) {
-                scatter->reduce(unit, (*memory)->data(), add);
-            } else {
-                scatter->reduce_partly(unit, (*memory)->data());
-            }
-        });
+        slot.reduction =
+            submit(*scatter_->comm(), [scatter = scatter_, unit, memory = slot.memory, add, everywhere = all_reduce_] {
+                if (everywhere) {
+                    scatter->reduce(unit, (*memory)->data(), add);
+                } else {
+                    scatter->reduce_partly(unit, (*memory)->data());
+                }
+            });
         reductions_.push_back(*one.grad_slot);
         one.grad_slot.reset();
     }
@@ -448,7 +457,7 @@ void Fsdp::wait() {
     size_t count = 0;
     for (size_t u = 0; u < states_.size(); ++u) {
         const UnitState& one = states_[u];
-        if (one.reduced || one.trained.empty()) continue;
+        if (one.trained.empty() || (one.reduced && !one.in_backward)) continue;
         if (!sync_ && !one.in_backward) continue;
         if (++count <= names_in_message) {
             unsaid += fmt::format("{}\"{}\"", count > 1 ? ", " : "", plan_->units[u].name);
@@ -463,12 +472,27 @@ void Fsdp::wait() {
                         count > names_in_message ? fmt::format(" and {} more", count - names_in_message) : ""));
     }
     while (!reductions_.empty()) await_oldest_reduction();
+    if (sync_ && all_reduce_) share_used();
     for (size_t u = 0; u < states_.size(); ++u) {
         end_backward(u);
         states_[u].reduced = false;
     }
     if (sync_ && all_reduce_) ++synced_steps_;
     pass_ = Pass::none;
+}
+
+// An optimizer leaves a parameter that no rank has a gradient of.
+void Fsdp::share_used() {
+    if (!sharing_) {
+        shared_used_ = std::make_shared<std::vector<uint8_t>>(written_);
+        sharing_ = submit(*scatter_->comm(), [scatter = scatter_, used = shared_used_] { scatter->share(*used); });
+    }
+    await(sharing_);
+    sharing_ = nullptr;
+    used_ = *shared_used_;
+    for (size_t i = 0; i < used_.size(); ++i)
+        has_grad_[i] = used_[i] != 0 || (accumulate_ && has_grad_[i] != 0) ? 1 : 0;
+    std::fill(written_.begin(), written_.end(), uint8_t{0});
 }
 
 void Fsdp::abandon() {
@@ -524,6 +548,8 @@ void Fsdp::zero_grad() {
 void Fsdp::give_up_gradients() {
     scatter_->forget_partial();
     std::memset(shard_grads_.get(), 0, plan_->shard_grad_size);
+    std::fill(written_.begin(), written_.end(), uint8_t{0});
+    forget_gradients();
     for (UnitState& one : states_) {
         if (!one.grad_slot) continue;
         grad_slots_[*one.grad_slot].used = false;

@@ -9,6 +9,9 @@
 //     grads_ready(u)    gradients on their way into the shards, parameters sharded again
 //     wait()            the end of backward: all of that is done
 //
+// A unit that is used more than once in a step has as many forwards; backward and grads_ready come once or as often, and what
+// they give is added up.
+//
 // A unit may be sharded after its backward and its memory left to it (set_reshard_after_backward): when it is to be whole
 // the next time, what lies there is used, unless a shard was changed.
 //
@@ -74,6 +77,12 @@ class Fsdp {
     [[nodiscard]] Tensor grad(size_t param) const;
     // This rank has no gradient of it in this backward.
     void unused(size_t param);
+    // Whether any rank had one in the last step that was reduced.
+    [[nodiscard]] bool used(size_t param) const;
+    // The same; where gradients add up, in any step since they were set to zero.
+    [[nodiscard]] bool has_grad(size_t param) const;
+    // Gradients of the shards were set to zero by another hand.
+    void forget_gradients();
     // This rank's part and its gradient; for good.
     [[nodiscard]] Tensor shard(size_t param) const;
     [[nodiscard]] Tensor shard_grad(size_t param) const;
@@ -115,7 +124,7 @@ class Fsdp {
         bool clears_grads = false;        // before they are written
         bool sums = false;                // of steps without synchronisation are in them
         bool in_backward = false;
-        bool reduced = false;  // in this step, or about to be
+        bool reduced = false;  // in this step, or about to be; what comes after that is added
     };
     struct GradSlot {
         size_t size = 0;
@@ -142,6 +151,7 @@ class Fsdp {
     void take_grad_slot(size_t unit);
     void refuse_unwritten(size_t unit) const;
     void await_oldest_reduction();
+    void share_used();
     void give_up_gradients();
     void check_not_in_backward(const char* what) const;
     [[nodiscard]] Reentry enter() const { return {this, "the model of communicator", comm_->name()}; }
@@ -168,6 +178,14 @@ class Fsdp {
     Pass pass_ = Pass::none;
     std::vector<size_t> order_;     // of the forward pass before this one
     std::vector<size_t> recorded_;  // of this one
+    // One byte a parameter.
+    std::vector<uint8_t> unused_;   // this rank has no gradient in this backward of its unit
+    std::vector<uint8_t> written_;  // it had one since the last step that was reduced
+    std::vector<uint8_t> used_;
+    std::vector<uint8_t> has_grad_;
+    std::shared_ptr<std::vector<uint8_t>> shared_used_;  // while the ranks tell each other
+    WorkPtr sharing_;
+
     bool sync_ = true;
     bool accumulate_ = false;
     bool all_reduce_ = true;

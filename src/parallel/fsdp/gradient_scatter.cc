@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <span>
 
 #include "base/round_up.hpp"
 #include "tensor/arithmetic.hpp"
@@ -168,6 +169,17 @@ void GradientScatter::reduce_partly(size_t unit, std::byte* grads) {
     for (size_t i = 0; i < parts.size(); ++i) {
         if (first) std::memset(sums[i].reduced.data, 0, sums[i].reduced.size_bytes());
         tsr::add(sums[i].reduced, parts[i].reduced);
+    }
+}
+
+void GradientScatter::share(std::vector<uint8_t>& flags) {
+    const Tensor tensor = tensor_of(std::span(flags), DType::u8);
+    for (Communicator* comm : {comm_.get(), replicas_.get()}) {
+        if (comm == nullptr) continue;
+        comm->run({.collective = Collective::all_reduce,
+                   .outputs = {&tensor, 1},
+                   .op = ReduceOp::max,
+                   .label = "used parameters"});
     }
 }
 

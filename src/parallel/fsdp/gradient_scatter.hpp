@@ -3,6 +3,7 @@
 // after the other.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -31,6 +32,8 @@ class GradientScatter {
     // The first half of that: the sum over the ranks among which parameters are cut is kept, and added to by the next
     // ones, until a reduce() takes it along.
     void reduce_partly(size_t unit, std::byte* grads);
+    // Leaves the largest of all ranks' flags in them.
+    void share(std::vector<uint8_t>& flags);
     // Between steps.
     void forget_partial();
     // Bytes beside the gradients and the shards: none until a reduction converts, adds or is to be gone on with.

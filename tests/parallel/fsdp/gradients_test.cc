@@ -42,6 +42,55 @@ using testing::shared;
 using testing::test_options;
 using testing::two_units;
 
+// A layer that comes twice, with another between: its second use is the first of backward.
+TEST_P(FsdpOverWorlds, BackwardsOfAUnitThatComesTwiceAddUp) {
+    const int world = GetParam();
+    expect_all_well(run_ranks(world, test_options(), [&](Communicator& comm) {
+        Model model = odd_shapes(0);
+        for (const Cut& cut : cuts) {
+            SCOPED_TRACE(cut.name);
+            Fsdp fsdp(shared(comm), cut_by(cut, two_units(model)), {});
+            const auto expect_grads = [&](size_t unit, float value) {
+                for (const size_t i : fsdp.unit(unit).params) {
+                    ASSERT_THAT(fsdp.shard_grad(i).as<float>(), Each(::testing::FloatEq(value)));
+                }
+            };
+            const auto pass = [&](float first_use, float between, float second_use) {
+                for (const size_t unit : {0, 1, 0}) {
+                    fsdp.forward(unit);
+                    fsdp.forward_done(unit);
+                }
+                const auto backward = [&](size_t unit, float value) {
+                    fsdp.backward(unit);
+                    for (const size_t i : fsdp.unit(unit).params) {
+                        std::ranges::fill(fsdp.grad(i).as<float>(), value);
+                    }
+                };
+                backward(0, second_use);
+                fsdp.grads_ready(0);
+                backward(1, between);
+                fsdp.grads_ready(1);
+                backward(0, first_use);
+                expect_error([&] { fsdp.wait(); }, Code::invalid_state);  // the second one was not said
+                fsdp.grads_ready(0);
+                fsdp.wait();
+            };
+            const auto own = static_cast<float>(comm.rank());
+            const auto mean = static_cast<float>(world - 1) / 2;
+            for (int step = 0; step < 2; ++step) {  // replaced at each step
+                pass(own, 1, 10);
+                expect_grads(0, mean + 10);
+                expect_grads(1, 1);
+            }
+            fsdp.set_accumulate(true);
+            pass(own, 1, 10);
+            expect_grads(0, 2 * (mean + 10));
+            expect_grads(1, 2);
+            fsdp.set_accumulate(false);
+        }
+    }));
+}
+
 TEST_P(FsdpOverWorlds, GradientsBecomeTheAverageInTheShards) {
     const int world = GetParam();
     expect_all_well(run_ranks(world, test_options(), [&](Communicator& comm) {

@@ -330,9 +330,10 @@ class FSDP(Closable):
 
     @contextmanager
     def backward(self, unit: str) -> Iterator[tuple[Arrays, Grads]]:
-        """A unit's backward, once a step: inside, its gradients are written. Collective.
+        """A unit's backward: inside, its gradients are written. Collective.
 
-        After the block they are reduced into `shard_grads` in the background.
+        After the block they are reduced into `shard_grads` in the background. A unit that a step uses more than once
+        has one backward after its uses or one for each; the gradients of all are added up.
 
         Yields
         ------
@@ -346,7 +347,7 @@ class FSDP(Closable):
         ------
         InvalidState
             After the block: gradients, which are named, were neither written nor `unused`; another `backward` of the
-            unit goes on with it. Or the unit had its backward in this step.
+            unit goes on with it.
         """
         number = self._unit(unit)
         _core.fsdp_backward(self._handle, number)
@@ -368,6 +369,14 @@ class FSDP(Closable):
     def unused(self, name: str) -> None:
         """This rank has no gradient of a parameter in this `backward` of its unit, which counts as zeros."""
         _core.fsdp_unused(self._handle, self._number(name))
+
+    def used(self, name: str) -> bool:
+        """Whether any rank had a gradient of a parameter in the last step that was reduced.
+
+        Of one that no rank had, since gradients were set to zero if they add up, gradients are zeros, and optimizers
+        leave it, its moments and its count of steps as they are.
+        """
+        return _core.fsdp_used(self._handle, self._number(name))
 
     def wait(self) -> None:
         """End the backward pass: the gradients of all shards are reduced, and every unit is sharded. Collective.

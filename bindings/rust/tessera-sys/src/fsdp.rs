@@ -70,6 +70,7 @@ functions! { "fsdp":
     fn tsr_fsdp_forward_done(fsdp: *mut tsr_fsdp, unit: usize) -> tsr_status;
     fn tsr_fsdp_backward(fsdp: *mut tsr_fsdp, unit: usize) -> tsr_status;
     fn tsr_fsdp_unused(fsdp: *mut tsr_fsdp, index: usize) -> tsr_status;
+    fn tsr_fsdp_used(fsdp: *const tsr_fsdp, index: usize, used: *mut i32) -> tsr_status;
     fn tsr_fsdp_grads_ready(fsdp: *mut tsr_fsdp, unit: usize) -> tsr_status;
     fn tsr_fsdp_wait(fsdp: *mut tsr_fsdp) -> tsr_status;
     fn tsr_fsdp_abandon(fsdp: *mut tsr_fsdp) -> tsr_status;

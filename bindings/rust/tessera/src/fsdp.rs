@@ -673,6 +673,18 @@ impl<'c> Fsdp<'c> {
         self.inner.phase(unit)
     }
 
+    /// Whether any rank had a gradient of parameter `index` in the last step that was reduced. Of one that no rank had, since
+    /// gradients were set to zero if they add up, gradients are zeros, and optimizers leave it, its moments and its count of
+    /// steps as they are. False before the first step, and of a parameter that is not trained.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such parameter.
+    pub fn used(&self, index: usize) -> Result<bool> {
+        let mut used = 0;
+        check(unsafe { sys::tsr_fsdp_used(self.inner.as_ptr(), index, &mut used) })?;
+        Ok(used != 0)
+    }
+
     /// Who holds which rows of parameter `index`.
     ///
     /// # Errors
@@ -766,12 +778,12 @@ impl<'c> Fsdp<'c> {
         Ok(Forward(self.inner.whole(unit, sys::tsr_fsdp_forward)?))
     }
 
-    /// A unit's backward begins, once a step: returns when its parameters are whole and there is memory for its gradients.
-    /// The guard lends both. Collective.
+    /// A unit's backward begins: returns when its parameters are whole and there is memory for its gradients.
+    /// The guard lends both. A unit that a step uses more than once has one backward after its uses or one for each; the
+    /// gradients of all are added up. Collective.
     ///
     /// # Errors
-    /// As [`Self::forward`], and `InvalidState`: the unit's gradients were ready in this step, or a view of the gradient of
-    /// one of its shards is alive.
+    /// As [`Self::forward`], and `InvalidState`: a view of the gradient of one of its shards is alive.
     pub fn backward(&self, unit: usize) -> Result<Backward<'_>> {
         let inner = &*self.inner;
         let info = inner.unit(unit)?;

@@ -160,6 +160,14 @@ void fsdp_unused(JNIEnv* env, jclass, jlong fsdp, jint index) {
     shim(env, [&] { check(env, tsr_fsdp_unused(as<tsr_fsdp>(fsdp), static_cast<size_t>(index))); });
 }
 
+jboolean fsdp_used(JNIEnv* env, jclass, jlong fsdp, jint index) {
+    return shim(env, [&]() -> jboolean {
+        int32_t used = 0;
+        check(env, tsr_fsdp_used(as<tsr_fsdp>(fsdp), static_cast<size_t>(index), &used));
+        return used != 0;
+    });
+}
+
 void fsdp_grads_ready(JNIEnv* env, jclass, jlong fsdp, jint unit) {
     shim(env, [&] { check(env, tsr_fsdp_grads_ready(as<tsr_fsdp>(fsdp), static_cast<size_t>(unit))); });
 }
@@ -228,6 +236,7 @@ Methods fsdp_methods() {
             method<fsdp_forward_done>("fsdpForwardDone"),
             method<fsdp_backward>("fsdpBackward"),
             method<fsdp_unused>("fsdpUnused"),
+            method<fsdp_used>("fsdpUsed"),
             method<fsdp_grads_ready>("fsdpGradsReady"),
             method<fsdp_wait>("fsdpWait"),
             method<fsdp_abandon>("fsdpAbandon"),

@@ -565,13 +565,13 @@ public final class Fsdp extends NativeObject {
     }
 
     /**
-     * Begin a unit's backward, once a step: returns when its parameters are whole and there is memory for its gradients.
+     * Begin a unit's backward: returns when its parameters are whole and there is memory for its gradients. A unit that a
+     * step uses more than once has one backward after its uses or one for each; the gradients of all are added up.
      * Collective.
      *
      * @param unit 0 to unitCount - 1
      * @return to be told when gradients are written, by {@link Pass#ready}, and closed
      * @throws IllegalStateException if a pass of this unit is open
-     * @throws TesseraInvalidStateException if its gradients were ready in this step
      * @throws TesseraMismatchException if another rank makes another unit whole; names both
      * @throws TesseraInterruptedException the unit goes on to become whole; call again
      */
@@ -650,6 +650,18 @@ public final class Fsdp extends NativeObject {
         for (int unit = 0; unit < open.length; ++unit) {
             end(unit);
         }
+    }
+
+    /**
+     * Whether any rank had a gradient of a parameter in the last step that was reduced. Of one that no rank had, since
+     * gradients were set to zero if they add up, gradients are zeros, and optimizers leave it, its moments and its count of
+     * steps as they are.
+     *
+     * @param index 0 to paramCount - 1
+     * @return false before the first step, and of a parameter that is not trained
+     */
+    public boolean used(int index) {
+        return ref.callExclusive(h -> Native.fsdpUsed(h, check(index)));
     }
 
     /**

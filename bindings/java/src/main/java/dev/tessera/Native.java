@@ -170,6 +170,7 @@ final class Native {
     static native void fsdpForwardDone(long fsdp, int unit);
     static native void fsdpBackward(long fsdp, int unit);
     static native void fsdpUnused(long fsdp, int index);
+    static native boolean fsdpUsed(long fsdp, int index);
     static native void fsdpGradsReady(long fsdp, int unit);
     static native void fsdpWait(long fsdp);
     static native void fsdpAbandon(long fsdp);
