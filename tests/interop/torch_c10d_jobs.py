@@ -294,6 +294,31 @@ def deadlines_of_the_environment() -> None:
     dist.barrier()
 
 
+def several_tensors_at_once() -> None:
+    """Which `torch.distributed` itself never gives to these: Gloo adds them all up, or sends one into all."""
+    group: Any = dist.group.WORLD
+    two, lists = [own(2), own(2)], [[own(2) for _ in range(ranks)] for _ in range(2)]
+    for name, call in {
+        "allreduce": lambda: group.allreduce(two),
+        "broadcast": lambda: group.broadcast(two, dist.BroadcastOptions()),
+        "reduce": lambda: group.reduce(two, dist.ReduceOptions()),
+        "allgather": lambda: group.allgather(lists, two),
+        "scatter": lambda: group.scatter(two, lists if rank == 0 else [], dist.ScatterOptions()),
+        "reduce_scatter": lambda: group.reduce_scatter(two, lists),
+        "send": lambda: group.send(two, (rank + 1) % ranks, 0),
+        "recv": lambda: group.recv(two, (rank + 1) % ranks, 0),
+    }.items():
+        refused(WRONG, name if name == "scatter" else f"{name} of 2 tensors", call)
+    options = dist.BroadcastOptions()
+    options.rootTensor = 1
+    refused(WRONG, "number 1 is the root's", lambda: group.broadcast(two, options))
+    mixed = [torch.ones(2), torch.ones(2, dtype=torch.bool)]
+    coalesced = dist.AllreduceCoalescedOptions()
+    refused(WRONG, "one dtype", lambda: group.allreduce_coalesced(mixed, coalesced))
+    group.allreduce_coalesced(two, coalesced).wait()
+    assert all(torch.equal(one, two[0]) for one in two)
+
+
 def backend_of(group: Any) -> Any:
     return group._get_backend(torch.device("cpu"))
 
@@ -426,6 +451,7 @@ def ranks_of_a_group_as_sources() -> None:
 
 
 CHECKS = [
+    several_tensors_at_once,
     arguments_of_rooted_collectives,
     arguments_of_collectives,
     tensors_without_elements,

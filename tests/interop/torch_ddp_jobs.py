@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -805,8 +806,40 @@ def what_is_refused() -> None:
     refused(ts.Unsupported, "apply_optimizer_in_backward", lambda: loss_of_net(model, 0))
 
 
+def parameters_that_would_not_be_averaged() -> None:
+    """PyTorch's own lets each rank train them alone, in silence."""
+
+    def unfreeze(model: Net) -> None:
+        model.scale.requires_grad_(True)
+
+    def replace(model: Net) -> None:
+        model.up.bias = nn.Parameter(torch.zeros(12))
+
+    def add(model: Net) -> None:
+        model.more = nn.Parameter(torch.zeros(3))
+
+    for change, name in ((unfreeze, "'scale'"), (replace, "'up.bias'"), (add, "'more'")):
+        net = Net()
+        model = Ours(net)
+        loss_of_net(model, 0).backward()
+        change(net)
+        refused(ts.InvalidState, f"gradients of {name} would not be averaged", partial(loss_of_net, model, 1))
+        with torch.no_grad():
+            loss_of_net(model, 1)
+        net.get_parameter(name.strip("'")).requires_grad_(False)
+        if change is not replace:  # else a gradient is missing
+            loss_of_net(model, 1).backward()
+    ignored = Net()
+    ignored._ddp_params_and_buffers_to_ignore = ["scale"]  # type: ignore[assignment]
+    model = Ours(ignored)
+    ignored.scale.requires_grad_(True)
+    loss_of_net(model, 0).backward()
+    assert ignored.scale.grad is not None
+
+
 CHECKS = [
     losses_and_gradients,
+    parameters_that_would_not_be_averaged,
     buffers,
     without_synchronisation_at_the_beginning,
     what_the_model_ignores,

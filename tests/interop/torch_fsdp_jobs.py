@@ -323,13 +323,57 @@ def frozen_and_unused_parameters() -> None:
     run = train(model, loss=some, kind=torch.optim.SGD)
     expected = train(sharded(theirs, net()), loss=some, kind=torch.optim.SGD)
     torch.testing.assert_close(run.losses, expected.losses)
-    assert all(not one.any() for one in (run.grads[-1]["blocks.1.up.weight"], run.grads[-1]["blocks.1.scale"]))  # type: ignore[union-attr]
+    assert run.grads[-1]["blocks.1.up.weight"] is run.grads[-1]["blocks.1.scale"] is None
+    moving = {"kind": partial(torch.optim.AdamW, weight_decay=0.5), "loss": some}  # what no rank used does not move
+    model = sharded(ours, net())
+    run = train(model, **moving)
+    assert torch.equal(run.state["blocks.1.up.weight"], local(sharded(ours, net()).blocks[1].up.weight))  # type: ignore[arg-type]
+
+
+def frozen_and_unfrozen_later() -> None:
+    """As often as one likes, of shards and of what is shown whole; an optimizer that was made before goes on."""
+
+    def run(kind: Kind, first: bool) -> Run:
+        model = net()
+        model.blocks[1].requires_grad_(first)
+        sharded(kind, model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        told = Run([], [], [], {}, {})
+        for step in range(6):
+            model.blocks[1].requires_grad_(first ^ (step in (1, 2, 4)))
+            model.blocks[0].up.bias.requires_grad_(step % 2 == 0)
+            loss = loss_of(model, step)
+            loss.backward()
+            told.losses.append(loss.detach())
+            told.grads.append({name: local(param.grad) for name, param in model.named_parameters()})
+            optimizer.step()
+            optimizer.zero_grad()
+        told.state = {name: local(value) for name, value in model.state_dict().items()}
+        return told
+
+    for first in (True, False):
+        run(ours, first).check(run(theirs, first), f"trained at first: {first}")
+    model = net()
+    model.head.requires_grad_(False)
+    sharded(ours, model)
+    model.set_requires_gradient_sync(False)
+    loss_of(model, 0).backward()
+    model.head.requires_grad_(True)
+    refused(ts.InvalidState, "'head.weight' was unfrozen while gradients", lambda: loss_of(model, 1))
+    model.reset_iter_state()
+    model.set_requires_gradient_sync(True)
+    loss_of(model, 1).backward()
+    assert isinstance(model.head.weight.grad, DTensor)
 
 
 def averaged(model: nn.Module, step: int) -> None:
     """What a step of data parallelism is: the ranks' gradients, zero where a rank has none, averaged."""
     loss_of_it(model, step).backward()
     for param in model.parameters():
+        used = torch.tensor(param.grad is not None, dtype=torch.int32)
+        dist.all_reduce(used)
+        if not used:
+            continue
         grad = torch.zeros_like(param, dtype=torch.float32) if param.grad is None else param.grad.float()
         dist.all_reduce(grad)
         param.grad = (grad / ranks).to(param.dtype)
@@ -963,6 +1007,7 @@ CHECKS = [
     activations_are_computed_again,
     parameters_that_are_shared_or_used_often,
     frozen_and_unused_parameters,
+    frozen_and_unfrozen_later,
     several_types_in_one_unit,
     a_parameter_that_one_rank_uses,
     gradients_add_up,

@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -193,14 +193,20 @@ class TesseraBackend(_Backend):
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Pending | None:
         views = Views()
-        over = [views.updates(tensor) for tensor in tensors]
+        over = [views.updates(_alone(tensors, "broadcast", options.rootTensor))]
         return self._run(
             options, [lambda later: _core.comm_broadcast(self._handle, over, options.rootRank, later)], tensors, views
         )
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Pending | None:
-        if tensors[0].is_sparse:
+        if _alone(tensors, "allreduce").is_sparse:
             return self.allreduce_sparse(tensors, options)
+        return self.allreduce_coalesced(tensors, options)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], options: Any) -> Pending | None:
+        dtypes = list(dict.fromkeys(tensor.dtype for tensor in tensors))
+        if len(dtypes) != 1:
+            raise InvalidArgument(f"allreduce_coalesced of {dtypes}: tensors of one dtype are wanted")
         views = Views()
         how = _how(options.reduceOp, tensors[0])
         if isinstance(how, int):
@@ -210,15 +216,12 @@ class TesseraBackend(_Backend):
             calls = [self._gathered(views, tensor, tensor, how) for tensor in tensors]
         return self._run(options, calls, tensors, views)
 
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], options: Any) -> Pending | None:
-        return self.allreduce(tensors, options)
-
     def allreduce_sparse(self, tensors: list[torch.Tensor], options: Any) -> Pending | None:
         """The sum of sparse tensors, gradients of embeddings: the entries of all ranks are gathered, and added here.
 
         Returns when it is there, also if asked to return at once.
         """
-        (tensor,) = tensors
+        tensor = _alone(tensors, "allreduce")
         if options.reduceOp.op != dist.ReduceOp.SUM or tensor.layout is not torch.sparse_coo:
             raise Unsupported(
                 f"{_name_of(options.reduceOp)} of {tensor.layout} tensors: SUM of torch.sparse_coo ones can"
@@ -232,7 +235,7 @@ class TesseraBackend(_Backend):
 
     def reduce(self, tensors: list[torch.Tensor], options: Any) -> Pending | None:
         views, root = Views(), options.rootRank
-        (tensor,) = tensors
+        tensor = _alone(tensors, "reduce", options.rootTensor)
         how, is_root = _how(options.reduceOp, tensor), self._rank == root
         if isinstance(how, int):
             over = views.updates(tensor, reduced=True) if is_root else views.reads(tensor, reduced=True)
@@ -242,7 +245,9 @@ class TesseraBackend(_Backend):
         return self._run(options, [call], tensors, views)
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any) -> Pending | None:
-        return self.allgather_coalesced([[output] for output in outputs[0]], inputs, options, outputs[0])
+        _alone(inputs, "allgather")
+        results = _alone(outputs, "allgather")
+        return self.allgather_coalesced([[output] for output in results], inputs, options, results)
 
     def allgather_coalesced(
         self,
@@ -275,19 +280,17 @@ class TesseraBackend(_Backend):
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any) -> Pending | None:
         views, root = Views(), options.rootRank
-        over = views.reads(inputs[0])
-        into = views.writes_joined(outputs[0]) if self._rank == root else None
+        over = views.reads(_alone(inputs, "gather"))
+        results = _alone(outputs, "gather") if self._rank == root else []
+        into = views.writes_joined(results) if self._rank == root else None
         return self._run(
-            options,
-            [lambda later: _core.comm_gather(self._handle, over, into, root, later)],
-            outputs[0] if self._rank == root else [],
-            views,
+            options, [lambda later: _core.comm_gather(self._handle, over, into, root, later)], results, views
         )
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], options: Any) -> Pending | None:
         views, root = Views(), options.rootRank
-        over = views.reads(joined(inputs[0])) if self._rank == root else None
-        into = views.writes(outputs[0])
+        over = views.reads(joined(_alone(inputs, "scatter"))) if self._rank == root else None
+        into = views.writes(_alone(outputs, "scatter"))
         return self._run(
             options, [lambda later: _core.comm_scatter(self._handle, over, into, root, later)], outputs, views
         )
@@ -295,7 +298,7 @@ class TesseraBackend(_Backend):
     def reduce_scatter(
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], options: Any
     ) -> Pending | None:
-        (parts,), (output,) = inputs, outputs
+        parts, output = _alone(inputs, "reduce_scatter"), _alone(outputs, "reduce_scatter")
         if len({part.numel() for part in parts}) == 1:
             return self.reduce_scatter_single(output, joined(parts), options)
         views = Views()
@@ -366,18 +369,16 @@ class TesseraBackend(_Backend):
     # ------------------------------------------------------------ sends and receives
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Pending:
-        (tensor,) = tensors
         views = Views()
-        over = views.reads(tensor)
+        over = views.reads(_alone(tensors, "send"))
         with self._transferring:
             work = _core.comm_send(self._transfers._handle, over, to, tag, True)
         assert work is not None
         return self._pending([work], tensors, views, self._timeout)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> Pending:
-        (tensor,) = tensors
         views = Views()
-        into = views.writes(tensor)
+        into = views.writes(_alone(tensors, "recv"))
         with self._transferring:
             work = _core.comm_recv(self._transfers._handle, into, source, tag, True)
         assert work is not None
@@ -464,6 +465,21 @@ class TesseraBackend(_Backend):
 
             views.afterwards(folded)
         return functools.partial(_core.comm_all_gather, self._handle, over, into)
+
+
+Given = TypeVar("Given")
+
+
+def _alone(given: Sequence[Given], what: str, root_tensor: int = 0) -> Given:
+    """The only member of a list. Of several, which `torch.distributed` never gives, Gloo reduces all together, and
+    broadcasts one into all."""
+    if len(given) != 1 or root_tensor != 0:
+        which = f", of which number {root_tensor} is the root's" if root_tensor else ""
+        raise InvalidArgument(
+            f"{what} of {len(given)} tensors at once{which}: one is wanted; allreduce_coalesced and its like take "
+            "several"
+        )
+    return given[0]
 
 
 def _how(op: Any, tensor: torch.Tensor) -> How:

@@ -140,6 +140,7 @@ class DistributedDataParallel(_TorchDDP):
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         params = _checked(module, self.parameters_to_ignore)
         trained = {name: param for name, param in params.items() if param.requires_grad and param.numel() > 0}
+        self._known = {param for param in module.parameters() if param.requires_grad}
         sparse = _with_sparse_gradients(module, list(trained.values()))
         delayed = dict(delay_all_reduce_named_params or ())
         for name, param in delayed.items():
@@ -186,14 +187,17 @@ class DistributedDataParallel(_TorchDDP):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module. What is asked for here holds for the backward pass that follows: see `no_sync`."""
-        if any(hasattr(param, "_in_backward_optimizers") for param in self.module.parameters()):
-            raise Unsupported(
-                "apply_optimizer_in_backward steps before gradients are averaged: step after backward(), or let an "
-                "optimizer of Tessera's step in backward (tessera.DDP.step_in_backward)"
-            )
+        grad = torch.is_grad_enabled()
+        for param in self.module.parameters():
+            if hasattr(param, "_in_backward_optimizers"):
+                raise Unsupported(
+                    "apply_optimizer_in_backward steps before gradients are averaged: step after backward(), or let an "
+                    "optimizer of Tessera's step in backward (tessera.DDP.step_in_backward)"
+                )
+            if grad and param.requires_grad and param not in self._known:
+                self._refuse_unknown()
         if self._throws:
             self._tell_of_data(True)
-        grad = torch.is_grad_enabled()
         if grad:
             self._gradients.begin(self.require_backward_grad_sync)
         if self._shared_buffers is not None and self.will_sync_module_buffers():
@@ -206,6 +210,19 @@ class DistributedDataParallel(_TorchDDP):
                 if tensor.grad_fn is not None:
                     tensor.register_hook(self._gradients.backward_begins)
         return output
+
+    def _refuse_unknown(self) -> None:
+        unknown = [
+            repr(name)
+            for name, param in self.module.named_parameters()
+            if param.requires_grad and param not in self._known and name not in self.parameters_to_ignore
+        ]
+        if unknown:
+            more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
+            raise InvalidState(
+                f"the gradients of {', '.join(unknown[:8])}{more} would not be averaged: the parameters were added, "
+                "replaced or unfrozen after the module was wrapped. Wrap it again, or freeze them"
+            )
 
     def will_sync_module_buffers(self) -> bool:
         """Whether the next forward pass begins with rank 0's buffers."""

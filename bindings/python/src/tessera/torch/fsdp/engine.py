@@ -3,8 +3,13 @@
     a module's forward begins     its unit is whole, and the units that come next on their way
     ... ends                      sharded again, unless it stays whole
     a gradient of its output      backward begins: whole again
-    the gradients of its inputs   its own gradients are complete: on their way into the shards
-    the end of the pass           what had no such inputs; then all gradients are reduced
+    its last gradient             on their way into the shards, once the gradients of its inputs are there, too
+    the end of the pass           units whose inputs have no gradient, or which no gradient came to; then all gradients
+                                  are reduced
+
+Autograd itself says which gradients its pass will bring (`Unit.await_gradients`). A pass that runs inside another, as
+a reentrant checkpoint's does, may bring more of a unit that has handed its gradients over: it has another backward
+then, and what that gives is added.
 
 Everything runs on the thread that calls forward and backward, in the order in which autograd comes to the modules: all
 ranks compute the same modules, so that it is the same order everywhere.
@@ -29,6 +34,7 @@ from ..meeting import own_communicator
 from ..tensors import core_dtype
 
 if TYPE_CHECKING:
+    from .sharded import Sharded
     from .unit import Unit
 
 __all__ = ["Engine"]
@@ -57,7 +63,14 @@ class Engine:
             for param in unit.params:
                 module, attribute = param.places[0]
                 param.name = f"{names[module]}.{attribute}".lstrip(".")
-        self.comm = own_communicator(_group_of(first.mesh), "fully_shard", self._make)
+        self._failed = False
+        self.running = False  # a backward pass is under way, and its end will be noticed
+        self.sync = True
+        self.reduces = True  # the shards have their gradients at the end of this pass
+        self._begin_core()
+
+    def _begin_core(self) -> None:
+        self.comm = own_communicator(_group_of(self.units[0].mesh), "fully_shard", self._make)
         self.handle = self.core._handle
         number = 0
         for u, unit in enumerate(self.units):
@@ -65,10 +78,6 @@ class Engine:
             for param in unit.params:
                 param.begin(self.handle, number)
                 number += 1
-        self._failed = False
-        self.running = False  # a backward pass is under way, and its end will be noticed
-        self.sync = True
-        self.reduces = True  # the shards have their gradients at the end of this pass
         self._end = weakref.finalize(self, _closed, self.core, self.comm)
 
     def _make(self, comm: Comm) -> None:
@@ -152,7 +161,8 @@ class Engine:
         """Gradients of the unit's output are there."""
         if not self.running:
             self._begin_backward()
-        if unit.in_backward or unit.handed_over:
+        unit.await_gradients()
+        if unit.in_backward:
             return
         if unit.backward_prefetch is not None:
             self.unshard(unit)
@@ -187,8 +197,18 @@ class Engine:
         self.running = True
         Variable._execution_engine.queue_callback(partial(_ended, weakref.ref(self)))
 
+    def accumulated(self, unit: Unit, param: Sharded) -> None:
+        """Autograd has added to the gradient of a whole parameter."""
+        self.backward(unit)
+        unit.awaited.discard((unit.await_gradients(), param))
+        self.hand_over_if_complete(unit)
+
+    def hand_over_if_complete(self, unit: Unit) -> None:
+        if unit.is_complete:
+            self.hand_over(unit)
+
     def hand_over(self, unit: Unit) -> None:
-        """The unit's gradients are complete."""
+        """The unit's gradients are on their way into the shards."""
         if not unit.in_backward:
             return
         adds = unit.holds_sums or not self.sync
@@ -211,10 +231,10 @@ class Engine:
         self._do(_core.fsdp_wait)
         for unit in self.units:
             unit.handed_over = False
-            unit.passes = 0
+            unit.forget_pass()
             if self.reduces:
                 for param in unit.trained:
-                    param.give_gradient()
+                    param.give_gradient(self.handle)
 
     def _take_part(self, unit: Unit) -> None:
         """This rank did not use the unit; others may have."""
@@ -224,10 +244,12 @@ class Engine:
     def abandon(self) -> None:
         """Give up the step that has begun."""
         self.running = False
+        self.reduces = True
         for unit in self.units:
             unit.show_sharded()
             unit.in_backward = unit.handed_over = unit.holds_sums = False
-            unit.passes = unit.computing = 0
+            unit.computing = 0
+            unit.forget_pass()
             for param in unit.params:
                 if param.whole is not None:
                     param.whole.grad = None
@@ -235,11 +257,26 @@ class Engine:
 
     def begin_forward(self) -> None:
         """The root's forward begins. Parameters that were replaced, as load_state_dict(assign=True) does: their values
-        become the shards'."""
+        become the shards'. Where one was unfrozen, the core gets another model, which has a gradient of it."""
+        unfrozen = []
         for unit in self.units:
             unit.computing = 0
             for param in unit.params:
                 param.adopt()
+                if param.is_unfrozen:
+                    unfrozen.append(param.name)
+        if not unfrozen:
+            return
+        if not self.reduces or any(unit.holds_sums for unit in self.units):
+            raise InvalidState(
+                f"{unfrozen[0]!r} was unfrozen while gradients of earlier passes are not reduced: end them by a "
+                "backward with synchronisation, or give them up by reset_iter_state()"
+            )
+        for unit in self.units:
+            unit.show_sharded()
+        former = self._end
+        self._begin_core()
+        former()
 
 
 def _group_of(mesh: Any) -> Any:

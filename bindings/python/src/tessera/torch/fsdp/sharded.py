@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -64,6 +65,9 @@ class Sharded:
         self.trained = param.requires_grad
         self.number = -1  # in the core's model; from its beginning on
         self.whole: nn.Parameter | None = None
+        self._accumulator: Any = None  # autograd's node that adds to the gradient of `whole`
+        self.accumulated: Callable[[Sharded], None] | None = None  # called whenever it has
+        self._shown_trained = False
         self.grad: DTensor | None = None  # over the gradient of the shard
         self._grad_views: dict[int, torch.Tensor] = {}
         ranks, rank = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
@@ -105,6 +109,7 @@ class Sharded:
     def begin(self, handle: _core.FSDP, number: int) -> None:
         """The core has memory for the shard: it takes the values, and is what the DTensor has from now on."""
         self.number = number
+        self.whole = self._accumulator = None
         self.sharded = self.shown
         self.trained = self.sharded.requires_grad
         if not isinstance(self.sharded, DTensor):
@@ -141,14 +146,42 @@ class Sharded:
 
     def make_whole(self, handle: _core.FSDP) -> None:
         """Show it whole. Its unit is."""
+        self._shown_trained = trained = self.trained and self.sharded.requires_grad
         if self.whole is None:
             view = over(*_core.fsdp_whole(handle, self.number, counted=False))
-            self.whole = nn.Parameter(view, requires_grad=self.trained)
+            self.whole = nn.Parameter(view, requires_grad=trained)
+        if self.whole.requires_grad is not trained:  # it was frozen, or unfrozen, since
+            self.whole.requires_grad_(trained)
+        if trained and self._accumulator is None:
+            self._accumulator = get_gradient_edge(self.whole).node
+            own = weakref.ref(self)  # the collector does not see what autograd keeps of a hook
+
+            def hook(_: torch.Tensor) -> None:
+                if (param := own()) is not None and param.accumulated is not None:
+                    param.accumulated(param)
+
+            self.whole.register_post_accumulate_grad_hook(hook)
         self.show(self.whole)
 
+    def will_get_gradient(self) -> bool:
+        """Whether the pass of autograd that runs will add to the gradient of the whole parameter, or has."""
+        if self._accumulator is None:
+            return False
+        try:
+            return bool(torch._C._will_engine_execute_node(self._accumulator))
+        except RuntimeError:  # autograd.grad() takes it
+            return False
+
     def make_sharded(self) -> None:
-        """Show this rank's rows."""
+        """Show this rank's rows. They are trained as the whole parameter is, which the program may have changed."""
+        if self.whole is not None and self.whole.requires_grad is not self._shown_trained:
+            self.sharded.requires_grad_(self.whole.requires_grad)
         self.show(self.sharded)
+
+    @property
+    def is_unfrozen(self) -> bool:
+        """Whether it is to be trained, and the core has no gradient of it."""
+        return not self.trained and self.shown.requires_grad
 
     def hand_over(self, handle: _core.FSDP, adds: bool, factor: float) -> None:
         """Autograd's gradient, if there is one, becomes the core's; `adds`: to what is there."""
@@ -180,9 +213,10 @@ class Sharded:
         elif given is not own:
             own._local_tensor.copy_(given.to_local() if isinstance(given, DTensor) else given)
 
-    def give_gradient(self) -> None:
-        """The shard's gradient is reduced."""
-        self.sharded.grad = self.grad
+    def give_gradient(self, handle: _core.FSDP) -> None:
+        """The shard's gradient is reduced. One that no rank had stays None."""
+        if self.sharded.requires_grad and (self.sharded.grad is not None or _core.fsdp_used(handle, self.number)):
+            self.sharded.grad = self.grad
 
 
 def check(name: str, param: nn.Parameter) -> None:

@@ -51,8 +51,13 @@ class Unit:
         self.handed_over = False  # in this backward pass
         self.holds_sums = False  # of passes without synchronisation
         self.passes = 0  # forward passes whose backward has yet to come to the inputs
+        self.has_no_inputs = False  # with gradients, at times: only the end of the pass tells that nothing more comes
+        self.asked: set[int] = set()  # passes of autograd; one may run inside another, as a reentrant checkpoint's does
+        self.awaited: set[tuple[int, Sharded]] = set()  # gradients, with the pass that will bring them
         self.computing = 0  # forwards of its modules that have begun and not ended, unless one was left by an error
         self._left: set[nn.Module] = set(self.modules)  # to compute, before the unit is sharded again
+        for param in self.params:
+            param.accumulated = self._accumulated
         for module in self.modules:
             module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
             module.register_forward_hook(self._post_forward)
@@ -61,8 +66,28 @@ class Unit:
 
     @property
     def trained(self) -> list[Sharded]:
-        """Those of its parameters that have a gradient."""
+        """Those of its parameters that the core has a gradient of."""
         return [param for param in self.params if param.trained]
+
+    def await_gradients(self) -> int:
+        """Ask autograd, at the first event of its pass, which parameters that will bring gradients of. Return the
+        pass."""
+        task = int(torch._C._current_graph_task_id())
+        if task not in self.asked:
+            self.asked.add(task)
+            self.awaited.update((task, param) for param in self.trained if param.will_get_gradient())
+        return task
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its gradients of this backward are. More may come all the same, of a pass that begins later."""
+        return not self.awaited and self.passes <= 0 and not self.has_no_inputs
+
+    def forget_pass(self) -> None:
+        """A backward has ended, or was given up."""
+        self.passes = 0
+        self.asked.clear()
+        self.awaited.clear()
 
     def show_whole(self) -> None:
         """Its modules show whole parameters."""
@@ -126,10 +151,11 @@ class Unit:
             engine.keep(self)
 
     def _watch_inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Have the gradients of the inputs tell that those of the parameters are complete."""
+        """Have the gradients of the inputs tell that the backward of this forward is over."""
         leaves, spec = tree_flatten((args, kwargs))
         watched = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if not watched:
+            self.has_no_inputs = True
             return args, kwargs
         self.passes += 1
         through = _Inputs.apply(self._inputs_done, *(leaves[i] for i in watched))
@@ -140,8 +166,12 @@ class Unit:
 
     def _inputs_done(self) -> None:
         self.passes -= 1
-        if self.passes <= 0 and self.engine is not None:
-            self.engine.hand_over(self)
+        if self.engine is not None:
+            self.engine.hand_over_if_complete(self)
+
+    def _accumulated(self, param: Sharded) -> None:
+        if self.engine is not None:
+            self.engine.accumulated(self, param)
 
     def _before_state_dict(self, *_: Any) -> None:
         if self.engine is not None and self.shows_whole:
