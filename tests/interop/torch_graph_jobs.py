@@ -1,31 +1,34 @@
-"""What test_torch_graphs.py runs: random modules, used in random ways, under `fully_shard`, on each rank.
+"""What test_torch_graphs.py runs: random modules, used in random ways, on each rank.
 
-usage: torch_graph_jobs.py FIRST_SEED SECONDS COUNT
+usage: torch_graph_jobs.py fully_shard|ddp FIRST_SEED SECONDS COUNT
 
 Each seed draws a model, how it is cut into units, and some steps; all ranks draw the same, with other inputs. The
 gradients of each step are compared with those of a whole copy of the model, averaged over the ranks. PyTorch's own
-fully_shard runs beside it; where that differs from the whole copy, or refuses, is counted. Stops after so many seconds
+class runs beside it; where that differs from the whole copy, or refuses, is counted. Stops after so many seconds
 or seeds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from tessera.torch.fsdp import fully_shard as ours
+from tessera.torch import DistributedDataParallel as OurDDP
+from tessera.torch.fsdp import fully_shard as our_fully_shard
 from torch import nn
-from torch.distributed.fsdp import fully_shard as theirs
+from torch.distributed.fsdp import fully_shard as their_fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel as TheirDDP
 from torch.utils.checkpoint import checkpoint
 from torch_ranks import patience
 
@@ -121,6 +124,7 @@ class Step:
     frozen: set[str]  # modules by name
     fails_at: int | None
     clears: bool | None  # to None, to zero, or not at all
+    syncs_last: bool  # only the last backward, where they come in turn
 
 
 @dataclasses.dataclass
@@ -160,26 +164,40 @@ def drawn(seed: int) -> Plan:
             chosen = [i for i in range(count) for _ in range(draw.choice([0, 1, 1, 1, 2, 3]))]
             draw.shuffle(chosen)
             uses.append([Use(i, draw.choice(WAYS)) for i in chosen])
+        fails_at = draw.randrange(4) if draw.random() < 0.1 else None
         steps.append(
             Step(
                 uses=uses,
                 order=draw.choice(["together", "in turn", "first come first", "last comes first"]),
                 frozen=frozen,
-                fails_at=draw.randrange(4) if draw.random() < 0.1 else None,
+                fails_at=fails_at,
                 clears=draw.choice([True, True, False, None]),
+                # After a failure, what passes without synchronisation left is in the next step, as with PyTorch's.
+                syncs_last=fails_at is None and draw.random() < 0.3,
             )
         )
     return Plan(model, units, options, steps)
 
 
-def sharded(kind: Any, plan: Plan, frozen: set[str]) -> Model:
+KINDS = {"fully_shard": (our_fully_shard, their_fully_shard), "ddp": (OurDDP, TheirDDP)}
+
+
+def wrapped(kind: Any, plan: Plan) -> nn.Module:
     model = copy.deepcopy(plan.model)
-    freeze(model, frozen)
+    if kind in KINDS["ddp"]:
+        return kind(model, find_unused_parameters=True)
+    freeze(model, plan.steps[0].frozen)
     for names, options in zip(plan.units, plan.options, strict=True):
         modules = [model.get_submodule(name) for name in names]
         kind(modules if len(modules) > 1 else modules[0], **options)
     kind(model)
     return model
+
+
+def within(model: nn.Module) -> Model:
+    inner = model.module if isinstance(model, TheirDDP) else model
+    assert isinstance(inner, Model)
+    return inner
 
 
 def freeze(model: nn.Module, frozen: set[str]) -> None:
@@ -192,27 +210,41 @@ def inputs(seed: int, step: int, number: int) -> torch.Tensor:
     return torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(1000 * seed + 100 * step + 10 * number + rank))
 
 
-def run_step(model: Model, plan: Step, seed: int, number: int) -> bool:
+def run_step(model: nn.Module, plan: Step, seed: int, number: int) -> bool:
     """Whether it ended well; a forward may fail."""
-    model.fails_at = None
+    drawn_one = within(model)
     losses = []
+    last = len(plan.uses) - 1
     for turn, uses in enumerate(plan.uses):
-        model.uses = uses
-        model.fails_at = plan.fails_at if turn + 1 == len(plan.uses) else None
-        try:
-            loss = model(inputs(seed, number, turn)).square().mean()
-        except Failed:
-            return False
-        if plan.order == "in turn":
-            loss.backward()
-        else:
-            losses.append(loss)
+        drawn_one.uses = uses
+        drawn_one.fails_at = plan.fails_at if turn == last else None
+        with syncing(model, turn == last or plan.order != "in turn" or not plan.syncs_last):
+            try:
+                loss = model(inputs(seed, number, turn)).square().mean()
+            except Failed:
+                return False
+            if plan.order == "in turn":
+                loss.backward()
+            else:
+                losses.append(loss)
     if plan.order == "together":
         torch.stack(losses).sum().backward()
     else:
         for loss in losses if plan.order == "first come first" else reversed(losses):
             loss.backward()
     return True
+
+
+@contextlib.contextmanager
+def syncing(model: Any, syncs: bool) -> Iterator[None]:
+    """Whether gradients are averaged at the end of backward in this block."""
+    if isinstance(model, TheirDDP):
+        with contextlib.nullcontext() if syncs else model.no_sync():
+            yield
+    else:
+        if hasattr(model, "set_requires_gradient_sync"):  # not the whole copy
+            model.set_requires_gradient_sync(syncs)
+        yield
 
 
 def averaged(model: nn.Module) -> dict[str, torch.Tensor | None]:
@@ -235,14 +267,13 @@ def rows(whole: torch.Tensor) -> torch.Tensor:
 
 def difference(model: nn.Module, expected: dict[str, torch.Tensor | None]) -> str:
     """The first gradient that differs."""
-    for name, param in model.named_parameters():
+    for name, param in within(model).named_parameters():
         want, got = expected[name], param.grad
         if want is None or got is None:
             if want is not got:
                 return f"{name}: {got}, expected {want}"
             continue
-        local = got.to_local()  # type: ignore[attr-defined]
-        right = rows(want)
+        local, right = (got.to_local(), rows(want)) if isinstance(got, DTensor) else (got, want)
         if not torch.allclose(local, right, rtol=1e-4, atol=1e-5):
             return f"{name}: {local.tolist()}, expected {right.tolist()}"
     return ""
@@ -257,14 +288,16 @@ def on_all(told: str) -> list[str]:
 def compare(seed: int, kind: Any, is_ours: bool) -> str:
     """Train under `kind`, and return the first difference."""
     plan = drawn(seed)
-    if not is_ours:  # PyTorch's reads memory that it gave back where such a checkpoint is of a part of the root's unit
+    # DDP refuses reentrant checkpoints, and PyTorch's fully_shard reads memory that it gave back where one is of a part of
+    # the root's unit.
+    if kind is not our_fully_shard:
         for step in plan.steps:
             for uses in step.uses:
                 uses[:] = [Use(use.module, "checkpointed") if use.way == "reentrant" else use for use in uses]
     whole = copy.deepcopy(plan.model)
-    model = sharded(kind, plan, plan.steps[0].frozen)
+    model = wrapped(kind, plan)
     for number, step in enumerate(plan.steps):
-        for one in (whole, model):
+        for one in (whole, within(model)):
             freeze(one, step.frozen)
             if step.clears is not None:
                 one.zero_grad(set_to_none=step.clears)
@@ -274,7 +307,8 @@ def compare(seed: int, kind: Any, is_ours: bool) -> str:
         if not ended:
             if not is_ours:
                 return ""  # PyTorch's cannot go on
-            model.reset_iter_state()  # which gives the gradients up
+            if not isinstance(model, OurDDP):
+                model.reset_iter_state()  # which gives the gradients up
             model.zero_grad()
             whole.zero_grad()
             continue
@@ -282,7 +316,7 @@ def compare(seed: int, kind: Any, is_ours: bool) -> str:
         if told:
             return f"step {number} ({step.order}): {told}"
         with torch.no_grad():  # so that the next step has other values
-            for name, param in model.named_parameters():
+            for name, param in within(model).named_parameters():
                 shift = 0.01 * (number + 1)
                 local = param.to_local() if isinstance(param, DTensor) else param
                 local.add_(shift)
@@ -290,8 +324,9 @@ def compare(seed: int, kind: Any, is_ours: bool) -> str:
     return ""
 
 
-def main(first: int, seconds: float, count: int) -> None:
+def main(what: str, first: int, seconds: float, count: int) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=patience(60)))
+    ours, theirs = KINDS[what]
     deadline = time.monotonic() + seconds
     done = differs = 0
     for seed in range(first, first + count):
@@ -324,4 +359,4 @@ def main(first: int, seconds: float, count: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
