@@ -288,7 +288,7 @@ def on_all(told: str) -> list[str]:
 def compare(seed: int, kind: Any, is_ours: bool) -> str:
     """Train under `kind`, and return the first difference."""
     plan = drawn(seed)
-    # DDP refuses reentrant checkpoints, and PyTorch's fully_shard reads memory that it gave back where one is of a part of
+    # DDP refuses reentrant checkpoints; PyTorch's fully_shard reads memory that it gave back where one is of a part of
     # the root's unit.
     if kind is not our_fully_shard:
         for step in plan.steps:
