@@ -400,12 +400,23 @@ def test_exits_in_the_middle_of_everything_are_quiet(program):
             work.add_done_callback(lambda work: None)
         elif sys.argv[1] == "dropped":
             comm.all_reduce(np.ones(1000), async_op=True)
+        elif sys.argv[1].endswith("in a cycle"):
+            class Trainer: pass
+            trainer = Trainer()
+            trainer.itself = trainer
+            if "comm" in sys.argv[1]: trainer.comm = comm
+            if "plan" in sys.argv[1]:
+                trainer.work = comm.prepare("all_reduce", outputs=[np.ones(1 << 20), np.ones(7)])
+                trainer.work.start()
+            else:
+                trainer.work = comm.all_reduce([np.ones(1 << 20), np.ones(7)], async_op=True)
         elif sys.argv[1] == "save":
             saver = ts.Saver(None, sys.argv[2])
             saver.save_async(1, ts.State(x=np.ones(1_000_000)))
     """
     made = program(text)
-    for way in ("thread", "work", "dropped", "save"):
+    cycles = [f"{what} in a cycle" for what in ("work", "work and comm", "plan", "plan and comm")]
+    for way in ("thread", "work", "dropped", *cycles, "save"):
         result = made.run(way, str(made.path.parent / "checkpoints"))
         assert (result.returncode, result.stderr) == (0, ""), way
 
