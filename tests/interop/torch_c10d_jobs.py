@@ -9,13 +9,16 @@ beforehand. What is compared with Gloo itself is in torch_backend_jobs.py.
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import tessera as ts
 import torch
 import torch.distributed as dist
 from torch_ranks import patience, refused, run_checks
@@ -264,7 +267,7 @@ def deadlines_of_an_operation() -> None:
     dist.barrier()
     short = dist.new_group(backend="tessera", timeout=timedelta(seconds=3))
     if rank == 0:
-        refused(TimeoutError, "rank", lambda: dist.barrier(group=short))
+        refused(dist.DistBackendError, "rank", lambda: dist.barrier(group=short))
     dist.barrier()
 
 
@@ -336,6 +339,31 @@ def collectives_that_differ() -> None:
         group = dist.new_group(backend="tessera", timeout=timedelta(seconds=patience(30)))
         refused((ValueError, RuntimeError), text, lambda act=act, group=group: act(group))
         dist.barrier()
+
+
+def errors_are_pytorchs() -> None:
+    """What programs for Gloo and for NCCL catch, and what those for Tessera catch; also in another process."""
+    last = rank == ranks - 1
+
+    def caught(act: Callable[[], object], kind: type[BaseException]) -> None:
+        try:
+            act()
+        except dist.DistError as error:
+            assert isinstance(error, dist.DistBackendError)
+            assert isinstance(error, RuntimeError)
+            assert isinstance(error, kind), error
+            assert type(pickle.loads(pickle.dumps(error))) is type(error)
+            return
+        raise AssertionError("nothing was raised")
+
+    differing = dist.new_group(backend="tessera", timeout=timedelta(seconds=patience(30)))
+    caught(lambda: dist.all_reduce(own(2 + last), group=differing), ts.Mismatch)
+    caught(lambda: dist.all_reduce(own(2), group=differing), ts.Aborted)
+    refused(RuntimeError, "PREMUL_SUM", lambda: dist.all_reduce(own(2), dist._make_nccl_premul_sum(2.0)))
+    late = dist.new_group(backend="tessera", timeout=timedelta(seconds=patience(30)))
+    if last:
+        caught(lambda: dist.monitored_barrier(late, timedelta(milliseconds=200)), ts.TesseraTimeout)
+    dist.barrier()
 
 
 # ---------------------------------------------------------------- groups
@@ -467,6 +495,7 @@ CHECKS = [
     deadlines_of_an_operation,
     deadlines_of_the_environment,
     collectives_that_differ,
+    errors_are_pytorchs,
     who_is_in_a_group,
     groups_without_the_others,
     several_threads,

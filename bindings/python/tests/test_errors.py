@@ -38,6 +38,7 @@ def test_every_code_has_one_class_which_is_a_builtin_too():
     for cls, builtin in BUILTINS.items():
         assert issubclass(cls, builtin)
         assert issubclass(cls, ts.TesseraError)
+        assert issubclass(cls, RuntimeError)  # which programs for PyTorch catch around collectives
 
 
 def test_codes_are_named_as_the_library_names_them():

@@ -1,4 +1,4 @@
-"""Exceptions: one class a status code of the C library, each also a builtin that fits.
+"""Exceptions: one class a status code of the C library, each a `RuntimeError` and, if another one fits, that builtin.
 
 Every exception says what failed, with which value, on which rank, and what to try; carries the facts as attributes;
 keeps the chain of causes as ``__cause__``; and can be pickled, so that it survives a process pool.
@@ -79,8 +79,10 @@ class NativeCode(NamedTuple):
 _DOMAINS = {1: "errno", 2: "cuda", 3: "nccl", 4: "user"}
 
 
-class TesseraError(Exception):
+class TesseraError(RuntimeError):
     """Base of all that Tessera raises; ``except ts.TesseraError`` catches every failure of the library.
+
+    A `RuntimeError`, as failures of native libraries are for Python programs, PyTorch's of its process groups too.
 
     Attributes
     ----------
@@ -144,7 +146,7 @@ class InvalidArgument(TesseraError, ValueError):
     code = Code.INVALID_ARGUMENT
 
 
-class InvalidState(TesseraError, RuntimeError):
+class InvalidState(TesseraError):
     """The right value at the wrong moment; also any call of a closed object, or in a forked child."""
 
     code = Code.INVALID_STATE
@@ -156,7 +158,7 @@ class TesseraTimeout(TesseraError, TimeoutError):
     code = Code.TIMEOUT
 
 
-class Aborted(TesseraError, RuntimeError):
+class Aborted(TesseraError):
     """The communicator failed before; ``__cause__`` says how."""
 
     code = Code.ABORTED
@@ -204,7 +206,7 @@ class Interrupted(TesseraError, InterruptedError):
     code = Code.INTERRUPTED
 
 
-class CommitUnknown(TesseraError, RuntimeError):
+class CommitUnknown(TesseraError):
     """A rank was lost after the votes of a save: whether the manifest exists decides."""
 
     code = Code.COMMIT_UNKNOWN
@@ -222,7 +224,7 @@ class Unsupported(TesseraError, NotImplementedError):
     code = Code.UNSUPPORTED
 
 
-class VersionMismatch(TesseraError, RuntimeError):
+class VersionMismatch(TesseraError):
     """A library, peer or checkpoint format of another version."""
 
     code = Code.VERSION
@@ -234,25 +236,25 @@ class PermissionDenied(TesseraError, PermissionError):
     code = Code.PERMISSION
 
 
-class CudaError(TesseraError, RuntimeError):
+class CudaError(TesseraError):
     """CUDA failed; ``native`` holds its result."""
 
     code = Code.CUDA
 
 
-class NcclError(TesseraError, RuntimeError):
+class NcclError(TesseraError):
     """NCCL failed; ``native`` holds its result."""
 
     code = Code.NCCL
 
 
-class UserError(TesseraError, RuntimeError):
+class UserError(TesseraError):
     """A callback returned non-zero; ``native`` holds its value."""
 
     code = Code.USER
 
 
-class InternalError(TesseraError, RuntimeError):
+class InternalError(TesseraError):
     """A defect of Tessera. Please report it."""
 
     code = Code.INTERNAL

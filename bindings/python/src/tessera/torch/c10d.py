@@ -104,7 +104,8 @@ _wrapped: set[TesseraBackend] = set()
 class TesseraBackend(_Backend):
     """The ranks of one process group. Made by `torch.distributed`, which calls its methods for the group's.
 
-    Errors are Tessera's: `tessera.Mismatch`, `tessera.PeerLost`, `tessera.TesseraTimeout` and so on.
+    Errors are Tessera's: `tessera.Mismatch`, `tessera.PeerLost`, `tessera.TesseraTimeout` and so on. All are
+    `RuntimeError`, and those of communication `torch.distributed.DistBackendError`, too.
     """
 
     # All that PyTorch asks, not only what is true: one that a class in Python does not have asks itself without end.

@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 from ..comm import Comm
-from ..errors import TesseraError, TesseraTimeout
+from ..errors import TesseraError
+from .errors import TesseraTimeout
 from .ranks import Meeting, host_name, join, serve
 
 __all__ = ["communicator_of", "meet", "meet_again", "own_communicator"]

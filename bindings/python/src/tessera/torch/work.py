@@ -20,7 +20,8 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from .. import _core
-from ..errors import NotReady, TesseraTimeout
+from ..errors import NotReady
+from .errors import TesseraTimeout
 
 __all__ = ["Pending", "future_of", "teach_is_completed"]
 
