@@ -93,6 +93,13 @@ def losses_norms_and_states() -> None:
          train(theirs(net(), auto_wrap_policy=BLOCKS), accumulate=3), "no_sync")  # fmt: skip
 
 
+def compiled_before_the_first_forward() -> None:
+    model = Ours(net())
+    model.compile(backend="eager")
+    same(train(model, steps=1), train(Ours(net()), steps=1), "compiled")
+    torch.compiler.reset()
+
+
 def every_strategy() -> None:
     expected = train(theirs(net(), auto_wrap_policy=BLOCKS))
     for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
@@ -490,6 +497,7 @@ def every_name_of_pytorchs_is_there() -> None:
 
 CHECKS = [
     losses_norms_and_states,
+    compiled_before_the_first_forward,
     every_strategy,
     replicas_of_shards,
     every_policy,

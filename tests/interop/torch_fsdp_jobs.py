@@ -249,6 +249,34 @@ def phase_of(model: Any) -> str:
     return str(model._unit.engine.core.phase(model._unit.name))
 
 
+def compiled_before_the_first_forward() -> None:
+    """The engine begins in a forward that torch.compile traces; hooks and methods of sharded modules end graphs."""
+    graphs = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def compiled(model: nn.Module, step: int) -> torch.Tensor:
+        return loss_of(torch.compile(model, backend=backend), step)
+
+    model = sharded(ours, net())
+    assert type(model.blocks[0]) is type(model.blocks[1]), "what is compiled for one block is for all"
+    got = train(model, steps=2, loss=compiled)
+    got.check(train(sharded(ours, net()), steps=2), "compiled")
+    assert any("linear" in graph.code for graph in graphs)
+    model = sharded(ours, net())
+
+    @torch.compile(backend=backend)
+    def by_hand() -> None:
+        model.unshard()
+        model.reshard()
+
+    by_hand()
+    assert model.head.bias.to_local().shape[0] < VOCABULARY
+    torch.compiler.reset()
+
+
 def modules_to_prefetch_are_on_their_way() -> None:
     """Those of an explicit list, that would not be otherwise: one unit is prefetched, the next."""
 
@@ -1002,6 +1030,7 @@ CHECKS = [
     losses_gradients_and_states,
     losses_of_fifty_steps,
     every_way_to_be_whole,
+    compiled_before_the_first_forward,
     modules_to_prefetch_are_on_their_way,
     shards_are_offloaded_already,
     activations_are_computed_again,

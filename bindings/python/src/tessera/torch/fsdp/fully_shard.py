@@ -122,10 +122,16 @@ def fully_shard(
     unit = Unit(modules, params, mesh, mp_policy, reshard_after_forward)
     for one in modules:
         one.__dict__[_ATTRIBUTE] = unit
-        own = type(one)
-        bases: tuple[type, ...] = (FSDPModule, own)
-        one.__class__ = type(f"FSDP{own.__name__}", bases, {"__module__": own.__module__})
+        one.__class__ = _sharded_class(type(one))
     return module
+
+
+def _sharded_class(own: type) -> type:
+    """That of the modules of a class; one alone, so that what torch.compile makes for one of them fits all."""
+    bases: tuple[type, ...] = (FSDPModule, own)
+    below: list[type] = own.__subclasses__()
+    known = (one for one in below if one.__bases__ == bases)
+    return next(known, None) or type(f"FSDP{own.__name__}", bases, {"__module__": own.__module__})
 
 
 class UnshardHandle:
@@ -134,6 +140,7 @@ class UnshardHandle:
     def __init__(self, unit: Unit) -> None:
         self._unit: Unit | None = unit
 
+    @torch.compiler.disable
     def wait(self) -> None:
         """Return when the module's parameters are whole. Once."""
         unit, self._unit = self._unit, None
@@ -166,6 +173,7 @@ class FSDPModule(_TorchFSDPModule):
         found = {id(unit): unit for one in self.modules() if (unit := unit_of(one)) is not None}
         return list(found.values())
 
+    @torch.compiler.disable
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Make the module's parameters whole. Collective.
 
@@ -184,6 +192,7 @@ class FSDPModule(_TorchFSDPModule):
         handle.wait()
         return None
 
+    @torch.compiler.disable
     def reshard(self) -> None:
         """Give the memory of the module's whole parameters back. Not while it computes, which is with these."""
         unit = self._unit
@@ -196,6 +205,7 @@ class FSDPModule(_TorchFSDPModule):
             )
         unit.engine.reshard(unit)
 
+    @torch.compiler.disable
     def reset_iter_state(self) -> None:
         """Give up a step in which something was raised: parameters are sharded, gradients that were on their way lost.
         Collective."""

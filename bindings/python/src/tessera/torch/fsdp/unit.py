@@ -111,8 +111,9 @@ class Unit:
             begin(self)
         return self.engine
 
-    # ------------------------------------------------------------ hooks
+    # ------------------------------------------------------------ hooks, which torch.compile leaves as they are
 
+    @torch.compiler.disable
     def _pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         engine = self.begun()
         if self.is_root and engine is not None and not engine.running:
@@ -126,6 +127,7 @@ class Unit:
                 args, kwargs = self._watch_inputs(args, kwargs)
         return args, kwargs
 
+    @torch.compiler.disable
     def _post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         engine = self.engine
         if engine is not None and self.params:
