@@ -8,6 +8,7 @@ PyTorch's own over Gloo and Tessera's train the same models on the same ranks. E
 from __future__ import annotations
 
 import copy
+import math
 import os
 import sys
 from contextlib import nullcontext
@@ -98,6 +99,23 @@ def compiled_before_the_first_forward() -> None:
     model.compile(backend="eager")
     same(train(model, steps=1), train(Ours(net()), steps=1), "compiled")
     torch.compiler.reset()
+
+
+def norms_of_every_kind() -> None:
+    """Where a rank has no row of some parameters, too, and of parameters that are left as they are."""
+    plain = net()
+    model = Ours(plain, auto_wrap_policy=BLOCKS, ignored_states=[plain.head.weight])
+    assert (plain.blocks[0].scale.to_local().numel() == 0) == (rank > 0)
+    for kind in (math.inf, 1, 2.0, 3):
+        loss_of(model, 0).backward()
+        dist.broadcast(model.head.weight.grad, 0)  # which nobody averages
+        before = [full(param.grad).clone() for param in model.parameters()]
+        expected = torch.nn.utils.get_total_norm(before, kind)
+        torch.testing.assert_close(model.clip_grad_norm_(expected / 2, kind), expected)
+        after = [full(param.grad) for param in model.parameters()]
+        torch.testing.assert_close(after, [grad / 2 for grad in before])
+        model.zero_grad()
+    torch.testing.assert_close(model.clip_grad_norm_(1.0), torch.tensor(0.0))
 
 
 def every_strategy() -> None:
@@ -498,6 +516,7 @@ def every_name_of_pytorchs_is_there() -> None:
 CHECKS = [
     losses_norms_and_states,
     compiled_before_the_first_forward,
+    norms_of_every_kind,
     every_strategy,
     replicas_of_shards,
     every_policy,
