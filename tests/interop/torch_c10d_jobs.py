@@ -322,6 +322,41 @@ def several_tensors_at_once() -> None:
     assert all(torch.equal(one, two[0]) for one in two)
 
 
+def memory_that_overlaps() -> None:
+    """Tensors of one call that share memory: results are those of copies, of outputs the last one's."""
+    last = own(4, add=ranks - 1 - rank)
+    tensor = own(4)
+    with warnings.catch_warnings(action="ignore"):
+        dist.all_reduce_coalesced([tensor, tensor])
+    assert tensor.tolist() == [total] * 4
+    tensor = own(4)
+    backend_of(dist.group.WORLD).allreduce_coalesced([tensor[:3], tensor[1:]], dist.AllreduceCoalescedOptions()).wait()
+    assert tensor.tolist() == [total] * 4
+    tensor, others = own(4), [torch.empty(4) for _ in range(ranks - 1)]
+    dist.all_gather([torch.empty(4)] * ranks, tensor)
+    dist.all_gather([*others, tensor], tensor)
+    assert torch.equal(tensor, last)
+    tensor = own(4)
+    dist.gather(tensor, [*others, tensor] if rank == 0 else None)
+    assert torch.equal(tensor, last) or rank > 0
+    for whole in (own(2 * ranks), own(2 * ranks)):
+        dist.all_gather_into_tensor(whole, whole[-2:])
+        assert whole.tolist() == [1.0 + one // 2 for one in range(2 * ranks)]
+    whole = own(2 * ranks)
+    dist.reduce_scatter_tensor(whole[-2:], whole)
+    assert whole.tolist() == [rank + 1.0] * (2 * ranks - 2) + [total] * 2
+    tensor = own(2)
+    dist.reduce_scatter(tensor, [tensor] * ranks)
+    assert tensor.tolist() == [total] * 2
+    for splits in ([], [2] * ranks):
+        whole = own(2 * ranks)
+        dist.all_to_all_single(whole, whole, splits, splits)
+        assert whole.tolist() == [1.0 + one // 2 for one in range(2 * ranks)]
+    tensors = [own(2, add=10 * one) for one in range(ranks)]
+    dist.all_to_all(tensors, tensors[::-1])
+    assert [one.tolist() for one in tensors] == [[1.0 + one + 10 * (ranks - 1 - rank)] * 2 for one in range(ranks)]
+
+
 def backend_of(group: Any) -> Any:
     return group._get_backend(torch.device("cpu"))
 
@@ -480,6 +515,7 @@ def ranks_of_a_group_as_sources() -> None:
 
 CHECKS = [
     several_tensors_at_once,
+    memory_that_overlaps,
     arguments_of_rooted_collectives,
     arguments_of_collectives,
     tensors_without_elements,

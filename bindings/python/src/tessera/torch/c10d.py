@@ -30,7 +30,7 @@ from ..comm import Comm
 from ..errors import InvalidArgument, InvalidState, Unsupported
 from .meeting import meet, meet_again
 from .sparse import sum_of_ranks
-from .views import Views, joined, pieces_of
+from .views import Views, at, joined, pieces_of
 from .work import Pending, teach_is_completed
 
 __all__ = ["NAME", "TesseraBackend", "register"]
@@ -261,7 +261,9 @@ class TesseraBackend(_Backend):
         views = Views()
         calls: list[Call] = []
         for i, tensor in enumerate(inputs):
-            over, into = views.reads(tensor), [views.writes(of_rank[i]) for of_rank in outputs]
+            into_tensors = [of_rank[i] for of_rank in outputs]
+            into = [views.writes(output) for output in into_tensors]
+            over = views.reads(tensor, own=_address(into_tensors, self._rank))
             calls.append(functools.partial(_core.comm_all_gather_v, self._handle, over, into))
         results = [tensor for of_rank in outputs for tensor in of_rank] if results is None else results
         return self._run(options, calls, results, views)
@@ -275,23 +277,26 @@ class TesseraBackend(_Backend):
         views = Views()
         calls: list[Call] = []
         for output, tensor in zip(outputs, inputs, strict=True):
-            over, into = views.reads(tensor), views.writes(output)
+            into = views.writes(output)
+            over = views.reads(tensor, own=output.data_ptr() + self._rank * tensor.nbytes)
             calls.append(functools.partial(_core.comm_all_gather, self._handle, over, into))
         return self._run(options, calls, outputs, views)
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any) -> Pending | None:
         views, root = Views(), options.rootRank
-        over = views.reads(_alone(inputs, "gather"))
+        tensor = _alone(inputs, "gather")
         results = _alone(outputs, "gather") if self._rank == root else []
         into = views.writes_joined(results) if self._rank == root else None
+        over = views.reads(tensor, own=_address(results, root))
         return self._run(
             options, [lambda later: _core.comm_gather(self._handle, over, into, root, later)], results, views
         )
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], options: Any) -> Pending | None:
         views, root = Views(), options.rootRank
-        over = views.reads(joined(_alone(inputs, "scatter"))) if self._rank == root else None
-        into = views.writes(_alone(outputs, "scatter"))
+        parts, output = _alone(inputs, "scatter") if self._rank == root else [], _alone(outputs, "scatter")
+        over = views.reads(joined(parts)) if self._rank == root else None
+        into = views.writes(output, own=_address(parts, root))
         return self._run(
             options, [lambda later: _core.comm_scatter(self._handle, over, into, root, later)], outputs, views
         )
@@ -326,7 +331,8 @@ class TesseraBackend(_Backend):
         for output, tensor in zip(outputs, inputs, strict=True):
             how = _how(options.reduceOp, tensor)
             if isinstance(how, int):
-                over, into = views.reads(tensor, reduced=True), views.writes(output, reduced=True)
+                over = views.reads(tensor, reduced=True)
+                into = views.writes(output, reduced=True, own=tensor.data_ptr() + self._rank * output.nbytes)
                 calls.append(functools.partial(_core.comm_reduce_scatter, self._handle, over, into, how))
             else:
                 calls.append(self._gathered(views, tensor, output, how))
@@ -347,15 +353,18 @@ class TesseraBackend(_Backend):
             return self._run(
                 options, [lambda later: _core.comm_all_to_all(self._handle, over, into, later)], [output], views
             )
-        outputs = pieces_of(views.whole(output, write=True), output_splits, self._world_size, "output")
         inputs = pieces_of(views.whole(input), input_splits, self._world_size, "input")
+        outputs = pieces_of(views.whole(output, write=True), output_splits, self._world_size, "output")
         return self._exchange(outputs, inputs, options, [output], views)
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], options: Any) -> Pending | None:
         for what, tensors in (("outputs", outputs), ("inputs", inputs)):
             if len(tensors) != self._world_size:
                 raise InvalidArgument(f"all_to_all: {len(tensors)} {what} on {self._world_size} ranks")
-        return self._exchange(outputs, inputs, options, outputs, Views())
+        views = Views()
+        read = [views.whole(tensor) for tensor in inputs]
+        written = [views.whole(tensor, write=True) for tensor in outputs]
+        return self._exchange(written, read, options, outputs, views)
 
     def barrier(self, options: Any) -> Pending | None:
         return self._run(options, [lambda later: _core.comm_barrier(self._handle, later)], [], Views())
@@ -438,8 +447,8 @@ class TesseraBackend(_Backend):
         calls: list[Call] = []
         for step in range(1, self._world_size):
             to, source = (self._rank + step) % self._world_size, (self._rank - step) % self._world_size
-            calls.append(functools.partial(_core.comm_send, self._handle, views.reads(inputs[to]), to, 0))
-            calls.append(functools.partial(_core.comm_recv, self._handle, views.writes(outputs[source]), source, 0))
+            calls.append(functools.partial(_core.comm_send, self._handle, at(inputs[to]), to, 0))
+            calls.append(functools.partial(_core.comm_recv, self._handle, at(outputs[source]), source, 0))
         own = inputs[self._rank]
         if own.numel() != outputs[self._rank].numel():
             raise InvalidArgument(
@@ -481,6 +490,11 @@ def _alone(given: Sequence[Given], what: str, root_tensor: int = 0) -> Given:
             "several"
         )
     return given[0]
+
+
+def _address(tensors: Sequence[torch.Tensor], index: int) -> int:
+    """Of one of them; 0 if there are too few, which the core refuses."""
+    return tensors[index].data_ptr() if index < len(tensors) else 0
 
 
 def _how(op: Any, tensor: torch.Tensor) -> How:

@@ -1,7 +1,7 @@
 """PyTorch's tensors as a communicator takes them: contiguous, in the CPU's memory, one after the other.
 
-A contiguous tensor's own memory is used. For any other a copy stands in, and what is written into it is copied back
-when the operation is done.
+A contiguous tensor's own memory is used. For any other, and for one that lies where the operation reads or writes
+another of its tensors, a copy stands in, and what is written into it is copied back when the operation is done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import InvalidArgument, Unsupported
 from ..tensor import DType
 from .tensors import CORE
 
-__all__ = ["Views", "joined", "pieces_of"]
+__all__ = ["Views", "at", "joined", "pieces_of"]
 
 # What a reduction takes them for, and how many of these an element is.
 _REDUCED = {torch.bool: (DType.U8, 1), torch.complex64: (DType.F32, 2), torch.complex128: (DType.F64, 2)}
@@ -27,6 +27,7 @@ class Views:
 
     def __init__(self) -> None:
         self._afterwards: list[Callable[[], object]] = []
+        self._memory: dict[int, list[tuple[int, int, bool]]] = {}  # used, by storage: begin, end, whether written
 
     @property
     def copied(self) -> bool:
@@ -44,42 +45,56 @@ class Views:
         """Have `finish` do this too."""
         self._afterwards.append(act)
 
-    def reads(self, tensor: torch.Tensor, *, reduced: bool = False) -> _core.Tensor:
-        """For an operation that only reads the tensor."""
-        return _at(self.whole(tensor), reduced)
+    def reads(self, tensor: torch.Tensor, *, reduced: bool = False, own: int = 0) -> _core.Tensor:
+        """For an operation that only reads the tensor. It may lie at the address `own` of what is written."""
+        return at(self.whole(tensor, own=own), reduced)
 
-    def writes(self, tensor: torch.Tensor, *, reduced: bool = False) -> _core.Tensor:
-        """For an operation that writes all of the tensor."""
-        return _at(self.whole(tensor, write=True), reduced)
+    def writes(self, tensor: torch.Tensor, *, reduced: bool = False, own: int = 0) -> _core.Tensor:
+        """For an operation that writes all of the tensor. It may lie at the address `own` of what is read."""
+        return at(self.whole(tensor, write=True, own=own), reduced)
 
     def updates(self, tensor: torch.Tensor, *, reduced: bool = False) -> _core.Tensor:
         """For an operation that works in place."""
-        whole = self.whole(tensor)
-        if whole is not tensor:
-            self._afterwards.append(partial(_copy, tensor, whole))
-        return _at(whole, reduced)
+        _check(tensor)
+        if self._lies_apart(tensor, True):
+            return at(tensor, reduced)
+        whole = tensor.detach().clone(memory_format=torch.contiguous_format)
+        self._afterwards.append(partial(_copy, tensor, whole))
+        return at(whole, reduced)
 
     def writes_joined(self, tensors: Sequence[torch.Tensor]) -> _core.Tensor:
         """For an operation that writes all of the tensors, which have one length, as one."""
         whole = _adjoining(tensors)
-        if whole is None:
+        if whole is None or not self._lies_apart(whole, True):
             whole = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype)
             parts = whole.split([tensor.numel() for tensor in tensors])
             for tensor, part in zip(tensors, parts, strict=True):
                 _check(tensor)
                 self._afterwards.append(partial(_copy, tensor, part))
-        return _at(whole, False)
+        return at(whole, False)
 
-    def whole(self, tensor: torch.Tensor, *, write: bool = False) -> torch.Tensor:
+    def whole(self, tensor: torch.Tensor, *, write: bool = False, own: int = 0) -> torch.Tensor:
         """The tensor itself, or the contiguous one that stands in for it."""
         _check(tensor)
-        if tensor.is_contiguous():
+        if self._lies_apart(tensor, write, own):
             return tensor
         if write:
             whole = torch.empty(tensor.shape, dtype=tensor.dtype)
             self._afterwards.append(partial(_copy, tensor, whole))
             return whole
-        return tensor.detach().contiguous()
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+    def _lies_apart(self, tensor: torch.Tensor, write: bool, own: int = 0) -> bool:
+        """Whether its own memory can be used: contiguous, and of no other tensor of the operation that is written."""
+        if not tensor.is_contiguous():
+            return False
+        begin = tensor.data_ptr()
+        end = begin + tensor.numel() * tensor.element_size()
+        others = self._memory.setdefault(tensor.untyped_storage().data_ptr(), [])
+        if begin != own and any(first < end and begin < last and (write or written) for first, last, written in others):
+            return False
+        others.append((begin, end, write))
+        return True
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -130,7 +145,8 @@ def _check(tensor: torch.Tensor) -> None:
         raise Unsupported(f"a {tensor.layout} tensor cannot be used by the backend 'tessera'; x.to_dense() can")
 
 
-def _at(tensor: torch.Tensor, reduced: bool) -> _core.Tensor:
+def at(tensor: torch.Tensor, reduced: bool = False) -> _core.Tensor:
+    """A tensor that `Views.whole` gave, as the core has it."""
     code, words = (_REDUCED.get(tensor.dtype) if reduced else None) or (CORE.get(tensor.dtype), 1)
     if code is None:
         raise Unsupported(f"tensors of {tensor.dtype} cannot be used by the backend 'tessera'; x.view(torch.uint8) can")
