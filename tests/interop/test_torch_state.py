@@ -105,6 +105,41 @@ def test_parameters_of_which_nothing_was_saved_begin_anew(tmp_path: Path):
     assert all(param.isfinite().all() for param in fresh.parameters())
 
 
+def used_alone(make=OPTIMIZERS["adamw"]):
+    model = nn.ModuleDict({"aux": nn.Linear(2, 2), "used": nn.Linear(2, 2)})
+    return model, make(model.parameters())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_parameters_that_never_had_a_gradient_have_no_state(tmp_path: Path, name):
+    model, opt = used_alone(OPTIMIZERS[name])
+    for _ in range(2):
+        model["used"](torch.ones(1, 2)).sum().backward()
+        opt.step()
+    with ts.Saver(None, tmp_path) as saver:
+        saver.save(2, ts.State(model=model, optim=[opt]))
+        for _ in range(2):
+            fresh, fresh_opt = used_alone(OPTIMIZERS[name])
+            assert saver.resume(ts.State(model=fresh, optim=[fresh_opt])) == 2
+            assert str(fresh_opt.state_dict()["state"]) == str(opt.state_dict()["state"])
+    renamed, renamed_opt = used_alone(OPTIMIZERS[name])
+    with ts.Checkpoint(tmp_path) as checkpoint:
+        rules = {"optim.": "o.", "model.": "m."}
+        checkpoint.load(ts.State(m=renamed, o=[renamed_opt]), rename=rules)
+    assert str(renamed_opt.state_dict()["state"]) == str(opt.state_dict()["state"])
+
+
+def test_parameters_that_were_trained_and_are_frozen_now_have_the_state_that_was_saved(tmp_path: Path):
+    model, opt = job(OPTIMIZERS["adamw"])
+    train(model, opt, 0, 2)
+    with ts.Saver(None, tmp_path) as saver:
+        saver.save(2, ts.State(model=model, optim=opt))
+        fresh, fresh_opt = job(OPTIMIZERS["adamw"], seed=1)
+        fresh[0].requires_grad_(False)
+        assert saver.resume(ts.State(model=fresh, optim=fresh_opt)) == 2
+    assert torch.equal(fresh_opt.state[fresh[0].weight]["exp_avg"], opt.state[model[0].weight]["exp_avg"])
+
+
 def test_an_optimizer_whose_step_wants_a_closure_is_left_as_it_is(tmp_path: Path):
     model, _ = job(OPTIMIZERS["sgd"])
     opt = torch.optim.LBFGS(model.parameters())

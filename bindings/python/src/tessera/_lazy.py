@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from .errors import Mismatch
@@ -12,50 +11,70 @@ from .errors import Mismatch
 _T = TypeVar("_T")
 
 
-def load_with_lazy_state(parts: Mapping[str, Any], load: Callable[[], _T]) -> _T:
+def load_with_lazy_state(parts: Mapping[str, Any], load: Callable[[], _T], saved: Callable[[], Iterable[str]]) -> _T:
     """Call `load`, for which optimizers of PyTorch in `parts` that made no step have their state.
 
-    What was not loaded is gone afterwards, so that their first step makes it; and so it is before, where what was saved
-    has none either.
+    First it is that of all parameters that are trained. Where that does not fit, it is that of the parameters which
+    have one by the names in `saved`, as the state calls them. What was not loaded is gone afterwards, so that the
+    optimizer's next step makes it.
     """
-    made = list(_made(parts))
+    fresh = list(_fresh("", parts))
+    for _, optimizer in fresh:
+        _make(optimizer, [param for param in _params(optimizer) if param.requires_grad])
     try:
         return load()
     except Mismatch:
-        for optimizer in made:
-            optimizer.state.clear()
-        if made:
-            with suppress(Mismatch):
-                return load()
-        raise
+        names = list(saved()) if fresh else []
+        if not sum(_make_as_saved(f"{name}.", optimizer, names) for name, optimizer in fresh):
+            raise
+        return load()
     finally:
-        for optimizer in made:
+        for _, optimizer in fresh:
             for param in [param for param, state in optimizer.state.items() if _is_as_made(state)]:
                 del optimizer.state[param]
 
 
-def _made(parts: Any) -> Iterator[Any]:
-    """The optimizers without state in `parts`, at any depth, which have it now: NaN."""
+def _fresh(prefix: str, parts: Any) -> Iterator[tuple[str, Any]]:
+    """The optimizers without state in `parts`, at any depth, and their names."""
     torch = sys.modules.get("torch")
     if torch is None:
         return
-    if isinstance(parts, torch.optim.Optimizer):
-        if not parts.state and _make(torch, parts):
-            yield parts
-    elif isinstance(parts, (list, tuple)):
-        for part in parts:
-            yield from _made(part)
-    elif isinstance(parts, Mapping):
-        for part in parts.values():
-            yield from _made(part)
+    for key, part in parts.items() if isinstance(parts, Mapping) else enumerate(parts):
+        if isinstance(part, torch.optim.Optimizer):
+            if not part.state:
+                yield f"{prefix}{key}", part
+        elif isinstance(part, (Mapping, list, tuple)):
+            yield from _fresh(f"{prefix}{key}.", part)
 
 
-def _make(torch: Any, optimizer: Any) -> bool:
-    """Make a step of rate 0 with gradients of 0, which changes no parameter; whether there is state now."""
-    params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
+def _params(optimizer: Any) -> list[Any]:
+    """In the order of their numbers in ``state_dict()``."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _make_as_saved(prefix: str, optimizer: Any, names: Iterable[str]) -> bool:
+    """Make the state of the parameters that have one in `names`; whether they are others than now."""
+    of_optimizer = [name[len(prefix) :].split(".") for name in names if name.startswith(prefix)]
+    if not of_optimizer:
+        return False  # it was not saved: the error names all that is missing
+    numbers = {parts[1] for parts in of_optimizer if parts[0] == "state" and len(parts) > 2}
+    wanted = [param for number, param in enumerate(_params(optimizer)) if str(number) in numbers]
+    if set(map(id, wanted)) == set(map(id, optimizer.state)):
+        return False
+    optimizer.state.clear()
+    _make(optimizer, wanted)
+    return True
+
+
+def _make(optimizer: Any, wanted: list[Any]) -> None:
+    """Give these parameters state that is NaN, by a step of rate 0 with gradients of 0, which changes no parameter."""
+    torch = sys.modules["torch"]
+    params = _params(optimizer)
     grads, rates = [param.grad for param in params], [group.get("lr") for group in optimizer.param_groups]
     try:
         for param in params:
+            param.grad = None
+        for param in wanted:
             param.grad = torch.zeros_like(param)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             if rate is not None:
@@ -72,7 +91,6 @@ def _make(torch: Any, optimizer: Any) -> bool:
     for state in optimizer.state.values():
         for tensor in _floats(state):
             tensor.fill_(float("nan"))
-    return bool(optimizer.state)
 
 
 def _floats(state: Mapping[str, Any]) -> Iterator[Any]:

@@ -173,7 +173,7 @@ class Saver(Closable):
             raise InvalidArgument(f"when_busy is {when_busy!r}; it is 'wait', 'refuse' or 'replace'")
         self._progress = watch_progress(progress)
         handle = None if comm is None else checked(comm, Comm, "comm", root)._handle
-        self._root = os.fsdecode(root)
+        self._root, self._storage = os.fsdecode(root), storage
         with in_library(storage) as place:
             self._handle = _core.saver_create(
                 handle,
@@ -316,7 +316,11 @@ class Saver(Closable):
             take_over()
             return before
 
-        before = load_with_lazy_state(checked(state, State, "state"), load)
+        def saved() -> list[str]:
+            with Checkpoint(self._root, storage=self._storage) as newest:
+                return newest._names()
+
+        before = load_with_lazy_state(checked(state, State, "state"), load, saved)
         settle_progress(self._progress)
         return before
 
@@ -375,6 +379,14 @@ class TensorInfo(NamedTuple):
 
     dtype: DType
     shape: tuple[int, ...]
+
+
+def _renamed(name: str, rules: Mapping[str, str]) -> str:
+    for saved, here in rules.items():
+        is_begin = saved == "" or saved.endswith(".")
+        if name.startswith(saved) if is_begin else name == saved:
+            return here + name[len(saved) :]
+    return name
 
 
 class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
@@ -458,6 +470,11 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
     def metrics(self) -> dict[str, float]:
         """The metrics of the save."""
         return {name: decode(json.dumps(value)) for name, value in self.manifest.get("metrics", {}).items()}
+
+    def _names(self, rename: Mapping[str, str] | None = None) -> list[str]:
+        """What a state calls its tensors and values."""
+        names = [*self.tensors, *self.manifest.get("values", {})]
+        return [_renamed(name, rename) for name in names] if rename else names
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Read one whole tensor into a new array; its checksums are checked."""
@@ -576,7 +593,7 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
             take_over(frozenset(report.left_alone))
             return report
 
-        report = load_with_lazy_state(checked(state, State, "state"), load)
+        report = load_with_lazy_state(checked(state, State, "state"), load, lambda: self._names(rename))
         settle_progress(watched)
         return report
 
