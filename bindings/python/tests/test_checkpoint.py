@@ -7,6 +7,8 @@ import os
 import shutil
 import zipfile
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -298,6 +300,57 @@ def test_objects_that_know_their_state(saver: ts.Saver):
     saver.resume(ts.State(model=other))
     assert (other.weight == 4).all()
     assert other.steps == 11
+
+
+class Point(NamedTuple):
+    where: np.ndarray
+    name: str
+
+
+def test_tuples_that_hold_arrays_get_what_was_loaded(saver: ts.Saver):
+    before = np.random.RandomState(1)
+    before.normal()
+    at = np.array([2.0])
+    saver.save(3, ts.State(rng=before.get_state(), model={"at": Point(at, "a")}, plain=((1, 2), [np.ones(1)])))
+    rng, model, plain = np.random.RandomState(2), {"at": Point(np.zeros(1), "b")}, ((0, 0), [np.zeros(1)])
+    where, inner = model["at"].where, plain[1]
+    state = ts.State(rng=rng.get_state(), model=model, plain=plain)
+    assert saver.resume(state) == 3
+    rng.set_state(state["rng"])
+    assert rng.normal() == before.normal()
+    assert isinstance(model["at"], Point)
+    assert model["at"].name == "a"
+    assert model["at"].where is where
+    assert where[0] == 2
+    assert state["plain"] == ((1, 2), inner)
+    assert inner[0][0] == 1
+    saver.save(4, state)
+    arrays = (np.ones(2), np.ones(3))
+    state = ts.State(arrays=arrays)
+    saver.save(5, state)
+    saver.resume(state)
+    assert state["arrays"] is arrays
+
+
+def test_a_value_where_a_load_could_not_put_it_is_refused_when_given():
+    weight = np.ones(2)
+    ts.State(model=MappingProxyType({"weight": weight, "inner": [weight, 1]}))
+    for value in (1, (weight.copy(), 1)):
+        with pytest.raises(ts.InvalidArgument, match=r"model\.steps: .*mappingproxy; give a dict"):
+            ts.State(model=MappingProxyType({"weight": weight, "steps": value}))
+
+
+class Frozen:
+    def state_dict(self):
+        return MappingProxyType({"weight": np.ones(2), "steps": 1})
+
+    def load_state_dict(self, state):
+        raise AssertionError
+
+
+def test_a_state_dict_that_takes_no_values_is_refused_before_a_save(saver: ts.Saver):
+    with pytest.raises(ts.InvalidArgument, match=r"model\.steps: .*mappingproxy"):
+        saver.save(1, ts.State(model=Frozen()))
 
 
 def test_what_is_no_part_is_refused_by_name(saver: ts.Saver):

@@ -131,8 +131,9 @@ class State(MutableMapping[str, Any]):
       the state after a load
     - an object with ``state_dict()`` and ``load_state_dict()``; an optimizer of PyTorch that made no step yet has a
       place for what was saved after some
-    - a dict or list that holds any of the above but values alone: its members become parts of their own, and values
-      inside it are replaced by those loaded
+    - a dict, list or tuple that holds any of the above but values alone: its members become parts of their own, and
+      values inside it are replaced by those loaded. A tuple is replaced by one with those: read it from the state, or
+      from what holds it, after a load. A mapping that takes no items is refused if it holds values
 
     Parameters
     ----------
@@ -299,6 +300,7 @@ def _check(name: str, part: Any, depth: int = 0) -> None:
     elif _is_namespace(part) and depth < 64:
         for key, member in part.items() if isinstance(part, Mapping) else enumerate(part):
             _check(f"{name}.{key}", member, depth + 1)
+            _check_place(f"{name}.{key}", member, part)
     elif isinstance(part, (Closable, Work, State)):
         raise InvalidArgument(
             f"{name} is a tessera.{type(part).__name__}, which has no state to save; DDP, an optimizer, Sampler, "
@@ -306,6 +308,16 @@ def _check(name: str, part: Any, depth: int = 0) -> None:
         )
     else:
         encode(part, name)
+
+
+def _check_place(name: str, part: Any, container: Any) -> None:
+    """A load replaces values, and tuples, in what holds them."""
+    takes_items = isinstance(container, tuple) or hasattr(container, "__setitem__")
+    if takes_items or isinstance(part, (PerRank, Stateful)) or _is_leaf(part):
+        return
+    if isinstance(part, tuple) or not _is_namespace(part):
+        kind = type(container).__name__
+        raise InvalidArgument(f"{name}: a load cannot replace a value in a {kind}; give a dict or a list of it")
 
 
 def _walk_members(prefix: str, members: Iterable[tuple[Any, Any]], container: Any, found: _Found) -> None:
@@ -316,6 +328,7 @@ def _walk_members(prefix: str, members: Iterable[tuple[Any, Any]], container: An
             found.names.append(name)
             found.parts.append(part)
         else:
+            _check_place(name, part, container)
             _walk(name, part, partial(setitem, container, key), found)
 
 
@@ -333,9 +346,21 @@ def _walk(name: str, part: Any, store: Callable[[Any], object], found: _Found) -
         found.finish.append(_Finish(partial(part.load_state_dict, inner), *own))
     elif _is_namespace(part):
         items = part.items() if isinstance(part, Mapping) else enumerate(part)
-        _walk_members(f"{name}.", _named(name, items), part, found)
+        container = list(part) if isinstance(part, tuple) else part
+        names, values = len(found.names), len(found.values)
+        _walk_members(f"{name}.", _named(name, items), container, found)
+        if isinstance(part, tuple):
+            own = slice(names, len(found.names)), slice(values, len(found.values))
+            found.finish.append(_Finish(partial(_replace, part, container, store), *own))
     else:
         found.values.append(_Value(name, part, store))
+
+
+def _replace(part: tuple[Any, ...], members: list[Any], store: Callable[[Any], object]) -> None:
+    """Put a tuple of these members, some of which a load may have replaced, where `part` is."""
+    if any(new is not old for new, old in zip(members, part, strict=True)):
+        make = getattr(part, "_make", type(part))  # a named tuple has the former
+        store(make(members))
 
 
 def _named(name: str, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
