@@ -100,8 +100,9 @@ typedef struct tsr_param {
 /** Frees `user_data` of a callback, once, when the library no longer needs it. May be NULL. */
 typedef void (*tsr_destroy_fn)(void *user_data);
 
+/* Contiguous CPU tensors as values: tsr_f32_2d(weight, 128, 64). */
 #if !defined(__cplusplus)
-/* C conveniences: contiguous CPU tensors as values. The shape lives as long as the enclosing block. */
+/* The shape lives as long as the enclosing block. */
 #define TSR_CPU_TENSOR(ptr, type, nd, ...) \
     ((tsr_tensor){(ptr), (const int64_t[]){__VA_ARGS__}, NULL, (nd), (type), TSR_DEVICE_CPU, 0, 0, {0, 0, 0}})
 #define tsr_f32_1d(ptr, d0) TSR_CPU_TENSOR(ptr, TSR_DTYPE_F32, 1, d0)
@@ -111,5 +112,32 @@ typedef void (*tsr_destroy_fn)(void *user_data);
 
 #ifdef __cplusplus
 }
+
+/** A tensor that holds its shape. Pass it where a call takes a `const tsr_tensor *`. A tsr_tensor or tsr_param made of it
+ *  points to its shape, so the object must be named (`const auto w = tsr_f32_2d(...)`) and outlive that. */
+template <int NDIM>
+class tsr_shaped_tensor {
+   public:
+    template <class... Sizes>
+    tsr_shaped_tensor(void *data, tsr_dtype dtype, Sizes... sizes) noexcept
+        : shape_{static_cast<int64_t>(sizes)...},
+          tensor_{data, shape_, nullptr, NDIM, dtype, TSR_DEVICE_CPU, 0, 0, {0, 0, 0}} {
+        static_assert(sizeof...(Sizes) == NDIM, "a size for each dimension");
+    }
+    tsr_shaped_tensor(const tsr_shaped_tensor &) = delete;
+    tsr_shaped_tensor &operator=(const tsr_shaped_tensor &) = delete;
+
+    operator const tsr_tensor *() const noexcept { return &tensor_; }
+    operator tsr_tensor() const & noexcept { return tensor_; }
+    operator tsr_tensor() const && = delete; /* its shape would be gone at once */
+
+   private:
+    int64_t shape_[NDIM];
+    tsr_tensor tensor_;
+};
+#define TSR_CPU_TENSOR(ptr, type, nd, ...) (tsr_shaped_tensor<nd>((ptr), (type), __VA_ARGS__))
+inline tsr_shaped_tensor<1> tsr_f32_1d(float *ptr, int64_t d0) { return {ptr, TSR_DTYPE_F32, d0}; }
+inline tsr_shaped_tensor<2> tsr_f32_2d(float *ptr, int64_t d0, int64_t d1) { return {ptr, TSR_DTYPE_F32, d0, d1}; }
+inline tsr_shaped_tensor<1> tsr_i64_1d(int64_t *ptr, int64_t d0) { return {ptr, TSR_DTYPE_I64, d0}; }
 #endif
 #endif
