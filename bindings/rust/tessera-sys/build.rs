@@ -2,18 +2,22 @@
 //!
 //! 1. `TESSERA_PREFIX`: an installed prefix (`lib/libtessera.so`), or a build folder (`libtessera.so`);
 //! 2. `pkg-config tessera`;
-//! 3. the repository this crate lies in, built by CMake into `OUT_DIR`.
+//! 3. the repository this crate lies in: its `build/prefix`, into which `./dev build` installs; else CMake builds the
+//!    library into `OUT_DIR`.
 //!
 //! Nothing is linked: the library is opened at run time (see `src/loader.rs` for why). Crates that depend on this one
 //! directly get `DEP_TESSERA_LIBRARY` and, where known, `DEP_TESSERA_INCLUDE` in their own build scripts.
 
 use std::env;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 const SONAME: &str = "libtessera.so.0.1";
+const ADVICE: &str = "Set TESSERA_PREFIX to where Tessera is installed; in its repository, after `./dev build`, \
+                      eval \"$(./dev env)\" does.";
 
 fn main() {
-    for variable in ["TESSERA_PREFIX", "DOCS_RS"] {
+    for variable in ["TESSERA_PREFIX", "PKG_CONFIG_PATH", "DOCS_RS"] {
         println!("cargo:rerun-if-env-changed={variable}");
     }
     println!("cargo:rerun-if-changed=build.rs");
@@ -36,7 +40,9 @@ fn find() -> (Option<PathBuf>, Option<PathBuf>) {
         };
     }
     let range = "0.1.0".."0.2.0";
-    if let Ok(found) = pkg_config::Config::new().range_version(range).cargo_metadata(false).probe("tessera") {
+    if let Ok(found) =
+        pkg_config::Config::new().range_version(range).cargo_metadata(false).env_metadata(false).probe("tessera")
+    {
         let library = found.link_paths.iter().find_map(|path| library_in(path));
         if library.is_some() {
             return (library, found.include_paths.first().cloned());
@@ -48,6 +54,19 @@ fn find() -> (Option<PathBuf>, Option<PathBuf>) {
         println!("cargo:warning=libtessera was not found (TESSERA_PREFIX, pkg-config); it must be found at run time");
         return (None, None);
     }
+    let repository = repository.canonicalize().unwrap_or(repository);
+    let installed = repository.join("build/prefix");
+    println!("cargo:rerun-if-changed={}", installed.join("lib").join(SONAME).display());
+    if let Some(library) = library_in(&installed) {
+        return (Some(library), Some(installed.join("include")));
+    }
+    let cmake = env::var_os("CMAKE").unwrap_or_else(|| "cmake".into());
+    if let Err(error) = Command::new(&cmake).arg("--version").output() {
+        fail(&format!(
+            "libtessera was not found, and {} cannot be run to build it: {error}. {ADVICE}",
+            cmake.to_string_lossy()
+        ));
+    }
     for part in ["CMakeLists.txt", "src", "capi"] {
         println!("cargo:rerun-if-changed={}", repository.join(part).display());
     }
@@ -56,7 +75,11 @@ fn find() -> (Option<PathBuf>, Option<PathBuf>) {
     for part in ["CLI", "TESTS", "EXAMPLES", "BENCHMARKS"] {
         config.define(format!("TESSERA_BUILD_{part}"), "OFF");
     }
-    let prefix = config.build();
+    // The crate cmake tells of a failure by a panic; the last line says what to do about it.
+    std::panic::set_hook(Box::new(|_| {}));
+    let Ok(prefix) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| config.build())) else {
+        fail(&format!("CMake could not build {}. {ADVICE}", repository.display()));
+    };
     match library_in(&prefix) {
         Some(library) => (Some(library), Some(prefix.join("include"))),
         None => fail(&format!("CMake built {}, but {SONAME} is not in it", repository.display())),
