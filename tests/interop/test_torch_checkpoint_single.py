@@ -475,6 +475,22 @@ def test_a_value_may_have_a_tensors_name_with_a_wrapper(tmp_path: Path) -> None:
     assert got["a.module.x"] == 5
 
 
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (torch.zeros((1,) * 9), "has 9 dimensions"),
+        (torch.nn.LazyLinear(2).weight, "is a lazy parameter"),
+        (threading.Lock(), "cannot be pickled"),
+        (lambda: 0, "cannot be pickled"),
+    ],
+    ids=["9-d", "lazy", "lock", "lambda"],
+)
+def test_what_cannot_be_saved_is_told_by_its_name(tmp_path: Path, value: object, why: str) -> None:
+    state = {"model": {"ok": torch.ones(2), "odd": value}}
+    with pytest.raises(ts.InvalidArgument, match=rf"'model\.odd' {why}"):
+        tcp.save(state, checkpoint_id=tmp_path / "a")
+
+
 def test_overwrite_false_refuses(tmp_path: Path) -> None:
     careful = tcp.FileSystemWriter(tmp_path, overwrite=False)
     tcp.save({"x": torch.ones(1)}, storage_writer=careful)

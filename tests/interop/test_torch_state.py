@@ -140,6 +140,22 @@ def test_parameters_that_were_trained_and_are_frozen_now_have_the_state_that_was
     assert torch.equal(fresh_opt.state[fresh[0].weight]["exp_avg"], opt.state[model[0].weight]["exp_avg"])
 
 
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (nn.Sequential(nn.LazyLinear(2)), "uninitialized parameter"),
+        (nn.Sequential(nn.Linear(2, 2, device="meta")), "meta"),
+    ],
+    ids=["lazy", "meta"],
+)
+def test_a_tensor_that_cannot_be_saved_is_told_by_its_name(tmp_path: Path, model, why):
+    with (
+        ts.Saver(None, tmp_path) as saver,
+        pytest.raises(ts.InvalidArgument, match=rf"model\.0\.weight: .*{why}"),
+    ):
+        saver.save(1, ts.State(model=model))
+
+
 def test_an_optimizer_whose_step_wants_a_closure_is_left_as_it_is(tmp_path: Path):
     model, _ = job(OPTIMIZERS["sgd"])
     opt = torch.optim.LBFGS(model.parameters())

@@ -353,7 +353,17 @@ def test_a_state_dict_that_takes_no_values_is_refused_before_a_save(saver: ts.Sa
         saver.save(1, ts.State(model=Frozen()))
 
 
+class Deep:
+    def state_dict(self):
+        return {"inner": {"weight": np.ones((1,) * 9)}}
+
+    def load_state_dict(self, state):
+        raise AssertionError
+
+
 def test_what_is_no_part_is_refused_by_name(saver: ts.Saver):
+    with pytest.raises(ts.InvalidArgument, match=r"model\.inner\.weight: the array has 9 dimensions"):
+        saver.save(1, ts.State(model=Deep()))
     with pytest.raises(ts.InvalidArgument, match="oddity"):
         saver.save(1, ts.State(oddity=object()))
     with pytest.raises(ts.InvalidArgument, match="odd"):

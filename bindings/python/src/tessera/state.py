@@ -293,10 +293,7 @@ def _check(name: str, part: Any, depth: int = 0) -> None:
     elif isinstance(part, (DDP, FSDP, GradScaler, Optimizer, Sampler, Sharded, Stateful)):
         pass
     elif is_array(part):
-        try:
-            tensor(part)
-        except InvalidArgument as error:
-            raise InvalidArgument(f"{name}: {error}") from None
+        _view(name, part)
     elif _is_namespace(part) and depth < 64:
         for key, member in part.items() if isinstance(part, Mapping) else enumerate(part):
             _check(f"{name}.{key}", member, depth + 1)
@@ -402,11 +399,18 @@ def _add(handle: _core.State, name: str, part: Any) -> None:
         _core.state_add_sampler(handle, name, part._handle)
     elif isinstance(part, Sharded):
         dtype: Any = part.dtype or 0  # a DType by now
-        pieces = [_core.Tensor(piece, dtype, True) for piece in part.pieces]
+        pieces = [_view(name, piece, dtype) for piece in part.pieces]
         dtype = pieces[0].dtype if pieces else dtype
         _core.state_add_sharded(handle, name, part.layout._handle, dtype, pieces, part.rank)
     else:
-        _core.state_add_tensor(handle, name, tensor(part))
+        _core.state_add_tensor(handle, name, _view(name, part))
+
+
+def _view(name: str, array: Any, dtype: DTypeLike | None = None) -> _core.Tensor:
+    try:
+        return tensor(array, dtype or None)
+    except (InvalidArgument, TypeError, ValueError) as error:  # the latter from PyTorch: of a lazy or meta tensor
+        raise InvalidArgument(f"{name}: {error}") from None
 
 
 def _set_value(handle: _core.State, name: str, value: Any) -> None:

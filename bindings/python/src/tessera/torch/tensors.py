@@ -12,6 +12,7 @@ from ..tensor import DType
 
 __all__ = ["CORE", "Copies", "bits_of", "core_dtype", "dtype_name", "named_dtype", "of_core", "staged"]
 
+_MAX_NDIM = 8  # TSR_MAX_NDIM
 CORE = {
     torch.float16: DType.F16,
     torch.bfloat16: DType.BF16,
@@ -97,6 +98,8 @@ def staged(tensor: torch.Tensor, name: str, copies: Copies | None = None, key: o
         raise InvalidArgument(f"{name!r} is on the meta device: it has no values to save")
     if tensor.is_quantized:
         raise Unsupported(f"{name!r} is quantised; its int_repr() can be saved")
+    if tensor.ndim > _MAX_NDIM:
+        raise InvalidArgument(f"{name!r} has {tensor.ndim} dimensions; at most {_MAX_NDIM} are supported")
     plain = tensor.detach().resolve_conj().resolve_neg()
     plain = plain.to("cpu").contiguous() if copies is None else copies.of(plain, (name, key))
     travels = bits_of(plain.dtype)

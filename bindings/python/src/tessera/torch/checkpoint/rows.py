@@ -148,7 +148,10 @@ def _object_row(name: str, path: Path, item: WriteItem, planner: SavePlanner, va
     text = None if value is planner or _is_split(value) else plain_json(value)
     if text is not None:
         return Row(name, "value", path, json=text)
-    content = planner.resolve_data(item)
+    try:
+        content = planner.resolve_data(item)
+    except Exception as error:
+        raise InvalidArgument(f"{name!r} cannot be pickled: {error}") from error
     if not isinstance(content, io.BytesIO):
         raise InvalidArgument(f"the planner resolved {name!r} to a {type(content).__name__}; a BytesIO is wanted")
     data = torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner, Metadata, SavePlann
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.nn.parameter import is_lazy
 
 from ...comm import Comm
 from ...errors import InvalidArgument, TesseraError, Unsupported
@@ -174,9 +175,17 @@ def _rows(
     def rows() -> list[Row]:
         chosen = DefaultSavePlanner() if planner is None else planner
         chosen.set_up_planner(plain_state(state_dict), is_coordinator=ranks.rank == 0)
+        _refuse_lazy(getattr(chosen, "state_dict", None))
         return rows_of(chosen.create_local_plan(), chosen, _world(ranks, group), copies)
 
     return rows
+
+
+def _refuse_lazy(state: Any) -> None:
+    """PyTorch's planner would, without the name."""
+    for name, value in state.items() if isinstance(state, dict) else ():
+        if is_lazy(value):
+            raise InvalidArgument(f"{name!r} is a lazy parameter without a shape yet: run a forward pass before")
 
 
 def _world(ranks: Ranks, group: Any) -> list[int]:
