@@ -235,6 +235,7 @@ fn training_in_shards(comm: &Comm) {
     guard.unused(0).unwrap();
     guard.ready().unwrap();
     fsdp.wait().unwrap();
+    assert!(!fsdp.used(0).unwrap());
     assert_eq!(fsdp.shard_grad(0).unwrap()[0], 0.0);
     opts.iter_mut().for_each(|opt| opt.step().unwrap());
     fsdp.unshard(0).unwrap();
