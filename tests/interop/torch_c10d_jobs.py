@@ -265,6 +265,14 @@ def deadlines_of_an_operation() -> None:
         refused(TimeoutError, "0:00:00.3", work.wait)
         assert time.monotonic() - since < patience(20)
     dist.barrier()
+    group = dist.new_group(backend="tessera", timeout=timedelta(seconds=patience(60)))
+    if rank == 0:
+        options.timeout = timedelta(0)  # a deadline, too
+        since = time.monotonic()
+        refused(TimeoutError, "ranks 1" if ranks > 2 else "rank 1", lambda: dist.monitored_barrier(group, timedelta(0)))
+        refused(TimeoutError, "0:00:00", backend_of(group).allreduce([own(1)], options).wait)
+        assert time.monotonic() - since < patience(20)
+    dist.barrier()
     short = dist.new_group(backend="tessera", timeout=timedelta(seconds=3))
     if rank == 0:
         refused(dist.DistBackendError, "rank", lambda: dist.barrier(group=short))

@@ -62,7 +62,7 @@ _BOOL: dict[Any, How] = {  # bytes of 0 and 1
     dist.ReduceOp.BAND: _MIN,
     dist.ReduceOp.BXOR: torch.bitwise_xor,
 }
-_NO_TIMEOUT = timedelta(0)
+_UNSET = timedelta(0)  # timeouts below it, which PyTorch calls kUnsetTimeout
 
 # What one collective of the communicator is: called with whether to return at once.
 Call = Callable[[bool], Any]
@@ -373,7 +373,7 @@ class TesseraBackend(_Backend):
         """Return when every rank has called it, or name those that have not. The group stays usable either way."""
         del wait_all_ranks  # all that are missing are named in any case
         self._barriers += 1
-        timeout = options.timeout if options.timeout > _NO_TIMEOUT else self._timeout
+        timeout = self._timeout if options.timeout < _UNSET else options.timeout
         meet_again(self._store, self._rank, self._world_size, timeout, self._barriers)
 
     # ------------------------------------------------------------ sends and receives
@@ -408,7 +408,7 @@ class TesseraBackend(_Backend):
     ) -> Pending | None:
         """Issue one operation. None if the caller waits for it and it is done: then it has run here."""
         given = options.timeout
-        patience = self._timeout if given <= _NO_TIMEOUT else min(given, self._timeout)
+        patience = self._timeout if given < _UNSET else min(given, self._timeout)
         later = bool(options.asyncOp) or at_once or patience < self._limit
         with self._issuing:
             self._issued += 1
