@@ -28,6 +28,7 @@ import tessera as ts
 import torch
 import torch.distributed as dist
 from tessera.torch import DistributedDataParallel as Ours
+from tessera.torch import allreduce_hook
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as Theirs
@@ -695,11 +696,35 @@ def communication_hooks() -> None:
     refused(TypeError, "hook(state, bucket)", lambda: Ours(model_of(Net)).register_comm_hook(None, 3))
     refused(TypeError, "cannot be called", lambda: Ours(model_of(Net)).register_comm_hook(None, lambda bucket: bucket))
 
-    def annotated(state: object, bucket: int) -> Any:
+    def of_number(state: object, bucket: int) -> Any:
         return bucket
 
-    annotated.__annotations__["bucket"] = int
-    refused(ts.InvalidArgument, "GradBucket", lambda: Ours(model_of(Net)).register_comm_hook(None, annotated))
+    def of_list(state: object, bucket: list[dist.GradBucket]) -> torch.futures.Future[torch.Tensor]:
+        return replaces([], bucket)
+
+    def to_tensor(state: object, bucket: dist.GradBucket) -> torch.Tensor:
+        return bucket.buffer()
+
+    def to_number(state: object, bucket: Any) -> torch.futures.Future[int]:
+        return torch.futures.Future()
+
+    model = Ours(model_of(Net))
+    for hook, text in (
+        (of_number, "<class 'int'>; it is a GradBucket"),
+        (of_list, "it is a GradBucket"),
+        (to_tensor, "<class 'torch.Tensor'>; it is a torch.futures.Future"),
+        (to_number, "[int]; it is a torch.futures.Future"),
+    ):
+        refused(ts.InvalidArgument, text, lambda hook=hook: model.register_comm_hook(None, hook))
+        if text.startswith("<"):
+            hook.__annotations__ = inspect.get_annotations(hook, eval_str=True)
+            refused(ts.InvalidArgument, text, lambda hook=hook: model.register_comm_hook(None, hook))
+
+    def unknown(state: object, bucket: Nowhere) -> Nowhere:  # type: ignore[name-defined]  # noqa: F821
+        return allreduce_hook(None, bucket)
+
+    for hook in (unknown, allreduce_hook, default_hooks.allreduce_hook, powerSGD_hook.powerSGD_hook):
+        Ours(model_of(Net)).register_comm_hook(None, hook)
     groups = [dist.new_group([one]) for one in range(ranks)]  # the failures of some come to the others as Aborted
 
     def fails(state: object, bucket: Any) -> Any:

@@ -576,9 +576,19 @@ def _check_hook(hook: Any) -> None:
         signature.bind(None, None)
     except (TypeError, ValueError) as error:
         raise TypeError(f"the communication hook cannot be called as hook(state, bucket): {error}") from None
-    kind = list(signature.parameters.values())[1].annotation if len(signature.parameters) > 1 else Any
-    if isinstance(kind, type) and kind not in (torch.distributed.GradBucket, GradBucket, inspect.Parameter.empty):
-        raise InvalidArgument(f"the bucket of the communication hook is annotated as {kind}; it is a GradBucket")
+    try:
+        signature = inspect.signature(hook, eval_str=True)
+    except Exception:  # an annotation of names that are not there now: only a type checker knows it
+        return
+    taken = [one.annotation for one in signature.parameters.values()]
+    if len(taken) > 1 and taken[1] not in (inspect.Signature.empty, Any, torch.distributed.GradBucket, GradBucket):
+        raise InvalidArgument(f"the bucket of the communication hook is annotated as {taken[1]}; it is a GradBucket")
+    given = signature.return_annotation
+    future = torch.futures.Future
+    if given not in (inspect.Signature.empty, Any, future, future[Any], future[torch.Tensor]):
+        raise InvalidArgument(
+            f"the result of the communication hook is annotated as {given}; it is a torch.futures.Future[torch.Tensor]"
+        )
 
 
 def _one_tensor(result: Any, elements: int) -> torch.Tensor:
