@@ -33,6 +33,7 @@ from tessera.torch.fsdp import AllGather, FSDPModule, ReduceScatter, collectives
 from tessera.torch.fsdp import fully_shard as ours
 from torch import nn
 from torch.distributed import fsdp as their_module
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -275,6 +276,30 @@ def compiled_before_the_first_forward() -> None:
     by_hand()
     assert model.head.bias.to_local().shape[0] < VOCABULARY
     torch.compiler.reset()
+
+
+def replicated_beside_sharded() -> None:
+    """PyTorch's `replicate` around a sharded module, and in one: each has its own parameters."""
+
+    def around(kind: Kind, model: Net) -> Net:
+        kind(model.blocks[1])
+        return replicate(model)
+
+    def inside(kind: Kind, model: Net) -> Net:
+        replicate(model.blocks[1])
+        return kind(model)
+
+    for build in (around, inside):
+        results = []
+        for kind in (theirs, ours):
+            model = build(kind, net())
+            losses = steps(model, torch.optim.SGD(model.parameters(), lr=0.1), range(3))
+            results.append((losses, [full(param) for param in model.parameters()]))
+            inner = model.blocks[1].scale
+            assert isinstance(inner, DTensor) == (build is around)
+        torch.testing.assert_close(*results)
+    refused(AssertionError, "only be applied to a module once", lambda: theirs(model))
+    refused(ts.InvalidArgument, "replicate was called", lambda: ours(replicate(net())))
 
 
 def modules_to_prefetch_are_on_their_way() -> None:
@@ -1031,6 +1056,7 @@ CHECKS = [
     losses_of_fifty_steps,
     every_way_to_be_whole,
     compiled_before_the_first_forward,
+    replicated_beside_sharded,
     modules_to_prefetch_are_on_their_way,
     shards_are_offloaded_already,
     activations_are_computed_again,

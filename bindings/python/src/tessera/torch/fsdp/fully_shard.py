@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import types
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.distributed._composable.contract import REGISTRY_KEY, RegistryItem
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule as _TorchFSDPModule
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
@@ -48,7 +50,8 @@ def fully_shard(
     ignored_params: set[nn.Parameter] | None = None,
     dp_mesh_dims: Any = None,
 ) -> Any:
-    """Shard the parameters of a module that no former call on a module below it has sharded. On all ranks alike.
+    """Shard the parameters of a module that no former call on a module below it has sharded, or PyTorch's `replicate`
+    has. On all ranks alike.
 
     Each rank keeps its rows of every parameter, in the module as a DTensor. While the module computes, forward and
     backward, its parameters are whole, in one copy that the ranks of a host share. Gradients are reduced into the
@@ -91,6 +94,8 @@ def fully_shard(
     for one in modules:
         if unit_of(one) is not None:
             raise InvalidArgument(f"fully_shard was called for this {type(one).__name__} before")
+        if _is_replicated(one):
+            raise InvalidArgument(f"replicate was called for this {type(one).__name__} before")
         if isinstance(one, (nn.ModuleList, nn.ModuleDict)):
             raise InvalidArgument(f"a {type(one).__name__} does not compute itself: call fully_shard for its members")
     if dp_mesh_dims is not None:
@@ -112,7 +117,9 @@ def fully_shard(
         if reshard_after_forward in (1, ranks):
             reshard_after_forward = reshard_after_forward != 1
     del offload_policy
-    places = places_of(modules, lambda child: unit_of(child) is not None, ignored_params or set())
+    places = places_of(
+        modules, lambda child: unit_of(child) is not None or _is_replicated(child), ignored_params or set()
+    )
     names = {id(one): name for top in modules for name, one in top.named_parameters(remove_duplicate=False)}
     for param in places:  # all of them, before one is changed
         check(names[id(param)], param)
@@ -122,8 +129,14 @@ def fully_shard(
     unit = Unit(modules, params, mesh, mp_policy, reshard_after_forward)
     for one in modules:
         one.__dict__[_ATTRIBUTE] = unit
+        one.__dict__.setdefault(REGISTRY_KEY, OrderedDict())["fully_shard"] = RegistryItem()
         one.__class__ = _sharded_class(type(one))
     return module
+
+
+def _is_replicated(module: nn.Module) -> bool:
+    """Whether PyTorch's `replicate` has the module, as DDP has one."""
+    return "replicate" in module.__dict__.get(REGISTRY_KEY, ())
 
 
 def _sharded_class(own: type) -> type:
