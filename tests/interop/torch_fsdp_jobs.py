@@ -278,6 +278,24 @@ def compiled_before_the_first_forward() -> None:
     torch.compiler.reset()
 
 
+def parts_of_containers() -> None:
+    """A slice is of the container's own class, and has the same modules, which compute in it as ever."""
+    torch.manual_seed(5)
+    layers = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))
+    x = torch.ones(1, 3)
+    expected = layers[:2](x)
+    for layer in layers:
+        ours(layer)
+    some = ours(layers)[:2]
+    assert type(some) is nn.Sequential
+    assert list(some) == [layers[0], layers[1]]
+    layers(x)
+    torch.testing.assert_close(some(x), expected)
+    layers.append(ours(nn.Linear(3, 3)))
+    assert [type(one).__name__ for one in layers[-2:]] == ["FSDPLinear"] * 2
+    assert type(layers)(nn.ReLU()).__class__ is nn.Sequential
+
+
 def replicated_beside_sharded() -> None:
     """PyTorch's `replicate` around a sharded module, and in one: each has its own parameters."""
 
@@ -1056,6 +1074,7 @@ CHECKS = [
     losses_of_fifty_steps,
     every_way_to_be_whole,
     compiled_before_the_first_forward,
+    parts_of_containers,
     replicated_beside_sharded,
     modules_to_prefetch_are_on_their_way,
     shards_are_offloaded_already,

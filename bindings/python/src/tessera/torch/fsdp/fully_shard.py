@@ -166,7 +166,7 @@ class FSDPModule(_TorchFSDPModule):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Indexing a container, or copying, makes an object of the original class."""
-        original: Any = cls.__mro__[2]
+        original: Any = next(one for one in cls.__mro__ if not issubclass(one, _TorchFSDPModule))
         made = original.__new__(original)
         made.__init__(*args, **kwargs)
         return made
