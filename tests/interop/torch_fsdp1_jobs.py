@@ -25,7 +25,7 @@ from tessera.torch.fsdp import FullyShardedDataParallel as Ours
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffload,
     FullOptimStateDictConfig,
@@ -139,6 +139,13 @@ def replicas_of_shards() -> None:
     assert model.head.weight.placements == (Replicate(), Shard(0))
     assert model.head.weight.to_local().shape[0] in (5, 6), "among two ranks"
     same(train(model), expected, "HYBRID_SHARD")
+    unnamed = {**hybrid, "device_mesh": init_device_mesh("cpu", (ranks // 2, 2))}
+    same(train(Ours(net(), **unnamed)), expected, "a mesh without names")
+    pair, part = dist.new_group([0, 1]), DeviceMesh("cpu", [[0], [1]])
+    if rank < 2:
+        of_part = train(Ours(net(), **{**hybrid, "device_mesh": part}))
+        same(of_part, train(Ours(net(), process_group=pair)), "a mesh without names, of a part of the ranks")
+    dist.barrier()
     rows = model.head.weight.to_local().detach()
     rows = torch.cat([rows, rows[: 6 - len(rows)]])
     every = [torch.empty_like(rows) for _ in range(ranks)]

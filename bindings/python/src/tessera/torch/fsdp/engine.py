@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 
@@ -63,6 +63,7 @@ class Engine:
             for param in unit.params:
                 module, attribute = param.places[0]
                 param.name = f"{names[module]}.{attribute}".lstrip(".")
+        self._group = _group_of(first.mesh)
         self._failed = False
         self.running = False  # a backward pass is under way, and its end will be noticed
         self.sync = True
@@ -70,7 +71,7 @@ class Engine:
         self._begin_core()
 
     def _begin_core(self) -> None:
-        self.comm = own_communicator(_group_of(self.units[0].mesh), "fully_shard", self._make)
+        self.comm = own_communicator(self._group, "fully_shard", self._make)
         self.handle = self.core._handle
         number = 0
         for u, unit in enumerate(self.units):
@@ -283,9 +284,15 @@ def _group_of(mesh: Any) -> Any:
     """The ranks of a mesh, in its order."""
     if mesh.ndim == 1:
         return mesh.get_group()
-    group = mesh._flatten().get_group()
-    ranks = torch.distributed.get_process_group_ranks(group)
-    if ranks != mesh.mesh.flatten().tolist():
+    wanted = mesh.mesh.flatten().tolist()
+    if mesh.mesh_dim_names is not None:
+        group = mesh._flatten().get_group()
+    elif wanted == list(range(dist.get_world_size())):
+        group = dist.group.WORLD
+    else:
+        group = dist.new_group(wanted, use_local_synchronization=True)
+    ranks = dist.get_process_group_ranks(group)
+    if ranks != wanted:
         raise Unsupported(f"the mesh {mesh} has its ranks in another order than its group, {ranks}")
     return group
 
