@@ -118,6 +118,22 @@ def norms_of_every_kind() -> None:
     torch.testing.assert_close(model.clip_grad_norm_(1.0), torch.tensor(0.0))
 
 
+def wrappers_of_wrappers() -> None:
+    """Which have no parameters of their own: as if there were one, and a wrapper may have several around it."""
+    expected = train(Ours(net()))
+    inner = Ours(net())
+    Ours(inner)
+    model = Ours(Ours(inner))
+    assert len(Ours.fsdp_modules(model)) == 3
+    same(train(model), expected, "three wrappers", 0)
+    state = inner.state_dict()
+    assert state.keys() == net().state_dict().keys()
+    model.load_state_dict({name: torch.zeros_like(value) for name, value in state.items()})
+    with Ours.summon_full_params(model):
+        assert all(bool((param == 0).all()) for param in model.parameters())
+    refused(ts.Unsupported, "first", lambda: Ours(Ours(net()), auto_wrap_policy=BLOCKS))
+
+
 def every_strategy() -> None:
     expected = train(theirs(net(), auto_wrap_policy=BLOCKS))
     for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
@@ -524,6 +540,7 @@ CHECKS = [
     losses_norms_and_states,
     compiled_before_the_first_forward,
     norms_of_every_kind,
+    wrappers_of_wrappers,
     every_strategy,
     replicas_of_shards,
     every_policy,

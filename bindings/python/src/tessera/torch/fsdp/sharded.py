@@ -236,7 +236,10 @@ def check(name: str, param: nn.Parameter) -> None:
             "as a list, or for none of them, so that it is in the unit of a module above them"
         )
     if isinstance(param, DTensor):
-        raise Unsupported(f"parameter {name!r} is a DTensor already: fully_shard cuts plain parameters")
+        raise Unsupported(
+            f"parameter {name!r} is a DTensor already: fully_shard cuts plain parameters. Call it for inner modules "
+            "first"
+        )
     if param.device.type not in ("cpu", "meta"):
         raise Unsupported(f"parameter {name!r} is on {param.device}; those in the CPU's memory are sharded")
     if param.ndim == 0:

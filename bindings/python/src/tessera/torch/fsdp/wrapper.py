@@ -136,17 +136,18 @@ class FullyShardedDataParallel(nn.Module):
                 if buffer.is_floating_point():
                     buffer.data = buffer.data.to(policy.buffer_dtype)
         reshards = strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)
-        fully_shard(
-            module,
-            mesh=mesh,
-            reshard_after_forward=None if reshards else False,
-            mp_policy=MixedPrecisionPolicy(
-                policy.param_dtype,
-                policy.reduce_dtype,
-                cast_forward_inputs=policy.cast_forward_inputs or policy.cast_root_forward_inputs,
-            ),
-            ignored_params=ignored,
-        )
+        if unit_of(module) is None or not isinstance(module, FullyShardedDataParallel):  # wrapped again: the same unit
+            fully_shard(
+                module,
+                mesh=mesh,
+                reshard_after_forward=None if reshards else False,
+                mp_policy=MixedPrecisionPolicy(
+                    policy.param_dtype,
+                    policy.reduce_dtype,
+                    cast_forward_inputs=policy.cast_forward_inputs or policy.cast_root_forward_inputs,
+                ),
+                ignored_params=ignored,
+            )
         self.add_module(INNER, module)
         self.sharding_strategy = strategy
         self.mixed_precision = policy
