@@ -266,6 +266,7 @@ def errors(where: str) -> None:
     # Of one name, but not of one shape.
     differing = {"a": torch.zeros(3 + rank)}
     refused(ts.Mismatch, "'a'", lambda: tcp.save(differing, checkpoint_id=directory / "differing"))
+    refused(ts.Mismatch, "as a DTensor", lambda: tcp.save(differing, checkpoint_id=directory / "differing"))
     # One rank cannot bring its part; nothing is written.
     bad = {"a": torch.zeros(3, device="meta" if rank == 1 else "cpu")}
     refused(ts.InvalidArgument, "meta", lambda: tcp.save(bad, checkpoint_id=directory / "bad"))

@@ -226,10 +226,11 @@ def states_of_each_kind() -> None:
         assert all(isinstance(sharded[name], DTensor) for name in names)
     with Ours.state_dict_type(model, LOCAL):
         local = model.state_dict()
-        assert not any(isinstance(value, DTensor) for value in local.values())
-        assert local["head.weight"].shape[0] <= -(-11 // ranks)
+        assert all(isinstance(local[name], DTensor) for name in names)
+        rows = {name: value.to_local() if name in names else value for name, value in local.items()}
+        assert rows["head.weight"].shape[0] <= -(-11 // ranks)
     assert Ours.get_state_dict_type(model).state_dict_type is FULL
-    for kind, state in ((FULL, whole), (SHARDED, sharded), (LOCAL, local)):
+    for kind, state in ((FULL, whole), (SHARDED, sharded), (LOCAL, local), (LOCAL, rows)):
         other = Ours(Net(), auto_wrap_policy=BLOCKS)
         if kind is LOCAL:
             loss_of(other, 0)  # the core has its shards already
@@ -282,8 +283,12 @@ def states_of_optimizers() -> None:
         goes_on(Ours.optim_state_dict_to_load(model, optimizer, state), "gathered to rank 0")
     with Ours.state_dict_type(model, LOCAL):
         state = Ours.optim_state_dict(model, optimizer)
-        assert not isinstance(state["state"]["head.weight"]["exp_avg"], DTensor)
-        goes_on(Ours.optim_state_dict_to_load(model, optimizer, state), "this rank's rows")
+        goes_on(Ours.optim_state_dict_to_load(model, optimizer, state), "local")
+        of_rows = {
+            name: {key: value.to_local() if isinstance(value, DTensor) else value for key, value in of_param.items()}
+            for name, of_param in state["state"].items()
+        }
+        goes_on(Ours.optim_state_dict_to_load(model, optimizer, {**state, "state": of_rows}), "this rank's rows")
     path = str(Path(directory, "checkpoint"))
     with Ours.state_dict_type(model, SHARDED):
         state = {"model": model.state_dict(), "optim": Ours.optim_state_dict(model, optimizer)}
@@ -336,12 +341,12 @@ def states_that_need_no_other_rank() -> None:
     model = Ours(net(), auto_wrap_policy=BLOCKS)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     steps(model, optimizer, range(1))
-    for what, of_shards in ((SHARDED, True), (LOCAL, False)):
+    for what in (SHARDED, LOCAL):
 
-        def asks(what: StateDictType = what, of_shards: bool = of_shards) -> None:
+        def asks(what: StateDictType = what) -> None:
             state = state_of(Ours, model, optimizer, what)
-            assert isinstance(state["model"]["head.weight"], DTensor) == of_shards
-            assert isinstance(state["optim"]["state"]["head.weight"]["exp_avg"], DTensor) == of_shards
+            assert isinstance(state["model"]["head.weight"], DTensor)
+            assert isinstance(state["optim"]["state"]["head.weight"]["exp_avg"], DTensor)
 
         alone_on_each(asks, rank, ranks)
 
@@ -403,7 +408,8 @@ def checkpoints_of_pytorchs() -> None:
 def checkpoints_for_pytorchs() -> None:
     """Tessera's class saves, in PyTorch's format and in its own, and PyTorch's goes on."""
     cut = init_device_mesh("cpu", (ranks,))
-    for number, (original, what) in enumerate(((False, SHARDED), (True, SHARDED), (False, FULL), (True, FULL))):
+    cases = ((False, SHARDED), (True, SHARDED), (False, FULL), (True, FULL), (True, LOCAL))
+    for number, (original, what) in enumerate(cases):
         model = Ours(net(), auto_wrap_policy=BLOCKS)
         optimizer = optimizer_of(model, original)
         steps(model, optimizer, range(2))
@@ -418,7 +424,7 @@ def checkpoints_for_pytorchs() -> None:
             # what PyTorch itself has saved.
             other = theirs(Net(), original, auto_wrap_policy=BLOCKS, device_mesh=cut)
             with_ = optimizer_of(other, original, lr=0.5)
-            loaded(TorchFSDP, other, with_, what, load, path)
+            loaded(TorchFSDP, other, with_, SHARDED if what is LOCAL else what, load, path)
             torch.testing.assert_close(other.state_dict(), kept, rtol=0, atol=0)
             got = steps(other, with_, range(2, 5))
             close(got, expected, path)

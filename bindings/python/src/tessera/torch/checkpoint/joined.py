@@ -72,9 +72,11 @@ def _merged(name: str, lines: dict[int, list[Any]], pieces: list[torch.Tensor], 
         # Values and pickles may differ: the first rank's are taken, as PyTorch takes one of them.
         same = line[1:5:2] == [kind, dtype] and line[4] == shape if kind == "tensor" else line[1] != "tensor"
         if not same:
+            rows = line[1:4:2] == [kind, dtype] and line[1] == "tensor" and line[4][1:] == list(shape[1:])
+            hint = "; rows of one tensor are saved as a DTensor or a ShardedTensor, which know their places"
             raise Mismatch(
                 f"{name!r} is a {line[1]} {line[3]} {tuple(line[4])} on rank {other}, and a {kind} {dtype} "
-                f"{tuple(shape)} on rank {first}"
+                f"{tuple(shape)} on rank {first}{hint if rows else ''}"
             )
     entry = Entry(name, kind, tuple(path), dtype, tuple(shape), spec, pieces, text)
     if kind == "value":

@@ -1,7 +1,7 @@
 """What the states of `FullyShardedDataParallel` hold, and what they are loaded from.
 
-A sharded parameter, and all of its shape that an optimizer keeps, is a DTensor. Its state is that, or whole, or this
-rank's rows alone. Names are those of the modules without their wrappers.
+A sharded parameter, and all of its shape that an optimizer keeps, is a DTensor. Its state is that, or whole. Names are
+those of the modules without their wrappers.
 """
 
 from __future__ import annotations
@@ -66,10 +66,8 @@ def settings_of(
 
 def converter_of(kind: StateDictType, config: Any) -> tuple[Callable[[Any], Any], bool]:
     """What becomes of a sharded value, and whether this rank keeps the result."""
-    if kind is StateDictType.SHARDED_STATE_DICT:
+    if kind is not StateDictType.FULL_STATE_DICT:
         return lambda value: value, True
-    if kind is StateDictType.LOCAL_STATE_DICT:
-        return lambda value: value.to_local() if isinstance(value, DTensor) else value, True
     kept = not getattr(config, "rank0_only", False) or dist.get_rank() == 0
 
     def whole(value: Any) -> Any:

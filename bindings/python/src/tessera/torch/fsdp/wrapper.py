@@ -322,7 +322,8 @@ class FullyShardedDataParallel(nn.Module):
         """What states of the wrappers at and below a module hold from now on.
 
         FULL_STATE_DICT, the default: whole tensors, on every rank or, by its config, on rank 0 alone; made parameter
-        by parameter, collectively. SHARDED_STATE_DICT: DTensors; nothing is sent. LOCAL_STATE_DICT: this rank's rows.
+        by parameter, collectively. SHARDED_STATE_DICT and LOCAL_STATE_DICT: DTensors, which know where their rows
+        belong; nothing is sent.
 
         Returns
         -------
