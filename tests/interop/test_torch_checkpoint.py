@@ -98,6 +98,10 @@ def test_errors_reach_every_rank(tmp_path: Path) -> None:
     run_ranks(JOBS, 2, "errors", tmp_path)
 
 
+def test_any_rank_may_coordinate(tmp_path: Path) -> None:
+    run_ranks(JOBS, 2, "coordinators", tmp_path)
+
+
 def test_ranks_may_hold_different_names(tmp_path: Path) -> None:
     run_ranks(JOBS, 4, "stages", tmp_path)
     for way in ("stages", "planned"):

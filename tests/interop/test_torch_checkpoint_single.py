@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import datetime
+import decimal
 import enum
 import importlib
 import inspect
+import io
 import os
 import pickle
 import subprocess
 import sys
 import threading
 import time
+import uuid
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +32,8 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 from conftest import TESSERA  # noqa: E402
 from patience import patience  # noqa: E402
 from run_torch import run_python  # noqa: E402
-from tessera.torch.checkpoint import saves  # noqa: E402
+from tessera.torch.checkpoint import format_utils, saves  # noqa: E402
+from tessera.torch.checkpoint.data import refusal  # noqa: E402
 from tessera.torch.checkpoint.dcp_metadata import read_metadata  # noqa: E402
 from tessera.torch.tensors import staged  # noqa: E402
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
@@ -53,6 +59,33 @@ def test_signatures_are_pytorchs(name: str) -> None:
     told = [[(one.name, one.kind, one.default) for one in of[: len(theirs)]] for of in (ours, theirs)]
     assert told[0] == told[1]
     assert [own.name for own in ours[len(theirs) :]] in ([], ["format"])
+
+
+def test_storage_may_be_the_second_argument(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="argument order of save"):
+        tcp.save({"x": torch.ones(2)}, tcp.FileSystemWriter(tmp_path))
+    got = {"x": torch.zeros(2)}
+    with pytest.warns(UserWarning, match="argument order of load"):
+        tcp.load(got, tcp.FileSystemReader(tmp_path))
+    assert got["x"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("api", "default_planner", "filesystem", "format_utils", "fsspec_filesystem", "hf_storage", "metadata"),
+        *("optimizer", "planner", "quantized_hf_storage", "staging", "state_dict", "state_dict_loader"),
+        *("state_dict_saver", "stateful", "storage"),
+    ],
+)
+def test_modules_have_pytorchs_names(module: str) -> None:
+    theirs = importlib.import_module(f"torch.distributed.checkpoint.{module}")
+    ours = importlib.import_module(f"tessera.torch.checkpoint.{module}")
+    assert [name for name in ours.__all__ if not hasattr(theirs, name)] == []
+    public = {name for name in vars(theirs) if name in dcp.__dict__ and isinstance(vars(theirs)[name], type)}
+    defined = {name for name in public if vars(theirs)[name].__module__ == theirs.__name__}
+    assert defined <= set(ours.__all__)
+    assert [name for name in defined if getattr(tcp, name) is not getattr(ours, name)] == []
 
 
 @pytest.mark.parametrize(
@@ -103,6 +136,26 @@ def test_the_metadata_tells_what_was_saved(tmp_path: Path, form: str) -> None:
     assert set(read.state_dict_metadata) == set(metadata.state_dict_metadata)
     assert read.planner_data == {"a.b": ("a", "b"), "n.0": ("n", 0), "n.1.x": ("n", 1, "x")}
     assert metadata.planner_data == read.planner_data
+
+
+@pytest.mark.parametrize("save", [tcp.save, dcp.save])
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_metadata_tells_which_save_it_is(tmp_path: Path, form: str, save: Any) -> None:
+    writer = tcp.FileSystemWriter(tmp_path, format=form)
+    ids = []
+    for _ in range(2):
+        told = save({"x": torch.ones(2)}, checkpoint_id=tmp_path, storage_writer=writer).storage_meta
+        reader = tcp.FileSystemReader(tmp_path)
+        read = reader.read_metadata().storage_meta
+        assert read is not None
+        assert str(told.checkpoint_id) == str(read.checkpoint_id) == str(tmp_path)
+        assert told.save_id == read.save_id == writer.save_id
+        assert read.load_id == reader.load_id
+        if form == "torch_dcp":
+            theirs = dcp.FileSystemReader(tmp_path).read_metadata().storage_meta
+            assert (str(theirs.checkpoint_id), theirs.save_id) == (str(tmp_path), told.save_id)
+        ids.append(read.save_id)
+    assert ids[0] != ids[1]
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -205,10 +258,98 @@ def test_objects_come_back_as_what_they_were(tmp_path: Path, form: str) -> None:
         assert got == state
 
 
+DATA = {
+    "scalar": np.float64(0.5),
+    "half": np.float16(2),
+    "flag": np.bool_(True),
+    "complex": np.complex64(1j),
+    "text": np.str_("größer"),
+    "day": np.datetime64("2026-01-31"),
+    "span": np.timedelta64(3, "25s"),
+    "array": np.arange(6.0).reshape(2, 3).T,
+    "big_endian": np.arange(3, dtype=">i4"),
+    "texts": np.array(["a", "bcd"]),
+    "times": np.array(["2026"], "M8[D]"),
+    "nothing": np.zeros((2, 0), np.int8),
+    "void": np.zeros(2, "V4"),
+    "time": datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.timezone(datetime.timedelta(hours=1))),
+    "date": datetime.date(2026, 1, 31),
+    "path": Path("runs/1"),
+    "frozen": frozenset([1, "a"]),
+    "recent": deque([1.5, np.float32(2)], maxlen=4),
+    "price": decimal.Decimal("1.50"),
+    "id": uuid.UUID(int=7),
+    "mixed": (np.arange(3), {"a", "b"}, [Path("x")]),
+}
+
+
+def plain(value: Any) -> Any:
+    """To be compared by ==."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return type(value), value.dtype.str, value.shape, value.tobytes()
+    return type(value), [plain(one) for one in value] if isinstance(value, (tuple, list, deque)) else value
+
+
+@pytest.mark.parametrize("saved_by", [*FORMATS, "PyTorch"])
+def test_data_of_numpy_and_the_library_is_loaded(tmp_path: Path, saved_by: str) -> None:
+    state = {**DATA, "bytes": io.BytesIO(b"content")}
+    if saved_by == "PyTorch":
+        dcp.save(state, checkpoint_id=tmp_path)
+    else:
+        tcp.save(state, checkpoint_id=tmp_path, format=saved_by)
+    got: dict[str, Any] = dict.fromkeys(state)
+    tcp.load(got, checkpoint_id=tmp_path)
+    assert got.pop("bytes").read() == b"content"
+    kept = pickle.loads(pickle.dumps(DATA, 2))  # in which arrays are of this machine's byte order
+    assert {name: plain(value) for name, value in got.items()} == {name: plain(value) for name, value in kept.items()}
+
+
+HOSTILE_ARRAYS = {
+    "a dtype of pointers": (("O8", False, True), (3, "|", None, None, None, -1, -1, 63), (2,), b"x" * 16),
+    "a dtype with fields": (("V8", False, True), (3, "|", None, ("a",), {"a": ("O8", 0)}, 8, 1, 0), (2,), b"x" * 16),
+    "a dtype longer than it is": (("S4", False, True), (3, "|", None, None, None, 4000, 1, 0), (2,), b"x" * 8),
+    "fewer bytes than elements": (("f8", False, True), (3, "<", None, None, None, -1, -1, 0), (1000,), b"x" * 8),
+    "a negative size": (("f8", False, True), (3, "<", None, None, None, -1, -1, 0), (-1, -1), b"x" * 8),
+    "a list of dtypes": (([("a", "O")], False, True), (3, "|", None, None, None, -1, -1, 0), (2,), b"x" * 16),
+}
+
+
+class Reduced:
+    def __init__(self, *how: Any) -> None:
+        self.how = how
+
+    def __reduce__(self) -> Any:
+        return self.how
+
+
+@pytest.mark.parametrize("what", [*HOSTILE_ARRAYS, "an array that is called", "a scalar of pointers"])
+def test_numpys_constructors_take_what_numpy_pickles_and_no_more(what: str) -> None:
+    reconstruct, (kind, *_), _ = np.arange(1).__reduce__()
+    scalar, _ = np.float64(1).__reduce__()  # type: ignore[misc]
+    dtype = Reduced(np.dtype, ("O8", False, True))
+    if what in HOSTILE_ARRAYS:
+        made, state, shape, data = HOSTILE_ARRAYS[what]
+        array = (1, shape, Reduced(np.dtype, made, state), False, data)
+        hostile = Reduced(reconstruct, (kind, (0,), b"b"), array)
+    elif what == "a scalar of pointers":
+        hostile = Reduced(scalar, (dtype, b"x" * 8))
+    else:
+        hostile = Reduced(np.ndarray, ((2,), dtype, bytearray(16)))
+    content = io.BytesIO()
+    torch.save(hostile, content)
+    assert refusal(content.getvalue()) is not None
+
+
+def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ts.InvalidArgument, match=r"'a\.lock' cannot be pickled.*lock"):
+        tcp.save({"a": {"lock": threading.Lock()}}, checkpoint_id=tmp_path)
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_classes_are_executed_only_for_those_who_ask(tmp_path: Path, form: str) -> None:
     state = {"args": argparse.Namespace(lr=0.5), "colour": Colour.red, "x": torch.ones(2)}
-    tcp.save(state, checkpoint_id=tmp_path, format=form)
+    with pytest.warns(UserWarning, match=r"'args' \(.*argparse.Namespace.*'colour' \("):
+        tcp.save(state, checkpoint_id=tmp_path, format=form)
     got: dict[str, Any] = {"args": None, "colour": None, "x": torch.zeros(2)}
     with pytest.raises(ts.Unsupported, match=r"'args'.*argparse.Namespace.*weights_only=False"):
         tcp.load(got, checkpoint_id=tmp_path)
@@ -273,6 +414,49 @@ def test_wrappers_names_do_not_matter(tmp_path: Path) -> None:
     exact = {"model": {"module.w": torch.zeros(2)}}
     dcp.load(exact, storage_reader=tcp.FileSystemReader(tmp_path / "wrapped"))
     assert exact["model"]["module.w"].tolist() == [1, 1]
+
+
+def test_names_of_wrappers_that_both_exist_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ts.InvalidArgument, match=r"'w' and 'module\.w' differ by names of wrappers alone"):
+        tcp.save({"w": torch.ones(2), "module.w": torch.zeros(2)}, checkpoint_id=tmp_path / "both")
+    tcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "one")
+    for names in (["w", "module.w"], ["module.w", "_orig_mod.w"]):
+        got = {name: torch.zeros(2) for name in names}
+        with pytest.raises(ts.Mismatch, match=r"'module.w' is missing.*it has 'w'.*names of wrappers alone"):
+            tcp.load(got, checkpoint_id=tmp_path / "one")
+        assert not any(value.any() for value in got.values())
+    dcp.save({"w": torch.ones(2), "module.w": torch.full((2,), 2.0)}, checkpoint_id=tmp_path / "theirs")
+    got = {"w": torch.zeros(2), "module.w": torch.zeros(2)}
+    tcp.load(got, checkpoint_id=tmp_path / "theirs")
+    assert [got["w"].tolist(), got["module.w"].tolist()] == [[1, 1], [2, 2]]
+    with pytest.raises(ts.Mismatch, match=r"'_orig_mod\.w' is missing.*'(w|module\.w)' and '(w|module\.w)'"):
+        tcp.load({"_orig_mod.w": torch.zeros(2)}, checkpoint_id=tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_lazy_views_are_saved_and_loaded_as_what_they_show(tmp_path: Path, form: str) -> None:
+    whole = torch.tensor([1 + 2j, 3 - 4j])
+    tcp.save({"x": torch._neg_view(torch.arange(3.0)), "z": whole.conj(), "imag": whole.conj().imag},
+             checkpoint_id=tmp_path, format=form)  # fmt: skip
+    zero = torch.zeros(2, dtype=torch.complex64)
+    got = {"x": torch._neg_view(torch.zeros(3)), "z": zero.conj(), "imag": zero.clone().conj().imag}
+    assert got["x"].is_neg() and got["imag"].is_neg() and got["z"].is_conj()
+    tcp.load(got, checkpoint_id=tmp_path)
+    assert got["x"].tolist() == [0, -1, -2]
+    assert got["z"].tolist() == [1 - 2j, 3 + 4j]
+    assert got["imag"].tolist() == [-2, 4]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_names_of_one_rank_are_refused_and_others_like_them_are_not(tmp_path: Path, form: str) -> None:
+    for value in (5, torch.ones(1), {1, 2}):
+        with pytest.raises(ts.InvalidArgument, match="'rank/0/x': names under rank/<r>/"):
+            tcp.save({"rank/0/x": value}, checkpoint_id=tmp_path, format=form)
+    state = {"rank/x": 1, "rank/00/x": 2, "rank/1/": 3, "rank": 4}
+    tcp.save(state, checkpoint_id=tmp_path, format=form)
+    got = dict.fromkeys(state)
+    tcp.load(got, checkpoint_id=tmp_path)
+    assert got == state
 
 
 def test_a_cast_is_told(tmp_path: Path) -> None:
@@ -501,6 +685,20 @@ def test_overwrite_false_refuses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
+def test_files_of_torch_save_are_made_and_taken(tmp_path: Path, form: str) -> None:
+    state = {"model": {"net.weight": torch.arange(4.0)}, "groups": [{"lr": 0.1, "params": ["net.weight"]}], "epoch": 3}
+    torch.save(state, tmp_path / "first.pt")
+    format_utils.torch_save_to_dcp(tmp_path / "first.pt", tmp_path / "saved", format=form)
+    format_utils.dcp_to_torch_save(tmp_path / "saved", tmp_path / "whole.pt")
+    whole = torch.load(tmp_path / "whole.pt", weights_only=True)
+    assert whole["model"].pop("net.weight").tolist() == [0, 1, 2, 3]
+    assert whole == {**state, "model": {}}
+    torch.save({"args": argparse.Namespace()}, tmp_path / "more.pt")
+    with pytest.raises(ts.Unsupported, match=r"more.pt holds more.*weights_only=False"):
+        format_utils.torch_save_to_dcp(tmp_path / "more.pt", tmp_path / "saved")
+
+
+@pytest.mark.parametrize("form", FORMATS)
 def test_pytorchs_converter_gives_the_nested_state_back(tmp_path: Path, form: str) -> None:
     state = {"model": {"net.weight": torch.arange(4.0)}, "groups": [{"lr": 0.1, "params": ["net.weight"]}], "epoch": 3}
     tcp.save(state, checkpoint_id=tmp_path / "saved", format=form)
@@ -596,6 +794,48 @@ def test_the_older_names_work(tmp_path: Path) -> None:
     assert got["n"] == 1
 
 
+@pytest.mark.filterwarnings("ignore:fsync not supported")
+def test_urls_are_pytorchs_to_write_and_read() -> None:
+    url = f"memory://{uuid.uuid4()}"
+    state = {"x": torch.arange(3.0), "n": 3}
+    tcp.save(state, checkpoint_id=url)
+    got = {"x": torch.zeros(3), "n": 0}
+    tcp.load(got, checkpoint_id=url)
+    assert got["x"].tolist() == [0, 1, 2] and got["n"] == 3
+    with pytest.raises(ts.Unsupported, match="PyTorch's own format"):
+        tcp.save(state, checkpoint_id=url, format="tessera")
+    for unknown in ("nosuch://bucket/x", "abfs://bucket/x"):
+        for use in (tcp.save, tcp.load):
+            with pytest.raises(ts.InvalidArgument, match=f"'{unknown}' is a URL that cannot be opened: "):
+                use(state, checkpoint_id=unknown)
+    with pytest.raises(ts.InvalidArgument, match="FsspecReader"):
+        tcp.FileSystemReader(url)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("module", [tcp, dcp])
+def test_keys_that_are_no_texts_keep_their_place(tmp_path: Path, form: str, module: Any) -> None:
+    def scheduler(steps: int) -> Any:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        made = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2, 2, 4])
+        for _ in range(steps):
+            optimizer.step()
+            made.step()
+        return made
+
+    first, second = scheduler(3), scheduler(0)
+    state = {"scheduler": first.state_dict(), "of": {0: {"name": "a", 1: [2, {3: "b"}]}, (1, 2): 4.5}}
+    for _ in range(2):
+        module.save(state, storage_writer=tcp.FileSystemWriter(tmp_path, format=form))
+        got: dict[str, Any] = {"scheduler": second.state_dict(), "of": {0: {"name": "", 1: [0, {3: ""}]}, (1, 2): 0.0}}
+        module.load(got, storage_reader=tcp.FileSystemReader(tmp_path))
+        second.load_state_dict(got["scheduler"])
+        assert second.state_dict() == first.state_dict()
+        assert second.milestones == {2: 2, 4: 1} and second.get_last_lr() == first.get_last_lr()
+        assert got["of"] == state["of"]
+        state = got
+
+
 def test_a_partial_load_leaves_the_rest(tmp_path: Path) -> None:
     tcp.save({"a": torch.ones(1)}, checkpoint_id=tmp_path)
     got = {"a": torch.zeros(1), "b": torch.full((1,), 7.0), "n": 5}
@@ -641,6 +881,22 @@ def test_one_save_is_in_flight_at_a_time(tmp_path: Path) -> None:
         assert set(future.result(timeout=patience(60)).state_dict_metadata) == {"x"}
         with ts.Checkpoint(tmp_path / str(turn)) as ours:
             assert np.all(ours["x"] == turn)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_program_may_go_elsewhere_while_it_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    go_on, settle = threading.Event(), saves.settle
+    monkeypatch.setattr(saves, "settle", lambda *of: go_on.wait(patience(60)) and settle(*of))
+    future = tcp.async_save({"x": torch.ones(1000)}, checkpoint_id="checkpoint", format=form)
+    monkeypatch.chdir("other")
+    go_on.set()
+    future.result(timeout=patience(60))
+    got = {"x": torch.zeros(1000)}
+    tcp.load(got, checkpoint_id=tmp_path / "checkpoint")
+    assert got["x"].sum() == 1000
+    assert list((tmp_path / "other").iterdir()) == []
 
 
 def test_a_kept_copy_uses_its_memory_again(tmp_path: Path) -> None:
@@ -730,7 +986,7 @@ def test_wrong_arguments_are_told() -> None:
     with pytest.raises(ts.InvalidArgument, match="checkpoint_id or storage_reader"):
         tcp.load(x)
     with pytest.raises(ts.InvalidArgument, match="s3://bucket/x is a URL"):
-        tcp.save(x, checkpoint_id="s3://bucket/x")
+        tcp.FileSystemWriter("s3://bucket/x")
     with pytest.raises(ts.InvalidArgument, match="'zip' is none of tessera, torch_dcp"):
         tcp.save(x, checkpoint_id="x", format="zip")
     with pytest.raises(ts.InvalidArgument, match="the format is the storage_writer's"):
@@ -739,8 +995,6 @@ def test_wrong_arguments_are_told() -> None:
         tcp.FileSystemWriter("x", sync_files=False)
     with pytest.raises(ts.Unsupported, match="use_collectives=False"):
         tcp.save(x, checkpoint_id="x", use_collectives=False)
-    with pytest.raises(ts.Unsupported, match="coordinator_rank=1"):
-        tcp.save_state_dict(x, tcp.FileSystemWriter("x"), coordinator_rank=1)
     with pytest.raises(ts.Unsupported, match="sparse"):
         tcp.save({"x": torch.ones(2, 2).to_sparse()}, checkpoint_id="x")
     assert not Path("x").exists()

@@ -22,7 +22,7 @@ import torch.distributed.checkpoint as dcp
 from tessera.torch.checkpoint import joined
 from tessera.torch.checkpoint.state_dict import get_state_dict, set_state_dict
 from tessera.torch.checkpoint.stateful import Stateful
-from tessera.torch.ranks import ranks_of
+from tessera.torch.ranks import gather, ranks_of
 from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.device_mesh import init_device_mesh
@@ -301,6 +301,60 @@ def errors(where: str) -> None:
     tcp.load(state, checkpoint_id=directory / "good")
 
 
+def coordinators(where: str) -> None:
+    """Whoever coordinates, the ranks save and load the same: planned by us, or by PyTorch for planners of one's own."""
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (dist.get_world_size(),))
+    heard = []
+
+    class Saves(dcp.DefaultSavePlanner):
+        def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+            heard.append(is_coordinator)
+            super().set_up_planner(state_dict, storage_meta, is_coordinator)
+
+    class Loads(dcp.DefaultLoadPlanner):
+        def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
+            heard.append(is_coordinator)
+            super().set_up_planner(state_dict, metadata, is_coordinator)
+
+    class Epoch(Stateful):
+        number = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"number": self.number}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.number = state_dict["number"]
+
+    ids = set()
+    for number, (saves, loads) in enumerate(((None, None), (Saves, Loads), (Saves, None), (None, Loads))):
+        for coordinator in range(2):
+            path = Path(where, f"{number}-{coordinator}")
+            epoch, other = Epoch(), Epoch()
+            epoch.number = 3
+            saved = {"x": distribute_tensor(torch.arange(5.0), mesh, [Shard(0)]), "n": 7, "epoch": epoch}
+            writer = tcp.FileSystemWriter(path)
+            told = tcp.save_state_dict(saved, writer, coordinator_rank=coordinator, planner=saves and saves())
+            got = {"x": distribute_tensor(torch.zeros(5), mesh, [Shard(0)]), "n": 0, "epoch": other}
+            reader = tcp.FileSystemReader(path)
+            tcp.load_state_dict(got, reader, coordinator_rank=coordinator, planner=loads and loads())
+            assert got["x"].full_tensor().tolist() == [0, 1, 2, 3, 4], (number, coordinator)
+            assert got["n"] == 7 and other.number == 3, (number, coordinator)
+            assert set(heard) <= {rank == coordinator}, (number, coordinator, heard)
+            heard.clear()
+            save_ids = gather(ranks_of(None, False).comm, str(told.storage_meta.save_id).encode())
+            assert len(set(save_ids)) == 1, save_ids
+            ids.add(save_ids[0])
+    assert len(ids) == 8
+    for call in (tcp.save_state_dict, tcp.load_state_dict):
+        storage = tcp.FileSystemWriter(where) if call is tcp.save_state_dict else tcp.FileSystemReader(where)
+        try:
+            call({"n": 1}, storage, coordinator_rank=2)
+        except ts.InvalidArgument as error:
+            assert "coordinator_rank=2: the ranks are 0 to 1" in str(error)
+        else:
+            raise AssertionError("rank 2 coordinates")
+
+
 def stages(where: str) -> None:
     """Names that only some ranks have, a mesh of some ranks, a group whose rank 0 is not the world's."""
     directory, rank, size = Path(where), dist.get_rank(), dist.get_world_size()
@@ -345,7 +399,7 @@ def tables(where: str) -> None:
         return sum(told)
 
     # Of the same names everywhere a hash travels, and no table.
-    assert told_of(100, "all0") == told_of(1_000_000, "all0") == 33
+    assert told_of(100, "all0") == told_of(1_000_000, "all0") == 33 + 36  # a hash, and the save's id
     few, many = told_of(100, f"only{rank}"), told_of(1_000_000, f"only{rank}")
     # A number has up to four digits more: as a shape and as the size of a box, of two names.
     assert 33 < few <= many <= few + 4 * 4, (few, many)
@@ -429,6 +483,7 @@ JOBS = {
     "save": save,
     "load": load,
     "errors": errors,
+    "coordinators": coordinators,
     "stages": stages,
     "tables": tables,
 }

@@ -24,8 +24,9 @@ from ...layout import Box, Layout
 from ...tensor import tensor as core_tensor
 from ...values import decode
 from ..tensors import bits_of, named_dtype, of_core
+from .data import refusal
 from .dcp_metadata import METADATA, read_metadata, whole_tensor
-from .record import RECORD, Record, core_name
+from .record import RECORD, Record, core_name, of_one_rank
 from .rows import Path as KeyPath
 
 __all__ = ["Contents", "Saved", "Wanted"]
@@ -53,11 +54,12 @@ class Contents:
     def __init__(
         self, path: str | os.PathLike[str], *, verify: bool = True, progress: ProgressFn | None = None
     ) -> None:
+        self._checkpoint_id = path
         self._checkpoint = Checkpoint(path)
         self._verify = verify
         self._progress = watch_progress(progress)
         manifest = self._checkpoint.manifest
-        values = {name: value for name, value in manifest.get("values", {}).items() if not name.startswith("rank/")}
+        values = {name: value for name, value in manifest.get("values", {}).items() if not of_one_rank(name)}
         record = manifest.get("values", {}).get(RECORD)
         self._record = Record() if record is None else Record.parse(json.dumps(record))
         self.tensors: dict[str, Saved] = {}
@@ -71,12 +73,14 @@ class Contents:
         self.values, paths = flat_values({name: decode(json.dumps(value)) for name, value in values.items()})
         self.paths: dict[str, KeyPath] = {**paths, **self._record.paths}
         self._places: dict[str, Any] = {}  # of PyTorch's own archives of objects, whose types the core may not keep
+        self._save_id = self._record.save_id
         self._foreign = dict(self._checkpoint.unreadable)
         if manifest.get("format") == "torch_dcp" and (Path(self._checkpoint.path) / METADATA).exists():
             self._know(read_metadata(self._checkpoint.path))
 
     def _know(self, metadata: Metadata) -> None:
         """What PyTorch's own metadata tells beyond what the core reads of it."""
+        self._save_id = getattr(metadata.storage_meta, "save_id", None)
         if isinstance(metadata.planner_data, dict):
             self.paths |= metadata.planner_data
         for name, kind in metadata.state_dict_metadata.items():
@@ -94,7 +98,8 @@ class Contents:
         for name in (*self.values, *self.pickles, *self._places):
             known[name] = BytesStorageMetadata()
         paths = {name: self.paths.get(name, (name,)) for name in known}
-        return Metadata(known, planner_data=paths, storage_data={}, storage_meta=StorageMeta(), version="1.0.0")
+        storage = StorageMeta(checkpoint_id=self._checkpoint_id, save_id=self._save_id)
+        return Metadata(known, planner_data=paths, storage_data={}, storage_meta=storage, version="1.0.0")
 
     def why_unreadable(self, name: str) -> str | None:
         """Why a name of the checkpoint is not among its contents; None if it is, or is no name of it."""
@@ -144,20 +149,16 @@ class Contents:
         """
         if name in self.values and name not in self._places:
             return _saved(self.values[name])
-        content = io.BytesIO(self._pickle(name))
-        if weights_only:
-            try:
-                torch.load(content, map_location="cpu", weights_only=True)
-            except Exception as error:
-                if name in self.values:
-                    return _saved(self.values[name])
-                raise Unsupported(
-                    f"{name!r} of {self.path} is a pickle that torch.load(weights_only=True) refuses: {_reason(error)} "
-                    "If you trust who wrote it: FileSystemReader(path, weights_only=False), which executes what the "
-                    "pickle says"
-                ) from error
-            content.seek(0)
-        return content
+        content = self._pickle(name)
+        refused = refusal(content) if weights_only else None
+        if refused is None:
+            return io.BytesIO(content)
+        if name in self.values:
+            return _saved(self.values[name])
+        raise Unsupported(
+            f"{name!r} of {self.path} is a pickle of more than data: {refused} If you trust who wrote it: "
+            "FileSystemReader(path, weights_only=False), which executes what the pickle says"
+        )
 
     def _pickle(self, name: str) -> bytes:
         if name in self.pickles:
@@ -180,12 +181,6 @@ class Contents:
     def close(self) -> None:
         """Close the checkpoint."""
         self._checkpoint.close()
-
-
-def _reason(error: Exception) -> str:
-    """The sentence of torch.load's advice that says what it stumbled over."""
-    text = str(error).split("WeightsUnpickler error:")[-1].strip()
-    return text.split("\n")[0].split(" Please use ")[0].rstrip(".") + "."
 
 
 def _saved(value: object) -> io.BytesIO:

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
+    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -95,7 +96,7 @@ def read_metadata(directory: str | os.PathLike[str]) -> Metadata:
     return found
 
 
-def metadata_over(save: Path, entries: list[Entry]) -> Metadata:
+def metadata_over(save: Path, entries: list[Entry], storage: StorageMeta) -> Metadata:
     """The metadata of a checkpoint whose data the core wrote into `save`, a directory below the checkpoint's."""
     inner = read_metadata(save)
     pickles = {entry.name for entry in entries if entry.kind == "pickle"}
@@ -116,7 +117,7 @@ def metadata_over(save: Path, entries: list[Entry]) -> Metadata:
     for name, tensor in inner.state_dict_metadata.items():  # without elements, so without data
         described.setdefault(by_core_name.get(name, name), tensor)
     paths = {entry.name: entry.path for entry in entries}
-    return Metadata(described, planner_data=paths, storage_data=places, version="1.0.0")
+    return Metadata(described, planner_data=paths, storage_data=places, storage_meta=storage, version="1.0.0")
 
 
 def _content_of(save: Path, info: _StorageInfo, place: _StorageInfo) -> _StorageInfo:

@@ -16,11 +16,12 @@ import torch
 
 from ... import _core
 from ...comm import Comm
-from ...errors import Mismatch
+from ...errors import InvalidArgument, Mismatch
 from ...layout import Box, Layout, Replicate, Shard
 from ...tensor import tensor as core_tensor
 from ..ranks import gather
 from ..tensors import bits_of, core_dtype, named_dtype
+from .record import core_name
 from .rows import Path, Row, structure_text, table_text
 
 __all__ = ["Entry", "State", "join"]
@@ -40,21 +41,23 @@ class Entry:
     json: str
 
 
-def join(comm: Comm | None, rows: list[Row]) -> list[Entry]:
-    """The joined state of all ranks' rows. Collective; the rows are good on every rank."""
+def join(comm: Comm | None, rows: list[Row], save_id: str) -> tuple[list[Entry], str]:
+    """The joined state of all ranks' rows, and rank 0's id of the save. Collective; the rows are good on every rank."""
     rank, world = (comm.rank, comm.world_size) if comm is not None else (0, 1)
     digest = hashlib.sha256(structure_text(rows)).digest()
     own_boxes = any(row.kind == "tensor" and row.spec[0] == "boxes" for row in rows)
-    heads = gather(comm, digest + bytes([own_boxes]))
-    if not own_boxes and all(head == heads[0] for head in heads):
-        return [_regular(row, rank, world) for row in rows]
+    head = digest + bytes([own_boxes])
+    heads = gather(comm, head + save_id.encode())
+    save_id = heads[0][len(head) :].decode()
+    if not own_boxes and all(other[: len(head)] == head for other in heads):
+        return [_regular(row, rank, world) for row in rows], save_id
     tables = [json.loads(text) for text in gather(comm, table_text(rows))]
     pieces = {row.name: row.pieces for row in rows}
     merged: dict[str, dict[int, list[Any]]] = {}
     for of_rank, table in enumerate(tables):
         for line in table:
             merged.setdefault(line[0], {})[of_rank] = line
-    return [_merged(name, lines, pieces.get(name, []), rank, world) for name, lines in merged.items()]
+    return [_merged(name, lines, pieces.get(name, []), rank, world) for name, lines in merged.items()], save_id
 
 
 def _regular(row: Row, rank: int, world: int) -> Entry:
@@ -99,7 +102,14 @@ class State:
 
     def __init__(self, entries: list[Entry], rank: int) -> None:
         self.handle = _core.state_create()
+        names: dict[str, str] = {}
         for entry in entries:
+            same = entry.name if entry.kind == "value" else names.setdefault(core_name(entry.name), entry.name)
+            if same != entry.name:
+                raise InvalidArgument(
+                    f"{same!r} and {entry.name!r} differ by names of wrappers alone (module., _orig_mod.), which a "
+                    "checkpoint leaves out; save one of them by another name"
+                )
             if entry.kind == "value":
                 _core.state_set_value(self.handle, entry.name, entry.json)
             elif entry.layout == ["whole"]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner, LoadPlan, LoadPlanner, Metadata, StorageReader
+from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.stateful import Stateful
 
@@ -17,11 +19,13 @@ from ...errors import InvalidArgument, Mismatch, TesseraError
 from ..ranks import ranks_of
 from .reader import FileSystemReader, Target
 from .record import core_name
-from .saving import CheckpointId, StateDict, unwrapped
+from .saves import is_url
+from .saving import CheckpointId, StateDict, check_coordinator, of_url, storage_may_be_second, unwrapped
 
 __all__ = ["load", "load_state_dict"]
 
 
+@storage_may_be_second
 def load(
     state_dict: StateDict,
     *,
@@ -41,7 +45,8 @@ def load(
     state_dict : dict
         What to load, allocated. ``state_dict()`` of `Stateful` members is called before, ``load_state_dict()`` after.
     checkpoint_id : path
-        A checkpoint of Tessera or of PyTorch's `dcp`, or a file of `torch.save`.
+        A checkpoint of Tessera or of PyTorch's `dcp`, or a file of `torch.save`. A URL, as ``s3://``, is PyTorch's to
+        read, by fsspec, which executes what pickles say.
     storage_reader : StorageReader, optional
         A `FileSystemReader`. Any other of PyTorch's is handed to PyTorch.
     planner : LoadPlanner, optional
@@ -61,18 +66,24 @@ def load(
     Unsupported
         An object is a pickle that only ``FileSystemReader(path, weights_only=False)`` takes.
     """
-    reader = _reader(storage_reader, checkpoint_id)
+    _load(state_dict, _reader(storage_reader, checkpoint_id), planner, process_group, no_dist, 0)
+
+
+def _load(
+    state_dict: StateDict, reader: StorageReader, planner: Any, group: Any, no_dist: bool, coordinator: int
+) -> None:
     if not isinstance(reader, FileSystemReader) or not (planner is None or type(planner) is DefaultLoadPlanner):
-        _pytorch(state_dict, reader, planner, process_group, no_dist)
+        _pytorch(state_dict, reader, planner, group, no_dist, coordinator)
         return
-    ranks = ranks_of(process_group, no_dist)
+    ranks = ranks_of(group, no_dist)
+    check_coordinator(coordinator, ranks)
     keys = sorted(state_dict)
     own = planner if isinstance(planner, DefaultLoadPlanner) else DefaultLoadPlanner()
 
     def begin() -> tuple[StateDict, list[Target]]:
         # state_dict() of a model may be a collective, so every rank calls all of them before it looks at the files.
         parts = {key: _state_of(state_dict[key]) for key in keys}
-        return parts, reader.begin(_plan(parts, reader, own, ranks.rank == 0), own)
+        return parts, reader.begin(_plan(parts, reader, own, ranks.rank == coordinator), own)
 
     def read() -> None:
         reader.contents.read([target.want for target in targets], ranks.comm)
@@ -83,11 +94,15 @@ def load(
         ranks.together(read)
     finally:
         reader.close()
-    for key in keys:
+    _hand_over(parts, state_dict)
+
+
+def _hand_over(parts: StateDict, state_dict: StateDict) -> None:
+    for key, part in parts.items():
         if isinstance(state_dict[key], Stateful):
-            state_dict[key].load_state_dict(parts[key])
+            state_dict[key].load_state_dict(part)
         else:
-            state_dict[key] = parts[key]
+            state_dict[key] = part
 
 
 def load_state_dict(
@@ -98,9 +113,9 @@ def load_state_dict(
     no_dist: bool = False,
     planner: LoadPlanner | None = None,
 ) -> None:
-    """`load`, as PyTorch named it before 2.2."""
+    """`load`, as PyTorch named it before 2.2. Planners hear who coordinates."""
     storage_reader.reset()
-    load(state_dict, storage_reader=storage_reader, process_group=process_group, no_dist=no_dist, planner=planner)
+    _load(state_dict, storage_reader, planner, process_group, no_dist, coordinator_rank)
 
 
 def _plan(parts: StateDict, reader: FileSystemReader, planner: DefaultLoadPlanner, is_coordinator: bool) -> LoadPlan:
@@ -114,14 +129,28 @@ def _plan(parts: StateDict, reader: FileSystemReader, planner: DefaultLoadPlanne
 
 
 def _know_wrapped_names(planner: DefaultLoadPlanner, metadata: Metadata, reader: FileSystemReader) -> None:
-    """A model in a wrapper finds what was saved without it, and the other way round."""
+    """A model in a wrapper finds what was saved without it, and the other way round. No saved tensor has two names."""
     tensors = reader.contents.tensors
-    bare = {core_name(name): saved for name, saved in tensors.items()}
-    for name, value in planner.state_dict.items():
-        if name not in tensors and isinstance(value, torch.Tensor) and core_name(name) in bare:
-            saved = tensors[name] = bare[core_name(name)]
-            same = next(known for known, other in tensors.items() if other is saved)
+    saved, lacking = (
+        _by_core_name(names) for names in (tensors.keys() - planner.state_dict, _lacking(planner, tensors))
+    )
+    for core, names in lacking.items():
+        if len(names) == len(saved.get(core, [])) == 1:
+            (name,), (same,) = names, saved[core]
+            tensors[name] = tensors[same]
             metadata.state_dict_metadata[name] = metadata.state_dict_metadata[same]
+
+
+def _lacking(planner: DefaultLoadPlanner, saved: Container[str]) -> list[str]:
+    """The state's tensors that were not saved under just their names."""
+    return [name for name, value in planner.state_dict.items() if isinstance(value, torch.Tensor) and name not in saved]
+
+
+def _by_core_name(names: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(core_name(name), []).append(name)
+    return found
 
 
 def _differences(
@@ -134,7 +163,9 @@ def _differences(
         if saved is None:
             why = reader.contents.why_unreadable(name)
             if why is not None or not planner.allow_partial_load:
-                missing = f"{name!r} is missing: the state has it, the checkpoint does not"
+                missing = (
+                    f"{name!r} is missing: the state has it, the checkpoint does not{_twins(planner, reader, name)}"
+                )
                 found.append(missing if why is None else f"{name!r} cannot be read: {why}")
         elif isinstance(saved, TensorStorageMetadata) and isinstance(value, torch.Tensor):
             size = tuple(getattr(value, "global_shape", None) or value.size())
@@ -148,6 +179,15 @@ def _differences(
     return Mismatch(f"{reader.path} does not fit the state; {count}:{listed}")
 
 
+def _twins(planner: DefaultLoadPlanner, reader: FileSystemReader, name: str) -> str:
+    """Why a name that differs from a saved one by wrappers' parts alone does not load it."""
+    wanted, saved = (
+        " and ".join(repr(other) for other in names if core_name(other) == core_name(name))
+        for names in (planner.state_dict, reader.contents.tensors)
+    )
+    return f" (it has {saved}; {wanted} of the state differ by names of wrappers alone)" if saved else ""
+
+
 def _state_of(part: Any) -> Any:
     return part.state_dict() if isinstance(part, Stateful) else part
 
@@ -156,18 +196,26 @@ def _reader(reader: StorageReader | None, checkpoint_id: str | os.PathLike[str] 
     if reader is None:
         if checkpoint_id is None:
             raise InvalidArgument("either checkpoint_id or storage_reader has to say what to load")
-        return FileSystemReader(checkpoint_id)
+        return of_url(FsspecReader, checkpoint_id) if is_url(checkpoint_id) else FileSystemReader(checkpoint_id)
     if checkpoint_id is not None:
         reader.reset(checkpoint_id)
     return reader
 
 
-def _pytorch(state_dict: StateDict, reader: StorageReader, planner: Any, group: Any, no_dist: bool) -> None:
+def _pytorch(
+    state_dict: StateDict, reader: StorageReader, planner: Any, group: Any, no_dist: bool, coordinator: int
+) -> None:
     if isinstance(group, Comm):
         raise InvalidArgument("PyTorch plans this load: its process_group is wanted, not a tessera.Comm")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            dcp.load(state_dict, storage_reader=reader, planner=planner, process_group=group, no_dist=no_dist)
+            if coordinator == 0:
+                dcp.load(state_dict, storage_reader=reader, planner=planner, process_group=group, no_dist=no_dist)
+                return
+            warnings.filterwarnings("ignore", r".*load_state_dict. is deprecated", FutureWarning)
+            parts = {key: _state_of(state_dict[key]) for key in sorted(state_dict)}
+            dcp.load_state_dict(parts, reader, group, coordinator, no_dist, planner)
+            _hand_over(parts, state_dict)
     except dcp.CheckpointException as failed:
         raise unwrapped(failed) from failed

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
+import uuid
 import warnings
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.checkpoint import LoadPlan, LoadPlanner, Metadata, ReadItem, StorageReader
+from torch.distributed.checkpoint import DefaultLoadPlanner, LoadPlan, LoadPlanner, Metadata, ReadItem, StorageReader
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.futures import Future
 
@@ -16,7 +19,7 @@ from ...errors import InvalidArgument
 from ...layout import Box
 from ..tensors import bits_of
 from .contents import Contents, Saved, Wanted
-from .saves import local_directory
+from .saves import is_url, local_directory
 
 __all__ = ["FileSystemReader"]
 
@@ -58,6 +61,7 @@ class FileSystemReader(StorageReader):
         self.verify = verify
         self.weights_only = weights_only
         self.progress = progress
+        self.load_id = str(uuid.uuid4())
         self._contents: Contents | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -67,6 +71,7 @@ class FileSystemReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a new load, of `checkpoint_id` if it is given."""
         self.close()
+        self.load_id = str(uuid.uuid4())
         if checkpoint_id:
             self.path = local_directory(checkpoint_id)
 
@@ -86,7 +91,10 @@ class FileSystemReader(StorageReader):
     def read_metadata(self) -> Metadata:
         """Names, sizes and dtypes, as PyTorch's planners take them. The checkpoint is opened anew."""
         self.close()
-        return self.contents.metadata()
+        metadata = self.contents.metadata()
+        assert metadata.storage_meta is not None
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Told by PyTorch who coordinates."""
@@ -114,7 +122,7 @@ class FileSystemReader(StorageReader):
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 value = self.contents.object(item.storage_index.fqn, weights_only=self.weights_only)
-                planner.load_bytes(item, value)
+                load_object(planner, item, value)
                 continue
             saved = self.contents.tensors[item.storage_index.fqn]
             target = planner.resolve_tensor(item)
@@ -148,7 +156,32 @@ class FileSystemReader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether `checkpoint_id` is a path, and no URL."""
-        return "://" not in os.fsdecode(checkpoint_id)
+        return not is_url(checkpoint_id)
+
+
+def load_object(planner: LoadPlanner, item: ReadItem, content: io.BytesIO) -> None:
+    """Hand an object over. A flattened name has the keys of dicts as texts, by which PyTorch's own planner would set
+    another item beside one whose key is a number; here the object takes that one's place."""
+    if type(planner).load_bytes is DefaultLoadPlanner.load_bytes and planner.flatten_state_dict:
+        *path, last = planner.mappings[item.dest_index.fqn]
+        inner: Any = planner.original_state_dict
+        try:
+            for part in path:
+                inner = inner[_key(inner, part)]
+            key = _key(inner, last)
+        except (KeyError, IndexError):
+            pass  # a planner that makes its state as it loads
+        else:
+            inner[key] = torch.load(content, weights_only=False)
+            return
+    planner.load_bytes(item, content)
+
+
+def _key(container: Any, part: str | int) -> Any:
+    """What a dict has for the text of a key in a flattened name; an index of a list is itself."""
+    if isinstance(container, Mapping) and part not in container:
+        return next((key for key in container if str(key) == part), part)
+    return part
 
 
 def _box(item: ReadItem) -> Box:
@@ -159,7 +192,8 @@ def _box(item: ReadItem) -> Box:
 def _memory(target: torch.Tensor, saved: Saved) -> torch.Tensor:
     """The target itself if the core can read into it; else memory beside it."""
     fits = target.dtype == saved.dtype and target.device.type == "cpu" and target.is_contiguous()
-    return target if fits and not target.is_conj() else torch.empty(target.shape, dtype=saved.dtype)
+    lazy = target.is_conj() or target.is_neg()  # its memory holds other values than it shows
+    return target if fits and not lazy else torch.empty(target.shape, dtype=saved.dtype)
 
 
 def _as_bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,13 +14,14 @@ import os
 import re
 import shutil
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
 
 from ... import _core
 from ..._base import Timeout, milliseconds, sync_directory
@@ -29,12 +30,13 @@ from ...comm import Comm
 from ...errors import InvalidArgument, InvalidState, TesseraError, TesseraIOError, Unsupported
 from ..ranks import Ranks, agree
 from ..tensors import bits_of, named_dtype
+from .data import refusal
 from .dcp_metadata import METADATA, metadata_over, whole_tensor, write_metadata
 from .joined import Entry, State, join
-from .record import RECORD, Record
+from .record import RECORD, Record, of_one_rank
 from .rows import Row
 
-__all__ = ["FORMATS", "Save", "local_directory"]
+__all__ = ["FORMATS", "Save", "is_url", "local_directory"]
 
 FORMATS = ("tessera", "torch_dcp")
 _WRITER = "pytorch"
@@ -43,11 +45,19 @@ _REMOVED = ".removed-"
 _HEAD = re.compile(rb'^\{"format":"[^"]*","version":\d+,"sequence":(\d+),')
 
 
+def is_url(checkpoint_id: str | os.PathLike[str]) -> bool:
+    """Whether a checkpoint_id is no path."""
+    return "://" in os.fsdecode(checkpoint_id)
+
+
 def local_directory(checkpoint_id: str | os.PathLike[str]) -> Path:
     """The directory that a checkpoint_id means; InvalidArgument for URLs."""
     text = os.fsdecode(checkpoint_id)
-    if "://" in text:
-        raise InvalidArgument(f"{text} is a URL; Tessera's FileSystemWriter and FileSystemReader take paths")
+    if is_url(text):
+        raise InvalidArgument(
+            f"{text} is a URL; Tessera's FileSystemWriter and FileSystemReader take paths, and PyTorch's FsspecWriter "
+            "and FsspecReader URLs"
+        )
     return Path(text)
 
 
@@ -59,6 +69,7 @@ class Save:
         ranks: Ranks,
         directory: Path,
         *,
+        save_id: str,
         format: str = "tessera",
         step: int = 0,
         overwrite: bool = True,
@@ -70,7 +81,8 @@ class Save:
         if format not in FORMATS:
             raise InvalidArgument(f"the format {format!r} is none of {', '.join(FORMATS)}")
         self._ranks = ranks
-        self._directory = directory
+        self._directory = directory.absolute()  # the program may be elsewhere when a save in the background ends
+        self._save_id = save_id  # rank 0's, once the ranks have met
         self._format = format
         self._step = step
         self._overwrite = overwrite
@@ -89,7 +101,7 @@ class Save:
         finally:
             _core.saver_destroy(saver)
         settle_progress(self._progress)
-        return described(entries)
+        return self._described(entries)
 
     def later(self, rows: Callable[[], list[Row]], *, staged: bool = False) -> Future[Metadata]:
         """Return once training may go on; the future is done when the checkpoint is committed. Collective.
@@ -125,7 +137,7 @@ class Save:
             except BaseException as error:
                 future.set_exception(error)
             else:
-                future.set_result(described(entries))
+                future.set_result(self._described(entries))
 
         def in_background() -> None:
             if self._low_priority and work is None:  # this thread writes, and those that it starts
@@ -161,16 +173,17 @@ class Save:
         except Exception as failure:
             error = failure
         agree(comm, error)
-        entries = join(comm, own)
+        entries, self._save_id = join(comm, own, self._save_id)
         state = None
         try:
             state = State(entries, self._ranks.rank)
             if self._format == "tessera" and self._ranks.rank == 0:
-                _core.state_set_value(state.handle, RECORD, Record.of(entries).json())
+                _core.state_set_value(state.handle, RECORD, Record.of(entries, self._save_id).json())
         except Exception as failure:
             error = failure
         agree(comm, error)
         assert state is not None
+        warn_of_more_than_data(entries)
         saver = _core.saver_create(
             None if comm is None else comm._handle,
             str(self._directory),
@@ -193,22 +206,55 @@ class Save:
         if not self._overwrite and self._ranks.rank == 0 and holds_checkpoint(self._directory):
             raise InvalidState(f"{self._directory} holds a checkpoint already, and overwrite is False")
         for row in rows:
+            if of_one_rank(row.name):
+                raise InvalidArgument(
+                    f"{row.name!r}: names under rank/<r>/ are those of values that one rank owns; save it by another "
+                    "name"
+                )
             if row.kind != "tensor" or self._format != "torch_dcp" or not row.dtype:
                 continue
             if bits_of(named_dtype(row.dtype)) != named_dtype(row.dtype):
                 raise Unsupported(f"{row.name!r} is {row.dtype}, which is saved in the format 'tessera' alone")
+
+    @property
+    def _storage_meta(self) -> StorageMeta:
+        return StorageMeta(checkpoint_id=str(self._directory), save_id=self._save_id)
+
+    def _described(self, entries: list[Entry]) -> Metadata:
+        """What PyTorch's `save` returns: names, sizes and dtypes; where the data lies is the core's to know."""
+        known = {
+            entry.name: whole_tensor(entry.shape, named_dtype(entry.dtype))
+            if entry.kind == "tensor"
+            else BytesStorageMetadata()
+            for entry in entries
+        }
+        paths = {entry.name: entry.path for entry in entries}
+        return Metadata(known, planner_data=paths, storage_meta=self._storage_meta, version="1.0.0")
 
     def _end(self, comm: Comm | None, entries: list[Entry]) -> None:
         """After the commit: what PyTorch looks for, and no former save."""
         error: BaseException | None = None
         if self._ranks.rank == 0:
             try:
-                settle(self._directory, entries if self._format == "torch_dcp" else None)
+                settle(self._directory, entries if self._format == "torch_dcp" else None, self._storage_meta)
             except OSError as failure:
                 error = TesseraIOError(f"{self._directory}: the save is committed, tidying up failed: {failure}")
             except Exception as failure:
                 error = failure if isinstance(failure, TesseraError) else TesseraError(str(failure))
         agree(comm, error)
+
+
+def warn_of_more_than_data(entries: list[Entry]) -> None:
+    """While the object is there to be saved otherwise: on the rank that saves it."""
+    pickles = ((entry.name, entry.pieces[0]) for entry in entries if entry.kind == "pickle" and entry.pieces)
+    refused = {name: refusal(content.numpy().tobytes()) for name, content in pickles}
+    told = [f"{name!r} ({why})" for name, why in refused.items() if why is not None]
+    if told:
+        warnings.warn(
+            f"saved, but a load refuses what is more than data, unless it is told FileSystemReader(path, "
+            f"weights_only=False): {', '.join(told)}",
+            stacklevel=2,
+        )
 
 
 def holds_checkpoint(directory: Path) -> bool:
@@ -230,12 +276,12 @@ def saves_in(directory: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def settle(directory: Path, entries: list[Entry] | None) -> None:
+def settle(directory: Path, entries: list[Entry] | None, storage: StorageMeta) -> None:
     """Make the newest save the only one of ours; in PyTorch's format `entries` go into the directory's `.metadata`."""
     saves = saves_in(directory)
     newest = saves[-1][1]
     if entries is not None:
-        write_metadata(directory, metadata_over(newest, entries))
+        write_metadata(directory, metadata_over(newest, entries, storage))
     elif (directory / METADATA).exists():
         (directory / METADATA).unlink()
         sync_directory(directory)
@@ -267,14 +313,3 @@ def writer_of(save: Path) -> str:
     """The language that a save's manifest names."""
     with (save / "manifest.json").open(encoding="utf-8") as file:
         return str(json.load(file).get("writer", {}).get("language", ""))
-
-
-def described(entries: list[Entry]) -> Metadata:
-    """What PyTorch's `save` returns: names, sizes and dtypes; where the data lies is the core's to know."""
-    known = {
-        entry.name: whole_tensor(entry.shape, named_dtype(entry.dtype))
-        if entry.kind == "tensor"
-        else BytesStorageMetadata()
-        for entry in entries
-    }
-    return Metadata(known, planner_data={entry.name: entry.path for entry in entries}, version="1.0.0")

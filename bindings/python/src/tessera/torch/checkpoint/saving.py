@@ -6,14 +6,16 @@ import os
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultSavePlanner, Metadata, SavePlanner, StorageWriter
+from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.checkpoint.utils import _api_bc_check
 from torch.nn.parameter import is_lazy
 
 from ...comm import Comm
@@ -21,14 +23,25 @@ from ...errors import InvalidArgument, TesseraError, Unsupported
 from ..ranks import Ranks, ranks_of
 from ..tensors import Copies
 from .rows import Row, rows_of
+from .saves import is_url
 from .writer import FileSystemWriter
 
 __all__ = ["async_save", "save", "save_state_dict"]
 
 StateDict = dict[str, Any]
 CheckpointId = str | os.PathLike[str] | None
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+_Storage = TypeVar("_Storage", FsspecReader, FsspecWriter)
 
 
+def storage_may_be_second(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """As PyTorch has it, with its warning: a second positional argument is the storage_writer or storage_reader."""
+    taken: Callable[_Given, _Result] = _api_bc_check(function)
+    return taken
+
+
+@storage_may_be_second
 def save(
     state_dict: StateDict,
     *,
@@ -47,7 +60,8 @@ def save(
     state_dict : dict
         Nested as PyTorch takes it; ``state_dict()`` of `Stateful` members is called.
     checkpoint_id : path
-        The checkpoint's directory. A checkpoint that it holds is replaced when the new one is committed.
+        The checkpoint's directory. A checkpoint that it holds is replaced when the new one is committed. A URL, as
+        ``s3://``, is PyTorch's to write, in its own format, by fsspec.
     storage_writer : StorageWriter, optional
         A `FileSystemWriter`. Any other of PyTorch's is handed to PyTorch.
     planner : SavePlanner, optional
@@ -84,8 +98,15 @@ def save(
             no_dist=no_dist,
             use_collectives=use_collectives,
         )
-    ranks = ranks_of(process_group, no_dist)
-    return writer.saving(ranks).now(_rows(state_dict, planner, ranks, process_group))
+    return _save(writer, state_dict, planner, process_group, no_dist, 0)
+
+
+def _save(
+    writer: FileSystemWriter, state_dict: StateDict, planner: Any, group: Any, no_dist: bool, coordinator: int
+) -> Metadata:
+    ranks = ranks_of(group, no_dist)
+    check_coordinator(coordinator, ranks)
+    return writer.saving(ranks).now(_rows(state_dict, planner, ranks, group, coordinator))
 
 
 def async_save(
@@ -139,10 +160,10 @@ def async_save(
     ranks.wait()
     copies = writer.copies
     if copies is None:
-        return writer.saving(ranks).later(_rows(state_dict, planner, ranks, process_group))
+        return writer.saving(ranks).later(_rows(state_dict, planner, ranks, process_group, 0))
     if writer.reads_copies is not None:  # perhaps for other ranks than these
         writer.reads_copies.exception()
-    rows = _rows(state_dict, planner, ranks, process_group, copies)
+    rows = _rows(state_dict, planner, ranks, process_group, 0, copies)
     writer.reads_copies = writer.saving(ranks).later(rows, staged=True)
     return writer.reads_copies
 
@@ -155,13 +176,25 @@ def save_state_dict(
     no_dist: bool = False,
     planner: SavePlanner | None = None,
 ) -> Metadata:
-    """`save`, as PyTorch named it before 2.2. Rank 0 coordinates."""
-    if coordinator_rank != 0:
-        raise Unsupported(f"coordinator_rank={coordinator_rank}: rank 0 commits a checkpoint of Tessera")
+    """`save`, as PyTorch named it before 2.2. Planners hear who coordinates; what is saved does not depend on it."""
     storage_writer.reset()
-    return save(
-        state_dict, storage_writer=storage_writer, process_group=process_group, no_dist=no_dist, planner=planner
+    if isinstance(storage_writer, FileSystemWriter) and _ours(planner):
+        return _save(storage_writer, state_dict, planner, process_group, no_dist, coordinator_rank)
+    return _pytorch(
+        dcp.save_state_dict,
+        plain_state(state_dict),
+        storage_writer,
+        planner=planner,
+        process_group=_torch_group(process_group),
+        no_dist=no_dist,
+        coordinator_rank=coordinator_rank,
     )
+
+
+def check_coordinator(rank: int, ranks: Ranks) -> None:
+    """InvalidArgument if no rank has this number; one that is alone coordinates itself, as with PyTorch."""
+    if ranks.world_size > 1 and not 0 <= rank < ranks.world_size:
+        raise InvalidArgument(f"coordinator_rank={rank}: the ranks are 0 to {ranks.world_size - 1}")
 
 
 def plain_state(state_dict: StateDict) -> StateDict:
@@ -170,11 +203,11 @@ def plain_state(state_dict: StateDict) -> StateDict:
 
 
 def _rows(
-    state_dict: StateDict, planner: Any, ranks: Ranks, group: Any, copies: Copies | None = None
+    state_dict: StateDict, planner: Any, ranks: Ranks, group: Any, coordinator: int, copies: Copies | None = None
 ) -> Callable[[], list[Row]]:
     def rows() -> list[Row]:
         chosen = DefaultSavePlanner() if planner is None else planner
-        chosen.set_up_planner(plain_state(state_dict), is_coordinator=ranks.rank == 0)
+        chosen.set_up_planner(plain_state(state_dict), is_coordinator=ranks.rank == coordinator)
         _refuse_lazy(getattr(chosen, "state_dict", None))
         return rows_of(chosen.create_local_plan(), chosen, _world(ranks, group), copies)
 
@@ -204,12 +237,27 @@ def _writer(writer: StorageWriter | None, checkpoint_id: CheckpointId, format: s
     if writer is None:
         if checkpoint_id is None:
             raise InvalidArgument("either checkpoint_id or storage_writer has to say where to save")
+        if is_url(checkpoint_id):
+            if format not in (None, "torch_dcp"):
+                raise Unsupported(f"{checkpoint_id!r} is a URL, where PyTorch's own format is saved, not {format!r}")
+            return of_url(FsspecWriter, checkpoint_id)
         return FileSystemWriter(checkpoint_id, format=format or "tessera")
     if format is not None:
         raise InvalidArgument("the format is the storage_writer's: FileSystemWriter(path, format=...)")
     if checkpoint_id is not None:
         writer.reset(checkpoint_id)
     return writer
+
+
+def of_url(kind: type[_Storage], url: str | os.PathLike[str]) -> _Storage:
+    """PyTorch's own writer or reader of the file systems of fsspec."""
+    try:
+        if kind.validate_checkpoint_id(url):
+            return kind(url)
+        why = "fsspec knows no such file system"
+    except ImportError as missing:
+        why = str(missing)
+    raise InvalidArgument(f"{url!r} is a URL that cannot be opened: {why}")
 
 
 def _torch_group(group: Any) -> Any:
@@ -223,6 +271,7 @@ def _pytorch(function: Any, state_dict: StateDict, writer: StorageWriter, **how:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            warnings.filterwarnings("ignore", r".*save_state_dict. is deprecated", FutureWarning)
             return function(state_dict, storage_writer=writer, **how)
     except dcp.CheckpointException as failed:
         raise unwrapped(failed) from failed

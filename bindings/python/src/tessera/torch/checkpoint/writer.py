@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import uuid
 import weakref
 from concurrent.futures import Future
 from typing import Any
@@ -25,7 +26,7 @@ from ...errors import InvalidArgument, InvalidState, Unsupported
 from ..ranks import Meeting, Ranks, host_name, serve
 from ..tensors import Copies
 from .rows import rows_of
-from .saves import FORMATS, Save, local_directory
+from .saves import FORMATS, Save, is_url, local_directory
 
 __all__ = ["FileSystemWriter"]
 
@@ -93,6 +94,7 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         self.cache_staged_state_dict: bool
         self.state_dict_cache: dict[str, Any] | None
         self.path = local_directory(path)
+        self.save_id = str(uuid.uuid4())
         self.format = format
         self.step = step
         self.overwrite = overwrite
@@ -118,6 +120,7 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a new save, into `checkpoint_id` if it is given."""
+        self.save_id = str(uuid.uuid4())
         if checkpoint_id:
             self.path = local_directory(checkpoint_id)
 
@@ -126,6 +129,7 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         return Save(
             ranks,
             self.path,
+            save_id=self.save_id,
             format=self.format,
             step=self.step,
             overwrite=self.overwrite,
@@ -200,10 +204,11 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Nothing is left to do: the checkpoint is committed."""
         metadata.version = "1.0.0"
+        metadata.storage_meta = self.storage_meta()
 
     def storage_meta(self) -> StorageMeta | None:
         """What a planner is told of the storage."""
-        return StorageMeta(checkpoint_id=self.checkpoint_id)
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
@@ -213,4 +218,4 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether `checkpoint_id` is a path, and no URL."""
-        return "://" not in os.fsdecode(checkpoint_id)
+        return not is_url(checkpoint_id)
