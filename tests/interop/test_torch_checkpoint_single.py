@@ -884,12 +884,20 @@ def test_one_save_is_in_flight_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_program_may_go_elsewhere_while_it_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+@pytest.mark.parametrize("module", [tcp, dcp])
+def test_a_program_may_go_elsewhere_while_it_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, module: Any
+) -> None:
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path)
     go_on, settle = threading.Event(), saves.settle
+    prepare = tcp.FileSystemWriter.prepare_local_plan  # where PyTorch plans, in the background
     monkeypatch.setattr(saves, "settle", lambda *of: go_on.wait(patience(60)) and settle(*of))
-    future = tcp.async_save({"x": torch.ones(1000)}, checkpoint_id="checkpoint", format=form)
+    monkeypatch.setattr(
+        tcp.FileSystemWriter, "prepare_local_plan", lambda *of: go_on.wait(patience(60)) and prepare(*of)
+    )
+    storage = tcp.FileSystemWriter("checkpoint", format=form)
+    future = module.async_save({"x": torch.ones(1000)}, storage_writer=storage)
     monkeypatch.chdir("other")
     go_on.set()
     future.result(timeout=patience(60))

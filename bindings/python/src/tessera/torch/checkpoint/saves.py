@@ -51,14 +51,14 @@ def is_url(checkpoint_id: str | os.PathLike[str]) -> bool:
 
 
 def local_directory(checkpoint_id: str | os.PathLike[str]) -> Path:
-    """The directory that a checkpoint_id means; InvalidArgument for URLs."""
+    """The directory that a checkpoint_id means now, wherever the program is later; InvalidArgument for URLs."""
     text = os.fsdecode(checkpoint_id)
     if is_url(text):
         raise InvalidArgument(
             f"{text} is a URL; Tessera's FileSystemWriter and FileSystemReader take paths, and PyTorch's FsspecWriter "
             "and FsspecReader URLs"
         )
-    return Path(text)
+    return Path(text).absolute()
 
 
 class Save:
@@ -81,7 +81,7 @@ class Save:
         if format not in FORMATS:
             raise InvalidArgument(f"the format {format!r} is none of {', '.join(FORMATS)}")
         self._ranks = ranks
-        self._directory = directory.absolute()  # the program may be elsewhere when a save in the background ends
+        self._directory = directory
         self._save_id = save_id  # rank 0's, once the ranks have met
         self._format = format
         self._step = step

@@ -37,7 +37,8 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
     Parameters
     ----------
     path : path
-        The checkpoint's directory; `checkpoint_id` of a save replaces it.
+        The checkpoint's directory; `checkpoint_id` of a save replaces it. A relative one is below the program's working
+        directory now, wherever it is when it saves.
     single_file_per_rank, sync_files, thread_count, per_thread_copy_ahead
         As PyTorch takes them, so that its programs run: the core always writes one file a rank, syncs it, and
         chooses its threads itself.
