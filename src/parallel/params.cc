@@ -31,15 +31,17 @@ void check_params(std::span<const NamedTensor> params) {
                                     "layer they are in: begin each with its own, such as \"fc1.{0}\"",
                                     name));
         }
-        if (!is_floating(tensor.dtype)) {
-            throw Error(Code::invalid_argument,
-                        fmt::format("parameter \"{}\" is {}; a parameter is a floating-point tensor", name,
-                                    name_of(tensor.dtype)));
-        }
         if (tensor.device.type != DeviceType::cpu) {
             throw Error(Code::unsupported, fmt::format("parameter \"{}\" is not on the CPU", name));
         }
     }
+}
+
+void check_trained(const NamedTensor& param) {
+    if (is_floating(param.tensor.dtype)) return;
+    throw Error(Code::invalid_argument, fmt::format("parameter \"{}\" is {}; a parameter with a gradient is a "
+                                                    "floating-point tensor",
+                                                    param.name, name_of(param.tensor.dtype)));
 }
 
 std::vector<std::string> description(std::span<const NamedTensor> tensors, std::string_view kind) {

@@ -86,10 +86,6 @@ template <class From, class To>
 
 template <class From, class To>
 void convert(const std::byte* from, std::byte* to, size_t count, [[maybe_unused]] Vectors vectors) {
-    if constexpr (std::is_same_v<From, To>) {
-        if (count > 0) std::memcpy(to, from, count * sizeof(From));
-        return;
-    }
 #if defined(__x86_64__)
     if (vectors == Vectors::avx512) return avx512_loop<From, To>(from, to, count);
     if (vectors == Vectors::avx2) return avx2_loop<From, To>(from, to, count);
@@ -112,6 +108,10 @@ void convert_to(const std::byte* from, std::byte* to, DType dtype, size_t count,
 
 void convert(const std::byte* from, DType from_dtype, std::byte* to, DType to_dtype, int64_t count, Vectors vectors) {
     const auto n = static_cast<size_t>(count);
+    if (from_dtype == to_dtype) {
+        if (n > 0) std::memcpy(to, from, n * size_of(from_dtype));
+        return;
+    }
     switch (from_dtype) {
         case DType::f16: return convert_to<Half>(from, to, to_dtype, n, vectors);
         case DType::bf16: return convert_to<BFloat>(from, to, to_dtype, n, vectors);

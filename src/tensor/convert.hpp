@@ -10,8 +10,8 @@
 
 namespace tsr {
 
-// `count` elements; memory need not be aligned, and does not overlap. Both dtypes are floating (else INTERNAL). Every set
-// of instructions gives the same bits.
+// `count` elements; memory need not be aligned, and does not overlap. Both dtypes are floating, or one (else INTERNAL).
+// Every set of instructions gives the same bits.
 void convert(const std::byte* from, DType from_dtype, std::byte* to, DType to_dtype, int64_t count,
              Vectors vectors = widest_vectors());
 

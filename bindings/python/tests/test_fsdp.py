@@ -532,6 +532,43 @@ def test_frozen_parameters_and_unused_ones(ranks):
     ranks(2, job)
 
 
+@pytest.mark.parametrize("flat", [(), ("u",)])
+def test_frozen_parameters_of_any_dtype_stay_as_they_are(ranks, tmp_path: Path, flat):
+    """As weights that are quantised do, with what is trained beside them in another dtype."""
+    frozen = {
+        "u8": np.arange(250, 260, dtype=np.uint16).astype(np.uint8),
+        "i64": np.array([[2**62, -1], [5, 7]]),
+        "yes": np.array([True, False, True]),
+    }
+
+    def job(comm: ts.Comm):
+        def made(values):
+            model = {"u": {**values, "w": np.ones(3, np.float32)}}
+            return ts.FSDP(comm, model, frozen=list(values), flat=flat, param_dtype="bf16")
+
+        def check(fsdp):
+            with fsdp.forward("u") as params:
+                for name, values in frozen.items():
+                    assert params[name].dtype == values.dtype
+                    assert np.array_equal(params[name], values)
+
+        fsdp = made(frozen)
+        check(fsdp)
+        with fsdp.backward("u") as (_, grads):
+            assert set(grads) == {"w"}
+            grads["w"][...] = 1
+        fsdp.wait()
+        ts.SGD(fsdp, lr=1.0).step()
+        check(fsdp)
+        other = made({name: np.zeros_like(values) for name, values in frozen.items()})
+        with ts.Saver(comm, tmp_path) as saver:
+            saver.save(1, ts.State(model=fsdp))
+            assert saver.resume(ts.State(model=other)) == 1
+        check(other)
+
+    ranks(2, job)
+
+
 def test_optimizers_leave_what_no_rank_used(ranks):
     """With its moments and its count of steps, as PyTorch does where a gradient is None."""
 

@@ -17,8 +17,9 @@ extern "C" {
 typedef struct tsr_fsdp_unit {
     const char *name; /* no other unit's */
     const tsr_param
-        *params; /* n contiguous floating-point tensors of one dimension or more (any number, where the unit is
-                                flat), cut by rows; data may be NULL: the shards are zero then, to be written through
+        *params; /* n contiguous tensors of one dimension or more (any number, where the unit is flat), cut by rows;
+                                floating-point ones, but those without a gradient may be of any dtype, which they keep
+                                when whole; data may be NULL: the shards are zero then, to be written through
                                 tsr_fsdp_shard or by a load */
     size_t n;    /* at least 1 */
     const int32_t *trained; /* n flags, 0: without a gradient; NULL: all are trained */

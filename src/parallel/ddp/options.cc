@@ -64,6 +64,7 @@ void check_model(const std::vector<NamedTensor>& params, const DdpOptions& optio
     }
     if (options.share_params) check_shared(params, options);
     check_params(params);
+    for (const NamedTensor& param : params) check_trained(param);
 }
 
 std::vector<std::string> description(const std::vector<NamedTensor>& params, const DdpOptions& options) {

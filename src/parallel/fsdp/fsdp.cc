@@ -48,7 +48,9 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
             param.name = name;
             param.shape = tensor.shape;
             param.dtype = tensor.dtype;
-            param.whole_dtype = unit.param_dtype.value_or(options_.param_dtype.value_or(tensor.dtype));
+            param.whole_dtype = is_floating(tensor.dtype)
+                                    ? unit.param_dtype.value_or(options_.param_dtype.value_or(tensor.dtype))
+                                    : tensor.dtype;
             param.grad_dtype = unit.reduce_dtype.value_or(options_.reduce_dtype.value_or(param.whole_dtype));
             param.trained = unit.trained.empty() || unit.trained[i];
             param.unit = plan_->units.size() - 1;

@@ -79,7 +79,9 @@ void check_model(const std::vector<FsdpUnit>& units, const FsdpOptions& options,
                             "one of these",
                             unit.name, unit.row_block));
         }
-        for (const NamedTensor& param : unit.params) {
+        for (size_t i = 0; i < unit.params.size(); ++i) {
+            const NamedTensor& param = unit.params[i];
+            if (unit.trained.empty() || unit.trained[i]) check_trained(param);
             if (!unit.flat && param.tensor.shape.ndim() == 0) {
                 throw Error(Code::invalid_argument,
                             fmt::format("parameter \"{}\" of unit \"{}\" has no dimension to be cut along; give it the "

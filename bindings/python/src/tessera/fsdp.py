@@ -86,7 +86,8 @@ class FSDP(Closable):
         For each unit its parameters, as `DDP` takes them, or `Deferred` ones; names differ over the whole model. The
         arrays are read here and not used later. A leading ``module.`` or ``_orig_mod.`` of a name is stripped.
     frozen : collection of str, default ()
-        Names of parameters without a gradient.
+        Names of parameters without a gradient. They may be of any dtype; those that are not floating-point ones keep it
+        when whole.
     keep_whole : collection of str, default ()
         Units that stay whole from their forward to their backward: more memory, less communication.
     keep_among : mapping of str to int, default {}
@@ -124,8 +125,8 @@ class FSDP(Closable):
     Mismatch
         The ranks registered different models; the first difference is named.
     InvalidArgument
-        An array is not contiguous, not of a floating-point type, without a dimension (but in a flat unit), or a name
-        occurs twice.
+        An array is not contiguous, not of a floating-point type (unless it is frozen), without a dimension (but in a
+        flat unit), or a name occurs twice.
 
     Examples
     --------

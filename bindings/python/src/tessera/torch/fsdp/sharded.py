@@ -24,6 +24,8 @@ __all__ = ["Sharded", "check", "over", "placements_of", "places_of"]
 
 Place = tuple[nn.Module, str]
 
+_TRAINED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 # The parameters that were cut, as long as their units are there: a module of no unit yet may still have one.
 _cut: Any = WeakTensorKeyDictionary()
 
@@ -246,8 +248,11 @@ def check(name: str, param: nn.Parameter) -> None:
         raise InvalidArgument(f"parameter {name!r} has no dimension to be cut along; give it the shape [1]")
     if not param.is_contiguous():
         raise InvalidArgument(f"parameter {name!r} has strides {param.stride()}: a contiguous one is wanted")
-    if not param.is_floating_point() or param.dtype not in CORE or param.dtype.itemsize == 1:
-        raise Unsupported(f"parameter {name!r} is {param.dtype}; float16, bfloat16, float32 and float64 are sharded")
+    if param.dtype not in CORE or (param.requires_grad and param.dtype not in _TRAINED):
+        raise Unsupported(
+            f"parameter {name!r} is {param.dtype}; float16, bfloat16, float32 and float64 are sharded, and other "
+            "dtypes of parameters without a gradient"
+        )
 
 
 def places_of(

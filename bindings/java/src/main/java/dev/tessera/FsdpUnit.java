@@ -52,8 +52,8 @@ public final class FsdpUnit {
      * A unit of parameters.
      *
      * @param name "layer3", in messages and calls; differs from those of the other units
-     * @param params contiguous, floating-point, of one dimension or more, cut by rows (see also {@link #flat}); read by
-     *     {@link Fsdp#create} and not used later
+     * @param params contiguous, floating-point if trained, of one dimension or more, cut by rows (see also {@link #flat});
+     *     read by {@link Fsdp#create} and not used later
      * @return the unit
      */
     public static FsdpUnit of(String name, Params params) {
