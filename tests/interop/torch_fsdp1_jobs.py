@@ -487,6 +487,15 @@ def whole_parameters() -> None:
             assert model.head.weight.shape == (11, 6)
         loss_of(model, 0).backward()
     assert all(isinstance(param, DTensor) for param in model.parameters())
+    before = [full(param.grad).clone() for param in model.parameters()]
+    for writeback in (False, True):
+        with Ours.summon_full_params(model, with_grads=True, writeback=writeback):
+            torch.testing.assert_close([param.grad for param in model.parameters()], before)
+            for param in model.parameters():
+                param.grad.mul_(3)
+        grads = [full(param.grad) for param in model.parameters()]
+        torch.testing.assert_close(grads, [(3 if writeback else 1) * grad for grad in before])
+    loss_of(model, 0)  # the root's stay whole until backward, whose gradients are not there yet
     with Ours.summon_full_params(model, with_grads=True), torch.no_grad():
         assert model.head.weight.grad.shape == (11, 6)
         for param in model.parameters():

@@ -275,7 +275,7 @@ class FullyShardedDataParallel(nn.Module):
         offload_to_cpu : bool
             Without effect: they are in the CPU's memory.
         with_grads : bool
-            Gradients too.
+            Gradients too; with `writeback`, what the block writes into those that there are counts.
         """
         del offload_to_cpu
         if rank0_only and writeback:
@@ -308,6 +308,8 @@ class FullyShardedDataParallel(nn.Module):
                 if writeback:
                     with torch.no_grad():
                         sharded.to_local().copy_(param.rows_of(whole))
+                        if with_grads and whole.grad is not None and sharded.grad is not None:
+                            sharded.grad.to_local().copy_(param.rows_of(whole.grad))
                 param.show(sharded)
 
     # ------------------------------------------------------------ states
