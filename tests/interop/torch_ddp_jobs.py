@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import io
 import os
+import pickle
 import signal
 import sys
 import time
@@ -790,6 +792,34 @@ def states() -> None:
         torch.testing.assert_close([step(again, optimizer, number) for number in range(3, 6)], expected)
 
 
+def pickled_and_copied() -> None:
+    """As PyTorch's, of the default process group: each goes on from where the model was."""
+    model = Ours(model_of(Net), **SMALL, find_unused_parameters=True)
+    loss_of_net(model, 0).backward()
+    file = io.BytesIO()
+    torch.save(model.eval(), file)
+    file.seek(0)
+    alone = torch.load(file, weights_only=False)
+    assert not alone.training
+    assert alone.state_dict().keys() == model.state_dict().keys()  # for which no rank is asked
+    for other in (alone, copy.deepcopy(model)):
+        seen: list[object] = []
+        other.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        assert other.find_unused_parameters
+        model.zero_grad()
+        for one in (model, other.train()):
+            one.train()
+            loss_of_net(one, 1).backward()
+        assert seen
+        for got, expected in zip(other.parameters(), model.parameters(), strict=True):
+            assert got is not expected
+            torch.testing.assert_close(got.grad, expected.grad, rtol=0, atol=0)
+        assert len(other.stats()) == len(model.stats())
+        model.eval()
+    group = dist.new_group(list(range(ranks)))
+    refused(TypeError, "model.module", lambda: pickle.dumps(Ours(model_of(Net), process_group=group)))
+
+
 def signature() -> None:
     """PyTorch's, and none of its methods runs by inheritance."""
     own, other = (list(inspect.signature(kind).parameters.items()) for kind in (Ours, Theirs))
@@ -820,7 +850,6 @@ def what_is_refused() -> None:
     refused(ts.Mismatch, '"weight"', lambda: Ours(nn.Linear(2, 2 + rank % 2)))
     refused(ts.Mismatch, "find_unused", lambda: Ours(nn.Linear(2, 2), find_unused_parameters=bool(rank % 2)))
     model = Ours(model_of(Net))
-    refused(TypeError, "state_dict()", lambda: copy.deepcopy(model))
     for method in ("scatter", "gather"):
         refused(
             ts.Unsupported, method, lambda method=method: getattr(model, method)(1, *[2] * (1 + (method == "scatter")))
@@ -882,6 +911,7 @@ CHECKS = [
     uneven_inputs,
     communication_hooks,
     states,
+    pickled_and_copied,
     signature,
     what_is_refused,
 ]

@@ -118,7 +118,21 @@ class DistributedDataParallel(_TorchDDP):
         forward_sync_buffers: bool | None = None,
         lazy_bucket_allocation: bool = False,
     ) -> None:
-        torch.nn.Module.__init__(self)
+        if "_modules" not in self.__dict__:  # else it is unpickled
+            torch.nn.Module.__init__(self)
+        self._arguments = {
+            "dim": dim,
+            "broadcast_buffers": broadcast_buffers,
+            "bucket_cap_mb": bucket_cap_mb,
+            "find_unused_parameters": find_unused_parameters,
+            "gradient_as_bucket_view": gradient_as_bucket_view,
+            "static_graph": static_graph,
+            "delay_all_reduce_named_params": delay_all_reduce_named_params,
+            "param_to_hook_all_reduce": param_to_hook_all_reduce,
+            "mixed_precision": mixed_precision,
+            "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
+            "forward_sync_buffers": forward_sync_buffers,
+        }
         del check_reduction, batched_grad_copy, lazy_bucket_allocation
         if device_ids or output_device is not None:
             raise InvalidArgument(
@@ -408,8 +422,33 @@ class DistributedDataParallel(_TorchDDP):
     def broadcast_buffers(self, value: bool) -> None:
         self.forward_sync_buffers = value
 
-    def __getstate__(self) -> NoReturn:
-        raise TypeError("the model belongs to its ranks: save or copy model.module, or its state_dict()")
+    def __getstate__(self) -> dict[str, Any]:
+        """The module and the options, without a hook. What is unpickled, or a copy, meets the other ranks' when it is
+        first used."""
+        if self.process_group is not torch.distributed.group.WORLD:
+            raise TypeError(
+                "a model whose ranks are not the default process group cannot be pickled or copied: save or copy "
+                "model.module, or its state_dict()"
+            )
+        made = [name for name in self.__dict__ if name not in torch.nn.Module().__dict__]
+        return {"module": self.module, "arguments": self._arguments, "made": made, "training": self.training}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.nn.Module.__init__(self)
+        self.module, self.training = state["module"], state["training"]
+        self._unpickled = {name: state[name] for name in ("arguments", "made")}
+
+    def __getattr__(self, name: str) -> Any:
+        unpickled = self.__dict__.get("_unpickled")
+        if unpickled is not None and name in unpickled["made"]:
+            del self._unpickled
+            try:
+                self.__init__(self.module, init_sync=False, **unpickled["arguments"])  # type: ignore[misc]
+            except BaseException:
+                self._unpickled = unpickled
+                raise
+            return getattr(self, name)
+        return super().__getattr__(name)
 
 
 class GradBucket:
