@@ -31,6 +31,7 @@ from tessera.errors import InvalidArgument, InvalidState, TesseraError, _from_na
 
 cdef extern from "gate.h" nogil:
     int gate_enter()
+    int gate_closed()
     void gate_leave()
     void gate_close()
     int watch_forks()

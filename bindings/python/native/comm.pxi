@@ -18,10 +18,11 @@ cdef class Work(Handle):
         cdef void *keep = <void *>self.keep
         if work != NULL and not self.watched and self.generation == current_generation():
             if tsr_work_test(work, &done) == TSR_OK and not done:
-                Py_INCREF(self.keep)
-                with nogil:
-                    if tsr_work_on_done(work, on_forgotten, keep, on_drop) != TSR_OK:
-                        on_drop(keep)
+                Py_INCREF(self.keep)  # for good where the interpreter ends
+                if not gate_closed():
+                    with nogil:
+                        if tsr_work_on_done(work, on_forgotten, keep, on_drop) != TSR_OK:
+                            on_drop(keep)
         Handle.release(self)
 
 

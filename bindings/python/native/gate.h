@@ -26,6 +26,8 @@ static int gate_enter(void) {
 
 static void gate_leave(void) { atomic_fetch_sub(&gate_inside, 1); }
 
+static int gate_closed(void) { return atomic_load(&gate_is_closed); }
+
 static void gate_close(void) {
     const struct timespec pause = {0, 1000000};
     int turns;

@@ -46,8 +46,13 @@ cdef class Handle:
         if self.ptr == NULL:
             return
         if not self.borrowed and self.generation == current_generation():
-            with nogil:
+            if gate_closed():
+                # A thread that waits for the GIL while the interpreter ends is ended where it is when it gets its turn,
+                # and one of PyTorch's ends the process then. So nobody gets it.
                 self.free()
+            else:
+                with nogil:
+                    self.free()
             if thread_has_pending:
                 redeliver()
         self.ptr = NULL
