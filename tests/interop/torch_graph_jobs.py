@@ -285,15 +285,24 @@ def on_all(told: str) -> list[str]:
     return every
 
 
+def uses_once(plan: Plan) -> None:
+    """A forward and a backward a step, each module in a unit of its own and used once at most. Beyond that, PyTorch's
+    fully_shard reads memory that it gave back, which ends the process."""
+    plan.units = [unit for unit in plan.units if len(unit) == 1]
+    plan.options = [{}] * len(plan.units)
+    for step in plan.steps:
+        step.uses = [list({use.module: use for use in step.uses[0]}.values())]
+
+
 def compare(seed: int, kind: Any, is_ours: bool) -> str:
     """Train under `kind`, and return the first difference."""
     plan = drawn(seed)
-    # DDP refuses reentrant checkpoints; PyTorch's fully_shard reads memory that it gave back where one is of a part of
-    # the root's unit.
-    if kind is not our_fully_shard:
+    if kind is not our_fully_shard:  # DDP refuses reentrant checkpoints
         for step in plan.steps:
             for uses in step.uses:
                 uses[:] = [Use(use.module, "checkpointed") if use.way == "reentrant" else use for use in uses]
+    if kind is their_fully_shard:
+        uses_once(plan)
     whole = copy.deepcopy(plan.model)
     model = wrapped(kind, plan)
     for number, step in enumerate(plan.steps):

@@ -42,7 +42,11 @@ def test_it_trains_as_one_process_does(tmp_path: Path, ranks: int) -> None:
         losses.append(float(loss.detach()))
     assert seen["losses"] == pytest.approx(losses, rel=1e-4)
     for name, param in model.named_parameters():
-        torch.testing.assert_close(seen["parameters"][name], param.detach(), rtol=1e-3, atol=1e-4)
+        got, expected = seen["parameters"][name], param.detach()
+        if name.endswith("in_proj_bias"):
+            # A key's bias has a gradient of zero but for rounding, of which Adam makes whole steps.
+            got, expected = (torch.cat([one.chunk(3)[i] for i in (0, 2)]) for one in (got, expected))
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "tessera run"])
