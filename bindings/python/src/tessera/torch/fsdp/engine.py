@@ -218,7 +218,7 @@ class Engine:
         unit.show_sharded()
         unit.in_backward = False
         unit.handed_over = True
-        unit.holds_sums = not self.sync
+        unit.holds_sums = not self.sync and bool(unit.trained)
         self._do(_core.fsdp_grads_ready, unit.number)
 
     def end(self) -> None:
