@@ -118,7 +118,7 @@ class Optimizer {
     }
 
     // Whether a parameter has a gradient. step() leaves those without as they are, their moments and their count of steps too.
-    // `zeroed` is told that all gradients are zero.
+    // zero_grad() calls `zeroed`.
     void set_has_grad(std::function<bool(size_t param)> has_grad, std::function<void()> zeroed) {
         has_grad_ = std::move(has_grad);
         zeroed_ = std::move(zeroed);

@@ -430,7 +430,7 @@ class DistributedDataParallel(_TorchDDP):
                 "a model whose ranks are not the default process group cannot be pickled or copied: save or copy "
                 "model.module, or its state_dict()"
             )
-        made = [name for name in self.__dict__ if name not in torch.nn.Module().__dict__]
+        made = self.__dict__.keys() - torch.nn.Module().__dict__.keys()
         return {"module": self.module, "arguments": self._arguments, "made": made, "training": self.training}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

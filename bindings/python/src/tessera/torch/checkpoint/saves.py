@@ -251,8 +251,8 @@ def warn_of_more_than_data(entries: list[Entry]) -> None:
     told = [f"{name!r} ({why})" for name, why in refused.items() if why is not None]
     if told:
         warnings.warn(
-            f"saved, but a load refuses what is more than data, unless it is told FileSystemReader(path, "
-            f"weights_only=False): {', '.join(told)}",
+            "saved, but load will refuse these objects, which hold more than data; to load them, use "
+            f"FileSystemReader(path, weights_only=False): {', '.join(told)}",
             stacklevel=2,
         )
 
