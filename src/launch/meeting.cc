@@ -14,6 +14,7 @@
 
 #include "base/env.hpp"
 #include "base/error.hpp"
+#include "store/address.hpp"
 #include "store/server.hpp"
 #include "store/tcp_store.hpp"
 
@@ -60,6 +61,15 @@ std::shared_ptr<StoreServer> serve(const JobEnvironment& job) {
                             taken));
 }
 
+std::string why_there_is_no_store(const Address& address) {
+    try {
+        check_host(address.host);
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return "has rank 0 started, and does it run on that host?";
+}
+
 // Looks for rank 0's store on the candidate ports, round and round.
 std::shared_ptr<Store> find_store(const JobEnvironment& job, milliseconds timeout) {
     const Deadline deadline = Deadline::in(timeout);
@@ -84,9 +94,9 @@ std::shared_ptr<Store> find_store(const JobEnvironment& job, milliseconds timeou
         if (deadline.expired()) {
             throw Error(
                 Code::timeout,
-                fmt::format("rank {} found no store of rank 0 at {} (and the {} ports after it) within {} ms: has "
-                            "rank 0 started, and does it run on that host?",
-                            job.rank, job.candidates.front().uri(), job.candidates.size() - 1, timeout.count()))
+                fmt::format("rank {} found no store of rank 0 at {} (and the {} ports after it) within {} ms: {}",
+                            job.rank, job.candidates.front().uri(), job.candidates.size() - 1, timeout.count(),
+                            why_there_is_no_store(job.candidates.front())))
                 .with_rank(job.rank)
                 .with_peer(0)
                 .caused_by(*last);

@@ -106,6 +106,8 @@ bool is_loopback(const std::string& host) {
     return true;
 }
 
+void check_host(const std::string& host) { (void)resolve({host, 0}, 0); }
+
 Fd listen_on(Address& address) {
     if (address.host.empty()) {
         throw Error(Code::invalid_argument, "a store's server needs the address to listen on, such as 127.0.0.1");

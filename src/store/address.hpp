@@ -23,6 +23,8 @@ struct Address {
 
 // Whether `host` means this machine alone. A name is resolved; one that cannot be is not loopback.
 [[nodiscard]] bool is_loopback(const std::string& host);
+// Throws IO if the name cannot be resolved.
+void check_host(const std::string& host);
 
 // A listening, non-blocking socket on exactly that address; its port replaces address.port if that is 0.
 [[nodiscard]] Fd listen_on(Address& address);

@@ -12,6 +12,7 @@
 #include "base/env.hpp"
 #include "base/error.hpp"
 #include "base/fd.hpp"
+#include "store/address.hpp"
 
 namespace tsr {
 
@@ -167,6 +168,11 @@ Token find_token(const std::string& given, bool loopback, const std::string& add
     if (file) return token_of_file(*file, "TESSERA_TOKEN_FILE=" + *file);
     if (const auto text = env_text("TESSERA_TOKEN")) return Token::parse(*text, "TESSERA_TOKEN");
     if (loopback) return token_of_user();
+    if (address.starts_with("tcp://")) {
+        check_host(Address::parse(address).host);
+    } else if (address.find("://") == std::string::npos && !address.empty()) {
+        check_host(address);  // that a server is to listen on
+    }
     throw Error(Code::permission,
                 fmt::format("no job token for the store at {}: give all ranks the same TESSERA_TOKEN_FILE (mode 0600, "
                             "made by `openssl rand -hex 32`) or TESSERA_TOKEN, or start the job with --insecure or "

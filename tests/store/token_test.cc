@@ -55,9 +55,9 @@ class TokenTest : public ::testing::Test {
         ::chmod(path.c_str(), mode);
         return path;
     }
-    static Error refusal(bool loopback) {
+    static Error refusal(bool loopback, const std::string& address = "tcp://10.0.0.1:5") {
         try {
-            (void)find_token("", loopback, "tcp://10.0.0.1:5");
+            (void)find_token("", loopback, address);
         } catch (const Error& error) {
             return error;
         }
@@ -121,6 +121,13 @@ TEST_F(TokenTest, WithoutATokenARemoteStoreIsRefusedWithAdvice) {
     EXPECT_EQ(error.code(), Code::permission);
     EXPECT_THAT(error.what(),
                 AllOf(HasSubstr("tcp://10.0.0.1:5"), HasSubstr("TESSERA_TOKEN_FILE"), HasSubstr("TESSERA_INSECURE=1")));
+}
+
+TEST_F(TokenTest, AHostThatCannotBeResolvedIsToldBeforeATokenIsAskedFor) {
+    const Error error = refusal(false, "tcp://no-such-host.invalid:5");
+    EXPECT_EQ(error.code(), Code::io);
+    EXPECT_THAT(error.what(), HasSubstr("the host name 'no-such-host.invalid' cannot be resolved"));
+    EXPECT_EQ(testing::code_of([] { (void)StoreServer::start("no-such-host.invalid", 0, StoreOptions{}); }), Code::io);
 }
 
 TEST_F(TokenTest, OnLoopbackAllProcessesOfAUserShareOneToken) {

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 import tessera as ts
@@ -289,3 +290,19 @@ def test_a_rank_with_another_token_is_refused(program):
             home = {"XDG_RUNTIME_DIR": str(program(text).path.parent)}
             result = program(text).run(server.uri, env=os.environ | home | setting)
             assert result.stdout == "refused: PERMISSION\n", result.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("token", [{}, {"TESSERA_TOKEN": "ab" * 32}], ids=["without", "with"])
+def test_a_host_that_cannot_be_resolved_is_what_is_told(rank, token):
+    job = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host.invalid", "MASTER_PORT": "29500"}
+    others = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
+    done = subprocess.run(
+        [sys.executable, "-c", "import tessera as ts; ts.init(timeout=0.2)"],
+        env={**others, **job, **token},
+        capture_output=True,
+        text=True,
+        timeout=patience(60),
+    )
+    assert done.returncode == 1
+    assert "the host name 'no-such-host.invalid' cannot be resolved" in done.stderr.splitlines()[-1]
