@@ -132,6 +132,34 @@ TEST(OtherFormatsOfPyTorch, EverySubcommandTakesThem) {
     EXPECT_GE(versions, 4);
 }
 
+TEST(OtherFormats, APointerOfGitLfsIsToldAsOne) {
+    const TempDir dir;
+    const std::string root = dir / "root";
+    const std::string path = save_numbers(root, 2);
+    for (const char* to : {"safetensors", "torch_dcp", "torch_save"}) {
+        ASSERT_EQ(tessera("convert " + root + " " + (dir / to) + " --to " + to).code, 0);
+    }
+    ASSERT_EQ(tessera("convert " + root + " " + (dir / "hf") + " --to safetensors --shard-size 150B").code, 0);
+    const std::string files[] = {dir / "safetensors/model.safetensors",
+                                 dir / "torch_save/model.pt",
+                                 dir / "hf/model-00002-of-00003.safetensors",
+                                 dir / "hf/model.safetensors.index.json",
+                                 dir / "torch_dcp/__0_0.distcp",
+                                 dir / "torch_dcp/.metadata",
+                                 path + "/rank-00001.safetensors",
+                                 path + "/manifest.json"};
+    for (const std::string& file : files) {
+        SCOPED_TRACE(file);
+        ASSERT_TRUE(std::filesystem::exists(file));
+        std::ofstream(file) << "version https://git-lfs.github.com/spec/v1\noid sha256:" << std::string(64, 'a')
+                            << "\nsize 2300000000\n";
+        const bool is_a_file = file.ends_with(".pt") || file.ends_with("model.safetensors");
+        const Result result = tessera("verify " + (is_a_file ? file : parent_of(file)));
+        EXPECT_EQ(result.code, 1);
+        EXPECT_THAT(result.output, HasSubstr(file + " is a pointer of Git LFS, not the file itself"));
+    }
+}
+
 TEST(OtherFormatsOfTwoModels, AreNotChosenBetween) {
     const TempDir dir;
     save_numbers(dir / "root", 1);

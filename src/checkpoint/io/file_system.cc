@@ -158,7 +158,27 @@ std::string read_text(File& file, const std::string& path, int64_t max_size) {
     }
     std::string text(static_cast<size_t>(size), '\0');
     read_all(file, path, std::as_writable_bytes(std::span(text)), 0);
+    refuse_lfs_pointer(text, path);
     return text;
+}
+
+namespace {
+
+constexpr std::string_view lfs_begin = "version https://git-lfs.";
+
+}  // namespace
+
+void refuse_lfs_pointer(std::string_view begin, const std::string& path) {
+    if (!begin.starts_with(lfs_begin)) return;
+    throw Error(Code::corrupt,
+                fmt::format("{} is a pointer of Git LFS, not the file itself: fetch it by `git lfs pull`", path));
+}
+
+void refuse_lfs_pointer(File& file, const std::string& path) {
+    if (file.size() < static_cast<int64_t>(lfs_begin.size())) return;
+    std::string begin(lfs_begin.size(), '\0');
+    read_all(file, path, std::as_writable_bytes(std::span(begin)), 0);
+    refuse_lfs_pointer(begin, path);
 }
 
 void write_new_text(FileSystem& files, const std::string& path, std::string_view text) {

@@ -104,6 +104,9 @@ void make_directories(FileSystem& files, const std::string& path);
 // A small file whole; CORRUPT beyond `max_size`.
 [[nodiscard]] std::string read_text(FileSystem& files, const std::string& path, int64_t max_size);
 [[nodiscard]] std::string read_text(File& file, const std::string& path, int64_t max_size);
+// Throws CORRUPT if what a file begins with is a pointer of Git LFS, which stands where the file itself was not fetched.
+void refuse_lfs_pointer(std::string_view begin, const std::string& path);
+void refuse_lfs_pointer(File& file, const std::string& path);
 // Puts it, or writes `<path>.tmp-<tag>`, fsyncs, renames it to `path` and fsyncs the directory: old or new, never half.
 void replace_text(FileSystem& files, const std::string& path, std::string_view text, std::string_view tag);
 void write_new_text(FileSystem& files, const std::string& path, std::string_view text);  // fsynced; must not exist

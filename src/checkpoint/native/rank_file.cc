@@ -274,6 +274,7 @@ RankFile RankFile::read(FileSystem& files, const std::string& path, int64_t size
     const int64_t found = file->size();
     if (found < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-found));
     if (found != size) {
+        refuse_lfs_pointer(*file, path);
         corrupt(path, fmt::format("it has {} bytes, the manifest says {}: it was {}", found, size,
                                   found < size ? "truncated" : "changed after the save"));
     }

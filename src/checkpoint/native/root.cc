@@ -269,6 +269,7 @@ Found resolve_checkpoint(FileSystem& files, const std::string& path) {
             looks_like_safetensors(first_bytes(files, path))) {  // the hub's cache names them otherwise
             return {Format::safetensors, path};
         }
+        refuse_lfs_pointer(first_bytes(files, path), path);
         throw Error(Code::not_found, fmt::format("{} is neither the directory of a checkpoint, nor a safetensors file, "
                                                  "nor one of torch.save (a zip; the form before PyTorch 1.6 is not "
                                                  "read)",
@@ -283,8 +284,11 @@ Found resolve_checkpoint(FileSystem& files, const std::string& path) {
     const std::vector<SavedStep> saves = scan_root(files, path);
     if (const auto newest = newest_save(files, path)) return {Format::native, join(path, *newest)};
     if (!saves.empty()) {
-        throw Error(Code::not_found, fmt::format("{} holds {} saves, but none is committed: each lacks its {}", path,
-                                                 saves.size(), manifest_name));
+        throw Error(Code::not_found,
+                    saves.size() == 1
+                        ? fmt::format("{} holds 1 save, which is not committed: it lacks its {}", path, manifest_name)
+                        : fmt::format("{} holds {} saves, but none is committed: each lacks its {}", path, saves.size(),
+                                      manifest_name));
     }
     const std::vector<std::string> names = list(files, path);
     const bool has_parts = std::any_of(names.begin(), names.end(), [](const std::string& name) {

@@ -123,6 +123,7 @@ SafetensorsHeader SafetensorsHeader::read(File& file, const std::string& path) {
     read_all(file, path, std::as_writable_bytes(std::span(header)), 0);
     const uint64_t length = length_of(header);
     if (length > static_cast<uint64_t>(std::min(max_header_bytes, size - static_cast<int64_t>(length_word)))) {
+        refuse_lfs_pointer(file, path);
         throw Error(Code::corrupt,
                     fmt::format("{}: its header claims {} bytes; the file has {}, and readers take at most {}: it was "
                                 "truncated, or is no safetensors file",

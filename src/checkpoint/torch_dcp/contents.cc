@@ -173,6 +173,7 @@ TorchPiece::Place TorchContents::locate(File& file, const std::string& name, con
     const int64_t size = file.size();
     if (size < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-size));
     if (piece.item.length > size || piece.item.offset > size - piece.item.length) {
+        refuse_lfs_pointer(file, path);
         throw Error(Code::corrupt,
                     fmt::format("{} has {} bytes; tensor '{}' is said to lie up to byte {}: it was truncated", path,
                                 size, name, piece.item.offset + piece.item.length));

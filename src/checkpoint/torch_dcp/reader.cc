@@ -88,6 +88,7 @@ void read_values(FileSystem& files, const std::string& directory, const DcpMetad
         if (opened != item->file) {
             path = join(directory, metadata.files[static_cast<size_t>(item->file)]);
             file = open_file(files, path, OpenMode::read);
+            refuse_lfs_pointer(*file, path);
             opened = item->file;
             end = 0;
         }
