@@ -3,6 +3,7 @@
 #include "tessera/checkpoint.h"
 
 #include "base/env.hpp"
+#include "base/log.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/export.hpp"
 #include "checkpoint/io/storage.hpp"
@@ -349,7 +350,12 @@ tsr_status tsr_checkpoint_export(const tsr_checkpoint* checkpoint, tsr_comm* com
         tsr::Peers peers(comm == nullptr
                              ? nullptr
                              : tsr::split_for_export(*object_of(comm, "comm"), tsr::milliseconds{o.timeout_ms}));
-        (void)tsr::export_checkpoint(*source, peers, place, how);
+        const tsr::Exported exported = tsr::export_checkpoint(*source, peers, place, how);
+        if (exported.unreadable.empty() || peers.rank() != 0) return;
+        const auto& [name, why] = *exported.unreadable.begin();
+        tsr::log::warning("the export of {} into {} leaves out what cannot be read, {} of it: '{}' ({}){}",
+                          source->path(), place, exported.unreadable.size(), name, why,
+                          exported.unreadable.size() > 1 ? " and others" : "");
     });
 }
 

@@ -15,14 +15,15 @@ enum class Output { text, json };
 
 // Exit codes are documented in exit_code_help and docs/COMMAND.md; scripts rely on them.
 inline constexpr int exit_sound = 0;
-inline constexpr int exit_faulty = 1;   // damaged, or no checkpoint where one was looked for
+inline constexpr int exit_faulty = 1;   // damaged, no checkpoint where one was looked for, or a part was left out
 inline constexpr int exit_trouble = 2;  // wrong usage, or it could not be looked at
 inline constexpr int exit_interrupted = 130;
 
 inline constexpr const char* exit_code_help =
     "Exit codes:\n"
     "  0  done; what was looked at is sound\n"
-    "  1  a checkpoint is damaged, or of a newer format, or the directory holds none\n"
+    "  1  a checkpoint is damaged, or of a newer format, or the directory holds none; convert: what cannot be read\n"
+    "     was left out, and the rest is written\n"
     "  2  wrong usage, or the path is not there or cannot be read or written\n"
     "  130  interrupted; what was begun has been removed\n"
     "With --json standard output is one JSON document, {\"error\": {\"code\", \"message\"}} if the command failed.";

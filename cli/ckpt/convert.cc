@@ -44,15 +44,9 @@ Exported export_with_progress(const Checkpoint& source, const Arguments& argumen
     return export_checkpoint(source, alone, arguments.out, options);
 }
 
-void tell_unreadable(const Checkpoint& source) {
-    for (const auto& [name, why] : source.manifest().unreadable) {
-        complain(fmt::format("'{}' left out: {}", name, why));
-    }
-}
-
 int to_other_format(const Checkpoint& source, const Arguments& arguments, Output output) {
     const Exported exported = export_with_progress(source, arguments);
-    tell_unreadable(source);
+    const int code = tell_unreadable(exported.unreadable);
     if (output == Output::json) {
         Json json;
         json.set("path", arguments.out);
@@ -65,9 +59,9 @@ int to_other_format(const Checkpoint& source, const Arguments& arguments, Output
         Json::Array left;
         for (const std::string& name : exported.left_out) left.emplace_back(name);
         json.set("left_out", Json(std::move(left)));
-        if (!exported.unreadable.empty()) json.set("unreadable", unreadable_json(source.manifest()));
+        if (!exported.unreadable.empty()) json.set("unreadable", unreadable_json(exported.unreadable));
         print_json(json);
-        return exit_sound;
+        return code;
     }
     fmt::print("{}: {}, {} in {}\n", arguments.out, count_text(static_cast<size_t>(exported.tensor_count), "tensor"),
                size_text(exported.size_bytes), count_text(exported.files.size(), "file"));
@@ -75,7 +69,7 @@ int to_other_format(const Checkpoint& source, const Arguments& arguments, Output
         complain(fmt::format("{} left out: {} holds tensors alone", count_text(exported.left_out.size(), "value"),
                              name_of(format_of(arguments))));
     }
-    return exit_sound;
+    return code;
 }
 
 int to_native(const Checkpoint& source, const Arguments& arguments, Output output) {
@@ -90,16 +84,18 @@ int to_native(const Checkpoint& source, const Arguments& arguments, Output outpu
         options.progress = [&](int64_t bytes) { progress.add(bytes); };
         path = rewrite_checkpoint(source, arguments.out, options);
     }
-    tell_unreadable(source);
+    const auto& unreadable = source.manifest().unreadable;
+    const int code = tell_unreadable(unreadable);
     if (output == Output::json) {
         Json json;
         json.set("path", path);
         json.set("format", "native");
+        if (!unreadable.empty()) json.set("unreadable", unreadable_json(unreadable));
         print_json(json);
     } else {
         fmt::print("{}\n", path);
     }
-    return exit_sound;
+    return code;
 }
 
 int convert(const std::string& path, const Arguments& arguments, Output output) {

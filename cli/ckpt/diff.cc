@@ -8,9 +8,9 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <set>
 #include <vector>
 
-#include "base/brief.hpp"
 #include "checkpoint/batches.hpp"
 #include "ckpt/command.hpp"
 #include "ckpt/elements.hpp"
@@ -37,8 +37,9 @@ class Difference {
     [[nodiscard]] double mean_abs(int64_t elements) const { return sum_abs_ / static_cast<double>(elements); }
     [[nodiscard]] double max_rel() const { return max_rel_; }
     [[nodiscard]] int64_t where() const { return where_; }  // row-major number of the largest difference
-    [[nodiscard]] const Json& a() const { return a_; }
-    [[nodiscard]] const Json& b() const { return b_; }
+    // The elements there.
+    [[nodiscard]] const std::byte* a() const { return a_.data(); }
+    [[nodiscard]] const std::byte* b() const { return b_.data(); }
 
    private:
     int64_t differing_ = 0;
@@ -46,8 +47,8 @@ class Difference {
     double sum_abs_ = 0;
     double max_rel_ = 0;
     int64_t where_ = 0;
-    Json a_;  // the elements there
-    Json b_;
+    std::array<std::byte, 16> a_{};  // the largest element is a c128
+    std::array<std::byte, 16> b_{};
 };
 
 void Difference::compare(const std::byte* a, const std::byte* b, DType dtype, int64_t first, int64_t count,
@@ -79,8 +80,8 @@ void Difference::compare(const std::byte* a, const std::byte* b, DType dtype, in
             if (gap > max_abs_) {
                 max_abs_ = gap;
                 where_ = first + begin + static_cast<int64_t>(i);
-                a_ = element_json(a + at + i * item, dtype);
-                b_ = element_json(b + at + i * item, dtype);
+                std::memcpy(a_.data(), a + at + i * item, item);
+                std::memcpy(b_.data(), b + at + i * item, item);
             }
         }
     }
@@ -128,9 +129,21 @@ class Report {
         one.set("b", kind_json(b));
         kinds_.push_back(std::move(one));
     }
+    void unreadable(const std::string& name, const std::string* in_a, const std::string* in_b) {
+        if (output_ == Output::text) {
+            const std::string& why = in_a != nullptr ? *in_a : *in_b;
+            const char* where = in_a == nullptr ? "B" : in_b == nullptr ? "A" : "A and B";
+            fmt::print("{}: not compared, {} cannot be read: {}\n", printable(name), where, printable(why));
+        }
+        Json one;
+        one.set("name", name);
+        one.set("a", in_a != nullptr ? Json(*in_a) : Json());
+        one.set("b", in_b != nullptr ? Json(*in_b) : Json());
+        unreadable_.push_back(std::move(one));
+    }
     void value(const std::string& name, const Json& a, const Json& b) {
         if (output_ == Output::text) {
-            fmt::print("{}: {} in A, {} in B\n", printable(name), short_text(a), short_text(b));
+            fmt::print("{}: {} in A, {} in B\n", printable(name), value_text(a), value_text(b));
         }
         Json one;
         one.set("name", name);
@@ -144,8 +157,8 @@ class Report {
         if (output_ == Output::text) {
             fmt::print("{}  {}: {} of {} differ, max abs {} at {} ({} in A, {} in B), mean abs {}, max rel {}\n",
                        printable(name), kind_text(tensor), difference.differing(), count,
-                       number_text(difference.max_abs()), where.str(), short_text(difference.a()),
-                       short_text(difference.b()), number_text(difference.mean_abs(count)),
+                       number_text(difference.max_abs()), where.str(), exact_text(difference.a(), tensor.dtype),
+                       exact_text(difference.b(), tensor.dtype), number_text(difference.mean_abs(count)),
                        number_text(difference.max_rel()));
         }
         Json one = kind_json(tensor);
@@ -154,8 +167,8 @@ class Report {
         one.set("count", count);
         one.set("max_abs", double_value(difference.max_abs()));
         one.set("where", dims_json(where));
-        one.set("a", difference.a());
-        one.set("b", difference.b());
+        one.set("a", element_json(difference.a(), tensor.dtype));
+        one.set("b", element_json(difference.b(), tensor.dtype));
         one.set("mean_abs", double_value(difference.mean_abs(count)));
         one.set("max_rel", double_value(difference.max_rel()));
         elements_.push_back(std::move(one));
@@ -166,26 +179,23 @@ class Report {
         const bool same =
             only_in_a_.empty() && only_in_b_.empty() && kinds_.empty() && elements_.empty() && values_.empty();
         if (output_ == Output::json) {
-            json_.set("same", same);
+            json_.set("same", same && !unreadable_.empty() ? Json() : Json(same));
             json_.set("compared", static_cast<int64_t>(compared));
             json_.set("only_in_a", Json(std::move(only_in_a_)));
             json_.set("only_in_b", Json(std::move(only_in_b_)));
             json_.set("kinds", Json(std::move(kinds_)));
             json_.set("tensors", Json(std::move(elements_)));
             json_.set("values", Json(std::move(values_)));
+            if (!unreadable_.empty()) json_.set("unreadable", Json(unreadable_));
             print_json(json_);
         } else if (same) {
-            fmt::print("no difference in {}, {}\n", count_text(compared, "tensor"), size_text(bytes));
+            fmt::print("no difference in {}, {}{}\n", count_text(compared, "tensor"), size_text(bytes),
+                       unreadable_.empty() ? "" : fmt::format("; {} not compared", unreadable_.size()));
         }
-        return same ? exit_sound : exit_faulty;
+        return !same ? exit_faulty : unreadable_.empty() ? exit_sound : exit_trouble;
     }
 
    private:
-    static std::string short_text(const Json& value) {
-        const std::string text = printable(value.dump());
-        return brief(text, 60);
-    }
-
     Output output_;
     Json json_;
     Json::Array only_in_a_;
@@ -193,6 +203,7 @@ class Report {
     Json::Array kinds_;
     Json::Array elements_;
     Json::Array values_;
+    Json::Array unreadable_;
 };
 
 void compare_values(const Values& a, const Values& b, Report& report) {
@@ -209,16 +220,44 @@ void compare_values(const Values& a, const Values& b, Report& report) {
     }
 }
 
+// What one has and cannot be read there, or not in the other; all of it that only one has is told as that.
+std::set<std::string, std::less<>> tell_unreadable(const Manifest& a, const Manifest& b, Report& report) {
+    std::set<std::string, std::less<>> names;
+    for (const Manifest* one : {&a, &b}) {
+        for (const auto& [name, why] : one->unreadable) names.insert(name);
+    }
+    const auto why = [](const Manifest& manifest, const std::string& name) {
+        const auto found = manifest.unreadable.find(name);
+        return found == manifest.unreadable.end() ? nullptr : &found->second;
+    };
+    const auto has = [&](const Manifest& manifest, const std::string& name) {
+        return manifest.find(name) != nullptr || manifest.values.contains(name) || why(manifest, name) != nullptr;
+    };
+    for (const std::string& name : names) {
+        if (!has(a, name)) {
+            report.only_in("B", name);
+        } else if (!has(b, name)) {
+            report.only_in("A", name);
+        } else {
+            report.unreadable(name, why(a, name), why(b, name));
+        }
+    }
+    return names;
+}
+
 int compare(const std::string& path_a, const std::string& path_b, const Tolerance& tolerance, Output output) {
     const auto a = Checkpoint::open(path_a);
     const auto b = Checkpoint::open(path_b);
     Report report(*a, *b, output);
+    const std::set<std::string, std::less<>> unreadable = tell_unreadable(a->manifest(), b->manifest(), report);
+    const auto cannot_be_compared = [&](const auto& value) { return unreadable.contains(value.first); };
     std::vector<std::string> names;
     std::vector<TypedBox> boxes;
     int64_t bytes = 0;
     for (const std::string& name : a->names()) {
         const SavedTensor& of_a = *a->manifest().find(name);
         const SavedTensor* of_b = b->manifest().find(name);
+        if (unreadable.contains(name)) continue;
         if (of_b == nullptr) {
             report.only_in("A", name);
         } else if (of_a.dtype != of_b->dtype || of_a.shape != of_b->shape) {
@@ -230,9 +269,13 @@ int compare(const std::string& path_a, const std::string& path_b, const Toleranc
         }
     }
     for (const std::string& name : b->names()) {
-        if (a->manifest().find(name) == nullptr) report.only_in("B", name);
+        if (a->manifest().find(name) == nullptr && !unreadable.contains(name)) report.only_in("B", name);
     }
-    compare_values(a->manifest().values, b->manifest().values, report);
+    Values values_a = shown_values(a->manifest());
+    Values values_b = shown_values(b->manifest());
+    std::erase_if(values_a, cannot_be_compared);
+    std::erase_if(values_b, cannot_be_compared);
+    compare_values(values_a, values_b, report);
 
     const int64_t batch_bytes = default_batch_bytes / 2;  // there are two of them
     const auto room = static_cast<size_t>(largest_batch(boxes, batch_bytes));

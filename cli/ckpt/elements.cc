@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -172,6 +173,46 @@ std::string element_text(const std::byte* from, DType dtype) {
     double value = 0;
     widen(from, dtype, std::span(&value, 1));
     return number_text(value);
+}
+
+std::string with_point(std::string text) {
+    if (text.find_first_of(".en") == std::string::npos) text += ".0";  // nan and inf have an n
+    return text;
+}
+
+namespace {
+
+// The fewest digits that are nearer to the element than to those beside it, whose bits are one less and one more.
+std::string shortest(const std::byte* from, DType dtype) {
+    double value = 0;
+    widen(from, dtype, std::span(&value, 1));
+    if (dtype == DType::f64) return fmt::format("{}", value);
+    if (dtype == DType::f32) return fmt::format("{}", static_cast<float>(value));
+    uint16_t bits = 0;
+    std::memcpy(&bits, from, size_of(dtype));
+    double margin = std::numeric_limits<double>::infinity();
+    for (const int step : {-1, 1}) {
+        const auto beside_bits = static_cast<uint16_t>(bits + step);
+        double beside = 0;
+        widen(reinterpret_cast<const std::byte*>(&beside_bits), dtype, std::span(&beside, 1));
+        const double gap = std::fabs(beside - value) / 2;  // beside zero is a NaN, or a number of the other sign
+        if (gap < margin) margin = gap;
+    }
+    for (int digits = 1; digits < 17; ++digits) {
+        std::string text = fmt::format("{:.{}g}", value, digits);
+        if (std::fabs(std::strtod(text.c_str(), nullptr) - value) < margin || !std::isfinite(value)) return text;
+    }
+    return fmt::format("{}", value);
+}
+
+}  // namespace
+
+std::string exact_text(const std::byte* from, DType dtype) {
+    if (is_integer(dtype)) return element_text(from, dtype);
+    if (!is_complex(dtype)) return with_point(shortest(from, dtype));
+    const DType half = dtype == DType::c64 ? DType::f32 : DType::f64;
+    const std::string imaginary = shortest(from + size_of(half), half);
+    return shortest(from, half) + (imaginary.starts_with('-') ? "" : "+") + imaginary + "i";
 }
 
 std::string number_text(double value) { return fmt::format("{:.6g}", value); }

@@ -27,6 +27,10 @@ void widen(const std::byte* from, DType dtype, std::span<double> to);
 // Typed JSON: exact, NaN and infinities tagged; a complex number is a list of two.
 [[nodiscard]] Json element_json(const std::byte* from, DType dtype);
 [[nodiscard]] std::string element_text(const std::byte* from, DType dtype);
+// As few digits as read back as that element.
+[[nodiscard]] std::string exact_text(const std::byte* from, DType dtype);
+// Of a floating-point number, which it shows to be one.
+[[nodiscard]] std::string with_point(std::string text);
 [[nodiscard]] std::string number_text(double value);
 
 // What all elements of a tensor are like, taken a piece at a time. Minimum, maximum, mean and norm are of the finite

@@ -24,8 +24,8 @@ int show_info(const std::string& path, Output output) {
             files.push_back(std::move(one));
         }
         json.set("files", Json(std::move(files)));
-        json.set("values", values_json(manifest.values));
-        if (!manifest.unreadable.empty()) json.set("unreadable", unreadable_json(manifest));
+        json.set("values", values_json(shown_values(manifest)));
+        if (!manifest.unreadable.empty()) json.set("unreadable", unreadable_json(manifest.unreadable));
         print_json(json);
         return exit_sound;
     }
@@ -46,8 +46,8 @@ int show_info(const std::string& path, Output output) {
     line("files", fmt::format("{}, {}", manifest.files.size(), size_text(manifest.size_bytes())));
     for (const auto& [name, value] : manifest.metrics)
         line("metric", fmt::format("{} = {}", printable(name), metric_text(value)));
-    for (const auto& [name, value] : manifest.values)
-        line("value", fmt::format("{} = {}", printable(name), printable(value.dump())));
+    for (const auto& [name, value] : shown_values(manifest))
+        line("value", fmt::format("{} = {}", printable(name), value_text(value)));
     for (const auto& [name, why] : manifest.unreadable)
         line("unreadable", fmt::format("{}: {}", printable(name), printable(why)));
     return exit_sound;

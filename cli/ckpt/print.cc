@@ -7,8 +7,11 @@
 #include <cstdio>
 #include <iterator>
 
+#include "base/brief.hpp"
 #include "base/error.hpp"
 #include "checkpoint/safetensors/files.hpp"
+#include "ckpt/command.hpp"
+#include "ckpt/elements.hpp"
 
 namespace tsr::cli {
 
@@ -80,16 +83,86 @@ int rank_of_file(const std::string& name) {
     return rank;
 }
 
+namespace {
+
+// A value that an f32 holds was mostly one, and is as short as that.
+std::string double_text(double value) {
+    const auto narrow = static_cast<float>(value);
+    return with_point(static_cast<double>(narrow) == value ? fmt::format("{}", narrow) : fmt::format("{}", value));
+}
+
+void append_value(std::string& out, const Json& value, size_t enough) {
+    const auto list = [&](const Json::Array& items, char open, char close, auto&& append) {
+        out += open;
+        for (size_t i = 0; i < items.size() && out.size() < enough; ++i) {
+            if (i > 0) out += ", ";
+            append(items[i]);
+        }
+        out += close;
+    };
+    const auto append = [&](const Json& item) { append_value(out, item, enough); };
+    if (value.is(Json::Kind::number)) {
+        out += double_text(value.as_double());
+    } else if (value.is(Json::Kind::array)) {
+        list(value.as_array(), '[', ']', append);
+    } else if (!value.is(Json::Kind::object)) {
+        out += value.dump();
+    } else if (const Json* kind = value.find("~"); kind == nullptr) {
+        out += '{';
+        for (size_t i = 0; i < value.as_object().size() && out.size() < enough; ++i) {
+            const Json::Member& member = value.as_object()[i];
+            if (i > 0) out += ", ";
+            out += Json(member.key).dump() + ": ";
+            append(member.value);
+        }
+        out += '}';
+    } else if (const Json& content = value.at("v"); kind->as_string() == "tuple") {
+        list(content.as_array(), '(', ')', append);
+    } else if (kind->as_string() == "map") {
+        list(content.as_array(), '{', '}', [&](const Json& pair) {
+            append(pair.as_array().at(0));
+            out += ": ";
+            append(pair.as_array().at(1));
+        });
+    } else if (kind->as_string() == "bytes") {
+        const std::string& base64 = content.as_string();
+        const auto padding = static_cast<size_t>(std::count(base64.begin(), base64.end(), '='));
+        out += count_text(base64.size() / 4 * 3 - padding, "byte");
+    } else {
+        out += content.as_string();  // an integer of more than 64 bits, NaN or an infinity
+    }
+}
+
+}  // namespace
+
+std::string value_text(const Json& value) {
+    constexpr size_t most = 60;
+    std::string text;
+    append_value(text, value, 4 * most);
+    return brief(printable(text), most);
+}
+
+Values shown_values(const Manifest& manifest) {
+    Values values = manifest.values;
+    std::erase_if(values, [](const auto& named) { return is_torch_record(named.first, named.second); });
+    return values;
+}
+
 Json values_json(const Values& values) {
     Json::Object members;
     for (const auto& [name, value] : values) members.push_back({name, value});
     return Json(std::move(members));
 }
 
-Json unreadable_json(const Manifest& manifest) {
+Json unreadable_json(const std::map<std::string, std::string, std::less<>>& unreadable) {
     Json::Object members;
-    for (const auto& [name, why] : manifest.unreadable) members.push_back({name, why});
+    for (const auto& [name, why] : unreadable) members.push_back({name, why});
     return Json(std::move(members));
+}
+
+int tell_unreadable(const std::map<std::string, std::string, std::less<>>& unreadable) {
+    for (const auto& [name, why] : unreadable) complain(fmt::format("'{}' is left out: {}", name, why));
+    return unreadable.empty() ? exit_sound : exit_faulty;
 }
 
 Json summary_json(const Checkpoint& checkpoint) {

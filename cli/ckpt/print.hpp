@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,8 +25,13 @@ namespace tsr::cli {
 // "shard-00004-model-..."; -1 if it tells none.
 [[nodiscard]] int rank_of_file(const std::string& name);
 
+[[nodiscard]] std::string value_text(const Json& value);  // typed JSON for a person, printable and cut
+
+[[nodiscard]] Values shown_values(const Manifest& manifest);  // all that are a program's own
 [[nodiscard]] Json values_json(const Values& values);
-[[nodiscard]] Json unreadable_json(const Manifest& manifest);
+[[nodiscard]] Json unreadable_json(const std::map<std::string, std::string, std::less<>>& unreadable);
+// Says on standard error what was left out since it cannot be read. The exit code of the command that left it out.
+[[nodiscard]] int tell_unreadable(const std::map<std::string, std::string, std::less<>>& unreadable);
 [[nodiscard]] Json summary_json(const Checkpoint& checkpoint);  // what every sub-command tells of a checkpoint
 
 void print_json(const Json& json);

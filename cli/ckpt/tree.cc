@@ -1,12 +1,16 @@
 // `tessera ckpt tree`: the tensors of one checkpoint by the parts of their names, and who wrote which piece.
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
-#include "base/brief.hpp"
+#include "base/error.hpp"
+#include "base/wildcard.hpp"
 #include "ckpt/command.hpp"
 #include "ckpt/print.hpp"
 
@@ -91,21 +95,72 @@ void add_tensor(ObjectText& text, const Manifest& manifest, const SavedTensor& t
     text.end();
 }
 
-void flatten(const Node& node, const std::string& indent, std::vector<std::pair<std::string, const Node*>>& lines) {
+struct Line {
+    std::string label;
+    const Node* node = nullptr;
+    bool is_cut = false;  // what is below is not shown
+};
+
+void flatten(const Node& node, const std::string& indent, int depth, std::vector<Line>& lines) {
     size_t left = node.children.size();
     for (const auto& [name, child] : node.children) {
         const bool last = --left == 0;
+        int below = depth - 1;
         // A chain of single children is one line: "layers.0.attention".
         std::string label = printable(name);
         const Node* at = &child;
-        while (!at->is_leaf() && at->children.size() == 1) {
+        while (!at->is_leaf() && at->children.size() == 1 && below > 0) {
             label += '.';
             label += printable(at->children.begin()->first);
             at = &at->children.begin()->second;
+            --below;
         }
-        lines.emplace_back(fmt::format("{}{}{}", indent, last ? "└── " : "├── ", label), at);
-        flatten(*at, indent + (last ? "    " : "│   "), lines);
+        const bool is_cut = below == 0 && !at->children.empty();
+        lines.push_back({fmt::format("{}{}{}", indent, last ? "└── " : "├── ", label), at, is_cut});
+        if (!is_cut) flatten(*at, indent + (last ? "    " : "│   "), below, lines);
     }
+}
+
+// What is below a node.
+struct Sum {
+    size_t tensors = 0;
+    int64_t bytes = 0;
+    size_t values = 0;  // what is not read, too
+
+    explicit Sum(const Node& node) {
+        for (const auto& [name, child] : node.children) add(child);
+    }
+    void add(const Node& node) {
+        if (node.tensor != nullptr) {
+            ++tensors;
+            if (node.target == nullptr) bytes += node.tensor->size_bytes();
+        }
+        if (node.value != nullptr || node.unreadable != nullptr) ++values;
+        for (const auto& [name, child] : node.children) add(child);
+    }
+    [[nodiscard]] std::string text() const {
+        std::string out;
+        if (tensors > 0) out = fmt::format("{}, {}", count_text(tensors, "tensor"), size_text(bytes));
+        if (values > 0) out += (out.empty() ? "" : ", ") + count_text(values, "value");
+        return out;
+    }
+};
+
+// A layout in words: "dim 0 in 2 parts, 3 copies".
+std::string words_of(const SavedTensor& tensor) {
+    if (!tensor.layout || tensor.layout->shard_count() == 1) return layout_text(tensor);
+    std::string text;
+    int64_t copies = 1;
+    for (size_t m = 0; m < tensor.layout->placements().size(); ++m) {
+        const Placement& placement = tensor.layout->placements()[m];
+        const int64_t count = tensor.layout->mesh_sizes()[m];
+        if (placement.kind == PlacementKind::replicate) {
+            copies *= count;
+        } else if (count > 1) {
+            text += fmt::format("{}dim {} in {} parts", text.empty() ? "" : ", ", placement.dim, count);
+        }
+    }
+    return copies > 1 ? fmt::format("{}, {} copies", text, copies) : text;
 }
 
 // Who held a tensor and who wrote it.
@@ -118,25 +173,44 @@ std::string held_text(const Manifest& manifest, const SavedTensor& tensor, const
     if (writers.empty()) return "no elements";
     std::sort(writers.begin(), writers.end());
     writers.erase(std::unique(writers.begin(), writers.end()), writers.end());
-    if (writers.front() < 0) return layout_text(tensor);
-    return layout_text(tensor).append(", written by ").append(ranks_text(writers));
+    if (writers.front() < 0) return words_of(tensor);
+    return words_of(tensor).append(", written by ").append(ranks_text(writers));
 }
 
-int show_tree(const std::string& path, Output output) {
+struct Arguments {
+    int depth = 0;
+    std::vector<std::string> only;
+};
+
+int show_tree(const std::string& path, const Arguments& arguments, Output output) {
     const auto checkpoint = Checkpoint::open(path);
     const Manifest& manifest = checkpoint->manifest();
+    const Values values = shown_values(manifest);
+    bool is_any = false;
+    const auto is_shown = [&](const std::string& name) {
+        const auto fit = [&](const std::string& pattern) { return fits(pattern, name); };
+        const bool is_one = arguments.only.empty() || std::ranges::any_of(arguments.only, fit);
+        is_any = is_any || is_one;
+        return is_one;
+    };
     if (output == Output::json) {
         ObjectText text(summary_json(*checkpoint));
         text.begin("tensors");
         manifest.for_each([&](const std::string& name, const SavedTensor& tensor, const std::string* target) {
+            if (!is_shown(name)) return;
             text.begin(name);
             add_tensor(text, manifest, tensor, target);
             text.end();
             fmt::print("{}", text.take());  // of many ranks it is long
         });
         text.end();
-        text.member("values", values_json(manifest.values));
-        if (!manifest.unreadable.empty()) text.member("unreadable", unreadable_json(manifest));
+        const auto shown = [&](auto named) {
+            std::erase_if(named, [&](const auto& one) { return !is_shown(one.first); });
+            return named;
+        };
+        text.member("values", values_json(shown(values)));
+        const auto unreadable = shown(manifest.unreadable);
+        if (!unreadable.empty()) text.member("unreadable", unreadable_json(unreadable));
         fmt::print("{}", text.finish());
         return exit_sound;
     }
@@ -151,22 +225,31 @@ int show_tree(const std::string& path, Output output) {
         return *node;
     };
     manifest.for_each([&](const std::string& name, const SavedTensor& tensor, const std::string* target) {
+        if (!is_shown(name)) return;
         Node& node = leaf(name);
         node.target = target;
         node.tensor = &tensor;
     });
-    for (const auto& [name, value] : manifest.values) leaf(name).value = &value;
-    for (const auto& [name, why] : manifest.unreadable) leaf(name).unreadable = &why;
-    std::vector<std::pair<std::string, const Node*>> lines;
-    flatten(root, "", lines);
+    for (const auto& [name, value] : values) {
+        if (is_shown(name)) leaf(name).value = &value;
+    }
+    for (const auto& [name, why] : manifest.unreadable) {
+        if (is_shown(name)) leaf(name).unreadable = &why;
+    }
+    if (!is_any && !arguments.only.empty()) {
+        throw Error(Code::not_found,
+                    fmt::format("{} has no name that fits {}", checkpoint->path(), fmt::join(arguments.only, " or ")));
+    }
+    std::vector<Line> lines;
+    flatten(root, "", arguments.depth > 0 ? arguments.depth : std::numeric_limits<int>::max(), lines);
     size_t name_width = 0;
     size_t dtype_width = 4;
     size_t shape_width = 0;
     constexpr size_t size_width = 8;
     std::vector<std::string> shapes(lines.size());
     for (size_t i = 0; i < lines.size(); ++i) {
-        const auto& [label, node] = lines[i];
-        if (node->is_leaf()) name_width = std::max(name_width, width_of(label));
+        const auto& [label, node, is_cut] = lines[i];
+        if (node->is_leaf() || is_cut) name_width = std::max(name_width, width_of(label));
         if (node->tensor == nullptr) continue;
         shapes[i] = node->tensor->shape.str();
         dtype_width = std::max(dtype_width, name_of(node->tensor->dtype).size());
@@ -177,9 +260,9 @@ int show_tree(const std::string& path, Output output) {
                                   count_text(static_cast<size_t>(manifest.world_size), "rank"),
                                   count_text(checkpoint->names().size(), "tensor"), size_text(manifest.size_bytes()));
     for (size_t i = 0; i < lines.size(); ++i) {
-        const auto& [label, node] = lines[i];
+        const auto& [label, node, is_cut] = lines[i];
         out += label;
-        if (node->is_leaf()) out.append(name_width - width_of(label), ' ');
+        if (node->is_leaf() || is_cut) out.append(name_width - width_of(label), ' ');
         if (node->tensor != nullptr) {
             const SavedTensor& tensor = *node->tensor;
             const std::string_view dtype = name_of(tensor.dtype);
@@ -189,11 +272,11 @@ int show_tree(const std::string& path, Output output) {
             out.append(size_width - std::min(size.size(), size_width), ' ').append(size).append("  ");
             out.append(held_text(manifest, tensor, node->target));
         } else if (node->value != nullptr) {
-            const std::string text = node->value->dump();
-            out += "  " + printable(brief(text, 60));
+            out += "  " + value_text(*node->value);
         } else if (node->unreadable != nullptr) {
             out += fmt::format("  (not read: {})", printable(*node->unreadable));
         }
+        if (is_cut) out += fmt::format("  ({}{})", node->is_leaf() ? "and " : "", Sum(*node).text());
         out += '\n';
     }
     fmt::print("{}", out);
@@ -203,8 +286,18 @@ int show_tree(const std::string& path, Output output) {
 }  // namespace
 
 void add_tree(Command& ckpt) {
-    add_command(ckpt, "tree", "The tensors by name: dtype, shape, size, who held and who wrote which part",
-                checkpoint_path_what, show_tree);
+    const auto arguments = std::make_shared<Arguments>();
+    Command command = add_command(
+        ckpt, "tree", "The tensors by name: dtype, shape, size, who held and who wrote which part",
+        checkpoint_path_what,
+        [arguments](const std::string& path, Output output) { return show_tree(path, *arguments, output); });
+    command.add_option("--depth", arguments->depth, "Show so many parts of the names, and sums of what is below")
+        .in_range(1, 1024);
+    command
+        .add_option("--only", arguments->only,
+                    "Only names that fit the pattern: '*' is any characters, dots too, '?' one, [a-c] one of a set; "
+                    "may be given several times")
+        .one_value_each();
 }
 
 }  // namespace tsr::cli

@@ -81,6 +81,7 @@ ExportSelection select(const Checkpoint& source, const ExportOptions& options, E
                                       options.under));
     }
     for (const auto& [name, value] : manifest.values) {
+        if (is_torch_record(name, value)) continue;
         const std::string to = renamed(name);
         if (is_safetensors || is_npz || to.empty()) {
             exported.left_out.push_back(name);
@@ -92,7 +93,9 @@ ExportSelection select(const Checkpoint& source, const ExportOptions& options, E
         selection.values = flattened(
             selection.values, [&](const std::string& name) { return manifest.find(options.under + name) != nullptr; });
     }
-    for (const auto& [name, why] : manifest.unreadable) exported.unreadable.emplace(name, why);
+    for (const auto& [name, why] : manifest.unreadable) {
+        if (!renamed(name).empty()) exported.unreadable.emplace(name, why);
+    }
     exported.tensor_count = static_cast<int64_t>(selection.entries.size());
     return selection;
 }

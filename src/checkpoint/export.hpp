@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -35,9 +36,9 @@ struct ExportOptions {
 struct Exported {
     std::vector<std::string> files;  // of safetensors
     int64_t tensor_count = 0;
-    int64_t size_bytes = 0;                         // of tensors
-    std::vector<std::string> left_out;              // values, which safetensors and npz cannot hold; sorted
-    std::map<std::string, std::string> unreadable;  // left out too: why it cannot be read
+    int64_t size_bytes = 0;             // of tensors
+    std::vector<std::string> left_out;  // values, which safetensors and npz cannot hold; sorted
+    std::map<std::string, std::string, std::less<>> unreadable;  // left out too: why it cannot be read
 };
 
 // A private communicator of the same ranks with a deadline of its own.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "base/error.hpp"
@@ -132,6 +133,13 @@ Json parse_value(std::string_view text, std::string_view what) {
     }
     check_value(json, what);
     return json;
+}
+
+bool is_torch_record(std::string_view name, const Json& value) {
+    constexpr const char* members[] = {"version", "paths", "names", "pickles", "dtypes"};
+    return name == "rank/0/torch" && value.is(Json::Kind::object) &&
+           std::all_of(std::begin(members), std::end(members),
+                       [&](const char* member) { return value.find(member) != nullptr; });
 }
 
 Json double_value(double value) {

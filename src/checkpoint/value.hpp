@@ -22,6 +22,9 @@ using Values = std::map<std::string, Json, std::less<>>;
 void check_value(const Json& json, std::string_view what);
 [[nodiscard]] Json parse_value(std::string_view text, std::string_view what);
 
+// Whether it is what tessera.torch.checkpoint keeps of PyTorch's names and dtypes beside a program's values.
+[[nodiscard]] bool is_torch_record(std::string_view name, const Json& value);
+
 [[nodiscard]] Json double_value(double value);
 // Throws INVALID_ARGUMENT unless the value is a double (NaN and infinities included).
 [[nodiscard]] double double_of(const Json& value, std::string_view what);

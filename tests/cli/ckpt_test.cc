@@ -198,11 +198,38 @@ TEST_F(CkptCommand, LongWorkShowsItsProgressOnATerminalOnly) {
     ::close(terminal);
 }
 
+TEST_F(CkptCommand, ARootWhoseOnlySaveIsNotCommittedIsToldAsThat) {
+    const std::string root = dir_ / "one";
+    std::filesystem::remove(save_numbers(root, 1) + "/manifest.json");
+    std::filesystem::remove(root + "/latest");
+    const Result result = tessera("info " + root);
+    EXPECT_EQ(result.code, 1);
+    EXPECT_THAT(result.output, HasSubstr("holds 1 save, which is not committed: it lacks its manifest.json"));
+}
+
+TEST_F(CkptCommand, TreeShowsSoManyPartsOfNamesAndThoseThatFit) {
+    const Result cut = tessera("tree --depth 1 " + root_);
+    EXPECT_EQ(cut.code, 0);
+    EXPECT_THAT(cut.output, HasSubstr("├── epoch"));
+    EXPECT_THAT(cut.output, ::testing::ContainsRegex("└── model +\\([0-9]+ tensors, .*iB\\)"));
+    EXPECT_THAT(cut.output, Not(HasSubstr("fc1")));
+    const Result fit = tessera("tree --only '*.fc1.*' --only epo?h " + root_);
+    EXPECT_THAT(fit.output, HasSubstr("epoch"));
+    EXPECT_THAT(fit.output, HasSubstr("model.fc1"));
+    const Json json = Json::parse(tessera("tree --json --only '*weight' " + root_, "2>/dev/null").output, "tree");
+    ASSERT_EQ(json.at("tensors").as_object().size(), 1u);
+    EXPECT_EQ(json.at("tensors").as_object()[0].key, "model.fc1.weight");
+    EXPECT_TRUE(json.at("values").as_object().empty());
+    const Result none = tessera("tree --only nope.* " + root_);
+    EXPECT_EQ(none.code, 1);
+    EXPECT_THAT(none.output, HasSubstr("no name that fits nope.*"));
+}
+
 TEST_F(CkptCommand, TreeTellsWhoHoldsWhat) {
     const Result result = tessera("tree " + root_ + "/latest");
     EXPECT_EQ(result.code, 0);
     EXPECT_THAT(result.output, HasSubstr("├── bias"));
-    EXPECT_THAT(result.output, HasSubstr("f32   [128, 64]    32 KiB  S(0)/2, written by ranks 0-1"));
+    EXPECT_THAT(result.output, HasSubstr("f32   [128, 64]    32 KiB  dim 0 in 2 parts, written by ranks 0-1"));
     EXPECT_THAT(result.output, HasSubstr("epoch"));
     const Json json = Json::parse(tessera("tree --json " + root_).output, "tree");
     const Json& weight = json.at("tensors").at("model.fc1.weight");

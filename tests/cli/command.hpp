@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
@@ -84,6 +85,19 @@ inline std::string save_numbers(const std::string& root, int world_size, const N
         saver.save(10, state);
     }));
     return Checkpoint::open(root)->path();
+}
+
+// A safetensors file that holds "w", 1.0 and `second`, and what this version does not read: "odd", and `extra` too.
+inline void save_unreadable(const std::string& path, float second, const std::string& extra = "") {
+    std::string header = R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)";
+    header += R"("odd":{"dtype":"F6_E3M2","shape":[4],"data_offsets":[8,11]})";
+    if (!extra.empty()) header += ",\"" + extra + R"(":{"dtype":"F4","shape":[2],"data_offsets":[11,12]})";
+    header += '}';
+    const auto size = static_cast<uint64_t>(header.size());
+    const float numbers[] = {1, second};
+    std::ofstream file(path, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(&size), sizeof size) << header;
+    file.write(reinterpret_cast<const char*>(numbers), sizeof numbers) << (extra.empty() ? "odd" : "odd!");
 }
 
 }  // namespace tsr::testing

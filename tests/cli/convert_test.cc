@@ -94,6 +94,43 @@ TEST_P(Convert, ToNpzIsOneFileWithoutValues) {
     EXPECT_EQ(slurp(out_ + "-2/model.npz"), slurp(out_ + "/model.npz"));
 }
 
+TEST_F(Convert, WhatCannotBeReadIsToldByTheExitCode) {
+    const std::string from = dir_ / "a.safetensors";
+    save_unreadable(from, 2);
+    for (const std::string to : {"native", "torch_dcp", "safetensors"}) {
+        SCOPED_TRACE(to);
+        const Result result = tessera("convert " + from + " " + out_ + "-" + to + " --to " + to);
+        EXPECT_EQ(result.code, 1);
+        EXPECT_THAT(result.output, HasSubstr("'odd' is left out: it is of dtype F6_E3M2"));
+        EXPECT_THAT(tessera("tree " + out_ + "-" + to).output, HasSubstr("w")) << "the rest is there";
+        const Json json = json_of("convert --json " + from + " " + out_ + "-json-" + to + " --to " + to, 1);
+        EXPECT_NE(json.at("unreadable").find("odd"), nullptr);
+    }
+    EXPECT_EQ(tessera("convert " + from + " " + out_ + " --to npz --under w").code, 2) << "nothing is left of its name";
+}
+
+TEST_F(Convert, WhatPyTorchsRecordSaysIsNobodysValue) {
+    Numbers numbers;
+    numbers.values.emplace("rank/0/torch",
+                           parse_value(R"({"version":1,"paths":{},"names":[],"pickles":[],"dtypes":{}})", ""));
+    save_numbers(root_, 1, numbers);
+    const Json json = json_of("convert --json " + root_ + " " + out_ + " --to safetensors");
+    EXPECT_EQ(json.at("left_out").dump(), "[\"epoch\"]");
+    EXPECT_EQ(tessera("convert " + root_ + " " + out_ + "-dcp --to torch_dcp").code, 0);
+    EXPECT_EQ(json_of("info --json " + out_ + "-dcp").at("values").dump(), R"({"epoch":3})");
+    EXPECT_EQ(json_of("info --json " + root_).at("values").dump(), R"({"epoch":3})");
+    for (const char* command : {"info ", "tree ", "tree --json "}) {
+        EXPECT_THAT(tessera(command + root_).output, Not(HasSubstr("torch"))) << command;
+    }
+    EXPECT_EQ(tessera("diff " + root_ + " " + out_ + "-dcp").code, 0);
+    EXPECT_EQ(tessera("convert " + root_ + " " + out_ + "-native --to native").code, 0);
+    EXPECT_THAT(Checkpoint::open(out_ + "-native")->manifest_text(), HasSubstr("rank/0/torch"))
+        << "for PyTorch's loads";
+    numbers.values["rank/0/torch"] = Json(int64_t{7});
+    save_numbers(root_ + "-own", 1, numbers);
+    EXPECT_THAT(tessera("info " + root_ + "-own").output, HasSubstr("rank/0/torch = 7")) << "of a program's own";
+}
+
 TEST_P(Convert, ShardsHaveAnIndex) {
     save_numbers(root_, GetParam());
     const Json json = json_of("convert --json " + root_ + " " + out_ + " --to safetensors --shard-size 150B");

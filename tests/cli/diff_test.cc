@@ -60,6 +60,49 @@ TEST_P(Diff, ElementsAreToldWithPlaceAndSize) {
     EXPECT_TRUE(json_of("diff --json --atol 1 --rtol 0.1875 " + both_, 1).at("tensors").as_array().empty());
 }
 
+TEST_F(Diff, WhatCannotBeReadIsNoSameness) {
+    const std::string a = dir_ / "a.safetensors";
+    const std::string b = dir_ / "b.safetensors";
+    save_unreadable(a, 2);
+    save_unreadable(b, 2);
+    const Json json = json_of("diff --json " + a + " " + b, 2);
+    EXPECT_TRUE(json.at("same").is(Json::Kind::null));
+    EXPECT_EQ(json.at("compared").as_int(), 1);
+    const Json& odd = json.at("unreadable").as_array().at(0);
+    EXPECT_EQ(odd.at("name").as_string(), "odd");
+    EXPECT_THAT(odd.at("a").as_string(), HasSubstr("F6_E3M2"));
+    EXPECT_THAT(odd.at("b").as_string(), HasSubstr("F6_E3M2"));
+    const Result text = tessera("diff " + a + " " + b);
+    EXPECT_EQ(text.code, 2);
+    EXPECT_THAT(text.output, HasSubstr("odd: not compared, A and B cannot be read: it is of dtype F6_E3M2"));
+    EXPECT_THAT(text.output, HasSubstr("no difference in 1 tensor, 8 B; 1 not compared"));
+
+    save_unreadable(b, 3, "more");
+    const Result other = tessera("diff " + a + " " + b);
+    EXPECT_EQ(other.code, 1);
+    EXPECT_THAT(other.output, HasSubstr("B only: more\n"));
+    EXPECT_THAT(other.output, HasSubstr("w  f32 [2]: 1 of 2 differ"));
+    EXPECT_THAT(other.output, HasSubstr("odd: not compared"));
+}
+
+TEST_F(Diff, NumbersAreAsShortAsReadsBackAsTheirDtype) {
+    Numbers numbers;
+    numbers.grid = [](int64_t) { return 0.1F; };
+    numbers.values = {{"rate", Json(static_cast<double>(0.001F))},
+                      {"betas", parse_value(R"({"~":"tuple","v":[0.9,0.25]})", "")}};
+    save_numbers(a_, 1, numbers);
+    numbers.grid = [](int64_t) { return 16777216.0F; };
+    numbers.values = {{"rate", Json(0.002)},
+                      {"betas", parse_value(R"({"~":"tuple","v":[1.0,{"~":"double","v":"nan"}]})", "")}};
+    save_numbers(b_, 1, numbers);
+    const std::string text = tessera("diff " + both_).output;
+    EXPECT_THAT(text, HasSubstr("(0.1 in A, 16777216.0 in B)"));
+    EXPECT_THAT(text, HasSubstr("rate: 0.001 in A, 0.002 in B\n"));
+    EXPECT_THAT(text, HasSubstr("betas: (0.9, 0.25) in A, (1.0, nan) in B\n"));
+    EXPECT_EQ(json_of("diff --json " + both_, 1).at("tensors").as_array()[0].at("a").as_double(), double{0.1F})
+        << "JSON is exact";
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, Diff, ::testing::Values(1, 2, 3));
 
 TEST_F(Diff, NaNEqualsNaNAndNothingElse) {

@@ -675,6 +675,19 @@ def test_what_cannot_be_saved_is_told_by_its_name(tmp_path: Path, value: object,
         tcp.save(state, checkpoint_id=tmp_path / "a")
 
 
+def test_what_pytorch_needs_beside_the_values_is_no_value(tmp_path: Path) -> None:
+    path = str(tmp_path / "a")
+    tcp.save({"app": {"n": 1, "w": torch.ones(2)}}, checkpoint_id=path)
+    with ts.Checkpoint(path) as checkpoint:
+        assert "rank/0/torch" in checkpoint.manifest["values"]
+        assert checkpoint.saved_values == {"app.n": 1}
+    told = subprocess.run(
+        [str(TESSERA), "ckpt", "info", path], capture_output=True, text=True, timeout=patience(60), check=True
+    )
+    assert "app.n = 1" in told.stdout
+    assert "rank/0/torch" not in told.stdout
+
+
 def test_overwrite_false_refuses(tmp_path: Path) -> None:
     careful = tcp.FileSystemWriter(tmp_path, overwrite=False)
     tcp.save({"x": torch.ones(1)}, storage_writer=careful)

@@ -361,6 +361,23 @@ class Deep:
         raise AssertionError
 
 
+def test_an_export_warns_of_what_it_leaves_out(tmp_path: Path):
+    header = (
+        b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"odd":{"dtype":"F4","shape":[2],"data_offsets":[8,9]}}'
+    )
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(9))
+    told: list[str] = []
+    ts.log.set_callback(lambda _, line: told.append(line))
+    try:
+        with ts.Checkpoint(tmp_path / "a.safetensors") as checkpoint:
+            assert list(checkpoint.unreadable) == ["odd"]
+            checkpoint.export(tmp_path / "out")
+    finally:
+        ts.log.set_callback(None)
+    (line,) = told
+    assert "leaves out what cannot be read, 1 of it: 'odd' (it is of dtype F4, which is not read)" in line
+
+
 def test_what_is_no_part_is_refused_by_name(saver: ts.Saver):
     with pytest.raises(ts.InvalidArgument, match=r"model\.inner\.weight: the array has 9 dimensions"):
         saver.save(1, ts.State(model=Deep()))

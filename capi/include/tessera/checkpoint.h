@@ -365,7 +365,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_export_options_init(tsr_export_options *opti
 /** Write the tensors of a checkpoint into a new directory in another format. All ranks write, each with at most 64 MiB in
  *  memory, reading from wherever the parts are; the directory gets its name when all of it is durable. What was begun is
  *  removed if it fails, unless rank 0 died: then DIRECTORY.tmp-... is left. Values are written as torch_dcp and torch_save;
- *  safetensors and npz have no place for them.
+ *  safetensors and npz have no place for them. What cannot be read ("unreadable" in the manifest) is left out, with a
+ *  warning in the log.
  *  @param checkpoint  the same one, opened by every rank; borrowed for the call
  *  @param comm        borrowed for the call (a private communicator is split off); NULL: this process alone
  *  @param directory   must not exist; the same on every rank, on a file system that all see; borrowed for the call

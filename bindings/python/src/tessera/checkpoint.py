@@ -381,6 +381,14 @@ class TensorInfo(NamedTuple):
     shape: tuple[int, ...]
 
 
+TORCH_RECORD = "rank/0/torch"
+"""The value that `tessera.torch.checkpoint` keeps for itself."""
+
+
+def _is_torch_record(name: str, value: Any) -> bool:
+    return name == TORCH_RECORD and isinstance(value, dict) and value.keys() >= {"version", "paths", "pickles"}
+
+
 def _renamed(name: str, rules: Mapping[str, str]) -> str:
     for saved, here in rules.items():
         is_begin = saved == "" or saved.endswith(".")
@@ -459,7 +467,8 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
     @property
     def saved_values(self) -> dict[str, Any]:
         """The plain values, as Python values, by name."""
-        return {name: decode(json.dumps(value)) for name, value in self.manifest.get("values", {}).items()}
+        values = self.manifest.get("values", {})
+        return {name: decode(json.dumps(value)) for name, value in values.items() if not _is_torch_record(name, value)}
 
     @property
     def unreadable(self) -> dict[str, str]:
@@ -632,7 +641,8 @@ class Checkpoint(Closable, Mapping[str, "npt.NDArray[Any]"]):
     ) -> None:
         """Write the tensors into a new directory in another format, in bounded memory.
 
-        With a `comm` it is collective: every rank has opened the same checkpoint, and all of them write.
+        With a `comm` it is collective: every rank has opened the same checkpoint, and all of them write. What is
+        `unreadable` is left out, with a warning in the log.
 
         Parameters
         ----------

@@ -465,7 +465,8 @@ impl ExportOptions {
 
 impl Checkpoint {
     /// Writes the tensors into a new directory in another format, in bounded memory. With a `comm` it is collective: every
-    /// rank has opened the same checkpoint, and all of them write. The directory appears when all of it is durable.
+    /// rank has opened the same checkpoint, and all of them write. The directory appears when all of it is durable. What
+    /// cannot be read (`unreadable` in the manifest) is left out, with a warning in the log.
     ///
     /// # Errors
     /// `InvalidArgument`: the directory exists, or there is no tensor to write; `Mismatch`: the ranks differ;

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ...checkpoint import TORCH_RECORD
 from ...values import decode, encode
 from ..tensors import bits_of, dtype_name, named_dtype
 from .rows import Path
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RECORD", "Record", "core_name", "of_one_rank"]
 
-RECORD = "rank/0/torch"
+RECORD = TORCH_RECORD
 _OF_ONE_RANK = re.compile(r"rank/(0|[1-9][0-9]*)/.")
 
 

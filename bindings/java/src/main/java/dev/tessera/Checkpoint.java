@@ -248,7 +248,8 @@ public final class Checkpoint extends NativeObject {
     }
 
     /**
-     * Write the tensors into a new directory in another format, in bounded memory, by this process alone.
+     * Write the tensors into a new directory in another format, in bounded memory, by this process alone. What cannot be
+     * read ({@code unreadable} in the manifest) is left out, with a warning in the log.
      *
      * @param directory must not exist; it appears when all is durable
      * @param options format, size of files
@@ -258,7 +259,8 @@ public final class Checkpoint extends NativeObject {
     }
 
     /**
-     * Write the tensors into a new directory in another format, in bounded memory. Collective: all ranks write.
+     * Write the tensors into a new directory in another format, in bounded memory. Collective: all ranks write. What
+     * cannot be read ({@code unreadable} in the manifest) is left out, with a warning in the log.
      *
      * @param comm the ranks, each of which opened the same checkpoint; null: this process alone
      * @param directory must not exist; the same on every rank, on a file system that all see
