@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <utility>
 
 namespace tsr::cli {
@@ -39,6 +40,13 @@ bool names_no_command(const CLI::App& app, const std::string& group, std::span<c
     fmt::print(stderr, "{}: {}; known: {}. `{} --help` says what they do\n", group, what, fmt::join(known, ", "),
                group);
     return true;
+}
+
+// CLI11 gives what follows `--` to the outer command, which has no use for it.
+bool takes_program(const CLI::App& app, std::span<char*> words) {
+    return std::ranges::any_of(app.get_subcommands({}), [&](const CLI::App* command) {
+        return words.size() > 1 && command->get_name() == words[1] && command->get_prefix_command();
+    });
 }
 
 // Says what is wrong and how the command is called.
@@ -107,7 +115,7 @@ Option& Option::size_with_unit(Kilo kilo) {
 }
 
 Command Command::add_command(const std::string& name, const std::string& what) {
-    return {app_->add_subcommand(name, what), exit_code_};
+    return {app_->add_subcommand(name, what), call_};
 }
 
 void Command::require_command() { app_->require_subcommand(1); }
@@ -146,27 +154,43 @@ void Command::add_flag(const std::string& names, bool& value, const std::string&
 
 void Command::take_program() { app_->prefix_command(); }
 
-std::vector<std::string> Command::rest() const { return app_->remaining(); }
+std::vector<std::string> Command::rest() const {
+    std::vector<std::string> words = app_->remaining();
+    words.insert(words.end(), call_->behind_dashes.begin(), call_->behind_dashes.end());
+    return words;
+}
 
 void Command::end_usage_with(const std::string& text) { app_->formatter(std::make_shared<LongerUsage>(text)); }
 
 void Command::footer(const std::string& text) { app_->footer(text); }
 
 void Command::on_run(std::function<int()> run) {
-    app_->callback([run = std::move(run), exit_code = exit_code_] { *exit_code = run(); });
+    app_->callback([run = std::move(run), call = call_] { call->exit_code = run(); });
 }
 
 int run_command_line(const std::string& name, const std::string& what, const std::string& version, int argc,
                      char** argv, FunctionRef<void(Command&)> add_commands) {
     CLI::App app(what, name);
     app.set_version_flag("--version", version);
-    int exit_code = 0;
-    Command command(&app, &exit_code);
+    Command::Call call;
+    Command command(&app, &call);
     command.require_command();
     add_commands(command);
-    if (names_no_command(app, name, std::span(argv, static_cast<size_t>(argc)).subspan(1))) return 2;
+    std::span words(argv, static_cast<size_t>(argc));
+    if (names_no_command(app, name, words.subspan(1))) return 2;
+    if (takes_program(app, words)) {
+        const auto dashes = std::ranges::find(words, std::string_view("--"));
+        call.behind_dashes.assign(dashes, words.end());
+        words = words.first(words.size() - call.behind_dashes.size());
+    }
     try {
-        app.parse(argc, argv);
+        app.parse(static_cast<int>(words.size()), words.data());
+    } catch (const CLI::ExtrasError&) {
+        const std::vector<std::string> extra = app.remaining(true);  // CLI11 tells them in reverse
+        tell_usage(
+            app, UsageError(fmt::format("The following {} not expected: {}",
+                                        extra.size() == 1 ? "argument was" : "arguments were", fmt::join(extra, " "))));
+        return 2;
     } catch (const CLI::ParseError& error) {
         if (error.get_exit_code() == 0) return app.exit(error);  // prints the help that was asked for
         tell_usage(app, error);
@@ -175,14 +199,14 @@ int run_command_line(const std::string& name, const std::string& what, const std
         tell_usage(app, error);
         return 2;
     }
-    return exit_code;
+    return call.exit_code;
 }
 
 std::vector<std::string> take_options(std::vector<std::string> words, FunctionRef<void(Command&)> add_options) {
     CLI::App app;
     app.set_help_flag();
-    int exit_code = 0;
-    Command command(&app, &exit_code);
+    Command::Call call;
+    Command command(&app, &call);
     command.take_program();
     add_options(command);
     std::ranges::reverse(words);  // as CLI11 wants them

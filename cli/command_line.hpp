@@ -52,7 +52,12 @@ class Option {
 // A command with sub-commands or with a function to run. Copies refer to the same one.
 class Command {
    public:
-    Command(CLI::App* app, int* exit_code) : app_(app), exit_code_(exit_code) {}
+    // What a call's words tell, and its exit code.
+    struct Call {
+        int exit_code = 0;
+        std::vector<std::string> behind_dashes;  // with the `--`; empty: there is none
+    };
+    Command(CLI::App* app, Call* call) : app_(app), call_(call) {}
 
     Command add_command(const std::string& name, const std::string& what);
     void require_command();  // a call must name a sub-command
@@ -67,7 +72,8 @@ class Command {
     Option add_option(const std::string& names, std::vector<std::string>& values, const std::string& what);
     void add_flag(const std::string& names, bool& value, const std::string& what);
 
-    // The first word that is no option begins a program's command line, which rest() returns.
+    // The first word that is no option begins a program's command line, which rest() returns; so does `--`, which is then
+    // the first of them.
     void take_program();
     [[nodiscard]] std::vector<std::string> rest() const;
 
@@ -77,7 +83,7 @@ class Command {
 
    private:
     CLI::App* app_;
-    int* exit_code_;
+    Call* call_;
 };
 
 // Runs the command that the arguments name and returns its exit code. Prints what is wrong with them and returns 2.

@@ -1,6 +1,7 @@
 // The `tessera` command: one sub-command a file.
 #include <fcntl.h>
 
+#include <cerrno>
 #include <cstdio>
 
 #include "base/error.hpp"
@@ -25,9 +26,15 @@ int run_command(int argc, char** argv) {
         tsr::cli::add_trace(tessera);
         tsr::cli::add_bench(tessera);
     };
-    return tsr::cli::run_command_line("tessera",
-                                      "Tessera: distributed training for C, Python, Java and Rust in one job",
-                                      TESSERA_VERSION, argc, argv, add_commands);
+    const int code =
+        tsr::cli::run_command_line("tessera", "Tessera: distributed training for C, Python, Java and Rust in one job",
+                                   TESSERA_VERSION, argc, argv, add_commands);
+    // What a command prints is its result. Whoever stops reading has what he wants.
+    if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && errno != EPIPE) {
+        (void)std::fprintf(stderr, "tessera: %s\n", tsr::os_error("writing standard output fails", errno).what());
+        return code == 0 ? 2 : code;
+    }
+    return code;
 }
 
 }  // namespace

@@ -107,14 +107,15 @@ void add_program_options(Command& command, Arguments& arguments) {
         .one_value_each();
 }
 
-// Splits "A … : -n 2 B …" at the colons that stand alone.
+// Splits "A … : -n 2 B …" at the colons that stand alone. Of several in one word a program gets all but one.
 std::vector<std::vector<std::string>> split(const std::vector<std::string>& words) {
     std::vector<std::vector<std::string>> parts(1);
     for (const std::string& word : words) {
         if (word == ":") {
             parts.emplace_back();
         } else {
-            parts.back().push_back(word);
+            const bool escaped = word.size() > 1 && word.find_first_not_of(':') == std::string::npos;
+            parts.back().push_back(escaped ? word.substr(1) : word);
         }
     }
     return parts;
@@ -199,7 +200,8 @@ void add_run(Command& tessera) {
     run.end_usage_with(" CMD [ARGS...] [: [-n N] [--env K=V] CMD [ARGS...]]...");
     run.footer(
         "\n  tessera run -n 4 python train.py\n"
-        "  tessera run -n 1 ./a : -n 1 python b.py : -n 2 ./c      several programs, one job\n"
+        "  tessera run -n 1 ./a : -n 1 python b.py : -n 2 ./c      several programs, one job; an argument that is a "
+        "colon is ::\n"
         "  tessera run -n 3:4 --on-loss shrink python train.py     goes on with 3 when one is lost");
     add_program_options(run, *arguments);
     run.add_option("--min-ranks", arguments->min_ranks, "the job may go on with this many ranks").default_text("all");

@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/proc.hpp"
@@ -99,6 +100,16 @@ void ignore_signals_of_writes() {
     for (const int signal : {SIGPIPE, SIGXFSZ}) ::sigaction(signal, &ignore, nullptr);
 }
 
+// What starts a file that does not start by itself, judging by its name.
+std::string way_to_start(std::string_view path) {
+    constexpr std::pair<std::string_view, std::string_view> ways[] = {
+        {".py", "python"}, {".sh", "sh"}, {".jar", "java -jar"}, {".jl", "julia"}};
+    for (const auto& [suffix, program] : ways) {
+        if (path.ends_with(suffix)) return fmt::format("write `{} {}`", program, path);
+    }
+    return "write the program that reads it before it";
+}
+
 }  // namespace
 
 std::string signal_name(int signal) {
@@ -141,7 +152,8 @@ std::string find_executable(const std::string& command) {
         const int failure = check(command);
         if (failure == 0) return command;
         if (failure == ENOENT) throw Error(Code::not_found, fmt::format("there is no program '{}'", command));
-        throw Error(Code::permission, fmt::format("'{}' cannot be executed: {}", command, std::strerror(failure)));
+        throw Error(Code::permission, fmt::format("'{}' cannot be executed: {}{}", command, std::strerror(failure),
+                                                  failure == EACCES ? "; " + way_to_start(command) : ""));
     }
     const char* variable = std::getenv("PATH");
     std::string_view list = variable != nullptr ? variable : "/usr/local/bin:/usr/bin:/bin";
@@ -157,10 +169,9 @@ std::string find_executable(const std::string& command) {
         list.remove_prefix(colon + 1);
     }
     if (forbidden) throw Error(Code::permission, fmt::format("'{}' is in PATH, but may not be executed", command));
-    const std::string here = check(command) == 0 ? fmt::format("; one is here: write ./{}", command)
-                             : check(command) == EACCES
-                                 ? fmt::format("; a file is here: write `python {}`, say", command)
-                                 : "";
+    const std::string here = check(command) == 0        ? fmt::format("; one is here: write ./{}", command)
+                             : check(command) == EACCES ? "; a file is here: " + way_to_start(command)
+                                                        : "";
     throw Error(Code::not_found, fmt::format("there is no program '{}' in PATH{}", command, here));
 }
 
@@ -190,8 +201,8 @@ pid_t spawn(const Spawn& spawn) {
     if (failure == ENOEXEC) {
         throw Error(Code::permission,
                     fmt::format("'{}' is neither a program of this machine nor a script that begins with "
-                                "#! and its interpreter",
-                                spawn.path));
+                                "#! and its interpreter: {}",
+                                spawn.path, way_to_start(spawn.path)));
     }
     throw os_error(fmt::format("starting '{}'", spawn.path), failure);
 }

@@ -53,12 +53,19 @@ TEST(Command, WrongUsageIsExitCodeTwo) {
     }
 }
 
+TEST(Command, OutputThatCannotBeWrittenIsAnError) {
+    const Result result = tessera("env --json 2>&1 > /dev/full || exit $?");
+    EXPECT_EQ(result.code, 2);
+    EXPECT_THAT(result.out, HasSubstr("tessera: writing standard output fails: No space left on device"));
+}
+
 TEST(Command, WrongUsageIsToldWithTheUsage) {
     const Result result = tessera("ckpt verify a b");
     EXPECT_EQ(result.code, 2);
     EXPECT_THAT(result.out, AllOf(StartsWith("tessera ckpt verify: The following argument was not expected: b\n"),
                                   HasSubstr("\nUsage: tessera ckpt verify [OPTIONS] path\n"),
                                   HasSubstr("`tessera ckpt verify --help` tells more")));
+    EXPECT_THAT(tessera("ckpt verify a b c").out, HasSubstr("The following arguments were not expected: b c\n"));
     EXPECT_THAT(tessera("run").out, AllOf(StartsWith("tessera run: no command: write"),
                                           HasSubstr("\nUsage: tessera run [OPTIONS] CMD [ARGS...]")));
     EXPECT_THAT(tessera("run --help").out, HasSubstr("Usage: tessera run [OPTIONS] CMD [ARGS...]"));

@@ -41,6 +41,17 @@ TEST_F(Run, CommandsOwnOptionsAreItsOwn) {
     EXPECT_EQ(result.out, "[rank 0 echo] --min-ranks --help -- -x\n");
 }
 
+TEST_F(Run, TwoDashesEndTheOptionsOfTheCommand) {
+    EXPECT_EQ(run({"-n", "1", "--", "/bin/echo", "-n", "a", "--", "b"}).out, "[rank 0 echo] a -- b\n");
+    const Result two = run({"--", "/bin/echo", "a", ":", "-n", "1", "--", "/bin/echo", "b"});
+    EXPECT_EQ(two.code, 0) << two.err;
+    EXPECT_THAT(lines_of(two.out), ::testing::UnorderedElementsAre("[rank 0 echo] a", "[rank 1 echo] b"));
+}
+
+TEST_F(Run, ColonsThatAProgramGetsAreWrittenWithOneMore) {
+    EXPECT_EQ(run({"/bin/echo", "::", ":::", "a:b", "::1"}).out, "[rank 0 echo] : :: a:b ::1\n");
+}
+
 TEST_F(Run, RankZeroReadsStandardInputAndOthersFindItEmpty) {
     const std::string command =
         "echo input | " + tessera + " run -n 2 /bin/sh -c 'cat > " + scratch() + "/$RANK' < /dev/stdin";
@@ -191,9 +202,11 @@ class RunInADirectory : public Run {
 TEST_F(RunInADirectory, ProgramOfItIsNamed) {
     std::filesystem::current_path(scratch());
     std::ofstream("first.py") << "print(1)\n";
+    EXPECT_THAT(run({"./first.py"}).err, HasSubstr("write `python ./first.py`")) << "it may not be executed";
     EXPECT_THAT(run({"first.py"}).err, HasSubstr("a file is here: write `python first.py`"));
     std::filesystem::permissions("first.py", std::filesystem::perms::owner_all);
     EXPECT_THAT(run({"first.py"}).err, HasSubstr("one is here: write ./first.py"));
+    EXPECT_THAT(run({"./first.py"}).err, HasSubstr("write `python ./first.py`")) << "it does not say by what";
 }
 
 TEST_F(RunInADirectory, ItMayBeGone) {
