@@ -48,28 +48,6 @@ std::string metric_text(const Json& value) {
     }
 }
 
-std::string printable(std::string_view text) {
-    std::string out;
-    out.reserve(text.size());
-    const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-    for (size_t i = 0; i < text.size();) {
-        const bool is_control = byte(i) < 0x20 || byte(i) == 0x7f;
-        const bool is_c1 = byte(i) == 0xc2 && byte(i + 1) >= 0x80 && byte(i + 1) < 0xa0;
-        // U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069: they turn the direction or end the line.
-        const unsigned last = byte(i + 2);
-        const bool turns = byte(i) == 0xe2 &&
-                           ((byte(i + 1) == 0x80 && (last == 0x8e || last == 0x8f || (last >= 0xa8 && last <= 0xae))) ||
-                            (byte(i + 1) == 0x81 && last >= 0xa6 && last <= 0xa9));
-        if (is_control || is_c1 || turns) {
-            out += '?';
-            i += is_control ? 1 : is_c1 ? 2 : 3;
-        } else {
-            out += text[i++];
-        }
-    }
-    return out;
-}
-
 size_t width_of(std::string_view text) {
     // Continuation bytes take none.
     return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
@@ -188,15 +166,7 @@ Json summary_json(const Checkpoint& checkpoint) {
 
 void print_json(const Json& json) { fmt::print("{}\n", json.dump()); }
 
-void complain(std::string_view message) {
-    std::string text;
-    for (size_t begin = 0; begin <= message.size();) {
-        const size_t end = std::min(message.find('\n', begin), message.size());
-        text += printable(message.substr(begin, end - begin)) + "\n";
-        begin = end + 1;
-    }
-    fmt::print(stderr, "tessera ckpt: {}", text);
-}
+void complain(std::string_view message) { fmt::print(stderr, "tessera ckpt: {}", printable_lines(message)); }
 
 ObjectText::ObjectText(const Json& first_members) : text_(first_members.dump()), open_("{") { text_.pop_back(); }
 

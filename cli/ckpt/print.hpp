@@ -11,6 +11,7 @@
 
 #include "base/json.hpp"
 #include "checkpoint/checkpoint.hpp"
+#include "printable.hpp"
 
 namespace tsr::cli {
 
@@ -18,8 +19,7 @@ namespace tsr::cli {
 [[nodiscard]] std::string count_text(size_t n, std::string_view one);  // "1 file", "2 files"
 [[nodiscard]] std::string time_text(const std::string& committed);     // a manifest's time, to the second: "... UTC"
 [[nodiscard]] std::string metric_text(const Json& value);
-[[nodiscard]] std::string printable(std::string_view text);  // what a terminal may obey, as '?'
-[[nodiscard]] size_t width_of(std::string_view text);        // columns of UTF-8 on a terminal
+[[nodiscard]] size_t width_of(std::string_view text);  // columns of UTF-8 on a terminal
 
 // The rank that wrote a file, from its name, "rank-00003.safetensors", PyTorch's "__3_0.distcp" or
 // "shard-00004-model-..."; -1 if it tells none.

@@ -1,12 +1,14 @@
 #include "trace/flights.hpp"
 
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <iterator>
 #include <list>
@@ -15,7 +17,9 @@
 #include <tuple>
 #include <utility>
 
+#include "base/fd.hpp"
 #include "base/json.hpp"
+#include "comm/communicator.hpp"
 #include "tensor/dtype.hpp"
 
 namespace tsr::cli {
@@ -24,6 +28,10 @@ namespace {
 
 constexpr std::string_view suffix = ".jsonl";
 constexpr int highest_dtype = 63;  // numbers that are none have the name of none
+
+// A record has at most FlightRecorder::capacity operations of some 500 bytes each, and perhaps an error of many ranks.
+constexpr size_t max_record_bytes = size_t{16} << 20;
+constexpr double latest_us = 2.5e17;  // in the year 9892; what is later is no time
 
 // The enumerator from `first` to `last` with this name.
 template <class Enum>
@@ -50,7 +58,16 @@ uint64_t count_of(const Json& object, std::string_view key) {
 
 std::optional<double> time_of(const Json& object, std::string_view key) {
     const Json& value = object.at(key);
-    return value.is(Json::Kind::null) ? std::nullopt : std::optional(value.as_double());
+    if (value.is(Json::Kind::null)) return std::nullopt;
+    const double time = value.as_double();
+    if (!(time >= 0 && time <= latest_us)) throw Error(Code::corrupt, fmt::format("{} is {:g}", key, time));
+    return time;
+}
+
+double required_time_of(const Json& object, std::string_view key) {
+    const auto time = time_of(object, key);
+    if (!time) throw Error(Code::corrupt, fmt::format("{} is null", key));
+    return *time;
 }
 
 Flight header_of(const Json& line) {
@@ -64,14 +81,15 @@ Flight header_of(const Json& line) {
     Flight flight;
     flight.origin = {line.at("name").as_string(), line.at("id").as_string(), int_of(line, "rank", -1),
                      int_of(line, "world_size", -1), line.at("transport").as_string()};
-    if (flight.origin.rank < 0 || flight.origin.rank >= flight.origin.world_size) {
+    const int world_size = flight.origin.world_size;
+    if (flight.origin.rank < 0 || flight.origin.rank >= world_size || world_size > max_world_size) {
         throw Error(Code::corrupt, fmt::format("rank {} of {}", flight.origin.rank, flight.origin.world_size));
     }
     flight.host = line.at("host").as_string();
     flight.pid = line.at("pid").as_int();
     if (const Json* job = line.find("job")) flight.job = job->as_string();
     if (line.find("process_started") != nullptr) flight.process_started = count_of(line, "process_started");
-    if (const Json* written = line.find("written_us")) flight.written = written->as_double();
+    if (line.find("written_us") != nullptr) flight.written = required_time_of(line, "written_us");
     if (const Json* error = line.find("error")) flight.error = error->at("message").as_string();
     return flight;
 }
@@ -100,20 +118,49 @@ Flown operation_from(const Json& line) {
     if (const Json* label = line.find("label")) {
         std::strncpy(operation.label.data(), label->as_string().c_str(), operation.label.size() - 1);
     }
-    flown.issued = line.at("issued_us").as_double();
+    flown.issued = required_time_of(line, "issued_us");
     flown.started = time_of(line, "started_us");
     flown.ended = time_of(line, "ended_us");
+    const bool begun = flown.state == FlightState::started || flown.state == FlightState::finished;
+    const bool over = flown.state == FlightState::finished || flown.state == FlightState::failed;
+    if ((begun && !flown.started) || over != flown.ended.has_value()) {
+        throw Error(Code::corrupt,
+                    fmt::format("the operation is {}, but its times tell otherwise", name_of(flown.state)));
+    }
     return flown;
 }
 
+// Whoever can write into the directory may have put anything there.
+std::string read_record(const std::string& path) {
+    const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+    struct stat info{};
+    if (!file.valid() || ::fstat(file.get(), &info) != 0) throw os_error(fmt::format("cannot open {}", path), errno);
+    if (!S_ISREG(info.st_mode)) throw Error(Code::corrupt, fmt::format("{} is no regular file", path));
+    if (static_cast<size_t>(info.st_size) > max_record_bytes) {
+        throw Error(Code::corrupt, fmt::format("{} has {} bytes; a flight record has at most {}", path, info.st_size,
+                                               max_record_bytes));
+    }
+    std::string text(static_cast<size_t>(info.st_size), '\0');
+    size_t filled = 0;
+    while (filled < text.size()) {
+        const ssize_t got = ::pread(file.get(), text.data() + filled, text.size() - filled, static_cast<off_t>(filled));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) throw os_error(fmt::format("cannot read {}", path), errno);
+        if (got == 0) break;
+        filled += static_cast<size_t>(got);
+    }
+    text.resize(filled);
+    return text;
+}
+
 Flight read_flight(const std::string& path) {
-    std::ifstream file(path);
-    if (!file) throw os_error(fmt::format("cannot open {}", path), errno);
+    const std::string text = read_record(path);
     std::optional<Flight> flight;
-    std::string text;
-    for (int number = 1; std::getline(file, text); ++number) {
+    size_t begin = 0;
+    for (int number = 1; begin < text.size(); ++number) {
+        const size_t end = std::min(text.find('\n', begin), text.size());
         try {
-            const Json line = Json::parse(text, "the line");
+            const Json line = Json::parse(std::string_view(text).substr(begin, end - begin), "the line");
             if (flight) {
                 flight->operations.push_back(operation_from(line));
             } else {
@@ -122,6 +169,7 @@ Flight read_flight(const std::string& path) {
         } catch (const Error& error) {
             throw Error(error.code(), fmt::format("{}, line {}: {}", path, number, error.what()));
         }
+        begin = end + 1;
     }
     if (!flight) throw Error(Code::corrupt, fmt::format("{} is empty", path));
     return std::move(*flight);

@@ -7,12 +7,14 @@
 #include <ctime>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/json.hpp"
 #include "base/write_whole.hpp"
 #include "commands.hpp"
+#include "printable.hpp"
 #include "trace/merge.hpp"
 #include "trace/why_hung.hpp"
 
@@ -36,6 +38,7 @@ struct Arguments {
 Json ranks_json(const std::vector<int>& ranks) { return Json(Json::Array(ranks.begin(), ranks.end())); }
 
 void print_line(const std::string& text) { (void)std::fprintf(stdout, "%s\n", text.c_str()); }
+void complain(std::string_view message) { fmt::print(stderr, "tessera trace: {}", printable_lines(message)); }
 
 // "2026-11-25 02:03:04"; UTC, as the records of several hosts have to be told.
 std::string time_text(double us) {
@@ -73,11 +76,9 @@ Chosen choose(const Arguments& arguments) {
     jobs.erase(found);
     chosen.others = std::move(jobs);
     if (arguments.job.empty() && (!chosen.others.empty() || chosen.job.directory != arguments.directory)) {
-        (void)std::fprintf(stderr, "tessera trace: %sjob %s\n", chosen.others.empty() ? "" : "the newest ",
-                           described(chosen.job).c_str());
+        complain(fmt::format("{}job {}", chosen.others.empty() ? "" : "the newest ", described(chosen.job)));
         for (const Job& job : chosen.others) {
-            (void)std::fprintf(stderr, "tessera trace: left out: job %s; --job %s asks about it\n",
-                               described(job).c_str(), job.id().c_str());
+            complain(fmt::format("left out: job {}; --job {} asks about it", described(job), job.id()));
         }
     }
     return chosen;
@@ -110,7 +111,7 @@ int why_hung(const Arguments& arguments) {
             Json(Json::Object{{"hangs", std::move(list)}, {"job", job_json(chosen.job)}, {"others", std::move(others)}})
                 .dump());
     } else {
-        for (const Hang& hang : hangs) print_line(fmt::format("{}: {}", hang.name, hang.sentence));
+        for (const Hang& hang : hangs) print_line(printable(fmt::format("{}: {}", hang.name, hang.sentence)));
         if (hangs.empty()) print_line("nothing hangs: every operation that was begun has finished");
     }
     return hangs.empty() ? 1 : 0;
@@ -138,7 +139,7 @@ Command add(Command& trace, const char* name, const char* what, const std::share
         try {
             return run(*arguments);
         } catch (const Error& error) {
-            (void)std::fprintf(stderr, "tessera trace: %s\n", error.what());
+            complain(error.what());
             return 2;
         }
     });

@@ -19,7 +19,6 @@ namespace tsr {
 
 namespace {
 
-constexpr int max_world_size = 4096;
 constexpr size_t max_name_size = 128;
 
 bool asks_for(const Peer& peer, std::string_view backend) {

@@ -21,6 +21,8 @@ namespace tsr {
 class FlightRequests;
 class Plan;
 
+constexpr int max_world_size = 4096;
+
 struct CommOptions {
     milliseconds timeout{600000};
     // How long a host that is waited for may give no sign of life (gloo/host_probe.hpp); 0: until the timeout.

@@ -1,9 +1,11 @@
 // `tessera trace`: records that real communicators wrote, and what the command says of them.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
+#include <tuple>
 
 #include "cli/command.hpp"
 #include "patience.hpp"
@@ -301,10 +303,60 @@ TEST_F(Trace, WhatIsNoRecordIsRefused) {
     refused(R"({"tessera_flight":1,"name":"w","id":"a","rank":3,"world_size":1,"transport":"","host":"","pid":1})"
             "\n",
             "rank 3 of 1");
+    const auto with_times = [&](const std::string& state, const std::string& started, const std::string& ended) {
+        return header +
+               fmt::format(R"({{"number":1,"operation":"barrier","state":"{}","sequence":1,"tensors":0,"count":0,)"
+                           R"("issued_us":1.0,"started_us":{},"ended_us":{}}})"
+                           "\n",
+                           state, started, ended);
+    };
+    for (const auto& [state, started, ended] :
+         {std::tuple("started", "null", "null"), std::tuple("finished", "null", "3.0"),
+          std::tuple("finished", "2.0", "null"), std::tuple("started", "2.0", "3.0")}) {
+        refused(with_times(state, started, ended), fmt::format("line 2: the operation is {}, but its times", state));
+    }
+    refused(with_times("started", "-1e300", "null"), "started_us is -1e+300");
+    refused(
+        R"({"tessera_flight":1,"name":"w","id":"a","rank":3,"world_size":2147483647,"transport":"","host":"","pid":1})"
+        "\n",
+        "rank 3 of 2147483647");
     std::ofstream(directory() + "/x.jsonl") << header + good;
     EXPECT_EQ(trace("why-hung " + directory()).code, 1);
     EXPECT_EQ(trace("why-hung " + directory() + "/none").code, 2);
     EXPECT_EQ(trace("merge " + directory() + " -o " + directory() + "/none/x").code, 2);
+}
+
+// Whoever can write into the directory can put there what never ends, or commands for a terminal.
+TEST_F(Trace, OnlyRegularFilesOfARecordsSizeAreRead) {
+    const std::string path = directory() + "/x.jsonl";
+    ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+    EXPECT_THAT(trace("why-hung " + directory()).output, HasSubstr("x.jsonl is no regular file"));
+    std::filesystem::remove(path);
+    std::filesystem::create_symlink("/dev/zero", path);
+    EXPECT_THAT(trace("why-hung " + directory()).output, HasSubstr("x.jsonl is no regular file"));
+    std::filesystem::remove(path);
+    std::ofstream(path) << "{}";
+    std::filesystem::resize_file(path, size_t{1} << 40);
+    const Result large = trace("why-hung " + directory());
+    EXPECT_EQ(large.code, 2);
+    EXPECT_THAT(large.output, HasSubstr("has 1099511627776 bytes"));
+}
+
+TEST_F(Trace, TextOfARecordDoesNotCommandTheTerminal) {
+    const std::string escape = R"(\u001b[31m\u0007\u0000)";
+    std::ofstream(directory() + "/x.jsonl") << fmt::format(
+        R"({{"tessera_flight":1,"name":"w{0}","id":"a{0}","rank":0,"world_size":2,"transport":"shm","host":"h{0}",)"
+        R"("pid":1,"job":"j{0}","error":{{"message":"e{0}"}}}})"
+        "\n"
+        R"({{"number":1,"operation":"barrier","state":"started","sequence":1,"tensors":0,"count":0,"label":"l{0}",)"
+        R"("issued_us":1.0,"started_us":2.0,"ended_us":null}})"
+        "\n",
+        escape);
+    for (const char* command : {"why-hung ", "why-hung --json ", "merge "}) {
+        const std::string output = trace(command + directory()).output;
+        EXPECT_THAT(output, AllOf(HasSubstr("w"), Not(HasSubstr("\x1b")), Not(HasSubstr("\x07")))) << command;
+        EXPECT_EQ(output.find('\0'), std::string::npos) << command;
+    }
 }
 
 }  // namespace
