@@ -150,6 +150,19 @@ std::string local_address_of(int socket) {
     return text.data();
 }
 
+std::string peer_address_of(int socket) {
+    sockaddr_storage peer{};
+    socklen_t size = sizeof peer;
+    std::array<char, NI_MAXHOST> host{};
+    std::array<char, NI_MAXSERV> port{};
+    if (::getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &size) != 0 ||
+        getnameinfo(reinterpret_cast<sockaddr*>(&peer), size, host.data(), host.size(), port.data(), port.size(),
+                    NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+        return "somebody who has gone";
+    }
+    return fmt::format("{} (port {})", host.data(), port.data());
+}
+
 Fd connect_to(const Address& address, Deadline deadline) {
     const AddressList list = resolve(address, 0);
     const std::string what = fmt::format("connecting to the store at {}", address.uri());

@@ -35,6 +35,9 @@ void check_host(const std::string& host);
 // The numeric address of this end of a connected socket; empty if the system does not tell.
 [[nodiscard]] std::string local_address_of(int socket);
 
+// Who is at the other end of it, for people: "10.0.0.7 (port 40112)".
+[[nodiscard]] std::string peer_address_of(int socket);
+
 // All of it, or: IO when the peer has gone, TIMEOUT, INTERRUPTED. `what` begins the message.
 void send_all(int socket, std::string_view bytes, Deadline deadline, std::string_view what);
 void receive_all(int socket, char* bytes, size_t size, Deadline deadline, std::string_view what);

@@ -19,6 +19,7 @@
 #include <map>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -155,7 +156,11 @@ class TcpStoreServer final : public StoreServer {
             if (!socket.valid()) {
                 if (errno == EINTR || errno == ECONNABORTED) continue;
                 if (errno == EAGAIN || errno == EWOULDBLOCK) return set_listening(true);
-                log::warning("the store at {} cannot take a connection: {}", address_.uri(), std::strerror(errno));
+                const int failure = errno;
+                if (!std::exchange(told_of_shortage_, true)) {
+                    log::warning("the store at {} cannot take a connection: {}; it goes on trying", address_.uri(),
+                                 std::strerror(failure));
+                }
                 return set_listening(false);  // out of descriptors or memory: tried again a moment later
             }
             const int on = 1;
@@ -255,19 +260,19 @@ class TcpStoreServer final : public StoreServer {
             connection.stage = Connection::Stage::open;
             std::erase(strangers_, connection.id);
         } else {
-            report_refusal(verdict);
+            report_refusal(verdict, peer_address_of(connection.socket.get()));
             connection.stage = Connection::Stage::closing;
         }
         return send(connection, std::string(1, static_cast<char>(verdict)));
     }
 
     // A stranger may try for ever; the log shall not fill with it.
-    void report_refusal(handshake::Verdict verdict) const {
+    void report_refusal(handshake::Verdict verdict, const std::string& who) {
         if (verdict == handshake::Verdict::other_job) {  // ranks that look for their own store come by here
             return log::debug("the store at {} refuses a connection: another job", address_.uri());
         }
-        if (refused_count_.load(std::memory_order_relaxed) >= max_logged_refusals) return;
-        log::warning("the store at {} refuses a connection: {}", address_.uri(),
+        if (std::exchange(told_of_refusal_, true)) return;
+        log::warning("the store at {} refuses a connection from {}: {}; further ones are not told", address_.uri(), who,
                      verdict == handshake::Verdict::wrong_token ? "wrong job token" : "another epoch");
     }
 
@@ -424,7 +429,6 @@ class TcpStoreServer final : public StoreServer {
     }
 
     static constexpr size_t keep_capacity = 65536;
-    static constexpr uint64_t max_logged_refusals = 16;
 
     Address address_;
     handshake::Party party_;
@@ -434,6 +438,8 @@ class TcpStoreServer final : public StoreServer {
 
     // Owned by the thread.
     bool listening_ = true;
+    bool told_of_refusal_ = false;
+    bool told_of_shortage_ = false;
     uint64_t next_id_ = first_connection_id;
     std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
     std::deque<uint64_t> strangers_;                             // before the handshake's end, oldest first

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <optional>
+#include <vector>
 
 #include "base/env.hpp"
 #include "base/error.hpp"
@@ -63,6 +64,11 @@ std::optional<Fd> own_directory(const std::string& path, bool create) {
     if (!directory.valid() || ::fstat(directory.get(), &info) != 0) return std::nullopt;
     if (info.st_uid != ::geteuid() || (info.st_mode & 077) != 0) return std::nullopt;
     return directory;
+}
+
+bool is_of_user(const std::string& path) {
+    struct stat info{};
+    return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid();
 }
 
 // The token that all processes of this user share on this machine. Whoever comes first makes it: written in full
@@ -133,18 +139,27 @@ std::string Token::hex() const {
 }
 
 std::string runtime_directory() {
-    if (const auto xdg = env_text("XDG_RUNTIME_DIR"); xdg && own_directory(*xdg, false)) {
-        std::string path = *xdg + "/tessera";
+    const uid_t user = ::geteuid();
+    // The first two exist where somebody logged in, and are the user's; a shell that ssh or a launcher starts may not know.
+    std::vector<std::string> places = {fmt::format("/run/user/{}", user)};
+    if (const auto xdg = env_text("XDG_RUNTIME_DIR")) places.insert(places.begin(), *xdg);
+    for (const std::string& place : places) {
+        std::string path = place + "/tessera";
+        if (own_directory(place, false) && own_directory(path, true)) return path;
+    }
+    std::string shared = fmt::format("/tmp/tessera-{}", user);
+    if (own_directory(shared, true)) return shared;
+    // Another user may have made that first.
+    if (const auto home = env_text("HOME"); home && is_of_user(*home)) {
+        std::string path = *home + "/.tessera";
         if (own_directory(path, true)) return path;
     }
-    std::string path = fmt::format("/tmp/tessera-{}", ::geteuid());
-    if (!own_directory(path, true)) {
-        throw Error(Code::permission,
-                    fmt::format("{} must be a directory of user {} alone (mode 0700, no symbolic link): it holds the "
-                                "job token; remove it, or set XDG_RUNTIME_DIR",
-                                path, ::geteuid()));
-    }
-    return path;
+    throw Error(
+        Code::permission,
+        fmt::format("neither {} nor .tessera in the home directory is a directory of user {} alone (mode 0700, no "
+                    "symbolic link), to hold the job token: set XDG_RUNTIME_DIR to one, or TESSERA_TOKEN_FILE to "
+                    "a file of mode 0600",
+                    shared, user));
 }
 
 Token find_token(const std::string& given, bool loopback, const std::string& address) {

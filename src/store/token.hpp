@@ -24,8 +24,9 @@ struct Token {
 // the user's own file, which is made if there is none. `address` is for the message of the PERMISSION error.
 [[nodiscard]] Token find_token(const std::string& given, bool loopback, const std::string& address);
 
-// The user's runtime directory for Tessera, 0700 and owned by the user: under XDG_RUNTIME_DIR, else
-// /tmp/tessera-<uid>. Made if missing; throws PERMISSION if it is not the user's alone.
+// The user's runtime directory for Tessera, 0700 and owned by the user: under XDG_RUNTIME_DIR, else /run/user/<uid>, else
+// /tmp/tessera-<uid>, else, where another user was there first, ~/.tessera. Made if missing; throws PERMISSION if none is the
+// user's alone.
 [[nodiscard]] std::string runtime_directory();
 
 // `size` bytes from the kernel's random generator.

@@ -14,6 +14,7 @@
 
 #include "base/error.hpp"
 #include "base/fd.hpp"
+#include "launch/processes.hpp"
 #include "patience.hpp"
 #include "soon.hpp"
 #include "store/server.hpp"
@@ -146,14 +147,34 @@ TEST_F(TokenTest, OnLoopbackAllProcessesOfAUserShareOneToken) {
 TEST_F(TokenTest, RuntimeDirectoryThatIsALinkOrOpenToOthersIsNotUsed) {
     std::filesystem::create_directory(directory_.path() / "elsewhere");
     std::filesystem::create_directory_symlink(directory_.path() / "elsewhere", directory_.path() / "tessera");
-    EXPECT_THAT(runtime_directory(), ::testing::StartsWith("/tmp/tessera-"));
+    const std::string elsewhere = runtime_directory();
+    EXPECT_THAT(elsewhere, ::testing::AnyOf(fmt::format("/run/user/{}/tessera", ::geteuid()),
+                                            fmt::format("/tmp/tessera-{}", ::geteuid())));
     std::filesystem::remove(directory_.path() / "tessera");
     std::filesystem::create_directory(directory_.path() / "tessera");
     ::chmod((directory_.path() / "tessera").c_str(), 0755);
-    EXPECT_THAT(runtime_directory(), ::testing::StartsWith("/tmp/tessera-"));
+    EXPECT_EQ(runtime_directory(), elsewhere);
     ::chmod((directory_.path() / "tessera").c_str(), 0700);
     EXPECT_EQ(runtime_directory(), directory_.path() / "tessera");
-    ::rmdir(fmt::format("/tmp/tessera-{}", ::geteuid()).c_str());  // made by this test, unless it is in use
+    ::rmdir(elsewhere.c_str());  // made by this test, unless it is in use
+}
+
+// Anybody may make a name in /tmp first.
+TEST_F(TokenTest, RuntimeDirectoryOfAnotherUserIsPassedOver) {
+    if (::geteuid() != 0) GTEST_SKIP() << "only root can be two users";
+    constexpr uid_t user = 64321;
+    const std::string taken = fmt::format("/tmp/tessera-{}", user);
+    ::mkdir(taken.c_str(), 0755);
+    const std::string home = directory_.path() / "home";
+    ASSERT_EQ(::mkdir(home.c_str(), 0755), 0);
+    ASSERT_EQ(::chown(home.c_str(), user, static_cast<gid_t>(-1)), 0);
+    ASSERT_EQ(::chmod(directory_.path().c_str(), 0755), 0);
+    testing::Child child = testing::in_child({{"HOME", home}, {"XDG_RUNTIME_DIR", ""}}, [&] {
+        if (::seteuid(user) != 0) throw Error(Code::internal, "seteuid");
+        if (runtime_directory() != home + "/.tessera") throw Error(Code::user, runtime_directory());
+    });
+    EXPECT_EQ(child.wait(), 0);
+    ::rmdir(taken.c_str());
 }
 
 TEST_F(TokenTest, ServerAndClientMeetByTheUsersFile) {
