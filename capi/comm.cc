@@ -138,8 +138,9 @@ tsr_status tsr_comm_create(tsr_store* store, int32_t rank, int32_t world_size, c
     return guard([&] {
         create(out, [&] {
             const auto& meeting = object_of(store, "store");
-            return Communicator::create(meeting, rank, world_size,
-                                        options_over(CommOptions::from_environment(), options));
+            CommOptions chosen = options_over(CommOptions::from_environment(), options);
+            chosen.flight_requests = tsr::flight_requests();
+            return Communicator::create(meeting, rank, world_size, chosen);
         });
     });
 }

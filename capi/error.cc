@@ -25,6 +25,7 @@ std::unique_ptr<tsr_error> wrap(std::shared_ptr<const tsr::ErrorRecord> record) 
 }
 
 thread_local std::unique_ptr<tsr_error> last;
+thread_local std::shared_ptr<const tsr::ErrorRecord> newest;  // stays when `last` is taken
 
 const tsr::ErrorRecord* record_of(const tsr_error* error) {
     return error != nullptr && error->magic == tsr_error::type_magic ? error->record.get() : nullptr;
@@ -35,6 +36,7 @@ const tsr::ErrorRecord* record_of(const tsr_error* error) {
 namespace tsr::capi {
 
 tsr_status fail(const Error& error) noexcept {
+    newest = error.record();
     try {
         last = wrap(error.record());
     } catch (...) {
@@ -42,6 +44,8 @@ tsr_status fail(const Error& error) noexcept {
     }
     return static_cast<tsr_status>(error.code());
 }
+
+std::shared_ptr<const ErrorRecord> newest_record() noexcept { return newest; }
 
 std::shared_ptr<const ErrorRecord> last_record() noexcept { return last != nullptr ? last->record : nullptr; }
 

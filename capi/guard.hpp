@@ -23,6 +23,8 @@ tsr_status fail(const Error& error) noexcept;
 
 // What the calling thread's last error tells; nullptr if there is none.
 std::shared_ptr<const ErrorRecord> last_record() noexcept;
+// The same, also when the caller has taken it.
+std::shared_ptr<const ErrorRecord> newest_record() noexcept;
 
 // A detached error object for the caller, freed by tsr_error_destroy.
 tsr_error* detached(const Error& error);

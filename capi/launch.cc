@@ -1,6 +1,8 @@
 // tessera/launch.h: what the launcher tells the ranks.
 #include "tessera/launch.h"
 
+#include <string>
+
 #include "guard.hpp"
 #include "launch/error_file.hpp"
 #include "launch/preempt.hpp"
@@ -13,7 +15,17 @@ extern "C" {
 int32_t tsr_preempt_requested(void) { return tsr::preempt_requested() ? 1 : 0; }
 
 tsr_status tsr_record_error(const char* message, const char* traceback) {
-    return guard([&] { tsr::record_error(text(message, "message"), traceback == nullptr ? "" : traceback); });
+    const auto last = tsr::capi::newest_record();
+    return guard([&] {
+        const std::string said = text(message, "message");
+        const bool tells_of_it = last && !last->message.empty() && said.find(last->message) != std::string::npos;
+        const tsr::ErrorRecord* facts = tells_of_it ? last.get() : nullptr;
+        // What follows from a cause tells less: that the communicator was out of use.
+        for (const tsr::ErrorRecord* record = facts; record != nullptr; record = record->cause.get()) {
+            if (record->launcher_peer >= 0) facts = record;
+        }
+        tsr::record_error(said, traceback == nullptr ? "" : traceback, facts);
+    });
 }
 
 }  // extern "C"

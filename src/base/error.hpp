@@ -47,6 +47,7 @@ struct ErrorRecord {
     std::shared_ptr<const ErrorRecord> cause;
     int rank = -1;
     int peer = -1;
+    int launcher_peer = -1;  // the launcher's number of that peer; -1: not known
     std::string operation;
     int64_t sequence = -1;
     NativeDomain native_domain = NativeDomain::none;
@@ -66,6 +67,7 @@ class Error : public std::exception {
     // Each returns a changed copy: throw Error(...).with_rank(r).caused_by(e).
     [[nodiscard]] Error with_rank(int rank) const;
     [[nodiscard]] Error with_peer(int peer) const;
+    [[nodiscard]] Error with_launcher_peer(int rank) const;
     [[nodiscard]] Error with_operation(std::string operation, int64_t sequence = -1) const;
     [[nodiscard]] Error with_native(NativeDomain domain, int code) const;
     [[nodiscard]] Error with_advice(const std::string& advice) const;  // after a semicolon

@@ -93,7 +93,10 @@ std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bo
     // Rank 0's random name is nobody else's.
     const std::string id = hex(bootstrap.peers[0].endpoint).substr(0, 8);
     CommOptions options = bootstrap.options;
-    return Group::make(rank, world_size, id, std::move(options), store, make_transport(std::move(bootstrap)));
+    std::vector<int> launcher_ranks;
+    for (const Peer& peer : bootstrap.peers) launcher_ranks.push_back(static_cast<int>(peer.launcher_rank));
+    return Group::make(rank, world_size, id, std::move(options), store, make_transport(std::move(bootstrap)),
+                       std::move(launcher_ranks));
 }
 
 // All that the ranks say to a split: `own` of this one, and `why` it has failed, if it has.
@@ -215,7 +218,8 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Store> store,
 
 std::shared_ptr<Communicator> Communicator::self() {
     CommOptions options = CommOptions::from_environment();
-    return Group::make(0, 1, hex(random_nonce()).substr(0, 8), std::move(options), nullptr, make_self_transport());
+    return Group::make(0, 1, hex(random_nonce()).substr(0, 8), std::move(options), nullptr, make_self_transport(),
+                       std::vector<int>{});
 }
 
 }  // namespace tsr

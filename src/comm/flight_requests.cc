@@ -14,7 +14,7 @@ FlightRequests::FlightRequests(Next next) : next_(std::move(next)) {
 }
 
 FlightRequests::~FlightRequests() {
-    if (owner_ != ::getpid()) {  // a forked child has no such thread
+    if (in_child()) {
         thread_.detach();
         return;
     }

@@ -27,6 +27,8 @@ class FlightRequests {
     // `write` must not throw; it is called on this thread until remove() has returned.
     void add(const void* who, std::function<void(const std::string& directory)> write);
     void remove(const void* who);
+    // A forked child's copy has no thread that answers.
+    [[nodiscard]] bool in_child() const { return owner_ != ::getpid(); }
 
    private:
     void answer();

@@ -197,6 +197,7 @@ Error Group::aborted_by(const Error& cause) const {
                                             rank_, options_.name, cause.what()))
         .with_rank(rank_)
         .with_peer(cause.record()->peer)
+        .with_launcher_peer(cause.record()->launcher_peer)
         .caused_by(cause);
 }
 
@@ -219,6 +220,8 @@ Error Group::named(const Error& error, const Request& request, uint64_t sequence
     if (result.record()->operation.empty()) {
         result = result.with_operation(std::string(name_of(request.collective)), static_cast<int64_t>(sequence));
     }
+    const auto peer = static_cast<size_t>(result.record()->peer);  // -1 is beyond all
+    if (peer < launcher_ranks_.size()) result = result.with_launcher_peer(launcher_ranks_[peer]);
     return result;
 }
 
@@ -253,6 +256,7 @@ void Group::leave() {
     if (unfinished_.load(std::memory_order_acquire) > 0) abort("the communicator was destroyed while it had work");
     left_.store(true, std::memory_order_release);
     transport_->leave();
+    tell_flight();  // whoever still holds the group may hold it until the process ends
 }
 
 std::optional<Error> Group::error() const {

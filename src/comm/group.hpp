@@ -31,13 +31,14 @@ void check_options(const CommOptions& options);
 class Group final : public Communicator, public std::enable_shared_from_this<Group> {
    public:
     Group(int rank, int world_size, const std::string& id, CommOptions options, std::shared_ptr<Store> store,
-          std::unique_ptr<Transport> transport)
+          std::unique_ptr<Transport> transport, std::vector<int> launcher_ranks)
         : rank_(rank),
           world_size_(world_size),
           options_(std::move(options)),
           timeout_ms_(options_.timeout.count()),
           store_(std::move(store)),
           transport_(std::move(transport)),
+          launcher_ranks_(std::move(launcher_ranks)),
           origin_{options_.name, id, rank, world_size, std::string(transport_->name())} {
         transport_->ask_elsewhere([this](int late) { return doing_elsewhere(late); });
     }
@@ -212,6 +213,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     std::atomic<milliseconds::rep> timeout_ms_;
     const std::shared_ptr<Store> store_;
     const std::unique_ptr<Transport> transport_;
+    const std::vector<int> launcher_ranks_;  // of its ranks
     const FlightOrigin origin_;
     std::shared_ptr<Relatives> relatives_ = std::make_shared<Relatives>();
     FlightRecorder flight_;

@@ -102,7 +102,7 @@ Error HostRanks::told(const Error& error) const {
                                                        comm_->rank(), names, error.what()))
                            .with_rank(comm_->rank());
     const auto peer = static_cast<size_t>(error.record()->peer);  // -1 is beyond all
-    return peer < ranks_.size() ? told.with_peer(ranks_[peer]) : told;
+    return peer < ranks_.size() ? told.with_peer(ranks_[peer]).with_launcher_peer(error.record()->launcher_peer) : told;
 }
 
 }  // namespace tsr

@@ -9,6 +9,7 @@
 #include <sstream>
 #include <type_traits>
 
+#include "base/env.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/proc.hpp"
@@ -247,6 +248,7 @@ Peer make_peer(int rank, int world_size, const CommOptions& options, const Endpo
     Peer peer;
     peer.rank = rank;
     peer.world_size = world_size;
+    peer.launcher_rank = env_number("TESSERA_RANK", 0, INT32_MAX).value_or(-1);
     peer.pid = ::getpid();
     peer.start_time = process_start_time(peer.pid).value_or(0);
     peer.pid_namespace = pid_namespace();

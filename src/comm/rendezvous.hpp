@@ -30,8 +30,9 @@ struct Peer {
     int32_t world_size = 0;
     int32_t color = 0;  // of a split
     int32_t key = 0;
-    int32_t failed = 0;       // the split that this rank cannot ask for: with this code,
-    uint32_t why_length = 0;  // and for a reason of so many bytes
+    int32_t failed = 0;          // the split that this rank cannot ask for: with this code,
+    uint32_t why_length = 0;     // and for a reason of so many bytes
+    int64_t launcher_rank = -1;  // its number among those that `tessera run` started; -1: it is none
     int64_t pid = 0;
     uint64_t start_time = 0;  // of the process, so that a pid used again is not taken for it
     uint64_t pid_namespace = 0;

@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -35,6 +36,7 @@ constexpr milliseconds drain_deadline{2000};
 constexpr milliseconds tell_deadline{2000};
 constexpr milliseconds hearing_deadline{100};  // for those that waited for a rank that failed to say so
 constexpr milliseconds notice_deadline{3000};  // for a rank that is still starting
+constexpr milliseconds renewal_pause{3600'000};
 
 std::string random_id() {
     const Token token = Token::random();
@@ -99,6 +101,42 @@ Agent::Agent(RunOptions options, int guardian, const sigset_t& signal_mask)
 }
 
 int Agent::run() {
+    if (!open_events()) return 128 + stop_signal_;
+    int code = run_rounds();
+    if (guardian_died_) return code;
+    const auto count_loss = [&](const std::string& loss) {
+        if (loss.empty()) return;
+        if (code == 0) code = 1;
+        logs_.say(fmt::format("what the job said is not all there: {}", loss));
+    };
+    logs_.drain(Deadline::in(drain_deadline));
+    count_loss(logs_.losses());
+    events_.write("end", wall_time(), {{"exit_code", code}});
+    events_.write_all(Deadline::in(drain_deadline));
+    count_loss(events_.losses());
+    logs_.drain(Deadline::in(drain_deadline));
+    return code;
+}
+
+// A FIFO opens with its reader, whom a signal may have to end the wait for.
+bool Agent::open_events() {
+    if (events_.open()) return true;
+    logs_.say(fmt::format("waiting for somebody to read {}", options_.events_file));
+    while (!events_.open()) {
+        pollfd polls[] = {{signals_.get(), POLLIN, 0}, {guardian_, POLLIN, 0}};
+        (void)::poll(polls, std::size(polls), static_cast<int>(poll_slice.count()));
+        signalfd_siginfo info{};
+        while (stop_signal_ == 0 && ::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+            const int signal = static_cast<int>(info.ssi_signo);
+            if (signal != SIGCHLD && signal != SIGUSR1) stop_signal_ = signal;
+        }
+        if (polls[1].revents != 0) stop_signal_ = SIGKILL;
+        if (stop_signal_ != 0) return false;
+    }
+    return true;
+}
+
+int Agent::run_rounds() {
     for (const Program& program : options_.programs) (void)find_executable(program.command.front());
     std::vector<Member> members = first_round(options_);
     for (;; ++round_) {
@@ -106,9 +144,7 @@ int Agent::run() {
         if (guardian_died_) return 128 + SIGKILL;
         if (outcome.failures.empty()) {
             const bool cut_short = is_ending();
-            const int code = stop_signal_ != 0 && cut_short ? 128 + stop_signal_ : 0;
-            events_.write("end", wall_time(), {{"exit_code", code}});
-            return code;
+            return stop_signal_ != 0 && cut_short ? 128 + stop_signal_ : 0;
         }
         const int code = exit_code_of(outcome.failures);
         auto next = stop_signal_ != 0 ? std::nullopt
@@ -122,8 +158,6 @@ int Agent::run() {
                     : "";
             if (!why.empty()) report += fmt::format("\n\n  {}", why);
             logs_.say(report);
-            logs_.drain(Deadline::in(drain_deadline));
-            events_.write("end", wall_time(), {{"exit_code", code}});
             return code;
         }
         if (next->uses_restart) ++restarts_;
@@ -148,6 +182,7 @@ int Agent::run() {
 
 Agent::Outcome Agent::run_round(const std::vector<Member>& members) {
     stage_ = Stage::running;
+    page_.begin_round();
     workers_.clear();
     failed_ = false;
     store_ = StoreServer::start("127.0.0.1", 0, store_options());
@@ -192,7 +227,6 @@ void Agent::start_worker(int rank, const std::vector<Member>& members) {
     const Program& program = options_.programs[static_cast<size_t>(worker.member.program)];
     const std::string stem = fmt::format("{}/round-{}/rank-{}", error_directory_, round_, rank);
     worker.error_file = stem + ".error.json";
-    worker.asked_file = stem + ".listens";
     Fd log;
     if (!options_.log_directory.empty()) {
         worker.log_file = stem + ".log";
@@ -200,7 +234,6 @@ void Agent::start_worker(int rank, const std::vector<Member>& members) {
         if (!log.valid()) throw os_error(fmt::format("the log file {}", worker.log_file), errno);
         // Of a former job with the same directory.
         ::unlink(worker.error_file.c_str());
-        ::unlink(worker.asked_file.c_str());
     }
     auto [out_read, out_write] = make_pipe();
     auto [err_read, err_write] = make_pipe();
@@ -211,7 +244,7 @@ void Agent::start_worker(int rank, const std::vector<Member>& members) {
     order.input = rank == 0 ? STDIN_FILENO : -1;  // as mpirun does: one reader
     order.output = out_write.get();
     order.error = err_write.get();
-    order.inherited = {page_.fd()};
+    order.inherited = {page_.fd(), page_.asked_fd()};
     if (!options_.insecure) order.inherited.push_back(token_file_.get());
     order.signal_mask = signal_mask_;
     order.open_files = open_files_;
@@ -260,10 +293,11 @@ std::vector<std::string> Agent::environment_of(int rank, const std::vector<Membe
     v.set("TESSERA_JOB_ID", job_id_);
     v.set("TESSERA_EPOCH", round_);
     v.set("TESSERA_ERROR_FILE", worker.error_file);
-    v.set("TESSERA_PREEMPT_ASKED_FILE", worker.asked_file);
     const pid_t self = ::getpid();
     v.set("TESSERA_PREEMPT_FD", page_.fd());
     v.set("TESSERA_PREEMPT_FILE", fmt::format("/proc/{}/fd/{}", self, page_.fd()));
+    v.set("TESSERA_PREEMPT_ASKED_FD", page_.asked_fd());
+    v.set("TESSERA_PREEMPT_ASKED_FILE", fmt::format("/proc/{}/fd/{}", self, page_.asked_fd()));
     if (options_.insecure) {
         v.set("TESSERA_INSECURE", "1");
     } else {
@@ -287,14 +321,18 @@ void Agent::turn() {
     polls.push_back({guardian_died_ ? -1 : guardian_, POLLIN, 0});
     const size_t own = polls.size();
     logs_.append_polls(polls);
+    const size_t of_logs = polls.size() - own;
+    events_.append_polls(polls);
     if (::poll(polls.data(), polls.size(), timeout_ms()) < 0 && errno != EINTR) throw os_error("poll", errno);
-    logs_.handle_polls(polls.data() + own, polls.size() - own);
+    logs_.handle_polls(polls.data() + own, of_logs);
+    events_.write_some();
     if (polls[1].revents != 0) {
         guardian_died_ = true;
         kill_workers();
     }
     take_signals();
     pass_deadline();
+    renew_directory();
 }
 
 void Agent::take_signals() {
@@ -385,7 +423,7 @@ bool Agent::survives_loss_of(const Worker& worker) const {
 // Each rank answers by itself, also one that hangs; one that is stopped or dead leaves no record.
 void Agent::ask_for_flights() {
     try {
-        if (flight_directory_.empty()) {
+        if (flight_directory_.empty() || (options_.trace_directory.empty() && !is_own_directory(flight_directory_))) {
             flight_directory_ =
                 options_.trace_directory.empty() ? temporary_directory("trace") : options_.trace_directory;
         }
@@ -414,7 +452,7 @@ void Agent::asked_to_stop(int signal) {
     }
     if (stage_ != Stage::running) return;
     grace_deadline_ = Deadline::in(options_.grace);
-    const bool listening = anybody_listens();
+    const bool listening = page_.somebody_listens();
     stage_ = listening ? Stage::saving : Stage::noticing;
     stage_deadline_ = listening ? grace_deadline_ : grace_deadline_.earlier(Deadline::in(notice_deadline));
     const std::string what =
@@ -423,11 +461,6 @@ void Agent::asked_to_stop(int signal) {
             : fmt::format("no rank asks whether the job is to stop, so none would save: they are ended in {:.1g} s",
                           seconds(stage_deadline_.remaining()));
     logs_.say(fmt::format("{}: {}; a second signal (Ctrl-C) kills them now", signal_name(signal), what));
-}
-
-bool Agent::anybody_listens() const {
-    return std::ranges::any_of(workers_,
-                               [](const Worker& worker) { return ::access(worker.asked_file.c_str(), F_OK) == 0; });
 }
 
 // Peers learn of a rank's end, and fail, before it can be reaped.
@@ -466,7 +499,7 @@ void Agent::signal_workers(int signal) {
 
 void Agent::pass_deadline() {
     if (stage_ == Stage::running || !stage_deadline_.expired()) return;
-    if (stage_ == Stage::noticing && anybody_listens()) {
+    if (stage_ == Stage::noticing && page_.somebody_listens()) {
         stage_ = Stage::saving;
         stage_deadline_ = grace_deadline_;
         logs_.say(fmt::format("a rank has asked meanwhile: waiting up to {:g} s for the ranks to save and end",
@@ -488,7 +521,15 @@ void Agent::pass_deadline() {
 }
 
 int Agent::timeout_ms() const {
-    return stage_ == Stage::running ? -1 : static_cast<int>(stage_deadline_.remaining().count());
+    const Deadline next = stage_ == Stage::running ? renewal_ : renewal_.earlier(stage_deadline_);
+    return static_cast<int>(next.remaining().count());
+}
+
+// Long before any cleaner takes the job's directory for forgotten.
+void Agent::renew_directory() {
+    if (!renewal_.expired()) return;
+    renewal_ = Deadline::in(renewal_pause);
+    if (own_directory_) own_directory_->renew();
 }
 
 bool Agent::all_ended() const {
@@ -498,7 +539,6 @@ bool Agent::all_ended() const {
 void Agent::bury_round() {
     kill_all_children(Deadline::in(burial_deadline));
     logs_.drain(Deadline::in(drain_deadline));
-    for (const Worker& worker : workers_) ::unlink(worker.asked_file.c_str());
 }
 
 Agent::Outcome Agent::outcome() const {

@@ -32,7 +32,7 @@ class Agent {
     // `guardian` becomes readable when the guardian has died; `signal_mask` is what ranks start with.
     Agent(RunOptions options, int guardian, const sigset_t& signal_mask);
 
-    // Runs the job to its end; the exit code for the shell.
+    // Runs the job to its end; the exit code for the shell: if that were 0, but something of what the job said was lost, 1.
     [[nodiscard]] int run();
 
    private:
@@ -42,7 +42,6 @@ class Agent {
         std::optional<RankEnd> end;      // once it has ended
         std::optional<int> ending_turn;  // it was exiting by then, before the agent ended the ranks
         std::string error_file;
-        std::string asked_file;  // is there once the rank has asked whether it shall stop
         std::string log_file;
     };
 
@@ -62,6 +61,8 @@ class Agent {
         killing,   // SIGKILL was sent
     };
 
+    [[nodiscard]] bool open_events();
+    [[nodiscard]] int run_rounds();
     [[nodiscard]] Outcome run_round(const std::vector<Member>& members);
     [[nodiscard]] StoreOptions store_options() const;
     void start_workers(const std::vector<Member>& members);
@@ -78,7 +79,6 @@ class Agent {
     void tell_ranks_of_departures();
     void asked_to_stop(int signal);
     void ask_for_flights();
-    [[nodiscard]] bool anybody_listens() const;
     [[nodiscard]] bool is_ending() const { return stage_ == Stage::ending || stage_ == Stage::killing; }
     void note_who_is_ending();
     void end_workers();   // SIGTERM to all that live
@@ -87,6 +87,7 @@ class Agent {
     void bury_round();  // no process of the round lives after it
     [[nodiscard]] bool all_ended() const;
     [[nodiscard]] int timeout_ms() const;
+    void renew_directory();
     void pass_deadline();
     [[nodiscard]] Outcome outcome() const;
 
@@ -119,6 +120,7 @@ class Agent {
     Stage stage_ = Stage::running;
     Deadline stage_deadline_ = Deadline::in(milliseconds{0});
     Deadline grace_deadline_ = stage_deadline_;  // of the first signal
+    Deadline renewal_ = stage_deadline_;         // of the job's own directory
     bool failed_ = false;                        // a rank failed by itself
     int reap_turn_ = 0;
 };

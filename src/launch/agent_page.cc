@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 
 #include "base/env.hpp"
 #include "base/error.hpp"
@@ -20,13 +21,16 @@ namespace {
 
 static_assert(sizeof(AgentWords) <= page_size);
 
-// The page behind a descriptor; nullptr if it is something else, such as a file that a program opened in its place.
-const AgentWords* map_page(int fd) {
+// It may be something else, such as a file that a program opened in its place.
+bool is_memory(int fd, size_t size) {
     struct stat info{};
-    if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_nlink != 0 ||
-        info.st_size != static_cast<off_t>(page_size)) {
-        return nullptr;
-    }
+    return ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink == 0 &&
+           info.st_size == static_cast<off_t>(size);
+}
+
+// The page behind a descriptor; nullptr if there is none.
+const AgentWords* map_page(int fd) {
+    if (!is_memory(fd, page_size)) return nullptr;
     void* page = ::mmap(nullptr, page_size, PROT_READ, MAP_SHARED, fd, 0);
     return page == MAP_FAILED ? nullptr : static_cast<const AgentWords*>(page);
 }
@@ -55,8 +59,11 @@ const AgentWords* find_page() noexcept {
 
 }  // namespace
 
-AgentPage::AgentPage() : writer_(::memfd_create("tessera-agent", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
-    if (!writer_.valid() || ::fchmod(writer_.get(), 0600) != 0 || ::ftruncate(writer_.get(), page_size) != 0) {
+AgentPage::AgentPage()
+    : writer_(::memfd_create("tessera-agent", MFD_CLOEXEC | MFD_ALLOW_SEALING)),
+      asked_(::memfd_create("tessera-asked", MFD_CLOEXEC)) {
+    if (!writer_.valid() || ::fchmod(writer_.get(), 0600) != 0 || ::ftruncate(writer_.get(), page_size) != 0 ||
+        !asked_.valid() || ::fchmod(asked_.get(), 0600) != 0) {
         throw os_error("making the agent's page", errno);
     }
     void* page = ::mmap(nullptr, page_size, PROT_READ | PROT_WRITE, MAP_SHARED, writer_.get(), 0);
@@ -71,6 +78,15 @@ AgentPage::AgentPage() : writer_(::memfd_create("tessera-agent", MFD_CLOEXEC | M
 
 AgentPage::~AgentPage() { ::munmap(words_, page_size); }
 
+void AgentPage::begin_round() {
+    if (::ftruncate(asked_.get(), 1) != 0) throw os_error("making the agent's page", errno);
+}
+
+bool AgentPage::somebody_listens() const {
+    struct stat info{};
+    return ::fstat(asked_.get(), &info) == 0 && info.st_size == 0;
+}
+
 void AgentPage::request_preemption() { words_->preempt.store(1, std::memory_order_relaxed); }
 
 void AgentPage::request_flights(const std::string& directory) {
@@ -81,6 +97,24 @@ void AgentPage::request_flights(const std::string& directory) {
     }
     std::memcpy(words_->flight_directory.data(), directory.c_str(), directory.size() + 1);
     words_->flights.fetch_add(1, std::memory_order_release);
+}
+
+void tell_agent_of_listening() noexcept try {
+    if (const auto fd = env_number("TESSERA_PREEMPT_ASKED_FD", 0, 1 << 20)) {
+        const int file = static_cast<int>(*fd);
+        if (is_memory(file, 1) && ::ftruncate(file, 0) == 0) return;
+        if (is_memory(file, 0)) return;  // another rank was first
+    }
+    const auto path = env_text("TESSERA_PREEMPT_ASKED_FILE");
+    if (!path) return;
+    const Fd file(::open(path->c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    if (file.valid()) return;
+    log::warning(
+        "the launcher cannot be told that this rank listens for preemption: {}: {}; it may end the rank at once when "
+        "it is asked to stop",
+        *path, std::generic_category().message(errno));
+} catch (...) {
+    log::warning("{}", current_error().what());
 }
 
 const AgentWords* agent_words() {

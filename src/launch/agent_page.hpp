@@ -1,6 +1,8 @@
 // The agent's word to its ranks: one page of shared memory, which the agent writes and the ranks map read-only. They shall
 // save and end; or write their flight records. TESSERA_PREEMPT_FD names the inherited descriptor, TESSERA_PREEMPT_FILE a
-// path to the same page for processes that did not inherit it.
+// path to the same page for processes that did not inherit it. A file of one byte, TESSERA_PREEMPT_ASKED_FD and
+// TESSERA_PREEMPT_ASKED_FILE, is what a rank empties to tell that it listens. Both are memory, and on no disk: a job of weeks
+// shall not depend on what a cleaner leaves in TMPDIR.
 #pragma once
 
 #include <array>
@@ -33,13 +35,21 @@ class AgentPage {
     // A read-only descriptor of the page, close-on-exec; nobody who has it can write.
     [[nodiscard]] int fd() const { return reader_.get(); }
 
+    // Whether a rank has asked for the word since begin_round().
+    void begin_round();
+    [[nodiscard]] bool somebody_listens() const;
+    [[nodiscard]] int asked_fd() const { return asked_.get(); }
+
    private:
     Fd writer_;
     Fd reader_;
+    Fd asked_;
     AgentWords* words_ = nullptr;
 };
 
 // The rank's side: the page that the environment names, which is looked for at the first call; nullptr without one.
 [[nodiscard]] const AgentWords* agent_words();
+// Tells the agent that this rank listens.
+void tell_agent_of_listening() noexcept;
 
 }  // namespace tsr

@@ -33,6 +33,11 @@ RecordedError parse(const std::string& text, const std::string& path) {
         const Json* extra = body->find("extraInfo");
         if (extra != nullptr) {
             if (const Json* stack = extra->find("py_callstack")) error.traceback = stack->as_string();
+            if (const Json* facts = extra->find("tessera")) {
+                error.code = facts->at("code").as_string();
+                const int64_t peer = facts->at("peer").as_int();
+                if (peer >= 0 && peer <= INT32_MAX) error.peer = static_cast<int>(peer);
+            }
             if (const Json* stamp = extra->find("timestamp")) {
                 if (stamp->is(Json::Kind::string)) {
                     const std::string& digits = stamp->as_string();
@@ -50,7 +55,7 @@ RecordedError parse(const std::string& text, const std::string& path) {
 
 }  // namespace
 
-void record_error(std::string_view message, std::string_view traceback) {
+void record_error(std::string_view message, std::string_view traceback, const ErrorRecord* facts) {
     auto path = env_text("TESSERA_ERROR_FILE");
     if (!path) path = env_text("TORCHELASTIC_ERROR_FILE");
     static std::atomic<bool> recorded{false};  // of this process, as its environment is
@@ -59,6 +64,9 @@ void record_error(std::string_view message, std::string_view traceback) {
     Json extra{Json::Object{}};
     extra.set("py_callstack", readable_text(traceback));
     extra.set("timestamp", fmt::format("{:.6f}", wall_time()));
+    if (facts != nullptr) {
+        extra.set("tessera", Json::Object{{"code", code_name(facts->code)}, {"peer", facts->launcher_peer}});
+    }
     Json body{Json::Object{}};
     body.set("message", readable_text(message));
     body.set("extraInfo", std::move(extra));

@@ -7,17 +7,21 @@
 #include <string>
 #include <string_view>
 
+#include "base/error.hpp"
+
 namespace tsr {
 
 struct RecordedError {
     std::string message;
     std::string traceback;
-    double timestamp = 0;  // seconds since 1970
+    double timestamp = 0;   // seconds since 1970
+    std::string code = {};  // code_name() of Tessera's error; empty: it is another's, or not known
+    int peer = -1;          // the rank of the job that it is about; -1: not known
 };
 
 // Writes the file that TESSERA_ERROR_FILE or TORCHELASTIC_ERROR_FILE names, if any. The first call of the process
-// counts. Throws IO.
-void record_error(std::string_view message, std::string_view traceback);
+// counts. `facts` are of the error that the message tells of; nullptr: not known. Throws IO.
+void record_error(std::string_view message, std::string_view traceback, const ErrorRecord* facts = nullptr);
 
 // nullopt if there is no such file or it is no such JSON: a dying rank may have written half of it.
 [[nodiscard]] std::optional<RecordedError> read_error_file(const std::string& path);

@@ -8,19 +8,23 @@
 #include <chrono>
 
 #include "base/error.hpp"
-#include "base/log.hpp"
-#include "base/write_whole.hpp"
 
 namespace tsr {
 
-EventLog::EventLog(const std::string& path) : path_(path) {
-    if (path.empty()) return;
-    file_ = Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
-    if (!file_.valid()) throw os_error(fmt::format("the events file {}", path), errno);
+bool EventLog::open() {
+    if (path_.empty()) return true;
+    const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+    file_ = Fd(::open(path_.c_str(), flags, 0644));
+    if (file_.valid()) {
+        queue_.emplace(file_.get());
+        return true;
+    }
+    if (errno == ENXIO) return false;
+    throw os_error(fmt::format("the events file {}", path_), errno);
 }
 
 void EventLog::write(const char* event, double time, Json::Object fields) {
-    if (!file_.valid()) return;
+    if (!queue_) return;
     Json line{Json::Object{}};
     line.set("event", event);
     line.set("time", time);
@@ -28,10 +32,24 @@ void EventLog::write(const char* event, double time, Json::Object fields) {
         if (field.value.is(Json::Kind::string)) field.value = readable_utf8(field.value.as_string());  // a rank's words
         line.set(field.key, std::move(field.value));
     }
-    const std::string text = line.dump() + "\n";
-    if (write_whole(file_.get(), text)) return;
-    log::warning("{}", os_error(fmt::format("writing the events file {} fails", path_), errno).what());
-    file_.reset();
+    queue_->push(line.dump() + "\n");
+    queue_->write_some();
+}
+
+void EventLog::append_polls(std::vector<pollfd>& polls) const {
+    if (queue_ && !queue_->empty()) polls.push_back({file_.get(), POLLOUT, 0});
+}
+
+void EventLog::write_some() {
+    if (queue_) queue_->write_some();
+}
+
+void EventLog::write_all(Deadline deadline) {
+    if (queue_) queue_->write_all(deadline);
+}
+
+std::string EventLog::losses() const {
+    return queue_ ? queue_->loss(fmt::format("writing the events file {}", path_)) : "";
 }
 
 double wall_time() {

@@ -1,24 +1,37 @@
 // What happened to a job, as JSON lines for programs: {"event": "start" | "exit" | "stop" | "restart" | "end", "time": …}.
-// Each line is written when it happens.
+// Each line is written when it happens, or as soon as a slow reader takes it: nobody waits for the reader.
 #pragma once
 
+#include <poll.h>
+
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/fd.hpp"
 #include "base/json.hpp"
+#include "launch/log_mux.hpp"
 
 namespace tsr {
 
 class EventLog {
    public:
-    // Empty path: nothing is written. The file is made anew. Throws IO.
-    explicit EventLog(const std::string& path);
+    // Empty path: nothing is written.
+    explicit EventLog(std::string path) : path_(std::move(path)) {}
+    // Makes the file anew. False: it is a FIFO that nobody reads yet. Throws IO.
+    [[nodiscard]] bool open();
     void write(const char* event, double time, Json::Object fields);
+    void append_polls(std::vector<pollfd>& polls) const;
+    void write_some();
+    void write_all(Deadline deadline);
+    // What was lost, and why; empty: nothing.
+    [[nodiscard]] std::string losses() const;
 
    private:
     std::string path_;
     Fd file_;
+    std::optional<OutputQueue> queue_;  // of that file
 };
 
 // Seconds since 1970.

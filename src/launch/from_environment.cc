@@ -1,8 +1,12 @@
 #include "launch/from_environment.hpp"
 
 #include <cstring>
+#include <mutex>
+#include <optional>
+#include <string>
 #include <utility>
 
+#include "base/error.hpp"
 #include "comm/flight_requests.hpp"
 #include "launch/agent_page.hpp"
 #include "launch/departures.hpp"
@@ -10,22 +14,24 @@
 
 namespace tsr {
 
-namespace {
-
-// Those of the agent of `tessera run`, from now on.
 std::shared_ptr<FlightRequests> flight_requests() {
     const AgentWords* words = agent_words();
     if (words == nullptr) return nullptr;
-    return std::make_shared<FlightRequests>(
+    static std::mutex mutex;                          // guards what follows
+    static std::weak_ptr<FlightRequests> of_process;  // the communicators hold it
+    const std::lock_guard lock(mutex);
+    std::shared_ptr<FlightRequests> requests = of_process.lock();
+    if (requests && !requests->in_child()) return requests;
+    requests = std::make_shared<FlightRequests>(
         [words, seen = words->flights.load(std::memory_order_acquire)]() mutable -> std::optional<std::string> {
             const uint32_t now = words->flights.load(std::memory_order_acquire);
             if (std::exchange(seen, now) == now) return std::nullopt;
             const auto& name = words->flight_directory;
             return std::string(name.data(), ::strnlen(name.data(), name.size()));
         });
+    of_process = requests;
+    return requests;
 }
-
-}  // namespace
 
 std::shared_ptr<Communicator> communicator_from_environment(const CommOptions& asked) {
     const JobEnvironment job = JobEnvironment::detect();
@@ -37,7 +43,11 @@ std::shared_ptr<Communicator> communicator_from_environment(const CommOptions& a
     if (job.launcher == Launcher::tessera) {
         departures = [store] { return read_departures(*store, store->default_deadline()); };
     }
-    return Communicator::create(store, job.rank, job.world_size, options, departures);
+    try {
+        return Communicator::create(store, job.rank, job.world_size, options, departures);
+    } catch (const Error& error) {
+        throw job.launcher == Launcher::tessera ? error.with_launcher_peer(error.record()->peer) : error;
+    }
 }
 
 }  // namespace tsr

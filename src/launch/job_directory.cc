@@ -31,8 +31,7 @@ bool lock(int fd) { return ::flock(fd, LOCK_EX | LOCK_NB) == 0; }
 // What another user may have put there is not touched, nor what a link leads to. One without an owner's file is of an agent
 // that begins just now, or of an older version: nothing tells whether that lives.
 void remove_if_left(const std::filesystem::path& directory) {
-    struct stat info{};
-    if (::lstat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::geteuid()) return;
+    if (!is_own_directory(directory)) return;
     const Fd owner(::open((directory / owner_file).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
     if (!owner.valid() || !lock(owner.get())) return;
     std::error_code ignored;
@@ -55,9 +54,17 @@ std::string temporary_directory(std::string_view what) {
     return path;
 }
 
+bool is_own_directory(const std::string& path) {
+    struct stat info{};
+    return ::lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid();
+}
+
 JobDirectory::JobDirectory() {
     remove_left_ones();
     path_ = temporary_directory("run");
+    entry_ = Fd(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (!entry_.valid()) throw os_error(fmt::format("opening {}", path_), errno);
+    (void)lock(entry_.get());
     // Locked before it has the name by which others look for it. Where files cannot be locked nothing is ever taken for left.
     const std::string made = fmt::format("{}/{}.new", path_, owner_file);
     owner_ = Fd(::open(made.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
@@ -65,6 +72,18 @@ JobDirectory::JobDirectory() {
     if (!lock(owner_.get())) return;
     const std::string named = fmt::format("{}/{}", path_, owner_file);
     if (::rename(made.c_str(), named.c_str()) != 0) throw os_error(fmt::format("renaming {}", made), errno);
+}
+
+void JobDirectory::renew() const noexcept {
+    const auto now = [](const std::filesystem::path& path) {
+        (void)::utimensat(AT_FDCWD, path.c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
+    };
+    now(path_);
+    std::error_code failure;
+    std::filesystem::recursive_directory_iterator entries(path_, failure);
+    for (; !failure && entries != std::filesystem::recursive_directory_iterator(); entries.increment(failure)) {
+        now(entries->path());
+    }
 }
 
 JobDirectory::~JobDirectory() {

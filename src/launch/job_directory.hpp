@@ -1,6 +1,9 @@
 // A directory of an agent's own under TMPDIR, where ranks leave what is not kept: removed at the agent's end, and, if it was
 // killed, by the next agent. Who lives is told by a lock on a file in it, which the kernel lets go of when the agent has ended in
 // whatever way; a pid would say nothing of an agent in another container that shares the directory.
+//
+// Cleaners of TMPDIR leave it alone while the agent lives: systemd-tmpfiles does not enter a directory on which somebody has a
+// flock() (tmpfiles.d(5), "Age"); others, such as tmpreaper, go by times, which renew() sets.
 #pragma once
 
 #include <string>
@@ -18,13 +21,17 @@ class JobDirectory {
     JobDirectory& operator=(const JobDirectory&) = delete;
 
     [[nodiscard]] const std::string& path() const { return path_; }
+    void renew() const noexcept;
 
    private:
     std::string path_;
+    Fd entry_;
     Fd owner_;
 };
 
 // A new directory under TMPDIR, tessera-WHAT.XXXXXX, of this user alone.
 [[nodiscard]] std::string temporary_directory(std::string_view what);
+// Whether it still is one of this user's: where everybody may write, another may have made one of its name.
+[[nodiscard]] bool is_own_directory(const std::string& path);
 
 }  // namespace tsr

@@ -61,7 +61,7 @@ void Tail::add(std::string_view line) {
 }
 
 void OutputQueue::push(std::string_view bytes) {
-    if (!broken_) pending_ += bytes;
+    if (failure_ == 0) pending_ += bytes;
 }
 
 void OutputQueue::write_some() {
@@ -71,7 +71,7 @@ void OutputQueue::write_some() {
         const ssize_t written = ::write(fd_, pending_.data() + sent_, std::min(pending_.size() - sent_, safe_write));
         if (written < 0 && (errno == EINTR || errno == EAGAIN)) break;
         if (written < 0) {
-            broken_ = true;
+            failure_ = errno;
             sent_ = pending_.size();
             break;
         }
@@ -90,6 +90,11 @@ void OutputQueue::write_all(Deadline deadline) {
     }
 }
 
+std::string OutputQueue::loss(const std::string& what) const {
+    if (failure_ != 0) return failure_ == EPIPE ? "" : os_error(what + " fails", failure_).what();
+    return empty() ? "" : what + " fails: nobody reads it";
+}
+
 LogMux::LogMux(int out, int err, bool prefix) : out_(out), err_(err), prefix_(prefix) {}
 
 void LogMux::add_rank(int rank, const std::string& program, Fd out, Fd err, Fd file) {
@@ -98,7 +103,13 @@ void LogMux::add_rank(int rank, const std::string& program, Fd out, Fd err, Fd f
     for (auto& [pipe, output] : {std::pair<Fd*, OutputQueue*>{&out, &out_}, {&err, &err_}}) {
         ::fcntl(pipe->get(), F_SETFL, O_NONBLOCK);  // our end alone: the rank's is another description
         const std::string prefix = prefix_ ? prefix_of(rank, program, wants_colours(output->fd())) : "";
-        streams_.push_back({std::move(*pipe), output, prefix, {}, shared, output == &err_ ? &tails_[rank] : nullptr});
+        streams_.push_back({std::move(*pipe),
+                            output,
+                            prefix,
+                            prefix_ ? fmt::format("[rank{}]:", rank) : "",
+                            {},
+                            shared,
+                            output == &err_ ? &tails_[rank] : nullptr});
     }
 }
 
@@ -141,7 +152,8 @@ bool LogMux::read_some(Stream& stream) {
     }
     const std::string_view bytes(chunk.data(), static_cast<size_t>(got));
     if (stream.file && stream.file->valid() && !write_whole(stream.file->get(), bytes)) {
-        say(fmt::format("{}; it ends here", os_error("writing a rank's log file fails", errno).what()));
+        lost_file_ = os_error("writing a rank's log file fails", errno).what();
+        say(lost_file_ + "; it ends here");
         stream.file->reset();  // for both of the rank's streams
     }
     stream.lines.feed(bytes, print);
@@ -149,6 +161,10 @@ bool LogMux::read_some(Stream& stream) {
 }
 
 void LogMux::emit(Stream& stream, std::string_view line) {
+    if (!stream.said_twice.empty() && line.starts_with(stream.said_twice)) {
+        line.remove_prefix(stream.said_twice.size());
+        if (line.starts_with(' ')) line.remove_prefix(1);
+    }
     if (stream.tail != nullptr) stream.tail->add(line);
     stream.output->push(stream.prefix);
     stream.output->push(line);
@@ -168,6 +184,14 @@ void LogMux::drain(Deadline deadline) {
     streams_.clear();
     out_.write_all(deadline);
     err_.write_all(deadline);
+}
+
+std::string LogMux::losses() const {
+    std::string text = lost_file_;
+    for (const std::string& loss : {out_.loss("writing standard output"), err_.loss("writing standard error")}) {
+        if (!loss.empty()) text += (text.empty() ? "" : "; ") + loss;
+    }
+    return text;
 }
 
 }  // namespace tsr

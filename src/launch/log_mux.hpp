@@ -58,12 +58,14 @@ class OutputQueue {
     [[nodiscard]] int fd() const { return fd_; }
     [[nodiscard]] bool empty() const { return sent_ == pending_.size(); }
     [[nodiscard]] bool full() const { return pending_.size() - sent_ > high_water; }
+    // Why something is lost if this is the end, `what` first; empty: nothing is. That a reader has gone is no loss.
+    [[nodiscard]] std::string loss(const std::string& what) const;
 
    private:
     int fd_;
     std::string pending_;
     size_t sent_ = 0;
-    bool broken_ = false;  // nobody reads any more: the rest is dropped, the job goes on
+    int failure_ = 0;  // errno of a write that failed: the rest is dropped, the job goes on
 };
 
 class LogMux {
@@ -83,12 +85,15 @@ class LogMux {
 
     // Reads what is still in the pipes, and writes everything. The ranks have ended.
     void drain(Deadline deadline);
+    // What of the ranks' output was lost, and why; empty: nothing.
+    [[nodiscard]] std::string losses() const;
 
    private:
     struct Stream {
         Fd pipe;
         OutputQueue* output;
         std::string prefix;
+        std::string said_twice;  // "[rank3]:", which PyTorch puts before the lines of a traceback
         LineBuffer lines;
         std::shared_ptr<Fd> file;
         Tail* tail;  // of standard error; nullptr for standard output
@@ -103,6 +108,7 @@ class LogMux {
     bool prefix_;
     std::list<Stream> streams_;
     std::map<int, Tail> tails_;  // by rank
+    std::string lost_file_;      // the first log file that could not be written, and why
 };
 
 }  // namespace tsr

@@ -179,8 +179,10 @@ std::string told_briefly(const RankEnd& failure, const RankEnd& root, const std:
     if (message.empty()) return "-";
     for (const RankEnd& culprit : failures) {
         if (!blames(failure, culprit, ends)) continue;
-        const std::string status = status_in(message);
-        const char* fate = culprit.by_agent                   ? "failed or left"
+        const bool recorded = failure.error && !failure.error->code.empty();
+        const std::string status = recorded ? failure.error->code : status_in(message);
+        const char* fate = !culprit.late.empty()              ? "did not come"
+                           : culprit.by_agent                 ? "failed or left"
                            : culprit.wait_status == 0         ? "left"
                            : WIFSIGNALED(culprit.wait_status) ? "died"
                                                               : "failed";

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "base/error.hpp"
 #include "launch/process.hpp"
 
 namespace tsr {
@@ -116,6 +117,18 @@ bool told_of(std::string_view text, const RankEnd& victim, const RankEnd& end, c
     return tells_of(text, end, ends);
 }
 
+// What was recorded tells it without words.
+bool recorded_of(const RankEnd& victim, const RankEnd& end, std::initializer_list<Code> codes) {
+    if (!victim.error || victim.error->peer != end.rank || victim.rank == end.rank) return false;
+    return std::ranges::any_of(codes, [&](Code code) { return victim.error->code == code_name(code); });
+}
+
+bool waited_for(const RankEnd& victim, const RankEnd& end) { return recorded_of(victim, end, {Code::timeout}); }
+
+bool is_recorded_victim(const RankEnd& victim, const RankEnd& end) {
+    return recorded_of(victim, end, {Code::timeout, Code::peer_lost, Code::aborted});
+}
+
 std::string all_text(const RankEnd& end) {
     return fmt::format("{}\n{}", end.error ? end.error->message.substr(0, searched_bytes) : "",
                        fmt::join(end.last_lines, "\n"));
@@ -129,19 +142,23 @@ bool failed_by_evidence(const RankEnd& end, const std::vector<RankEnd>& ends) {
         if (!failed_by_itself(victim)) return false;
         if (!end.by_agent && end.wait_status != 0) return false;
         const bool later = end.by_agent || end.order > victim.order;
-        return told_of(later ? victim.message() : all_text(victim), victim, end, ends);
+        return is_recorded_victim(victim, end) ||
+               told_of(later ? victim.message() : all_text(victim), victim, end, ends);
     });
 }
 
 // By its own message, and by how it ended.
 bool is_victim_of(const RankEnd& end, const RankEnd& victim, const std::vector<RankEnd>& ends) {
+    if (waited_for(end, victim)) return waited_for(victim, end);  // it is the one that was late
     const bool left_in_peace = end.wait_status == 0 && !end.by_agent;
-    return told_of(left_in_peace ? all_text(victim) : victim.message(), victim, end, ends);
+    return is_recorded_victim(victim, end) ||
+           told_of(left_in_peace ? all_text(victim) : victim.message(), victim, end, ends);
 }
 
 // The agent ended it after it had said which peer it failed with.
 bool was_ended_as_victim(const RankEnd& victim, const RankEnd& end, const std::vector<RankEnd>& ends) {
-    return victim.by_agent && victim.rank != end.rank && !end.survived && tells_of(victim.message(), end, ends);
+    return victim.by_agent && victim.rank != end.rank && !end.survived &&
+           (is_recorded_victim(victim, end) || tells_of(victim.message(), end, ends));
 }
 
 }  // namespace
@@ -151,12 +168,14 @@ double RankEnd::when() const {
 }
 
 std::string RankEnd::message() const {
+    if (!late.empty()) return late;
     if (error) return first_words(error->message);
     const std::string_view line = last_line(last_lines);
     return line.empty() ? "" : fmt::format("last stderr line: {}", line);
 }
 
 std::string RankEnd::cause() const {
+    if (!late.empty()) return fmt::format("rank {} did not come where others waited for it", rank);
     if (by_agent) return fmt::format("rank {} failed or left first, and was ended with the others", rank);
     const std::string meaning = meaning_of(wait_status);
     return fmt::format("rank {} {}{}", rank, describe_status(wait_status),
@@ -178,6 +197,14 @@ std::vector<RankEnd> failures_of(const std::vector<RankEnd>& ends) {
         return std::make_tuple(victim, f.order, !WIFSIGNALED(f.wait_status), f.when(), f.rank);
     };
     std::ranges::sort(failures, [&](const RankEnd& a, const RankEnd& b) { return key(a) < key(b); });
+    // One that came later, when the others had failed, says only that.
+    for (RankEnd& failure : failures) {
+        const auto waiting =
+            std::ranges::find_if(failures, [&](const RankEnd& other) { return waited_for(other, failure); });
+        if (waiting == failures.end() || waited_for(failure, *waiting)) continue;
+        if (!failure.by_agent && !is_recorded_victim(failure, *waiting)) continue;
+        failure.late = first_words(waiting->error->message);
+    }
     const size_t by_themselves = failures.size();
     for (const RankEnd& end : ends) {
         const auto known = failures.begin() + static_cast<std::ptrdiff_t>(by_themselves);

@@ -280,7 +280,10 @@ def deadlines_of_an_operation() -> None:
 
 
 def deadlines_of_the_environment() -> None:
-    """TESSERA_TIMEOUT_MS counts where none is given, for this backend alone."""
+    """TESSERA_TIMEOUT_MS counts where none is given: here, and for what Tessera makes over another backend's group."""
+    from tessera.torch.meeting import communicator_of
+    from tessera.torch.ranks import ranks_of
+
     usual = timedelta(minutes=30)
     os.environ["TESSERA_TIMEOUT_MS"] = "3000"
     try:
@@ -288,6 +291,9 @@ def deadlines_of_the_environment() -> None:
         by_device = dist.new_group(backend="cpu:tessera")
         given = dist.new_group(backend="tessera", timeout=2 * usual)
         gloo = dist.new_group(backend="gloo")
+        assert communicator_of(gloo).timeout == 3
+        assert ranks_of(gloo, False).comm.timeout == 3
+        assert communicator_of(dist.new_group(backend="gloo", timeout=2 * usual)).timeout == 3600
         for number in ("0", "-5", "3 s", "1e3"):
             os.environ["TESSERA_TIMEOUT_MS"] = number
             refused(ValueError, f"TESSERA_TIMEOUT_MS is '{number}'", lambda: dist.new_group(backend="tessera"))

@@ -32,6 +32,17 @@ TEST_F(ErrorFile, FirstErrorOfAProcessIsReadBack) {
     EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1) << "no draft is left";
 }
 
+TEST_F(ErrorFile, FactsOfTheErrorAreReadBack) {
+    testing::Child child = testing::in_child({{"TESSERA_ERROR_FILE", path_}}, [] {
+        record_error("late", "", Error(Code::timeout, "late").with_peer(0).with_launcher_peer(3).record().get());
+    });
+    ASSERT_EQ(child.wait(), 0);
+    const auto error = read_error_file(path_);
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code, "TIMEOUT");
+    EXPECT_EQ(error->peer, 3);
+}
+
 TEST_F(ErrorFile, TorchelasticsVariableServesToo) {
     testing::Child child = testing::in_child({{"TORCHELASTIC_ERROR_FILE", path_}}, [] { record_error("boom", ""); });
     ASSERT_EQ(child.wait(), 0);

@@ -1,14 +1,23 @@
 // The launcher's parts that need no process: what the next round is, cutting lines, ports.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
 #include <random>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/fd.hpp"
 #include "launch/job.hpp"
+#include "launch/job_directory.hpp"
 #include "launch/log_mux.hpp"
 #include "launch/port.hpp"
 #include "launch/process.hpp"
@@ -143,6 +152,28 @@ TEST(Port, ReservationsNeverGiveTheSamePort) {
         EXPECT_TRUE(ports.insert(reservation.port()).second);
         Address address{"127.0.0.1", reservation.port()};
         EXPECT_TRUE(listen_on(address).valid()) << "a rank can listen on it";
+    }
+}
+
+// What is relied on: tmpfiles.d(5) on flock(), and times.
+TEST(JobDirectory, CleanersOfTemporaryFilesLeaveItAlone) {
+    const JobDirectory job;
+    const Fd cleaner(::open(job.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    EXPECT_EQ(::flock(cleaner.get(), LOCK_EX | LOCK_NB), -1);
+    EXPECT_EQ(errno, EWOULDBLOCK);
+    const std::string file = job.path() + "/round-0/rank-0.error.json";
+    std::filesystem::create_directory(job.path() + "/round-0");
+    std::ofstream(file) << "{}";
+    const std::array<timespec, 2> long_ago{};
+    for (const std::string& path : {job.path(), job.path() + "/round-0", file, job.path() + "/owner"}) {
+        ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), long_ago.data(), 0), 0);
+    }
+    job.renew();
+    for (const std::string& path : {job.path(), job.path() + "/round-0", file, job.path() + "/owner"}) {
+        struct stat info{};
+        ASSERT_EQ(::stat(path.c_str(), &info), 0);
+        EXPECT_GT(info.st_mtime, 1'700'000'000) << path;
+        EXPECT_GT(info.st_atime, 1'700'000'000) << path;
     }
 }
 

@@ -30,13 +30,24 @@ TEST(Preempt, RankSeesTheAgentsRequestThroughTheDescriptorAndThePath) {
 }
 
 TEST(Preempt, TheAgentLearnsWhoAsks) {
-    const AgentPage page;
+    AgentPage page;
     const testing::TemporaryDirectory directory;
     const std::string file = directory.path() / "listens";
     EXPECT_EQ(asked({{"TESSERA_PREEMPT_ASKED_FILE", file}}), 0);
     EXPECT_FALSE(std::filesystem::exists(file)) << "a rank that cannot see the flag does not listen";
     EXPECT_EQ(asked({{"TESSERA_PREEMPT_FD", std::to_string(page.fd())}, {"TESSERA_PREEMPT_ASKED_FILE", file}}), 0);
     EXPECT_TRUE(std::filesystem::exists(file));
+    // As `tessera run` has it: memory, by its number or by its path.
+    const std::string number = std::to_string(page.asked_fd());
+    for (const auto& [name, value] : {std::pair<std::string, std::string>{"TESSERA_PREEMPT_ASKED_FD", number},
+                                      {"TESSERA_PREEMPT_ASKED_FILE", "/proc/self/fd/" + number}}) {
+        page.begin_round();
+        EXPECT_FALSE(page.somebody_listens());
+        for (int rank = 0; rank < 2; ++rank) {
+            EXPECT_EQ(asked({{"TESSERA_PREEMPT_FD", std::to_string(page.fd())}, {name, value}}), 0);
+            EXPECT_TRUE(page.somebody_listens()) << name;
+        }
+    }
     // Nowhere to say it: the flag works all the same.
     EXPECT_EQ(asked({{"TESSERA_PREEMPT_FD", std::to_string(page.fd())}, {"TESSERA_PREEMPT_ASKED_FILE", "/no/dir"}}), 0);
 }

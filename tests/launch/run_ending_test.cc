@@ -265,6 +265,8 @@ TEST_F(Run, RanksThatTimeOutLeaveRecordsThatTellWhoDidNotCome) {
     const Result result = run({"-n", "3", "--trace-dir", traces, "--timeout-s", "1", "--kill-grace-s", "0.2",
                                tsr::testing::binary_dir() + "/tests/hung"});
     EXPECT_NE(result.code, 0);
+    EXPECT_THAT(result.err, AllOf(HasSubstr("the job failed: rank 2 did not come where others waited for it: "),
+                                  HasSubstr("root cause: rank 2"), HasSubstr("TIMEOUT because rank 2 did not come")));
     const std::vector<std::string> files = records_below(traces + "/round-0");
     EXPECT_EQ(files.size(), 2U) << "of the two that waited; the third was in its own code when it was ended";
     for (const std::string& path : files) EXPECT_THAT(read_file(path), HasSubstr("TIMEOUT")) << path;
@@ -322,6 +324,25 @@ TEST_F(Run, ARankThatBeginsToAskMeanwhileIsWaitedFor) {
     const Result result = finish(job);
     EXPECT_EQ(result.code, 0) << result.err;
     EXPECT_EQ(file("saved"), "saved\n");
+}
+
+// Cleaners of TMPDIR take files by their age, 10 days with systemd.
+TEST_F(Run, RanksSaveThoughEveryFileOfTheJobInTmpdirIsGone) {
+    Child job = start({"-n", "2", "/bin/sh", "-c",
+                       ": > $TESSERA_PREEMPT_ASKED_FILE; echo $$ > $D/r$RANK; while ! od -An -tx1 -N1 "
+                       "$TESSERA_PREEMPT_FILE | grep -q 01; do :; done; echo saved > $D/s$RANK; [ $RANK = 0 ] || "
+                       "{ echo '{\"message\": \"so it ends\"}' > $TESSERA_ERROR_FILE; exit 3; }"});
+    (void)pid_in("r0");
+    (void)pid_in("r1");
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_.path())) {
+        if (entry.path().string().find("/tessera-run.") == std::string::npos || !entry.is_regular_file()) continue;
+        std::filesystem::remove(entry.path());
+    }
+    ::kill(job.pid(), SIGTERM);
+    const Result result = finish(job);
+    EXPECT_THAT(result.err, AllOf(HasSubstr("for the ranks to save"), HasSubstr("so it ends")));
+    EXPECT_EQ(file("s0"), "saved\n");
+    EXPECT_EQ(file("s1"), "saved\n");
 }
 
 TEST_F(Run, RanksThatDoNotEndInTimeAreEnded) {

@@ -1,4 +1,6 @@
 // What `tessera run` prints and writes: lines, logs, events, the report, and what it does where it may not.
+#include <sys/stat.h>
+
 #include "run_fixture.hpp"
 #include "soon.hpp"
 
@@ -6,6 +8,7 @@ namespace tsr {
 namespace {
 
 using ::testing::AllOf;
+using testing::Child;
 using ::testing::HasSubstr;
 using testing::lines_of;
 using ::testing::Not;
@@ -21,7 +24,7 @@ TEST_F(Run, LimitOfFileSizesEndsNeitherTheAgentNorTheJob) {
         "ulimit -f 16; exec {} run --log-dir {} /bin/sh -c 'i=0; while [ $i -lt 4000 ]; do echo line $i; "
         "i=$((i+1)); done; echo done > {}/done' > /dev/null 2> {}/err",
         tessera, logs, scratch(), scratch());
-    EXPECT_EQ(std::system(command.c_str()), 0);
+    EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1) << "the log's end is lost";
     EXPECT_EQ(file("done"), "done\n");
     EXPECT_THAT(file("err"),
                 AllOf(HasSubstr("writing a rank's log file fails: File too large (the limit of file sizes, "
@@ -109,7 +112,48 @@ TEST_F(Run, SummaryHasTheLastWordsOfARankThatRecordsNothing) {
     EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 ended with exit code 9: last stderr line: ValueError: nan"),
                                   HasSubstr("    reading\n    ValueError: nan\n"), Not(HasSubstr("    chatter")),
                                   HasSubstr("its output: " + logs + "/round-0/rank-1.log")));
-    EXPECT_FALSE(std::filesystem::exists(logs + "/round-0/rank-1.listens"));
+}
+
+TEST_F(Run, ASignalEndsTheWaitForWhoReadsTheEvents) {
+    ASSERT_EQ(::mkfifo(events_path().c_str(), 0600), 0);
+    Child job = start({"--events", events_path(), "true"});
+    wait_until(
+        [&] { return read_file(directory_.path() / "err").find("waiting for somebody to read") != std::string::npos; },
+        testing::soon(), "the agent to wait");
+    ::kill(job.pid(), SIGTERM);
+    EXPECT_EQ(finish(job).code, 128 + SIGTERM);
+}
+
+TEST_F(Run, WhoReadsTheEventsFromAFifoGetsThemAll) {
+    ASSERT_EQ(::mkfifo(events_path().c_str(), 0600), 0);
+    Child job = start({"--events", events_path(), "true"});
+    const std::string read = read_file(events_path());  // until the job's end
+    EXPECT_EQ(finish(job).code, 0);
+    EXPECT_THAT(read, AllOf(HasSubstr("\"event\":\"start\""), HasSubstr("\"exit_code\":0")));
+}
+
+TEST_F(Run, OutputThatIsLostIsAnErrorAtTheEnd) {
+    const auto run_into = [&](const std::string& options, const std::string& redirection) {
+        const std::string err = directory_.path() / "err";
+        const std::string command = tessera + " run " + options + " /bin/echo x " + redirection + " 2> " + err;
+        const int status = std::system(command.c_str());  // NOLINT(concurrency-mt-unsafe): one thread
+        return std::pair(WEXITSTATUS(status), read_file(err));
+    };
+    EXPECT_EQ(run_into("-n 1", "> /dev/null").first, 0);
+    const auto [code, said] = run_into("-n 1", "> /dev/full");
+    EXPECT_EQ(code, 1);
+    EXPECT_THAT(said, HasSubstr("writing standard output fails: No space left on device"));
+    const auto [events_code, events_said] = run_into("--events /dev/full", "> /dev/null");
+    EXPECT_EQ(events_code, 1);
+    EXPECT_THAT(events_said, HasSubstr("writing the events file /dev/full fails: No space left on device"));
+}
+
+TEST_F(Run, APrefixOfPyTorchsIsNotPrintedTwice) {
+    const Result result =
+        run_shell({"-n", "2"}, "echo \"[rank$RANK]: ValueError: [rank$RANK]: nan\"; echo '[rank7]: x'");
+    EXPECT_THAT(lines_of(result.out),
+                ::testing::UnorderedElementsAre("[rank 0 sh] ValueError: [rank0]: nan", "[rank 0 sh] [rank7]: x",
+                                                "[rank 1 sh] ValueError: [rank1]: nan", "[rank 1 sh] [rank7]: x"));
 }
 
 TEST_F(Run, AnErrorInAnotherEncodingDoesNotEndTheJobWithItsEvents) {

@@ -1,6 +1,7 @@
 // Which ranks failed by themselves, and in which order.
 #include "launch/summary.hpp"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -44,6 +45,41 @@ TEST(Failures, WithoutARecordedErrorTheLastLineOfStandardErrorSpeaks) {
               "last stderr line: nan");
     EXPECT_EQ(message({"", "\tat a.B.c(B.java:3)"}), "");
     EXPECT_EQ(message({}), "");
+}
+
+// Told by code and peer alone: no words are read.
+TEST(Failures, ARankThatDidNotComeIsTheCauseOfThoseThatWaitedForIt) {
+    const auto recorded = [](int rank, Code code, int peer, int order) {
+        RankEnd end = end_of(rank, exit_1, order, order);
+        end.error = RecordedError{fmt::format("words of {}", rank), "", 0, std::string(code_name(code)), peer};
+        return end;
+    };
+    // It never came, and was ended with the others.
+    auto failures = failures_of({recorded(0, Code::timeout, 2, 1), ended_by_agent(end_of(2, SIGTERM, 2, 2)),
+                                 recorded(1, Code::peer_lost, 0, 1)});
+    EXPECT_EQ(ranks_of(failures), (Ranks{2, 0, 1}));
+    EXPECT_EQ(failures.front().cause(), "rank 2 did not come where others waited for it");
+    EXPECT_EQ(failures.front().message(), "words of 0");
+    EXPECT_EQ(exit_code_of(failures), 1);
+    // It came later, and failed because the others had.
+    failures = failures_of({recorded(0, Code::timeout, 1, 1), recorded(1, Code::aborted, 0, 2)});
+    EXPECT_EQ(ranks_of(failures), (Ranks{1, 0}));
+    EXPECT_EQ(failures.front().message(), "words of 0");
+    // It had a reason of its own.
+    failures = failures_of({recorded(0, Code::timeout, 1, 1), recorded(1, Code::io, -1, 2)});
+    EXPECT_EQ(ranks_of(failures), (Ranks{1, 0}));
+    EXPECT_EQ(failures.front().message(), "words of 1");
+    // Each waited for the other: the first that noticed.
+    failures = failures_of({recorded(0, Code::timeout, 1, 2), recorded(1, Code::timeout, 0, 1)});
+    EXPECT_EQ(ranks_of(failures), (Ranks{1, 0}));
+    EXPECT_EQ(failures.front().message(), "words of 1");
+    // One waited for one that waited itself.
+    failures = failures_of(
+        {recorded(0, Code::timeout, 1, 1), recorded(1, Code::timeout, 2, 2), ended_by_agent(end_of(2, SIGTERM, 3, 3))});
+    EXPECT_EQ(ranks_of(failures), (Ranks{2, 0, 1}));
+    // That a rank differs from another makes neither the cause.
+    failures = failures_of({recorded(0, Code::mismatch, 1, 1), recorded(1, Code::mismatch, 0, 1)});
+    EXPECT_EQ(ranks_of(failures), (Ranks{0, 1}));
 }
 
 TEST(Failures, ARankThatLeftWithExitCodeZeroIsTheCauseOfThoseThatMissIt) {

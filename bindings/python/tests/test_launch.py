@@ -88,11 +88,40 @@ def test_an_error_ends_where_the_program_called_tessera(program, tmp_path):
     file = tmp_path / "error.json"
     result = program(text).run(env=os.environ | {"TESSERA_ERROR_FILE": str(file)})
     assert result.returncode == 1
-    for shown in (result.stderr, json.loads(file.read_text())["message"]["extraInfo"]["py_callstack"]):
+    told = json.loads(file.read_text())["message"]["extraInfo"]["py_callstack"]
+    for shown, place in ((result.stderr, 0), (told, -1)):  # printed, the sentence is first
         lines = shown.rstrip().splitlines()
         assert sum("in exchange" in line for line in lines) == 1, shown
-        assert "InvalidArgument" in lines[-1], shown
+        assert "InvalidArgument" in lines[place], shown
         assert not any(own in shown for own in (".pxi", "_core", "collectives.py", "comm.py")), shown
+
+
+def test_who_did_not_come_is_the_cause_of_an_error_that_nothing_catches(program):
+    text = """
+        import signal
+        import tessera as ts
+
+        def step():
+            comm.barrier()
+
+        comm = ts.init(timeout=60)
+        group = comm.split(0, -comm.rank)  # numbered otherwise than the launcher does
+        comm, comm.timeout = group, 0.5
+        if comm.rank == 0:
+            signal.pause()
+        step()
+    """
+    result = program(text).launch(2)
+    assert result.returncode == 1
+    printed, report = result.stderr.split("tessera: the job failed: ")
+    ours = [line.split("] ", 1)[1] for line in printed.splitlines() if line.startswith("[rank 0 ")]
+    assert ours[0].startswith("TesseraTimeout: rank 1: barrier #1 "), printed
+    assert ours[1] == "at (most recent call last):"
+    assert any(line.endswith("in step") for line in ours), printed
+    assert "comm.py" not in printed and "collectives.py" not in printed, printed
+    assert report.startswith("rank 1 did not come where others waited for it: TesseraTimeout: rank 1: barrier"), report
+    assert "root cause: rank 1 " in report
+    assert "TIMEOUT because rank 1 did not come" in report
 
 
 def test_frames_of_a_programs_own_callbacks_stay(program, tmp_path):

@@ -16,7 +16,9 @@ TSR_API int32_t tsr_preempt_requested(void);
 
 /** Tell the launcher why this process fails, for its error summary. Writes the error file that the environment names
  *  (TESSERA_ERROR_FILE, TORCHELASTIC_ERROR_FILE); the first call of a process counts, later ones do nothing.
- *  @param message    UTF-8, borrowed for the call; its first line stands for it where there is room for one
+ *  @param message    UTF-8, borrowed for the call; its first line stands for it where there is room for one. Where it has the
+ *                    message of this thread's last error in it, taken or not, the launcher learns that error's code and
+ *                    peer too: of a TIMEOUT the rank that did not come is the cause, not the one that noticed
  *  @param traceback  UTF-8, may be NULL, borrowed for the call
  *  @return TSR_OK (also outside a launcher), INVALID_ARGUMENT, IO
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */

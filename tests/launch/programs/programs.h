@@ -4,12 +4,12 @@
 
 #include "tessera/tessera.h"
 
-#define CHECK(call)                                                                  \
-    do {                                                                             \
-        if ((call) != TSR_OK) {                                                      \
-            fprintf(stderr, "%s: %s\n", #call, tsr_error_message(tsr_error_last())); \
-            exit(3);                                                                 \
-        }                                                                            \
+#define CHECK(call)                                                                               \
+    do {                                                                                          \
+        if ((call) != TSR_OK) {                                                                   \
+            fprintf(stderr, "%s: %s\n", #call, tsr_error_message(tsr_error_last()));              \
+            exit(tsr_record_error(tsr_error_message(tsr_error_last()), #call) == TSR_OK ? 3 : 5); \
+        }                                                                                         \
     } while (0)
 
 /* Tells the test a number, by the file $D/WHATRANK. */

@@ -18,7 +18,7 @@ from . import _core
 from ._base import Closable, Timeout, checked, milliseconds
 from .collectives import Collectives
 from .errors import InvalidArgument, TesseraError
-from .launch import in_words, tell_launcher
+from .launch import in_words, tell_launcher, watch_uncaught
 from .store import Store
 from .tensor import DTypeLike, array_over, dtype_of
 
@@ -114,6 +114,7 @@ class Comm(Collectives):
         comm._is_shrunk = False
         comm._rank = _core.comm_rank(handle)
         comm._world_size = _core.comm_world_size(handle)
+        watch_uncaught()
         return comm
 
     @classmethod

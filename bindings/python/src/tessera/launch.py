@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -51,17 +52,45 @@ def record(main: Callable[_P, _R]) -> Callable[_P, _R]:
     return recorded
 
 
+def watch_uncaught() -> None:
+    """Have the launcher, if there is one, told of an exception that nothing catches. Twice is fine."""
+    if _watched or not (os.environ.get("TESSERA_ERROR_FILE") or os.environ.get("TORCHELASTIC_ERROR_FILE")):
+        return
+    _watched.append(sys.excepthook)
+    sys.excepthook = _tell_uncaught
+
+
+_watched: list[Callable[[type[BaseException], BaseException, TracebackType | None], object]] = []  # the hook before
+
+
+def _tell_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    error.__traceback__ = trace
+    tell_launcher(error)
+    if not isinstance(error, TesseraError):
+        _watched[0](kind, error, error.__traceback__)
+        return
+    # What is wrong first: below it come the calls of every rank.
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    print(
+        in_words(error) + ("\nat (most recent call last):\n" + frames.rstrip("\n") if frames else ""), file=sys.stderr
+    )
+
+
 def tell_launcher(error: BaseException) -> None:
     """Tell the launcher why this process fails; the first error of a process counts.
 
-    Takes Tessera's own frames out of the error's traceback, which so ends where the program called it.
+    Takes Tessera's own frames out of the error's traceback, which so ends where the program called it; of Tessera's
+    errors PyTorch's too, through which the program called.
     """
     _strip_own_frames(error)
     if not isinstance(error, (Exception, KeyboardInterrupt, SystemExit)):
         return
     trace = "".join(traceback.format_exception(error))
     if error.__traceback__ is None:  # it was raised in a call of Tessera's that has not returned yet
-        stack = reversed([(frame, line) for frame, line in traceback.walk_stack(sys._getframe()) if not _is_own(frame)])
+        inner = _inner_packages(error)
+        stack = reversed(
+            [(frame, line) for frame, line in traceback.walk_stack(sys._getframe()) if not _is_of(frame, inner)]
+        )
         frames = traceback.StackSummary.extract(stack).format()
         trace = "".join(["Traceback (most recent call last):\n", *frames, trace])
     try:
@@ -70,10 +99,14 @@ def tell_launcher(error: BaseException) -> None:
         error.add_note(f"tessera could not tell the launcher: {refused}")
 
 
-def _is_own(frame: FrameType) -> bool:
+def _inner_packages(error: BaseException) -> set[str]:
+    return {"tessera", "torch"} if isinstance(error, TesseraError) else {"tessera"}
+
+
+def _is_of(frame: FrameType, packages: set[str]) -> bool:
     # Those of Cython have no globals under the limited API; their function's name says where they are.
     of_cython = frame.f_code.co_name.startswith("tessera._core.")
-    return of_cython or str(frame.f_globals.get("__name__")).split(".")[0] == "tessera"
+    return of_cython or str(frame.f_globals.get("__name__")).split(".")[0] in packages
 
 
 def _strip_own_frames(error: BaseException) -> None:
@@ -85,7 +118,8 @@ def _strip_own_frames(error: BaseException) -> None:
             continue
         seen.add(id(shown))
         rest += [shown.__cause__, shown.__context__]
-        kept = [trace for trace in _chain(shown.__traceback__) if not _is_own(trace.tb_frame)]
+        inner = _inner_packages(shown)
+        kept = [trace for trace in _chain(shown.__traceback__) if not _is_of(trace.tb_frame, inner)]
         for trace, following in zip(kept, [*kept[1:], None], strict=False):
             trace.tb_next = following
         shown.__traceback__ = kept[0] if kept else None

@@ -13,7 +13,6 @@ synchronous collective runs on the caller's thread.
 from __future__ import annotations
 
 import functools
-import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,12 +22,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as _Backend
-from torch.distributed.constants import default_pg_timeout
 
 from .. import _core
 from ..comm import Comm
 from ..errors import InvalidArgument, InvalidState, Unsupported
 from .meeting import meet, meet_again
+from .ranks import deadline
 from .sparse import sum_of_ranks
 from .views import Views, at, joined, pieces_of
 from .work import Pending, teach_is_completed
@@ -74,23 +73,10 @@ def register() -> None:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 
 
-def _timeout_of_environment() -> timedelta | None:
-    """What TESSERA_TIMEOUT_MS says; as the library reads it."""
-    text = os.environ.get("TESSERA_TIMEOUT_MS", "")
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) < 2**31):
-        raise InvalidArgument(f"TESSERA_TIMEOUT_MS is '{text}'; it must be a number from 1 to {2**31 - 1}")
-    return timedelta(milliseconds=int(text))
-
-
 def _create(options: Any, _backend_options: Any) -> TesseraBackend:
     teach_is_completed()
     group = str(options.group_id)
-    timeout = options.timeout
-    if timeout == default_pg_timeout:  # which is what a group has that is given none
-        timeout = _timeout_of_environment() or timeout
-    backend = TesseraBackend(options.store, options.group_rank, options.group_size, timeout, group)
+    backend = TesseraBackend(options.store, options.group_rank, options.group_size, deadline(options.timeout), group)
     if dist.get_debug_level() == dist.DebugLevel.DETAIL:
         _wrapped.add(backend)
     return backend

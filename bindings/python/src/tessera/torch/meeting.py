@@ -6,12 +6,10 @@ have communicators of their own.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -20,8 +18,7 @@ import torch.distributed as dist
 
 from ..comm import Comm
 from ..errors import TesseraError
-from .errors import TesseraTimeout
-from .ranks import Meeting, host_name, join, serve
+from .ranks import all_told, arrange, deadline, forget, join
 
 __all__ = ["communicator_of", "meet", "meet_again", "own_communicator"]
 
@@ -43,27 +40,12 @@ def meet(
         A rank never came; it is named.
     """
     board = dist.PrefixStore("tessera", store)
-    end = time.monotonic() + timeout.total_seconds()
-    server = None
-    board.set(f"host/{rank}", host_name())
-    if rank == 0:
-        try:
-            server, meeting = serve(_all_told(board, "host", world_size, end, names[0]))
-        except Exception as error:
-            board.set("meeting", json.dumps({"failed": str(error)}))
-            raise
-        board.set("meeting", json.dumps(asdict(meeting)))
-    else:
-        told = json.loads(_all_told(board, "meeting", None, end, names[0])[0])
-        if "failed" in told:
-            raise TesseraError(f"rank 0 could not have the others meet for {names[0]}: {told['failed']}")
-        meeting = Meeting(**told)
+    meeting, server = arrange(board, rank, world_size, timeout, names[0])
     comm, own_store = join(meeting, rank, server, name=names[0], timeout=timeout)
     comms = [comm]
     try:
-        if rank == 0:  # all have come: nobody reads this any more, and a later group of this name must not
-            for key in ["meeting", *(f"host/{other}" for other in range(world_size))]:
-                board.delete_key(key)
+        if rank == 0:
+            forget(board, world_size)
         for name in names[1:]:
             split = comm.split(0, rank, name=name)
             assert split is not None
@@ -129,7 +111,7 @@ def _group(ranks: Any) -> Any:
 def _of_group(group: Any, name: str, begin: Callable[[Comm], object] | None = None) -> Comm:
     """Made through the group's store."""
     store = dist.PrefixStore("gradients", group.get_group_store())
-    timeout = group._get_backend(torch.device("cpu")).options._timeout
+    timeout = deadline(group._get_backend(torch.device("cpu")).options._timeout)
     (comm,) = meet(store, group.rank(), group.size(), timeout, [name], begin)
     return comm
 
@@ -146,22 +128,6 @@ def meet_again(store: Any, rank: int, world_size: int, timeout: timedelta, numbe
     """
     board = dist.PrefixStore("tessera/barrier", store).clone()  # a wait must not hold others up
     board.set(f"{number}/{rank}", "")
-    _all_told(board, str(number), world_size, time.monotonic() + timeout.total_seconds(), "monitored_barrier")
+    all_told(board, str(number), world_size, time.monotonic() + timeout.total_seconds(), "monitored_barrier")
     if number > 1:  # all have come to this one, and so have left the one before
         board.delete_key(f"{number - 1}/{rank}")
-
-
-def _all_told(board: Any, key: str, world_size: int | None, end: float, what: str) -> Sequence[str]:
-    """What rank 0 says under `key`, or all ranks, each under its own."""
-    keys = [key] if world_size is None else [f"{key}/{rank}" for rank in range(world_size)]
-    try:
-        board.wait(keys, timedelta(seconds=max(0.001, end - time.monotonic())))
-    except RuntimeError as error:
-        if time.monotonic() < end - 0.1:  # it is something else; PyTorch's timeout comes a little early
-            raise
-        missing = [0] if world_size is None else [rank for rank in range(world_size) if not board.check([keys[rank]])]
-        raise TesseraTimeout(
-            f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not come to {what} in time. Look at "
-            "the logs of those that are missing, or raise the timeout"
-        ) from error
-    return [board.get(each).decode() for each in keys]

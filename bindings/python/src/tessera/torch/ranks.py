@@ -1,33 +1,40 @@
 """A Tessera communicator out of the ranks of a `torch.distributed` group.
 
-The group carries a few objects once (where rank 0's store listens, and its token); from then on the communicator is
-Tessera's own, so a save in the background shares nothing with the trainer's collectives. One is kept for each group and
-closed with it; saves in flight keep it open.
+The group's store, which PyTorch hands to its backend, carries a few words once (where rank 0's own store listens, and
+its token); from then on the communicator is Tessera's, so a save in the background shares nothing with the trainer's
+collectives. One is kept for each group and closed with it; saves in flight keep it open.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import socket
 import threading
+import time
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from .._base import Timeout
 from ..comm import Comm
-from ..errors import TesseraError
+from ..errors import InvalidArgument, TesseraError
+from ..launch import watch_uncaught
 from ..store import Store, StoreServer
+from .errors import TesseraTimeout
 
-__all__ = ["Meeting", "Ranks", "host_name", "join", "ranks_of", "serve"]
+__all__ = ["Meeting", "Ranks", "all_told", "arrange", "deadline", "forget", "host_name", "join", "ranks_of", "serve"]
 
 T = TypeVar("T")
 
@@ -189,19 +196,75 @@ def _of_torch(group: Any) -> Ranks:
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     if world_size == 1:
         return Ranks.alone()
-    hosts: list[Any] = [None] * world_size
-    dist.all_gather_object(hosts, host_name(), group=group)
-    told: list[Any] = [None]
-    server = None
+    board = dist.PrefixStore("tessera/checkpoint", group.get_group_store())
+    timeout = deadline(group._get_backend(torch.device("cpu")).options._timeout)
+    meeting, server = arrange(board, rank, world_size, timeout, "a save or load")
+    made = Ranks.meet(meeting, rank, server)
     if rank == 0:
-        try:
-            server, told[0] = serve(hosts)
-        except Exception as error:
-            told[0] = str(error)
-    dist.broadcast_object_list(told, src=dist.get_global_rank(group, 0), group=group)
-    if not isinstance(told[0], Meeting):
-        raise TesseraError(f"rank 0 could not start the store by which the ranks of the group meet: {told[0]}")
-    return Ranks.meet(told[0], rank, server)
+        forget(board, world_size)
+    assert made.comm is not None
+    made.comm.barrier()  # none needs the store any more
+    return made
+
+
+def deadline(timeout: timedelta) -> timedelta:
+    """What a group's operations have: `timeout`, which is the group's, or TESSERA_TIMEOUT_MS where the group was given
+    none."""
+    text = os.environ.get("TESSERA_TIMEOUT_MS", "")
+    if timeout != default_pg_timeout or not text:
+        return timeout
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) < 2**31):  # as the library reads it
+        raise InvalidArgument(f"TESSERA_TIMEOUT_MS is '{text}'; it must be a number from 1 to {2**31 - 1}")
+    return timedelta(milliseconds=int(text))
+
+
+def arrange(
+    board: Any, rank: int, world_size: int, timeout: timedelta, what: str
+) -> tuple[Meeting, StoreServer | None]:
+    """Where the ranks that share `board` meet; rank 0 gets the server, too. Collective.
+
+    Raises
+    ------
+    TesseraTimeout
+        A rank never came to `what`; it is named.
+    """
+    watch_uncaught()
+    end = time.monotonic() + timeout.total_seconds()
+    board.set(f"host/{rank}", host_name())
+    if rank > 0:
+        told = json.loads(all_told(board, "meeting", None, end, what)[0])
+        if "failed" in told:
+            raise TesseraError(f"rank 0 could not have the others meet for {what}: {told['failed']}")
+        return Meeting(**told), None
+    try:
+        server, meeting = serve(all_told(board, "host", world_size, end, what))
+    except Exception as error:
+        board.set("meeting", json.dumps({"failed": str(error)}))
+        raise
+    board.set("meeting", json.dumps(asdict(meeting)))
+    return meeting, server
+
+
+def forget(board: Any, world_size: int) -> None:
+    """Rank 0's part when all have come: nobody reads this any more, and who meets later under this name must not."""
+    for key in ["meeting", *(f"host/{rank}" for rank in range(world_size))]:
+        board.delete_key(key)
+
+
+def all_told(board: Any, key: str, world_size: int | None, end: float, what: str) -> Sequence[str]:
+    """What rank 0 says under `key`, or all ranks, each under its own."""
+    keys = [key] if world_size is None else [f"{key}/{rank}" for rank in range(world_size)]
+    try:
+        board.wait(keys, timedelta(seconds=max(0.001, end - time.monotonic())))
+    except RuntimeError as error:
+        if time.monotonic() < end - 0.1:  # it is something else; PyTorch's timeout comes a little early
+            raise
+        missing = [0] if world_size is None else [rank for rank in range(world_size) if not board.check([keys[rank]])]
+        raise TesseraTimeout(
+            f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not come to {what} in time. Look at "
+            "the logs of those that are missing, or raise the timeout"
+        ) from error
+    return [board.get(each).decode() for each in keys]
 
 
 def join(
