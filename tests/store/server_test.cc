@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
@@ -265,6 +266,33 @@ TEST_F(StoreServerTest, CorruptedHandshakesAreRefused) {
     const std::string verdict = received(socket, handshake::verdict_size);
     EXPECT_EQ(static_cast<handshake::Verdict>(verdict[0]), handshake::Verdict::wrong_token);
     expect_closed(socket);
+}
+
+// A stranger may try for ever.
+TEST_F(StoreServerTest, TellsOnceWhomItRefused) {
+    static std::mutex mutex;  // guards what follows
+    static std::vector<std::string> told;
+    told.clear();
+    log::set_sink(
+        [](int32_t, const char* line, void*) {
+            const std::lock_guard lock(mutex);
+            told.emplace_back(line);
+        },
+        nullptr, nullptr);
+    log::set_level(log::Level::warning);
+    const auto party = handshake::Party::of(test_store_options(), true, server_->uri());
+    for (int i = 0; i < 3; ++i) {
+        const handshake::Client client(party, server_->uri());
+        const Fd socket = stranger();
+        send_all(socket.get(), client.hello(), soon(), "hello");
+        (void)received(socket, handshake::answer_size);
+        send_all(socket.get(), std::string(handshake::proof_size, 'x'), soon(), "proof");
+        expect_closed(socket);
+    }
+    server_.reset();  // its thread has told what it tells
+    log::set_sink(nullptr, nullptr, nullptr);
+    ASSERT_EQ(told.size(), 1U);
+    EXPECT_THAT(told[0], AllOf(HasSubstr("refuses a connection from 127.0.0.1 (port "), HasSubstr("wrong job token")));
 }
 
 TEST_F(StoreServerTest, ReplayedHandshakeIsRefused) {
