@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <csignal>
+#include <initializer_list>
 #include <regex>
 #include <string_view>
 #include <tuple>
