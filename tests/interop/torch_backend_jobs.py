@@ -499,13 +499,15 @@ def timeouts() -> None:
     if rank == 0:
         refused(
             "TesseraTimeout",
-            "rank" + "s" * (ranks > 2) + " " + ", ".join(map(str, range(1, ranks))),
+            "Rank" + "s" * (ranks > 2) + " " + ", ".join(map(str, range(1, ranks))) + " failed to pass",
             lambda: dist.monitored_barrier(group, timeout=timedelta(seconds=1), wait_all_ranks=True),
         )
+        refused("TesseraTimeout", "Rank 0 timed out", lambda: group.monitored_barrier(timedelta(0)))
         assert time.monotonic() - begin < patience(20)
     dist.barrier(group=gloo)
     if rank != 0:  # the group has survived, and who comes late finds the others' traces
-        dist.monitored_barrier(group, timeout=timedelta(seconds=patience(20)))
+        for _ in range(2):
+            dist.monitored_barrier(group, timeout=timedelta(seconds=patience(20)))
     for _ in range(4):
         dist.monitored_barrier(group, timeout=timedelta(seconds=patience(20)))
     dist.all_reduce(torch.ones(1), group=group)

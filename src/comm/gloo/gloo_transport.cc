@@ -573,12 +573,12 @@ Transfer::Progress GlooTransfer::advance() {
     if (!deadline_.expired()) return Progress::stuck;
     transport_.drained_by_ = Clock::now();
     const std::lock_guard lock(transport_.view_mutex_);
-    throw Error(
-        Code::timeout,
-        fmt::format("rank {}: {} timed out after {} s: {} {}; {}. Look at the log of rank {}, or raise the timeout",
-                    transport_.rank_, headline(), static_cast<double>(patience_.count()) / 1000,
-                    transport_.name_peer(operation_.peer), sending() ? "did not take it" : "sent nothing",
-                    transport_.last_operation(), operation_.peer))
+    throw Error(Code::timeout,
+                fmt::format("rank {}: {} timed out after {} s: {} {}; {}. Look at the log of rank {}, or raise the "
+                            "timeout of the communicator",
+                            transport_.rank_, headline(), static_cast<double>(patience_.count()) / 1000,
+                            transport_.name_peer(operation_.peer), sending() ? "did not take it" : "sent nothing",
+                            transport_.last_operation(), operation_.peer))
         .with_peer(operation_.peer);
 }
 

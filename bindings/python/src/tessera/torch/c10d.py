@@ -357,10 +357,9 @@ class TesseraBackend(_Backend):
 
     def monitored_barrier(self, options: Any, wait_all_ranks: bool = False) -> None:
         """Return when every rank has called it, or name those that have not. The group stays usable either way."""
-        del wait_all_ranks  # all that are missing are named in any case
         self._barriers += 1
         timeout = self._timeout if options.timeout < _UNSET else options.timeout
-        meet_again(self._store, self._rank, self._world_size, timeout, self._barriers)
+        meet_again(self._store, self._rank, self._world_size, timeout, self._barriers, wait_all_ranks)
 
     # ------------------------------------------------------------ sends and receives
 

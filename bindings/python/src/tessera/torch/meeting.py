@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ..comm import Comm
 from ..errors import TesseraError
-from .ranks import all_told, arrange, deadline, forget, join
+from .ranks import arrange, await_told, deadline, forget, join
 
 __all__ = ["communicator_of", "meet", "meet_again", "own_communicator"]
 
@@ -116,7 +116,7 @@ def _of_group(group: Any, name: str, begin: Callable[[Comm], object] | None = No
     return comm
 
 
-def meet_again(store: Any, rank: int, world_size: int, timeout: timedelta, number: int) -> None:
+def meet_again(store: Any, rank: int, world_size: int, timeout: timedelta, number: int, name_all: bool) -> None:
     """Return when every rank has called this with the same number, 1 the first time and then one more each time.
 
     It goes over the store, so that no rank's communicator fails if one does not come.
@@ -124,10 +124,27 @@ def meet_again(store: Any, rank: int, world_size: int, timeout: timedelta, numbe
     Raises
     ------
     TesseraTimeout
-        Names every rank that did not come.
+        Names every rank that did not come, in the words of Gloo's monitored barrier.
     """
+
+    def late(missing: list[int]) -> str:
+        here = (
+            "Rank 0 timed out in monitoredBarrier"
+            if rank == 0
+            else f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+            "from rank 0"
+        )
+        named, more = (missing, []) if name_all else (missing[:1], missing[1:])
+        too = f" (nor did {', '.join(map(str, more))})" if more else ""
+        return (
+            f"{here}: Rank{'s' * (len(named) > 1)} {', '.join(map(str, named))} failed to pass monitoredBarrier in "
+            f"{round(timeout.total_seconds() * 1000)} ms{too}. Look at the logs of those that are missing, or raise "
+            "the timeout of the call"
+        )
+
     board = dist.PrefixStore("tessera/barrier", store).clone()  # a wait must not hold others up
     board.set(f"{number}/{rank}", "")
-    all_told(board, str(number), world_size, time.monotonic() + timeout.total_seconds(), "monitored_barrier")
+    keys = [f"{number}/{each}" for each in range(world_size)]
+    await_told(board, keys, time.monotonic() + timeout.total_seconds(), late)
     if number > 1:  # all have come to this one, and so have left the one before
         board.delete_key(f"{number - 1}/{rank}")

@@ -34,7 +34,7 @@ from ..launch import watch_uncaught
 from ..store import Store, StoreServer
 from .errors import TesseraTimeout
 
-__all__ = ["Meeting", "Ranks", "all_told", "arrange", "deadline", "forget", "host_name", "join", "ranks_of", "serve"]
+__all__ = ["Meeting", "Ranks", "all_told", "arrange", "await_told", "deadline", "forget", "host_name", "join", "ranks_of", "serve"]
 
 T = TypeVar("T")
 
@@ -254,17 +254,25 @@ def forget(board: Any, world_size: int) -> None:
 def all_told(board: Any, key: str, world_size: int | None, end: float, what: str) -> Sequence[str]:
     """What rank 0 says under `key`, or all ranks, each under its own."""
     keys = [key] if world_size is None else [f"{key}/{rank}" for rank in range(world_size)]
+
+    def late(missing: list[int]) -> str:
+        return (
+            f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not come to {what} in time. Look at "
+            "the logs of those that are missing, or raise the timeout of the group"
+        )
+
+    await_told(board, keys, end, late)
+    return [board.get(each).decode() for each in keys]
+
+
+def await_told(board: Any, keys: list[str], end: float, late: Callable[[list[int]], str]) -> None:
+    """Return when all keys are there; `late` words the error from the numbers of those that are not."""
     try:
         board.wait(keys, timedelta(seconds=max(0.001, end - time.monotonic())))
     except RuntimeError as error:
         if time.monotonic() < end - 0.1:  # it is something else; PyTorch's timeout comes a little early
             raise
-        missing = [0] if world_size is None else [rank for rank in range(world_size) if not board.check([keys[rank]])]
-        raise TesseraTimeout(
-            f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not come to {what} in time. Look at "
-            "the logs of those that are missing, or raise the timeout"
-        ) from error
-    return [board.get(each).decode() for each in keys]
+        raise TesseraTimeout(late([i for i, key in enumerate(keys) if not board.check([key])])) from error
 
 
 def join(
