@@ -238,6 +238,11 @@ def unused_parameters() -> None:
 
     refused(ts.InvalidState, "not in the first step", lambda: other(static))
 
+    both("static, said later", Parts, same, prepare=lambda model: model._set_static_graph())
+    begun = Ours(model_of(Parts), **found)
+    same(begun, 0).backward()
+    refused(ts.InvalidState, "should be called before training loop starts", begun._set_static_graph)
+
 
 def checkpointed_activations() -> None:
     def reentrant(model: nn.Module, step: int, use_reentrant: bool = True) -> torch.Tensor:
@@ -850,6 +855,8 @@ def what_is_refused() -> None:
     refused(ts.Mismatch, '"weight"', lambda: Ours(nn.Linear(2, 2 + rank % 2)))
     refused(ts.Mismatch, "find_unused", lambda: Ours(nn.Linear(2, 2), find_unused_parameters=bool(rank % 2)))
     model = Ours(model_of(Net))
+    for method in (model._get_ddp_logging_data, lambda: model._set_ddp_runtime_logging_sample_rate(1)):
+        refused(ts.Unsupported, "stats()", method)
     for method in ("scatter", "gather"):
         refused(
             ts.Unsupported, method, lambda method=method: getattr(model, method)(1, *[2] * (1 + (method == "scatter")))

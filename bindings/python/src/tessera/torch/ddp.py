@@ -41,6 +41,9 @@ class DistributedDataParallel(_TorchDDP):
     A subclass of PyTorch's, so that programs and libraries know it for what it is; none of PyTorch's code beneath it
     runs. Used by one thread. Errors are Tessera's, which are the builtins' too that PyTorch raises.
 
+    Where the ranks are the default process group's, `torch.save` and `copy.deepcopy` take the whole model. What is loaded,
+    or a copy, meets the other ranks' when it is first used; each rank keeps the parameters that it has then.
+
     Parameters
     ----------
     module : Module
@@ -421,6 +424,23 @@ class DistributedDataParallel(_TorchDDP):
     @broadcast_buffers.setter
     def broadcast_buffers(self, value: bool) -> None:
         self.forward_sync_buffers = value
+
+    def _set_static_graph(self) -> None:
+        """The way to say `static_graph` that programs had before the argument. Collective."""
+        if self.static_graph:
+            return
+        self._gradients.make_static()
+        self.static_graph = self._arguments["static_graph"] = True
+        if self._shared_buffers is not None:
+            self._shared_buffers.register()
+
+    def _get_ddp_logging_data(self) -> NoReturn:
+        """Refused: a prototype of PyTorch's that tells of its reducer."""
+        raise Unsupported("the model has no such logging data: stats() tells what became of each bucket")
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> NoReturn:
+        """Refused, as the data is."""
+        raise Unsupported("the model has no such logging data: stats() tells of each step")
 
     def __getstate__(self) -> dict[str, Any]:
         """The module and the options, without a hook. What is unpickled, or a copy, meets the other ranks' when it is

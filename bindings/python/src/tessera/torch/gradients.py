@@ -81,6 +81,7 @@ class Gradients:
         self._said = bytearray(len(self._params))  # this step
         self._running = False  # a backward pass is under way, and its end will be noticed
         self._sync = True
+        self._begun = False  # there was a forward pass
         self._hook: Callable[[Bucket], object] | None = None
         self._sparse_hook: Callable[[int, bool, torch.nn.Parameter, torch.Tensor], torch.Tensor] | None = None
         self.last_bucket = -1  # that a hook is called for; with a hook
@@ -149,6 +150,7 @@ class Gradients:
         if any(self._counts) and torch._C._current_graph_task_id() >= 0:
             return  # a checkpointed part of the pass that is under way
         self.check_between_steps()
+        self._begun = True
         if sync != self._sync:
             self.ddp.set_sync(sync)
             self._sync = sync
@@ -184,6 +186,18 @@ class Gradients:
         with kept(self._memory):
             self._make()
         return True
+
+    def make_static(self) -> None:
+        """As if `static_graph` had been among the options. Collective, before the first step."""
+        if self._begun:
+            raise InvalidState(
+                "_set_static_graph() should be called before training loop starts; the constructor takes "
+                "static_graph=True"
+            )
+        self._options.update(static_graph=True, find_unused=False, rebuild_buckets=True)
+        self._static = True
+        with kept(self._memory):
+            self._make()
 
     def join(self) -> None:
         """Take part in the others' steps until all have joined."""

@@ -34,7 +34,19 @@ from ..launch import watch_uncaught
 from ..store import Store, StoreServer
 from .errors import TesseraTimeout
 
-__all__ = ["Meeting", "Ranks", "all_told", "arrange", "await_told", "deadline", "forget", "host_name", "join", "ranks_of", "serve"]
+__all__ = [
+    "Meeting",
+    "Ranks",
+    "all_told",
+    "arrange",
+    "await_told",
+    "deadline",
+    "forget",
+    "host_name",
+    "join",
+    "ranks_of",
+    "serve",
+]
 
 T = TypeVar("T")
 
