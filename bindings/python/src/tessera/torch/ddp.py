@@ -41,8 +41,8 @@ class DistributedDataParallel(_TorchDDP):
     A subclass of PyTorch's, so that programs and libraries know it for what it is; none of PyTorch's code beneath it
     runs. Used by one thread. Errors are Tessera's, which are the builtins' too that PyTorch raises.
 
-    Where the ranks are the default process group's, `torch.save` and `copy.deepcopy` take the whole model. What is loaded,
-    or a copy, meets the other ranks' when it is first used; each rank keeps the parameters that it has then.
+    Where the ranks are the default process group's, `torch.save` and `copy.deepcopy` take the whole model. What is
+    loaded, or a copy, meets the other ranks' when it is first used; each rank keeps the parameters that it has then.
 
     Parameters
     ----------
