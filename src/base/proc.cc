@@ -1,7 +1,9 @@
 #include "base/proc.hpp"
 
 #include <fmt/core.h>
+#include <signal.h>
 
+#include <cerrno>
 #include <fstream>
 #include <sstream>
 
@@ -35,7 +37,8 @@ std::optional<ProcessStat> process_stat(int64_t pid) {
     uint64_t flags = 0;
     fields >> flags;
     stat.ending = (flags & exiting_flag) != 0;
-    for (int field = 10; field < 22; ++field) fields >> skipped;
+    for (int field = 10; field < 20; ++field) fields >> skipped;
+    fields >> stat.threads >> skipped;
     if (!(fields >> stat.start_time)) return std::nullopt;
     return stat;
 }
@@ -43,6 +46,11 @@ std::optional<ProcessStat> process_stat(int64_t pid) {
 std::optional<uint64_t> process_start_time(int64_t pid) {
     const auto stat = process_stat(pid);
     return stat ? std::optional(stat->start_time) : std::nullopt;
+}
+
+bool process_is_gone(int64_t pid) {
+    if (pid <= 0 || pid > INT32_MAX) return false;
+    return ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;
 }
 
 bool process_is_stopped(int64_t pid) {

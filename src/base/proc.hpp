@@ -14,12 +14,17 @@ struct ProcessStat {
     char state = '\0';        // as /proc/PID/stat writes it: T and t are stopped, Z and X dead
     int64_t parent = 0;       // its pid
     bool ending = false;      // it has begun to exit, or is dead
-    uint64_t start_time = 0;  // in clock ticks since the host started
+    int64_t threads = 0;      // a process whose first thread has ended is a Z (zombie), but lives on in the others
+    uint64_t start_time = 0;  // in clock ticks since the host started, by the clock of this time namespace
+
+    [[nodiscard]] bool dead() const { return (state == 'Z' || state == 'X') && threads <= 1; }
 };
 
-// nullopt: there is no such process.
+// nullopt: there is no such process, or it cannot be seen.
 [[nodiscard]] std::optional<ProcessStat> process_stat(int64_t pid);
 [[nodiscard]] std::optional<uint64_t> process_start_time(int64_t pid);
+// Whether there is no process of that number: /proc may hide one that there is (hidepid).
+[[nodiscard]] bool process_is_gone(int64_t pid);
 // Whether a process is stopped by a signal or a debugger.
 [[nodiscard]] bool process_is_stopped(int64_t pid);
 

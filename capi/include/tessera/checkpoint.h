@@ -77,13 +77,15 @@ typedef struct tsr_saver_options {
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_saver_options_init(tsr_saver_options *options, size_t struct_size);
 
-/** Open `root` for saving; it is created if absent. One live job at a time may own a root.
+/** Open `root` for saving; it is created if absent. One live job at a time may own a root. A job whose process cannot be seen
+ *  from here lives until it has not renewed its lease for 60 s.
  *  @param comm     borrowed for the call (a private communicator is split off); NULL: one rank
  *  @param root     directory, a relative one of the working directory of now, or a key of the options' storage; UTF-8, the
  *                  same on every rank; borrowed for the call
  *  @param options  borrowed for the call; NULL: all defaults
  *  @param out      the saver
- *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (another live job saves here: names host and pid), IO, PERMISSION,
+ *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (another live job saves here: names host and pid, and says when a
+ *          lease lapses whose process cannot be seen), IO, PERMISSION,
  *          TIMEOUT, ABORTED, PEER_LOST, INTERRUPTED.
  *          This and the calls below also return what a callback of the storage chose, or USER
  *  @threadsafety exclusive comm  @collective yes  @blocking yes  @since 0.1 experimental */

@@ -1,6 +1,8 @@
 #include "checkpoint/native/lease.hpp"
 
 #include <fmt/core.h>
+#include <openssl/evp.h>
+#include <sys/auxv.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -25,10 +27,28 @@ std::string link_target(const char* path) {
     return n > 0 ? std::string(target.data(), static_cast<size_t>(n)) : "";
 }
 
-// 0 if there is no such process, or one that is dead and only not yet reaped.
-int64_t start_time_of(int64_t pid) {
-    const auto stat = process_stat(pid);
-    return stat && stat->state != 'Z' && stat->state != 'X' ? static_cast<int64_t>(stat->start_time) : 0;
+// Whether /proc tells of the processes of this pid namespace. One that was mounted for another tells other numbers.
+bool proc_is_own() { return link_target("/proc/self") == std::to_string(::getpid()); }
+
+// The kernel gives a program 16 random bytes when it starts it. They protect its stack, so only their digest is shown.
+std::string image_of_this_process() {
+    const auto* random = reinterpret_cast<const unsigned char*>(::getauxval(AT_RANDOM));
+    std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+    unsigned int size = 0;
+    if (random == nullptr || EVP_Digest(random, 16, digest.data(), &size, EVP_sha256(), nullptr) != 1) return "";
+    std::string text;
+    for (size_t i = 0; i < 8; ++i) text += fmt::format("{:02x}", digest[i]);
+    return text;
+}
+
+// Word `n` of a machine's name.
+std::string_view word(std::string_view machine, size_t n) {
+    for (; n > 0; --n) {
+        const size_t space = machine.find(' ');
+        if (space == std::string_view::npos) return {};
+        machine.remove_prefix(space + 1);
+    }
+    return machine.substr(0, machine.find(' '));
 }
 
 // The file system's own clock: clocks of two hosts may differ, this file's may not.
@@ -71,16 +91,20 @@ Holder Holder::this_process(std::string id) {
     std::array<char, 256> host{};
     if (::gethostname(host.data(), host.size() - 1) == 0) holder.host = host.data();
     if (!is_utf8(holder.host)) holder.host.assign(1, '?');
-    holder.machine = fmt::format("{} {}", boot_id(), link_target("/proc/self/ns/pid"));
+    // Of this thread, not of the process: its first thread may have ended.
+    holder.machine = fmt::format("{} {}", boot_id(), link_target("/proc/thread-self/ns/pid"));
+    if (const std::string time = link_target("/proc/thread-self/ns/time"); !time.empty()) holder.machine += " " + time;
     holder.pid = ::getpid();
-    holder.start_time = start_time_of(holder.pid);
+    if (proc_is_own()) holder.start_time = static_cast<int64_t>(process_start_time(holder.pid).value_or(0));
+    holder.image = image_of_this_process();
     return holder;
 }
 
 Holder Holder::parse(std::string_view text) {
     const Json json = Json::parse(text, "a lease");
-    return {json.at("id").as_string(), json.at("host").as_string(), json.at("machine").as_string(),
-            json.at("pid").as_int(), json.at("start_time").as_int()};
+    const Json* image = json.find("image");
+    return {json.at("id").as_string(), json.at("host").as_string(),    json.at("machine").as_string(),
+            json.at("pid").as_int(),   json.at("start_time").as_int(), image != nullptr ? image->as_string() : ""};
 }
 
 std::string Holder::dump() const {
@@ -90,30 +114,75 @@ std::string Holder::dump() const {
     json.set("pid", pid);
     json.set("start_time", start_time);
     json.set("machine", machine);
+    if (!image.empty()) json.set("image", image);
     return json.dump() + "\n";
 }
 
-bool is_live(FileSystem& files, const std::string& path, const Holder& holder, const LeaseTimes& times) {
-    const Holder self = Holder::this_process("");
-    if (holder.machine == self.machine && holder.start_time != 0) return start_time_of(holder.pid) == holder.start_time;
-    FileStatus status;
-    const int64_t found = files.status(path, status);
-    if (found == -ENOENT) return false;
-    if (found < 0) return true;  // in doubt it lives
-    const std::optional<int64_t> now = now_on(files, path, random_id());
-    if (!now || !status.modified_ns) return true;
+ProcessView::Look ProcessView::look(int64_t pid) const {
+    if (proc_is_own()) {
+        if (auto stat = process_stat(pid)) return {false, stat};
+    }
+    return {process_is_gone(pid), std::nullopt};
+}
+
+Sight sight_of(const Holder& holder, const ProcessView& view) {
+    const Holder self = view.self();
+    const std::string_view boot = word(holder.machine, 0);
+    const std::string_view pids = word(holder.machine, 1);
+    if (boot.empty() || word(self.machine, 0).empty()) return {Seen::not_visible, Boot::unknown};
+    if (boot != word(self.machine, 0)) return {Seen::not_visible, Boot::other};
+    if (pids.empty() || pids != word(self.machine, 1)) return {Seen::not_visible, Boot::same};
+    const ProcessView::Look look = view.look(holder.pid);
+    if (look.gone) return {Seen::dead, Boot::same};
+    if (!look.stat || holder.start_time == 0 || holder.machine != self.machine) return {Seen::not_visible, Boot::same};
+    if (look.stat->dead() || static_cast<int64_t>(look.stat->start_time) != holder.start_time) {
+        return {Seen::dead, Boot::same};
+    }
+    const bool was_this_one = holder.pid == self.pid && !holder.image.empty() && !self.image.empty() &&
+                              holder.image != self.image;  // before an exec, which ended its threads
+    return {was_this_one ? Seen::dead : Seen::alive, Boot::same};
+}
+
+bool is_live(const Sight& sight, LeaseAge age, const LeaseTimes& times) {
+    if (sight.boot == Boot::same && sight.seen == Seen::alive)
+        return true;  // if it is stopped, and renews nothing, too
+    if (sight.boot == Boot::same && sight.seen == Seen::dead) return false;
+    if (!age) return true;  // in doubt it lives
     // One of the future is not being renewed either: the clock was set back since, and the living renew theirs by it.
-    const int64_t span = std::chrono::nanoseconds(times.span).count();
-    return *status.modified_ns > *now - span && *status.modified_ns < *now + span;
+    return *age < times.span && *age > -times.span;
 }
 
 namespace {
+
+struct Verdict {
+    bool live = true;
+    bool seen = false;  // its process
+    LeaseAge age;       // unless its process decides
+};
+
+Verdict judge(FileSystem& files, const std::string& path, const Holder& holder, const LeaseTimes& times,
+              const ProcessView& view) {
+    const Sight sight = sight_of(holder, view);
+    if (sight.seen != Seen::not_visible) return {is_live(sight, std::nullopt, times), true, std::nullopt};
+    FileStatus status;
+    const int64_t found = files.status(path, status);
+    if (found == -ENOENT) return {false, false, std::nullopt};
+    LeaseAge age;
+    if (found >= 0 && status.modified_ns) {
+        if (const auto now = now_on(files, path, random_id())) {
+            int64_t between = 0;
+            const bool too_far = __builtin_sub_overflow(*now, *status.modified_ns, &between);
+            age = too_far ? std::chrono::nanoseconds::max() : std::chrono::nanoseconds{between};
+        }
+    }
+    return {is_live(sight, age, times), false, age};
+}
 
 Holder holder_of(std::string_view text) {
     try {
         return Holder::parse(text);
     } catch (const Error&) {
-        return {"", "unknown host", "", 0, 0};  // unreadable: judged by its age alone
+        return {"", "unknown host", "", 0, 0, ""};  // unreadable: judged by its age alone
     }
 }
 
@@ -140,22 +209,36 @@ std::string shown(std::string host) {
     return host;
 }
 
-Error held_by(const std::string& root, const Holder& holder) {
+Error held_by(const std::string& root, const Holder& holder, const Verdict& verdict, const LeaseTimes& times) {
     const Holder self = Holder::this_process("");
-    const bool is_self = holder.machine == self.machine && holder.pid == self.pid;
+    std::string advice = "give each job a root of its own, or stop that one";
+    if (holder.machine == self.machine && holder.pid == self.pid) {
+        advice = "which is this one: close the saver that it has there first";
+    } else if (verdict.age) {
+        advice += fmt::format(". That process cannot be seen from here: if it is gone, its lease lapses in {} s",
+                              std::chrono::ceil<std::chrono::seconds>(times.span - *verdict.age).count());
+    } else if (!verdict.seen) {
+        advice +=
+            fmt::format(". That process cannot be seen from here, nor how old its lease is: if it is gone, remove {}",
+                        join(root, owner_name));
+    }
     return Error(Code::invalid_state, fmt::format("another live job saves into {}: process {} on {}; {}", root,
-                                                  holder.pid, shown(holder.host),
-                                                  is_self ? "which is this one: close the saver that it has there first"
-                                                          : "give each job a root of its own, or stop that one"));
+                                                  holder.pid, shown(holder.host), advice));
 }
 
 }  // namespace
+
+bool is_live(FileSystem& files, const std::string& path, const Holder& holder, const LeaseTimes& times,
+             const ProcessView& view) {
+    return judge(files, path, holder, times, view).live;
+}
 
 void check_not_held(FileSystem& files, const std::string& root, const LeaseTimes& times) {
     const std::string path = join(root, owner_name);
     if (!exists(files, path)) return;
     const Holder holder = holder_of(read_text(files, path, max_lease_bytes));
-    if (is_live(files, path, holder, times)) throw held_by(root, holder);
+    const Verdict verdict = judge(files, path, holder, times, {});
+    if (verdict.live) throw held_by(root, holder, verdict, times);
 }
 
 Lease::Lease(FileSystem& files, const std::string& root, std::string id, const LeaseTimes& times)
@@ -202,7 +285,8 @@ void Lease::acquire() {
             (void)files_.remove_file(mine);
             return;
         }
-        if (is_live(files_, path_, holder, times_)) give_up(held_by(parent_of(path_), holder));
+        const Verdict verdict = judge(files_, path_, holder, times_, {});
+        if (verdict.live) give_up(held_by(parent_of(path_), holder, verdict, times_));
         // Many savers may find the same dead lease. Whoever links the mark of this very text may remove it, if it still
         // stands: so nobody removes the lease of one that was quicker.
         const std::string mark = fmt::format("{}.stale-{}", path_, hex8(crc32c(text)));
@@ -259,6 +343,12 @@ void Lease::renew() {
     while (!stop_) {
         stop_changed_.wait_for(lock, times_.renew);
         if (stop_) return;
+        try {
+            check();
+        } catch (const Error& error) {
+            if (error.code() != Code::invalid_state) continue;  // it may still be ours
+            return log::warning("{}", error.what());            // another's, whose life ours must not lengthen
+        }
         if (files_.touch(path_) < 0) log::warning("cannot renew {}", path_);
     }
 }

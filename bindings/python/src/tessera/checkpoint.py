@@ -143,7 +143,7 @@ class Saver(Closable):
     Raises
     ------
     InvalidState
-        Another live job saves here; its host and pid are named.
+        Another live job saves here; its host and pid are named, and when its lease lapses if it cannot be seen.
     """
 
     _handle: _core.Saver

@@ -181,7 +181,8 @@ impl SaverBuilder<'_> {
     /// Opens the root, which is created if absent. One live job at a time may own a root. Collective.
     ///
     /// # Errors
-    /// `InvalidState`: another live job saves here, and the message names its host and process; `Io`, `Permission`,
+    /// `InvalidState`: another live job saves here; the message names its host and process, and says when its lease lapses
+    /// if that process cannot be seen; `Io`, `Permission`,
     /// `InvalidArgument`, `Timeout`, `Aborted`, `PeerLost`, `Interrupted`.
     pub fn open(self) -> Result<Saver> {
         crate::load()?;

@@ -280,7 +280,8 @@ public final class Saver extends NativeObject {
          * Open the root. Collective.
          *
          * @return the saver
-         * @throws TesseraInvalidStateException if another live job saves there; names its host and pid
+         * @throws TesseraInvalidStateException if another live job saves there; names its host and pid, and says when
+         *     its lease lapses if its process cannot be seen
          */
         public Saver open() {
             final byte[] path = Native.utf8(root.toString(), "root");
