@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/crc32c.hpp"
+#include "base/log.hpp"
 #include "base/proc.hpp"
 #include "checkpoint/native/lease.hpp"
 #include "fault/faulty_files.hpp"
@@ -427,6 +428,29 @@ TEST_F(SaverTest, TheRefusalSaysWhenALeaseLapses) {
     });
     const std::string what = error_of([&] { check_not_held(files, dir_.path()); }).what();
     EXPECT_NE(what.find("remove " + dir_.path() + "/.owner"), std::string::npos) << what;
+}
+
+// It would lengthen the life of a thief that is dead.
+TEST_F(SaverTest, ASaverDoesNotRenewTheLeaseOfWhoTookItsRoot) {
+    std::atomic<bool> gave_up{false};
+    log::set_level(log::Level::warning);
+    log::set_sink(
+        [](int32_t, const char* line, void* told) {
+            if (std::string_view(line).find("was taken over") != std::string_view::npos) {
+                *static_cast<std::atomic<bool>*>(told) = true;
+            }
+        },
+        &gave_up, nullptr);
+    SaverOptions options = saver_options();
+    options.lease.renew = milliseconds{1};
+    {
+        Saver saver(nullptr, dir_.path(), options);
+        spill(dir_ / ".owner.new", Holder::this_process("thief").dump());
+        std::filesystem::rename(dir_ / ".owner.new", dir_ / ".owner");
+        wait_until([&] { return gave_up.load(); }, soon(), "the end of the renewals");
+    }
+    log::set_sink(nullptr, nullptr, nullptr);
+    log::set_level(log::Level::error);
 }
 
 }  // namespace
