@@ -226,10 +226,10 @@ tsr_status tsr_saver_resume(tsr_saver* saver, tsr_state* state, int64_t* step) {
 tsr_status tsr_saver_should_stop(tsr_saver* saver, int64_t step, int32_t told, int32_t* stop) {
     return guard([&] {
         required(stop, "stop") = 0;
-        const bool preempted = tsr::preempt_requested();  // also tells the launcher that this rank asks
-        const bool here = flag(told, "told") || preempted;
         const auto s = object_of(saver, "saver");
-        *stop = s->should_stop(step, here) ? 1 : 0;
+        const bool asked = flag(told, "told");
+        const bool preempted = tsr::preempt_requested();  // also tells the launcher that this rank asks
+        *stop = s->should_stop(step, asked || preempted) ? 1 : 0;
     });
 }
 

@@ -21,6 +21,7 @@ using tsr::capi::create;
 using tsr::capi::destroy;
 using tsr::capi::guard;
 using tsr::capi::object_of;
+using tsr::capi::own_object_of;
 using tsr::capi::required;
 using tsr::capi::tensor_in;
 using tsr::capi::tensors_in;
@@ -296,16 +297,16 @@ tsr_status tsr_comm_barrier(tsr_comm* comm, tsr_work** work) {
 }
 
 tsr_status tsr_work_wait(const tsr_work* work, int32_t timeout_ms) {
-    return guard([&] { object_of(work, "work")->wait(tsr::capi::patience(timeout_ms)); });
+    return guard([&] { own_object_of(work, "work")->wait(tsr::capi::patience(timeout_ms)); });
 }
 
 tsr_status tsr_work_test(const tsr_work* work, int32_t* done) {
-    return guard([&] { required(done, "done") = object_of(work, "work")->done() ? 1 : 0; });
+    return guard([&] { required(done, "done") = own_object_of(work, "work")->done() ? 1 : 0; });
 }
 
 tsr_status tsr_work_error(const tsr_work* work, tsr_error** error) {
     return guard([&] {
-        const auto found = object_of(work, "work")->error();
+        const auto found = own_object_of(work, "work")->error();
         tsr_error*& slot = required(error, "error");  // before there is something to lose
         slot = found ? tsr::capi::detached(*found) : nullptr;
     });
@@ -314,7 +315,7 @@ tsr_status tsr_work_error(const tsr_work* work, tsr_error** error) {
 tsr_status tsr_work_staged(const tsr_work* work, tsr_work** staged) {
     return guard([&] {
         create(staged, [&] {
-            const auto save = std::dynamic_pointer_cast<tsr::SaveWork>(object_of(work, "work"));
+            const auto save = std::dynamic_pointer_cast<tsr::SaveWork>(own_object_of(work, "work"));
             if (save == nullptr) {
                 throw tsr::Error(tsr::Code::invalid_argument,
                                  "the work is not one of tsr_saver_save_async; nothing else is staged");
@@ -326,7 +327,7 @@ tsr_status tsr_work_staged(const tsr_work* work, tsr_work** staged) {
 
 tsr_status tsr_work_on_done(const tsr_work* work, tsr_work_fn fn, void* user_data, tsr_destroy_fn destroy_data) {
     return guard([&] {
-        const auto& w = object_of(work, "work");
+        const auto& w = own_object_of(work, "work");
         if (fn == nullptr) throw tsr::Error(tsr::Code::invalid_argument, "fn is NULL");
         w->on_done([fn, user_data, destroy_data](const std::optional<tsr::Error>& error) {
             fn(error ? static_cast<tsr_status>(error->code()) : TSR_OK, user_data);

@@ -45,6 +45,14 @@ void throw_bad_handle(const char* what, uint64_t magic) {
     throw Error(Code::invalid_argument, fmt::format("{} is not a handle of the expected type", what));
 }
 
+void throw_of_parent(const char* what) {
+    throw Error(
+        Code::invalid_state,
+        fmt::format("{} belongs to the process that this one was forked from; make one of its own here, or start "
+                    "children by exec (spawn)",
+                    what));
+}
+
 void text_out(const std::string& value, char* buf, size_t capacity, size_t* size) {
     required(size, "size") = value.size() + 1;
     if (capacity > 0 && buf == nullptr) throw Error(Code::invalid_argument, "the text buffer is NULL");

@@ -1,6 +1,7 @@
 // The border between C and C++: the only place where exceptions become status codes and pointers become objects.
 // Every function of capi/ is one guard() over src/. A handle carries a magic word, poisoned when it is destroyed;
-// destroyed handles rest in a bounded quarantine, so that a late use reads the poison, not freed memory.
+// destroyed handles rest in a bounded quarantine, so that a late use reads the poison, not freed memory. A handle is its
+// process's: what a forked child inherits it may read (const handles) and destroy, and not use.
 #pragma once
 
 #include <fmt/core.h>
@@ -9,10 +10,12 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/fork_mark.hpp"
 #include "tensor/tensor.hpp"
 #include "tessera/tessera.h"
 
@@ -42,12 +45,17 @@ tsr_status guard(Body&& body) noexcept {
 
 inline constexpr uint64_t dead_magic = 0xdeaddeaddeaddead;
 
+// What the calls on a handle that is not const are in a child that was forked from its process.
+enum class InChild { refused, left_to_object };
+
 // What every handle is: a magic word of its type, then a shared pointer to the object.
-template <class T, uint64_t Magic>
+template <class T, uint64_t Magic, InChild Use = InChild::refused>
 struct Handle {
     static constexpr uint64_t type_magic = Magic;
+    static constexpr InChild in_child = Use;
     uint64_t magic = Magic;
     std::shared_ptr<T> object;
+    ForkMark fork;
 };
 
 // Keeps `memory` alive for a while after destroy; `release` frees it.
@@ -55,12 +63,27 @@ void quarantine(void* memory, void (*release)(void*)) noexcept;
 
 [[noreturn]] void throw_bad_handle(const char* what, uint64_t magic);
 
+[[noreturn]] void throw_of_parent(const char* what);
+
 // The object behind a handle argument; throws INVALID_ARGUMENT (NULL, another type) or INVALID_STATE (destroyed).
 template <class H>
 auto& object_of(const H* handle, const char* what) {
     if (handle == nullptr) throw Error(Code::invalid_argument, fmt::format("{} is NULL", what));
     if (handle->magic != H::type_magic) throw_bad_handle(what, handle->magic);
     return handle->object;
+}
+
+// The same; throws INVALID_STATE in a forked child, too, where the object's threads, locks and peers are its parent's.
+template <class H>
+auto& own_object_of(const H* handle, const char* what) {
+    auto& object = object_of(handle, what);
+    if (H::in_child == InChild::refused && handle->fork.in_child()) throw_of_parent(what);
+    return object;
+}
+template <class H>
+    requires(!std::is_const_v<H>)
+auto& object_of(H* handle, const char* what) {
+    return own_object_of(handle, what);
 }
 
 template <class T>

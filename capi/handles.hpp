@@ -26,9 +26,10 @@ struct MeshObject;
 }
 }  // namespace tsr
 
-struct tsr_store : tsr::capi::Handle<tsr::Store, 0x545352'53544f5245> {};
+// A store makes connections of its own in a child. A communicator refuses by its name and rank.
+struct tsr_store : tsr::capi::Handle<tsr::Store, 0x545352'53544f5245, tsr::capi::InChild::left_to_object> {};
 struct tsr_store_server : tsr::capi::Handle<tsr::StoreServer, 0x545352'53525652> {};
-struct tsr_comm : tsr::capi::Handle<tsr::Communicator, 0x545352'434f4d4d> {};
+struct tsr_comm : tsr::capi::Handle<tsr::Communicator, 0x545352'434f4d4d, tsr::capi::InChild::left_to_object> {};
 struct tsr_work : tsr::capi::Handle<tsr::Work, 0x545352'574f524b> {};
 struct tsr_plan : tsr::capi::Handle<tsr::Plan, 0x545352'504c414e> {};
 struct tsr_buffer : tsr::capi::Handle<tsr::Buffer, 0x545352'425546> {};

@@ -49,13 +49,13 @@ std::vector<tsr::OptimizerParam> params_in(const tsr::Ddp& ddp) {
     return out;
 }
 
-// Before each step, of whose gradients none were reduced since the step before.
+// Each step is of gradients that were reduced since the step before.
 template <class Model>
-std::function<void()> refuse_without_gradients(std::shared_ptr<Model> model) {
-    return [model = std::move(model), stepped = int64_t{0}]() mutable {
-        model->check_reduced_after(stepped);
-        stepped = model->synced_steps();
-    };
+void set_gate(tsr::Optimizer& optimizer, const std::shared_ptr<Model>& model, const char* what) {
+    const auto stepped = std::make_shared<int64_t>(0);
+    optimizer.set_gate([model, what] { model->check_idle(what); },
+                       [model, stepped] { model->check_reduced_after(*stepped); },
+                       [model, stepped] { *stepped = model->synced_steps(); });
 }
 
 // An optimizer over `ddp` keeps it alive and does not touch gradients that are being reduced. If the ranks of a host share
@@ -66,8 +66,7 @@ void create_over(tsr_ddp* ddp, tsr_optimizer** out, Make&& make) {
         const std::shared_ptr<tsr::Ddp>& model = object_of(ddp, "ddp");
         std::shared_ptr<tsr::Optimizer> made = make(params_in(*model), model->host_copy());
         std::shared_ptr<tsr::Optimizer> optimizer(made.get(), tsr::capi::OptimizerOfModel{made, model});
-        optimizer->set_gate([model] { model->check_idle("the optimizer cannot use the gradients"); },
-                            refuse_without_gradients(model));
+        set_gate(*optimizer, model, "the optimizer cannot use the gradients");
         if (model->host_copy()) model->step_in_backward(*optimizer);
         return optimizer;
     });
@@ -87,19 +86,20 @@ void create_over(tsr_fsdp* fsdp, tsr_optimizer** out, Make&& make) {
             params.push_back({param.name, model->shard(i), model->shard_grad(i), model->held(i)});
         }
         std::shared_ptr<tsr::Optimizer> optimizer = make(std::move(params));
-        optimizer->set_gate([model] { model->check_idle("the optimizer cannot change the shards"); },
-                            refuse_without_gradients(model));
+        set_gate(*optimizer, model, "the optimizer cannot change the shards");
         optimizer->set_has_grad(
             [model, numbers = std::move(numbers)](size_t param) { return model->has_grad(numbers[param]); },
             [model] { model->forget_gradients(); });
-        optimizer->set_together([comm = model->comm()](double own, tsr::Optimizer::Over how) {
+        const auto over_ranks = [comm = model->comm()](double own, tsr::Optimizer::Over how) {
             const tsr::Tensor number = tsr::tensor_of(std::span<double>(&own, 1), tsr::DType::f64);
             comm->run({.collective = tsr::Collective::all_reduce,
                        .outputs = {&number, 1},
                        .op = how == tsr::Optimizer::Over::max ? tsr::ReduceOp::max : tsr::ReduceOp::sum,
                        .label = "norm of gradients"});
             return own;
-        });
+        };
+        optimizer->set_together(over_ranks,
+                                [comm = model->comm()](tsr::FunctionRef<void()> body) { comm->in_one_call(body); });
         return optimizer;
     });
 }

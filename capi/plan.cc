@@ -13,6 +13,7 @@ using tsr::capi::create;
 using tsr::capi::destroy;
 using tsr::capi::guard;
 using tsr::capi::object_of;
+using tsr::capi::own_object_of;
 using tsr::capi::tensors_in;
 
 static_assert(static_cast<int>(Collective::barrier) == TSR_COLLECTIVE_BARRIER);
@@ -64,7 +65,7 @@ tsr_status tsr_plan_start(tsr_plan* plan) {
 }
 
 tsr_status tsr_plan_wait(const tsr_plan* plan, int32_t timeout_ms) {
-    return guard([&] { object_of(plan, "plan")->wait(tsr::capi::patience(timeout_ms)); });
+    return guard([&] { own_object_of(plan, "plan")->wait(tsr::capi::patience(timeout_ms)); });
 }
 
 void tsr_plan_destroy(tsr_plan* plan) { destroy(plan); }

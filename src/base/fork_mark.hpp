@@ -3,42 +3,53 @@
 #pragma once
 
 #include <sys/mman.h>
-#include <sys/types.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
+#include <new>
 
+#include "base/clock.hpp"
 #include "base/page_size.hpp"
 
 namespace tsr {
 
+// A number of the process that made it.
 class ForkMark {
    public:
-    ForkMark() {
-        void* page = ::mmap(nullptr, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (page == MAP_FAILED) return;
-        if (::madvise(page, page_size, MADV_WIPEONFORK) != 0) {  // before Linux 4.14
-            ::munmap(page, page_size);
-            return;
-        }
-        mark_ = static_cast<uint64_t*>(page);
-        *mark_ = 1;
-    }
-    ~ForkMark() {
-        if (mark_ != nullptr) ::munmap(mark_, page_size);
-    }
-    ForkMark(const ForkMark&) = delete;
-    ForkMark& operator=(const ForkMark&) = delete;
-
     // A load, where a getpid() would be a call of the kernel.
     [[nodiscard]] bool in_child() const {
-        return mark_ != nullptr ? *const_cast<const volatile uint64_t*>(mark_) == 0 : ::getpid() != owner_;
+        return page_ != nullptr ? page_->load(std::memory_order_relaxed) != made_by_ : pid() != made_by_;
     }
 
    private:
-    uint64_t* mark_ = nullptr;  // in a page that the kernel zeroes in a child
-    const pid_t owner_ = ::getpid();
+    using Number = std::atomic<uint64_t>;
+
+    static uint64_t pid() { return static_cast<uint64_t>(::getpid()); }
+    static uint64_t this_process() {
+        [[maybe_unused]] static const bool made = make_page();
+        if (page_ == nullptr) return pid();
+        uint64_t number = page_->load(std::memory_order_relaxed);
+        if (number != 0) return number;
+        // Another one than any process had from which this one was forked, though they may have had its pid.
+        const auto now = static_cast<uint64_t>(Clock::now().time_since_epoch().count());
+        const uint64_t fresh = (now << 22 ^ pid()) | 1;
+        return page_->compare_exchange_strong(number, fresh) ? fresh : number;
+    }
+    static bool make_page() {
+        void* page = ::mmap(nullptr, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (page == MAP_FAILED) return false;
+        if (::madvise(page, page_size, MADV_WIPEONFORK) != 0) {  // before Linux 4.14
+            ::munmap(page, page_size);
+            return false;
+        }
+        page_ = new (page) Number(0);
+        return true;
+    }
+
+    // In a page that the kernel zeroes in a child; never freed. Set before the first mark is made.
+    inline static Number* page_ = nullptr;
+    uint64_t made_by_ = this_process();
 };
 
 }  // namespace tsr

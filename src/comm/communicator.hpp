@@ -12,6 +12,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/function_ref.hpp"
 #include "comm/request.hpp"
 #include "comm/work.hpp"
 #include "store/store.hpp"
@@ -86,6 +87,9 @@ class Communicator {
     // Queues `job` in the order of the collectives. It runs on the progress thread, where run() of this communicator
     // carries a collective out at once; what it throws poisons, as a collective that fails.
     [[nodiscard]] virtual WorkPtr submit_job(std::function<void()> job) = 0;
+    // Runs `body`, whose calls on this communicator are one for other threads. What INVALID_STATE says of a call is thrown
+    // before `body` is run, and of none of its calls then.
+    virtual void in_one_call(FunctionRef<void()> body) { body(); }
 
     // Collective. color < 0: nullptr. What one rank alone cannot ask for, by its options, is an error of the same code on
     // all, which names the rank.

@@ -31,16 +31,10 @@ void Group::let_go() {
     }
 }
 
-Group::Call::Call(const Group& group)
-    : once_(&group, "communicator", group.options_.name), issuing_(progressing_ == &group ? nullptr : &group) {
-    if (issuing_ == nullptr) return;
-    if (group.fork_.in_child()) {
-        throw Error(Code::invalid_state,
-                    fmt::format("rank {}: communicator '{}' belongs to the process that this one was forked from; make "
-                                "one of its own here, or start children by exec (spawn)",
-                                group.rank_, group.options_.name))
-            .with_rank(group.rank_);
-    }
+Group::Issuing::Issuing(const Group& group)
+    : group_(progressing_ == &group || Reentry::is_inside(&group.several_) ? nullptr : &group) {
+    if (group_ == nullptr) return;
+    group.refuse_in_child();
     if (group.issuing_.exchange(true, std::memory_order_acquire)) {
         throw Error(Code::invalid_state,
                     fmt::format("rank {}: two threads use communicator '{}' at once; one thread at a time may: lock "
@@ -50,8 +44,29 @@ Group::Call::Call(const Group& group)
     }
 }
 
-Group::Call::~Call() {
-    if (issuing_ != nullptr) issuing_->issuing_.store(false, std::memory_order_release);
+Group::Issuing::~Issuing() {
+    if (group_ != nullptr) group_->issuing_.store(false, std::memory_order_release);
+}
+
+void Group::in_one_call(FunctionRef<void()> body) {
+    {
+        const Call once = enter();
+    }  // not in a callback of another
+    const Issuing issuing(*this);
+    refuse_own_job();
+    if (!poisoned_.load(std::memory_order_acquire)) throw_if_unusable();  // the calls tell what poisoned it
+    if (Reentry::is_inside(&several_)) return body();
+    const Reentry several(&several_, "communicator", options_.name);
+    body();
+}
+
+void Group::refuse_in_child() const {
+    if (!fork_.in_child()) return;
+    throw Error(Code::invalid_state,
+                fmt::format("rank {}: communicator '{}' belongs to the process that this one was forked from; make "
+                            "one of its own here, or start children by exec (spawn)",
+                            rank_, options_.name))
+        .with_rank(rank_);
 }
 
 void Group::refuse_own_thread() const {
@@ -170,7 +185,10 @@ void Group::poison(const Error& error) {
     tell_flight();
 }
 
-void Group::write_trace(const std::string& path) const { write_flight(path, origin_, flight_, error()); }
+void Group::write_trace(const std::string& path) const {
+    refuse_in_child();
+    write_flight(path, origin_, flight_, error());
+}
 
 void Group::answer_flight_requests() {
     if (!options_.flight_requests) return;
@@ -226,6 +244,7 @@ Error Group::named(const Error& error, const Request& request, uint64_t sequence
 }
 
 void Group::abort(const std::string& reason) {
+    refuse_in_child();
     poison(Error(Code::aborted, fmt::format("rank {} aborted communicator '{}'{}{}", rank_, options_.name,
                                             reason.empty() ? "" : ": ", reason))
                .with_rank(rank_));
@@ -260,6 +279,7 @@ void Group::leave() {
 }
 
 std::optional<Error> Group::error() const {
+    refuse_in_child();
     {
         const std::lock_guard lock(mutex_);
         if (first_error_) return first_error_;

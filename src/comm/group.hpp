@@ -93,6 +93,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
 
     std::shared_ptr<Plan> prepare(const Request& request) override;
 
+    void in_one_call(FunctionRef<void()> body) override;
     WorkPtr submit_job(std::function<void()> job) override {
         const Call once = enter();
         refuse_own_job();
@@ -155,19 +156,27 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     [[nodiscard]] milliseconds timeout() const { return milliseconds{timeout_ms_.load(std::memory_order_relaxed)}; }
     void let_go();
     [[nodiscard]] std::string doing_elsewhere(int late) const { return relatives_->doing(this, late); }
-    // A call in which the caller's thread uses the transport or the queue.
+    // The caller's thread uses the transport or the queue, and no other may.
+    class Issuing {
+       public:
+        explicit Issuing(const Group& group);
+        ~Issuing();
+        Issuing(const Issuing&) = delete;
+        Issuing& operator=(const Issuing&) = delete;
+
+       private:
+        const Group* group_;  // null: a job of the progress thread, which may run beside an issuer; or in_one_call
+    };
     class Call {
        public:
-        explicit Call(const Group& group);
-        ~Call();
-        Call(const Call&) = delete;
-        Call& operator=(const Call&) = delete;
+        explicit Call(const Group& group) : once_(&group, "communicator", group.options_.name), issuing_(group) {}
 
        private:
         const Reentry once_;
-        const Group* issuing_;  // null: a job of the progress thread, which may run beside an issuer
+        const Issuing issuing_;
     };
     [[nodiscard]] Call enter() const { return Call(*this); }
+    void refuse_in_child() const;
     void refuse_own_thread() const;
     void refuse_own_job() const;
     [[nodiscard]] bool in_own_job() const { return progressing_ == this && in_job_; }
@@ -244,6 +253,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
     const ForkMark fork_;
     // A thread is in a call.
     mutable std::atomic<bool> issuing_{false};
+    const char several_ = 0;                                  // its address stands for in_one_call
     static constinit thread_local const Group* progressing_;  // the group whose progress thread this is
     bool in_job_ = false;                                     // the progress thread's: inside a job
     bool orphaned_ = false;  // the progress thread's: the last reference went away on it

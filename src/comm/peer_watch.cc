@@ -24,16 +24,21 @@ PeerWatch::PeerWatch(const std::vector<Peer>& peers, int own_place) {
         watched.pidfd = Fd(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(peer.pid), 0)));
         if (!watched.pidfd.valid() && errno == ESRCH) watched.gone = true;
         // The peer published its record while alive; if the number now has another start time, it has died since.
-        if (peer.start_time != 0 && process_start_time(peer.pid) != peer.start_time) watched.gone = true;
+        if (has_ended(watched)) watched.gone = true;
         watched_.push_back(std::move(watched));
     }
 }
 
+// One that cannot be seen lives, for all that is known.
+bool PeerWatch::has_ended(const Watched& watched) {
+    if (watched.start_time == 0) return false;
+    const auto now = process_start_time(watched.pid);
+    return now ? *now != watched.start_time : process_is_gone(watched.pid);
+}
+
 bool PeerWatch::dead(const Watched& watched) {
     if (watched.gone) return true;
-    if (!watched.pidfd.valid()) {
-        return watched.start_time != 0 && process_start_time(watched.pid) != watched.start_time;
-    }
+    if (!watched.pidfd.valid()) return has_ended(watched);
     pollfd entry{watched.pidfd.get(), POLLIN, 0};
     return ::poll(&entry, 1, 0) > 0;
 }

@@ -25,6 +25,7 @@ class PeerWatch {
         Fd pidfd;           // empty if the system has none: then the process table is read
         bool gone = false;  // was gone before it could be watched
     };
+    [[nodiscard]] static bool has_ended(const Watched& watched);
     [[nodiscard]] static bool dead(const Watched& watched);
 
     std::vector<Watched> watched_;

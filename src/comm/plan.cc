@@ -62,6 +62,7 @@ class Group::Prepared final : public Plan {
 };
 
 std::shared_ptr<Plan> Group::prepare(const Request& request) {
+    refuse_in_child();
     validate(request, rank_, world_size_);
     if (is_point_to_point(request.collective) || request.collective == Collective::allocate ||
         request.collective == Collective::finalize) {

@@ -119,7 +119,7 @@ std::shared_ptr<Communicator> Group::shrink(const CommOptions& asked) {
     CommOptions options = asked;
     if (options.host_id.empty()) options.host_id = options_.host_id;
     check_options(options);
-    if (!store_ || fork_.in_child()) {
+    if (!store_) {
         throw Error(Code::invalid_state,
                     fmt::format("rank {}: communicator '{}' has no store by which those that are left could meet",
                                 rank_, options_.name))

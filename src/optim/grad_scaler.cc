@@ -49,10 +49,11 @@ void GradScaler::unscale(const std::shared_ptr<Optimizer>& optimizer) {
 }
 
 bool GradScaler::step(const std::shared_ptr<Optimizer>& optimizer) {
-    const Stage stage = unscaled(optimizer);
-    if (stage.stepped) {
+    if (const auto known = stages_.find(optimizer); known != stages_.end() && known->second.stepped) {
         throw Error(Code::invalid_state, "the scaler made this optimizer's step since its last update; update first");
     }
+    optimizer->check_step();  // before it changes the gradients
+    const Stage stage = unscaled(optimizer);
     if (stage.finite) optimizer->step();
     stages_.insert_or_assign(optimizer, Stage{stage.finite, true});
     return stage.finite;

@@ -121,9 +121,14 @@ void Optimizer::refuse_if_others_step(const char* why) const {
     throw Error(Code::invalid_state, fmt::format("this optimizer steps in the backward pass of its model: {}", why));
 }
 
-void Optimizer::step() {
+void Optimizer::check_step() const {
     refuse_if_others_step("it has made the step");
     if (before_step_) before_step_();
+}
+
+void Optimizer::step() {
+    check_step();
+    if (steps_now_) steps_now_();
     std::map<int64_t, std::vector<size_t>> by_left_out;
     for (size_t p = 0; p < params_.size(); ++p) {
         if (has_grad_ && !has_grad_(p)) {
@@ -183,8 +188,11 @@ void Optimizer::clip_grad_value(double most) {
 bool Optimizer::unscale_grads(double scale) {
     refuse_if_others_step("its gradients cannot be unscaled");
     if (gate_) gate_();
-    double overflow = scale_grads_finitely(params_, 1 / scale) ? 0 : 1;
-    if (together_) overflow = together_(overflow, Over::max);
+    double overflow = 0;
+    in_one_call_([&] {
+        overflow = scale_grads_finitely(params_, 1 / scale) ? 0 : 1;
+        if (together_) overflow = together_(overflow, Over::max);
+    });
     return overflow == 0;
 }
 

@@ -15,6 +15,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/function_ref.hpp"
 #include "tensor/layout.hpp"
 #include "tensor/shared_copy.hpp"
 #include "tensor/tensor.hpp"
@@ -108,14 +109,24 @@ class Optimizer {
 
     // Of parameters of which each rank holds a part: adds up a number of each, or finds the largest.
     enum class Over { sum, max };
-    void set_together(std::function<double(double own, Over how)> together) { together_ = std::move(together); }
+    // `in_one_call` runs a body in which that is not refused (Communicator::in_one_call).
+    void set_together(
+        std::function<double(double own, Over how)> together,
+        std::function<void(FunctionRef<void()> body)> in_one_call = [](auto body) { body(); }) {
+        together_ = std::move(together);
+        in_one_call_ = std::move(in_one_call);
+    }
 
     // Called before gradients or parameters are touched, the second before a step in place of the first; may throw
-    // INVALID_STATE. They keep alive what they capture.
-    void set_gate(std::function<void()> gate, std::function<void()> before_step = {}) {
+    // INVALID_STATE and change nothing. The third is told that a step begins. They keep alive what they capture.
+    void set_gate(std::function<void()> gate, std::function<void()> before_step = {},
+                  std::function<void()> steps_now = {}) {
         gate_ = std::move(gate);
         before_step_ = before_step ? std::move(before_step) : gate_;
+        steps_now_ = std::move(steps_now);
     }
+    // Throws why step() would be refused.
+    void check_step() const;
 
     // Whether a parameter has a gradient. step() leaves those without as they are, their moments and their count of steps too.
     // zero_grad() calls `zeroed`.
@@ -160,6 +171,8 @@ class Optimizer {
     std::function<bool(size_t param)> has_grad_;
     std::function<void()> zeroed_;
     std::function<double(double own, Over how)> together_;
+    std::function<void(FunctionRef<void()> body)> in_one_call_ = [](auto body) { body(); };
+    std::function<void()> steps_now_;
     std::shared_ptr<WriteBarrier> barrier_;
 };
 

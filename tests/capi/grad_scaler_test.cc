@@ -1,7 +1,9 @@
 // tessera/grad_scaler.h through the C ABI.
 #include "tessera/grad_scaler.h"
 
+#include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "api.hpp"
 #include "temporary_directory.hpp"
@@ -270,6 +272,52 @@ TEST(GradScalerApi, BadArgumentsAndOrdersAreRefused) {
     }
 }
 
+TEST(GradScalerApi, AStepThatIsRefusedLeavesTheGradientsAsTheyAre) {
+    const auto comm = api::alone();
+    api::Array<float> value({3}, 1);
+    const tsr_param param{"w", value.tensor()};
+    api::Owned<tsr_ddp> ddp;
+    ASSERT_OK(tsr_ddp_create(comm, &param, 1, nullptr, ddp.out()));
+    tsr_sgd_options options;
+    ASSERT_OK(tsr_sgd_options_init(&options, sizeof options));
+    options.lr = 0.5;
+    api::Owned<tsr_optimizer> optimizer;
+    ASSERT_OK(tsr_ddp_sgd(ddp, &options, optimizer.out()));
+    const auto scaler = scaler_with(4, 10);
+    tsr_tensor grad{};
+    ASSERT_OK(tsr_ddp_grad(ddp, 0, &grad));
+    const std::span<float> grads(static_cast<float*>(grad.data), 3);
+    for (int step = 1; step <= 2; ++step) {
+        std::ranges::fill(grads, 8.0F);
+        EXPECT_FAILS(tsr_grad_scaler_step(scaler, optimizer, nullptr), TSR_E_INVALID_STATE, "the optimizer steps");
+        EXPECT_THAT(grads, Each(8)) << "not reduced, not unscaled";
+        ASSERT_OK(tsr_ddp_ready_all(ddp));
+        ASSERT_OK(tsr_ddp_wait(ddp));
+        ASSERT_OK(tsr_grad_scaler_step(scaler, optimizer, nullptr));
+        ASSERT_OK(tsr_grad_scaler_update(scaler));
+        EXPECT_THAT(value.values, Each(1 - static_cast<float>(step))) << "8 / 4 * 0.5 a step";
+    }
+}
+
+TEST(GradScalerApi, UnscalingThatIsRefusedLeavesTheGradientsAsTheyAre) {
+    const auto comm = api::alone();
+    api::Array<float> weight({6}, 1);
+    const tsr_param param{"w", weight.tensor()};
+    const tsr_fsdp_unit unit{"u", &param, 1, nullptr, 1, 0, 0, {}};
+    api::Owned<tsr_fsdp> fsdp;
+    ASSERT_OK(tsr_fsdp_create(comm, &unit, 1, nullptr, fsdp.out()));
+    api::Owned<tsr_optimizer> optimizer;
+    ASSERT_OK(tsr_fsdp_sgd(fsdp, nullptr, optimizer.out()));
+    tsr_tensor grad{};
+    ASSERT_OK(tsr_fsdp_shard_grad(fsdp, 0, &grad));
+    const std::span<float> grads(static_cast<float*>(grad.data), 6);
+    std::ranges::fill(grads, 8.0F);
+    ASSERT_OK(tsr_comm_finalize(comm));
+    const auto scaler = scaler_with(4, 10);
+    EXPECT_FAILS(tsr_grad_scaler_unscale(scaler, optimizer), TSR_E_INVALID_STATE, "finalized");
+    EXPECT_THAT(grads, Each(8));
+}
+
 // One that steps in backward has made its step before anybody could look at its gradients.
 TEST(GradScalerApi, AnOptimizerThatStepsInBackwardIsRefused) {
     const auto comm = api::alone();
@@ -281,7 +329,8 @@ TEST(GradScalerApi, AnOptimizerThatStepsInBackwardIsRefused) {
     ASSERT_OK(tsr_ddp_sgd(ddp, nullptr, optimizer.out()));
     ASSERT_OK(tsr_ddp_step_in_backward(ddp, optimizer));
     const auto scaler = scaler_with(4, 1);
-    EXPECT_FAILS(tsr_grad_scaler_step(scaler, optimizer, nullptr), TSR_E_INVALID_STATE, "cannot be unscaled");
+    EXPECT_FAILS(tsr_grad_scaler_step(scaler, optimizer, nullptr), TSR_E_INVALID_STATE, "has made the step");
+    EXPECT_FAILS(tsr_grad_scaler_unscale(scaler, optimizer), TSR_E_INVALID_STATE, "cannot be unscaled");
     EXPECT_FAILS(tsr_grad_scaler_update(scaler), TSR_E_INVALID_STATE, "no optimizer's");
 }
 

@@ -1,7 +1,13 @@
 // Every function against arguments that are no arguments: NULL and 0 for everything, handles of another type, handles that
 // were destroyed. None may crash; each says what is wrong.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <fstream>
+#include <functional>
 #include <map>
+#include <memory>
 #include <set>
 
 #include "api.hpp"
@@ -312,6 +318,168 @@ TEST(DestroyedHandle, IsRefusedAsALaterArgument) {
     handles.state.reset();
     EXPECT_FAILS(tsr_checkpoint_load(handles.checkpoint, state, nullptr), TSR_E_INVALID_STATE, "destroyed");
     EXPECT_FAILS(tsr_saver_save(handles.saver, 2, state), TSR_E_INVALID_STATE, "destroyed");
+}
+
+// --- in a forked child
+
+// Runs `body` in a child; what it returns, or how the child ended. A child that hangs is ended after a while.
+std::string in_child(const std::function<std::string()>& body) {
+    int ends[2];
+    if (::pipe(ends) != 0) return "no pipe";
+    const pid_t child = ::fork();
+    if (child == 0) {
+        ::alarm(static_cast<unsigned>(tsr::testing::patience_ms(20000)) / 1000);
+        const std::string told = body();
+        (void)!::write(ends[1], told.data(), told.size());
+        ::_exit(0);
+    }
+    ::close(ends[1]);
+    std::string told;
+    std::array<char, 4096> part{};
+    for (ssize_t n = 0; (n = ::read(ends[0], part.data(), part.size())) > 0;) {
+        told.append(part.data(), static_cast<size_t>(n));
+    }
+    ::close(ends[0]);
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    if (WIFSIGNALED(status)) told += WTERMSIG(status) == SIGALRM ? "the child hangs" : "the child died of a signal";
+    return told;
+}
+
+// What changes something or waits for somebody: a handle that is not const, or a work or a plan, which others finish.
+template <class First>
+constexpr bool is_use =
+    !std::is_const_v<First> || std::is_same_v<First, const tsr_work> || std::is_same_v<First, const tsr_plan>;
+
+template <class R, class First, class... Rest>
+void use_inherited(const char* name, R (*function)(First*, Rest...), std::vector<Called>& calls, Handles& handles) {
+    using Handle = std::remove_const_t<First>;
+    // A store has connections of its own in a child; what a communicator needs besides its handle is told below.
+    if constexpr (is_handle<Handle> && is_use<First> && std::is_same_v<R, tsr_status> &&
+                  !std::is_same_v<Handle, tsr_store> && !std::is_same_v<Handle, tsr_comm>) {
+        const tsr_status status = function(handles.get<Handle>(), filler<Rest>()...);
+        calls.push_back({name, status, api::message()});
+    }
+}
+template <class R, class... A>
+void use_inherited(const char*, R (*)(A...), std::vector<Called>&, Handles&) {}
+
+std::string refusals_missing(const std::vector<Called>& calls) {
+    std::string missing;
+    for (const Called& call : calls) {
+        if (call.status == TSR_E_INVALID_STATE && call.message.find("forked from") != std::string::npos) continue;
+        missing += call.name + ": " + tsr_status_name(call.status) + " " + call.message + "\n";
+    }
+    return missing;
+}
+
+TEST(ForkedChild, IsRefusedByEveryFunctionThatUsesAHandle) {
+    Handles handles;
+    const auto try_all = [&] {
+        std::vector<Called> calls;
+#define F(name) use_inherited(#name, name, calls, handles);
+        ALL_FUNCTIONS(F)
+#undef F
+        return calls.size() > 60 ? refusals_missing(calls) : "only " + std::to_string(calls.size());
+    };
+    EXPECT_EQ(in_child(try_all), "");
+    EXPECT_OK(tsr_saver_save(handles.saver, 2, handles.state)) << "the parent's are unharmed";
+}
+
+TEST(ForkedChild, IsRefusedByACommunicator) {
+    Handles handles;
+    EXPECT_EQ(in_child([&] {
+                  tsr_comm* comm = handles.comm;
+                  const tsr_tensor tensor = handles.value.tensor();
+                  std::vector<Called> calls;
+                  const auto add = [&](const char* name, tsr_status status) {
+                      calls.push_back({name, status, api::message()});
+                  };
+                  api::Owned<tsr_work> work;
+                  api::Owned<tsr_comm> group;
+                  api::Owned<tsr_buffer> buffer;
+                  api::Owned<tsr_plan> plan;
+                  api::Owned<tsr_error> error;
+                  add("barrier", tsr_comm_barrier(comm, nullptr));
+                  add("barrier in the background", tsr_comm_barrier(comm, work.out()));
+                  add("all_reduce", tsr_comm_all_reduce(comm, &tensor, 1, TSR_REDUCE_SUM, nullptr, nullptr));
+                  add("split", tsr_comm_split(comm, 0, 0, nullptr, group.out()));
+                  add("shrink", tsr_comm_shrink(comm, nullptr, group.out()));
+                  add("buffer", tsr_buffer_create(comm, 10, buffer.out()));
+                  add("plan", tsr_plan_create(comm, TSR_COLLECTIVE_BARRIER, nullptr, 0, nullptr, 0, 0, -1, nullptr,
+                                              plan.out()));
+                  add("error", tsr_comm_error(comm, error.out()));
+                  add("write_trace", tsr_comm_write_trace(comm, (handles.directory.path() / "trace").c_str()));
+                  add("abort", tsr_comm_abort(comm, "in a child"));
+                  add("finalize", tsr_comm_finalize(comm));
+                  return refusals_missing(calls);
+              }),
+              "");
+    EXPECT_OK(tsr_comm_barrier(handles.comm, nullptr));
+}
+
+TEST(ForkedChild, MayReadAndDestroyWhatItInherits) {
+    auto handles = std::make_unique<Handles>();
+    EXPECT_EQ(in_child([&]() -> std::string {
+                  int32_t rank = -1;
+                  int64_t position = -1;
+                  int64_t step = -1;
+                  if (tsr_comm_rank(handles->comm, &rank) != TSR_OK || rank != 0) return api::message();
+                  if (tsr_sampler_position(handles->sampler, nullptr, &position) != TSR_OK) return api::message();
+                  if (tsr_checkpoint_step(handles->checkpoint, &step) != TSR_OK || step != 1) return api::message();
+                  api::Array<float> read{{4}, 0.0F};
+                  const tsr_tensor tensor = read.tensor();
+                  if (tsr_checkpoint_read(handles->checkpoint, "w", &tensor) != TSR_OK) return api::message();
+                  if (tsr_store_set(handles->store, "from the child", "x", 1) != TSR_OK) return api::message();
+                  api::Owned<tsr_comm> own;
+                  if (tsr_comm_create(handles->store, 0, 1, nullptr, own.out()) != TSR_OK) return api::message();
+                  if (tsr_comm_barrier(own, nullptr) != TSR_OK) return api::message();
+                  // Not the directory, which is the parent's.
+                  handles->checkpoint.reset();
+                  handles->saver.reset();
+                  handles->state.reset();
+                  handles->sampler.reset();
+                  handles->scaler.reset();
+                  handles->optimizer.reset();
+                  handles->fsdp.reset();
+                  handles->ddp.reset();
+                  handles->layout.reset();
+                  handles->plan.reset();
+                  handles->mesh.reset();
+                  handles->buffer.reset();
+                  handles->work.reset();
+                  handles->comm.reset();
+                  handles->store.reset();
+                  handles->server.reset();
+                  return "";
+              }),
+              "");
+    EXPECT_OK(tsr_store_wait(handles->store, "from the child", 0)) << "the server lives";
+    EXPECT_OK(tsr_comm_barrier(handles->comm, nullptr));
+    EXPECT_OK(tsr_saver_save(handles->saver, 2, handles->state)) << "the root is still the parent's";
+    EXPECT_OK(tsr_ddp_ready_all(handles->ddp));
+    EXPECT_OK(tsr_ddp_wait(handles->ddp));
+}
+
+// There nothing would ever end it.
+TEST(ForkedChild, DoesNotWaitForASaveOfItsParent) {
+    Handles handles;
+    api::Array<float> large{{1 << 20}, 1.0F};
+    const auto state = api::state_of("large", large);
+    api::Owned<tsr_work> work;
+    ASSERT_OK(tsr_saver_save_async(handles.saver, 2, state, work.out()));
+    EXPECT_EQ(in_child([&] {
+                  std::vector<Called> calls;
+                  int32_t done = 0;
+                  calls.push_back({"wait", tsr_saver_wait(handles.saver), api::message()});
+                  calls.push_back({"save", tsr_saver_save(handles.saver, 3, state), api::message()});
+                  calls.push_back({"work_wait", tsr_work_wait(work, -1), api::message()});
+                  calls.push_back({"work_test", tsr_work_test(work, &done), api::message()});
+                  return refusals_missing(calls);
+              }),
+              "");
+    EXPECT_OK(tsr_work_wait(work, tsr::testing::patience_ms(20000)));
+    EXPECT_OK(tsr_saver_save(handles.saver, 3, state));
 }
 
 }  // namespace

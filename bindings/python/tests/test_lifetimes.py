@@ -155,6 +155,43 @@ def test_a_forked_child_may_not_use_its_parents_handles():
         comm.all_reduce(memory)
 
 
+def test_a_forked_child_may_use_no_object_of_its_parent(tmp_path):
+    with ts.init() as comm:
+        state = ts.State(w=np.ones(2, np.float32))
+        saver = ts.Saver(None, tmp_path)
+        saver.save(1, state)
+        work = saver.save_async(2, state)
+        checkpoint = ts.Checkpoint(tmp_path)
+        ddp = ts.DDP(comm, {"w": np.ones(2, np.float32)})
+        fsdp = ts.FSDP(comm, {"u": {"w": np.ones(2, np.float32)}})
+        optimizer = ts.SGD(ddp)
+        scaler = ts.GradScaler()
+        plan = comm.prepare("all_reduce", outputs=[np.ones(2, np.float32)])
+        mesh = ts.Mesh(comm, {"dp": 1})
+        uses = {
+            "save": lambda: saver.save(3, state),
+            "save_async": lambda: saver.save_async(3, state),
+            "wait": saver.wait,
+            "resume": lambda: saver.resume(state),
+            "should_stop": lambda: saver.should_stop(3),
+            "trim": saver.trim,
+            "work": work.wait,
+            "read": lambda: checkpoint.read("w", np.ones(2, np.float32)),
+            "ready": ddp.ready_all,
+            "forward": lambda: fsdp.forward("u").__enter__(),
+            "step": optimizer.step,
+            "scaled step": lambda: scaler.step(optimizer),
+            "plan": plan.run,
+            "mesh": lambda: mesh["dp"].barrier(),
+        }
+        told = {name: in_child(use) for name, use in uses.items()}
+        assert {name: text for name, text in told.items() if "InvalidState" not in text or "forked" not in text} == {}
+        work.wait()
+        saver.save(3, state)
+        for one in (saver, checkpoint):
+            one.close()
+
+
 def test_a_forked_child_may_leave_its_parents_with_block():
     with ts.init() as comm:
 

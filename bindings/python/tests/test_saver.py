@@ -348,3 +348,24 @@ def test_the_manifest_lists_a_layout_once_however_tensors_take_turns(tmp_path: P
         manifest = checkpoint.manifest
     assert [layout["placements"] for layout in manifest["layouts"]] == [["S(0)"], ["S(1)"]]
     assert [manifest["tensors"][name]["layout"] for name in turns] == [0, 1, 0, 1]
+
+
+def test_a_program_that_restarts_itself_by_exec_keeps_its_root(program, tmp_path: Path):
+    restarts = program(
+        """
+        import os, sys
+        import numpy as np
+        import tessera as ts
+
+        state = ts.State(w=np.ones(4, np.float32))
+        saver = ts.Saver(None, sys.argv[1])
+        step = saver.resume(state)
+        saver.save(step + 1, state)
+        if step < 2:
+            os.execv(sys.executable, [sys.executable, *sys.argv])  # neither the pid nor its start time change
+        saver.close()
+        """
+    )
+    ended = restarts.run(str(tmp_path / "root"))
+    assert ended.returncode == 0, ended.stderr
+    assert steps(tmp_path / "root") == [1, 2, 3]

@@ -12,7 +12,7 @@ extern "C" {
 enum {
     TSR_OK = 0,
     TSR_E_INVALID_ARGUMENT = 1, /* a value the call cannot take */
-    TSR_E_INVALID_STATE = 2,    /* right value, wrong moment; also a handle that was destroyed */
+    TSR_E_INVALID_STATE = 2,    /* right value, wrong moment; also a handle that was destroyed, or a forked child's copy */
     TSR_E_TIMEOUT = 3,          /* a deadline passed; the message names who was awaited */
     TSR_E_ABORTED = 4,          /* the communicator failed before; the cause says how */
     TSR_E_PEER_LOST = 5,        /* a rank died; `tsr_error_peer` names it */

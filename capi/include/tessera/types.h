@@ -20,7 +20,9 @@ extern "C" {
 /** What every call that can fail returns: 0 (TSR_OK) or a TSR_E_ code of error.h. */
 typedef int32_t tsr_status;
 
-/* Handles. Each is created by a `_create`/`_open` function and freed by its own `_destroy`. */
+/* Handles. Each is created by a `_create`/`_open` function and freed by its own `_destroy`. It is its process's: a child that was
+ * forked may read its copy (calls that take it as const, of a work and a plan none) and destroy it; all else is INVALID_STATE.
+ * A store may be used there. */
 typedef struct tsr_error tsr_error;
 typedef struct tsr_store tsr_store;
 typedef struct tsr_store_server tsr_store_server;

@@ -16,6 +16,10 @@ void Ddp::register_buffers(const std::function<std::vector<NamedTensor>()>& make
     if (!buffers_.empty()) {
         throw Error(Code::invalid_state, "buffers were registered before; all are registered in one call");
     }
+    comm_->in_one_call([&] { take_buffers(make); });
+}
+
+void Ddp::take_buffers(const std::function<std::vector<NamedTensor>()>& make) {
     std::vector<NamedTensor> buffers;
     size_t size = 0;
     const std::vector<std::string> lines = or_refuse_on_all_ranks(*comm_, [&] {
@@ -68,12 +72,14 @@ void Ddp::move_buffers(int from) {
 void Ddp::broadcast_buffers() {
     check_idle("buffers cannot be broadcast");
     if (buffers_.empty()) throw Error(Code::invalid_state, "no buffers were registered");
-    int from = 0;
-    if (options_.join != DdpJoin::off) {
-        reducer_->announce(Reducer::Presence::broadcasts_buffers);
-        from = reducer_->first_active();
-    }
-    move_buffers(from);
+    comm_->in_one_call([&] {
+        int from = 0;
+        if (options_.join != DdpJoin::off) {
+            reducer_->announce(Reducer::Presence::broadcasts_buffers);
+            from = reducer_->first_active();
+        }
+        move_buffers(from);
+    });
 }
 
 }  // namespace tsr

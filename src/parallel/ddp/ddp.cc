@@ -77,9 +77,13 @@ void Ddp::ready(size_t index) {
                                   "steps differ needs find_unused in place of static_graph",
                                   name));
     }
-    begin_step();
-    count_ready(index);
-    launch_full_buckets();
+    const size_t bucket = bucket_of_[index];
+    const bool issues = (!begun_ && options_.join != DdpJoin::off) || (bucket == launched_ && missing_[bucket] == 1);
+    issue(issues, [&] {
+        begin_step();
+        count_ready(index);
+        launch_full_buckets();
+    });
 }
 
 void Ddp::count_ready(size_t param) {
@@ -99,21 +103,26 @@ void Ddp::ready_all() {
         throw refusal(Code::invalid_state,
                       "all gradients were said to be ready twice in one step; wait for them before the next");
     }
-    begin_step();
-    for (size_t i = params_.size(); i-- > 0;) {
-        if (ready_[i] == 0 && may_be_ready(i)) count_ready(i);
-    }
-    launch_full_buckets();
+    issue(true, [&] {
+        begin_step();
+        for (size_t i = params_.size(); i-- > 0;) {
+            if (ready_[i] == 0 && may_be_ready(i)) count_ready(i);
+        }
+        launch_full_buckets();
+    });
     all_said_ = sync_;
+}
+
+void Ddp::issue(bool issues, FunctionRef<void()> body) {
+    if (sync_ && issues) return comm_->in_one_call(body);
+    body();
 }
 
 WorkPtr Ddp::submit(std::function<void()> job) {
     try {
         return comm_->submit_job(std::move(job));
     } catch (const Error& error) {
-        // Called at the wrong moment, while another thread uses the communicator: nothing has happened, and the next call
-        // goes on from here.
-        if (error.code() != Code::invalid_state) failed_ = error;
+        failed_ = error;
         throw;
     }
 }
@@ -240,14 +249,17 @@ void Ddp::close_step() {
         throw refusal(Code::invalid_state, fmt::format("{} of {} gradients were never said to be ready: {}; {}",
                                                        absent.size(), params_.size(), names_of(absent), advice));
     }
-    begin_step();
-    for (const size_t i : unsaid) {
-        ready_[i] = 1;
-        if (--missing_[bucket_of_[i]] == 0) reducer_->times()[bucket_of_[i]].ready = Clock::now();
-    }
-    launch_full_buckets();
-    launch_used();
-    if (host_copy_) launch_end();
+    issue(true, [&] {
+        begin_step();
+        for (const size_t i : unsaid) {
+            ready_[i] = 1;
+            if (--missing_[bucket_of_[i]] == 0) reducer_->times()[bucket_of_[i]].ready = Clock::now();
+        }
+        launch_full_buckets();
+        launch_used();
+        if (host_copy_) launch_end();
+        launch_order();
+    });
     closed_ = true;
 }
 
@@ -255,6 +267,23 @@ void Ddp::close_step() {
 void Ddp::launch_used() {
     reducer_->used().assign(has_grad_.begin(), has_grad_.end());
     if (shares_used()) works_.push_back(submit([reducer = reducer_] { reducer->share_used(); }));
+}
+
+// After all else of the first step: every rank groups its buckets by what it learns from rank 0. What rank 0 has not seen
+// comes last.
+void Ddp::launch_order() {
+    if (synced_steps_ > 0 || !options_.rebuild_buckets) return;
+    order_ = std::make_shared<std::vector<int64_t>>(arrivals_.begin(), arrivals_.end());
+    std::vector<char> seen(params_.size(), 0);
+    for (const size_t i : arrivals_) seen[i] = 1;
+    for (const size_t i : reverse_order(params_.size())) {
+        if (seen[i] == 0) order_->push_back(static_cast<int64_t>(i));
+    }
+    works_.push_back(submit([comm = comm_, order = order_] {
+        const Tensor tensor = tensor_of(std::span<int64_t>(*order), DType::i64);
+        comm->run(
+            {.collective = Collective::broadcast, .outputs = {&tensor, 1}, .peer = 0, .label = "order of arrival"});
+    }));
 }
 
 void Ddp::wait() {
@@ -311,29 +340,10 @@ void Ddp::finish_step(Part part) {
     std::fill(has_grad_.begin(), has_grad_.end(), char{0});
     if (host_copy_) host_copy_->know_ended(synced_steps_);
     ++synced_steps_;
-    if (synced_steps_ == 1 && options_.rebuild_buckets) {
-        rebuild();
+    if (const auto order = std::exchange(order_, nullptr)) {
+        group(std::vector<size_t>(order->begin(), order->end()));
     } else {
         reset_step();
-    }
-}
-
-// Every rank groups by what it learns from rank 0. What rank 0 has not seen comes last.
-void Ddp::rebuild() {
-    std::vector<int64_t> order(arrivals_.begin(), arrivals_.end());
-    std::vector<char> seen(params_.size(), 0);
-    for (const size_t i : arrivals_) seen[i] = 1;
-    for (const size_t i : reverse_order(params_.size())) {
-        if (seen[i] == 0) order.push_back(static_cast<int64_t>(i));
-    }
-    const Tensor tensor = tensor_of(std::span<int64_t>(order), DType::i64);
-    try {
-        comm_->run(
-            {.collective = Collective::broadcast, .outputs = {&tensor, 1}, .peer = 0, .label = "order of arrival"});
-        group(std::vector<size_t>(order.begin(), order.end()));
-    } catch (const Error& error) {
-        failed_ = error;
-        throw;
     }
 }
 

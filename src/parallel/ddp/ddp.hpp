@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/function_ref.hpp"
 #include "comm/communicator.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/ddp/bucket_plan.hpp"
@@ -112,9 +113,11 @@ class Ddp {
     void broadcast_values(int from);
     void share_params();
     // --- buffers.cc
+    void take_buffers(const std::function<std::vector<NamedTensor>()>& make);
     void move_buffers(int from);
     // --- uneven.cc
     void shadow_step();
+    void take_part_until_all_joined(bool sync_params);
 
     // --- ddp.cc
     void begin_step();
@@ -122,12 +125,14 @@ class Ddp {
     void launch(size_t bucket, Part part);
     void launch_shared(size_t bucket);
     void launch_end();
+    void launch_order();
     void set_aside(size_t param);
+    // Runs a part of a step that may issue work: INVALID_STATE is thrown before anything has happened, or not at all.
+    void issue(bool issues, FunctionRef<void()> body);
     [[nodiscard]] WorkPtr submit(std::function<void()> job);
     void close_step();
     void finish_step(Part part);
     void await_works();
-    void rebuild();
     void reset_step();
     void take_stats();
     void launch_used();
@@ -175,14 +180,15 @@ class Ddp {
 
     // This step.
     bool begun_ = false;
-    bool all_said_ = false;         // by ready_all
-    bool closed_ = false;           // nothing is ready any more, all buckets are launched
-    std::vector<char> ready_;       // of each parameter
-    std::vector<char> has_grad_;    // since the last synchronised step
-    std::vector<size_t> arrivals_;  // until the buckets are rebuilt
-    std::vector<size_t> missing_;   // of each bucket: parameters not ready yet
-    size_t launched_ = 0;           // buckets
-    std::vector<WorkPtr> works_;    // of what was launched, in order
+    bool all_said_ = false;                        // by ready_all
+    bool closed_ = false;                          // nothing is ready any more, all buckets are launched
+    std::vector<char> ready_;                      // of each parameter
+    std::vector<char> has_grad_;                   // since the last synchronised step
+    std::vector<size_t> arrivals_;                 // until the buckets are rebuilt
+    std::shared_ptr<std::vector<int64_t>> order_;  // of arrival, rank 0's once it is launched and done
+    std::vector<size_t> missing_;                  // of each bucket: parameters not ready yet
+    size_t launched_ = 0;                          // buckets
+    std::vector<WorkPtr> works_;                   // of what was launched, in order
     std::vector<std::pair<size_t, std::vector<std::byte>>> set_aside_;  // gradients that this rank does not have
     Clock::time_point begin_;
     Clock::time_point wait_begin_;

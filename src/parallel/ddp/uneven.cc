@@ -16,6 +16,7 @@ void Ddp::shadow_step() {
     std::fill(has_grad_.begin(), has_grad_.end(), char{0});
     for (; launched_ < buckets_.size(); ++launched_) launch(launched_, Part::shadow);
     launch_used();
+    launch_order();
     await_works();
     finish_step(Part::shadow);
 }
@@ -27,6 +28,10 @@ void Ddp::join(bool sync_params) {
                       "join on a model that was created without the option join: its ranks have equally many steps");
     }
     check_idle("this rank cannot join");
+    comm_->in_one_call([&] { take_part_until_all_joined(sync_params); });
+}
+
+void Ddp::take_part_until_all_joined(bool sync_params) {
     try {
         while (reducer_->announce(Reducer::Presence::joined) > 0) {
             if (reducer_->all_do() == Reducer::Presence::broadcasts_buffers) {

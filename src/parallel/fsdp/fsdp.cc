@@ -424,9 +424,7 @@ void Fsdp::grads_ready(size_t unit) {
                                                        plan_->units[unit].name));
     }
     refuse_unwritten(unit);
-    one.in_backward = false;
-    for (const size_t param : one.trained) written_[param] |= unused_[param] == 0 ? 1 : 0;
-    const bool add = std::exchange(one.reduced, true) || accumulate_;
+    const bool add = one.reduced || accumulate_;
     if (sync_ && one.grad_slot) {
         GradSlot& slot = grad_slots_[*one.grad_slot];
         slot.reduction =
@@ -440,6 +438,9 @@ void Fsdp::grads_ready(size_t unit) {
         reductions_.push_back(*one.grad_slot);
         one.grad_slot.reset();
     }
+    for (const size_t param : one.trained) written_[param] |= unused_[param] == 0 ? 1 : 0;
+    one.in_backward = false;
+    one.reduced = true;
     one.sums = one.grad_slot.has_value();
     end_backward(unit);
 }

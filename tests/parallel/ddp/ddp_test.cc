@@ -342,6 +342,77 @@ TEST(Ddp, AStepGoesOnAfterAnotherThreadsUseOfTheCommunicator) {
     expect_a_step_that_was_disturbed_goes_on(DdpJoin::divide_by_world);
 }
 
+// INVALID_STATE says that nothing has happened: what was not said to be ready is still its owner's.
+TEST(Ddp, WhatIsRefusedInACallbackHasNotHappened) {
+    std::atomic<bool> made{false};
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        Model model = three_layers(1);
+        DdpOptions options = small_buckets;
+        options.find_unused = true;
+        options.join = DdpJoin::divide_by_world;
+        Ddp ddp(shared(comm), model.params(), options);
+        if (comm.rank() == 1) {
+            testing::await_call(made);
+            comm.run({});
+        } else {
+            const testing::CallInInterrupt callback(
+                [&] {
+                    expect_error([&] { ddp.ready(2); }, Code::invalid_state);
+                    expect_error([&] { ddp.ready_all(); }, Code::invalid_state);
+                    expect_error([&] { ddp.wait(); }, Code::invalid_state);
+                    expect_error([&] { ddp.join(true); }, Code::invalid_state);
+                    expect_error([&] { ddp.register_buffers(model.params()); }, Code::invalid_state);
+                    ddp.check_idle("after refusals");
+                },
+                made);
+            comm.run({});
+        }
+        ddp.zero_grad();
+        for (size_t i = 0; i < 3; ++i) {
+            for (float& g : ddp.grad(i).as<float>()) g = static_cast<float>(comm.rank());
+        }
+        ddp.ready(2);
+        ddp.ready_all();
+        ddp.wait();
+        for (size_t i = 0; i < 3; ++i) EXPECT_THAT(ddp.grad(i).as<float>(), Each(0.5F));
+        ddp.register_buffers(model.params());
+        ddp.broadcast_buffers();
+        ddp.join(true);
+    }));
+}
+
+// The first step ends with a collective more, by which the buckets are grouped anew.
+TEST(Ddp, TheFirstWaitIsRefusedAsAWhole) {
+    std::atomic<bool> refused{false};
+    expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
+        Model model = three_layers(1);
+        Ddp ddp(shared(comm), model.params(), small_buckets);
+        for (float& g : ddp.grad(0).as<float>()) g = static_cast<float>(comm.rank());
+        ddp.ready_all();
+        if (comm.rank() == 1) {
+            wait_until([&] { return refused.load(); }, testing::soon(), "the refusal");
+            comm.run({});
+        } else {
+            std::atomic<bool> inside{false};
+            std::thread other([&] {
+                const auto poll = [](void* polled) {
+                    static_cast<std::atomic<bool>*>(polled)->store(true);
+                    return int32_t{0};
+                };
+                set_interrupt(poll, &inside);
+                comm.run({});
+                set_interrupt(nullptr, nullptr);
+            });
+            wait_until([&] { return inside.load(); }, testing::soon(), "the other thread's call");
+            expect_error([&] { ddp.wait(); }, Code::invalid_state);
+            refused = true;
+            other.join();
+        }
+        ddp.wait();
+        EXPECT_THAT(ddp.grad(0).as<float>(), Each(0.5F));
+    }));
+}
+
 TEST(Ddp, CanBeDestroyedWhileReducing) {
     expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
         Model model = three_layers();

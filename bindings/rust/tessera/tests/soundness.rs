@@ -65,6 +65,39 @@ fn a_load_gives_its_callbacks_no_view_of_what_it_writes() {
 }
 
 #[test]
+fn a_gradient_that_ready_refuses_has_one_owner() {
+    let called = AtomicBool::new(false);
+    let options = tessera::DdpOptions::new().bucket_bytes(4).first_bucket_bytes(4); // a bucket for each parameter
+    ranks(2, |comm| {
+        let model = params!["a" => (vec![0.0f32; 1000], [1000]), "b" => (vec![0.0f32; 1000], [1000])];
+        let mut ddp = Ddp::with_options(&comm, model, &options).unwrap();
+        let mine = if comm.rank().unwrap() == 0 { 1.0 } else { 3.0 };
+        if comm.rank().unwrap() == 1 {
+            until(&called);
+            comm.barrier().unwrap();
+        } else {
+            let refused = || {
+                assert_eq!(ddp.ready(1).unwrap_err().code(), Code::InvalidState); // the first bucket's
+                assert_eq!(ddp.ready_all().unwrap_err().code(), Code::InvalidState);
+            };
+            inside_of(&comm, &called, || comm.barrier().unwrap(), refused);
+        }
+        ddp.grad_mut(0).unwrap().fill(mine);
+        {
+            let mut view = ddp.grad_mut(1).unwrap(); // ours: nothing reduces it
+            view.fill(mine);
+            ddp.ready(0).unwrap();
+            assert!(view.iter().all(|&g| g == mine));
+        }
+        ddp.ready(1).unwrap(); // said once
+        ddp.wait().unwrap();
+        for index in 0..2 {
+            assert!(ddp.grad(index).unwrap().iter().all(|&g| g == 2.0));
+        }
+    });
+}
+
+#[test]
 fn a_save_gives_its_callbacks_views_to_read_alone() {
     let (folder, called) = (tempfile::tempdir().unwrap(), AtomicBool::new(false));
     ranks(2, |comm| {
