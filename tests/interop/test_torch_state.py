@@ -156,6 +156,16 @@ def test_a_tensor_that_cannot_be_saved_is_told_by_its_name(tmp_path: Path, model
         saver.save(1, ts.State(model=model))
 
 
+def test_views_whose_memory_holds_other_values_are_refused(tmp_path: Path):
+    whole = torch.tensor([1 + 2j])
+    for view, why in ((whole.conj(), "conjugate"), (whole.conj().imag, r"negated memory; resolve_neg\(\)")):
+        with (
+            ts.Saver(None, tmp_path) as saver,
+            pytest.raises(ts.InvalidArgument, match=f"x: the Tensor cannot be used here: .*{why}"),
+        ):
+            saver.save(0, ts.State(x=view))
+
+
 def test_an_optimizer_whose_step_wants_a_closure_is_left_as_it_is(tmp_path: Path):
     model, _ = job(OPTIMIZERS["sgd"])
     opt = torch.optim.LBFGS(model.parameters())

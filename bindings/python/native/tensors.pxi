@@ -189,6 +189,10 @@ cdef class Tensor:
         if kind != TSR_DEVICE_CPU:
             raise InvalidArgument(f"the {type(source).__name__} lies on DLPack device {kind}; this call takes tensors "
                                   "in the memory of the CPU")
+        is_negative = getattr(source, "is_neg", None)  # PyTorch exports the memory of such a view, of the other sign
+        if is_negative is not None and is_negative():
+            raise InvalidArgument(f"the {type(source).__name__} cannot be used here: it is a view of negated memory; "
+                                  "resolve_neg() makes it a tensor of its own")
         try:
             try:
                 capsule = source.__dlpack__(max_version=(1, 1))
