@@ -12,13 +12,13 @@ extern "C" {
 enum {
     TSR_OK = 0,
     TSR_E_INVALID_ARGUMENT = 1, /* a value the call cannot take */
-    TSR_E_INVALID_STATE = 2,    /* right value, wrong moment; also a handle that was destroyed, or a forked child's copy */
-    TSR_E_TIMEOUT = 3,          /* a deadline passed; the message names who was awaited */
-    TSR_E_ABORTED = 4,          /* the communicator failed before; the cause says how */
-    TSR_E_PEER_LOST = 5,        /* a rank died; `tsr_error_peer` names it */
-    TSR_E_MISMATCH = 6,         /* ranks disagree on what they are doing */
-    TSR_E_IO = 7,               /* the operating system refused; native code is errno */
-    TSR_E_CORRUPT = 8,          /* data fails its checksum or its format */
+    TSR_E_INVALID_STATE = 2, /* right value, wrong moment; also a handle that was destroyed, or a forked child's copy */
+    TSR_E_TIMEOUT = 3,       /* a deadline passed; the message names who was awaited */
+    TSR_E_ABORTED = 4,       /* the communicator failed before; the cause says how */
+    TSR_E_PEER_LOST = 5,     /* a rank died; `tsr_error_peer` names it */
+    TSR_E_MISMATCH = 6,      /* ranks disagree on what they are doing */
+    TSR_E_IO = 7,            /* the operating system refused; native code is errno */
+    TSR_E_CORRUPT = 8,       /* data fails its checksum or its format */
     TSR_E_NOT_FOUND = 9,
     TSR_E_NOT_READY = 10,      /* a wait expired, the work lives on */
     TSR_E_INTERRUPTED = 11,    /* the interrupt callback asked to return */
