@@ -21,11 +21,12 @@ struct Arguments {
 };
 
 int collect(const std::string& root, const Arguments& arguments, Output output) {
-    FileSystem& files = posix_file_system();
     FileStatus status;
-    if (files.status(root, status) < 0 || status.kind != FileStatus::Kind::directory) {
+    if (posix_file_system().status(root, status) < 0 || status.kind != FileStatus::Kind::directory) {
         throw Error(Code::not_found, fmt::format("there is no directory {}", root));
     }
+    const Held held(posix_file_system(), root);
+    FileSystem& files = held.files();
     if (exists(files, join(root, manifest_name))) {
         throw Error(Code::invalid_argument,
                     fmt::format("{} is one checkpoint; name the root above it, {}", root, parent_of(root)));
@@ -48,10 +49,9 @@ int collect(const std::string& root, const Arguments& arguments, Output output) 
     size_t removed = 0;
     const std::vector<SavedStep> saves = scan_root(files, root);
     const std::vector<RankedSave> ranked = rank_saves(files, root, saves, options.retention.rule);
-    for (const Unneeded& unneeded : find_unneeded(files, root, saves, ranked, options)) {
-        if (!arguments.dry_run && !remove_unneeded(files, root, unneeded, id)) {
-            log::warning("{} is open for reading; it stays", join(root, unneeded.directory));
-            continue;
+    for_each_unneeded(files, root, saves, ranked, options, [&](const Unneeded& unneeded, const Remove& remove) {
+        if (!arguments.dry_run && !remove()) {
+            return log::warning("{} is open for reading; it stays", join(root, unneeded.directory));
         }
         ++removed;
         bytes += unneeded.size_bytes;
@@ -68,7 +68,7 @@ int collect(const std::string& root, const Arguments& arguments, Output output) 
                        is_old ? "older than those to keep" : "left by a save that was cut short",
                        size_text(unneeded.size_bytes));
         }
-    }
+    });
     if (output == Output::json) {
         Json json;
         json.set("root", root);

@@ -1,23 +1,26 @@
 #include "base/write_whole.hpp"
 
-#include <fcntl.h>
 #include <fmt/core.h>
 
-#include <cstdio>
-
+#include "base/dir_at.hpp"
 #include "base/error.hpp"
 #include "base/fd.hpp"
 
 namespace tsr {
 
 void write_whole_file(const std::string& path, std::string_view text, mode_t mode) {
-    const std::string draft = fmt::format("{}.{}", path, ::getpid());
-    const Fd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, mode));
-    if (!file.valid()) throw os_error(fmt::format("cannot write {}", draft), errno);
-    if (write_whole(file.get(), text) && ::rename(draft.c_str(), path.c_str()) == 0) return;
-    const int number = errno;
-    ::unlink(draft.c_str());
-    throw os_error(fmt::format("cannot write {}", path), number);
+    DirAt directory;
+    std::string name;
+    int error = DirAt::open_parent(path, directory, name);
+    const std::string draft = fmt::format("{}.{}", name, ::gettid());
+    const int opened = error != 0 ? error : directory.replace_file(draft, O_WRONLY, mode);
+    if (opened < 0) throw os_error(fmt::format("cannot write {}.{}", path, ::gettid()), -opened);
+    const Fd file(opened);
+    if (!write_whole(file.get(), text)) error = -errno;
+    if (error == 0) error = directory.rename(draft, name);
+    if (error == 0) return;
+    (void)directory.remove_file(draft);
+    throw os_error(fmt::format("cannot write {}", path), -error);
 }
 
 }  // namespace tsr

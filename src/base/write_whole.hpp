@@ -22,7 +22,7 @@ namespace tsr {
     return true;
 }
 
-// Writes a draft beside `path` and renames it over `path`; a symbolic link in the draft's place is not followed. Not
+// Writes a new draft beside `path` and renames it over `path`; a link in the draft's place is removed, not followed. Not
 // fsynced: what has to outlive a power loss goes through checkpoint/io.
 void write_whole_file(const std::string& path, std::string_view text, mode_t mode);
 

@@ -24,30 +24,37 @@ std::string Draft::path_of(std::string place, std::string_view tag) {
 }
 
 Draft::Draft(FileSystem& files, const std::string& place)
-    : files_(files), place_(without_slashes(place)), tag_(random_id().substr(0, 8)), path_(path_of(place_, tag_)) {
+    : place_(without_slashes(place)), tag_(random_id().substr(0, 8)), path_(path_of(place_, tag_)) {
     if (place.empty()) throw Error(Code::invalid_argument, "the path of the new directory is empty");
-    if (exists(files_, place_) || is_link(files_, place_)) {
+    if (exists(files, place_) || is_link(files, place_)) {
         throw Error(Code::invalid_argument, fmt::format("{} is there already; name a new directory", place_));
     }
-    make_directories(files_, parent_of(place_));
-    const int64_t made = files_.make_directory(path_);
+    make_directories(files, parent_of(place_));
+    parent_.emplace(files, parent_of(place_));
+    const int64_t made = parent_->files().make_directory(path_);
     if (made < 0) throw os_error(fmt::format("cannot create the directory {}", path_), static_cast<int>(-made));
+    try {
+        own_.emplace(parent_->files(), path_);
+    } catch (...) {
+        (void)parent_->files().remove_directory(path_);
+        throw;
+    }
 }
 
 Draft::~Draft() {
     if (moved_) return;
     std::vector<std::string> names;
-    (void)files_.list(path_, names);
-    for (const std::string& name : names) (void)files_.remove_file(join(path_, name));
-    if (files_.remove_directory(path_) < 0) log::warning("could not remove {}", path_);
+    (void)own_->files().list(path_, names);
+    for (const std::string& name : names) (void)own_->files().remove_file(join(path_, name));
+    if (parent_->files().remove_directory(path_) < 0) log::warning("could not remove {}", path_);
 }
 
 void Draft::move_to_its_place() {
-    sync_directory(files_, path_);
-    const int64_t result = files_.rename(path_, place_);
+    sync_directory(own_->files(), path_);
+    const int64_t result = parent_->files().rename(path_, place_);
     if (result < 0) throw os_error(fmt::format("cannot rename {} to {}", path_, place_), static_cast<int>(-result));
     moved_ = true;
-    sync_directory(files_, parent_of(place_));
+    sync_directory(parent_->files(), parent_of(place_));
 }
 
 }  // namespace tsr

@@ -1,6 +1,7 @@
 // A directory that one process fills under another name and then moves to its place: it is there whole or not at all.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -24,10 +25,11 @@ class Draft {
     void move_to_its_place();
 
    private:
-    FileSystem& files_;
     std::string place_;
     std::string tag_;
     std::string path_;
+    std::optional<Held> parent_;
+    std::optional<Held> own_;
     bool moved_ = false;
 };
 

@@ -175,8 +175,11 @@ Exported export_checkpoint(const Checkpoint& source, Peers& peers, const std::st
     }
 
     const std::string path = Draft::path_of(directory, std::string_view(records[0].tag.data(), records[0].tag.size()));
-    const auto writer = writer_of(source, selection, path, options, files);
+    std::optional<Held> held;
+    std::unique_ptr<ExportWriter> writer;
     vote(attempt([&] {
+        held.emplace(files, parent_of(path), path);
+        writer = writer_of(source, selection, path, options, held->files());
         if (peers.rank() == 0) writer->begin();
     }));
     std::string report;

@@ -378,6 +378,9 @@ void Saver::run(SaveJob& job) {
 }
 
 std::string Saver::write_files(SaveJob& job) {
+    std::optional<Held> own;
+    if (!writer_) own.emplace(files_, root_, job.directory);
+    FileSystem& files = writer_ ? writer_->files() : own->files();
     std::vector<SavedFile> written;
     Progress progress(options_.progress, Phase::write, job.data_bytes);
     WriteOptions options = options_.write;
@@ -389,12 +392,12 @@ std::string Saver::write_files(SaveJob& job) {
         if (job.dcp) {
             if (job.crcs.empty()) job.crcs = crcs_of(data, job.crc_places, options.threads);
             const std::string path = join(job.directory, job.dcp->file.name);
-            return write_dcp_file(files_, path, data, job.crc_places, job.crcs, options);
+            return write_dcp_file(files, path, data, job.crc_places, job.crcs, options);
         }
         const std::string name = rank_file_name(peers_.rank(), static_cast<int>(index));
         auto crcs = job.block_crcs.empty() ? std::vector<uint32_t>() : std::move(job.block_crcs[index]);
-        written.push_back(write_rank_file(files_, job.directory, name, std::move(job.headers[index]), data,
-                                          std::move(crcs), options));
+        written.push_back(
+            write_rank_file(files, job.directory, name, std::move(job.headers[index]), data, std::move(crcs), options));
     };
     const size_t count = job.dcp ? 1 : job.headers.size();
     for (size_t index = 0; index < count; ++index) write(index);
@@ -410,7 +413,7 @@ Manifest Saver::finish_files(SaveJob& job, const std::vector<std::string>& repor
         for (const DcpFile& file : of_ranks) manifest.files.push_back(file.file);
         // PyTorch takes the directory for a checkpoint from here on, and it is one: all data is durable.
         const std::string metadata = dcp_metadata(*job.plan, job.aliases, of_ranks);
-        replace_text(files_, join(job.directory, dcp_metadata_name), metadata, job.save_id.substr(0, 8));
+        replace_text(writer_->files(), join(job.directory, dcp_metadata_name), metadata, job.save_id.substr(0, 8));
         manifest.format = torch_dcp_format;
         manifest.files.push_back(
             {std::string(dcp_metadata_name), static_cast<int64_t>(metadata.size()), crc32c(metadata)});

@@ -71,7 +71,7 @@ class FaultyFiles final : public FileSystem {
         if (const int64_t error = next((reads ? "open " : "create ") + path).error) return error;
         std::unique_ptr<File> file;
         const int64_t result = files_.open(path, mode, file);
-        if (result == 0) out = std::make_unique<FaultyFile>(*this, std::move(file), path);
+        if (result == 0) out = std::make_unique<FaultyFile>(owner_ != nullptr ? *owner_ : *this, std::move(file), path);
         return result;
     }
     int64_t make_directory(const std::string& path) override {
@@ -106,10 +106,21 @@ class FaultyFiles final : public FileSystem {
         const int64_t error = next("stat " + path).error;
         return error != 0 ? error : files_.status(path, out);
     }
+    int64_t hold(const std::string& path, std::unique_ptr<FileSystem>& out) override {
+        if (const int64_t error = next("hold " + path).error) return error;
+        std::unique_ptr<FileSystem> files;
+        const int64_t result = files_.hold(path, files);
+        if (files) out.reset(new FaultyFiles(*this, std::move(files)));
+        return result;
+    }
     // Not asked about: it comes from a thread that renews a lease by the clock.
     int64_t touch(const std::string& path) override { return files_.touch(path); }
 
    private:
+    // What is held asks as `owner` does, and counts there.
+    FaultyFiles(FaultyFiles& owner, std::unique_ptr<FileSystem> files)
+        : own_files_(std::move(files)), files_(*own_files_), owner_(owner.owner_ != nullptr ? owner.owner_ : &owner) {}
+
     class FaultyFile final : public File {
        public:
         FaultyFile(FaultyFiles& owner, std::unique_ptr<File> file, std::string path)
@@ -166,12 +177,15 @@ class FaultyFiles final : public FileSystem {
     };
 
     Verdict next(std::string name, size_t bytes = 0, bool direct = false, const std::byte* memory = nullptr) {
+        if (owner_ != nullptr) return owner_->next(std::move(name), bytes, direct, memory);
         const Call call{calls_.fetch_add(1), std::move(name), bytes, direct, memory};
         if (on_call) on_call(call.number, call.name);
         return judge_(call);
     }
 
+    std::unique_ptr<FileSystem> own_files_;
     FileSystem& files_;
+    FaultyFiles* owner_ = nullptr;
     Judge judge_;
     std::atomic<int64_t> calls_{0};
     std::atomic<int64_t> written_back_{0};

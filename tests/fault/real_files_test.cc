@@ -211,7 +211,7 @@ TEST(SaveFaults, EveryRankGetsTheErrorOfTheRankThatFailed) {
         owned.fill();
         SaverOptions options = saver_options();
         options.plan.pack_bytes = 1000;
-        FaultyFiles broken(Fault::error, 1, ENOSPC);  // its first call creates the file, its second reserves room
+        FaultyFiles broken(Fault::error, 3, ENOSPC);  // root and save are held, the file is made, and room is reserved
         if (comm->rank() == 2) options.files = &broken;
         Saver saver(comm, dir.path(), options);
         saver.save(1, owned.state);

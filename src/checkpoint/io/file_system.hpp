@@ -75,6 +75,11 @@ class FileSystem {
     // -ENOENT of a link that leads nowhere, with is_link set.
     [[nodiscard]] virtual int64_t status(const std::string& path, FileStatus& out) = 0;
     [[nodiscard]] virtual int64_t touch(const std::string& path) = 0;  // modified := now
+    // The same files for who changes what lies below the directory `path`, which is looked up once: calls of `out` stay in
+    // it, whoever renames it or puts another in its place. Their paths begin with `path`, -EXDEV else; on the way from
+    // there links are followed to read, and never to make, write, rename, sync or remove: -ENOTDIR. A directory below one
+    // that is held is no link itself: -ENOTDIR. None where no path can lead elsewhere, as keys of a storage.
+    [[nodiscard]] virtual int64_t hold(const std::string&, std::unique_ptr<FileSystem>&) { return 0; }
     // Whether a file takes its bytes from the first to the last only, from one thread at a time.
     [[nodiscard]] virtual bool writes_in_order() const { return false; }
     // Writes the file whole, at once and durably, over one that is there. -EOPNOTSUPP where that takes a rename.
@@ -85,6 +90,21 @@ class FileSystem {
 
 // The operating system's files. Never destroyed.
 [[nodiscard]] FileSystem& posix_file_system();
+
+// The files below a directory that is held, for who changes something there.
+class Held {
+   public:
+    Held(FileSystem& files, const std::string& path);  // NOT_FOUND if there is no such directory
+    // The directory `below` of that in `path`.
+    Held(FileSystem& files, const std::string& path, const std::string& below);
+    [[nodiscard]] FileSystem& files() const { return held_ ? *held_ : files_; }
+    // False where there is nothing to hold.
+    [[nodiscard]] bool holds() const { return held_ != nullptr; }
+
+   private:
+    FileSystem& files_;
+    std::unique_ptr<FileSystem> held_;
+};
 
 [[nodiscard]] std::unique_ptr<File> open_file(FileSystem& files, const std::string& path, OpenMode mode);
 // Reads until `into` is full; CORRUPT if the file ends before.

@@ -1,5 +1,5 @@
-// The operating system's files behind the FileSystem interface: one system call a method.
-#include <dirent.h>
+// The operating system's files behind the FileSystem interface: one system call a method, and one for each directory below the one that
+// is held.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -10,9 +10,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstdio>
+#include <optional>
+#include <utility>
 
-#include "base/fd.hpp"
+#include "base/dir_at.hpp"
 #include "base/file_limit.hpp"
 #include "checkpoint/io/file_system.hpp"
 
@@ -84,24 +85,42 @@ class PosixFile final : public File {
     std::atomic<bool> direct_;
 };
 
+// Either all files, by paths as the process has them, or those below one directory that is held.
 class PosixFileSystem final : public FileSystem {
    public:
+    PosixFileSystem() = default;
+    PosixFileSystem(DirAt directory, std::string path) : held_(std::move(directory)), path_(std::move(path)) {
+        while (path_.size() > 1 && path_.ends_with('/')) path_.pop_back();
+    }
+
+    int64_t hold(const std::string& path, std::unique_ptr<FileSystem>& out) override {
+        const Place place = place_of(path);
+        if (place.error != 0) return place.error;
+        DirAt found;
+        // What a user names may be a link; what lies below is what it is.
+        const auto links = held_ ? DirAt::Links::refused : DirAt::Links::followed;
+        if (const int error = place.at().open(place.name, found, links); error != 0) return error;
+        out = std::make_unique<PosixFileSystem>(std::move(found), path);
+        return 0;
+    }
     int64_t open(const std::string& path, OpenMode mode, std::unique_ptr<File>& out) override {
         const bool creates = mode == OpenMode::create || mode == OpenMode::create_direct;
+        const bool reads = !creates && mode != OpenMode::write;
         bool direct = mode == OpenMode::read_direct || mode == OpenMode::create_direct;
+        const Place place = reads ? place_to_read(path) : place_of(path);
+        if (place.error != 0) return place.error;
         // What is read may be a link, as in the cache of Hugging Face's hub; what is written is the file itself. Without
         // O_NONBLOCK, which means nothing to a file, a pipe of that name would be waited for.
-        const int flags = O_CLOEXEC | (creates                   ? O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW
-                                       : mode == OpenMode::write ? O_RDWR | O_NOFOLLOW | O_NONBLOCK
-                                                                 : O_RDONLY | O_NONBLOCK);
-        int fd = off_standard(::open(path.c_str(), flags | (direct ? O_DIRECT : 0), 0666));
-        if (fd < 0 && direct && errno == EINVAL) {
+        const int flags = creates ? O_RDWR | O_CREAT | O_EXCL : (reads ? O_RDONLY : O_RDWR) | O_NONBLOCK;
+        const auto links = reads ? DirAt::Links::followed : DirAt::Links::refused;
+        int fd = place.at().open_file(place.name, flags | (direct ? O_DIRECT : 0), 0666, links);
+        if (fd == -EINVAL && direct) {
             direct = false;
             // Linux may have created the file before it refused O_DIRECT.
-            if (creates) (void)::unlink(path.c_str());
-            fd = off_standard(::open(path.c_str(), flags, 0666));
+            if (creates) (void)place.at().remove_file(place.name);
+            fd = place.at().open_file(place.name, flags, 0666, links);
         }
-        if (fd < 0) return -int64_t{errno};
+        if (fd < 0) return fd;
         auto file = std::make_unique<PosixFile>(fd, direct);
         struct stat status{};
         if (::fstat(fd, &status) < 0) return -int64_t{errno};
@@ -109,41 +128,45 @@ class PosixFileSystem final : public FileSystem {
         out = std::move(file);
         return 0;
     }
-    int64_t make_directory(const std::string& path) override { return result_of(::mkdir(path.c_str(), 0777)); }
+    int64_t make_directory(const std::string& path) override {
+        return at(path, [](const DirAt& in, const std::string& name) { return in.make_directory(name, 0777); });
+    }
     int64_t rename(const std::string& from, const std::string& to) override {
-        return result_of(::rename(from.c_str(), to.c_str()));
+        return at(from, [&](const DirAt& in, const std::string& name) {
+            return at(
+                to, [&](const DirAt& other, const std::string& new_name) { return in.rename(name, other, new_name); });
+        });
     }
     int64_t link(const std::string& from, const std::string& to) override {
-        return result_of(::link(from.c_str(), to.c_str()));
+        return at(from, [&](const DirAt& in, const std::string& name) {
+            return at(to,
+                      [&](const DirAt& other, const std::string& new_name) { return in.link(name, other, new_name); });
+        });
     }
-    int64_t remove_file(const std::string& path) override { return result_of(::unlink(path.c_str())); }
-    int64_t remove_directory(const std::string& path) override { return result_of(::rmdir(path.c_str())); }
+    int64_t remove_file(const std::string& path) override {
+        return at(path, [](const DirAt& in, const std::string& name) { return in.remove_file(name); });
+    }
+    int64_t remove_directory(const std::string& path) override {
+        return at(path, [](const DirAt& in, const std::string& name) { return in.remove_directory(name); });
+    }
     int64_t sync_directory(const std::string& path) override {
-        const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (fd < 0) return -int64_t{errno};
-        const int64_t result = result_of(::fsync(fd));
-        ::close(fd);
-        return result == -EINVAL ? 0 : result;  // some file systems cannot sync a directory
+        const auto links = held_ ? DirAt::Links::refused : DirAt::Links::followed;
+        return at(path, [&](const DirAt& in, const std::string& name) { return in.sync(name, links); });
     }
     int64_t list(const std::string& path, std::vector<std::string>& names) override {
-        names.clear();
-        DIR* directory = ::opendir(path.c_str());
-        if (directory == nullptr) return -int64_t{errno};
-        errno = 0;
-        while (const dirent* entry = ::readdir(directory)) {
-            const std::string_view name = entry->d_name;
-            if (name != "." && name != "..") names.emplace_back(name);
-        }
-        const int64_t result = -int64_t{errno};
-        ::closedir(directory);
-        std::sort(names.begin(), names.end());
-        return result;
+        const Place place = place_to_read(path);
+        return place.error != 0 ? place.error : place.at().list(names, place.name, DirAt::Links::followed);
     }
     int64_t status(const std::string& path, FileStatus& out) override {
+        const Place place = place_to_read(path);
+        if (place.error != 0) return place.error;
         struct stat found{};
-        if (::lstat(path.c_str(), &found) < 0) return -int64_t{errno};
+        if (const int error = place.at().status(place.name, found); error != 0) return error;
         out.is_link = S_ISLNK(found.st_mode);
-        if (out.is_link && ::stat(path.c_str(), &found) < 0) return -int64_t{errno};
+        if (out.is_link) {
+            const int error = place.at().status(place.name, found, DirAt::Links::followed);
+            if (error != 0) return error;
+        }
         out.kind = S_ISREG(found.st_mode)   ? FileStatus::Kind::file
                    : S_ISDIR(found.st_mode) ? FileStatus::Kind::directory
                                             : FileStatus::Kind::other;
@@ -155,8 +178,51 @@ class PosixFileSystem final : public FileSystem {
         return 0;
     }
     int64_t touch(const std::string& path) override {
-        return result_of(::utimensat(AT_FDCWD, path.c_str(), nullptr, AT_SYMLINK_NOFOLLOW));
+        return at(path, [](const DirAt& in, const std::string& name) { return in.touch(name); });
     }
+
+   private:
+    struct Place {
+        int error = 0;
+        const DirAt* base = nullptr;
+        std::optional<DirAt> below;  // where the name does not lie in the base itself
+        std::string name;
+
+        [[nodiscard]] const DirAt& at() const { return below ? *below : *base; }
+    };
+
+    // Where to change something: no link is followed below what is held.
+    Place place_of(const std::string& path) const {
+        Place place = place_to_read(path);
+        if (!held_ || place.error != 0) return place;
+        const std::string rest = std::exchange(place.name, {});
+        place.error = held_->walk(rest, place.below, place.name);
+        return place;
+    }
+    Place place_to_read(const std::string& path) const {
+        if (!held_) return {0, &DirAt::working(), {}, path};
+        std::string_view rest = path;
+        const bool relative = path_ == "." && !rest.starts_with("./");  // "name", as "./name"
+        if (!relative) {
+            if (!rest.starts_with(path_)) return outside();
+            rest.remove_prefix(path_.size());
+            // "/a/bc" is not below "/a/b".
+            if (!rest.empty() && !rest.starts_with('/') && !path_.ends_with('/')) return outside();
+        } else if (rest.starts_with('/')) {
+            return outside();
+        }
+        rest.remove_prefix(std::min(rest.find_first_not_of('/'), rest.size()));
+        return {0, &*held_, {}, rest.empty() ? "." : std::string(rest)};
+    }
+    static Place outside() { return {-EXDEV, nullptr, {}, {}}; }
+    template <class Call>
+    int64_t at(const std::string& path, const Call& call) const {
+        const Place place = place_of(path);
+        return place.error != 0 ? int64_t{place.error} : int64_t{call(place.at(), place.name)};
+    }
+
+    std::optional<DirAt> held_;
+    std::string path_;  // of held_, as its callers' paths begin
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -25,14 +26,15 @@ struct CollectOptions {
     LeaseTimes lease;
 };
 
-// `saves` is what scan_root() found, and in its order; `ranked` is what rank_saves() made of it. Damaged saves, what Tessera
-// did not write and symbolic links are no one's to remove.
-[[nodiscard]] std::vector<Unneeded> find_unneeded(FileSystem& files, const std::string& root,
-                                                  const std::vector<SavedStep>& saves,
-                                                  const std::vector<RankedSave>& ranked, const CollectOptions& options);
-
-// Never half: a committed save is marked first, so that a removal that is cut short is found again. False: the save is
-// open for reading and stays.
-bool remove_unneeded(FileSystem& files, const std::string& root, const Unneeded& unneeded, const std::string& own_id);
+// Calls visit(unneeded, remove) for each, its directory held from the look at it to its removal: what has its name by then is
+// not touched. `files` are of the root, held, and `saves` is what scan_root() found there, in its order; `ranked` is what
+// rank_saves() made of it. Damaged saves, what Tessera did not write and symbolic links are no one's to remove.
+//
+// remove() never leaves half: a committed save is marked first, so that a removal that is cut short is found again. False:
+// the save is open for reading and stays.
+using Remove = std::function<bool()>;
+void for_each_unneeded(FileSystem& files, const std::string& root, const std::vector<SavedStep>& saves,
+                       const std::vector<RankedSave>& ranked, const CollectOptions& options,
+                       const std::function<void(const Unneeded& unneeded, const Remove& remove)>& visit);
 
 }  // namespace tsr

@@ -243,20 +243,20 @@ void check_not_held(FileSystem& files, const std::string& root, const LeaseTimes
 
 Lease::Lease(FileSystem& files, const std::string& root, std::string id, const LeaseTimes& times)
     : files_(files), path_(join(root, owner_name)), self_(Holder::this_process(std::move(id))), times_(times) {
-    acquire();
+    acquire(Held(files, root).files());
     renewer_ = start_thread("tsr-lease", [this] { renew(); });
 }
 
-void Lease::acquire() {
+void Lease::acquire(FileSystem& files) {
     const std::string mine = fmt::format("{}.{}", path_, self_.id);
-    write_new_text(files_, mine, self_.dump());
+    write_new_text(files, mine, self_.dump());
     const auto give_up = [&](const Error& error) {
-        (void)files_.remove_file(mine);
+        (void)files.remove_file(mine);
         throw Error(error);
     };
     const auto put = [&](const std::string& to) {
         try {
-            return link_or_create(files_, mine, to, self_.dump());
+            return link_or_create(files, mine, to, self_.dump());
         } catch (const Error& error) {
             give_up(error);
         }
@@ -266,8 +266,8 @@ void Lease::acquire() {
     for (int round = 0; round < 1000; ++round) {
         const int64_t linked = put(path_);
         if (linked == 0) {
-            (void)files_.remove_file(mine);
-            remove_old_attempts();
+            (void)files.remove_file(mine);
+            remove_old_attempts(files);
             return;  // without an fsync: whom a power loss takes this file from is dead
         }
         if (linked != -EEXIST) {
@@ -275,66 +275,66 @@ void Lease::acquire() {
         }
         std::string text;
         try {
-            text = read_text(files_, path_, max_lease_bytes);
+            text = read_text(files, path_, max_lease_bytes);
         } catch (const Error& error) {
             if (error.code() == Code::not_found) continue;
             if (error.code() != Code::corrupt) give_up(error);
         }
         const Holder holder = holder_of(text);
         if (holder.id == self_.id) {  // put, though the answer was lost and the storage's client asked again
-            (void)files_.remove_file(mine);
+            (void)files.remove_file(mine);
             return;
         }
-        const Verdict verdict = judge(files_, path_, holder, times_, {});
+        const Verdict verdict = judge(files, path_, holder, times_, {});
         if (verdict.live) give_up(held_by(parent_of(path_), holder, verdict, times_));
         // Many savers may find the same dead lease. Whoever links the mark of this very text may remove it, if it still
         // stands: so nobody removes the lease of one that was quicker.
         const std::string mark = fmt::format("{}.stale-{}", path_, hex8(crc32c(text)));
         const int64_t marked = put(mark);
         if (marked == -EEXIST) {
-            remove_if_dead(mark);
+            remove_if_dead(files, mark);
             std::this_thread::sleep_for(std::chrono::milliseconds{1});
             continue;
         }
         if (marked != 0) give_up(os_error(fmt::format("cannot create {}", mark), static_cast<int>(-marked)));
         std::string standing;
         try {
-            standing = read_text(files_, path_, max_lease_bytes);
+            standing = read_text(files, path_, max_lease_bytes);
         } catch (const Error&) {
             standing.clear();
         }
-        if (standing == text && files_.remove_file(path_) == 0) {
+        if (standing == text && files.remove_file(path_) == 0) {
             log::info("took over {} from process {} on {}, which is gone", path_, holder.pid, shown(holder.host));
         }
-        (void)files_.remove_file(mark);
+        (void)files.remove_file(mark);
     }
     give_up(Error(Code::invalid_state,
                   fmt::format("could not take {}: others keep taking it, or it is a link that leads nowhere", path_)));
 }
 
 // The mark of a saver that died between two lines of acquire().
-void Lease::remove_if_dead(const std::string& mark) {
+void Lease::remove_if_dead(FileSystem& files, const std::string& mark) {
     try {
-        const Holder holder = holder_of(read_text(files_, mark, max_lease_bytes));
-        if (!is_live(files_, mark, holder, times_)) (void)files_.remove_file(mark);
+        const Holder holder = holder_of(read_text(files, mark, max_lease_bytes));
+        if (!is_live(files, mark, holder, times_)) (void)files.remove_file(mark);
     } catch (const Error&) {
         return;  // it is gone, or is looked at again
     }
 }
 
 // Files of savers that died while they tried to get the lease; one that tries right now is younger than a span.
-void Lease::remove_old_attempts() {
+void Lease::remove_old_attempts(FileSystem& files) {
     FileStatus own;
     std::vector<std::string> names;
     const std::string root = parent_of(path_);
-    if (files_.status(path_, own) < 0 || files_.list(root, names) < 0) return;
+    if (files.status(path_, own) < 0 || files.list(root, names) < 0) return;
     const std::string begin = fmt::format("{}.", owner_name);
     for (const std::string& name : names) {
         FileStatus status;
-        if (!name.starts_with(begin) || files_.status(join(root, name), status) < 0) continue;
+        if (!name.starts_with(begin) || files.status(join(root, name), status) < 0) continue;
         if (!own.modified_ns || !status.modified_ns) continue;
         const int64_t span = std::chrono::nanoseconds(times_.span).count();
-        if (*status.modified_ns < *own.modified_ns - span) (void)files_.remove_file(join(root, name));
+        if (*status.modified_ns < *own.modified_ns - span) (void)files.remove_file(join(root, name));
     }
 }
 
@@ -353,10 +353,10 @@ void Lease::renew() {
     }
 }
 
-void Lease::check() const {
+void Lease::check(FileSystem& files) const {
     std::string id;
     try {
-        id = Holder::parse(read_text(files_, path_, max_lease_bytes)).id;
+        id = Holder::parse(read_text(files, path_, max_lease_bytes)).id;
     } catch (const Error& error) {
         if (error.code() != Code::not_found && error.code() != Code::corrupt) throw;  // it may still be ours
         throw Error(
@@ -377,8 +377,9 @@ Lease::~Lease() {
     stop_changed_.notify_all();
     if (renewer_.joinable()) renewer_.join();
     try {
-        check();
-        (void)files_.remove_file(path_);
+        const Held root(files_, parent_of(path_));
+        check(root.files());
+        (void)root.files().remove_file(path_);
     } catch (const Error&) {
         // Another's by now, or unreadable: left as it is.
     }

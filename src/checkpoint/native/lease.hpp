@@ -84,12 +84,13 @@ class Lease {
     Lease& operator=(const Lease&) = delete;
 
     // Throws INVALID_STATE if someone has taken the root over, and what stops it from looking.
-    void check() const;
+    void check() const { check(files_); }
+    void check(FileSystem& files) const;  // in a root that is held
 
    private:
-    void acquire();
-    void remove_if_dead(const std::string& mark);
-    void remove_old_attempts();
+    void acquire(FileSystem& files);
+    void remove_if_dead(FileSystem& files, const std::string& mark);
+    void remove_old_attempts(FileSystem& files);
     void renew();
 
     FileSystem& files_;

@@ -34,6 +34,7 @@ class NewSave {
     NewSave(const NewSave&) = delete;
     NewSave& operator=(const NewSave&) = delete;
 
+    [[nodiscard]] FileSystem& files() const { return writer_->files(); }
     [[nodiscard]] const std::string& directory() const { return directory_; }
     [[nodiscard]] const std::string& save_id() const { return save_id_; }
 
@@ -141,7 +142,7 @@ std::string rewrite_checkpoint(const Checkpoint& source, const std::string& root
         for (const Piece& piece : content.pieces) {
             parts.push_back({std::string(content.old_names.at(piece.name)), {*piece.box, piece.dtype}});
         }
-        StreamedFile out(files, join(save.directory(), file.name), static_cast<int64_t>(header.text.size()),
+        StreamedFile out(save.files(), join(save.directory(), file.name), static_cast<int64_t>(header.text.size()),
                          header.data_bytes);
         out.append(source, parts, options.progress);
         header.set_crcs(out.crcs());

@@ -35,11 +35,14 @@ bool is_digits(std::string_view text, std::string_view digits) {
 }  // namespace
 
 std::string first_bytes(FileSystem& files, const std::string& path, int64_t most) {
-    const auto file = open_file(files, path, OpenMode::read);
-    const int64_t size = file->size();
+    return first_bytes(*open_file(files, path, OpenMode::read), path, most);
+}
+
+std::string first_bytes(File& file, const std::string& path, int64_t most) {
+    const int64_t size = file.size();
     if (size < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-size));
     std::string text(static_cast<size_t>(std::min(size, most)), '\0');
-    read_all(*file, path, std::as_writable_bytes(std::span(text)), 0);
+    read_all(file, path, std::as_writable_bytes(std::span(text)), 0);
     return text;
 }
 
@@ -191,9 +194,7 @@ bool is_save_file_name(std::string_view name) {
            is(dcp_metadata_name, ".tmp-") || is(writing_name, ".probe-") || is(writing_name, ".tmp-");
 }
 
-void remove_save(FileSystem& files, const std::string& root, const std::string& directory) {
-    const std::string path = join(root, directory);
-    if (is_link(files, path)) return log::warning("{} is a symbolic link; what it leads to was left", path);
+void empty_save(FileSystem& files, const std::string& path) {
     const auto remove = [&](std::string_view name) {
         const int64_t result = files.remove_file(join(path, name));
         if (result < 0 && result != -ENOENT) {
@@ -214,30 +215,15 @@ void remove_save(FileSystem& files, const std::string& root, const std::string& 
     }
     sync_directory(files, path);
     remove(writing_name);
+}
+
+void remove_emptied(FileSystem& files, const std::string& path) {
     const int64_t result = files.remove_directory(path);
     if (result == -ENOTEMPTY || result == -EEXIST) {
         log::warning("{} holds files that Tessera did not write; they were left", path);
     } else if (result < 0 && result != -ENOENT) {
         throw os_error(fmt::format("cannot remove {}", path), static_cast<int>(-result));
     }
-}
-
-bool retire_save(FileSystem& files, const std::string& root, const std::string& directory, std::string_view mark) {
-    const std::string path = join(root, directory);
-    std::unique_ptr<File> manifest;
-    try {
-        manifest = open_file(files, join(path, manifest_name), OpenMode::read);
-    } catch (const Error& error) {
-        if (error.code() != Code::not_found) throw;
-    }
-    // Held to the end: nobody begins to read what goes.
-    if (manifest != nullptr && manifest->lock(FileLock::exclusive) == -EWOULDBLOCK) return false;
-    const std::string writing = join(path, writing_name);
-    (void)files.remove_file(writing);
-    write_new_text(files, writing, mark);
-    sync_directory(files, path);
-    remove_save(files, root, directory);
-    return true;
 }
 
 Found resolve_checkpoint(FileSystem& files, const std::string& path) {

@@ -34,6 +34,7 @@ struct SavedStep {
 
 // As many bytes as a file has, `most` at most.
 [[nodiscard]] std::string first_bytes(FileSystem& files, const std::string& path, int64_t most = 256);
+[[nodiscard]] std::string first_bytes(File& file, const std::string& path, int64_t most = 256);
 
 // All saves, committed or not; committed and readable ones last, in the order of their commits.
 [[nodiscard]] std::vector<SavedStep> scan_root(FileSystem& files, const std::string& root);
@@ -50,14 +51,11 @@ struct SavedStep {
 
 // Whether Tessera writes files of that name into a save's directory.
 [[nodiscard]] bool is_save_file_name(std::string_view name);
-// Removes a save: manifest first, so that it is never half there; then the files this library made, then the directory.
-// What it does not know stays, and so does the directory. Of one that was replaced by a symbolic link nothing is removed:
-// what that leads to is not the root's to empty.
-void remove_save(FileSystem& files, const std::string& root, const std::string& directory);
-// Removes a committed save, unless it is open for reading (Checkpoint::open), here or in another process: then false.
-// `mark` goes into its `.writing` first, so that a removal which is cut short is a leftover that a later save collects.
-[[nodiscard]] bool retire_save(FileSystem& files, const std::string& root, const std::string& directory,
-                               std::string_view mark);
+// Removes of the save in the directory `path`, which is held: the manifest first, so that it is never half there; then the
+// files this library made. What it does not know stays.
+void empty_save(FileSystem& files, const std::string& path);
+// Then the directory, by its root that is held; it stays if something is left in it.
+void remove_emptied(FileSystem& files, const std::string& path);
 
 enum class Format { native, torch_dcp, torch_save, safetensors };
 

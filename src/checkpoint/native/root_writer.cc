@@ -107,15 +107,29 @@ RootWriter::RootWriter(FileSystem& files, const std::string& root, const LeaseTi
       lease_(files, root_, id_, lease) {}
 
 void RootWriter::begin(const std::string& directory) {
-    lease_.check();
-    const int64_t made = files_.make_directory(directory);
+    std::optional<Held> held;
+    if (const auto gone = attempt([&] { held.emplace(files_, root_); })) {
+        lease_.check();  // which is gone with it
+        throw Error(*gone);
+    }
+    FileSystem& root = held->files();
+    lease_.check(root);
+    const int64_t made = root.make_directory(directory);
     if (made < 0) {
         throw os_error(fmt::format("cannot create the directory {}", directory), static_cast<int>(-made));
     }
+    save_.reset();  // of a save whose end could not be told
+    held_root_.emplace(std::move(*held));
     try {
-        write_new_text(files_, join(directory, writing_name), Holder::this_process(id_).dump());
-        sync_directory(files_, directory);  // or a power loss may keep rank files that nobody may collect
-        sync_directory(files_, root_);
+        save_.emplace(root, directory);
+        std::vector<std::string> names;
+        if (save_->holds() && (files().list(directory, names) < 0 || !names.empty())) {
+            save_.reset();  // nothing in it is ours to remove
+            throw Error(Code::io, fmt::format("{} was replaced as soon as it was made", directory));
+        }
+        write_new_text(files(), join(directory, writing_name), Holder::this_process(id_).dump());
+        sync_directory(files(), directory);  // or a power loss may keep rank files that nobody may collect
+        sync_directory(root, root_);
     } catch (...) {
         abandon(directory);
         throw;
@@ -123,14 +137,15 @@ void RootWriter::begin(const std::string& directory) {
 }
 
 void RootWriter::commit(const std::string& directory, Manifest manifest) {
-    manifest.sequence = next_sequence(files_, root_);
+    FileSystem& root = held_root_->files();
+    manifest.sequence = next_sequence(root, root_);
     manifest.committed = utc_now();
     const std::string text = manifest.dump();
     const std::string tag = manifest.save_id.substr(0, 8);
 
-    sync_directory(files_, directory);
-    lease_.check();
-    replace_text(files_, join(directory, manifest_name), text, tag);
+    sync_directory(files(), directory);
+    lease_.check(root);
+    replace_text(files(), join(directory, manifest_name), text, tag);
 
     // The checkpoint exists. What follows is convenience, and its failure no failure of the save.
     const std::string name(name_in_path(directory));
@@ -139,51 +154,55 @@ void RootWriter::commit(const std::string& directory, Manifest manifest) {
         if (error) log::warning("{} is committed; tidying {} up failed: {}", name, root_, error->what());
     };
     try_to([&] {
-        (void)files_.remove_file(join(directory, writing_name));
-        replace_text(files_, join(root_, latest_name), name + "\n", tag);
+        (void)files().remove_file(join(directory, writing_name));
+        replace_text(root, join(root_, latest_name), name + "\n", tag);
     });
-    try_to([&] { tidy(name); });
+    try_to([&] { tidy(root, name); });
+    save_.reset();
+    held_root_.reset();
 }
 
 void RootWriter::abandon(const std::string& directory) noexcept {
-    try {
-        remove_save(files_, root_, std::string(name_in_path(directory)));
-    } catch (const Error& error) {
-        log::warning("could not remove {} after its save failed: {}", directory, error.what());
-    } catch (...) {
-        log::warning("could not remove {} after its save failed", directory);
-    }
+    const auto error = attempt([&] {
+        if (!held_root_) return;  // committed
+        if (save_) empty_save(files(), directory);
+        remove_emptied(held_root_->files(), directory);
+    });
+    if (error) log::warning("could not remove {} after its save failed: {}", directory, error->what());
+    save_.reset();
+    held_root_.reset();
 }
 
 // Says which save is the best, and removes those that nothing keeps and what writers that are gone left behind.
-void RootWriter::tidy(const std::string& newest) {
+void RootWriter::tidy(FileSystem& files, const std::string& newest) {
     std::vector<std::string> names;
-    if (files_.list(root_, names) >= 0) {
+    if (files.list(root_, names) >= 0) {
         for (const std::string& name : names) {
             if (name.starts_with(fmt::format("{}.tmp-", latest_name)) ||
                 name.starts_with(fmt::format("{}.tmp-", best_name))) {
-                (void)files_.remove_file(join(root_, name));
+                (void)files.remove_file(join(root_, name));
             }
         }
     }
-    const std::vector<SavedStep> saves = scan_root(files_, root_);
-    const std::vector<RankedSave> ranked = rank_saves(files_, root_, saves, retention_.rule);
+    const std::vector<SavedStep> saves = scan_root(files, root_);
+    const std::vector<RankedSave> ranked = rank_saves(files, root_, saves, retention_.rule);
     if (retention_.rule) {
         const std::string best = best_of(ranked, retention_.rule->better).value_or("-");
-        replace_text(files_, join(root_, best_name), best_text(best, *retention_.rule), id_.substr(0, 8));
+        replace_text(files, join(root_, best_name), best_text(best, *retention_.rule), id_.substr(0, 8));
     }
-    for (const Unneeded& unneeded : find_unneeded(files_, root_, saves, ranked, {retention_, id_, times_})) {
-        if (unneeded.directory == newest) continue;
+    const CollectOptions options{retention_, id_, times_};
+    for_each_unneeded(files, root_, saves, ranked, options, [&](const Unneeded& unneeded, const Remove& remove) {
+        if (unneeded.directory == newest) return;
         if (unneeded.why == Unneeded::Why::cut_short) {
             log::info("removing {}, left by a save that was cut short", unneeded.directory);
         }
         // One that cannot be removed, another user's say, does not keep the others for ever.
         const auto error = attempt([&] {
-            if (remove_unneeded(files_, root_, unneeded, id_)) return;
+            if (remove()) return;
             log::info("{} is being read; a later save removes it", join(root_, unneeded.directory));
         });
         if (error) log::warning("could not remove {}: {}", join(root_, unneeded.directory), error->what());
-    }
+    });
 }
 
 }  // namespace tsr

@@ -2,6 +2,7 @@
 // `latest` and `best`, and removes what retention does not keep and what dead writers left.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -19,8 +20,11 @@ class RootWriter {
     RootWriter(FileSystem& files, const std::string& root, const LeaseTimes& lease, Retention retention,
                std::string_view language);
 
-    // Makes `directory`, a path in the root, and marks it as being written.
+    // Makes `directory`, a path in the root, and marks it as being written. Root and directory are held from here on, until
+    // commit() has returned, or abandon(), one of which comes next.
     void begin(const std::string& directory);
+    // Of the directory that was begun.
+    [[nodiscard]] FileSystem& files() const { return save_->files(); }
     // Gives `manifest` its place in the order and writes it into `directory`: then the save exists. What follows, such as
     // retention, is convenience, and its failure a warning.
     void commit(const std::string& directory, Manifest manifest);
@@ -28,7 +32,7 @@ class RootWriter {
     void abandon(const std::string& directory) noexcept;
 
    private:
-    void tidy(const std::string& newest);
+    void tidy(FileSystem& files, const std::string& newest);
 
     FileSystem& files_;
     std::string root_;
@@ -36,6 +40,8 @@ class RootWriter {
     LeaseTimes times_;
     Retention retention_;
     Lease lease_;
+    std::optional<Held> held_root_;  // while a save runs
+    std::optional<Held> save_;       // below it
 };
 
 }  // namespace tsr
