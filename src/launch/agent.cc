@@ -66,11 +66,20 @@ Fd signal_descriptor() {
     return fd;
 }
 
-void make_directory(const std::string& path) {
-    std::error_code failure;
-    std::filesystem::create_directories(path, failure);
-    if (failure) throw os_error(fmt::format("making the directory {}", path), failure.value());
+// The directory of a round, in one that the user named or that is the agent's own.
+DirAt made_directory(const std::string& in, const std::string& name) {
+    DirAt above;
+    DirAt made;
+    int error = DirAt::open_or_make(in, above);
+    if (error == 0) error = above.open_or_make_below(name, 0777, made);
+    if (error != 0) throw os_error(fmt::format("making the directory {}/{}", in, name), -error);
+    return made;
 }
+
+std::string round_name(int round) { return fmt::format("round-{}", round); }
+
+// The name of a file in the directory of its round.
+std::string file_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
 // 0: no terminal.
 size_t terminal_width(int fd) {
@@ -212,28 +221,30 @@ StoreOptions Agent::store_options() const {
 }
 
 void Agent::start_workers(const std::vector<Member>& members) {
-    const std::string directory = fmt::format("{}/round-{}", error_directory_, round_);
-    make_directory(directory);
-    if (!options_.trace_directory.empty()) make_directory(trace_directory());
+    round_directory_ = made_directory(error_directory_, round_name(round_));
+    if (!options_.trace_directory.empty()) (void)made_directory(options_.trace_directory, round_name(round_));
     workers_.reserve(members.size());
     for (int rank = 0; rank < static_cast<int>(members.size()); ++rank) start_worker(rank, members);
 }
 
-std::string Agent::trace_directory() const { return fmt::format("{}/round-{}", options_.trace_directory, round_); }
+std::string Agent::trace_directory() const {
+    return fmt::format("{}/{}", options_.trace_directory, round_name(round_));
+}
 
 void Agent::start_worker(int rank, const std::vector<Member>& members) {
     Worker worker;
     worker.member = members[static_cast<size_t>(rank)];
     const Program& program = options_.programs[static_cast<size_t>(worker.member.program)];
-    const std::string stem = fmt::format("{}/round-{}/rank-{}", error_directory_, round_, rank);
+    const std::string stem = fmt::format("{}/{}/rank-{}", error_directory_, round_name(round_), rank);
     worker.error_file = stem + ".error.json";
     Fd log;
     if (!options_.log_directory.empty()) {
         worker.log_file = stem + ".log";
-        log = Fd(::open(worker.log_file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
-        if (!log.valid()) throw os_error(fmt::format("the log file {}", worker.log_file), errno);
-        // Of a former job with the same directory.
-        ::unlink(worker.error_file.c_str());
+        // What is there is of a former job with the same directory.
+        const int opened = round_directory_.replace_file(file_name(worker.log_file), O_WRONLY | O_APPEND, 0644);
+        if (opened < 0) throw os_error(fmt::format("the log file {}", worker.log_file), -opened);
+        log = Fd(opened);
+        (void)round_directory_.remove_file(file_name(worker.error_file));
     }
     auto [out_read, out_write] = make_pipe();
     auto [err_read, err_write] = make_pipe();
@@ -428,8 +439,8 @@ void Agent::ask_for_flights() {
                 options_.trace_directory.empty() ? temporary_directory("trace") : options_.trace_directory;
         }
         const std::string directory =
-            std::filesystem::absolute(fmt::format("{}/round-{}", flight_directory_, round_)).string();
-        make_directory(directory);
+            std::filesystem::absolute(fmt::format("{}/{}", flight_directory_, round_name(round_))).string();
+        (void)made_directory(flight_directory_, round_name(round_));
         page_.request_flights(directory);
         events_.write("trace", wall_time(), {{"round", round_}, {"directory", directory}});
         logs_.say(

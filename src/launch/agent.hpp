@@ -117,6 +117,7 @@ class Agent {
     std::shared_ptr<Store> own_client_;  // of that server, once there is something to tell
     std::unique_ptr<PortReservation> master_port_;
     std::vector<Worker> workers_;
+    DirAt round_directory_;  // of the ranks' logs, errors and marks that they listen
     Stage stage_ = Stage::running;
     Deadline stage_deadline_ = Deadline::in(milliseconds{0});
     Deadline grace_deadline_ = stage_deadline_;  // of the first signal

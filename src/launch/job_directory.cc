@@ -8,8 +8,7 @@
 
 #include <cerrno>
 #include <cstdlib>
-#include <filesystem>
-#include <system_error>
+#include <vector>
 
 #include "base/error.hpp"
 
@@ -30,19 +29,31 @@ bool lock(int fd) { return ::flock(fd, LOCK_EX | LOCK_NB) == 0; }
 
 // What another user may have put there is not touched, nor what a link leads to. One without an owner's file is of an agent
 // that begins just now, or of an older version: nothing tells whether that lives.
-void remove_if_left(const std::filesystem::path& directory) {
-    if (!is_own_directory(directory)) return;
-    const Fd owner(::open((directory / owner_file).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+void remove_if_left(const DirAt& place, const std::string& name) {
+    DirAt directory;
+    struct stat info{};
+    if (place.open(name, directory) != 0 || directory.status(".", info) != 0 || info.st_uid != ::geteuid()) return;
+    const Fd owner(directory.open_file(owner_file, O_RDONLY | O_NONBLOCK));
     if (!owner.valid() || !lock(owner.get())) return;
-    std::error_code ignored;
-    std::filesystem::remove_all(directory, ignored);
+    (void)directory.remove_contents();
+    (void)place.remove_directory(name);
 }
 
-void remove_left_ones() {
-    std::error_code failure;
-    std::filesystem::directory_iterator entries(temporary_place(), failure);
-    for (; !failure && entries != std::filesystem::directory_iterator(); entries.increment(failure)) {
-        if (entries->path().filename().native().starts_with(prefix)) remove_if_left(entries->path());
+void remove_left_ones(const DirAt& place) {
+    std::vector<std::string> names;
+    (void)place.list(names);
+    for (const std::string& name : names) {
+        if (name.starts_with(prefix)) remove_if_left(place, name);
+    }
+}
+
+void renew_all_in(const DirAt& directory) {
+    std::vector<std::string> names;
+    (void)directory.list(names);
+    for (const std::string& name : names) {
+        (void)directory.touch(name);
+        DirAt below;
+        if (directory.open(name, below) == 0) renew_all_in(below);
     }
 }
 
@@ -60,35 +71,33 @@ bool is_own_directory(const std::string& path) {
 }
 
 JobDirectory::JobDirectory() {
-    remove_left_ones();
+    if (DirAt::working().open(temporary_place(), place_, DirAt::Links::followed) == 0) remove_left_ones(place_);
     path_ = temporary_directory("run");
-    entry_ = Fd(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-    if (!entry_.valid()) throw os_error(fmt::format("opening {}", path_), errno);
-    (void)lock(entry_.get());
+    if (const int error = place_.open(name(), directory_); error != 0) {
+        throw os_error(fmt::format("opening {}", path_), -error);
+    }
+    entry_ = Fd(place_.open_file(name(), O_RDONLY | O_DIRECTORY));
+    if (entry_.valid()) (void)lock(entry_.get());
     // Locked before it has the name by which others look for it. Where files cannot be locked nothing is ever taken for left.
-    const std::string made = fmt::format("{}/{}.new", path_, owner_file);
-    owner_ = Fd(::open(made.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    if (!owner_.valid()) throw os_error(fmt::format("making {}", made), errno);
+    const std::string made = fmt::format("{}.new", owner_file);
+    const int opened = directory_.open_file(made, O_WRONLY | O_CREAT | O_EXCL, 0600);
+    if (opened < 0) throw os_error(fmt::format("making {}/{}", path_, made), -opened);
+    owner_ = Fd(opened);
     if (!lock(owner_.get())) return;
-    const std::string named = fmt::format("{}/{}", path_, owner_file);
-    if (::rename(made.c_str(), named.c_str()) != 0) throw os_error(fmt::format("renaming {}", made), errno);
+    const int renamed = directory_.rename(made, owner_file);
+    if (renamed != 0) throw os_error(fmt::format("renaming {}/{}", path_, made), -renamed);
 }
 
 void JobDirectory::renew() const noexcept {
-    const auto now = [](const std::filesystem::path& path) {
-        (void)::utimensat(AT_FDCWD, path.c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
-    };
-    now(path_);
-    std::error_code failure;
-    std::filesystem::recursive_directory_iterator entries(path_, failure);
-    for (; !failure && entries != std::filesystem::recursive_directory_iterator(); entries.increment(failure)) {
-        now(entries->path());
-    }
+    (void)place_.touch(name());
+    renew_all_in(directory_);
 }
 
 JobDirectory::~JobDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
+    (void)directory_.remove_contents();
+    (void)place_.remove_directory(name());
 }
+
+std::string JobDirectory::name() const { return path_.substr(path_.rfind('/') + 1); }
 
 }  // namespace tsr

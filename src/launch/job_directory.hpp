@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/dir_at.hpp"
 #include "base/fd.hpp"
 
 namespace tsr {
@@ -24,7 +25,11 @@ class JobDirectory {
     void renew() const noexcept;
 
    private:
+    [[nodiscard]] std::string name() const;
+
     std::string path_;
+    DirAt place_;      // TMPDIR
+    DirAt directory_;  // in it
     Fd entry_;
     Fd owner_;
 };

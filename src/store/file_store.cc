@@ -35,8 +35,8 @@ std::string escaped(std::string_view text) {
     return name;
 }
 
-Fd open_directory(int at, const std::string& path) {
-    return Fd(::openat(at, path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+Fd open_directory(int at, const std::string& path, int flags = 0) {
+    return Fd(::openat(at, path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags));
 }
 
 class FileStore final : public Store {
@@ -58,7 +58,7 @@ class FileStore final : public Store {
                         fmt::format("the job id '{}' is too long for a file store", options.job_id));
         }
         if (::mkdirat(top.get(), scope.c_str(), 0700) != 0 && errno != EEXIST) fail("making a directory in", errno);
-        directory_ = open_directory(top.get(), scope);
+        directory_ = open_directory(top.get(), scope, O_NOFOLLOW);
         if (!directory_.valid()) fail("opening", errno);
         path_ += "/" + scope;
     }

@@ -1,10 +1,16 @@
 // `tessera ckpt latest` and `tessera ckpt gc`.
 #include <gmock/gmock.h>
 
+#include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <thread>
+
+#include "base/clock.hpp"
 #include "checkpoint/native/root.hpp"
 #include "cli/command.hpp"
+#include "sampling.hpp"
 
 namespace tsr::testing {
 namespace {
@@ -135,6 +141,66 @@ TEST_F(Gc, OfSomethingElseIsTwo) {
     const Result one = tessera("gc " + saves_[0]);
     EXPECT_EQ(one.code, 2);
     EXPECT_THAT(one.output, HasSubstr("name the root above it"));
+}
+
+// As fast as it can the owner of a root swaps what is left there, and the root, for links to another's save and root, while
+// somebody who may write in both collects.
+TEST_F(Gc, NothingGoesWhereASwappedLinkLeads) {
+    const std::string name = "step-00000077-0123abcd";
+    const std::string victim = dir_ / "victim";
+    const std::string save = victim + "/" + name;
+    const auto files_of = [](const std::string& directory) {
+        std::vector<std::string> names;
+        for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
+            names.push_back(entry.path().string());
+        }
+        std::ranges::sort(names);
+        return names;
+    };
+    (void)leave(dead());
+    std::filesystem::copy(saves_.back(), root_ + "/" + name, std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::remove(root_ + "/" + name + "/.writing");
+    std::filesystem::rename(root_, victim);  // its save has the name of what is left
+    for (int i = 0; i < 200; ++i) spill(save + fmt::format("/__{}_0.distcp", i), "");
+    spill(victim + "/.owner", Holder::this_process("live").dump());
+    const std::vector<std::string> before = files_of(victim);
+    const std::string links = dir_ / "links";
+    std::filesystem::create_directory(links);
+    std::filesystem::create_symlink(save, links + "/save");
+    std::filesystem::create_symlink(victim, links + "/root");
+    std::filesystem::create_directory(root_);
+
+    std::atomic<bool> stop{false};
+    std::thread attacker([&] {
+        const std::string left = root_ + "/" + name;
+        const std::string link = links + "/save";
+        for (unsigned turn = 0; !stop; ++turn) {
+            (void)::renameat2(AT_FDCWD, left.c_str(), AT_FDCWD, link.c_str(), RENAME_EXCHANGE);
+            if (turn % 64 >= 2) continue;
+            (void)::renameat2(AT_FDCWD, root_.c_str(), AT_FDCWD, (links + "/root").c_str(), RENAME_EXCHANGE);
+        }
+    });
+    const auto until = Clock::now() + std::chrono::milliseconds(takes_all() ? 60000 : 1000);
+    int removed = 0;
+    for (bool first = true; first || Clock::now() < until; first = false) {
+        const std::string made = dir_ / "made";
+        std::filesystem::remove_all(made);
+        std::filesystem::create_directory(made);
+        for (int i = 0; i < 200; ++i) spill(made + fmt::format("/__{}_0.distcp", i), "");
+        spill(made + "/.writing", dead());
+        // Into the root, wherever the attacker has it now.
+        for (const std::string& root : {root_, links + "/root"}) {
+            std::error_code ignored;
+            if (std::filesystem::is_symlink(root, ignored)) continue;
+            std::filesystem::rename(made, root + "/" + name, ignored);
+        }
+        removed += tessera("gc " + root_, ">/dev/null 2>&1").code == 0 ? 1 : 0;
+        if (files_of(victim) != before) break;
+    }
+    stop = true;
+    attacker.join();
+    EXPECT_EQ(files_of(victim), before);
+    EXPECT_GT(removed, 0);
 }
 
 }  // namespace

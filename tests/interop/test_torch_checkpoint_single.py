@@ -591,17 +591,44 @@ def test_a_save_that_is_being_read_stays_until_a_later_one(tmp_path: Path) -> No
     assert len(list(tmp_path.glob("step-*"))) == 1
 
 
-@pytest.mark.parametrize("call", ["rename", "rmtree"])
+@pytest.mark.parametrize("swap", ["save", "root"])
+def test_a_directory_that_is_swapped_before_a_removal_is_not_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swap: str
+) -> None:
+    root, other = tmp_path / "root", tmp_path / "other"
+    tcp.save({"x": torch.ones(1)}, checkpoint_id=root)
+    for value in (2.0, 3.0):
+        tcp.save({"x": torch.full((1,), value)}, checkpoint_id=other)
+    removes = saves.remove
+
+    def swapped(held: int, name: str, sequence: int) -> None:
+        (another,) = other.glob("step-*")
+        if swap == "save":
+            (root / name).rename(tmp_path / "former")
+            another.rename(root / name)
+        else:
+            another.rename(other / name)
+            root.rename(tmp_path / "moved")
+            root.symlink_to(other)
+        removes(held, name, sequence)
+
+    monkeypatch.setattr(saves, "remove", swapped)
+    tcp.save({"x": torch.zeros(1)}, checkpoint_id=root)
+    left = [save for place in (root, other) for save in place.glob("step-*")]
+    assert any(ts.Checkpoint(save)["x"].tolist() == [3] for save in left)
+
+
+@pytest.mark.parametrize("call", ["rename", "empty"])
 def test_a_save_that_dies_as_it_removes_the_former_leaves_nothing_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     tcp.save({"x": torch.ones(1)}, checkpoint_id=tmp_path)
 
-    def dies(*_: object) -> None:
+    def dies(*_: object, **__: object) -> None:
         raise OSError("here it ended")
 
     with monkeypatch.context() as patch:
-        patch.setattr(saves.shutil if call == "rmtree" else Path, call, dies)
+        patch.setattr(saves.os if call == "rename" else saves, call, dies)
         with pytest.raises(ts.TesseraIOError, match="here it ended"):
             tcp.save({"x": torch.zeros(1)}, checkpoint_id=tmp_path)
     got = {"x": torch.ones(1)}

@@ -82,6 +82,26 @@ TEST_F(Run, EachRankHasALogFileOfItsOwn) {
     EXPECT_THAT(lines_of(read_file(logs + "/round-1/rank-1.log")), ::testing::SizeIs(2));
 }
 
+// Whoever may write in the directory of the logs may have put links there.
+TEST_F(Run, ALogIsWrittenIntoItsDirectoryAndThroughNoLink) {
+    namespace fs = std::filesystem;
+    const fs::path logs = directory_.path() / "logs";
+    fs::create_directories(logs / "round-0");
+    fs::create_directory(directory_.path() / "other");
+    const std::string kept = (directory_.path() / "other/rank-0.log").string();
+    std::ofstream(kept) << "kept";
+    fs::create_symlink(kept, logs / "round-0/rank-0.log");
+    EXPECT_EQ(run_shell({"-n", "1", "--log-dir", logs.string()}, "echo ours").code, 0);
+    EXPECT_EQ(read_file((logs / "round-0/rank-0.log").string()), "ours\n");
+    EXPECT_EQ(read_file(kept), "kept");
+    fs::remove_all(logs / "round-0");
+    fs::create_directory_symlink(directory_.path() / "other", logs / "round-0");
+    const Result refused = run_shell({"-n", "1", "--log-dir", logs.string()}, "echo ours");
+    EXPECT_NE(refused.code, 0);
+    EXPECT_THAT(refused.err, HasSubstr("round-0"));
+    EXPECT_EQ(read_file(kept), "kept");
+}
+
 TEST_F(Run, NobodyReadingTheOutputDoesNotStopTheJob) {
     const std::string command = tessera +
                                 " run -n 1 /bin/sh -c 'i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); "

@@ -13,9 +13,10 @@ import json
 import os
 import re
 import shutil
+import stat
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -285,31 +286,60 @@ def settle(directory: Path, entries: list[Entry] | None, storage: StorageMeta) -
     elif (directory / METADATA).exists():
         (directory / METADATA).unlink()
         sync_directory(directory)
-    for _, former in saves[:-1]:
-        if writer_of(former) == _WRITER:
-            remove(former)
-    for left in directory.glob(f"{_REMOVED}step-*"):  # by one that died here
-        shutil.rmtree(left)
+    # Held: whoever swaps a directory for a link, or for another, has nothing else removed.
+    with opened(directory) as root, opened(newest.name, root) as own:
+        for sequence, former in saves[:-1]:
+            remove(root, former.name, sequence)
+        for left in directory.glob(f"{_REMOVED}step-*"):  # by one that died here
+            with contextlib.suppress(NotADirectoryError), opened(left.name, root) as gone:
+                if os.fstat(gone).st_uid == os.fstat(own).st_uid:
+                    empty(gone)
+                    os.rmdir(left.name, dir_fd=root)
 
 
-def remove(save: Path) -> None:
-    """Remove a save, unless it is a link, since what that leads to is not ours to empty, or open for reading."""
-    if save.is_symlink():
+@contextlib.contextmanager
+def opened(name: str | os.PathLike[str], root: int | None = None) -> Iterator[int]:
+    """A directory's descriptor; in `root` the name must be no link."""
+    link = 0 if root is None else os.O_NOFOLLOW
+    descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | link, dir_fd=root)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def empty(directory: int) -> None:
+    for name in os.listdir(directory):
+        try:
+            os.unlink(name, dir_fd=directory)
+        except IsADirectoryError:
+            shutil.rmtree(name, dir_fd=directory)
+
+
+def remove(root: int, name: str, sequence: int) -> None:
+    """Remove our save of that sequence, unless it is open for reading, or its directory is a link: what that leads to
+    is not ours to empty."""
+    if stat.S_ISLNK(os.stat(name, dir_fd=root, follow_symlinks=False).st_mode):
         return
-    with (save / "manifest.json").open("rb") as manifest:
+    with (
+        opened(name, root) as save,
+        open("manifest.json", "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=save)) as manifest,
+    ):
+        text = manifest.read()
+        head = _HEAD.match(text)
+        if head is None or int(head[1]) != sequence or json.loads(text).get("writer", {}).get("language") != _WRITER:
+            return
         try:
             fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
         except OSError:
             pass  # a file system without locks protects nobody
-        gone = save.with_name(_REMOVED + save.name)  # at once: from here on it is no save, whatever dies
-        save.rename(gone)
-        sync_directory(save.parent)
-        shutil.rmtree(gone)
-
-
-def writer_of(save: Path) -> str:
-    """The language that a save's manifest names."""
-    with (save / "manifest.json").open(encoding="utf-8") as file:
-        return str(json.load(file).get("writer", {}).get("language", ""))
+        gone = _REMOVED + name  # at once: from here on it is no save, whatever dies
+        os.rename(name, gone, src_dir_fd=root, dst_dir_fd=root)
+        if not os.path.samestat(os.fstat(save), os.stat(gone, dir_fd=root, follow_symlinks=False)):
+            os.rename(gone, name, src_dir_fd=root, dst_dir_fd=root)
+            return
+        os.fsync(root)
+        empty(save)
+        os.rmdir(gone, dir_fd=root)
