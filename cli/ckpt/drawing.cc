@@ -192,7 +192,7 @@ void write_drawing(const std::string& path, const std::string& text) {
         throw Error(Code::invalid_argument,
                     fmt::format("cannot write {}: there is no directory {}", path, parent_of(path)));
     }
-    const Held held(posix_file_system(), parent_of(path));
+    const HeldDirectory held(posix_file_system(), parent_of(path));
     replace_text(held.files(), path, text, random_id().substr(0, 8));
 }
 

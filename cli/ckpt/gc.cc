@@ -25,7 +25,7 @@ int collect(const std::string& root, const Arguments& arguments, Output output) 
     if (posix_file_system().status(root, status) < 0 || status.kind != FileStatus::Kind::directory) {
         throw Error(Code::not_found, fmt::format("there is no directory {}", root));
     }
-    const Held held(posix_file_system(), root);
+    const HeldDirectory held(posix_file_system(), root);
     FileSystem& files = held.files();
     if (exists(files, join(root, manifest_name))) {
         throw Error(Code::invalid_argument,

@@ -28,8 +28,8 @@ class Draft {
     std::string place_;
     std::string tag_;
     std::string path_;
-    std::optional<Held> parent_;
-    std::optional<Held> own_;
+    std::optional<HeldDirectory> parent_;
+    std::optional<HeldDirectory> own_;
     bool moved_ = false;
 };
 

@@ -175,7 +175,7 @@ Exported export_checkpoint(const Checkpoint& source, Peers& peers, const std::st
     }
 
     const std::string path = Draft::path_of(directory, std::string_view(records[0].tag.data(), records[0].tag.size()));
-    std::optional<Held> held;
+    std::optional<HeldDirectory> held;
     std::unique_ptr<ExportWriter> writer;
     vote(attempt([&] {
         held.emplace(files, parent_of(path), path);

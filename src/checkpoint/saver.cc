@@ -378,7 +378,7 @@ void Saver::run(SaveJob& job) {
 }
 
 std::string Saver::write_files(SaveJob& job) {
-    std::optional<Held> own;
+    std::optional<HeldDirectory> own;
     if (!writer_) own.emplace(files_, root_, job.directory);
     FileSystem& files = writer_ ? writer_->files() : own->files();
     std::vector<SavedFile> written;

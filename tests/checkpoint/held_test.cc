@@ -26,7 +26,7 @@ class HeldTest : public ::testing::Test {
 
 TEST_F(HeldTest, ItsPathMayBeALinkAndEndWithSlashes) {
     for (const std::string& path : {dir_ / "real", dir_ / "root", dir_ / "root/", dir_ / "real//"}) {
-        const Held held(all_, path);
+        const HeldDirectory held(all_, path);
         EXPECT_TRUE(held.holds());
         EXPECT_EQ(read_text(held.files(), join(path, "save/file"), 100), "ours");
         EXPECT_TRUE(exists(held.files(), path));
@@ -36,16 +36,16 @@ TEST_F(HeldTest, ItsPathMayBeALinkAndEndWithSlashes) {
         EXPECT_EQ(held.files().remove_file(join(path, "renamed")), 0);
         EXPECT_EQ(held.files().sync_directory(join(path, "save")), 0);
         // Below it, a directory is held in turn.
-        const Held save(held.files(), join(path, "save"));
+        const HeldDirectory save(held.files(), join(path, "save"));
         EXPECT_EQ(read_text(save.files(), join(path, "save/file"), 100), "ours");
     }
-    EXPECT_EQ(error_of([&] { Held(all_, dir_ / "none"); }).code(), Code::not_found);
-    EXPECT_NE(Held(all_, "/").files().make_directory("/proc/self"), 0);
+    EXPECT_EQ(error_of([&] { HeldDirectory(all_, dir_ / "none"); }).code(), Code::not_found);
+    EXPECT_NE(HeldDirectory(all_, "/").files().make_directory("/proc/self"), 0);
 }
 
 TEST_F(HeldTest, NothingOutsideOfItIsReached) {
     const std::string path = dir_ / "real";
-    const Held held(all_, path);
+    const HeldDirectory held(all_, path);
     FileSystem& files = held.files();
     std::unique_ptr<File> file;
     for (const std::string& outside : {dir_ / "other/file", dir_ / "realer", dir_.path(), std::string("file")}) {
@@ -59,7 +59,7 @@ TEST_F(HeldTest, NothingOutsideOfItIsReached) {
 
 TEST_F(HeldTest, ALinkBelowItIsFollowedToReadAlone) {
     const std::string path = dir_ / "root";
-    const Held held(all_, path);
+    const HeldDirectory held(all_, path);
     FileSystem& files = held.files();
     const std::string link = path + "/link";
     EXPECT_EQ(read_text(files, link + "/file", 100), "theirs");
@@ -80,8 +80,8 @@ TEST_F(HeldTest, ALinkBelowItIsFollowedToReadAlone) {
 
 TEST_F(HeldTest, ItIsTheDirectoryThatItWas) {
     const std::string path = dir_ / "root";
-    const Held held(all_, path);
-    const Held save(all_, path, path + "/save");
+    const HeldDirectory held(all_, path);
+    const HeldDirectory save(all_, path, path + "/save");
     fs::remove(path);
     fs::create_directory_symlink("other", path);
     fs::rename(dir_ / "real/save", dir_ / "real/moved");
@@ -98,7 +98,7 @@ TEST_F(HeldTest, TheWorkingDirectoryMayBeHeldUnderItsShortName) {
     const fs::path before = fs::current_path();
     fs::current_path(dir_ / "real");
     {
-        const Held held(all_, ".");
+        const HeldDirectory held(all_, ".");
         for (const char* name : {"new", "./new", ".new", "././/new"}) {
             write_new_text(held.files(), name, "x");
             EXPECT_TRUE(exists(held.files(), name)) << name;

@@ -137,7 +137,7 @@ class Swapped : public ::testing::Test {
     void collect_with(FaultyFiles& files, const std::function<void()>& arm) {
         const std::string root = dir_ / "mine";
         arm();
-        const Held held(files, root);
+        const HeldDirectory held(files, root);
         Lease lease(held.files(), root, "collects");
         CollectOptions options{{1, 0, std::nullopt, 0}, "collects", {}};
         const std::vector<SavedStep> saves = scan_root(held.files(), root);

@@ -25,14 +25,14 @@ void check(int64_t result, std::string_view what, const std::string& path) {
 
 }  // namespace
 
-Held::Held(FileSystem& files, const std::string& path) : files_(files) {
+HeldDirectory::HeldDirectory(FileSystem& files, const std::string& path) : files_(files) {
     const int64_t result = files.hold(path, held_);
     if (result == -ENOENT) throw Error(Code::not_found, fmt::format("there is no directory {}", path));
     check(result, "open the directory", path);
 }
 
-Held::Held(FileSystem& files, const std::string& path, const std::string& below)
-    : files_(files), held_(Held(Held(files, path).files(), below).held_.release()) {}
+HeldDirectory::HeldDirectory(FileSystem& files, const std::string& path, const std::string& below)
+    : files_(files), held_(HeldDirectory(HeldDirectory(files, path).files(), below).held_.release()) {}
 
 std::unique_ptr<File> open_file(FileSystem& files, const std::string& path, OpenMode mode) {
     std::unique_ptr<File> file;
@@ -93,7 +93,7 @@ bool reserve_file(File& file, const std::string& path, int64_t size) {
 }
 
 WritePath find_write_path(FileSystem& all_files, const std::string& directory) {
-    const Held held(all_files, directory);
+    const HeldDirectory held(all_files, directory);
     FileSystem& files = held.files();
     const std::string path = join(directory, fmt::format(".tessera-probe-{}", ::getpid()));
     WritePath found;

@@ -92,11 +92,11 @@ class FileSystem {
 [[nodiscard]] FileSystem& posix_file_system();
 
 // The files below a directory that is held, for who changes something there.
-class Held {
+class HeldDirectory {
    public:
-    Held(FileSystem& files, const std::string& path);  // NOT_FOUND if there is no such directory
+    HeldDirectory(FileSystem& files, const std::string& path);  // NOT_FOUND if there is no such directory
     // The directory `below` of that in `path`.
-    Held(FileSystem& files, const std::string& path, const std::string& below);
+    HeldDirectory(FileSystem& files, const std::string& path, const std::string& below);
     [[nodiscard]] FileSystem& files() const { return held_ ? *held_ : files_; }
     // False where there is nothing to hold.
     [[nodiscard]] bool holds() const { return held_ != nullptr; }

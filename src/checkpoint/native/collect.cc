@@ -30,10 +30,10 @@ Content content_of(FileSystem& files, const std::string& path) {
 }
 
 // Nothing: it is gone, or a link.
-std::optional<Held> hold_save(FileSystem& files, const std::string& path) {
+std::optional<HeldDirectory> hold_save(FileSystem& files, const std::string& path) {
     if (is_link(files, path)) return std::nullopt;
     try {
-        return Held(files, path);
+        return HeldDirectory(files, path);
     } catch (const Error& error) {
         if (error.code() != Code::not_found) log::warning("{}; it is left", error.what());
         return std::nullopt;

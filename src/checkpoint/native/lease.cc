@@ -243,7 +243,7 @@ void check_not_held(FileSystem& files, const std::string& root, const LeaseTimes
 
 Lease::Lease(FileSystem& files, const std::string& root, std::string id, const LeaseTimes& times)
     : files_(files), path_(join(root, owner_name)), self_(Holder::this_process(std::move(id))), times_(times) {
-    acquire(Held(files, root).files());
+    acquire(HeldDirectory(files, root).files());
     renewer_ = start_thread("tsr-lease", [this] { renew(); });
 }
 
@@ -377,7 +377,7 @@ Lease::~Lease() {
     stop_changed_.notify_all();
     if (renewer_.joinable()) renewer_.join();
     try {
-        const Held root(files_, parent_of(path_));
+        const HeldDirectory root(files_, parent_of(path_));
         check(root.files());
         (void)root.files().remove_file(path_);
     } catch (const Error&) {

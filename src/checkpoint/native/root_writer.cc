@@ -107,7 +107,7 @@ RootWriter::RootWriter(FileSystem& files, const std::string& root, const LeaseTi
       lease_(files, root_, id_, lease) {}
 
 void RootWriter::begin(const std::string& directory) {
-    std::optional<Held> held;
+    std::optional<HeldDirectory> held;
     if (const auto gone = attempt([&] { held.emplace(files_, root_); })) {
         lease_.check();  // which is gone with it
         throw Error(*gone);

@@ -40,8 +40,8 @@ class RootWriter {
     LeaseTimes times_;
     Retention retention_;
     Lease lease_;
-    std::optional<Held> held_root_;  // while a save runs
-    std::optional<Held> save_;       // below it
+    std::optional<HeldDirectory> held_root_;  // while a save runs
+    std::optional<HeldDirectory> save_;       // below it
 };
 
 }  // namespace tsr
