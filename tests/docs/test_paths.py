@@ -29,7 +29,7 @@ CALL = re.compile(
     r"|\bstd::(?:ofstream|fstream)\b"
     r"|\bfilesystem::(?:remove|remove_all|rename|copy|copy_file|create_\w+|resize_file|permissions)\s*\("
     r"|\bfilesystem::(?:recursive_)?directory_iterator\b"
-    r"|(?<![\w.>])::open(?:at)?\((?:[^;]|\n)*?\bO_(?:CREAT|TRUNC|WRONLY|RDWR)\b"
+    r"|(?<![\w.>])::open(?:at)?\((?:[^;]|\n)*?\b(?:O_(?:CREAT|TRUNC|WRONLY|RDWR)|flags)\b"
 )
 
 
@@ -66,6 +66,7 @@ def test_every_way_to_change_a_file_by_its_path_is_known() -> None:
         "std::ofstream out(path);",
         "const Fd file(::open(path.c_str(),\n    O_WRONLY | O_CREAT, 0600));",
         "::openat(at, name, O_RDWR);",
+        "::open(path, flags, 0600);",
     ):
         assert calls(line), line
     for line in (
