@@ -172,12 +172,13 @@ TEST_F(Gc, NothingGoesWhereASwappedLinkLeads) {
 
     std::atomic<bool> stop{false};
     std::thread attacker([&] {
-        const std::string left = root_ + "/" + name;
-        const std::string link = links + "/save";
+        const auto swap = [](const std::string& one, const std::string& other) {
+            return ::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE) == 0;
+        };
+        bool away = false;  // the root, for a link
         for (unsigned turn = 0; !stop; ++turn) {
-            (void)::renameat2(AT_FDCWD, left.c_str(), AT_FDCWD, link.c_str(), RENAME_EXCHANGE);
-            if (turn % 64 >= 2) continue;
-            (void)::renameat2(AT_FDCWD, root_.c_str(), AT_FDCWD, (links + "/root").c_str(), RENAME_EXCHANGE);
+            (void)swap((away ? links + "/root/" : root_ + "/") + name, links + "/save");
+            if (turn % 64 < 2 && swap(root_, links + "/root")) away = !away;
         }
     });
     const auto until = Clock::now() + std::chrono::milliseconds(takes_all() ? 60000 : 1000);
