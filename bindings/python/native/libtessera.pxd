@@ -580,3 +580,4 @@ cdef extern from "tessera/checkpoint.h" nogil:
 cdef extern from "tessera/launch.h" nogil:
     int32_t tsr_preempt_requested()
     tsr_status tsr_record_error(const char *message, const char *traceback)
+    tsr_status tsr_record_error_about(const char *message, const char *traceback, tsr_status code, int32_t peer)

@@ -11,10 +11,15 @@ void record_error(JNIEnv* env, jclass, jbyteArray message, jbyteArray traceback)
     shim(env, [&] { check(env, tsr_record_error(Text(env, message).c_str(), Text(env, traceback).c_str())); });
 }
 
+void record_error_about(JNIEnv* env, jclass, jbyteArray message, jint code, jint peer) {
+    shim(env, [&] { check(env, tsr_record_error_about(Text(env, message).c_str(), nullptr, code, peer)); });
+}
+
 }  // namespace
 
 Methods launch_methods() {
-    return {method<preempt_requested>("preemptRequested"), method<record_error>("recordError")};
+    return {method<preempt_requested>("preemptRequested"), method<record_error>("recordError"),
+            method<record_error_about>("recordErrorAbout")};
 }
 
 }  // namespace tsr::jni

@@ -49,10 +49,9 @@ public final class Comm extends Collectives {
      * @throws TesseraPermissionException if the job token is missing or wrong
      */
     public static Comm fromEnv(CommOptions options) {
-        final Comm comm = new Comm(ref(Native.commFromEnv(
+        Launch.recordUncaught(); // joining may fail
+        return new Comm(ref(Native.commFromEnv(
                 options.given, options.timeoutMs, options.heartbeatTimeoutMs, options.spinCount, options.backend, options.name)), null);
-        Launch.recordUncaught();
-        return comm;
     }
 
     /**

@@ -35,6 +35,7 @@ final class Native {
     // launch.cc
     static native boolean preemptRequested();
     static native void recordError(byte[] message, byte[] traceback);
+    static native void recordErrorAbout(byte[] message, int code, int peer);
 
     // store.cc
     static native long storeOpen(
