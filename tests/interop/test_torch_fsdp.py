@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+import torch.distributed.checkpoint as dcp
 from fork_server import Start
 from run_torch import run_ranks
 from sampling import sample
@@ -62,8 +63,48 @@ def test_so_they_are_where_ranks_have_fewer_rows_or_none(tmp_path: Path) -> None
         "whole_by_hand",
         "ranks_that_differ",
         "units_that_are_in_use",
+        "parameters_are_cut_along_any_dimension",
     ]
     run_ranks(JOBS, 3, "checks", tmp_path, *sample(checks, 4, "fully_shard on three ranks"))
+
+
+def test_parameters_cut_by_columns_train_as_pytorchs(tmp_path: Path) -> None:
+    """`shard_placement_fn`: what holds of rows holds of columns."""
+    checks = [
+        "losses_gradients_and_states",
+        "every_way_to_be_whole",
+        "compiled_before_the_first_forward",
+        "frozen_and_unfrozen_later",
+        "gradients_add_up",
+        "narrow_types",
+        "without_values_until_later",
+        "whole_by_hand",
+        "checkpoints",
+        "a_step_that_failed",
+        "units_that_are_in_use",
+        "memory_is_left_after_backward",
+    ]
+    drawn = sample(checks, 3, "columns under fully_shard")
+    run_ranks(JOBS, 2, "checks_by_columns", tmp_path, *drawn, "what_changes_shards_is_seen")
+
+
+def test_replicas_of_columns_on_two_hosts(tmp_path: Path) -> None:
+    run_ranks(JOBS, 4, "checks_by_columns", tmp_path, "replicas_hold_the_same_shards", hosts=2)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(("cut", "saving", "other", "loading"), [("columns", 2, "rows", 3), ("rows", 3, "columns", 2)])
+def test_a_checkpoint_is_loaded_into_another_cut(
+    tmp_path: Path, cut: str, saving: int, other: str, loading: int
+) -> None:
+    """At another number of ranks, and into a whole copy, by Tessera's engine and by PyTorch's own."""
+    run_ranks(JOBS, saving, "saves", tmp_path, cut)
+    run_ranks(JOBS, loading, "loads", tmp_path, other)
+    expected = torch.load(tmp_path / "whole.pt")["model"]
+    for load, name in ((checkpoint.load, "native"), (checkpoint.load, "theirs"), (dcp.load, "torch_dcp")):
+        plain = {key: torch.full_like(value, 7) for key, value in expected.items()}
+        load({"model": plain}, checkpoint_id=tmp_path / name, no_dist=True)
+        torch.testing.assert_close(plain, expected, rtol=0, atol=0)
 
 
 def test_replicas_and_two_hosts_train_alike(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What test_torch_fsdp.py runs: under torchrun's environment, one process a rank.
 
-usage: torch_fsdp_jobs.py checks DIRECTORY [CHECK...] | adds_up LEAVES | loads_large DIRECTORY | dies
+usage: torch_fsdp_jobs.py checks|checks_by_columns DIRECTORY [CHECK...] | saves|loads DIRECTORY rows|columns |
+       adds_up LEAVES | loads_large DIRECTORY | dies
 
 PyTorch's own fully_shard over Gloo and Tessera's train the same models on the same ranks. Each check is a function of
 this file.
@@ -37,14 +38,17 @@ from torch.distributed._composable.replicate import replicate
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
+    get_optimizer_state_dict,
     get_state_dict,
     set_model_state_dict,
+    set_optimizer_state_dict,
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, share_comm_ctx
 from torch.distributed.fsdp import FSDPModule as TheirModule
 from torch.distributed.fsdp import fully_shard as theirs
+from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 from torch_ranks import NOTICED_S, alone_on_each, patience, refused, run_checks
@@ -489,11 +493,13 @@ def loss_of_it(model: nn.Module, step: int) -> torch.Tensor:
     return torch.as_tensor(model(x).float().square().mean())
 
 
-def trains_as_averaged(kind: type[nn.Module], what: str, **tolerance: float) -> nn.Module:
+def trains_as_averaged(
+    kind: type[nn.Module], what: str, placement: Callable[[nn.Parameter], Shard] | None = None, **tolerance: float
+) -> nn.Module:
     """The module as one unit, after some steps in which it did what a whole copy does."""
     torch.manual_seed(5)
     plain = kind()
-    model = ours(copy.deepcopy(plain))
+    model = ours(copy.deepcopy(plain), shard_placement_fn=placement)
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (plain, model)]
     for step in range(4):
         averaged(plain, step)
@@ -537,6 +543,63 @@ def a_parameter_that_one_rank_uses() -> None:
             return torch.as_tensor(self.always(x) + (self.sometimes(x) if rank == 0 else 0))
 
     trains_as_averaged(Partly, "used on rank 0")
+
+
+class Image(nn.Module):
+    """Weights of up to four dimensions, one of them frozen and one shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 4, (1, 3), padding=(0, 1))
+        self.turn, self.turn_again = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.turn_again.weight = self.turn.weight
+        self.second = nn.ConvTranspose1d(4, 2, 1)
+        self.last = nn.Bilinear(3, 3, 5)
+        self.last.weight.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x.reshape(-1, 2, 1, 3)).squeeze(2)
+        x = self.second(self.turn_again(torch.tanh(self.turn(x.mT))).mT)
+        return torch.as_tensor(self.last(x, x.flip(1)))
+
+
+def parameters_are_cut_along_any_dimension() -> None:
+    """Whether ranks divide it or not, and where some have nothing of it; PyTorch's own wants the first."""
+    for dim in range(4):
+        asked = []
+
+        def placement(param: nn.Parameter, dim: int = dim, asked: list[int] = asked) -> Shard:
+            asked.append(id(param))
+            return Shard(min(dim, param.ndim - 1))
+
+        model = trains_as_averaged(Image, f"dimension {dim}", placement, rtol=1e-4, atol=1e-6)
+        assert len(asked) == len(set(asked)) == 7, "once about each"
+        for param in model.parameters():
+            assert param.placements == (Shard(min(dim, param.ndim - 1)),)
+            assert param.to_local().is_contiguous()
+
+
+def a_shard_of_columns_is_contiguous() -> None:
+    """As PyTorch's are: an optimizer that takes it for that, as fused ones do, goes on from any state."""
+
+    def run(kind: Kind) -> torch.Tensor:
+        model = kind(nn.Linear(6, 4), shard_placement_fn=lambda param: Shard(param.ndim - 1))
+        with torch.no_grad():
+            for param in model.parameters():
+                param.to_local().view(-1).copy_(torch.arange(param.to_local().numel()) / 8)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=True)
+        for step in range(4):
+            model(torch.randn(3, 6, generator=torch.Generator().manual_seed(step))).square().sum().backward()
+            assert model.weight.grad.to_local().is_contiguous()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step == 1)
+            if step == 1:
+                whole = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+                set_optimizer_state_dict(model, optimizer, whole, options=StateDictOptions(full_state_dict=True))
+        return local(model.weight)  # type: ignore[return-value]
+
+    if 6 % ranks == 0:
+        torch.testing.assert_close(run(ours), run(theirs))
 
 
 def gradients_add_up() -> None:
@@ -621,10 +684,12 @@ def what_changes_shards_is_seen() -> None:
         torch.testing.assert_close(model(tokens(9)), plain(tokens(9)))
         model.reset_iter_state()
         loss_of(model, 1).backward()
-        with torch.no_grad():
-            model.blocks[0].scale.add_(1)
-            plain.blocks[0].scale.add_(1)
-        torch.testing.assert_close(model.blocks[0](torch.ones(2, 6)), plain.blocks[0](torch.ones(2, 6)))
+        for _ in range(2):
+            with torch.no_grad():
+                for param in (*model.blocks.parameters(), *plain.blocks.parameters()):
+                    param.add_(0.1)
+                for one, same in zip(model.blocks, plain.blocks, strict=True):  # by themselves, the next on its way
+                    torch.testing.assert_close(one(torch.ones(2, 6)), same(torch.ones(2, 6)))
         model.reset_iter_state()
 
 
@@ -634,7 +699,7 @@ def replicas_hold_the_same_shards() -> None:
     mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("replicate", "shard"))
     expected = train(sharded(theirs, net(), mesh=mesh))
     model = sharded(ours, net(), mesh=mesh)
-    assert model.head.weight.placements == (Replicate(), Shard(0))
+    assert model.head.weight.placements[0] == Replicate()
     train(model).check(expected, "replicas")
     model, other = (sharded(kind, net(), mesh=mesh) for kind in (ours, theirs))
     got = train(model, accumulate=3, without=model.set_requires_all_reduce)
@@ -705,7 +770,8 @@ def without_values_until_later() -> None:
             model.offset.fill_(0.5)
         return model
 
-    train(built(ours)).check(train(built(theirs)), "meta")
+    of = [train(built(kind), kind=torch.optim.SGD) for kind in (ours, theirs)]  # gradients near zero are not blown up
+    of[0].check(of[1], "meta")
     with torch.device("meta"):
         model = Net()
     sharded(ours, model)
@@ -768,6 +834,14 @@ def whole_by_hand() -> None:
     for one in (model, *model.blocks):
         one.reshard()
     assert all(isinstance(param, DTensor) for param in model.parameters())
+    for by in (2, 0.5):
+        with torch.no_grad():
+            for param in (*model.parameters(), *expected.parameters()):
+                param.mul_(by)
+        model.blocks[0].unshard()
+        for param, same in zip(model.blocks[0].parameters(), expected.blocks[0].parameters(), strict=True):
+            torch.testing.assert_close(param.data, same.data, rtol=0, atol=0)
+        model.blocks[0].reshard()
     handle = model.blocks[1].unshard(async_op=True)
     assert isinstance(model.blocks[1].scale, DTensor)
     handle.wait()
@@ -914,7 +988,16 @@ def mistakes_are_told() -> None:
             f"reshard_after_forward is {number}",
             lambda number=number: ours(net(), reshard_after_forward=number),
         )
-    refused(ts.Unsupported, "as Shard(0) says", lambda: ours(net(), shard_placement_fn=lambda _: Shard(1)))
+    untouched = net()
+    for wrong, kind, text in (
+        (Shard(1), ts.InvalidArgument, "'bias': shard_placement_fn returned Shard(dim=1) for the shape (11,)"),
+        (Shard(-3), ts.InvalidArgument, "for the shape (11, 6), which has dimensions from -2 to 1"),
+        (Replicate(), ts.InvalidArgument, "'weight': shard_placement_fn returned Replicate(), no Shard"),
+        (0, ts.InvalidArgument, "returned 0, no Shard"),
+        (ShardPlacementResult(Shard(0), None), ts.Unsupported, "returned a ShardPlacementResult; all parameters"),  # type: ignore[arg-type]
+    ):
+        refused(kind, text, lambda wrong=wrong: ours(untouched.head, shard_placement_fn=lambda _: wrong))
+        assert type(untouched.head.weight) is nn.Parameter, "nothing was changed"
     refused(ts.Unsupported, "dp_mesh_dims", lambda: ours(net(), dp_mesh_dims=object()))
     overridden = MixedPrecisionPolicy(torch.bfloat16, param_dtype_override_fn=lambda param: param.dtype)
     refused(ts.Unsupported, "param_dtype_override_fn", lambda: ours(net(), mp_policy=overridden))
@@ -1036,6 +1119,24 @@ def ranks_that_differ() -> None:
         model.head = nn.Linear(6, VOCABULARY, bias=False)
     sharded(ours, model)
     refused(ts.Mismatch, "the ranks' models differ", lambda: model(tokens(0)))
+    square = ours(nn.Linear(4, 4), shard_placement_fn=lambda param: Shard(param.ndim - 1 if rank == 1 else 0))
+    refused(ts.Mismatch, '"weight (Shard(1))"', lambda: square(torch.ones(1, 4)))
+
+
+def another_cut_is_refused() -> None:
+    """Of a parameter that is put into the place of one; on this rank its values may have the same shape."""
+
+    def square(dim: int) -> Any:
+        return ours(nn.Linear(4, 4, bias=False), shard_placement_fn=lambda _: Shard(dim))
+
+    x = torch.ones(1, 4)
+    for begun in (False, True):
+        rows, other = square(0), square(1)
+        if begun:
+            rows(x)
+        rows.load_state_dict(other.state_dict(), assign=True)
+        text = "'weight' was replaced by a DTensor that is placed as (Shard(dim=1),) says, and not (Shard(dim=0),)"
+        refused(ts.InvalidArgument, text, partial(rows, x))
 
 
 def sparse_gradients_are_refused() -> None:
@@ -1119,6 +1220,8 @@ CHECKS = [
     frozen_and_unfrozen_later,
     several_types_in_one_unit,
     a_parameter_that_one_rank_uses,
+    parameters_are_cut_along_any_dimension,
+    a_shard_of_columns_is_contiguous,
     gradients_add_up,
     replicas_hold_the_same_shards,
     narrow_types,
@@ -1133,6 +1236,7 @@ CHECKS = [
     shared_parameters_in_two_units_are_refused,
     units_that_are_in_use,
     ranks_that_differ,
+    another_cut_is_refused,
     sparse_gradients_are_refused,
     every_name_of_pytorchs_is_there,
     memory_is_left_after_backward,
@@ -1150,6 +1254,63 @@ def checks(where: str, *names: str) -> None:
     if not names:
         with job("tessera"):
             the_backend_of_tessera()
+
+
+def columns(param: nn.Parameter) -> Shard | None:
+    """Of matrices whose columns two ranks divide, and three, as PyTorch's asks for."""
+    return Shard(-1) if param.ndim == 2 and param.shape[1] % 6 == 0 else None
+
+
+def checks_by_columns(where: str, *names: str) -> None:
+    """The same of parameters that both cut so."""
+    global ours, theirs
+    ours, theirs = (partial(kind, shard_placement_fn=columns) for kind in (ours, theirs))
+    checks(where, *names)
+
+
+def trained(cut: str, number: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """By rows, or by columns of which ranks may have different numbers or none; after a step."""
+    model = sharded(ours, net(), shard_placement_fn=(lambda _: Shard(-1)) if cut == "columns" else None)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    steps(model, optimizer, range(number, number + 1))
+    return model, optimizer
+
+
+def whole_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    state, moments = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+    return {"model": state, "optim": moments["state"]}
+
+
+def saves(where: str, cut: str) -> None:
+    """In three ways, and whole."""
+    with job():
+        model, optimizer = trained(cut, 1)
+        state, moments = get_state_dict(model, optimizer)
+        parts = {"model": state, "optim": moments}
+        our_dcp.save(parts, checkpoint_id=Path(where, "native"))
+        our_dcp.save(parts, checkpoint_id=Path(where, "torch_dcp"), format="torch_dcp")
+        dcp.save(parts, checkpoint_id=Path(where, "theirs"))
+        whole = whole_of(model, optimizer)
+        if rank == 0:
+            torch.save(whole, Path(where, "whole.pt"))
+
+
+def loads(where: str, cut: str) -> None:
+    """Each of them by each."""
+    with job():
+        expected = torch.load(Path(where, "whole.pt"))
+        for load, name in (
+            (our_dcp.load, "native"),
+            (our_dcp.load, "torch_dcp"),
+            (our_dcp.load, "theirs"),
+            (dcp.load, "torch_dcp"),
+            (dcp.load, "theirs"),
+        ):
+            model, optimizer = trained(cut, 2)
+            state, moments = get_state_dict(model, optimizer)
+            load({"model": state, "optim": moments}, checkpoint_id=Path(where, name))
+            set_state_dict(model, optimizer, model_state_dict=state, optim_state_dict=moments)
+            torch.testing.assert_close(whole_of(model, optimizer), expected, rtol=0, atol=0)
 
 
 def dies() -> None:

@@ -27,7 +27,7 @@ from tessera.torch import DistributedDataParallel as OurDDP
 from tessera.torch.fsdp import fully_shard as our_fully_shard
 from torch import nn
 from torch.distributed.fsdp import fully_shard as their_fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel as TheirDDP
 from torch.utils.checkpoint import checkpoint
 from torch_ranks import patience
@@ -136,6 +136,11 @@ class Plan:
     steps: list[Step]
 
 
+def by_columns(param: nn.Parameter) -> Shard:
+    """Of a vector the same as by rows."""
+    return Shard(-1)
+
+
 def drawn(seed: int) -> Plan:
     draw = random.Random(seed)
     torch.manual_seed(seed)
@@ -177,6 +182,9 @@ def drawn(seed: int) -> Plan:
                 syncs_last=fails_at is None and draw.random() < 0.3,
             )
         )
+    for one in options:
+        if draw.random() < 0.3:
+            one["shard_placement_fn"] = by_columns
     return Plan(model, units, options, steps)
 
 
@@ -260,10 +268,10 @@ def averaged(model: nn.Module) -> dict[str, torch.Tensor | None]:
     return grads
 
 
-def rows(whole: torch.Tensor) -> torch.Tensor:
+def part(whole: torch.Tensor, dim: int) -> torch.Tensor:
     """This rank's, as torch.chunk cuts."""
-    chunks = whole.chunk(ranks)
-    return chunks[rank] if rank < len(chunks) else whole[:0]
+    chunks = whole.chunk(ranks, dim)
+    return chunks[rank] if rank < len(chunks) else whole.narrow(dim, 0, 0)
 
 
 def difference(model: nn.Module, expected: dict[str, torch.Tensor | None]) -> str:
@@ -274,7 +282,11 @@ def difference(model: nn.Module, expected: dict[str, torch.Tensor | None]) -> st
             if want is not got:
                 return f"{name}: {got}, expected {want}"
             continue
-        local, right = (got.to_local(), rows(want)) if isinstance(got, DTensor) else (got, want)
+        local, right = got, want
+        if isinstance(got, DTensor):
+            (cut,) = got.placements
+            assert isinstance(cut, Shard)
+            local, right = got.to_local(), part(want, cut.dim)
         if not torch.allclose(local, right, rtol=1e-4, atol=1e-5):
             return f"{name}: {local.tolist()}, expected {right.tolist()}"
     return ""

@@ -23,7 +23,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch import nn
 from torch.autograd import Variable
 
 from ... import _core
@@ -45,21 +44,23 @@ class Engine:
 
     Parameters
     ----------
-    root : Module
-        Names of parameters begin below it.
+    root : Unit
+        Names of parameters begin below its first module.
     units : sequence of Unit
         With parameters, in the order in which their modules are met.
     """
 
-    def __init__(self, root: nn.Module, units: Sequence[Unit]) -> None:
-        names = {module: name for name, module in root.named_modules()}
+    def __init__(self, root: Unit, units: Sequence[Unit]) -> None:
+        top = root.modules[0]
+        names = {module: name for name, module in top.named_modules()}
+        self.root = root
         self.units = list(units)
         first = self.units[0]
         for unit in self.units[1:]:
             if unit.mesh != first.mesh:
                 raise Unsupported(f"fully_shard got the mesh {first.mesh} for one module and {unit.mesh} for another")
         for unit in self.units:
-            unit.name = names[unit.modules[0]] or type(root).__name__
+            unit.name = names[unit.modules[0]] or type(top).__name__
             for param in unit.params:
                 module, attribute = param.places[0]
                 param.name = f"{names[module]}.{attribute}".lstrip(".")
@@ -87,11 +88,12 @@ class Engine:
             comm,
             {
                 unit.name: {
-                    param.name: Deferred(param.shape, core_dtype(param.shown.dtype).name) for param in unit.params
+                    param.core_name: Deferred(param.core_shape, core_dtype(param.shown.dtype).name)
+                    for param in unit.params
                 }
                 for unit in self.units
             },
-            frozen=[param.name for unit in self.units for param in unit.params if not param.shown.requires_grad],
+            frozen=[param.core_name for unit in self.units for param in unit.params if not param.shown.requires_grad],
             # When the others are sharded again is said each time.
             keep_whole=[unit.name for unit in self.units if unit.kept_among is None],
             keep_among={unit.name: unit.kept_among for unit in self.units if unit.kept_among is not None},
@@ -123,8 +125,17 @@ class Engine:
 
     # ------------------------------------------------------------ units
 
+    def _bring(self, units: Sequence[Unit]) -> None:
+        """The core has the shards of these units as they are now. The root's forward has brought all, and a backward
+        needs them as they were."""
+        if not self.running and not self.root.computing:
+            for unit in units:
+                for param in unit.params:
+                    param.bring()
+
     def unshard(self, unit: Unit) -> None:
         """It is on its way."""
+        self._bring([unit])
         self._do(_core.fsdp_unshard, unit.number)
 
     def wait_for(self, unit: Unit) -> None:
@@ -151,6 +162,7 @@ class Engine:
         if self.running:  # activations are computed again
             self.backward(unit)
             return
+        self._bring(self.units)  # the next one is on its way, too
         if unit.forward_prefetch is not None:
             self.unshard(unit)
             for other in unit.forward_prefetch:
@@ -246,6 +258,7 @@ class Engine:
         """Give up the step that has begun."""
         self.running = False
         self.reduces = True
+        self.root.computing = 0
         for unit in self.units:
             unit.show_sharded()
             unit.in_backward = unit.handed_over = unit.holds_sums = False
@@ -260,12 +273,14 @@ class Engine:
         """The root's forward begins. Parameters that were replaced, as load_state_dict(assign=True) does: their values
         become the shards'. Where one was unfrozen, the core gets another model, which has a gradient of it."""
         unfrozen = []
+        self.root.computing = 0
         for unit in self.units:
             unit.computing = 0
             for param in unit.params:
                 param.adopt()
                 if param.is_unfrozen:
                     unfrozen.append(param.name)
+        self._bring(self.units)
         if not unfrozen:
             return
         if not self.reduces or any(unit.holds_sums for unit in self.units):

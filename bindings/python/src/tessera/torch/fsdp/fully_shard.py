@@ -14,10 +14,10 @@ from torch.distributed._composable.contract import REGISTRY_KEY, RegistryItem
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule as _TorchFSDPModule
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from ...errors import InvalidArgument, InvalidState, Unsupported
-from .sharded import Sharded, check, places_of
+from .sharded import Sharded, check, dimension_of, places_of
 from .unit import Unit
 
 __all__ = [
@@ -53,10 +53,10 @@ def fully_shard(
     """Shard the parameters of a module that no former call on a module below it has sharded, or PyTorch's `replicate`
     has. On all ranks alike.
 
-    Each rank keeps its rows of every parameter, in the module as a DTensor. While the module computes, forward and
-    backward, its parameters are whole, in one copy that the ranks of a host share. Gradients are reduced into the
-    shards while backward goes on. Nothing is sent before the first forward of the root, the module that is called by
-    the program itself.
+    Each rank keeps its rows of every parameter, or its part along another dimension, in the module as a DTensor. While
+    the module computes, forward and backward, its parameters are whole, in one copy that the ranks of a host share.
+    Gradients are reduced into the shards while backward goes on. Nothing is sent before the first forward of the root,
+    the module that is called by the program itself.
 
     Parameters
     ----------
@@ -69,7 +69,9 @@ def fully_shard(
         False: parameters stay whole between forward and backward. By default the root's do. A number: they are kept
         among each so many ranks that follow each other, whole on each host if those fit on one.
     shard_placement_fn : callable, optional
-        Gets each parameter; it may return None or Shard(0).
+        Gets each parameter, once, and says along which of its dimensions it is cut: ``Shard(1)`` gives each rank
+        columns; None are rows, as `Shard(0)` is. Ranks need not divide the dimension. While such a parameter is whole
+        it has other strides than a contiguous one: ``weight.reshape`` takes these, ``weight.view`` does not.
     mp_policy : MixedPrecisionPolicy, optional
         Dtypes of whole parameters, of gradients on their way, of outputs; whether inputs are cast.
     offload_policy : OffloadPolicy, optional
@@ -121,11 +123,15 @@ def fully_shard(
         modules, lambda child: unit_of(child) is not None or _is_replicated(child), ignored_params or set()
     )
     names = {id(one): name for top in modules for name, one in top.named_parameters(remove_duplicate=False)}
+    dims = []
     for param in places:  # all of them, before one is changed
-        check(names[id(param)], param)
-        if shard_placement_fn is not None and shard_placement_fn(param) not in (None, Shard(0)):
-            raise Unsupported(f"parameter {names[id(param)]!r}: parameters are cut by rows, as Shard(0) says")
-    params = [Sharded(names[id(param)], param, where, mesh) for param, where in places.items()]
+        name = names[id(param)]
+        check(name, param)
+        dims.append(dimension_of(name, param, None if shard_placement_fn is None else shard_placement_fn(param)))
+    params = [
+        Sharded(names[id(param)], param, where, mesh, dim)
+        for (param, where), dim in zip(places.items(), dims, strict=True)
+    ]
     unit = Unit(modules, params, mesh, mp_policy, reshard_after_forward)
     for one in modules:
         one.__dict__[_ATTRIBUTE] = unit

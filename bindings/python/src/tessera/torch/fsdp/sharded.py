@@ -1,6 +1,10 @@
 """One parameter under `fully_shard`: sharded, it is a DTensor; whole, a plain parameter at an address of its own.
 
 Which of the two a module shows is the unit's to say. A parameter that several modules share is shown by all of them.
+
+The core cuts by rows. A parameter that is cut along another dimension has that one first there: its memory is seen
+through views, which have other strides than PyTorch's shards. So such a shard and its gradient are copies, which the
+program and its optimizer may take for what PyTorch's are: contiguous.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from ... import _core
 from ...errors import InvalidArgument, Unsupported
 from ..tensors import CORE, of_core
 
-__all__ = ["Sharded", "check", "over", "placements_of", "places_of"]
+__all__ = ["Sharded", "check", "dimension_of", "over", "places_of"]
 
 Place = tuple[nn.Module, str]
 
@@ -28,11 +32,6 @@ _TRAINED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # The parameters that were cut, as long as their units are there: a module of no unit yet may still have one.
 _cut: Any = WeakTensorKeyDictionary()
-
-
-def placements_of(mesh: DeviceMesh) -> tuple[Placement, ...]:
-    """Of a mesh of one dimension, or of replicas by shards."""
-    return (Shard(0),) if mesh.ndim == 1 else (Replicate(), Shard(0))
 
 
 def over(memory: _core.Memory, dtype: int, shape: tuple[int, ...]) -> torch.Tensor:
@@ -56,12 +55,16 @@ class Sharded:
         The modules that have it, each with its name there.
     mesh : DeviceMesh
         Of one dimension, or of replicas by shards.
+    dim : int
+        The dimension that is cut.
     """
 
-    def __init__(self, name: str, param: nn.Parameter, places: Sequence[Place], mesh: DeviceMesh) -> None:
+    def __init__(self, name: str, param: nn.Parameter, places: Sequence[Place], mesh: DeviceMesh, dim: int) -> None:
         self.name = name
         self.places = places
         self.mesh = mesh
+        self.dim = dim
+        self.placements: tuple[Placement, ...] = (Shard(dim),) if mesh.ndim == 1 else (Replicate(), Shard(dim))
         self.shape = tuple(param.shape)
         self.stride = param.stride()
         self.trained = param.requires_grad
@@ -70,26 +73,27 @@ class Sharded:
         self._accumulator: Any = None  # autograd's node that adds to the gradient of `whole`
         self.accumulated: Callable[[Sharded], None] | None = None  # called whenever it has
         self._shown_trained = False
-        self.grad: DTensor | None = None  # over the gradient of the shard
-        self._grad_views: dict[int, torch.Tensor] = {}
+        self.grad: DTensor | None = None  # of the shard
         ranks, rank = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
-        chunk = -(-self.shape[0] // ranks)
-        self.rows = slice(min(rank * chunk, self.shape[0]), min((rank + 1) * chunk, self.shape[0]))
-        self.own_shape = (self.rows.stop - self.rows.start, *self.shape[1:])
-        own = self.rows_of(param).clone()
+        size = self.shape[dim]
+        chunk = -(-size // ranks)
+        self.begin_at = min(rank * chunk, size)
+        self.own_size = min((rank + 1) * chunk, size) - self.begin_at
+        self.own_shape = (*self.shape[:dim], self.own_size, *self.shape[dim + 1 :])
+        own = self.part_of(param).clone(memory_format=torch.contiguous_format)
         _cut[param] = weakref.ref(self)
         self.show(nn.Parameter(self.distributed(own), requires_grad=param.requires_grad))
 
-    def rows_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's rows of something of the parameter's shape."""
-        return whole.detach()[self.rows]
+    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of something of the parameter's shape."""
+        return whole.detach().narrow(self.dim, self.begin_at, self.own_size)
 
     def distributed(self, own: torch.Tensor) -> DTensor:
         """The DTensor of which this rank has `own`."""
         return DTensor.from_local(
             own,
             self.mesh,
-            placements_of(self.mesh),
+            self.placements,
             run_check=False,
             shape=torch.Size(self.shape),
             stride=self.stride,
@@ -108,6 +112,20 @@ class Sharded:
 
     # ------------------------------------------------------------ from the core's model on
 
+    @property
+    def core_shape(self) -> tuple[int, ...]:
+        """As the core has it."""
+        return (self.shape[self.dim], *self.shape[: self.dim], *self.shape[self.dim + 1 :])
+
+    @property
+    def core_name(self) -> str:
+        """Tells the core of a rank that cuts it along another dimension."""
+        return self.name if self.dim == 0 else f"{self.name} (Shard({self.dim}))"
+
+    def _seen(self, memory: _core.Memory, dtype: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor over memory of the core's, with the dimensions where the parameter has them."""
+        return over(memory, dtype, shape).movedim(0, self.dim)
+
     def begin(self, handle: _core.FSDP, number: int) -> None:
         """The core has memory for the shard: it takes the values, and is what the DTensor has from now on."""
         self.number = number
@@ -119,38 +137,50 @@ class Sharded:
                 f"parameter {self.name!r} is a {type(self.sharded).__name__}, no DTensor any more: change modules "
                 "before fully_shard"
             )
+        self._check_replaced(self.sharded)
         local = self.sharded._local_tensor
         if local.device.type == "meta":
             raise InvalidArgument(
                 f"parameter {self.name!r} has no values yet: it is on the meta device. Call to_empty(device='cpu') on "
                 "the module, and initialise or load its parameters, before the first forward"
             )
-        self.own = over(*_core.fsdp_shard(handle, number))
+        self.own = self._seen(*_core.fsdp_shard(handle, number))
         self._take(self.sharded)
         if self.trained:
-            self.grad = self.distributed(over(*_core.fsdp_shard_grad(handle, number)))
+            self.own_grad = self._seen(*_core.fsdp_shard_grad(handle, number))
+            self.grad = self.distributed(self.own_grad.contiguous())
 
     def _take(self, sharded: nn.Parameter) -> None:
         with torch.no_grad():
             self.own.copy_(sharded._local_tensor)
-        sharded._local_tensor = self.own
+        sharded._local_tensor = self.own.contiguous()  # itself, if it is that
         self.sharded = sharded
+
+    def bring(self) -> None:
+        """Of a shard that is a copy the core gets what the program has made of it."""
+        with torch.no_grad():
+            _copy_unless_same(self.own, self.sharded._local_tensor)
 
     def adopt(self) -> None:
         """Another DTensor may have been put in its place since: its values count, and it is the shard."""
         shown = self.shown
         if shown is not self.sharded and shown is not self.whole:
-            if not isinstance(shown, DTensor) or tuple(shown.shape) != self.shape:
-                raise InvalidArgument(
-                    f"parameter {self.name!r} was replaced by a {type(shown).__name__} of shape {tuple(shown.shape)}"
-                )
+            self._check_replaced(shown)
             self._take(shown)
+
+    def _check_replaced(self, by: nn.Parameter) -> None:
+        told = f"a {type(by).__name__} of shape {tuple(by.shape)}"
+        if isinstance(by, DTensor) and tuple(by.shape) == self.shape:
+            if tuple(by.placements) == self.placements:
+                return
+            told = f"a DTensor that is placed as {by.placements} says, and not {self.placements}"
+        raise InvalidArgument(f"parameter {self.name!r} was replaced by {told}")
 
     def make_whole(self, handle: _core.FSDP) -> None:
         """Show it whole. Its unit is."""
         self._shown_trained = trained = self.trained and self.sharded.requires_grad
         if self.whole is None:
-            view = over(*_core.fsdp_whole(handle, self.number, counted=False))
+            view = self._seen(*_core.fsdp_whole(handle, self.number, counted=False))
             self.whole = nn.Parameter(view, requires_grad=trained)
         if self.whole.requires_grad is not trained:  # it was frozen, or unfrozen, since
             self.whole.requires_grad_(trained)
@@ -195,8 +225,7 @@ class Sharded:
         whole.grad = None
         if grad.layout is not torch.strided:
             raise Unsupported(f"the gradient of {self.name!r} is {grad.layout}; dense ones are reduced")
-        memory, dtype, shape = _core.fsdp_grad(handle, self.number, counted=False)
-        view = over(memory, dtype, shape)
+        view = self._seen(*_core.fsdp_grad(handle, self.number, counted=False))
         with torch.no_grad():
             if adds:
                 view.add_(grad, alpha=factor)
@@ -207,18 +236,25 @@ class Sharded:
 
     def check_own_gradient(self) -> None:
         """A gradient that stands is what is added to: it lies where the core adds."""
-        given, own = self.sharded.grad, self.grad
-        if own is None:
+        given = self.sharded.grad
+        if self.grad is None:
             return
         if given is None:
-            own._local_tensor.zero_()
-        elif given is not own:
-            own._local_tensor.copy_(given.to_local() if isinstance(given, DTensor) else given)
+            self.own_grad.zero_()
+        else:
+            _copy_unless_same(self.own_grad, given._local_tensor if isinstance(given, DTensor) else given)
 
     def give_gradient(self, handle: _core.FSDP) -> None:
         """The shard's gradient is reduced. One that no rank had stays None."""
         if self.sharded.requires_grad and (self.sharded.grad is not None or _core.fsdp_used(handle, self.number)):
+            assert self.grad is not None
+            _copy_unless_same(self.grad._local_tensor, self.own_grad)
             self.sharded.grad = self.grad
+
+
+def _copy_unless_same(to: torch.Tensor, of: torch.Tensor) -> None:
+    if to.data_ptr() != of.data_ptr():
+        to.copy_(of)
 
 
 def check(name: str, param: nn.Parameter) -> None:
@@ -253,6 +289,32 @@ def check(name: str, param: nn.Parameter) -> None:
             f"parameter {name!r} is {param.dtype}; float16, bfloat16, float32 and float64 are sharded, and other "
             "dtypes of parameters without a gradient"
         )
+
+
+def dimension_of(name: str, param: nn.Parameter, placement: Any) -> int:
+    """Along which a parameter is cut where `shard_placement_fn` has returned `placement` for it.
+
+    Raises
+    ------
+    InvalidArgument, Unsupported
+        It has no such dimension, or that is no `Shard`.
+    """
+    if placement is None:
+        return 0
+    if hasattr(placement, "mesh_info"):
+        raise Unsupported(
+            f"parameter {name!r}: shard_placement_fn returned a {type(placement).__name__}; all parameters of a call "
+            "have its mesh, so that it may return a Shard alone"
+        )
+    if type(placement) is not Shard:
+        raise InvalidArgument(f"parameter {name!r}: shard_placement_fn returned {placement!r}, no Shard and not None")
+    dim = placement.dim + param.ndim if placement.dim < 0 else placement.dim
+    if not 0 <= dim < param.ndim:
+        raise InvalidArgument(
+            f"parameter {name!r}: shard_placement_fn returned {placement!r} for the shape {tuple(param.shape)}, which "
+            f"has dimensions from {-param.ndim} to {param.ndim - 1}"
+        )
+    return dim
 
 
 def places_of(

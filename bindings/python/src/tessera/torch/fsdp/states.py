@@ -154,7 +154,7 @@ def sharded_like(value: Any, param: Sharded) -> Any:
         return value
     if not isinstance(value, DTensor) and value.ndim > 0:
         if tuple(value.shape) == param.shape:
-            return param.distributed(param.rows_of(value).clone())
+            return param.distributed(param.part_of(value).clone())
         if tuple(value.shape) == param.own_shape:
             return param.distributed(value.clone())
     return value.clone()

@@ -120,9 +120,10 @@ class Unit:
             engine.begin_forward()
         if self.policy.cast_forward_inputs and self.policy.param_dtype is not None:
             args, kwargs = _cast((args, kwargs), self.policy.param_dtype)
+        if engine is not None:
+            self.computing += not engine.running  # what is computed again may end in the middle
         if engine is not None and self.params:
             engine.forward(self)
-            self.computing += not engine.running  # what is computed again may end in the middle
             if torch.is_grad_enabled():
                 args, kwargs = self._watch_inputs(args, kwargs)
         return args, kwargs
@@ -130,8 +131,9 @@ class Unit:
     @torch.compiler.disable
     def _post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         engine = self.engine
-        if engine is not None and self.params:
+        if engine is not None:
             self.computing -= not engine.running
+        if engine is not None and self.params:
             self._left.discard(module)
             if not self._left or not torch.is_grad_enabled():
                 self._left = set(self.modules)
@@ -216,7 +218,7 @@ def begin(root: Unit) -> None:
     root.is_root = True
     if not with_params:
         return
-    engine = Engine(root.modules[0], with_params)
+    engine = Engine(root, with_params)
     for unit in units.values():
         unit.engine = engine
 

@@ -307,9 +307,9 @@ class FullyShardedDataParallel(nn.Module):
             for param, sharded, whole in shown:
                 if writeback:
                     with torch.no_grad():
-                        sharded.to_local().copy_(param.rows_of(whole))
+                        sharded.to_local().copy_(param.part_of(whole))
                         if with_grads and whole.grad is not None and sharded.grad is not None:
-                            sharded.grad.to_local().copy_(param.rows_of(whole.grad))
+                            sharded.grad.to_local().copy_(param.part_of(whole.grad))
                 param.show(sharded)
 
     # ------------------------------------------------------------ states
