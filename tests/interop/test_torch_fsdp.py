@@ -78,14 +78,13 @@ def test_parameters_cut_by_columns_train_as_pytorchs(tmp_path: Path) -> None:
         "gradients_add_up",
         "narrow_types",
         "without_values_until_later",
-        "whole_by_hand",
         "checkpoints",
         "a_step_that_failed",
         "units_that_are_in_use",
         "memory_is_left_after_backward",
     ]
     drawn = sample(checks, 3, "columns under fully_shard")
-    run_ranks(JOBS, 2, "checks_by_columns", tmp_path, *drawn, "what_changes_shards_is_seen")
+    run_ranks(JOBS, 2, "checks_by_columns", tmp_path, *drawn, "what_changes_shards_is_seen", "whole_by_hand")
 
 
 def test_replicas_of_columns_on_two_hosts(tmp_path: Path) -> None:
