@@ -87,6 +87,7 @@ tsr::SaverOptions saver_options_in(const tsr_saver_options* options) {
     out.when_busy = static_cast<tsr::WhenBusy>(o.when_busy);
     out.priority = flag(o.low_priority, "low_priority") ? tsr::Priority::low : tsr::Priority::normal;
     out.copies = flag(o.copy_on_demand, "copy_on_demand") ? tsr::Copies::on_demand : tsr::Copies::at_once;
+    out.check_replicas = flag(o.check_replicas, "check_replicas") ? tsr::CheckReplicas::yes : tsr::CheckReplicas::no;
     out.staging_bytes = o.staging_bytes;
     out.write_bytes_per_s = o.write_bytes_per_s;
     out.progress = progress_in(o.progress, o.progress_data);

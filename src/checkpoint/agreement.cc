@@ -30,8 +30,8 @@ std::string common_text(const Digest& tensors, const State& state, const Values&
 
 }  // namespace
 
-void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, PlanCache& plans, SaveJob& job,
-                    const State& state) {
+void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, CheckReplicas check,
+                    PlanCache& plans, SaveJob& job, const State& state) {
     Values values;
     auto error = attempt([&] { values = state.collect(); });
     struct Record {
@@ -93,6 +93,11 @@ void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& op
         }
         const auto agreed = peers.vote(difference);
         throw Error(agreed.value_or(Error(Code::mismatch, "the ranks' states differ")).with_operation("save"));
+    }
+    if (check == CheckReplicas::yes) {
+        const Aliases none;
+        const auto differ = compare_replicas(peers, state, values, same_aliases ? planned->aliases : none);
+        if (differ) throw Error(differ->with_operation("save"));
     }
     job.save_id.assign(records[0].save_id.begin(), records[0].save_id.end());
     job.directory = join(root, step_directory_name(job.step, job.save_id));

@@ -12,6 +12,7 @@
 #include "checkpoint/native/plan.hpp"
 #include "checkpoint/native/staging.hpp"
 #include "checkpoint/peers.hpp"
+#include "checkpoint/replicas.hpp"
 #include "checkpoint/state.hpp"
 #include "checkpoint/torch_dcp/writer.hpp"
 
@@ -59,7 +60,7 @@ std::optional<Error> attempt(Body&& body) {
 
 // Collective. Fills `job`, whose step and metrics are set; throws the same error on every rank if they do not agree. A rank's own
 // failure after that waits in job.error for the next vote, on which the others already count.
-void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, PlanCache& plans, SaveJob& job,
-                    const State& state);
+void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, CheckReplicas check,
+                    PlanCache& plans, SaveJob& job, const State& state);
 
 }  // namespace tsr

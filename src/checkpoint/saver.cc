@@ -80,10 +80,11 @@ Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverO
         Digest host;
         int32_t when_busy;
         int32_t format;
+        int32_t check_replicas;
     };
     std::vector<Record> records;
     const Record record{digest_of(root_), digest_of(host_id()), static_cast<int32_t>(options_.when_busy),
-                        static_cast<int32_t>(options_.format)};
+                        static_cast<int32_t>(options_.format), static_cast<int32_t>(options_.check_replicas)};
     auto agreed = peers_.vote(error, record, records);
     if (agreed) throw Error(*agreed);
     ranks_here_ = static_cast<uint64_t>(
@@ -101,6 +102,8 @@ Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverO
             what = "has another when_busy";
         } else if (records[rank].format != records[0].format) {
             what = "has another format";
+        } else if (records[rank].check_replicas != records[0].check_replicas) {
+            what = "has another check_replicas";
         }
         if (what == nullptr) continue;
         throw Error(Code::mismatch, fmt::format("rank {} {} than rank 0", rank, what))
@@ -312,7 +315,7 @@ bool Saver::should_stop(int64_t step, bool told) {
 }
 
 void Saver::prepare(Peers& peers, SaveJob& job, const State& state) {
-    agree_on_state(peers, root_, options_.plan, plans_, job, state);
+    agree_on_state(peers, root_, options_.plan, options_.check_replicas, plans_, job, state);
     if (job.error) return;
     job.error = attempt([&] {
         for (const auto& copy : state.shared_copies()) copy->check_whole();

@@ -24,6 +24,7 @@
 #include "checkpoint/native/writer.hpp"
 #include "checkpoint/peers.hpp"
 #include "checkpoint/progress.hpp"
+#include "checkpoint/replicas.hpp"
 #include "checkpoint/save_queue.hpp"
 #include "comm/communicator.hpp"
 #include "comm/work.hpp"
@@ -53,6 +54,7 @@ struct SaverOptions {
     WhenBusy when_busy = WhenBusy::wait;
     Priority priority = Priority::normal;  // of saves in the background
     Copies copies = Copies::at_once;
+    CheckReplicas check_replicas = CheckReplicas::no;
     int64_t staging_bytes = 0;  // bound of the memory for copies of the state; 0: what it needs
     StagingPool::FreeMemory free_memory = available_memory;  // of this host, for all ranks on it
     int64_t write_bytes_per_s = 0;                           // of this rank; 0: no limit

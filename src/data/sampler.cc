@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "data/splitmix64.hpp"
+#include "base/splitmix64.hpp"
 
 namespace tsr {
 

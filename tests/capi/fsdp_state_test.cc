@@ -76,6 +76,48 @@ TEST(FsdpApi, StatesHoldShardsAtAnyNumberOfRanks) {
     }
 }
 
+// Two replicas of two shards each: what of one rank differs from its replica's, is told where that is asked for.
+TEST(FsdpApi, ReplicasOfShardsAreCompared) {
+    const tsr::testing::TemporaryDirectory directory;
+    api::run_ranks(4, [&](tsr_comm* comm, int32_t rank) {
+        Model model(1);
+        tsr_fsdp_options options = api::defaults();
+        options.shard_ranks = 2;
+        const auto fsdp = model.create(comm, &options);
+        api::Owned<tsr_optimizer> adamw;
+        ASSERT_OK(tsr_fsdp_adamw(fsdp, nullptr, adamw.out()));
+        api::Owned<tsr_state> state;
+        ASSERT_OK(tsr_state_create(state.out()));
+        ASSERT_OK(tsr_state_add_fsdp(state, "model", fsdp));
+        ASSERT_OK(tsr_state_add_optimizer(state, "optim", adamw));
+        tsr_saver_options saving;
+        ASSERT_OK(tsr_saver_options_init(&saving, sizeof saving));
+        saving.check_replicas = 1;
+        api::Owned<tsr_saver> saver;
+        ASSERT_OK(tsr_saver_create(comm, directory.path().c_str(), &saving, saver.out()));
+        backward(fsdp, 1);
+        ASSERT_OK(tsr_optimizer_step(adamw));
+        ASSERT_OK(tsr_saver_save(saver, 1, state));
+        tsr_param shard{};
+        ASSERT_OK(tsr_fsdp_shard(fsdp, 0, &shard));
+        const float before = floats(shard.tensor)[0];
+        if (rank == 3) floats(shard.tensor)[0] += 1;
+        EXPECT_FAILS(tsr_saver_save(saver, 2, state), TSR_E_MISMATCH,
+                     "tensor 'model.fc1.weight', its part [3:5, 0:2], differs between ranks that should hold the same: "
+                     "rank 3 has other bytes than rank 1;");
+        floats(shard.tensor)[0] = before;
+        if (rank == 0) {
+            ASSERT_OK(tsr_optimizer_set_lr(adamw, 7));
+        }
+        EXPECT_FAILS(
+            tsr_saver_save_async(saver, 2, state, nullptr), TSR_E_MISMATCH,
+            "value 'optim.param_groups.0.lr' differs between ranks that should hold the same: rank 0 has another "
+            "than rank 1;");
+        ASSERT_OK(tsr_optimizer_set_lr(adamw, 7));
+        ASSERT_OK(tsr_saver_save(saver, 2, state));
+    });
+}
+
 TEST(FsdpApi, NothingIsLoadedWhileUnitsAreWhole) {
     const tsr::testing::TemporaryDirectory directory;
     api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {

@@ -55,6 +55,8 @@ struct Trainer {
         options.keep_latest = 2;
         options.timeout_ms = tsr::testing::patience_ms(30000);
         options.writer = "c++";
+        EXPECT_EQ(options.check_replicas, 0);
+        options.check_replicas = 1;
         EXPECT_OK(tsr_saver_create(comm, root.c_str(), &options, saver.out()));
     }
 
@@ -176,6 +178,26 @@ TEST(SaverApi, AJobGoesOnAtAnotherWorldSizeAsIfNothingHadHappened) {
     EXPECT_THAT(manifest, HasSubstr("\"language\":\"c++\""));
     EXPECT_THAT(manifest, HasSubstr("\"loss\":0.25"));
     EXPECT_THAT(path_of(checkpoint), HasSubstr("step-00000004-"));
+}
+
+TEST(SaverApi, RanksThatHoldOthersAreToldWhereItIsAskedFor) {
+    const api::TemporaryDirectory dir;
+    api::run_ranks(2, [&](tsr_comm* comm, int32_t rank) {
+        api::Array<float> weights({1000}, static_cast<float>(rank));
+        const auto state = api::state_of("w", weights);
+        tsr_saver_options options;
+        ASSERT_OK(tsr_saver_options_init(&options, sizeof options));
+        api::Owned<tsr_saver> saver;
+        options.check_replicas = 2;
+        EXPECT_FAILS(tsr_saver_create(comm, dir.path().c_str(), &options, saver.out()), TSR_E_INVALID_ARGUMENT,
+                     "check_replicas is 2");
+        options.check_replicas = 1;
+        ASSERT_OK(tsr_saver_create(comm, dir.path().c_str(), &options, saver.out()));
+        EXPECT_FAILS(tsr_saver_save(saver, 1, state), TSR_E_MISMATCH,
+                     "tensor 'w' differs between ranks that should hold the same: rank 1 has other bytes than rank 0");
+        weights.values.assign(weights.values.size(), 1.0F);
+        EXPECT_OK(tsr_saver_save(saver, 1, state));
+    });
 }
 
 TEST(SaverApi, KeepsTheUnionAndKnowsTheBest) {

@@ -9,7 +9,7 @@
 #include <numeric>
 
 #include "base/error.hpp"
-#include "data/splitmix64.hpp"
+#include "base/splitmix64.hpp"
 
 namespace tsr {
 namespace {

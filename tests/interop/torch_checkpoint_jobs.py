@@ -267,6 +267,18 @@ def errors(where: str) -> None:
     differing = {"a": torch.zeros(3 + rank)}
     refused(ts.Mismatch, "'a'", lambda: tcp.save(differing, checkpoint_id=directory / "differing"))
     refused(ts.Mismatch, "as a DTensor", lambda: tcp.save(differing, checkpoint_id=directory / "differing"))
+    # Replicas that differ, where the writer compares them.
+    checking = tcp.FileSystemWriter(directory / "replicas", check_replicas=True)
+    pairs = init_device_mesh("cpu", (dist.get_world_size(), 1))
+    halves = DTensor.from_local(torch.full((3, 2), float(rank)), pairs, [Replicate(), Shard(0)], run_check=False)
+    only = {f"only{rank}": rank}  # names that the ranks do not share make them exchange tables
+    for other in ({}, only):
+        for mixed in ({"m": torch.full((3,), float(rank))}, {"m": halves}, {"m": rank}):
+            for save in (tcp.save, tcp.async_save):
+                mine = {**mixed, **other}
+                refused(ts.Mismatch, "'m'", lambda save=save, mine=mine: save(mine, storage_writer=checking))
+        assert not list((directory / "replicas").glob("step-*"))
+    tcp.save({"m": torch.ones(3), "n": 1, **only}, storage_writer=checking)
     # One rank cannot bring its part; nothing is written.
     bad = {"a": torch.zeros(3, device="meta" if rank == 1 else "cpu")}
     refused(ts.InvalidArgument, "meta", lambda: tcp.save(bad, checkpoint_id=directory / "bad"))

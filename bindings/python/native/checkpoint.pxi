@@ -26,8 +26,8 @@ cdef class Checkpoint(Handle):
 
 def saver_create(Comm comm, object root, *, keep_latest=None, timeout_ms=None, writer=None, writer_version=None,
                  format=None, best_metric=None, best_is_higher=None, keep_best=None, keep_every=None, when_busy=None,
-                 low_priority=None, copy_on_demand=None, staging_bytes=None, write_bytes_per_s=None, progress=None,
-                 Storage storage=None):
+                 low_priority=None, copy_on_demand=None, check_replicas=None, staging_bytes=None,
+                 write_bytes_per_s=None, progress=None, Storage storage=None):
     cdef Lease lease = None if comm is None else use(comm)
     cdef Lease storage_lease = None if storage is None else share(storage)
     cdef list keep = []
@@ -60,6 +60,8 @@ def saver_create(Comm comm, object root, *, keep_latest=None, timeout_ms=None, w
         o.low_priority = bool(low_priority)
     if copy_on_demand is not None:
         o.copy_on_demand = bool(copy_on_demand)
+    if check_replicas is not None:
+        o.check_replicas = bool(check_replicas)
     if staging_bytes is not None:
         o.staging_bytes = int64(staging_bytes, "staging_bytes")
     if write_bytes_per_s is not None:

@@ -516,6 +516,7 @@ cdef extern from "tessera/checkpoint.h" nogil:
         void *progress_data
         const tsr_storage *storage
         int32_t copy_on_demand
+        int32_t check_replicas
     ctypedef struct tsr_open_options:
         size_t struct_size
         const tsr_storage *storage

@@ -319,6 +319,26 @@ def test_ctrl_c_during_a_callback_is_keyboard_interrupt(tmp_path: Path):
         assert ts.Checkpoint(tmp_path).step == 2
 
 
+def test_ranks_that_hold_others_are_told_where_it_is_asked_for(ranks, tmp_path: Path):
+    def body(comm: ts.Comm) -> None:
+        with ts.Saver(comm, tmp_path, check_replicas=True) as saver:
+            w = np.full((3, 2), comm.rank, np.float32)
+            state = ts.State(w=w, epoch=1, rng=ts.PerRank(comm, comm.rank))
+            for save in (saver.save, saver.save_async):
+                with pytest.raises(ts.Mismatch, match=r"tensor 'w' differs.*rank 1 has other bytes than rank 0"):
+                    save(1, state)
+            w[:] = np.nan
+            saver.save(1, state)
+            state["epoch"] = comm.rank
+            with pytest.raises(ts.Mismatch, match=r"value 'epoch' differs.*PerRank"):
+                saver.save(2, state)
+
+    ranks(2, body)
+    assert steps(tmp_path) == [1]
+    with ts.Saver(None, tmp_path, check_replicas=True) as saver:
+        saver.save(2, ts.State(w=np.zeros(3)))
+
+
 def test_all_ranks_stop_at_the_same_step_when_one_is_told(ranks, tmp_path: Path):
     def body(comm: ts.Comm) -> list[bool]:
         with ts.Saver(comm, tmp_path) as saver:

@@ -68,6 +68,11 @@ typedef struct tsr_saver_options {
                                before that. Nobody else may write there from the call to the end of that step, or until
                                tsr_work_staged tells that all is copied: neither the trainer, nor a load of another
                                state or a collective into the same memory. If the state is larger than staging_bytes, or than what is free, all is copied at once */
+    /* 1: a save compares what several ranks hold, tensors, shards and values, byte by byte (-0.0 is not 0.0), before anything
+     * is written, and is a MISMATCH that names the first that differs and the ranks; the same on every rank. Each rank reads
+     * all that it shares with others. 0 (default): nothing is compared; large replicas are written in parts by several
+     * ranks, and have to be equal; values are rank 0's. */
+    int32_t check_replicas;
 } tsr_saver_options;
 
 /** Write the defaults into `options`.
@@ -96,8 +101,8 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_create(tsr_comm *comm, const char *roo
  *  @param saver  borrowed for the call
  *  @param step   steps completed, not negative, the same on every rank
  *  @param state  borrowed for the call; the same names, dtypes, shapes and layouts on every rank
- *  @return TSR_OK, MISMATCH (states or steps differ), IO, TIMEOUT, ABORTED, PEER_LOST, COMMIT_UNKNOWN, INVALID_ARGUMENT,
- *          INVALID_STATE, INTERRUPTED
+ *  @return TSR_OK, MISMATCH (states or steps differ, or, with check_replicas, what ranks hold of the same), IO, TIMEOUT,
+ *          ABORTED, PEER_LOST, COMMIT_UNKNOWN, INVALID_ARGUMENT, INVALID_STATE, INTERRUPTED
  *  @threadsafety exclusive saver and state  @collective yes  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_saver_save(tsr_saver *saver, int64_t step, tsr_state *state);
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "data/splitmix64.hpp"
+#include "base/splitmix64.hpp"
 #include "optim/adam.hpp"
 #include "optim/sgd.hpp"
 #include "parallel/ddp/ddp.hpp"

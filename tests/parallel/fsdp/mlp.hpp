@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "data/splitmix64.hpp"
+#include "base/splitmix64.hpp"
 #include "parallel/model.hpp"
 
 namespace tsr::testing {

@@ -370,6 +370,7 @@ def saver_create(
     when_busy: int | None = None,
     low_priority: bool | None = None,
     copy_on_demand: bool | None = None,
+    check_replicas: bool | None = None,
     staging_bytes: int | None = None,
     write_bytes_per_s: int | None = None,
     progress: Callable[[int, int, int], object] | None = None,

@@ -128,6 +128,11 @@ class Saver(Closable):
         memory. Nobody else may write there from the call to the end of that step, or until `Save.staged` is done:
         neither the trainer, nor a load of another state or a collective into the same memory. If the state is larger
         than `staging_bytes`, or than what is free, all is copied at once.
+    check_replicas : bool, default False
+        A save compares what several ranks hold, tensors, shards and values, byte by byte (-0.0 is not 0.0), and raises
+        `Mismatch`, which names the first that differs and the ranks. The same on every rank. Each rank reads all that
+        is replicated. Else large replicas are written in parts by several ranks, and have to be equal; values are
+        rank 0's.
     staging_bytes : int, default 0
         Bound of the memory for copies of the state on this rank, at least 8 MiB; 0: what it needs. For a larger state,
         or one larger than this rank's share of the memory that is free, `save_async` writes a part before it returns.
@@ -164,6 +169,7 @@ class Saver(Closable):
         when_busy: Literal["wait", "refuse", "replace"] | None = None,
         low_priority: bool | None = None,
         copy_on_demand: bool | None = None,
+        check_replicas: bool | None = None,
         staging_bytes: int | None = None,
         write_bytes_per_s: int | None = None,
         progress: ProgressFn | None = None,
@@ -187,6 +193,7 @@ class Saver(Closable):
                 when_busy=None if when_busy is None else _WHEN_BUSY[when_busy],
                 low_priority=low_priority,
                 copy_on_demand=copy_on_demand,
+                check_replicas=check_replicas,
                 staging_bytes=staging_bytes,
                 write_bytes_per_s=write_bytes_per_s,
                 progress=self._progress,
@@ -218,7 +225,7 @@ class Saver(Closable):
         Raises
         ------
         Mismatch
-            The ranks' states or steps differ.
+            The ranks' states or steps differ, or, with `check_replicas`, what they hold of the same.
         TesseraIOError, TesseraTimeout, PeerLost, CommitUnknown
             The save failed; all ranks get the same error, and the former checkpoint is untouched.
         """

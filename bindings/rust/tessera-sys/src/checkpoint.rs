@@ -41,6 +41,7 @@ structs! {
         progress_data: *mut c_void,
         storage: *const tsr_storage,
         copy_on_demand: i32,
+        check_replicas: i32,
     }
     /// `tsr_open_options`.
     struct tsr_open_options {

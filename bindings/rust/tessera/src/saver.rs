@@ -54,6 +54,7 @@ pub struct SaverBuilder<'a> {
     when_busy: WhenBusy,
     low_priority: bool,
     copy_on_demand: bool,
+    check_replicas: bool,
     staging_bytes: Option<u64>,
     write_bytes_per_s: Option<u64>,
     progress: Option<Box<Watcher<'static>>>,
@@ -142,6 +143,15 @@ impl SaverBuilder<'_> {
         self
     }
 
+    /// Whether a save compares what several ranks hold, tensors, shards and values, byte by byte (-0.0 is not 0.0), and is
+    /// a [`Code::Mismatch`] that names the first that differs and the ranks; the same on every rank. Each rank reads all
+    /// that is replicated. Else large replicas are written in parts by several ranks, and have to be equal; values are
+    /// rank 0's. The default is false.
+    pub fn check_replicas(mut self, check: bool) -> Self {
+        self.check_replicas = check;
+        self
+    }
+
     /// The bound of the memory for copies of the state on this rank, at least 8 MiB; the default is 0: what the state
     /// needs. For a larger state, or one larger than this rank's share of the memory that is free, [`Saver::save_async`]
     /// writes a part before it returns.
@@ -215,6 +225,7 @@ impl SaverBuilder<'_> {
         };
         raw.low_priority = i32::from(self.low_priority);
         raw.copy_on_demand = i32::from(self.copy_on_demand);
+        raw.check_replicas = i32::from(self.check_replicas);
         if let Some(bytes) = self.staging_bytes {
             raw.staging_bytes = signed("staging_bytes", bytes)?;
         }
@@ -308,6 +319,7 @@ impl Saver {
             when_busy: WhenBusy::Wait,
             low_priority: false,
             copy_on_demand: false,
+            check_replicas: false,
             staging_bytes: None,
             write_bytes_per_s: None,
             progress: None,

@@ -314,6 +314,20 @@ fn what_the_library_says_comes_before_a_panic_of_a_callback() {
 }
 
 #[test]
+fn ranks_that_hold_others_are_told_where_it_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    ranks(2, |comm| {
+        let saver = Saver::at(&comm, folder.path()).check_replicas(true).open().unwrap();
+        let weight = tensor(comm.rank().unwrap() as f32);
+        let error = saver.save(1, &State::new().with("w", &weight)).unwrap_err();
+        assert_eq!(error.code(), Code::Mismatch);
+        assert!(error.to_string().contains("tensor 'w' differs"), "{error}");
+        assert!(error.to_string().contains("rank 1 has other bytes than rank 0"), "{error}");
+        saver.save(1, &State::new().with("w", &tensor(1.0))).unwrap();
+    });
+}
+
+#[test]
 fn all_ranks_stop_at_the_same_step_when_one_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let stops = ranks(3, |comm| {

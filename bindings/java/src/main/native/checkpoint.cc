@@ -31,8 +31,8 @@ void progress_drop(JNIEnv* env, jclass, jlong kept) {
 }
 
 // Bits of `given` and fields of `numbers`: 0 keep_latest, 1 timeout_ms, 2 best_is_higher, 3 keep_best, 4 keep_every,
-// 5 when_busy, 6 low_priority, 7 staging_bytes, 8 write_bytes_per_s, 9 copy_on_demand. `comm` 0: one rank; `progress` 0:
-// none; `storage` 0: a directory. The writer is always this binding.
+// 5 when_busy, 6 low_priority, 7 staging_bytes, 8 write_bytes_per_s, 9 copy_on_demand, 10 check_replicas. `comm` 0: one
+// rank; `progress` 0: none; `storage` 0: a directory. The writer is always this binding.
 jlong saver_create(JNIEnv* env, jclass, jlong comm, jbyteArray root, jint given, jlongArray numbers,
                    jbyteArray writer_version, jbyteArray format, jbyteArray best_metric, jlong progress,
                    jlong storage) {
@@ -51,6 +51,7 @@ jlong saver_create(JNIEnv* env, jclass, jlong comm, jbyteArray root, jint given,
         set_if(given, 7, options.staging_bytes, fields.at(7));
         set_if(given, 8, options.write_bytes_per_s, fields.at(8));
         set_if(given, 9, options.copy_on_demand, fields.at(9));
+        set_if(given, 10, options.check_replicas, fields.at(10));
         options.writer = "java";
         options.writer_version = version.c_str();
         options.format = form.c_str();

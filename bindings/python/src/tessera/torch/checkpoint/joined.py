@@ -81,6 +81,9 @@ def _merged(name: str, lines: dict[int, list[Any]], pieces: list[torch.Tensor], 
                 f"{name!r} is a {line[1]} {line[3]} {tuple(line[4])} on rank {other}, and a {kind} {dtype} "
                 f"{tuple(shape)} on rank {first}{hint if rows else ''}"
             )
+    own = lines.get(rank)
+    if own is not None and own[1] == "value":  # rank 0's is saved; check_replicas compares them
+        text = own[-1]
     entry = Entry(name, kind, tuple(path), dtype, tuple(shape), spec, pieces, text)
     if kind == "value":
         return entry

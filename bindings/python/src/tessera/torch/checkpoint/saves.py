@@ -78,6 +78,7 @@ class Save:
         progress: ProgressFn | None = None,
         low_priority: bool = False,
         write_bytes_per_s: int | None = None,
+        check_replicas: bool = False,
     ) -> None:
         if format not in FORMATS:
             raise InvalidArgument(f"the format {format!r} is none of {', '.join(FORMATS)}")
@@ -91,6 +92,7 @@ class Save:
         self._progress = watch_progress(progress)
         self._low_priority = low_priority
         self._write_bytes_per_s = write_bytes_per_s
+        self._check_replicas = check_replicas
 
     def now(self, rows: Callable[[], list[Row]]) -> Metadata:
         """Save and return when the checkpoint is committed. Collective; all ranks raise if one fails."""
@@ -193,6 +195,7 @@ class Save:
             timeout_ms=self._timeout,
             low_priority=self._low_priority,
             write_bytes_per_s=self._write_bytes_per_s,
+            check_replicas=self._check_replicas,
             progress=self._progress,
             writer=_WRITER,
             writer_version=torch.__version__,

@@ -57,7 +57,7 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         Steps completed, stored with the checkpoint.
     timeout : float or timedelta, optional
         Deadline of the ranks' votes, in seconds.
-    progress, low_priority, write_bytes_per_s
+    progress, low_priority, write_bytes_per_s, check_replicas
         As `tessera.Saver` takes them.
     """
 
@@ -79,6 +79,7 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         progress: ProgressFn | None = None,
         low_priority: bool = False,
         write_bytes_per_s: int | None = None,
+        check_replicas: bool = False,
     ) -> None:
         if not sync_files:
             raise Unsupported("sync_files=False: a checkpoint of Tessera is durable when its save is done")
@@ -103,6 +104,7 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
         self.progress = progress
         self.low_priority = low_priority
         self.write_bytes_per_s = write_bytes_per_s
+        self.check_replicas = check_replicas
         self.copies = Copies() if self.cache_staged_state_dict else None
         self.reads_copies: Future[Metadata] | None = None  # the save in flight that uses them
         self._ranks: dict[str, Ranks] = {}  # by the job_id of their meeting; one at most
@@ -138,6 +140,7 @@ class FileSystemWriter(StorageWriter, BlockingAsyncStager):
             progress=self.progress,
             low_priority=self.low_priority,
             write_bytes_per_s=self.write_bytes_per_s,
+            check_replicas=self.check_replicas,
         )
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ public final class Saver extends NativeObject {
         private final Comm comm;
         private final Path root;
         private int given; // bit i: numbers[i] was set; in the order of saver_create in checkpoint.cc
-        private final long[] numbers = new long[10];
+        private final long[] numbers = new long[11];
         private String bestMetric;
         private Progress progress;
         private String format = "tessera";
@@ -222,6 +222,19 @@ public final class Saver extends NativeObject {
          */
         public Builder copyOnDemand(boolean late) {
             return set(9, late ? 1 : 0);
+        }
+
+        /**
+         * Whether a save compares what several ranks hold, tensors, shards and values, byte by byte (-0.0 is not 0.0), and is
+         * a {@link TesseraMismatchException} that names the first that differs and the ranks; the same on every rank. Each
+         * rank reads all that is replicated. Else large replicas are written in parts by several ranks, and have to be
+         * equal; values are rank 0's.
+         *
+         * @param check the default is false
+         * @return this
+         */
+        public Builder checkReplicas(boolean check) {
+            return set(10, check ? 1 : 0);
         }
 
         /**

@@ -379,6 +379,19 @@ class SaverTest {
     }
 
     @Test
+    void ranksThatHoldOthersAreToldWhereItIsAskedFor() throws Exception {
+        Ranks.run(2, comm -> {
+            try (Saver saver = Saver.at(comm, root).checkReplicas(true).open()) {
+                final String message = assertThrows(
+                        TesseraMismatchException.class, () -> saver.save(1, state(comm.rank()))).getMessage();
+                assertTrue(message.contains("tensor 'w' differs"), message);
+                assertTrue(message.contains("rank 1 has other bytes than rank 0"), message);
+                saver.save(1, state(1));
+            }
+        });
+    }
+
+    @Test
     void allRanksStopAtTheSameStepWhenOneIsTold() throws Exception {
         Ranks.run(3, comm -> {
             try (Saver saver = Saver.at(comm, root).open()) {
