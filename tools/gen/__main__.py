@@ -9,14 +9,16 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True
 
+import cython  # noqa: E402
 import parity  # noqa: E402
+import rust  # noqa: E402
 from c_api import ROOT, Api, read  # noqa: E402
 
 
 def outputs(api: Api, root: Path) -> tuple[dict[str, str], list[str]]:
     """The text of each generated file, and what is wrong."""
     page, faults = parity.page(api, root)
-    return {"docs/PARITY.md": page}, faults
+    return {"docs/PARITY.md": page, **cython.files(api), **rust.files(api)}, faults
 
 
 def main() -> int:

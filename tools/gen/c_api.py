@@ -52,6 +52,12 @@ class Function:
         return found[1].strip() if found else ""
 
 
+class Layout(NamedTuple):
+    size: int
+    align: int
+    offsets: dict[str, int]
+
+
 @dataclass
 class Struct:
     header: str
@@ -85,6 +91,37 @@ class Api:
     callbacks: list[Callback] = field(default_factory=list)
     structs: list[Struct] = field(default_factory=list)
     functions: list[Function] = field(default_factory=list)
+
+    def value(self, name: str) -> int:
+        return next(constant.value for constant in self.constants if constant.name == name)
+
+    def length(self, field: Variable) -> int:
+        """Of an array; 0 if it is none."""
+        return self.value(field.length) if field.length.startswith("TSR_") else int(field.length or 0)
+
+    def layout(self, struct: Struct) -> Layout:
+        """As C lays it out where pointers have 64 bits; tests compare it with what a compiler says."""
+        size, align = 0, 1
+        offsets = {}
+        for each in struct.fields:
+            width, need = self.size_of(each.type)
+            size = -(-size // need) * need
+            offsets[each.name] = size
+            size += width * (self.length(each) or 1)
+            align = max(align, need)
+        return Layout(-(-size // align) * align, align, offsets)
+
+    def size_of(self, name: str) -> tuple[int, int]:
+        """Size and alignment of a type."""
+        if inner := next((struct for struct in self.structs if struct.name == name), None):
+            layout = self.layout(inner)
+            return layout.size, layout.align
+        width = {"int32_t": 4, "uint32_t": 4, "uint16_t": 2}.get(self.plain(name), 8)
+        return width, width
+
+    def plain(self, name: str) -> str:
+        """The type that a typedef of a number stands for."""
+        return next((of for _, alias, of in self.aliases if alias == name), name)
 
     def options(self) -> list[Struct]:
         """The structs that a program fills after tsr_<name>_init."""

@@ -1,9 +1,0 @@
-//! `tessera/launch.h`.
-
-use crate::tsr_status;
-use std::ffi::c_char;
-
-functions! { "launch":
-    fn tsr_preempt_requested() -> i32;
-    fn tsr_record_error(message: *const c_char, traceback: *const c_char) -> tsr_status;
-}
