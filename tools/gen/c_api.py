@@ -90,6 +90,7 @@ class Api:
     constants: list[Constant] = field(default_factory=list)
     callbacks: list[Callback] = field(default_factory=list)
     structs: list[Struct] = field(default_factory=list)
+    enums: dict[str, list[Constant]] = field(default_factory=dict)  # of those that a typedef names
     functions: list[Function] = field(default_factory=list)
 
     def value(self, name: str) -> int:
@@ -123,9 +124,12 @@ class Api:
         """The type that a typedef of a number stands for."""
         return next((of for _, alias, of in self.aliases if alias == name), name)
 
-    def options(self) -> list[Struct]:
-        """The structs that a program fills after tsr_<name>_init."""
-        return [struct for struct in self.structs if struct.name.endswith("_options")]
+    def names_of(self, enum: str) -> dict[str, Constant]:
+        """Its constants by what tells them apart, in small letters; none for what is no enumeration."""
+        constants = self.enums.get(enum, [])
+        words = [constant.name.split("_") for constant in constants]
+        shared = next((i for i, same in enumerate(zip(*words, strict=False)) if len(set(same)) > 1), 0)
+        return {"_".join(word[shared:]).lower(): constant for word, constant in zip(words, constants, strict=True)}
 
 
 def headers(include: Path = INCLUDE) -> list[Path]:
@@ -204,11 +208,14 @@ def read_into(api: Api, path: Path) -> None:
         if found["name"]:
             api.constants.append(Constant(found["name"], int(found["value"]), header, False))
             continue
+        first = len(api.constants)
         for entry in filter(None, (entry.strip() for entry in found["body"].split(","))):
             name, equals, value = entry.partition("=")
             if not equals:
                 raise SystemExit(f"{header}: the enumerator {name} has no explicit number")
             api.constants.append(Constant(name.strip(), int(value, 0), header, True))
+        if typedef := ALIAS.match(bare, found.end() + 1):
+            api.enums[typedef[2]] = api.constants[first:]
     structs = [Struct(header, found["name"], fields_of(found["body"], header)) for found in STRUCT.finditer(text)]
     counted(header, "structs", len(re.findall(r"struct\s+\w+\s*\{", bare)), len(structs))
     api.structs += structs

@@ -117,12 +117,12 @@ class Python:
 
     def __init__(self, root: Path) -> None:
         self.core = units_of(root, f"{PYTHON}/native/*.pyx", f"{PYTHON}/native/*.pxi")
-        self.typed = units_of(root, f"{PYTHON}/src/tessera/*.py")
+        self.typed = units_of(root, f"{PYTHON}/src/tessera/[!_]*.py", f"{PYTHON}/src/tessera/_[!o]*.py")
 
     def place(self, function: str) -> Place | str:
         if not using(self.core, function, r"\b{}\("):
             return "not called"
-        above = using(self.typed, function.removeprefix("tsr_"), r"\b_core\.{}\(")
+        above = using(self.typed, function.removeprefix("tsr_"), r"\b_core\.{}\b")
         inside = using(self.core, function.removeprefix("tsr_"), r"^def {}\(")
         spelling = above[0].spelling(".") if above else f"_core.{inside[0].name}" if inside else "within others"
         return Place(spelling, PROOFS[self.name])
@@ -179,6 +179,8 @@ class Java:
         if not shims and not re.search(rf"\b{function}\(", self.header):
             return "not called"
         shims += [caller for shim in shims for caller in using(self.native, shim.name, r"\b{}[(<]") if shim.name]
+        if function.endswith("_init"):  # called by the constructors of what has options
+            return self.everywhere()
         for name in [name for shim in shims for name in self.names.get(shim.name, ())]:
             seen: list[Unit] = []
             level = using(self.java, name, r"\bNative(?:\.|::){}\b")
@@ -253,3 +255,16 @@ def page(api: Api, root: Path) -> tuple[str, list[str]]:
                     cells.append("**missing**")
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n", faults
+
+
+def spellings(api: Api, root: Path) -> dict[str, dict[str, str]]:
+    """By binding, the names under which a user knows the functions."""
+    found: dict[str, dict[str, str]] = {}
+    for binding in (Python(root), Java(root), Rust(root)):
+        places = {function.name: binding.place(function.name) for function in api.functions}
+        found[binding.name] = {
+            name: place.spelling
+            for name, place in places.items()
+            if isinstance(place, Place) and " " not in place.spelling
+        }
+    return found

@@ -3,6 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 
 
 cdef extern from "tessera/types.h" nogil:
+    ctypedef int32_t tsr_flag
     ctypedef int32_t tsr_status
     ctypedef int32_t tsr_dtype
     ctypedef int32_t tsr_reduce_op
@@ -68,6 +69,7 @@ cdef extern from "tessera/types.h" nogil:
 
 
 cdef extern from "tessera/checkpoint.h" nogil:
+    ctypedef int32_t tsr_busy
     int TSR_PHASE_STAGE
     int TSR_PHASE_WRITE
     int TSR_PHASE_COMMIT
@@ -86,26 +88,26 @@ cdef extern from "tessera/checkpoint.h" nogil:
         const char *writer_version
         const char *format
         const char *best_metric
-        int32_t best_is_higher
+        tsr_flag best_is_higher
         int32_t keep_best
         int64_t keep_every
-        int32_t when_busy
-        int32_t low_priority
+        tsr_busy when_busy
+        tsr_flag low_priority
         int64_t staging_bytes
         int64_t write_bytes_per_s
         tsr_progress_fn progress
         void *progress_data
         const tsr_storage *storage
-        int32_t copy_on_demand
+        tsr_flag copy_on_demand
     ctypedef struct tsr_name_rule:
         const char *saved
         const char *here
     ctypedef struct tsr_load_options:
         size_t struct_size
-        int32_t verify
-        int32_t allow_missing
-        int32_t allow_unexpected
-        int32_t allow_cast
+        tsr_flag verify
+        tsr_flag allow_missing
+        tsr_flag allow_unexpected
+        tsr_flag allow_cast
         tsr_progress_fn progress
         void *progress_data
         tsr_comm *comm
@@ -132,7 +134,7 @@ cdef extern from "tessera/checkpoint.h" nogil:
     tsr_status tsr_saver_save_async(tsr_saver *saver, int64_t step, tsr_state *state, tsr_work **work)
     tsr_status tsr_saver_wait(tsr_saver *saver)
     tsr_status tsr_saver_resume(tsr_saver *saver, tsr_state *state, int64_t *step)
-    tsr_status tsr_saver_should_stop(tsr_saver *saver, int64_t step, int32_t told, int32_t *stop)
+    tsr_status tsr_saver_should_stop(tsr_saver *saver, int64_t step, tsr_flag told, tsr_flag *stop)
     tsr_status tsr_saver_trim(tsr_saver *saver)
     void tsr_saver_destroy(tsr_saver *saver)
     tsr_status tsr_load_options_init(tsr_load_options *options, size_t struct_size)
@@ -146,8 +148,8 @@ cdef extern from "tessera/checkpoint.h" nogil:
     tsr_status tsr_checkpoint_tensor(const tsr_checkpoint *checkpoint, size_t index, const char **name, tsr_dtype *dtype, const int64_t **shape, int32_t *ndim)
     tsr_status tsr_checkpoint_read(const tsr_checkpoint *checkpoint, const char *name, const tsr_tensor *tensor)
     tsr_status tsr_checkpoint_load(const tsr_checkpoint *checkpoint, tsr_state *state, const tsr_load_options *options)
-    tsr_status tsr_checkpoint_verify(const tsr_checkpoint *checkpoint, int32_t full)
-    tsr_status tsr_checkpoint_verify_progress(const tsr_checkpoint *checkpoint, int32_t full, tsr_progress_fn progress, void *user_data)
+    tsr_status tsr_checkpoint_verify(const tsr_checkpoint *checkpoint, tsr_flag full)
+    tsr_status tsr_checkpoint_verify_progress(const tsr_checkpoint *checkpoint, tsr_flag full, tsr_progress_fn progress, void *user_data)
     tsr_status tsr_export_options_init(tsr_export_options *options, size_t struct_size)
     tsr_status tsr_checkpoint_export(const tsr_checkpoint *checkpoint, tsr_comm *comm, const char *directory, const tsr_export_options *options)
     void tsr_checkpoint_destroy(tsr_checkpoint *checkpoint)
@@ -192,7 +194,7 @@ cdef extern from "tessera/comm.h" nogil:
     tsr_status tsr_comm_recv(tsr_comm *comm, const tsr_tensor *tensor, int32_t peer, int32_t tag, void *stream, tsr_work **work)
     tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_work **work)
     tsr_status tsr_work_wait(const tsr_work *work, int32_t timeout_ms)
-    tsr_status tsr_work_test(const tsr_work *work, int32_t *done)
+    tsr_status tsr_work_test(const tsr_work *work, tsr_flag *done)
     tsr_status tsr_work_error(const tsr_work *work, tsr_error **error)
     tsr_status tsr_work_staged(const tsr_work *work, tsr_work **staged)
     tsr_status tsr_work_on_done(const tsr_work *work, tsr_work_fn fn, void *user_data, tsr_destroy_fn destroy)
@@ -203,8 +205,8 @@ cdef extern from "tessera/data.h" nogil:
     ctypedef struct tsr_sampler_options:
         size_t struct_size
         uint64_t seed
-        int32_t shuffle
-        int32_t drop_last
+        tsr_flag shuffle
+        tsr_flag drop_last
     tsr_status tsr_sampler_options_init(tsr_sampler_options *options, size_t struct_size)
     tsr_status tsr_sampler_create(const tsr_comm *comm, int64_t length, const tsr_sampler_options *options, tsr_sampler **out)
     tsr_status tsr_sampler_next(tsr_sampler *sampler, int64_t *indices, size_t size, size_t *count)
@@ -214,6 +216,8 @@ cdef extern from "tessera/data.h" nogil:
 
 
 cdef extern from "tessera/ddp.h" nogil:
+    ctypedef int32_t tsr_ddp_hook_kind
+    ctypedef int32_t tsr_ddp_join_kind
     int TSR_DDP_HOOK_ALL_REDUCE
     int TSR_DDP_HOOK_POWER_SGD
     int TSR_DDP_HOOK_NOOP
@@ -226,17 +230,17 @@ cdef extern from "tessera/ddp.h" nogil:
         size_t struct_size
         size_t bucket_bytes
         size_t first_bucket_bytes
-        int32_t op
+        tsr_reduce_op op
         double pre_divide
-        int32_t find_unused
-        int32_t static_graph
-        int32_t rebuild_buckets
-        int32_t reduce_dtype
-        int32_t hook
+        tsr_flag find_unused
+        tsr_flag static_graph
+        tsr_flag rebuild_buckets
+        tsr_dtype reduce_dtype
+        tsr_ddp_hook_kind hook
         int32_t powersgd_rank
         int32_t powersgd_start_step
-        int32_t join
-        int32_t share_params
+        tsr_ddp_join_kind join
+        tsr_flag share_params
     ctypedef struct tsr_bucket_stats:
         size_t struct_size
         size_t size_bytes
@@ -259,8 +263,8 @@ cdef extern from "tessera/ddp.h" nogil:
     tsr_status tsr_ddp_ready(tsr_ddp *ddp, size_t index)
     tsr_status tsr_ddp_ready_all(tsr_ddp *ddp)
     tsr_status tsr_ddp_wait(tsr_ddp *ddp)
-    tsr_status tsr_ddp_set_sync(tsr_ddp *ddp, int32_t sync)
-    tsr_status tsr_ddp_used(tsr_ddp *ddp, size_t index, int32_t *used)
+    tsr_status tsr_ddp_set_sync(tsr_ddp *ddp, tsr_flag sync)
+    tsr_status tsr_ddp_used(tsr_ddp *ddp, size_t index, tsr_flag *used)
     tsr_status tsr_ddp_bucket_count(tsr_ddp *ddp, size_t *count)
     tsr_status tsr_ddp_stats(tsr_ddp *ddp, size_t bucket, tsr_bucket_stats *stats)
     tsr_status tsr_ddp_set_hook(tsr_ddp *ddp, tsr_ddp_hook_fn fn, void *user_data, tsr_destroy_fn destroy_data)
@@ -268,7 +272,7 @@ cdef extern from "tessera/ddp.h" nogil:
     tsr_status tsr_ddp_shared_step(tsr_ddp *ddp, int64_t *steps)
     tsr_status tsr_ddp_register_buffers(tsr_ddp *ddp, const tsr_param *buffers, size_t n)
     tsr_status tsr_ddp_broadcast_buffers(tsr_ddp *ddp)
-    tsr_status tsr_ddp_join(tsr_ddp *ddp, int32_t sync_params)
+    tsr_status tsr_ddp_join(tsr_ddp *ddp, tsr_flag sync_params)
     tsr_status tsr_ddp_zero_grad(tsr_ddp *ddp)
     void tsr_ddp_destroy(tsr_ddp *ddp)
 
@@ -312,7 +316,7 @@ cdef extern from "tessera/error.h" nogil:
     const char *tsr_error_operation(const tsr_error *error)
     int64_t tsr_error_sequence(const tsr_error *error)
     int32_t tsr_error_native(const tsr_error *error, int32_t *domain)
-    int32_t tsr_error_retriable(const tsr_error *error)
+    tsr_flag tsr_error_retriable(const tsr_error *error)
 
 
 cdef extern from "tessera/fsdp.h" nogil:
@@ -325,12 +329,12 @@ cdef extern from "tessera/fsdp.h" nogil:
         const char *name
         const tsr_param *params
         size_t n
-        const int32_t *trained
+        const tsr_flag *trained
         int32_t reshard_after_forward
-        int32_t param_dtype
-        int32_t reduce_dtype
+        tsr_dtype param_dtype
+        tsr_dtype reduce_dtype
         int32_t row_block
-        int32_t flat
+        tsr_flag flat
         int32_t reserved
     ctypedef struct tsr_fsdp_options:
         size_t struct_size
@@ -338,17 +342,18 @@ cdef extern from "tessera/fsdp.h" nogil:
         int32_t forward_prefetch
         int32_t backward_prefetch
         int32_t grads_in_flight
-        int32_t param_dtype
-        int32_t reduce_dtype
-        int32_t op
+        tsr_dtype param_dtype
+        tsr_dtype reduce_dtype
+        tsr_reduce_op op
         double pre_divide
-        int32_t sync_values
+        tsr_flag sync_values
+    tsr_status tsr_fsdp_unit_init(tsr_fsdp_unit *unit, size_t struct_size)
     tsr_status tsr_fsdp_options_init(tsr_fsdp_options *options, size_t struct_size)
     tsr_status tsr_fsdp_create(tsr_comm *comm, const tsr_fsdp_unit *units, size_t n, const tsr_fsdp_options *options, tsr_fsdp **out)
     tsr_status tsr_fsdp_unit_count(const tsr_fsdp *fsdp, size_t *count)
     tsr_status tsr_fsdp_param_count(const tsr_fsdp *fsdp, size_t *count)
     tsr_status tsr_fsdp_unit_name(const tsr_fsdp *fsdp, size_t unit, const char **name)
-    tsr_status tsr_fsdp_param(const tsr_fsdp *fsdp, size_t index, tsr_param *param, size_t *unit, int32_t *trained)
+    tsr_status tsr_fsdp_param(const tsr_fsdp *fsdp, size_t index, tsr_param *param, size_t *unit, tsr_flag *trained)
     tsr_status tsr_fsdp_unit_phase(const tsr_fsdp *fsdp, size_t unit, int32_t *phase)
     tsr_status tsr_fsdp_shard(const tsr_fsdp *fsdp, size_t index, tsr_param *shard)
     tsr_status tsr_fsdp_shard_grad(const tsr_fsdp *fsdp, size_t index, tsr_tensor *grad)
@@ -359,17 +364,17 @@ cdef extern from "tessera/fsdp.h" nogil:
     tsr_status tsr_fsdp_forward_done(tsr_fsdp *fsdp, size_t unit)
     tsr_status tsr_fsdp_backward(tsr_fsdp *fsdp, size_t unit)
     tsr_status tsr_fsdp_unused(tsr_fsdp *fsdp, size_t index)
-    tsr_status tsr_fsdp_used(const tsr_fsdp *fsdp, size_t index, int32_t *used)
+    tsr_status tsr_fsdp_used(const tsr_fsdp *fsdp, size_t index, tsr_flag *used)
     tsr_status tsr_fsdp_grads_ready(tsr_fsdp *fsdp, size_t unit)
     tsr_status tsr_fsdp_wait(tsr_fsdp *fsdp)
     tsr_status tsr_fsdp_abandon(tsr_fsdp *fsdp)
     tsr_status tsr_fsdp_unshard(tsr_fsdp *fsdp, size_t unit)
     tsr_status tsr_fsdp_await(tsr_fsdp *fsdp, size_t unit)
     tsr_status tsr_fsdp_reshard(tsr_fsdp *fsdp, size_t unit)
-    tsr_status tsr_fsdp_set_sync(tsr_fsdp *fsdp, int32_t sync)
-    tsr_status tsr_fsdp_set_accumulate(tsr_fsdp *fsdp, int32_t accumulate)
-    tsr_status tsr_fsdp_set_all_reduce(tsr_fsdp *fsdp, int32_t all_reduce)
-    tsr_status tsr_fsdp_set_reshard_after_backward(tsr_fsdp *fsdp, size_t unit, int32_t reshard)
+    tsr_status tsr_fsdp_set_sync(tsr_fsdp *fsdp, tsr_flag sync)
+    tsr_status tsr_fsdp_set_accumulate(tsr_fsdp *fsdp, tsr_flag accumulate)
+    tsr_status tsr_fsdp_set_all_reduce(tsr_fsdp *fsdp, tsr_flag all_reduce)
+    tsr_status tsr_fsdp_set_reshard_after_backward(tsr_fsdp *fsdp, size_t unit, tsr_flag reshard)
     tsr_status tsr_fsdp_zero_grad(tsr_fsdp *fsdp)
     void tsr_fsdp_destroy(tsr_fsdp *fsdp)
 
@@ -385,13 +390,13 @@ cdef extern from "tessera/grad_scaler.h" nogil:
     tsr_status tsr_grad_scaler_create(const tsr_grad_scaler_options *options, tsr_grad_scaler **out)
     tsr_status tsr_grad_scaler_scale(const tsr_grad_scaler *scaler, double *scale)
     tsr_status tsr_grad_scaler_unscale(tsr_grad_scaler *scaler, tsr_optimizer *optimizer)
-    tsr_status tsr_grad_scaler_step(tsr_grad_scaler *scaler, tsr_optimizer *optimizer, int32_t *stepped)
+    tsr_status tsr_grad_scaler_step(tsr_grad_scaler *scaler, tsr_optimizer *optimizer, tsr_flag *stepped)
     tsr_status tsr_grad_scaler_update(tsr_grad_scaler *scaler)
     void tsr_grad_scaler_destroy(tsr_grad_scaler *scaler)
 
 
 cdef extern from "tessera/launch.h" nogil:
-    int32_t tsr_preempt_requested()
+    tsr_flag tsr_preempt_requested()
     tsr_status tsr_record_error(const char *message, const char *traceback)
 
 
@@ -448,7 +453,7 @@ cdef extern from "tessera/optim.h" nogil:
         double momentum
         double dampening
         double weight_decay
-        int32_t nesterov
+        tsr_flag nesterov
     ctypedef struct tsr_adam_options:
         size_t struct_size
         double lr
@@ -577,7 +582,7 @@ cdef extern from "tessera/store.h" nogil:
     ctypedef struct tsr_store_options:
         size_t struct_size
         int32_t timeout_ms
-        int32_t insecure
+        tsr_flag insecure
         const char *token
         const char *job_id
         uint64_t epoch
@@ -591,8 +596,8 @@ cdef extern from "tessera/store.h" nogil:
     tsr_status tsr_store_get(const tsr_store *store, const char *key, void *value, size_t capacity, size_t *size)
     tsr_status tsr_store_wait(const tsr_store *store, const char *key, int32_t timeout_ms)
     tsr_status tsr_store_add(const tsr_store *store, const char *key, int64_t delta, int64_t *result)
-    tsr_status tsr_store_compare_set(const tsr_store *store, const char *key, const void *expected, size_t expected_size, const void *desired, size_t desired_size, int32_t *swapped)
-    tsr_status tsr_store_delete(const tsr_store *store, const char *key, int32_t *existed)
+    tsr_status tsr_store_compare_set(const tsr_store *store, const char *key, const void *expected, size_t expected_size, const void *desired, size_t desired_size, tsr_flag *swapped)
+    tsr_status tsr_store_delete(const tsr_store *store, const char *key, tsr_flag *existed)
 
 
 cdef extern from "tessera/version.h" nogil:

@@ -3,12 +3,20 @@
 use std::ffi::{c_char, c_void};
 use std::mem::{align_of, offset_of, size_of};
 
+/// `tsr_flag`.
+pub type tsr_flag = i32;
 /// `tsr_status`.
 pub type tsr_status = i32;
 /// `tsr_dtype`.
 pub type tsr_dtype = i32;
 /// `tsr_reduce_op`.
 pub type tsr_reduce_op = i32;
+/// `tsr_busy`.
+pub type tsr_busy = i32;
+/// `tsr_ddp_hook_kind`.
+pub type tsr_ddp_hook_kind = i32;
+/// `tsr_ddp_join_kind`.
+pub type tsr_ddp_join_kind = i32;
 /// `tsr_destroy_fn`.
 pub type tsr_destroy_fn =
     Option<unsafe extern "C" fn(user_data: *mut c_void)>;
@@ -266,17 +274,17 @@ structs! {
         writer_version: *const c_char,
         format: *const c_char,
         best_metric: *const c_char,
-        best_is_higher: i32,
+        best_is_higher: tsr_flag,
         keep_best: i32,
         keep_every: i64,
-        when_busy: i32,
-        low_priority: i32,
+        when_busy: tsr_busy,
+        low_priority: tsr_flag,
         staging_bytes: i64,
         write_bytes_per_s: i64,
         progress: tsr_progress_fn,
         progress_data: *mut c_void,
         storage: *const tsr_storage,
-        copy_on_demand: i32,
+        copy_on_demand: tsr_flag,
     }
     struct tsr_name_rule {
         saved: *const c_char,
@@ -284,10 +292,10 @@ structs! {
     }
     struct tsr_load_options {
         struct_size: usize,
-        verify: i32,
-        allow_missing: i32,
-        allow_unexpected: i32,
-        allow_cast: i32,
+        verify: tsr_flag,
+        allow_missing: tsr_flag,
+        allow_unexpected: tsr_flag,
+        allow_cast: tsr_flag,
         progress: tsr_progress_fn,
         progress_data: *mut c_void,
         comm: *mut tsr_comm,
@@ -322,24 +330,24 @@ structs! {
     struct tsr_sampler_options {
         struct_size: usize,
         seed: u64,
-        shuffle: i32,
-        drop_last: i32,
+        shuffle: tsr_flag,
+        drop_last: tsr_flag,
     }
     struct tsr_ddp_options {
         struct_size: usize,
         bucket_bytes: usize,
         first_bucket_bytes: usize,
-        op: i32,
+        op: tsr_reduce_op,
         pre_divide: f64,
-        find_unused: i32,
-        static_graph: i32,
-        rebuild_buckets: i32,
-        reduce_dtype: i32,
-        hook: i32,
+        find_unused: tsr_flag,
+        static_graph: tsr_flag,
+        rebuild_buckets: tsr_flag,
+        reduce_dtype: tsr_dtype,
+        hook: tsr_ddp_hook_kind,
         powersgd_rank: i32,
         powersgd_start_step: i32,
-        join: i32,
-        share_params: i32,
+        join: tsr_ddp_join_kind,
+        share_params: tsr_flag,
     }
     struct tsr_bucket_stats {
         struct_size: usize,
@@ -361,12 +369,12 @@ structs! {
         name: *const c_char,
         params: *const tsr_param,
         n: usize,
-        trained: *const i32,
+        trained: *const tsr_flag,
         reshard_after_forward: i32,
-        param_dtype: i32,
-        reduce_dtype: i32,
+        param_dtype: tsr_dtype,
+        reduce_dtype: tsr_dtype,
         row_block: i32,
-        flat: i32,
+        flat: tsr_flag,
         reserved: i32,
     }
     struct tsr_fsdp_options {
@@ -375,11 +383,11 @@ structs! {
         forward_prefetch: i32,
         backward_prefetch: i32,
         grads_in_flight: i32,
-        param_dtype: i32,
-        reduce_dtype: i32,
-        op: i32,
+        param_dtype: tsr_dtype,
+        reduce_dtype: tsr_dtype,
+        op: tsr_reduce_op,
         pre_divide: f64,
-        sync_values: i32,
+        sync_values: tsr_flag,
     }
     struct tsr_grad_scaler_options {
         struct_size: usize,
@@ -402,7 +410,7 @@ structs! {
         momentum: f64,
         dampening: f64,
         weight_decay: f64,
-        nesterov: i32,
+        nesterov: tsr_flag,
     }
     struct tsr_adam_options {
         struct_size: usize,
@@ -449,7 +457,7 @@ structs! {
     struct tsr_store_options {
         struct_size: usize,
         timeout_ms: i32,
-        insecure: i32,
+        insecure: tsr_flag,
         token: *const c_char,
         job_id: *const c_char,
         epoch: u64,
@@ -666,7 +674,7 @@ functions! {
     ) -> tsr_status;
     fn tsr_saver_wait(saver: *mut tsr_saver) -> tsr_status;
     fn tsr_saver_resume(saver: *mut tsr_saver, state: *mut tsr_state, step: *mut i64) -> tsr_status;
-    fn tsr_saver_should_stop(saver: *mut tsr_saver, step: i64, told: i32, stop: *mut i32) -> tsr_status;
+    fn tsr_saver_should_stop(saver: *mut tsr_saver, step: i64, told: tsr_flag, stop: *mut tsr_flag) -> tsr_status;
     fn tsr_saver_trim(saver: *mut tsr_saver) -> tsr_status;
     fn tsr_saver_destroy(saver: *mut tsr_saver);
     fn tsr_load_options_init(options: *mut tsr_load_options, struct_size: usize) -> tsr_status;
@@ -709,10 +717,10 @@ functions! {
         state: *mut tsr_state,
         options: *const tsr_load_options,
     ) -> tsr_status;
-    fn tsr_checkpoint_verify(checkpoint: *const tsr_checkpoint, full: i32) -> tsr_status;
+    fn tsr_checkpoint_verify(checkpoint: *const tsr_checkpoint, full: tsr_flag) -> tsr_status;
     fn tsr_checkpoint_verify_progress(
         checkpoint: *const tsr_checkpoint,
-        full: i32,
+        full: tsr_flag,
         progress: tsr_progress_fn,
         user_data: *mut c_void,
     ) -> tsr_status;
@@ -857,7 +865,7 @@ functions! {
     ) -> tsr_status;
     fn tsr_comm_barrier(comm: *mut tsr_comm, work: *mut *mut tsr_work) -> tsr_status;
     fn tsr_work_wait(work: *const tsr_work, timeout_ms: i32) -> tsr_status;
-    fn tsr_work_test(work: *const tsr_work, done: *mut i32) -> tsr_status;
+    fn tsr_work_test(work: *const tsr_work, done: *mut tsr_flag) -> tsr_status;
     fn tsr_work_error(work: *const tsr_work, error: *mut *mut tsr_error) -> tsr_status;
     fn tsr_work_staged(work: *const tsr_work, staged: *mut *mut tsr_work) -> tsr_status;
     fn tsr_work_on_done(
@@ -894,8 +902,8 @@ functions! {
     fn tsr_ddp_ready(ddp: *mut tsr_ddp, index: usize) -> tsr_status;
     fn tsr_ddp_ready_all(ddp: *mut tsr_ddp) -> tsr_status;
     fn tsr_ddp_wait(ddp: *mut tsr_ddp) -> tsr_status;
-    fn tsr_ddp_set_sync(ddp: *mut tsr_ddp, sync: i32) -> tsr_status;
-    fn tsr_ddp_used(ddp: *mut tsr_ddp, index: usize, used: *mut i32) -> tsr_status;
+    fn tsr_ddp_set_sync(ddp: *mut tsr_ddp, sync: tsr_flag) -> tsr_status;
+    fn tsr_ddp_used(ddp: *mut tsr_ddp, index: usize, used: *mut tsr_flag) -> tsr_status;
     fn tsr_ddp_bucket_count(ddp: *mut tsr_ddp, count: *mut usize) -> tsr_status;
     fn tsr_ddp_stats(ddp: *mut tsr_ddp, bucket: usize, stats: *mut tsr_bucket_stats) -> tsr_status;
     fn tsr_ddp_set_hook(
@@ -908,7 +916,7 @@ functions! {
     fn tsr_ddp_shared_step(ddp: *mut tsr_ddp, steps: *mut i64) -> tsr_status;
     fn tsr_ddp_register_buffers(ddp: *mut tsr_ddp, buffers: *const tsr_param, n: usize) -> tsr_status;
     fn tsr_ddp_broadcast_buffers(ddp: *mut tsr_ddp) -> tsr_status;
-    fn tsr_ddp_join(ddp: *mut tsr_ddp, sync_params: i32) -> tsr_status;
+    fn tsr_ddp_join(ddp: *mut tsr_ddp, sync_params: tsr_flag) -> tsr_status;
     fn tsr_ddp_zero_grad(ddp: *mut tsr_ddp) -> tsr_status;
     fn tsr_ddp_destroy(ddp: *mut tsr_ddp);
     "error.h":
@@ -924,8 +932,9 @@ functions! {
     fn tsr_error_operation(error: *const tsr_error) -> *const c_char;
     fn tsr_error_sequence(error: *const tsr_error) -> i64;
     fn tsr_error_native(error: *const tsr_error, domain: *mut i32) -> i32;
-    fn tsr_error_retriable(error: *const tsr_error) -> i32;
+    fn tsr_error_retriable(error: *const tsr_error) -> tsr_flag;
     "fsdp.h":
+    fn tsr_fsdp_unit_init(unit: *mut tsr_fsdp_unit, struct_size: usize) -> tsr_status;
     fn tsr_fsdp_options_init(options: *mut tsr_fsdp_options, struct_size: usize) -> tsr_status;
     fn tsr_fsdp_create(
         comm: *mut tsr_comm,
@@ -942,7 +951,7 @@ functions! {
         index: usize,
         param: *mut tsr_param,
         unit: *mut usize,
-        trained: *mut i32,
+        trained: *mut tsr_flag,
     ) -> tsr_status;
     fn tsr_fsdp_unit_phase(fsdp: *const tsr_fsdp, unit: usize, phase: *mut i32) -> tsr_status;
     fn tsr_fsdp_shard(fsdp: *const tsr_fsdp, index: usize, shard: *mut tsr_param) -> tsr_status;
@@ -954,17 +963,17 @@ functions! {
     fn tsr_fsdp_forward_done(fsdp: *mut tsr_fsdp, unit: usize) -> tsr_status;
     fn tsr_fsdp_backward(fsdp: *mut tsr_fsdp, unit: usize) -> tsr_status;
     fn tsr_fsdp_unused(fsdp: *mut tsr_fsdp, index: usize) -> tsr_status;
-    fn tsr_fsdp_used(fsdp: *const tsr_fsdp, index: usize, used: *mut i32) -> tsr_status;
+    fn tsr_fsdp_used(fsdp: *const tsr_fsdp, index: usize, used: *mut tsr_flag) -> tsr_status;
     fn tsr_fsdp_grads_ready(fsdp: *mut tsr_fsdp, unit: usize) -> tsr_status;
     fn tsr_fsdp_wait(fsdp: *mut tsr_fsdp) -> tsr_status;
     fn tsr_fsdp_abandon(fsdp: *mut tsr_fsdp) -> tsr_status;
     fn tsr_fsdp_unshard(fsdp: *mut tsr_fsdp, unit: usize) -> tsr_status;
     fn tsr_fsdp_await(fsdp: *mut tsr_fsdp, unit: usize) -> tsr_status;
     fn tsr_fsdp_reshard(fsdp: *mut tsr_fsdp, unit: usize) -> tsr_status;
-    fn tsr_fsdp_set_sync(fsdp: *mut tsr_fsdp, sync: i32) -> tsr_status;
-    fn tsr_fsdp_set_accumulate(fsdp: *mut tsr_fsdp, accumulate: i32) -> tsr_status;
-    fn tsr_fsdp_set_all_reduce(fsdp: *mut tsr_fsdp, all_reduce: i32) -> tsr_status;
-    fn tsr_fsdp_set_reshard_after_backward(fsdp: *mut tsr_fsdp, unit: usize, reshard: i32) -> tsr_status;
+    fn tsr_fsdp_set_sync(fsdp: *mut tsr_fsdp, sync: tsr_flag) -> tsr_status;
+    fn tsr_fsdp_set_accumulate(fsdp: *mut tsr_fsdp, accumulate: tsr_flag) -> tsr_status;
+    fn tsr_fsdp_set_all_reduce(fsdp: *mut tsr_fsdp, all_reduce: tsr_flag) -> tsr_status;
+    fn tsr_fsdp_set_reshard_after_backward(fsdp: *mut tsr_fsdp, unit: usize, reshard: tsr_flag) -> tsr_status;
     fn tsr_fsdp_zero_grad(fsdp: *mut tsr_fsdp) -> tsr_status;
     fn tsr_fsdp_destroy(fsdp: *mut tsr_fsdp);
     "grad_scaler.h":
@@ -975,12 +984,12 @@ functions! {
     fn tsr_grad_scaler_step(
         scaler: *mut tsr_grad_scaler,
         optimizer: *mut tsr_optimizer,
-        stepped: *mut i32,
+        stepped: *mut tsr_flag,
     ) -> tsr_status;
     fn tsr_grad_scaler_update(scaler: *mut tsr_grad_scaler) -> tsr_status;
     fn tsr_grad_scaler_destroy(scaler: *mut tsr_grad_scaler);
     "launch.h":
-    fn tsr_preempt_requested() -> i32;
+    fn tsr_preempt_requested() -> tsr_flag;
     fn tsr_record_error(message: *const c_char, traceback: *const c_char) -> tsr_status;
     "layout.h":
     fn tsr_layout_create(
@@ -1191,9 +1200,9 @@ functions! {
         expected_size: usize,
         desired: *const c_void,
         desired_size: usize,
-        swapped: *mut i32,
+        swapped: *mut tsr_flag,
     ) -> tsr_status;
-    fn tsr_store_delete(store: *const tsr_store, key: *const c_char, existed: *mut i32) -> tsr_status;
+    fn tsr_store_delete(store: *const tsr_store, key: *const c_char, existed: *mut tsr_flag) -> tsr_status;
     "version.h":
     fn tsr_abi_version() -> u32;
     fn tsr_version() -> *const c_char;
