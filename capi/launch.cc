@@ -1,6 +1,8 @@
 // tessera/launch.h: what the launcher tells the ranks.
 #include "tessera/launch.h"
 
+#include <fmt/core.h>
+
 #include <string>
 
 #include "guard.hpp"
@@ -25,6 +27,18 @@ tsr_status tsr_record_error(const char* message, const char* traceback) {
             if (record->launcher_peer >= 0) facts = record;
         }
         tsr::record_error(said, traceback == nullptr ? "" : traceback, facts);
+    });
+}
+
+tsr_status tsr_record_error_about(const char* message, const char* traceback, tsr_status code, int32_t peer) {
+    return guard([&] {
+        const std::string said = text(message, "message");
+        if (code < TSR_E_INVALID_ARGUMENT || code > TSR_E_INTERNAL) {
+            throw tsr::Error(tsr::Code::invalid_argument,
+                             fmt::format("the code is {}; those of errors are 1 to {}", code, int{TSR_E_INTERNAL}));
+        }
+        const auto facts = tsr::Error(static_cast<tsr::Code>(code), said).with_launcher_peer(peer).record();
+        tsr::record_error(said, traceback == nullptr ? "" : traceback, facts.get());
     });
 }
 

@@ -1,9 +1,11 @@
 """pytest that tells in a file, at once, what begins and how it ends, for whoever ends it before it writes its report.
 
-    pytest_progress.py FILE [--done PASSED] ARGUMENTS-OF-PYTEST...
+    pytest_progress.py FILE [--filter REGEX] [--done PASSED] ARGUMENTS-OF-PYTEST...
 
 A line of the file is a JSON list: ["begins", test], or [outcome, test, text]; outcomes are passed, failed and skipped.
 A test that passed and then failed in its teardown has both. tools/tally.py reads it where there is no report.
+
+REGEX is looked for in the tests' names, as `tests/interop/test_torch_ddp.py::test_hooks[2]`; others are left out.
 
 PASSED is a file with a test a line: those that passed before, which are left out, and to which this run adds its own.
 So a long run goes on where one was cut off.
@@ -12,6 +14,7 @@ So a long run goes on where one was cut off.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -24,6 +27,10 @@ class Progress:
         self._file = path.open("w", buffering=1, encoding="utf-8")
         self._before: frozenset[str] = frozenset()
         self._passed: TextIO | None = None
+        self._filter = re.compile("")
+
+    def take_only(self, pattern: str) -> None:
+        self._filter = re.compile(pattern)
 
     def keep_passed_in(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -31,10 +38,12 @@ class Progress:
         self._passed = path.open("a", buffering=1, encoding="utf-8")
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        before = [item for item in items if item.nodeid in self._before]
-        if before:
-            config.hook.pytest_deselected(items=before)
-            items[:] = [item for item in items if item.nodeid not in self._before]
+        taken, left_out = [], []
+        for item in items:
+            takes = self._filter.search(item.nodeid) and item.nodeid not in self._before
+            (taken if takes else left_out).append(item)
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = taken
 
     def _write(self, *facts: str) -> None:
         self._file.write(json.dumps(facts) + "\n")
@@ -56,6 +65,9 @@ class Progress:
 if __name__ == "__main__":
     sys.path[0] = ""  # as `python -m pytest` has it
     progress, arguments = Progress(Path(sys.argv[1])), sys.argv[2:]
+    if arguments[:1] == ["--filter"]:
+        progress.take_only(arguments[1])
+        arguments = arguments[2:]
     if arguments[:1] == ["--done"]:
         progress.keep_passed_in(Path(arguments[1]))
         arguments = arguments[2:]

@@ -65,6 +65,11 @@ std::unique_ptr<Transport> make_transport(Bootstrap bootstrap) {
     return make_gloo_transport(std::move(bootstrap));
 }
 
+// The launcher numbers its ranks as they do.
+bool is_of_whole_job(const Peer& own) {
+    return own.launcher_rank == own.rank && env_number("TESSERA_WORLD_SIZE", 1, INT32_MAX) == own.world_size;
+}
+
 }  // namespace
 
 void check_timeout(milliseconds timeout) {
@@ -209,11 +214,16 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Store> store,
     const auto own_store = next_communicator(store, rank, options.name, deadline);
     Endpoint endpoint;
     const Peer own = make_peer(rank, world_size, options, endpoint);
-    Bootstrap bootstrap{
-        rank, exchange_peers(*own_store, own, departures, deadline), std::move(endpoint), own_store, options, deadline};
-    auto group = make_group(store, std::move(bootstrap));
-    forget_peers(*own_store, own);
-    return group;
+    try {
+        Bootstrap bootstrap{
+            rank,    exchange_peers(*own_store, own, departures, deadline), std::move(endpoint), own_store, options,
+            deadline};
+        auto group = make_group(store, std::move(bootstrap));
+        forget_peers(*own_store, own);
+        return group;
+    } catch (const Error& error) {
+        throw is_of_whole_job(own) ? error.with_launcher_peer(error.record()->peer) : error;
+    }
 }
 
 std::shared_ptr<Communicator> Communicator::self() {

@@ -31,17 +31,17 @@ void Group::let_go() {
     }
 }
 
-Group::Issuing::Issuing(const Group& group)
-    : group_(progressing_ == &group || Reentry::is_inside(&group.several_) ? nullptr : &group) {
+Group::Issuing::Issuing(const Group& group) : group_(progressing_ == &group ? nullptr : &group) {
     if (group_ == nullptr) return;
     group.refuse_in_child();
-    if (group.issuing_.exchange(true, std::memory_order_acquire)) {
-        throw Error(Code::invalid_state,
-                    fmt::format("rank {}: two threads use communicator '{}' at once; one thread at a time may: lock "
-                                "around its calls, or give each thread a communicator (split)",
-                                group.rank_, group.options_.name))
-            .with_rank(group.rank_);
-    }
+    if (!group.issuing_.exchange(true, std::memory_order_acquire)) return;
+    group_ = nullptr;
+    if (Reentry::is_inside(&group.several_)) return;
+    throw Error(Code::invalid_state,
+                fmt::format("rank {}: two threads use communicator '{}' at once; one thread at a time may: lock "
+                            "around its calls, or give each thread a communicator (split)",
+                            group.rank_, group.options_.name))
+        .with_rank(group.rank_);
 }
 
 Group::Issuing::~Issuing() {
@@ -50,7 +50,7 @@ Group::Issuing::~Issuing() {
 
 void Group::in_one_call(FunctionRef<void()> body) {
     {
-        const Call once = enter();
+        const Reentry once(this, "communicator", options_.name);
     }  // not in a callback of another
     const Issuing issuing(*this);
     refuse_own_job();

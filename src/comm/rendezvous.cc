@@ -80,7 +80,7 @@ Error timeout_error(Store& store, const Peer& own) {
                              "missing, check that each rank number is used once and that all use one store, or raise "
                              "the timeout",
                              who, own.world_size))
-        .with_peer(missing.size() == 1 ? missing[0] : -1)
+        .with_peer(missing.empty() ? -1 : missing[0])
         .retry_may_help();
 }
 

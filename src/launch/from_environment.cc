@@ -6,7 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "base/error.hpp"
 #include "comm/flight_requests.hpp"
 #include "launch/agent_page.hpp"
 #include "launch/departures.hpp"
@@ -43,11 +42,7 @@ std::shared_ptr<Communicator> communicator_from_environment(const CommOptions& a
     if (job.launcher == Launcher::tessera) {
         departures = [store] { return read_departures(*store, store->default_deadline()); };
     }
-    try {
-        return Communicator::create(store, job.rank, job.world_size, options, departures);
-    } catch (const Error& error) {
-        throw job.launcher == Launcher::tessera ? error.with_launcher_peer(error.record()->peer) : error;
-    }
+    return Communicator::create(store, job.rank, job.world_size, options, departures);
 }
 
 }  // namespace tsr

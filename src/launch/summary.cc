@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "base/error.hpp"
+#include "launch/job.hpp"
 #include "launch/process.hpp"
 
 namespace tsr {
@@ -124,10 +125,12 @@ bool recorded_of(const RankEnd& victim, const RankEnd& end, std::initializer_lis
     return std::ranges::any_of(codes, [&](Code code) { return victim.error->code == code_name(code); });
 }
 
-bool waited_for(const RankEnd& victim, const RankEnd& end) { return recorded_of(victim, end, {Code::timeout}); }
+bool waited_for(const RankEnd& victim, const RankEnd& end) {
+    return recorded_of(victim, end, {Code::timeout}) || (!victim.missed.empty() && victim.missed[0] == end.rank);
+}
 
-bool is_recorded_victim(const RankEnd& victim, const RankEnd& end) {
-    return recorded_of(victim, end, {Code::timeout, Code::peer_lost, Code::aborted});
+bool is_known_victim(const RankEnd& victim, const RankEnd& end) {
+    return waited_for(victim, end) || recorded_of(victim, end, {Code::peer_lost, Code::aborted});
 }
 
 std::string all_text(const RankEnd& end) {
@@ -137,14 +140,37 @@ std::string all_text(const RankEnd& end) {
 
 bool failed_by_itself(const RankEnd& end) { return !end.by_agent && end.wait_status != 0; }
 
+// Whom a rank missed where PyTorch makes its store, in init_process_group. Rank 0, which serves it, says only how many came;
+// those fail with it, so that the silent ones are the others. These say only that nobody serves it.
+std::vector<int> missed_by_torch(const RankEnd& victim, const std::vector<int>& silent, size_t world_size) {
+    static const std::regex no_store(R"(client socket has timed out after \d+ms while trying to connect to)");
+    static const std::regex too_few(R"(waiting for clients\. (\d{1,9})/(\d{1,9}) clients joined)");
+    if (!failed_by_itself(victim) || silent.empty()) return {};
+    const std::string text = all_text(victim);
+    if (std::regex_search(text, no_store)) return silent.front() == 0 ? std::vector<int>{0} : std::vector<int>{};
+    std::smatch counts;
+    if (!std::regex_search(text, counts, too_few)) return {};
+    const size_t came = std::stoul(counts[1]);
+    return std::stoul(counts[2]) == world_size && came + silent.size() == world_size ? silent : std::vector<int>{};
+}
+
+std::vector<RankEnd> with_missed(std::vector<RankEnd> ends) {
+    std::vector<int> silent;
+    for (const RankEnd& end : ends) {
+        if (!failed_by_itself(end) && !end.error) silent.push_back(end.rank);
+    }
+    std::ranges::sort(silent);
+    for (RankEnd& end : ends) end.missed = missed_by_torch(end, silent, ends.size());
+    return ends;
+}
+
 // Not a failure by its status, but by what those say that failed.
 bool failed_by_evidence(const RankEnd& end, const std::vector<RankEnd>& ends) {
     return std::ranges::any_of(ends, [&](const RankEnd& victim) {
         if (!failed_by_itself(victim)) return false;
         if (!end.by_agent && end.wait_status != 0) return false;
         const bool later = end.by_agent || end.order > victim.order;
-        return is_recorded_victim(victim, end) ||
-               told_of(later ? victim.message() : all_text(victim), victim, end, ends);
+        return is_known_victim(victim, end) || told_of(later ? victim.message() : all_text(victim), victim, end, ends);
     });
 }
 
@@ -152,14 +178,22 @@ bool failed_by_evidence(const RankEnd& end, const std::vector<RankEnd>& ends) {
 bool is_victim_of(const RankEnd& end, const RankEnd& victim, const std::vector<RankEnd>& ends) {
     if (waited_for(end, victim)) return waited_for(victim, end);  // it is the one that was late
     const bool left_in_peace = end.wait_status == 0 && !end.by_agent;
-    return is_recorded_victim(victim, end) ||
+    return is_known_victim(victim, end) ||
            told_of(left_in_peace ? all_text(victim) : victim.message(), victim, end, ends);
+}
+
+// What one that waited says, of those that did not come.
+std::string words_of(const RankEnd& waiting) {
+    if (waiting.missed.empty()) return first_words(waiting.error->message);
+    return fmt::format("rank {} says: {} ({} said nothing)", waiting.rank,
+                       waiting.error ? first_words(waiting.error->message) : last_line(waiting.last_lines),
+                       rank_spans(waiting.missed));
 }
 
 // The agent ended it after it had said which peer it failed with.
 bool was_ended_as_victim(const RankEnd& victim, const RankEnd& end, const std::vector<RankEnd>& ends) {
     return victim.by_agent && victim.rank != end.rank && !end.survived &&
-           (is_recorded_victim(victim, end) || tells_of(victim.message(), end, ends));
+           (is_known_victim(victim, end) || tells_of(victim.message(), end, ends));
 }
 
 }  // namespace
@@ -183,7 +217,8 @@ std::string RankEnd::cause() const {
                        meaning.empty() ? "" : fmt::format(" ({})", meaning));
 }
 
-std::vector<RankEnd> failures_of(const std::vector<RankEnd>& ends) {
+std::vector<RankEnd> failures_of(const std::vector<RankEnd>& given) {
+    const std::vector<RankEnd> ends = with_missed(given);
     std::vector<RankEnd> failures;
     std::ranges::copy_if(ends, std::back_inserter(failures),
                          [&](const RankEnd& end) { return failed_by_itself(end) || failed_by_evidence(end, ends); });
@@ -203,8 +238,8 @@ std::vector<RankEnd> failures_of(const std::vector<RankEnd>& ends) {
         const auto waiting =
             std::ranges::find_if(failures, [&](const RankEnd& other) { return waited_for(other, failure); });
         if (waiting == failures.end() || waited_for(failure, *waiting)) continue;
-        if (!failure.by_agent && !is_recorded_victim(failure, *waiting)) continue;
-        failure.late = first_words(waiting->error->message);
+        if (!failure.by_agent && !is_known_victim(failure, *waiting)) continue;
+        failure.late = words_of(*waiting);
     }
     const size_t by_themselves = failures.size();
     for (const RankEnd& end : ends) {

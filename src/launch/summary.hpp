@@ -24,6 +24,7 @@ struct RankEnd {
     std::optional<RecordedError> error;
     std::vector<std::string> last_lines;  // of its standard error
     bool survived = false;                // it was killed, and the others went on without it
+    std::vector<int> missed = {};         // failures_of() sets it: those that did not come to PyTorch's store, in order
     std::string late = {};  // failures_of() sets it: what one said that waited for this rank until its deadline
 
     [[nodiscard]] double when() const;  // of the error, if the rank recorded one
@@ -42,8 +43,9 @@ struct RankEnd {
 // peer's victim and comes after it. So can come in, and first, a rank that ended with exit code 0 while its peers still
 // needed it, and one that was slow to end after it had failed or left, so that it ended after its victims, or the agent ended
 // it together with them. Where errors were recorded with their code and peer, these tell who is whose victim; else the words
-// do. Of a TIMEOUT the rank that did not come is the cause, whatever became of it when the others had failed. Last come ranks that the agent ended after they had said which of these they failed with.
-[[nodiscard]] std::vector<RankEnd> failures_of(const std::vector<RankEnd>& ends);
+// do. Of a TIMEOUT the rank that did not come is the cause, whatever became of it when the others had failed; PyTorch's own, of
+// init_process_group, are read for it. Last come ranks that the agent ended after they had said which of these they failed with.
+[[nodiscard]] std::vector<RankEnd> failures_of(const std::vector<RankEnd>& given);
 
 // Whether what `victim` said tells of `end` as a peer that died, failed or left.
 [[nodiscard]] bool blames(const RankEnd& victim, const RankEnd& end, const std::vector<RankEnd>& ends);

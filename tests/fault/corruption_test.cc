@@ -194,7 +194,7 @@ TEST_F(Corruption, WithoutManifestThereIsNoCheckpoint) {
     std::filesystem::remove(root_ + "/latest");
     const Error of_root = error_of([&] { (void)Checkpoint::open(root_); });
     EXPECT_EQ(of_root.code(), Code::not_found);
-    EXPECT_NE(std::string(of_root.what()).find("none is committed"), std::string::npos) << of_root.what();
+    EXPECT_NE(std::string(of_root.what()).find("is not committed"), std::string::npos) << of_root.what();
 }
 
 TEST_F(Corruption, ADamagedNewestManifestIsNotPassedOverSilently) {

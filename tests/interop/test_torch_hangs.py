@@ -19,6 +19,7 @@ from run_torch import ends_within, reserved_port, wait_for
 
 WAYS = ("ddp", "fully_shard", "fsdp1", "checkpoint", "c10d")
 JOBS = Path(__file__).with_name("torch_hang_jobs.py")
+ABSENT = Path(__file__).with_name("torch_absent_jobs.py")
 FLIGHTS = 4  # where the count of requests is on the agent's page, and behind it the directory: launch/agent_page.hpp
 
 
@@ -101,3 +102,37 @@ def test_the_deadline_of_the_environment_holds_over_gloo(tmp_path: Path) -> None
     assert "rank 1" in lines[0]
     assert any("in step" in line for line in lines) and len(lines) < 12, printed
     assert not any("torch/" in line for line in lines[1:]), printed
+
+
+def facts_of_absence(where: str, ranks: int, directory: Path) -> tuple[list[dict[str, object]], str]:
+    """What the ranks of a job tell the launcher, of which the last does not come, and what they print."""
+    with reserved_port() as port, ExitStack() as running:
+        common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+        programs = []
+        for r in range(ranks):
+            of_rank = {"RANK": str(r), "LOCAL_RANK": str(r), "TESSERA_RANK": str(r)}
+            of_rank["TESSERA_ERROR_FILE"] = str(directory / f"error-{r}.json")
+            started = server().start([ABSENT, where], environment={**common, **of_rank})
+            programs.append(running.enter_context(closing(started)))
+        waiting = programs[:-1]
+        hung = wait_for(waiting, patience(60))
+        printed = "".join(program.printed() for program in waiting)
+        assert not hung and [program.returncode for program in waiting] == [1] * len(waiting), printed
+    files = [directory / f"error-{r}.json" for r in range(ranks)]
+    return [json.loads(file.read_text())["message"]["extraInfo"]["tessera"] for file in files if file.exists()], printed
+
+
+def test_a_rank_that_does_not_come_to_init_process_group_is_told(tmp_path: Path) -> None:
+    """Rank 0 waits for it in PyTorch's store, and so comes to no meeting either; the others do not blame it."""
+    facts, printed = facts_of_absence("init", 3, tmp_path)
+    assert facts == [{"code": "TIMEOUT", "peer": 2}], printed
+    assert "TesseraTimeout: rank 2 did not come to process group 0 in time" in printed
+    assert "2/3 clients joined" in printed
+
+
+def test_a_rank_that_does_not_come_to_a_group_is_told(tmp_path: Path) -> None:
+    """The launcher by the rank's number in the job, the user by that in the group."""
+    facts, printed = facts_of_absence("groups", 4, tmp_path)
+    assert facts == [{"code": "TIMEOUT", "peer": 3}] * 3, printed
+    assert printed.count("TesseraTimeout: rank 2 did not come to process group") == 2, printed
+    assert printed.count("TesseraTimeout: rank 1 did not come to DistributedDataParallel in time") == 1, printed

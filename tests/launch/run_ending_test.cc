@@ -5,6 +5,7 @@
 #include <set>
 
 #include "checkpoint/checkpoint.hpp"
+#include "patience.hpp"
 #include "places.hpp"
 #include "run_fixture.hpp"
 #include "soon.hpp"
@@ -258,6 +259,25 @@ TEST_F(Run, RequestedRecordsLieInTheTraceDirectory) {
     wait_until([&] { return records_below(traces + "/round-0").size() == 2; }, testing::soon(), "two records");
     ::kill(job.pid(), SIGQUIT);
     (void)finish(job);
+}
+
+// It hangs in the program's own code before it joins.
+TEST_F(Run, RanksThatNeverJoinAreTheCause) {
+    const std::string seconds = fmt::format("{:.1f}", 0.001 * testing::patience_ms(1000));
+    const auto fails = [&](const std::string& absent, const std::string& what) {
+        const Result result = run_shell(
+            {"-n", "4", "--timeout-s", seconds, "--kill-grace-s", "0.2"},
+            "case $RANK in " + absent + ") exec sleep 600;; esac; exec " + tsr::testing::binary_dir() + "/tests/hung");
+        EXPECT_EQ(result.code, 3);
+        EXPECT_THAT(result.err, HasSubstr(what + " of 4 ranks in time"));
+        return result.err;
+    };
+    const std::string one = fails("2", "rank 2 did not join the communicator");
+    EXPECT_THAT(one, AllOf(HasSubstr("the job failed: rank 2 did not come where others waited for it: "),
+                           HasSubstr("TIMEOUT because rank 2 did not come")));
+    EXPECT_THAT(fails("1|3", "ranks 1 and 3 did not join the communicator"),
+                AllOf(HasSubstr("the job failed: rank 1 did not come where others waited for it: "),
+                      HasSubstr("TIMEOUT because rank 1 did not come")));
 }
 
 TEST_F(Run, RanksThatTimeOutLeaveRecordsThatTellWhoDidNotCome) {

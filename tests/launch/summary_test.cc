@@ -82,6 +82,38 @@ TEST(Failures, ARankThatDidNotComeIsTheCauseOfThoseThatWaitedForIt) {
     EXPECT_EQ(ranks_of(failures), (Ranks{0, 1}));
 }
 
+// Rank 0 serves PyTorch's store, and knows of the others only how many have come.
+TEST(Failures, ARankThatDoesNotComeToPyTorchsStoreIsTheCause) {
+    const auto says = [](int rank, const char* line, int order) {
+        return end_with(end_of(rank, exit_1, order, order), {"Traceback (most recent call last):", line});
+    };
+    const char* too_few =
+        "torch.distributed.DistStoreError: Timed out after 3 seconds waiting for clients. 2/4 clients joined.";
+    const char* lost = "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes.";
+    const char* nobody =
+        "torch.distributed.DistNetworkError: The client socket has timed out after 2000ms while trying to connect to "
+        "(127.0.0.1, 26461).";
+    RankEnd came = says(1, lost, 1);  // it was there, and fails for want of rank 0
+    came.error = RecordedError{"PeerLost: the store was lost", "", 0, std::string(code_name(Code::peer_lost)), 0};
+    const RankEnd stays_away = ended_by_agent(end_of(2, SIGTERM, 3, 3));
+    const RankEnd left = end_of(3, 0, 0.5, 0);
+    auto failures = failures_of({says(0, too_few, 2), came, stays_away, left});
+    EXPECT_EQ(ranks_of(failures), (Ranks{2, 1, 0}));
+    EXPECT_EQ(failures.front().cause(), "rank 2 did not come where others waited for it");
+    EXPECT_EQ(
+        failures.front().message(),
+        "rank 0 says: torch.distributed.DistStoreError: Timed out after 3 seconds waiting for clients. 2/4 clients "
+        "joined. (ranks 2 and 3 said nothing)");
+    // One that came was too slow to say so: it is not taken for one that did not.
+    failures = failures_of({says(0, too_few, 2), ended_by_agent(end_of(1, SIGTERM, 3, 3)), stays_away, left});
+    EXPECT_EQ(ranks_of(failures), (Ranks{0}));
+    // Nobody serves the store.
+    failures = failures_of({ended_by_agent(end_of(0, SIGTERM, 3, 3)), says(1, nobody, 1), says(2, nobody, 1)});
+    EXPECT_EQ(ranks_of(failures), (Ranks{0, 1, 2}));
+    failures = failures_of({says(0, "OSError: the port is in use", 1), says(1, nobody, 2)});
+    EXPECT_EQ(ranks_of(failures), (Ranks{0, 1})) << "it had a reason of its own";
+}
+
 TEST(Failures, ARankThatLeftWithExitCodeZeroIsTheCauseOfThoseThatMissIt) {
     const std::string lost = "tessera: PEER_LOST: rank 0: barrier #2 failed: rank 1 (pid 101) died; its last operation";
     const std::vector<RankEnd> ends = {end_with(end_of(0, exit_1, 10.1, 2), {lost, "giving up"}), end_of(1, 0, 10.0, 1),

@@ -176,10 +176,9 @@ run_pytest() {
   marks=$(excluded ' or ')
   local args=(-q -ra --timeout="$(patient 300)" -p no:cacheprovider --junitxml="$RESULT" "${@:3}")
   [[ -z $marks ]] || args+=(-m "not ($marks)")
-  [[ -z $filter ]] || args+=(-k "$filter")
   say "pytest $dir"
   TESSERA_LOG_LINES=400 run_logged "pytest-$name" limited "${minutes:-40}" \
-    "$VENV/bin/python" tools/pytest_progress.py "${RESULT%.xml}.progress" ${DONE:+"${DONE[0]}" "${DONE[1]}-$name"} \
+    "$VENV/bin/python" tools/pytest_progress.py "${RESULT%.xml}.progress" ${filter:+--filter "$filter"} ${DONE:+"${DONE[0]}" "${DONE[1]}-$name"} \
     "${args[@]}" "$dir" || rc=$?
   ((rc != 5)) || rc=0 # no test is left by the filter; tally.py complains if that is so everywhere
   return "$rc"
@@ -209,7 +208,7 @@ run_java() {
   groups=$(excluded ,)
   local args=(-Dsurefire.failIfNoSpecifiedTests=false -Dmaven.test.failure.ignore=false)
   [[ -z $groups ]] || args+=(-DexcludedGroups="$groups")
-  [[ -z $filter ]] || args+=(-Dtest="*$filter*")
+  [[ -z $filter ]] || args+=(-Dtest="%regex[.*(?:$filter).*\\.class]")
   find bindings/java -type d -name surefire-reports -prune -exec rm -rf {} +
   say "Maven: tests of bindings/java"
   local rc=0
@@ -228,8 +227,18 @@ run_rust() {
     command -v nvidia-smi >/dev/null || args+=(--skip gpu)
   fi
   say "cargo test"
-  TESSERA_LOG_LINES=400 run_logged test-rust limited 40 cargo test --workspace --no-fail-fast \
-    --manifest-path bindings/rust/Cargo.toml ${filter:+"$filter"} -- "${args[@]}"
+  local cargo_test=(cargo test --workspace --no-fail-fast --manifest-path bindings/rust/Cargo.toml)
+  if [[ -n $filter ]]; then
+    local names
+    run_logged test-rust "${cargo_test[@]}" -- --list || return
+    mapfile -t names < <(sed -n 's/: test$//p' "$RESULT" | grep -P -- "$filter")
+    if [[ ${#names[@]} == 0 ]]; then
+      : >"$RESULT"
+      return
+    fi
+    args+=(--exact "${names[@]}")
+  fi
+  TESSERA_LOG_LINES=400 run_logged test-rust limited 40 "${cargo_test[@]}" -- "${args[@]}"
 }
 
 # sanitizer PRESET WHAT LABELS: only the C++ tests whose ranks are threads; another language's run-time under a sanitizer tells little.

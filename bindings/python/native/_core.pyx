@@ -124,6 +124,14 @@ def record_error(str message, str traceback):
         check(tsr_record_error(text, trace))
 
 
+def record_error_about(str message, str traceback, int code, int peer):
+    cdef list keep = []
+    cdef const char *text = text_or_null(keep, message, "the message")
+    cdef const char *trace = text_or_null(keep, traceback, "the traceback")
+    with nogil:
+        check(tsr_record_error_about(text, trace, code, peer))
+
+
 if watch_forks() != 0:
     raise ImportError("tessera: pthread_atfork failed")
 atexit.register(_at_exit)

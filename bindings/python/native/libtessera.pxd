@@ -398,6 +398,7 @@ cdef extern from "tessera/grad_scaler.h" nogil:
 cdef extern from "tessera/launch.h" nogil:
     tsr_flag tsr_preempt_requested()
     tsr_status tsr_record_error(const char *message, const char *traceback)
+    tsr_status tsr_record_error_about(const char *message, const char *traceback, tsr_status code, int32_t peer)
 
 
 cdef extern from "tessera/layout.h" nogil:

@@ -48,6 +48,33 @@ def test_record_tells_the_launcher_why(program):
     assert headline.endswith(": LookupError: there is no such sample")
 
 
+def test_ranks_that_never_join_are_the_cause(program):
+    """In the program's own code before `init`, or gone before; several at once."""
+    text = """
+        import os
+        import signal
+        import sys
+        import tessera as ts
+        if os.environ["RANK"] in sys.argv[2]:
+            signal.pause() if sys.argv[1] == "hang" else sys.exit()
+        ts.init()
+    """
+    soon = ("--timeout-s", str(patience(2)))
+    for way, ranks, cause, told in (
+        ("hang", "0", "rank 0 did not come where others waited for it: TesseraTimeout: ", "rank 0 did not join"),
+        (
+            "hang",
+            "12",
+            "rank 1 did not come where others waited for it: TesseraTimeout: ",
+            "ranks 1 and 2 did not join",
+        ),
+        ("leave", "12", "rank 1 ended with exit code 0 (its peers still needed it", "before it joined"),
+    ):
+        result = program(text).launch(4, way, ranks, flags=soon)
+        assert result.returncode == 1
+        assert f"the job failed: {cause}" in result.stderr and told in result.stderr, result.stderr
+
+
 def test_an_exception_that_leaves_the_with_block_reaches_the_launcher_without_a_decorator(program):
     text = """
         import tessera as ts

@@ -78,6 +78,9 @@ def test_the_launcher_is_told_here_too(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ValueError, match="told"):
         main()
     assert "told" in file.read_text()
+    _core.record_error_about("a later one", None, int(ts.Code.TIMEOUT), 1)
+    with pytest.raises(ts.InvalidArgument, match="code"):
+        _core.record_error_about("of no code", None, 0, 1)
 
 
 def test_no_message_of_the_whole_run_speaks_c():

@@ -24,6 +24,16 @@ TSR_API tsr_flag tsr_preempt_requested(void);
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_record_error(const char *message, const char *traceback);
 
+/** tsr_record_error() of an error that the program found by itself, as where its ranks meet without the library.
+ *  @param message    UTF-8, borrowed for the call
+ *  @param traceback  UTF-8, may be NULL, borrowed for the call
+ *  @param code       a TSR_E_ code. Of a TIMEOUT `peer` is the cause, and of PEER_LOST and ABORTED, not the rank that says so
+ *  @param peer       the rank that it is about, by its TESSERA_RANK: with several, the first; -1: none, or not known
+ *  @return TSR_OK (also outside a launcher), INVALID_ARGUMENT, IO
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_record_error_about(const char *message, const char *traceback, tsr_status code,
+                                                       int32_t peer);
+
 #ifdef __cplusplus
 }
 #endif

@@ -2,26 +2,21 @@
 
 #include <arpa/inet.h>
 #include <fmt/core.h>
-#include <gloo/transport/address.h>
-#include <gloo/transport/pair.h>
-#include <gloo/transport/tcp/address.h>
+#include <gloo/transport/tcp/context.h>
 #include <gloo/transport/tcp/device.h>
+#include <gloo/transport/tcp/pair.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
 
-#include <atomic>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <mutex>
-#include <optional>
-#include <thread>
 #include <vector>
 
 #include "base/thread.hpp"
-#include "comm/gloo/flight.hpp"
+#include "comm/gloo/handshake.hpp"
 #include "comm/peer_watch.hpp"
 
 namespace tsr::gloo_transport {
@@ -46,34 +41,76 @@ bool is_loopback(const std::string& address) { return address.starts_with("127."
 
 std::string key_of(int rank) { return fmt::format("gloo/{}", rank); }
 
-std::shared_ptr<::gloo::transport::Context> listen_for_peers(const Bootstrap& bootstrap, const Binding& binding) {
+// What a rank tells the others in the store, as it is.
+struct Told {
+    Door door;
+    sockaddr_storage held{};
+};
+static_assert(std::is_trivially_copyable_v<Told>);
+
+// What Gloo makes of the name of a host or an interface; port 0.
+sockaddr_storage resolved(int rank, const Binding& binding) {
     ::gloo::transport::tcp::attr attributes;
     attributes.hostname = binding.host;
     attributes.iface = binding.interface;
     try {
-        const BlockedSignals inherited;  // by Gloo's thread
-        auto device = ::gloo::transport::tcp::CreateDevice(attributes);
-        auto context = device->createContext(bootstrap.rank, bootstrap.world_size());
-        // Gloo allows five times this for a connection.
-        context->setTimeout(bootstrap.deadline.remaining() / 5 + milliseconds{1});
-        for (int peer = 0; peer < bootstrap.world_size(); ++peer) {
-            if (peer != bootstrap.rank) (void)context->createPair(peer);
-        }
-        return context;
+        return ::gloo::transport::tcp::CreateDeviceAttr(attributes).ai_addr;
     } catch (const std::exception& error) {
         throw Error(binding.interface.empty() ? Code::io : Code::invalid_argument,
                     fmt::format("rank {}: Gloo cannot listen on {}: {}; name a network interface in "
                                 "TESSERA_SOCKET_IFNAME",
-                                bootstrap.rank, binding.str(), error.what()));
+                                rank, binding.str(), error.what()));
     }
 }
 
-// The addresses at which rank `rank` listens for the others, in order of ranks, itself left out.
-std::vector<char> address_for(int own, int rank, const std::string& addresses, size_t count) {
-    const size_t size = addresses.size() / count;
-    const auto place = static_cast<size_t>(own < rank ? own : own - 1);
-    const auto begin = addresses.begin() + static_cast<std::ptrdiff_t>(place * size);
-    return {begin, begin + static_cast<std::ptrdiff_t>(size)};
+// Gloo's, over a connection that is made already. Gloo itself takes the first that comes to its port for the peer.
+class Pair final : public ::gloo::transport::tcp::Pair {
+   public:
+    Pair(::gloo::transport::tcp::Context* context, ::gloo::transport::tcp::Device* device, int rank,
+         milliseconds timeout)
+        : ::gloo::transport::tcp::Pair(context, device, rank, timeout) {
+        // It listens by now, and a stranger of this host may have come.
+        const std::lock_guard lock(m_);
+        changeState(CLOSED);
+        state_ = INITIALIZING;
+        fd_ = -1;
+        rx_ = {};
+        ex_ = nullptr;
+    }
+
+    void take(Fd connection) {
+        const std::lock_guard lock(m_);
+        fd_ = connection.release();
+        handleConnected();
+    }
+};
+
+class Context final : public ::gloo::transport::tcp::Context {
+   public:
+    using ::gloo::transport::tcp::Context::Context;
+    std::unique_ptr<::gloo::transport::Pair>& createPair(int peer) override {
+        auto& pair = pairs_.at(static_cast<size_t>(peer));
+        pair = std::make_unique<Pair>(this, device_.get(), peer, getTimeout());
+        return pair;
+    }
+};
+
+std::shared_ptr<::gloo::transport::Context> over(std::vector<Fd> connections, int own) {
+    try {
+        const BlockedSignals inherited;  // by Gloo's thread
+        // Each pair listens for a moment, where no other host can come.
+        const auto device = std::dynamic_pointer_cast<::gloo::transport::tcp::Device>(
+            ::gloo::transport::tcp::CreateDevice("127.0.0.1"));
+        auto context = std::make_shared<Context>(device, own, static_cast<int>(connections.size()));
+        context->setTimeout(milliseconds{0});  // none: every wait has its own
+        for (int peer = 0; peer < static_cast<int>(connections.size()); ++peer) {
+            if (peer == own) continue;
+            dynamic_cast<Pair&>(*context->createPair(peer)).take(std::move(connections[static_cast<size_t>(peer)]));
+        }
+        return context;
+    } catch (const std::exception& error) {
+        throw Error(Code::io, fmt::format("rank {}: Gloo does not take its connections: {}", own, error.what()));
+    }
 }
 
 // A socket that holds a free port of the address.
@@ -138,22 +175,22 @@ Binding choose_binding(const Bootstrap& bootstrap) {
 }
 
 Connections connect_all(const Bootstrap& bootstrap) {
-    const auto context = listen_for_peers(bootstrap, choose_binding(bootstrap));
     const int own = bootstrap.rank;
-    const auto count = static_cast<size_t>(bootstrap.world_size()) - 1;
-    Connections connections{context, std::vector<sockaddr_storage>(count + 1), {}};
-    std::string addresses;
-    for (int peer = 0; peer < bootstrap.world_size(); ++peer) {
-        if (peer == own) continue;
-        const std::vector<char> bytes = context->getPair(peer)->address().bytes();
-        addresses.append(bytes.begin(), bytes.end());
-        connections.held_ports[static_cast<size_t>(own)] = ::gloo::transport::tcp::Address(bytes).getSockaddr();
+    const auto count = static_cast<size_t>(bootstrap.world_size());
+    Connections connections{nullptr, std::vector<sockaddr_storage>(count), {}};
+    const Binding binding = choose_binding(bootstrap);
+    Told told{{resolved(own, binding), random_nonce()}, {}};
+    Fd listener;
+    try {
+        listener = listen_at(told.door.address);
+    } catch (const Error& error) {
+        throw Error(Code::io, fmt::format("rank {}: Gloo cannot listen on {}; name a network interface in "
+                                          "TESSERA_SOCKET_IFNAME",
+                                          own, binding.str()))
+            .caused_by(error);
     }
-    if (count > 0) {
-        sockaddr_storage& held = connections.held_ports[static_cast<size_t>(own)];
-        connections.own_port = hold_port(own, held);
-        addresses.append(reinterpret_cast<const char*>(&held), sizeof held);
-    }
+    told.held = told.door.address;
+    connections.own_port = hold_port(own, told.held);
     const PeerWatch watch(watchable(bootstrap), own);
     const auto check_peers = [&] {
         poll_interrupt();
@@ -165,76 +202,24 @@ Connections connect_all(const Bootstrap& bootstrap) {
             .with_peer(dead[0])
             .with_operation("create");
     };
-    bootstrap.store->set(key_of(own), addresses, bootstrap.deadline);
-    std::vector<std::vector<char>> theirs(count + 1);
+    bootstrap.store->set(key_of(own), std::string(reinterpret_cast<const char*>(&told), sizeof told),
+                         bootstrap.deadline);
+    std::vector<Door> doors(count);
     for (int peer = 0; peer < bootstrap.world_size(); ++peer) {
-        if (peer == own) continue;
-        const std::string all = wait_for_key(*bootstrap.store, key_of(peer), bootstrap.deadline, check_peers);
-        if (all.size() != addresses.size()) {
-            throw Error(Code::version, fmt::format("rank {}: rank {} describes its Gloo addresses otherwise: it uses "
-                                                   "another version of Gloo or Tessera",
-                                                   own, peer));
-        }
-        const size_t rest = all.size() - sizeof(sockaddr_storage);
-        theirs[static_cast<size_t>(peer)] = address_for(own, peer, all.substr(0, rest), count);
-        std::memcpy(&connections.held_ports[static_cast<size_t>(peer)], all.data() + rest, sizeof(sockaddr_storage));
-    }
-
-    // Gloo's connect blocks, so another thread does it; closing the connections makes it return.
-    std::mutex mutex;  // guards done and failure
-    std::condition_variable changed;
-    bool done = false;
-    std::optional<std::string> failure;
-    std::atomic<int> current{-1};
-    std::atomic<bool> stop{false};
-    std::thread connector = start_thread("tsr-connect", [&] {
-        const NoSigpipe guard;
-        std::optional<std::string> error;
-        try {
-            for (int peer = 0; peer <= static_cast<int>(count) && !stop.load(); ++peer) {
-                if (peer == own) continue;
-                current.store(peer);
-                context->getPair(peer)->connect(theirs[static_cast<size_t>(peer)]);
+        Told theirs = told;
+        if (peer != own) {
+            const std::string bytes = wait_for_key(*bootstrap.store, key_of(peer), bootstrap.deadline, check_peers);
+            if (bytes.size() != sizeof theirs) {
+                throw Error(Code::version, fmt::format("rank {}: rank {} describes its Gloo addresses otherwise: it "
+                                                       "uses another version of Tessera",
+                                                       own, peer));
             }
-        } catch (const std::exception& caught) {
-            error = caught.what();
+            std::memcpy(&theirs, bytes.data(), sizeof theirs);
         }
-        const std::lock_guard lock(mutex);
-        failure = error;
-        done = true;
-        changed.notify_all();
-    });
-    std::optional<Error> ended;
-    {
-        std::unique_lock lock(mutex);
-        while (!done && !ended) {
-            changed.wait_for(lock, bootstrap.deadline.slice(), [&] { return done; });
-            if (done) break;
-            try {
-                check_peers();
-                if (bootstrap.deadline.expired()) throw Error(Code::timeout, "it does not answer");
-            } catch (const Error& error) {
-                ended = error;
-            }
-        }
+        doors[static_cast<size_t>(peer)] = theirs.door;
+        connections.held_ports[static_cast<size_t>(peer)] = theirs.held;
     }
-    if (ended) {
-        stop.store(true);
-        for (int peer = 0; peer <= static_cast<int>(count); ++peer) {
-            if (peer != own) context->getPair(peer)->close();
-        }
-    }
-    connector.join();
-    const int peer = current.load();
-    if (ended && ended->code() != Code::timeout) throw Error(*ended);
-    if (ended || failure) {
-        throw Error(Code::timeout, fmt::format("rank {}: no Gloo connection to rank {} ({}): {}", own, peer,
-                                               bootstrap.peers[static_cast<size_t>(peer)].host_name.data(),
-                                               failure ? *failure : ended->what()))
-            .with_rank(own)
-            .with_peer(peer)
-            .with_operation("create");
-    }
+    connections.context = over(shake_hands(own, doors, listener, bootstrap.deadline, check_peers), own);
     return connections;
 }
 

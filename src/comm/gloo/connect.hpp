@@ -1,5 +1,5 @@
-// How the ranks get a Gloo connection each to each: every rank listens for each peer, tells the addresses through the
-// store, and connects. The connections are neither encrypted nor authenticated: Gloo is for trusted networks.
+// How the ranks get a Gloo connection each to each: every rank listens, tells through the store where, and they connect and shake
+// hands (handshake.hpp). What follows is neither encrypted nor authenticated: Gloo is for trusted networks.
 #pragma once
 
 #include <gloo/transport/context.h>
@@ -25,7 +25,7 @@ struct Binding {
 struct Connections {
     std::shared_ptr<::gloo::transport::Context> context;
     // A port that each rank holds for as long as it is there, and at which nobody listens: its kernel refuses connections, as
-    // a sign of life (host_probe.hpp), and no other program gets them. Gloo gives its ports back once all are connected.
+    // a sign of life (host_probe.hpp), and no other program gets them. Where they listen is closed once all are connected.
     std::vector<sockaddr_storage> held_ports;
     Fd own_port;
 };

@@ -78,8 +78,12 @@ void Ddp::ready(size_t index) {
                                   name));
     }
     const size_t bucket = bucket_of_[index];
-    const bool issues = (!begun_ && options_.join != DdpJoin::off) || (bucket == launched_ && missing_[bucket] == 1);
-    issue(issues, [&] {
+    const bool fills = bucket == launched_ && missing_[bucket] == 1;
+    if (!fills && (begun_ || options_.join == DdpJoin::off)) {  // it issues nothing
+        begin_step();
+        return count_ready(index);
+    }
+    issue([&] {
         begin_step();
         count_ready(index);
         launch_full_buckets();
@@ -103,7 +107,7 @@ void Ddp::ready_all() {
         throw refusal(Code::invalid_state,
                       "all gradients were said to be ready twice in one step; wait for them before the next");
     }
-    issue(true, [&] {
+    issue([&] {
         begin_step();
         for (size_t i = params_.size(); i-- > 0;) {
             if (ready_[i] == 0 && may_be_ready(i)) count_ready(i);
@@ -111,11 +115,6 @@ void Ddp::ready_all() {
         launch_full_buckets();
     });
     all_said_ = sync_;
-}
-
-void Ddp::issue(bool issues, FunctionRef<void()> body) {
-    if (sync_ && issues) return comm_->in_one_call(body);
-    body();
 }
 
 WorkPtr Ddp::submit(std::function<void()> job) {
@@ -249,17 +248,22 @@ void Ddp::close_step() {
         throw refusal(Code::invalid_state, fmt::format("{} of {} gradients were never said to be ready: {}; {}",
                                                        absent.size(), params_.size(), names_of(absent), advice));
     }
-    issue(true, [&] {
-        begin_step();
-        for (const size_t i : unsaid) {
-            ready_[i] = 1;
-            if (--missing_[bucket_of_[i]] == 0) reducer_->times()[bucket_of_[i]].ready = Clock::now();
-        }
-        launch_full_buckets();
+    const bool all_issued = begun_ && launched_ == buckets_.size() && !shares_used() && !host_copy_ && !learns_order();
+    if (all_issued) {
         launch_used();
-        if (host_copy_) launch_end();
-        launch_order();
-    });
+    } else {
+        issue([&] {
+            begin_step();
+            for (const size_t i : unsaid) {
+                ready_[i] = 1;
+                if (--missing_[bucket_of_[i]] == 0) reducer_->times()[bucket_of_[i]].ready = Clock::now();
+            }
+            launch_full_buckets();
+            launch_used();
+            if (host_copy_) launch_end();
+            launch_order();
+        });
+    }
     closed_ = true;
 }
 
@@ -272,7 +276,7 @@ void Ddp::launch_used() {
 // After all else of the first step: every rank groups its buckets by what it learns from rank 0. What rank 0 has not seen
 // comes last.
 void Ddp::launch_order() {
-    if (synced_steps_ > 0 || !options_.rebuild_buckets) return;
+    if (!learns_order()) return;
     order_ = std::make_shared<std::vector<int64_t>>(arrivals_.begin(), arrivals_.end());
     std::vector<char> seen(params_.size(), 0);
     for (const size_t i : arrivals_) seen[i] = 1;

@@ -125,10 +125,15 @@ class Ddp {
     void launch(size_t bucket, Part part);
     void launch_shared(size_t bucket);
     void launch_end();
+    [[nodiscard]] bool learns_order() const { return synced_steps_ == 0 && options_.rebuild_buckets; }
     void launch_order();
     void set_aside(size_t param);
     // Runs a part of a step that may issue work: INVALID_STATE is thrown before anything has happened, or not at all.
-    void issue(bool issues, FunctionRef<void()> body);
+    template <class Body>
+    void issue(Body&& body) {
+        if (!sync_) return body();
+        comm_->in_one_call(body);
+    }
     [[nodiscard]] WorkPtr submit(std::function<void()> job);
     void close_step();
     void finish_step(Part part);

@@ -27,7 +27,18 @@ std::shared_ptr<Communicator> own_communicator(Communicator& comm, const char* w
 }  // namespace
 
 Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> units, const FsdpOptions& options)
-    : comm_(comm), options_(options), plan_(std::make_shared<FsdpPlan>()) {
+    : comm_(comm),
+      options_(options),
+      plan_(std::make_shared<FsdpPlan>()),
+      grad_slots_(
+          options.grads_in_flight,
+          [this](const std::shared_ptr<GradMemory>& memory, size_t size) {
+              return submit(*scatter_->comm(), [scatter = scatter_, memory, size] {
+                  memory->buffer.reset();
+                  memory->buffer = scatter->comm()->allocate(size);
+              });
+          },
+          [this](const WorkPtr& work) { await(work); }) {
     for (FsdpUnit& unit : units) {
         for (NamedTensor& param : unit.params) param.name = without_wrappers(std::move(param.name));
     }
@@ -103,12 +114,12 @@ Fsdp::UnitState& Fsdp::state(size_t unit) {
 Tensor Fsdp::whole(size_t param) const {
     const FsdpParam& what = this->param(param);
     const UnitState& state = states_[what.unit];
-    if (!state.whole) {
+    if (state.memory != Memory::whole) {
         throw refusal(Code::invalid_state,
                       fmt::format("parameter \"{}\" is not whole: its unit \"{}\" is {}; between the begin and the end "
                                   "of the unit's forward and backward it is",
                                   what.name, plan_->units[what.unit].name,
-                                  state.gathering ? "on its way, wait for it" : "sharded"));
+                                  state.memory == Memory::on_its_way ? "on its way, wait for it" : "sharded"));
     }
     return {state.range.data() + what.whole_at, what.shape, what.whole_dtype, {}};
 }
@@ -120,13 +131,13 @@ Tensor Fsdp::grad(size_t param) const {
         throw refusal(Code::invalid_state,
                       fmt::format("parameter \"{}\" is not trained; it has no gradient", what.name));
     }
-    if (!state.in_backward) {
+    if (!state.in_backward()) {
         throw refusal(Code::invalid_state,
                       fmt::format("the whole gradient of \"{}\" is there between backward and grads_ready of its unit "
                                   "\"{}\"; afterwards its shard is",
                                   what.name, plan_->units[what.unit].name));
     }
-    return {grad_slots_[*state.grad_slot].data() + what.grad_at, what.shape, what.grad_dtype, {}};
+    return {grad_slots_.data(*state.grad_slot) + what.grad_at, what.shape, what.grad_dtype, {}};
 }
 
 void Fsdp::unused(size_t param) {
@@ -170,99 +181,76 @@ Held Fsdp::held(size_t param) const {
 UnitPhase Fsdp::phase(size_t unit) const {
     (void)this->unit(unit);
     const UnitState& one = states_[unit];
-    if (one.in_backward) return UnitPhase::backward;
-    if (one.whole) return UnitPhase::whole;
-    if ((one.slot && !one.is_left) || one.is_kept) return UnitPhase::on_its_way;
-    return one.reduced ? UnitPhase::reducing : UnitPhase::sharded;
+    if (one.in_backward()) return UnitPhase::backward;
+    if (one.memory == Memory::whole) return UnitPhase::whole;
+    if (one.memory == Memory::on_its_way || one.is_kept) return UnitPhase::on_its_way;
+    return one.is_reduced() ? UnitPhase::reducing : UnitPhase::sharded;
 }
 
 // --- whole parameters
 
-// The memory that a unit had before, else the smallest free one that holds it, else another.
-size_t Fsdp::slot_for(size_t unit) {
-    const size_t size = plan_->units[unit].whole_size;
-    const auto& last = states_[unit].last_slot;
-    std::optional<size_t> found;
-    if (last && slot_used_[*last] == 0) {
-        found = last;
-    } else {
-        for (size_t s = 0; s < slots_.size(); ++s) {
-            if (slot_used_[s] != 0 || slots_[s]->size < size) continue;
-            if (!found || slots_[s]->size < slots_[*found]->size) found = s;
-        }
-    }
-    if (!found) {
-        found = slots_.size();
-        slots_.push_back(
-            std::make_shared<WholeMemory>(WholeMemory{std::max<size_t>((size + 4095) / 4096 * 4096, 4096), {}}));
-        slot_used_.push_back(0);
-    }
-    slot_used_[*found] = 1;
-    return *found;
-}
-
 void Fsdp::begin_whole(size_t unit) {
     UnitState& one = state(unit);
     fail_if_failed();
-    if (one.slot && !one.is_left) return;
-    const size_t slot = one.is_left ? *one.slot : slot_for(unit);
+    if (one.is_gathered()) return;
+    const bool is_left = one.memory == Memory::left;
+    const size_t slot = is_left ? one.slot : whole_slots_.take(plan_->units[unit].whole_size, one.last_slot);
     try {
-        one.gathering = submit(*copies_->comm(), [copies = copies_, shards = shards_, unit, slot, memory = slots_[slot],
-                                                  kept = one.is_kept ? one.kept : nullptr, is_left = one.is_left] {
-            copies->make_whole(unit, slot, *memory, shards.get(), kept.get(), is_left);
-        });
+        one.gathering = submit(*copies_->comm(),
+                               [copies = copies_, shards = shards_, unit, slot, memory = whole_slots_.memory(slot),
+                                kept = one.is_kept ? one.kept : nullptr, is_left] {
+                                   copies->make_whole(unit, slot, *memory, shards.get(), kept.get(), is_left);
+                               });
     } catch (...) {
-        if (!one.is_left) slot_used_[slot] = 0;
+        if (!is_left) whole_slots_.give_back(slot);
         throw;
     }
     one.slot = slot;
-    one.is_left = false;
+    one.memory = Memory::on_its_way;
 }
 
 void Fsdp::await_whole(size_t unit) {
     UnitState& one = state(unit);
     fail_if_failed();
-    if (!one.slot || one.is_left) {
+    if (!one.is_gathered()) {
         throw refusal(Code::invalid_state,
                       fmt::format("unit \"{}\" is sharded and nothing makes it whole; unshard it first",
                                   plan_->units[unit].name));
     }
-    if (one.whole) return;
+    if (one.memory == Memory::whole) return;
     await(one.gathering);
-    one.range.show(slots_[*one.slot]->memory.get());
+    one.range.show(whole_slots_.memory(one.slot)->memory.get());
     one.gathering = nullptr;
     one.last_slot = one.slot;
-    one.whole = true;
+    one.memory = Memory::whole;
 }
 
 void Fsdp::give_back(size_t unit) {
     UnitState& one = state(unit);
     fail_if_failed();
     one.is_kept = false;
-    if (!one.slot) return;
-    if (one.in_backward) {
+    if (one.memory == Memory::none) return;
+    if (one.in_backward()) {
         throw refusal(Code::invalid_state,
                       fmt::format("unit \"{}\" is in its backward; grads_ready ends that", plan_->units[unit].name));
     }
-    if (!one.whole && !one.is_left) await_whole(unit);
+    if (one.memory == Memory::on_its_way) await_whole(unit);
 #ifndef NDEBUG
     one.range.hide();  // finds out who uses a view that has ended
 #endif
-    slot_used_[*one.slot] = 0;
-    one.slot.reset();
-    one.is_left = false;
-    one.whole = false;
+    whole_slots_.give_back(one.slot);
+    one.memory = Memory::none;
 }
 
 void Fsdp::end_backward(size_t unit) {
     UnitState& one = states_[unit];
-    if (one.reshards || one.in_backward || !(one.whole || one.is_left)) return give_back(unit);
+    const bool leaves = one.memory == Memory::whole || one.memory == Memory::left;
+    if (one.reshards || one.in_backward() || !leaves) return give_back(unit);
 #ifndef NDEBUG
     one.range.hide();
 #endif
     one.is_kept = false;
-    one.is_left = true;
-    one.whole = false;
+    one.memory = Memory::left;
 }
 
 void Fsdp::unshard(size_t unit) {
@@ -291,7 +279,7 @@ void Fsdp::prefetch(Pass pass, size_t current) {
     // Those of this forward whose backward is yet to come, the last first.
     for (auto unit = recorded_.rbegin(); unit != recorded_.rend() && left > 0; ++unit) {
         const UnitState& one = states_[*unit];
-        if (*unit == current || one.in_backward || one.reduced || one.trained.empty()) continue;
+        if (*unit == current || one.backward != Backward::none || one.trained.empty()) continue;
         begin_whole(*unit);
         --left;
     }
@@ -305,7 +293,7 @@ void Fsdp::forward(size_t unit) {
     (void)state(unit);
     if (pass_ != Pass::forward) {
         for (size_t u = 0; u < states_.size(); ++u) {
-            if (!states_[u].in_backward && !states_[u].reduced) continue;
+            if (states_[u].backward == Backward::none) continue;
             throw refusal(Code::invalid_state,
                           fmt::format("the forward of unit \"{}\" begins in the middle of a backward, after that of "
                                       "\"{}\" began; wait() ends the backward",
@@ -314,7 +302,8 @@ void Fsdp::forward(size_t unit) {
         pass_ = Pass::forward;
         if (!recorded_.empty()) order_ = std::exchange(recorded_, {});
     }
-    const bool again = !recorded_.empty() && recorded_.back() == unit && states_[unit].gathering;  // it was interrupted
+    const bool again =
+        !recorded_.empty() && recorded_.back() == unit && states_[unit].memory == Memory::on_its_way;  // interrupted
     if (!again) recorded_.push_back(unit);
     begin_whole(unit);
     prefetch(Pass::forward, unit);
@@ -326,11 +315,10 @@ void Fsdp::forward_done(size_t unit) {
     UnitState& one = state(unit);
     if (one.keeping_hosts == 1) return;
     bool kept = one.is_kept;
-    if (one.kept && !kept && one.slot && !one.in_backward) {
+    if (one.kept && !kept && one.memory != Memory::none && !one.in_backward()) {
         await_whole(unit);
-        (void)submit(*copies_->comm(), [copies = copies_, unit, memory = slots_[*one.slot], part = one.kept] {
-            copies->keep(unit, *memory, *part);
-        });
+        (void)submit(*copies_->comm(), [copies = copies_, unit, memory = whole_slots_.memory(one.slot),
+                                        part = one.kept] { copies->keep(unit, *memory, *part); });
         kept = true;
     }
     give_back(unit);
@@ -341,58 +329,27 @@ void Fsdp::backward(size_t unit) {
     const Reentry once = enter();
     UnitState& one = state(unit);
     fail_if_failed();
-    if (one.in_backward) return;
+    if (one.in_backward()) return;
     pass_ = Pass::backward;
     begin_whole(unit);
     prefetch(Pass::backward, unit);
     if (!one.trained.empty()) take_grad_slot(unit);
     await_whole(unit);
     for (const size_t param : one.trained) unused_[param] = 0;
-    one.in_backward = true;  // last: what was interrupted goes on from where it was
+    // Last: what was interrupted goes on from where it was.
+    one.backward = one.is_reduced() ? Backward::begun_again : Backward::begun;
     if (!sync_ || one.sums) return;
     for (const size_t param : one.trained) mark_unwritten(grad(param));
 }
 
-// The smallest free memory that is large enough. If there is none, others are waited for while grads_in_flight are being
-// reduced; then the largest free one is made larger, or there is one more.
 void Fsdp::take_grad_slot(size_t unit) {
     UnitState& one = states_[unit];
     if (!one.grad_slot) {  // else they add up there, or this was interrupted
-        const size_t size = std::max(plan_->units[unit].grad_size, fsdp_alignment);
-        std::optional<size_t> found;
-        std::optional<size_t> largest;
-        while (true) {
-            for (size_t s = 0; s < grad_slots_.size(); ++s) {
-                const GradSlot& slot = grad_slots_[s];
-                if (slot.used) continue;
-                if (!largest || slot.size > grad_slots_[*largest].size) largest = s;
-                if (slot.size >= size && (!found || slot.size < grad_slots_[*found].size)) found = s;
-            }
-            if (found || reductions_.size() < static_cast<size_t>(options_.grads_in_flight)) break;
-            await_oldest_reduction();
-        }
-        if (!found) {
-            GradSlot slot;
-            slot.size = size;
-            slot.memory = largest ? grad_slots_[*largest].memory : std::make_shared<std::shared_ptr<Buffer>>(nullptr);
-            slot.allocation = submit(*scatter_->comm(), [scatter = scatter_, memory = slot.memory, size] {
-                memory->reset();
-                *memory = scatter->comm()->allocate(size);
-            });
-            found = largest.value_or(grad_slots_.size());
-            if (!largest) grad_slots_.emplace_back();
-            grad_slots_[*found] = std::move(slot);
-        }
-        grad_slots_[*found].used = true;
-        one.grad_slot = found;
+        one.grad_slot = grad_slots_.take(std::max(plan_->units[unit].grad_size, fsdp_alignment));
         one.clears_grads = !sync_;
     }
-    GradSlot& slot = grad_slots_[*one.grad_slot];
-    if (slot.allocation) {
-        await(slot.allocation);
-        slot.allocation = nullptr;
-    }
-    if (std::exchange(one.clears_grads, false)) std::memset(slot.data(), 0, plan_->units[unit].grad_size);
+    std::byte* grads = grad_slots_.ready(*one.grad_slot);
+    if (std::exchange(one.clears_grads, false)) std::memset(grads, 0, plan_->units[unit].grad_size);
 }
 
 // What lies there may be another unit's gradient.
@@ -418,39 +375,29 @@ void Fsdp::grads_ready(size_t unit) {
     const Reentry once = enter();
     UnitState& one = state(unit);
     fail_if_failed();
-    if (!one.in_backward) {
+    if (!one.in_backward()) {
         throw refusal(Code::invalid_state, fmt::format("the gradients of unit \"{}\" are ready, whose backward did not "
                                                        "begin in this step; backward begins it",
                                                        plan_->units[unit].name));
     }
     refuse_unwritten(unit);
-    const bool add = one.reduced || accumulate_;
+    const bool add = one.is_reduced() || accumulate_;
     if (sync_ && one.grad_slot) {
-        GradSlot& slot = grad_slots_[*one.grad_slot];
-        slot.reduction =
-            submit(*scatter_->comm(), [scatter = scatter_, unit, memory = slot.memory, add, everywhere = all_reduce_] {
-                if (everywhere) {
-                    scatter->reduce(unit, (*memory)->data(), add);
-                } else {
-                    scatter->reduce_partly(unit, (*memory)->data());
-                }
-            });
-        reductions_.push_back(*one.grad_slot);
+        const auto& memory = grad_slots_.memory(*one.grad_slot);
+        grad_slots_.reduce(*one.grad_slot,
+                           submit(*scatter_->comm(), [scatter = scatter_, unit, memory, add, everywhere = all_reduce_] {
+                               if (everywhere) {
+                                   scatter->reduce(unit, memory->buffer->data(), add);
+                               } else {
+                                   scatter->reduce_partly(unit, memory->buffer->data());
+                               }
+                           }));
         one.grad_slot.reset();
     }
     for (const size_t param : one.trained) written_[param] |= unused_[param] == 0 ? 1 : 0;
-    one.in_backward = false;
-    one.reduced = true;
+    one.backward = Backward::done;
     one.sums = one.grad_slot.has_value();
     end_backward(unit);
-}
-
-void Fsdp::await_oldest_reduction() {
-    GradSlot& slot = grad_slots_[reductions_.front()];
-    await(slot.reduction);
-    reductions_.erase(reductions_.begin());
-    slot.reduction = nullptr;
-    slot.used = false;
 }
 
 void Fsdp::wait() {
@@ -460,8 +407,8 @@ void Fsdp::wait() {
     size_t count = 0;
     for (size_t u = 0; u < states_.size(); ++u) {
         const UnitState& one = states_[u];
-        if (one.trained.empty() || (one.reduced && !one.in_backward)) continue;
-        if (!sync_ && !one.in_backward) continue;
+        if (one.trained.empty() || one.backward == Backward::done) continue;
+        if (!sync_ && !one.in_backward()) continue;
         if (++count <= names_in_message) {
             unsaid += fmt::format("{}\"{}\"", count > 1 ? ", " : "", plan_->units[u].name);
         }
@@ -474,11 +421,11 @@ void Fsdp::wait() {
                         count, states_.size(), unsaid,
                         count > names_in_message ? fmt::format(" and {} more", count - names_in_message) : ""));
     }
-    while (!reductions_.empty()) await_oldest_reduction();
+    grad_slots_.await_reductions();
     if (sync_ && all_reduce_) share_used();
     for (size_t u = 0; u < states_.size(); ++u) {
         end_backward(u);
-        states_[u].reduced = false;
+        states_[u].backward = Backward::none;
     }
     if (sync_ && all_reduce_) ++synced_steps_;
     pass_ = Pass::none;
@@ -501,12 +448,10 @@ void Fsdp::share_used() {
 void Fsdp::abandon() {
     const Reentry once = enter();
     fail_if_failed();
-    while (!reductions_.empty()) await_oldest_reduction();
+    grad_slots_.await_reductions();
     for (size_t u = 0; u < states_.size(); ++u) {
-        UnitState& one = states_[u];
-        one.in_backward = false;
+        states_[u].backward = Backward::none;
         give_back(u);
-        one.reduced = false;
     }
     give_up_gradients();
     recorded_.clear();
@@ -555,7 +500,7 @@ void Fsdp::give_up_gradients() {
     forget_gradients();
     for (UnitState& one : states_) {
         if (!one.grad_slot) continue;
-        grad_slots_[*one.grad_slot].used = false;
+        grad_slots_.give_back(*one.grad_slot);
         one.grad_slot.reset();
         one.sums = false;
     }
@@ -600,8 +545,9 @@ void Fsdp::check_idle(const char* what) const {
             case UnitPhase::on_its_way:
             case UnitPhase::whole:
             case UnitPhase::backward:
-                throw refusal(Code::invalid_state, fmt::format("{} while unit \"{}\" is {}; reshard it, or wait, first",
-                                                               what, name, states_[u].whole ? "whole" : "on its way"));
+                throw refusal(Code::invalid_state,
+                              fmt::format("{} while unit \"{}\" is {}; reshard it, or wait, first", what, name,
+                                          states_[u].memory == Memory::whole ? "whole" : "on its way"));
         }
     }
 }

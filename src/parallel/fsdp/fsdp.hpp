@@ -32,6 +32,7 @@
 #include "parallel/fsdp/address_range.hpp"
 #include "parallel/fsdp/gradient_scatter.hpp"
 #include "parallel/fsdp/options.hpp"
+#include "parallel/fsdp/slots.hpp"
 #include "parallel/fsdp/unit_plan.hpp"
 #include "parallel/fsdp/whole_copies.hpp"
 #include "parallel/params.hpp"
@@ -108,32 +109,39 @@ class Fsdp {
 
    private:
     enum class Pass { none, forward, backward };
+    // A unit's parameters as this rank has them.
+    enum class Memory {
+        none,        // sharded
+        left,        // sharded; what was whole is still in its slot
+        on_its_way,  // into its slot
+        whole,
+    };
+    // A unit's gradients in this step. After a first backward they are added to.
+    enum class Backward { none, begun, done, begun_again };
     struct UnitState {
         AddressRange range;
         std::vector<size_t> trained;
         int keeping_hosts = 0;           // that keep it from forward to backward: 1, all of it, 0: none does
         std::shared_ptr<KeptPart> kept;  // by this one, if there are more
         bool is_kept = false;
-        std::optional<size_t> slot;       // in use
+        Memory memory = Memory::none;
+        size_t slot = 0;                  // unless `memory` is none
         std::optional<size_t> last_slot;  // whose memory the range shows, or did
-        WorkPtr gathering;                // until it is waited for
-        bool whole = false;
+        WorkPtr gathering;                // while it is on its way
         bool reshards = true;             // after its backward
-        bool is_left = false;             // sharded; what was whole is still in its slot
+        Backward backward = Backward::none;
         std::optional<size_t> grad_slot;  // in use
         bool clears_grads = false;        // before they are written
         bool sums = false;                // of steps without synchronisation are in them
-        bool in_backward = false;
-        bool reduced = false;  // in this step, or about to be; what comes after that is added
-    };
-    struct GradSlot {
-        size_t size = 0;
-        std::shared_ptr<std::shared_ptr<Buffer>> memory;  // written by a job
-        WorkPtr allocation;                               // until it is waited for
-        bool used = false;
-        WorkPtr reduction;
 
-        [[nodiscard]] std::byte* data() const { return (*memory)->data(); }
+        [[nodiscard]] bool is_gathered() const { return memory == Memory::on_its_way || memory == Memory::whole; }
+        [[nodiscard]] bool in_backward() const {
+            return backward == Backward::begun || backward == Backward::begun_again;
+        }
+        // Gradients of this step are in the shards, or on their way.
+        [[nodiscard]] bool is_reduced() const {
+            return backward == Backward::done || backward == Backward::begun_again;
+        }
     };
 
     void take_memory();
@@ -142,7 +150,6 @@ class Fsdp {
     void scatter_values(const FsdpUnit& unit, size_t number, Range pieces, const std::vector<size_t>& params);
     [[nodiscard]] int shard_ranks() const { return plan_->ranks; }
     [[nodiscard]] UnitState& state(size_t unit);
-    [[nodiscard]] size_t slot_for(size_t unit);
     void begin_whole(size_t unit);
     void await_whole(size_t unit);
     void give_back(size_t unit);
@@ -150,7 +157,6 @@ class Fsdp {
     void prefetch(Pass pass, size_t current);
     void take_grad_slot(size_t unit);
     void refuse_unwritten(size_t unit) const;
-    void await_oldest_reduction();
     void share_used();
     void give_up_gradients();
     void check_not_in_backward(const char* what) const;
@@ -169,11 +175,8 @@ class Fsdp {
     std::shared_ptr<std::byte> shard_grads_;
     std::vector<UnitState> states_;
 
-    // Memory of whole units; shared with the jobs in the queue. A slot is some unit's or free.
-    std::vector<std::shared_ptr<WholeMemory>> slots_;
-    std::vector<char> slot_used_;
-    std::vector<GradSlot> grad_slots_;
-    std::vector<size_t> reductions_;  // grad slots that are being reduced, the oldest first
+    WholeSlots whole_slots_;
+    GradSlots grad_slots_;
 
     Pass pass_ = Pass::none;
     std::vector<size_t> order_;     // of the forward pass before this one

@@ -386,7 +386,9 @@ TEST(Ddp, TheFirstWaitIsRefusedAsAWhole) {
     std::atomic<bool> refused{false};
     expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
         Model model = three_layers(1);
-        Ddp ddp(shared(comm), model.params(), small_buckets);
+        DdpOptions options = small_buckets;
+        options.rebuild_buckets = true;
+        Ddp ddp(shared(comm), model.params(), options);
         for (float& g : ddp.grad(0).as<float>()) g = static_cast<float>(comm.rank());
         ddp.ready_all();
         if (comm.rank() == 1) {

@@ -72,6 +72,7 @@ def init(
         The backend is one between GPUs, as ``"cuda:nccl"``: there is none yet.
     """
     options = _options(timeout, heartbeat_timeout, backend, spin_count, name)
+    watch_uncaught()  # joining may fail
     return Comm._adopt(_core.comm_from_env(**options), options)
 
 
@@ -114,7 +115,6 @@ class Comm(Collectives):
         comm._is_shrunk = False
         comm._rank = _core.comm_rank(handle)
         comm._world_size = _core.comm_world_size(handle)
-        watch_uncaught()
         return comm
 
     @classmethod
@@ -149,6 +149,7 @@ class Comm(Collectives):
             A rank never came; the message names it.
         """
         options = _options(timeout, heartbeat_timeout, backend, spin_count, name)
+        watch_uncaught()
         handle = _core.comm_create(checked(store, Store, "store")._handle, rank, world_size, **options)
         return cls._adopt(handle, options)
 

@@ -109,6 +109,7 @@ class TesseraError(RuntimeError):
     sequence: int | None = None
     native: NativeCode | None = None
     retriable: bool = False
+    _launcher_peer: int | None = None  # the launcher's number of `peer`, of an error that Python found
 
     by_code: ClassVar[dict[int, type[TesseraError]]] = {}
 

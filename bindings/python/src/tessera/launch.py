@@ -94,9 +94,24 @@ def tell_launcher(error: BaseException) -> None:
         frames = traceback.StackSummary.extract(stack).format()
         trace = "".join(["Traceback (most recent call last):\n", *frames, trace])
     try:
-        _core.record_error(in_words(error), _plain(trace))
+        words = in_words(error)
+        facts = _found_by_python(error, words)
+        if facts is None:
+            _core.record_error(words, _plain(trace))
+        else:
+            _core.record_error_about(words, _plain(trace), *facts)
     except TesseraError as refused:  # the error file cannot be written
         error.add_note(f"tessera could not tell the launcher: {refused}")
+
+
+def _found_by_python(error: BaseException, words: str) -> tuple[int, int] | None:
+    """Code and peer of the error that `words` tell of, itself or a cause, if the library does not know them."""
+    cause: BaseException | None = error
+    for _ in range(100):  # there may be circles
+        if isinstance(cause, TesseraError) and cause._launcher_peer is not None and _plain(str(cause)) in words:
+            return int(cause.code), cause._launcher_peer
+        cause = None if cause is None else cause.__cause__ or cause.__context__
+    return None
 
 
 def _inner_packages(error: BaseException) -> set[str]:

@@ -991,6 +991,12 @@ functions! {
     "launch.h":
     fn tsr_preempt_requested() -> tsr_flag;
     fn tsr_record_error(message: *const c_char, traceback: *const c_char) -> tsr_status;
+    fn tsr_record_error_about(
+        message: *const c_char,
+        traceback: *const c_char,
+        code: tsr_status,
+        peer: i32,
+    ) -> tsr_status;
     "layout.h":
     fn tsr_layout_create(
         shape: *const i64,

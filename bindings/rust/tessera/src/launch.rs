@@ -9,7 +9,7 @@ use std::sync::Once;
 
 use tessera_sys as sys;
 
-use crate::error::{check, Result};
+use crate::error::{check, Code, Result};
 use crate::raw;
 
 /// Whether the launcher was asked to stop: save and return soon. Always false outside `tessera run`. Costs nothing.
@@ -29,6 +29,19 @@ pub fn record_error(message: &str, traceback: Option<&str>) -> Result<()> {
     let traceback = traceback.map(|text| raw::c_string("the traceback", text)).transpose()?;
     // SAFETY: the strings are borrowed for the call.
     check(unsafe { sys::tsr_record_error(message.as_ptr(), raw::pointer(&traceback)) })
+}
+
+/// [`record_error`] of an error that the program found by itself, as where its ranks meet without the library. `peer` is the
+/// rank that it is about, by its `TESSERA_RANK`: of `Timeout`, `PeerLost` and `Aborted` that one is the cause, not this rank.
+///
+/// # Errors
+/// `Io`: the file that the launcher named cannot be written; `InvalidArgument`: a zero byte, or `code` is none.
+pub fn record_error_about(message: &str, code: Code, peer: Option<usize>) -> Result<()> {
+    crate::load()?;
+    let message = raw::c_string("the message", message)?;
+    let peer = peer.and_then(|rank| i32::try_from(rank).ok()).unwrap_or(-1);
+    // SAFETY: the string is borrowed for the call.
+    check(unsafe { sys::tsr_record_error_about(message.as_ptr(), std::ptr::null(), code.as_raw(), peer) })
 }
 
 /// Runs a program. The error that it returns, or the panic that ends it, is told to the launcher, whose summary then says

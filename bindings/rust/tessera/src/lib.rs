@@ -98,7 +98,7 @@ pub use element::{Bool, DType, Element, ReduceOp};
 pub use error::{Code, Error, Native, Result};
 pub use fsdp::{Backward, Forward, Fsdp, FsdpOptions, FsdpUnit, UnitPhase, Units, Whole};
 pub use grad_scaler::{GradScaler, GradScalerBuilder};
-pub use launch::{preempt_requested, record, record_error};
+pub use launch::{preempt_requested, record, record_error, record_error_about};
 pub use layout::{Layout, Placement, Region};
 pub use library::{abi_version, library_path, load, version, ABI_VERSION};
 pub use log::{reset_log_callback, set_log_callback, set_log_level, with_interrupt, Level};

@@ -300,4 +300,7 @@ fn environment() {
     std::env::set_var("TESSERA_ERROR_FILE", file.path());
     tessera::record_error("it failed", Some("at line 1")).unwrap();
     assert!(std::fs::read_to_string(file.path()).unwrap().contains("it failed"));
+    tessera::record_error_about("a later one", Code::Timeout, Some(1)).unwrap();
+    let refused = tessera::record_error_about("of no code", Code::Other(0), None).unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
 }

@@ -872,6 +872,14 @@ void record_error(JNIEnv* env, jclass, jbyteArray message, jbyteArray traceback)
     });
 }
 
+void record_error_about(JNIEnv* env, jclass, jbyteArray message, jbyteArray traceback, jint code, jint peer) {
+    shim(env, [&] {
+        const Text message_text(env, message);
+        const Text traceback_text(env, traceback);
+        check(env, tsr_record_error_about(message_text.c_str(), traceback_text.c_str(), code, peer));
+    });
+}
+
 jint layout_box_count(JNIEnv* env, jclass, jlong layout, jint rank) {
     return shim(env, [&]() -> jint {
         int32_t count_out = 0;
@@ -1453,6 +1461,7 @@ Methods plain_methods() {
         method<grad_scaler_destroy>("gradScalerDestroy"),
         method<preempt_requested>("preemptRequested"),
         method<record_error>("recordError"),
+        method<record_error_about>("recordErrorAbout"),
         method<layout_box_count>("layoutBoxCount"),
         method<layout_destroy>("layoutDestroy"),
         method<log_set_level>("logSetLevel"),

@@ -76,7 +76,8 @@ def register() -> None:
 def _create(options: Any, _backend_options: Any) -> TesseraBackend:
     teach_is_completed()
     group = str(options.group_id)
-    backend = TesseraBackend(options.store, options.group_rank, options.group_size, deadline(options.timeout), group)
+    members = options.global_ranks_in_group or range(options.group_size)
+    backend = TesseraBackend(options.store, options.group_rank, members, deadline(options.timeout), group)
     if dist.get_debug_level() == dist.DebugLevel.DETAIL:
         _wrapped.add(backend)
     return backend
@@ -102,16 +103,17 @@ class TesseraBackend(_Backend):
     supports_window = False
     _supports_time_estimate = False
 
-    def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta, group: str) -> None:
-        super().__init__(rank, world_size)
+    def __init__(self, store: Any, rank: int, members: Sequence[int], timeout: timedelta, group: str) -> None:
+        super().__init__(rank, len(members))
         self._store = store
         self._rank = rank
-        self._world_size = world_size
+        self._members = members  # their numbers in the job
+        self._world_size = len(members)
         self._options = _Backend.Options(NAME, timeout)
         self._options.group_name = group
         self._limit = self._timeout = timeout
         names = [f"process group {group}", f"process group {group}, transfers"]
-        self._comm, self._transfers = meet(store, rank, world_size, timeout, names)
+        self._comm, self._transfers = meet(store, rank, members, timeout, names)
         self._transferring = threading.Lock()  # one thread at a time issues transfers
         self._issuing = threading.Lock()  # and one collectives; guards the two below
         self._issued = 0
@@ -131,15 +133,16 @@ class TesseraBackend(_Backend):
 
     def split(self, store: Any, ranks: Sequence[int], options: Any) -> TesseraBackend:
         """The group of `ranks`, numbers of this group, in their order. Their rendezvous is `store`'s."""
-        members = list(ranks)
-        if self._rank not in members:  # None would be the answer, which PyBackend.hpp of 2.15 dereferences
+        chosen = list(ranks)
+        if self._rank not in chosen:  # None would be the answer, which PyBackend.hpp of 2.15 dereferences
             raise Unsupported(
                 f"rank {self._rank} is in none of the groups: with a backend in Python split_group can leave no rank "
                 "out. Give it a group of its own, or use new_group"
             )
         timeout = self._limit if options is None else options._timeout
         name = self._options.group_name if options is None else options.group_name
-        return TesseraBackend(store, members.index(self._rank), len(members), timeout, name)
+        members = [self._members[each] for each in chosen]
+        return TesseraBackend(store, chosen.index(self._rank), members, timeout, name)
 
     def perform_nocolor_split(self, device: torch.device) -> None:
         """What PyTorch asks of this rank when others make a group: nothing, they meet by themselves."""
@@ -359,7 +362,7 @@ class TesseraBackend(_Backend):
         """Return when every rank has called it, or name those that have not. The group stays usable either way."""
         self._barriers += 1
         timeout = self._timeout if options.timeout < _UNSET else options.timeout
-        meet_again(self._store, self._rank, self._world_size, timeout, self._barriers, wait_all_ranks)
+        meet_again(self._store, self._rank, self._members, timeout, self._barriers, wait_all_ranks)
 
     # ------------------------------------------------------------ sends and receives
 

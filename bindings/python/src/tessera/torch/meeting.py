@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from ..comm import Comm
 from ..errors import TesseraError
-from .ranks import arrange, await_told, deadline, forget, join
+from .errors import TesseraTimeout
+from .ranks import about, arrange, await_told, deadline, forget, join, members_of, missing_of
 
 __all__ = ["communicator_of", "meet", "meet_again", "own_communicator"]
 
@@ -26,13 +27,13 @@ __all__ = ["communicator_of", "meet", "meet_again", "own_communicator"]
 def meet(
     store: Any,
     rank: int,
-    world_size: int,
+    members: Sequence[int],
     timeout: timedelta,
     names: Sequence[str],
     begin: Callable[[Comm], object] | None = None,
 ) -> list[Comm]:
-    """Communicators of the ranks that use `store`, one of each name. Collective. Later they cannot be split between
-    hosts; `begin` gets the first one while it can be.
+    """Communicators of the ranks that use `store`, `members` of the job, one of each name. Collective. Later they
+    cannot be split between hosts; `begin` gets the first one while it can be.
 
     Raises
     ------
@@ -40,12 +41,12 @@ def meet(
         A rank never came; it is named.
     """
     board = dist.PrefixStore("tessera", store)
-    meeting, server = arrange(board, rank, world_size, timeout, names[0])
+    meeting, server = arrange(board, rank, members, timeout, names[0])
     comm, own_store = join(meeting, rank, server, name=names[0], timeout=timeout)
     comms = [comm]
     try:
         if rank == 0:
-            forget(board, world_size)
+            forget(board, len(members))
         for name in names[1:]:
             split = comm.split(0, rank, name=name)
             assert split is not None
@@ -112,11 +113,11 @@ def _of_group(group: Any, name: str, begin: Callable[[Comm], object] | None = No
     """Made through the group's store."""
     store = dist.PrefixStore("gradients", group.get_group_store())
     timeout = deadline(group._get_backend(torch.device("cpu")).options._timeout)
-    (comm,) = meet(store, group.rank(), group.size(), timeout, [name], begin)
+    (comm,) = meet(store, group.rank(), members_of(group), timeout, [name], begin)
     return comm
 
 
-def meet_again(store: Any, rank: int, world_size: int, timeout: timedelta, number: int, name_all: bool) -> None:
+def meet_again(store: Any, rank: int, members: Sequence[int], timeout: timedelta, number: int, name_all: bool) -> None:
     """Return when every rank has called this with the same number, 1 the first time and then one more each time.
 
     It goes over the store, so that no rank's communicator fails if one does not come.
@@ -127,7 +128,8 @@ def meet_again(store: Any, rank: int, world_size: int, timeout: timedelta, numbe
         Names every rank that did not come, in the words of Gloo's monitored barrier.
     """
 
-    def late(missing: list[int]) -> str:
+    def late() -> TesseraTimeout:
+        missing = missing_of(board, keys) or [0]
         here = (
             "Rank 0 timed out in monitoredBarrier"
             if rank == 0
@@ -136,15 +138,16 @@ def meet_again(store: Any, rank: int, world_size: int, timeout: timedelta, numbe
         )
         named, more = (missing, []) if name_all else (missing[:1], missing[1:])
         too = f" (nor did {', '.join(map(str, more))})" if more else ""
-        return (
+        words = (
             f"{here}: Rank{'s' * (len(named) > 1)} {', '.join(map(str, named))} failed to pass monitoredBarrier in "
             f"{round(timeout.total_seconds() * 1000)} ms{too}. Look at the logs of those that are missing, or raise "
             "the timeout of the call"
         )
+        return about(missing[0], rank, members, TesseraTimeout(words))
 
     board = dist.PrefixStore("tessera/barrier", store).clone()  # a wait must not hold others up
     board.set(f"{number}/{rank}", "")
-    keys = [f"{number}/{each}" for each in range(world_size)]
-    await_told(board, keys, time.monotonic() + timeout.total_seconds(), late)
+    keys = [f"{number}/{each}" for each in range(len(members))]
+    await_told(board, keys, time.monotonic() + timeout.total_seconds(), late, rank, members)
     if number > 1:  # all have come to this one, and so have left the one before
         board.delete_key(f"{number - 1}/{rank}")

@@ -32,23 +32,26 @@ from ..comm import Comm
 from ..errors import InvalidArgument, TesseraError
 from ..launch import watch_uncaught
 from ..store import Store, StoreServer
-from .errors import TesseraTimeout
+from .errors import PeerLost, TesseraTimeout
 
 __all__ = [
     "Meeting",
     "Ranks",
-    "all_told",
+    "about",
     "arrange",
     "await_told",
     "deadline",
     "forget",
     "host_name",
     "join",
+    "members_of",
+    "missing_of",
     "ranks_of",
     "serve",
 ]
 
 T = TypeVar("T")
+Missed = TypeVar("Missed", PeerLost, TesseraTimeout)
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,7 @@ def _of_torch(group: Any) -> Ranks:
         return Ranks.alone()
     board = dist.PrefixStore("tessera/checkpoint", group.get_group_store())
     timeout = deadline(group._get_backend(torch.device("cpu")).options._timeout)
-    meeting, server = arrange(board, rank, world_size, timeout, "a save or load")
+    meeting, server = arrange(board, rank, members_of(group), timeout, "a save or load")
     made = Ranks.meet(meeting, rank, server)
     if rank == 0:
         forget(board, world_size)
@@ -230,10 +233,17 @@ def deadline(timeout: timedelta) -> timedelta:
     return timedelta(milliseconds=int(text))
 
 
+def members_of(group: Any) -> list[int]:
+    """The numbers in the job of a group's ranks, in its order."""
+    members: list[int] = dist.get_process_group_ranks(group)
+    return members
+
+
 def arrange(
-    board: Any, rank: int, world_size: int, timeout: timedelta, what: str
+    board: Any, rank: int, members: Sequence[int], timeout: timedelta, what: str
 ) -> tuple[Meeting, StoreServer | None]:
-    """Where the ranks that share `board` meet; rank 0 gets the server, too. Collective.
+    """Where the ranks that share `board` meet; rank 0 gets the server, too. Collective. `members` are their numbers in
+    the job.
 
     Raises
     ------
@@ -242,16 +252,39 @@ def arrange(
     """
     watch_uncaught()
     end = time.monotonic() + timeout.total_seconds()
-    board.set(f"host/{rank}", host_name())
+    hosts = [f"host/{each}" for each in range(len(members))]
+    missing: list[int] = []
+
+    def late() -> TesseraTimeout:
+        missing[:] = missing_of(board, hosts) or [0]
+        # Rank 0 waits for all of them in init_process_group, where PyTorch makes its store, before it comes here.
+        if missing[0] == 0 and not dist.is_initialized():
+            missing[:] = missing[1:] or [0]
+        return did_not_come()
+
+    def did_not_come() -> TesseraTimeout:
+        ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        words = (
+            f"{ranks} did not come to {what} in time. Look at the logs of those that are missing, or raise the timeout "
+            "of the group"
+        )
+        return about(missing[0], rank, members, TesseraTimeout(words))
+
+    board.set(hosts[rank], host_name())
     if rank > 0:
-        told = json.loads(all_told(board, "meeting", None, end, what)[0])
-        if "failed" in told:
-            raise TesseraError(f"rank 0 could not have the others meet for {what}: {told['failed']}")
-        return Meeting(**told), None
+        await_told(board, ["meeting"], end, late, rank, members)
+        told = json.loads(board.get("meeting"))
+        if "failed" not in told:
+            return Meeting(**told), None
+        missing = told["missing"]
+        if missing:
+            raise did_not_come()
+        raise TesseraError(f"rank 0 could not have the others meet for {what}: {told['failed']}")
     try:
-        server, meeting = serve(all_told(board, "host", world_size, end, what))
+        await_told(board, hosts, end, late, rank, members)
+        server, meeting = serve([board.get(host).decode() for host in hosts])
     except Exception as error:
-        board.set("meeting", json.dumps({"failed": str(error)}))
+        board.set("meeting", json.dumps({"failed": str(error), "missing": missing}))
         raise
     board.set("meeting", json.dumps(asdict(meeting)))
     return meeting, server
@@ -263,28 +296,45 @@ def forget(board: Any, world_size: int) -> None:
         board.delete_key(key)
 
 
-def all_told(board: Any, key: str, world_size: int | None, end: float, what: str) -> Sequence[str]:
-    """What rank 0 says under `key`, or all ranks, each under its own."""
-    keys = [key] if world_size is None else [f"{key}/{rank}" for rank in range(world_size)]
-
-    def late(missing: list[int]) -> str:
-        return (
-            f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not come to {what} in time. Look at "
-            "the logs of those that are missing, or raise the timeout of the group"
-        )
-
-    await_told(board, keys, end, late)
-    return [board.get(each).decode() for each in keys]
-
-
-def await_told(board: Any, keys: list[str], end: float, late: Callable[[list[int]], str]) -> None:
-    """Return when all keys are there; `late` words the error from the numbers of those that are not."""
+def await_told(
+    board: Any, keys: Sequence[str], end: float, late: Callable[[], TesseraTimeout], rank: int, members: Sequence[int]
+) -> None:
+    """Return when all keys are there; `late` makes the error of `rank` where they are not."""
     try:
-        board.wait(keys, timedelta(seconds=max(0.001, end - time.monotonic())))
-    except RuntimeError as error:
-        if time.monotonic() < end - 0.1:  # it is something else; PyTorch's timeout comes a little early
-            raise
-        raise TesseraTimeout(late([i for i, key in enumerate(keys) if not board.check([key])])) from error
+        try:
+            board.wait(keys, timedelta(seconds=max(0.001, end - time.monotonic())))
+        except RuntimeError as error:
+            # Before that it is something else; PyTorch's timeout comes a little early.
+            if isinstance(error, dist.DistNetworkError) or time.monotonic() < end - 0.1:
+                raise
+            raise late() from error
+    except dist.DistNetworkError as error:
+        said = str(error).partition("\n")[0]
+        words = (
+            f"the store by which the ranks meet was lost: {said} Look at the log of the rank that served it, which "
+            "mostly is rank 0 of the job"
+        )
+        raise about(members.index(0) if 0 in members else -1, rank, members, PeerLost(words)) from error
+
+
+def about(peer: int, rank: int, members: Sequence[int], error: Missed) -> Missed:
+    """The error of `rank`, which waits for `peer`: numbers of the group's. The launcher is told as it numbers them."""
+    error.rank = rank
+    if peer >= 0:
+        error.peer = peer
+        if os.environ.get("TESSERA_RANK") == str(members[rank]):
+            error._launcher_peer = members[peer]
+    return error
+
+
+def missing_of(board: Any, keys: Sequence[str]) -> list[int]:
+    """The places of the keys that are not there."""
+    if board.check(list(keys)):
+        return []
+    if len(keys) == 1:
+        return [0]
+    half = len(keys) // 2
+    return [*missing_of(board, keys[:half]), *(half + each for each in missing_of(board, keys[half:]))]
 
 
 def join(

@@ -50,9 +50,9 @@ public final class Comm extends Collectives {
      * @throws TesseraPermissionException if the job token is missing or wrong
      */
     public static Comm fromEnv(CommOptions options) {
-        final Comm comm = new Comm(ref(Native.commFromEnv(Objects.requireNonNull(options, "options"))), null);
-        Launch.recordUncaught();
-        return comm;
+        Objects.requireNonNull(options, "options");
+        Launch.recordUncaught(); // joining may fail
+        return new Comm(ref(Native.commFromEnv(options)), null);
     }
 
     /**

@@ -51,6 +51,18 @@ public final class Launch {
     }
 
     /**
+     * Tell the launcher of an error that the program found by itself, as where its ranks meet without the library.
+     *
+     * @param message what went wrong
+     * @param code of {@link ErrorCode#TIMEOUT}, {@link ErrorCode#PEER_LOST} and {@link ErrorCode#ABORTED} {@code peer} is
+     *     the cause, not this rank
+     * @param peer the rank that it is about, by its {@code TESSERA_RANK}: of several the first; -1: none, or not known
+     */
+    public static void recordError(String message, ErrorCode code, int peer) {
+        Native.recordErrorAbout(Native.utf8(message, "message"), null, code.number(), peer);
+    }
+
+    /**
      * Run {@code program}; what it throws is recorded and thrown on.
      *
      * @param program the body of a {@code main} method

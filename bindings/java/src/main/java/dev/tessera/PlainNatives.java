@@ -135,6 +135,7 @@ abstract class PlainNatives {
     // launch.h
     static native boolean preemptRequested();
     static native void recordError(byte[] message, byte[] traceback);
+    static native void recordErrorAbout(byte[] message, byte[] traceback, int code, int peer);
 
     // layout.h
     static native int layoutBoxCount(long layout, int rank);

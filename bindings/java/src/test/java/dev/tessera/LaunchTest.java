@@ -8,6 +8,8 @@ import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Duration;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.stream.Collectors;
 import org.junit.jupiter.api.Test;
@@ -77,6 +79,18 @@ class LaunchTest {
         }
     }
 
+    /** Rank 1 does not come where the others wait for it. */
+    public static final class Absent {
+        private Absent() {}
+
+        public static void main(String[] args) throws Exception {
+            if (System.getenv("TESSERA_RANK").equals("1")) {
+                new CountDownLatch(1).await(); // until it is ended
+            }
+            Comm.fromEnv(new CommOptions().timeout(Duration.ofSeconds(Patience.seconds(2)))).close();
+        }
+    }
+
     /** A thread with a handler of its own keeps it. */
     public static final class OwnHandler {
         private OwnHandler() {}
@@ -117,6 +131,12 @@ class LaunchTest {
     void theLauncherHearsOfAFailure() throws Exception {
         final String out = Jvm.run(1, Jvm.launched(Rank.class.getName(), "a failure of the test"));
         assertTrue(out.contains("IllegalStateException: a failure of the test"), out);
+    }
+
+    @Test
+    void theLauncherHearsOfARankThatDoesNotCome() throws Exception {
+        final String out = Jvm.run(1, Jvm.launched(Absent.class.getName()));
+        assertTrue(out.contains("the job failed: rank 1 did not come where others waited for it: "), out);
     }
 
     @Test
@@ -182,6 +202,17 @@ class LaunchTest {
     }
 
     @Test
+    void theErrorFileHasCodeAndPeer(@TempDir Path directory) throws Exception {
+        final Path file = directory.resolve("error.json");
+        final Path script = directory.resolve("Waits.java");
+        Files.writeString(script, "public class Waits { public static void main(String[] a) {"
+                + " dev.tessera.Launch.recordError(\"late\", dev.tessera.ErrorCode.TIMEOUT, 3); } }");
+        Jvm.run(0, Jvm.command(script.toString()), "TESSERA_ERROR_FILE=" + file);
+        final String text = Files.readString(file);
+        assertTrue(text.contains("\"tessera\":{\"code\":\"TIMEOUT\",\"peer\":3}"), text);
+    }
+
+    @Test
     void outsideALauncherNothingHappens() {
         assertFalse(Launch.preemptRequested());
         Launch.recordError("nobody listens");
@@ -190,5 +221,6 @@ class LaunchTest {
                     throw new IllegalArgumentException("thrown on");
                 }));
         assertThrows(NullPointerException.class, () -> Launch.recordError((String) null));
+        assertThrows(TesseraInvalidArgumentException.class, () -> Launch.recordError("late", ErrorCode.UNKNOWN, 1));
     }
 }
