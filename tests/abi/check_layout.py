@@ -19,7 +19,7 @@ LAYOUT = ROOT / "capi" / "abi" / "layout.txt"
 
 def program():
     lines = ["#include <stddef.h>", "#include <stdio.h>", '#include "tessera/tessera.h"', "int main(void) {"]
-    for struct in read().structs:
+    for struct in sorted(read().structs, key=lambda struct: struct.header):
         name = struct.name
         lines.append(f'    printf("struct {name} size %zu\\n", sizeof({name}));')
         for field in (field.name for field in struct.fields):
@@ -27,7 +27,7 @@ def program():
                 f'    printf("struct {name}.{field} offset %zu size %zu\\n", offsetof({name}, {field}), '
                 f"sizeof((({name} *)0)->{field}));"
             )
-    for name in (constant.name for constant in read().constants if constant.enumerator):
+    for name in (c.name for c in sorted(read().constants, key=lambda c: c.header) if c.enumerator):
         lines.append(f'    printf("enum {name} %d\\n", (int){name});')
     return "\n".join([*lines, "    return 0;", "}", ""])
 

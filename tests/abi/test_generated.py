@@ -39,6 +39,19 @@ def test_gaps_and_stale_files_are_noticed(tmp_path: Path):
 
     core = "bindings/python/native/comm.pxi"
     assert "Python: tsr_comm_send is not called" in without(core, "tsr_comm_send(")
-    assert "Java: tsr_comm_send is not called" in without("bindings/java/src/main/native/comm.cc", "tsr_comm_send")
+    assert "Java: tsr_buffer_data is not called" in without(
+        "bindings/java/src/main/native/memory.cc", "tsr_buffer_data"
+    )
     assert "Rust: tsr_comm_abort is not called" in without("bindings/rust/tessera/src/comm/mod.rs", "tsr_comm_abort")
     assert "docs/PARITY.md is not up to date" in without("docs/PARITY.md", "tsr_comm_send")
+    # An option that the header has no more.
+    stale = without("capi/include/tessera/ddp.h", "static_graph")
+    for file in (
+        "libtessera.pxd",
+        "options.pxi",
+        "_options.py",
+        "DdpOptionsFields.java",
+        "generated.rs",
+        "settings.rs",
+    ):
+        assert f"{file} is not up to date: run ./dev gen" in stale

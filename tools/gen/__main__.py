@@ -32,11 +32,14 @@ def main() -> int:
                 print(f"gen: {file}")
 
     api = read()
-    spellings = parity.spellings(api, ROOT)
-    put(cython.files(api, spellings["Python"]))
-    put(java.files(api, spellings["Java"]))
-    put(rust.files(api, spellings["Rust"]))
-    page, gaps = parity.page(api, ROOT)  # which reads what was just written
+    places = parity.places(api, ROOT)
+    names = {binding: parity.spellings(of) for binding, of in places.items()}
+    put(cython.files(api, names["Python"]))
+    put(java.files(api, names["Java"]))
+    put(rust.files(api, names["Rust"]))
+    if not check:
+        places = parity.places(api, ROOT)  # of what was just written
+    page, gaps = parity.page(api, ROOT, places)
     put({"docs/PARITY.md": page})
     faults += gaps
     for fault in faults:

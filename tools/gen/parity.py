@@ -225,9 +225,25 @@ def exported(api: Api, root: Path) -> dict[str, list[str]]:
     return found
 
 
-def page(api: Api, root: Path) -> tuple[str, list[str]]:
+Places = dict[str, dict[str, Place | str]]  # by binding and function; a text says what is wrong
+
+
+def places(api: Api, root: Path) -> Places:
+    return {
+        binding.name: {function.name: binding.place(function.name) for function in api.functions}
+        for binding in (Python(root), Java(root), Rust(root))
+    }
+
+
+def spellings(of: dict[str, Place | str]) -> dict[str, str]:
+    """The names under which a user knows functions."""
+    return {
+        name: place.spelling for name, place in of.items() if isinstance(place, Place) and " " not in place.spelling
+    }
+
+
+def page(api: Api, root: Path, found: Places) -> tuple[str, list[str]]:
     """The text of docs/PARITY.md, and what is wrong."""
-    bindings = [Python(root), Java(root), Rust(root)]
     faults = [f"{name}: {proof} is missing" for name, proof in PROOFS.items() if not (root / proof).is_file()]
     lines = [
         "# Parity of the bindings",
@@ -241,30 +257,17 @@ def page(api: Api, root: Path) -> tuple[str, list[str]]:
         lines += ["", f"## tessera/{header}", "", "| C | Python | Java | Rust |", "|---|---|---|---|"]
         for function in functions:
             cells = [f"`{function}`"]
-            for binding in bindings:
-                place, excuse = binding.place(function), EXCUSES[binding.name].get(function)
+            for binding, excuses in EXCUSES.items():
+                place, excuse = found[binding][function], excuses.get(function)
                 if isinstance(place, Place):
                     if excuse:
-                        faults.append(f"{binding.name}: {function} is there now, its excuse can go")
+                        faults.append(f"{binding}: {function} is there now, its excuse can go")
                     name = place.spelling if " " in place.spelling else f"`{place.spelling}`"
                     cells.append(f"{name} ([test](../{place.test}))")
                 elif excuse:
                     cells.append(f"none: {excuse}")
                 else:
-                    faults.append(f"{binding.name}: {function} is {place}")
+                    faults.append(f"{binding}: {function} is {place}")
                     cells.append("**missing**")
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n", faults
-
-
-def spellings(api: Api, root: Path) -> dict[str, dict[str, str]]:
-    """By binding, the names under which a user knows the functions."""
-    found: dict[str, dict[str, str]] = {}
-    for binding in (Python(root), Java(root), Rust(root)):
-        places = {function.name: binding.place(function.name) for function in api.functions}
-        found[binding.name] = {
-            name: place.spelling
-            for name, place in places.items()
-            if isinstance(place, Place) and " " not in place.spelling
-        }
-    return found
