@@ -270,7 +270,7 @@ def setter(api: Api, option: Option, spellings: dict[str, str]) -> list[str]:
         "double": ("double", f"with({at}, value)"),
     }.get(kind) or (ENUMS[kind], f"with({at}, value.{'number' if kind == 'tsr_reduce_op' else 'ordinal'}())")
     constants = {c.name: re.sub(r"^TSR_(REDUCE|DDP_HOOK|DDP_JOIN|BUSY)_", "", c.name) for c in api.constants}
-    text = described(option, constants, ("true", "false", "null" if kind == "text" else "none"))
+    text = described(option, constants, ("true", "false", "none"))
     text = re.sub(
         r"\b(tsr_\w+)\b",
         lambda found: f"{{@code {spellings.get(found[1], found[1])}}}",

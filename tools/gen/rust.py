@@ -124,7 +124,7 @@ def settings_of(api: Api, struct: Struct, spellings: dict[str, str]) -> list[str
         taken, value = ("impl Into<String>", "value.into()") if of == "String" else (of, "value")
         lines += [
             f"        #[doc = {rust_text(text)}]",
-            "        #[must_use]",
+            '        #[must_use = "the setting is in what is returned"]',
             f"        pub fn {option.name}(mut self, value: {taken}) -> Self {{",
             f"            self.settings.{option.name} = Some({value});",
             "            self",

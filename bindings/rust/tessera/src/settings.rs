@@ -52,67 +52,67 @@ impl SaverSettings {
 macro_rules! saver_setters {
     () => {
         #[doc = "How many of the newest to keep; 0 (default) keeps all, whatever else is said."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn keep_latest(mut self, value: usize) -> Self {
             self.settings.keep_latest = Some(value);
             self
         }
         #[doc = "Deadline of the votes; default 600 s, or TESSERA_TIMEOUT_MS."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn timeout(mut self, value: Duration) -> Self {
             self.settings.timeout = Some(value);
             self
         }
         #[doc = "None (default) or \"tessera\": docs/FORMAT.md; \"torch_dcp\": what an unmodified PyTorch loads by torch.distributed.checkpoint."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn format(mut self, value: impl Into<String>) -> Self {
             self.settings.format = Some(value.into());
             self
         }
         #[doc = "The metric of rank 0's `State::set_metric` by which saves are compared: ROOT/best is the best of them; none (default): none. NaN, or no such metric, is never the best."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn best_metric(mut self, value: impl Into<String>) -> Self {
             self.settings.best_metric = Some(value.into());
             self
         }
         #[doc = "False (default): lower is better, as of a loss; true: higher, as of an accuracy."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn best_is_higher(mut self, value: bool) -> Self {
             self.settings.best_is_higher = Some(value);
             self
         }
         #[doc = "How many of the best to keep; default 0. Needs best_metric and keep_latest."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn keep_best(mut self, value: usize) -> Self {
             self.settings.keep_best = Some(value);
             self
         }
         #[doc = "Steps that are multiples of it are kept for ever; 0 (default): none. Needs keep_latest."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn keep_every(mut self, value: u64) -> Self {
             self.settings.keep_every = Some(value);
             self
         }
         #[doc = "What `Saver::save_async` does while another save is in flight, the same on every rank; default `Wait`."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn when_busy(mut self, value: WhenBusy) -> Self {
             self.settings.when_busy = Some(value);
             self
         }
         #[doc = "True: the threads of saves in the background yield CPU and disk to the trainer; default false."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn low_priority(mut self, value: bool) -> Self {
             self.settings.low_priority = Some(value);
             self
         }
         #[doc = "Bound of the memory for copies of the state on this rank, at least 8 MiB; 0 (default): what it needs. If the state is larger, or larger than this rank's share of the memory that is free, `Saver::save_async` writes a part before it returns."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn staging_bytes(mut self, value: u64) -> Self {
             self.settings.staging_bytes = Some(value);
             self
         }
         #[doc = "Limit of this rank's writing; 0 (default): none."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn write_bytes_per_s(mut self, value: u64) -> Self {
             self.settings.write_bytes_per_s = Some(value);
             self
@@ -145,25 +145,25 @@ impl LoadSettings {
 macro_rules! load_setters {
     () => {
         #[doc = "True (default): check the checksum of every block read; false: bare ranges."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn verify(mut self, value: bool) -> Self {
             self.settings.verify = Some(value);
             self
         }
         #[doc = "True: names of the state that the checkpoint lacks stay as they are; default false."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn allow_missing(mut self, value: bool) -> Self {
             self.settings.allow_missing = Some(value);
             self
         }
         #[doc = "True: names of the checkpoint that the state lacks are left out; default false."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn allow_unexpected(mut self, value: bool) -> Self {
             self.settings.allow_unexpected = Some(value);
             self
         }
         #[doc = "True: floating-point tensors of another dtype are converted; default false."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn allow_cast(mut self, value: bool) -> Self {
             self.settings.allow_cast = Some(value);
             self
@@ -197,25 +197,25 @@ impl ExportSettings {
 macro_rules! export_setters {
     () => {
         #[doc = "None (default) or \"safetensors\": whole tensors as Hugging Face has them; \"torch_dcp\": what an unmodified PyTorch loads by torch.distributed.checkpoint; \"torch_save\": what it loads by torch.load(), one file model.pt; \"npz\": what numpy.load() loads, one file model.npz."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn format(mut self, value: impl Into<String>) -> Self {
             self.settings.format = Some(value.into());
             self
         }
         #[doc = "Of safetensors: data of a file, unless one tensor is larger; then there are numbered files and an index. 0 (default): one file, model.safetensors."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn max_file_bytes(mut self, value: u64) -> Self {
             self.settings.max_file_bytes = Some(value);
             self
         }
         #[doc = "Only what has a name that begins so (\"model.\"), and without it; none (default): all."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn under(mut self, value: impl Into<String>) -> Self {
             self.settings.under = Some(value.into());
             self
         }
         #[doc = "Deadline of each wait for the other ranks; default 600 s, or TESSERA_TIMEOUT_MS."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn timeout(mut self, value: Duration) -> Self {
             self.settings.timeout = Some(value);
             self
@@ -251,31 +251,31 @@ impl CommSettings {
 macro_rules! comm_setters {
     () => {
         #[doc = "Deadline of each collective; default 600 s, or TESSERA_TIMEOUT_MS."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn timeout(mut self, value: Duration) -> Self {
             self.settings.timeout = Some(value);
             self
         }
         #[doc = "Busy turns before a waiting rank yields; -1 (default): from ranks and usable cores."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn spin_count(mut self, value: i32) -> Self {
             self.settings.spin_count = Some(value);
             self
         }
         #[doc = "None (default): TESSERA_BACKEND or \"auto\"; \"shm\", \"gloo\", or as PyTorch writes it, \"cpu:gloo\"."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn backend(mut self, value: impl Into<String>) -> Self {
             self.settings.backend = Some(value.into());
             self
         }
         #[doc = "In messages and logs; none (default): \"world\"."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn name(mut self, value: impl Into<String>) -> Self {
             self.settings.name = Some(value.into());
             self
         }
         #[doc = "How long another host that is waited for may give no sign of life, though it is asked, before it counts as lost (PEER_LOST); 0: it is not asked, and only the deadline ends the wait; default 30 s, or TESSERA_HEARTBEAT_TIMEOUT_MS."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn heartbeat_timeout(mut self, value: Duration) -> Self {
             self.settings.heartbeat_timeout = Some(value);
             self
@@ -306,19 +306,19 @@ impl SamplerSettings {
 macro_rules! sampler_setters {
     () => {
         #[doc = "The seed of the shuffle, the same on every rank; default 0."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn seed(mut self, value: u64) -> Self {
             self.settings.seed = Some(value);
             self
         }
         #[doc = "True (default): a new order each epoch; false: 0, 1, 2, ..."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn shuffle(mut self, value: bool) -> Self {
             self.settings.shuffle = Some(value);
             self
         }
         #[doc = "False (default): an epoch's short end is filled from its beginning; true: it is dropped."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn drop_last(mut self, value: bool) -> Self {
             self.settings.drop_last = Some(value);
             self
@@ -369,79 +369,79 @@ impl DdpSettings {
 macro_rules! ddp_setters {
     () => {
         #[doc = "A bucket of gradients closes when it reaches so many bytes; default 25 MiB."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn bucket_bytes(mut self, value: usize) -> Self {
             self.settings.bucket_bytes = Some(value);
             self
         }
         #[doc = "The same for the first bucket of each dtype; default 1 MiB."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn first_bucket_bytes(mut self, value: usize) -> Self {
             self.settings.first_bucket_bytes = Some(value);
             self
         }
         #[doc = "What becomes of the ranks' gradients: `Avg` (default) or `Sum`."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn op(mut self, value: ReduceOp) -> Self {
             self.settings.op = Some(value);
             self
         }
         #[doc = "Each rank divides its gradients by this before they are summed, and what is left of the average (or sum) is made up for afterwards: sums of f16 stay in range; default 1."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn pre_divide(mut self, value: f64) -> Self {
             self.settings.pre_divide = Some(value);
             self
         }
         #[doc = "True: gradients that are not ready at `Ddp::wait` are unused by this rank, which adds zeros; those that no rank used stay as they are; default false: they are an error."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn find_unused(mut self, value: bool) -> Self {
             self.settings.find_unused = Some(value);
             self
         }
         #[doc = "True: every step uses the parameters of the first one; default false."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn static_graph(mut self, value: bool) -> Self {
             self.settings.static_graph = Some(value);
             self
         }
         #[doc = "True: after the first step, buckets follow the order in which rank 0's gradients were ready; default false. Gradients keep their memory."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn rebuild_buckets(mut self, value: bool) -> Self {
             self.settings.rebuild_buckets = Some(value);
             self
         }
         #[doc = "A floating-point type: gradients are converted to it, reduced, and converted back; none (default): reduced as they are."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn reduce_dtype(mut self, value: DType) -> Self {
             self.settings.reduce_dtype = Some(value);
             self
         }
         #[doc = "What reduces a bucket; default `AllReduce`. `Ddp::set_hook` brings one of your own."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn hook(mut self, value: DdpHook) -> Self {
             self.settings.hook = Some(value);
             self
         }
         #[doc = "The rank of the products that stand for gradients; default 1."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn powersgd_rank(mut self, value: usize) -> Self {
             self.settings.powersgd_rank = Some(value);
             self
         }
         #[doc = "Reductions before this one are whole; default 1000."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn powersgd_start_step(mut self, value: usize) -> Self {
             self.settings.powersgd_start_step = Some(value);
             self
         }
         #[doc = "Whether ranks may have different numbers of steps, and by what their sum is divided when some have joined; but for `Off` (default) a step begins with one byte from each rank. See `Ddp::join`."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn join(mut self, value: DdpJoin) -> Self {
             self.settings.join = Some(value);
             self
         }
         #[doc = "True: the ranks of a host have one copy of the parameters and of the optimizer's state, of which each updates a slice; default false. What changes then: docs/DDP.md."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn share_params(mut self, value: bool) -> Self {
             self.settings.share_params = Some(value);
             self
@@ -476,25 +476,25 @@ impl FsdpUnitSettings {
 macro_rules! fsdp_unit_setters {
     () => {
         #[doc = "None (default): as the options'."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn param_dtype(mut self, value: DType) -> Self {
             self.settings.param_dtype = Some(value);
             self
         }
         #[doc = "None (default): as the options'."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn reduce_dtype(mut self, value: DType) -> Self {
             self.settings.reduce_dtype = Some(value);
             self
         }
         #[doc = "Parameters are cut between blocks of so many rows; 0 (default): between any rows, as torch.chunk does."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn row_block(mut self, value: usize) -> Self {
             self.settings.row_block = Some(value);
             self
         }
         #[doc = "True: the parameters of one dtype are cut together, as one row of elements, anywhere: ranks have equally much, shards have one dimension; false (default): each for itself, by rows."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn flat(mut self, value: bool) -> Self {
             self.settings.flat = Some(value);
             self
@@ -537,55 +537,55 @@ impl FsdpSettings {
 macro_rules! fsdp_setters {
     () => {
         #[doc = "Parameters are cut among so many ranks that follow each other, of which the number of all ranks is a multiple; each such group holds a replica; 0 (default): among all."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn shard_ranks(mut self, value: usize) -> Self {
             self.settings.shard_ranks = Some(value);
             self
         }
         #[doc = "How many units are on their way while one computes, in the order of the forward before; default 1."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn forward_prefetch(mut self, value: usize) -> Self {
             self.settings.forward_prefetch = Some(value);
             self
         }
         #[doc = "The same in backward, in the reverse order of this forward; default 1."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn backward_prefetch(mut self, value: usize) -> Self {
             self.settings.backward_prefetch = Some(value);
             self
         }
         #[doc = "A backward waits for memory for its whole gradients while those of so many units are being reduced; at least 1, with which units take turns; default 2."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn grads_in_flight(mut self, value: usize) -> Self {
             self.settings.grads_in_flight = Some(value);
             self
         }
         #[doc = "The floating-point type of whole parameters; none (default): as they were registered. Shards keep that."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn param_dtype(mut self, value: DType) -> Self {
             self.settings.param_dtype = Some(value);
             self
         }
         #[doc = "The floating-point type of whole gradients, in which they are reduced; none (default): as whole parameters."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn reduce_dtype(mut self, value: DType) -> Self {
             self.settings.reduce_dtype = Some(value);
             self
         }
         #[doc = "What becomes of the ranks' gradients: `Avg` (default) or `Sum`."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn op(mut self, value: ReduceOp) -> Self {
             self.settings.op = Some(value);
             self
         }
         #[doc = "Each rank divides its gradients by this before they are summed, and what is left of the average (or sum) is made up for afterwards: sums of f16 stay in range; default 1."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn pre_divide(mut self, value: f64) -> Self {
             self.settings.pre_divide = Some(value);
             self
         }
         #[doc = "True (default): shards begin with the values of rank 0; false: with each rank's own."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn sync_values(mut self, value: bool) -> Self {
             self.settings.sync_values = Some(value);
             self
@@ -618,25 +618,25 @@ impl GradScalerSettings {
 macro_rules! grad_scaler_setters {
     () => {
         #[doc = "The first scale, above 0; default 65536."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn init_scale(mut self, value: f64) -> Self {
             self.settings.init_scale = Some(value);
             self
         }
         #[doc = "By which the scale grows, above 1; default 2."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn growth_factor(mut self, value: f64) -> Self {
             self.settings.growth_factor = Some(value);
             self
         }
         #[doc = "By which the scale becomes smaller, between 0 and 1; default 0.5."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn backoff_factor(mut self, value: f64) -> Self {
             self.settings.backoff_factor = Some(value);
             self
         }
         #[doc = "The scale grows after so many steps in a row that were made; at least 1, default 2000."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn growth_interval(mut self, value: i64) -> Self {
             self.settings.growth_interval = Some(value);
             self
@@ -671,31 +671,31 @@ impl SgdSettings {
 macro_rules! sgd_setters {
     () => {
         #[doc = "The learning rate; default 0.001."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn lr(mut self, value: f64) -> Self {
             self.settings.lr = Some(value);
             self
         }
         #[doc = "The share of the former update that is kept; default 0."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn momentum(mut self, value: f64) -> Self {
             self.settings.momentum = Some(value);
             self
         }
         #[doc = "The share of the gradient that momentum leaves out; default 0."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn dampening(mut self, value: f64) -> Self {
             self.settings.dampening = Some(value);
             self
         }
         #[doc = "Times the parameter, added to the gradient; default 0."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn weight_decay(mut self, value: f64) -> Self {
             self.settings.weight_decay = Some(value);
             self
         }
         #[doc = "True: momentum looks ahead, as Nesterov's does; needs momentum > 0 and dampening 0; default false."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn nesterov(mut self, value: bool) -> Self {
             self.settings.nesterov = Some(value);
             self
@@ -730,31 +730,31 @@ impl AdamSettings {
 macro_rules! adam_setters {
     () => {
         #[doc = "The learning rate; default 0.001."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn lr(mut self, value: f64) -> Self {
             self.settings.lr = Some(value);
             self
         }
         #[doc = "The decay of the mean of gradients; default 0.9."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn beta1(mut self, value: f64) -> Self {
             self.settings.beta1 = Some(value);
             self
         }
         #[doc = "The decay of the mean of their squares; default 0.999."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn beta2(mut self, value: f64) -> Self {
             self.settings.beta2 = Some(value);
             self
         }
         #[doc = "Added to the root of the latter; default 1e-8."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn eps(mut self, value: f64) -> Self {
             self.settings.eps = Some(value);
             self
         }
         #[doc = "Times the parameter, added to the gradient; default 0."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn weight_decay(mut self, value: f64) -> Self {
             self.settings.weight_decay = Some(value);
             self
@@ -789,31 +789,31 @@ impl AdamwSettings {
 macro_rules! adamw_setters {
     () => {
         #[doc = "The learning rate; default 0.001."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn lr(mut self, value: f64) -> Self {
             self.settings.lr = Some(value);
             self
         }
         #[doc = "The decay of the mean of gradients; default 0.9."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn beta1(mut self, value: f64) -> Self {
             self.settings.beta1 = Some(value);
             self
         }
         #[doc = "The decay of the mean of their squares; default 0.999."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn beta2(mut self, value: f64) -> Self {
             self.settings.beta2 = Some(value);
             self
         }
         #[doc = "Added to the root of the latter; default 1e-8."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn eps(mut self, value: f64) -> Self {
             self.settings.eps = Some(value);
             self
         }
         #[doc = "Decoupled: param *= 1 - lr * weight_decay; default 0.01."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn weight_decay(mut self, value: f64) -> Self {
             self.settings.weight_decay = Some(value);
             self
@@ -849,31 +849,31 @@ impl StoreSettings {
 macro_rules! store_setters {
     () => {
         #[doc = "Connection and default deadline of calls; default 60 s."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn timeout(mut self, value: Duration) -> Self {
             self.settings.timeout = Some(value);
             self
         }
         #[doc = "True: no job token, no handshake; default false (true if TESSERA_INSECURE=1)."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn insecure(mut self, value: bool) -> Self {
             self.settings.insecure = Some(value);
             self
         }
         #[doc = "Job token, hexadecimal, 64 digits; none (default): TESSERA_TOKEN_FD, TESSERA_TOKEN_FILE, TESSERA_TOKEN, else on loopback a 0600 file in the user's runtime directory."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn token(mut self, value: impl Into<String>) -> Self {
             self.settings.token = Some(value.into());
             self
         }
         #[doc = "Part of the handshake; none (default): TESSERA_JOB_ID or \"\"."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn job_id(mut self, value: impl Into<String>) -> Self {
             self.settings.job_id = Some(value.into());
             self
         }
         #[doc = "Part of the handshake: ranks of another epoch are refused; default TESSERA_EPOCH or 0."]
-        #[must_use]
+        #[must_use = "the setting is in what is returned"]
         pub fn epoch(mut self, value: u64) -> Self {
             self.settings.epoch = Some(value);
             self

@@ -33,7 +33,7 @@ abstract class CommOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Null (default): TESSERA_BACKEND or "auto"; "shm", "gloo", or as PyTorch writes it, "cpu:gloo".
+     * None (default): TESSERA_BACKEND or "auto"; "shm", "gloo", or as PyTorch writes it, "cpu:gloo".
      *
      * @param value the new one
      * @return this
@@ -43,7 +43,7 @@ abstract class CommOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * In messages and logs; null (default): "world".
+     * In messages and logs; none (default): "world".
      *
      * @param value the new one
      * @return this

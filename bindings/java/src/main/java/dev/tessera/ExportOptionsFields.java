@@ -13,7 +13,7 @@ abstract class ExportOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Null (default) or "safetensors": whole tensors as Hugging Face has them; "torch_dcp": what an unmodified PyTorch
+     * None (default) or "safetensors": whole tensors as Hugging Face has them; "torch_dcp": what an unmodified PyTorch
      * loads by torch.distributed.checkpoint; "torch_save": what it loads by torch.load(), one file model.pt; "npz":
      * what numpy.load() loads, one file model.npz.
      *
@@ -36,7 +36,7 @@ abstract class ExportOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Only what has a name that begins so ("model."), and without it; null (default): all.
+     * Only what has a name that begins so ("model."), and without it; none (default): all.
      *
      * @param value the new one
      * @return this

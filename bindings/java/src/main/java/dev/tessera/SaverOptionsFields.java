@@ -33,7 +33,7 @@ abstract class SaverOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Null (default) or "tessera": docs/FORMAT.md; "torch_dcp": what an unmodified PyTorch loads by
+     * None (default) or "tessera": docs/FORMAT.md; "torch_dcp": what an unmodified PyTorch loads by
      * torch.distributed.checkpoint.
      *
      * @param value the new one
@@ -44,7 +44,7 @@ abstract class SaverOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * The metric of rank 0's {@code State.metric} by which saves are compared: ROOT/best is the best of them; null
+     * The metric of rank 0's {@code State.metric} by which saves are compared: ROOT/best is the best of them; none
      * (default): none. NaN, or no such metric, is never the best.
      *
      * @param value the new one

@@ -33,7 +33,7 @@ abstract class StoreOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Job token, hexadecimal, 64 digits; null (default): TESSERA_TOKEN_FD, TESSERA_TOKEN_FILE, TESSERA_TOKEN, else on
+     * Job token, hexadecimal, 64 digits; none (default): TESSERA_TOKEN_FD, TESSERA_TOKEN_FILE, TESSERA_TOKEN, else on
      * loopback a 0600 file in the user's runtime directory.
      *
      * @param value the new one
@@ -44,7 +44,7 @@ abstract class StoreOptionsFields<T> extends OptionStruct<T> {
     }
 
     /**
-     * Part of the handshake; null (default): TESSERA_JOB_ID or "".
+     * Part of the handshake; none (default): TESSERA_JOB_ID or "".
      *
      * @param value the new one
      * @return this
