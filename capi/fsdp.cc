@@ -108,6 +108,19 @@ tsr_status tsr_fsdp_options_init(tsr_fsdp_options* options, size_t struct_size) 
     return options_init(options, struct_size, default_options, "options");
 }
 
+tsr_status tsr_fsdp_unit_init(tsr_fsdp_unit* unit, size_t struct_size) {
+    return guard([&] {
+        tsr_fsdp_unit& out = required(unit, "unit");
+        if (struct_size != sizeof out) {
+            throw tsr::Error(
+                tsr::Code::invalid_argument,
+                fmt::format("struct_size is {}; a unit of this library has {} bytes", struct_size, sizeof out));
+        }
+        out = {};
+        out.reshard_after_forward = 1;
+    });
+}
+
 tsr_status tsr_fsdp_create(tsr_comm* comm, const tsr_fsdp_unit* units, size_t n, const tsr_fsdp_options* options,
                            tsr_fsdp** out) {
     return guard([&] {

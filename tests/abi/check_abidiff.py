@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from headers import FUNCTION, INCLUDE, ROOT, headers
+from headers import INCLUDE, ROOT, read
 
 RECORD = ROOT / "capi" / "abi" / "tessera.abi"
 CHANGED = 4 | 8  # bits of abidiff's exit code: ABI change, incompatible change
@@ -23,11 +23,10 @@ CHANGED = 4 | 8  # bits of abidiff's exit code: ABI change, incompatible change
 
 def bodies():
     lines = ['#include "tessera/tessera.h"']
-    for path in headers():
-        for match in FUNCTION.finditer(path.read_text()):
-            returns = " ".join(match["type"].split())
-            result = "" if returns == "void" else "return 0;"
-            lines.append(f"{returns} {match['name']}({match['params']}) {{ {result} }}")
+    for function in read().functions:
+        result = "" if function.returns == "void" else "return 0;"
+        params = ", ".join(f"{param.type} {param.name}" for param in function.params) or "void"
+        lines.append(f"{function.returns} {function.name}({params}) {{ {result} }}")
     return "\n".join(lines) + "\n"
 
 

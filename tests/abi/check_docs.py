@@ -4,7 +4,7 @@ blocking, since. Usage: check_docs.py"""
 import re
 import sys
 
-from headers import functions
+from headers import read
 
 
 def complaints(function):
@@ -16,13 +16,14 @@ def complaints(function):
         yield "does not begin with a sentence"
     documented = re.findall(r"@param\s+(\w+)\s+(\S)", doc)
     names = [name for name, _ in documented]
-    for name in function.params:
+    params = [param.name for param in function.params]
+    for name in params:
         if name not in names:
             yield f"does not tell @param {name}"
     for name in names:
-        if name not in function.params:
+        if name not in params:
             yield f"tells @param {name}, which it does not have"
-    if names != [n for n in function.params if n in names]:
+    if names != [name for name in params if name in names]:
         yield "tells its parameters in another order than it takes them"
     if (function.returns != "void") != ("@return" in doc):
         yield "must tell @return if, and only if, it returns something"
@@ -37,7 +38,7 @@ def complaints(function):
 
 
 def main():
-    all_functions = functions()
+    all_functions = read().functions
     bad = [f"{f.header}: {f.name} {why}" for f in all_functions for why in complaints(f)]
     print("\n".join(bad) if bad else f"{len(all_functions)} functions are documented")
     return 1 if bad or not all_functions else 0

@@ -12,21 +12,22 @@ import sys
 import tempfile
 from pathlib import Path
 
-from headers import INCLUDE, ROOT, constants, structs
+from headers import INCLUDE, ROOT, read
 
 LAYOUT = ROOT / "capi" / "abi" / "layout.txt"
 
 
 def program():
     lines = ["#include <stddef.h>", "#include <stdio.h>", '#include "tessera/tessera.h"', "int main(void) {"]
-    for name, fields in structs().items():
+    for struct in sorted(read().structs, key=lambda struct: struct.header):
+        name = struct.name
         lines.append(f'    printf("struct {name} size %zu\\n", sizeof({name}));')
-        for field in fields:
+        for field in (field.name for field in struct.fields):
             lines.append(
                 f'    printf("struct {name}.{field} offset %zu size %zu\\n", offsetof({name}, {field}), '
                 f"sizeof((({name} *)0)->{field}));"
             )
-    for name in constants():
+    for name in (c.name for c in sorted(read().constants, key=lambda c: c.header) if c.enumerator):
         lines.append(f'    printf("enum {name} %d\\n", (int){name});')
     return "\n".join([*lines, "    return 0;", "}", ""])
 

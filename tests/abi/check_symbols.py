@@ -6,7 +6,7 @@ Usage: check_symbols.py LIBRARY [--update]     --update rewrites symbols.txt fro
 import subprocess
 import sys
 
-from headers import ROOT, functions
+from headers import ROOT, read
 
 LIST = ROOT / "capi" / "abi" / "symbols.txt"
 
@@ -17,7 +17,7 @@ def differences(left, left_name, right, right_name):
 
 
 def main():
-    declared = {f.name for f in functions()}
+    declared = {f.name for f in read().functions}
     if "--update" in sys.argv:
         LIST.write_text("\n".join(sorted(declared)) + "\n")
     lines = LIST.read_text().split()

@@ -1,10 +1,12 @@
 """The gates themselves: a doc block, a prototype or a list that is wrong is noticed."""
 
+import tempfile
 import unittest
+from pathlib import Path
 
 from check_docs import complaints
 from check_symbols import differences
-from headers import FUNCTION, Function, parameter_name
+from headers import Api, Function, parameters, read_into, variable
 
 GOOD = """ Do something.
  @param comm  borrowed for the call
@@ -14,7 +16,7 @@ GOOD = """ Do something.
 
 
 def said(doc, params=("comm", "out"), returns="tsr_status"):
-    return list(complaints(Function("x.h", "tsr_x", returns, list(params), doc)))
+    return list(complaints(Function("x.h", "tsr_x", returns, [variable(f"int32_t {name}") for name in params], doc)))
 
 
 class DocBlocks(unittest.TestCase):
@@ -40,15 +42,44 @@ class DocBlocks(unittest.TestCase):
         self.assertTrue(said(GOOD, returns="void"))
 
 
-class Prototypes(unittest.TestCase):
-    def test_names_and_parameters_are_read(self):
-        match = FUNCTION.search("/** A. */\nTSR_API TSR_MUST_USE tsr_status tsr_f(const char *const *names, size_t n);")
-        self.assertEqual((match["name"], match["type"].split()), ("tsr_f", ["tsr_status"]))
+class Reader(unittest.TestCase):
+    def read(self, text):
+        with tempfile.TemporaryDirectory() as directory:
+            header = Path(directory, "x.h")
+            header.write_text(text)
+            api = Api()
+            read_into(api, header)
+            return api
 
-    def test_parameter_names(self):
-        self.assertEqual(parameter_name("const tsr_x *x"), "x")
-        self.assertEqual(parameter_name("int64_t sizes[TSR_MAX_NDIM]"), "sizes")
-        self.assertEqual(parameter_name("void (*destroy)(void *user_data)"), "destroy")
+    def test_a_function_is_read_with_its_types_and_its_block(self):
+        prototype = "TSR_API TSR_MUST_USE tsr_status tsr_f(const char *const *n, void *p);"
+        (function,) = self.read(f"/** Ends.\n *  @blocking yes  @since 0.1 */\n{prototype}").functions
+        self.assertEqual((function.name, function.returns, function.tag("blocking")), ("tsr_f", "tsr_status", "yes"))
+        self.assertEqual([param.type for param in function.params], ["const char *const *", "void *"])
+
+    def test_fields_are_read_with_the_comments_that_are_theirs(self):
+        body = (
+            "    size_t n; /* how\n  many */\n    /* Before. */\n    const char\n        *key;\n    int64_t sizes[4];\n"
+        )
+        (struct,) = self.read(f"typedef struct tsr_s {{\n{body}}} tsr_s;\n").structs
+        self.assertEqual([field.doc for field in struct.fields], ["how many", "Before.", ""])
+        self.assertEqual(
+            [(field.type, field.length) for field in struct.fields][1:], [("const char *", ""), ("int64_t", "4")]
+        )
+
+    def test_what_it_does_not_understand_is_an_error(self):
+        for text in (
+            "TSR_API int tsr_f(int",
+            "enum { TSR_A };",
+            "typedef struct tsr_s {int a;} tsr_s;",
+            "typedef int a[3];",
+        ):
+            with self.subTest(text), self.assertRaises(SystemExit):
+                self.read(text)
+
+    def test_parameters(self):
+        self.assertEqual(variable("void (*destroy)(void *user_data)").name, "destroy")
+        self.assertEqual(parameters("void"), [])
 
 
 class Lists(unittest.TestCase):

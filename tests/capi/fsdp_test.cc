@@ -337,6 +337,16 @@ TEST(FsdpApi, ANanOfOneRankMakesTheNormInfiniteOnAllAndGradientsStay) {
     });
 }
 
+TEST(FsdpApi, DefaultsOfAUnitComeFromTheLibrary) {
+    tsr_fsdp_unit unit{"u", nullptr, 7, nullptr, 7, 7, 7, 7, 7, 7};
+    ASSERT_OK(tsr_fsdp_unit_init(&unit, sizeof unit));
+    EXPECT_EQ(unit.name, nullptr);
+    EXPECT_EQ(unit.reshard_after_forward, 1);
+    EXPECT_THAT((std::array{unit.param_dtype, unit.reduce_dtype, unit.row_block, unit.flat, unit.reserved}), Each(0));
+    EXPECT_FAILS(tsr_fsdp_unit_init(&unit, 8), TSR_E_INVALID_ARGUMENT, "struct_size is 8");
+    EXPECT_FAILS(tsr_fsdp_unit_init(nullptr, sizeof unit), TSR_E_INVALID_ARGUMENT, "unit");
+}
+
 TEST(FsdpApi, ParametersMayComeWithoutValues) {
     api::run_ranks(2, [](tsr_comm* comm, int32_t rank) {
         const std::array<int64_t, 2> shape{1 << 20, 1 << 20};  // 4 TiB, of which nobody has a byte beyond its rows

@@ -24,48 +24,14 @@ cdef class Checkpoint(Handle):
         tsr_checkpoint_destroy(<tsr_checkpoint *>self.ptr)
 
 
-def saver_create(Comm comm, object root, *, keep_latest=None, timeout_ms=None, writer=None, writer_version=None,
-                 format=None, best_metric=None, best_is_higher=None, keep_best=None, keep_every=None, when_busy=None,
-                 low_priority=None, copy_on_demand=None, check_replicas=None, staging_bytes=None,
-                 write_bytes_per_s=None, progress=None, Storage storage=None):
+def saver_create(Comm comm, object root, *, progress=None, Storage storage=None, **given):
     cdef Lease lease = None if comm is None else use(comm)
     cdef Lease storage_lease = None if storage is None else share(storage)
-    cdef list keep = []
     cdef tsr_saver_options o
+    cdef list keep = saver_options(&o, given)
     cdef tsr_saver *out = NULL
     cdef const char *path = text_or_null(keep, root, "the path")
     cdef tsr_comm *ranks = NULL if comm is None else <tsr_comm *>lease.ptr
-    check(tsr_saver_options_init(&o, sizeof(tsr_saver_options)))
-    if keep_latest is not None:
-        o.keep_latest = int32(keep_latest, "keep_latest")
-    if timeout_ms is not None:
-        o.timeout_ms = int32(timeout_ms, "the timeout in ms")
-    if writer is not None:
-        o.writer = text_or_null(keep, writer, "the writer")
-    if writer_version is not None:
-        o.writer_version = text_or_null(keep, writer_version, "the writer's version")
-    if format is not None:
-        o.format = text_or_null(keep, format, "the format")
-    if best_metric is not None:
-        o.best_metric = text_or_null(keep, best_metric, "the best metric")
-    if best_is_higher is not None:
-        o.best_is_higher = bool(best_is_higher)
-    if keep_best is not None:
-        o.keep_best = int32(keep_best, "keep_best")
-    if keep_every is not None:
-        o.keep_every = int64(keep_every, "keep_every")
-    if when_busy is not None:
-        o.when_busy = int32(when_busy, "when_busy")
-    if low_priority is not None:
-        o.low_priority = bool(low_priority)
-    if copy_on_demand is not None:
-        o.copy_on_demand = bool(copy_on_demand)
-    if check_replicas is not None:
-        o.check_replicas = bool(check_replicas)
-    if staging_bytes is not None:
-        o.staging_bytes = int64(staging_bytes, "staging_bytes")
-    if write_bytes_per_s is not None:
-        o.write_bytes_per_s = int64(write_bytes_per_s, "write_bytes_per_s")
     if progress is not None:
         o.progress = on_progress
         o.progress_data = <void *>progress
@@ -214,26 +180,16 @@ def checkpoint_read(Checkpoint checkpoint not None, object name, Tensor tensor n
         check(tsr_checkpoint_read(<tsr_checkpoint *>lease.ptr, text, &tensor.view))
 
 
-def checkpoint_load(Checkpoint checkpoint not None, State state not None, *, verify=None, allow_missing=None,
-                    allow_unexpected=None, allow_cast=None, progress=None, Comm comm=None, list only=None,
-                    dict rename=None, report=None):
+def checkpoint_load(Checkpoint checkpoint not None, State state not None, *, progress=None, Comm comm=None,
+                    list only=None, dict rename=None, report=None, **given):
     """`report` is called with the report as JSON."""
     cdef Lease lease = share(checkpoint)
     cdef Lease state_lease = use(state)
     cdef Lease comm_lease = None if comm is None else use(comm)
     cdef tsr_load_options o
-    cdef list keep = []
+    cdef list keep = load_options(&o, given)
     cdef const char **patterns = NULL
     cdef tsr_name_rule *rules = NULL
-    check(tsr_load_options_init(&o, sizeof(tsr_load_options)))
-    if verify is not None:
-        o.verify = bool(verify)
-    if allow_missing is not None:
-        o.allow_missing = bool(allow_missing)
-    if allow_unexpected is not None:
-        o.allow_unexpected = bool(allow_unexpected)
-    if allow_cast is not None:
-        o.allow_cast = bool(allow_cast)
     if progress is not None:
         o.progress = on_progress
         o.progress_data = <void *>progress
@@ -279,23 +235,13 @@ def checkpoint_verify_progress(Checkpoint checkpoint not None, bint full, object
         check(tsr_checkpoint_verify_progress(<tsr_checkpoint *>lease.ptr, full, on_progress, <void *>progress))
 
 
-def checkpoint_export(Checkpoint checkpoint not None, Comm comm, object directory, *, format=None, max_file_bytes=None,
-                      under=None, timeout_ms=None, progress=None):
+def checkpoint_export(Checkpoint checkpoint not None, Comm comm, object directory, *, progress=None, **given):
     cdef Lease lease = share(checkpoint)
     cdef Lease comm_lease = None if comm is None else use(comm)
-    cdef list keep = []
     cdef tsr_export_options o
+    cdef list keep = export_options(&o, given)
     cdef const char *path = text_or_null(keep, directory, "the path")
     cdef tsr_comm *ranks = NULL if comm is None else <tsr_comm *>comm_lease.ptr
-    check(tsr_export_options_init(&o, sizeof(tsr_export_options)))
-    if format is not None:
-        o.format = text_or_null(keep, format, "the format")
-    if max_file_bytes is not None:
-        o.max_file_bytes = int64(max_file_bytes, "max_file_bytes")
-    if under is not None:
-        o.under = text_or_null(keep, under, "the begin of names")
-    if timeout_ms is not None:
-        o.timeout_ms = int32(timeout_ms, "the timeout in ms")
     if progress is not None:
         o.progress = on_progress
         o.progress_data = <void *>progress

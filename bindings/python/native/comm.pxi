@@ -26,70 +26,54 @@ cdef class Work(Handle):
         Handle.release(self)
 
 
-cdef list comm_options(tsr_comm_options *o, timeout_ms, heartbeat_timeout_ms, spin_count, backend, name):
-    cdef list keep = []
-    check(tsr_comm_options_init(o, sizeof(tsr_comm_options)))
-    if timeout_ms is not None:
-        o.timeout_ms = int32(timeout_ms, "the timeout in ms")
-    if heartbeat_timeout_ms is not None:
-        o.heartbeat_timeout_ms = int32(heartbeat_timeout_ms, "the heartbeat timeout in ms")
-    if spin_count is not None:
-        o.spin_count = int32(spin_count, "spin_count")
-    if backend is not None:
-        o.backend = text_or_null(keep, backend, "the backend")
-    if name is not None:
-        o.name = text_or_null(keep, name, "the name")
-    return keep
-
-
-def comm_from_env(*, timeout_ms=None, heartbeat_timeout_ms=None, spin_count=None, backend=None, name=None):
+def comm_from_env(**given):
     cdef tsr_comm_options o
     cdef tsr_comm *out = NULL
-    cdef list keep = comm_options(&o, timeout_ms, heartbeat_timeout_ms, spin_count, backend, name)
+    cdef list keep = comm_options(&o, given)
     arm()
     with nogil:
         check(tsr_comm_from_env(&o, &out))
     return adopt(Comm.__new__(Comm), out)
 
 
-def comm_create(Store store not None, object rank, object world_size, *, timeout_ms=None, heartbeat_timeout_ms=None, spin_count=None, backend=None, name=None):
+def comm_create(Store store not None, object rank, object world_size, **given):
     # Ranks as threads may share one store: the communicator serialises its own use of it.
     cdef Lease lease = share(store)
     cdef tsr_comm_options o
     cdef tsr_comm *out = NULL
-    cdef list keep = comm_options(&o, timeout_ms, heartbeat_timeout_ms, spin_count, backend, name)
+    cdef list keep = comm_options(&o, given)
     cdef int32_t own = int32(rank, "rank"), ranks = int32(world_size, "world_size")
     with nogil:
         check(tsr_comm_create(<tsr_store *>lease.ptr, own, ranks, &o, &out))
     return adopt(Comm.__new__(Comm), out, None, [store])
 
 
-def comm_split(Comm comm not None, object color, object key, *, timeout_ms=None, heartbeat_timeout_ms=None, spin_count=None, backend=None, name=None):
+def comm_split(Comm comm not None, object color, object key, **given):
     cdef Lease lease = use(comm)
     cdef tsr_comm_options o
-    cdef tsr_comm_options *given = NULL
+    cdef tsr_comm_options *options = NULL
     cdef tsr_comm *out = NULL
     cdef list keep
-    if any(option is not None for option in (timeout_ms, heartbeat_timeout_ms, spin_count, backend, name)):
-        keep = comm_options(&o, timeout_ms, heartbeat_timeout_ms, spin_count, backend, name)
-        given = &o
+    if given:
+        keep = comm_options(&o, given)
+        options = &o
     cdef int32_t group = int32(color, "color"), order = int32(key, "key")
     with nogil:
-        check(tsr_comm_split(<tsr_comm *>lease.ptr, group, order, given, &out))
+        check(tsr_comm_split(<tsr_comm *>lease.ptr, group, order, options, &out))
     return None if out == NULL else adopt(Comm.__new__(Comm), out)
 
 
-def comm_shrink(Comm comm not None, *, timeout_ms=None, heartbeat_timeout_ms=None, spin_count=None, backend=None, name=None):
+def comm_shrink(Comm comm not None, **given):
     cdef Lease lease = use(comm)
     cdef tsr_comm_options o
-    cdef tsr_comm_options *given = NULL
+    cdef tsr_comm_options *options = NULL
     cdef tsr_comm *out = NULL
     cdef list keep
-    if any(option is not None for option in (timeout_ms, heartbeat_timeout_ms, spin_count, backend, name)):
-        keep = comm_options(&o, timeout_ms, heartbeat_timeout_ms, spin_count, backend, name)
-        given = &o
+    if given:
+        keep = comm_options(&o, given)
+        options = &o
     with nogil:
-        check(tsr_comm_shrink(<tsr_comm *>lease.ptr, given, &out))
+        check(tsr_comm_shrink(<tsr_comm *>lease.ptr, options, &out))
     return adopt(Comm.__new__(Comm), out)
 
 

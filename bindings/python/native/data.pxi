@@ -5,18 +5,12 @@ cdef class Sampler(Handle):
         tsr_sampler_destroy(<tsr_sampler *>self.ptr)
 
 
-def sampler_create(Comm comm not None, object length, *, seed=None, shuffle=None, drop_last=None):
+def sampler_create(Comm comm not None, object length, **given):
     cdef Lease lease = share(comm)
     cdef tsr_sampler_options o
     cdef tsr_sampler *out = NULL
     cdef int64_t samples = int64(length, "length")
-    check(tsr_sampler_options_init(&o, sizeof(tsr_sampler_options)))
-    if seed is not None:
-        o.seed = uint64(seed, "seed")
-    if shuffle is not None:
-        o.shuffle = bool(shuffle)
-    if drop_last is not None:
-        o.drop_last = bool(drop_last)
+    cdef list keep = sampler_options(&o, given)
     with nogil:
         check(tsr_sampler_create(<tsr_comm *>lease.ptr, samples, &o, &out))
     return adopt(Sampler.__new__(Sampler), out)

@@ -5,41 +5,12 @@ cdef class DDP(Handle):
         tsr_ddp_destroy(<tsr_ddp *>self.ptr)
 
 
-def ddp_create(Comm comm not None, list names not None, list tensors not None, *, bucket_bytes=None,
-               first_bucket_bytes=None, op=None, pre_divide=None, find_unused=None, static_graph=None,
-               rebuild_buckets=None, reduce_dtype=None, hook=None, powersgd_rank=None, powersgd_start_step=None,
-               join=None, share_params=None):
+def ddp_create(Comm comm not None, list names not None, list tensors not None, **given):
     cdef Lease lease = use(comm)
     cdef TensorArray params = tensor_array(tensors, names)
     cdef tsr_ddp_options o
     cdef tsr_ddp *out = NULL
-    check(tsr_ddp_options_init(&o, sizeof(tsr_ddp_options)))
-    if bucket_bytes is not None:
-        o.bucket_bytes = size_of(bucket_bytes, "bucket_bytes")
-    if first_bucket_bytes is not None:
-        o.first_bucket_bytes = size_of(first_bucket_bytes, "first_bucket_bytes")
-    if op is not None:
-        o.op = int32(op, "op")
-    if pre_divide is not None:
-        o.pre_divide = real(pre_divide, "pre_divide")
-    if find_unused is not None:
-        o.find_unused = bool(find_unused)
-    if static_graph is not None:
-        o.static_graph = bool(static_graph)
-    if rebuild_buckets is not None:
-        o.rebuild_buckets = bool(rebuild_buckets)
-    if reduce_dtype is not None:
-        o.reduce_dtype = int32(reduce_dtype, "reduce_dtype")
-    if hook is not None:
-        o.hook = int32(hook, "hook")
-    if powersgd_rank is not None:
-        o.powersgd_rank = int32(powersgd_rank, "powersgd_rank")
-    if powersgd_start_step is not None:
-        o.powersgd_start_step = int32(powersgd_start_step, "powersgd_start_step")
-    if join is not None:
-        o.join = int32(join, "join")
-    if share_params is not None:
-        o.share_params = bool(share_params)
+    cdef list keep = ddp_options(&o, given)
     with nogil:
         check(tsr_ddp_create(<tsr_comm *>lease.ptr, params.params, params.count, &o, &out))
     # What was registered is copied into the host's copy, and may go.

@@ -25,8 +25,7 @@ cdef class UnitArray:
 
 
 cdef UnitArray unit_array(list units):
-    """`units` are (name, names of parameters, tensors, flags or None, reshard_after_forward, param_dtype, reduce_dtype,
-    row_block, flat)."""
+    """`units` are (names of parameters, tensors, flags or None, a dict of plain fields)."""
     cdef UnitArray array = UnitArray.__new__(UnitArray)
     cdef TensorArray params
     cdef int32_t *trained
@@ -37,17 +36,12 @@ cdef UnitArray unit_array(list units):
         raise MemoryError
     array.count = len(units)
     for i in range(array.count):
-        name, names, tensors, flags, reshard, param_dtype, reduce_dtype, row_block, flat = units[i]
+        names, tensors, flags, given = units[i]
+        array.keep.append(fsdp_unit(&array.units[i], given))
         params = tensor_array(tensors, names)
         array.keep.append(params)
-        array.units[i].name = text_or_null(array.keep, name, "the name of a unit")
         array.units[i].params = params.params
         array.units[i].n = params.count
-        array.units[i].reshard_after_forward = int32(reshard, "reshard_after_forward")
-        array.units[i].param_dtype = int32(param_dtype, "param_dtype")
-        array.units[i].reduce_dtype = int32(reduce_dtype, "reduce_dtype")
-        array.units[i].row_block = int32(row_block, "row_block")
-        array.units[i].flat = bool(flat)
         if flags is None:
             continue
         trained = <int32_t *>PyMem_Calloc(params.count + 1, sizeof(int32_t))
@@ -67,33 +61,13 @@ def described(tuple shape not None, int dtype):
     return tensor
 
 
-def fsdp_create(Comm comm not None, list units not None, *, shard_ranks=None, forward_prefetch=None,
-                backward_prefetch=None, grads_in_flight=None, param_dtype=None, reduce_dtype=None, op=None,
-                pre_divide=None, sync_values=None):
+def fsdp_create(Comm comm not None, list units not None, **given):
     cdef Lease lease = use(comm)
     cdef UnitArray array = unit_array(units)
     cdef tsr_fsdp_options o
     cdef tsr_fsdp *out = NULL
     cdef FSDP fsdp
-    check(tsr_fsdp_options_init(&o, sizeof(tsr_fsdp_options)))
-    if shard_ranks is not None:
-        o.shard_ranks = int32(shard_ranks, "shard_ranks")
-    if forward_prefetch is not None:
-        o.forward_prefetch = int32(forward_prefetch, "forward_prefetch")
-    if backward_prefetch is not None:
-        o.backward_prefetch = int32(backward_prefetch, "backward_prefetch")
-    if grads_in_flight is not None:
-        o.grads_in_flight = int32(grads_in_flight, "grads_in_flight")
-    if param_dtype is not None:
-        o.param_dtype = int32(param_dtype, "param_dtype")
-    if reduce_dtype is not None:
-        o.reduce_dtype = int32(reduce_dtype, "reduce_dtype")
-    if op is not None:
-        o.op = int32(op, "op")
-    if pre_divide is not None:
-        o.pre_divide = real(pre_divide, "pre_divide")
-    if sync_values is not None:
-        o.sync_values = bool(sync_values)
+    cdef list keep = fsdp_options(&o, given)
     with nogil:
         check(tsr_fsdp_create(<tsr_comm *>lease.ptr, array.units, array.count, &o, &out))
     fsdp = FSDP.__new__(FSDP)

@@ -5,18 +5,10 @@ cdef class GradScaler(Handle):
         tsr_grad_scaler_destroy(<tsr_grad_scaler *>self.ptr)
 
 
-def grad_scaler_create(*, init_scale=None, growth_factor=None, backoff_factor=None, growth_interval=None):
+def grad_scaler_create(**given):
     cdef tsr_grad_scaler_options o
     cdef tsr_grad_scaler *out = NULL
-    check(tsr_grad_scaler_options_init(&o, sizeof(tsr_grad_scaler_options)))
-    if init_scale is not None:
-        o.init_scale = real(init_scale, "init_scale")
-    if growth_factor is not None:
-        o.growth_factor = real(growth_factor, "growth_factor")
-    if backoff_factor is not None:
-        o.backoff_factor = real(backoff_factor, "backoff_factor")
-    if growth_interval is not None:
-        o.growth_interval = int64(growth_interval, "growth_interval")
+    cdef list keep = grad_scaler_options(&o, given)
     check(tsr_grad_scaler_create(&o, &out))
     return adopt(GradScaler.__new__(GradScaler), out)
 

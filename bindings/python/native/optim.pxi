@@ -39,22 +39,12 @@ cdef class Trained:
         return adopt(optimizer, out, (self.params, self.grads))
 
 
-def sgd(*over, lr=None, momentum=None, dampening=None, weight_decay=None, nesterov=None):
+def sgd(*over, **given):
     """Over a DDP or an FSDP, or over `names, params, grads`; as the others."""
     cdef Trained on = Trained(*over)
     cdef tsr_sgd_options o
     cdef tsr_optimizer *out = NULL
-    check(tsr_sgd_options_init(&o, sizeof(tsr_sgd_options)))
-    if lr is not None:
-        o.lr = real(lr, "lr")
-    if momentum is not None:
-        o.momentum = real(momentum, "momentum")
-    if dampening is not None:
-        o.dampening = real(dampening, "dampening")
-    if weight_decay is not None:
-        o.weight_decay = real(weight_decay, "weight_decay")
-    if nesterov is not None:
-        o.nesterov = bool(nesterov)
+    cdef list keep = sgd_options(&o, given)
     with nogil:
         if on.ddp != NULL:
             check(tsr_ddp_sgd(on.ddp, &o, &out))
@@ -65,34 +55,11 @@ def sgd(*over, lr=None, momentum=None, dampening=None, weight_decay=None, nester
     return on.optimizer(out)
 
 
-ctypedef fused adam_family:
-    tsr_adam_options
-    tsr_adamw_options
-
-
-cdef int adam_settings(adam_family *o, lr, betas, eps, weight_decay) except -1:
-    if lr is not None:
-        o.lr = real(lr, "lr")
-    if betas is not None:
-        try:
-            first, second = betas
-        except (TypeError, ValueError):
-            raise TypeError(f"betas is {betas!r}; a pair of numbers is wanted") from None
-        o.beta1 = real(first, "betas[0]")
-        o.beta2 = real(second, "betas[1]")
-    if eps is not None:
-        o.eps = real(eps, "eps")
-    if weight_decay is not None:
-        o.weight_decay = real(weight_decay, "weight_decay")
-    return 0
-
-
-def adam(*over, lr=None, betas=None, eps=None, weight_decay=None):
+def adam(*over, **given):
     cdef Trained on = Trained(*over)
     cdef tsr_adam_options o
     cdef tsr_optimizer *out = NULL
-    check(tsr_adam_options_init(&o, sizeof(tsr_adam_options)))
-    adam_settings(&o, lr, betas, eps, weight_decay)
+    cdef list keep = adam_options(&o, given)
     with nogil:
         if on.ddp != NULL:
             check(tsr_ddp_adam(on.ddp, &o, &out))
@@ -103,12 +70,11 @@ def adam(*over, lr=None, betas=None, eps=None, weight_decay=None):
     return on.optimizer(out)
 
 
-def adamw(*over, lr=None, betas=None, eps=None, weight_decay=None):
+def adamw(*over, **given):
     cdef Trained on = Trained(*over)
     cdef tsr_adamw_options o
     cdef tsr_optimizer *out = NULL
-    check(tsr_adamw_options_init(&o, sizeof(tsr_adamw_options)))
-    adam_settings(&o, lr, betas, eps, weight_decay)
+    cdef list keep = adamw_options(&o, given)
     with nogil:
         if on.ddp != NULL:
             check(tsr_ddp_adamw(on.ddp, &o, &out))

@@ -10,26 +10,10 @@ cdef class StoreServer(Handle):
         tsr_store_server_destroy(<tsr_store_server *>self.ptr)
 
 
-cdef list store_options(tsr_store_options *o, timeout_ms, insecure, token, job_id, epoch):
-    cdef list keep = []
-    check(tsr_store_options_init(o, sizeof(tsr_store_options)))
-    if timeout_ms is not None:
-        o.timeout_ms = int32(timeout_ms, "the timeout in ms")
-    if insecure is not None:
-        o.insecure = bool(insecure)
-    if token is not None:
-        o.token = text_or_null(keep, token, "the token")
-    if job_id is not None:
-        o.job_id = text_or_null(keep, job_id, "the job id")
-    if epoch is not None:
-        o.epoch = uint64(epoch, "the epoch")
-    return keep
-
-
-def store_serve(object host, object port, *, timeout_ms=None, insecure=None, token=None, job_id=None, epoch=None):
+def store_serve(object host, object port, **given):
     cdef tsr_store_options o
     cdef tsr_store_server *out = NULL
-    cdef list keep = store_options(&o, timeout_ms, insecure, token, job_id, epoch)
+    cdef list keep = store_options(&o, given)
     cdef const char *address = text_or_null(keep, host, "the host")
     cdef uint16_t number = <uint16_t>whole(port, "the port", 0, 65535)
     with nogil:
@@ -48,10 +32,10 @@ def store_server_destroy(StoreServer server not None):
     retire(server)
 
 
-def store_open(object uri, *, timeout_ms=None, insecure=None, token=None, job_id=None, epoch=None):
+def store_open(object uri, **given):
     cdef tsr_store_options o
     cdef tsr_store *out = NULL
-    cdef list keep = store_options(&o, timeout_ms, insecure, token, job_id, epoch)
+    cdef list keep = store_options(&o, given)
     cdef const char *address = text_or_null(keep, uri, "the store's address")
     arm()
     with nogil:

@@ -1,6 +1,7 @@
 """What DDP offers beyond the average: each option by its use and by its error. docs/DDP.md says what they mean."""
 
 import gc
+import inspect
 import signal
 import subprocess
 import weakref
@@ -13,6 +14,18 @@ from patience import patience
 
 def params():
     return {"a": np.zeros(40, np.float32), "b": np.zeros((20, 30), np.float32), "c": np.zeros(3, np.float64)}
+
+
+def test_options_are_those_of_the_c_struct():
+    taken = inspect.signature(ts.DDP).parameters
+    assert list(taken)[:3] == ["comm", "params", "bucket_bytes"]
+    assert all(taken[name].default is None for name in ("op", "find_unused", "hook", "share_params"))
+    described = inspect.getdoc(ts.DDP) or ""
+    assert "find_unused : bool, optional\n    True: gradients that are not ready at `DDP.wait`" in described
+    with ts.init() as comm, pytest.raises(TypeError, match=r"there is no option 'bucket_byte'.*bucket_bytes"):
+        ts.DDP(comm, params(), bucket_byte=1)  # type: ignore[call-arg]
+    with ts.init() as comm, pytest.raises(ts.InvalidArgument, match="hook is 'none'; one of 'all_reduce', 'power_sgd'"):
+        ts.DDP(comm, params(), hook="none")  # type: ignore[arg-type]
 
 
 def test_no_sync_adds_up_what_the_next_step_reduces(ranks):

@@ -16,7 +16,7 @@ SOURCES = REPOSITORY / "bindings/python/native"
 
 def exported() -> list[str]:
     """But what docs/PARITY.md argues that Python does otherwise."""
-    excused = runpy.run_path(str(REPOSITORY / "tools/parity.py"))["EXCUSES"]["Python"]
+    excused = runpy.run_path(str(REPOSITORY / "tools/gen/parity.py"))["EXCUSES"]["Python"]
     return [name for name in (REPOSITORY / "capi/abi/symbols.txt").read_text().split() if name not in excused]
 
 

@@ -32,6 +32,7 @@ enum {
     TSR_BUSY_REFUSE = 1, /* returns NOT_READY on every rank */
     TSR_BUSY_REPLACE = 2 /* queues behind it; a save that is queued and has not begun gives way: its work is ABORTED */
 };
+typedef int32_t tsr_busy;
 
 /** Options of a saver. `_init` writes the defaults; then every field is literal. What stays under the root is the union of
  *  keep_latest, keep_best and keep_every; the newest save, the best one and any that is open for reading always stay. */
@@ -45,11 +46,12 @@ typedef struct tsr_saver_options {
                                    loads by torch.distributed.checkpoint */
     const char *best_metric;    /* the metric of rank 0's tsr_state_set_metric by which saves are compared: ROOT/best is
                                    the best of them; NULL (default): none. NaN, or no such metric, is never the best */
-    int32_t best_is_higher;     /* 0 (default): lower is better, as of a loss; 1: higher, as of an accuracy */
+    tsr_flag best_is_higher;    /* 0 (default): lower is better, as of a loss; 1: higher, as of an accuracy */
     int32_t keep_best;          /* how many of the best to keep; default 0. Needs best_metric and keep_latest */
-    int64_t keep_every;   /* steps that are multiples of it are kept for ever; 0 (default): none. Needs keep_latest */
-    int32_t when_busy;    /* TSR_BUSY_, the same on every rank; default TSR_BUSY_WAIT */
-    int32_t low_priority; /* 1: the threads of saves in the background yield CPU and disk to the trainer; default 0 */
+    int64_t keep_every; /* steps that are multiples of it are kept for ever; 0 (default): none. Needs keep_latest */
+    tsr_busy
+        when_busy; /* what tsr_saver_save_async does while another save is in flight, the same on every rank; default TSR_BUSY_WAIT */
+    tsr_flag low_priority; /* 1: the threads of saves in the background yield CPU and disk to the trainer; default 0 */
     /* Bound of the memory for copies of the state on this rank, at least 8 MiB; 0 (default): what it needs. If the state is
      * larger, or larger than this rank's share of the memory that is free, tsr_saver_save_async writes a part before it
      * returns. */
@@ -62,17 +64,17 @@ typedef struct tsr_saver_options {
     /* storage.h: the root is a key in it; NULL (default): a directory of this machine. Borrowed for the call; the saver
      * keeps it alive. */
     const tsr_storage *storage;
-    int32_t copy_on_demand; /* 0 (default): all is copied before tsr_saver_save_async returns. 1: what an optimizer
+    tsr_flag copy_on_demand; /* 0 (default): all is copied before tsr_saver_save_async returns. 1: what an optimizer
                                of the state updates, its parameters and moments, is copied later: by the saver's threads,
                                or where the optimizer's next step, its destroy or a load into the state comes first, just
                                before that. Nobody else may write there from the call to the end of that step, or until
                                tsr_work_staged tells that all is copied: neither the trainer, nor a load of another
                                state or a collective into the same memory. If the state is larger than staging_bytes, or than what is free, all is copied at once */
-    /* 1: a save compares what several ranks hold, tensors, shards and values, byte by byte (-0.0 is not 0.0), before anything
-     * is written, and is a MISMATCH that names the first that differs and the ranks; the same on every rank. Each rank reads
-     * all that it shares with others. 0 (default): nothing is compared; large replicas are written in parts by several
-     * ranks, and have to be equal; values are rank 0's. */
-    int32_t check_replicas;
+    /* 1: a save compares what several ranks hold, tensors, shards and values, byte by byte (-0.0 is not 0.0), before
+     * anything is written. If something differs, it is a MISMATCH on every rank, which names the first that differs and the
+     * ranks. Each rank reads all that it shares with others. 0 (default): nothing is compared; large replicas are written in
+     * parts by several ranks, and have to be equal; of values rank 0's are saved. The same on every rank. */
+    tsr_flag check_replicas;
 } tsr_saver_options;
 
 /** Write the defaults into `options`.
@@ -148,7 +150,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_saver_resume(tsr_saver *saver, tsr_state *st
  *  @return TSR_OK, MISMATCH (the ranks are at different steps), TIMEOUT, ABORTED, PEER_LOST, INVALID_ARGUMENT,
  *          INVALID_STATE, INTERRUPTED
  *  @threadsafety exclusive saver  @collective yes  @blocking yes  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_saver_should_stop(tsr_saver *saver, int64_t step, int32_t told, int32_t *stop);
+TSR_API TSR_MUST_USE tsr_status tsr_saver_should_stop(tsr_saver *saver, int64_t step, tsr_flag told, tsr_flag *stop);
 
 /** Free the staging memory that no save in flight uses. It is kept from save to save, since fresh memory is slow.
  *  @param saver  borrowed for the call
@@ -185,12 +187,12 @@ typedef void (*tsr_load_report_fn)(const char *json, void *user_data);
 /** How to load. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_load_options {
     size_t struct_size;
-    int32_t verify;           /* 1 (default): check the checksum of every block read; 0: bare ranges */
-    int32_t allow_missing;    /* 1: names of the state that the checkpoint lacks stay as they are; default 0 */
-    int32_t allow_unexpected; /* 1: names of the checkpoint that the state lacks are left out; default 0 */
-    int32_t allow_cast;       /* 1: floating-point tensors of another dtype are converted; default 0 */
-    tsr_progress_fn progress; /* NULL (default), or called on the thread of the call with TSR_PHASE_READ */
-    void *progress_data;      /* borrowed for the call */
+    tsr_flag verify;           /* 1 (default): check the checksum of every block read; 0: bare ranges */
+    tsr_flag allow_missing;    /* 1: names of the state that the checkpoint lacks stay as they are; default 0 */
+    tsr_flag allow_unexpected; /* 1: names of the checkpoint that the state lacks are left out; default 0 */
+    tsr_flag allow_cast;       /* 1: floating-point tensors of another dtype are converted; default 0 */
+    tsr_progress_fn progress;  /* NULL (default), or called on the thread of the call with TSR_PHASE_READ */
+    void *progress_data;       /* borrowed for the call */
     tsr_comm *comm; /* NULL (default): this rank loads for itself; else the ranks that load together, which makes
                                  the load collective. Borrowed for the call, in the caller's exclusive use */
     /* Names of the state, or patterns of them, that are loaded; all other names, of the state and of the checkpoint, are left
@@ -335,7 +337,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_load(const tsr_checkpoint *checkp
  *  @param full        1 reads all data, 0 headers only
  *  @return TSR_OK, CORRUPT (names file and offset; causes list the others), IO, INVALID_ARGUMENT, INTERRUPTED
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_verify(const tsr_checkpoint *checkpoint, int32_t full);
+TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_verify(const tsr_checkpoint *checkpoint, tsr_flag full);
 
 /** tsr_checkpoint_verify that tells how far it is.
  *  @param checkpoint  borrowed for the call
@@ -344,7 +346,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_verify(const tsr_checkpoint *chec
  *  @param user_data   borrowed for the call
  *  @return as tsr_checkpoint_verify
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_verify_progress(const tsr_checkpoint *checkpoint, int32_t full,
+TSR_API TSR_MUST_USE tsr_status tsr_checkpoint_verify_progress(const tsr_checkpoint *checkpoint, tsr_flag full,
                                                                tsr_progress_fn progress, void *user_data);
 
 /** How tsr_checkpoint_export writes. `_init` writes the defaults; then every field is literal. */

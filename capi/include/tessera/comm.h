@@ -333,7 +333,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_work_wait(const tsr_work *work, int32_t time
  *  @param done  out: 1 or 0
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_work_test(const tsr_work *work, int32_t *done);
+TSR_API TSR_MUST_USE tsr_status tsr_work_test(const tsr_work *work, tsr_flag *done);
 
 /** The error of work that is done.
  *  @param work   borrowed for the call

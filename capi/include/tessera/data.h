@@ -11,9 +11,9 @@ extern "C" {
 /** Options of a sampler. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_sampler_options {
     size_t struct_size;
-    uint64_t seed;     /* of the shuffle; the same on every rank; default 0 */
-    int32_t shuffle;   /* 1 (default): a new order each epoch; 0: 0, 1, 2, ... */
-    int32_t drop_last; /* 0 (default): an epoch's short end is filled from its beginning; 1: it is dropped */
+    uint64_t seed;      /* the seed of the shuffle, the same on every rank; default 0 */
+    tsr_flag shuffle;   /* 1 (default): a new order each epoch; 0: 0, 1, 2, ... */
+    tsr_flag drop_last; /* 0 (default): an epoch's short end is filled from its beginning; 1: it is dropped */
 } tsr_sampler_options;
 
 /** Write the defaults into `options`.

@@ -11,42 +11,45 @@
 extern "C" {
 #endif
 
-/** What reduces a bucket. Stored as int32_t. */
+/** What reduces a bucket. */
 enum {
     TSR_DDP_HOOK_ALL_REDUCE = 0,
     TSR_DDP_HOOK_POWER_SGD = 1, /* matrices as products of low rank, with error feedback; docs/DDP.md */
     TSR_DDP_HOOK_NOOP = 2       /* nothing: each rank keeps its own gradients, to see what communication costs */
 };
+typedef int32_t tsr_ddp_hook_kind;
 
-/** Ranks with different numbers of steps: what the sum of those that still have data is divided by. Stored as int32_t. */
+/** Ranks with different numbers of steps: what the sum of those that still have data is divided by. */
 enum {
     TSR_DDP_JOIN_OFF = 0, /* all ranks make equally many steps */
     TSR_DDP_JOIN_DIVIDE_BY_WORLD = 1,
     TSR_DDP_JOIN_DIVIDE_BY_ACTIVE = 2 /* by the number of ranks that have not joined */
 };
+typedef int32_t tsr_ddp_join_kind;
 
 /** Options of DDP, the same on every rank. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_ddp_options {
     size_t struct_size;
-    size_t bucket_bytes;         /* a bucket closes when it reaches this; default 25 MiB */
-    size_t first_bucket_bytes;   /* the same for the first bucket of each dtype; default 1 MiB */
-    int32_t op;                  /* TSR_REDUCE_AVG (default) or TSR_REDUCE_SUM */
-    double pre_divide;           /* each rank divides its gradients by this before they are summed, and what is left of
+    size_t bucket_bytes;       /* a bucket of gradients closes when it reaches so many bytes; default 25 MiB */
+    size_t first_bucket_bytes; /* the same for the first bucket of each dtype; default 1 MiB */
+    tsr_reduce_op op;          /* what becomes of the ranks' gradients: TSR_REDUCE_AVG (default) or TSR_REDUCE_SUM */
+    double pre_divide;         /* each rank divides its gradients by this before they are summed, and what is left of
                                      the average (or sum) is made up for afterwards: sums of f16 stay in range;
                                      default 1 */
-    int32_t find_unused;         /* 1: gradients that are not ready at tsr_ddp_wait are unused by this rank, which adds
+    tsr_flag find_unused;      /* 1: gradients that are not ready at tsr_ddp_wait are unused by this rank, which adds
                                      zeros; those that no rank used stay as they are; default 0: they are an error */
-    int32_t static_graph;        /* 1: every step uses the parameters of the first one; default 0 */
-    int32_t rebuild_buckets;     /* 1: after the first step, buckets follow the order in which rank 0's gradients were
+    tsr_flag static_graph;     /* 1: every step uses the parameters of the first one; default 0 */
+    tsr_flag rebuild_buckets;  /* 1: after the first step, buckets follow the order in which rank 0's gradients were
                                      ready; default 0. Gradients keep their memory */
-    int32_t reduce_dtype;        /* TSR_DTYPE_ of floating point: gradients are converted to it, reduced, and converted
+    tsr_dtype reduce_dtype;    /* TSR_DTYPE_ of floating point: gradients are converted to it, reduced, and converted
                                      back; 0 (default): reduced as they are */
-    int32_t hook;                /* TSR_DDP_HOOK_ALL_REDUCE (default), _POWER_SGD or _NOOP; see tsr_ddp_set_hook */
-    int32_t powersgd_rank;       /* of the products that stand for gradients; default 1 */
+    tsr_ddp_hook_kind
+        hook; /* what reduces a bucket; default TSR_DDP_HOOK_ALL_REDUCE. tsr_ddp_set_hook brings one of your own */
+    int32_t powersgd_rank;       /* the rank of the products that stand for gradients; default 1 */
     int32_t powersgd_start_step; /* reductions before this one are whole; default 1000 */
-    int32_t join;                /* TSR_DDP_JOIN_OFF (default), or by what is divided when ranks have joined: a step
-                                     then begins with one byte from each rank */
-    int32_t share_params;        /* 1: the ranks of a host have one copy of the parameters and of the optimizer's state,
+    tsr_ddp_join_kind
+        join; /* whether ranks may have different numbers of steps, and by what their sum is divided when some have joined; but for TSR_DDP_JOIN_OFF (default) a step begins with one byte from each rank. See tsr_ddp_join */
+    tsr_flag share_params; /* 1: the ranks of a host have one copy of the parameters and of the optimizer's state,
                                      of which each updates a slice; default 0. What changes then: docs/DDP.md */
 } tsr_ddp_options;
 
@@ -128,7 +131,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_wait(tsr_ddp *ddp);
  *  @param sync  1 (as created) or 0; the same on every rank
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (in the middle of a step)
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_ddp_set_sync(tsr_ddp *ddp, int32_t sync);
+TSR_API TSR_MUST_USE tsr_status tsr_ddp_set_sync(tsr_ddp *ddp, tsr_flag sync);
 
 /** Whether any rank used parameter `index` in the last step that was reduced. If none did, its gradient was left alone.
  *  @param ddp    borrowed for the call
@@ -136,7 +139,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_set_sync(tsr_ddp *ddp, int32_t sync);
  *  @param used   out: 1 or 0; 0 before the first step
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (in the middle of a step)
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_ddp_used(tsr_ddp *ddp, size_t index, int32_t *used);
+TSR_API TSR_MUST_USE tsr_status tsr_ddp_used(tsr_ddp *ddp, size_t index, tsr_flag *used);
 
 /** The number of buckets, which a rebuild may change.
  *  @param ddp    borrowed for the call
@@ -235,7 +238,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_ddp_broadcast_buffers(tsr_ddp *ddp);
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (without the option, or in the middle of a step), MISMATCH, TIMEOUT
  *          (between two steps of the others, too), ABORTED, PEER_LOST, INTERRUPTED (the model is out of use)
  *  @threadsafety exclusive  @collective yes  @blocking yes  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_ddp_join(tsr_ddp *ddp, int32_t sync_params);
+TSR_API TSR_MUST_USE tsr_status tsr_ddp_join(tsr_ddp *ddp, tsr_flag sync_params);
 
 /** Set every gradient to zero.
  *  @param ddp  borrowed for the call

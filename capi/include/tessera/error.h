@@ -111,7 +111,7 @@ TSR_API int32_t tsr_error_native(const tsr_error *error, int32_t *domain);
  *  @param error  borrowed for the call
  *  @return 1 or 0
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
-TSR_API int32_t tsr_error_retriable(const tsr_error *error);
+TSR_API tsr_flag tsr_error_retriable(const tsr_error *error);
 
 #ifdef __cplusplus
 }

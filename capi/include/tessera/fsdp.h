@@ -22,19 +22,27 @@ typedef struct tsr_fsdp_unit {
                                 when whole; data may be NULL: the shards are zero then, to be written through
                                 tsr_fsdp_shard or by a load */
     size_t n;    /* at least 1 */
-    const int32_t *trained; /* n flags, 0: without a gradient; NULL: all are trained */
+    const tsr_flag *trained; /* n flags, 0: without a gradient; NULL: all are trained */
     int32_t
-        reshard_after_forward; /* 1: sharded between forward and backward; 0: stays whole; n: kept among each n ranks
+        reshard_after_forward; /* 1 (default): sharded between forward and backward; 0: stays whole; n: kept among each n ranks
                                       that follow each other, of which the ranks it is cut among are a multiple: whole on
                                       each host if they fit on one, else a part on each; where hosts have different
                                       numbers of ranks, as 1 */
-    int32_t param_dtype;       /* 0: as the options' */
-    int32_t reduce_dtype;      /* 0: as the options' */
-    int32_t row_block; /* parameters are cut between blocks of so many rows; 0: between any rows, as torch.chunk does */
-    int32_t flat;      /* 1: the parameters of one dtype are cut together, as one row of elements, anywhere: ranks have
-                          equally much, shards have one dimension; 0: each for itself, by rows */
+    tsr_dtype param_dtype;  /* 0 (default): as the options' */
+    tsr_dtype reduce_dtype; /* 0 (default): as the options' */
+    int32_t row_block;      /* parameters are cut between blocks of so many rows; 0 (default): between any rows, as
+ torch.chunk does */
+    tsr_flag flat; /* 1: the parameters of one dtype are cut together, as one row of elements, anywhere: ranks have
+                          equally much, shards have one dimension; 0 (default): each for itself, by rows */
     int32_t reserved;
 } tsr_fsdp_unit;
+
+/** Write the defaults into `unit`: sharded between forward and backward, as the options say, without parameters.
+ *  @param unit         out
+ *  @param struct_size  sizeof(tsr_fsdp_unit)
+ *  @return TSR_OK, INVALID_ARGUMENT (struct_size is another)
+ *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_unit_init(tsr_fsdp_unit *unit, size_t struct_size);
 
 /** Options of FSDP, the same on every rank. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_fsdp_options {
@@ -46,13 +54,14 @@ typedef struct tsr_fsdp_options {
     int32_t backward_prefetch; /* the same in backward, in the reverse order of this forward; default 1 */
     int32_t grads_in_flight;   /* a backward waits for memory for its whole gradients while those of so many units are
                                   being reduced; at least 1, with which units take turns; default 2 */
-    int32_t param_dtype;  /* TSR_DTYPE_ of floating point of whole parameters; 0 (default): as they were registered.
+    tsr_dtype param_dtype;     /* the floating-point type of whole parameters; 0 (default): as they were registered.
                                   Shards keep that */
-    int32_t reduce_dtype; /* of whole gradients, in which they are reduced; 0 (default): as whole parameters */
-    int32_t op;           /* TSR_REDUCE_AVG (default) or TSR_REDUCE_SUM */
+    tsr_dtype
+        reduce_dtype; /* the floating-point type of whole gradients, in which they are reduced; 0 (default): as whole parameters */
+    tsr_reduce_op op;     /* what becomes of the ranks' gradients: TSR_REDUCE_AVG (default) or TSR_REDUCE_SUM */
     double pre_divide;    /* each rank divides its gradients by this before they are summed, and what is left of the
                                   average (or sum) is made up for afterwards: sums of f16 stay in range; default 1 */
-    int32_t sync_values;  /* 1 (default): shards begin with the values of rank 0; 0: with each rank's own */
+    tsr_flag sync_values; /* 1 (default): shards begin with the values of rank 0; 0: with each rank's own */
 } tsr_fsdp_options;
 
 /** Write the defaults into `options`.
@@ -106,7 +115,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_unit_name(const tsr_fsdp *fsdp, size_t 
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_fsdp_param(const tsr_fsdp *fsdp, size_t index, tsr_param *param, size_t *unit,
-                                               int32_t *trained);
+                                               tsr_flag *trained);
 
 /** Where a unit is in its step. A program may write its shards while it is SHARDED or REDUCING; an optimizer and a load do so
  *  while all units are SHARDED. */
@@ -215,7 +224,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_unused(tsr_fsdp *fsdp, size_t index);
  *  @param used   out: 1 or 0; 0 before the first step and of a parameter that is not trained
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_fsdp_used(const tsr_fsdp *fsdp, size_t index, int32_t *used);
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_used(const tsr_fsdp *fsdp, size_t index, tsr_flag *used);
 
 /** A unit's backward ends: its gradients, all written, are reduced into the shards in the background, and its parameters
  *  are sharded again.
@@ -272,14 +281,14 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_reshard(tsr_fsdp *fsdp, size_t unit);
  *  @param sync  1 (as created) or 0; the same on every rank
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (in the middle of a backward)
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_sync(tsr_fsdp *fsdp, int32_t sync);
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_sync(tsr_fsdp *fsdp, tsr_flag sync);
 
 /** Whether the following backwards add to the gradients of the shards instead of replacing them.
  *  @param fsdp        borrowed for the call
  *  @param accumulate  0 (as created) or 1
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (in the middle of a backward)
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_accumulate(tsr_fsdp *fsdp, int32_t accumulate);
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_accumulate(tsr_fsdp *fsdp, tsr_flag accumulate);
 
 /** Whether the following backwards reduce over replicas (shard_ranks), too. Without, the sums over the ranks of each replica,
  *  which may be all ranks, are kept, and added up, until the next backward with it; the shards' gradients stay as they are.
@@ -287,7 +296,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_accumulate(tsr_fsdp *fsdp, int32_t 
  *  @param all_reduce  1 (as created) or 0; the same on every rank
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (in the middle of a backward)
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_all_reduce(tsr_fsdp *fsdp, int32_t all_reduce);
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_all_reduce(tsr_fsdp *fsdp, tsr_flag all_reduce);
 
 /** Whether the memory of a unit is free after its following backwards. Without, the unit is SHARDED all the same, but its memory
  *  stays its own, and the forward that comes next uses what lies there, unless a shard was changed on some rank since: each
@@ -298,7 +307,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_all_reduce(tsr_fsdp *fsdp, int32_t 
  *  @param reshard  1 (as created) or 0; the same on every rank
  *  @return TSR_OK, INVALID_ARGUMENT, INVALID_STATE (in the middle of a backward)
  *  @threadsafety exclusive  @collective no  @blocking no  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_reshard_after_backward(tsr_fsdp *fsdp, size_t unit, int32_t reshard);
+TSR_API TSR_MUST_USE tsr_status tsr_fsdp_set_reshard_after_backward(tsr_fsdp *fsdp, size_t unit, tsr_flag reshard);
 
 /** Set the gradients of the shards to zero, and forget those that add up whole.
  *  @param fsdp  borrowed for the call

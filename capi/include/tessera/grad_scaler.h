@@ -16,9 +16,9 @@ extern "C" {
 /** Options of a scaler, with the names and defaults of PyTorch's. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_grad_scaler_options {
     size_t struct_size;
-    double init_scale;       /* above 0; default 65536 */
-    double growth_factor;    /* above 1; default 2 */
-    double backoff_factor;   /* between 0 and 1; default 0.5 */
+    double init_scale;       /* the first scale, above 0; default 65536 */
+    double growth_factor;    /* by which the scale grows, above 1; default 2 */
+    double backoff_factor;   /* by which the scale becomes smaller, between 0 and 1; default 0.5 */
     int64_t growth_interval; /* the scale grows after so many steps in a row that were made; at least 1, default 2000 */
 } tsr_grad_scaler_options;
 
@@ -61,7 +61,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_grad_scaler_unscale(tsr_grad_scaler *scaler,
  *  @return as tsr_grad_scaler_unscale; INVALID_STATE also for a second step before the update
  *  @threadsafety exclusive, both  @collective yes over a tsr_fsdp  @blocking only over a tsr_fsdp  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_grad_scaler_step(tsr_grad_scaler *scaler, tsr_optimizer *optimizer,
-                                                     int32_t *stepped);
+                                                     tsr_flag *stepped);
 
 /** End an iteration: the scale of the next, by what was found in the gradients of all optimizers since the last update.
  *  @param scaler  borrowed for the call

@@ -12,7 +12,7 @@ extern "C" {
  *  nothing. The first call tells the launcher that this rank listens: a job of which no rank ever called is not waited for.
  *  @return 1 or 0; always 0 outside `tessera run`
  *  @threadsafety any thread  @collective no  @blocking no  @since 0.1 experimental */
-TSR_API int32_t tsr_preempt_requested(void);
+TSR_API tsr_flag tsr_preempt_requested(void);
 
 /** Tell the launcher why this process fails, for its error summary. Writes the error file that the environment names
  *  (TESSERA_ERROR_FILE, TORCHELASTIC_ERROR_FILE); the first call of a process counts, later ones do nothing.

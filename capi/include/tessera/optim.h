@@ -11,11 +11,11 @@ extern "C" {
 /** Options of SGD. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_sgd_options {
     size_t struct_size;
-    double lr;           /* default 0.001 */
-    double momentum;     /* default 0 */
-    double dampening;    /* default 0 */
-    double weight_decay; /* added to the gradient; default 0 */
-    int32_t nesterov;    /* 1 needs momentum > 0 and dampening 0; default 0 */
+    double lr;           /* the learning rate; default 0.001 */
+    double momentum;     /* the share of the former update that is kept; default 0 */
+    double dampening;    /* the share of the gradient that momentum leaves out; default 0 */
+    double weight_decay; /* times the parameter, added to the gradient; default 0 */
+    tsr_flag nesterov; /* 1: momentum looks ahead, as Nesterov's does; needs momentum > 0 and dampening 0; default 0 */
 } tsr_sgd_options;
 
 /** Write the defaults into `options`.
@@ -58,11 +58,11 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_sgd(tsr_fsdp *fsdp, const tsr_sgd_optio
 /** Options of Adam. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_adam_options {
     size_t struct_size;
-    double lr;           /* default 0.001 */
-    double beta1;        /* default 0.9 */
-    double beta2;        /* default 0.999 */
-    double eps;          /* default 1e-8 */
-    double weight_decay; /* added to the gradient; default 0 */
+    double lr;           /* the learning rate; default 0.001 */
+    double beta1;        /* the decay of the mean of gradients; default 0.9 */
+    double beta2;        /* the decay of the mean of their squares; default 0.999 */
+    double eps;          /* added to the root of the latter; default 1e-8 */
+    double weight_decay; /* times the parameter, added to the gradient; default 0 */
 } tsr_adam_options;
 
 /** Write the defaults into `options`.
@@ -105,10 +105,10 @@ TSR_API TSR_MUST_USE tsr_status tsr_fsdp_adam(tsr_fsdp *fsdp, const tsr_adam_opt
 /** Options of AdamW. `_init` writes the defaults; then every field is literal. */
 typedef struct tsr_adamw_options {
     size_t struct_size;
-    double lr;           /* default 0.001 */
-    double beta1;        /* default 0.9 */
-    double beta2;        /* default 0.999 */
-    double eps;          /* default 1e-8 */
+    double lr;           /* the learning rate; default 0.001 */
+    double beta1;        /* the decay of the mean of gradients; default 0.9 */
+    double beta2;        /* the decay of the mean of their squares; default 0.999 */
+    double eps;          /* added to the root of the latter; default 1e-8 */
     double weight_decay; /* decoupled: param *= 1 - lr * weight_decay; default 0.01 */
 } tsr_adamw_options;
 

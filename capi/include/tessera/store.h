@@ -12,7 +12,7 @@ extern "C" {
 typedef struct tsr_store_options {
     size_t struct_size;
     int32_t timeout_ms; /* connection and default deadline of calls; default 60000 */
-    int32_t insecure;   /* 1: no job token, no handshake; default 0 (1 if TESSERA_INSECURE=1) */
+    tsr_flag insecure;  /* 1: no job token, no handshake; default 0 (1 if TESSERA_INSECURE=1) */
     const char *token;  /* job token, hexadecimal, 64 digits; NULL (default): TESSERA_TOKEN_FD, TESSERA_TOKEN_FILE,
                              TESSERA_TOKEN, else on loopback a 0600 file in the user's runtime directory */
     const char *job_id; /* part of the handshake; NULL (default): TESSERA_JOB_ID or "" */
@@ -110,7 +110,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_store_add(const tsr_store *store, const char
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
 TSR_API TSR_MUST_USE tsr_status tsr_store_compare_set(const tsr_store *store, const char *key, const void *expected,
                                                       size_t expected_size, const void *desired, size_t desired_size,
-                                                      int32_t *swapped);
+                                                      tsr_flag *swapped);
 
 /** Delete `key`.
  *  @param store    borrowed for the call
@@ -118,7 +118,7 @@ TSR_API TSR_MUST_USE tsr_status tsr_store_compare_set(const tsr_store *store, co
  *  @param existed  out, may be NULL: 1 if there was such a key
  *  @return TSR_OK, INVALID_ARGUMENT, IO, TIMEOUT, INTERRUPTED
  *  @threadsafety any thread  @collective no  @blocking yes  @since 0.1 experimental */
-TSR_API TSR_MUST_USE tsr_status tsr_store_delete(const tsr_store *store, const char *key, int32_t *existed);
+TSR_API TSR_MUST_USE tsr_status tsr_store_delete(const tsr_store *store, const char *key, tsr_flag *existed);
 
 #ifdef __cplusplus
 }

@@ -17,6 +17,9 @@
 extern "C" {
 #endif
 
+/** 0 or 1. */
+typedef int32_t tsr_flag;
+
 /** What every call that can fail returns: 0 (TSR_OK) or a TSR_E_ code of error.h. */
 typedef int32_t tsr_status;
 

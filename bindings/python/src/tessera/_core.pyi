@@ -81,23 +81,13 @@ def log_set_callback(fn: Callable[[int, str], object] | None) -> None: ...
 def store_serve(
     host: str,
     port: int,
-    *,
-    timeout_ms: int | None = None,
-    insecure: bool | None = None,
-    token: str | None = None,
-    job_id: str | None = None,
-    epoch: int | None = None,
+    **given: Any,
 ) -> StoreServer: ...
 def store_server_port(server: StoreServer) -> int: ...
 def store_server_destroy(server: StoreServer) -> None: ...
 def store_open(
     uri: str,
-    *,
-    timeout_ms: int | None = None,
-    insecure: bool | None = None,
-    token: str | None = None,
-    job_id: str | None = None,
-    epoch: int | None = None,
+    **given: Any,
 ) -> Store: ...
 def store_destroy(store: Store) -> None: ...
 def store_set(store: Store, key: str, value: bytes) -> None: ...
@@ -107,43 +97,23 @@ def store_add(store: Store, key: str, delta: int) -> int: ...
 def store_compare_set(store: Store, key: str, expected: bytes | None, desired: bytes) -> bool: ...
 def store_delete(store: Store, key: str) -> bool: ...
 def comm_from_env(
-    *,
-    timeout_ms: int | None = None,
-    heartbeat_timeout_ms: int | None = None,
-    spin_count: int | None = None,
-    backend: str | None = None,
-    name: str | None = None,
+    **given: Any,
 ) -> Comm: ...
 def comm_create(
     store: Store,
     rank: int,
     world_size: int,
-    *,
-    timeout_ms: int | None = None,
-    heartbeat_timeout_ms: int | None = None,
-    spin_count: int | None = None,
-    backend: str | None = None,
-    name: str | None = None,
+    **given: Any,
 ) -> Comm: ...
 def comm_split(
     comm: Comm,
     color: int,
     key: int,
-    *,
-    timeout_ms: int | None = None,
-    heartbeat_timeout_ms: int | None = None,
-    spin_count: int | None = None,
-    backend: str | None = None,
-    name: str | None = None,
+    **given: Any,
 ) -> Comm | None: ...
 def comm_shrink(
     comm: Comm,
-    *,
-    timeout_ms: int | None = None,
-    heartbeat_timeout_ms: int | None = None,
-    spin_count: int | None = None,
-    backend: str | None = None,
-    name: str | None = None,
+    **given: Any,
 ) -> Comm: ...
 def comm_finalize(comm: Comm) -> None: ...
 def comm_abort(comm: Comm, reason: str | None) -> None: ...
@@ -204,25 +174,7 @@ def layout_gather(comm: Comm, shape: tuple[int, ...], boxes: list[Any]) -> Layou
 def layout_box_count(layout: Layout, rank: int) -> int: ...
 def layout_box(layout: Layout, rank: int, place: int, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]: ...
 def layout_destroy(layout: Layout) -> None: ...
-def ddp_create(
-    comm: Comm,
-    names: list[str],
-    tensors: list[Tensor],
-    *,
-    bucket_bytes: int | None = None,
-    first_bucket_bytes: int | None = None,
-    op: int | None = None,
-    pre_divide: float | None = None,
-    find_unused: bool | None = None,
-    static_graph: bool | None = None,
-    rebuild_buckets: bool | None = None,
-    reduce_dtype: int | None = None,
-    hook: int | None = None,
-    powersgd_rank: int | None = None,
-    powersgd_start_step: int | None = None,
-    join: int | None = None,
-    share_params: bool | None = None,
-) -> DDP: ...
+def ddp_create(comm: Comm, names: list[str], tensors: list[Tensor], **given: Any) -> DDP: ...
 def ddp_param_count(ddp: DDP) -> int: ...
 def ddp_param(ddp: DDP, place: int) -> tuple[str, int, tuple[int, ...]]: ...
 def ddp_grad(ddp: DDP, place: int) -> tuple[Memory, int, tuple[int, ...]]: ...
@@ -244,18 +196,7 @@ def ddp_zero_grad(ddp: DDP) -> None: ...
 def ddp_destroy(ddp: DDP) -> None: ...
 def described(shape: tuple[int, ...], dtype: int) -> Tensor: ...
 def fsdp_create(
-    comm: Comm,
-    units: list[tuple[str, list[str], list[Tensor], list[bool] | None, int, int, int, int, bool]],
-    *,
-    shard_ranks: int | None = ...,
-    forward_prefetch: int | None = ...,
-    backward_prefetch: int | None = ...,
-    grads_in_flight: int | None = ...,
-    param_dtype: int | None = ...,
-    reduce_dtype: int | None = ...,
-    op: int | None = ...,
-    pre_divide: float | None = ...,
-    sync_values: bool | None = ...,
+    comm: Comm, units: list[tuple[list[str], list[Tensor], list[bool] | None, dict[str, Any]]], **given: Any
 ) -> FSDP: ...
 def fsdp_unit_count(fsdp: FSDP) -> int: ...
 def fsdp_param_count(fsdp: FSDP) -> int: ...
@@ -284,28 +225,9 @@ def fsdp_set_all_reduce(fsdp: FSDP, all_reduce: bool) -> None: ...
 def fsdp_set_reshard_after_backward(fsdp: FSDP, unit: int, reshard: bool) -> None: ...
 def fsdp_zero_grad(fsdp: FSDP) -> None: ...
 def fsdp_destroy(fsdp: FSDP) -> None: ...
-def sgd(
-    *over: Any,
-    lr: float | None = None,
-    momentum: float | None = None,
-    dampening: float | None = None,
-    weight_decay: float | None = None,
-    nesterov: bool | None = None,
-) -> Optimizer: ...
-def adam(
-    *over: Any,
-    lr: float | None = None,
-    betas: tuple[float, float] | None = None,
-    eps: float | None = None,
-    weight_decay: float | None = None,
-) -> Optimizer: ...
-def adamw(
-    *over: Any,
-    lr: float | None = None,
-    betas: tuple[float, float] | None = None,
-    eps: float | None = None,
-    weight_decay: float | None = None,
-) -> Optimizer: ...
+def sgd(*over: Any, **given: Any) -> Optimizer: ...
+def adam(*over: Any, **given: Any) -> Optimizer: ...
+def adamw(*over: Any, **given: Any) -> Optimizer: ...
 def optimizer_step(optimizer: Optimizer) -> None: ...
 def optimizer_zero_grad(optimizer: Optimizer) -> None: ...
 def optimizer_clip_grad_norm(optimizer: Optimizer, max_norm: float, p: float) -> float: ...
@@ -314,21 +236,13 @@ def optimizer_lr(optimizer: Optimizer) -> float: ...
 def optimizer_set_lr(optimizer: Optimizer, lr: float) -> None: ...
 def optimizer_steps(optimizer: Optimizer) -> int: ...
 def optimizer_destroy(optimizer: Optimizer) -> None: ...
-def grad_scaler_create(
-    *,
-    init_scale: float | None = ...,
-    growth_factor: float | None = ...,
-    backoff_factor: float | None = ...,
-    growth_interval: int | None = ...,
-) -> GradScaler: ...
+def grad_scaler_create(**given: Any) -> GradScaler: ...
 def grad_scaler_scale(scaler: GradScaler) -> float: ...
 def grad_scaler_unscale(scaler: GradScaler, optimizer: Optimizer) -> None: ...
 def grad_scaler_step(scaler: GradScaler, optimizer: Optimizer) -> bool: ...
 def grad_scaler_update(scaler: GradScaler) -> None: ...
 def grad_scaler_destroy(scaler: GradScaler) -> None: ...
-def sampler_create(
-    comm: Comm, length: int, *, seed: int | None = None, shuffle: bool | None = None, drop_last: bool | None = None
-) -> Sampler: ...
+def sampler_create(comm: Comm, length: int, **given: Any) -> Sampler: ...
 def sampler_next(sampler: Sampler, indices: Tensor) -> int: ...
 def sampler_position(sampler: Sampler) -> tuple[int, int]: ...
 def sampler_set_epoch(sampler: Sampler, epoch: int) -> None: ...
@@ -358,23 +272,9 @@ def saver_create(
     comm: Comm | None,
     root: str,
     *,
-    keep_latest: int | None = None,
-    timeout_ms: int | None = None,
-    writer: str | None = None,
-    writer_version: str | None = None,
-    format: str | None = None,
-    best_metric: str | None = None,
-    best_is_higher: bool | None = None,
-    keep_best: int | None = None,
-    keep_every: int | None = None,
-    when_busy: int | None = None,
-    low_priority: bool | None = None,
-    copy_on_demand: bool | None = None,
-    check_replicas: bool | None = None,
-    staging_bytes: int | None = None,
-    write_bytes_per_s: int | None = None,
     progress: Callable[[int, int, int], object] | None = None,
     storage: Storage | None = None,
+    **given: Any,
 ) -> Saver: ...
 def saver_save(saver: Saver, step: int, state: State) -> None: ...
 def saver_save_async(saver: Saver, step: int, state: State) -> Work: ...
@@ -395,15 +295,12 @@ def checkpoint_load(
     checkpoint: Checkpoint,
     state: State,
     *,
-    verify: bool | None = None,
-    allow_missing: bool | None = None,
-    allow_unexpected: bool | None = None,
-    allow_cast: bool | None = None,
     progress: Callable[[int, int, int], object] | None = None,
     comm: Comm | None = None,
     only: list[str] | None = None,
     rename: dict[str, str] | None = None,
     report: Callable[[str], object] | None = None,
+    **given: Any,
 ) -> None: ...
 def checkpoint_verify(checkpoint: Checkpoint, full: bool) -> None: ...
 def checkpoint_verify_progress(
@@ -414,11 +311,8 @@ def checkpoint_export(
     comm: Comm | None,
     directory: str,
     *,
-    format: str | None = None,
-    max_file_bytes: int | None = None,
-    under: str | None = None,
-    timeout_ms: int | None = None,
     progress: Callable[[int, int, int], object] | None = None,
+    **given: Any,
 ) -> None: ...
 def checkpoint_destroy(checkpoint: Checkpoint) -> None: ...
 def preempt_requested() -> bool: ...

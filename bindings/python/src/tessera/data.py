@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from operator import index
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from . import _core
+from . import _core, _options
 from ._base import Closable, checked
+from ._given import raw, takes
 from .comm import Comm
 from .tensor import tensor
+
+if TYPE_CHECKING:
+    from ._options import SamplerOptions
 
 __all__ = ["Sampler"]
 
 
+@takes(_options.SAMPLER)
 class Sampler(Closable):
     """Samples of a data set over the ranks of `comm`.
 
@@ -27,12 +33,7 @@ class Sampler(Closable):
         Its rank and world size are read; it is not kept.
     length : int
         Samples of the data set, at least 1.
-    seed : int, default 0
-        Of the shuffle; the same on every rank.
-    shuffle : bool, default True
-        A new order each epoch, or 0, 1, 2, ...
-    drop_last : bool, default False
-        Whether an epoch's short end is dropped, or filled from the epoch's beginning.
+    <options>
     """
 
     _handle: _core.Sampler
@@ -42,13 +43,10 @@ class Sampler(Closable):
         self,
         comm: Comm,
         length: int,
-        *,
-        seed: int | None = None,
-        shuffle: bool | None = None,
-        drop_last: bool | None = None,
+        **options: Unpack[SamplerOptions],
     ) -> None:
         self._handle = _core.sampler_create(
-            checked(comm, Comm, "comm", length)._handle, length, seed=seed, shuffle=shuffle, drop_last=drop_last
+            checked(comm, Comm, "comm", length)._handle, length, **raw(_options.SAMPLER, options)
         )
         self._length = index(length)
 

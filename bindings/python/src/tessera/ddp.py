@@ -8,26 +8,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import index
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 
-from . import _core
+from . import _core, _options
 from ._base import Closable, checked, there_are
-from .collectives import op_of
+from ._given import raw, takes
 from .comm import Comm
 from .errors import InvalidArgument, NotFound, UserError
-from .tensor import ArrayLike, DTypeLike, array_over, dtype_of, is_array, tensor
+from .tensor import ArrayLike, array_over, is_array, tensor
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from ._options import DDPOptions
     from .optim import Optimizer
 
 __all__ = ["DDP", "Bucket", "BucketStats", "Grads", "Params"]
-
-_HOOKS = {"all_reduce": 0, "power_sgd": 1, "noop": 2}
-_JOINS = {"off": 0, "divide_by_world": 1, "divide_by_active": 2}
 
 Params = Mapping[str, ArrayLike] | Sequence[tuple[str, ArrayLike]] | Sequence[ArrayLike]
 """Named arrays: a mapping, (name, array) pairs, or bare arrays, which are named "0", "1", ..."""
@@ -134,14 +132,7 @@ class Bucket:
     """The model's ranks: its synchronous collectives run at once; asynchronous ones raise `InvalidState`."""
 
 
-def _choice(what: str, value: str | None, numbers: dict[str, int]) -> int | None:
-    if value is None:
-        return None
-    if value not in numbers:
-        raise InvalidArgument(f"{what} is {value!r}; one of {', '.join(map(repr, numbers))} is wanted")
-    return numbers[value]
-
-
+@takes(_options.DDP)
 class DDP(Closable):
     """A model registered for data-parallel training. Collective: afterwards every rank has rank 0's values.
 
@@ -155,39 +146,7 @@ class DDP(Closable):
     params : mapping of str to array, or sequence
         The parameters, the same on every rank and in the same order: contiguous floating-point arrays. Their memory is
         used until this object is gone. A leading ``module.`` or ``_orig_mod.`` of a name is stripped.
-    bucket_bytes : int, default 25 MiB
-        Bytes after which a bucket of gradients is closed.
-    first_bucket_bytes : int, default 1 MiB
-        The same for the first bucket of each dtype, which is reduced first.
-    op : {"avg", "sum"}, default "avg"
-        What becomes of the ranks' gradients.
-    pre_divide : float, default 1
-        Each rank divides its gradients by this before they are summed; what is left of the average (or sum) is
-        made up for afterwards. Keeps sums of ``f16`` in range.
-    find_unused : bool, default False
-        Gradients that are not `ready` at `wait` are unused by this rank, which adds zeros; those that no rank
-        used stay as they are. Otherwise `wait` raises `InvalidState` and names them.
-    static_graph : bool, default False
-        Every step uses the parameters of the first one.
-    rebuild_buckets : bool, default False
-        After the first step, buckets follow the order in which rank 0's gradients were ready. Gradients keep
-        their memory.
-    reduce_dtype : dtype, default None
-        Gradients are converted to it ("bf16", "f16", ...), reduced, and converted back.
-    hook : {"all_reduce", "power_sgd", "noop"}, default "all_reduce"
-        What reduces a bucket: an all-reduce, products of low rank with error feedback, or nothing. `set_hook`
-        brings one's own.
-    powersgd_rank : int, default 1
-        Of the products that stand for gradients.
-    powersgd_start_step : int, default 1000
-        Reductions before this one are whole.
-    join : {"off", "divide_by_world", "divide_by_active"}, default "off"
-        Whether ranks may have different numbers of steps (see `join`), and by what their sum is divided when some have
-        joined.
-    share_params : bool, default False
-        The ranks of a host have one copy of the parameters and of the optimizer's state, of which each updates a
-        slice. `params` are views into it then, the arrays given here are not used any more; an optimizer of this model
-        steps in backward from the beginning (`step_in_backward`), and what is in `grads` after `wait` is not specified.
+    <options>
 
     Raises
     ------
@@ -207,20 +166,7 @@ class DDP(Closable):
         self,
         comm: Comm,
         params: Params,
-        *,
-        bucket_bytes: int | None = None,
-        first_bucket_bytes: int | None = None,
-        op: Literal["avg", "sum"] | None = None,
-        pre_divide: float | None = None,
-        find_unused: bool | None = None,
-        static_graph: bool | None = None,
-        rebuild_buckets: bool | None = None,
-        reduce_dtype: DTypeLike | None = None,
-        hook: Literal["all_reduce", "power_sgd", "noop"] | None = None,
-        powersgd_rank: int | None = None,
-        powersgd_start_step: int | None = None,
-        join: Literal["off", "divide_by_world", "divide_by_active"] | None = None,
-        share_params: bool | None = None,
+        **options: Unpack[DDPOptions],
     ) -> None:
         handle = checked(comm, Comm, "comm", params)._handle
         names, arrays = named(params)
@@ -228,25 +174,13 @@ class DDP(Closable):
             handle,
             names,
             [parameter(name, array) for name, array in zip(names, arrays, strict=True)],
-            bucket_bytes=bucket_bytes,
-            first_bucket_bytes=first_bucket_bytes,
-            op=None if op is None else op_of(op),
-            pre_divide=pre_divide,
-            find_unused=find_unused,
-            static_graph=static_graph,
-            rebuild_buckets=rebuild_buckets,
-            reduce_dtype=None if reduce_dtype is None else int(dtype_of(reduce_dtype)),
-            hook=_choice("hook", hook, _HOOKS),
-            powersgd_rank=powersgd_rank,
-            powersgd_start_step=powersgd_start_step,
-            join=_choice("join", join, _JOINS),
-            share_params=share_params,
+            **raw(_options.DDP, options),
         )
         self._hook_failure: list[BaseException] = []
         count = _core.ddp_param_count(self._handle)
         self._names = tuple(_core.ddp_param(self._handle, i)[0] for i in range(count))
         self._index = {name: i for i, name in enumerate(names)} | {name: i for i, name in enumerate(self._names)}
-        if share_params:
+        if options.get("share_params"):
             arrays = [array_over(*_core.ddp_shared_param(self._handle, i)) for i in range(count)]
         self._params = MappingProxyType(dict(zip(self._names, arrays, strict=True)))
         views = {name: array_over(*_core.ddp_grad(self._handle, i)) for i, name in enumerate(self._names)}

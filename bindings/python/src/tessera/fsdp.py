@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, cast, get_args
 
-from . import _core
+from . import _core, _options
 from ._base import Closable, checked, there_are
-from .collectives import op_of
+from ._given import raw, takes
 from .comm import Comm
 from .ddp import Grads, Params, named, parameter
 from .errors import InvalidArgument, InvalidState, NotFound
@@ -18,6 +18,8 @@ from .tensor import DTypeLike, array_over, dtype_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from ._options import FSDPOptions
 
 __all__ = ["FSDP", "Deferred"]
 
@@ -71,6 +73,7 @@ class _Block(Mapping[str, "npt.NDArray[Any]"]):
         return f"<whole parameters {', '.join(self._names)}{ended}>"
 
 
+@takes(_options.FSDP)
 class FSDP(Closable):
     """A model of which each rank holds a shard of every parameter. Collective.
 
@@ -100,25 +103,12 @@ class FSDP(Closable):
     flat : collection of str, default ()
         Units whose parameters of one dtype are cut together, as one row of elements, anywhere: the ranks have equally
         much of them, and shards have one dimension. Here parameters may be without a dimension.
-    shard_ranks : int, default 0
-        Parameters are cut among so many ranks that follow each other, of which the number of all ranks is a multiple;
-        each such group holds a replica. 0: among all.
-    forward_prefetch, backward_prefetch : int, default 1
-        How many units are on their way while one computes.
-    grads_in_flight : int, default 2
-        A unit's backward waits for memory while the gradients of so many units are being reduced.
     param_dtype : dtype, or mapping of str to dtype, default None
         Of whole parameters ("bf16", ...), of all units or by the unit's name. Shards keep the dtype that was
         registered, and so do whole parameters where nothing else is said.
     reduce_dtype : dtype, or mapping of str to dtype, default None
         Of whole gradients, in which they are reduced; where nothing is said, that of whole parameters.
-    op : {"avg", "sum"}, default "avg"
-        What becomes of the ranks' gradients.
-    pre_divide : float, default 1
-        Each rank divides its gradients by this before they are summed; what is left of the average (or sum) is made up
-        for afterwards.
-    sync_values : bool, default True
-        Shards begin with the values of rank 0; otherwise with each rank's own.
+    <options>
 
     Raises
     ------
@@ -155,20 +145,20 @@ class FSDP(Closable):
         keep_among: Mapping[str, int] = MappingProxyType({}),
         row_block: int | Mapping[str, int] | None = None,
         flat: Collection[str] = (),
-        shard_ranks: int | None = None,
-        forward_prefetch: int | None = None,
-        backward_prefetch: int | None = None,
-        grads_in_flight: int | None = None,
         param_dtype: DTypes = None,
         reduce_dtype: DTypes = None,
-        op: Literal["avg", "sum"] | None = None,
-        pre_divide: float | None = None,
-        sync_values: bool | None = None,
+        **options: Unpack[FSDPOptions],
     ) -> None:
         handle = checked(comm, Comm, "comm", units)._handle
         if not isinstance(units, Mapping):
             raise TypeError(f"units is a {type(units).__name__}; a dict of parameters by unit is wanted")
-        blocks = row_block if isinstance(row_block, Mapping) else dict.fromkeys(units, row_block or 0)
+        blocks = (
+            row_block
+            if isinstance(row_block, Mapping)
+            else {}
+            if row_block is None
+            else dict.fromkeys(units, row_block)
+        )
         for what, chosen in (
             ("keep_whole", keep_whole),
             ("keep_among", keep_among),
@@ -192,7 +182,6 @@ class FSDP(Closable):
             handle,
             [
                 (
-                    unit,
                     names,
                     [
                         _core.described(tuple(array.shape), int(dtype_of(array.dtype)))
@@ -201,23 +190,20 @@ class FSDP(Closable):
                         for name, array in zip(names, arrays, strict=True)
                     ],
                     [name not in frozen for name in names],
-                    0 if unit in keep_whole else keep_among.get(unit, 1),
-                    whole_of.get(unit, 0),
-                    reduced_of.get(unit, 0),
-                    blocks.get(unit, 0),
-                    unit in flat,
+                    {
+                        "name": unit,
+                        "reshard_after_forward": 0 if unit in keep_whole else keep_among.get(unit),
+                        "param_dtype": whole_of.get(unit),
+                        "reduce_dtype": reduced_of.get(unit),
+                        "row_block": blocks.get(unit),
+                        "flat": unit in flat,
+                    },
                 )
                 for unit, (names, arrays) in given.items()
             ],
-            shard_ranks=shard_ranks,
-            forward_prefetch=forward_prefetch,
-            backward_prefetch=backward_prefetch,
-            grads_in_flight=grads_in_flight,
             param_dtype=whole,
             reduce_dtype=reduced,
-            op=None if op is None else op_of(op),
-            pre_divide=pre_divide,
-            sync_values=sync_values,
+            **raw(_options.FSDP, options),
         )
         self._units = {_core.fsdp_unit_name(self._handle, i): i for i in range(_core.fsdp_unit_count(self._handle))}
         self._params = [_core.fsdp_param(self._handle, i) for i in range(_core.fsdp_param_count(self._handle))]

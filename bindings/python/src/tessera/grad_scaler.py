@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from . import _core
+from . import _core, _options
 from ._base import Closable, checked
+from ._given import raw, takes
 from .optim import Optimizer
+
+if TYPE_CHECKING:
+    from ._options import GradScalerOptions
 
 __all__ = ["GradScaler"]
 
 _Loss = TypeVar("_Loss")
 
 
+@takes(_options.GRAD_SCALER)
 class GradScaler(Closable):
     """A scale for the loss that follows what becomes of the gradients, as `torch.amp.GradScaler` has it.
 
@@ -22,14 +27,7 @@ class GradScaler(Closable):
 
     Parameters
     ----------
-    init_scale : float, default 65536
-        The first scale.
-    growth_factor : float, default 2
-        Above 1.
-    backoff_factor : float, default 0.5
-        Between 0 and 1.
-    growth_interval : int, default 2000
-        At least 1.
+    <options>
 
     Examples
     --------
@@ -44,20 +42,8 @@ class GradScaler(Closable):
 
     _handle: _core.GradScaler
 
-    def __init__(
-        self,
-        *,
-        init_scale: float | None = None,
-        growth_factor: float | None = None,
-        backoff_factor: float | None = None,
-        growth_interval: int | None = None,
-    ) -> None:
-        self._handle = _core.grad_scaler_create(
-            init_scale=init_scale,
-            growth_factor=growth_factor,
-            backoff_factor=backoff_factor,
-            growth_interval=growth_interval,
-        )
+    def __init__(self, **options: Unpack[GradScalerOptions]) -> None:
+        self._handle = _core.grad_scaler_create(**raw(_options.GRAD_SCALER, options))
 
     def get_scale(self) -> float:
         """What losses are multiplied by."""

@@ -5,14 +5,18 @@ Settings that are not given have the library's defaults, which are PyTorch's.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from . import _core
+from . import _core, _options
 from ._base import Closable
+from ._given import raw, takes
 from .ddp import DDP, Params, named
 from .errors import InvalidArgument
 from .fsdp import FSDP
 from .tensor import tensor
+
+if TYPE_CHECKING:
+    from ._options import SGDOptions
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
 
@@ -107,6 +111,7 @@ def _over(params: DDP | FSDP | Params, grads: Params | None) -> tuple[Any, ...]:
     return names, [tensor(array) for array in arrays], [tensor(by_name[name], writable=False) for name in names]
 
 
+@takes(_options.SGD)
 class SGD(Optimizer):
     """Stochastic gradient descent, with momentum after Sutskever et al. 2013.
 
@@ -118,35 +123,27 @@ class SGD(Optimizer):
         Contiguous arrays of float32 or float64. Over an `FSDP` its state is cut as the shards are.
     grads : named arrays, optional
         Needed without a model: a gradient for each parameter, by the same name.
-    lr : float, default 0.001
-        Learning rate.
-    momentum, dampening : float, default 0
-        Of the running average of gradients.
-    weight_decay : float, default 0
-        Times the parameter, added to the gradient.
-    nesterov : bool, default False
-        Needs momentum, and no dampening.
+    <options>
     """
 
     def __init__(
         self,
         params: DDP | FSDP | Params,
         grads: Params | None = None,
-        *,
-        lr: float | None = None,
-        momentum: float | None = None,
-        dampening: float | None = None,
-        weight_decay: float | None = None,
-        nesterov: bool | None = None,
+        **options: Unpack[SGDOptions],
     ) -> None:
-        self._handle = _core.sgd(
-            *_over(params, grads),
-            lr=lr,
-            momentum=momentum,
-            dampening=dampening,
-            weight_decay=weight_decay,
-            nesterov=nesterov,
-        )
+        self._handle = _core.sgd(*_over(params, grads), **raw(_options.SGD, options))
+
+
+def _betas(betas: tuple[float, float] | None) -> dict[str, float]:
+    """Of Adam, by their names in C."""
+    if betas is None:
+        return {}
+    try:
+        first, second = betas
+    except (TypeError, ValueError):
+        raise TypeError(f"betas is {betas!r}; a pair of numbers is wanted") from None
+    return {"beta1": first, "beta2": second}
 
 
 class Adam(Optimizer):
@@ -178,7 +175,7 @@ class Adam(Optimizer):
         eps: float | None = None,
         weight_decay: float | None = None,
     ) -> None:
-        self._handle = _core.adam(*_over(params, grads), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        self._handle = _core.adam(*_over(params, grads), lr=lr, **_betas(betas), eps=eps, weight_decay=weight_decay)
 
 
 class AdamW(Optimizer):
@@ -210,4 +207,4 @@ class AdamW(Optimizer):
         eps: float | None = None,
         weight_decay: float | None = None,
     ) -> None:
-        self._handle = _core.adamw(*_over(params, grads), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        self._handle = _core.adamw(*_over(params, grads), lr=lr, **_betas(betas), eps=eps, weight_decay=weight_decay)

@@ -38,11 +38,11 @@ pub(crate) fn record(name: &'static str) {
     CALLED.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(name);
 }
 
-/// Declares the functions of one header: a table of pointers that the loader fills, and a function of the same name for
-/// each, whose cost over a linked call is one load and one well-predicted branch.
+/// Declares the functions, those of a header after its name: a table of pointers that the loader fills, and a function of
+/// the same name for each, whose cost over a linked call is one load and one well-predicted branch.
 macro_rules! functions {
-    ($header:literal: $(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
-        struct Table { $($name: unsafe extern "C" fn($($type),*) $(-> $result)?),* }
+    ($($header:literal: $(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*)*) => {
+        struct Table { $($($name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*)* }
 
         static TABLE: std::sync::OnceLock<Table> = std::sync::OnceLock::new();
 
@@ -53,16 +53,16 @@ macro_rules! functions {
         pub(crate) unsafe fn bind(symbol: &dyn Fn(&str) -> *mut std::ffi::c_void) {
             let table = Table {
                 // SAFETY: each pointer is the function of that name; tests/abi.rs compares the types with C's.
-                $($name: unsafe {
+                $($($name: unsafe {
                     std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($type),*) $(-> $result)?>(
                         symbol(stringify!($name)))
-                }),*
+                },)*)*
             };
             let _ = TABLE.set(table);
         }
 
-        $(
-            #[doc = concat!("`", stringify!($name), "` of `tessera/", $header, ".h`.")]
+        $($(
+            #[doc = concat!("`", stringify!($name), "` of `tessera/", $header, "`.")]
             ///
             /// # Safety
             /// [`load`](crate::load) has succeeded, and the arguments are as the C header demands.
@@ -77,37 +77,50 @@ macro_rules! functions {
                     None => crate::loader::not_loaded(stringify!($name)),
                 }
             }
-        )*
+        )*)*
 
         #[doc(hidden)]
-        pub(crate) const FUNCTIONS: &[crate::declare::Function] = &[$(crate::declare::Function {
+        pub const FUNCTIONS: &[crate::declare::Function] = &[$($(crate::declare::Function {
             name: stringify!($name),
             arguments: &[$(stringify!($type)),*],
             result: functions!(@result $($result)?),
-        }),*];
+        },)*)*];
     };
     (@result) => { "()" };
     (@result $result:ty) => { stringify!($result) };
 }
 
+/// Declares opaque handles.
+macro_rules! handles {
+    ($($name:ident)*) => {
+        $(
+            #[doc = concat!("The opaque handle `", stringify!($name), "`.")]
+            #[repr(C)]
+            pub struct $name {
+                _opaque: [u8; 0],
+                _neither_send_nor_unpin: std::marker::PhantomData<(*mut u8, std::marker::PhantomPinned)>,
+            }
+        )*
+    };
+}
+
 /// Declares constants with their C names and values.
 macro_rules! constants {
-    ($type:ty: $($(#[$attr:meta])* $name:ident = $value:literal;)*) => {
+    ($($name:ident: $type:ty = $value:literal;)*) => {
         $(
-            $(#[$attr])*
             #[doc = concat!("`", stringify!($name), "`.")]
             pub const $name: $type = $value;
         )*
         #[doc(hidden)]
-        pub(crate) const CONSTANTS: &[(&str, i64)] = &[$((stringify!($name), $value)),*];
+        pub const CONSTANTS: &[(&str, i64)] = &[$((stringify!($name), $value)),*];
     };
 }
 
 /// Declares structs with C's layout.
 macro_rules! structs {
-    ($($(#[$attr:meta])* struct $name:ident { $($field:ident: $type:ty,)* })*) => {
+    ($(struct $name:ident { $($field:ident: $type:ty,)* })*) => {
         $(
-            $(#[$attr])*
+            #[doc = concat!("`", stringify!($name), "` of the C header.")]
             #[repr(C)]
             #[derive(Clone, Copy)]
             pub struct $name {
@@ -118,7 +131,7 @@ macro_rules! structs {
             }
         )*
         #[doc(hidden)]
-        pub(crate) const LAYOUTS: &[crate::declare::Layout] = &[$(crate::declare::Layout {
+        pub const LAYOUTS: &[crate::declare::Layout] = &[$(crate::declare::Layout {
             name: stringify!($name),
             size: std::mem::size_of::<$name>(),
             align: std::mem::align_of::<$name>(),

@@ -114,31 +114,12 @@ pub unsafe fn load(path: &Path) -> Result<(), Error> {
         return Err(Error::Version { path: real, found: Some((abi, text("tsr_version"))) });
     }
     let missing: Vec<_> =
-        crate::meta::functions().iter().map(|function| function.name).filter(|name| find(name).is_null()).collect();
+        crate::meta::FUNCTIONS.iter().map(|function| function.name).filter(|name| find(name).is_null()).collect();
     if !missing.is_empty() {
         return Err(Error::Symbols { path: real, missing });
     }
     // SAFETY: each name is there, and of the same ABI.
-    unsafe {
-        crate::checkpoint::bind(&find);
-        crate::comm::bind(&find);
-        crate::data::bind(&find);
-        crate::ddp::bind(&find);
-        crate::error::bind(&find);
-        crate::fsdp::bind(&find);
-        crate::grad_scaler::bind(&find);
-        crate::launch::bind(&find);
-        crate::layout::bind(&find);
-        crate::log::bind(&find);
-        crate::memory::bind(&find);
-        crate::mesh::bind(&find);
-        crate::optim::bind(&find);
-        crate::plan::bind(&find);
-        crate::state::bind(&find);
-        crate::storage::bind(&find);
-        crate::store::bind(&find);
-        crate::version::bind(&find);
-    }
+    unsafe { crate::generated::bind(&find) };
     // Never unloaded: handles and threads of it may live until the process ends.
     std::mem::forget(library);
     *loaded = true;

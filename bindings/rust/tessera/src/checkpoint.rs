@@ -16,6 +16,7 @@ use crate::error::{check, Code, Error, Result};
 use crate::progress::{watch, Progress, Watcher};
 use crate::raw;
 use crate::saver::path_string;
+use crate::settings::{export_setters, load_setters, ExportSettings, LoadSettings};
 use crate::state::State;
 use crate::storage::{Storage, StorageHandle};
 use crate::store::created;
@@ -25,32 +26,9 @@ use crate::tensor::{slice, Held, Tensor, Use};
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions<'a> {
     comm: Option<&'a Comm>,
-    verify: Option<bool>,
-    allow_missing: Option<bool>,
-    allow_unexpected: Option<bool>,
-    allow_cast: Option<bool>,
+    settings: LoadSettings,
     only: Option<Vec<String>>,
     rules: Vec<(String, String)>,
-}
-
-macro_rules! flags {
-    ($($name:ident: $doc:literal,)*) => {
-        $(
-            #[doc = $doc]
-            #[must_use]
-            pub fn $name(mut self, $name: bool) -> Self {
-                self.$name = Some($name);
-                self
-            }
-        )*
-
-        fn apply(&self, raw: &mut sys::tsr_load_options) {
-            $(if let Some($name) = self.$name {
-                raw.$name = i32::from($name);
-            })*
-            raw.comm = self.comm.map_or(ptr::null_mut(), Comm::as_ptr);
-        }
-    };
 }
 
 impl<'a> LoadOptions<'a> {
@@ -87,12 +65,7 @@ impl<'a> LoadOptions<'a> {
         self
     }
 
-    flags! {
-        verify: "Whether to check the checksum of every block read. The default is `true`.",
-        allow_missing: "Whether names of the state that the checkpoint lacks may stay as they are. The default is `false`.",
-        allow_unexpected: "Whether names of the checkpoint that the state lacks may be left out. The default is `false`.",
-        allow_cast: "Whether floating-point tensors of another dtype are converted. The default is `false`.",
-    }
+    load_setters!();
 }
 
 /// What a load did beyond what is strict, by names of the state, and whether it was verified.
@@ -355,16 +328,9 @@ impl Checkpoint {
         options: &LoadOptions<'_>,
         watcher: Option<&Watcher<'_>>,
     ) -> Result<LoadReport> {
-        // SAFETY: the checkpoint exists, so the library is loaded.
-        let mut raw = unsafe { raw::options(sys::tsr_load_options_init) }?;
-        options.apply(&mut raw);
         let only = options.only.iter().flatten().map(|pattern| raw::c_string("a pattern of only", pattern));
         let only = only.collect::<Result<Vec<_>>>()?;
         let patterns: Vec<_> = only.iter().map(|pattern| pattern.as_ptr()).collect();
-        if options.only.is_some() {
-            raw.only = patterns.as_ptr(); // not null, even of none, which is refused
-            raw.only_count = patterns.len();
-        }
         let name = |name: &str| raw::c_string("a name to rename", name);
         let names = options.rules.iter().map(|(saved, here)| Ok((name(saved)?, name(here)?)));
         let names = names.collect::<Result<Vec<_>>>()?;
@@ -372,17 +338,24 @@ impl Checkpoint {
             .iter()
             .map(|(saved, here)| sys::tsr_name_rule { saved: saved.as_ptr(), here: here.as_ptr() })
             .collect();
-        raw.rules = rules.as_ptr();
-        raw.rule_count = rules.len();
         let mut report = String::new();
-        raw.report = Some(take_report);
-        raw.report_data = ptr::from_mut(&mut report).cast();
-        if let Some(watcher) = watcher {
-            raw.progress = Some(watch);
-            raw.progress_data = watcher.user_data();
-        }
-        // SAFETY: the handles are alive; what the state holds may be written; watcher, names and report outlive the call.
-        state.writing(|state| check(unsafe { sys::tsr_checkpoint_load(self.handle.as_ptr(), state, &raw) }))?;
+        options.settings.with_raw(|raw| {
+            raw.comm = options.comm.map_or(ptr::null_mut(), Comm::as_ptr);
+            if options.only.is_some() {
+                raw.only = patterns.as_ptr(); // not null, even of none, which is refused
+                raw.only_count = patterns.len();
+            }
+            raw.rules = rules.as_ptr();
+            raw.rule_count = rules.len();
+            raw.report = Some(take_report);
+            raw.report_data = ptr::from_mut(&mut report).cast();
+            if let Some(watcher) = watcher {
+                raw.progress = Some(watch);
+                raw.progress_data = watcher.user_data();
+            }
+            // SAFETY: the handles are alive; what the state holds may be written; watcher, names and report outlive the call.
+            state.writing(|state| check(unsafe { sys::tsr_checkpoint_load(self.handle.as_ptr(), state, raw) }))
+        })?;
         LoadReport::from_json(&report)
     }
 
@@ -420,10 +393,7 @@ fn watcher_of<'a>(progress: impl FnMut(Progress) + 'a) -> Watcher<'a> {
 /// How [`Checkpoint::export`] writes. What is not set is the library's default: all tensors, in one safetensors file.
 #[derive(Clone, Debug, Default)]
 pub struct ExportOptions {
-    format: Option<String>,
-    max_file_bytes: Option<u64>,
-    under: Option<String>,
-    timeout: Option<Duration>,
+    settings: ExportSettings,
 }
 
 impl ExportOptions {
@@ -432,35 +402,7 @@ impl ExportOptions {
         Self::default()
     }
 
-    /// The format. The default is `"safetensors"`: whole tensors as Hugging Face has them; `"torch_dcp"`: what an
-    /// unmodified PyTorch loads by `torch.distributed.checkpoint`; `"torch_save"`: what it loads by `torch.load()`, one file
-    /// `model.pt`; `"npz"`: what `numpy.load()` loads, one file `model.npz`.
-    #[must_use]
-    pub fn format(mut self, name: &str) -> Self {
-        self.format = Some(name.to_owned());
-        self
-    }
-
-    /// Of safetensors: cut into files of about this size, with an index. The default is 0: one file.
-    #[must_use]
-    pub fn max_file_bytes(mut self, bytes: u64) -> Self {
-        self.max_file_bytes = Some(bytes);
-        self
-    }
-
-    /// Only what has a name that begins so (`"model."`), and without it.
-    #[must_use]
-    pub fn under(mut self, begin: &str) -> Self {
-        self.under = Some(begin.to_owned());
-        self
-    }
-
-    /// The deadline of each wait for the other ranks. The default is 600 s, or the environment's `TESSERA_TIMEOUT_MS`.
-    #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
+    export_setters!();
 }
 
 impl Checkpoint {
@@ -501,26 +443,16 @@ impl Checkpoint {
         options: &ExportOptions,
         watcher: Option<&Watcher<'_>>,
     ) -> Result<()> {
-        // SAFETY: the checkpoint exists, so the library is loaded.
-        let mut raw = unsafe { raw::options(sys::tsr_export_options_init) }?;
-        let format = options.format.as_deref().map(|name| raw::c_string("the format", name)).transpose()?;
-        raw.format = format.as_ref().map_or(ptr::null(), |name| name.as_ptr());
-        let under = options.under.as_deref().map(|name| raw::c_string("the begin of names", name)).transpose()?;
-        raw.under = under.as_ref().map_or(ptr::null(), |name| name.as_ptr());
-        if let Some(bytes) = options.max_file_bytes {
-            raw.max_file_bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-        }
-        if let Some(timeout) = options.timeout {
-            raw.timeout_ms = raw::milliseconds(timeout);
-        }
-        if let Some(watcher) = watcher {
-            raw.progress = Some(watch);
-            raw.progress_data = watcher.user_data();
-        }
         let directory = path_string(directory)?;
         let comm = comm.map_or(ptr::null_mut(), Comm::as_ptr);
-        // SAFETY: all arguments, the watcher among them, are borrowed for the call.
-        check(unsafe { sys::tsr_checkpoint_export(self.handle.as_ptr(), comm, directory.as_ptr(), &raw) })
+        options.settings.with_raw(|raw| {
+            if let Some(watcher) = watcher {
+                raw.progress = Some(watch);
+                raw.progress_data = watcher.user_data();
+            }
+            // SAFETY: all arguments, the watcher among them, are borrowed for the call.
+            check(unsafe { sys::tsr_checkpoint_export(self.handle.as_ptr(), comm, directory.as_ptr(), raw) })
+        })
     }
 }
 

@@ -10,6 +10,7 @@ use tessera_sys as sys;
 use crate::comm::Comm;
 use crate::error::{check, Error, Result};
 use crate::raw;
+use crate::settings::{sampler_setters, SamplerSettings};
 use crate::store::created;
 
 /// Which samples this rank takes next. The order of an epoch depends on seed, epoch and length alone, not on the number
@@ -98,50 +99,22 @@ impl SamplerInner {
 pub struct SamplerBuilder<'a> {
     comm: &'a Comm,
     length: usize,
-    seed: Option<u64>,
-    shuffle: Option<bool>,
-    drop_last: Option<bool>,
+    settings: SamplerSettings,
 }
 
 impl SamplerBuilder<'_> {
-    /// Of the shuffle; the same on every rank. The default is 0.
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = Some(seed);
-        self
-    }
-
-    /// A new order each epoch, or 0, 1, 2 and so on. The default is `true`.
-    pub fn shuffle(mut self, shuffle: bool) -> Self {
-        self.shuffle = Some(shuffle);
-        self
-    }
-
-    /// Whether an epoch's short end is dropped, or filled from the epoch's beginning. The default is `false`.
-    pub fn drop_last(mut self, drop_last: bool) -> Self {
-        self.drop_last = Some(drop_last);
-        self
-    }
+    sampler_setters!();
 
     /// The sampler, at the beginning of epoch 0.
     ///
     /// # Errors
     /// `InvalidArgument`: there is no sample.
     pub fn build(self) -> Result<Sampler> {
-        // SAFETY: the communicator exists, so the library is loaded.
-        let mut raw = unsafe { raw::options(sys::tsr_sampler_options_init) }?;
-        if let Some(seed) = self.seed {
-            raw.seed = seed;
-        }
-        if let Some(shuffle) = self.shuffle {
-            raw.shuffle = i32::from(shuffle);
-        }
-        if let Some(drop_last) = self.drop_last {
-            raw.drop_last = i32::from(drop_last);
-        }
         let length = raw::int64("the length", self.length)?;
         let mut handle = ptr::null_mut();
         // SAFETY: communicator and options are borrowed for the call.
-        check(unsafe { sys::tsr_sampler_create(self.comm.as_ptr(), length, &raw, &mut handle) })?;
+        self.settings
+            .with_raw(|raw| check(unsafe { sys::tsr_sampler_create(self.comm.as_ptr(), length, raw, &mut handle) }))?;
         Ok(Sampler { inner: Arc::new(SamplerInner::new(created(handle)?)), length: self.length })
     }
 }
@@ -150,7 +123,7 @@ impl Sampler {
     /// Begins a sampler of `length` samples over the ranks of `comm`; `build()` ends it.
     #[allow(clippy::new_ret_no_self)]
     pub fn new(comm: &Comm, length: usize) -> SamplerBuilder<'_> {
-        SamplerBuilder { comm, length, seed: None, shuffle: None, drop_last: None }
+        SamplerBuilder { comm, length, settings: SamplerSettings::default() }
     }
 
     pub(crate) fn inner(&self) -> &Arc<SamplerInner> {

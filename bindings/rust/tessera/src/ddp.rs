@@ -18,6 +18,7 @@ use crate::error::{check, Code, Error, Result};
 use crate::optim::Optimizer;
 use crate::params::{group_accessors, GradientOf, Group, Params, RawParams};
 use crate::raw;
+use crate::settings::{ddp_setters, DdpSettings};
 use crate::store::created;
 use crate::tensor::{slice, slice_mut, Held, Tensor, Use, View, ViewMut};
 
@@ -26,11 +27,11 @@ use crate::tensor::{slice, slice_mut, Held, Tensor, Use, View, ViewMut};
 #[non_exhaustive]
 pub enum DdpHook {
     /// An all-reduce.
-    AllReduce,
+    AllReduce = sys::TSR_DDP_HOOK_ALL_REDUCE as isize,
     /// Products of low rank stand for matrices, with error feedback.
-    PowerSgd,
+    PowerSgd = sys::TSR_DDP_HOOK_POWER_SGD as isize,
     /// Nothing: each rank keeps its own gradients.
-    Noop,
+    Noop = sys::TSR_DDP_HOOK_NOOP as isize,
 }
 
 /// Whether ranks may have different numbers of steps, and by what their sum is divided when some have joined.
@@ -38,11 +39,11 @@ pub enum DdpHook {
 #[non_exhaustive]
 pub enum DdpJoin {
     /// All ranks make equally many steps.
-    Off,
+    Off = sys::TSR_DDP_JOIN_OFF as isize,
     /// By the number of ranks.
-    DivideByWorld,
+    DivideByWorld = sys::TSR_DDP_JOIN_DIVIDE_BY_WORLD as isize,
     /// By the number of ranks that have not joined.
-    DivideByActive,
+    DivideByActive = sys::TSR_DDP_JOIN_DIVIDE_BY_ACTIVE as isize,
 }
 
 /// A bucket in the last step that was reduced. Times are since the step's first `ready` on this rank.
@@ -192,19 +193,7 @@ unsafe extern "C" fn release_hook(user_data: *mut c_void) {
 /// Settings of a [`Ddp`]. What is not set is the library's default.
 #[derive(Clone, Debug, Default)]
 pub struct DdpOptions {
-    bucket_bytes: Option<usize>,
-    first_bucket_bytes: Option<usize>,
-    op: Option<ReduceOp>,
-    pre_divide: Option<f64>,
-    find_unused: Option<bool>,
-    static_graph: Option<bool>,
-    rebuild_buckets: Option<bool>,
-    reduce_dtype: Option<DType>,
-    hook: Option<DdpHook>,
-    powersgd_rank: Option<usize>,
-    powersgd_start_step: Option<usize>,
-    join: Option<DdpJoin>,
-    share_params: Option<bool>,
+    settings: DdpSettings,
 }
 
 impl DdpOptions {
@@ -213,131 +202,7 @@ impl DdpOptions {
         Self::default()
     }
 
-    /// A bucket of gradients closes when it reaches so many bytes. The default is 25 MiB.
-    #[must_use]
-    pub fn bucket_bytes(mut self, bytes: usize) -> Self {
-        self.bucket_bytes = Some(bytes);
-        self
-    }
-
-    /// The same for the first bucket of each dtype, which is reduced first. The default is 1 MiB.
-    #[must_use]
-    pub fn first_bucket_bytes(mut self, bytes: usize) -> Self {
-        self.first_bucket_bytes = Some(bytes);
-        self
-    }
-
-    /// What becomes of the ranks' gradients: [`ReduceOp::Avg`] or [`ReduceOp::Sum`]. The default is `Avg`.
-    #[must_use]
-    pub fn op(mut self, op: ReduceOp) -> Self {
-        self.op = Some(op);
-        self
-    }
-
-    /// Each rank divides its gradients by this before they are summed; what is left of the average (or sum) is made up for
-    /// afterwards. Keeps sums of `f16` in range. The default is 1.
-    #[must_use]
-    pub fn pre_divide(mut self, factor: f64) -> Self {
-        self.pre_divide = Some(factor);
-        self
-    }
-
-    /// Gradients that are not ready at [`Ddp::wait`] are unused by this rank, which adds zeros; those that no rank used
-    /// stay as they are. The default is `false`: they are an error.
-    #[must_use]
-    pub fn find_unused(mut self, value: bool) -> Self {
-        self.find_unused = Some(value);
-        self
-    }
-
-    /// Every step uses the parameters of the first one. The default is `false`.
-    #[must_use]
-    pub fn static_graph(mut self, value: bool) -> Self {
-        self.static_graph = Some(value);
-        self
-    }
-
-    /// After the first step, buckets follow the order in which rank 0's gradients were ready; gradients keep their memory.
-    /// The default is `false`.
-    #[must_use]
-    pub fn rebuild_buckets(mut self, value: bool) -> Self {
-        self.rebuild_buckets = Some(value);
-        self
-    }
-
-    /// Gradients are converted to this floating-point type, reduced, and converted back. The default is none: reduced as
-    /// they are.
-    #[must_use]
-    pub fn reduce_dtype(mut self, dtype: DType) -> Self {
-        self.reduce_dtype = Some(dtype);
-        self
-    }
-
-    /// What reduces a bucket. The default is `AllReduce`.
-    #[must_use]
-    pub fn hook(mut self, hook: DdpHook) -> Self {
-        self.hook = Some(hook);
-        self
-    }
-
-    /// The rank of the products that stand for gradients under [`DdpHook::PowerSgd`]. The default is 1.
-    #[must_use]
-    pub fn powersgd_rank(mut self, rank: usize) -> Self {
-        self.powersgd_rank = Some(rank);
-        self
-    }
-
-    /// Reductions before this one are whole under [`DdpHook::PowerSgd`]. The default is 1000.
-    #[must_use]
-    pub fn powersgd_start_step(mut self, step: usize) -> Self {
-        self.powersgd_start_step = Some(step);
-        self
-    }
-
-    /// Whether ranks may have different numbers of steps; see [`Ddp::join`]. The default is `Off`.
-    #[must_use]
-    pub fn join(mut self, join: DdpJoin) -> Self {
-        self.join = Some(join);
-        self
-    }
-
-    /// The ranks of a host have one copy of the parameters and of the optimizer's state, of which each updates a slice. The
-    /// default is `false`. With it, [`Ddp::param`] is a view into that copy, which the optimizer and loads alone write:
-    /// [`Ddp::param_mut`] and [`Ddp::tensor`] fail with [`Code::InvalidState`]; an optimizer of the model steps in backward
-    /// from the beginning ([`Ddp::step_in_backward`]), and what is in the gradients after [`Ddp::wait`] is not specified.
-    #[must_use]
-    pub fn share_params(mut self, value: bool) -> Self {
-        self.share_params = Some(value);
-        self
-    }
-
-    fn write(&self, raw: &mut sys::tsr_ddp_options) -> Result<()> {
-        raw::set(&mut raw.bucket_bytes, self.bucket_bytes);
-        raw::set(&mut raw.first_bucket_bytes, self.first_bucket_bytes);
-        raw::set(&mut raw.op, self.op.map(ReduceOp::as_raw));
-        raw::set(&mut raw.pre_divide, self.pre_divide);
-        raw::set(&mut raw.find_unused, self.find_unused.map(i32::from));
-        raw::set(&mut raw.static_graph, self.static_graph.map(i32::from));
-        raw::set(&mut raw.rebuild_buckets, self.rebuild_buckets.map(i32::from));
-        raw::set(&mut raw.reduce_dtype, self.reduce_dtype.map(DType::as_raw));
-        let hook = self.hook.map(|hook| match hook {
-            DdpHook::AllReduce => sys::TSR_DDP_HOOK_ALL_REDUCE,
-            DdpHook::PowerSgd => sys::TSR_DDP_HOOK_POWER_SGD,
-            DdpHook::Noop => sys::TSR_DDP_HOOK_NOOP,
-        });
-        raw::set(&mut raw.hook, hook);
-        raw::set(&mut raw.powersgd_rank, self.powersgd_rank.map(|rank| raw::int32("powersgd_rank", rank)).transpose()?);
-        let start = self.powersgd_start_step.map(|step| raw::int32("powersgd_start_step", step)).transpose()?;
-        raw::set(&mut raw.powersgd_start_step, start);
-        let join = self.join.map(|join| match join {
-            DdpJoin::Off => sys::TSR_DDP_JOIN_OFF,
-            DdpJoin::DivideByWorld => sys::TSR_DDP_JOIN_DIVIDE_BY_WORLD,
-            DdpJoin::DivideByActive => sys::TSR_DDP_JOIN_DIVIDE_BY_ACTIVE,
-        });
-        raw::set(&mut raw.join, join);
-        raw::set(&mut raw.share_params, self.share_params.map(i32::from));
-        Ok(())
-    }
+    ddp_setters!();
 }
 
 /// A model of which every rank holds the same parameters, and computes gradients from its own samples.
@@ -426,12 +291,12 @@ impl<'c> Ddp<'c> {
         // The library writes rank 0's values and then reads at every step: nobody may hold a view now.
         let held = Held::new(params.iter().map(|(name, tensor)| (name, tensor)), Use::Writes)?;
         let raw_params = RawParams::new(&params)?;
-        // SAFETY: the communicator exists, so the library is loaded.
-        let mut raw = unsafe { raw::options(sys::tsr_ddp_options_init) }?;
-        options.write(&mut raw)?;
         let mut handle = ptr::null_mut();
-        // SAFETY: the new object keeps the tensors, and borrows the communicator, for as long as C does.
-        check(unsafe { sys::tsr_ddp_create(comm.as_ptr(), raw_params.as_ptr(), params.len(), &raw, &mut handle) })?;
+        let raw = options.settings.with_raw(|raw| {
+            // SAFETY: the new object keeps the tensors, and borrows the communicator, for as long as C does.
+            check(unsafe { sys::tsr_ddp_create(comm.as_ptr(), raw_params.as_ptr(), params.len(), raw, &mut handle) })?;
+            Ok(*raw)
+        })?;
         drop(held);
         let mut inner = Inner {
             handle: created(handle)?,

@@ -14,6 +14,7 @@ use crate::error::{check, Code, Error, Result};
 use crate::layout::Layout;
 use crate::params::{GradientOf, Group, Params, RawParams};
 use crate::raw;
+use crate::settings::{fsdp_setters, fsdp_unit_setters, FsdpSettings, FsdpUnitSettings};
 use crate::store::created;
 use crate::tensor::{slice, Held, Tensor, Use, View, ViewMut};
 
@@ -29,11 +30,7 @@ use crate::tensor::{slice, Held, Tensor, Use, View, ViewMut};
 pub struct FsdpUnit {
     params: Params,
     frozen: Vec<String>,
-    kept_among: Option<usize>,
-    param_dtype: Option<DType>,
-    reduce_dtype: Option<DType>,
-    row_block: usize,
-    flat: bool,
+    settings: FsdpUnitSettings,
 }
 
 impl FsdpUnit {
@@ -54,7 +51,7 @@ impl FsdpUnit {
     /// more memory and less communication.
     #[must_use]
     pub fn reshard_after_forward(mut self, value: bool) -> Self {
-        self.kept_among = if value { None } else { Some(0) };
+        self.settings.reshard_after_forward = Some(usize::from(value));
         self
     }
 
@@ -62,39 +59,11 @@ impl FsdpUnit {
     /// cut among are a multiple: whole on each host if they fit on one, else a part on each.
     #[must_use]
     pub fn keep_among(mut self, ranks: usize) -> Self {
-        self.kept_among = Some(ranks);
+        self.settings.reshard_after_forward = Some(ranks);
         self
     }
 
-    /// The type of this unit's whole parameters, instead of that of [`FsdpOptions::param_dtype`].
-    #[must_use]
-    pub fn param_dtype(mut self, dtype: DType) -> Self {
-        self.param_dtype = Some(dtype);
-        self
-    }
-
-    /// The type of this unit's whole gradients, in which they are reduced, instead of that of
-    /// [`FsdpOptions::reduce_dtype`].
-    #[must_use]
-    pub fn reduce_dtype(mut self, dtype: DType) -> Self {
-        self.reduce_dtype = Some(dtype);
-        self
-    }
-
-    /// Parameters are cut between blocks of so many rows. The default, 0, is between any rows, as `torch.chunk` cuts.
-    #[must_use]
-    pub fn row_block(mut self, rows: usize) -> Self {
-        self.row_block = rows;
-        self
-    }
-
-    /// Whether the parameters of one type are cut together, as one row of elements, anywhere: the ranks have equally much
-    /// of them, shards have one dimension, and parameters may be without one. The default is `false`.
-    #[must_use]
-    pub fn flat(mut self, value: bool) -> Self {
-        self.flat = value;
-        self
-    }
+    fsdp_unit_setters!();
 }
 
 impl From<Params> for FsdpUnit {
@@ -153,15 +122,7 @@ macro_rules! units {
 /// Settings of an [`Fsdp`], the same on every rank. What is not set is the library's default.
 #[derive(Clone, Debug, Default)]
 pub struct FsdpOptions {
-    shard_ranks: Option<usize>,
-    forward_prefetch: Option<usize>,
-    backward_prefetch: Option<usize>,
-    grads_in_flight: Option<usize>,
-    param_dtype: Option<DType>,
-    reduce_dtype: Option<DType>,
-    op: Option<ReduceOp>,
-    pre_divide: Option<f64>,
-    sync_values: Option<bool>,
+    settings: FsdpSettings,
 }
 
 impl FsdpOptions {
@@ -170,85 +131,7 @@ impl FsdpOptions {
         Self::default()
     }
 
-    /// Parameters are cut among so many ranks that follow each other, of which the number of all ranks is a multiple; each
-    /// such group holds a replica. The default is 0: among all.
-    #[must_use]
-    pub fn shard_ranks(mut self, ranks: usize) -> Self {
-        self.shard_ranks = Some(ranks);
-        self
-    }
-
-    /// How many units are on their way while one computes in forward, in the order of the forward before. The default is 1.
-    #[must_use]
-    pub fn forward_prefetch(mut self, units: usize) -> Self {
-        self.forward_prefetch = Some(units);
-        self
-    }
-
-    /// The same in backward, in the reverse order of this forward. The default is 1.
-    #[must_use]
-    pub fn backward_prefetch(mut self, units: usize) -> Self {
-        self.backward_prefetch = Some(units);
-        self
-    }
-
-    /// A unit's backward waits for memory while the gradients of so many units are being reduced. At least 1, with which
-    /// units take turns. The default is 2.
-    #[must_use]
-    pub fn grads_in_flight(mut self, units: usize) -> Self {
-        self.grads_in_flight = Some(units);
-        self
-    }
-
-    /// The floating-point type of whole parameters. The default is none: that which was registered, and which shards keep.
-    #[must_use]
-    pub fn param_dtype(mut self, dtype: DType) -> Self {
-        self.param_dtype = Some(dtype);
-        self
-    }
-
-    /// The floating-point type of whole gradients, in which they are reduced. The default is none: that of whole parameters.
-    #[must_use]
-    pub fn reduce_dtype(mut self, dtype: DType) -> Self {
-        self.reduce_dtype = Some(dtype);
-        self
-    }
-
-    /// What becomes of the ranks' gradients: [`ReduceOp::Avg`] or [`ReduceOp::Sum`]. The default is `Avg`.
-    #[must_use]
-    pub fn op(mut self, op: ReduceOp) -> Self {
-        self.op = Some(op);
-        self
-    }
-
-    /// Each rank divides its gradients by this before they are summed; what is left of the average (or sum) is made up for
-    /// afterwards. Keeps sums of `f16` in range. The default is 1.
-    #[must_use]
-    pub fn pre_divide(mut self, factor: f64) -> Self {
-        self.pre_divide = Some(factor);
-        self
-    }
-
-    /// Whether shards begin with the values of rank 0, otherwise with each rank's own. The default is `true`.
-    #[must_use]
-    pub fn sync_values(mut self, value: bool) -> Self {
-        self.sync_values = Some(value);
-        self
-    }
-
-    fn write(&self, raw: &mut sys::tsr_fsdp_options) -> Result<()> {
-        let count = |name: &str, value: Option<usize>| value.map(|value| raw::int32(name, value)).transpose();
-        raw::set(&mut raw.shard_ranks, count("shard_ranks", self.shard_ranks)?);
-        raw::set(&mut raw.forward_prefetch, count("forward_prefetch", self.forward_prefetch)?);
-        raw::set(&mut raw.backward_prefetch, count("backward_prefetch", self.backward_prefetch)?);
-        raw::set(&mut raw.grads_in_flight, count("grads_in_flight", self.grads_in_flight)?);
-        raw::set(&mut raw.param_dtype, self.param_dtype.map(DType::as_raw));
-        raw::set(&mut raw.reduce_dtype, self.reduce_dtype.map(DType::as_raw));
-        raw::set(&mut raw.op, self.op.map(ReduceOp::as_raw));
-        raw::set(&mut raw.pre_divide, self.pre_divide);
-        raw::set(&mut raw.sync_values, self.sync_values.map(i32::from));
-        Ok(())
-    }
+    fsdp_setters!();
 }
 
 /// A model of which each rank holds a shard of every parameter, of its gradient and of the optimizer's state.
@@ -559,21 +442,10 @@ impl<'c> Fsdp<'c> {
             let begin = tensors.len();
             trained.extend(params.iter().map(|(param, _)| i32::from(!unit.frozen.contains(param))));
             tensors.extend(params);
-            let raw_dtype = |dtype: Option<DType>| dtype.map_or(0, DType::as_raw);
+            let n = tensors.len() - begin;
             given.push((
                 begin..tensors.len(),
-                sys::tsr_fsdp_unit {
-                    name: ptr::null(),
-                    params: ptr::null(),
-                    n: tensors.len() - begin,
-                    trained: ptr::null(),
-                    reshard_after_forward: raw::int32("reshard_after_forward", unit.kept_among.unwrap_or(1))?,
-                    param_dtype: raw_dtype(unit.param_dtype),
-                    reduce_dtype: raw_dtype(unit.reduce_dtype),
-                    row_block: raw::int32("row_block", unit.row_block)?,
-                    flat: i32::from(unit.flat),
-                    reserved: 0,
-                },
+                unit.settings.with_raw(|raw| Ok(sys::tsr_fsdp_unit { n, ..*raw }))?,
                 raw::c_string("the unit", &name)?,
             ));
         }
@@ -589,12 +461,11 @@ impl<'c> Fsdp<'c> {
                 ..*unit
             })
             .collect();
-        // SAFETY: the communicator exists, so the library is loaded.
-        let mut raw = unsafe { raw::options(sys::tsr_fsdp_options_init) }?;
-        options.write(&mut raw)?;
         let mut handle = ptr::null_mut();
-        // SAFETY: all but the communicator, which the new object borrows, is borrowed for the call.
-        check(unsafe { sys::tsr_fsdp_create(comm.as_ptr(), raw_units.as_ptr(), raw_units.len(), &raw, &mut handle) })?;
+        options.settings.with_raw(|raw| {
+            // SAFETY: all but the communicator, which the new object borrows, is borrowed for the call.
+            check(unsafe { sys::tsr_fsdp_create(comm.as_ptr(), raw_units.as_ptr(), raw_units.len(), raw, &mut handle) })
+        })?;
         drop(held);
         let mut inner = FsdpInner {
             handle: created(handle)?,

@@ -8,7 +8,7 @@ use tessera_sys as sys;
 
 use crate::error::{check, Result};
 use crate::optim::Optimizer;
-use crate::raw;
+use crate::settings::{grad_scaler_setters, GradScalerSettings};
 use crate::store::created;
 
 /// A scale for the loss that follows what becomes of the gradients, so that small ones of [`F16`](crate::DType::F16) are not
@@ -53,36 +53,11 @@ impl GradScalerInner {
 #[derive(Debug, Default)]
 #[must_use = "it is a builder: call build()"]
 pub struct GradScalerBuilder {
-    init_scale: Option<f64>,
-    growth_factor: Option<f64>,
-    backoff_factor: Option<f64>,
-    growth_interval: Option<i64>,
+    settings: GradScalerSettings,
 }
 
 impl GradScalerBuilder {
-    /// The first scale, above 0. The default is 65536.
-    pub fn init_scale(mut self, scale: f64) -> Self {
-        self.init_scale = Some(scale);
-        self
-    }
-
-    /// By which the scale grows, above 1. The default is 2.
-    pub fn growth_factor(mut self, factor: f64) -> Self {
-        self.growth_factor = Some(factor);
-        self
-    }
-
-    /// By which it becomes smaller, between 0 and 1. The default is 0.5.
-    pub fn backoff_factor(mut self, factor: f64) -> Self {
-        self.backoff_factor = Some(factor);
-        self
-    }
-
-    /// After so many steps in a row that were made it grows; at least 1. The default is 2000.
-    pub fn growth_interval(mut self, steps: i64) -> Self {
-        self.growth_interval = Some(steps);
-        self
-    }
+    grad_scaler_setters!();
 
     /// Makes the scaler.
     ///
@@ -90,15 +65,9 @@ impl GradScalerBuilder {
     /// `InvalidArgument`: a setting cannot be.
     pub fn build(self) -> Result<GradScaler> {
         crate::load()?;
-        // SAFETY: the library is loaded.
-        let mut raw = unsafe { raw::options(sys::tsr_grad_scaler_options_init) }?;
-        raw::set(&mut raw.init_scale, self.init_scale);
-        raw::set(&mut raw.growth_factor, self.growth_factor);
-        raw::set(&mut raw.backoff_factor, self.backoff_factor);
-        raw::set(&mut raw.growth_interval, self.growth_interval);
         let mut handle = ptr::null_mut();
         // SAFETY: the options are borrowed for the call.
-        check(unsafe { sys::tsr_grad_scaler_create(&raw, &mut handle) })?;
+        self.settings.with_raw(|raw| check(unsafe { sys::tsr_grad_scaler_create(raw, &mut handle) }))?;
         Ok(GradScaler { inner: Rc::new(GradScalerInner(created(handle)?)) })
     }
 }

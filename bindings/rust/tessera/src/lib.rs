@@ -79,6 +79,8 @@ mod raw;
 #[cfg(feature = "safetensors")]
 mod safetensors;
 mod saver;
+#[rustfmt::skip]
+mod settings;
 mod state;
 mod storage;
 mod store;

@@ -11,7 +11,7 @@ use crate::ddp::{Ddp, Inner};
 use crate::error::{check, Result};
 use crate::fsdp::{Fsdp, FsdpInner};
 use crate::params::{Group, Local, RawParams};
-use crate::raw;
+use crate::settings::{adam_setters, adamw_setters, sgd_setters, AdamSettings, AdamwSettings, SgdSettings};
 use crate::store::created;
 use crate::tensor::{Held, Tensor, Use};
 
@@ -64,28 +64,10 @@ impl Sealed for Local {
 }
 impl<'c> Trainable<'c> for Local {}
 
-macro_rules! setter {
-    ($raw:ident, $field:ident: bool, $doc:literal) => {
-        #[doc = $doc]
-        pub fn $field(mut self, $field: bool) -> Self {
-            self.settings.push(Box::new(move |raw: &mut sys::$raw| raw.$field = i32::from($field)));
-            self
-        }
-    };
-    ($raw:ident, $field:ident: f64, $doc:literal) => {
-        #[doc = $doc]
-        pub fn $field(mut self, $field: f64) -> Self {
-            self.settings.push(Box::new(move |raw: &mut sys::$raw| raw.$field = $field));
-            self
-        }
-    };
-}
-
 macro_rules! builder {
     (
         $(#[$doc:meta])*
-        $name:ident, $raw:ident, $init:ident, $over_ddp:ident, $over_fsdp:ident, $create:ident:
-        $($field:ident: $type:tt = $text:literal,)*
+        $name:ident, $settings:ident, $setters:ident, $over_ddp:ident, $over_fsdp:ident, $create:ident
     ) => {
         $(#[$doc])*
         ///
@@ -93,17 +75,17 @@ macro_rules! builder {
         #[must_use = "it is a builder: call build()"]
         pub struct $name<'c> {
             source: Source,
-            settings: Vec<Box<dyn FnOnce(&mut sys::$raw)>>,
+            settings: $settings,
             comm: Borrowed<'c>,
         }
 
         impl<'c> $name<'c> {
             /// An optimizer of these parameters.
             pub fn new(model: &mut impl Trainable<'c>) -> Self {
-                $name { source: model.source(), settings: Vec::new(), comm: Borrowed::new() }
+                $name { source: model.source(), settings: $settings::default(), comm: Borrowed::new() }
             }
 
-            $(setter!($raw, $field: $type, $text);)*
+            $setters!();
 
             /// The optimizer; its moments are zero.
             ///
@@ -112,22 +94,19 @@ macro_rules! builder {
             /// of [`load`](crate::load).
             pub fn build(self) -> Result<Optimizer<'c>> {
                 crate::load()?;
-                // SAFETY: the library is loaded.
-                let mut raw = unsafe { raw::options(sys::$init) }?;
-                self.settings.into_iter().for_each(|set| set(&mut raw));
                 let mut handle = ptr::null_mut();
-                match &self.source {
+                self.settings.with_raw(|raw| match &self.source {
                     // SAFETY: the optimizer keeps the DDP object, and both borrow the communicator.
-                    Source::Ddp(inner) => check(unsafe { sys::$over_ddp(inner.as_ptr(), &raw, &mut handle) })?,
+                    Source::Ddp(inner) => check(unsafe { sys::$over_ddp(inner.as_ptr(), raw, &mut handle) }),
                     // SAFETY: the same.
-                    Source::Fsdp(inner) => check(unsafe { sys::$over_fsdp(inner.as_ptr(), &raw, &mut handle) })?,
+                    Source::Fsdp(inner) => check(unsafe { sys::$over_fsdp(inner.as_ptr(), raw, &mut handle) }),
                     Source::Local(group) => {
                         let params = RawParams::new(&group.params)?;
                         let grads: Vec<_> = group.grads.iter().map(Tensor::as_raw).collect();
                         // SAFETY: the optimizer keeps parameters and gradients.
-                        check(unsafe { sys::$create(params.as_ptr(), grads.as_ptr(), grads.len(), &raw, &mut handle) })?;
+                        check(unsafe { sys::$create(params.as_ptr(), grads.as_ptr(), grads.len(), raw, &mut handle) })
                     }
-                }
+                })?;
                 let handle = created(handle)?;
                 Ok(Optimizer { inner: Rc::new(OptimizerInner { handle, source: self.source }), _comm: self.comm })
             }
@@ -143,40 +122,17 @@ macro_rules! builder {
 
 builder! {
     /// Stochastic gradient descent as PyTorch defines it.
-    Sgd, tsr_sgd_options, tsr_sgd_options_init, tsr_ddp_sgd, tsr_fsdp_sgd, tsr_sgd_create:
-    lr: f64 = "The learning rate. The default is 0.001.",
-    momentum: f64 = "The share of the former update that is kept. The default is 0.",
-    dampening: f64 = "The share of the gradient that momentum leaves out. The default is 0.",
-    weight_decay: f64 = "Added to the gradient, times the parameter. The default is 0.",
-    nesterov: bool =
-        "Whether momentum looks ahead; needs momentum above 0 and no dampening. The default is `false`.",
+    Sgd, SgdSettings, sgd_setters, tsr_ddp_sgd, tsr_fsdp_sgd, tsr_sgd_create
 }
 
-/// The two Adams have the same settings; they differ in what weight decay does.
-macro_rules! adam {
-    ($(#[$doc:meta])* $name:ident, $raw:ident, $init:ident, $over_ddp:ident, $over_fsdp:ident, $create:ident, $weight_decay:literal) => {
-        builder! {
-            $(#[$doc])*
-            $name, $raw, $init, $over_ddp, $over_fsdp, $create:
-            lr: f64 = "The learning rate. The default is 0.001.",
-            beta1: f64 = "The decay of the mean of gradients. The default is 0.9.",
-            beta2: f64 = "The decay of the mean of their squares. The default is 0.999.",
-            eps: f64 = "Added to the root of the latter. The default is 1e-8.",
-            weight_decay: f64 = $weight_decay,
-        }
-    };
-}
-
-adam! {
+builder! {
     /// Adam (Kingma and Ba 2015) with bias correction.
-    Adam, tsr_adam_options, tsr_adam_options_init, tsr_ddp_adam, tsr_fsdp_adam, tsr_adam_create,
-    "Added to the gradient, times the parameter. The default is 0."
+    Adam, AdamSettings, adam_setters, tsr_ddp_adam, tsr_fsdp_adam, tsr_adam_create
 }
 
-adam! {
+builder! {
     /// AdamW (Loshchilov and Hutter 2019): Adam with decoupled weight decay.
-    AdamW, tsr_adamw_options, tsr_adamw_options_init, tsr_ddp_adamw, tsr_fsdp_adamw, tsr_adamw_create,
-    "Decoupled: a step first multiplies the parameter by `1 - lr * weight_decay`. The default is 0.01."
+    AdamW, AdamwSettings, adamw_setters, tsr_ddp_adamw, tsr_fsdp_adamw, tsr_adamw_create
 }
 
 /// An optimizer, made by [`Sgd`], [`Adam`] or [`AdamW`]. It keeps what it updates alive.

@@ -23,13 +23,31 @@ pub(crate) fn c_string(what: &str, value: &str) -> Result<CString> {
     CString::new(value).map_err(|_| Error::new(Code::InvalidArgument, format!("{what} {value:?} contains a zero byte")))
 }
 
-/// The C string that `value` becomes, kept by the caller for as long as C reads it; null for `None`.
-pub(crate) fn optional(what: &str, value: &Option<String>) -> Result<Option<CString>> {
-    value.as_deref().map(|value| c_string(what, value)).transpose()
-}
-
 pub(crate) fn pointer(value: &Option<CString>) -> *const c_char {
     value.as_ref().map_or(std::ptr::null(), |value| value.as_ptr())
+}
+
+/// The C strings of a struct, for as long as C reads it.
+#[derive(Default)]
+pub(crate) struct Texts(Vec<CString>);
+
+impl Texts {
+    pub(crate) fn keep(&mut self, what: &str, value: &Option<String>) -> Result<Option<*const c_char>> {
+        let Some(value) = value else { return Ok(None) };
+        let text = c_string(what, value)?;
+        let pointer = text.as_ptr(); // which stays when the CString moves
+        self.0.push(text);
+        Ok(Some(pointer))
+    }
+}
+
+/// A number that C has in a smaller type, or one with a sign.
+pub(crate) fn fitting<C: TryFrom<N>, N: Copy + std::fmt::Display>(what: &str, value: Option<N>) -> Result<Option<C>> {
+    let largest = if size_of::<C>() == size_of::<i32>() { i64::from(i32::MAX) } else { i64::MAX };
+    let Some(value) = value else { return Ok(None) };
+    C::try_from(value)
+        .map(Some)
+        .map_err(|_| Error::argument(format!("{what} is {value}; it must be at most {largest}")))
 }
 
 /// Whole milliseconds, rounded up so that a short wait is not no wait, and capped at what C can say (24 days).

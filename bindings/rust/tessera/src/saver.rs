@@ -18,6 +18,7 @@ use crate::comm::Comm;
 use crate::error::{check, Code, Error, Result};
 use crate::progress::{watch, Progress, Watcher};
 use crate::raw;
+use crate::settings::{saver_setters, SaverSettings};
 use crate::state::State;
 use crate::storage::{Storage, StorageHandle};
 use crate::store::{created, StoreHandle};
@@ -29,11 +30,11 @@ use crate::work::{Shared, Views, Work};
 pub enum WhenBusy {
     /// Waits until it is done.
     #[default]
-    Wait,
+    Wait = sys::TSR_BUSY_WAIT as isize,
     /// Returns [`Code::NotReady`].
-    Refuse,
+    Refuse = sys::TSR_BUSY_REFUSE as isize,
     /// Queues behind it; a save that is queued and has not begun gives way, and ends with [`Code::Aborted`].
-    Replace,
+    Replace = sys::TSR_BUSY_REPLACE as isize,
 }
 
 /// Builds a [`Saver`]. What is not set is the library's default. What stays under the root is the union of
@@ -44,19 +45,7 @@ pub enum WhenBusy {
 pub struct SaverBuilder<'a> {
     comm: Option<&'a Comm>,
     root: PathBuf,
-    keep_latest: Option<usize>,
-    timeout: Option<Duration>,
-    format: Option<String>,
-    best_metric: Option<String>,
-    best_is_higher: bool,
-    keep_best: Option<usize>,
-    keep_every: Option<u64>,
-    when_busy: WhenBusy,
-    low_priority: bool,
-    copy_on_demand: bool,
-    check_replicas: bool,
-    staging_bytes: Option<u64>,
-    write_bytes_per_s: Option<u64>,
+    settings: SaverSettings,
     progress: Option<Box<Watcher<'static>>>,
     storage: Option<Shown>,
     writer: String,
@@ -73,62 +62,7 @@ impl fmt::Debug for Shown {
 }
 
 impl SaverBuilder<'_> {
-    /// How many of the newest checkpoints to keep. The default is 0: all, whatever else is said.
-    pub fn keep_latest(mut self, count: usize) -> Self {
-        self.keep_latest = Some(count);
-        self
-    }
-
-    /// The deadline of the ranks' votes on a save. The default is 600 s, or `TESSERA_TIMEOUT_MS` of the environment.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// How saves are written: `"tessera"`, or `"torch_dcp"`, which an unmodified PyTorch loads by
-    /// `torch.distributed.checkpoint`. The default is `"tessera"`.
-    pub fn format(mut self, name: &str) -> Self {
-        self.format = Some(name.to_owned());
-        self
-    }
-
-    /// The metric of rank 0's saves ([`State::set_metric`]) by which they are compared, lower is better, as of a loss; the
-    /// best save is opened by the path `best` in the root.
-    pub fn best_metric(mut self, name: &str) -> Self {
-        self.best_metric = Some(name.to_owned());
-        self
-    }
-
-    /// Whether a higher [`best_metric`](Self::best_metric) is better, as of an accuracy. The default is false.
-    pub fn best_is_higher(mut self, higher: bool) -> Self {
-        self.best_is_higher = higher;
-        self
-    }
-
-    /// How many of the best checkpoints to keep, default 0; needs [`best_metric`](Self::best_metric) and
-    /// [`keep_latest`](Self::keep_latest).
-    pub fn keep_best(mut self, count: usize) -> Self {
-        self.keep_best = Some(count);
-        self
-    }
-
-    /// Keeps for ever the steps that are multiples of `steps`, default 0: none; needs [`keep_latest`](Self::keep_latest).
-    pub fn keep_every(mut self, steps: u64) -> Self {
-        self.keep_every = Some(steps);
-        self
-    }
-
-    /// What [`Saver::save_async`] does while another save is in flight, default `Wait`; the same on every rank.
-    pub fn when_busy(mut self, what: WhenBusy) -> Self {
-        self.when_busy = what;
-        self
-    }
-
-    /// Whether saves in the background yield CPU and disk to the trainer. The default is false.
-    pub fn low_priority(mut self, low: bool) -> Self {
-        self.low_priority = low;
-        self
-    }
+    saver_setters!();
 
     /// Whether what an optimizer of the state updates, its parameters and moments, is copied after [`Saver::save_async`]
     /// has returned: by the saver's threads, or just before the optimizer's next step, its drop or a load into the state
@@ -139,30 +73,7 @@ impl SaverBuilder<'_> {
     /// From a [`Saver::save_async`] to the end of the optimizer's next step, or until [`Save::staged`] is done, nobody else may write these parameters: neither
     /// a [`ViewMut`](crate::ViewMut), nor a load of another state or a collective into the same memory.
     pub unsafe fn copy_on_demand(mut self, late: bool) -> Self {
-        self.copy_on_demand = late;
-        self
-    }
-
-    /// Whether a save compares what several ranks hold, tensors, shards and values, byte by byte (-0.0 is not 0.0), and is
-    /// a [`Code::Mismatch`] that names the first that differs and the ranks; the same on every rank. Each rank reads all
-    /// that is replicated. Else large replicas are written in parts by several ranks, and have to be equal; values are
-    /// rank 0's. The default is false.
-    pub fn check_replicas(mut self, check: bool) -> Self {
-        self.check_replicas = check;
-        self
-    }
-
-    /// The bound of the memory for copies of the state on this rank, at least 8 MiB; the default is 0: what the state
-    /// needs. For a larger state, or one larger than this rank's share of the memory that is free, [`Saver::save_async`]
-    /// writes a part before it returns.
-    pub fn staging_bytes(mut self, bytes: u64) -> Self {
-        self.staging_bytes = Some(bytes);
-        self
-    }
-
-    /// The limit of this rank's writing. The default is 0: none.
-    pub fn write_bytes_per_s(mut self, bytes: u64) -> Self {
-        self.write_bytes_per_s = Some(bytes);
+        self.settings.copy_on_demand = Some(late);
         self
     }
 
@@ -196,53 +107,22 @@ impl SaverBuilder<'_> {
     /// `InvalidArgument`, `Timeout`, `Aborted`, `PeerLost`, `Interrupted`.
     pub fn open(self) -> Result<Saver> {
         crate::load()?;
-        // SAFETY: the library is loaded.
-        let mut raw = unsafe { raw::options(sys::tsr_saver_options_init) }?;
-        if let Some(count) = self.keep_latest {
-            raw.keep_latest = raw::int32("keep_latest", count)?;
-        }
-        if let Some(timeout) = self.timeout {
-            raw.timeout_ms = raw::milliseconds(timeout);
-        }
         let writer = raw::c_string("the writer", &self.writer)?;
         let version = raw::c_string("the writer's version", &self.writer_version)?;
-        (raw.writer, raw.writer_version) = (writer.as_ptr(), version.as_ptr());
-        let format = self.format.as_deref().map(|name| raw::c_string("the format", name)).transpose()?;
-        raw.format = format.as_ref().map_or(ptr::null(), |name| name.as_ptr());
-        let metric = raw::optional("the best metric", &self.best_metric)?;
-        raw.best_metric = raw::pointer(&metric);
-        raw.best_is_higher = i32::from(self.best_is_higher);
-        if let Some(count) = self.keep_best {
-            raw.keep_best = raw::int32("keep_best", count)?;
-        }
-        if let Some(steps) = self.keep_every {
-            raw.keep_every = signed("keep_every", steps)?;
-        }
-        raw.when_busy = match self.when_busy {
-            WhenBusy::Wait => sys::TSR_BUSY_WAIT,
-            WhenBusy::Refuse => sys::TSR_BUSY_REFUSE,
-            WhenBusy::Replace => sys::TSR_BUSY_REPLACE,
-        };
-        raw.low_priority = i32::from(self.low_priority);
-        raw.copy_on_demand = i32::from(self.copy_on_demand);
-        raw.check_replicas = i32::from(self.check_replicas);
-        if let Some(bytes) = self.staging_bytes {
-            raw.staging_bytes = signed("staging_bytes", bytes)?;
-        }
-        if let Some(bytes) = self.write_bytes_per_s {
-            raw.write_bytes_per_s = signed("write_bytes_per_s", bytes)?;
-        }
-        if let Some(watcher) = &self.progress {
-            raw.progress = Some(watch);
-            raw.progress_data = watcher.user_data();
-        }
         let storage = self.storage.as_ref().map(|storage| StorageHandle::new(&storage.0)).transpose()?;
-        raw.storage = storage.as_ref().map_or(ptr::null(), StorageHandle::as_ptr);
         let root = path_string(&self.root)?;
         let comm = self.comm.map_or(ptr::null_mut(), Comm::as_ptr);
         let mut handle = ptr::null_mut();
-        // SAFETY: all arguments are borrowed for the call, but the watcher, which the handle keeps.
-        check(unsafe { sys::tsr_saver_create(comm, root.as_ptr(), &raw, &mut handle) })?;
+        self.settings.with_raw(|raw| {
+            (raw.writer, raw.writer_version) = (writer.as_ptr(), version.as_ptr());
+            if let Some(watcher) = &self.progress {
+                raw.progress = Some(watch);
+                raw.progress_data = watcher.user_data();
+            }
+            raw.storage = storage.as_ref().map_or(ptr::null(), StorageHandle::as_ptr);
+            // SAFETY: all arguments are borrowed for the call, but the watcher, which the handle keeps.
+            check(unsafe { sys::tsr_saver_create(comm, root.as_ptr(), raw, &mut handle) })
+        })?;
         Ok(Saver {
             handle: Some(Handle {
                 ptr: created(handle)?,
@@ -309,19 +189,7 @@ impl Saver {
         SaverBuilder {
             comm,
             root: root.to_owned(),
-            keep_latest: None,
-            timeout: None,
-            format: None,
-            best_metric: None,
-            best_is_higher: false,
-            keep_best: None,
-            keep_every: None,
-            when_busy: WhenBusy::Wait,
-            low_priority: false,
-            copy_on_demand: false,
-            check_replicas: false,
-            staging_bytes: None,
-            write_bytes_per_s: None,
+            settings: SaverSettings::default(),
             progress: None,
             storage: None,
             writer: "rust".to_owned(),
@@ -519,11 +387,7 @@ fn finish_in_background(handle: Handle) {
 }
 
 fn step_number(step: u64) -> Result<i64> {
-    signed("the step", step)
-}
-
-fn signed(what: &str, value: u64) -> Result<i64> {
-    i64::try_from(value).map_err(|_| Error::argument(format!("{what} is {value}; it must be at most {}", i64::MAX)))
+    i64::try_from(step).map_err(|_| Error::argument(format!("the step is {step}; it must be at most {}", i64::MAX)))
 }
 
 pub(crate) fn path_string(path: &Path) -> Result<std::ffi::CString> {

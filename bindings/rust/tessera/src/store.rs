@@ -8,15 +8,12 @@ use tessera_sys as sys;
 
 use crate::error::{check, Code, Error, Result};
 use crate::raw;
+use crate::settings::{store_setters, StoreSettings};
 
 /// Settings of a [`Store`] and a [`StoreServer`]. What is not set is the library's default.
 #[derive(Clone, Debug, Default)]
 pub struct StoreOptions {
-    timeout: Option<Duration>,
-    insecure: Option<bool>,
-    token: Option<String>,
-    job_id: Option<String>,
-    epoch: Option<u64>,
+    settings: StoreSettings,
 }
 
 impl StoreOptions {
@@ -25,65 +22,7 @@ impl StoreOptions {
         Self::default()
     }
 
-    /// The deadline of the connection, and of each call that names none. The default is 60 s.
-    #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Whether to go without job token and handshake. The default is `false`, or `true` where the environment has
-    /// `TESSERA_INSECURE=1`.
-    #[must_use]
-    pub fn insecure(mut self, insecure: bool) -> Self {
-        self.insecure = Some(insecure);
-        self
-    }
-
-    /// The job token: 64 hexadecimal digits. Unset, it is that of `TESSERA_TOKEN_FD` (the launcher's),
-    /// `TESSERA_TOKEN_FILE` or `TESSERA_TOKEN`; else, on loopback, that of a 0600 file in the user's runtime directory.
-    #[must_use]
-    pub fn token(mut self, token: impl Into<String>) -> Self {
-        self.token = Some(token.into());
-        self
-    }
-
-    /// The job's name, which both sides of a connection must agree on. The default is `""`, or `TESSERA_JOB_ID` of the
-    /// environment.
-    #[must_use]
-    pub fn job_id(mut self, job_id: impl Into<String>) -> Self {
-        self.job_id = Some(job_id.into());
-        self
-    }
-
-    /// The job's epoch: ranks of another one are refused. The default is 0, or `TESSERA_EPOCH` of the environment.
-    #[must_use]
-    pub fn epoch(mut self, epoch: u64) -> Self {
-        self.epoch = Some(epoch);
-        self
-    }
-
-    fn with_raw<R>(&self, body: impl FnOnce(&sys::tsr_store_options) -> Result<R>) -> Result<R> {
-        // SAFETY: the library is loaded by the callers.
-        let mut raw = unsafe { raw::options(sys::tsr_store_options_init) }?;
-        let (token, job_id) = (raw::optional("the token", &self.token)?, raw::optional("the job id", &self.job_id)?);
-        if let Some(timeout) = self.timeout {
-            raw.timeout_ms = raw::milliseconds(timeout);
-        }
-        if let Some(insecure) = self.insecure {
-            raw.insecure = i32::from(insecure);
-        }
-        if token.is_some() {
-            raw.token = raw::pointer(&token);
-        }
-        if job_id.is_some() {
-            raw.job_id = raw::pointer(&job_id);
-        }
-        if let Some(epoch) = self.epoch {
-            raw.epoch = epoch;
-        }
-        body(&raw)
-    }
+    store_setters!();
 }
 
 /// A store's TCP server. It serves from a thread of its own until it is dropped; its clients then get errors.
@@ -105,7 +44,7 @@ impl StoreServer {
         crate::load()?;
         let host = raw::c_string("the host", host)?;
         let mut handle = ptr::null_mut();
-        options.with_raw(|options| {
+        options.settings.with_raw(|options| {
             // SAFETY: all arguments are borrowed for the call.
             check(unsafe { sys::tsr_store_serve(host.as_ptr(), port, options, &mut handle) })
         })?;
@@ -160,7 +99,7 @@ impl Store {
         crate::load()?;
         let uri = raw::c_string("the address", uri)?;
         let mut handle = ptr::null_mut();
-        options.with_raw(|options| {
+        options.settings.with_raw(|options| {
             // SAFETY: all arguments are borrowed for the call.
             check(unsafe { sys::tsr_store_open(uri.as_ptr(), options, &mut handle) })
         })?;

@@ -31,7 +31,7 @@ fn every_function_of_the_c_library_is_called() {
     ranks(2, |comm| checkpoints(&comm, folder.path()));
     environment();
 
-    let forgotten: Vec<_> = tessera_sys::meta::functions()
+    let forgotten: Vec<_> = tessera_sys::meta::FUNCTIONS
         .iter()
         .map(|f| f.name)
         .filter(|name| !tessera_sys::meta::was_called(name))

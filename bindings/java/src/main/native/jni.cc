@@ -9,6 +9,7 @@ namespace tsr::jni {
 namespace {
 
 JavaVM* java_vm = nullptr;
+jfieldID option_struct = nullptr;
 
 // Detaches a thread of the library when it ends, if attached_env() attached it.
 struct Attachment {
@@ -111,6 +112,19 @@ jlongArray longs_of(JNIEnv* env, const int64_t* values, size_t count) {
     return array;
 }
 
+void load_option_classes(JNIEnv* env) {
+    option_struct = env->GetFieldID(global_class(env, "dev/tessera/OptionStruct"), "struct", "Ljava/nio/ByteBuffer;");
+    check_pending(env);
+}
+
+void* struct_of(JNIEnv* env, jobject options, size_t size) {
+    if (options == nullptr) return nullptr;
+    const jobject buffer = env->GetObjectField(options, option_struct);
+    if (env->GetDirectBufferCapacity(buffer) != static_cast<jlong>(size))
+        throw std::logic_error("another struct of options");
+    return env->GetDirectBufferAddress(buffer);
+}
+
 Tensors::Tensors(JNIEnv* env, jlongArray descriptors) : words_(longs(env, descriptors)) {
     for (size_t i = 0; i < words_.size();) {
         const int64_t* word = &words_[i];
@@ -153,18 +167,21 @@ extern "C" JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void*) {
         load_error_classes(env);
         load_interrupt_classes(env);
         load_log_classes(env);
+        load_option_classes(env);
         load_work_classes(env);
         load_storage_classes(env);
         load_state_classes(env);
-        const jclass natives = global_class(env, "dev/tessera/Native");
-        for (const auto& list :
-             {version_methods, log_methods, launch_methods, store_methods, comm_methods, work_methods, memory_methods,
-              mesh_methods, plan_methods, layout_methods, ddp_methods, fsdp_methods, optim_methods, grad_scaler_methods,
-              data_methods, state_methods, checkpoint_methods, storage_methods}) {
-            const Methods methods = list();
+        const auto add = [&](jclass natives, const Methods& methods) {
             if (env->RegisterNatives(natives, methods.data(), static_cast<jint>(methods.size())) != JNI_OK) {
                 throw Pending{};
             }
+        };
+        add(global_class(env, "dev/tessera/PlainNatives"), plain_methods());
+        const jclass natives = global_class(env, "dev/tessera/Native");
+        for (const auto& list :
+             {version_methods, log_methods, store_methods, work_methods, memory_methods, mesh_methods, layout_methods,
+              ddp_methods, fsdp_methods, data_methods, state_methods, checkpoint_methods, storage_methods}) {
+            add(natives, list());
         }
         return JNI_VERSION_1_8;
     });

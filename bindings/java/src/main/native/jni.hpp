@@ -1,4 +1,4 @@
-// What every shim is made of. A shim runs its body in shim(): a tsr_status that is not TSR_OK becomes a Java exception
+// What every shim is made of, the generated ones (generated.cc) and those by hand. A shim runs its body in shim(): a tsr_status that is not TSR_OK becomes a Java exception
 // in the same native frame, and no C++ exception leaves it. Handles cross as jlong, text as UTF-8 bytes, tensors as one
 // long[] of descriptors; elements never cross. Nothing here holds a critical region.
 #pragma once
@@ -6,8 +6,10 @@
 #include <jni.h>
 #include <tessera/tessera.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -142,11 +144,39 @@ class Params {
     std::vector<tsr_param> params_;
 };
 
-// Options cross as a word of bits, one for each field that the caller set, and the fields; what was not set keeps the
-// library's default.
-template <class Field, class Value>
-void set_if(jint given, int bit, Field& field, Value value) {
-    if ((given >> bit) & 1) field = static_cast<Field>(value);
+// The struct of C that a dev.tessera.OptionStruct keeps; NULL for null, which is all defaults.
+void* struct_of(JNIEnv* env, jobject options, size_t size);
+template <class Struct>
+Struct* options_of(JNIEnv* env, jobject options) {
+    return static_cast<Struct*>(struct_of(env, options, sizeof(Struct)));
+}
+
+// An error that the library hands out.
+class DetachedError {
+   public:
+    DetachedError() = default;
+    ~DetachedError() { tsr_error_destroy(error_); }
+    DetachedError(const DetachedError&) = delete;
+    DetachedError& operator=(const DetachedError&) = delete;
+    tsr_error** operator&() { return &error_; }
+    [[nodiscard]] const tsr_error* get() const { return error_; }
+
+   private:
+    tsr_error* error_ = nullptr;
+};
+
+// Lists that belong together element by element.
+template <class First, class Second>
+void same_size(const First& first, const Second& second) {
+    if (first.size() != second.size()) throw std::logic_error("lists that belong together differ in length");
+}
+
+// Runs issue(work_out) now, or asynchronously if a work is wanted.
+template <class Issue>
+jlong run(JNIEnv* env, jboolean async, Issue&& issue) {
+    tsr_work* work = nullptr;
+    blocking(env, [&] { return issue(async ? &work : nullptr); });
+    return as_long(work);
 }
 
 // The descriptor string of a C++ shim, so that a Java declaration that differs from it fails when the library loads.
@@ -191,21 +221,18 @@ JNINativeMethod method(const char* name) {
 
 using Methods = std::vector<JNINativeMethod>;
 
+// All natives of the class dev.tessera.PlainNatives.
+Methods plain_methods();
 // One list a concept, all natives of the class dev.tessera.Native.
 Methods version_methods();
 Methods log_methods();
-Methods launch_methods();
 Methods store_methods();
-Methods comm_methods();
 Methods work_methods();
 Methods memory_methods();
 Methods mesh_methods();
-Methods plan_methods();
 Methods layout_methods();
 Methods ddp_methods();
 Methods fsdp_methods();
-Methods optim_methods();
-Methods grad_scaler_methods();
 Methods data_methods();
 Methods state_methods();
 Methods checkpoint_methods();
@@ -215,6 +242,7 @@ Methods storage_methods();
 void load_checkpoint_classes(JNIEnv* env);
 void load_ddp_classes(JNIEnv* env);
 void load_error_classes(JNIEnv* env);
+void load_option_classes(JNIEnv* env);
 void load_interrupt_classes(JNIEnv* env);
 void load_log_classes(JNIEnv* env);
 void load_work_classes(JNIEnv* env);

@@ -67,14 +67,6 @@ jlong layout_gather(JNIEnv* env, jclass, jlong comm, jlongArray shape, jlongArra
     });
 }
 
-jint layout_box_count(JNIEnv* env, jclass, jlong layout, jint rank) {
-    return shim(env, [&]() -> jint {
-        int32_t count = 0;
-        check(env, tsr_layout_box_count(as<tsr_layout>(layout), rank, &count));
-        return count;
-    });
-}
-
 // 8 offsets, 8 sizes
 jlongArray layout_box(JNIEnv* env, jclass, jlong layout, jint rank, jint index) {
     return shim(env, [&] {
@@ -87,14 +79,11 @@ jlongArray layout_box(JNIEnv* env, jclass, jlong layout, jint rank, jint index) 
     });
 }
 
-void layout_destroy(JNIEnv*, jclass, jlong layout) { tsr_layout_destroy(as<tsr_layout>(layout)); }
-
 }  // namespace
 
 Methods layout_methods() {
     return {method<layout_create>("layoutCreate"), method<layout_from_boxes>("layoutFromBoxes"),
-            method<layout_gather>("layoutGather"), method<layout_box_count>("layoutBoxCount"),
-            method<layout_box>("layoutBox"),       method<layout_destroy>("layoutDestroy")};
+            method<layout_gather>("layoutGather"), method<layout_box>("layoutBox")};
 }
 
 }  // namespace tsr::jni

@@ -44,10 +44,6 @@ void drop_handler(void* user_data) {
     if (env != nullptr) env->DeleteGlobalRef(static_cast<jobject>(user_data));
 }
 
-void log_set_level(JNIEnv* env, jclass, jint level) {
-    shim(env, [&] { check(env, tsr_log_set_level(level)); });
-}
-
 void log_set_handler(JNIEnv* env, jclass, jobject handler) {
     shim(env, [&] {
         if (handler == nullptr) return check(env, tsr_log_set_callback(nullptr, nullptr, nullptr));
@@ -73,6 +69,6 @@ void load_log_classes(JNIEnv* env) {
     log_line = static_method(env, log_class, "line", "(Ljava/lang/Object;I[B)V");
 }
 
-Methods log_methods() { return {method<log_set_level>("logSetLevel"), method<log_set_handler>("logSetHandler")}; }
+Methods log_methods() { return {method<log_set_handler>("logSetHandler")}; }
 
 }  // namespace tsr::jni

@@ -5,14 +5,6 @@ namespace tsr::jni {
 
 namespace {
 
-jlong buffer_create(JNIEnv* env, jclass, jlong comm, jlong size) {
-    return shim(env, [&] {
-        tsr_buffer* buffer = nullptr;
-        blocking(env, [&] { return tsr_buffer_create(as<tsr_comm>(comm), static_cast<size_t>(size), &buffer); });
-        return as_long(buffer);
-    });
-}
-
 // {address, bytes}
 jlongArray buffer_data(JNIEnv* env, jclass, jlong buffer) {
     return shim(env, [&] {
@@ -24,8 +16,6 @@ jlongArray buffer_data(JNIEnv* env, jclass, jlong buffer) {
     });
 }
 
-void buffer_destroy(JNIEnv*, jclass, jlong buffer) { tsr_buffer_destroy(as<tsr_buffer>(buffer)); }
-
 // The address of a direct buffer's first element; 0 if it is none.
 jlong direct_address(JNIEnv* env, jclass, jobject buffer) { return as_long(env->GetDirectBufferAddress(buffer)); }
 
@@ -36,8 +26,7 @@ jobject direct_buffer(JNIEnv* env, jclass, jlong address, jlong size) {
 }  // namespace
 
 Methods memory_methods() {
-    return {method<buffer_create>("bufferCreate"), method<buffer_data>("bufferData"),
-            method<buffer_destroy>("bufferDestroy"), method<direct_address>("directAddress"),
+    return {method<buffer_data>("bufferData"), method<direct_address>("directAddress"),
             method<direct_buffer>("directBuffer")};
 }
 

@@ -20,14 +20,6 @@ jlong mesh_create(JNIEnv* env, jclass, jlong comm, jobjectArray names, jintArray
     });
 }
 
-jint mesh_ndim(JNIEnv* env, jclass, jlong mesh) {
-    return shim(env, [&]() -> jint {
-        int32_t ndim = 0;
-        check(env, tsr_mesh_ndim(as<tsr_mesh>(mesh), &ndim));
-        return ndim;
-    });
-}
-
 // size << 32 | coordinate
 jlong mesh_dim(JNIEnv* env, jclass, jlong mesh, jbyteArray name) {
     return shim(env, [&]() -> jlong {
@@ -35,14 +27,6 @@ jlong mesh_dim(JNIEnv* env, jclass, jlong mesh, jbyteArray name) {
         int32_t coordinate = 0;
         check(env, tsr_mesh_dim(as<tsr_mesh>(mesh), Text(env, name).c_str(), &size, &coordinate));
         return static_cast<jlong>(size) << 32 | coordinate;
-    });
-}
-
-jlong mesh_comm(JNIEnv* env, jclass, jlong mesh, jbyteArray name) {
-    return shim(env, [&] {
-        tsr_comm* comm = nullptr;
-        check(env, tsr_mesh_comm(as<tsr_mesh>(mesh), Text(env, name).c_str(), &comm));
-        return as_long(comm);
     });
 }
 
@@ -57,23 +41,10 @@ jlong mesh_slice(JNIEnv* env, jclass, jlong mesh, jobjectArray names) {
     });
 }
 
-jlong mesh_flatten(JNIEnv* env, jclass, jlong mesh, jlong comm, jbyteArray name) {
-    return shim(env, [&] {
-        const Text text(env, name);
-        tsr_mesh* out = nullptr;
-        blocking(env, [&] { return tsr_mesh_flatten(as<tsr_mesh>(mesh), as<tsr_comm>(comm), text.c_str(), &out); });
-        return as_long(out);
-    });
-}
-
-void mesh_destroy(JNIEnv*, jclass, jlong mesh) { tsr_mesh_destroy(as<tsr_mesh>(mesh)); }
-
 }  // namespace
 
 Methods mesh_methods() {
-    return {method<mesh_create>("meshCreate"),  method<mesh_ndim>("meshNdim"),   method<mesh_dim>("meshDim"),
-            method<mesh_comm>("meshComm"),      method<mesh_slice>("meshSlice"), method<mesh_flatten>("meshFlatten"),
-            method<mesh_destroy>("meshDestroy")};
+    return {method<mesh_create>("meshCreate"), method<mesh_dim>("meshDim"), method<mesh_slice>("meshSlice")};
 }
 
 }  // namespace tsr::jni

@@ -190,8 +190,6 @@ jlong storage_create(JNIEnv* env, jclass, jobject storage, jint capabilities, jl
     });
 }
 
-void storage_destroy(JNIEnv*, jclass, jlong storage) { tsr_storage_destroy(as<tsr_storage>(storage)); }
-
 }  // namespace
 
 void load_storage_classes(JNIEnv* env) {
@@ -212,8 +210,6 @@ void load_storage_classes(JNIEnv* env) {
     call_remove = method_of("remove", "(Ljava/lang/Object;[BZLjava/nio/ByteBuffer;)I");
 }
 
-Methods storage_methods() {
-    return {method<storage_create>("storageCreate"), method<storage_destroy>("storageDestroy")};
-}
+Methods storage_methods() { return {method<storage_create>("storageCreate")}; }
 
 }  // namespace tsr::jni

@@ -5,17 +5,7 @@ namespace tsr::jni {
 
 namespace {
 
-jint abi_version(JNIEnv*, jclass) { return static_cast<jint>(tsr_abi_version()); }
 jint header_abi_version(JNIEnv*, jclass) { return TSR_ABI_VERSION; }
-jbyteArray version(JNIEnv* env, jclass) {
-    return shim(env, [&] { return bytes_of(env, tsr_version()); });
-}
-jbyteArray library_path(JNIEnv* env, jclass) {
-    return shim(env, [&] { return bytes_of(env, tsr_library_path()); });
-}
-jbyteArray status_name(JNIEnv* env, jclass, jint status) {
-    return shim(env, [&] { return bytes_of(env, tsr_status_name(status)); });
-}
 
 // The code of the calling thread's last error (TSR_OK if none): the tests see that a shim leaves none behind.
 jint last_error_code(JNIEnv*, jclass) { return tsr_error_code(tsr_error_last()); }
@@ -39,12 +29,7 @@ jlongArray header_numbers(JNIEnv* env, jclass) {
 }  // namespace
 
 Methods version_methods() {
-    return {method<abi_version>("abiVersion"),
-            method<header_abi_version>("headerAbiVersion"),
-            method<version>("version"),
-            method<library_path>("libraryPath"),
-            method<status_name>("statusName"),
-            method<last_error_code>("lastErrorCode"),
+    return {method<header_abi_version>("headerAbiVersion"), method<last_error_code>("lastErrorCode"),
             method<header_numbers>("headerNumbers")};
 }
 

@@ -32,14 +32,6 @@ void work_on_done(JNIEnv* env, jclass, jlong work, jobject completion) {
     });
 }
 
-jlong work_staged(JNIEnv* env, jclass, jlong work) {
-    return shim(env, [&] {
-        tsr_work* staged = nullptr;
-        check(env, tsr_work_staged(as<tsr_work>(work), &staged));
-        return as_long(staged);
-    });
-}
-
 // Whether the work was done before `timeout_ms` passed; throws its error.
 jboolean work_wait(JNIEnv* env, jclass, jlong work, jint timeout_ms) {
     return shim(env, [&]() -> jboolean {
@@ -54,28 +46,6 @@ jboolean work_wait(JNIEnv* env, jclass, jlong work, jint timeout_ms) {
     });
 }
 
-jboolean work_test(JNIEnv* env, jclass, jlong work) {
-    return shim(env, [&]() -> jboolean {
-        int32_t done = 0;
-        check(env, tsr_work_test(as<tsr_work>(work), &done));
-        return done != 0;
-    });
-}
-
-jobject work_error(JNIEnv* env, jclass, jlong work) {
-    return shim(env, [&] {
-        tsr_error* error = nullptr;
-        check(env, tsr_work_error(as<tsr_work>(work), &error));
-        struct Free {
-            tsr_error* error;
-            ~Free() { tsr_error_destroy(error); }
-        } const free{error};
-        return exception_of(env, error);
-    });
-}
-
-void work_destroy(JNIEnv*, jclass, jlong work) { tsr_work_destroy(as<tsr_work>(work)); }
-
 }  // namespace
 
 void load_work_classes(JNIEnv* env) {
@@ -83,9 +53,6 @@ void load_work_classes(JNIEnv* env) {
     completion_done = instance_method(env, completion_class, "done", "(I)V");
 }
 
-Methods work_methods() {
-    return {method<work_on_done>("workOnDone"), method<work_staged>("workStaged"), method<work_wait>("workWait"),
-            method<work_test>("workTest"),      method<work_error>("workError"),   method<work_destroy>("workDestroy")};
-}
+Methods work_methods() { return {method<work_on_done>("workOnDone"), method<work_wait>("workWait")}; }
 
 }  // namespace tsr::jni

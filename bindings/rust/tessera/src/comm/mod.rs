@@ -123,7 +123,7 @@ impl Comm {
     pub fn from_env_with(options: &CommOptions) -> Result<Self> {
         crate::load()?;
         let mut handle = ptr::null_mut();
-        options.with_raw(|options| {
+        options.settings.with_raw(|options| {
             // SAFETY: the options are borrowed for the call.
             check(unsafe { sys::tsr_comm_from_env(options, &mut handle) })
         })?;
@@ -138,7 +138,7 @@ impl Comm {
     pub fn create(store: &Store, rank: usize, world_size: usize, options: &CommOptions) -> Result<Self> {
         let (rank, world_size) = (raw::int32("the rank", rank)?, raw::int32("the world size", world_size)?);
         let mut handle = ptr::null_mut();
-        options.with_raw(|options| {
+        options.settings.with_raw(|options| {
             // SAFETY: the store is kept by the new object; the options are borrowed for the call.
             check(unsafe { sys::tsr_comm_create(store.as_ptr(), rank, world_size, options, &mut handle) })
         })?;
@@ -159,7 +159,7 @@ impl Comm {
     /// # Errors
     /// As there.
     pub fn split_with(&self, color: Option<usize>, key: usize, options: &CommOptions) -> Result<Option<Comm>> {
-        options.with_raw(|options| self.split_raw(color, key, options))
+        options.settings.with_raw(|options| self.split_raw(color, key, options))
     }
 
     fn split_raw(
@@ -192,7 +192,7 @@ impl Comm {
     /// # Errors
     /// As there.
     pub fn shrink_with(&self, options: &CommOptions) -> Result<Comm> {
-        options.with_raw(|options| self.shrink_raw(options))
+        options.settings.with_raw(|options| self.shrink_raw(options))
     }
 
     fn shrink_raw(&self, options: *const sys::tsr_comm_options) -> Result<Comm> {

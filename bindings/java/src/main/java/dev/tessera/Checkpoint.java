@@ -218,7 +218,7 @@ public final class Checkpoint extends NativeObject {
     }
 
     private static byte[] load(long handle, State state, LoadOptions options, ProgressRelay told, long comm) {
-        return state.use(s -> Native.checkpointLoad(handle, s, options.given, options.values, told, comm, options.only,
+        return state.use(s -> Native.checkpointLoad(handle, s, options, told, comm, options.only,
                 options.rules.toArray(new byte[0][])));
     }
 
@@ -269,15 +269,13 @@ public final class Checkpoint extends NativeObject {
      */
     public void export(Comm comm, Path directory, ExportOptions options) {
         final byte[] path = Native.utf8(directory.toString(), "directory");
-        final byte[] format = Native.optionalUtf8(options.format, "format");
-        final byte[] under = Native.optionalUtf8(options.under, "under");
         final ProgressRelay told = ProgressRelay.of(options.progress);
         if (comm == null) {
             ref.run(h -> Native.checkpointExport(
-                    h, 0, path, format, options.maxFileBytes, under, options.timeoutMs, told));
+                    h, 0, path, options, told));
         } else {
             ref.run(h -> comm.ref.runExclusive(c -> Native.checkpointExport(
-                    h, c, path, format, options.maxFileBytes, under, options.timeoutMs, told)));
+                    h, c, path, options, told)));
         }
         ProgressRelay.settle(told);
     }

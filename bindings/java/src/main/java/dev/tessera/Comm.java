@@ -2,6 +2,7 @@ package dev.tessera;
 
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.Objects;
 
 /**
  * The ranks of a group: joining, splitting, parting; its collectives are those of {@link Collectives}. It is an object:
@@ -49,9 +50,9 @@ public final class Comm extends Collectives {
      * @throws TesseraPermissionException if the job token is missing or wrong
      */
     public static Comm fromEnv(CommOptions options) {
+        Objects.requireNonNull(options, "options");
         Launch.recordUncaught(); // joining may fail
-        return new Comm(ref(Native.commFromEnv(
-                options.given, options.timeoutMs, options.heartbeatTimeoutMs, options.spinCount, options.backend, options.name)), null);
+        return new Comm(ref(Native.commFromEnv(options)), null);
     }
 
     /**
@@ -78,8 +79,8 @@ public final class Comm extends Collectives {
      * @throws TesseraTimeoutException if a rank never came
      */
     public static Comm create(Store store, int rank, int worldSize, CommOptions options) {
-        final long handle = store.ref.callLong(s -> Native.commCreate(s, rank, worldSize, options.given, options.timeoutMs,
-                options.heartbeatTimeoutMs, options.spinCount, options.backend, options.name));
+        Objects.requireNonNull(options, "options");
+        final long handle = store.ref.callLong(s -> Native.commCreate(s, rank, worldSize, options));
         return new Comm(ref(handle).borrow(store.ref), store);
     }
 
@@ -104,7 +105,7 @@ public final class Comm extends Collectives {
      * @return the communicator of this rank's group; null if {@code color} is negative
      */
     public Comm split(int color, int key) {
-        return splitWith(color, key, true, new CommOptions());
+        return splitWith(color, key, null);
     }
 
     /**
@@ -116,12 +117,12 @@ public final class Comm extends Collectives {
      * @return the communicator of this rank's group; null if {@code color} is negative
      */
     public Comm split(int color, int key, CommOptions options) {
-        return splitWith(color, key, false, options);
+        return splitWith(color, key, Objects.requireNonNull(options, "options"));
     }
 
-    private Comm splitWith(int color, int key, boolean inherit, CommOptions options) {
-        final long handle = ref.callLongExclusive(h -> Native.commSplit(h, color, key, inherit, options.given,
-                options.timeoutMs, options.heartbeatTimeoutMs, options.spinCount, options.backend, options.name));
+    /** @param options null: those of this communicator */
+    private Comm splitWith(int color, int key, CommOptions options) {
+        final long handle = ref.callLongExclusive(h -> Native.commSplit(h, color, key, options));
         return handle == 0 ? null : new Comm(ref(handle), null);
     }
 
@@ -136,7 +137,7 @@ public final class Comm extends Collectives {
      * @throws TesseraIoException if the store at which the ranks met is gone, as with a rank 0 that served it
      */
     public Comm shrink() {
-        return shrinkWith(true, new CommOptions());
+        return shrinkWith(null);
     }
 
     /**
@@ -146,12 +147,12 @@ public final class Comm extends Collectives {
      * @return the communicator of those that are left
      */
     public Comm shrink(CommOptions options) {
-        return shrinkWith(false, options);
+        return shrinkWith(Objects.requireNonNull(options, "options"));
     }
 
-    private Comm shrinkWith(boolean inherit, CommOptions options) {
-        return new Comm(ref(ref.callLongExclusive(h -> Native.commShrink(h, inherit, options.given, options.timeoutMs,
-                options.heartbeatTimeoutMs, options.spinCount, options.backend, options.name))), null);
+    /** @param options null: those of this communicator */
+    private Comm shrinkWith(CommOptions options) {
+        return new Comm(ref(ref.callLongExclusive(h -> Native.commShrink(h, options))), null);
     }
 
     /**

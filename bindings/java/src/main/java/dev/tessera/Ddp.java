@@ -223,12 +223,10 @@ public final class Ddp extends NativeObject {
      * @throws TesseraMismatchException if the ranks' parameters differ; names the first difference
      */
     public static Ddp create(Comm comm, Params params, DdpOptions options) {
+        Objects.requireNonNull(options, "options");
         final byte[][] names = params.nameBytes();
-        final long handle = comm.ref.callLongExclusive(c -> Native.ddpCreate(c, names, params.descriptors(), options.given,
-                options.bucketBytes, options.firstBucketBytes, options.op, options.preDivide, options.findUnused,
-                options.staticGraph, options.rebuildBuckets, options.reduceDtype, options.hook, options.powersgdRank,
-                options.powersgdStartStep, options.join, options.shareParams));
-        return new Ddp(handle, comm, params, options.shareParams);
+        final long handle = comm.ref.callLongExclusive(c -> Native.ddpCreate(c, names, params.descriptors(), options));
+        return new Ddp(handle, comm, params, options.isShareParams());
     }
 
     /**

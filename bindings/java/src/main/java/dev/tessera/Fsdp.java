@@ -1,5 +1,6 @@
 package dev.tessera;
 
+import java.nio.ByteBuffer;
 import java.nio.FloatBuffer;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -336,6 +337,7 @@ public final class Fsdp extends NativeObject {
      * @throws TesseraMismatchException if the ranks' models differ; names the first difference
      */
     public static Fsdp create(Comm comm, List<FsdpUnit> units, FsdpOptions options) {
+        Objects.requireNonNull(options, "options");
         final List<FsdpUnit> all = List.copyOf(units);
         final List<byte[]> names = new ArrayList<>();
         final List<byte[]> unitNames = new ArrayList<>();
@@ -351,12 +353,12 @@ public final class Fsdp extends NativeObject {
             tensors.addAll(unit.params.tensors());
             unit.params.names().forEach(name -> trained.add(unit.frozen.contains(name) ? 0 : 1));
         }
-        final int[] settings = all.stream().flatMapToInt(FsdpUnit::words).toArray();
+        final ByteBuffer settings = ByteBuffer.allocateDirect(all.size() * FsdpUnitFields.BYTES);
+        all.forEach(unit -> settings.put(unit.settings.struct.duplicate()));
+        final int[] counts = all.stream().mapToInt(unit -> unit.params.size()).toArray();
         final int[] flags = trained.stream().mapToInt(flag -> flag).toArray();
         return new Fsdp(comm.ref.callLongExclusive(c -> Native.fsdpCreate(c, unitNames.toArray(new byte[0][]), settings,
-                names.toArray(new byte[0][]), Tensor.descriptors(tensors), flags, options.given, options.shardRanks,
-                options.forwardPrefetch, options.backwardPrefetch, options.gradsInFlight, options.paramDtype,
-                options.reduceDtype, options.op, options.preDivide, options.syncValues)), comm, all);
+                counts, names.toArray(new byte[0][]), Tensor.descriptors(tensors), flags, options)), comm, all);
     }
 
     /**

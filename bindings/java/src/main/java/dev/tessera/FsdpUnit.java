@@ -4,7 +4,7 @@ import java.util.LinkedHashSet;
 import java.util.Map;
 import java.util.Objects;
 import java.util.Set;
-import java.util.stream.IntStream;
+import java.util.function.UnaryOperator;
 
 /**
  * Parameters of an {@link Fsdp} model that are whole at the same time: a layer, say. Immutable; the methods that add or change
@@ -14,28 +14,26 @@ public final class FsdpUnit {
     final String name;
     final Params params; // those without values are at address 0
     final Set<String> frozen;
-    private final int[] settings; // as the C struct has them, by Setting
+    final Settings settings;
 
-    private enum Setting {
-        RESHARD_AFTER_FORWARD, PARAM_DTYPE, REDUCE_DTYPE, ROW_BLOCK, FLAT
+    /** Not to be changed: {@link #with} makes another one. */
+    static final class Settings extends FsdpUnitFields<Settings> {
+        private Settings() {}
+
+        private Settings(Settings from) {
+            super(from);
+        }
     }
 
-    private FsdpUnit(String name, Params params, Set<String> frozen, int[] settings) {
+    private FsdpUnit(String name, Params params, Set<String> frozen, Settings settings) {
         this.name = name;
         this.params = params;
         this.frozen = frozen;
         this.settings = settings;
     }
 
-    private FsdpUnit with(Setting setting, int value) {
-        final int[] changed = settings.clone();
-        changed[setting.ordinal()] = value;
-        return new FsdpUnit(name, params, frozen, changed);
-    }
-
-    /** What the native code reads: the number of parameters, then the settings. */
-    IntStream words() {
-        return IntStream.concat(IntStream.of(params.size()), IntStream.of(settings));
+    private FsdpUnit with(UnaryOperator<Settings> change) {
+        return new FsdpUnit(name, params, frozen, change.apply(new Settings(settings)));
     }
 
     /**
@@ -58,7 +56,7 @@ public final class FsdpUnit {
      */
     public static FsdpUnit of(String name, Params params) {
         Native.utf8(name, "name");
-        return new FsdpUnit(name, Objects.requireNonNull(params, "params"), Set.of(), new int[] {1, 0, 0, 0, 0});
+        return new FsdpUnit(name, Objects.requireNonNull(params, "params"), Set.of(), new Settings());
     }
 
     /**
@@ -110,7 +108,7 @@ public final class FsdpUnit {
      * @return another unit
      */
     public FsdpUnit keepWhole(boolean value) {
-        return with(Setting.RESHARD_AFTER_FORWARD, value ? 0 : 1);
+        return with(unit -> unit.reshardAfterForward(value ? 0 : 1));
     }
 
     /**
@@ -122,7 +120,7 @@ public final class FsdpUnit {
      * @return another unit
      */
     public FsdpUnit keepAmong(int ranks) {
-        return with(Setting.RESHARD_AFTER_FORWARD, ranks);
+        return with(unit -> unit.reshardAfterForward(ranks));
     }
 
     /**
@@ -132,7 +130,7 @@ public final class FsdpUnit {
      * @return another unit
      */
     public FsdpUnit paramDtype(DType dtype) {
-        return with(Setting.PARAM_DTYPE, dtype.number());
+        return with(unit -> unit.paramDtype(dtype));
     }
 
     /**
@@ -142,7 +140,7 @@ public final class FsdpUnit {
      * @return another unit
      */
     public FsdpUnit reduceDtype(DType dtype) {
-        return with(Setting.REDUCE_DTYPE, dtype.number());
+        return with(unit -> unit.reduceDtype(dtype));
     }
 
     /**
@@ -153,7 +151,7 @@ public final class FsdpUnit {
      * @return another unit
      */
     public FsdpUnit rowBlock(int rows) {
-        return with(Setting.ROW_BLOCK, rows);
+        return with(unit -> unit.rowBlock(rows));
     }
 
     /**
@@ -164,7 +162,7 @@ public final class FsdpUnit {
      * @return another unit
      */
     public FsdpUnit flat(boolean value) {
-        return with(Setting.FLAT, value ? 1 : 0);
+        return with(unit -> unit.flat(value));
     }
 
     /**

@@ -31,62 +31,8 @@ public final class GradScaler extends NativeObject {
     }
 
     /** Settings of a scaler, the same on every rank; what is not set has the library's default, which is PyTorch's. */
-    public static final class Builder {
-        private int given;
-        private double initScale;
-        private double growthFactor;
-        private double backoffFactor;
-        private long growthInterval;
-
+    public static final class Builder extends GradScalerOptionsFields<Builder> {
         private Builder() {}
-
-        /**
-         * The first scale; the default is 65536.
-         *
-         * @param value above 0
-         * @return this
-         */
-        public Builder initScale(double value) {
-            initScale = value;
-            given |= 1;
-            return this;
-        }
-
-        /**
-         * By which the scale grows; the default is 2.
-         *
-         * @param value above 1
-         * @return this
-         */
-        public Builder growthFactor(double value) {
-            growthFactor = value;
-            given |= 2;
-            return this;
-        }
-
-        /**
-         * By which it becomes smaller; the default is 0.5.
-         *
-         * @param value between 0 and 1
-         * @return this
-         */
-        public Builder backoffFactor(double value) {
-            backoffFactor = value;
-            given |= 4;
-            return this;
-        }
-
-        /**
-         * After so many steps in a row that were made it grows; the default is 2000.
-         *
-         * @param steps at least 1
-         * @return this
-         */
-        public Builder growthInterval(long steps) {
-            growthInterval = steps;
-            given |= 8;
-            return this;
-        }
 
         /**
          * Make the scaler.
@@ -95,7 +41,7 @@ public final class GradScaler extends NativeObject {
          * @throws TesseraInvalidArgumentException if a setting cannot be
          */
         public GradScaler build() {
-            return new GradScaler(Native.gradScalerCreate(given, initScale, growthFactor, backoffFactor, growthInterval));
+            return new GradScaler(Native.gradScalerCreate(this));
         }
     }
 

@@ -59,7 +59,7 @@ public final class Launch {
      * @param peer the rank that it is about, by its {@code TESSERA_RANK}: of several the first; -1: none, or not known
      */
     public static void recordError(String message, ErrorCode code, int peer) {
-        Native.recordErrorAbout(Native.utf8(message, "message"), code.number(), peer);
+        Native.recordErrorAbout(Native.utf8(message, "message"), null, code.number(), peer);
     }
 
     /**

@@ -4,9 +4,7 @@ import java.util.ArrayList;
 import java.util.List;
 
 /** How a {@link Checkpoint} is loaded. What is not set has the library's default: strict and verified. */
-public final class LoadOptions {
-    int given;
-    int values;
+public final class LoadOptions extends LoadOptionsFields<LoadOptions> {
     Progress progress;
     Comm comm;
     byte[][] only;
@@ -14,46 +12,6 @@ public final class LoadOptions {
 
     /** All defaults. */
     public LoadOptions() {}
-
-    /**
-     * Check the checksum of every block read; the default is true.
-     *
-     * @param value on or off
-     * @return this
-     */
-    public LoadOptions verify(boolean value) {
-        return set(0, value);
-    }
-
-    /**
-     * Names of the state that the checkpoint lacks stay as they are; the default is false.
-     *
-     * @param value on or off
-     * @return this
-     */
-    public LoadOptions allowMissing(boolean value) {
-        return set(1, value);
-    }
-
-    /**
-     * Names of the checkpoint that the state lacks are left out; the default is false.
-     *
-     * @param value on or off
-     * @return this
-     */
-    public LoadOptions allowUnexpected(boolean value) {
-        return set(2, value);
-    }
-
-    /**
-     * Floating-point tensors of another dtype are converted; the default is false.
-     *
-     * @param value on or off
-     * @return this
-     */
-    public LoadOptions allowCast(boolean value) {
-        return set(3, value);
-    }
 
     /**
      * Tell how far the load is, on the thread that loads.
@@ -112,12 +70,6 @@ public final class LoadOptions {
         final byte[] to = Native.utf8(here, "here");
         rules.add(from);
         rules.add(to);
-        return this;
-    }
-
-    private LoadOptions set(int bit, boolean value) {
-        given |= 1 << bit;
-        values = value ? values | 1 << bit : values & ~(1 << bit);
         return this;
     }
 }

@@ -165,77 +165,10 @@ public final class Optimizer extends NativeObject {
     }
 
     /** Settings of stochastic gradient descent; what is not set has the library's default. */
-    public static final class Sgd {
+    public static final class Sgd extends SgdOptionsFields<Sgd> {
         private final Target target;
-        private int given;
-        private double lr;
-        private double momentum;
-        private double dampening;
-        private double weightDecay;
-        private boolean nesterov;
-
         private Sgd(Target target) {
             this.target = target;
-        }
-
-        /**
-         * The learning rate; the default is 0.001.
-         *
-         * @param value not negative
-         * @return this
-         */
-        public Sgd lr(double value) {
-            lr = value;
-            given |= 1;
-            return this;
-        }
-
-        /**
-         * The momentum; the default is 0.
-         *
-         * @param value not negative
-         * @return this
-         */
-        public Sgd momentum(double value) {
-            momentum = value;
-            given |= 2;
-            return this;
-        }
-
-        /**
-         * Dampening of the momentum; the default is 0.
-         *
-         * @param value any number
-         * @return this
-         */
-        public Sgd dampening(double value) {
-            dampening = value;
-            given |= 4;
-            return this;
-        }
-
-        /**
-         * Weight decay, added to the gradient; the default is 0.
-         *
-         * @param value not negative
-         * @return this
-         */
-        public Sgd weightDecay(double value) {
-            weightDecay = value;
-            given |= 8;
-            return this;
-        }
-
-        /**
-         * Nesterov's momentum, which needs momentum and no dampening; the default is false.
-         *
-         * @param value on or off
-         * @return this
-         */
-        public Sgd nesterov(boolean value) {
-            nesterov = value;
-            given |= 16;
-            return this;
         }
 
         /**
@@ -245,40 +178,21 @@ public final class Optimizer extends NativeObject {
          * @throws TesseraInvalidArgumentException if a setting or a tensor cannot be taken
          */
         public Optimizer build() {
-            return target.make(
-                    ddp -> Native.ddpSgd(ddp, given, lr, momentum, dampening, weightDecay, nesterov),
-                    fsdp -> Native.fsdpSgd(fsdp, given, lr, momentum, dampening, weightDecay, nesterov),
-                    (names, tensors, grads) -> Native.sgdCreate(
-                            names, tensors, grads, given, lr, momentum, dampening, weightDecay, nesterov));
+            return target.make(ddp -> Native.ddpSgd(ddp, this), fsdp -> Native.fsdpSgd(fsdp, this),
+                    (names, tensors, grads) -> Native.sgdCreate(names, tensors, grads, this));
         }
     }
 
     /** Settings of Adam and AdamW; what is not set has the library's default. */
-    public static final class Adam {
+    public static final class Adam extends AdamOptionsFields<Adam> {
         private final Target target;
         private final boolean decoupled;
-        private int given;
-        private double lr;
-        private double beta1;
-        private double beta2;
-        private double eps;
-        private double weightDecay;
-
         private Adam(Target target, boolean decoupled) {
             this.target = target;
             this.decoupled = decoupled;
-        }
-
-        /**
-         * The learning rate; the default is 0.001.
-         *
-         * @param value not negative
-         * @return this
-         */
-        public Adam lr(double value) {
-            lr = value;
-            given |= 1;
-            return this;
+            if (decoupled) {
+                Native.adamwOptionsInit(this);
+            }
         }
 
         /**
@@ -289,35 +203,7 @@ public final class Optimizer extends NativeObject {
          * @return this
          */
         public Adam betas(double first, double second) {
-            beta1 = first;
-            beta2 = second;
-            given |= 2 | 4;
-            return this;
-        }
-
-        /**
-         * Added to the root of the second moment; the default is 1e-8.
-         *
-         * @param value not negative
-         * @return this
-         */
-        public Adam eps(double value) {
-            eps = value;
-            given |= 8;
-            return this;
-        }
-
-        /**
-         * Weight decay: with AdamW decoupled, and the default is 0.01; with Adam added to the gradient, and the default
-         * is 0.
-         *
-         * @param value not negative
-         * @return this
-         */
-        public Adam weightDecay(double value) {
-            weightDecay = value;
-            given |= 16;
-            return this;
+            return beta1(first).beta2(second);
         }
 
         /**
@@ -328,15 +214,11 @@ public final class Optimizer extends NativeObject {
          */
         public Optimizer build() {
             if (decoupled) {
-                return target.make(ddp -> Native.ddpAdamw(ddp, given, lr, beta1, beta2, eps, weightDecay),
-                        fsdp -> Native.fsdpAdamw(fsdp, given, lr, beta1, beta2, eps, weightDecay),
-                        (names, tensors, grads) -> Native.adamwCreate(
-                                names, tensors, grads, given, lr, beta1, beta2, eps, weightDecay));
+                return target.make(ddp -> Native.ddpAdamw(ddp, this), fsdp -> Native.fsdpAdamw(fsdp, this),
+                        (names, tensors, grads) -> Native.adamwCreate(names, tensors, grads, this));
             }
-            return target.make(ddp -> Native.ddpAdam(ddp, given, lr, beta1, beta2, eps, weightDecay),
-                    fsdp -> Native.fsdpAdam(fsdp, given, lr, beta1, beta2, eps, weightDecay),
-                    (names, tensors, grads) -> Native.adamCreate(
-                            names, tensors, grads, given, lr, beta1, beta2, eps, weightDecay));
+            return target.make(ddp -> Native.ddpAdam(ddp, this), fsdp -> Native.fsdpAdam(fsdp, this),
+                    (names, tensors, grads) -> Native.adamCreate(names, tensors, grads, this));
         }
     }
 

@@ -26,53 +26,12 @@ public final class Sampler extends NativeObject {
     }
 
     /** Settings of a sampler; what is not set has the library's default. */
-    public static final class Builder {
+    public static final class Builder extends SamplerOptionsFields<Builder> {
         private final Comm comm;
         private final long length;
-        private int given;
-        private long seed;
-        private boolean shuffle;
-        private boolean dropLast;
-
         private Builder(Comm comm, long length) {
             this.comm = Objects.requireNonNull(comm, "comm");
             this.length = length;
-        }
-
-        /**
-         * Of the shuffle, the same on every rank; the default is 0.
-         *
-         * @param value an unsigned number
-         * @return this
-         */
-        public Builder seed(long value) {
-            seed = value;
-            given |= 1;
-            return this;
-        }
-
-        /**
-         * A new order each epoch, or 0, 1, 2, …; the default is true.
-         *
-         * @param value on or off
-         * @return this
-         */
-        public Builder shuffle(boolean value) {
-            shuffle = value;
-            given |= 2;
-            return this;
-        }
-
-        /**
-         * Drop an epoch's short end, or fill it from the epoch's beginning; the default is false.
-         *
-         * @param value on or off
-         * @return this
-         */
-        public Builder dropLast(boolean value) {
-            dropLast = value;
-            given |= 4;
-            return this;
         }
 
         /**
@@ -83,7 +42,7 @@ public final class Sampler extends NativeObject {
          */
         public Sampler build() {
             return new Sampler(
-                    comm.ref.callLong(c -> Native.samplerCreate(c, length, given, seed, shuffle, dropLast)), length);
+                    comm.ref.callLong(c -> Native.samplerCreate(c, length, this)), length);
         }
     }
 

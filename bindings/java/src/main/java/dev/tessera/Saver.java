@@ -3,7 +3,6 @@ package dev.tessera;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
@@ -91,150 +90,16 @@ public final class Saver extends NativeObject {
      * {@link #keepLatest}, {@link #keepBest} and {@link #keepEvery}; the newest save, the best one and what is open for
      * reading always stay.
      */
-    public static final class Builder {
+    public static final class Builder extends SaverOptionsFields<Builder> {
         private final Comm comm;
         private final Path root;
-        private int given; // bit i: numbers[i] was set; in the order of saver_create in checkpoint.cc
-        private final long[] numbers = new long[11];
-        private String bestMetric;
         private Progress progress;
-        private String format = "tessera";
         private Storage storage;
         private String version = System.getProperty("java.version", "");
 
         private Builder(Comm comm, Path root) {
             this.comm = comm;
             this.root = Objects.requireNonNull(root, "root");
-        }
-
-        /**
-         * How many of the newest checkpoints to keep; the default is 0, all, whatever else is said.
-         *
-         * @param count not negative
-         * @return this
-         */
-        public Builder keepLatest(int count) {
-            return set(0, count);
-        }
-
-        /**
-         * Deadline of the votes; the default is 600 s, or the environment's TESSERA_TIMEOUT_MS.
-         *
-         * @param timeout rounded up to milliseconds
-         * @return this
-         */
-        public Builder timeout(Duration timeout) {
-            return set(1, Native.millis(timeout, "timeout"));
-        }
-
-        /**
-         * The metric of rank 0's saves ({@link State#metric}) by which they are compared, lower is better, as of a loss; the
-         * best save is opened by the path "best" in the root.
-         *
-         * @param name of the metric
-         * @return this
-         */
-        public Builder bestMetric(String name) {
-            bestMetric = Objects.requireNonNull(name, "bestMetric");
-            return this;
-        }
-
-        /**
-         * Whether a higher {@link #bestMetric} is better, as of an accuracy.
-         *
-         * @param higher the default is false
-         * @return this
-         */
-        public Builder bestIsHigher(boolean higher) {
-            return set(2, higher ? 1 : 0);
-        }
-
-        /**
-         * How many of the best checkpoints to keep; needs {@link #bestMetric} and {@link #keepLatest}.
-         *
-         * @param count not negative; the default is 0
-         * @return this
-         */
-        public Builder keepBest(int count) {
-            return set(3, count);
-        }
-
-        /**
-         * Keep for ever the steps that are multiples of {@code steps}; needs {@link #keepLatest}.
-         *
-         * @param steps not negative; the default is 0, none
-         * @return this
-         */
-        public Builder keepEvery(long steps) {
-            return set(4, steps);
-        }
-
-        /**
-         * What {@link Saver#saveAsync} does while another save is in flight; the same on every rank.
-         *
-         * @param what the default is WAIT
-         * @return this
-         */
-        public Builder whenBusy(WhenBusy what) {
-            return set(5, what.ordinal());
-        }
-
-        /**
-         * Whether saves in the background yield CPU and disk to the trainer.
-         *
-         * @param low the default is false
-         * @return this
-         */
-        public Builder lowPriority(boolean low) {
-            return set(6, low ? 1 : 0);
-        }
-
-        /**
-         * Bound of the memory for copies of the state on this rank. For a larger state, or one larger than this rank's share
-         * of the memory that is free, {@link Saver#saveAsync} writes a part before it returns.
-         *
-         * @param bytes at least 8 MiB; the default is 0, what the state needs
-         * @return this
-         */
-        public Builder stagingBytes(long bytes) {
-            return set(7, bytes);
-        }
-
-        /**
-         * Limit of this rank's writing.
-         *
-         * @param bytes a second; the default is 0, no limit
-         * @return this
-         */
-        public Builder writeBytesPerSecond(long bytes) {
-            return set(8, bytes);
-        }
-
-        /**
-         * Whether what an optimizer of the state updates, its parameters and moments, is copied after
-         * {@link Saver#saveAsync} has returned: by the saver's threads, or just before the optimizer's next step, its close
-         * or a load into the state needs the memory. Nobody else may write there from the call to the end of that step, or
-         * until {@link Save#staged}: neither the trainer, nor a load of another state or a collective into the same memory.
-         * If the state is larger than {@link #stagingBytes}, or than what is free, all is copied at once.
-         *
-         * @param late the default is false
-         * @return this
-         */
-        public Builder copyOnDemand(boolean late) {
-            return set(9, late ? 1 : 0);
-        }
-
-        /**
-         * Whether a save compares what several ranks hold, tensors, shards and values, byte by byte (-0.0 is not 0.0), and is
-         * a {@link TesseraMismatchException} that names the first that differs and the ranks; the same on every rank. Each
-         * rank reads all that is replicated. Else large replicas are written in parts by several ranks, and have to be
-         * equal; values are rank 0's.
-         *
-         * @param check the default is false
-         * @return this
-         */
-        public Builder checkReplicas(boolean check) {
-            return set(10, check ? 1 : 0);
         }
 
         /**
@@ -245,24 +110,6 @@ public final class Saver extends NativeObject {
          */
         public Builder progress(Progress told) {
             progress = Objects.requireNonNull(told, "progress");
-            return this;
-        }
-
-        private Builder set(int field, long value) {
-            numbers[field] = value;
-            given |= 1 << field;
-            return this;
-        }
-
-        /**
-         * How saves are written: "tessera", or "torch_dcp", which an unmodified PyTorch loads by
-         * torch.distributed.checkpoint. The default is "tessera".
-         *
-         * @param name of the format
-         * @return this
-         */
-        public Builder format(String name) {
-            format = Objects.requireNonNull(name, "format");
             return this;
         }
 
@@ -299,15 +146,12 @@ public final class Saver extends NativeObject {
         public Saver open() {
             final byte[] path = Native.utf8(root.toString(), "root");
             final byte[] text = Native.utf8(version, "version");
-            final byte[] form = Native.utf8(format, "format");
-            final byte[] metric = Native.optionalUtf8(bestMetric, "bestMetric");
             final ProgressRelay told = ProgressRelay.of(progress);
             final long kept = Native.progressKeep(told);
             try {
-                final long[] values = numbers.clone();
                 final LongUnaryOperator open = place -> {
                     final LongUnaryOperator create =
-                            c -> Native.saverCreate(c, path, given, values, text, form, metric, kept, place);
+                            c -> Native.saverCreate(c, path, this, text, kept, place);
                     return comm == null ? create.applyAsLong(0) : comm.ref.callLongExclusive(create);
                 };
                 final long handle = storage == null ? open.applyAsLong(0) : StorageCalls.with(storage, open);

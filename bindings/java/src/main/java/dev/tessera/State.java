@@ -193,7 +193,7 @@ public final class State extends NativeObject {
      */
     public State put(String name, long value) {
         final byte[] text = Native.utf8(name, "name");
-        ref.runExclusive(h -> Native.stateSetLong(h, text, value));
+        ref.runExclusive(h -> Native.stateSetInt64(h, text, value));
         return this;
     }
 
@@ -236,7 +236,7 @@ public final class State extends NativeObject {
      */
     public long getLong(String name) {
         final byte[] text = Native.utf8(name, "name");
-        return use(h -> Native.stateGetLong(h, text));
+        return use(h -> Native.stateGetInt64(h, text));
     }
 
     /**

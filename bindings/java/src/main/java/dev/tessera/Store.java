@@ -35,8 +35,8 @@ public final class Store extends NativeObject {
      * @throws TesseraPermissionException if the token is refused
      */
     public static Store open(String uri, StoreOptions options) {
-        return new Store(Native.storeOpen(Native.utf8(uri, "uri"), options.given, options.timeoutMs, options.insecure,
-                options.epoch, options.token, options.jobId));
+        Objects.requireNonNull(options, "options");
+        return new Store(Native.storeOpen(Native.utf8(uri, "uri"), options));
     }
 
     /**

@@ -1,5 +1,7 @@
 package dev.tessera;
 
+import java.util.Objects;
+
 /** The TCP server of a {@link Store}; it serves from its own thread until it is closed. */
 public final class StoreServer extends NativeObject {
     private StoreServer(long handle) {
@@ -33,8 +35,8 @@ public final class StoreServer extends NativeObject {
         if (port < 0 || port > 65535) {
             throw new IllegalArgumentException("port " + port + "; 0 to 65535 are possible");
         }
-        return new StoreServer(Native.storeServe(Native.utf8(host, "host"), port, options.given, options.timeoutMs,
-                options.insecure, options.epoch, options.token, options.jobId));
+        Objects.requireNonNull(options, "options");
+        return new StoreServer(Native.storeServe(Native.utf8(host, "host"), port, options));
     }
 
     /**

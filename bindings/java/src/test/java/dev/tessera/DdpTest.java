@@ -24,6 +24,17 @@ class DdpTest {
     }
 
     @Test
+    void optionsBeginWithTheDefaultsOfTheLibrary() {
+        assertFalse(new DdpOptions().isFindUnused());
+        assertTrue(new DdpOptions().findUnused(true).isFindUnused());
+        assertTrue(new FsdpOptions().isSyncValues());
+        assertTrue(new LoadOptions().isVerify());
+        final DdpOptions negative = new DdpOptions();
+        final var refused = assertThrows(IllegalArgumentException.class, () -> negative.firstBucketBytes(-1));
+        assertEquals("firstBucketBytes is -1; it must not be negative", refused.getMessage());
+    }
+
+    @Test
     void everyRankTrainsTheSameModel() throws Exception {
         Ranks.run(3, comm -> {
             final Params params = params(comm.rank() + 1);

@@ -50,10 +50,12 @@ class ParityTest {
     void everyShimIsCalledFromJava() throws Exception {
         final String java = sources(PROJECT.resolve("src"), ".java");
         final Set<String> unused = new TreeSet<>();
-        for (Method method : Native.class.getDeclaredMethods()) {
-            if (Modifier.isNative(method.getModifiers())
-                    && !Pattern.compile("Native(\\.|::)" + method.getName() + "\\b").matcher(java).find()) {
-                unused.add(method.getName());
+        for (Class<?> natives : List.of(Native.class, PlainNatives.class)) {
+            for (Method method : natives.getDeclaredMethods()) {
+                if (Modifier.isNative(method.getModifiers())
+                        && !Pattern.compile("Native(\\.|::)" + method.getName() + "\\b").matcher(java).find()) {
+                    unused.add(method.getName());
+                }
             }
         }
         assertEquals(Set.of(), unused);

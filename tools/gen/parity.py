@@ -1,9 +1,5 @@
-#!/usr/bin/env python3
-"""Which function of the C library each binding offers under which name, and where it is tested: docs/PARITY.md.
-
-    tools/parity.py            write docs/PARITY.md
-    tools/parity.py --check    write nothing; exit 1 if a binding or its tests lack a function that is not excused
-                               below, an excuse is no longer needed, or the page is not what would be written
+"""Which function of the C library each binding offers under which name, and where it is tested: docs/PARITY.md. What a
+binding or its tests lack is a fault, if it is not excused below, and so is an excuse that is no longer needed.
 
 It reads sources only. That each function really runs is proved where the tests run: in Python and Rust by a test that
 counts the calls (the proofs below); for Java the way is followed by names, from the JNI function that calls the library
@@ -13,13 +9,14 @@ to the Java method above it and to a test that names this method and its class.
 from __future__ import annotations
 
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+if TYPE_CHECKING:
+    from c_api import Api
+
 PYTHON, JAVA, RUST = "bindings/python", "bindings/java/src", "bindings/rust/tessera"
 
 # The tests that fail when a function was not called at run time.
@@ -120,12 +117,12 @@ class Python:
 
     def __init__(self, root: Path) -> None:
         self.core = units_of(root, f"{PYTHON}/native/*.pyx", f"{PYTHON}/native/*.pxi")
-        self.typed = units_of(root, f"{PYTHON}/src/tessera/*.py")
+        self.typed = units_of(root, f"{PYTHON}/src/tessera/[!_]*.py", f"{PYTHON}/src/tessera/_[!o]*.py")
 
     def place(self, function: str) -> Place | str:
         if not using(self.core, function, r"\b{}\("):
             return "not called"
-        above = using(self.typed, function.removeprefix("tsr_"), r"\b_core\.{}\(")
+        above = using(self.typed, function.removeprefix("tsr_"), r"\b_core\.{}\b")
         inside = using(self.core, function.removeprefix("tsr_"), r"^def {}\(")
         spelling = above[0].spelling(".") if above else f"_core.{inside[0].name}" if inside else "within others"
         return Place(spelling, PROOFS[self.name])
@@ -182,6 +179,8 @@ class Java:
         if not shims and not re.search(rf"\b{function}\(", self.header):
             return "not called"
         shims += [caller for shim in shims for caller in using(self.native, shim.name, r"\b{}[(<]") if shim.name]
+        if function.endswith("_init"):  # called by the constructors of what has options
+            return self.everywhere()
         for name in [name for shim in shims for name in self.names.get(shim.name, ())]:
             seen: list[Unit] = []
             level = using(self.java, name, r"\bNative(?:\.|::){}\b")
@@ -214,25 +213,37 @@ class Java:
         return min(found, key=lambda file: (unit.owner not in Path(file).stem, file), default=None)
 
 
-def headers(root: Path) -> dict[str, list[str]]:
+def exported(api: Api, root: Path) -> dict[str, list[str]]:
     """The exported functions, by header and in its order."""
-    exported = set((root / "capi/abi/symbols.txt").read_text(encoding="utf-8").split())
-    umbrella = (root / "capi/include/tessera/tessera.h").read_text(encoding="utf-8")
+    names = set((root / "capi/abi/symbols.txt").read_text(encoding="utf-8").split())
     found: dict[str, list[str]] = {}
-    for header in re.findall(r'#include "(\w+\.h)"', umbrella):
-        text = without_comments((root / "capi/include/tessera" / header).read_text(encoding="utf-8"), ".h")
-        names = [name for name in re.findall(r"\b(tsr_\w+)\s*\(", text) if name in exported]
-        if names:
-            found[header] = list(dict.fromkeys(names))
-    missing = exported - {name for names in found.values() for name in names}
-    if missing:
-        raise SystemExit(f"parity: exported, but in no header: {', '.join(sorted(missing))}")
+    for function in api.functions:
+        if function.name in names:
+            found.setdefault(function.header, []).append(function.name)
+    if missing := names - {name for listed in found.values() for name in listed}:
+        raise SystemExit(f"exported, but in no header: {', '.join(sorted(missing))}")
     return found
 
 
-def page(root: Path = ROOT) -> tuple[str, list[str]]:
+Places = dict[str, dict[str, Place | str]]  # by binding and function; a text says what is wrong
+
+
+def places(api: Api, root: Path) -> Places:
+    return {
+        binding.name: {function.name: binding.place(function.name) for function in api.functions}
+        for binding in (Python(root), Java(root), Rust(root))
+    }
+
+
+def spellings(of: dict[str, Place | str]) -> dict[str, str]:
+    """The names under which a user knows functions."""
+    return {
+        name: place.spelling for name, place in of.items() if isinstance(place, Place) and " " not in place.spelling
+    }
+
+
+def page(api: Api, root: Path, found: Places) -> tuple[str, list[str]]:
     """The text of docs/PARITY.md, and what is wrong."""
-    bindings = [Python(root), Java(root), Rust(root)]
     faults = [f"{name}: {proof} is missing" for name, proof in PROOFS.items() if not (root / proof).is_file()]
     lines = [
         "# Parity of the bindings",
@@ -240,41 +251,23 @@ def page(root: Path = ROOT) -> tuple[str, list[str]]:
         "Every function that libtessera exports, the name under which each binding offers it, and the test that sees",
         "to it. In Python and Rust that test counts the calls of a run and fails on a function that was not called.",
         "",
-        "Written by `tools/parity.py` (`./dev docs`); `tools/parity.py --check` fails on a gap.",
+        "Generated by `./dev gen`; a test fails on a gap.",
     ]
-    for header, functions in headers(root).items():
+    for header, functions in exported(api, root).items():
         lines += ["", f"## tessera/{header}", "", "| C | Python | Java | Rust |", "|---|---|---|---|"]
         for function in functions:
             cells = [f"`{function}`"]
-            for binding in bindings:
-                place, excuse = binding.place(function), EXCUSES[binding.name].get(function)
+            for binding, excuses in EXCUSES.items():
+                place, excuse = found[binding][function], excuses.get(function)
                 if isinstance(place, Place):
                     if excuse:
-                        faults.append(f"{binding.name}: {function} is there now, its excuse can go")
+                        faults.append(f"{binding}: {function} is there now, its excuse can go")
                     name = place.spelling if " " in place.spelling else f"`{place.spelling}`"
                     cells.append(f"{name} ([test](../{place.test}))")
                 elif excuse:
                     cells.append(f"none: {excuse}")
                 else:
-                    faults.append(f"{binding.name}: {function} is {place}")
+                    faults.append(f"{binding}: {function} is {place}")
                     cells.append("**missing**")
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n", faults
-
-
-def main() -> int:
-    text, faults = page()
-    target = ROOT / "docs/PARITY.md"
-    if "--check" in sys.argv[1:]:
-        if not target.is_file() or target.read_text(encoding="utf-8") != text:
-            faults.append("docs/PARITY.md is not up to date: run tools/parity.py")
-    else:
-        target.parent.mkdir(exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-    for fault in faults:
-        print(f"parity: {fault}", file=sys.stderr)
-    return 1 if faults else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Options of structs as keywords of public classes. Which there are is in `_options.py`, which is generated."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from ._base import there_are
+from .collectives import op_of
+from .errors import InvalidArgument
+from .tensor import dtype_of
+
+_T = TypeVar("_T")
+
+
+class Option(NamedTuple):
+    annotation: str
+    doc: str
+    numbers: dict[str, int] | None = None
+    """Of an enumeration, by name."""
+
+    def raw(self, name: str, value: Any) -> Any:
+        """A value as `_core` takes it; None where nothing is given."""
+        if value is None:
+            return None
+        if self.numbers is not None:
+            if value not in self.numbers:
+                raise InvalidArgument(f"{name} is {value!r}; one of {', '.join(map(repr, self.numbers))} is wanted")
+            return self.numbers[value]
+        if self.annotation.startswith("ReduceOp"):
+            return op_of(value)
+        return int(dtype_of(value)) if self.annotation.startswith("DTypeLike") else value
+
+
+Options = dict[str, Option]
+
+
+def raw(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, as `_core` takes it."""
+    for name in given:
+        if name not in options:
+            raise TypeError(f"there is no option {name!r}; {there_are(name, options)}")
+    return {name: options[name].raw(name, value) for name, value in given.items()}
+
+
+def takes(options: Options) -> Callable[[type[_T]], type[_T]]:
+    """For a class whose last parameter is ``**options``: its signature names them, and its docstring describes them at
+    ``<options>``."""
+
+    def named(cls: type[_T]) -> type[_T]:
+        init: Any = cls.__init__
+        signature = inspect.signature(init)
+        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        more = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=f"{option.annotation} | None"
+            )
+            for name, option in options.items()
+        ]
+        init.__signature__ = signature.replace(parameters=[*own, *more])
+        lines = []
+        for name, option in options.items():
+            lines.append(f"    {name} : {option.annotation}, optional")
+            lines += textwrap.wrap(option.doc, 112, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        cls.__doc__ = (cls.__doc__ or "").replace("    <options>", "\n".join(lines))
+        return cls
+
+    return named
