@@ -75,6 +75,21 @@ def test_ranks_that_never_join_are_the_cause(program):
         assert f"the job failed: {cause}" in result.stderr and told in result.stderr, result.stderr
 
 
+def test_a_hook_of_the_program_gets_what_nothing_catches(program):
+    text = """
+        import sys
+        import numpy as np
+        import tessera as ts
+        sys.excepthook = lambda kind, error, trace: print("the tracker got", kind.__name__, flush=True)
+        comm = ts.init(timeout=60)
+        comm.all_reduce(np.ones((2, 2), np.float32)[:, :1])
+    """
+    result = program(text).launch(2)
+    assert result.returncode == 1
+    assert result.stdout.count("the tracker got InvalidArgument") == 2
+    assert "the job failed: rank " in result.stderr
+
+
 def test_an_exception_that_leaves_the_with_block_reaches_the_launcher_without_a_decorator(program):
     text = """
         import tessera as ts

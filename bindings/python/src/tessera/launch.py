@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import traceback
@@ -60,13 +61,21 @@ def watch_uncaught() -> None:
     sys.excepthook = _tell_uncaught
 
 
-_watched: list[Callable[[type[BaseException], BaseException, TracebackType | None], object]] = []  # the hook before
+_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+_watched: list[_Hook] = []  # the hook before
+
+
+def _is_of_program(hook: _Hook) -> bool:
+    """Whether the program set it itself, such as one that sends what it gets to a tracker of errors."""
+    while getattr(hook, "__name__", "") == "_distributed_excepthook":  # PyTorch's, which puts the rank before each line
+        hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
+    return hook is not sys.__excepthook__
 
 
 def _tell_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     error.__traceback__ = trace
     tell_launcher(error)
-    if not isinstance(error, TesseraError):
+    if not isinstance(error, TesseraError) or _is_of_program(_watched[0]):
         _watched[0](kind, error, error.__traceback__)
         return
     # What is wrong first: below it come the calls of every rank.
