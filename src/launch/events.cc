@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -19,8 +20,10 @@ bool EventLog::open() {
         queue_.emplace(file_.get());
         return true;
     }
-    if (errno == ENXIO) return false;
-    throw os_error(fmt::format("the events file {}", path_), errno);
+    const int failure = errno;
+    struct stat info{};  // a socket, or a device that is not there, is no FIFO without a reader
+    if (failure == ENXIO && ::stat(path_.c_str(), &info) == 0 && S_ISFIFO(info.st_mode)) return false;
+    throw os_error(fmt::format("the events file {}", path_), failure);
 }
 
 void EventLog::write(const char* event, double time, Json::Object fields) {

@@ -1,6 +1,9 @@
 // What `tessera run` prints and writes: lines, logs, events, the report, and what it does where it may not.
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
+#include "base/fd.hpp"
 #include "run_fixture.hpp"
 #include "soon.hpp"
 
@@ -150,6 +153,18 @@ TEST_F(Run, WhoReadsTheEventsFromAFifoGetsThemAll) {
     const std::string read = read_file(events_path());  // until the job's end
     EXPECT_EQ(finish(job).code, 0);
     EXPECT_THAT(read, AllOf(HasSubstr("\"event\":\"start\""), HasSubstr("\"exit_code\":0")));
+}
+
+TEST_F(Run, ASocketForTheEventsIsRefusedAndNotWaitedFor) {
+    sockaddr_un address{AF_UNIX, {}};
+    ASSERT_LT(events_path().size(), sizeof address.sun_path);
+    events_path().copy(address.sun_path, sizeof address.sun_path - 1);
+    const Fd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    Child job = start({"--events", events_path(), "true"});
+    const Result result = finish(job);
+    EXPECT_EQ(result.code, 1);
+    EXPECT_THAT(result.err, HasSubstr("the events file " + events_path() + ": No such device or address"));
 }
 
 TEST_F(Run, OutputThatIsLostIsAnErrorAtTheEnd) {
