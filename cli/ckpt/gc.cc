@@ -5,7 +5,9 @@
 #include <memory>
 #include <optional>
 
+#include "base/error.hpp"
 #include "base/log.hpp"
+#include "checkpoint/agreement.hpp"
 #include "checkpoint/native/collect.hpp"
 #include "checkpoint/native/root.hpp"
 #include "ckpt/command.hpp"
@@ -49,8 +51,16 @@ int collect(const std::string& root, const Arguments& arguments, Output output) 
     size_t removed = 0;
     const std::vector<SavedStep> saves = scan_root(files, root);
     const std::vector<RankedSave> ranked = rank_saves(files, root, saves, options.retention.rule);
+    std::optional<Error> failure;  // the first
     for_each_unneeded(files, root, saves, ranked, options, [&](const Unneeded& unneeded, const Remove& remove) {
-        if (!arguments.dry_run && !remove()) {
+        bool gone = true;
+        // One that cannot be removed, another user's say, does not keep the others.
+        if (const auto error = attempt([&] { gone = arguments.dry_run || remove(); })) {
+            if (failure) return log::warning("{}", error->what());
+            failure = error;
+            return;
+        }
+        if (!gone) {
             return log::warning("{} is open for reading; it stays", join(root, unneeded.directory));
         }
         ++removed;
@@ -69,6 +79,7 @@ int collect(const std::string& root, const Arguments& arguments, Output output) 
                        size_text(unneeded.size_bytes));
         }
     });
+    if (failure) throw Error(*failure);
     if (output == Output::json) {
         Json json;
         json.set("root", root);

@@ -136,6 +136,15 @@ TEST_F(Gc, ALiveWritersDirectoryStays) {
     EXPECT_TRUE(std::filesystem::exists(written));
 }
 
+TEST_F(Gc, OneThatCannotBeRemovedKeepsNoOther) {
+    const std::string stays = leave(dead());
+    std::filesystem::create_directory(stays + "/manifest.json.tmp-0");  // a file's name
+    const Json error = json_of("gc --json --keep 1 " + root_, 2).at("error");
+    EXPECT_THAT(error.at("message").as_string(), HasSubstr("cannot remove " + stays));
+    EXPECT_TRUE(std::filesystem::exists(stays + "/.writing"));
+    EXPECT_EQ(count(), 2u);
+}
+
 TEST_F(Gc, OfSomethingElseIsTwo) {
     EXPECT_EQ(tessera("gc " + (dir_ / "nope")).code, 2);
     const Result one = tessera("gc " + saves_[0]);
