@@ -121,6 +121,8 @@ WorkPtr Ddp::submit(std::function<void()> job) {
     try {
         return comm_->submit_job(std::move(job));
     } catch (const Error& error) {
+        // What was issued before it in this step may be why, and says more.
+        if (error.code() == Code::aborted) await_works();
         failed_ = error;
         throw;
     }

@@ -372,6 +372,29 @@ TEST(DdpHooks, AHookThatFailsFailsTheStepOnEveryRank) {
     }
 }
 
+// A later bucket finds the communicator out of use.
+TEST(DdpHooks, WhatAHookFailedOfIsToldByTheBucketBehindIt) {
+    expect_all_well(run_ranks(2, test_options(), [](Communicator& comm) {
+        Model model = three_layers();
+        Ddp ddp(shared(comm), model.params(), small());
+        ddp.set_hook([&](const BucketView&) {
+            if (comm.rank() == 1) throw Error(Code::user, "rank 1: the hook gave up").with_rank(1);
+            comm.run({});
+        });
+        ddp.ready(2);
+        if (comm.rank() == 1) {
+            wait_until([&] { return comm.error().has_value(); }, testing::soon(), "the hook's failure");
+        }
+        const Error error = expect_error(
+            [&] {
+                ddp.ready_all();
+                if (comm.rank() == 0) ddp.wait();
+            },
+            comm.rank() == 1 ? Code::user : Code::aborted);
+        EXPECT_THAT(error.what(), HasSubstr("rank 1: the hook gave up"));
+    }));
+}
+
 // ---- several models --------------------------------------------------------------------------------------------------
 
 TEST(DdpModels, TwoWithACommunicatorEachReduceInAnyOrder) {
