@@ -591,6 +591,18 @@ def test_a_save_that_is_being_read_stays_until_a_later_one(tmp_path: Path) -> No
     assert len(list(tmp_path.glob("step-*"))) == 1
 
 
+@pytest.mark.parametrize("end", ["", '"writer": 1}', '"writer": {}}'], ids=["cut", "no object", "no language"])
+def test_a_former_save_whose_manifest_is_damaged_is_left(tmp_path: Path, end: str) -> None:
+    tcp.save({"a": torch.ones(3)}, checkpoint_id=tmp_path)
+    (former,) = tmp_path.glob("step-*/manifest.json")
+    former.write_text(former.read_text().split('"writer"')[0] + end)
+    tcp.save({"a": torch.full((3,), 2.0)}, checkpoint_id=tmp_path)
+    assert former.exists()
+    read = {"a": torch.zeros(3)}
+    tcp.load(read, checkpoint_id=tmp_path)
+    assert read["a"].tolist() == [2, 2, 2]
+
+
 @pytest.mark.parametrize("swap", ["save", "root"])
 def test_a_directory_that_is_swapped_before_a_removal_is_not_emptied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swap: str

@@ -330,7 +330,7 @@ def remove(root: int, name: str, sequence: int) -> None:
     ):
         text = manifest.read()
         head = _HEAD.match(text)
-        if head is None or int(head[1]) != sequence or json.loads(text).get("writer", {}).get("language") != _WRITER:
+        if head is None or int(head[1]) != sequence or writer_in(text) != _WRITER:
             return
         try:
             fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -346,3 +346,11 @@ def remove(root: int, name: str, sequence: int) -> None:
         os.fsync(root)
         empty(save)
         os.rmdir(gone, dir_fd=root)
+
+
+def writer_in(manifest: bytes) -> object:
+    """The language that a manifest names; None in a damaged one."""
+    try:
+        return json.loads(manifest)["writer"]["language"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
