@@ -14,8 +14,8 @@ from sampling import LONG, SEED
 
 JOBS = Path(__file__).with_name("torch_random_state_jobs.py")
 A_BLOCK = 500
-# Each run draws others; --long takes the first 5,000.
-FIRST = [block * A_BLOCK for block in range(10)] if LONG else [10 * A_BLOCK + int(SEED) % 1_000_000]
+# Each run draws others; --long takes the first 10,000.
+FIRST = [block * A_BLOCK for block in range(20)] if LONG else [20 * A_BLOCK + int(SEED) % 1_000_000]
 
 
 @pytest.mark.parametrize("first", FIRST)
