@@ -39,7 +39,7 @@ namespace {
     F(tsr_fsdp_forward) F(tsr_fsdp_forward_done) F(tsr_fsdp_grad) F(tsr_fsdp_grads_ready) F(tsr_fsdp_layout) \
     F(tsr_fsdp_options_init) F(tsr_fsdp_param) F(tsr_fsdp_param_count) F(tsr_fsdp_reshard) F(tsr_fsdp_set_accumulate) \
     F(tsr_fsdp_set_all_reduce) F(tsr_fsdp_set_reshard_after_backward) F(tsr_fsdp_set_sync) F(tsr_fsdp_sgd) F(tsr_fsdp_shard) F(tsr_fsdp_shard_grad) \
-    F(tsr_fsdp_unit_count) F(tsr_fsdp_unit_name) F(tsr_fsdp_unit_phase) F(tsr_fsdp_unshard) F(tsr_fsdp_unused) F(tsr_fsdp_used) F(tsr_fsdp_wait) \
+    F(tsr_fsdp_unit_count) F(tsr_fsdp_unit_init) F(tsr_fsdp_unit_name) F(tsr_fsdp_unit_phase) F(tsr_fsdp_unshard) F(tsr_fsdp_unused) F(tsr_fsdp_used) F(tsr_fsdp_wait) \
     F(tsr_fsdp_whole) F(tsr_fsdp_zero_grad) \
     F(tsr_grad_scaler_create) F(tsr_grad_scaler_destroy) F(tsr_grad_scaler_options_init) F(tsr_grad_scaler_scale) \
     F(tsr_grad_scaler_step) F(tsr_grad_scaler_unscale) F(tsr_grad_scaler_update) F(tsr_state_add_grad_scaler) \
@@ -47,7 +47,7 @@ namespace {
     F(tsr_log_set_callback) F(tsr_log_set_level) F(tsr_mesh_comm) F(tsr_mesh_create) F(tsr_mesh_destroy) F(tsr_mesh_dim) \
     F(tsr_mesh_flatten) F(tsr_mesh_ndim) F(tsr_mesh_slice) F(tsr_open_options_init) F(tsr_optimizer_clip_grad_norm) \
     F(tsr_optimizer_clip_grad_value) F(tsr_optimizer_destroy) F(tsr_optimizer_lr) F(tsr_optimizer_set_lr) \
-    F(tsr_optimizer_step) F(tsr_optimizer_steps) F(tsr_optimizer_zero_grad) F(tsr_plan_create) F(tsr_plan_destroy) F(tsr_plan_run) F(tsr_plan_start) F(tsr_plan_wait) F(tsr_preempt_requested) F(tsr_record_error) \
+    F(tsr_optimizer_step) F(tsr_optimizer_steps) F(tsr_optimizer_zero_grad) F(tsr_plan_create) F(tsr_plan_destroy) F(tsr_plan_run) F(tsr_plan_start) F(tsr_plan_wait) F(tsr_preempt_requested) F(tsr_record_error) F(tsr_record_error_about) \
     F(tsr_sampler_create) F(tsr_sampler_destroy) F(tsr_sampler_next) F(tsr_sampler_options_init) F(tsr_sampler_position) \
     F(tsr_sampler_set_epoch) F(tsr_saver_create) F(tsr_saver_destroy) F(tsr_saver_options_init) F(tsr_saver_resume) \
     F(tsr_saver_save) F(tsr_saver_save_async) F(tsr_saver_should_stop) F(tsr_saver_trim) F(tsr_saver_wait) \
