@@ -51,8 +51,8 @@ PLACES = {
     "tsr_sampler_options": (ts.Sampler, ("Sampler.java", "class Builder"), ("data.rs", "impl SamplerBuilder")),
     "tsr_saver_options": (ts.Saver, ("Saver.java", "class Builder"), ("saver.rs", "impl SaverBuilder")),
     "tsr_sgd_options": (ts.SGD, ("Optimizer.java", "class Sgd"), ("optim.rs", "Sgd, ")),
-    "tsr_adam_options": (ts.Adam, ("Optimizer.java", "class Adam"), ("optim.rs", "macro_rules! adam")),
-    "tsr_adamw_options": (ts.AdamW, ("Optimizer.java", "class Adam"), ("optim.rs", "macro_rules! adam")),
+    "tsr_adam_options": (ts.Adam, ("Optimizer.java", "class Adam"), ("optim.rs", "Adam, ")),
+    "tsr_adamw_options": (ts.AdamW, ("Optimizer.java", "class Adam"), ("optim.rs", "AdamW, ")),
     "tsr_store_options": (ts.StoreServer, ("StoreOptions.java", ""), ("store.rs", "impl StoreOptions")),
 }
 # What a binding sets itself, or tells in a setter of another name.
@@ -100,21 +100,9 @@ RUST_NAMES = {"rules": "rename", "timeout_ms": "timeout", "heartbeat_timeout_ms"
 
 def fields(struct: str) -> dict[str, tuple[str, str]]:
     """Type and comment of each field of an option struct but its size."""
-    for path in headers.headers():
-        found = re.search(rf"typedef struct {struct} \{{(.*?)\n\}} {struct};", path.read_text(), re.S)
-        if found is None:
-            continue
-        pointer = r"(?:const char \*const|const char|const tsr_storage|const tsr_name_rule|tsr_comm|void)\s+\*"
-        comment = r"(?:/\*(.*?)\*/)?"  # above the field or behind it
-        lines = re.findall(rf"{comment}\s*({pointer}|\w+)\s*(\w+); *{comment}", found[1], re.S)
-        known = [name for _, _, name, _ in lines]
-        assert known == headers.structs()[struct], "a field was not understood"
-        return {
-            name: (" ".join(kind.split()), " ".join((above + behind).replace("\n     * ", " ").split()))
-            for above, kind, name, behind in lines
-            if name != "struct_size"
-        }
-    raise AssertionError(f"there is no {struct}")
+    api = headers.read()
+    (found,) = (each for each in api.structs if each.name == struct)
+    return {each.name: (api.plain(each.type), each.doc) for each in found.fields if each.name != "struct_size"}
 
 
 def real_defaults(struct: str) -> dict[str, object]:
@@ -135,7 +123,7 @@ def wanted(struct: str, field: str) -> list[str]:
     if kind == "const char *":
         assert value is None, "a text has no default but NULL: the bindings cannot own it"
         words = re.search(r'NULL \(default\)(?: or|:)(?: \w+ or)? ("[^"]*")', comment)
-        return [words[1], "NULL"] if words else []
+        return [words[1], "NULL", "null", "none", "None"] if words else []
     if value is None:
         return []
     if field == "when_busy":
@@ -171,31 +159,38 @@ def tells(text: str, values: list[str]) -> bool:
     any_of = "|".join(re.escape(value) for value in values)
     another = r"(?:[\d.]+(?:,| and) |(?:the environment's )?TESSERA_\w+,? or )?"
     after = rf"\bdefaults?(?: is| are|,)? [`(]*{another}(?:{any_of})(?![\w.]*\w)"
-    return re.search(after, text) is not None or re.search(rf"(?:{any_of}) \(default\)", text) is not None
+    return re.search(after, text) is not None or re.search(rf"(?:{any_of})`? \(default\)", text) is not None
 
 
 def java_setters(struct: str) -> dict[str, str]:
+    """Those by hand, and those of `./dev gen`."""
     file, begin = PLACES[struct][1]
     text = (JAVA / file).read_text(encoding="utf-8")
     text = text[text.index(begin) :]
     following = text.find(" static final class ", 1)
     text = text[: following if begin and following > 0 else None]
-    found = re.findall(r"/\*\*((?:(?!\*/).)*)\*/\s+public \w+ (\w+)\(", text, re.S)
-    return {name: doc for doc, name in reversed(found)}  # getters of the same names come after them
+    camel = "".join(part.capitalize() for part in struct.removeprefix("tsr_").replace("adamw", "adam").split("_"))
+    generated = JAVA / f"{camel}Fields.java"
+    if generated.exists():
+        text += generated.read_text(encoding="utf-8")
+    found = re.findall(r"/\*\*((?:(?!\*/).)*)\*/\s+(?:@Override\s+)?public \w+ (\w+)\(", text, re.S)
+    return {name: doc for doc, name in reversed(found) if "@param" in doc}  # or it is a getter of that name
 
 
 def rust_setters(struct: str) -> dict[str, str]:
+    """Those by hand, and those of `./dev gen`."""
     file, begin = PLACES[struct][2]
     text = (RUST / file).read_text(encoding="utf-8")
     part = text[text.index(begin) :]
     part = part[: part.index("\n}")]
-    found = {
-        name: doc for doc, name in re.findall(r"((?:^ +///.*\n)+)(?: +#.*\n)* +pub (?:unsafe )?fn (\w+)\(", part, re.M)
-    }
+    setter = r" +pub (?:unsafe )?fn (\w+)\("
+    found = {name: doc for doc, name in re.findall(rf"((?:^ +///.*\n)+)(?: +#.*\n)*{setter}", part, re.M)}
     found |= dict(re.findall(r'(\w+): (?:\w+ =\s+)?"([^"]*)"', part))
-    if begin.startswith("macro_rules"):  # the two Adams differ in one setting, which stands where each is made
-        found["weight_decay"] = re.findall(rf'\b{struct},.*?"([^"]*)"', text, re.S)[-1]
-    return found
+    settings = (RUST / "settings.rs").read_text(encoding="utf-8")
+    _, _, generated = settings.partition(f"macro_rules! {struct.removeprefix('tsr_').removesuffix('_options')}_setters")
+    generated = generated.partition("\n}")[0]
+    docs = re.findall(rf'#\[doc = "((?:[^"\\]|\\.)*)"\]\n(?: +#.*\n)*{setter}', generated)
+    return found | {name: doc.replace("\\", "") for doc, name in docs}
 
 
 def python_parameters(struct: str) -> dict[str, str]:
@@ -227,7 +222,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_option_struct_is_here() -> None:
-    assert set(PLACES) == {name for name in headers.structs() if name.endswith("_options")}
+    assert set(PLACES) == {each.name for each in headers.read().structs if each.name.endswith("_options")}
 
 
 @pytest.mark.parametrize("language", ["c", "python", "java", "rust"])

@@ -207,6 +207,18 @@ public final class Optimizer extends NativeObject {
         }
 
         /**
+         * Adam: times the parameter, added to the gradient; default 0. AdamW: decoupled, {@code param *= 1 - lr *
+         * weightDecay}; default 0.01.
+         *
+         * @param value the new one
+         * @return this
+         */
+        @Override
+        public Adam weightDecay(double value) {
+            return super.weightDecay(value);
+        }
+
+        /**
          * Make the optimizer.
          *
          * @return the optimizer
