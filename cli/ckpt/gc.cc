@@ -5,9 +5,9 @@
 #include <memory>
 #include <optional>
 
+#include "base/attempt.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "checkpoint/agreement.hpp"
 #include "checkpoint/native/collect.hpp"
 #include "checkpoint/native/root.hpp"
 #include "ckpt/command.hpp"

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/attempt.hpp"
 #include "base/error.hpp"
 #include "checkpoint/native/plan.hpp"
 #include "checkpoint/native/staging.hpp"
@@ -46,17 +47,6 @@ struct SaveJob {
     SaveJob(const SaveJob&) = delete;
     SaveJob& operator=(const SaveJob&) = delete;
 };
-
-// What `body` throws.
-template <class Body>
-std::optional<Error> attempt(Body&& body) {
-    try {
-        body();
-        return std::nullopt;
-    } catch (...) {
-        return current_error();
-    }
-}
 
 // Collective. Fills `job`, whose step and metrics are set; throws the same error on every rank if they do not agree. A rank's own
 // failure after that waits in job.error for the next vote, on which the others already count.
