@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <fstream>
+#include <memory>
 #include <span>
 #include <string>
 #include <thread>
@@ -295,6 +296,22 @@ TEST(Ddp, ATimeoutOfTheLongestHoldsForManyBuckets) {
     }));
 }
 
+// A thread that waits in a barrier of `comm` by now.
+std::thread thread_inside(Communicator& comm) {
+    const auto inside = std::make_shared<std::atomic<bool>>(false);
+    std::thread other([&comm, inside] {
+        const auto poll = [](void* polled) {
+            static_cast<std::atomic<bool>*>(polled)->store(true);
+            return int32_t{0};
+        };
+        set_interrupt(poll, inside.get());
+        comm.run({});
+        set_interrupt(nullptr, nullptr);
+    });
+    wait_until([&] { return inside->load(); }, testing::soon(), "the other thread's call");
+    return other;
+}
+
 void expect_a_step_that_was_disturbed_goes_on(DdpJoin join) {
     std::atomic<bool> refused{false};
     expect_all_well(run_ranks(2, test_options(), [&](Communicator& comm) {
@@ -310,17 +327,7 @@ void expect_a_step_that_was_disturbed_goes_on(DdpJoin join) {
             comm.run({});
             ddp.ready(0);
         } else {
-            std::atomic<bool> inside{false};
-            std::thread other([&] {
-                const auto poll = [](void* polled) {
-                    static_cast<std::atomic<bool>*>(polled)->store(true);
-                    return int32_t{0};
-                };
-                set_interrupt(poll, &inside);
-                comm.run({});
-                set_interrupt(nullptr, nullptr);
-            });
-            wait_until([&] { return inside.load(); }, testing::soon(), "the other thread's call");
+            std::thread other = thread_inside(comm);
             if (join == DdpJoin::off) {
                 ddp.ready(0);  // no bucket is full yet
             } else {
@@ -395,17 +402,7 @@ TEST(Ddp, TheFirstWaitIsRefusedAsAWhole) {
             wait_until([&] { return refused.load(); }, testing::soon(), "the refusal");
             comm.run({});
         } else {
-            std::atomic<bool> inside{false};
-            std::thread other([&] {
-                const auto poll = [](void* polled) {
-                    static_cast<std::atomic<bool>*>(polled)->store(true);
-                    return int32_t{0};
-                };
-                set_interrupt(poll, &inside);
-                comm.run({});
-                set_interrupt(nullptr, nullptr);
-            });
-            wait_until([&] { return inside.load(); }, testing::soon(), "the other thread's call");
+            std::thread other = thread_inside(comm);
             expect_error([&] { ddp.wait(); }, Code::invalid_state);
             refused = true;
             other.join();
