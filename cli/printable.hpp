@@ -1,4 +1,4 @@
-// Text from files, for a terminal: whoever wrote it shall not command the terminal of whoever reads it.
+// Text from files, for a terminal: no escape sequence in it may reach the reader's terminal.
 #pragma once
 
 #include <string>

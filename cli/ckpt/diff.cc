@@ -220,7 +220,7 @@ void compare_values(const Values& a, const Values& b, Report& report) {
     }
 }
 
-// What one has and cannot be read there, or not in the other; all of it that only one has is told as that.
+// Reports what cannot be read in a checkpoint that has it. What only one of them has is reported as that alone.
 std::set<std::string, std::less<>> tell_unreadable(const Manifest& a, const Manifest& b, Report& report) {
     std::set<std::string, std::less<>> names;
     for (const Manifest* one : {&a, &b}) {

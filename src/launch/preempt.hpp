@@ -1,5 +1,5 @@
-// Whether the launcher wants its ranks to save and end (agent_page.hpp). A rank that asks makes the file
-// TESSERA_PREEMPT_ASKED_FD or TESSERA_PREEMPT_ASKED_FILE, so that the agent knows whom to wait for.
+// Whether the launcher wants its ranks to save and end (agent_page.hpp). A rank that asks tells the
+// agent so, by TESSERA_PREEMPT_ASKED_FD or TESSERA_PREEMPT_ASKED_FILE, and the agent waits for it.
 #pragma once
 
 namespace tsr {

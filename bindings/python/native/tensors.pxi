@@ -192,7 +192,7 @@ cdef class Tensor:
         is_negative = getattr(source, "is_neg", None)  # PyTorch exports the memory of such a view, of the other sign
         if is_negative is not None and is_negative():
             raise InvalidArgument(f"the {type(source).__name__} cannot be used here: it is a view of negated memory; "
-                                  "resolve_neg() makes it a tensor of its own")
+                                  "resolve_neg() makes a plain copy")
         try:
             try:
                 capsule = source.__dlpack__(max_version=(1, 1))
