@@ -140,7 +140,7 @@ tsr_status tsr_comm_create(tsr_store* store, int32_t rank, int32_t world_size, c
         create(out, [&] {
             const auto& meeting = object_of(store, "store");
             CommOptions chosen = options_over(CommOptions::from_environment(), options);
-            chosen.flight_requests = tsr::flight_requests();
+            tsr::attach_to_agent(chosen);
             return Communicator::create(meeting, rank, world_size, chosen);
         });
     });

@@ -20,13 +20,16 @@ tsr_status tsr_record_error(const char* message, const char* traceback) {
     const auto last = tsr::capi::newest_record();
     return guard([&] {
         const std::string said = text(message, "message");
-        const bool tells_of_it = last && !last->message.empty() && said.find(last->message) != std::string::npos;
+        const std::string trace = traceback == nullptr ? "" : traceback;
+        const bool tells_of_it = last && !last->message.empty() &&  // an exception may have another as its cause
+                                 (said.find(last->message) != std::string::npos ||
+                                  trace.find(last->message) != std::string::npos);
         const tsr::ErrorRecord* facts = tells_of_it ? last.get() : nullptr;
         // What follows from a cause tells less: that the communicator was out of use.
         for (const tsr::ErrorRecord* record = facts; record != nullptr; record = record->cause.get()) {
             if (record->launcher_peer >= 0) facts = record;
         }
-        tsr::record_error(said, traceback == nullptr ? "" : traceback, facts);
+        tsr::record_error(said, trace, facts);
     });
 }
 

@@ -72,6 +72,11 @@ bool is_of_whole_job(const Peer& own) {
 
 }  // namespace
 
+Error of_launcher(const Error& error, const std::vector<int>& launcher_ranks) {
+    const auto peer = static_cast<size_t>(error.record()->peer);  // -1 is beyond all
+    return peer < launcher_ranks.size() ? error.with_launcher_peer(launcher_ranks[peer]) : error;
+}
+
 void check_timeout(milliseconds timeout) {
     if (timeout.count() > 0) return;
     throw Error(Code::invalid_argument, fmt::format("the timeout is {} ms; it must be positive", timeout.count()));
@@ -100,7 +105,16 @@ std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bo
     CommOptions options = bootstrap.options;
     std::vector<int> launcher_ranks;
     for (const Peer& peer : bootstrap.peers) launcher_ranks.push_back(static_cast<int>(peer.launcher_rank));
-    return Group::make(rank, world_size, id, std::move(options), store, make_transport(std::move(bootstrap)),
+    std::unique_ptr<Transport> transport;
+    try {
+        transport = make_transport(std::move(bootstrap));
+    } catch (...) {
+        const Error error = of_launcher(current_error(), launcher_ranks);
+        if (options.on_failure) options.on_failure(error.record().get());
+        throw error;
+    }
+    if (options.on_failure) options.on_failure(nullptr);
+    return Group::make(rank, world_size, id, std::move(options), store, std::move(transport),
                        std::move(launcher_ranks));
 }
 
@@ -222,7 +236,10 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Store> store,
         forget_peers(*own_store, own);
         return group;
     } catch (const Error& error) {
-        throw is_of_whole_job(own) ? error.with_launcher_peer(error.record()->peer) : error;
+        if (error.record()->launcher_peer >= 0 || !is_of_whole_job(own)) throw;
+        const Error told = error.with_launcher_peer(error.record()->peer);
+        if (options.on_failure) options.on_failure(told.record().get());
+        throw told;
     }
 }
 

@@ -33,6 +33,9 @@ struct CommOptions {
     std::string name = "world";
     std::string host_id;  // empty: that of the communicator which is split, else comm/host.hpp's
     std::shared_ptr<FlightRequests> flight_requests;  // that the communicator answers; none: nobody asks
+    // Told of each failure, and of nullptr when a communicator was made: those before it are over. Must not throw. Empty:
+    // nobody is told.
+    std::function<void(const ErrorRecord*)> on_failure;
     bool bound = false;  // what is split with this is aborted when the one that it is split from is
 
     [[nodiscard]] static CommOptions from_environment();

@@ -183,6 +183,7 @@ void Group::poison(const Error& error) {
     poisoned_.store(true, std::memory_order_release);
     transport_->abort(error);
     tell_flight();
+    if (options_.on_failure) options_.on_failure(error.record().get());
 }
 
 void Group::write_trace(const std::string& path) const {
@@ -238,9 +239,7 @@ Error Group::named(const Error& error, const Request& request, uint64_t sequence
     if (result.record()->operation.empty()) {
         result = result.with_operation(std::string(name_of(request.collective)), static_cast<int64_t>(sequence));
     }
-    const auto peer = static_cast<size_t>(result.record()->peer);  // -1 is beyond all
-    if (peer < launcher_ranks_.size()) result = result.with_launcher_peer(launcher_ranks_[peer]);
-    return result;
+    return of_launcher(result, launcher_ranks_);
 }
 
 void Group::abort(const std::string& reason) {

@@ -25,6 +25,8 @@ namespace tsr {
 // Throws INVALID_ARGUMENT.
 void check_timeout(milliseconds timeout);
 void check_options(const CommOptions& options);
+// With the launcher's number of the peer that it is about, if it is about one.
+[[nodiscard]] Error of_launcher(const Error& error, const std::vector<int>& launcher_ranks);
 // Collective over the peers of `bootstrap`, with the transport that suits them.
 [[nodiscard]] std::shared_ptr<Communicator> make_group(const std::shared_ptr<Store>& store, Bootstrap bootstrap);
 

@@ -237,6 +237,7 @@ void Agent::start_worker(int rank, const std::vector<Member>& members) {
     const Program& program = options_.programs[static_cast<size_t>(worker.member.program)];
     const std::string stem = fmt::format("{}/{}/rank-{}", error_directory_, round_name(round_), rank);
     worker.error_file = stem + ".error.json";
+    worker.failure_file = stem + ".failure.json";
     Fd log;
     if (!options_.log_directory.empty()) {
         worker.log_file = stem + ".log";
@@ -244,7 +245,9 @@ void Agent::start_worker(int rank, const std::vector<Member>& members) {
         const int opened = round_directory_.replace_file(file_name(worker.log_file), O_WRONLY | O_APPEND, 0644);
         if (opened < 0) throw os_error(fmt::format("the log file {}", worker.log_file), -opened);
         log = Fd(opened);
-        (void)round_directory_.remove_file(file_name(worker.error_file));
+        for (const std::string& file : {worker.error_file, worker.failure_file}) {
+            (void)round_directory_.remove_file(file_name(file));
+        }
     }
     auto [out_read, out_write] = make_pipe();
     auto [err_read, err_write] = make_pipe();
@@ -304,6 +307,7 @@ std::vector<std::string> Agent::environment_of(int rank, const std::vector<Membe
     v.set("TESSERA_JOB_ID", job_id_);
     v.set("TESSERA_EPOCH", round_);
     v.set("TESSERA_ERROR_FILE", worker.error_file);
+    v.set("TESSERA_FAILURE_FILE", worker.failure_file);
     const pid_t self = ::getpid();
     v.set("TESSERA_PREEMPT_FD", page_.fd());
     v.set("TESSERA_PREEMPT_FILE", fmt::format("/proc/{}/fd/{}", self, page_.fd()));
@@ -557,6 +561,7 @@ Agent::Outcome Agent::outcome() const {
     for (const Worker& worker : workers_) {
         RankEnd& end = outcome.ends.emplace_back(*worker.end);
         end.error = read_error_file(worker.error_file);
+        end.failure = read_error_file(worker.failure_file);
         end.last_lines = logs_.last_error_lines(end.rank);
         const std::string prefix = fmt::format("[rank{}]: ", end.rank);  // PyTorch's, before each line of a traceback
         for (std::string& line : end.last_lines) {

@@ -42,6 +42,7 @@ class Agent {
         std::optional<RankEnd> end;      // once it has ended
         std::optional<int> ending_turn;  // it was exiting by then, before the agent ended the ranks
         std::string error_file;
+        std::string failure_file;
         std::string log_file;
     };
 

@@ -8,11 +8,14 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
+#include <mutex>
+#include <utility>
 
 #include "base/env.hpp"
 #include "base/error.hpp"
 #include "base/fd.hpp"
 #include "base/json.hpp"
+#include "base/log.hpp"
 #include "base/write_whole.hpp"
 #include "launch/events.hpp"
 
@@ -53,28 +56,52 @@ RecordedError parse(const std::string& text, const std::string& path) {
     return error;
 }
 
+Json facts_of(const ErrorRecord& error) {
+    return Json::Object{{"code", code_name(error.code)},
+                        {"rank", error.rank},
+                        {"peer", error.launcher_peer},
+                        {"pid", int64_t{::getpid()}},
+                        {"operation", error.operation},
+                        {"sequence", error.sequence}};
+}
+
+void write(const std::string& path, std::string_view message, std::string_view traceback, const ErrorRecord* facts) {
+    Json extra{Json::Object{}};
+    extra.set("py_callstack", readable_text(traceback));
+    extra.set("timestamp", fmt::format("{:.6f}", wall_time()));
+    if (facts != nullptr) extra.set("tessera", facts_of(*facts));
+    Json body{Json::Object{}};
+    body.set("message", readable_text(message));
+    body.set("extraInfo", std::move(extra));
+    Json document{Json::Object{}};
+    document.set("message", std::move(body));
+    write_whole_file(path, document.dump() + "\n", 0600);  // the agent never reads half of it
+}
+
 }  // namespace
 
 void record_error(std::string_view message, std::string_view traceback, const ErrorRecord* facts) {
     auto path = env_text("TESSERA_ERROR_FILE");
     if (!path) path = env_text("TORCHELASTIC_ERROR_FILE");
     static std::atomic<bool> recorded{false};  // of this process, as its environment is
-    if (!path || recorded.exchange(true)) return;
+    if (path && !recorded.exchange(true)) write(*path, message, traceback, facts);
+}
 
-    Json extra{Json::Object{}};
-    extra.set("py_callstack", readable_text(traceback));
-    extra.set("timestamp", fmt::format("{:.6f}", wall_time()));
-    if (facts != nullptr) {
-        extra.set("tessera", Json::Object{{"code", code_name(facts->code)}, {"peer", facts->launcher_peer}});
+void record_failure(const ErrorRecord* failure) noexcept {
+    const auto path = env_text("TESSERA_FAILURE_FILE");
+    if (!path) return;
+    static std::mutex mutex;  // guards what follows
+    static bool recorded = false;
+    const std::lock_guard lock(mutex);
+    try {
+        if (failure == nullptr) {
+            if (std::exchange(recorded, false)) (void)::unlink(path->c_str());
+        } else if (!std::exchange(recorded, true)) {
+            write(*path, failure->message, "", failure);
+        }
+    } catch (...) {
+        log::warning("the launcher cannot be told why a communicator failed: {}", current_error().what());
     }
-    Json body{Json::Object{}};
-    body.set("message", readable_text(message));
-    body.set("extraInfo", std::move(extra));
-    Json document{Json::Object{}};
-    document.set("message", std::move(body));
-    const std::string text = document.dump() + "\n";
-
-    write_whole_file(*path, text, 0600);  // the agent never reads half of it
 }
 
 std::optional<RecordedError> read_error_file(const std::string& path) {

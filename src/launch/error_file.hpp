@@ -1,5 +1,6 @@
-// The file by which a failing rank tells its agent why: torchelastic's JSON, so that PyTorch's @record and Tessera's
-// bindings write the same and either launcher understands it.
+// The files by which a failing rank tells its agent why: torchelastic's JSON, so that PyTorch's @record and Tessera's
+// bindings write the same and either launcher understands it. What Tessera knows of the error stands in it as values: code,
+// rank in the communicator, peer by the launcher's numbers, pid, operation, sequence number.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,11 @@ struct RecordedError {
 // Writes the file that TESSERA_ERROR_FILE or TORCHELASTIC_ERROR_FILE names, if any. The first call of the process
 // counts. `facts` are of the error that the message tells of; nullptr: not known. Throws IO.
 void record_error(std::string_view message, std::string_view traceback, const ErrorRecord* facts = nullptr);
+
+// Writes the first failure of a communicator of this process to the file that TESSERA_FAILURE_FILE names, in the same form:
+// a trainer that ends without a call of record_error() is known by it. nullptr: another communicator works, so that the
+// failure is over; the file is removed.
+void record_failure(const ErrorRecord* failure) noexcept;
 
 // nullopt if there is no such file or it is no such JSON: a dying rank may have written half of it.
 [[nodiscard]] std::optional<RecordedError> read_error_file(const std::string& path);

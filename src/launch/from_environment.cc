@@ -6,13 +6,18 @@
 #include <string>
 #include <utility>
 
+#include "base/env.hpp"
 #include "comm/flight_requests.hpp"
 #include "launch/agent_page.hpp"
 #include "launch/departures.hpp"
+#include "launch/error_file.hpp"
 #include "launch/meeting.hpp"
 
 namespace tsr {
 
+namespace {
+
+// Of this process's agent, for all its communicators, from now on.
 std::shared_ptr<FlightRequests> flight_requests() {
     const AgentWords* words = agent_words();
     if (words == nullptr) return nullptr;
@@ -32,10 +37,17 @@ std::shared_ptr<FlightRequests> flight_requests() {
     return requests;
 }
 
+}  // namespace
+
+void attach_to_agent(CommOptions& options) {
+    options.flight_requests = flight_requests();
+    if (env_text("TESSERA_FAILURE_FILE")) options.on_failure = record_failure;
+}
+
 std::shared_ptr<Communicator> communicator_from_environment(const CommOptions& asked) {
     const JobEnvironment job = JobEnvironment::detect();
     CommOptions options = asked;
-    options.flight_requests = flight_requests();
+    attach_to_agent(options);
     if (job.world_size == 1) return Communicator::create(make_memory_store(options.timeout), 0, 1, options);
     const std::shared_ptr<Store> store = store_from_environment(job, options.timeout);
     Departures departures;

@@ -4,12 +4,11 @@
 #include <memory>
 
 #include "comm/communicator.hpp"
-#include "comm/flight_requests.hpp"
 
 namespace tsr {
 
-// Of this process's agent, for all its communicators, from now on; nullptr without `tessera run`.
-[[nodiscard]] std::shared_ptr<FlightRequests> flight_requests();
+// Lets a communicator with these options answer to this process's agent and report its failure. Nothing without `tessera run`.
+void attach_to_agent(CommOptions& options);
 
 // Collective. The n-th call of one name in one process meets the n-th in the others. Throws INVALID_ARGUMENT (the environment
 // is contradictory), PERMISSION (token), TIMEOUT (rank 0 or another rank never came), IO.

@@ -5,7 +5,6 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <ctime>
 #include <regex>
@@ -117,32 +116,6 @@ std::string details_of(const RankEnd& root) {
 
 // --- the others
 
-// "PEER_LOST" in whatever language's words a message begins: PeerLost, TesseraPeerLostException, PEER_LOST.
-std::string status_in(std::string_view message) {
-    const auto plain = [](std::string_view word) {
-        std::string text;
-        for (const char c : word) {
-            if (std::isalpha(static_cast<unsigned char>(c)) != 0) {
-                text += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-            }
-        }
-        return text;
-    };
-    for (std::string_view rest = message; !rest.empty();) {
-        const size_t colon = rest.find(':');
-        const std::string_view words = rest.substr(0, colon);
-        std::string word = plain(words.substr(words.find_last_of(" .") + 1));
-        if (word.starts_with("TESSERA")) word.erase(0, 7);
-        if (word.ends_with("EXCEPTION")) word.erase(word.size() - 9);
-        for (int code = 1; code <= static_cast<int>(Code::internal); ++code) {
-            const std::string_view name = code_name(static_cast<Code>(code));
-            if (plain(name) == word) return std::string(name);
-        }
-        rest = colon == std::string_view::npos ? "" : rest.substr(colon + 1);
-    }
-    return "";
-}
-
 std::string whole_message(const RankEnd& end) { return end.error ? end.error->message : end.message(); }
 
 // Ranks that differ from each other say the same, each with its own number before it.
@@ -173,14 +146,10 @@ const RankEnd& root_of(const std::vector<RankEnd>& failures) {
     return root != failures.end() ? *root : failures.front();
 }
 
-std::string told_briefly(const RankEnd& failure, const RankEnd& root, const std::vector<RankEnd>& failures,
-                         const std::vector<RankEnd>& ends) {
-    const std::string message = failure.message();
-    if (message.empty()) return "-";
+std::string told_briefly(const RankEnd& failure, const RankEnd& root, const std::vector<RankEnd>& failures) {
     for (const RankEnd& culprit : failures) {
-        if (!blames(failure, culprit, ends)) continue;
-        const bool recorded = failure.error && !failure.error->code.empty();
-        const std::string status = recorded ? failure.error->code : status_in(message);
+        if (!blames(failure, culprit)) continue;
+        const std::string status(code_of(failure));
         const char* fate = !culprit.late.empty()              ? "did not come"
                            : culprit.by_agent                 ? "failed or left"
                            : culprit.wait_status == 0         ? "left"
@@ -188,6 +157,8 @@ std::string told_briefly(const RankEnd& failure, const RankEnd& root, const std:
                                                               : "failed";
         return fmt::format("{}because rank {} {}", status.empty() ? "" : status + " ", culprit.rank, fate);
     }
+    const std::string message = failure.message();
+    if (message.empty()) return "-";
     if (say_the_same(failure, root)) return fmt::format("the same as rank {}", root.rank);
     return message;
 }
@@ -199,11 +170,11 @@ struct Row {
     std::string text;
 };
 
-std::vector<Row> rows_of(const RankEnd& root, const std::vector<RankEnd>& failures, const std::vector<RankEnd>& ends) {
+std::vector<Row> rows_of(const RankEnd& root, const std::vector<RankEnd>& failures) {
     std::vector<Row> rows;
     for (const RankEnd& failure : failures) {
         if (&failure == &root) continue;
-        const std::string text = told_briefly(failure, root, failures, ends);
+        const std::string text = told_briefly(failure, root, failures);
         const std::string end = ending(failure);
         const auto same = [&](const Row& row) { return row.text == text && row.ending == end; };
         auto row = std::ranges::find_if(rows, same);
@@ -230,7 +201,7 @@ std::string cut(std::string line, size_t width) {
 std::string others_of(const RankEnd& root, const std::vector<RankEnd>& failures, const std::vector<RankEnd>& ends,
                       size_t width) {
     std::string text;
-    const std::vector<Row> rows = rows_of(root, failures, ends);
+    const std::vector<Row> rows = rows_of(root, failures);
     size_t widest = 0;
     for (const Row& row : rows) widest = std::max(widest, rank_spans(row.ranks).size());
     if (!rows.empty()) text += "\n  then:\n";

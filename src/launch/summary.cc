@@ -4,7 +4,6 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <charconv>
 #include <csignal>
 #include <initializer_list>
 #include <regex>
@@ -19,7 +18,7 @@ namespace tsr {
 
 namespace {
 
-constexpr size_t searched_bytes = 4096;  // of a message, for the peers that it names
+constexpr size_t searched_bytes = 4096;  // of a message, for PyTorch's words
 
 std::string_view trimmed(std::string_view line) {
     const size_t begin = line.find_first_not_of(" \t");
@@ -77,60 +76,29 @@ std::string meaning_of(int wait_status) {
                        meaning.empty() ? "" : ": " + meaning);
 }
 
-// --- who names whom
+// --- who failed because of whom
 
-struct Named {
-    int rank = 0;
-    pid_t pid = 0;  // 0: not told
-};
-
-// The peers that died, failed or left, as the messages of Tessera's transports tell of them.
-std::vector<Named> lost_peers_in(std::string_view text) {
-    static const std::regex pattern(
-        R"(rank (\d{1,9})(?: \(pid (\d{1,9})[^)]{0,300}\))? (?:died|left the communicator|failed: |exited with status|was killed by))");
-    const std::string searched(text.substr(0, searched_bytes));
-    const auto number = [](const std::ssub_match& match) {
-        const std::string digits = match.str();
-        int value = 0;
-        std::from_chars(digits.data(), digits.data() + digits.size(), value);
-        return value;
-    };
-    std::vector<Named> named;
-    for (std::sregex_iterator at(searched.begin(), searched.end(), pattern), none; at != none; ++at) {
-        named.push_back({number((*at)[1]), number((*at)[2])});
-    }
-    return named;
+// What it failed with: the error that it recorded. One that recorded none ended for its communicator's failure, but for a
+// crash; an uncaught exception ends some programs by SIGABRT.
+const RecordedError* reason_of(const RankEnd& end) {
+    if (end.error) return &*end.error;
+    const bool crashed =
+        !end.by_agent && WIFSIGNALED(end.wait_status) && WTERMSIG(end.wait_status) != SIGABRT;
+    return end.failure && !crashed ? &*end.failure : nullptr;
 }
 
-// By the process if it is a rank's own (a rank may be a shell that started the trainer), else by the number.
-bool names(const Named& named, const RankEnd& end, const std::vector<RankEnd>& ends) {
-    const bool known = std::ranges::any_of(ends, [&](const RankEnd& e) { return e.pid == named.pid; });
-    return known ? named.pid == end.pid : named.rank == end.rank;
-}
-
-bool tells_of(std::string_view text, const RankEnd& end, const std::vector<RankEnd>& ends) {
-    return std::ranges::any_of(lost_peers_in(text), [&](const Named& named) { return names(named, end, ends); });
-}
-
-bool told_of(std::string_view text, const RankEnd& victim, const RankEnd& end, const std::vector<RankEnd>& ends) {
-    if (victim.rank == end.rank) return false;
-    // An uncaught exception ends some programs by SIGABRT; the other signals are not of a peer's making.
-    if (WIFSIGNALED(victim.wait_status) && WTERMSIG(victim.wait_status) != SIGABRT) return false;
-    return tells_of(text, end, ends);
-}
-
-// What was recorded tells it without words.
-bool recorded_of(const RankEnd& victim, const RankEnd& end, std::initializer_list<Code> codes) {
-    if (!victim.error || victim.error->peer != end.rank || victim.rank == end.rank) return false;
-    return std::ranges::any_of(codes, [&](Code code) { return victim.error->code == code_name(code); });
+bool failed_with(const RankEnd& victim, const RankEnd& end, std::initializer_list<Code> codes) {
+    const RecordedError* reason = reason_of(victim);
+    if (reason == nullptr || reason->peer != end.rank || victim.rank == end.rank) return false;
+    return std::ranges::any_of(codes, [&](Code code) { return reason->code == code_name(code); });
 }
 
 bool waited_for(const RankEnd& victim, const RankEnd& end) {
-    return recorded_of(victim, end, {Code::timeout}) || (!victim.missed.empty() && victim.missed[0] == end.rank);
+    return failed_with(victim, end, {Code::timeout}) || (!victim.missed.empty() && victim.missed[0] == end.rank);
 }
 
-bool is_known_victim(const RankEnd& victim, const RankEnd& end) {
-    return waited_for(victim, end) || recorded_of(victim, end, {Code::peer_lost, Code::aborted});
+bool was_lost_to(const RankEnd& victim, const RankEnd& end) {
+    return waited_for(victim, end) || failed_with(victim, end, {Code::peer_lost, Code::aborted});
 }
 
 std::string all_text(const RankEnd& end) {
@@ -164,36 +132,29 @@ std::vector<RankEnd> with_missed(std::vector<RankEnd> ends) {
     return ends;
 }
 
-// Not a failure by its status, but by what those say that failed.
+// Not a failure by its status, but others were lost to it.
 bool failed_by_evidence(const RankEnd& end, const std::vector<RankEnd>& ends) {
-    return std::ranges::any_of(ends, [&](const RankEnd& victim) {
-        if (!failed_by_itself(victim)) return false;
-        if (!end.by_agent && end.wait_status != 0) return false;
-        const bool later = end.by_agent || end.order > victim.order;
-        return is_known_victim(victim, end) || told_of(later ? victim.message() : all_text(victim), victim, end, ends);
-    });
+    if (failed_by_itself(end)) return false;
+    return std::ranges::any_of(
+        ends, [&](const RankEnd& victim) { return failed_by_itself(victim) && was_lost_to(victim, end); });
 }
 
-// By its own message, and by how it ended.
-bool is_victim_of(const RankEnd& end, const RankEnd& victim, const std::vector<RankEnd>& ends) {
+bool is_victim_of(const RankEnd& victim, const RankEnd& end) {
     if (waited_for(end, victim)) return waited_for(victim, end);  // it is the one that was late
-    const bool left_in_peace = end.wait_status == 0 && !end.by_agent;
-    return is_known_victim(victim, end) ||
-           told_of(left_in_peace ? all_text(victim) : victim.message(), victim, end, ends);
+    return was_lost_to(victim, end);
 }
 
 // What one that waited says, of those that did not come.
 std::string words_of(const RankEnd& waiting) {
-    if (waiting.missed.empty()) return first_words(waiting.error->message);
+    if (waiting.missed.empty()) return first_words(reason_of(waiting)->message);
     return fmt::format("rank {} says: {} ({} said nothing)", waiting.rank,
                        waiting.error ? first_words(waiting.error->message) : last_line(waiting.last_lines),
                        rank_spans(waiting.missed));
 }
 
-// The agent ended it after it had said which peer it failed with.
-bool was_ended_as_victim(const RankEnd& victim, const RankEnd& end, const std::vector<RankEnd>& ends) {
-    return victim.by_agent && victim.rank != end.rank && !end.survived &&
-           (is_known_victim(victim, end) || tells_of(victim.message(), end, ends));
+// The agent ended it after its peer had been lost.
+bool was_ended_as_victim(const RankEnd& victim, const RankEnd& end) {
+    return victim.by_agent && !end.survived && was_lost_to(victim, end);
 }
 
 }  // namespace
@@ -206,7 +167,9 @@ std::string RankEnd::message() const {
     if (!late.empty()) return late;
     if (error) return first_words(error->message);
     const std::string_view line = last_line(last_lines);
-    return line.empty() ? "" : fmt::format("last stderr line: {}", line);
+    if (!line.empty()) return fmt::format("last stderr line: {}", line);
+    const RecordedError* reason = reason_of(*this);
+    return reason != nullptr ? first_words(reason->message) : "";
 }
 
 std::string RankEnd::cause() const {
@@ -225,7 +188,7 @@ std::vector<RankEnd> failures_of(const std::vector<RankEnd>& given) {
     std::vector<int> victims;
     for (const RankEnd& failure : failures) {
         const bool victim =
-            std::ranges::any_of(failures, [&](const RankEnd& other) { return is_victim_of(other, failure, ends); });
+            std::ranges::any_of(failures, [&](const RankEnd& other) { return is_victim_of(failure, other); });
         if (victim) victims.push_back(failure.rank);
     }
     const auto key = [&](const RankEnd& f) {
@@ -238,14 +201,14 @@ std::vector<RankEnd> failures_of(const std::vector<RankEnd>& given) {
         const auto waiting =
             std::ranges::find_if(failures, [&](const RankEnd& other) { return waited_for(other, failure); });
         if (waiting == failures.end() || waited_for(failure, *waiting)) continue;
-        if (!failure.by_agent && !is_known_victim(failure, *waiting)) continue;
+        if (!failure.by_agent && !was_lost_to(failure, *waiting)) continue;
         failure.late = words_of(*waiting);
     }
     const size_t by_themselves = failures.size();
     for (const RankEnd& end : ends) {
         const auto known = failures.begin() + static_cast<std::ptrdiff_t>(by_themselves);
         if (std::any_of(failures.begin(), known, [&](const RankEnd& f) { return f.rank == end.rank; })) continue;
-        if (std::any_of(failures.begin(), known, [&](const RankEnd& f) { return was_ended_as_victim(end, f, ends); })) {
+        if (std::any_of(failures.begin(), known, [&](const RankEnd& f) { return was_ended_as_victim(end, f); })) {
             failures.push_back(end);
         }
     }
@@ -257,8 +220,13 @@ int exit_code_of(const std::vector<RankEnd>& failures) {
     return own == failures.end() ? 0 : exit_code_of(own->wait_status);
 }
 
-bool blames(const RankEnd& victim, const RankEnd& end, const std::vector<RankEnd>& ends) {
-    return is_victim_of(end, victim, ends) || was_ended_as_victim(victim, end, ends);
+bool blames(const RankEnd& victim, const RankEnd& end) {
+    return is_victim_of(victim, end) || was_ended_as_victim(victim, end);
+}
+
+std::string_view code_of(const RankEnd& end) {
+    const RecordedError* reason = reason_of(end);
+    return reason != nullptr ? std::string_view(reason->code) : "";
 }
 
 }  // namespace tsr

@@ -1,6 +1,8 @@
 // How ranks ended, for tests of what is concluded from it and said of it.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <optional>
 #include <string>
 #include <utility>
@@ -27,6 +29,20 @@ inline RankEnd end_with(RankEnd end, std::vector<std::string> last_lines) {
 inline RankEnd end_saying(int rank, std::string message, std::string traceback = "") {
     RankEnd end = end_of(rank, exit_1, 1, 1);
     end.error = RecordedError{std::move(message), std::move(traceback), 0};
+    return end;
+}
+
+// Its communicator failed so; it has recorded nothing.
+inline RankEnd with_failure(RankEnd end, Code code, int peer) {
+    end.failure = RecordedError{fmt::format("the communicator of rank {}", end.rank), "", 0, std::string(code_name(code)),
+                                peer};
+    return end;
+}
+
+// It recorded an error of Tessera's.
+inline RankEnd with_code(RankEnd end, Code code, int peer) {
+    end.error->code = code_name(code);
+    end.error->peer = peer;
     return end;
 }
 

@@ -34,13 +34,46 @@ TEST_F(ErrorFile, FirstErrorOfAProcessIsReadBack) {
 
 TEST_F(ErrorFile, FactsOfTheErrorAreReadBack) {
     testing::Child child = testing::in_child({{"TESSERA_ERROR_FILE", path_}}, [] {
-        record_error("late", "", Error(Code::timeout, "late").with_peer(0).with_launcher_peer(3).record().get());
+        const Error error(Code::timeout, "late");
+        record_error("late", "",
+                     error.with_rank(1).with_peer(0).with_launcher_peer(3).with_operation("barrier", 7).record().get());
     });
+    const pid_t pid = child.pid();
     ASSERT_EQ(child.wait(), 0);
     const auto error = read_error_file(path_);
     ASSERT_TRUE(error);
     EXPECT_EQ(error->code, "TIMEOUT");
     EXPECT_EQ(error->peer, 3);
+    std::stringstream text;
+    text << std::ifstream(path_).rdbuf();
+    const Json document = Json::parse(text.str(), path_);
+    const Json& facts = document.at("message").at("extraInfo").at("tessera");
+    EXPECT_EQ(facts.at("rank").as_int(), 1);
+    EXPECT_EQ(facts.at("pid").as_int(), pid);
+    EXPECT_EQ(facts.at("operation").as_string(), "barrier");
+    EXPECT_EQ(facts.at("sequence").as_int(), 7);
+}
+
+TEST_F(ErrorFile, FirstFailureOfACommunicatorIsRecordedUntilItIsOver) {
+    const auto failure = [](const char* words) { return Error(Code::peer_lost, words).with_launcher_peer(2).record(); };
+    testing::Child child = testing::in_child({{"TESSERA_FAILURE_FILE", path_}}, [&] {
+        record_failure(nullptr);
+        record_failure(failure("first").get());
+        record_failure(failure("second").get());
+    });
+    ASSERT_EQ(child.wait(), 0);
+    EXPECT_EQ(read_error_file(path_).value().message, "first");
+    EXPECT_EQ(read_error_file(path_).value().peer, 2);
+    testing::Child survivor = testing::in_child({{"TESSERA_FAILURE_FILE", path_}}, [&] {
+        record_failure(failure("outlived").get());
+        record_failure(nullptr);
+    });
+    ASSERT_EQ(survivor.wait(), 0);
+    EXPECT_FALSE(read_error_file(path_));
+    const std::string nowhere = (directory_.path() / "no" / "directory").string();
+    testing::Child silenced = testing::in_child({{"TESSERA_FAILURE_FILE", nowhere}},
+                                                [&] { record_failure(failure("cannot be told").get()); });
+    EXPECT_EQ(silenced.wait(), 0);
 }
 
 TEST_F(ErrorFile, TorchelasticsVariableServesToo) {

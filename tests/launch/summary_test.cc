@@ -18,6 +18,8 @@ using testing::exit_1;
 using ::testing::HasSubstr;
 using testing::Ranks;
 using testing::ranks_of;
+using testing::with_code;
+using testing::with_failure;
 
 TEST(Failures, RootCauseIsTheEarliestAndAKilledRankBeforeItsVictims) {
     const std::vector<RankEnd> ends = {end_of(0, exit_1, 10.2, 2, 10.1), end_of(1, exit_1, 10.0, 1, 9.9),
@@ -115,26 +117,25 @@ TEST(Failures, ARankThatDoesNotComeToPyTorchsStoreIsTheCause) {
 }
 
 TEST(Failures, ARankThatLeftWithExitCodeZeroIsTheCauseOfThoseThatMissIt) {
-    const std::string lost = "tessera: PEER_LOST: rank 0: barrier #2 failed: rank 1 (pid 101) died; its last operation";
-    const std::vector<RankEnd> ends = {end_with(end_of(0, exit_1, 10.1, 2), {lost, "giving up"}), end_of(1, 0, 10.0, 1),
-                                       end_of(2, 0, 9.9, 1)};
+    const auto missing_1 = [](RankEnd end) { return with_failure(std::move(end), Code::peer_lost, 1); };
+    const std::vector<RankEnd> ends = {missing_1(end_with(end_of(0, exit_1, 10.1, 2), {"giving up"})),
+                                       end_of(1, 0, 10.0, 1), end_of(2, 0, 9.9, 1)};
     const auto failures = failures_of(ends);
     EXPECT_EQ(ranks_of(failures), (Ranks{1, 0}));
     EXPECT_EQ(exit_code_of(failures), 1);
     EXPECT_THAT(failures.front().cause(), HasSubstr("rank 1 ended with exit code 0 (its peers still needed it"));
-    // By its number where the process is the child of a wrapper; one that ended after the failure, by the message alone.
-    const std::string child = "rank 0: barrier #2 failed: rank 1 (pid 7, host x) left the communicator";
-    EXPECT_EQ(ranks_of(failures_of({end_with(end_of(0, exit_1, 2, 2), {child}), end_of(1, 0, 1, 1)})), (Ranks{1, 0}));
-    EXPECT_EQ(ranks_of(failures_of({end_with(end_of(0, exit_1, 1, 1), {child}), end_of(1, 0, 2, 2)})), (Ranks{1, 0}));
-    const RankEnd before_more = end_with(end_of(0, exit_1, 1, 1), {child, "giving up"});
-    EXPECT_EQ(ranks_of(failures_of({before_more, end_of(1, 0, 2, 2)})), (Ranks{0}));
-    // A crash of its own is nobody's doing, whatever was said before.
-    EXPECT_EQ(ranks_of(failures_of({end_with(end_of(0, SIGSEGV, 2, 2), {child}), end_of(1, 0, 1, 1)})), (Ranks{0}));
+    EXPECT_EQ(ranks_of(failures_of({missing_1(end_of(0, exit_1, 1, 1)), end_of(1, 0, 2, 2)})), (Ranks{1, 0}))
+        << "the launcher noticed its end later";
+    EXPECT_EQ(ranks_of(failures_of({missing_1(end_of(0, SIGABRT, 2, 2)), end_of(1, 0, 1, 1)})), (Ranks{1, 0}))
+        << "an exception that nothing caught";
+    // What it recorded is its reason, and a crash is nobody else's doing, whatever its communicator went through before.
+    EXPECT_EQ(ranks_of(failures_of({missing_1(end_of(0, exit_1, 2, 2, 2)), end_of(1, 0, 1, 1)})), (Ranks{0}));
+    EXPECT_EQ(ranks_of(failures_of({missing_1(end_of(0, SIGSEGV, 2, 2)), end_of(1, 0, 1, 1)})), (Ranks{0}));
 }
 
 TEST(Failures, ARankThatEndedBeforeItJoinedIsTheCauseOfThoseThatWaited) {
-    const std::string told = "rank 0: rank 2 exited with status 0 before it joined the communicator of 3 ranks";
-    const std::vector<RankEnd> ends = {end_saying(0, told), end_saying(1, told), end_of(2, 0, 0.5, 0)};
+    const auto missing_2 = [](int rank) { return with_code(end_saying(rank, "not joined"), Code::peer_lost, 2); };
+    const std::vector<RankEnd> ends = {missing_2(0), missing_2(1), end_of(2, 0, 0.5, 0)};
     EXPECT_EQ(ranks_of(failures_of(ends)), (Ranks{2, 0, 1}));
 }
 
@@ -146,22 +147,20 @@ TEST(Failures, AMessageThatEndsInAColonIsToldWithItsNextLine) {
 }
 
 TEST(Failures, ARankThatWasSlowToEndComesBeforeItsVictims) {
-    const std::string told = "rank 0: barrier #2 ended: rank 1 failed: rank 1: out of memory";
-    const RankEnd victim = end_with(end_of(0, exit_1, 1, 1), {told});
+    const RankEnd victim = with_failure(end_of(0, exit_1, 1, 1), Code::aborted, 1);
     const RankEnd root = ended_by_agent(end_of(1, SIGTERM, 2, 2, 0.5));
     EXPECT_EQ(ranks_of(failures_of({victim, root, ended_by_agent(end_of(2, SIGTERM, 2, 2))})), (Ranks{1, 0}));
     EXPECT_EQ(exit_code_of(failures_of({victim, root})), 1) << "how the agent ended it is not the job's end";
     // Two that name each other: the earlier.
-    const std::string back = "rank 1: barrier #2 ended: rank 0 failed: rank 0: interrupted";
-    EXPECT_EQ(ranks_of(failures_of({victim, end_with(end_of(1, exit_1, 0.5, 0), {back})})), (Ranks{1, 0}));
+    EXPECT_EQ(ranks_of(failures_of({victim, with_failure(end_of(1, exit_1, 0.5, 0), Code::aborted, 0)})),
+              (Ranks{1, 0}));
 }
 
-TEST(Failures, WhomTheAgentEndedIsToldOfIfItSaidWhichPeerItFailedWith) {
+TEST(Failures, WhomTheAgentEndedIsToldOfIfItHadLostItsPeer) {
     const RankEnd root = end_of(1, SIGKILL, 1, 1);
-    const RankEnd victim = end_saying(0, "PeerLost: rank 0: barrier #2 failed: rank 1 (pid 101) was killed by SIGKILL");
-    RankEnd late = ended_by_agent(end_of(2, SIGTERM, 2, 2));
-    late.last_lines = {"Traceback (most recent call last):", "PeerLost: rank 2: barrier #2 failed: rank 1 died"};
-    RankEnd of_other = ended_by_agent(end_saying(3, "PeerLost: rank 3: rank 4 died"));
+    const RankEnd victim = with_code(end_saying(0, "rank 1 was killed"), Code::peer_lost, 1);
+    const RankEnd late = with_failure(ended_by_agent(end_of(2, SIGTERM, 2, 2)), Code::peer_lost, 1);
+    const RankEnd of_other = with_code(ended_by_agent(end_saying(3, "rank 4 died")), Code::peer_lost, 4);
     const RankEnd silent = ended_by_agent(end_of(4, SIGTERM, 2, 2));
     EXPECT_EQ(ranks_of(failures_of({silent, late, victim, root, of_other})), (Ranks{1, 0, 2}));
     EXPECT_EQ(ranks_of(failures_of({late, silent})), (Ranks{})) << "nobody failed";
