@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "checkpoint/save_queue.hpp"
+#include "checkpoint/save/save_queue.hpp"
 #include "comm/communicator.hpp"
 #include "comm/work.hpp"
 #include "handles.hpp"

@@ -4,8 +4,8 @@
 #include "comm/communicator.hpp"
 #include "comm/fingerprint.hpp"
 #include "handles.hpp"
-#include "optimizer_of_model.hpp"
 #include "parallel/ddp/ddp.hpp"
+#include "train/optimizer_of.hpp"
 
 namespace {
 
@@ -194,15 +194,7 @@ tsr_status tsr_ddp_set_hook(tsr_ddp* ddp, tsr_ddp_hook_fn fn, void* user_data, t
 
 tsr_status tsr_ddp_step_in_backward(tsr_ddp* ddp, tsr_optimizer* optimizer) {
     return guard([&] {
-        const auto& model = object_of(ddp, "ddp");
-        const auto& object = object_of(optimizer, "optimizer");
-        const auto* made = std::get_deleter<tsr::capi::OptimizerOfModel>(object);
-        if (made == nullptr || made->model != model) {
-            throw tsr::Error(tsr::Code::invalid_argument,
-                             "the optimizer was not made from this model; only one that was can step in its backward "
-                             "pass");
-        }
-        model->step_in_backward(*object);
+        tsr::step_in_backward(*object_of(ddp, "ddp"), *object_of(optimizer, "optimizer"));
     });
 }
 

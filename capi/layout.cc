@@ -1,7 +1,7 @@
 // tessera/layout.h: who holds which box of a tensor.
 #include "tessera/layout.h"
 
-#include "checkpoint/gathered_layout.hpp"
+#include "checkpoint/model/gathered_layout.hpp"
 #include "comm/communicator.hpp"
 #include "handles.hpp"
 #include "tensor/layout.hpp"

@@ -5,9 +5,7 @@
 #include "optim/adam.hpp"
 #include "optim/optimizer.hpp"
 #include "optim/sgd.hpp"
-#include "optimizer_of_model.hpp"
-#include "parallel/ddp/ddp.hpp"
-#include "parallel/fsdp/fsdp.hpp"
+#include "train/optimizer_of.hpp"
 
 namespace {
 
@@ -40,68 +38,9 @@ std::vector<tsr::OptimizerParam> params_in(const tsr_param* params, const tsr_te
     return out;
 }
 
-std::vector<tsr::OptimizerParam> params_in(const tsr::Ddp& ddp) {
-    std::vector<tsr::OptimizerParam> out;
-    out.reserve(ddp.params().size());
-    for (size_t i = 0; i < ddp.params().size(); ++i) {
-        out.push_back({ddp.param(i).name, ddp.param(i).tensor, ddp.grad(i)});
-    }
-    return out;
-}
-
-// Each step is of gradients that were reduced since the step before.
-template <class Model>
-void set_gate(tsr::Optimizer& optimizer, const std::shared_ptr<Model>& model, const char* what) {
-    const auto stepped = std::make_shared<int64_t>(0);
-    optimizer.set_gate([model, what] { model->check_idle(what); },
-                       [model, stepped] { model->check_reduced_after(*stepped); },
-                       [model, stepped] { *stepped = model->synced_steps(); });
-}
-
-// An optimizer over `ddp` keeps it alive and does not touch gradients that are being reduced. If the ranks of a host share
-// the parameters it has its moments where they do.
-template <class Make>
-void create_over(tsr_ddp* ddp, tsr_optimizer** out, Make&& make) {
-    create(out, [&] {
-        const std::shared_ptr<tsr::Ddp>& model = object_of(ddp, "ddp");
-        std::shared_ptr<tsr::Optimizer> made = make(params_in(*model), model->host_copy());
-        std::shared_ptr<tsr::Optimizer> optimizer(made.get(), tsr::capi::OptimizerOfModel{made, model});
-        set_gate(*optimizer, model, "the optimizer cannot use the gradients");
-        if (model->host_copy()) model->step_in_backward(*optimizer);
-        return optimizer;
-    });
-}
-
-// Of the shards that are trained. Between steps alone, while no unit is whole.
-template <class Make>
-void create_over(tsr_fsdp* fsdp, tsr_optimizer** out, Make&& make) {
-    create(out, [&] {
-        const std::shared_ptr<tsr::Fsdp>& model = object_of(fsdp, "fsdp");
-        std::vector<tsr::OptimizerParam> params;
-        std::vector<size_t> numbers;  // in the model
-        for (size_t i = 0; i < model->params(); ++i) {
-            const tsr::FsdpParam& param = model->param(i);
-            if (!param.trained) continue;
-            numbers.push_back(i);
-            params.push_back({param.name, model->shard(i), model->shard_grad(i), model->held(i)});
-        }
-        std::shared_ptr<tsr::Optimizer> optimizer = make(std::move(params));
-        set_gate(*optimizer, model, "the optimizer cannot change the shards");
-        optimizer->set_has_grad(
-            [model, numbers = std::move(numbers)](size_t param) { return model->has_grad(numbers[param]); },
-            [model] { model->forget_gradients(); });
-        const auto over_ranks = [comm = model->comm()](double own, tsr::Optimizer::Over how) {
-            const tsr::Tensor number = tsr::tensor_of(std::span<double>(&own, 1), tsr::DType::f64);
-            comm->run({.collective = tsr::Collective::all_reduce,
-                       .outputs = {&number, 1},
-                       .op = how == tsr::Optimizer::Over::max ? tsr::ReduceOp::max : tsr::ReduceOp::sum,
-                       .label = "norm of gradients"});
-            return own;
-        };
-        optimizer->set_together(over_ranks,
-                                [comm = model->comm()](tsr::FunctionRef<void()> body) { comm->in_one_call(body); });
-        return optimizer;
-    });
+template <class Model, class Make>
+void create_over(Model* model, const char* what, tsr_optimizer** out, Make&& make) {
+    create(out, [&] { return tsr::optimizer_of(object_of(model, what), make); });
 }
 
 // One of each kind: the caller's options to an optimizer over `params`.
@@ -144,12 +83,12 @@ tsr_status tsr_sgd_create(const tsr_param* params, const tsr_tensor* grads, size
 
 tsr_status tsr_ddp_sgd(tsr_ddp* ddp, const tsr_sgd_options* options, tsr_optimizer** out) {
     return guard([&] {
-        create_over(ddp, out, [&](auto params, auto copy) { return sgd(std::move(params), options, std::move(copy)); });
+        create_over(ddp, "ddp", out, [&](auto params, auto copy) { return sgd(std::move(params), options, std::move(copy)); });
     });
 }
 
 tsr_status tsr_fsdp_sgd(tsr_fsdp* fsdp, const tsr_sgd_options* options, tsr_optimizer** out) {
-    return guard([&] { create_over(fsdp, out, [&](auto params) { return sgd(std::move(params), options); }); });
+    return guard([&] { create_over(fsdp, "fsdp", out, [&](auto params, auto) { return sgd(std::move(params), options); }); });
 }
 
 tsr_status tsr_adam_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_adam_options* options,
@@ -161,7 +100,7 @@ tsr_status tsr_adam_create(const tsr_param* params, const tsr_tensor* grads, siz
 
 tsr_status tsr_ddp_adam(tsr_ddp* ddp, const tsr_adam_options* options, tsr_optimizer** out) {
     return guard([&] {
-        create_over(ddp, out, [&](auto params, auto copy) {
+        create_over(ddp, "ddp", out, [&](auto params, auto copy) {
             return adam(std::move(params), options, default_adam, tsr::Decay::in_gradient, std::move(copy));
         });
     });
@@ -169,7 +108,7 @@ tsr_status tsr_ddp_adam(tsr_ddp* ddp, const tsr_adam_options* options, tsr_optim
 
 tsr_status tsr_fsdp_adam(tsr_fsdp* fsdp, const tsr_adam_options* options, tsr_optimizer** out) {
     return guard([&] {
-        create_over(fsdp, out, [&](auto params) {
+        create_over(fsdp, "fsdp", out, [&](auto params, auto) {
             return adam(std::move(params), options, default_adam, tsr::Decay::in_gradient);
         });
     });
@@ -184,7 +123,7 @@ tsr_status tsr_adamw_create(const tsr_param* params, const tsr_tensor* grads, si
 
 tsr_status tsr_ddp_adamw(tsr_ddp* ddp, const tsr_adamw_options* options, tsr_optimizer** out) {
     return guard([&] {
-        create_over(ddp, out, [&](auto params, auto copy) {
+        create_over(ddp, "ddp", out, [&](auto params, auto copy) {
             return adam(std::move(params), options, default_adamw, tsr::Decay::decoupled, std::move(copy));
         });
     });
@@ -192,7 +131,7 @@ tsr_status tsr_ddp_adamw(tsr_ddp* ddp, const tsr_adamw_options* options, tsr_opt
 
 tsr_status tsr_fsdp_adamw(tsr_fsdp* fsdp, const tsr_adamw_options* options, tsr_optimizer** out) {
     return guard([&] {
-        create_over(fsdp, out, [&](auto params) {
+        create_over(fsdp, "fsdp", out, [&](auto params, auto) {
             return adam(std::move(params), options, default_adamw, tsr::Decay::decoupled);
         });
     });

@@ -1,25 +1,18 @@
-// tessera/state.h: what a checkpoint saves and loads. Optimizers, samplers and objects of the program's are adapted to
-// StateSource here, because checkpoint/ knows none of them. A callback of an object may destroy the state that it serves,
-// so what may call one holds the state itself.
+// tessera/state.h: what a checkpoint saves and loads. Objects of the program's are adapted to StateSource here. A callback of
+// an object may destroy the state that it serves, so what may call one holds the state itself.
 #include "tessera/state.h"
 
-#include <algorithm>
-#include <charconv>
 #include <optional>
 #include <utility>
 
+#include "base/attempt.hpp"
 #include "callback.hpp"
-#include "checkpoint/agreement.hpp"
-#include "checkpoint/state.hpp"
-#include "checkpoint/state_gather.hpp"
+#include "checkpoint/model/state.hpp"
+#include "checkpoint/model/state_gather.hpp"
 #include "comm/communicator.hpp"
-#include "data/sampler.hpp"
 #include "handles.hpp"
-#include "optim/grad_scaler.hpp"
-#include "optim/optimizer.hpp"
-#include "parallel/ddp/ddp.hpp"
-#include "parallel/fsdp/fsdp.hpp"
 #include "tensor/layout.hpp"
+#include "train/state_of.hpp"
 
 namespace {
 
@@ -37,149 +30,6 @@ using tsr::capi::tensor_out;
 using tsr::capi::tensors_in;
 using tsr::capi::text;
 using tsr::capi::text_out;
-
-Json to_value(const tsr::Setting& setting) {
-    if (const auto* flag_value = std::get_if<bool>(&setting)) return Json(*flag_value);
-    if (const auto* integer = std::get_if<int64_t>(&setting)) return Json(*integer);
-    if (const auto* number = std::get_if<double>(&setting)) return tsr::double_value(*number);
-    Json::Array list;
-    for (const double number : std::get<std::vector<double>>(setting)) list.push_back(tsr::double_value(number));
-    return Json(std::move(list));
-}
-
-// Of the same type as `like`, which is the setting that it will replace.
-tsr::Setting to_setting(const Json& value, const tsr::Setting& like, const std::string& name) {
-    if (std::holds_alternative<bool>(like) && value.is(Json::Kind::boolean)) return value.as_bool();
-    if (std::holds_alternative<int64_t>(like)) return tsr::int_of(value, name);
-    if (std::holds_alternative<double>(like)) return tsr::double_of(value, name);
-    if (std::holds_alternative<std::vector<double>>(like)) {
-        const bool tuple = value.is(Json::Kind::object) && value.find("~") != nullptr && value.at("~") == Json("tuple");
-        const Json& numbers = tuple ? value.at("v") : value;  // PyTorch's betas
-        if (numbers.is(Json::Kind::array)) {
-            std::vector<double> list;
-            for (const Json& number : numbers.as_array()) list.push_back(tsr::double_of(number, name));
-            return list;
-        }
-    }
-    throw tsr::Error(tsr::Code::mismatch,
-                     fmt::format("the saved setting '{}' is {}, of another type", name, value.dump()));
-}
-
-constexpr const char* below_optimizer = ".param_groups.0.";
-
-// The settings of an optimizer, "<prefix>.param_groups.0.<setting>", or a scaler, "<prefix>.<setting>".
-template <class Object>
-class SettingsOf final : public tsr::StateSource {
-   public:
-    SettingsOf(std::string prefix, const char* below, std::shared_ptr<Object> object)
-        : prefix_(std::move(prefix)), begin_(prefix_ + below), object_(std::move(object)) {}
-
-    const std::string& prefix() const override { return prefix_; }
-
-    Values collect() const override {
-        Values values;
-        for (const auto& [name, setting] : object_->settings()) values.emplace(begin_ + name, to_value(setting));
-        return values;
-    }
-
-    void check(const Values& values) const override {
-        const tsr::Settings settings = merged(values);
-        if constexpr (std::is_same_v<Object, tsr::GradScaler>) {
-            tsr::GradScaler copy = *object_;
-            copy.load_settings(settings);
-        }
-    }
-    void apply(const Values& values) override { object_->load_settings(merged(values)); }
-    bool has_tensors() const override { return std::is_same_v<Object, tsr::Optimizer>; }
-
-   private:
-    tsr::Settings merged(const Values& values) const {
-        tsr::Settings settings = object_->settings();
-        for (auto& [name, setting] : settings) setting = to_setting(values.at(begin_ + name), setting, begin_ + name);
-        return settings;
-    }
-
-    std::string prefix_;
-    std::string begin_;
-    std::shared_ptr<Object> object_;
-};
-
-Json unsigned_value(uint64_t number) {
-    const Json json(number);
-    if (json.is(Json::Kind::int64)) return json;
-    Json tagged;
-    tagged.set("~", "int");
-    tagged.set("v", std::to_string(number));
-    return tagged;
-}
-
-uint64_t unsigned_of(const Json& value, const std::string& name) {
-    if (value.is(Json::Kind::int64) && value.as_int() >= 0) return static_cast<uint64_t>(value.as_int());
-    if (value.is(Json::Kind::object) && value.find("v") != nullptr && value.at("v").is(Json::Kind::string)) {
-        const std::string& digits = value.at("v").as_string();
-        uint64_t number = 0;
-        const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-        if (error == std::errc{} && end == digits.data() + digits.size()) return number;
-    }
-    throw tsr::Error(tsr::Code::mismatch,
-                     fmt::format("the saved '{}' is {}, not an unsigned number", name, value.dump()));
-}
-
-// "<prefix>.epoch", "<prefix>.consumed" and the order that they are a position in.
-class SamplerValues final : public tsr::StateSource {
-   public:
-    SamplerValues(std::string prefix, std::shared_ptr<tsr::Sampler> sampler)
-        : prefix_(std::move(prefix)), sampler_(std::move(sampler)) {}
-
-    const std::string& prefix() const override { return prefix_; }
-
-    Values collect() const override {
-        const tsr::SamplerState state = sampler_->state();
-        Values values;
-        values.emplace(full("length"), state.length);
-        values.emplace(full("seed"), unsigned_value(state.seed));
-        values.emplace(full("shuffle"), state.shuffle);
-        values.emplace(full("drop_last"), state.drop_last);
-        values.emplace(full("epoch"), state.epoch);
-        values.emplace(full("consumed"), state.consumed);
-        return values;
-    }
-
-    void check(const Values& values) const override {
-        tsr::Sampler copy = *sampler_;
-        copy.load_state(merged(values));
-    }
-    void apply(const Values& values) override { sampler_->load_state(merged(values)); }
-
-   private:
-    std::string full(const char* name) const { return prefix_ + "." + name; }
-
-    tsr::SamplerState merged(const Values& values) const {
-        tsr::SamplerState state = sampler_->state();
-        const auto take = [&](const char* name, auto&& set) { set(values.at(full(name)), full(name)); };
-        const auto take_int = [&](const char* name, int64_t& out) {
-            take(name, [&](const Json& value, const std::string& what) { out = tsr::int_of(value, what); });
-        };
-        const auto take_bool = [&](const char* name, bool& out) {
-            take(name, [&](const Json& value, const std::string& what) {
-                if (!value.is(Json::Kind::boolean)) {
-                    throw tsr::Error(tsr::Code::mismatch, fmt::format("the saved '{}' is {}", what, value.dump()));
-                }
-                out = value.as_bool();
-            });
-        };
-        take_int("length", state.length);
-        take("seed", [&](const Json& value, const std::string& what) { state.seed = unsigned_of(value, what); });
-        take_bool("shuffle", state.shuffle);
-        take_bool("drop_last", state.drop_last);
-        take_int("epoch", state.epoch);
-        take_int("consumed", state.consumed);
-        return state;
-    }
-
-    std::string prefix_;
-    std::shared_ptr<tsr::Sampler> sampler_;
-};
 
 // Values in a state of their own, which a callback is lent for its time.
 class LentValues {
@@ -280,27 +130,6 @@ std::string prefix_in(const char* prefix) {
     return out;
 }
 
-// This rank's boxes of a larger tensor, one after the other in `tensor`; none if it is empty.
-void add_held(tsr::State& state, const std::string& name, const tsr::Tensor& tensor, const tsr::Held& held) {
-    std::vector<tsr::Tensor> pieces;
-    std::byte* at = tensor.data;
-    for (const tsr::Box& box : held.layout.boxes_of(held.rank)) {
-        pieces.push_back({at, box.sizes, tensor.dtype, tensor.device});
-        at += pieces.back().size_bytes();
-    }
-    state.add_sharded(name, held.layout, tensor.dtype, pieces, held.rank);
-}
-
-// `copy`: what the tensor lies in, if ranks of a host share it.
-void add_whole(tsr::State& state, const std::string& name, const tsr::Tensor& tensor,
-               const std::shared_ptr<tsr::SharedCopy>& copy) {
-    if (copy) {
-        state.add_shared(name, tensor, copy);
-    } else {
-        state.add_tensor(name, tensor);
-    }
-}
-
 }  // namespace
 
 extern "C" {
@@ -325,69 +154,29 @@ tsr_status tsr_state_add_sharded(tsr_state* state, const char* name, const tsr_l
 
 tsr_status tsr_state_add_ddp(tsr_state* state, const char* prefix, tsr_ddp* ddp) {
     return guard([&] {
-        const auto& s = object_of(state, "state");
-        const auto& model = object_of(ddp, "ddp");
-        const std::string begin = prefix_in(prefix) + ".";
-        tsr::State part;
-        for (const tsr::NamedTensor& param : model->params()) {
-            add_whole(part, begin + param.name, param.tensor, model->host_copy());
-        }
-        part.keep(model);
-        s->add_all(std::move(part));
+        tsr::add_ddp(*object_of(state, "state"), prefix_in(prefix), object_of(ddp, "ddp"));
     });
 }
 
 tsr_status tsr_state_add_fsdp(tsr_state* state, const char* prefix, tsr_fsdp* fsdp) {
-    return guard([&] {
-        const auto& s = object_of(state, "state");
-        const auto& model = object_of(fsdp, "fsdp");
-        const std::string begin = prefix_in(prefix) + ".";
-        tsr::State part;
-        for (size_t i = 0; i < model->params(); ++i) {
-            add_held(part, begin + model->param(i).name, model->shard(i), model->held(i));
-        }
-        part.add_gate([model] { model->check_idle("a checkpoint cannot be loaded into the shards"); });
-        s->add_all(std::move(part));
-    });
+    return guard([&] { tsr::add_fsdp(*object_of(state, "state"), prefix_in(prefix), object_of(fsdp, "fsdp")); });
 }
 
 tsr_status tsr_state_add_optimizer(tsr_state* state, const char* prefix, tsr_optimizer* optimizer) {
     return guard([&] {
-        const auto& s = object_of(state, "state");
-        const auto& o = object_of(optimizer, "optimizer");
-        const std::string begin = prefix_in(prefix);
-        tsr::State part;
-        part.add_source(std::make_shared<SettingsOf<tsr::Optimizer>>(begin, below_optimizer, o));
-        for (const tsr::Moment& moment : o->moments()) {
-            const std::string name = fmt::format("{}.state.{}.{}", begin, moment.param, moment.name);
-            if (moment.held) {
-                add_held(part, name, moment.tensor, *moment.held);
-            } else {
-                add_whole(part, name, moment.tensor, o->shared_copy());
-            }
-        }
-        part.add_barrier(o->barrier());
-        // Shards of different steps are no model. Replicas may step on their own.
-        const auto is_held = [](const tsr::OptimizerParam& param) { return param.held.has_value(); };
-        if (std::any_of(o->params().begin(), o->params().end(), is_held)) {
-            part.require_same(begin + below_optimizer + "step");
-        }
-        s->add_all(std::move(part));
+        tsr::add_optimizer(*object_of(state, "state"), prefix_in(prefix), object_of(optimizer, "optimizer"));
     });
 }
 
 tsr_status tsr_state_add_grad_scaler(tsr_state* state, const char* prefix, tsr_grad_scaler* scaler) {
     return guard([&] {
-        object_of(state, "state")
-            ->add_source(
-                std::make_shared<SettingsOf<tsr::GradScaler>>(prefix_in(prefix), ".", object_of(scaler, "scaler")));
+        tsr::add_grad_scaler(*object_of(state, "state"), prefix_in(prefix), object_of(scaler, "scaler"));
     });
 }
 
 tsr_status tsr_state_add_sampler(tsr_state* state, const char* prefix, tsr_sampler* sampler) {
     return guard([&] {
-        object_of(state, "state")
-            ->add_source(std::make_shared<SamplerValues>(prefix_in(prefix), object_of(sampler, "sampler")));
+        tsr::add_sampler(*object_of(state, "state"), prefix_in(prefix), object_of(sampler, "sampler"));
     });
 }
 

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "checkpoint/batches.hpp"
+#include "checkpoint/model/batches.hpp"
 #include "ckpt/command.hpp"
 #include "ckpt/elements.hpp"
 #include "ckpt/print.hpp"

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <memory>
 
-#include "checkpoint/export.hpp"
-#include "checkpoint/native/rewrite.hpp"
+#include "checkpoint/export/export.hpp"
+#include "checkpoint/export/rewrite.hpp"
 #include "ckpt/command.hpp"
 #include "ckpt/interrupt.hpp"
 #include "ckpt/print.hpp"

@@ -11,7 +11,7 @@
 #include <set>
 #include <vector>
 
-#include "checkpoint/batches.hpp"
+#include "checkpoint/model/batches.hpp"
 #include "ckpt/command.hpp"
 #include "ckpt/elements.hpp"
 #include "ckpt/print.hpp"

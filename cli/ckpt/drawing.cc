@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "checkpoint/native/lease.hpp"
+#include "checkpoint/root/lease.hpp"
 #include "ckpt/print.hpp"
 
 namespace tsr::cli {

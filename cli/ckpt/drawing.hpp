@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/checkpoint.hpp"
+#include "checkpoint/load/checkpoint.hpp"
 
 namespace tsr::cli {
 

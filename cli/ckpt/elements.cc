@@ -10,7 +10,7 @@
 #include <cstring>
 #include <limits>
 
-#include "checkpoint/value.hpp"
+#include "checkpoint/model/value.hpp"
 #include "tensor/convert.hpp"
 
 namespace tsr::cli {

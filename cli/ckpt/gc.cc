@@ -8,8 +8,8 @@
 #include "base/attempt.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "checkpoint/native/collect.hpp"
-#include "checkpoint/native/root.hpp"
+#include "checkpoint/root/collect.hpp"
+#include "checkpoint/root/root.hpp"
 #include "ckpt/command.hpp"
 #include "ckpt/print.hpp"
 

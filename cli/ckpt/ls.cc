@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "checkpoint/native/root.hpp"
+#include "checkpoint/root/root.hpp"
 #include "ckpt/command.hpp"
 #include "ckpt/print.hpp"
 

@@ -9,7 +9,7 @@
 
 #include "base/brief.hpp"
 #include "base/error.hpp"
-#include "checkpoint/safetensors/files.hpp"
+#include "checkpoint/formats/safetensors/files.hpp"
 #include "ckpt/command.hpp"
 #include "ckpt/elements.hpp"
 

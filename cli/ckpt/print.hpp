@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/json.hpp"
-#include "checkpoint/checkpoint.hpp"
+#include "checkpoint/load/checkpoint.hpp"
 #include "printable.hpp"
 
 namespace tsr::cli {

@@ -5,7 +5,7 @@
 #include <regex>
 #include <vector>
 
-#include "checkpoint/native/rewrite.hpp"
+#include "checkpoint/export/rewrite.hpp"
 #include "ckpt/command.hpp"
 #include "ckpt/interrupt.hpp"
 #include "ckpt/print.hpp"

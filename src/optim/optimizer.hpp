@@ -125,6 +125,9 @@ class Optimizer {
         before_step_ = before_step ? std::move(before_step) : gate_;
         steps_now_ = std::move(steps_now);
     }
+    // The model that it is an optimizer of; nullptr: of tensors of the caller's.
+    void set_model(const void* model) { model_ = model; }
+    [[nodiscard]] const void* model() const { return model_; }
     // Throws why step() would be refused.
     void check_step() const;
 
@@ -173,6 +176,7 @@ class Optimizer {
     std::function<double(double own, Over how)> together_;
     std::function<void(FunctionRef<void()> body)> in_one_call_ = [](auto body) { body(); };
     std::function<void()> steps_now_;
+    const void* model_ = nullptr;
     std::shared_ptr<WriteBarrier> barrier_;
 };
 

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "checkpoint/native/root.hpp"
+#include "checkpoint/root/root.hpp"
 #include "fixture.hpp"
 #include "patience.hpp"
 #include "ranks.hpp"

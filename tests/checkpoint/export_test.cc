@@ -5,7 +5,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "checkpoint/export.hpp"
+#include "checkpoint/export/export.hpp"
 #include "checkpoint/fixture.hpp"
 #include "fault/faulty_files.hpp"
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/log.hpp"
-#include "checkpoint/saver.hpp"
+#include "checkpoint/save/saver.hpp"
 #include "comm/private_buffer.hpp"
 #include "patience.hpp"
 #include "pattern.hpp"

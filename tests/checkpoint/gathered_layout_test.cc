@@ -1,5 +1,5 @@
 // Layouts out of the boxes that each rank gives of itself.
-#include "checkpoint/gathered_layout.hpp"
+#include "checkpoint/model/gathered_layout.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "checkpoint/native/staging.hpp"
+#include "checkpoint/save/staging.hpp"
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
 #include "late_copy_fixture.hpp"

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/native/root.hpp"
+#include "checkpoint/root/root.hpp"
 #include "fixture.hpp"
 #include "late_copy_fixture.hpp"
 #include "optim/adam.hpp"

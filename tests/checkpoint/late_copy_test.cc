@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "checkpoint/native/staging.hpp"
+#include "checkpoint/save/staging.hpp"
 #include "fixture.hpp"
 #include "late_copy_fixture.hpp"
 

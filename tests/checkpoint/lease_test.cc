@@ -21,7 +21,7 @@
 #include "base/crc32c.hpp"
 #include "base/log.hpp"
 #include "base/proc.hpp"
-#include "checkpoint/native/lease.hpp"
+#include "checkpoint/root/lease.hpp"
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
 #include "saver_fixture.hpp"

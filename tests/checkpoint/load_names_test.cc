@@ -1,6 +1,6 @@
 // Loads of a part of a state, and under other names than those that were saved: what is loaded, what is refused, and what is
 // reported.
-#include "checkpoint/load_names.hpp"
+#include "checkpoint/load/load_names.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

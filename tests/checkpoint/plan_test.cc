@@ -9,7 +9,7 @@
 #include <optional>
 #include <set>
 
-#include "checkpoint/native/plan.hpp"
+#include "checkpoint/model/plan.hpp"
 #include "fixture.hpp"
 
 namespace tsr::testing {

@@ -14,7 +14,7 @@
 
 #include "async_fixture.hpp"
 #include "base/clock.hpp"
-#include "checkpoint/progress.hpp"
+#include "checkpoint/io/progress.hpp"
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
 #include "patience.hpp"

@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <new>
 
-#include "checkpoint/native/lease.hpp"
-#include "checkpoint/native/retention.hpp"
+#include "checkpoint/root/lease.hpp"
+#include "checkpoint/root/retention.hpp"
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
 

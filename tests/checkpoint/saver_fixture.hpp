@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/native/lease.hpp"
-#include "checkpoint/native/root.hpp"
+#include "checkpoint/root/lease.hpp"
+#include "checkpoint/root/root.hpp"
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
 

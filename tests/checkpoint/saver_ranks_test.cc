@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/native/root.hpp"
+#include "checkpoint/root/root.hpp"
 #include "fixture.hpp"
 #include "patience.hpp"
 #include "saver_fixture.hpp"

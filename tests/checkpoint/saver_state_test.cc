@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/export.hpp"
+#include "checkpoint/export/export.hpp"
 #include "fixture.hpp"
 #include "saver_fixture.hpp"
 

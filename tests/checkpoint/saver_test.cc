@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "checkpoint/native/root.hpp"
+#include "checkpoint/root/root.hpp"
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
 #include "new_threads.hpp"

@@ -20,8 +20,8 @@
 
 #include "async_fixture.hpp"
 #include "base/clock.hpp"
-#include "checkpoint/native/pace.hpp"
-#include "checkpoint/native/staging.hpp"
+#include "checkpoint/io/pace.hpp"
+#include "checkpoint/save/staging.hpp"
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
 #include "patience.hpp"

@@ -17,7 +17,7 @@
 #include <span>
 #include <vector>
 
-#include "checkpoint/native/staging.hpp"
+#include "checkpoint/save/staging.hpp"
 #include "fixture.hpp"
 #include "patience.hpp"
 #include "tensor/write_barrier.hpp"

@@ -1,11 +1,11 @@
-#include "checkpoint/value.hpp"
+#include "checkpoint/model/value.hpp"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "base/error.hpp"
-#include "checkpoint/state.hpp"
+#include "checkpoint/model/state.hpp"
 
 namespace tsr {
 namespace {

@@ -9,7 +9,7 @@
 #include <thread>
 #include <utility>
 
-#include "checkpoint/export.hpp"
+#include "checkpoint/export/export.hpp"
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
 #include "patience.hpp"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "checkpoint/batches.hpp"
+#include "checkpoint/model/batches.hpp"
 #include "cli/command.hpp"
 
 namespace tsr::testing {

@@ -9,7 +9,7 @@
 
 #include "base/json.hpp"
 #include "checkpoint/fixture.hpp"
-#include "checkpoint/native/root.hpp"
+#include "checkpoint/root/root.hpp"
 #include "cli/command.hpp"
 #include "sanitized.hpp"
 

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "checkpoint/native/lease.hpp"
-#include "checkpoint/native/root.hpp"
+#include "checkpoint/root/lease.hpp"
+#include "checkpoint/root/root.hpp"
 #include "cli/command.hpp"
 #include "patience.hpp"
 #include "places.hpp"

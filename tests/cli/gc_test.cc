@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "base/clock.hpp"
-#include "checkpoint/native/root.hpp"
+#include "checkpoint/root/root.hpp"
 #include "cli/command.hpp"
 #include "sampling.hpp"
 

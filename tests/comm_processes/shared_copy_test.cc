@@ -12,7 +12,7 @@
 #include <sstream>
 #include <string_view>
 
-#include "checkpoint/saver.hpp"
+#include "checkpoint/save/saver.hpp"
 #include "parallel/ddp/shared_model.hpp"
 #include "patience.hpp"
 #include "processes.hpp"

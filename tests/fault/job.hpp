@@ -20,12 +20,12 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/export.hpp"
+#include "checkpoint/export/export.hpp"
 #include "checkpoint/fixture.hpp"
-#include "checkpoint/native/retention.hpp"
-#include "checkpoint/native/root.hpp"
-#include "checkpoint/torch_dcp/writer.hpp"
-#include "checkpoint/torch_dcp/zip.hpp"
+#include "checkpoint/root/retention.hpp"
+#include "checkpoint/root/root.hpp"
+#include "checkpoint/formats/torch_dcp/writer.hpp"
+#include "checkpoint/formats/torch_dcp/zip.hpp"
 #include "fault/faulty_files.hpp"
 #include "fault/memory_files.hpp"
 #include "patience.hpp"

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "checkpoint/fixture.hpp"
-#include "checkpoint/native/root.hpp"
+#include "checkpoint/root/root.hpp"
 #include "fault/faulty_files.hpp"
 #include "mounted.hpp"
 

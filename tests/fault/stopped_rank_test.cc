@@ -5,7 +5,7 @@
 #include <csignal>
 
 #include "checkpoint/fixture.hpp"
-#include "checkpoint/native/root.hpp"
+#include "checkpoint/root/root.hpp"
 #include "comm_processes/processes.hpp"
 #include "fault/faulty_files.hpp"
 #include "fault/job.hpp"

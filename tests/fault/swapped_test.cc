@@ -6,12 +6,12 @@
 #include <filesystem>
 #include <map>
 
-#include "checkpoint/agreement.hpp"
-#include "checkpoint/export.hpp"
+#include "checkpoint/save/agreement.hpp"
+#include "checkpoint/export/export.hpp"
 #include "checkpoint/fixture.hpp"
-#include "checkpoint/native/collect.hpp"
-#include "checkpoint/native/rewrite.hpp"
-#include "checkpoint/native/root.hpp"
+#include "checkpoint/root/collect.hpp"
+#include "checkpoint/export/rewrite.hpp"
+#include "checkpoint/root/root.hpp"
 #include "fault/faulty_files.hpp"
 #include "sampling.hpp"
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <set>
 
-#include "checkpoint/checkpoint.hpp"
+#include "checkpoint/load/checkpoint.hpp"
 #include "patience.hpp"
 #include "places.hpp"
 #include "run_fixture.hpp"

@@ -4,8 +4,8 @@
 #include <atomic>
 #include <cstdlib>
 
-#include "checkpoint/checkpoint.hpp"
-#include "checkpoint/save_queue.hpp"
+#include "checkpoint/load/checkpoint.hpp"
+#include "checkpoint/save/save_queue.hpp"
 #include "run_fixture.hpp"
 
 namespace tsr {

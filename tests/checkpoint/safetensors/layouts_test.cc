@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "checkpoint/safetensors/file_maker.hpp"
-#include "checkpoint/safetensors/files.hpp"
+#include "checkpoint/formats/safetensors/files.hpp"
 
 namespace tsr::testing {
 namespace {

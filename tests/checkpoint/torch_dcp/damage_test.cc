@@ -5,7 +5,7 @@
 #include <random>
 
 #include "checkpoint/fixture.hpp"
-#include "checkpoint/torch_dcp/writer.hpp"
+#include "checkpoint/formats/torch_dcp/writer.hpp"
 #include "fault/faulty_files.hpp"
 
 namespace tsr::testing {

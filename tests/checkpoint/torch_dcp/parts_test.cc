@@ -9,7 +9,7 @@
 
 #include "base/crc32.hpp"
 #include "checkpoint/fixture.hpp"
-#include "checkpoint/torch_dcp/pickle_writer.hpp"
+#include "checkpoint/formats/torch_dcp/pickle_writer.hpp"
 #include "fuzz/targets.hpp"
 #include "places.hpp"
 

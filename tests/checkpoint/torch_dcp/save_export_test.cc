@@ -8,12 +8,12 @@
 #include <set>
 
 #include "base/crc32.hpp"
-#include "checkpoint/export.hpp"
+#include "checkpoint/export/export.hpp"
 #include "checkpoint/fixture.hpp"
-#include "checkpoint/torch_dcp/archive_writer.hpp"
-#include "checkpoint/torch_dcp/metadata.hpp"
-#include "checkpoint/torch_dcp/pickle_writer.hpp"
-#include "checkpoint/torch_dcp/torch_archive.hpp"
+#include "checkpoint/formats/torch_dcp/archive_writer.hpp"
+#include "checkpoint/formats/torch_dcp/metadata.hpp"
+#include "checkpoint/formats/torch_dcp/pickle_writer.hpp"
+#include "checkpoint/formats/torch_dcp/torch_archive.hpp"
 
 namespace tsr::testing {
 namespace {

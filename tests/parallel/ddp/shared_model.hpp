@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/state.hpp"
+#include "checkpoint/model/state.hpp"
 #include "optim/adam.hpp"
 #include "optim/sgd.hpp"
 #include "parallel/model.hpp"

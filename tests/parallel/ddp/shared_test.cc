@@ -12,8 +12,8 @@
 #include <set>
 
 #include "base/log.hpp"
-#include "checkpoint/checkpoint.hpp"
-#include "checkpoint/saver.hpp"
+#include "checkpoint/load/checkpoint.hpp"
+#include "checkpoint/save/saver.hpp"
 #include "parallel/ddp/host_copy.hpp"
 #include "ranks.hpp"
 #include "shared_model.hpp"

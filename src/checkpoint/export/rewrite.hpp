@@ -1,0 +1,30 @@
+// Writes what another checkpoint holds as a new save into a root, by one process and in bounded memory: with other
+// names, or put together into one rank's file. The save is committed as every save is: files fsynced, manifest last.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "checkpoint/load/checkpoint.hpp"
+#include "checkpoint/export/streamed_file.hpp"
+
+namespace tsr {
+
+struct RewriteOptions {
+    enum class Files {
+        kept,      // the same files, layouts and world size; native checkpoints only
+        together,  // one rank's
+    };
+    Files files = Files::kept;
+    // New names of tensors and of values; the old ones where a function is not given.
+    std::function<std::string(const std::string&)> rename_tensor;
+    std::function<std::string(const std::string&)> rename_value;
+    ByteProgress progress;
+};
+
+// Returns the new save's path. INVALID_ARGUMENT if two names become one; INVALID_STATE if a live job saves into `root`.
+// A failure leaves nothing behind.
+std::string rewrite_checkpoint(const Checkpoint& source, const std::string& root, const RewriteOptions& options,
+                               FileSystem& files = posix_file_system());
+
+}  // namespace tsr

@@ -1,0 +1,97 @@
+#include "checkpoint/formats/find.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/error.hpp"
+#include "checkpoint/formats/safetensors/files.hpp"
+#include "checkpoint/root/retention.hpp"
+#include "checkpoint/root/root.hpp"
+
+namespace tsr {
+
+Found resolve_checkpoint(FileSystem& files, const std::string& path) {
+    if (path.empty()) throw Error(Code::invalid_argument, "the path of a checkpoint is empty");
+    FileStatus status;
+    const int64_t found = files.status(path, status);
+    const bool is_latest = name_in_path(path) == latest_name;
+    const auto is_zip = [&] { return first_bytes(files, path).starts_with("PK\x03\x04"); };  // so begins torch.save
+    const bool is_file = found == 0 && status.kind == FileStatus::Kind::file;
+    if (name_in_path(path) == best_name && (found == -ENOENT || (is_file && !is_zip()))) {
+        const std::string root = parent_of(path);
+        if (const auto best = best_save(files, root)) return {Format::native, join(root, *best)};
+        throw Error(
+            Code::not_found,
+            fmt::format("{} knows no best save: its saver was given no best_metric, or no save has that metric", root));
+    }
+    if (found == -ENOENT || found == -ENOTDIR) {
+        if (is_latest && exists(files, parent_of(path))) return resolve_checkpoint(files, parent_of(path));
+        throw Error(Code::not_found, fmt::format("there is no checkpoint at {}", path));
+    }
+    if (found < 0) throw os_error(fmt::format("cannot look at {}", path), static_cast<int>(-found));
+    if (is_file) {
+        if (is_latest) return resolve_checkpoint(files, parent_of(path));
+        if (name_in_path(path) == manifest_name) return resolve_checkpoint(files, parent_of(path));
+        if (name_in_path(path) == dcp_metadata_name) return {Format::torch_dcp, parent_of(path)};
+        if (is_zip()) return {Format::torch_save, path};
+        if (name_in_path(path).ends_with(safetensors_ending) ||
+            name_in_path(path).ends_with(safetensors_index_ending) ||
+            looks_like_safetensors(first_bytes(files, path))) {  // the hub's cache names them otherwise
+            return {Format::safetensors, path};
+        }
+        refuse_lfs_pointer(first_bytes(files, path), path);
+        throw Error(Code::not_found, fmt::format("{} is neither the directory of a checkpoint, nor a safetensors file, "
+                                                 "nor one of torch.save (a zip; the form before PyTorch 1.6 is not "
+                                                 "read)",
+                                                 path));
+    }
+    if (status.kind != FileStatus::Kind::directory) {
+        throw Error(Code::not_found, fmt::format("{} is not the directory of a checkpoint", path));
+    }
+    if (exists(files, join(path, manifest_name))) return {Format::native, path};
+    if (exists(files, join(path, dcp_metadata_name))) return {Format::torch_dcp, path};
+
+    const std::vector<SavedStep> saves = scan_root(files, path);
+    if (const auto newest = newest_save(files, path)) return {Format::native, join(path, *newest)};
+    if (!saves.empty()) {
+        throw Error(Code::not_found,
+                    saves.size() == 1
+                        ? fmt::format("{} holds 1 save, which is not committed: it lacks its {}", path, manifest_name)
+                        : fmt::format("{} holds {} saves, but none is committed: each lacks its {}", path, saves.size(),
+                                      manifest_name));
+    }
+    const std::vector<std::string> names = list(files, path);
+    const bool has_parts = std::any_of(names.begin(), names.end(), [](const std::string& name) {
+        return is_rank_file_name(name) || name == writing_name;
+    });
+    if (has_parts || is_step_directory_name(name_in_path(path))) {
+        std::string advice;
+        try {
+            const std::string root = parent_of(path);
+            if (const auto newest = newest_save(files, root)) {
+                advice = fmt::format("; the newest committed one beside it is {}", join(root, *newest));
+            }
+        } catch (const Error&) {
+            advice.clear();
+        }
+        throw Error(Code::not_found, fmt::format("{} is not a committed checkpoint: it has no {}, so the save is still "
+                                                 "running or was cut short{}",
+                                                 path, manifest_name, advice));
+    }
+    if (has_safetensors(names)) return {Format::safetensors, path};
+    if (std::find(names.begin(), names.end(), torch_save_file_name) != names.end()) {
+        return resolve_checkpoint(files, join(path, torch_save_file_name));
+    }
+    if (std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.ends_with(".distcp"); })) {
+        throw Error(
+            Code::not_found,
+            fmt::format("{} has files of a PyTorch checkpoint but no {}: the save is still running, was cut short, "
+                        "or was made with use_collectives=False, which is not read",
+                        path, dcp_metadata_name));
+    }
+    throw Error(Code::not_found, fmt::format("{} holds no checkpoint", path));
+}
+
+}  // namespace tsr

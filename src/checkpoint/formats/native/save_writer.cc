@@ -1,0 +1,76 @@
+// The native format: safetensors files with checksums, and a manifest that tells where each tensor lies.
+#include "checkpoint/formats/save_writer.hpp"
+
+#include <optional>
+#include <utility>
+
+#include "base/json.hpp"
+#include "checkpoint/formats/native/rank_file.hpp"
+#include "checkpoint/formats/native/rank_file_writer.hpp"
+#include "checkpoint/io/blocks.hpp"
+
+namespace tsr {
+
+namespace {
+
+std::vector<SavedFile> files_of(std::string_view report) {
+    std::vector<SavedFile> files;
+    const Json list = Json::parse(report, "a rank's report");
+    for (const Json& entry : list.as_array()) {
+        const Json::Array& fields = entry.as_array();
+        files.push_back(
+            {fields.at(0).as_string(), fields.at(1).as_int(), static_cast<uint32_t>(fields.at(2).as_int())});
+    }
+    return files;
+}
+
+class NativeSave final : public SaveWriter {
+   public:
+    std::vector<ByteRuns> lay_out(const SaveContent& content, const State&) override {
+        content_.emplace(content);
+        std::vector<ByteRuns> data;
+        for (const auto& pieces : content.plan.files) {
+            headers_.push_back(make_header(pieces, content.save_id));
+            data.emplace_back(pieces);
+        }
+        block_crcs_.resize(headers_.size());
+        return data;
+    }
+
+    void compute_checksums(size_t index, const ByteRuns& data, bool in_order, int threads) override {
+        if (in_order) block_crcs_[index] = block_crcs(data, threads);  // else the header goes last
+    }
+
+    void write(FileSystem& files, size_t index, const ChunkSource& data, const WriteOptions& options) override {
+        const std::string name = rank_file_name(content_->rank, static_cast<int>(index));
+        written_.push_back(write_rank_file(files, content_->directory, name, std::move(headers_[index]), data,
+                                           std::move(block_crcs_[index]), options));
+    }
+
+    std::string report() const override {
+        Json::Array list;
+        for (const SavedFile& file : written_) {
+            list.push_back(Json(Json::Array{Json(file.name), Json(file.size), Json(int64_t{file.header_crc})}));
+        }
+        return Json(std::move(list)).dump();
+    }
+
+    void finish(FileSystem&, std::span<const std::string> reports, Manifest& manifest) override {
+        std::vector<std::vector<SavedFile>> of_ranks;
+        for (const std::string& report : reports) of_ranks.push_back(files_of(report));
+        manifest.tensors = number_files(content_->plan, of_ranks, manifest.files);
+        manifest.aliases = content_->aliases;
+    }
+
+   private:
+    std::optional<SaveContent> content_;
+    std::vector<FileHeader> headers_;
+    std::vector<std::vector<uint32_t>> block_crcs_;  // of each file, if they are known before it is written
+    std::vector<SavedFile> written_;
+};
+
+}  // namespace
+
+std::unique_ptr<SaveWriter> native_save_writer() { return std::make_unique<NativeSave>(); }
+
+}  // namespace tsr

@@ -1,0 +1,76 @@
+// The bytes of what PyTorch wrote: every part of a tensor is an entry of a torch.save archive, which is the whole file or
+// a range of a .distcp file. Archives are opened when first needed; their data is read in pieces by a few threads, straight
+// into the destination where it fits, and checked against the archive's checksums: a storage as a whole, when it is first
+// read.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/formats/contents.hpp"
+#include "checkpoint/io/file_system.hpp"
+#include "checkpoint/io/open_files.hpp"
+#include "checkpoint/formats/torch_dcp/metadata.hpp"
+#include "checkpoint/formats/torch_dcp/torch_archive.hpp"
+
+namespace tsr {
+
+// One part of a tensor: where its archive is, and once that was opened, where its bytes are.
+struct TorchPiece {
+    struct Place {
+        int64_t begin = 0;  // of its storage, in the file
+        int64_t bytes = 0;
+        std::optional<uint32_t> crc;  // none if the archive has no checksums
+        Dims strides;
+        int64_t first = 0;  // the element of the storage where it begins
+    };
+    Box box;
+    DcpItem item;
+    pickle::Ref node = pickle::no_ref;  // in the tree of the only archive; no_ref: the archive holds just this tensor
+    std::optional<Place> place;
+};
+
+class TorchContents final : public Contents {
+   public:
+    struct Tensor {
+        DType dtype = DType::f32;
+        std::vector<TorchPiece> pieces;
+    };
+    using Tensors = std::map<std::string, Tensor, std::less<>>;
+
+    // A DCP directory.
+    TorchContents(FileSystem& files, const std::string& directory, DcpMetadata metadata);
+    // A file of torch.save, whose archive was opened.
+    TorchContents(FileSystem& files, std::string path, TorchArchive archive, Tensors tensors);
+
+    bool read(std::span<const Wanted> wanted, const ReadOptions& options) const override;
+    [[nodiscard]] std::vector<std::string> verify(Depth depth, const ByteProgress& progress,
+                                                  const std::function<void()>& poll) const override;
+    [[nodiscard]] bool has_checksums() const override { return !lacks_checksums_; }
+
+   private:
+    [[nodiscard]] const std::string& path_of(int file) const { return paths_[static_cast<size_t>(file)]; }
+    [[nodiscard]] OpenFiles open_files() const;
+    [[nodiscard]] TorchPiece::Place locate(File& file, const std::string& name, const Tensor& tensor,
+                                           const TorchPiece& piece) const;
+    void check_items(std::vector<std::string>& faults) const;
+
+    FileSystem& files_;
+    std::vector<std::string> paths_;  // of the files
+    std::map<std::string, DcpItem, std::less<>> values_;
+    std::optional<TorchArchive> archive_;               // of a file of torch.save
+    mutable std::atomic<bool> lacks_checksums_{false};  // one of the archives that were looked into
+    mutable std::mutex mutex_;
+    mutable Tensors tensors_;  // pieces' places are guarded by mutex_
+    mutable std::set<std::pair<int, int64_t>>
+        sound_;  // guarded by mutex_; storages that met their checksum: file, begin
+};
+
+}  // namespace tsr

@@ -1,0 +1,371 @@
+#include "checkpoint/formats/torch_dcp/torch_archive.hpp"
+
+#include <fmt/core.h>
+#include <openssl/bn.h>
+#include <openssl/evp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "base/error.hpp"
+#include "checkpoint/model/value.hpp"
+
+namespace tsr {
+
+namespace {
+
+using pickle::Kind;
+using pickle::no_ref;
+using pickle::Ref;
+using pickle::Tree;
+
+// Types without a storage class of their own lie in untyped storages.
+struct TorchType {
+    std::string_view name;
+    std::string_view storage;
+    DType dtype;
+};
+constexpr TorchType torch_types[] = {
+    {"float32", "FloatStorage", DType::f32},
+    {"float64", "DoubleStorage", DType::f64},
+    {"float16", "HalfStorage", DType::f16},
+    {"bfloat16", "BFloat16Storage", DType::bf16},
+    {"int64", "LongStorage", DType::i64},
+    {"int32", "IntStorage", DType::i32},
+    {"int16", "ShortStorage", DType::i16},
+    {"int8", "CharStorage", DType::i8},
+    {"uint8", "ByteStorage", DType::u8},
+    {"bool", "BoolStorage", DType::boolean},
+    {"uint16", "", DType::u16},
+    {"uint32", "", DType::u32},
+    {"uint64", "", DType::u64},
+    {"float8_e4m3fn", "", DType::f8_e4m3},
+    {"float8_e5m2", "", DType::f8_e5m2},
+    {"float8_e8m0fnu", "", DType::f8_e8m0},
+    {"complex64", "ComplexFloatStorage", DType::c64},
+    {"complex128", "ComplexDoubleStorage", DType::c128},
+};
+
+constexpr std::string_view rebuild_module = "torch._utils";
+constexpr size_t max_integer_bytes = 4096;
+
+[[noreturn]] void unsupported(const Tree& tree, const std::string& why) {
+    throw Error(Code::unsupported, fmt::format("{}: {}", tree.what(), why));
+}
+
+std::string base64(std::string_view bytes) {
+    std::string text((bytes.size() + 2) / 3 * 4 + 1, '\0');
+    const int size =
+        EVP_EncodeBlock(reinterpret_cast<unsigned char*>(text.data()),
+                        reinterpret_cast<const unsigned char*>(bytes.data()), static_cast<int>(bytes.size()));
+    text.resize(static_cast<size_t>(size));
+    return text;
+}
+
+Json tagged(const char* kind, Json value) {
+    Json json;
+    json.set("~", kind);
+    json.set("v", std::move(value));
+    return json;
+}
+
+Json big_integer(const Tree& tree, std::string_view bytes) {
+    if (bytes.size() > max_integer_bytes) unsupported(tree, fmt::format("an integer of {} bytes", bytes.size()));
+    std::string magnitude(bytes);
+    const bool negative = (static_cast<uint8_t>(bytes.back()) & 0x80) != 0;
+    if (negative) {
+        bool carry = true;
+        for (char& c : magnitude) {
+            const auto inverted = static_cast<uint8_t>(~static_cast<uint8_t>(c));
+            c = static_cast<char>(inverted + (carry ? 1 : 0));
+            carry = carry && inverted == 0xff;
+        }
+    }
+    const std::unique_ptr<BIGNUM, decltype(&BN_free)> number(
+        BN_lebin2bn(reinterpret_cast<const unsigned char*>(magnitude.data()), static_cast<int>(magnitude.size()),
+                    nullptr),
+        &BN_free);
+    char* digits = number ? BN_bn2dec(number.get()) : nullptr;
+    if (digits == nullptr) throw Error(Code::no_memory, "no memory for a large integer");
+    const std::string text = fmt::format("{}{}", negative ? "-" : "", digits);
+    OPENSSL_free(digits);
+    return tagged("int", text);
+}
+
+// "y" -> bytes, as protocol 2 writes them: text of code points below 256.
+std::string latin1(const Tree& tree, std::string_view text) {
+    std::string bytes;
+    for (size_t i = 0; i < text.size(); ++i) {
+        const auto c = static_cast<uint8_t>(text[i]);
+        if (c < 0x80) {
+            bytes += text[i];
+        } else if ((c == 0xc2 || c == 0xc3) && i + 1 < text.size() &&
+                   (static_cast<uint8_t>(text[i + 1]) & 0xc0) == 0x80) {
+            bytes += static_cast<char>(c << 6 | (static_cast<uint8_t>(text[++i]) & 0x3f));
+        } else {
+            throw Error(Code::corrupt, fmt::format("{}: bytes with characters beyond 255", tree.what()));
+        }
+    }
+    return bytes;
+}
+
+const Ref& argument(const Tree& tree, Ref call, size_t index) {
+    const auto arguments = tree.arguments(call);
+    if (index >= arguments.size()) {
+        throw Error(Code::corrupt,
+                    fmt::format("{}: {} has {} arguments", tree.what(), tree.name(call), arguments.size()));
+    }
+    return arguments[index];
+}
+
+bool is_rebuild(const Tree& tree, Ref node, std::string_view function) {
+    return tree.is_call_of(node, rebuild_module, function);
+}
+
+}  // namespace
+
+std::optional<DType> dtype_from_torch(std::string_view name) {
+    for (const TorchType& type : torch_types) {
+        if (type.name == name) return type.dtype;
+    }
+    return std::nullopt;
+}
+
+namespace {
+
+const TorchType& torch_type(DType dtype) {
+    return *std::find_if(std::begin(torch_types), std::end(torch_types),
+                         [&](const TorchType& type) { return type.dtype == dtype; });
+}
+
+}  // namespace
+
+std::string_view torch_name(DType dtype) { return torch_type(dtype).name; }
+std::string_view torch_storage_name(DType dtype) { return torch_type(dtype).storage; }
+
+DType dtype_of(const Tree& tree, Ref node) {
+    if (!tree.is(node, Kind::global) || tree.module_of(node) != "torch") tree.refuse(node, "a dtype of torch");
+    if (const auto dtype = dtype_from_torch(tree.name_of(node))) return *dtype;
+    unsupported(tree, fmt::format("Tessera has no dtype for {}", tree.name(node)));
+}
+
+Dims dims_of(const Tree& tree, Ref node) {
+    if (tree.is_call_of(node, "torch", "Size")) node = argument(tree, node, 0);
+    if (!tree.is(node, Kind::tuple) && !tree.is(node, Kind::list)) tree.refuse(node, "a size");
+    const auto items = tree.items(node);
+    if (items.size() > static_cast<size_t>(max_ndim)) {
+        unsupported(tree, fmt::format("a tensor of {} dimensions; Tessera has up to {}", items.size(), max_ndim));
+    }
+    std::vector<int64_t> numbers;
+    for (const Ref item : items) {
+        numbers.push_back(tree.as_int(item));
+        if (numbers.back() < 0) {
+            throw Error(Code::corrupt, fmt::format("{}: a size or offset of {}", tree.what(), numbers.back()));
+        }
+    }
+    return Dims(numbers);
+}
+
+TorchArchive::TorchArchive(PartReader& part) : zip_(ZipArchive::read(part)) {
+    const auto read = [&](std::string_view name, int64_t max_size) {
+        const ZipEntry* entry = zip_.find(name);
+        return entry == nullptr ? std::string() : zip_.read_entry(part, *entry, max_size);
+    };
+    if (zip_.find("data.pkl") == nullptr) {
+        part.refuse(zip_.find("constants.pkl") != nullptr || zip_.find("code") != nullptr
+                        ? "it is a TorchScript module, not a file of torch.save"
+                        : "it has no data.pkl: torch.save did not write it");
+    }
+    if (zip_.find("constants.pkl") != nullptr) {
+        throw Error(Code::unsupported,
+                    fmt::format("{} is a TorchScript module; save its state_dict() to read it here", part.path()));
+    }
+    if (const std::string order = read("byteorder", 16); !order.empty() && order != "little") {
+        throw Error(Code::unsupported, fmt::format("{}: its data is of byte order '{}'; little endian is read",
+                                                   part.path(), order == "big" ? "big" : "?"));
+    }
+    tree_ = Tree::parse(read("data.pkl", pickle::max_bytes), fmt::format("{}: data.pkl", part.path()));
+}
+
+bool TorchArchive::is_tensor(const Tree& tree, Ref node) {
+    if (!tree.is(node, Kind::call) || !tree.is(tree.callee(node), Kind::global)) return false;
+    const std::string_view module = tree.module_of(tree.callee(node));
+    const std::string_view name = tree.name_of(tree.callee(node));
+    return (module == rebuild_module || module == "torch._tensor") && name.starts_with("_rebuild_");
+}
+
+StoredTensor TorchArchive::tensor(Ref node) const {
+    const Tree& tree = tree_;
+    // A parameter is a tensor with a flag; so is a subclass that adds none of its own data.
+    for (int depth = 0;; ++depth) {
+        if (depth > 4) throw Error(Code::corrupt, fmt::format("{}: a parameter of a parameter", tree.what()));
+        if (!is_rebuild(tree, node, "_rebuild_parameter") && !is_rebuild(tree, node, "_rebuild_parameter_with_state"))
+            break;
+        node = argument(tree, node, 0);
+    }
+    const bool v2 = is_rebuild(tree, node, "_rebuild_tensor_v2") || is_rebuild(tree, node, "_rebuild_tensor");
+    const bool v3 = is_rebuild(tree, node, "_rebuild_tensor_v3");
+    if (!v2 && !v3) {
+        std::string what = tree.name(node);
+        if (tree.is_call_of(node, "torch._tensor", "_rebuild_from_type_v2")) what = tree.name(argument(tree, node, 1));
+        unsupported(tree, fmt::format("a tensor of the kind {}; dense tensors are read", what));
+    }
+    const Ref storage = tree.persistent_id(argument(tree, node, 0));
+    const auto id = tree.items(storage);
+    if (!tree.is(storage, Kind::tuple) || id.size() != 5 || tree.as_text(id[0]) != "storage") {
+        throw Error(Code::corrupt, fmt::format("{}: a persistent id that is no storage", tree.what()));
+    }
+    const Ref type = id[1];
+    const bool untyped =
+        tree.is_global(type, "torch.storage", "UntypedStorage") || tree.is_global(type, "torch", "UntypedStorage");
+    StoredTensor stored;
+    if (v3) {
+        stored.dtype = dtype_of(tree, argument(tree, node, 6));
+    } else {
+        const auto* found = std::find_if(std::begin(torch_types), std::end(torch_types), [&](const TorchType& one) {
+            return !one.storage.empty() && tree.is_global(type, "torch", one.storage);
+        });
+        if (found == std::end(torch_types)) {
+            if (!tree.is(type, Kind::global)) tree.refuse(type, "the class of a storage");
+            unsupported(tree, fmt::format("Tessera has no dtype for {}", tree.name(type)));
+        }
+        stored.dtype = found->dtype;
+    }
+    const auto itemsize = static_cast<int64_t>(size_of(stored.dtype));
+    stored.first = tree.as_int(argument(tree, node, 1));
+    stored.shape = dims_of(tree, argument(tree, node, 2));
+    stored.strides = dims_of(tree, argument(tree, node, 3));
+    if (stored.strides.ndim() != stored.shape.ndim() || stored.first < 0) {
+        throw Error(Code::corrupt, fmt::format("{}: a tensor with sizes {}, strides {} and offset {}", tree.what(),
+                                               stored.shape.str(), stored.strides.str(), stored.first));
+    }
+    try {
+        check_shape(stored.shape, stored.dtype, "a tensor");
+    } catch (const Error& error) {
+        throw Error(Code::corrupt, fmt::format("{}: {}", tree.what(), error.what()));
+    }
+    const std::string key = fmt::format("data/{}", tree.as_text(id[2]));
+    stored.entry = zip_.find(key);
+    const int64_t count = tree.as_int(id[4]);
+    if (stored.entry == nullptr) {
+        if (stored.shape.product() == 0) return stored;
+        throw Error(Code::corrupt,
+                    fmt::format("{}: its storage {} is missing", tree.what(), tree.as_text(id[2]).substr(0, 20)));
+    }
+    int64_t bytes = 0;
+    if (__builtin_mul_overflow(count, untyped ? 1 : itemsize, &bytes) || bytes != stored.entry->size) {
+        throw Error(Code::corrupt, fmt::format("{}: storage {} has {} bytes, it is said to have {} elements",
+                                               tree.what(), key, stored.entry->size, count));
+    }
+    if (stored.shape.product() == 0) return stored;
+    int64_t last = stored.first;
+    for (int d = 0; d < stored.shape.ndim(); ++d) {
+        int64_t step = 0;
+        if (__builtin_mul_overflow(stored.shape[d] - 1, stored.strides[d], &step) ||
+            __builtin_add_overflow(last, step, &last)) {
+            last = stored.entry->size;
+            break;
+        }
+    }
+    if (last >= stored.entry->size / itemsize) {
+        throw Error(
+            Code::corrupt,
+            fmt::format("{}: a tensor with sizes {}, strides {} and offset {} leaves its storage of {} "
+                        "bytes",
+                        tree.what(), stored.shape.str(), stored.strides.str(), stored.first, stored.entry->size));
+    }
+    return stored;
+}
+
+Json value_of(const Tree& tree, Ref node, int64_t& budget, int depth) {
+    if (depth > max_value_depth) unsupported(tree, fmt::format("a value nested deeper than {}", max_value_depth));
+    // Each value pays for what it holds, before that is made; its own place is its holder's.
+    const auto spend = [&](size_t count, size_t size) {
+        budget -= static_cast<int64_t>(count * size);
+        if (budget < 0) unsupported(tree, "a value that is far larger than its file");
+    };
+    spend(1, 1);  // a list of nothing takes time
+    const auto list_of = [&](std::span<const Ref> items) {
+        spend(items.size(), sizeof(Json));
+        Json::Array list;
+        list.reserve(items.size());
+        for (const Ref item : items) list.push_back(value_of(tree, item, budget, depth + 1));
+        return Json(std::move(list));
+    };
+    const auto text_of = [&](Ref text) {
+        const std::string_view found = tree.as_text(text);
+        if (!is_utf8(found)) unsupported(tree, "a string that is not UTF-8");
+        spend(found.size(), 1);
+        return std::string(found);
+    };
+    const auto bytes_of = [&](std::string_view bytes) {
+        spend(2, sizeof(Json::Member) + bytes.size());  // base64 is less than twice as long
+        return tagged("bytes", base64(bytes));
+    };
+    switch (tree.kind(node)) {
+        case Kind::none: return {};
+        case Kind::boolean: return Json(tree.as_bool(node));
+        case Kind::integer: return Json(tree.as_int(node));
+        case Kind::big_integer:
+            spend(2, sizeof(Json::Member));
+            spend(tree.as_big_integer(node).size(), 3);  // digits
+            return big_integer(tree, tree.as_big_integer(node));
+        case Kind::real:
+            if (!std::isfinite(tree.as_real(node))) spend(2, sizeof(Json::Member));
+            return double_value(tree.as_real(node));
+        case Kind::text: return Json(text_of(node));
+        case Kind::bytes: return bytes_of(tree.as_bytes(node));
+        case Kind::tuple: spend(2, sizeof(Json::Member)); return tagged("tuple", list_of(tree.items(node)));
+        case Kind::list: return list_of(tree.items(node));
+        case Kind::dict: {
+            const auto items = tree.items(node);
+            bool plain = true;
+            for (size_t i = 0; i < items.size(); i += 2) {
+                plain = plain && tree.is(items[i], Kind::text) && tree.as_text(items[i]) != "~";
+            }
+            if (plain) {
+                spend(items.size() / 2, sizeof(Json::Member));
+                Json::Object members;
+                members.reserve(items.size() / 2);
+                for (size_t i = 0; i < items.size(); i += 2) {
+                    std::string key = text_of(items[i]);
+                    members.push_back({std::move(key), value_of(tree, items[i + 1], budget, depth + 1)});
+                }
+                std::vector<std::string_view> keys;
+                for (const Json::Member& member : members) keys.emplace_back(member.key);
+                std::sort(keys.begin(), keys.end());
+                if (std::adjacent_find(keys.begin(), keys.end()) != keys.end())
+                    unsupported(tree, "a dict with a key twice");
+                return Json(std::move(members));
+            }
+            spend(2, sizeof(Json::Member));
+            spend(items.size() / 2, sizeof(Json));
+            Json::Array pairs;
+            pairs.reserve(items.size() / 2);
+            for (size_t i = 0; i < items.size(); i += 2) pairs.push_back(list_of(items.subspan(i, 2)));
+            return tagged("map", Json(std::move(pairs)));
+        }
+        case Kind::call: {
+            // How protocol 2 writes bytes, and a few classes that are plain data.
+            const bool is_bytes = tree.is_call_of(node, "_codecs", "encode");
+            if (is_bytes && tree.arguments(node).size() == 2 && tree.is(tree.arguments(node)[1], Kind::text) &&
+                tree.as_text(tree.arguments(node)[1]) == "latin1") {
+                return bytes_of(latin1(tree, tree.as_text(tree.arguments(node)[0])));
+            }
+            for (const std::string_view builtins : {"builtins", "__builtin__"}) {
+                if (tree.is_call_of(node, builtins, "bytes") && tree.arguments(node).empty()) return bytes_of("");
+            }
+            if (tree.is_call_of(node, "torch", "Size")) {
+                return value_of(tree, argument(tree, node, 0), budget, depth + 1);
+            }
+            break;
+        }
+        case Kind::set:
+        case Kind::global:
+        case Kind::persistent: break;
+    }
+    unsupported(tree, fmt::format("{} is not plain data", tree.name(node)));
+}
+
+}  // namespace tsr

@@ -1,0 +1,375 @@
+#include "checkpoint/load/checkpoint.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <functional>
+#include <map>
+#include <optional>
+
+#include "base/crc32c.hpp"
+#include "base/error.hpp"
+#include "base/wildcard.hpp"
+#include "base/attempt.hpp"
+#include "checkpoint/formats/host_reads.hpp"
+#include "checkpoint/formats/native/contents.hpp"
+#include "checkpoint/root/root.hpp"
+#include "checkpoint/formats/safetensors/reader.hpp"
+#include "checkpoint/formats/torch_dcp/reader.hpp"
+
+namespace tsr {
+
+namespace {
+
+// Differences as one readable list; long ones are cut, the number is always told.
+std::string listed(const std::vector<std::string>& items) {
+    constexpr size_t shown = 50;
+    std::string text;
+    for (size_t i = 0; i < std::min(items.size(), shown); ++i) text.append("\n  ").append(items[i]);
+    if (items.size() > shown) text += fmt::format("\n  and {} more", items.size() - shown);
+    return text;
+}
+
+// Who adds up sizes of what was opened may then do so without a look.
+void check_sums(const Manifest& manifest, const std::string& path) {
+    int64_t of_files = 0;
+    int64_t of_tensors = 0;
+    bool fit = true;
+    for (const SavedFile& file : manifest.files) fit = !__builtin_add_overflow(of_files, file.size, &of_files) && fit;
+    manifest.for_each([&](const std::string&, const SavedTensor& tensor, const std::string*) {
+        fit = !__builtin_add_overflow(of_tensors, tensor.size_bytes(), &of_tensors) && fit;
+    });
+    if (fit) return;
+    throw Error(Code::corrupt, fmt::format("{}: its files, or its tensors, are together larger than 2^63 bytes", path));
+}
+
+}  // namespace
+
+Json LoadReport::json() const {
+    const auto list_of = [](const std::vector<std::string>& names) {
+        Json::Array list;
+        for (const std::string& name : names) list.emplace_back(name);
+        return Json(std::move(list));
+    };
+    Json::Array casts;
+    for (const Cast& one : cast) {
+        casts.push_back(Json(Json::Object{{"name", Json(one.name)},
+                                          {"from", Json(std::string(name_of(one.from)))},
+                                          {"to", Json(std::string(name_of(one.to)))}}));
+    }
+    return Json(Json::Object{{"missing", list_of(missing)},
+                             {"unexpected", list_of(unexpected)},
+                             {"cast", Json(std::move(casts))},
+                             {"left_alone", list_of(left_alone)},
+                             {"verified", Json(verified)}});
+}
+
+Checkpoint::Checkpoint(std::string path, std::string text, Manifest manifest)
+    : path_(std::move(path)), text_(std::move(text)), manifest_(std::move(manifest)) {
+    check_sums(manifest_, path_);
+    names_.reserve(manifest_.tensors.size() + manifest_.aliases.size());
+    for (const auto& [name, tensor] : manifest_.tensors) names_.push_back(name);
+    for (const auto& [name, target] : manifest_.aliases) names_.push_back(name);
+    const auto middle = names_.begin() + static_cast<std::ptrdiff_t>(manifest_.tensors.size());
+    std::inplace_merge(names_.begin(), middle, names_.end());  // both are in order
+}
+
+std::shared_ptr<const Checkpoint> Checkpoint::open(const std::string& path, FileSystem& files, Hold hold) {
+    for (Found found = resolve_checkpoint(files, path);;) {
+        try {
+            return open_found(found, files, hold);
+        } catch (const Error& error) {
+            if (error.code() != Code::not_found) throw;
+            // A job that saves under a root removes what it has replaced: then the path means another save by now.
+            Found again = resolve_checkpoint(files, path);
+            if (again.path == found.path) throw;
+            found = std::move(again);
+        }
+    }
+}
+
+std::shared_ptr<const Checkpoint> Checkpoint::open_found(const Found& found, FileSystem& files, Hold hold) {
+    const auto of_torch = [&](TorchCheckpoint opened) {
+        return of_foreign(found.path, std::move(opened.manifest), std::move(opened.contents));
+    };
+    if (found.format == Format::torch_dcp) return of_torch(open_torch_dcp(files, found.path));
+    if (found.format == Format::torch_save) return of_torch(open_torch_save(files, found.path));
+    if (found.format == Format::safetensors) {
+        SafetensorsCheckpoint opened = open_safetensors(files, found.path);
+        return of_foreign(found.path, std::move(opened.manifest), std::move(opened.contents));
+    }
+    const std::string name = join(found.path, manifest_name);
+    auto held = open_file(files, name, OpenMode::read);
+    const int64_t locked = hold == Hold::yes ? held->lock(FileLock::shared) : -EOPNOTSUPP;
+    if (locked == -EWOULDBLOCK) {
+        throw Error(Code::not_found, fmt::format("{} is being removed by the retention of its saver", found.path));
+    }
+    std::string text = read_text(*held, name, max_manifest_bytes);
+    if (hold == Hold::no) held.reset();
+    Manifest manifest = Manifest::parse(text, name);
+    if (locked == 0) std::string().swap(text);  // it stays where it can be read again
+    std::shared_ptr<Checkpoint> checkpoint;
+    if (manifest.format == torch_dcp_format) {
+        checkpoint = of_torch(open_torch_dcp(files, found.path, std::move(manifest)));
+        checkpoint->text_ = std::move(text);
+    } else {
+        checkpoint.reset(new Checkpoint(found.path, std::move(text), std::move(manifest)));
+        checkpoint->contents_ = std::make_unique<NativeContents>(files, found.path, checkpoint->manifest_);
+    }
+    checkpoint->held_ = std::move(held);
+    return checkpoint;
+}
+
+std::shared_ptr<Checkpoint> Checkpoint::of_foreign(std::string path, Manifest manifest,
+                                                   std::unique_ptr<const Contents> contents) {
+    std::shared_ptr<Checkpoint> checkpoint(new Checkpoint(std::move(path), "", std::move(manifest)));
+    checkpoint->contents_ = std::move(contents);
+    return checkpoint;
+}
+
+const std::string& Checkpoint::manifest_text() const {
+    std::call_once(text_made_, [this] {
+        if (!text_.empty()) return;
+        text_ = held_ ? read_text(*held_, join(path_, manifest_name), max_manifest_bytes) : manifest_.dump();
+    });
+    return text_;
+}
+
+std::string Checkpoint::identity() const {
+    if (!manifest_.save_id.empty()) return manifest_.save_id;
+    Manifest manifest = manifest_;
+    manifest.committed.clear();  // of what has no manifest that is the time of a file, which copies do not share
+    return manifest.dump();
+}
+
+void Checkpoint::throw_unreadable(std::string_view name) const {
+    if (const auto found = manifest_.unreadable.find(name); found != manifest_.unreadable.end()) {
+        throw Error(Code::unsupported, fmt::format("'{}' of {} cannot be read: {}", name, path_, found->second));
+    }
+    throw Error(Code::not_found, fmt::format("{} has no tensor '{}'", path_, name));
+}
+
+void Checkpoint::read(std::string_view name, const Tensor& into, const LoadOptions& options) const {
+    const SavedTensor* saved = manifest_.find(name);
+    if (saved == nullptr) throw_unreadable(name);
+    if (into.device.type != DeviceType::cpu) {
+        throw Error(Code::invalid_argument, fmt::format("the tensor for '{}' is not on the CPU", name));
+    }
+    if (saved->shape != into.shape || saved->dtype != into.dtype) {
+        throw Error(Code::mismatch,
+                    fmt::format("tensor '{}' of {} is {} {}, the one given is {} {}", name, path_,
+                                name_of(saved->dtype), saved->shape.str(), name_of(into.dtype), into.shape.str()));
+    }
+    const ReadPart whole{name, Box::whole(saved->shape), into.data};
+    read(std::span(&whole, 1), options);
+}
+
+void Checkpoint::read(std::span<const ReadPart> parts, const LoadOptions& options) const {
+    std::vector<Wanted> wanted;
+    for (const ReadPart& part : parts) {
+        const SavedTensor* saved = manifest_.find(part.name);
+        if (saved == nullptr) throw_unreadable(part.name);
+        if (part.box.offsets.ndim() != saved->shape.ndim() || !part.box.inside(saved->shape)) {
+            throw Error(Code::invalid_argument, fmt::format("{} is no part of tensor '{}' of shape {}", part.box.str(),
+                                                            part.name, saved->shape.str()));
+        }
+        wanted.push_back({&manifest_.saved_name(part.name), saved, &part.box, saved->dtype, part.memory});
+    }
+    (void)contents_->read(wanted, {options.verify, options.threads, options.progress, nullptr});
+}
+
+LoadReport Checkpoint::load(State& state, const LoadOptions& options) const {
+    if (options.comm == nullptr || options.comm->world_size() == 1) return load_with(nullptr, state, options);
+    // A chunk that one rank reads for others is checked as that rank was asked to.
+    const bool verified = options.verify == Verify::blocks;
+    const HostReads::Source source{fmt::format("{} {}", verified, identity()),
+                                   fmt::format("{}{}", path_, verified ? "" : " unverified")};
+    HostReads host(options.comm, source, options.least_shared_bytes);
+    LoadReport report;
+    host.end(attempt([&] { report = load_with(&host, state, options); }));
+    return report;
+}
+
+LoadReport Checkpoint::load_with(HostReads* host, State& state, const LoadOptions& options) const {
+    LoadPlan plan;
+    const auto refused = attempt([&] {
+        plan = plan_load(state, options);
+        state.check(plan.values, plan.sources_left_alone);
+    });
+    if (host != nullptr) {
+        host->agree(refused);
+    } else if (refused) {
+        throw Error(*refused);
+    }
+    for (const auto& barrier : state.barriers()) barrier->before_write_all();  // a save may have yet to copy it
+    const auto copies = state.shared_copies();
+    for (const auto& copy : copies) copy->agree_to_load(plan.of_copies[copy.get()]);
+    for (const auto& copy : copies) copy->begin_load();
+    const auto error = attempt([&] {
+        plan.report.verified = contents_->read(plan.wanted, {options.verify, options.threads, options.progress, host});
+    });
+    for (const auto& copy : copies) copy->end_load(error);
+    if (error) throw Error(*error);
+    state.apply(plan.values, plan.sources_left_alone);
+    return std::move(plan.report);
+}
+
+namespace {
+
+// Names that share memory are loaded as they are saved, once, from the first of them: what a checkpoint of untied names has
+// of the others may differ, and threads would write it there at the same time.
+void keep_first_of_tied(std::vector<Wanted>& wanted) {
+    std::vector<const std::byte*> memory;
+    memory.reserve(wanted.size());
+    for (const Wanted& one : wanted) {
+        if (!one.box->empty()) memory.push_back(one.memory);
+    }
+    std::sort(memory.begin(), memory.end(), std::less<>());
+    if (std::adjacent_find(memory.begin(), memory.end()) == memory.end()) return;  // mostly none is tied
+    std::map<const std::byte*, std::vector<Wanted>> kept;
+    std::vector<Wanted> first;
+    for (const Wanted& one : wanted) {
+        std::vector<Wanted>& here = kept[one.memory];
+        const auto is_same = [&](const Wanted& other) { return other.dtype == one.dtype && *other.box == *one.box; };
+        if (!one.box->empty() && std::any_of(here.begin(), here.end(), is_same)) continue;
+        here.push_back(one);
+        first.push_back(one);
+    }
+    wanted = std::move(first);
+}
+
+}  // namespace
+
+Checkpoint::LoadPlan Checkpoint::plan_load(const State& state, const LoadOptions& options) const {
+    LoadPlan plan;
+    LoadReport& report = plan.report;
+    const LoadNames names(manifest_, options.only, options.rules);
+    std::vector<std::string> differences;
+    const auto not_saved = [&](const std::string& name) {
+        if (!names.takes(name)) {
+            report.left_alone.push_back(name);
+        } else if (const std::string* why = names.find(manifest_.unreadable, name)) {
+            differences.push_back(fmt::format("'{}' cannot be read: {}", name, *why));
+        } else {
+            report.missing.push_back(name);
+        }
+    };
+    const auto want = [&](const std::string& name, const StateTensor& tensor, const std::string& saved_name,
+                          const SavedTensor& saved) {
+        const TensorKind& kind = *tensor.kind;
+        if (saved.shape != kind.shape) {
+            differences.push_back(fmt::format("tensor '{}': saved with shape {}, the state has {}", name,
+                                              saved.shape.str(), kind.shape.str()));
+        }
+        if (saved.dtype != kind.dtype) {
+            const bool can_be_cast = is_floating(saved.dtype) && is_floating(kind.dtype);
+            if (can_be_cast) report.cast.push_back({name, saved.dtype, kind.dtype});
+            if (!can_be_cast || options.cast == Allow::no) {
+                differences.push_back(fmt::format("tensor '{}': saved as {}, the state has {}", name,
+                                                  name_of(saved.dtype), name_of(kind.dtype)));
+            }
+        }
+        if (tensor.shared) {
+            uint32_t& loaded = plan.of_copies[tensor.shared.get()];
+            loaded = crc32c(fmt::format("{}\n{}\n{}\n", manifest_.save_id, name, saved_name), loaded);
+            const Box& rows = kind.own_rows;
+            const bool first = kind.shape.ndim() > 0 || tensor.shared->place() == 0;
+            if (rows.empty() || !first) return;
+            const int64_t before = kind.shape.ndim() > 0 ? rows.offsets[0] * (rows.numel() / rows.sizes[0]) : 0;
+            plan.wanted.push_back({&saved_name, &saved, &rows, kind.dtype,
+                                   tensor.memory[0] + static_cast<size_t>(before) * size_of(kind.dtype)});
+            return;
+        }
+        for (size_t i = 0; i < kind.boxes.size(); ++i) {
+            plan.wanted.push_back({&saved_name, &saved, &kind.boxes[i], kind.dtype, tensor.memory[i]});
+        }
+    };
+    // Both are in order of names.
+    plan.wanted.reserve(state.tensors().size());
+    auto of_state = state.tensors().begin();
+    names.for_each_tensor([&](const std::string& name, const SavedTensor& saved, const std::string& saved_name) {
+        int order = 1;  // of the state's next tensor against this one
+        for (; of_state != state.tensors().end(); ++of_state) {
+            order = of_state->first.compare(name);
+            if (order >= 0) break;
+            not_saved(of_state->first);
+        }
+        if (of_state == state.tensors().end() || order > 0) {
+            report.unexpected.push_back(name);
+            return;
+        }
+        want(name, of_state->second, saved_name, saved);
+        ++of_state;
+    });
+    for (; of_state != state.tensors().end(); ++of_state) not_saved(of_state->first);
+    keep_first_of_tied(plan.wanted);
+
+    // Private values belong to their rank; one that this world has more or less than the saved one is no difference.
+    const Values own = state.collect();
+    for (const auto& [name, value] : own) {
+        const Json* saved = names.find(manifest_.values, name);
+        plan.values.emplace(name, saved != nullptr ? *saved : value);
+        if (saved != nullptr) continue;
+        const auto rank = private_rank(name);
+        const bool was_there = !rank || *rank < manifest_.world_size;
+        if (was_there || !names.takes(name) || names.find(manifest_.unreadable, name) != nullptr) not_saved(name);
+    }
+    for (const auto& [saved, value] : manifest_.values) {
+        const std::string name = names.here(saved);
+        if (!private_rank(name) && names.takes(name) && !own.contains(name)) report.unexpected.push_back(name);
+    }
+    for (const auto& [saved, why] : manifest_.unreadable) {
+        const std::string name = names.here(saved);
+        if (names.takes(name) && !state.tensors().contains(name) && !own.contains(name)) {
+            report.unexpected.push_back(name);
+        }
+    }
+    for (const std::string& pattern : options.only) {
+        const auto fit = [&](const auto& named) { return fits(pattern, named.first); };
+        if (state.tensors().contains(pattern) || own.contains(pattern)) continue;
+        if (is_pattern(pattern) && (std::ranges::any_of(state.tensors(), fit) || std::ranges::any_of(own, fit)))
+            continue;
+        differences.push_back(fmt::format("no name of the state fits '{}', which is to be loaded", pattern));
+    }
+    if (!options.only.empty()) {
+        for (const std::string& prefix : state.prefixes()) {
+            const std::string begin = prefix + ".";
+            auto value = own.lower_bound(begin);
+            while (value != own.end() && value->first.starts_with(begin) && !names.takes(value->first)) ++value;
+            if (value == own.end() || !value->first.starts_with(begin)) plan.sources_left_alone.insert(prefix);
+        }
+    }
+
+    if (options.missing == Allow::no) {
+        for (const std::string& name : report.missing) {
+            differences.push_back(fmt::format("'{}' is missing: the state has it, the checkpoint does not", name));
+        }
+    }
+    if (options.unexpected == Allow::no) {
+        for (const std::string& name : report.unexpected) {
+            differences.push_back(fmt::format("'{}' is unexpected: the checkpoint has it, the state does not", name));
+        }
+    }
+    if (!differences.empty()) {
+        throw Error(Code::mismatch,
+                    fmt::format("{} does not fit the state; {} difference{}:{}", path_, differences.size(),
+                                differences.size() == 1 ? "" : "s", listed(differences)));
+    }
+    return plan;
+}
+
+void Checkpoint::check(Depth depth, const ProgressFn& progress) const {
+    Progress counted(progress, Phase::verify, depth == Depth::headers ? 0 : manifest_.size_bytes());
+    const std::vector<std::string> faults =
+        verify(depth, [&](int64_t bytes) { counted.add(bytes); }, [&] { counted.poll(); });
+    counted.finish();
+    std::optional<Error> error;
+    for (auto fault = faults.rbegin(); fault != faults.rend(); ++fault) {
+        Error next(Code::corrupt, *fault);
+        error = error ? next.caused_by(*error) : next;
+    }
+    if (error) throw Error(*error);
+}
+
+}  // namespace tsr

@@ -1,0 +1,30 @@
+// A part of a tensor on its way into a file.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "tensor/layout.hpp"
+
+namespace tsr {
+
+// Of pieces and entries, which may be a hundred thousand, many have the same.
+using SharedBox = std::shared_ptr<const Box>;
+
+// A part of a tensor on its way into a file: `data` is its row-major content. The name outlives the piece.
+struct Piece {
+    std::string_view name;
+    DType dtype = DType::f32;
+    SharedBox box;
+    const std::byte* data = nullptr;
+
+    [[nodiscard]] int64_t size_bytes() const { return box->numel() * static_cast<int64_t>(size_of(dtype)); }
+};
+
+// Sorts pieces into file order: multiples of 4096 first, so that they stay aligned to it; then by element size, so that
+// every tensor is aligned to its element; larger before smaller.
+void order_pieces(std::vector<Piece>& pieces);
+
+}  // namespace tsr

@@ -1,0 +1,51 @@
+// The first step of a save: all ranks compare what they are about to save by a hash and the step, draw one id, and each
+// computes by arithmetic what it writes. Nothing is on disk yet.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/attempt.hpp"
+#include "base/error.hpp"
+#include "checkpoint/model/plan.hpp"
+#include "checkpoint/save/staging.hpp"
+#include "comm/peers.hpp"
+#include "checkpoint/save/replicas.hpp"
+#include "checkpoint/model/state.hpp"
+#include "checkpoint/formats/save_writer.hpp"
+
+namespace tsr {
+
+// One save, from the agreement to the commit.
+struct SaveJob {
+    int64_t step = 0;
+    std::string save_id;
+    std::string directory;  // its path
+    std::shared_ptr<const SavePlan> plan;
+    std::unique_ptr<SaveWriter> writer;  // of this rank's files
+    size_t file_count = 0;
+    std::vector<ByteRuns> data;        // of a save in the foreground: the tensors themselves
+    std::shared_ptr<Staging> staging;  // of one in the background: their copy
+    int64_t data_bytes = 0;
+    Values values;  // rank 0's, with every rank's private ones
+    Aliases aliases;
+    Values metrics;              // this rank's; rank 0's are saved
+    std::optional<Error> error;  // what this rank votes next
+    bool begun = false;          // rank 0 made the directory
+
+    SaveJob() = default;
+    ~SaveJob() {
+        if (staging) staging->close();  // also of a save that never began
+    }
+    SaveJob(const SaveJob&) = delete;
+    SaveJob& operator=(const SaveJob&) = delete;
+};
+
+// Collective. Fills `job`, whose step and metrics are set; throws the same error on every rank if they do not agree. A rank's own
+// failure after that waits in job.error for the next vote, on which the others already count.
+void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& options, CheckReplicas check,
+                    PlanCache& plans, SaveJob& job, const State& state);
+
+}  // namespace tsr

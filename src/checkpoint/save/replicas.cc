@@ -1,0 +1,277 @@
+#include "checkpoint/save/replicas.hpp"
+
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/crc32c.hpp"
+#include "base/function_ref.hpp"
+#include "base/parallel.hpp"
+#include "base/splitmix64.hpp"
+#include "checkpoint/save/agreement.hpp"
+
+namespace tsr {
+
+namespace {
+
+constexpr int threads = 4;
+constexpr size_t task_bytes = size_t{4} << 20;
+constexpr size_t gathered = 4096;  // checksums of a rank at once
+constexpr size_t most_told = 8;    // ranks, or names
+
+// A value, a tensor whose layout is arithmetic, or one box of another tensor: all ranks have the same list of them.
+struct Replicated {
+    const std::string* name;
+    const Layout* layout = nullptr;  // of which each rank holds a shard; nullptr: all ranks hold the whole
+    std::optional<Box> box;          // alone; then
+    std::vector<int> holders;        // in order
+    bool is_value = false;
+    uint32_t crc = 0;  // of this rank's bytes, if it holds any
+};
+
+// Ranks that hold the same.
+struct Group {
+    int number = 0;
+    std::vector<int> ranks;
+};
+
+std::string ranks_text(const std::vector<int>& ranks) {
+    const size_t told = std::min(ranks.size(), most_told);
+    std::string text = fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks",
+                                   fmt::join(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(told), ", "));
+    if (told < ranks.size()) text += fmt::format(" and {} more", ranks.size() - told);
+    return text;
+}
+
+class Replicas {
+   public:
+    Replicas(const State& state, const Values& values, const Aliases& aliases, int rank, int world_size)
+        : rank_(rank), world_size_(world_size) {
+        for (const auto& [name, tensor] : state.tensors()) {
+            if (tensor.kind->shape.product() > 0 && !aliases.contains(name)) add(name, tensor);
+        }
+        for (const auto& [name, value] : values) {
+            if (private_rank(name)) continue;
+            Replicated& one = list_.emplace_back(Replicated{&name});
+            one.is_value = true;
+            one.crc = crc32c(value.dump());
+        }
+    }
+
+    // Computes the checksums of this rank's tensors.
+    void read() {
+        std::vector<size_t> tasks;  // the first part of each
+        size_t bytes = task_bytes;
+        for (size_t i = 0; i < parts_.size(); ++i) {
+            if (bytes + parts_[i].bytes.size() > task_bytes) {
+                tasks.push_back(i);
+                bytes = 0;
+            }
+            bytes += parts_[i].bytes.size();
+        }
+        run_parallel(tasks.size(), threads, [&](size_t task, int) {
+            const size_t end = task + 1 < tasks.size() ? tasks[task + 1] : parts_.size();
+            for (size_t i = tasks[task]; i < end; ++i) parts_[i].crc = crc32c(parts_[i].bytes);
+        });
+        for (const Part& part : parts_) {
+            uint32_t& crc = list_[part.of].crc;
+            crc = crc32c(std::as_bytes(std::span(&part.crc, 1)), crc);
+        }
+    }
+
+    // What all ranks have of this adds up to 0 if all replicas are equal: the first of k holders counts -(k - 1) times, the
+    // others once. Hashes of what is compared keep several differences from making up for each other.
+    [[nodiscard]] uint64_t share() const {
+        uint64_t sum = 0;
+        for (size_t i = 0; i < list_.size(); ++i) {
+            const Replicated& one = list_[i];
+            size_t place = static_cast<size_t>(rank_);
+            size_t holders = static_cast<size_t>(world_size_);
+            int shard = 0;
+            if (one.box) {
+                place =
+                    static_cast<size_t>(std::find(one.holders.begin(), one.holders.end(), rank_) - one.holders.begin());
+                holders = one.holders.size();
+                if (place == holders) continue;
+            } else if (one.layout != nullptr) {
+                place = static_cast<size_t>(one.layout->replica_of(rank_));
+                holders = static_cast<size_t>(one.layout->replica_count());
+                shard = one.layout->shard_of(rank_);
+            }
+            const uint64_t which = SplitMix64::mix(uint64_t{i} << 32 | static_cast<uint32_t>(shard));
+            const uint64_t hash = SplitMix64::mix(which + one.crc);
+            sum += place == 0 ? hash * (1 - uint64_t{holders}) : hash;
+        }
+        return sum;
+    }
+
+    // Collective.
+    [[nodiscard]] Error difference(Peers& peers) const {
+        std::optional<Error> first;
+        std::vector<std::string> others;
+        size_t differ = 0;
+        const std::string* last = nullptr;
+        for (size_t begin = 0; begin < list_.size(); begin += gathered) {
+            const size_t end = std::min(begin + gathered, list_.size());
+            std::string own;
+            for (size_t i = begin; i < end; ++i) {
+                own.append(reinterpret_cast<const char*>(&list_[i].crc), sizeof list_[i].crc);
+            }
+            const std::vector<std::string> all = peers.gather(own);
+            for (size_t i = begin; i < end; ++i) {
+                if (list_[i].name == last) continue;  // another box of a tensor that is told
+                auto error = difference_in(list_[i], [&](int rank) {
+                    uint32_t crc = 0;
+                    std::memcpy(&crc, all[static_cast<size_t>(rank)].data() + (i - begin) * sizeof crc, sizeof crc);
+                    return crc;
+                });
+                if (!error) continue;
+                last = list_[i].name;
+                if (differ++ == 0) {
+                    first = std::move(error);
+                } else if (others.size() < most_told) {
+                    others.push_back(fmt::format("'{}'", *last));
+                }
+            }
+        }
+        if (!first) return Error(Code::internal, "replicas differ, but their checksums are the same");
+        std::string advice;
+        if (differ > 1) {
+            advice =
+                fmt::format("{} more {}: {}", differ - 1, differ == 2 ? "differs" : "differ", fmt::join(others, ", "));
+            if (others.size() < differ - 1) advice += ", ...";
+            advice += "; ";
+        }
+        advice +=
+            "give all ranks the same before they train, as a broadcast of rank 0's does, or save without "
+            "check_replicas";
+        return first->with_advice(advice);
+    }
+
+   private:
+    struct Part {
+        size_t of;  // number in list_
+        std::span<const std::byte> bytes;
+        uint32_t crc = 0;
+    };
+
+    void add(const std::string& name, const StateTensor& tensor) {
+        const TensorKind& kind = *tensor.kind;
+        if (kind.layout && kind.layout->is_explicit()) return add_boxes(name, tensor);
+        const Layout* layout = kind.layout ? &*kind.layout : nullptr;
+        if (layout != nullptr && layout->replica_count() == 1) return;
+        list_.push_back({&name, layout, {}, {}});
+        if (!kind.boxes.empty()) add_parts(tensor, 0);
+    }
+
+    void add_boxes(const std::string& name, const StateTensor& tensor) {
+        const TensorKind& kind = *tensor.kind;
+        const auto before = [](const Dims& a, const Dims& b) {
+            return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
+        };
+        // Boxes are equal or disjoint, so that where one begins tells which it is.
+        std::map<Dims, std::pair<Box, std::vector<int>>, decltype(before)> holders(before);
+        for (int rank = 0; rank < world_size_; ++rank) {
+            for (const Box& box : kind.layout->boxes_of(rank)) {
+                std::vector<int>& ranks =
+                    holders.try_emplace(box.offsets, box, std::vector<int>()).first->second.second;
+                if (ranks.empty() || ranks.back() != rank) ranks.push_back(rank);
+            }
+        }
+        for (auto& [offsets, held] : holders) {
+            auto& [box, ranks] = held;
+            if (ranks.size() == 1) continue;
+            list_.push_back({&name, nullptr, box, std::move(ranks)});
+            const auto own = std::find(kind.boxes.begin(), kind.boxes.end(), box);
+            if (own != kind.boxes.end()) add_parts(tensor, static_cast<size_t>(own - kind.boxes.begin()));
+        }
+    }
+
+    void add_parts(const StateTensor& tensor, size_t box) {
+        const Tensor piece = tensor.piece(box);
+        std::span<const std::byte> rest(piece.data, piece.size_bytes());
+        while (!rest.empty()) {
+            const size_t size = std::min(rest.size(), task_bytes);
+            parts_.push_back({list_.size() - 1, rest.first(size)});
+            rest = rest.subspan(size);
+        }
+    }
+
+    [[nodiscard]] std::vector<Group> groups_of(const Replicated& one) const {
+        if (one.box) return {{0, one.holders}};
+        std::vector<Group> groups;
+        const int shards = one.layout != nullptr ? one.layout->shard_count() : 1;
+        for (int shard = 0; shard < shards; ++shard) {
+            Group& group =
+                groups.emplace_back(Group{shard, std::vector<int>(static_cast<size_t>(world_size_ / shards))});
+            std::iota(group.ranks.begin(), group.ranks.end(), 0);
+            if (one.layout == nullptr) continue;
+            for (int& replica : group.ranks) replica = one.layout->rank_of(shard, replica);
+        }
+        return groups;
+    }
+
+    // Of the first of its groups that has one.
+    [[nodiscard]] std::optional<Error> difference_in(const Replicated& one,
+                                                     FunctionRef<uint32_t(int rank)> crc_of) const {
+        for (const Group& group : groups_of(one)) {
+            std::map<uint32_t, int> votes;
+            for (const int rank : group.ranks) ++votes[crc_of(rank)];
+            if (votes.size() == 1) continue;
+            // Of equally many, what the lower rank has.
+            const int right = *std::max_element(group.ranks.begin(), group.ranks.end(),
+                                                [&](int a, int b) { return votes[crc_of(a)] < votes[crc_of(b)]; });
+            std::vector<int> wrong;
+            for (const int rank : group.ranks) {
+                if (crc_of(rank) != crc_of(right)) wrong.push_back(rank);
+            }
+            std::string part;
+            if (one.box || (one.layout != nullptr && one.layout->shard_count() > 1)) {
+                part = fmt::format(", its part {},", one.box ? one.box->str() : one.layout->shard(group.number).str());
+            }
+            const char* const have = wrong.size() == 1 ? "has" : "have";
+            return Error(Code::mismatch,
+                         fmt::format(
+                             "{} '{}'{} differs between ranks that should hold the same: {} {} {} than rank {}{}",
+                             one.is_value ? "value" : "tensor", *one.name, part, ranks_text(wrong), have,
+                             one.is_value ? "another" : "other bytes", right,
+                             one.is_value
+                                 ? "; a value that each rank has for itself is named rank/<r>/... (in Python PerRank)"
+                                 : ""))
+                .with_peer(wrong.front());
+        }
+        return std::nullopt;
+    }
+
+    int rank_;
+    int world_size_;
+    std::vector<Replicated> list_;
+    std::vector<Part> parts_;
+};
+
+}  // namespace
+
+std::optional<Error> compare_replicas(Peers& peers, const State& state, const Values& values, const Aliases& aliases) {
+    if (peers.world_size() == 1) return std::nullopt;
+    std::optional<Replicas> replicas;
+    uint64_t share = 0;
+    const auto failed = attempt([&] {
+        replicas.emplace(state, values, aliases, peers.rank(), peers.world_size());
+        replicas->read();
+        share = replicas->share();
+    });
+    std::vector<uint64_t> shares;
+    if (auto agreed = peers.vote(failed, share, shares)) return agreed;
+    if (std::accumulate(shares.begin(), shares.end(), uint64_t{0}) == 0) return std::nullopt;
+    return replicas->difference(peers);
+}
+
+}  // namespace tsr
