@@ -13,10 +13,10 @@
 
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
-#include "checkpoint/load/checkpoint.hpp"
 #include "checkpoint/formats/native/contents.hpp"
-#include "checkpoint/model/plan.hpp"
 #include "checkpoint/io/stream.hpp"
+#include "checkpoint/load/checkpoint.hpp"
+#include "checkpoint/model/plan.hpp"
 #include "temporary_directory.hpp"
 
 namespace {

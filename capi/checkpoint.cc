@@ -4,35 +4,24 @@
 
 #include "base/env.hpp"
 #include "base/log.hpp"
-#include "checkpoint/load/checkpoint.hpp"
 #include "checkpoint/export/export.hpp"
 #include "checkpoint/io/storage.hpp"
-#include "checkpoint/save/saver.hpp"
+#include "checkpoint/load/checkpoint.hpp"
 #include "checkpoint/model/state.hpp"
+#include "checkpoint/save/saver.hpp"
 #include "comm/communicator.hpp"
 #include "comm/work.hpp"
 #include "handles.hpp"
 #include "launch/preempt.hpp"
 
-namespace {
+namespace tsr::capi {
 
-using tsr::capi::create;
-using tsr::capi::destroy;
-using tsr::capi::flag;
-using tsr::capi::guard;
-using tsr::capi::object_of;
-using tsr::capi::options_in;
-using tsr::capi::options_init;
-using tsr::capi::required;
-using tsr::capi::tensor_in;
-using tsr::capi::text;
-using tsr::capi::text_out;
-using tsr::capi::write_options;
+namespace {
 
 tsr_saver_options default_saver_options() {
     tsr_saver_options options{};
     options.struct_size = sizeof options;
-    options.timeout_ms = static_cast<int32_t>(tsr::env_number("TESSERA_TIMEOUT_MS", 1, INT32_MAX).value_or(600000));
+    options.timeout_ms = static_cast<int32_t>(env_number("TESSERA_TIMEOUT_MS", 1, INT32_MAX).value_or(600000));
     return options;
 }
 
@@ -51,50 +40,49 @@ constexpr tsr_load_options default_load_options{.struct_size = sizeof(tsr_load_o
                                                 .report = nullptr,
                                                 .report_data = nullptr};
 
-tsr::ProgressFn progress_in(tsr_progress_fn progress, void* user_data) {
+ProgressFn progress_in(tsr_progress_fn progress, void* user_data) {
     if (progress == nullptr) return {};
-    return [progress, user_data](tsr::Phase phase, int64_t done, int64_t total) {
+    return [progress, user_data](Phase phase, int64_t done, int64_t total) {
         progress(static_cast<int32_t>(phase), done, total, user_data);
     };
 }
 
-tsr::SaverOptions saver_options_in(const tsr_saver_options* options) {
+SaverOptions saver_options_in(const tsr_saver_options* options) {
     const auto o = options_in(options, default_saver_options(), "options");
     if (o.timeout_ms <= 0) {
-        throw tsr::Error(tsr::Code::invalid_argument,
-                         fmt::format("the timeout is {} ms; it must be positive", o.timeout_ms));
+        throw Error(Code::invalid_argument, fmt::format("the timeout is {} ms; it must be positive", o.timeout_ms));
     }
-    tsr::SaverOptions out;
+    SaverOptions out;
     out.retention.latest = o.keep_latest;
     out.retention.best = o.keep_best;
     out.retention.every = o.keep_every;
     const bool higher = flag(o.best_is_higher, "best_is_higher");
     if (o.best_metric != nullptr) {
-        out.retention.rule = tsr::BestRule{o.best_metric, higher ? tsr::Better::higher : tsr::Better::lower};
+        out.retention.rule = BestRule{o.best_metric, higher ? Better::higher : Better::lower};
     }
     const std::string_view format = o.format != nullptr ? o.format : "tessera";
-    if (format == tsr::torch_dcp_format) {
-        out.format = tsr::SaveFormat::torch_dcp;
+    if (format == torch_dcp_format) {
+        out.format = SaveFormat::torch_dcp;
     } else if (format != "tessera") {
-        throw tsr::Error(tsr::Code::invalid_argument,
-                         fmt::format("format is '{}'; it is 'tessera' or '{}'", format, tsr::torch_dcp_format));
+        throw Error(Code::invalid_argument,
+                    fmt::format("format is '{}'; it is 'tessera' or '{}'", format, torch_dcp_format));
     }
-    out.timeout = tsr::milliseconds{o.timeout_ms};
+    out.timeout = milliseconds{o.timeout_ms};
     if (o.when_busy < TSR_BUSY_WAIT || o.when_busy > TSR_BUSY_REPLACE) {
-        throw tsr::Error(tsr::Code::invalid_argument,
-                         fmt::format("when_busy is {}; it is 0 to 2 (wait, refuse or replace)", o.when_busy));
+        throw Error(Code::invalid_argument,
+                    fmt::format("when_busy is {}; it is 0 to 2 (wait, refuse or replace)", o.when_busy));
     }
-    out.when_busy = static_cast<tsr::WhenBusy>(o.when_busy);
-    out.priority = flag(o.low_priority, "low_priority") ? tsr::Priority::low : tsr::Priority::normal;
-    out.copies = flag(o.copy_on_demand, "copy_on_demand") ? tsr::Copies::on_demand : tsr::Copies::at_once;
-    out.check_replicas = flag(o.check_replicas, "check_replicas") ? tsr::CheckReplicas::yes : tsr::CheckReplicas::no;
+    out.when_busy = static_cast<WhenBusy>(o.when_busy);
+    out.priority = flag(o.low_priority, "low_priority") ? Priority::low : Priority::normal;
+    out.copies = flag(o.copy_on_demand, "copy_on_demand") ? Copies::on_demand : Copies::at_once;
+    out.check_replicas = flag(o.check_replicas, "check_replicas") ? CheckReplicas::yes : CheckReplicas::no;
     out.staging_bytes = o.staging_bytes;
     out.write_bytes_per_s = o.write_bytes_per_s;
     out.progress = progress_in(o.progress, o.progress_data);
     out.writer = {fmt::format("tessera {}", tsr_version()), o.writer != nullptr ? o.writer : "c",
                   o.writer_version != nullptr ? o.writer_version : ""};
     for (const std::string& text : {out.writer.language, out.writer.version}) {
-        if (!tsr::is_utf8(text)) throw tsr::Error(tsr::Code::invalid_argument, "the writer's name is not UTF-8");
+        if (!is_utf8(text)) throw Error(Code::invalid_argument, "the writer's name is not UTF-8");
     }
     return out;
 }
@@ -103,30 +91,30 @@ constexpr tsr_open_options default_open_options{.struct_size = sizeof(tsr_open_o
 
 // A storage's files live as long as what uses them.
 struct SaverAndFiles {
-    std::unique_ptr<tsr::FileSystem> files;
-    std::unique_ptr<tsr::Saver> saver;
+    std::unique_ptr<FileSystem> files;
+    std::unique_ptr<Saver> saver;
 };
 struct CheckpointAndFiles {
-    std::unique_ptr<tsr::FileSystem> files;
-    std::shared_ptr<const tsr::Checkpoint> checkpoint;
+    std::unique_ptr<FileSystem> files;
+    std::shared_ptr<const Checkpoint> checkpoint;
 };
 
-std::unique_ptr<tsr::FileSystem> files_of(const tsr_storage* storage) {
-    return storage != nullptr ? tsr::storage_files(object_of(storage, "storage")) : nullptr;
+std::unique_ptr<FileSystem> files_of(const tsr_storage* storage) {
+    return storage != nullptr ? storage_files(object_of(storage, "storage")) : nullptr;
 }
 
-tsr::Allow allow(int32_t value, const char* what) { return flag(value, what) ? tsr::Allow::yes : tsr::Allow::no; }
+Allow allow(int32_t value, const char* what) { return flag(value, what) ? Allow::yes : Allow::no; }
 
-tsr::LoadOptions load_options_in(const tsr_load_options& o) {
-    tsr::LoadOptions out;
-    out.verify = flag(o.verify, "verify") ? tsr::Verify::blocks : tsr::Verify::none;
+LoadOptions load_options_in(const tsr_load_options& o) {
+    LoadOptions out;
+    out.verify = flag(o.verify, "verify") ? Verify::blocks : Verify::none;
     out.missing = allow(o.allow_missing, "allow_missing");
     out.unexpected = allow(o.allow_unexpected, "allow_unexpected");
     out.cast = allow(o.allow_cast, "allow_cast");
     out.progress = progress_in(o.progress, o.progress_data);
     if (o.comm != nullptr) out.comm = object_of(o.comm, "comm");
     if (o.only != nullptr && o.only_count == 0) {
-        throw tsr::Error(tsr::Code::invalid_argument, "only has no pattern; leave it out to load all names");
+        throw Error(Code::invalid_argument, "only has no pattern; leave it out to load all names");
     }
     for (size_t i = 0; i < o.only_count; ++i) {
         out.only.push_back(text((&required(o.only, "only"))[i], fmt::format("only[{}]", i).c_str()));
@@ -146,14 +134,13 @@ tsr_export_options default_export_options() {
     return options;
 }
 
-tsr::ExportOptions export_options_in(const tsr_export_options& o) {
-    tsr::ExportOptions out;
+ExportOptions export_options_in(const tsr_export_options& o) {
+    ExportOptions out;
     const std::string_view format = o.format != nullptr ? o.format : "safetensors";
-    const auto known = tsr::export_format(format);
+    const auto known = export_format(format);
     if (!known) {
-        throw tsr::Error(
-            tsr::Code::invalid_argument,
-            fmt::format("format is '{}'; it is 'safetensors', 'torch_dcp', 'torch_save' or 'npz'", format));
+        throw Error(Code::invalid_argument,
+                    fmt::format("format is '{}'; it is 'safetensors', 'torch_dcp', 'torch_save' or 'npz'", format));
     }
     out.format = *known;
     out.shard_bytes = o.max_file_bytes;
@@ -176,13 +163,13 @@ tsr_status tsr_saver_options_init(tsr_saver_options* options, size_t struct_size
 tsr_status tsr_saver_create(tsr_comm* comm, const char* root, const tsr_saver_options* options, tsr_saver** out) {
     return guard([&] {
         create(out, [&] {
-            const std::shared_ptr<tsr::Communicator> ranks = comm != nullptr ? object_of(comm, "comm") : nullptr;
+            const std::shared_ptr<Communicator> ranks = comm != nullptr ? object_of(comm, "comm") : nullptr;
             auto own = std::make_shared<SaverAndFiles>();
-            tsr::SaverOptions saver_options = saver_options_in(options);
+            SaverOptions saver_options = saver_options_in(options);
             own->files = files_of(options_in(options, default_saver_options(), "options").storage);
             saver_options.files = own->files.get();
-            own->saver = std::make_unique<tsr::Saver>(ranks, text(root, "root"), std::move(saver_options));
-            return std::shared_ptr<tsr::Saver>(own, own->saver.get());
+            own->saver = std::make_unique<Saver>(ranks, text(root, "root"), std::move(saver_options));
+            return std::shared_ptr<Saver>(own, own->saver.get());
         });
     });
 }
@@ -229,7 +216,7 @@ tsr_status tsr_saver_should_stop(tsr_saver* saver, int64_t step, int32_t told, i
         required(stop, "stop") = 0;
         const auto s = object_of(saver, "saver");
         const bool asked = flag(told, "told");
-        const bool preempted = tsr::preempt_requested();  // also tells the launcher that this rank asks
+        const bool preempted = preempt_requested();  // also tells the launcher that this rank asks
         *stop = s->should_stop(step, asked || preempted) ? 1 : 0;
     });
 }
@@ -248,7 +235,7 @@ tsr_status tsr_load_options_init(tsr_load_options* options, size_t struct_size) 
 }
 
 tsr_status tsr_checkpoint_open(const char* path, tsr_checkpoint** out) {
-    return guard([&] { create(out, [&] { return tsr::Checkpoint::open(tsr::absolute(text(path, "path"))); }); });
+    return guard([&] { create(out, [&] { return Checkpoint::open(absolute(text(path, "path"))); }); });
 }
 
 tsr_status tsr_open_options_init(tsr_open_options* options, size_t struct_size) {
@@ -260,9 +247,9 @@ tsr_status tsr_checkpoint_open_with(const char* path, const tsr_open_options* op
         create(out, [&] {
             auto own = std::make_shared<CheckpointAndFiles>();
             own->files = files_of(options_in(options, default_open_options, "options").storage);
-            own->checkpoint = own->files ? tsr::Checkpoint::open(text(path, "path"), *own->files)
-                                         : tsr::Checkpoint::open(tsr::absolute(text(path, "path")));
-            return std::shared_ptr<const tsr::Checkpoint>(own, own->checkpoint.get());
+            own->checkpoint = own->files ? Checkpoint::open(text(path, "path"), *own->files)
+                                         : Checkpoint::open(absolute(text(path, "path")));
+            return std::shared_ptr<const Checkpoint>(own, own->checkpoint.get());
         });
     });
 }
@@ -288,11 +275,11 @@ tsr_status tsr_checkpoint_tensor(const tsr_checkpoint* checkpoint, size_t index,
     return guard([&] {
         const auto& c = object_of(checkpoint, "checkpoint");
         if (index >= c->names().size()) {
-            throw tsr::Error(tsr::Code::invalid_argument,
-                             fmt::format("tensor {} of {}; indices begin at 0", index, c->names().size()));
+            throw Error(Code::invalid_argument,
+                        fmt::format("tensor {} of {}; indices begin at 0", index, c->names().size()));
         }
         const std::string& found = c->names()[index];
-        const tsr::SavedTensor& tensor = *c->manifest().find(found);
+        const SavedTensor& tensor = *c->manifest().find(found);
         required(name, "name") = found.c_str();
         required(dtype, "dtype") = static_cast<tsr_dtype>(tensor.dtype);
         required(shape, "shape") = tensor.shape.data();
@@ -312,7 +299,7 @@ tsr_status tsr_checkpoint_load(const tsr_checkpoint* checkpoint, tsr_state* stat
         const auto c = object_of(checkpoint, "checkpoint");
         const auto into = object_of(state, "state");
         const tsr_load_options o = options_in(options, default_load_options, "options");
-        const tsr::LoadReport report = c->load(*into, load_options_in(o));
+        const LoadReport report = c->load(*into, load_options_in(o));
         if (o.report != nullptr) o.report(report.json().dump().c_str(), o.report_data);
     });
 }
@@ -324,7 +311,7 @@ tsr_status tsr_checkpoint_verify(const tsr_checkpoint* checkpoint, int32_t full)
 tsr_status tsr_checkpoint_verify_progress(const tsr_checkpoint* checkpoint, int32_t full, tsr_progress_fn progress,
                                           void* user_data) {
     return guard([&] {
-        const auto depth = flag(full, "full") ? tsr::Checkpoint::Depth::everything : tsr::Checkpoint::Depth::headers;
+        const auto depth = flag(full, "full") ? Checkpoint::Depth::everything : Checkpoint::Depth::headers;
         const auto c = object_of(checkpoint, "checkpoint");
         c->check(depth, progress_in(progress, user_data));
     });
@@ -343,23 +330,21 @@ tsr_status tsr_checkpoint_export(const tsr_checkpoint* checkpoint, tsr_comm* com
         const auto source = object_of(checkpoint, "checkpoint");
         const auto o = options_in(options, default_export_options(), "options");
         if (o.timeout_ms <= 0) {
-            throw tsr::Error(tsr::Code::invalid_argument,
-                             fmt::format("the timeout is {} ms; it must be positive", o.timeout_ms));
+            throw Error(Code::invalid_argument, fmt::format("the timeout is {} ms; it must be positive", o.timeout_ms));
         }
-        const tsr::ExportOptions how = export_options_in(o);
+        const ExportOptions how = export_options_in(o);
         const std::string place(text(directory, "directory"));
-        tsr::Peers peers(comm == nullptr
-                             ? nullptr
-                             : tsr::split_for_export(*object_of(comm, "comm"), tsr::milliseconds{o.timeout_ms}));
-        const tsr::Exported exported = tsr::export_checkpoint(*source, peers, place, how);
+        Peers peers(comm == nullptr ? nullptr : split_for_export(*object_of(comm, "comm"), milliseconds{o.timeout_ms}));
+        const Exported exported = export_checkpoint(*source, peers, place, how);
         if (exported.unreadable.empty() || peers.rank() != 0) return;
         const auto& [name, why] = *exported.unreadable.begin();
-        tsr::log::warning("the export of {} into {} leaves out what cannot be read, {} of it: '{}' ({}){}",
-                          source->path(), place, exported.unreadable.size(), name, why,
-                          exported.unreadable.size() > 1 ? " and others" : "");
+        log::warning("the export of {} into {} leaves out what cannot be read, {} of it: '{}' ({}){}", source->path(),
+                     place, exported.unreadable.size(), name, why, exported.unreadable.size() > 1 ? " and others" : "");
     });
 }
 
 void tsr_checkpoint_destroy(tsr_checkpoint* checkpoint) { destroy(checkpoint); }
 
 }  // extern "C"
+
+}  // namespace tsr::capi

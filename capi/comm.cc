@@ -10,27 +10,15 @@
 #include "launch/from_environment.hpp"
 #include "store/store.hpp"
 
+namespace tsr::capi {
+
 namespace {
 
-using tsr::Collective;
-using tsr::CommOptions;
-using tsr::Communicator;
-using tsr::Request;
-using tsr::Tensor;
-using tsr::capi::create;
-using tsr::capi::destroy;
-using tsr::capi::guard;
-using tsr::capi::object_of;
-using tsr::capi::own_object_of;
-using tsr::capi::required;
-using tsr::capi::tensor_in;
-using tsr::capi::tensors_in;
-
-static_assert(static_cast<int>(tsr::ReduceOp::sum) == TSR_REDUCE_SUM);
-static_assert(static_cast<int>(tsr::ReduceOp::avg) == TSR_REDUCE_AVG);
-static_assert(static_cast<int>(tsr::ReduceOp::min) == TSR_REDUCE_MIN);
-static_assert(static_cast<int>(tsr::ReduceOp::max) == TSR_REDUCE_MAX);
-static_assert(static_cast<int>(tsr::ReduceOp::prod) == TSR_REDUCE_PROD);
+static_assert(static_cast<int>(ReduceOp::sum) == TSR_REDUCE_SUM);
+static_assert(static_cast<int>(ReduceOp::avg) == TSR_REDUCE_AVG);
+static_assert(static_cast<int>(ReduceOp::min) == TSR_REDUCE_MIN);
+static_assert(static_cast<int>(ReduceOp::max) == TSR_REDUCE_MAX);
+static_assert(static_cast<int>(ReduceOp::prod) == TSR_REDUCE_PROD);
 
 tsr_comm_options in_c(const CommOptions& options) {
     tsr_comm_options result{};
@@ -43,10 +31,10 @@ tsr_comm_options in_c(const CommOptions& options) {
 
 // The caller's options over `base`; NULL fields keep what `base` has.
 CommOptions options_over(CommOptions base, const tsr_comm_options* options) {
-    const tsr_comm_options given = tsr::capi::options_in(options, in_c(base), "options");
-    base.timeout = tsr::milliseconds{given.timeout_ms};
+    const tsr_comm_options given = options_in(options, in_c(base), "options");
+    base.timeout = milliseconds{given.timeout_ms};
     base.spin_count = given.spin_count;
-    base.heartbeat = tsr::milliseconds{given.heartbeat_timeout_ms};
+    base.heartbeat = milliseconds{given.heartbeat_timeout_ms};
     if (given.backend != nullptr) base.backend = given.backend;
     if (given.name != nullptr) base.name = given.name;
     return base;
@@ -54,7 +42,7 @@ CommOptions options_over(CommOptions base, const tsr_comm_options* options) {
 
 void check_stream(const void* stream) {
     if (stream == nullptr) return;
-    throw tsr::Error(tsr::Code::unsupported, "a CUDA stream was given, but this communicator has no CUDA transport");
+    throw Error(Code::unsupported, "a CUDA stream was given, but this communicator has no CUDA transport");
 }
 
 // Runs the request, or submits it if the caller wants work.
@@ -92,7 +80,7 @@ void issue(tsr_comm* comm, Collective collective, const tsr_tensor* input, const
     check_stream(stream);
     const TensorList in(input, input == nullptr ? 0 : 1, "input");
     const TensorList out(output, output == nullptr ? 0 : 1, "output");
-    issue(object, {collective, in.list(), out.list(), static_cast<tsr::ReduceOp>(op), peer, tag, {}}, work);
+    issue(object, {collective, in.list(), out.list(), static_cast<ReduceOp>(op), peer, tag, {}}, work);
 }
 
 void issue_list(tsr_comm* comm, Collective collective, const tsr_tensor* input, const tsr_tensor* tensors, size_t n,
@@ -102,7 +90,7 @@ void issue_list(tsr_comm* comm, Collective collective, const tsr_tensor* input, 
     check_stream(stream);
     const TensorList in(input, input == nullptr ? 0 : 1, "input");
     const TensorList list(tensors, n, what);
-    issue(object, {collective, in.list(), list.list(), static_cast<tsr::ReduceOp>(op), peer, 0, {}}, work);
+    issue(object, {collective, in.list(), list.list(), static_cast<ReduceOp>(op), peer, 0, {}}, work);
 }
 
 void issue_pairs(tsr_comm* comm, Collective collective, const tsr_tensor* inputs, const tsr_tensor* outputs, size_t n,
@@ -112,7 +100,7 @@ void issue_pairs(tsr_comm* comm, Collective collective, const tsr_tensor* inputs
     check_stream(stream);
     const std::vector<Tensor> in = tensors_in(inputs, n, "inputs");
     const std::vector<Tensor> out = tensors_in(outputs, n, "outputs");
-    issue(object, {collective, in, out, static_cast<tsr::ReduceOp>(op), -1, 0, {}}, work);
+    issue(object, {collective, in, out, static_cast<ReduceOp>(op), -1, 0, {}}, work);
 }
 
 }  // namespace
@@ -122,15 +110,14 @@ extern "C" {
 tsr_status tsr_comm_options_init(tsr_comm_options* options, size_t struct_size) {
     return guard([&] {
         const tsr_comm_options defaults = in_c(CommOptions::from_environment());
-        tsr::capi::write_options(options, struct_size, &defaults, sizeof defaults, "options");
+        write_options(options, struct_size, &defaults, sizeof defaults, "options");
     });
 }
 
 tsr_status tsr_comm_from_env(const tsr_comm_options* options, tsr_comm** out) {
     return guard([&] {
-        create(out, [&] {
-            return tsr::communicator_from_environment(options_over(CommOptions::from_environment(), options));
-        });
+        create(out,
+               [&] { return communicator_from_environment(options_over(CommOptions::from_environment(), options)); });
     });
 }
 
@@ -140,7 +127,7 @@ tsr_status tsr_comm_create(tsr_store* store, int32_t rank, int32_t world_size, c
         create(out, [&] {
             const auto& meeting = object_of(store, "store");
             CommOptions chosen = options_over(CommOptions::from_environment(), options);
-            tsr::attach_to_agent(chosen);
+            attach_to_agent(chosen);
             return Communicator::create(meeting, rank, world_size, chosen);
         });
     });
@@ -154,7 +141,7 @@ tsr_status tsr_comm_split(tsr_comm* comm, int32_t color, int32_t key, const tsr_
         try {
             asked = options_over(std::move(asked), options);
         } catch (...) {
-            parent->refuse_split(tsr::current_error());
+            parent->refuse_split(current_error());
         }
         auto group = parent->split(color, key, asked);
         if (group) create(out, [&] { return std::move(group); });
@@ -198,7 +185,7 @@ tsr_status tsr_comm_transport(const tsr_comm* comm, const char** name) {
 }
 
 tsr_status tsr_comm_set_timeout(const tsr_comm* comm, int32_t timeout_ms) {
-    return guard([&] { object_of(comm, "comm")->set_timeout(tsr::milliseconds{timeout_ms}); });
+    return guard([&] { object_of(comm, "comm")->set_timeout(milliseconds{timeout_ms}); });
 }
 
 tsr_status tsr_comm_timeout(const tsr_comm* comm, int32_t* timeout_ms) {
@@ -211,14 +198,14 @@ tsr_status tsr_comm_error(const tsr_comm* comm, tsr_error** error) {
     return guard([&] {
         const auto found = object_of(comm, "comm")->error();
         tsr_error*& slot = required(error, "error");  // before there is something to lose
-        slot = found ? tsr::capi::detached(*found) : nullptr;
+        slot = found ? detached(*found) : nullptr;
     });
 }
 
 tsr_status tsr_comm_write_trace(const tsr_comm* comm, const char* path) {
     return guard([&] {
         const auto& object = object_of(comm, "comm");
-        object->write_trace(tsr::capi::text(path, "path"));
+        object->write_trace(text(path, "path"));
     });
 }
 
@@ -297,7 +284,7 @@ tsr_status tsr_comm_barrier(tsr_comm* comm, tsr_work** work) {
 }
 
 tsr_status tsr_work_wait(const tsr_work* work, int32_t timeout_ms) {
-    return guard([&] { own_object_of(work, "work")->wait(tsr::capi::patience(timeout_ms)); });
+    return guard([&] { own_object_of(work, "work")->wait(patience(timeout_ms)); });
 }
 
 tsr_status tsr_work_test(const tsr_work* work, int32_t* done) {
@@ -308,17 +295,17 @@ tsr_status tsr_work_error(const tsr_work* work, tsr_error** error) {
     return guard([&] {
         const auto found = own_object_of(work, "work")->error();
         tsr_error*& slot = required(error, "error");  // before there is something to lose
-        slot = found ? tsr::capi::detached(*found) : nullptr;
+        slot = found ? detached(*found) : nullptr;
     });
 }
 
 tsr_status tsr_work_staged(const tsr_work* work, tsr_work** staged) {
     return guard([&] {
         create(staged, [&] {
-            const auto save = std::dynamic_pointer_cast<tsr::SaveWork>(own_object_of(work, "work"));
+            const auto save = std::dynamic_pointer_cast<SaveWork>(own_object_of(work, "work"));
             if (save == nullptr) {
-                throw tsr::Error(tsr::Code::invalid_argument,
-                                 "the work is not one of tsr_saver_save_async; nothing else is staged");
+                throw Error(Code::invalid_argument,
+                            "the work is not one of tsr_saver_save_async; nothing else is staged");
             }
             return save->staged();
         });
@@ -328,8 +315,8 @@ tsr_status tsr_work_staged(const tsr_work* work, tsr_work** staged) {
 tsr_status tsr_work_on_done(const tsr_work* work, tsr_work_fn fn, void* user_data, tsr_destroy_fn destroy_data) {
     return guard([&] {
         const auto& w = own_object_of(work, "work");
-        if (fn == nullptr) throw tsr::Error(tsr::Code::invalid_argument, "fn is NULL");
-        w->on_done([fn, user_data, destroy_data](const std::optional<tsr::Error>& error) {
+        if (fn == nullptr) throw Error(Code::invalid_argument, "fn is NULL");
+        w->on_done([fn, user_data, destroy_data](const std::optional<Error>& error) {
             fn(error ? static_cast<tsr_status>(error->code()) : TSR_OK, user_data);
             if (destroy_data != nullptr) destroy_data(user_data);
         });
@@ -339,3 +326,5 @@ tsr_status tsr_work_on_done(const tsr_work* work, tsr_work_fn fn, void* user_dat
 void tsr_work_destroy(tsr_work* work) { destroy(work); }
 
 }  // extern "C"
+
+}  // namespace tsr::capi

@@ -5,16 +5,9 @@
 #include "data/sampler.hpp"
 #include "handles.hpp"
 
-namespace {
+namespace tsr::capi {
 
-using tsr::capi::create;
-using tsr::capi::destroy;
-using tsr::capi::flag;
-using tsr::capi::guard;
-using tsr::capi::object_of;
-using tsr::capi::options_in;
-using tsr::capi::options_init;
-using tsr::capi::required;
+namespace {
 
 constexpr tsr_sampler_options default_options{
     .struct_size = sizeof(tsr_sampler_options), .seed = 0, .shuffle = 1, .drop_last = 0};
@@ -33,9 +26,9 @@ tsr_status tsr_sampler_create(const tsr_comm* comm, int64_t length, const tsr_sa
         create(out, [&] {
             const auto& c = object_of(comm, "comm");
             const auto o = options_in(options, default_options, "options");
-            return std::make_shared<tsr::Sampler>(
+            return std::make_shared<Sampler>(
                 c->rank(), c->world_size(), length,
-                tsr::SamplerOptions{o.seed, flag(o.shuffle, "shuffle"), flag(o.drop_last, "drop_last")});
+                SamplerOptions{o.seed, flag(o.shuffle, "shuffle"), flag(o.drop_last, "drop_last")});
         });
     });
 }
@@ -64,3 +57,5 @@ tsr_status tsr_sampler_set_epoch(tsr_sampler* sampler, int64_t epoch) {
 void tsr_sampler_destroy(tsr_sampler* sampler) { destroy(sampler); }
 
 }  // extern "C"
+
+}  // namespace tsr::capi

@@ -7,25 +7,14 @@
 #include "parallel/ddp/ddp.hpp"
 #include "train/optimizer_of.hpp"
 
+namespace tsr::capi {
+
 namespace {
 
-using tsr::capi::create;
-using tsr::capi::destroy;
-using tsr::capi::flag;
-using tsr::capi::guard;
-using tsr::capi::object_of;
-using tsr::capi::options_in;
-using tsr::capi::options_init;
-using tsr::capi::required;
-using tsr::capi::tensor_in;
-using tsr::capi::tensor_out;
-using tsr::capi::text;
-using tsr::capi::write_options;
-
-static_assert(static_cast<int>(tsr::DdpHook::power_sgd) == TSR_DDP_HOOK_POWER_SGD);
-static_assert(static_cast<int>(tsr::DdpHook::noop) == TSR_DDP_HOOK_NOOP);
-static_assert(static_cast<int>(tsr::DdpJoin::divide_by_world) == TSR_DDP_JOIN_DIVIDE_BY_WORLD);
-static_assert(static_cast<int>(tsr::DdpJoin::divide_by_active) == TSR_DDP_JOIN_DIVIDE_BY_ACTIVE);
+static_assert(static_cast<int>(DdpHook::power_sgd) == TSR_DDP_HOOK_POWER_SGD);
+static_assert(static_cast<int>(DdpHook::noop) == TSR_DDP_HOOK_NOOP);
+static_assert(static_cast<int>(DdpJoin::divide_by_world) == TSR_DDP_JOIN_DIVIDE_BY_WORLD);
+static_assert(static_cast<int>(DdpJoin::divide_by_active) == TSR_DDP_JOIN_DIVIDE_BY_ACTIVE);
 
 constexpr tsr_ddp_options default_options{.struct_size = sizeof(tsr_ddp_options),
                                           .bucket_bytes = size_t{25} << 20,
@@ -42,21 +31,21 @@ constexpr tsr_ddp_options default_options{.struct_size = sizeof(tsr_ddp_options)
                                           .join = TSR_DDP_JOIN_OFF,
                                           .share_params = 0};
 
-tsr::DdpOptions core_options(const tsr_ddp_options* options) {
+DdpOptions core_options(const tsr_ddp_options* options) {
     const auto o = options_in(options, default_options, "options");
-    tsr::DdpOptions core;
+    DdpOptions core;
     core.bucket_bytes = o.bucket_bytes;
     core.first_bucket_bytes = o.first_bucket_bytes;
-    core.op = static_cast<tsr::ReduceOp>(o.op);
+    core.op = static_cast<ReduceOp>(o.op);
     core.pre_divide = o.pre_divide;
     core.find_unused = flag(o.find_unused, "find_unused");
     core.static_graph = flag(o.static_graph, "static_graph");
     core.rebuild_buckets = flag(o.rebuild_buckets, "rebuild_buckets");
-    if (o.reduce_dtype != 0) core.reduce_dtype = static_cast<tsr::DType>(o.reduce_dtype);
-    core.hook = static_cast<tsr::DdpHook>(o.hook);
+    if (o.reduce_dtype != 0) core.reduce_dtype = static_cast<DType>(o.reduce_dtype);
+    core.hook = static_cast<DdpHook>(o.hook);
     core.power_sgd_rank = o.powersgd_rank;
     core.power_sgd_start_step = o.powersgd_start_step;
-    core.join = static_cast<tsr::DdpJoin>(o.join);
+    core.join = static_cast<DdpJoin>(o.join);
     core.share_params = flag(o.share_params, "share_params");
     return core;
 }
@@ -64,7 +53,7 @@ tsr::DdpOptions core_options(const tsr_ddp_options* options) {
 // A hook of the caller's with the communicator handle that it is lent.
 class Hook {
    public:
-    Hook(const std::shared_ptr<tsr::Communicator>& comm, tsr_ddp_hook_fn fn) : fn_(fn) { comm_.object = comm; }
+    Hook(const std::shared_ptr<Communicator>& comm, tsr_ddp_hook_fn fn) : fn_(fn) { comm_.object = comm; }
     ~Hook() {
         if (destroy_data_ != nullptr) destroy_data_(user_data_);
     }
@@ -77,20 +66,19 @@ class Hook {
         destroy_data_ = destroy_data;
     }
 
-    void operator()(const tsr::BucketView& bucket) {
+    void operator()(const BucketView& bucket) {
         std::vector<tsr_tensor> grads;
         grads.reserve(bucket.grads.size());
-        for (const tsr::Tensor& grad : bucket.grads) grads.push_back(tensor_out(grad));
+        for (const Tensor& grad : bucket.grads) grads.push_back(tensor_out(grad));
         const tsr_ddp_bucket view{bucket.bucket, grads.size(), bucket.params.data(), grads.data(), &comm_};
         const int32_t failed = fn_(&view, user_data_);
         if (failed == 0) return;
         // A hook whose collective failed has nothing of its own to tell.
-        if (const auto error = comm_.object->error()) throw tsr::Error(*error);
+        if (const auto error = comm_.object->error()) throw Error(*error);
         const int rank = comm_.object->rank();
-        throw tsr::Error(tsr::Code::user,
-                         fmt::format("rank {}: the hook for bucket {} returned {}", rank, bucket.bucket, failed))
+        throw Error(Code::user, fmt::format("rank {}: the hook for bucket {} returned {}", rank, bucket.bucket, failed))
             .with_rank(rank)
-            .with_native(tsr::NativeDomain::user, failed);
+            .with_native(NativeDomain::user, failed);
     }
 
    private:
@@ -100,10 +88,10 @@ class Hook {
     tsr_destroy_fn destroy_data_ = nullptr;
 };
 
-std::vector<tsr::NamedTensor> params_in(const tsr_param* params, size_t n, const char* list = "params",
-                                        const char* kind = "parameter") {
+std::vector<NamedTensor> params_in(const tsr_param* params, size_t n, const char* list = "params",
+                                   const char* kind = "parameter") {
     required(params, list);
-    std::vector<tsr::NamedTensor> out;
+    std::vector<NamedTensor> out;
     out.reserve(n);
     for (size_t i = 0; i < n; ++i) {
         const std::string name = text(params[i].name, fmt::format("a {}'s name", kind).c_str());
@@ -126,9 +114,9 @@ tsr_status tsr_ddp_create(tsr_comm* comm, const tsr_param* params, size_t n, con
     return guard([&] {
         create(out, [&] {
             const auto& ranks = object_of(comm, "comm");
-            auto model = tsr::or_refuse_on_all_ranks(
-                *ranks, [&] { return std::pair(params_in(params, n), core_options(options)); });
-            return std::make_shared<tsr::Ddp>(ranks, std::move(model.first), model.second);
+            auto model =
+                or_refuse_on_all_ranks(*ranks, [&] { return std::pair(params_in(params, n), core_options(options)); });
+            return std::make_shared<Ddp>(ranks, std::move(model.first), model.second);
         });
     });
 }
@@ -174,7 +162,7 @@ tsr_status tsr_ddp_bucket_count(tsr_ddp* ddp, size_t* count) {
 
 tsr_status tsr_ddp_stats(tsr_ddp* ddp, size_t bucket, tsr_bucket_stats* stats) {
     return guard([&] {
-        const tsr::BucketStats& found = object_of(ddp, "ddp")->stats(bucket);
+        const BucketStats& found = object_of(ddp, "ddp")->stats(bucket);
         const tsr_bucket_stats values{sizeof(tsr_bucket_stats), found.size_bytes,    found.params,
                                       found.ready.count(),      found.start.count(), found.end.count(),
                                       found.exposed.count()};
@@ -187,15 +175,13 @@ tsr_status tsr_ddp_set_hook(tsr_ddp* ddp, tsr_ddp_hook_fn fn, void* user_data, t
         const auto& model = object_of(ddp, "ddp");
         if (fn == nullptr) return model->set_hook({});
         const auto hook = std::make_shared<Hook>(model->comm(), fn);
-        model->set_hook([hook](const tsr::BucketView& bucket) { (*hook)(bucket); });
+        model->set_hook([hook](const BucketView& bucket) { (*hook)(bucket); });
         hook->own(user_data, destroy_data);
     });
 }
 
 tsr_status tsr_ddp_step_in_backward(tsr_ddp* ddp, tsr_optimizer* optimizer) {
-    return guard([&] {
-        tsr::step_in_backward(*object_of(ddp, "ddp"), *object_of(optimizer, "optimizer"));
-    });
+    return guard([&] { step_in_backward(*object_of(ddp, "ddp"), *object_of(optimizer, "optimizer")); });
 }
 
 tsr_status tsr_ddp_shared_step(tsr_ddp* ddp, int64_t* steps) {
@@ -222,3 +208,5 @@ tsr_status tsr_ddp_zero_grad(tsr_ddp* ddp) {
 void tsr_ddp_destroy(tsr_ddp* ddp) { destroy(ddp); }
 
 }  // extern "C"
+
+}  // namespace tsr::capi

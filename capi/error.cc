@@ -10,14 +10,16 @@ struct tsr_error {
     std::unique_ptr<tsr_error> cause;
 };
 
+namespace tsr::capi {
+
 namespace {
 
-static_assert(static_cast<int>(tsr::Code::internal) == TSR_E_INTERNAL);
-static_assert(static_cast<int>(tsr::Code::commit_unknown) == TSR_E_COMMIT_UNKNOWN);
-static_assert(static_cast<int>(tsr::Code::timeout) == TSR_E_TIMEOUT);
-static_assert(static_cast<int>(tsr::NativeDomain::user) == TSR_NATIVE_USER);
+static_assert(static_cast<int>(Code::internal) == TSR_E_INTERNAL);
+static_assert(static_cast<int>(Code::commit_unknown) == TSR_E_COMMIT_UNKNOWN);
+static_assert(static_cast<int>(Code::timeout) == TSR_E_TIMEOUT);
+static_assert(static_cast<int>(NativeDomain::user) == TSR_NATIVE_USER);
 
-std::unique_ptr<tsr_error> wrap(std::shared_ptr<const tsr::ErrorRecord> record) {
+std::unique_ptr<tsr_error> wrap(std::shared_ptr<const ErrorRecord> record) {
     auto error = std::make_unique<tsr_error>();
     if (record->cause) error->cause = wrap(record->cause);
     error->record = std::move(record);
@@ -25,15 +27,13 @@ std::unique_ptr<tsr_error> wrap(std::shared_ptr<const tsr::ErrorRecord> record) 
 }
 
 thread_local std::unique_ptr<tsr_error> last;
-thread_local std::shared_ptr<const tsr::ErrorRecord> newest;  // stays when `last` is taken
+thread_local std::shared_ptr<const ErrorRecord> newest;  // stays when `last` is taken
 
-const tsr::ErrorRecord* record_of(const tsr_error* error) {
+const ErrorRecord* record_of(const tsr_error* error) {
     return error != nullptr && error->magic == tsr_error::type_magic ? error->record.get() : nullptr;
 }
 
 }  // namespace
-
-namespace tsr::capi {
 
 tsr_status fail(const Error& error) noexcept {
     newest = error.record();
@@ -51,24 +51,22 @@ std::shared_ptr<const ErrorRecord> last_record() noexcept { return last != nullp
 
 tsr_error* detached(const Error& error) { return wrap(error.record()).release(); }
 
-}  // namespace tsr::capi
-
 extern "C" {
 
-const char* tsr_status_name(tsr_status status) { return tsr::code_name(static_cast<tsr::Code>(status)).data(); }
+const char* tsr_status_name(tsr_status status) { return code_name(static_cast<Code>(status)).data(); }
 
 const tsr_error* tsr_error_last(void) { return last.get(); }
 
 tsr_status tsr_error_take(tsr_error** out) {
-    return tsr::capi::guard([&] {
-        tsr_error*& slot = tsr::capi::required(out, "out");
+    return guard([&] {
+        tsr_error*& slot = required(out, "out");
         slot = last.release();
     });
 }
 
 void tsr_error_destroy(tsr_error* error) {
     if (record_of(error) == nullptr) return;
-    error->magic = tsr::capi::dead_magic;
+    error->magic = dead_magic;
     delete error;
 }
 
@@ -118,3 +116,5 @@ int32_t tsr_error_retriable(const tsr_error* error) {
 }
 
 }  // extern "C"
+
+}  // namespace tsr::capi

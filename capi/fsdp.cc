@@ -9,19 +9,9 @@
 #include "parallel/fsdp/fsdp.hpp"
 #include "tensor/layout.hpp"
 
-namespace {
+namespace tsr::capi {
 
-using tsr::capi::create;
-using tsr::capi::destroy;
-using tsr::capi::flag;
-using tsr::capi::guard;
-using tsr::capi::object_of;
-using tsr::capi::options_in;
-using tsr::capi::options_init;
-using tsr::capi::required;
-using tsr::capi::tensor_in;
-using tsr::capi::tensor_out;
-using tsr::capi::text;
+namespace {
 
 constexpr tsr_fsdp_options default_options{.struct_size = sizeof(tsr_fsdp_options),
                                            .shard_ranks = 0,
@@ -34,44 +24,44 @@ constexpr tsr_fsdp_options default_options{.struct_size = sizeof(tsr_fsdp_option
                                            .pre_divide = 1,
                                            .sync_values = 1};
 
-std::optional<tsr::DType> dtype_in(int32_t dtype) {
-    return dtype == 0 ? std::nullopt : std::optional(static_cast<tsr::DType>(dtype));
+std::optional<DType> dtype_in(int32_t dtype) {
+    return dtype == 0 ? std::nullopt : std::optional(static_cast<DType>(dtype));
 }
 
-tsr::FsdpOptions core_options(const tsr_fsdp_options* options) {
+FsdpOptions core_options(const tsr_fsdp_options* options) {
     const auto o = options_in(options, default_options, "options");
-    tsr::FsdpOptions core;
+    FsdpOptions core;
     core.shard_ranks = o.shard_ranks;
     core.forward_prefetch = o.forward_prefetch;
     core.backward_prefetch = o.backward_prefetch;
     core.grads_in_flight = o.grads_in_flight;
     core.param_dtype = dtype_in(o.param_dtype);
     core.reduce_dtype = dtype_in(o.reduce_dtype);
-    core.op = static_cast<tsr::ReduceOp>(o.op);
+    core.op = static_cast<ReduceOp>(o.op);
     core.pre_divide = o.pre_divide;
     core.sync_values = flag(o.sync_values, "sync_values");
     return core;
 }
 
 // A parameter without data is one whose values come later.
-tsr::NamedTensor param_in(const tsr_param& param, const std::string& unit, size_t index) {
+NamedTensor param_in(const tsr_param& param, const std::string& unit, size_t index) {
     const std::string name = text(param.name, "a parameter's name");
     const std::string what = fmt::format("parameter {} (\"{}\") of unit \"{}\"", index, name, unit);
     if (param.tensor.data != nullptr) return {name, tensor_in(&param.tensor, what.c_str())};
     tsr_tensor described = param.tensor;
     alignas(16) std::byte anything{};
     described.data = &anything;
-    tsr::Tensor tensor = tensor_in(&described, what.c_str());
+    Tensor tensor = tensor_in(&described, what.c_str());
     tensor.data = nullptr;
     return {name, tensor};
 }
 
-tsr::FsdpUnit unit_in(const tsr_fsdp_unit& unit, size_t index) {
-    tsr::FsdpUnit out;
+FsdpUnit unit_in(const tsr_fsdp_unit& unit, size_t index) {
+    FsdpUnit out;
     out.name = text(unit.name, "a unit's name");
     if (unit.reserved != 0) {
-        throw tsr::Error(tsr::Code::unsupported, fmt::format("the reserved field of unit {} (\"{}\") is {}, not zero",
-                                                             index, out.name, unit.reserved));
+        throw Error(Code::unsupported, fmt::format("the reserved field of unit {} (\"{}\") is {}, not zero", index,
+                                                   out.name, unit.reserved));
     }
     if (unit.n > 0) required(unit.params, "a unit's params");
     for (size_t i = 0; i < unit.n; ++i) {
@@ -86,15 +76,15 @@ tsr::FsdpUnit unit_in(const tsr_fsdp_unit& unit, size_t index) {
     return out;
 }
 
-std::vector<tsr::FsdpUnit> units_in(const tsr_fsdp_unit* units, size_t n) {
+std::vector<FsdpUnit> units_in(const tsr_fsdp_unit* units, size_t n) {
     if (n > 0) required(units, "units");
-    std::vector<tsr::FsdpUnit> out;
+    std::vector<FsdpUnit> out;
     for (size_t u = 0; u < n; ++u) out.push_back(unit_in(units[u], u));
     return out;
 }
 
 // `shape` outlives the view.
-tsr_tensor view(const tsr::Tensor& tensor, const tsr::Dims& shape) {
+tsr_tensor view(const Tensor& tensor, const Dims& shape) {
     tsr_tensor out = tensor_out(tensor);
     out.shape = shape.data();
     return out;
@@ -112,9 +102,8 @@ tsr_status tsr_fsdp_unit_init(tsr_fsdp_unit* unit, size_t struct_size) {
     return guard([&] {
         tsr_fsdp_unit& out = required(unit, "unit");
         if (struct_size != sizeof out) {
-            throw tsr::Error(
-                tsr::Code::invalid_argument,
-                fmt::format("struct_size is {}; a unit of this library has {} bytes", struct_size, sizeof out));
+            throw Error(Code::invalid_argument,
+                        fmt::format("struct_size is {}; a unit of this library has {} bytes", struct_size, sizeof out));
         }
         out = {};
         out.reshard_after_forward = 1;
@@ -126,9 +115,9 @@ tsr_status tsr_fsdp_create(tsr_comm* comm, const tsr_fsdp_unit* units, size_t n,
     return guard([&] {
         create(out, [&] {
             const auto& ranks = object_of(comm, "comm");
-            auto model = tsr::or_refuse_on_all_ranks(
-                *ranks, [&] { return std::pair(units_in(units, n), core_options(options)); });
-            return std::make_shared<tsr::Fsdp>(ranks, std::move(model.first), model.second);
+            auto model =
+                or_refuse_on_all_ranks(*ranks, [&] { return std::pair(units_in(units, n), core_options(options)); });
+            return std::make_shared<Fsdp>(ranks, std::move(model.first), model.second);
         });
     });
 }
@@ -147,7 +136,7 @@ tsr_status tsr_fsdp_unit_name(const tsr_fsdp* fsdp, size_t unit, const char** na
 
 tsr_status tsr_fsdp_param(const tsr_fsdp* fsdp, size_t index, tsr_param* param, size_t* unit, int32_t* trained) {
     return guard([&] {
-        const tsr::FsdpParam& found = object_of(fsdp, "fsdp")->param(index);
+        const FsdpParam& found = object_of(fsdp, "fsdp")->param(index);
         if (param != nullptr) *param = {found.name.c_str(), view({nullptr, found.shape, found.dtype, {}}, found.shape)};
         if (unit != nullptr) *unit = found.unit;
         if (trained != nullptr) *trained = found.trained ? 1 : 0;
@@ -156,7 +145,7 @@ tsr_status tsr_fsdp_param(const tsr_fsdp* fsdp, size_t index, tsr_param* param, 
 
 tsr_status tsr_fsdp_unit_phase(const tsr_fsdp* fsdp, size_t unit, int32_t* phase) {
     return guard([&] {
-        const tsr::UnitPhase found = object_of(fsdp, "fsdp")->phase(unit);
+        const UnitPhase found = object_of(fsdp, "fsdp")->phase(unit);
         required(phase, "phase") = static_cast<int32_t>(found);
     });
 }
@@ -164,7 +153,7 @@ tsr_status tsr_fsdp_unit_phase(const tsr_fsdp* fsdp, size_t unit, int32_t* phase
 tsr_status tsr_fsdp_shard(const tsr_fsdp* fsdp, size_t index, tsr_param* shard) {
     return guard([&] {
         const auto& model = object_of(fsdp, "fsdp");
-        const tsr::FsdpParam& param = model->param(index);
+        const FsdpParam& param = model->param(index);
         required(shard, "shard") = {param.name.c_str(), view(model->shard(index), param.shard_shape)};
     });
 }
@@ -177,9 +166,8 @@ tsr_status tsr_fsdp_shard_grad(const tsr_fsdp* fsdp, size_t index, tsr_tensor* g
 }
 
 tsr_status tsr_fsdp_layout(const tsr_fsdp* fsdp, size_t index, tsr_layout** out) {
-    return guard([&] {
-        create(out, [&] { return std::make_shared<tsr::Layout>(object_of(fsdp, "fsdp")->held(index).layout); });
-    });
+    return guard(
+        [&] { create(out, [&] { return std::make_shared<Layout>(object_of(fsdp, "fsdp")->held(index).layout); }); });
 }
 
 tsr_status tsr_fsdp_whole(tsr_fsdp* fsdp, size_t index, tsr_tensor* whole) {
@@ -263,3 +251,5 @@ tsr_status tsr_fsdp_zero_grad(tsr_fsdp* fsdp) {
 void tsr_fsdp_destroy(tsr_fsdp* fsdp) { destroy(fsdp); }
 
 }  // extern "C"
+
+}  // namespace tsr::capi

@@ -5,15 +5,9 @@
 #include "optim/grad_scaler.hpp"
 #include "optim/optimizer.hpp"
 
-namespace {
+namespace tsr::capi {
 
-using tsr::capi::create;
-using tsr::capi::destroy;
-using tsr::capi::guard;
-using tsr::capi::object_of;
-using tsr::capi::options_in;
-using tsr::capi::options_init;
-using tsr::capi::required;
+namespace {
 
 constexpr tsr_grad_scaler_options default_options{sizeof(tsr_grad_scaler_options), 65536, 2, 0.5, 2000};
 
@@ -29,8 +23,8 @@ tsr_status tsr_grad_scaler_create(const tsr_grad_scaler_options* options, tsr_gr
     return guard([&] {
         create(out, [&] {
             const auto o = options_in(options, default_options, "options");
-            return std::make_shared<tsr::GradScaler>(
-                tsr::GradScalerOptions{o.init_scale, o.growth_factor, o.backoff_factor, o.growth_interval});
+            return std::make_shared<GradScaler>(
+                GradScalerOptions{o.init_scale, o.growth_factor, o.backoff_factor, o.growth_interval});
         });
     });
 }
@@ -57,3 +51,5 @@ tsr_status tsr_grad_scaler_update(tsr_grad_scaler* scaler) {
 void tsr_grad_scaler_destroy(tsr_grad_scaler* scaler) { destroy(scaler); }
 
 }  // extern "C"
+
+}  // namespace tsr::capi

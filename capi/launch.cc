@@ -9,27 +9,26 @@
 #include "launch/error_file.hpp"
 #include "launch/preempt.hpp"
 
-using tsr::capi::guard;
-using tsr::capi::text;
+namespace tsr::capi {
 
 extern "C" {
 
-int32_t tsr_preempt_requested(void) { return tsr::preempt_requested() ? 1 : 0; }
+int32_t tsr_preempt_requested(void) { return preempt_requested() ? 1 : 0; }
 
 tsr_status tsr_record_error(const char* message, const char* traceback) {
-    const auto last = tsr::capi::newest_record();
+    const auto last = newest_record();
     return guard([&] {
         const std::string said = text(message, "message");
         const std::string trace = traceback == nullptr ? "" : traceback;
-        const bool tells_of_it = last && !last->message.empty() &&  // an exception may have another as its cause
-                                 (said.find(last->message) != std::string::npos ||
-                                  trace.find(last->message) != std::string::npos);
-        const tsr::ErrorRecord* facts = tells_of_it ? last.get() : nullptr;
+        const bool tells_of_it =
+            last && !last->message.empty() &&  // an exception may have another as its cause
+            (said.find(last->message) != std::string::npos || trace.find(last->message) != std::string::npos);
+        const ErrorRecord* facts = tells_of_it ? last.get() : nullptr;
         // What follows from a cause tells less: that the communicator was out of use.
-        for (const tsr::ErrorRecord* record = facts; record != nullptr; record = record->cause.get()) {
+        for (const ErrorRecord* record = facts; record != nullptr; record = record->cause.get()) {
             if (record->launcher_peer >= 0) facts = record;
         }
-        tsr::record_error(said, trace, facts);
+        record_error(said, trace, facts);
     });
 }
 
@@ -37,12 +36,14 @@ tsr_status tsr_record_error_about(const char* message, const char* traceback, ts
     return guard([&] {
         const std::string said = text(message, "message");
         if (code < TSR_E_INVALID_ARGUMENT || code > TSR_E_INTERNAL) {
-            throw tsr::Error(tsr::Code::invalid_argument,
-                             fmt::format("the code is {}; those of errors are 1 to {}", code, int{TSR_E_INTERNAL}));
+            throw Error(Code::invalid_argument,
+                        fmt::format("the code is {}; those of errors are 1 to {}", code, int{TSR_E_INTERNAL}));
         }
-        const auto facts = tsr::Error(static_cast<tsr::Code>(code), said).with_launcher_peer(peer).record();
-        tsr::record_error(said, traceback == nullptr ? "" : traceback, facts.get());
+        const auto facts = Error(static_cast<Code>(code), said).with_launcher_peer(peer).record();
+        record_error(said, traceback == nullptr ? "" : traceback, facts.get());
     });
 }
 
 }  // extern "C"
+
+}  // namespace tsr::capi

@@ -4,11 +4,7 @@
 #include "comm/communicator.hpp"
 #include "handles.hpp"
 
-using tsr::capi::create;
-using tsr::capi::destroy;
-using tsr::capi::guard;
-using tsr::capi::object_of;
-using tsr::capi::required;
+namespace tsr::capi {
 
 extern "C" {
 
@@ -27,3 +23,5 @@ tsr_status tsr_buffer_data(const tsr_buffer* buffer, void** data, size_t* size) 
 void tsr_buffer_destroy(tsr_buffer* buffer) { destroy(buffer); }
 
 }  // extern "C"
+
+}  // namespace tsr::capi

@@ -6,8 +6,10 @@
 #include "comm/mesh.hpp"
 #include "handles.hpp"
 
+namespace tsr::capi {
+
 // A mesh owns the handles that it lends by tsr_mesh_comm, one a dimension.
-struct tsr::capi::MeshObject {
+struct MeshObject {
     explicit MeshObject(DeviceMesh of) : mesh(std::move(of)) {
         for (int d = 0; d < mesh.shape().ndim(); ++d) {
             handles.emplace_back(new tsr_comm, [](tsr_comm* handle) { destroy(handle); });
@@ -21,18 +23,10 @@ struct tsr::capi::MeshObject {
 
 namespace {
 
-using tsr::capi::create;
-using tsr::capi::destroy;
-using tsr::capi::guard;
-using tsr::capi::MeshObject;
-using tsr::capi::object_of;
-using tsr::capi::required;
-using tsr::capi::text;
-
 std::vector<std::string> names_in(const char* const* names, int32_t ndim) {
     if (ndim < 1 || ndim > TSR_MAX_NDIM) {
-        throw tsr::Error(tsr::Code::invalid_argument,
-                         fmt::format("a mesh of {} dimensions; 1 to {} are supported", ndim, TSR_MAX_NDIM));
+        throw Error(Code::invalid_argument,
+                    fmt::format("a mesh of {} dimensions; 1 to {} are supported", ndim, TSR_MAX_NDIM));
     }
     required(names, "names");
     std::vector<std::string> copied;
@@ -40,7 +34,7 @@ std::vector<std::string> names_in(const char* const* names, int32_t ndim) {
     return copied;
 }
 
-tsr::MeshShape shape_in(const char* const* names, const int32_t* sizes, int32_t ndim) {
+MeshShape shape_in(const char* const* names, const int32_t* sizes, int32_t ndim) {
     std::vector<std::string> copied = names_in(names, ndim);
     required(sizes, "sizes");
     return {std::move(copied), {sizes, sizes + ndim}};
@@ -54,9 +48,9 @@ tsr_status tsr_mesh_create(tsr_comm* comm, const char* const* names, const int32
                            tsr_mesh** out) {
     return guard([&] {
         create(out, [&] {
-            tsr::Communicator& ranks = *object_of(comm, "comm");
-            tsr::MeshShape shape = tsr::or_refuse_on_all_ranks(ranks, [&] { return shape_in(names, sizes, ndim); });
-            return std::make_shared<MeshObject>(tsr::DeviceMesh(ranks, std::move(shape)));
+            Communicator& ranks = *object_of(comm, "comm");
+            MeshShape shape = or_refuse_on_all_ranks(ranks, [&] { return shape_in(names, sizes, ndim); });
+            return std::make_shared<MeshObject>(DeviceMesh(ranks, std::move(shape)));
         });
     });
 }
@@ -67,7 +61,7 @@ tsr_status tsr_mesh_ndim(const tsr_mesh* mesh, int32_t* ndim) {
 
 tsr_status tsr_mesh_dim(const tsr_mesh* mesh, const char* name, int32_t* size, int32_t* coordinate) {
     return guard([&] {
-        const tsr::DeviceMesh& m = object_of(mesh, "mesh")->mesh;
+        const DeviceMesh& m = object_of(mesh, "mesh")->mesh;
         const int dim = m.shape().dim(text(name, "name"));
         if (size != nullptr) *size = m.shape().size(dim);
         if (coordinate != nullptr) *coordinate = m.coordinate(dim);
@@ -86,7 +80,7 @@ tsr_status tsr_mesh_comm(const tsr_mesh* mesh, const char* name, tsr_comm** comm
 tsr_status tsr_mesh_slice(const tsr_mesh* mesh, const char* const* names, int32_t ndim, tsr_mesh** out) {
     return guard([&] {
         create(out, [&] {
-            const tsr::DeviceMesh& whole = object_of(mesh, "mesh")->mesh;
+            const DeviceMesh& whole = object_of(mesh, "mesh")->mesh;
             return std::make_shared<MeshObject>(whole.slice(names_in(names, ndim)));
         });
     });
@@ -96,8 +90,8 @@ tsr_status tsr_mesh_flatten(const tsr_mesh* mesh, tsr_comm* comm, const char* na
     return guard([&] {
         create(out, [&] {
             if (comm == nullptr) (void)object_of(mesh, "mesh");  // of two that are wrong the first is told
-            tsr::Communicator& ranks = *object_of(comm, "comm");
-            const auto whole = tsr::or_refuse_on_all_ranks(ranks, [&] { return object_of(mesh, "mesh"); });
+            Communicator& ranks = *object_of(comm, "comm");
+            const auto whole = or_refuse_on_all_ranks(ranks, [&] { return object_of(mesh, "mesh"); });
             return std::make_shared<MeshObject>(whole->mesh.flatten(ranks, name == nullptr ? "" : name));
         });
     });
@@ -106,3 +100,5 @@ tsr_status tsr_mesh_flatten(const tsr_mesh* mesh, tsr_comm* comm, const char* na
 void tsr_mesh_destroy(tsr_mesh* mesh) { destroy(mesh); }
 
 }  // extern "C"
+
+}  // namespace tsr::capi

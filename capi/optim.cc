@@ -7,27 +7,18 @@
 #include "optim/sgd.hpp"
 #include "train/optimizer_of.hpp"
 
-namespace {
+namespace tsr::capi {
 
-using tsr::capi::create;
-using tsr::capi::destroy;
-using tsr::capi::flag;
-using tsr::capi::guard;
-using tsr::capi::object_of;
-using tsr::capi::options_in;
-using tsr::capi::options_init;
-using tsr::capi::required;
-using tsr::capi::tensor_in;
-using tsr::capi::text;
+namespace {
 
 constexpr tsr_sgd_options default_sgd{sizeof(tsr_sgd_options), 1e-3, 0, 0, 0, 0};
 constexpr tsr_adam_options default_adam{sizeof(tsr_adam_options), 1e-3, 0.9, 0.999, 1e-8, 0};
 constexpr tsr_adamw_options default_adamw{sizeof(tsr_adamw_options), 1e-3, 0.9, 0.999, 1e-8, 0.01};
 
-std::vector<tsr::OptimizerParam> params_in(const tsr_param* params, const tsr_tensor* grads, size_t n) {
+std::vector<OptimizerParam> params_in(const tsr_param* params, const tsr_tensor* grads, size_t n) {
     required(params, "params");
     required(grads, "grads");
-    std::vector<tsr::OptimizerParam> out;
+    std::vector<OptimizerParam> out;
     out.reserve(n);
     for (size_t i = 0; i < n; ++i) {
         const std::string name = text(params[i].name, "a parameter's name");
@@ -40,24 +31,23 @@ std::vector<tsr::OptimizerParam> params_in(const tsr_param* params, const tsr_te
 
 template <class Model, class Make>
 void create_over(Model* model, const char* what, tsr_optimizer** out, Make&& make) {
-    create(out, [&] { return tsr::optimizer_of(object_of(model, what), make); });
+    create(out, [&] { return optimizer_of(object_of(model, what), make); });
 }
 
 // One of each kind: the caller's options to an optimizer over `params`.
-std::shared_ptr<tsr::Optimizer> sgd(std::vector<tsr::OptimizerParam> params, const tsr_sgd_options* options,
-                                    std::shared_ptr<tsr::SharedCopy> copy = {}) {
+std::shared_ptr<Optimizer> sgd(std::vector<OptimizerParam> params, const tsr_sgd_options* options,
+                               std::shared_ptr<SharedCopy> copy = {}) {
     const auto o = options_in(options, default_sgd, "options");
-    const tsr::SgdOptions core{o.lr, o.momentum, o.dampening, o.weight_decay, flag(o.nesterov, "nesterov")};
-    return std::make_shared<tsr::Sgd>(std::move(params), core, std::move(copy));
+    const SgdOptions core{o.lr, o.momentum, o.dampening, o.weight_decay, flag(o.nesterov, "nesterov")};
+    return std::make_shared<Sgd>(std::move(params), core, std::move(copy));
 }
 
 template <class Options>
-std::shared_ptr<tsr::Optimizer> adam(std::vector<tsr::OptimizerParam> params, const Options* options,
-                                     const Options& defaults, tsr::Decay decay,
-                                     std::shared_ptr<tsr::SharedCopy> copy = {}) {
+std::shared_ptr<Optimizer> adam(std::vector<OptimizerParam> params, const Options* options, const Options& defaults,
+                                Decay decay, std::shared_ptr<SharedCopy> copy = {}) {
     const auto o = options_in(options, defaults, "options");
-    const tsr::AdamOptions core{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, decay};
-    return std::make_shared<tsr::Adam>(std::move(params), core, std::move(copy));
+    const AdamOptions core{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, decay};
+    return std::make_shared<Adam>(std::move(params), core, std::move(copy));
 }
 
 }  // namespace
@@ -83,25 +73,27 @@ tsr_status tsr_sgd_create(const tsr_param* params, const tsr_tensor* grads, size
 
 tsr_status tsr_ddp_sgd(tsr_ddp* ddp, const tsr_sgd_options* options, tsr_optimizer** out) {
     return guard([&] {
-        create_over(ddp, "ddp", out, [&](auto params, auto copy) { return sgd(std::move(params), options, std::move(copy)); });
+        create_over(ddp, "ddp", out,
+                    [&](auto params, auto copy) { return sgd(std::move(params), options, std::move(copy)); });
     });
 }
 
 tsr_status tsr_fsdp_sgd(tsr_fsdp* fsdp, const tsr_sgd_options* options, tsr_optimizer** out) {
-    return guard([&] { create_over(fsdp, "fsdp", out, [&](auto params, auto) { return sgd(std::move(params), options); }); });
+    return guard(
+        [&] { create_over(fsdp, "fsdp", out, [&](auto params, auto) { return sgd(std::move(params), options); }); });
 }
 
 tsr_status tsr_adam_create(const tsr_param* params, const tsr_tensor* grads, size_t n, const tsr_adam_options* options,
                            tsr_optimizer** out) {
     return guard([&] {
-        create(out, [&] { return adam(params_in(params, grads, n), options, default_adam, tsr::Decay::in_gradient); });
+        create(out, [&] { return adam(params_in(params, grads, n), options, default_adam, Decay::in_gradient); });
     });
 }
 
 tsr_status tsr_ddp_adam(tsr_ddp* ddp, const tsr_adam_options* options, tsr_optimizer** out) {
     return guard([&] {
         create_over(ddp, "ddp", out, [&](auto params, auto copy) {
-            return adam(std::move(params), options, default_adam, tsr::Decay::in_gradient, std::move(copy));
+            return adam(std::move(params), options, default_adam, Decay::in_gradient, std::move(copy));
         });
     });
 }
@@ -109,7 +101,7 @@ tsr_status tsr_ddp_adam(tsr_ddp* ddp, const tsr_adam_options* options, tsr_optim
 tsr_status tsr_fsdp_adam(tsr_fsdp* fsdp, const tsr_adam_options* options, tsr_optimizer** out) {
     return guard([&] {
         create_over(fsdp, "fsdp", out, [&](auto params, auto) {
-            return adam(std::move(params), options, default_adam, tsr::Decay::in_gradient);
+            return adam(std::move(params), options, default_adam, Decay::in_gradient);
         });
     });
 }
@@ -117,14 +109,14 @@ tsr_status tsr_fsdp_adam(tsr_fsdp* fsdp, const tsr_adam_options* options, tsr_op
 tsr_status tsr_adamw_create(const tsr_param* params, const tsr_tensor* grads, size_t n,
                             const tsr_adamw_options* options, tsr_optimizer** out) {
     return guard([&] {
-        create(out, [&] { return adam(params_in(params, grads, n), options, default_adamw, tsr::Decay::decoupled); });
+        create(out, [&] { return adam(params_in(params, grads, n), options, default_adamw, Decay::decoupled); });
     });
 }
 
 tsr_status tsr_ddp_adamw(tsr_ddp* ddp, const tsr_adamw_options* options, tsr_optimizer** out) {
     return guard([&] {
         create_over(ddp, "ddp", out, [&](auto params, auto copy) {
-            return adam(std::move(params), options, default_adamw, tsr::Decay::decoupled, std::move(copy));
+            return adam(std::move(params), options, default_adamw, Decay::decoupled, std::move(copy));
         });
     });
 }
@@ -132,7 +124,7 @@ tsr_status tsr_ddp_adamw(tsr_ddp* ddp, const tsr_adamw_options* options, tsr_opt
 tsr_status tsr_fsdp_adamw(tsr_fsdp* fsdp, const tsr_adamw_options* options, tsr_optimizer** out) {
     return guard([&] {
         create_over(fsdp, "fsdp", out, [&](auto params, auto) {
-            return adam(std::move(params), options, default_adamw, tsr::Decay::decoupled);
+            return adam(std::move(params), options, default_adamw, Decay::decoupled);
         });
     });
 }
@@ -177,3 +169,5 @@ void tsr_optimizer_destroy(tsr_optimizer* optimizer) {
 }
 
 }  // extern "C"
+
+}  // namespace tsr::capi

@@ -5,16 +5,9 @@
 #include "comm/plan.hpp"
 #include "handles.hpp"
 
-namespace {
+namespace tsr::capi {
 
-using tsr::Collective;
-using tsr::Tensor;
-using tsr::capi::create;
-using tsr::capi::destroy;
-using tsr::capi::guard;
-using tsr::capi::object_of;
-using tsr::capi::own_object_of;
-using tsr::capi::tensors_in;
+namespace {
 
 static_assert(static_cast<int>(Collective::barrier) == TSR_COLLECTIVE_BARRIER);
 static_assert(static_cast<int>(Collective::all_reduce) == TSR_COLLECTIVE_ALL_REDUCE);
@@ -38,19 +31,18 @@ tsr_status tsr_plan_create(tsr_comm* comm, int32_t collective, const tsr_tensor*
         create(out, [&] {
             const auto& object = object_of(comm, "comm");
             if (collective < TSR_COLLECTIVE_BARRIER || collective > TSR_COLLECTIVE_ALL_TO_ALL) {
-                throw tsr::Error(tsr::Code::invalid_argument,
-                                 fmt::format("collective is {}; a TSR_COLLECTIVE_ value is wanted", collective));
+                throw Error(Code::invalid_argument,
+                            fmt::format("collective is {}; a TSR_COLLECTIVE_ value is wanted", collective));
             }
             if (stream != nullptr) {
-                throw tsr::Error(tsr::Code::unsupported,
-                                 "a CUDA stream was given, but this communicator has no CUDA transport");
+                throw Error(Code::unsupported, "a CUDA stream was given, but this communicator has no CUDA transport");
             }
             const std::vector<Tensor> in = tensors_in(inputs, n_inputs, "inputs");
             const std::vector<Tensor> to = tensors_in(outputs, n_outputs, "outputs");
             return object->prepare({.collective = static_cast<Collective>(collective),
                                     .inputs = in,
                                     .outputs = to,
-                                    .op = static_cast<tsr::ReduceOp>(op),
+                                    .op = static_cast<ReduceOp>(op),
                                     .peer = root});
         });
     });
@@ -65,9 +57,11 @@ tsr_status tsr_plan_start(tsr_plan* plan) {
 }
 
 tsr_status tsr_plan_wait(const tsr_plan* plan, int32_t timeout_ms) {
-    return guard([&] { own_object_of(plan, "plan")->wait(tsr::capi::patience(timeout_ms)); });
+    return guard([&] { own_object_of(plan, "plan")->wait(patience(timeout_ms)); });
 }
 
 void tsr_plan_destroy(tsr_plan* plan) { destroy(plan); }
 
 }  // extern "C"
+
+}  // namespace tsr::capi

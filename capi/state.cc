@@ -14,22 +14,9 @@
 #include "tensor/layout.hpp"
 #include "train/state_of.hpp"
 
-namespace {
+namespace tsr::capi {
 
-using tsr::Json;
-using tsr::Values;
-using tsr::capi::create;
-using tsr::capi::destroy;
-using tsr::capi::guard;
-using tsr::capi::object_of;
-using tsr::capi::options_in;
-using tsr::capi::Reply;
-using tsr::capi::required;
-using tsr::capi::tensor_in;
-using tsr::capi::tensor_out;
-using tsr::capi::tensors_in;
-using tsr::capi::text;
-using tsr::capi::text_out;
+namespace {
 
 // Values in a state of their own, which a callback is lent for its time.
 class LentValues {
@@ -41,11 +28,11 @@ class LentValues {
     LentValues(const LentValues&) = delete;
     LentValues& operator=(const LentValues&) = delete;
 
-    [[nodiscard]] tsr::State& state() { return *state_; }
+    [[nodiscard]] State& state() { return *state_; }
     [[nodiscard]] tsr_state* handle() const { return handle_; }
 
    private:
-    std::shared_ptr<tsr::State> state_ = std::make_shared<tsr::State>();
+    std::shared_ptr<State> state_ = std::make_shared<State>();
     tsr_state* handle_ = nullptr;
 };
 
@@ -66,7 +53,7 @@ class Callbacks {
 };
 
 // "<prefix>.<name>", by the program's callbacks.
-class ProgramValues final : public tsr::StateSource {
+class ProgramValues final : public StateSource {
    public:
     ProgramValues(std::string prefix, Callbacks callbacks)
         : prefix_(std::move(prefix)), callbacks_(std::move(callbacks)) {}
@@ -80,16 +67,15 @@ class ProgramValues final : public tsr::StateSource {
         reply.check(table.collect(lent.handle(), reply.message(), table.user_data),
                     [&] { return fmt::format("collecting the values of '{}' failed", prefix_); });
         if (!lent.state().has_values_alone()) {
-            throw tsr::Error(
-                tsr::Code::invalid_argument,
-                fmt::format("collecting the values of '{}' gave more than values; add tensors, objects and "
-                            "metrics to the state that is saved",
-                            prefix_));
+            throw Error(Code::invalid_argument,
+                        fmt::format("collecting the values of '{}' gave more than values; add tensors, objects and "
+                                    "metrics to the state that is saved",
+                                    prefix_));
         }
         Values values;
         for (auto& [name, value] : lent.state().collect()) {
             std::string full = begin() + name;
-            tsr::check_name(full, "a value's name");
+            check_name(full, "a value's name");
             values.emplace(std::move(full), value);
         }
         return values;
@@ -119,14 +105,14 @@ Callbacks callbacks_in(const tsr_state_source* source) {
     Callbacks callbacks(options_in(&required(source, "source"), tsr_state_source{}, "source"));
     for (const auto& [there, name] : {std::pair(callbacks.table().collect != nullptr, "collect"),
                                       std::pair(callbacks.table().apply != nullptr, "apply")}) {
-        if (!there) throw tsr::Error(tsr::Code::invalid_argument, fmt::format("source.{} is NULL", name));
+        if (!there) throw Error(Code::invalid_argument, fmt::format("source.{} is NULL", name));
     }
     return callbacks;
 }
 
 std::string prefix_in(const char* prefix) {
     std::string out = text(prefix, "prefix");
-    tsr::check_name(out, "prefix");
+    check_name(out, "prefix");
     return out;
 }
 
@@ -135,7 +121,7 @@ std::string prefix_in(const char* prefix) {
 extern "C" {
 
 tsr_status tsr_state_create(tsr_state** out) {
-    return guard([&] { create(out, [] { return std::make_shared<tsr::State>(); }); });
+    return guard([&] { create(out, [] { return std::make_shared<State>(); }); });
 }
 
 tsr_status tsr_state_add_tensor(tsr_state* state, const char* name, const tsr_tensor* tensor) {
@@ -146,47 +132,40 @@ tsr_status tsr_state_add_sharded(tsr_state* state, const char* name, const tsr_l
                                  const tsr_tensor* pieces, int32_t rank) {
     return guard([&] {
         const auto& s = object_of(state, "state");
-        const tsr::Layout& l = *object_of(layout, "layout");
+        const Layout& l = *object_of(layout, "layout");
         const auto list = tensors_in(pieces, l.boxes_of(rank).size(), "pieces");
-        s->add_sharded(text(name, "name"), l, static_cast<tsr::DType>(dtype), list, rank);
+        s->add_sharded(text(name, "name"), l, static_cast<DType>(dtype), list, rank);
     });
 }
 
 tsr_status tsr_state_add_ddp(tsr_state* state, const char* prefix, tsr_ddp* ddp) {
-    return guard([&] {
-        tsr::add_ddp(*object_of(state, "state"), prefix_in(prefix), object_of(ddp, "ddp"));
-    });
+    return guard([&] { add_ddp(*object_of(state, "state"), prefix_in(prefix), object_of(ddp, "ddp")); });
 }
 
 tsr_status tsr_state_add_fsdp(tsr_state* state, const char* prefix, tsr_fsdp* fsdp) {
-    return guard([&] { tsr::add_fsdp(*object_of(state, "state"), prefix_in(prefix), object_of(fsdp, "fsdp")); });
+    return guard([&] { add_fsdp(*object_of(state, "state"), prefix_in(prefix), object_of(fsdp, "fsdp")); });
 }
 
 tsr_status tsr_state_add_optimizer(tsr_state* state, const char* prefix, tsr_optimizer* optimizer) {
-    return guard([&] {
-        tsr::add_optimizer(*object_of(state, "state"), prefix_in(prefix), object_of(optimizer, "optimizer"));
-    });
+    return guard(
+        [&] { add_optimizer(*object_of(state, "state"), prefix_in(prefix), object_of(optimizer, "optimizer")); });
 }
 
 tsr_status tsr_state_add_grad_scaler(tsr_state* state, const char* prefix, tsr_grad_scaler* scaler) {
-    return guard([&] {
-        tsr::add_grad_scaler(*object_of(state, "state"), prefix_in(prefix), object_of(scaler, "scaler"));
-    });
+    return guard([&] { add_grad_scaler(*object_of(state, "state"), prefix_in(prefix), object_of(scaler, "scaler")); });
 }
 
 tsr_status tsr_state_add_sampler(tsr_state* state, const char* prefix, tsr_sampler* sampler) {
-    return guard([&] {
-        tsr::add_sampler(*object_of(state, "state"), prefix_in(prefix), object_of(sampler, "sampler"));
-    });
+    return guard([&] { add_sampler(*object_of(state, "state"), prefix_in(prefix), object_of(sampler, "sampler")); });
 }
 
 tsr_status tsr_state_add_source(tsr_state* state, const char* prefix, const tsr_state_source* source) {
     return guard([&] {
         // Read first: whatever else is wrong, the program's data is the library's from here.
         std::optional<Callbacks> callbacks;
-        const auto refused = tsr::attempt([&] { callbacks.emplace(callbacks_in(source)); });
+        const auto refused = attempt([&] { callbacks.emplace(callbacks_in(source)); });
         const auto& s = object_of(state, "state");
-        if (refused) throw tsr::Error(*refused);
+        if (refused) throw Error(*refused);
         s->add_source(std::make_shared<ProgramValues>(prefix_in(prefix), std::move(*callbacks)));
     });
 }
@@ -199,26 +178,26 @@ tsr_status tsr_state_get_int64(const tsr_state* state, const char* name, int64_t
     return guard([&] {
         const std::string key = text(name, "name");
         const auto s = object_of(state, "state");
-        required(value, "value") = tsr::int_of(s->value(key), fmt::format("value '{}'", key));
+        required(value, "value") = int_of(s->value(key), fmt::format("value '{}'", key));
     });
 }
 
 tsr_status tsr_state_set_double(tsr_state* state, const char* name, double value) {
-    return guard([&] { object_of(state, "state")->set_value(text(name, "name"), tsr::double_value(value)); });
+    return guard([&] { object_of(state, "state")->set_value(text(name, "name"), double_value(value)); });
 }
 
 tsr_status tsr_state_get_double(const tsr_state* state, const char* name, double* value) {
     return guard([&] {
         const std::string key = text(name, "name");
         const auto s = object_of(state, "state");
-        required(value, "value") = tsr::double_of(s->value(key), fmt::format("value '{}'", key));
+        required(value, "value") = double_of(s->value(key), fmt::format("value '{}'", key));
     });
 }
 
 tsr_status tsr_state_set_value(tsr_state* state, const char* name, const char* json) {
     return guard([&] {
         const std::string key = text(name, "name");
-        object_of(state, "state")->set_value(key, tsr::parse_value(text(json, "json"), fmt::format("value '{}'", key)));
+        object_of(state, "state")->set_value(key, parse_value(text(json, "json"), fmt::format("value '{}'", key)));
     });
 }
 
@@ -236,7 +215,7 @@ tsr_status tsr_state_tensor_count(const tsr_state* state, size_t* count) {
 tsr_status tsr_state_tensor(const tsr_state* state, size_t index, tsr_param* tensor) {
     return guard([&] {
         const auto& [name, found] = object_of(state, "state")->tensor(index);
-        const tsr::Tensor described{nullptr, found.kind->shape, found.kind->dtype, {}};
+        const Tensor described{nullptr, found.kind->shape, found.kind->dtype, {}};
         required(tensor, "tensor") = {name.c_str(), tensor_out(described)};
         tensor->tensor.shape = found.kind->shape.data();
     });
@@ -246,7 +225,7 @@ tsr_status tsr_state_gather(tsr_state* state, tsr_comm* comm, const char* name, 
     return guard([&] {
         const auto& s = object_of(state, "state");
         const auto& ranks = object_of(comm, "comm");
-        tsr::gather_tensor(*ranks, *s, text(name, "name"), root, [&] { return tensor_in(whole, "whole"); });
+        gather_tensor(*ranks, *s, text(name, "name"), root, [&] { return tensor_in(whole, "whole"); });
     });
 }
 
@@ -257,3 +236,5 @@ tsr_status tsr_state_set_metric(tsr_state* state, const char* name, double value
 void tsr_state_destroy(tsr_state* state) { destroy(state); }
 
 }  // extern "C"
+
+}  // namespace tsr::capi

@@ -6,13 +6,9 @@
 #include "handles.hpp"
 #include "tessera/error.h"
 
-namespace {
+namespace tsr::capi {
 
-using tsr::capi::create;
-using tsr::capi::destroy;
-using tsr::capi::guard;
-using tsr::capi::options_in;
-using tsr::capi::Reply;
+namespace {
 
 constexpr int32_t known_capabilities = TSR_STORAGE_PARTS_IN_ANY_ORDER | TSR_STORAGE_PUT_IF_ABSENT;
 
@@ -64,7 +60,7 @@ struct Callbacks {
 };
 using CallbacksPtr = std::shared_ptr<const Callbacks>;
 
-class VtableObject final : public tsr::Storage::Object {
+class VtableObject final : public Storage::Object {
    public:
     VtableObject(CallbacksPtr callbacks, std::string key, void* object, int64_t size)
         : callbacks_(std::move(callbacks)), key_(std::move(key)), object_(object), size_(size) {}
@@ -81,7 +77,7 @@ class VtableObject final : public tsr::Storage::Object {
               callbacks_->call(callbacks_->table.read, object_, offset, into.data(), size, &got, reply.message()),
               "read", key_);
         if (got < 0 || got > size) {
-            throw tsr::Error(tsr::Code::io, fmt::format("the storage read {} of {} bytes of '{}'", got, size, key_));
+            throw Error(Code::io, fmt::format("the storage read {} of {} bytes of '{}'", got, size, key_));
         }
         return got;
     }
@@ -93,7 +89,7 @@ class VtableObject final : public tsr::Storage::Object {
     int64_t size_;
 };
 
-class VtableUpload final : public tsr::Storage::Upload {
+class VtableUpload final : public Storage::Upload {
    public:
     VtableUpload(CallbacksPtr callbacks, std::string key, void* upload)
         : callbacks_(std::move(callbacks)), key_(std::move(key)), upload_(upload) {}
@@ -119,18 +115,16 @@ class VtableUpload final : public tsr::Storage::Upload {
     void* upload_;
 };
 
-class VtableStorage final : public tsr::Storage {
+class VtableStorage final : public Storage {
    public:
     explicit VtableStorage(CallbacksPtr callbacks) : callbacks_(std::move(callbacks)) {}
 
     bool parts_in_any_order() const override { return can(TSR_STORAGE_PARTS_IN_ANY_ORDER); }
     bool puts_if_absent() const override { return can(TSR_STORAGE_PUT_IF_ABSENT); }
     bool is_in_callback() const override { return InCallback::of(*callbacks_); }
-    int64_t part_bytes() const override {
-        return table().part_bytes != 0 ? table().part_bytes : tsr::default_part_bytes;
-    }
+    int64_t part_bytes() const override { return table().part_bytes != 0 ? table().part_bytes : default_part_bytes; }
 
-    std::optional<tsr::FileStatus> status(const std::string& key) override {
+    std::optional<FileStatus> status(const std::string& key) override {
         Reply reply;
         int32_t kind = 0;
         int64_t size = 0;
@@ -139,16 +133,16 @@ class VtableStorage final : public tsr::Storage {
         if (returned == TSR_E_NOT_FOUND) return std::nullopt;
         check(reply, returned, "status", key);
         if (kind != TSR_STORAGE_OBJECT && kind != TSR_STORAGE_DIRECTORY) {
-            throw tsr::Error(tsr::Code::io, fmt::format("the storage says that '{}' is of kind {}", key, kind));
+            throw Error(Code::io, fmt::format("the storage says that '{}' is of kind {}", key, kind));
         }
         check_size(size, key);
         constexpr int64_t most_ms = INT64_MAX / 1'000'000 / 2;
         if (modified_ms < -most_ms || modified_ms > most_ms) {
-            throw tsr::Error(tsr::Code::io,
-                             fmt::format("the storage says that '{}' was modified {} ms after 1970", key, modified_ms));
+            throw Error(Code::io,
+                        fmt::format("the storage says that '{}' was modified {} ms after 1970", key, modified_ms));
         }
-        tsr::FileStatus found;
-        found.kind = kind == TSR_STORAGE_OBJECT ? tsr::FileStatus::Kind::file : tsr::FileStatus::Kind::directory;
+        FileStatus found;
+        found.kind = kind == TSR_STORAGE_OBJECT ? FileStatus::Kind::file : FileStatus::Kind::directory;
         found.size = size;
         if (modified_ms != 0) found.modified_ns = modified_ms * 1'000'000;
         return found;
@@ -202,7 +196,7 @@ class VtableStorage final : public tsr::Storage {
     }
     static void check_size(int64_t size, const std::string& key) {
         if (size >= 0) return;
-        throw tsr::Error(tsr::Code::io, fmt::format("the storage says that '{}' has {} bytes", key, size));
+        throw Error(Code::io, fmt::format("the storage says that '{}' has {} bytes", key, size));
     }
     [[nodiscard]] const tsr_storage_vtable& table() const { return callbacks_->table; }
     template <class Callback, class... Arguments>
@@ -215,10 +209,10 @@ class VtableStorage final : public tsr::Storage {
 };
 
 tsr_storage_vtable vtable_in(const tsr_storage_vtable* given) {
-    (void)tsr::capi::required(given, "vtable");
+    (void)required(given, "vtable");
     const auto table = options_in(given, tsr_storage_vtable{}, "vtable");
     const auto need = [](bool there, const char* name) {
-        if (!there) throw tsr::Error(tsr::Code::invalid_argument, fmt::format("vtable.{} is NULL", name));
+        if (!there) throw Error(Code::invalid_argument, fmt::format("vtable.{} is NULL", name));
     };
     need(table.status != nullptr, "status");
     need(table.open != nullptr, "open");
@@ -232,14 +226,13 @@ tsr_storage_vtable vtable_in(const tsr_storage_vtable* given) {
     need(table.list != nullptr, "list");
     need(table.remove != nullptr, "remove");
     if ((table.capabilities & ~known_capabilities) != 0 || table.reserved != 0) {
-        throw tsr::Error(tsr::Code::unsupported,
-                         fmt::format("vtable.capabilities is {}; this library knows {}, and reserved is 0",
-                                     table.capabilities, known_capabilities));
+        throw Error(Code::unsupported,
+                    fmt::format("vtable.capabilities is {}; this library knows {}, and reserved is 0",
+                                table.capabilities, known_capabilities));
     }
-    if (table.part_bytes != 0 && table.part_bytes < tsr::min_part_bytes) {
-        throw tsr::Error(tsr::Code::invalid_argument,
-                         fmt::format("vtable.part_bytes is {}; it is 0 ({}) or at least {}", table.part_bytes,
-                                     tsr::default_part_bytes, tsr::min_part_bytes));
+    if (table.part_bytes != 0 && table.part_bytes < min_part_bytes) {
+        throw Error(Code::invalid_argument, fmt::format("vtable.part_bytes is {}; it is 0 ({}) or at least {}",
+                                                        table.part_bytes, default_part_bytes, min_part_bytes));
     }
     return table;
 }
@@ -265,3 +258,5 @@ tsr_status tsr_storage_create(const tsr_storage_vtable* vtable, void* user_data,
 void tsr_storage_destroy(tsr_storage* storage) { destroy(storage); }
 
 }  // extern "C"
+
+}  // namespace tsr::capi

@@ -6,15 +6,12 @@
 #include "store/server.hpp"
 #include "store/store.hpp"
 
-using tsr::capi::guard;
-using tsr::capi::object_of;
-using tsr::capi::required;
-using tsr::capi::text;
+namespace tsr::capi {
 
 namespace {
 
 tsr_store_options default_options() {
-    const tsr::StoreOptions defaults = tsr::StoreOptions::from_environment();
+    const StoreOptions defaults = StoreOptions::from_environment();
     tsr_store_options options{};
     options.struct_size = sizeof options;
     options.timeout_ms = static_cast<int32_t>(defaults.timeout.count());
@@ -23,14 +20,13 @@ tsr_store_options default_options() {
     return options;
 }
 
-tsr::StoreOptions options_in(const tsr_store_options* from) {
-    const tsr_store_options given = tsr::capi::options_in(from, default_options(), "options");
+StoreOptions options_in(const tsr_store_options* from) {
+    const tsr_store_options given = options_in(from, default_options(), "options");
     if (given.timeout_ms <= 0) {
-        throw tsr::Error(tsr::Code::invalid_argument,
-                         fmt::format("the timeout is {} ms; it must be positive", given.timeout_ms));
+        throw Error(Code::invalid_argument, fmt::format("the timeout is {} ms; it must be positive", given.timeout_ms));
     }
-    tsr::StoreOptions options = tsr::StoreOptions::from_environment();
-    options.timeout = tsr::milliseconds{given.timeout_ms};
+    StoreOptions options = StoreOptions::from_environment();
+    options.timeout = milliseconds{given.timeout_ms};
     options.insecure = given.insecure != 0;
     options.epoch = given.epoch;
     if (given.token != nullptr) options.token = given.token;
@@ -38,7 +34,7 @@ tsr::StoreOptions options_in(const tsr_store_options* from) {
     return options;
 }
 
-tsr::Store& store_of(const tsr_store* store) { return *object_of(store, "store"); }
+Store& store_of(const tsr_store* store) { return *object_of(store, "store"); }
 
 std::string_view bytes_in(const void* data, size_t size, const char* what) {
     if (size > 0) return {static_cast<const char*>(&required(static_cast<const char*>(data), what)), size};
@@ -58,56 +54,54 @@ extern "C" {
 tsr_status tsr_store_options_init(tsr_store_options* options, size_t struct_size) {
     return guard([&] {
         const tsr_store_options defaults = default_options();
-        tsr::capi::write_options(options, struct_size, &defaults, sizeof defaults, "options");
+        write_options(options, struct_size, &defaults, sizeof defaults, "options");
     });
 }
 
 tsr_status tsr_store_serve(const char* host, uint16_t port, const tsr_store_options* options, tsr_store_server** out) {
-    return guard([&] {
-        tsr::capi::create(out, [&] { return tsr::StoreServer::start(text(host, "host"), port, options_in(options)); });
-    });
+    return guard(
+        [&] { create(out, [&] { return StoreServer::start(text(host, "host"), port, options_in(options)); }); });
 }
 
 tsr_status tsr_store_server_port(const tsr_store_server* server, uint16_t* port) {
     return guard([&] { required(port, "port") = object_of(server, "server")->port(); });
 }
 
-void tsr_store_server_destroy(tsr_store_server* server) { tsr::capi::destroy(server); }
+void tsr_store_server_destroy(tsr_store_server* server) { destroy(server); }
 
 tsr_status tsr_store_open(const char* uri, const tsr_store_options* options, tsr_store** out) {
-    return guard(
-        [&] { tsr::capi::create(out, [&] { return tsr::Store::open(text(uri, "uri"), options_in(options)); }); });
+    return guard([&] { create(out, [&] { return Store::open(text(uri, "uri"), options_in(options)); }); });
 }
 
-void tsr_store_destroy(tsr_store* store) { tsr::capi::destroy(store); }
+void tsr_store_destroy(tsr_store* store) { destroy(store); }
 
 tsr_status tsr_store_set(const tsr_store* store, const char* key, const void* value, size_t size) {
     return guard([&] {
-        tsr::Store& s = store_of(store);
+        Store& s = store_of(store);
         s.set(text(key, "key"), bytes_in(value, size, "value"), s.default_deadline());
     });
 }
 
 tsr_status tsr_store_get(const tsr_store* store, const char* key, void* value, size_t capacity, size_t* size) {
     return guard([&] {
-        tsr::Store& s = store_of(store);
+        Store& s = store_of(store);
         const auto found = s.get(text(key, "key"), s.default_deadline());
-        if (!found) throw tsr::Error(tsr::Code::not_found, fmt::format("the store has no key '{}'", key));
+        if (!found) throw Error(Code::not_found, fmt::format("the store has no key '{}'", key));
         value_out(*found, value, capacity, size);
     });
 }
 
 tsr_status tsr_store_wait(const tsr_store* store, const char* key, int32_t timeout_ms) {
     return guard([&] {
-        tsr::Store& s = store_of(store);
-        const auto timeout = timeout_ms < 0 ? s.timeout() : tsr::milliseconds{timeout_ms};
-        (void)s.wait(text(key, "key"), tsr::Deadline::in(timeout));
+        Store& s = store_of(store);
+        const auto timeout = timeout_ms < 0 ? s.timeout() : milliseconds{timeout_ms};
+        (void)s.wait(text(key, "key"), Deadline::in(timeout));
     });
 }
 
 tsr_status tsr_store_add(const tsr_store* store, const char* key, int64_t delta, int64_t* result) {
     return guard([&] {
-        tsr::Store& s = store_of(store);
+        Store& s = store_of(store);
         const int64_t sum = s.add(text(key, "key"), delta, s.default_deadline());
         if (result != nullptr) *result = sum;
     });
@@ -116,7 +110,7 @@ tsr_status tsr_store_add(const tsr_store* store, const char* key, int64_t delta,
 tsr_status tsr_store_compare_set(const tsr_store* store, const char* key, const void* expected, size_t expected_size,
                                  const void* desired, size_t desired_size, int32_t* swapped) {
     return guard([&] {
-        tsr::Store& s = store_of(store);
+        Store& s = store_of(store);
         std::optional<std::string_view> wanted;
         if (expected != nullptr) wanted.emplace(static_cast<const char*>(expected), expected_size);
         int32_t& result = required(swapped, "swapped");
@@ -129,10 +123,12 @@ tsr_status tsr_store_compare_set(const tsr_store* store, const char* key, const 
 
 tsr_status tsr_store_delete(const tsr_store* store, const char* key, int32_t* existed) {
     return guard([&] {
-        tsr::Store& s = store_of(store);
+        Store& s = store_of(store);
         const bool was_there = s.erase(text(key, "key"), s.default_deadline());
         if (existed != nullptr) *existed = was_there ? 1 : 0;
     });
 }
 
 }  // extern "C"
+
+}  // namespace tsr::capi

@@ -3,6 +3,8 @@
 
 #include <dlfcn.h>
 
+namespace tsr::capi {
+
 #define TSR_STRINGIFY(x) #x
 #define TSR_TEXT(x) TSR_STRINGIFY(x)
 
@@ -21,3 +23,5 @@ const char* tsr_library_path(void) {
 }
 
 }  // extern "C"
+
+}  // namespace tsr::capi

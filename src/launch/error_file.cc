@@ -57,12 +57,8 @@ RecordedError parse(const std::string& text, const std::string& path) {
 }
 
 Json facts_of(const ErrorRecord& error) {
-    return Json::Object{{"code", code_name(error.code)},
-                        {"rank", error.rank},
-                        {"peer", error.launcher_peer},
-                        {"pid", int64_t{::getpid()}},
-                        {"operation", error.operation},
-                        {"sequence", error.sequence}};
+    return Json::Object{{"code", code_name(error.code)}, {"rank", error.rank},           {"peer", error.launcher_peer},
+                        {"pid", int64_t{::getpid()}},    {"operation", error.operation}, {"sequence", error.sequence}};
 }
 
 void write(const std::string& path, std::string_view message, std::string_view traceback, const ErrorRecord* facts) {

@@ -82,8 +82,7 @@ std::string meaning_of(int wait_status) {
 // crash; an uncaught exception ends some programs by SIGABRT.
 const RecordedError* reason_of(const RankEnd& end) {
     if (end.error) return &*end.error;
-    const bool crashed =
-        !end.by_agent && WIFSIGNALED(end.wait_status) && WTERMSIG(end.wait_status) != SIGABRT;
+    const bool crashed = !end.by_agent && WIFSIGNALED(end.wait_status) && WTERMSIG(end.wait_status) != SIGABRT;
     return end.failure && !crashed ? &*end.failure : nullptr;
 }
 

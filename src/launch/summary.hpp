@@ -18,16 +18,16 @@ struct RankEnd {
     std::string host;
     pid_t pid = 0;
     int wait_status = 0;
-    double time = 0;        // seconds since 1970, when the agent noticed
-    int order = 0;          // noticed in the same turn: the same number
-    bool by_agent = false;  // the agent was ending the ranks by then
-    std::string log_file;   // empty: none
-    std::optional<RecordedError> error;  // that the trainer recorded
-    std::vector<std::string> last_lines;  // of its standard error
+    double time = 0;                            // seconds since 1970, when the agent noticed
+    int order = 0;                              // noticed in the same turn: the same number
+    bool by_agent = false;                      // the agent was ending the ranks by then
+    std::string log_file;                       // empty: none
+    std::optional<RecordedError> error;         // that the trainer recorded
+    std::vector<std::string> last_lines;        // of its standard error
     std::optional<RecordedError> failure = {};  // of its communicators, the first
-    bool survived = false;                // it was killed, and the others went on without it
-    std::vector<int> missed = {};         // failures_of() sets it: those that did not come to PyTorch's store, in order
-    std::string late = {};  // failures_of() sets it: what one said that waited for this rank until its deadline
+    bool survived = false;                      // it was killed, and the others went on without it
+    std::vector<int> missed = {};  // failures_of() sets it: those that did not come to PyTorch's store, in order
+    std::string late = {};         // failures_of() sets it: what one said that waited for this rank until its deadline
 
     [[nodiscard]] double when() const;  // of the error, if the rank recorded one
     // The first line of the recorded error, with the second if it ends in a colon; else "last stderr line: ..."; else the

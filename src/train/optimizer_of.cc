@@ -74,8 +74,7 @@ std::shared_ptr<Optimizer> optimizer_of(const std::shared_ptr<Fsdp>& model, Make
                    .label = "norm of gradients"});
         return own;
     };
-    optimizer->set_together(over_ranks,
-                            [comm = model->comm()](FunctionRef<void()> body) { comm->in_one_call(body); });
+    optimizer->set_together(over_ranks, [comm = model->comm()](FunctionRef<void()> body) { comm->in_one_call(body); });
     return optimizer;
 }
 

@@ -12,8 +12,8 @@
 namespace tsr {
 
 // Makes an optimizer of some kind; its moments lie in `copy`, if there is one.
-using MakeOptimizer = FunctionRef<std::shared_ptr<Optimizer>(std::vector<OptimizerParam> params,
-                                                             std::shared_ptr<SharedCopy> copy)>;
+using MakeOptimizer =
+    FunctionRef<std::shared_ptr<Optimizer>(std::vector<OptimizerParam> params, std::shared_ptr<SharedCopy> copy)>;
 
 // The optimizer keeps the model alive, and refuses to touch gradients that are being reduced, or to step again before others
 // were. If the ranks of a host share the parameters they share the moments, and the optimizer steps in the backward pass.

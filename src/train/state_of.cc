@@ -40,8 +40,7 @@ Setting to_setting(const Json& value, const Setting& like, const std::string& na
             return list;
         }
     }
-    throw Error(Code::mismatch,
-                     fmt::format("the saved setting '{}' is {}, of another type", name, value.dump()));
+    throw Error(Code::mismatch, fmt::format("the saved setting '{}' is {}, of another type", name, value.dump()));
 }
 
 constexpr const char* below_optimizer = ".param_groups.0.";
@@ -100,8 +99,7 @@ uint64_t unsigned_of(const Json& value, const std::string& name) {
         const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
         if (error == std::errc{} && end == digits.data() + digits.size()) return number;
     }
-    throw Error(Code::mismatch,
-                     fmt::format("the saved '{}' is {}, not an unsigned number", name, value.dump()));
+    throw Error(Code::mismatch, fmt::format("the saved '{}' is {}, not an unsigned number", name, value.dump()));
 }
 
 // "<prefix>.epoch", "<prefix>.consumed" and the order that they are a position in.
@@ -172,8 +170,7 @@ void add_held(State& state, const std::string& name, const Tensor& tensor, const
 }
 
 // `copy`: what the tensor lies in, if ranks of a host share it.
-void add_whole(State& state, const std::string& name, const Tensor& tensor,
-               const std::shared_ptr<SharedCopy>& copy) {
+void add_whole(State& state, const std::string& name, const Tensor& tensor, const std::shared_ptr<SharedCopy>& copy) {
     if (copy) {
         state.add_shared(name, tensor, copy);
     } else {

@@ -8,9 +8,9 @@
 #include <future>
 #include <random>
 
-#include "checkpoint/save/agreement.hpp"
 #include "checkpoint/export/export.hpp"
 #include "checkpoint/formats/host_reads.hpp"
+#include "checkpoint/save/agreement.hpp"
 #include "fault/faulty_files.hpp"
 #include "fixture.hpp"
 #include "patience.hpp"

@@ -11,8 +11,8 @@
 #include <random>
 
 #include "base/crc32c.hpp"
-#include "checkpoint/save/agreement.hpp"
 #include "checkpoint/root/root.hpp"
+#include "checkpoint/save/agreement.hpp"
 #include "fixture.hpp"
 #include "patience.hpp"
 

@@ -22,10 +22,10 @@
 
 #include "checkpoint/export/export.hpp"
 #include "checkpoint/fixture.hpp"
-#include "checkpoint/root/retention.hpp"
-#include "checkpoint/root/root.hpp"
 #include "checkpoint/formats/torch_dcp/writer.hpp"
 #include "checkpoint/formats/torch_dcp/zip.hpp"
+#include "checkpoint/root/retention.hpp"
+#include "checkpoint/root/root.hpp"
 #include "fault/faulty_files.hpp"
 #include "fault/memory_files.hpp"
 #include "patience.hpp"

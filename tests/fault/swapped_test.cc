@@ -6,12 +6,12 @@
 #include <filesystem>
 #include <map>
 
-#include "checkpoint/save/agreement.hpp"
 #include "checkpoint/export/export.hpp"
+#include "checkpoint/export/rewrite.hpp"
 #include "checkpoint/fixture.hpp"
 #include "checkpoint/root/collect.hpp"
-#include "checkpoint/export/rewrite.hpp"
 #include "checkpoint/root/root.hpp"
+#include "checkpoint/save/agreement.hpp"
 #include "fault/faulty_files.hpp"
 #include "sampling.hpp"
 

@@ -12,13 +12,13 @@
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "base/json.hpp"
-#include "checkpoint/model/manifest.hpp"
 #include "checkpoint/formats/native/rank_file.hpp"
-#include "checkpoint/model/runs.hpp"
 #include "checkpoint/formats/safetensors/files.hpp"
 #include "checkpoint/formats/safetensors/header.hpp"
 #include "checkpoint/formats/torch_dcp/metadata.hpp"
 #include "checkpoint/formats/torch_dcp/torch_archive.hpp"
+#include "checkpoint/model/manifest.hpp"
+#include "checkpoint/model/runs.hpp"
 
 namespace tsr::fuzz {
 

@@ -34,8 +34,8 @@ inline RankEnd end_saying(int rank, std::string message, std::string traceback =
 
 // Its communicator failed so; it has recorded nothing.
 inline RankEnd with_failure(RankEnd end, Code code, int peer) {
-    end.failure = RecordedError{fmt::format("the communicator of rank {}", end.rank), "", 0, std::string(code_name(code)),
-                                peer};
+    end.failure =
+        RecordedError{fmt::format("the communicator of rank {}", end.rank), "", 0, std::string(code_name(code)), peer};
     return end;
 }
 

@@ -71,14 +71,15 @@ fuzz_merge() {
 
 # The source that a target is there for. Some of them write as well, which no input reaches.
 parser_of() {
-  local torch=src/checkpoint/torch_dcp foreign=src/checkpoint/safetensors native=src/checkpoint/native
+  local formats=src/checkpoint/formats
+  local torch=$formats/torch_dcp foreign=$formats/safetensors
   case $1 in
     zip) echo "$torch/zip.cc" ;;
     pickle) echo "$torch/pickle.cc" ;;
     archive) echo "$torch/torch_archive.cc" ;;
     metadata) echo "$torch/metadata.cc" ;;
-    safetensors) echo "$native/rank_file.cc" ;;
-    manifest) echo "$native/manifest.cc" ;;
+    safetensors) echo "$formats/native/rank_file.cc" ;;
+    manifest) echo src/checkpoint/model/manifest.cc ;;
     safetensors_file) echo "$foreign/header.cc" ;;
     safetensors_index) echo "$foreign/files.cc" ;;
   esac

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <array>
 
+#include "base/attempt.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
-#include "base/attempt.hpp"
 #include "checkpoint/export/draft.hpp"
 #include "checkpoint/export/export_writer.hpp"
 #include "checkpoint/formats/native/rank_file.hpp"

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "checkpoint/model/batches.hpp"
-#include "checkpoint/load/checkpoint.hpp"
-#include "comm/peers.hpp"
 #include "checkpoint/io/progress.hpp"
+#include "checkpoint/load/checkpoint.hpp"
+#include "checkpoint/model/batches.hpp"
+#include "comm/peers.hpp"
 
 namespace tsr {
 

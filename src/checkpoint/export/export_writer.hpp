@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/model/batches.hpp"
 #include "checkpoint/load/checkpoint.hpp"
+#include "checkpoint/model/batches.hpp"
 
 namespace tsr {
 

@@ -5,8 +5,8 @@
 #include <functional>
 #include <string>
 
-#include "checkpoint/load/checkpoint.hpp"
 #include "checkpoint/export/streamed_file.hpp"
+#include "checkpoint/load/checkpoint.hpp"
 
 namespace tsr {
 

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/model/batches.hpp"
 #include "checkpoint/load/checkpoint.hpp"
+#include "checkpoint/model/batches.hpp"
 
 namespace tsr {
 

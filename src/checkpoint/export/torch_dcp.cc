@@ -6,8 +6,8 @@
 
 #include "base/error.hpp"
 #include "checkpoint/export/export_writer.hpp"
-#include "checkpoint/root/root.hpp"
 #include "checkpoint/formats/torch_dcp/writer.hpp"
+#include "checkpoint/root/root.hpp"
 
 namespace tsr {
 

@@ -2,8 +2,8 @@
 #include <memory>
 
 #include "checkpoint/export/archive.hpp"
-#include "checkpoint/root/root.hpp"
 #include "checkpoint/formats/torch_dcp/archive_writer.hpp"
+#include "checkpoint/root/root.hpp"
 
 namespace tsr {
 

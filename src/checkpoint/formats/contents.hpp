@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/model/manifest.hpp"
 #include "checkpoint/io/progress.hpp"
+#include "checkpoint/model/manifest.hpp"
 #include "tensor/layout.hpp"
 
 namespace tsr {

@@ -9,9 +9,9 @@
 #include <thread>
 #include <tuple>
 
+#include "base/attempt.hpp"
 #include "base/clock.hpp"
 #include "base/thread.hpp"
-#include "base/attempt.hpp"
 #include "checkpoint/io/blocks.hpp"
 #include "comm/host.hpp"
 #include "comm/inner_options.hpp"

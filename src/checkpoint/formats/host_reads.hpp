@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "comm/peers.hpp"
 #include "comm/communicator.hpp"
+#include "comm/peers.hpp"
 
 namespace tsr {
 

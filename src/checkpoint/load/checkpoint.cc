@@ -8,15 +8,15 @@
 #include <map>
 #include <optional>
 
+#include "base/attempt.hpp"
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "base/wildcard.hpp"
-#include "base/attempt.hpp"
 #include "checkpoint/formats/host_reads.hpp"
 #include "checkpoint/formats/native/contents.hpp"
-#include "checkpoint/root/root.hpp"
 #include "checkpoint/formats/safetensors/reader.hpp"
 #include "checkpoint/formats/torch_dcp/reader.hpp"
+#include "checkpoint/root/root.hpp"
 
 namespace tsr {
 

@@ -16,8 +16,8 @@
 #include "checkpoint/io/file_system.hpp"
 #include "checkpoint/load/load_names.hpp"
 #include "checkpoint/model/manifest.hpp"
-#include "checkpoint/root/root.hpp"
 #include "checkpoint/model/state.hpp"
+#include "checkpoint/root/root.hpp"
 #include "comm/communicator.hpp"
 
 namespace tsr {

@@ -7,8 +7,8 @@
 #include <climits>
 #include <span>
 
-#include "base/error.hpp"
 #include "base/attempt.hpp"
+#include "base/error.hpp"
 #include "comm/peers.hpp"
 
 namespace tsr {

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/attempt.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "base/attempt.hpp"
 #include "checkpoint/root/collect.hpp"
 #include "checkpoint/root/root.hpp"
 

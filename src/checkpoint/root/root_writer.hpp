@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "checkpoint/io/file_system.hpp"
-#include "checkpoint/root/lease.hpp"
 #include "checkpoint/model/manifest.hpp"
+#include "checkpoint/root/lease.hpp"
 #include "checkpoint/root/retention.hpp"
 
 namespace tsr {

@@ -9,12 +9,12 @@
 
 #include "base/attempt.hpp"
 #include "base/error.hpp"
+#include "checkpoint/formats/save_writer.hpp"
 #include "checkpoint/model/plan.hpp"
+#include "checkpoint/model/state.hpp"
+#include "checkpoint/save/replicas.hpp"
 #include "checkpoint/save/staging.hpp"
 #include "comm/peers.hpp"
-#include "checkpoint/save/replicas.hpp"
-#include "checkpoint/model/state.hpp"
-#include "checkpoint/formats/save_writer.hpp"
 
 namespace tsr {
 

@@ -8,8 +8,8 @@
 
 #include "base/error.hpp"
 #include "checkpoint/model/plan.hpp"
-#include "comm/peers.hpp"
 #include "checkpoint/model/state.hpp"
+#include "comm/peers.hpp"
 
 namespace tsr {
 

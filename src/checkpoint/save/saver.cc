@@ -8,8 +8,8 @@
 
 #include "base/log.hpp"
 #include "base/thread.hpp"
-#include "checkpoint/save/agreement.hpp"
 #include "checkpoint/root/root.hpp"
+#include "checkpoint/save/agreement.hpp"
 #include "comm/inner_options.hpp"
 
 namespace tsr {
@@ -300,8 +300,8 @@ void Saver::prepare(Peers& peers, SaveJob& job, const State& state) {
     job.error = attempt([&] {
         for (const auto& copy : state.shared_copies()) copy->check_whole();
         job.writer = writer_of(options_.format);
-        job.data = job.writer->lay_out(
-            {*job.plan, job.aliases, job.values, job.save_id, job.directory, peers.rank()}, state);
+        job.data =
+            job.writer->lay_out({*job.plan, job.aliases, job.values, job.save_id, job.directory, peers.rank()}, state);
         job.file_count = job.data.size();
         for (const ByteRuns& data : job.data) job.data_bytes += data.size();
     });

@@ -16,18 +16,18 @@
 
 #include "base/clock.hpp"
 #include "base/reentry.hpp"
-#include "checkpoint/load/checkpoint.hpp"
 #include "checkpoint/formats/save_writer.hpp"
 #include "checkpoint/io/pace.hpp"
+#include "checkpoint/io/progress.hpp"
+#include "checkpoint/io/stream.hpp"
+#include "checkpoint/load/checkpoint.hpp"
 #include "checkpoint/model/plan.hpp"
 #include "checkpoint/root/root_writer.hpp"
-#include "checkpoint/save/staging.hpp"
-#include "checkpoint/io/stream.hpp"
-#include "comm/peers.hpp"
-#include "checkpoint/io/progress.hpp"
 #include "checkpoint/save/replicas.hpp"
 #include "checkpoint/save/save_queue.hpp"
+#include "checkpoint/save/staging.hpp"
 #include "comm/communicator.hpp"
+#include "comm/peers.hpp"
 #include "comm/work.hpp"
 
 namespace tsr {

@@ -21,8 +21,8 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
-#include "checkpoint/io/stream.hpp"
 #include "checkpoint/io/progress.hpp"
+#include "checkpoint/io/stream.hpp"
 #include "comm/host.hpp"
 #include "comm/work.hpp"
 #include "tensor/write_barrier.hpp"

@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <numeric>
 
-#include "checkpoint/safetensors/file_maker.hpp"
 #include "checkpoint/formats/safetensors/files.hpp"
+#include "checkpoint/safetensors/file_maker.hpp"
 
 namespace tsr::testing {
 namespace {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "checkpoint/formats/contents.hpp"
-#include "checkpoint/io/file_system.hpp"
 #include "checkpoint/formats/native/rank_file.hpp"
 #include "checkpoint/formats/native/reader.hpp"
+#include "checkpoint/io/file_system.hpp"
 
 namespace tsr {
 

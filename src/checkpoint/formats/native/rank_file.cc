@@ -16,6 +16,7 @@
 #include "base/error.hpp"
 #include "base/json_view.hpp"
 #include "base/round_up.hpp"
+#include "checkpoint/formats/safetensors/header.hpp"
 
 namespace tsr {
 
@@ -250,7 +251,7 @@ RankFile RankFile::parse(std::string_view header, const std::string& path, int64
         file.entries_.reserve(std::min(static_cast<size_t>(std::count(header.begin(), header.end(), '\n')),
                                        header.size() / least_entry_bytes));  // as this library writes them
         for_each_member_of(header.substr(length_word), "the header", [&](std::string_view key, JsonView value) {
-            if (key != metadata_key) {
+            if (key != safetensors_metadata_key) {
                 file.entries_.push_back(entry_of(key, value, boxes));
                 return;
             }

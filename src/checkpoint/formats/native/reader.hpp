@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "checkpoint/formats/contents.hpp"
-#include "checkpoint/io/file_system.hpp"
 #include "checkpoint/formats/native/rank_file.hpp"
+#include "checkpoint/io/file_system.hpp"
 #include "checkpoint/io/progress.hpp"
 #include "tensor/layout.hpp"
 

@@ -8,9 +8,9 @@
 
 #include "base/error.hpp"
 #include "base/parallel.hpp"
+#include "checkpoint/formats/shared_ranges.hpp"
 #include "checkpoint/io/open_files.hpp"
 #include "checkpoint/model/runs.hpp"
-#include "checkpoint/formats/shared_ranges.hpp"
 
 namespace tsr {
 

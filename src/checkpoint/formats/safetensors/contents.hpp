@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "checkpoint/formats/contents.hpp"
-#include "checkpoint/io/file_system.hpp"
 #include "checkpoint/formats/safetensors/header.hpp"
+#include "checkpoint/io/file_system.hpp"
 
 namespace tsr {
 

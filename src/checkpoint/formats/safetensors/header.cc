@@ -15,7 +15,6 @@ namespace {
 
 constexpr size_t length_word = 8;
 constexpr int max_header_depth = 4;
-constexpr std::string_view metadata_key = "__metadata__";
 constexpr std::string_view sharding_key = "DCP_SHARDING_INFO";
 
 [[noreturn]] void refuse(const std::string& why) { throw Error(Code::corrupt, why); }
@@ -96,7 +95,7 @@ void add_offsets(std::vector<SafetensorsEntry>& entries, const std::string& shar
 }  // namespace
 
 void check_safetensors_key(std::string_view name) {
-    if (name != metadata_key) return;
+    if (name != safetensors_metadata_key) return;
     throw Error(Code::invalid_argument,
                 fmt::format("a tensor is named '{}', which a safetensors file keeps for itself; rename it, or use the "
                             "format torch_dcp",
@@ -155,7 +154,7 @@ SafetensorsHeader SafetensorsHeader::parse(std::string_view header, const std::s
         const Json json = Json::parse(header.substr(length_word), "the header", max_header_depth);
         out.entries_.reserve(json.as_object().size());
         for (const Json::Member& member : json.as_object()) {
-            if (member.key == "__metadata__") {
+            if (member.key == safetensors_metadata_key) {
                 if (member.value.is(Json::Kind::null)) continue;
                 for (const Json::Member& text : member.value.as_object()) {
                     out.metadata_.emplace(text.key, text.value.as_string());

@@ -17,6 +17,8 @@ namespace tsr {
 
 inline constexpr int64_t max_header_bytes = 100'000'000;  // what safetensors readers take
 
+inline constexpr std::string_view safetensors_metadata_key = "__metadata__";
+
 // INVALID_ARGUMENT: a tensor cannot have this name in a safetensors file, which has it for itself.
 void check_safetensors_key(std::string_view name);
 

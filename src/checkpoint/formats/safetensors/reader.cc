@@ -10,9 +10,9 @@
 
 #include "base/error.hpp"
 #include "base/parallel.hpp"
-#include "checkpoint/root/root.hpp"
 #include "checkpoint/formats/safetensors/contents.hpp"
 #include "checkpoint/formats/safetensors/files.hpp"
+#include "checkpoint/root/root.hpp"
 
 namespace tsr {
 

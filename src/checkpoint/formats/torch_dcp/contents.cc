@@ -8,8 +8,8 @@
 #include "base/crc32.hpp"
 #include "base/error.hpp"
 #include "base/parallel.hpp"
-#include "checkpoint/model/runs.hpp"
 #include "checkpoint/formats/shared_ranges.hpp"
+#include "checkpoint/model/runs.hpp"
 
 namespace tsr {
 

@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "checkpoint/formats/contents.hpp"
-#include "checkpoint/io/file_system.hpp"
-#include "checkpoint/io/open_files.hpp"
 #include "checkpoint/formats/torch_dcp/metadata.hpp"
 #include "checkpoint/formats/torch_dcp/torch_archive.hpp"
+#include "checkpoint/io/file_system.hpp"
+#include "checkpoint/io/open_files.hpp"
 
 namespace tsr {
 

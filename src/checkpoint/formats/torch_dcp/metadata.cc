@@ -6,9 +6,9 @@
 #include <unordered_map>
 
 #include "base/error.hpp"
-#include "checkpoint/model/state.hpp"
 #include "checkpoint/formats/torch_dcp/pickle_writer.hpp"
 #include "checkpoint/formats/torch_dcp/torch_archive.hpp"
+#include "checkpoint/model/state.hpp"
 
 namespace tsr {
 

@@ -10,10 +10,10 @@
 
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
-#include "checkpoint/root/root.hpp"
-#include "checkpoint/model/state.hpp"
 #include "checkpoint/formats/torch_dcp/contents.hpp"
+#include "checkpoint/model/state.hpp"
 #include "checkpoint/model/value.hpp"
+#include "checkpoint/root/root.hpp"
 
 namespace tsr {
 

@@ -9,9 +9,9 @@
 #include "base/crc32.hpp"
 #include "base/error.hpp"
 #include "base/parallel.hpp"
+#include "checkpoint/formats/torch_dcp/archive_writer.hpp"
 #include "checkpoint/model/manifest.hpp"
 #include "checkpoint/model/state.hpp"
-#include "checkpoint/formats/torch_dcp/archive_writer.hpp"
 
 namespace tsr {
 

@@ -11,11 +11,11 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/formats/torch_dcp/metadata.hpp"
 #include "checkpoint/io/file_system.hpp"
-#include "checkpoint/model/plan.hpp"
 #include "checkpoint/io/stream.hpp"
 #include "checkpoint/model/byte_runs.hpp"
-#include "checkpoint/formats/torch_dcp/metadata.hpp"
+#include "checkpoint/model/plan.hpp"
 #include "checkpoint/model/value.hpp"
 
 namespace tsr {

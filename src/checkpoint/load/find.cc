@@ -1,4 +1,4 @@
-#include "checkpoint/formats/find.hpp"
+#include "checkpoint/load/find.hpp"
 
 #include <fmt/core.h>
 
