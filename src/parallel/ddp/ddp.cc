@@ -47,24 +47,24 @@ const Tensor& Ddp::grad(size_t index) const {
 // --- a step
 
 void Ddp::begin_step() {
-    if (begun_) return;
-    if (host_copy_ && !stepping_->is_on()) {
+    if (step_.begun) return;
+    if (shared_ && !stepping_->is_on()) {
         throw refusal(Code::invalid_state,
                       "a step of a model with share_params before there is an optimizer made of it, which updates the "
                       "parameters within the step; make one first");
     }
-    if (host_copy_) host_copy_->check_whole();  // a load may have failed
+    if (shared_) shared_->copy()->check_whole();  // a load may have failed
     if (sync_ && options_.join != DdpJoin::off) {
-        works_.push_back(submit([reducer = reducer_] { reducer->announce(Reducer::Presence::steps); }));
+        step_.works.push_back(submit([reducer = reducer_] { reducer->announce(Reducer::Presence::steps); }));
     }
-    begun_ = true;
-    begin_ = Clock::now();
+    step_.begun = true;
+    step_.begin = Clock::now();
 }
 
 void Ddp::ready(size_t index) {
     const std::string& name = param(index).name;
     if (failed_) throw failure();
-    if (ready_[index] != 0) {
+    if (step_.ready[index] != 0) {
         throw refusal(
             Code::invalid_state,
             fmt::format("the gradient of \"{}\" was said to be ready twice in one step; each is said once, when "
@@ -78,8 +78,8 @@ void Ddp::ready(size_t index) {
                                   name));
     }
     const size_t bucket = bucket_of_[index];
-    const bool fills = bucket == launched_ && missing_[bucket] == 1;
-    if (!fills && (begun_ || options_.join == DdpJoin::off)) {  // it issues nothing
+    const bool fills = bucket == step_.launched && step_.missing[bucket] == 1;
+    if (!fills && (step_.begun || options_.join == DdpJoin::off)) {  // it issues nothing
         begin_step();
         return count_ready(index);
     }
@@ -91,9 +91,9 @@ void Ddp::ready(size_t index) {
 }
 
 void Ddp::count_ready(size_t param) {
-    ready_[param] = has_grad_[param] = 1;
-    if (synced_steps_ == 0) arrivals_.push_back(param);
-    if (--missing_[bucket_of_[param]] == 0) reducer_->times()[bucket_of_[param]].ready = Clock::now();
+    step_.ready[param] = has_grad_[param] = 1;
+    if (synced_steps_ == 0) step_.arrivals.push_back(param);
+    if (--step_.missing[bucket_of_[param]] == 0) reducer_->times()[bucket_of_[param]].ready = Clock::now();
 }
 
 bool Ddp::may_be_ready(size_t param) const {
@@ -103,18 +103,18 @@ bool Ddp::may_be_ready(size_t param) const {
 
 void Ddp::ready_all() {
     if (failed_) throw failure();
-    if (all_said_) {
+    if (step_.all_said) {
         throw refusal(Code::invalid_state,
                       "all gradients were said to be ready twice in one step; wait for them before the next");
     }
     issue([&] {
         begin_step();
         for (size_t i = params_.size(); i-- > 0;) {
-            if (ready_[i] == 0 && may_be_ready(i)) count_ready(i);
+            if (step_.ready[i] == 0 && may_be_ready(i)) count_ready(i);
         }
         launch_full_buckets();
     });
-    all_said_ = sync_;
+    step_.all_said = sync_;
 }
 
 WorkPtr Ddp::submit(std::function<void()> job) {
@@ -130,13 +130,16 @@ WorkPtr Ddp::submit(std::function<void()> job) {
 
 void Ddp::launch_full_buckets() {
     if (!sync_) return;
-    for (; launched_ < buckets_.size() && missing_[launched_] == 0; ++launched_) launch(launched_, Part::own);
+    for (; step_.launched < buckets_.size() && step_.missing[step_.launched] == 0; ++step_.launched)
+        launch(step_.launched, Part::own);
 }
 
 void Ddp::launch(size_t bucket, Part part) {
     const BucketView& view = reducer_->buckets()[bucket];
-    if (host_copy_) {
-        if (!view.ranges.empty()) launch_shared(bucket);
+    if (shared_) {
+        if (view.ranges.empty()) return;
+        step_.works.push_back(
+            submit([shared = shared_, bucket, step = synced_steps_] { shared->reduce_and_update(bucket, step); }));
         return;
     }
     const bool steps = stepping_->is_on();
@@ -151,74 +154,11 @@ void Ddp::launch(size_t bucket, Part part) {
         }
     }
     if (view.ranges.empty()) return;
-    works_.push_back(
+    step_.works.push_back(
         submit([reducer = reducer_, bucket, step = synced_steps_, stepping = stepping_, update = std::move(update)] {
             reducer->reduce(bucket, step);
             if (!update.empty()) stepping->step(update);
         }));
-}
-
-// Reduces a bucket and updates this rank's slice of its parameters (host_copy.hpp).
-void Ddp::launch_shared(size_t bucket) {
-    works_.push_back(
-        submit([reducer = reducer_, copy = host_copy_, stepping = stepping_, bucket, step = synced_steps_] {
-            copy->together([&] {
-                const BucketView& view = reducer->buckets()[bucket];
-                // What a save of this rank has yet to copy, in slices of others too: they are changed after the meeting.
-                stepping->with([&](Optimizer& optimizer) {
-                    for (const size_t param : view.params) optimizer.before_write(param);
-                });
-                const bool fused = reducer->can_reduce_parts();
-                if (!fused) reducer->reduce(bucket, step);
-                copy->meet(bucket_label(bucket));
-                if (fused) reducer->times()[bucket].start = Clock::now();
-                copy->begin_step(step);
-                const std::vector<ParamSlice> slices = copy->slice_of(view);
-                stepping->with([&](Optimizer& optimizer) {
-                    if (!fused) return optimizer.step_slices(slices);
-                    reducer->reduce_slices(slices, view.ranges[0].dtype,
-                                           [&](const ParamSlice& reduced) { optimizer.step_slices({&reduced, 1}); });
-                });
-                reducer->times()[bucket].end = Clock::now();
-            });
-        }));
-}
-
-// After the last bucket: when all ranks of the host have been here, all of the copy is of the next step.
-void Ddp::launch_end() {
-    works_.push_back(submit([copy = host_copy_, stepping = stepping_, step = synced_steps_] {
-        copy->together([&] {
-            copy->begin_step(step);  // a rank may have a slice of no bucket
-            if (copy->place() == 0) {
-                stepping->with([](Optimizer& optimizer) { optimizer.write_step_moments(optimizer.steps() + 1); });
-            }
-            copy->end_step(step);
-            copy->meet("shared parameters");
-        });
-    }));
-}
-
-bool Ddp::Stepping::is_on() {
-    const std::lock_guard lock(mutex);
-    return optimizer != nullptr;
-}
-
-void Ddp::Stepping::end_step() {
-    const std::lock_guard lock(mutex);
-    if (optimizer != nullptr) optimizer->end_step();
-}
-
-void Ddp::Stepping::with(const std::function<void(Optimizer& optimizer)>& call) {
-    const std::lock_guard lock(mutex);
-    if (optimizer == nullptr) {
-        throw Error(Code::invalid_state, "the optimizer of a model with share_params was destroyed in a step");
-    }
-    call(*optimizer);
-}
-
-void Ddp::Stepping::step(std::span<const size_t> params) {
-    const std::lock_guard lock(mutex);
-    if (optimizer != nullptr) optimizer->step_some(params);
 }
 
 // This rank adds nothing to a gradient that it does not have. If no rank has it, it will be as it was.
@@ -226,7 +166,7 @@ void Ddp::set_aside(size_t param) {
     const Tensor& grad = grads_[param];
     if (grad.size_bytes() == 0) return;
     if (shares_used() || globally_used_[param] == 0) {
-        set_aside_.emplace_back(param, std::vector<std::byte>(grad.data, grad.data + grad.size_bytes()));
+        step_.set_aside.emplace_back(param, std::vector<std::byte>(grad.data, grad.data + grad.size_bytes()));
     }
     std::memset(grad.data, 0, grad.size_bytes());
 }
@@ -236,7 +176,7 @@ void Ddp::close_step() {
     std::vector<size_t> unsaid;  // this step
     std::vector<size_t> absent;  // nor in a step without synchronisation before it
     for (size_t i = 0; i < params_.size(); ++i) {
-        if (ready_[i] != 0 || (!expected_.empty() && expected_[i] == 0)) continue;
+        if (step_.ready[i] != 0 || (!expected_.empty() && expected_[i] == 0)) continue;
         unsaid.push_back(i);
         if (has_grad_[i] == 0) absent.push_back(i);
     }
@@ -250,42 +190,43 @@ void Ddp::close_step() {
         throw refusal(Code::invalid_state, fmt::format("{} of {} gradients were never said to be ready: {}; {}",
                                                        absent.size(), params_.size(), names_of(absent), advice));
     }
-    const bool all_issued = begun_ && launched_ == buckets_.size() && !shares_used() && !host_copy_ && !learns_order();
+    const bool all_issued =
+        step_.begun && step_.launched == buckets_.size() && !shares_used() && !shared_ && !learns_order();
     if (all_issued) {
         launch_used();
     } else {
         issue([&] {
             begin_step();
             for (const size_t i : unsaid) {
-                ready_[i] = 1;
-                if (--missing_[bucket_of_[i]] == 0) reducer_->times()[bucket_of_[i]].ready = Clock::now();
+                step_.ready[i] = 1;
+                if (--step_.missing[bucket_of_[i]] == 0) reducer_->times()[bucket_of_[i]].ready = Clock::now();
             }
             launch_full_buckets();
             launch_used();
-            if (host_copy_) launch_end();
+            if (shared_) step_.works.push_back(submit([shared = shared_, step = synced_steps_] { shared->end(step); }));
             launch_order();
         });
     }
-    closed_ = true;
+    step_.closed = true;
 }
 
 // After the last bucket.
 void Ddp::launch_used() {
     reducer_->used().assign(has_grad_.begin(), has_grad_.end());
-    if (shares_used()) works_.push_back(submit([reducer = reducer_] { reducer->share_used(); }));
+    if (shares_used()) step_.works.push_back(submit([reducer = reducer_] { reducer->share_used(); }));
 }
 
 // After all else of the first step: every rank groups its buckets by what it learns from rank 0. What rank 0 has not seen
 // comes last.
 void Ddp::launch_order() {
     if (!learns_order()) return;
-    order_ = std::make_shared<std::vector<int64_t>>(arrivals_.begin(), arrivals_.end());
+    step_.order = std::make_shared<std::vector<int64_t>>(step_.arrivals.begin(), step_.arrivals.end());
     std::vector<char> seen(params_.size(), 0);
-    for (const size_t i : arrivals_) seen[i] = 1;
+    for (const size_t i : step_.arrivals) seen[i] = 1;
     for (const size_t i : reverse_order(params_.size())) {
-        if (seen[i] == 0) order_->push_back(static_cast<int64_t>(i));
+        if (seen[i] == 0) step_.order->push_back(static_cast<int64_t>(i));
     }
-    works_.push_back(submit([comm = comm_, order = order_] {
+    step_.works.push_back(submit([comm = comm_, order = step_.order] {
         const Tensor tensor = tensor_of(std::span<int64_t>(*order), DType::i64);
         comm->run(
             {.collective = Collective::broadcast, .outputs = {&tensor, 1}, .peer = 0, .label = "order of arrival"});
@@ -296,8 +237,8 @@ void Ddp::wait() {
     const Reentry once(this, "the model of communicator", comm_->name());
     if (failed_) throw failure();
     if (!sync_) return reset_step();
-    wait_begin_ = Clock::now();
-    if (!closed_) close_step();
+    step_.wait_begin = Clock::now();
+    if (!step_.closed) close_step();
     await_works();
     finish_step(Part::own);
 }
@@ -306,9 +247,9 @@ void Ddp::await_works() {
     // Each collective ends by its own deadline; this one only guards against a work that is never finished, such as a
     // hook. PowerSGD takes three collectives a bucket.
     constexpr milliseconds most = std::chrono::hours{24 * 365};  // more may not fit the clock
-    const auto deadline = Deadline::in(
-        std::min(most, comm_->options().timeout * static_cast<int64_t>(3 * works_.size() + 1) + milliseconds{10000}));
-    for (const WorkPtr& work : works_) {
+    const auto deadline = Deadline::in(std::min(
+        most, comm_->options().timeout * static_cast<int64_t>(3 * step_.works.size() + 1) + milliseconds{10000}));
+    for (const WorkPtr& work : step_.works) {
         try {
             work->wait(deadline);
         } catch (const Error& error) {
@@ -327,7 +268,7 @@ void Ddp::finish_step(Part part) {
     }
     if (part == Part::own) {
         // Backwards: of one that was set aside again, after its bucket could not be launched, the first counts.
-        for (auto one = set_aside_.rbegin(); one != set_aside_.rend(); ++one) {
+        for (auto one = step_.set_aside.rbegin(); one != step_.set_aside.rend(); ++one) {
             const auto& [param, bytes] = *one;
             if (globally_used_[param] == 0) std::memcpy(grads_[param].data, bytes.data(), bytes.size());
         }
@@ -344,9 +285,9 @@ void Ddp::finish_step(Part part) {
         take_stats();
     }
     std::fill(has_grad_.begin(), has_grad_.end(), char{0});
-    if (host_copy_) host_copy_->know_ended(synced_steps_);
+    if (shared_) shared_->copy()->know_ended(synced_steps_);
     ++synced_steps_;
-    if (const auto order = std::exchange(order_, nullptr)) {
+    if (const auto order = std::exchange(step_.order, nullptr)) {
         group(std::vector<size_t>(order->begin(), order->end()));
     } else {
         reset_step();
@@ -354,23 +295,23 @@ void Ddp::finish_step(Part part) {
 }
 
 void Ddp::reset_step() {
-    works_.clear();
-    set_aside_.clear();
-    arrivals_.clear();
-    launched_ = 0;
-    begun_ = closed_ = all_said_ = false;
-    std::fill(ready_.begin(), ready_.end(), char{0});
-    missing_.assign(buckets_.size(), 0);
+    step_.works.clear();
+    step_.set_aside.clear();
+    step_.arrivals.clear();
+    step_.launched = 0;
+    step_.begun = step_.closed = step_.all_said = false;
+    std::fill(step_.ready.begin(), step_.ready.end(), char{0});
+    step_.missing.assign(buckets_.size(), 0);
     for (size_t b = 0; b < buckets_.size(); ++b) {
         for (const auto& slot : buckets_[b].slots) {
-            if (expected_.empty() || expected_[slot.param] != 0) ++missing_[b];
+            if (expected_.empty() || expected_[slot.param] != 0) ++step_.missing[b];
         }
     }
 }
 
 void Ddp::take_stats() {
-    const auto since = [this](Clock::time_point at) { return std::max(at - begin_, Clock::duration::zero()); };
-    Clock::time_point shown = wait_begin_;  // until here the wait is accounted for
+    const auto since = [this](Clock::time_point at) { return std::max(at - step_.begin, Clock::duration::zero()); };
+    Clock::time_point shown = step_.wait_begin;  // until here the wait is accounted for
     for (size_t b = 0; b < buckets_.size(); ++b) {
         const auto& [ready, start, end] = reducer_->times()[b];
         BucketStats& stats = stats_[b];
@@ -431,13 +372,14 @@ void Ddp::step_in_backward(Optimizer& optimizer) {
         throw Error(Code::invalid_state, "an optimizer steps in backward of this model already; destroy it first");
     }
     optimizer.let_others_step();
-    const std::lock_guard lock(stepping_->mutex);
-    stepping_->optimizer = &optimizer;
+    stepping_->set(optimizer);
 }
 
-void Ddp::forget_optimizer(const Optimizer& ending) {
-    const std::lock_guard lock(stepping_->mutex);
-    if (stepping_->optimizer == &ending) stepping_->optimizer = nullptr;
+void Ddp::forget_optimizer(const Optimizer& ending) { stepping_->forget(ending); }
+
+const std::shared_ptr<HostCopy>& Ddp::host_copy() const {
+    static const std::shared_ptr<HostCopy> none;
+    return shared_ ? shared_->copy() : none;
 }
 
 // --- errors
@@ -445,7 +387,7 @@ void Ddp::forget_optimizer(const Optimizer& ending) {
 void Ddp::check_idle(const char* what) const {
     if (failed_)
         throw refusal(Code::invalid_state, fmt::format("{}: their reduction failed", what)).caused_by(*failed_);
-    if (!begun_) return;
+    if (!step_.begun) return;
     throw refusal(Code::invalid_state,
                   fmt::format("{} while gradients are being reduced; wait for the gradients first", what));
 }

@@ -17,7 +17,6 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -26,9 +25,11 @@
 #include "base/function_ref.hpp"
 #include "comm/communicator.hpp"
 #include "optim/optimizer.hpp"
+#include "parallel/ddp/backward_step.hpp"
 #include "parallel/ddp/bucket_plan.hpp"
 #include "parallel/ddp/host_copy.hpp"
 #include "parallel/ddp/reducer.hpp"
+#include "parallel/ddp/shared_step.hpp"
 #include "parallel/params.hpp"
 
 namespace tsr {
@@ -79,7 +80,7 @@ class Ddp {
     void forget_optimizer(const Optimizer& ending);
     // What the ranks of this host share; nullptr if each has its own. An optimizer of the model then has its moments
     // there too, and steps in backward.
-    [[nodiscard]] const std::shared_ptr<HostCopy>& host_copy() const { return host_copy_; }
+    [[nodiscard]] const std::shared_ptr<HostCopy>& host_copy() const;
     // HostCopy::step, between steps or after one that failed.
     [[nodiscard]] int64_t shared_step() const;
 
@@ -123,8 +124,6 @@ class Ddp {
     void begin_step();
     void launch_full_buckets();
     void launch(size_t bucket, Part part);
-    void launch_shared(size_t bucket);
-    void launch_end();
     [[nodiscard]] bool learns_order() const { return synced_steps_ == 0 && options_.rebuild_buckets; }
     void launch_order();
     void set_aside(size_t param);
@@ -156,22 +155,12 @@ class Ddp {
     DdpOptions options_;
     std::vector<Bucket> buckets_;
     std::vector<size_t> bucket_of_;     // of each parameter
-    std::shared_ptr<Reducer> reducer_;  // shared with the jobs in the queue, as is the next
-    std::shared_ptr<HostCopy> host_copy_;
-    std::shared_ptr<std::byte> params_memory_;  // of the host's copy
+    std::shared_ptr<Reducer> reducer_;  // shared with the jobs in the queue
     std::vector<Tensor> grads_;
 
-    // The optimizer that steps in backward, for the jobs in the queue; none once it is forgotten.
-    struct Stepping {
-        std::mutex mutex;  // guards the optimizer's life
-        Optimizer* optimizer = nullptr;
-        [[nodiscard]] bool is_on();
-        void step(std::span<const size_t> params);
-        void end_step();
-        // Throws INVALID_STATE if it is forgotten.
-        void with(const std::function<void(Optimizer& optimizer)>& call);
-    };
-    const std::shared_ptr<Stepping> stepping_ = std::make_shared<Stepping>();
+    const std::shared_ptr<BackwardStep> stepping_ = std::make_shared<BackwardStep>();  // shared with jobs in the queue
+    std::shared_ptr<SharedStep> shared_;                                               // with the option share_params
+    std::shared_ptr<std::byte> params_memory_;                                         // of the host's copy
 
     std::vector<NamedTensor> buffers_;
     std::shared_ptr<Buffer> buffers_memory_;
@@ -183,20 +172,22 @@ class Ddp {
     std::vector<char> expected_;  // static graph: what this rank's first step said ready; empty before
     std::vector<BucketStats> stats_;
 
-    // This step.
-    bool begun_ = false;
-    bool all_said_ = false;                        // by ready_all
-    bool closed_ = false;                          // nothing is ready any more, all buckets are launched
-    std::vector<char> ready_;                      // of each parameter
-    std::vector<char> has_grad_;                   // since the last synchronised step
-    std::vector<size_t> arrivals_;                 // until the buckets are rebuilt
-    std::shared_ptr<std::vector<int64_t>> order_;  // of arrival, rank 0's once it is launched and done
-    std::vector<size_t> missing_;                  // of each bucket: parameters not ready yet
-    size_t launched_ = 0;                          // buckets
-    std::vector<WorkPtr> works_;                   // of what was launched, in order
-    std::vector<std::pair<size_t, std::vector<std::byte>>> set_aside_;  // gradients that this rank does not have
-    Clock::time_point begin_;
-    Clock::time_point wait_begin_;
+    struct Step {
+        bool begun = false;
+        bool all_said = false;                        // by ready_all
+        bool closed = false;                          // nothing is ready any more, all buckets are launched
+        std::vector<char> ready;                      // of each parameter
+        std::vector<size_t> arrivals;                 // until the buckets are rebuilt
+        std::shared_ptr<std::vector<int64_t>> order;  // of arrival, rank 0's once it is launched and done
+        std::vector<size_t> missing;                  // of each bucket: parameters not ready yet
+        size_t launched = 0;                          // buckets
+        std::vector<WorkPtr> works;                   // of what was launched, in order
+        std::vector<std::pair<size_t, std::vector<std::byte>>> set_aside;  // gradients that this rank does not have
+        Clock::time_point begin;
+        Clock::time_point wait_begin;
+    };
+    Step step_;
+    std::vector<char> has_grad_;  // since the last synchronised step
     std::optional<Error> failed_;
 };
 

@@ -31,7 +31,7 @@ void Ddp::lay_out_gradients() {
     reducer_ = std::make_shared<Reducer>(comm_, options_, size);
     for (size_t i = 0; i < grads_.size(); ++i) grads_[i].data = reducer_->memory() + places[i];
     group(order);
-    ready_.assign(params_.size(), 0);
+    step_.ready.assign(params_.size(), 0);
     has_grad_.assign(params_.size(), 0);
     globally_used_.assign(params_.size(), 0);
 }
@@ -89,29 +89,30 @@ void Ddp::broadcast_values(int from) {
 
 // From here on the parameters are in the host's copy. What was registered has rank 0's values by now.
 void Ddp::share_params() {
-    host_copy_ = std::make_shared<HostCopy>(comm_);
+    const auto copy_of_host = std::make_shared<HostCopy>(comm_);
     size_t size = 0;
     for (const NamedTensor& param : params_) size += round_up(param.tensor.size_bytes(), slot_alignment);
-    params_memory_ = host_copy_->allocate(size);
+    params_memory_ = copy_of_host->allocate(size);
     std::byte* at = params_memory_.get();
     for (size_t i = 0; i < params_.size(); ++i) {
         Tensor shared = params_[i].tensor;
         shared.data = at;
         at += round_up(shared.size_bytes(), slot_alignment);
-        if (static_cast<int>(i % static_cast<size_t>(host_copy_->places())) == host_copy_->place()) {
+        if (static_cast<int>(i % static_cast<size_t>(copy_of_host->places())) == copy_of_host->place()) {
             copy(params_[i].tensor, shared);
         }
         params_[i].tensor = shared;
     }
-    host_copy_->meet("shared parameters");
+    copy_of_host->meet("shared parameters");
+    shared_ = std::make_shared<SharedStep>(reducer_, copy_of_host, stepping_);
 }
 
 int64_t Ddp::shared_step() const {
-    if (!host_copy_) {
+    if (!shared_) {
         throw Error(Code::invalid_state, "a model without share_params: each rank has its own parameters");
     }
     if (!failed_) check_idle("the step of the shared copy is not known");
-    return host_copy_->step();
+    return shared_->copy()->step();
 }
 
 }  // namespace tsr

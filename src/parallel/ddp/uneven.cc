@@ -10,11 +10,11 @@
 namespace tsr {
 
 void Ddp::shadow_step() {
-    begin_ = Clock::now();
-    begun_ = true;
+    step_.begin = Clock::now();
+    step_.begun = true;
     reducer_->zero_memory();
     std::fill(has_grad_.begin(), has_grad_.end(), char{0});
-    for (; launched_ < buckets_.size(); ++launched_) launch(launched_, Part::shadow);
+    for (; step_.launched < buckets_.size(); ++step_.launched) launch(step_.launched, Part::shadow);
     launch_used();
     launch_order();
     await_works();
