@@ -295,12 +295,12 @@ void Group::Relatives::add(const Group* group, std::vector<int> numbers) {
 
 void Group::Relatives::remove(const Group* group) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(members_, [&](const Member& member) { return member.group == group; });
+    std::erase_if(members_, [&](const Relative& member) { return member.group == group; });
 }
 
 std::vector<int> Group::Relatives::numbers_of(const Group* group) const {
     const std::lock_guard lock(mutex_);
-    const auto found = std::ranges::find(members_, group, &Member::group);
+    const auto found = std::ranges::find(members_, group, &Relative::group);
     return found != members_.end() ? found->numbers : std::vector<int>{};
 }
 
@@ -308,7 +308,7 @@ std::string Group::Relatives::doing(const Group* group, int late) const {
     const std::vector<int> own = numbers_of(group);
     const int number = own.empty() ? late : own[static_cast<size_t>(late)];
     const std::lock_guard lock(mutex_);
-    for (const Member& member : members_) {
+    for (const Relative& member : members_) {
         if (member.group == group) continue;
         int there = number;
         if (!member.numbers.empty()) {

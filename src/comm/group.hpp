@@ -131,12 +131,12 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
         [[nodiscard]] std::string doing(const Group* group, int late) const;
 
        private:
-        struct Member {
+        struct Relative {
             const Group* group;
             std::vector<int> numbers;
         };
         mutable std::mutex mutex_;  // guards what follows; who holds it keeps its groups from going away
-        std::vector<Member> members_;
+        std::vector<Relative> members_;
     };
     // A request or a job.
     struct Task {

@@ -147,7 +147,7 @@ bool Agent::open_events() {
 
 int Agent::run_rounds() {
     for (const Program& program : options_.programs) (void)find_executable(program.command.front());
-    std::vector<Member> members = first_round(options_);
+    std::vector<RankIdentity> members = first_round(options_);
     for (;; ++round_) {
         const Outcome outcome = run_round(members);
         if (guardian_died_) return 128 + SIGKILL;
@@ -189,7 +189,7 @@ int Agent::run_rounds() {
     }
 }
 
-Agent::Outcome Agent::run_round(const std::vector<Member>& members) {
+Agent::Outcome Agent::run_round(const std::vector<RankIdentity>& members) {
     stage_ = Stage::running;
     page_.begin_round();
     workers_.clear();
@@ -220,7 +220,7 @@ StoreOptions Agent::store_options() const {
     return store;
 }
 
-void Agent::start_workers(const std::vector<Member>& members) {
+void Agent::start_workers(const std::vector<RankIdentity>& members) {
     round_directory_ = made_directory(error_directory_, round_name(round_));
     if (!options_.trace_directory.empty()) (void)made_directory(options_.trace_directory, round_name(round_));
     workers_.reserve(members.size());
@@ -231,7 +231,7 @@ std::string Agent::trace_directory() const {
     return fmt::format("{}/{}", options_.trace_directory, round_name(round_));
 }
 
-void Agent::start_worker(int rank, const std::vector<Member>& members) {
+void Agent::start_worker(int rank, const std::vector<RankIdentity>& members) {
     Worker worker;
     worker.member = members[static_cast<size_t>(rank)];
     const Program& program = options_.programs[static_cast<size_t>(worker.member.program)];
@@ -274,7 +274,7 @@ void Agent::start_worker(int rank, const std::vector<Member>& members) {
     workers_.push_back(std::move(worker));
 }
 
-std::vector<std::string> Agent::environment_of(int rank, const std::vector<Member>& members,
+std::vector<std::string> Agent::environment_of(int rank, const std::vector<RankIdentity>& members,
                                                const Worker& worker) const {
     const auto world = static_cast<int64_t>(members.size());
     Variables v;

@@ -37,7 +37,7 @@ class Agent {
 
    private:
     struct Worker {
-        Member member;
+        RankIdentity member;
         pid_t pid = 0;
         std::optional<RankEnd> end;      // once it has ended
         std::optional<int> ending_turn;  // it was exiting by then, before the agent ended the ranks
@@ -64,12 +64,12 @@ class Agent {
 
     [[nodiscard]] bool open_events();
     [[nodiscard]] int run_rounds();
-    [[nodiscard]] Outcome run_round(const std::vector<Member>& members);
+    [[nodiscard]] Outcome run_round(const std::vector<RankIdentity>& members);
     [[nodiscard]] StoreOptions store_options() const;
-    void start_workers(const std::vector<Member>& members);
+    void start_workers(const std::vector<RankIdentity>& members);
     [[nodiscard]] std::string trace_directory() const;  // of this round
-    void start_worker(int rank, const std::vector<Member>& members);
-    [[nodiscard]] std::vector<std::string> environment_of(int rank, const std::vector<Member>& members,
+    void start_worker(int rank, const std::vector<RankIdentity>& members);
+    [[nodiscard]] std::vector<std::string> environment_of(int rank, const std::vector<RankIdentity>& members,
                                                           const Worker& worker) const;
     void turn();
     void take_signals();

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int max_ranks = 4096;
 
-std::vector<int> ranks_left(const std::vector<Member>& members, const std::vector<int>& lost) {
+std::vector<int> ranks_left(const std::vector<RankIdentity>& members, const std::vector<int>& lost) {
     std::vector<int> left;
     for (int rank = 0; rank < static_cast<int>(members.size()); ++rank) {
         if (std::ranges::find(lost, rank) == lost.end()) left.push_back(rank);
@@ -50,17 +50,17 @@ void RunOptions::check() const {
     if (max_restarts < 0) throw wrong(fmt::format("{} restarts; write 0 or more", max_restarts));
 }
 
-std::vector<Member> first_round(const RunOptions& options) {
-    std::vector<Member> members;
+std::vector<RankIdentity> first_round(const RunOptions& options) {
+    std::vector<RankIdentity> members;
     for (size_t p = 0; p < options.programs.size(); ++p) {
         for (int i = 0; i < options.programs[p].ranks; ++i) members.push_back({static_cast<int>(p), i});
     }
     return members;
 }
 
-std::optional<NextRound> next_round(const RunOptions& options, const std::vector<Member>& members,
+std::optional<NextRound> next_round(const RunOptions& options, const std::vector<RankIdentity>& members,
                                     const std::vector<int>& lost, int restarts_left) {
-    std::vector<Member> left;
+    std::vector<RankIdentity> left;
     for (const int rank : ranks_left(members, lost)) left.push_back(members[static_cast<size_t>(rank)]);
     const int least = options.min_ranks == 0 ? options.ranks() : options.min_ranks;
     const bool enough = !left.empty() && static_cast<int>(left.size()) >= least;
@@ -90,7 +90,7 @@ std::string rank_spans(std::vector<int> ranks) {
     return text;
 }
 
-std::string why_no_round(const RunOptions& options, const std::vector<Member>& members, const std::vector<int>& lost,
+std::string why_no_round(const RunOptions& options, const std::vector<RankIdentity>& members, const std::vector<int>& lost,
                          int restarts) {
     std::string why;
     if (options.max_restarts > 0) {

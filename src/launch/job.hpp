@@ -46,29 +46,29 @@ struct RunOptions {
 };
 
 // A rank's identity through the rounds; its number is its index in the round.
-struct Member {
+struct RankIdentity {
     int program = 0;
     int instance = 0;  // of that program
-    friend bool operator==(const Member&, const Member&) = default;
+    friend bool operator==(const RankIdentity&, const RankIdentity&) = default;
 };
 
-[[nodiscard]] std::vector<Member> first_round(const RunOptions& options);
+[[nodiscard]] std::vector<RankIdentity> first_round(const RunOptions& options);
 
 struct NextRound {
-    std::vector<Member> members;
+    std::vector<RankIdentity> members;
     bool uses_restart = false;
 };
 
 // What follows a round in which the members at the indices `lost` failed: the same ranks again while restarts are left,
 // or those that are left while they are enough; which of the two is tried first is `on_loss`. nullopt: the job fails.
-[[nodiscard]] std::optional<NextRound> next_round(const RunOptions& options, const std::vector<Member>& members,
+[[nodiscard]] std::optional<NextRound> next_round(const RunOptions& options, const std::vector<RankIdentity>& members,
                                                   const std::vector<int>& lost, int restarts_left);
 
 // "rank 4", "ranks 1-3 and 5"
 [[nodiscard]] std::string rank_spans(std::vector<int> ranks);
 
 // Why next_round() gave none after `restarts` restarts, for people; empty where none was to be expected.
-[[nodiscard]] std::string why_no_round(const RunOptions& options, const std::vector<Member>& members,
+[[nodiscard]] std::string why_no_round(const RunOptions& options, const std::vector<RankIdentity>& members,
                                        const std::vector<int>& lost, int restarts);
 
 }  // namespace tsr

@@ -44,18 +44,18 @@ Digest sha256(std::string_view text) {
 }
 
 // Messages are written and read field by field, little-endian.
-class Writer {
+class MessageWriter {
    public:
-    Writer& bytes(std::string_view part) {
+    MessageWriter& bytes(std::string_view part) {
         text_ += part;
         return *this;
     }
-    Writer& digest(const Digest& part) {
+    MessageWriter& digest(const Digest& part) {
         text_.append(reinterpret_cast<const char*>(part.data()), part.size());
         return *this;
     }
     template <class T>
-    Writer& number(T value) {
+    MessageWriter& number(T value) {
         for (size_t i = 0; i < sizeof(T); ++i) text_ += static_cast<char>(static_cast<uint64_t>(value) >> (8 * i));
         return *this;
     }
@@ -100,7 +100,7 @@ struct Transcript {
 
 Digest mac_of(const Party& party, Role role, const Transcript& transcript) {
     if (party.insecure) return {};
-    Writer text;
+    MessageWriter text;
     text.bytes("tessera store handshake\n")
         .number(protocol_version)
         .bytes(algorithm)
@@ -153,7 +153,7 @@ std::string Server::answer(std::string_view hello) {
     const Digest mac = refused_ ? Digest{}
                                 : mac_of(party_, Role::server,
                                          {client_job_, client_epoch_, party_.epoch, client_nonce_, server_nonce_});
-    return Writer()
+    return MessageWriter()
         .bytes(magic)
         .number(protocol_version)
         .number(static_cast<uint8_t>(mode_of(party_)))
@@ -178,7 +178,7 @@ Client::Client(const Party& party, std::string address) : party_(party), address
 }
 
 std::string Client::hello() const {
-    return Writer()
+    return MessageWriter()
         .bytes(magic)
         .number(protocol_version)
         .number(static_cast<uint16_t>(mode_of(party_)))
@@ -221,7 +221,7 @@ std::string Client::prove(std::string_view answer) {
                                                   "took its own from {}: is this the address of another job?",
                                                   address_, party_.token_source));
     }
-    return Writer().digest(mac_of(party_, Role::client, transcript)).text();
+    return MessageWriter().digest(mac_of(party_, Role::client, transcript)).text();
 }
 
 void Client::accept(std::string_view verdict) const {

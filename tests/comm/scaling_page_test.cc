@@ -36,22 +36,22 @@ std::string row(const std::string& head, Figure&& figure) {
 }
 
 TEST(ScalingPage, TellsTheSharedMemoryOfAHost) {
-    using shm::Plan;
+    using shm::SegmentPlan;
     const std::string text = page();
     for (const std::string& line :
          {row("ranks of the host", [](size_t p) { return std::to_string(p); }),
-          row("slots of a staging area", [](size_t p) { return std::to_string(Plan(p).slots); }),
+          row("slots of a staging area", [](size_t p) { return std::to_string(SegmentPlan(p).slots); }),
           row("staging and pages of the ranks",
-              [](size_t p) { return in_mib(Plan(p).channel(0, 0) - Plan(p).rank_page(0)); }),
-          row("channels", [](size_t p) { return in_mib(Plan(p).total() - Plan(p).channel(0, 0)); }),
-          row("together", [](size_t p) { return in_mib(Plan(p).total()); })}) {
+              [](size_t p) { return in_mib(SegmentPlan(p).channel(0, 0) - SegmentPlan(p).rank_page(0)); }),
+          row("channels", [](size_t p) { return in_mib(SegmentPlan(p).total() - SegmentPlan(p).channel(0, 0)); }),
+          row("together", [](size_t p) { return in_mib(SegmentPlan(p).total()); })}) {
         EXPECT_NE(text.find(line), std::string::npos) << "docs/SCALING.md should have this line:\n" << line;
     }
 }
 
 TEST(ScalingPage, TellsWhatARankKeeps) {
     const std::string text = page();
-    const std::string shared = in_mib(shm::Plan(8).total());
+    const std::string shared = in_mib(shm::SegmentPlan(8).total());
     const auto notices = [](size_t ranks) { return in_mib(3 * sizeof(gloo_transport::Notice) * (ranks - 1)); };
     for (const std::string& line : {fmt::format("| p^2 | {} | {} |\n", shared, shared),
                                     fmt::format("| notices, three of {} bytes for each peer | N | {} | {} |\n",

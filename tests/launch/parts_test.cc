@@ -46,7 +46,7 @@ TEST(NextRound, RestartKeepsTheSizeWhileRestartsLastThenShrinks) {
     const auto fewer = next_round(options, members, {1}, 0);
     ASSERT_TRUE(fewer);
     EXPECT_FALSE(fewer->uses_restart);
-    EXPECT_EQ(fewer->members, (std::vector<Member>{{0, 0}, {0, 2}, {1, 0}}));
+    EXPECT_EQ(fewer->members, (std::vector<RankIdentity>{{0, 0}, {0, 2}, {1, 0}}));
 }
 
 TEST(NextRound, ShrinkComesFirstWhereAskedAndEndsAtTheLeast) {
@@ -54,7 +54,7 @@ TEST(NextRound, ShrinkComesFirstWhereAskedAndEndsAtTheLeast) {
     const auto members = first_round(options);
     const auto fewer = next_round(options, members, {3}, 5);
     ASSERT_TRUE(fewer);
-    EXPECT_EQ(fewer->members, (std::vector<Member>{{0, 0}, {0, 1}, {0, 2}}));
+    EXPECT_EQ(fewer->members, (std::vector<RankIdentity>{{0, 0}, {0, 1}, {0, 2}}));
     const auto again = next_round(options, fewer->members, {0}, 1);
     ASSERT_TRUE(again) << "too few are left, but a restart is";
     EXPECT_TRUE(again->uses_restart);

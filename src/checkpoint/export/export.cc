@@ -145,14 +145,14 @@ std::shared_ptr<Communicator> split_for_export(Communicator& comm, milliseconds 
 
 Exported export_checkpoint(const Checkpoint& source, Peers& peers, const std::string& directory,
                            const ExportOptions& options, FileSystem& files) {
-    struct Record {
+    struct Ballot {
         Digest digest;
         std::array<char, 8> tag;
     };
     Exported exported;
     ExportSelection selection;
     std::unique_ptr<Draft> draft;
-    Record record{};
+    Ballot record{};
     const auto vote = [&](const std::optional<Error>& error) {
         if (const auto agreed = peers.vote(error)) throw Error(agreed->with_operation("export"));
     };
@@ -163,7 +163,7 @@ Exported export_checkpoint(const Checkpoint& source, Peers& peers, const std::st
         draft = std::make_unique<Draft>(files, directory);
         std::copy_n(draft->tag().begin(), record.tag.size(), record.tag.begin());
     });
-    std::vector<Record> records;
+    std::vector<Ballot> records;
     if (const auto agreed = peers.vote(prepared, record, records)) throw Error(agreed->with_operation("export"));
     for (size_t rank = 1; rank < records.size(); ++rank) {
         if (records[rank].digest == records[0].digest) continue;

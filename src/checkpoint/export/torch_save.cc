@@ -14,7 +14,7 @@ std::string object_of(const ExportSelection& selection) {
     std::map<std::string_view, size_t> storages;
     for (size_t i = 0; i < selection.entries.size(); ++i) storages.emplace(selection.entries[i].name, i);
     for (const auto& [name, target] : selection.tied) storages.emplace(name, storages.at(target));
-    pickle::Writer out;
+    pickle::PickleWriter out;
     out.empty_dict();
     out.mark();
     for (const auto& [name, storage] : storages) {

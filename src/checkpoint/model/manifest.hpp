@@ -64,7 +64,7 @@ struct SavedTensor {
 // By name. Tensors that differ in name alone may share one.
 using SavedTensors = std::map<std::string, std::shared_ptr<const SavedTensor>, std::less<>>;
 
-struct Writer {
+struct WrittenBy {
     std::string library;
     std::string language;
     std::string version;
@@ -78,7 +78,7 @@ struct Manifest {
     int64_t step = 0;       // -1: the format does not tell
     std::string save_id;    // a UUID
     std::string committed;  // UTC, ISO 8601
-    Writer writer;
+    WrittenBy writer;
     int world_size = 1;
     std::vector<SavedFile> files;
     SavedTensors tensors;

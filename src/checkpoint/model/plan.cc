@@ -113,7 +113,7 @@ struct KindPlan {
     std::map<std::pair<int, int>, size_t> alike;  // by split and first replica: those in the plan
 };
 
-struct Member {
+struct Placed {
     const Entries::Entry* entry;
     KindPlan* kind;
     int split = 1;
@@ -126,7 +126,7 @@ struct Group {
     int replicas;
     int my_shard;
     int my_replica;
-    std::vector<Member*> members;                                 // where there is a choice
+    std::vector<Placed*> members;                                 // where there is a choice
     std::map<std::pair<int, int>, std::vector<FileRun>> writers;  // by split and first replica: the pieces' ranks
 };
 
@@ -134,10 +134,10 @@ void choose_owners(Group& group, const PlanOptions& options) {
     const int replicas = group.replicas;
     if (replicas == 1) return;
     Loads loads(replicas);
-    std::vector<Member*> large;
-    std::vector<Member*> small;
+    std::vector<Placed*> large;
+    std::vector<Placed*> small;
     int64_t small_bytes = 0;
-    for (Member* member : group.members) {
+    for (Placed* member : group.members) {
         const KindPlan& kind = *member->kind;
         const int64_t rows = kind.largest_bytes >= options.split_bytes ? row_count(kind.largest) : 1;
         if (rows > 1) {
@@ -150,7 +150,7 @@ void choose_owners(Group& group, const PlanOptions& options) {
     }
     std::stable_sort(large.begin(), large.end(),
                      [](const auto* a, const auto* b) { return a->kind->largest_bytes > b->kind->largest_bytes; });
-    for (Member* member : large) {
+    for (Placed* member : large) {
         member->first_replica = loads.least();
         const auto itemsize = static_cast<int64_t>(size_of(member->entry->tensor->kind->dtype));
         for (int block = 0; block < member->split; ++block) {
@@ -223,13 +223,13 @@ class Planner {
                 ++alias;
                 continue;
             }
-            Member& member = members_.emplace_back(Member{&entry, &kinds_[entry.kind]});
+            Placed& member = members_.emplace_back(Placed{&entry, &kinds_[entry.kind]});
             Group* group = member.kind->group;
             if (group != nullptr && group->replicas > 1) group->members.push_back(&member);
         }
         for (Group& group : groups_) choose_owners(group, options_);
         // In order of names, which is how pieces are ordered that are equal otherwise.
-        for (Member& member : members_) {
+        for (Placed& member : members_) {
             if (member.kind->group != nullptr) {
                 add_regular(member);
             } else {
@@ -270,13 +270,13 @@ class Planner {
         return plan;
     }
 
-    void write_piece(size_t file, const Member& member, SharedBox box, const std::byte* data) {
+    void write_piece(size_t file, const Placed& member, SharedBox box, const std::byte* data) {
         if (plan_.files.size() <= file) plan_.files.resize(file + 1);
         if (plan_.files[file].capacity() == 0 && file == 0) plan_.files[file].reserve(members_.size());
         plan_.files[file].push_back({*member.entry->name, member.entry->tensor->kind->dtype, std::move(box), data});
     }
 
-    void add_regular(const Member& member) {
+    void add_regular(const Placed& member) {
         const KindPlan& kind = *member.kind;
         const Group& group = *kind.group;
         const TensorKind& tensor = *member.entry->tensor->kind;
@@ -314,7 +314,7 @@ class Planner {
     }
 
     // Whatever the shape: so it costs once what the ranks are, not once a tensor.
-    const std::vector<FileRun>& writers_of(const Member& member) {
+    const std::vector<FileRun>& writers_of(const Placed& member) {
         Group& group = *member.kind->group;
         const auto [at, is_new] = group.writers.try_emplace({member.split, member.first_replica});
         if (!is_new) return at->second;
@@ -327,7 +327,7 @@ class Planner {
         return at->second = runs_of(ranks);
     }
 
-    void add_explicit(const Member& member) {
+    void add_explicit(const Placed& member) {
         const TensorKind& tensor = *member.entry->tensor->kind;
         const Layout& layout = *tensor.layout;
         const auto itemsize = static_cast<int64_t>(size_of(tensor.dtype));
@@ -387,7 +387,7 @@ class Planner {
     PlanOptions options_;
     std::vector<Group> groups_;    // one a layout; kinds point to them,
     std::vector<KindPlan> kinds_;  // and members to kinds
-    std::vector<Member> members_;
+    std::vector<Placed> members_;
     std::vector<int64_t> loads_;  // of explicit tensors, by rank
     SavePlan plan_;
 };

@@ -34,14 +34,14 @@ void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& op
                     PlanCache& plans, SaveJob& job, const State& state) {
     Values values;
     auto error = attempt([&] { values = state.collect(); });
-    struct Record {
+    struct Ballot {
         Digest structure;
         Digest aliases;
         int64_t step;
         std::array<char, 36> save_id;
         int32_t has_private_values;
     };
-    Record record{};
+    Ballot record{};
     std::shared_ptr<const StatePlan> planned;
     Values own;
     if (!error) {
@@ -68,7 +68,7 @@ void agree_on_state(Peers& peers, const std::string& root, const PlanOptions& op
             std::copy_n(uuid.begin(), record.save_id.size(), record.save_id.begin());
         });
     }
-    std::vector<Record> records;
+    std::vector<Ballot> records;
     if (const auto agreed = peers.vote(error, record, records)) throw Error(agreed->with_operation("save"));
 
     // Every rank sees the same records, so all take the same turn here.

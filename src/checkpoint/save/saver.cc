@@ -58,20 +58,20 @@ Saver::Saver(const std::shared_ptr<Communicator>& comm, std::string root, SaverO
             if (!silent_) tell(phase, done, total);
         };
     }
-    struct Record {
+    struct Ballot {
         Digest root;
         Digest host;
         int32_t when_busy;
         int32_t format;
         int32_t check_replicas;
     };
-    std::vector<Record> records;
-    const Record record{digest_of(root_), digest_of(host_id()), static_cast<int32_t>(options_.when_busy),
+    std::vector<Ballot> records;
+    const Ballot record{digest_of(root_), digest_of(host_id()), static_cast<int32_t>(options_.when_busy),
                         static_cast<int32_t>(options_.format), static_cast<int32_t>(options_.check_replicas)};
     auto agreed = peers_.vote(error, record, records);
     if (agreed) throw Error(*agreed);
     ranks_here_ = static_cast<uint64_t>(
-        std::count_if(records.begin(), records.end(), [&](const Record& other) { return other.host == record.host; }));
+        std::count_if(records.begin(), records.end(), [&](const Ballot& other) { return other.host == record.host; }));
     for (size_t rank = 1; rank < records.size(); ++rank) {
         if (records[rank].root != records[0].root) {
             const std::vector<std::string> roots = peers_.gather(root_);
@@ -175,7 +175,7 @@ void Saver::save(int64_t step, State& state) {
 // first, since all have to do the same.
 void Saver::admit() {
     if (options_.when_busy == WhenBusy::wait) return finish_former();
-    struct Record {
+    struct Ballot {
         uint64_t ended;
         int32_t idle;
         int32_t withdrawn;
@@ -183,10 +183,10 @@ void Saver::admit() {
     Peers& peers = caller_peers();
     const bool idle = queue_->idle();
     auto withdrawn = options_.when_busy == WhenBusy::replace ? queue_->withdraw() : nullptr;
-    std::vector<Record> records;
+    std::vector<Ballot> records;
     std::optional<Error> error;
     try {
-        error = peers.vote(std::nullopt, Record{queue_->ended(), idle ? 1 : 0, withdrawn ? 1 : 0}, records);
+        error = peers.vote(std::nullopt, Ballot{queue_->ended(), idle ? 1 : 0, withdrawn ? 1 : 0}, records);
     } catch (...) {
         queue_->put_back(std::move(withdrawn));
         throw;
@@ -194,7 +194,7 @@ void Saver::admit() {
     bool all_idle = true;
     bool all_withdrew = true;
     uint64_t ended = UINT64_MAX;
-    for (const Record& record : records) {
+    for (const Ballot& record : records) {
         all_idle = all_idle && record.idle != 0;
         all_withdrew = all_withdrew && record.withdrawn != 0;
         ended = std::min(ended, record.ended);

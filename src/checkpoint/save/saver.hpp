@@ -57,7 +57,7 @@ struct SaverOptions {
     StagingPool::FreeMemory free_memory = available_memory;  // of this host, for all ranks on it
     int64_t write_bytes_per_s = 0;                           // of this rank; 0: no limit
     ProgressFn progress;  // WRITE and COMMIT of a save in the background: on its thread; all else: on the caller's
-    Writer writer;
+    WrittenBy writer;
     FileSystem* files = nullptr;  // nullptr: the operating system's
     LeaseTimes lease;
     PlanOptions plan;

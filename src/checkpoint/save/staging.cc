@@ -220,7 +220,7 @@ void Staging::stage_chunk(size_t index) {
         slot->prefault(chunk.end - chunk.begin);
         stamp(*slot, index);
     }
-    if (chunk.late_bytes < chunk.end - chunk.begin) copy(chunk, Part::at_once, slot->memory.data());
+    if (chunk.late_bytes < chunk.end - chunk.begin) copy(chunk, When::at_once, slot->memory.data());
     StagingPool::SlotPtr unwanted;  // if nobody reads any more
     {
         const std::lock_guard lock(mutex_);
@@ -273,7 +273,7 @@ void Staging::copy_late_chunk(size_t index) noexcept {
         ++copying_;
     }
     slot->prefault(chunk.end - chunk.begin);
-    copy(chunk, Part::late, slot->memory.data());
+    copy(chunk, When::late, slot->memory.data());
     stamp(*slot, index);
     bool was_last = false;
     std::optional<Error> error;
@@ -293,10 +293,10 @@ void Staging::copy_late_chunk(size_t index) noexcept {
     staged_->finish(error);
 }
 
-void Staging::copy(const Chunk& chunk, Part part, std::byte* to) const {
-    const bool all = chunk.late_bytes == (part == Part::late ? chunk.end - chunk.begin : 0);
+void Staging::copy(const Chunk& chunk, When when, std::byte* to) const {
+    const bool all = chunk.late_bytes == (when == When::late ? chunk.end - chunk.begin : 0);
     files_[chunk.file].for_each_run(chunk.begin, chunk.end, [&](Memory run) {
-        if (all || is_owned(run) == (part == Part::late)) stream_copy(to, run.data(), run.size());
+        if (all || is_owned(run) == (when == When::late)) stream_copy(to, run.data(), run.size());
         to += run.size();
     });
 }

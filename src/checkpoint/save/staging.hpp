@@ -99,7 +99,7 @@ class Staging final : public LateCopy, public std::enable_shared_from_this<Stagi
 
    private:
     class Source;
-    enum class Part { at_once, late };
+    enum class When { at_once, late };
     struct Chunk {
         size_t file = 0;
         int64_t begin = 0;
@@ -120,7 +120,7 @@ class Staging final : public LateCopy, public std::enable_shared_from_this<Stagi
     void find_late();
     void stage_chunk(size_t index);
     void copy_late_chunk(size_t index) noexcept;
-    void copy(const Chunk& chunk, Part part, std::byte* to) const;
+    void copy(const Chunk& chunk, When when, std::byte* to) const;
     void stamp(StagingPool::Slot& slot, size_t index) const;
     void leave_barriers() noexcept;
     StagingPool::SlotPtr wait_for_slot();

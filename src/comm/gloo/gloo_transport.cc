@@ -38,8 +38,8 @@ const std::byte* bytes_of(const T& value) {
     return reinterpret_cast<const std::byte*>(&value);
 }
 
-std::vector<Member> each_for_itself(const std::vector<Peer>& peers) {
-    std::vector<Member> members;
+std::vector<Participant> each_for_itself(const std::vector<Peer>& peers) {
+    std::vector<Participant> members;
     for (const Peer& peer : peers) members.push_back({peer.rank, {peer.rank}});
     return members;
 }
@@ -109,7 +109,7 @@ void GlooTransport::find_other_hosts() {
 }
 
 GlooTransport::Call GlooTransport::call_of(const Request& request, const Operation& operation, uint64_t sequence,
-                                           milliseconds timeout, std::span<const Member> members, int place) {
+                                           milliseconds timeout, std::span<const Participant> members, int place) {
     return {request, operation, sequence, Deadline::in(timeout), timeout, members, place};
 }
 
@@ -386,7 +386,7 @@ void GlooTransport::throw_timeout(const Call& call, std::vector<int> ranks, bool
     };
     if (entered && std::ranges::none_of(ranks, is_stopped)) {
         // The rank that this one waits for may itself wait for one that is stopped.
-        const auto stopped = std::ranges::find_if(call.members, is_stopped, &Member::rank);
+        const auto stopped = std::ranges::find_if(call.members, is_stopped, &Participant::rank);
         if (stopped != call.members.end()) ranks = {stopped->rank};
     }
     std::vector<Late> late;
@@ -403,7 +403,7 @@ void GlooTransport::throw_timeout(const Call& call, std::vector<int> ranks, bool
 
 void GlooTransport::compare_fingerprints(const Call& call) const {
     std::vector<Said> said;
-    for (const Member& member : call.members) {
+    for (const Participant& member : call.members) {
         const Notice& notice = member.rank == rank_ ? outgoing_ : entered_[static_cast<size_t>(member.rank)];
         said.push_back({notice.operation, member.speaks_for});
     }

@@ -29,7 +29,7 @@ namespace tsr::gloo_transport {
 
 // Who takes part in a collective: a rank and those that it speaks for, itself first. It speaks for more than itself where
 // one rank of each host takes part (hierarchical/).
-struct Member {
+struct Participant {
     int rank = 0;
     std::vector<int> speaks_for;
 };
@@ -43,7 +43,7 @@ class GlooTransport final : public Transport {
         uint64_t sequence;
         Deadline deadline;
         milliseconds timeout;
-        std::span<const Member> members;
+        std::span<const Participant> members;
         int place = 0;  // of this rank among them
 
         [[nodiscard]] int size() const { return static_cast<int>(members.size()); }
@@ -70,9 +70,9 @@ class GlooTransport final : public Transport {
     [[nodiscard]] std::vector<int> departed() const override;
 
     // --- for the hierarchical transport, whose collectives consist of steps of this one's, among some of the ranks
-    [[nodiscard]] std::span<const Member> everybody() const { return everybody_; }
+    [[nodiscard]] std::span<const Participant> everybody() const { return everybody_; }
     [[nodiscard]] static Call call_of(const Request& request, const Operation& operation, uint64_t sequence,
-                                      milliseconds timeout, std::span<const Member> members, int place);
+                                      milliseconds timeout, std::span<const Participant> members, int place);
     // Returns when every member has entered the same collective; `payload` is told to all.
     void enter(Call& call, std::span<const std::byte> payload);
     [[nodiscard]] const std::byte* payload_of(const Call& call, int at) const;
@@ -179,7 +179,7 @@ class GlooTransport final : public Transport {
 
     int rank_;
     std::vector<Peer> peers_;
-    std::vector<Member> everybody_;
+    std::vector<Participant> everybody_;
     std::function<void(const std::string& headline)> watch_others_;
     std::function<std::string(int rank)> elsewhere_;
     std::string group_name_;

@@ -24,11 +24,11 @@ constexpr milliseconds look_pause{50};  // between two looks at what is not wait
 constexpr milliseconds mixed_turn{1};   // for messages on both ways at once
 constexpr int32_t internal_tag = -1;    // of messages that are a step of a collective: no program's
 
-std::vector<Member> hosts_of(const std::vector<Peer>& peers) {
-    std::vector<Member> hosts;
+std::vector<Participant> hosts_of(const std::vector<Peer>& peers) {
+    std::vector<Participant> hosts;
     for (const Peer& peer : peers) {
         const auto host = std::ranges::find_if(
-            hosts, [&](const Member& h) { return peers[static_cast<size_t>(h.rank)].same_host(peer); });
+            hosts, [&](const Participant& h) { return peers[static_cast<size_t>(h.rank)].same_host(peer); });
         if (host == hosts.end()) {
             hosts.push_back({peer.rank, {peer.rank}});
         } else {

@@ -29,7 +29,7 @@ namespace tsr::hierarchical {
 
 using gloo_transport::Exchange;
 using gloo_transport::GlooTransport;
-using gloo_transport::Member;
+using gloo_transport::Participant;
 
 class HierarchicalTransport final : public Transport {
    public:
@@ -107,7 +107,7 @@ class HierarchicalTransport final : public Transport {
 
     const int rank_;
     std::vector<size_t> host_of_;  // by rank: which of hosts_
-    std::vector<Member> hosts_;    // their leaders, in order
+    std::vector<Participant> hosts_;    // their leaders, in order
     size_t own_host_ = 0;
     std::unique_ptr<GlooTransport> wide_;       // of all ranks
     std::unique_ptr<shm::ShmTransport> local_;  // of this host's

@@ -99,14 +99,14 @@ inline constexpr size_t segment_size = size_t{64} << 10;
 inline constexpr size_t slot_size = 2 * segment_size;  // input and result
 
 // Offsets of the parts, from the number of ranks alone, so that all ranks compute the same.
-struct Plan {
+struct SegmentPlan {
     size_t world_size;
     size_t channel_size;  // bytes of a ring, a power of two
     // Of staging, a power of two, at least two. Two would do: but lines are written faster when the reader's second-level
     // cache, of a megabyte or so, has let go of them.
     size_t slots;
 
-    explicit Plan(size_t ranks)
+    explicit SegmentPlan(size_t ranks)
         : world_size(ranks),
           channel_size(size_t{256} << 10),
           slots(std::bit_floor(std::clamp(64 / ranks, size_t{2}, size_t{32}))) {

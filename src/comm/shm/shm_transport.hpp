@@ -163,7 +163,7 @@ class ShmTransport final : public Transport {
     const size_t rank_;
     const std::vector<Peer> peers_;
     const std::string name_;
-    const Plan plan_;
+    const SegmentPlan plan_;
     PeerWatch watch_;
     std::vector<Link> links_;  // rank 0: to each rank; others: [0] to rank 0. Empty for this rank
     std::shared_ptr<Segment> segment_;

@@ -131,10 +131,10 @@ WorkPtr Ddp::submit(std::function<void()> job) {
 void Ddp::launch_full_buckets() {
     if (!sync_) return;
     for (; step_.launched < buckets_.size() && step_.missing[step_.launched] == 0; ++step_.launched)
-        launch(step_.launched, Part::own);
+        launch(step_.launched, Role::own);
 }
 
-void Ddp::launch(size_t bucket, Part part) {
+void Ddp::launch(size_t bucket, Role role) {
     const BucketView& view = reducer_->buckets()[bucket];
     if (shared_) {
         if (view.ranges.empty()) return;
@@ -144,7 +144,7 @@ void Ddp::launch(size_t bucket, Part part) {
     }
     const bool steps = stepping_->is_on();
     std::vector<size_t> update;  // by the optimizer as soon as the bucket is reduced
-    if (part == Part::own) {
+    if (role == Role::own) {
         for (const size_t i : view.params) {
             if (has_grad_[i] == 0) {
                 set_aside(i);
@@ -240,7 +240,7 @@ void Ddp::wait() {
     step_.wait_begin = Clock::now();
     if (!step_.closed) close_step();
     await_works();
-    finish_step(Part::own);
+    finish_step(Role::own);
 }
 
 void Ddp::await_works() {
@@ -260,13 +260,13 @@ void Ddp::await_works() {
     }
 }
 
-void Ddp::finish_step(Part part) {
+void Ddp::finish_step(Role role) {
     if (shares_used()) {
         globally_used_.assign(reducer_->used().begin(), reducer_->used().end());
     } else if (!options_.static_graph) {
         std::fill(globally_used_.begin(), globally_used_.end(), char{1});
     }
-    if (part == Part::own) {
+    if (role == Role::own) {
         // Backwards: of one that was set aside again, after its bucket could not be launched, the first counts.
         for (auto one = step_.set_aside.rbegin(); one != step_.set_aside.rend(); ++one) {
             const auto& [param, bytes] = *one;

@@ -106,7 +106,7 @@ class Ddp {
 
    private:
     // Of a rank in a step: its own gradients, or zeros beside those of the ranks that have data left.
-    enum class Part { own, shadow };
+    enum class Role { own, shadow };
 
     // --- memory.cc
     void lay_out_gradients();
@@ -123,7 +123,7 @@ class Ddp {
     // --- ddp.cc
     void begin_step();
     void launch_full_buckets();
-    void launch(size_t bucket, Part part);
+    void launch(size_t bucket, Role role);
     [[nodiscard]] bool learns_order() const { return synced_steps_ == 0 && options_.rebuild_buckets; }
     void launch_order();
     void set_aside(size_t param);
@@ -135,7 +135,7 @@ class Ddp {
     }
     [[nodiscard]] WorkPtr submit(std::function<void()> job);
     void close_step();
-    void finish_step(Part part);
+    void finish_step(Role role);
     void await_works();
     void reset_step();
     void take_stats();

@@ -14,11 +14,11 @@ void Ddp::shadow_step() {
     step_.begun = true;
     reducer_->zero_memory();
     std::fill(has_grad_.begin(), has_grad_.end(), char{0});
-    for (; step_.launched < buckets_.size(); ++step_.launched) launch(step_.launched, Part::shadow);
+    for (; step_.launched < buckets_.size(); ++step_.launched) launch(step_.launched, Role::shadow);
     launch_used();
     launch_order();
     await_works();
-    finish_step(Part::shadow);
+    finish_step(Role::shadow);
 }
 
 void Ddp::join(bool sync_params) {

@@ -165,7 +165,7 @@ TEST(Pickle, TypedValuesComeBackAsTheyWere) {
              R"({"~":"bytes","v":"AP+A"})",
              R"({"~":"bytes","v":"/w=="})",
          }) {
-        pickle::Writer writer;
+        pickle::PickleWriter writer;
         writer.typed(parse_value(text, "value"));
         EXPECT_EQ(value_in(writer.finish()).dump(), parse_value(text, "value").dump());
     }
@@ -217,7 +217,7 @@ TEST(Metadata, WhatIsWrittenIsReadAgain) {
 
 // Each look for a field goes through all, and any number of objects may share them.
 TEST(Metadata, AnObjectOfVeryManyFieldsIsRefused) {
-    pickle::Writer writer;
+    pickle::PickleWriter writer;
     writer.global("torch.distributed.checkpoint.metadata", "Metadata");
     writer.empty_tuple();
     writer.new_object();

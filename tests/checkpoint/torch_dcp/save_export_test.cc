@@ -184,7 +184,7 @@ TEST(TorchSave, AValueNestedAsDeepAsAStateTakesItIsRead) {
 // A dict within a file of PyTorch's own whose tensors cannot be named is told, and all else is read.
 TEST(TorchSave, TensorsWithoutANameOfTheirOwnAreTold) {
     const TempDir dir;
-    pickle::Writer out;
+    pickle::PickleWriter out;
     const auto tensor = [&](size_t storage) { put_tensor(out, DType::u8, {1}, storage); };
     out.empty_dict();
     out.mark();
@@ -256,7 +256,7 @@ TEST(TorchSave, RanksWithOtherValuesAreRefused) {
 }
 
 // Leaves holes where zeros are written, and knows of one that is read, so that gigabytes cost neither disk nor page cache.
-std::string model_of(const TempDir& dir, pickle::Writer& object) {
+std::string model_of(const TempDir& dir, pickle::PickleWriter& object) {
     ZipWriter zip(std::string(archive_folder), 0);
     begin_archive(zip, object.finish());
     end_archive(zip);
@@ -269,7 +269,7 @@ std::string model_of(const TempDir& dir, pickle::Writer& object) {
 // A value of ours has each key once; a manifest that told of such a one would be refused.
 TEST(TorchSave, AValueThatNoManifestMayHoldIsUnreadable) {
     const TempDir dir;
-    pickle::Writer object;
+    pickle::PickleWriter object;
     object.empty_dict();
     object.mark();
     object.text("nans");
@@ -292,7 +292,7 @@ TEST(TorchSave, AValueThatNoManifestMayHoldIsUnreadable) {
 // A megabyte that would be half a gigabyte of values.
 TEST(TorchSave, ValuesTakeNoMoreThanAFewTimesTheirFile) {
     const TempDir dir;
-    pickle::Writer object;
+    pickle::PickleWriter object;
     object.empty_dict();
     object.mark();
     object.text("shared");

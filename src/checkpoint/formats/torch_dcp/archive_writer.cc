@@ -11,7 +11,7 @@ namespace tsr {
 
 std::string storage_entry(size_t storage) { return fmt::format("data/{}", storage); }
 
-void put_tensor(pickle::Writer& out, DType dtype, const Dims& shape, size_t storage) {
+void put_tensor(pickle::PickleWriter& out, DType dtype, const Dims& shape, size_t storage) {
     const auto numbers = [&](auto number_of) {
         out.mark();
         for (int d = 0; d < shape.ndim(); ++d) out.integer(number_of(d));

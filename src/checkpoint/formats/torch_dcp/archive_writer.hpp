@@ -16,7 +16,7 @@ inline constexpr std::string_view archive_folder = "archive";
 // The entry that holds the data of a storage.
 [[nodiscard]] std::string storage_entry(size_t storage);
 // A contiguous tensor that is all of a storage.
-void put_tensor(pickle::Writer& out, DType dtype, const Dims& shape, size_t storage);
+void put_tensor(pickle::PickleWriter& out, DType dtype, const Dims& shape, size_t storage);
 // The entries before and behind those of the data.
 void begin_archive(ZipWriter& zip, std::string_view object);
 void end_archive(ZipWriter& zip);

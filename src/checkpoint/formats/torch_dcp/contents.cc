@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t segment_bytes = SharedRanges::most_bytes;  // a multiple of every element's size
 
 // A storage in a file that is read.
-struct Record {
+struct ArchiveEntry {
     const std::string* path = nullptr;
     int file = 0;
     const std::string* name = nullptr;  // of a tensor in it, for messages
@@ -27,10 +27,10 @@ struct Record {
     std::vector<Runs> runs{};
 };
 
-using Records = std::map<std::pair<int, int64_t>, std::unique_ptr<Record>>;  // by file and place
+using Records = std::map<std::pair<int, int64_t>, std::unique_ptr<ArchiveEntry>>;  // by file and place
 
 // What is read of a record: all of it, or what lies near to what is wanted.
-void add_ranges(Record& record, std::vector<ByteRange>& ranges, std::vector<Record*>& owners) {
+void add_ranges(ArchiveEntry& record, std::vector<ByteRange>& ranges, std::vector<ArchiveEntry*>& owners) {
     // To meet the other ranks takes longer than to read a small storage.
     constexpr int64_t least_shared_bytes = int64_t{256} << 10;
     const bool may_be_shared = record.place.bytes >= least_shared_bytes;
@@ -61,7 +61,7 @@ void add_ranges(Record& record, std::vector<ByteRange>& ranges, std::vector<Reco
     }
 }
 
-std::string checksum_failure(const Record& record) {
+std::string checksum_failure(const ArchiveEntry& record) {
     return fmt::format("{}: bytes {} to {} fail their checksum (tensor '{}')", *record.path, record.place.begin,
                        record.place.begin + record.place.bytes, *record.name);
 }
@@ -90,7 +90,7 @@ class RecordReader {
             done(parts[i]);
         };
         work.fill = [&](const ByteRange& blocks, std::byte* slot) -> uint32_t {
-            const Record& record = *records_.at({static_cast<int>(blocks.file), blocks.place});
+            const ArchiveEntry& record = *records_.at({static_cast<int>(blocks.file), blocks.place});
             const int64_t end = std::min(blocks.end, record.place.bytes);
             const std::span<std::byte> data(slot, static_cast<size_t>(end - blocks.begin));
             read_all(*opened.get(record.file), *record.path, data, record.place.begin + blocks.begin);
@@ -106,7 +106,7 @@ class RecordReader {
         work.threads = threads;
         shared_.run(work);
         for (size_t i = 0; i < parts.size();) {
-            const Record& record = *owners_[parts[i].range];
+            const ArchiveEntry& record = *owners_[parts[i].range];
             uint32_t crc = 0;
             for (; i < parts.size() && owners_[parts[i].range] == &record; ++i) {
                 crc = crc32_joined(crc, crcs[i], parts[i].end - parts[i].begin);
@@ -116,7 +116,7 @@ class RecordReader {
     }
 
    private:
-    static std::vector<ByteRange> ranges_of(const Records& records, std::vector<Record*>& owners) {
+    static std::vector<ByteRange> ranges_of(const Records& records, std::vector<ArchiveEntry*>& owners) {
         std::vector<ByteRange> ranges;
         for (const auto& [place, record] : records) add_ranges(*record, ranges, owners);
         return ranges;
@@ -124,7 +124,7 @@ class RecordReader {
 
     // Returns its checksum, if one is asked for.
     uint32_t read(OpenFiles& opened, const SharedRanges::Part& part, AlignedBuffer& buffer) const {
-        const Record& record = *owners_[part.range];
+        const ArchiveEntry& record = *owners_[part.range];
         const auto size = static_cast<size_t>(part.end - part.begin);
         const bool direct = record.runs.size() == 1 && record.runs[0].count() == 1 && !record.runs[0].converts() &&
                             record.runs[0].begin() <= part.begin && record.runs[0].end() >= part.end;
@@ -143,7 +143,7 @@ class RecordReader {
     }
 
     const Records& records_;
-    std::vector<Record*> owners_;  // of the ranges
+    std::vector<ArchiveEntry*> owners_;  // of the ranges
     SharedRanges shared_;
 };
 
@@ -249,7 +249,7 @@ bool TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
             const int file = want.piece->item.file;
             auto& record = records[{file, want.place.begin}];
             if (record != nullptr) continue;
-            record = std::make_unique<Record>(Record{&path_of(file), file, want.wanted->name, want.place});
+            record = std::make_unique<ArchiveEntry>(ArchiveEntry{&path_of(file), file, want.wanted->name, want.place});
             // What is read in parts, as a conversion does, is checked as a whole at the first of them.
             record->is_checked = options.verify == Verify::blocks && !sound_.contains({file, want.place.begin});
         }
@@ -272,7 +272,7 @@ bool TorchContents::read(std::span<const Wanted> wanted, const ReadOptions& opti
     Progress progress(options.progress, Phase::read, reader.size_bytes());
     reader.run(
         opened, options.threads, [&](int64_t bytes) { progress.add(bytes); }, [&] { progress.poll(); },
-        [](const Record& record) { throw Error(Code::corrupt, checksum_failure(record)); });
+        [](const ArchiveEntry& record) { throw Error(Code::corrupt, checksum_failure(record)); });
     {
         const std::lock_guard lock(mutex_);
         for (const auto& [place, record] : records) {
@@ -366,7 +366,7 @@ std::vector<std::string> TorchContents::verify(Depth depth, const ByteProgress& 
                     piece.place = locate(*opened.get(file), name, tensor, piece);
                     auto& record = records[{file, piece.place->begin}];
                     if (record == nullptr) {
-                        record = std::make_unique<Record>(Record{&path_of(file), file, &name, *piece.place, true});
+                        record = std::make_unique<ArchiveEntry>(ArchiveEntry{&path_of(file), file, &name, *piece.place, true});
                     }
                     if (!archive_ || !checked) check_small(piece.item);
                     checked = true;
@@ -381,7 +381,7 @@ std::vector<std::string> TorchContents::verify(Depth depth, const ByteProgress& 
     const RecordReader reader(records, nullptr);
     attempt([&] {
         reader.run(opened, verify_threads, progress, poll,
-                   [&](const Record& record) { faults.push_back(checksum_failure(record)); });
+                   [&](const ArchiveEntry& record) { faults.push_back(checksum_failure(record)); });
     });
     return faults;
 }

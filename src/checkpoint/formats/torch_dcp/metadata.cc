@@ -398,7 +398,7 @@ class Dumper {
         end_object();
     }
 
-    pickle::Writer out_;
+    pickle::PickleWriter out_;
     std::unordered_map<std::string, uint32_t> memo_;
 };
 

@@ -27,11 +27,11 @@ std::string from_base64(const std::string& text) {
 
 }  // namespace
 
-void Writer::number(uint64_t value, int bytes) {
+void PickleWriter::number(uint64_t value, int bytes) {
     for (int i = 0; i < bytes; ++i) text_ += static_cast<char>(value >> (8 * i));
 }
 
-void Writer::integer(int64_t value) {
+void PickleWriter::integer(int64_t value) {
     if (value >= 0 && value < 256) {
         text_ += 'K';
         return number(static_cast<uint64_t>(value), 1);
@@ -44,19 +44,19 @@ void Writer::integer(int64_t value) {
     number(static_cast<uint64_t>(value), 8);
 }
 
-void Writer::real(double value) {
+void PickleWriter::real(double value) {
     text_ += 'G';
     const auto bits = std::bit_cast<uint64_t>(value);
     for (int i = 7; i >= 0; --i) text_ += static_cast<char>(bits >> (8 * i));
 }
 
-void Writer::text(std::string_view value) {
+void PickleWriter::text(std::string_view value) {
     text_ += 'X';
     number(value.size(), 4);
     text_ += value;
 }
 
-void Writer::bytes(std::string_view value) {
+void PickleWriter::bytes(std::string_view value) {
     // Protocol 2 has no bytes; this is how Python writes them in it.
     global("_codecs", "encode");
     std::string characters;
@@ -76,12 +76,12 @@ void Writer::bytes(std::string_view value) {
     reduce();
 }
 
-void Writer::global(std::string_view module, std::string_view name) {
+void PickleWriter::global(std::string_view module, std::string_view name) {
     text_ += 'c';
     text_.append(module).append("\n").append(name).append("\n");
 }
 
-void Writer::big_integer(std::string_view digits) {
+void PickleWriter::big_integer(std::string_view digits) {
     BIGNUM* parsed = nullptr;
     if (BN_dec2bn(&parsed, std::string(digits).c_str()) == 0)
         throw Error(Code::internal, "a value's integer is no number");
@@ -107,7 +107,7 @@ void Writer::big_integer(std::string_view digits) {
     text_ += little;
 }
 
-void Writer::typed(const Json& value) {
+void PickleWriter::typed(const Json& value) {
     const auto add_all = [&](const Json::Array& items) {
         for (const Json& item : items) typed(item);
     };
@@ -151,7 +151,7 @@ void Writer::typed(const Json& value) {
     setitems();
 }
 
-uint32_t Writer::put() {
+uint32_t PickleWriter::put() {
     const uint32_t index = stored_++;
     if (index < 256) {
         text_ += 'q';
@@ -163,7 +163,7 @@ uint32_t Writer::put() {
     return index;
 }
 
-void Writer::get(uint32_t index) {
+void PickleWriter::get(uint32_t index) {
     if (index < 256) {
         text_ += 'h';
         number(index, 1);
@@ -173,7 +173,7 @@ void Writer::get(uint32_t index) {
     }
 }
 
-std::string Writer::finish() {
+std::string PickleWriter::finish() {
     text_ += '.';
     return std::move(text_);
 }

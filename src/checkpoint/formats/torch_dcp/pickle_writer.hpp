@@ -10,9 +10,9 @@
 
 namespace tsr::pickle {
 
-class Writer {
+class PickleWriter {
    public:
-    Writer() : text_("\x80\x02") {}
+    PickleWriter() : text_("\x80\x02") {}
 
     void none() { text_ += 'N'; }
     void boolean(bool value) { text_ += value ? '\x88' : '\x89'; }

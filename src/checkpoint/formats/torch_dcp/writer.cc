@@ -169,13 +169,13 @@ DcpImage make_dcp_image(const std::string& name, const std::vector<Piece>& piece
         return std::pair(offset, zip.size_bytes());
     };
     for (const auto& [value_name, value] : values) {
-        pickle::Writer object;
+        pickle::PickleWriter object;
         object.typed(value);
         const auto [offset, length] = add_archive(object.finish(), nullptr);
         out.values.push_back({value_name, {}, offset, length});
     }
     for (const Piece& piece : pieces) {
-        pickle::Writer object;
+        pickle::PickleWriter object;
         put_tensor(object, piece.dtype, piece.box->sizes, 0);
         const auto [offset, length] = add_archive(object.finish(), &piece);
         out.parts.push_back({std::string(piece.name), *piece.box, offset, length});
