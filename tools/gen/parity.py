@@ -26,7 +26,7 @@ PROOFS = {"Python": f"{PYTHON}/tests/test_parity.py", "Rust": f"{RUST}/tests/eve
 EXCUSES: dict[str, dict[str, str]] = {
     "Python": {
         "tsr_state_add_source": "`State` walks over an object with `state_dict` itself, for there may be arrays in it "
-        "([why](ARCHITECTURE.md#where-this-departs-from-the-design-pages))"
+        "([why](ARCHITECTURE.md#departures-from-the-design-pages))"
     },
     "Java": {},
     "Rust": {},
