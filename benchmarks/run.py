@@ -64,6 +64,9 @@ def main() -> int:
     instructions = commands.add_parser("instructions", help="instructions of the hot paths, beside their baseline")
     instructions.add_argument("--rebase", action="store_true", help="make these the baseline of later runs")
     commands.add_parser("plan", help="what a rank of 1,024 computes for a save and a load of 100,000 tensors")
+    read_path = commands.add_parser("read_path", help="a load of a warm checkpoint beside pread and checksums")
+    read_path.add_argument("--rounds", type=int, default=11)
+    read_path.add_argument("--ranks", type=numbers, default=[1, 2])
     build = commands.add_parser("build", help="cold builds without ccache beside those of another commit")
     build.add_argument("--rounds", type=int, default=1)
     build.add_argument("--beside", default="a5a3189", help="a commit; empty: none")
@@ -142,6 +145,10 @@ def main() -> int:
         import build as build_bench
 
         cases = build_bench.bench(arguments.beside, arguments.rounds)
+    elif arguments.name == "read_path":
+        import read_path as read_bench
+
+        cases = read_bench.bench(arguments.binaries, arguments.rounds, arguments.ranks)
     elif arguments.name == "plan":
         import plan as plan_bench
 

@@ -21,7 +21,6 @@ struct Attachment {
 
 thread_local Attachment attachment;
 
-constexpr size_t descriptor_words = 5;  // before the sizes
 
 }  // namespace
 
@@ -125,19 +124,41 @@ void* struct_of(JNIEnv* env, jobject options, size_t size) {
     return env->GetDirectBufferAddress(buffer);
 }
 
-Tensors::Tensors(JNIEnv* env, jlongArray descriptors) : words_(longs(env, descriptors)) {
-    for (size_t i = 0; i < words_.size();) {
-        const int64_t* word = &words_[i];
-        tsr_tensor tensor{};
-        tensor.data = as<void>(word[0]);
-        tensor.dtype = static_cast<tsr_dtype>(word[1]);
-        tensor.device_type = static_cast<int32_t>(word[2]);
-        tensor.device_index = static_cast<int32_t>(word[3]);
-        tensor.ndim = static_cast<int32_t>(word[4]);
-        tensor.shape = word + descriptor_words;
-        tensors_.push_back(tensor);
-        i += descriptor_words + static_cast<size_t>(tensor.ndim);
+namespace {
+
+// The tensor whose descriptor begins there.
+tsr_tensor tensor_at(const int64_t* word) {
+    tsr_tensor tensor{};
+    tensor.data = as<void>(word[0]);
+    tensor.dtype = static_cast<tsr_dtype>(word[1]);
+    tensor.device_type = static_cast<int32_t>(word[2]);
+    tensor.device_index = static_cast<int32_t>(word[3]);
+    tensor.ndim = static_cast<int32_t>(word[4]);
+    tensor.shape = word + descriptor_words;
+    return tensor;
+}
+
+size_t words_of(const tsr_tensor& tensor) { return descriptor_words + static_cast<size_t>(tensor.ndim); }
+
+}  // namespace
+
+Tensors::Tensors(JNIEnv* env, jlongArray descriptors) {
+    if (descriptors == nullptr) return;
+    const auto count = static_cast<size_t>(env->GetArrayLength(descriptors));
+    if (count > 0 && count <= one_words_.size()) {
+        env->GetLongArrayRegion(descriptors, 0, static_cast<jsize>(count),
+                                reinterpret_cast<jlong*>(one_words_.data()));
+        one_ = tensor_at(one_words_.data());
+        if (words_of(one_) == count) {
+            data_ = &one_;
+            size_ = 1;
+            return;
+        }
     }
+    words_ = longs(env, descriptors);
+    for (size_t i = 0; i < words_.size(); i += words_of(tensors_.back())) tensors_.push_back(tensor_at(&words_[i]));
+    data_ = tensors_.empty() ? nullptr : tensors_.data();
+    size_ = tensors_.size();
 }
 
 jlongArray descriptor_of(JNIEnv* env, const tsr_tensor& tensor) {

@@ -6,6 +6,7 @@
 #include <jni.h>
 #include <tessera/tessera.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -114,18 +115,27 @@ jbyteArray text_of(JNIEnv* env, Get&& get) {
     }
 }
 
+inline constexpr size_t descriptor_words = 5;  // before the sizes
+
 // Tensors out of descriptors laid end to end: address, dtype, device type, device index, ndim, then ndim sizes
 // (dev.tessera.Tensor writes them). A null array is no tensors.
 class Tensors {
    public:
     Tensors(JNIEnv* env, jlongArray descriptors);
-    [[nodiscard]] const tsr_tensor* data() const { return tensors_.empty() ? nullptr : tensors_.data(); }
-    [[nodiscard]] size_t size() const { return tensors_.size(); }
-    [[nodiscard]] const tsr_tensor& operator[](size_t i) const { return tensors_[i]; }
+    Tensors(const Tensors&) = delete;
+    Tensors& operator=(const Tensors&) = delete;
+    [[nodiscard]] const tsr_tensor* data() const { return data_; }
+    [[nodiscard]] size_t size() const { return size_; }
+    [[nodiscard]] const tsr_tensor& operator[](size_t i) const { return data_[i]; }
 
    private:
-    std::vector<int64_t> words_;  // the shapes point into it
+    // Of one tensor, as most calls have it: no allocation. Shapes point into the words.
+    std::array<int64_t, descriptor_words + TSR_MAX_NDIM> one_words_;
+    tsr_tensor one_{};
+    std::vector<int64_t> words_;
     std::vector<tsr_tensor> tensors_;
+    const tsr_tensor* data_ = nullptr;
+    size_t size_ = 0;
 };
 
 // The descriptor of a tensor that the library hands out.

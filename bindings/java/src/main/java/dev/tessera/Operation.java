@@ -15,6 +15,28 @@ final class Operation {
     }
 
     private final Shim shim;
+    private final List<Tensor> memory; // an absent output is null
+
+    private Operation(Shim shim, Tensor... memory) {
+        this(shim, java.util.Arrays.asList(memory));
+    }
+
+    /** The list is not changed by anybody. */
+    private Operation(Shim shim, List<Tensor> memory) {
+        this.shim = shim;
+        this.memory = memory;
+    }
+
+    private static List<Tensor> with(List<Tensor> list, Tensor one) {
+        final List<Tensor> all = new ArrayList<>(list);
+        all.add(one);
+        return all;
+    }
+
+    long issue(long comm, boolean async);
+    }
+
+    private final Shim shim;
     private final List<Tensor> memory = new ArrayList<>();
 
     private Operation(Shim shim, Tensor... memory) {
@@ -93,7 +115,7 @@ final class Operation {
         }
         final long[] in = input.descriptor();
         final long[] out = Tensor.descriptors(own);
-        return new Operation((h, async) -> Native.commAllGatherV(h, in, out, async), own, input);
+        return new Operation((h, async) -> Native.commAllGatherV(h, in, out, async), with(own, input));
     }
 
     static Operation broadcast(List<Tensor> tensors, int root) {
