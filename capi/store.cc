@@ -20,7 +20,7 @@ tsr_store_options default_options() {
     return options;
 }
 
-StoreOptions options_in(const tsr_store_options* from) {
+StoreOptions core_options(const tsr_store_options* from) {
     const tsr_store_options given = options_in(from, default_options(), "options");
     if (given.timeout_ms <= 0) {
         throw Error(Code::invalid_argument, fmt::format("the timeout is {} ms; it must be positive", given.timeout_ms));
@@ -60,7 +60,7 @@ tsr_status tsr_store_options_init(tsr_store_options* options, size_t struct_size
 
 tsr_status tsr_store_serve(const char* host, uint16_t port, const tsr_store_options* options, tsr_store_server** out) {
     return guard(
-        [&] { create(out, [&] { return StoreServer::start(text(host, "host"), port, options_in(options)); }); });
+        [&] { create(out, [&] { return StoreServer::start(text(host, "host"), port, core_options(options)); }); });
 }
 
 tsr_status tsr_store_server_port(const tsr_store_server* server, uint16_t* port) {
@@ -70,7 +70,7 @@ tsr_status tsr_store_server_port(const tsr_store_server* server, uint16_t* port)
 void tsr_store_server_destroy(tsr_store_server* server) { destroy(server); }
 
 tsr_status tsr_store_open(const char* uri, const tsr_store_options* options, tsr_store** out) {
-    return guard([&] { create(out, [&] { return Store::open(text(uri, "uri"), options_in(options)); }); });
+    return guard([&] { create(out, [&] { return Store::open(text(uri, "uri"), core_options(options)); }); });
 }
 
 void tsr_store_destroy(tsr_store* store) { destroy(store); }

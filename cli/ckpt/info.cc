@@ -35,7 +35,7 @@ int show_info(const std::string& path, Output output) {
     if (manifest.step >= 0) line("step", std::to_string(manifest.step));
     line("committed", time_text(manifest.committed));
     if (!manifest.save_id.empty()) line("save id", printable(manifest.save_id));
-    const Writer& writer = manifest.writer;
+    const WrittenBy& writer = manifest.writer;
     if (!writer.language.empty()) {
         line("written by", printable(fmt::format("{} from {}{}{}", writer.library, writer.language,
                                                  writer.version.empty() ? "" : " ", writer.version)));

@@ -11,8 +11,9 @@
 #include <random>
 
 #include "base/crc32c.hpp"
+#include "checkpoint/formats/native/rank_file.hpp"
 #include "checkpoint/root/root.hpp"
-#include "checkpoint/save/agreement.hpp"
+#include "base/attempt.hpp"
 #include "fixture.hpp"
 #include "patience.hpp"
 

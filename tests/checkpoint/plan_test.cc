@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 
+#include "checkpoint/formats/native/rank_file.hpp"
 #include "checkpoint/model/plan.hpp"
 #include "fixture.hpp"
 

@@ -10,7 +10,7 @@
 #include "base/error.hpp"
 #include "checkpoint/export/draft.hpp"
 #include "checkpoint/export/export_writer.hpp"
-#include "checkpoint/formats/native/rank_file.hpp"
+#include "checkpoint/formats/safetensors/header.hpp"
 #include "checkpoint/formats/torch_dcp/writer.hpp"
 
 namespace tsr {

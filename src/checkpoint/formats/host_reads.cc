@@ -13,6 +13,7 @@
 #include "base/clock.hpp"
 #include "base/thread.hpp"
 #include "checkpoint/io/blocks.hpp"
+#include "checkpoint/model/plan.hpp"
 #include "comm/host.hpp"
 #include "comm/inner_options.hpp"
 

@@ -143,6 +143,14 @@ void make_directories(FileSystem& files, const std::string& path) {
     sync_directory(files, parent);
 }
 
+std::vector<std::string> list_directory(FileSystem& files, const std::string& path) {
+    std::vector<std::string> names;
+    const int64_t result = files.list(path, names);
+    if (result == -ENOENT) throw Error(Code::not_found, fmt::format("there is no directory {}", path));
+    if (result < 0) throw os_error(fmt::format("cannot list {}", path), static_cast<int>(-result));
+    return names;
+}
+
 bool exists(FileSystem& files, const std::string& path) {
     FileStatus status;
     const int64_t found = files.status(path, status);

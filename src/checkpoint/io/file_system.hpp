@@ -119,6 +119,8 @@ void sync_file(File& file, const std::string& path);
 void sync_directory(FileSystem& files, const std::string& path);
 // Makes `path` and what is missing above it, durably. INVALID_ARGUMENT if it is a URL.
 void make_directories(FileSystem& files, const std::string& path);
+// The names in a directory, sorted; NOT_FOUND if there is none.
+[[nodiscard]] std::vector<std::string> list_directory(FileSystem& files, const std::string& path);
 [[nodiscard]] bool exists(FileSystem& files, const std::string& path);
 [[nodiscard]] bool is_link(FileSystem& files, const std::string& path);  // also of one that leads nowhere
 // A small file whole; CORRUPT beyond `max_size`.

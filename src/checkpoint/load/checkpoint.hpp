@@ -17,7 +17,7 @@
 #include "checkpoint/load/load_names.hpp"
 #include "checkpoint/model/manifest.hpp"
 #include "checkpoint/model/state.hpp"
-#include "checkpoint/root/root.hpp"
+#include "checkpoint/load/find.hpp"
 #include "comm/communicator.hpp"
 
 namespace tsr {

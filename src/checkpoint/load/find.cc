@@ -62,7 +62,7 @@ Found resolve_checkpoint(FileSystem& files, const std::string& path) {
                         : fmt::format("{} holds {} saves, but none is committed: each lacks its {}", path, saves.size(),
                                       manifest_name));
     }
-    const std::vector<std::string> names = list(files, path);
+    const std::vector<std::string> names = list_directory(files, path);
     const bool has_parts = std::any_of(names.begin(), names.end(), [](const std::string& name) {
         return is_rank_file_name(name) || name == writing_name;
     });

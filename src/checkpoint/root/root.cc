@@ -17,14 +17,6 @@ namespace tsr {
 
 namespace {
 
-std::vector<std::string> list(FileSystem& files, const std::string& path) {
-    std::vector<std::string> names;
-    const int64_t result = files.list(path, names);
-    if (result == -ENOENT) throw Error(Code::not_found, fmt::format("there is no directory {}", path));
-    if (result < 0) throw os_error(fmt::format("cannot list {}", path), static_cast<int>(-result));
-    return names;
-}
-
 bool is_digits(std::string_view text, std::string_view digits) {
     return !text.empty() && text.find_first_not_of(digits) == std::string_view::npos;
 }
@@ -57,7 +49,7 @@ bool is_step_directory_name(std::string_view name) {
 
 std::vector<SavedStep> scan_root(FileSystem& files, const std::string& root) {
     std::vector<SavedStep> saves;
-    for (const std::string& name : list(files, root)) {
+    for (const std::string& name : list_directory(files, root)) {
         if (!is_step_directory_name(name)) continue;
         SavedStep save;
         save.directory = name;

@@ -23,6 +23,7 @@
 #include "base/error.hpp"
 #include "checkpoint/io/progress.hpp"
 #include "checkpoint/io/stream.hpp"
+#include "checkpoint/model/byte_runs.hpp"
 #include "comm/host.hpp"
 #include "comm/work.hpp"
 #include "tensor/write_barrier.hpp"

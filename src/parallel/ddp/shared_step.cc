@@ -2,6 +2,8 @@
 
 #include <vector>
 
+#include "parallel/ddp/bucket_plan.hpp"
+
 namespace tsr {
 
 void SharedStep::reduce_and_update(size_t bucket, int64_t step) {
