@@ -181,7 +181,10 @@ tsr_status tsr_ddp_set_hook(tsr_ddp* ddp, tsr_ddp_hook_fn fn, void* user_data, t
 }
 
 tsr_status tsr_ddp_step_in_backward(tsr_ddp* ddp, tsr_optimizer* optimizer) {
-    return guard([&] { step_in_backward(*object_of(ddp, "ddp"), *object_of(optimizer, "optimizer")); });
+    return guard([&] {
+        Ddp& model = *object_of(ddp, "ddp");
+        step_in_backward(model, *object_of(optimizer, "optimizer"));
+    });
 }
 
 tsr_status tsr_ddp_shared_step(tsr_ddp* ddp, int64_t* steps) {

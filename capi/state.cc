@@ -139,24 +139,43 @@ tsr_status tsr_state_add_sharded(tsr_state* state, const char* name, const tsr_l
 }
 
 tsr_status tsr_state_add_ddp(tsr_state* state, const char* prefix, tsr_ddp* ddp) {
-    return guard([&] { add_ddp(*object_of(state, "state"), prefix_in(prefix), object_of(ddp, "ddp")); });
+    return guard([&] {
+        State& to = *object_of(state, "state");
+        const auto& added = object_of(ddp, "ddp");
+        add_ddp(to, prefix_in(prefix), added);
+    });
 }
 
 tsr_status tsr_state_add_fsdp(tsr_state* state, const char* prefix, tsr_fsdp* fsdp) {
-    return guard([&] { add_fsdp(*object_of(state, "state"), prefix_in(prefix), object_of(fsdp, "fsdp")); });
+    return guard([&] {
+        State& to = *object_of(state, "state");
+        const auto& added = object_of(fsdp, "fsdp");
+        add_fsdp(to, prefix_in(prefix), added);
+    });
 }
 
 tsr_status tsr_state_add_optimizer(tsr_state* state, const char* prefix, tsr_optimizer* optimizer) {
-    return guard(
-        [&] { add_optimizer(*object_of(state, "state"), prefix_in(prefix), object_of(optimizer, "optimizer")); });
+    return guard([&] {
+        State& to = *object_of(state, "state");
+        const auto& added = object_of(optimizer, "optimizer");
+        add_optimizer(to, prefix_in(prefix), added);
+    });
 }
 
 tsr_status tsr_state_add_grad_scaler(tsr_state* state, const char* prefix, tsr_grad_scaler* scaler) {
-    return guard([&] { add_grad_scaler(*object_of(state, "state"), prefix_in(prefix), object_of(scaler, "scaler")); });
+    return guard([&] {
+        State& to = *object_of(state, "state");
+        const auto& added = object_of(scaler, "scaler");
+        add_grad_scaler(to, prefix_in(prefix), added);
+    });
 }
 
 tsr_status tsr_state_add_sampler(tsr_state* state, const char* prefix, tsr_sampler* sampler) {
-    return guard([&] { add_sampler(*object_of(state, "state"), prefix_in(prefix), object_of(sampler, "sampler")); });
+    return guard([&] {
+        State& to = *object_of(state, "state");
+        const auto& added = object_of(sampler, "sampler");
+        add_sampler(to, prefix_in(prefix), added);
+    });
 }
 
 tsr_status tsr_state_add_source(tsr_state* state, const char* prefix, const tsr_state_source* source) {
