@@ -248,9 +248,9 @@ def page(api: Api, root: Path, found: Places) -> tuple[str, list[str]]:
     lines = [
         "# Parity of the bindings",
         "",
-        "All functions that libtessera exports, with their name in each binding and the test that covers them. In Python",
-        'and Rust this test counts the calls of a run, and fails if a function was not called. "within others" means that',
-        "the binding only calls it inside other functions.",
+        "All functions that libtessera exports, with their name in each binding and the test that covers them. In",
+        'Python and Rust this test counts the calls of a run, and fails if a function was not called. "within others"',
+        "means that the binding only calls it inside other functions.",
         "",
         "`./dev gen` generates this page; a test fails if a binding lacks a function.",
     ]
