@@ -1,4 +1,4 @@
-"""Predicted memory of a fully sharded step beside what `./dev bench fsdp_memory` measured, for docs/MEMORY.md.
+"""Predicted memory of a fully sharded step next to what `./dev bench fsdp_memory` measured, for docs/MEMORY.md.
 
 The model is benchmarks/ddp_rank.py's transformer: a root unit with the words, whole throughout, and a unit a layer.
 """
@@ -19,7 +19,7 @@ OURS, PEER, STRICT, ALONE = (
     "not sharded",
 )
 COLORS = {OURS: "#2b6cb0", PEER: "#b7791f", STRICT: "#2f855a"}
-NAMES = {OURS: "Tessera", PEER: "PyTorch FSDP2", STRICT: "FSDP2 without gathers on their way"}
+NAMES = {OURS: "Tessera", PEER: "PyTorch FSDP2", STRICT: "FSDP2 without gathers in flight"}
 
 
 def unit_bytes() -> tuple[float, float]:
@@ -63,7 +63,7 @@ def table(cases: list[results.Case]) -> str:
     ranks_list = sorted({ranks for _, ranks in whole})
     asked = {case["case"]: case for case in cases if case["target"] is not None and case["case"].endswith(WHOLE)}
     head = [f"{ranks} rank{'s' if ranks > 1 else ''}" for ranks in ranks_list]
-    rows = [["whole parameters on the host, predicted / measured, MiB", *head], ["---"] * (1 + len(head))]
+    rows = [["full parameters on the host, predicted / measured, MiB", *head], ["---"] * (1 + len(head))]
     for kind in (OURS, PEER, STRICT):
         cells = [f"{predicted(kind, ranks):.1f} / {whole[kind, ranks]:.1f}" for ranks in ranks_list]
         rows.append([NAMES[kind], *cells])
@@ -72,8 +72,8 @@ def table(cases: list[results.Case]) -> str:
         case = next((case for name, case in asked.items() if f", {ranks} rank" in name), None)
         missed = " (missed)" if case is not None and results.missed_by(case) else ""
         told.append(f"1/{case['ratio']:.2f}, 1/{case['target']:.2f}{missed}" if case is not None else "")
-    rows.append(["of FSDP2's, asked for at most", *told])
-    totals = [["all that the model adds, all ranks, MiB", *head], ["---"] * (1 + len(head))]
+    rows.append(["fraction of FSDP2's: measured, target", *told])
+    totals = [["memory that the model adds, all ranks, MiB", *head], ["---"] * (1 + len(head))]
     for kind, name in ((ALONE, "not sharded, measured"), (OURS, "Tessera, measured"), (PEER, "FSDP2, measured")):
         totals.append([name, *(f"{every[kind, ranks]:.0f}" for ranks in ranks_list)])
     totals.append(["not sharded: states, by formula", *(f"{states(ranks):.0f}" for ranks in ranks_list)])
@@ -98,7 +98,7 @@ def plot(cases: list[results.Case]) -> str:
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDE + 20} {TOP + HIGH + 50}" '
-        f'font-family="sans-serif" font-size="12" role="img" aria-label="whole parameters of a host by ranks">',
+        f'font-family="sans-serif" font-size="12" role="img" aria-label="full parameters of a host by ranks">',
         f'<rect width="{LEFT + WIDE + 20}" height="{TOP + HIGH + 50}" fill="#ffffff"/>',
     ]
     for i, (kind, color) in enumerate(COLORS.items()):

@@ -191,7 +191,7 @@ def text() -> str:
     _, alone = measured(2)
     units, machine = measured_units(alone), measured_machine(PER_HOST)
     variants: list[tuple[str, dict[str, int]]] = [
-        ("as by default", {}),
+        ("default", {}),
         ("no prefetch", {"forward_prefetch": 0, "backward_prefetch": 0}),
         ("`grads_in_flight` 1", {"grads_in_flight": 1}),
         ("replicas, `shard_ranks` 8", {"shard_ranks": PER_HOST}),

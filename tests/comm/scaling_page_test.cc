@@ -56,7 +56,7 @@ TEST(ScalingPage, TellsWhatARankKeeps) {
     for (const std::string& line : {fmt::format("| p^2 | {} | {} |\n", shared, shared),
                                     fmt::format("| notices, three of {} bytes for each peer | N | {} | {} |\n",
                                                 sizeof(gloo_transport::Notice), notices(1024), notices(4096)),
-                                    fmt::format("a record of {} bytes a rank,", sizeof(Peer))}) {
+                                    fmt::format("a record of {} bytes per rank,", sizeof(Peer))}) {
         EXPECT_NE(text.find(line), std::string::npos) << "docs/SCALING.md should have this:\n" << line;
     }
 }

@@ -21,6 +21,7 @@ cmd_lint() {
   check "formatting of Python" ruff format --check --quiet "${PYTHON_PLACES[@]}"
   check "ruff" ruff check --quiet "${PYTHON_PLACES[@]}"
   check "shell scripts" shell_scripts
+  check "prose" "$VENV/bin/python" tools/prose.py
   check "clang-tidy" tidy
   check "clang compiles the fuzzers" fuzzers
   check "mypy" types_of_python
