@@ -51,9 +51,9 @@ TEST(DdpApi, TrainsAModelOnThreeRanks) {
         EXPECT_EQ(grad.shape[1], 2);
         for (float& g : floats(grad)) g = static_cast<float>(rank);
         EXPECT_OK(tsr_ddp_ready(ddp, 0));
-        EXPECT_FAILS(tsr_ddp_ready(ddp, 0), TSR_E_INVALID_STATE, "\"weight\" was said to be ready twice");
+        EXPECT_FAILS(tsr_ddp_ready(ddp, 0), TSR_E_INVALID_STATE, "\"weight\" was marked ready twice");
         EXPECT_FAILS(tsr_ddp_ready(ddp, 2), TSR_E_INVALID_ARGUMENT,
-                     "parameter 2 of a model with 2 parameters, numbered 0 to 1");
+                     "parameter 2 does not exist; the model has 2 parameters (0 to 1)");
         EXPECT_FAILS(tsr_ddp_wait(ddp), TSR_E_INVALID_STATE, "\"bias\"");
         EXPECT_FAILS(tsr_optimizer_step(optimizer), TSR_E_INVALID_STATE, "being reduced");
         EXPECT_FAILS(tsr_optimizer_zero_grad(optimizer), TSR_E_INVALID_STATE, "being reduced");
@@ -120,7 +120,7 @@ TEST(DdpApi, AccumulatesFindsUnusedAndTellsStatistics) {
         EXPECT_OK(tsr_ddp_set_sync(ddp, 0));
         for (float& g : floats(grad)) g += static_cast<float>(rank);
         EXPECT_OK(tsr_ddp_ready(ddp, 0));
-        EXPECT_FAILS(tsr_ddp_set_sync(ddp, 1), TSR_E_INVALID_STATE, "synchronisation cannot be switched");
+        EXPECT_FAILS(tsr_ddp_set_sync(ddp, 1), TSR_E_INVALID_STATE, "synchronisation cannot be changed");
         EXPECT_OK(tsr_ddp_wait(ddp));
         EXPECT_OK(tsr_ddp_set_sync(ddp, 1));
         EXPECT_OK(tsr_ddp_wait(ddp));
@@ -141,7 +141,7 @@ TEST(DdpApi, AccumulatesFindsUnusedAndTellsStatistics) {
         EXPECT_EQ(stats.size_bytes, 128U);
         EXPECT_GT(stats.end_ns, stats.start_ns);
         EXPECT_FAILS(tsr_ddp_stats(ddp, 1, &stats), TSR_E_INVALID_ARGUMENT,
-                     "bucket 1 of a model with 1 buckets, numbered 0 to 0");
+                     "bucket 1 does not exist; the model has 1 buckets (0 to 0)");
     });
 }
 
@@ -311,7 +311,7 @@ TEST(DdpApi, RanksJoinWithTheirBuffers) {
         tsr_ddp_options options = ddp_options();
         api::Owned<tsr_ddp> plain;
         ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), &options, plain.out()));
-        EXPECT_FAILS(tsr_ddp_join(plain, 1), TSR_E_INVALID_STATE, "without the option join");
+        EXPECT_FAILS(tsr_ddp_join(plain, 1), TSR_E_INVALID_STATE, "without the join option");
         EXPECT_FAILS(tsr_ddp_broadcast_buffers(plain), TSR_E_INVALID_STATE, "no buffers were registered");
         options.join = TSR_DDP_JOIN_DIVIDE_BY_ACTIVE;
         api::Owned<tsr_ddp> ddp;
@@ -370,13 +370,13 @@ TEST(DdpApi, TheRanksOfAHostShareTheParameters) {
         options.find_unused = 1;
         api::Owned<tsr_ddp> ddp;
         EXPECT_FAILS(tsr_ddp_create(comm, params.data(), params.size(), &options, ddp.out()), TSR_E_UNSUPPORTED,
-                     "share_params with find_unused");
+                     "share_params cannot be combined with find_unused");
         options.find_unused = 0;
         ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), &options, ddp.out()));
         tsr_param weight{};
         ASSERT_OK(tsr_ddp_param(ddp, 0, &weight));
         EXPECT_NE(weight.tensor.data, params[0].tensor.data);
-        EXPECT_FAILS(tsr_ddp_ready_all(ddp), TSR_E_INVALID_STATE, "before there is an optimizer");
+        EXPECT_FAILS(tsr_ddp_ready_all(ddp), TSR_E_INVALID_STATE, "needs an optimizer");
         tsr_sgd_options sgd{};
         ASSERT_OK(tsr_sgd_options_init(&sgd, sizeof sgd));
         sgd.lr = 0.5;
@@ -469,7 +469,7 @@ TEST(DdpApi, BadArgumentsAreRefused) {
     auto params = model.params();
     api::Owned<tsr_ddp> ddp;
     EXPECT_FAILS(tsr_ddp_create(comm, params.data(), 0, nullptr, ddp.out()), TSR_E_INVALID_ARGUMENT,
-                 "without parameters");
+                 "the model has no parameters");
     EXPECT_FAILS(tsr_ddp_create(comm, nullptr, 2, nullptr, ddp.out()), TSR_E_INVALID_ARGUMENT, "params is NULL");
     EXPECT_FAILS(tsr_ddp_create(comm, params.data(), 2, nullptr, nullptr), TSR_E_INVALID_ARGUMENT, "out is NULL");
     params[1].name = nullptr;

@@ -14,7 +14,7 @@ namespace tsr {
 void Ddp::register_buffers(const std::function<std::vector<NamedTensor>()>& make) {
     check_idle("buffers cannot be registered");
     if (!buffers_.empty()) {
-        throw Error(Code::invalid_state, "buffers were registered before; all are registered in one call");
+        throw Error(Code::invalid_state, "buffers are already registered; register all of them in one call");
     }
     comm_->in_one_call([&] { take_buffers(make); });
 }

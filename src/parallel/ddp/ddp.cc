@@ -50,8 +50,8 @@ void Ddp::begin_step() {
     if (step_.begun) return;
     if (shared_ && !stepping_->is_on()) {
         throw refusal(Code::invalid_state,
-                      "a step of a model with share_params before there is an optimizer made of it, which updates the "
-                      "parameters within the step; make one first");
+                      "a model with share_params needs an optimizer, which updates the parameters during the step; "
+                      "create one from this model before the first step");
     }
     if (shared_) shared_->copy()->check_whole();  // a load may have failed
     if (sync_ && options_.join != DdpJoin::off) {
@@ -67,15 +67,16 @@ void Ddp::ready(size_t index) {
     if (step_.ready[index] != 0) {
         throw refusal(
             Code::invalid_state,
-            fmt::format("the gradient of \"{}\" was said to be ready twice in one step; each is said once, when "
-                        "its last part is written, then all are waited for",
+            fmt::format("the gradient of \"{}\" was marked ready twice in one step; call ready() once per step, after "
+                        "its last write, then wait()",
                         name));
     }
     if (!may_be_ready(index)) {
-        throw refusal(Code::invalid_state,
-                      fmt::format("the gradient of \"{}\" is ready, which it was not in the first step; a model whose "
-                                  "steps differ needs find_unused in place of static_graph",
-                                  name));
+        throw refusal(
+            Code::invalid_state,
+            fmt::format("the gradient of \"{}\" was marked ready, but not in the first step; if steps differ, "
+                        "use find_unused instead of static_graph",
+                        name));
     }
     const size_t bucket = bucket_of_[index];
     const bool fills = bucket == step_.launched && step_.missing[bucket] == 1;
@@ -105,7 +106,7 @@ void Ddp::ready_all() {
     if (failed_) throw failure();
     if (step_.all_said) {
         throw refusal(Code::invalid_state,
-                      "all gradients were said to be ready twice in one step; wait for them before the next");
+                      "all gradients were marked ready twice in one step; call wait() before the next step");
     }
     issue([&] {
         begin_step();
@@ -184,10 +185,11 @@ void Ddp::close_step() {
     if (!absent.empty() && !may_lack) {
         const char* const advice =
             expected_.empty()
-                ? "say so (a gradient that this step does not have is zero) and wait again, or create the model with "
-                  "find_unused"
-                : "this rank's first step had them: say so and wait again, or use find_unused in place of static_graph";
-        throw refusal(Code::invalid_state, fmt::format("{} of {} gradients were never said to be ready: {}; {}",
+                ? "mark them ready (with zeros if this step did not use them) and call wait() again, or create the "
+                  "model with find_unused"
+                : "the first step on this rank had them: mark them ready and call wait() again, or use find_unused "
+                  "instead of static_graph";
+        throw refusal(Code::invalid_state, fmt::format("{} of {} gradients were never marked ready: {}; {}",
                                                        absent.size(), params_.size(), names_of(absent), advice));
     }
     const bool all_issued =
@@ -327,7 +329,7 @@ void Ddp::take_stats() {
 }
 
 void Ddp::zero_grad() {
-    check_idle("gradients cannot be set to zero");
+    check_idle("gradients cannot be zeroed");
     reducer_->zero_memory();
 }
 
@@ -336,23 +338,22 @@ void Ddp::zero_grad() {
 void Ddp::check_reduced_after(int64_t steps) const {
     check_idle("the optimizer cannot use the gradients");
     if (!sync_ || synced_steps_ != steps) return;
-    throw refusal(Code::invalid_state,
-                  steps == 0
-                      ? "the optimizer steps before any gradients were reduced: each rank would use its own; say "
-                        "that they are ready and wait for them first, or switch synchronisation off for such a step"
-                      : "the optimizer steps, and no gradients were reduced since its last step: each rank would "
-                        "use its own; say that they are ready and wait for them first, or switch synchronisation "
-                        "off for such a step");
+    throw refusal(
+        Code::invalid_state,
+        steps == 0 ? "the optimizer steps before any gradients were reduced: each rank would use its own; mark "
+                     "them ready and call wait() first, or turn synchronisation off for this step"
+                   : "the optimizer steps, but no gradients were reduced since its last step: each rank would "
+                     "use its own; mark them ready and call wait() first, or turn synchronisation off for this step");
 }
 
 void Ddp::set_sync(bool sync) {
-    check_idle("synchronisation cannot be switched");
+    check_idle("synchronisation cannot be changed");
     sync_ = sync;
 }
 
 bool Ddp::used(size_t index) const {
     (void)param(index);
-    check_idle("which gradients are used is not known");
+    check_idle("the used gradients are not known");
     return globally_used_[index] != 0;
 }
 
@@ -369,7 +370,8 @@ void Ddp::set_hook(BucketHook hook) {
 void Ddp::step_in_backward(Optimizer& optimizer) {
     check_idle("the optimizer cannot be changed");
     if (stepping_->is_on()) {
-        throw Error(Code::invalid_state, "an optimizer steps in backward of this model already; destroy it first");
+        throw Error(Code::invalid_state,
+                    "this model already has an optimizer that steps in backward; destroy it first");
     }
     optimizer.let_others_step();
     stepping_->set(optimizer);
@@ -386,10 +388,9 @@ const std::shared_ptr<HostCopy>& Ddp::host_copy() const {
 
 void Ddp::check_idle(const char* what) const {
     if (failed_)
-        throw refusal(Code::invalid_state, fmt::format("{}: their reduction failed", what)).caused_by(*failed_);
+        throw refusal(Code::invalid_state, fmt::format("{}: an earlier reduction failed", what)).caused_by(*failed_);
     if (!step_.begun) return;
-    throw refusal(Code::invalid_state,
-                  fmt::format("{} while gradients are being reduced; wait for the gradients first", what));
+    throw refusal(Code::invalid_state, fmt::format("{} while gradients are being reduced; call wait() first", what));
 }
 
 std::string Ddp::names_of(const std::vector<size_t>& indices) const {
@@ -406,7 +407,7 @@ Error Ddp::refusal(Code code, const std::string& why) const {
 }
 
 Error Ddp::failure() const {
-    return refusal(Code::aborted, fmt::format("gradients cannot be reduced any more: {}", failed_->what()))
+    return refusal(Code::aborted, fmt::format("gradients can no longer be reduced: {}", failed_->what()))
         .caused_by(*failed_);
 }
 

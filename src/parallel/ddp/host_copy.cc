@@ -70,15 +70,16 @@ int64_t HostCopy::step() const {
         const int64_t begun = stamp_of(r).begun.load(std::memory_order_seq_cst);
         if (done == known && begun == done) continue;
         if (!differences.empty()) differences += ", ";
-        differences += begun == loading ? fmt::format("that of place {} was being loaded", r)
-                       : begun != done  ? fmt::format("that of place {} is between step {} and step {}", r, done, begun)
-                                        : fmt::format("that of place {} is of step {}", r, done);
+        differences += begun == loading ? fmt::format("the slice of local rank {} was being loaded", r)
+                       : begun != done
+                           ? fmt::format("the slice of local rank {} is between step {} and step {}", r, done, begun)
+                           : fmt::format("the slice of local rank {} is at step {}", r, done);
     }
     if (differences.empty()) return known;
     throw Error(
         Code::corrupt,
-        fmt::format("rank {}: the host's shared copy of the parameters is torn: this rank has ended step {}, of "
-                    "the slices {}; discard the model, make a new one and load the last checkpoint",
+        fmt::format("rank {}: the host's shared parameters are inconsistent: this rank finished step {}, but {}; "
+                    "discard the model, create a new one and load the last checkpoint",
                     comm_->rank(), known, differences))
         .with_rank(comm_->rank());
 }
@@ -102,8 +103,8 @@ void HostCopy::agree_to_load(uint32_t what) {
     if (other == all.end()) return;
     throw Error(
         Code::mismatch,
-        fmt::format("rank {}: place {} of this host loads other tensors of the shared copy of the parameters than "
-                    "place 0; give all ranks of a host the same checkpoint, names and rules",
+        fmt::format("rank {}: local rank {} of this host loads different tensors into the shared parameters than local "
+                    "rank 0; load the same checkpoint with the same names and rules on all ranks of a host",
                     comm_->rank(), other - all.begin()))
         .with_rank(comm_->rank());
 }
@@ -125,10 +126,11 @@ void HostCopy::end_load(const std::optional<Error>& error) {
     if (error) throw Error(*error);
     const auto failed = std::find(all.begin(), all.end(), int64_t{1});
     if (failed == all.end()) return;
-    throw Error(Code::aborted,
-                fmt::format("rank {}: place {} of this host could not load its rows of the shared copy of "
-                            "the parameters; its error tells why. Load again on all ranks",
-                            comm_->rank(), failed - all.begin()))
+    throw Error(
+        Code::aborted,
+        fmt::format("rank {}: local rank {} of this host could not load its rows of the shared parameters; see its "
+                    "error, then load again on all ranks",
+                    comm_->rank(), failed - all.begin()))
         .with_rank(comm_->rank());
 }
 

@@ -109,9 +109,9 @@ void Ddp::share_params() {
 
 int64_t Ddp::shared_step() const {
     if (!shared_) {
-        throw Error(Code::invalid_state, "a model without share_params: each rank has its own parameters");
+        throw Error(Code::invalid_state, "the model has no shared parameters; create it with share_params");
     }
-    if (!failed_) check_idle("the step of the shared copy is not known");
+    if (!failed_) check_idle("the step of the shared parameters is not known");
     return shared_->copy()->step();
 }
 

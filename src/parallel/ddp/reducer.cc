@@ -66,7 +66,7 @@ int Reducer::announce(Presence own) {
     comm_->run({.collective = Collective::all_gather,
                 .inputs = {&input, 1},
                 .outputs = {&output, 1},
-                .label = "who has data left"});
+                .label = "ranks with data left"});
     active_ = 0;
     for (size_t r = 0; r < world; ++r) {
         const auto said = static_cast<Presence>(all[r]);
@@ -77,8 +77,8 @@ int Reducer::announce(Presence own) {
         } else if (said != all_do_) {
             const auto words = [](Presence p) { return p == Presence::steps ? "begins a step" : "broadcasts buffers"; };
             throw Error(Code::mismatch,
-                        fmt::format("rank {}: rank {} {}, rank {} {}; all ranks that have data left do the "
-                                    "same in the same order",
+                        fmt::format("rank {}: rank {} {}, but rank {} {}; ranks with data left must make the same "
+                                    "calls in the same order",
                                     comm_->rank(), first_active_, words(all_do_), r, words(said)))
                 .with_rank(comm_->rank())
                 .with_peer(static_cast<int>(r));

@@ -24,8 +24,7 @@ void Ddp::shadow_step() {
 void Ddp::join(bool sync_params) {
     const Reentry once(this, "the model of communicator", comm_->name());
     if (options_.join == DdpJoin::off) {
-        throw refusal(Code::invalid_state,
-                      "join on a model that was created without the option join: its ranks have equally many steps");
+        throw refusal(Code::invalid_state, "this rank cannot join: the model was created without the join option");
     }
     check_idle("this rank cannot join");
     comm_->in_one_call([&] { take_part_until_all_joined(sync_params); });
@@ -52,8 +51,8 @@ void Ddp::take_part_until_all_joined(bool sync_params) {
                     .label = "steps until join"});
         for (size_t r = 0; r < all.size(); ++r) {
             if ((all[r] & 1) == (all[0] & 1)) continue;
-            throw refusal(Code::mismatch,
-                          fmt::format("rank {} joins with sync_params {}, rank 0 with {}", r, all[r] & 1, all[0] & 1))
+            throw refusal(Code::mismatch, fmt::format("rank {} joins with sync_params {}, but rank 0 with {}", r,
+                                                      all[r] & 1, all[0] & 1))
                 .with_peer(static_cast<int>(r));
         }
         own_steps_ = 0;

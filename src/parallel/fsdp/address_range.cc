@@ -25,7 +25,7 @@ constexpr int empty_flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 AddressRange::AddressRange(size_t size) : size_(round_up(size, page_size)) {
     if (size_ == 0) return;
     void* const reserved = ::mmap(nullptr, size_, PROT_NONE, empty_flags, -1, 0);
-    if (reserved == MAP_FAILED) throw os_error(fmt::format("cannot reserve {} bytes of addresses", size_), errno);
+    if (reserved == MAP_FAILED) throw os_error(fmt::format("cannot reserve {} bytes of address space", size_), errno);
     data_ = static_cast<std::byte*>(reserved);
 }
 

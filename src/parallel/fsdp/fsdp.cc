@@ -116,10 +116,11 @@ Tensor Fsdp::whole(size_t param) const {
     const UnitState& state = states_[what.unit];
     if (state.memory != Memory::whole) {
         throw refusal(Code::invalid_state,
-                      fmt::format("parameter \"{}\" is not whole: its unit \"{}\" is {}; between the begin and the end "
-                                  "of the unit's forward and backward it is",
-                                  what.name, plan_->units[what.unit].name,
-                                  state.memory == Memory::on_its_way ? "on its way, wait for it" : "sharded"));
+                      fmt::format("parameter \"{}\" of unit \"{}\" is {}", what.name, plan_->units[what.unit].name,
+                                  state.memory == Memory::on_its_way
+                                      ? "still being unsharded; wait for the unit first"
+                                      : "sharded; access it between forward() and forward_done(), or between "
+                                        "backward() and grads_ready()"));
     }
     return {state.range.data() + what.whole_at, what.shape, what.whole_dtype, {}};
 }
@@ -132,10 +133,11 @@ Tensor Fsdp::grad(size_t param) const {
                       fmt::format("parameter \"{}\" is not trained; it has no gradient", what.name));
     }
     if (!state.in_backward()) {
-        throw refusal(Code::invalid_state,
-                      fmt::format("the whole gradient of \"{}\" is there between backward and grads_ready of its unit "
-                                  "\"{}\"; afterwards its shard is",
-                                  what.name, plan_->units[what.unit].name));
+        throw refusal(
+            Code::invalid_state,
+            fmt::format("the unsharded gradient of \"{}\" exists only between backward() and grads_ready() of its "
+                        "unit \"{}\"; use the gradient's shard afterwards",
+                        what.name, plan_->units[what.unit].name));
     }
     return {grad_slots_.data(*state.grad_slot) + what.grad_at, what.shape, what.grad_dtype, {}};
 }
@@ -214,7 +216,7 @@ void Fsdp::await_whole(size_t unit) {
     fail_if_failed();
     if (!one.is_gathered()) {
         throw refusal(Code::invalid_state,
-                      fmt::format("unit \"{}\" is sharded and nothing makes it whole; unshard it first",
+                      fmt::format("unit \"{}\" is sharded and is not being unsharded; call unshard() first",
                                   plan_->units[unit].name));
     }
     if (one.memory == Memory::whole) return;
@@ -232,7 +234,7 @@ void Fsdp::give_back(size_t unit) {
     if (one.memory == Memory::none) return;
     if (one.in_backward()) {
         throw refusal(Code::invalid_state,
-                      fmt::format("unit \"{}\" is in its backward; grads_ready ends that", plan_->units[unit].name));
+                      fmt::format("unit \"{}\" is in its backward; call grads_ready() first", plan_->units[unit].name));
     }
     if (one.memory == Memory::on_its_way) await_whole(unit);
 #ifndef NDEBUG
@@ -295,8 +297,8 @@ void Fsdp::forward(size_t unit) {
         for (size_t u = 0; u < states_.size(); ++u) {
             if (states_[u].backward == Backward::none) continue;
             throw refusal(Code::invalid_state,
-                          fmt::format("the forward of unit \"{}\" begins in the middle of a backward, after that of "
-                                      "\"{}\" began; wait() ends the backward",
+                          fmt::format("the forward of unit \"{}\" cannot begin during a backward pass (unit \"{}\" has "
+                                      "begun its backward); call wait() first",
                                       plan_->units[unit].name, plan_->units[u].name));
         }
         pass_ = Pass::forward;
@@ -364,11 +366,12 @@ void Fsdp::refuse_unwritten(size_t unit) const {
     const size_t told = std::min(names.size(), names_in_message);
     throw refusal(
         Code::invalid_state,
-        fmt::format("{} of {} gradients of unit \"{}\" were not written: \"{}\"{}; write them, or say that they are "
-                    "unused, which counts as zeros, and say again that they are ready",
-                    names.size(), one.trained.size(), plan_->units[unit].name,
-                    fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(told), "\", \""),
-                    names.size() > told ? fmt::format(" and {} more", names.size() - told) : ""));
+        fmt::format(
+            "{} of {} gradients of unit \"{}\" were not written: \"{}\"{}; write them, or mark them unused (which "
+            "counts as zeros), and call grads_ready() again",
+            names.size(), one.trained.size(), plan_->units[unit].name,
+            fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(told), "\", \""),
+            names.size() > told ? fmt::format(" and {} more", names.size() - told) : ""));
 }
 
 void Fsdp::grads_ready(size_t unit) {
@@ -376,9 +379,10 @@ void Fsdp::grads_ready(size_t unit) {
     UnitState& one = state(unit);
     fail_if_failed();
     if (!one.in_backward()) {
-        throw refusal(Code::invalid_state, fmt::format("the gradients of unit \"{}\" are ready, whose backward did not "
-                                                       "begin in this step; backward begins it",
-                                                       plan_->units[unit].name));
+        throw refusal(Code::invalid_state,
+                      fmt::format("grads_ready() of unit \"{}\" without a backward in this step; call "
+                                  "backward() first",
+                                  plan_->units[unit].name));
     }
     refuse_unwritten(unit);
     const bool add = one.is_reduced() || accumulate_;
@@ -416,10 +420,11 @@ void Fsdp::wait() {
     if (count > 0) {
         throw refusal(
             Code::invalid_state,
-            fmt::format("the gradients of {} of {} units were never said to be ready: {}{}; say so (gradients "
-                        "that this step does not have are zero) and wait again",
-                        count, states_.size(), unsaid,
-                        count > names_in_message ? fmt::format(" and {} more", count - names_in_message) : ""));
+            fmt::format(
+                "the gradients of {} of {} units were never marked ready: {}{}; call grads_ready() for them (with "
+                "zeros if this step did not use them) and wait() again",
+                count, states_.size(), unsaid,
+                count > names_in_message ? fmt::format(" and {} more", count - names_in_message) : ""));
     }
     grad_slots_.await_reductions();
     if (sync_ && all_reduce_) share_used();
@@ -463,7 +468,7 @@ void Fsdp::abandon() {
 void Fsdp::check_not_in_backward(const char* what) const {
     if (pass_ != Pass::backward) return;
     throw refusal(Code::invalid_state,
-                  fmt::format("{} cannot be switched in the middle of a backward; wait first", what));
+                  fmt::format("{} cannot be changed during a backward pass; call wait() first", what));
 }
 
 void Fsdp::set_sync(bool sync) {
@@ -478,7 +483,7 @@ void Fsdp::set_accumulate(bool accumulate) {
 
 void Fsdp::set_reshard_after_backward(size_t unit, bool reshard) {
     UnitState& one = state(unit);
-    check_not_in_backward("resharding after the backward");
+    check_not_in_backward("resharding after backward");
     one.reshards = reshard;
 }
 
@@ -488,7 +493,7 @@ void Fsdp::set_all_reduce(bool all_reduce) {
 }
 
 void Fsdp::zero_grad() {
-    check_idle("gradients cannot be set to zero");
+    check_idle("gradients cannot be zeroed");
     give_up_gradients();
 }
 
@@ -540,14 +545,14 @@ void Fsdp::check_idle(const char* what) const {
             case UnitPhase::reducing:
                 throw refusal(Code::invalid_state,
                               fmt::format("{} while the gradients of unit \"{}\" are being reduced; "
-                                          "wait first",
+                                          "call wait() first",
                                           what, name));
             case UnitPhase::on_its_way:
             case UnitPhase::whole:
             case UnitPhase::backward:
                 throw refusal(Code::invalid_state,
-                              fmt::format("{} while unit \"{}\" is {}; reshard it, or wait, first", what, name,
-                                          states_[u].memory == Memory::whole ? "whole" : "on its way"));
+                              fmt::format("{} while unit \"{}\" is {}; call reshard() or wait() first", what, name,
+                                          states_[u].memory == Memory::whole ? "unsharded" : "being unsharded"));
         }
     }
 }
@@ -555,16 +560,17 @@ void Fsdp::check_idle(const char* what) const {
 void Fsdp::check_reduced_after(int64_t steps) const {
     check_idle("the optimizer cannot change the shards");
     if (synced_steps_ > steps) return;
-    throw refusal(Code::invalid_state,
-                  fmt::format("the optimizer steps {}, so the shards' gradients are not this step's; say that they are "
-                              "ready and wait for them first, with synchronisation and the reduction over replicas on",
-                              steps == 0 ? "before any gradients were reduced"
-                                         : "and no gradients were reduced since its last step"));
+    throw refusal(
+        Code::invalid_state,
+        fmt::format(
+            "the optimizer steps {}; call grads_ready() and wait() first, with synchronisation and the "
+            "reduction over replicas on",
+            steps == 0 ? "before any gradients were reduced" : "but no gradients were reduced since its last step"));
 }
 
 void Fsdp::fail_if_failed() const {
     if (!failed_) return;
-    throw refusal(Code::aborted, fmt::format("the model is out of use since an earlier error: {}", failed_->what()))
+    throw refusal(Code::aborted, fmt::format("the model cannot be used after an earlier error: {}", failed_->what()))
         .caused_by(*failed_);
 }
 

@@ -57,8 +57,8 @@ void Fsdp::take_memory() {
     if (found == all.end()) return;
     const auto peer = static_cast<int>(found - all.begin());
     throw refusal(Code::no_memory,
-                  fmt::format("rank {} has no memory for its shards ({} bytes) and their gradients ({}); cut "
-                              "the model among more ranks",
+                  fmt::format("rank {} does not have enough memory for its shards ({} bytes) and their gradients "
+                              "({} bytes); shard the model over more ranks",
                               peer, plan_->shard_size, plan_->shard_grad_size))
         .with_peer(peer);
 }

@@ -18,7 +18,8 @@ namespace {
 // Of a rank that has its host for itself: shared pages all the same, which may be shown at other addresses.
 std::shared_ptr<std::byte> own_pages(size_t size) {
     void* const pages = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (pages == MAP_FAILED) throw os_error(fmt::format("cannot get {} bytes for whole parameters", size), errno);
+    if (pages == MAP_FAILED)
+        throw os_error(fmt::format("cannot allocate {} bytes for unsharded parameters", size), errno);
     ::madvise(pages, size, MADV_HUGEPAGE);  // a wish
     return {static_cast<std::byte*>(pages), [size](std::byte* begin) { ::munmap(begin, size); }};
 }
@@ -203,20 +204,19 @@ bool WholeCopies::agree(size_t unit, size_t slot, bool is_stale) {
         run(Request{.collective = Collective::all_gather,
                     .inputs = {&input, 1},
                     .outputs = {&output, 1},
-                    .label = "which unit becomes whole"});
+                    .label = "next unit to unshard"});
         for (size_t place = 0; place < static_cast<size_t>(places); ++place) {
             const int64_t* const one = &all[words * place];
             is_stale = is_stale || one[2] != 0;
             if (one[0] == own[0] && one[1] == own[1]) continue;
             const int rank = rank_of(place);
             const auto theirs = static_cast<size_t>(one[0]);
-            throw Error(
-                Code::mismatch,
-                fmt::format("rank {} makes unit \"{}\" whole while rank {} makes \"{}\" whole{}; all ranks make "
-                            "the same units whole, in the same order",
-                            comm_->rank(), plan_->units[unit].name, rank,
-                            theirs < plan_->units.size() ? plan_->units[theirs].name : "?",
-                            theirs == unit ? " and has others whole besides it" : ""))
+            throw Error(Code::mismatch, fmt::format("rank {} unshards unit \"{}\" while rank {} unshards unit "
+                                                    "\"{}\"{}; all ranks must unshard the same "
+                                                    "units in the same order",
+                                                    comm_->rank(), plan_->units[unit].name, rank,
+                                                    theirs < plan_->units.size() ? plan_->units[theirs].name : "?",
+                                                    theirs == unit ? " with other units also unsharded" : ""))
                 .with_rank(comm_->rank())
                 .with_peer(rank);
         }
