@@ -304,8 +304,7 @@ tsr_status tsr_work_staged(const tsr_work* work, tsr_work** staged) {
         create(staged, [&] {
             const auto save = std::dynamic_pointer_cast<SaveWork>(own_object_of(work, "work"));
             if (save == nullptr) {
-                throw Error(Code::invalid_argument,
-                            "the work is not one of tsr_saver_save_async; nothing else is staged");
+                throw Error(Code::invalid_argument, "the work is not from tsr_saver_save_async; only saves are staged");
             }
             return save->staged();
         });

@@ -103,7 +103,7 @@ tsr_status tsr_fsdp_unit_init(tsr_fsdp_unit* unit, size_t struct_size) {
         tsr_fsdp_unit& out = required(unit, "unit");
         if (struct_size != sizeof out) {
             throw Error(Code::invalid_argument,
-                        fmt::format("struct_size is {}; a unit of this library has {} bytes", struct_size, sizeof out));
+                        fmt::format("struct_size is {}; a unit has {} bytes in this library", struct_size, sizeof out));
         }
         out = {};
         out.reshard_after_forward = 1;

@@ -48,8 +48,8 @@ void throw_bad_handle(const char* what, uint64_t magic) {
 void throw_of_parent(const char* what) {
     throw Error(
         Code::invalid_state,
-        fmt::format("{} belongs to the process that this one was forked from; make one of its own here, or start "
-                    "children by exec (spawn)",
+        fmt::format("{} belongs to the parent of this forked process; create a new one here, or start children with "
+                    "exec (spawn)",
                     what));
 }
 
@@ -76,8 +76,7 @@ Tensor tensor_in(const tsr_tensor* tensor, const char* what) {
     }
     if (in.ndim > 0 && in.shape == nullptr) throw Error(Code::invalid_argument, fmt::format("{} has no shape", what));
     for (const uint64_t word : in.reserved) {
-        if (word != 0)
-            throw Error(Code::invalid_argument, fmt::format("{} has reserved words that are not zero", what));
+        if (word != 0) throw Error(Code::invalid_argument, fmt::format("{} has non-zero reserved words", what));
     }
     out.shape = Dims(std::span<const int64_t>(in.shape, static_cast<size_t>(in.ndim)));
     try {
@@ -152,7 +151,7 @@ void read_options(const void* from, void* defaults, size_t own_size, const char*
 void write_options(void* to, size_t struct_size, const void* defaults, size_t own_size, const char* what) {
     if (to == nullptr) throw Error(Code::invalid_argument, fmt::format("{} is NULL", what));
     if (struct_size < sizeof struct_size || struct_size > most_struct_bytes) {
-        throw Error(Code::invalid_argument, fmt::format("struct_size {} of {}; pass sizeof", struct_size, what));
+        throw Error(Code::invalid_argument, fmt::format("struct_size of {} is {}; pass its sizeof", what, struct_size));
     }
     std::memset(to, 0, struct_size);
     std::memcpy(to, defaults, std::min(struct_size, own_size));

@@ -117,7 +117,7 @@ inline std::string text(const char* value, const char* what) { return std::strin
 // An int32_t of the options that means yes or no: 0 or 1.
 inline bool flag(int32_t value, const char* what) {
     if (value == 0 || value == 1) return value == 1;
-    throw Error(Code::invalid_argument, fmt::format("{} is {}; it is 0 or 1", what, value));
+    throw Error(Code::invalid_argument, fmt::format("{} is {}; it must be 0 or 1", what, value));
 }
 
 // Of a wait; negative: a year, which is longer than any operation may take.

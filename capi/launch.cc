@@ -37,7 +37,7 @@ tsr_status tsr_record_error_about(const char* message, const char* traceback, ts
         const std::string said = text(message, "message");
         if (code < TSR_E_INVALID_ARGUMENT || code > TSR_E_INTERNAL) {
             throw Error(Code::invalid_argument,
-                        fmt::format("the code is {}; those of errors are 1 to {}", code, int{TSR_E_INTERNAL}));
+                        fmt::format("code is {}; it must be 1 to {}", code, int{TSR_E_INTERNAL}));
         }
         const auto facts = Error(static_cast<Code>(code), said).with_launcher_peer(peer).record();
         record_error(said, traceback == nullptr ? "" : traceback, facts.get());

@@ -26,7 +26,7 @@ namespace {
 std::vector<std::string> names_in(const char* const* names, int32_t ndim) {
     if (ndim < 1 || ndim > TSR_MAX_NDIM) {
         throw Error(Code::invalid_argument,
-                    fmt::format("a mesh of {} dimensions; 1 to {} are supported", ndim, TSR_MAX_NDIM));
+                    fmt::format("the mesh has {} dimensions; 1 to {} are supported", ndim, TSR_MAX_NDIM));
     }
     required(names, "names");
     std::vector<std::string> copied;

@@ -68,8 +68,8 @@ class ProgramValues final : public StateSource {
                     [&] { return fmt::format("collecting the values of '{}' failed", prefix_); });
         if (!lent.state().has_values_alone()) {
             throw Error(Code::invalid_argument,
-                        fmt::format("collecting the values of '{}' gave more than values; add tensors, objects and "
-                                    "metrics to the state that is saved",
+                        fmt::format("collecting the values of '{}' added more than values; add tensors, objects and "
+                                    "metrics to the saved state instead",
                                     prefix_));
         }
         Values values;

@@ -133,13 +133,14 @@ class VtableStorage final : public Storage {
         if (returned == TSR_E_NOT_FOUND) return std::nullopt;
         check(reply, returned, "status", key);
         if (kind != TSR_STORAGE_OBJECT && kind != TSR_STORAGE_DIRECTORY) {
-            throw Error(Code::io, fmt::format("the storage says that '{}' is of kind {}", key, kind));
+            throw Error(Code::io, fmt::format("the storage returned for '{}' the unknown kind {}", key, kind));
         }
         check_size(size, key);
         constexpr int64_t most_ms = INT64_MAX / 1'000'000 / 2;
         if (modified_ms < -most_ms || modified_ms > most_ms) {
             throw Error(Code::io,
-                        fmt::format("the storage says that '{}' was modified {} ms after 1970", key, modified_ms));
+                        fmt::format("the storage returned for '{}' the modification time {} ms, which is out of range",
+                                    key, modified_ms));
         }
         FileStatus found;
         found.kind = kind == TSR_STORAGE_OBJECT ? FileStatus::Kind::file : FileStatus::Kind::directory;
@@ -196,7 +197,7 @@ class VtableStorage final : public Storage {
     }
     static void check_size(int64_t size, const std::string& key) {
         if (size >= 0) return;
-        throw Error(Code::io, fmt::format("the storage says that '{}' has {} bytes", key, size));
+        throw Error(Code::io, fmt::format("the storage returned for '{}' the negative size {}", key, size));
     }
     [[nodiscard]] const tsr_storage_vtable& table() const { return callbacks_->table; }
     template <class Callback, class... Arguments>
@@ -227,11 +228,11 @@ tsr_storage_vtable vtable_in(const tsr_storage_vtable* given) {
     need(table.remove != nullptr, "remove");
     if ((table.capabilities & ~known_capabilities) != 0 || table.reserved != 0) {
         throw Error(Code::unsupported,
-                    fmt::format("vtable.capabilities is {}; this library knows {}, and reserved is 0",
+                    fmt::format("vtable.capabilities is {}; this library knows {}, and reserved must be 0",
                                 table.capabilities, known_capabilities));
     }
     if (table.part_bytes != 0 && table.part_bytes < min_part_bytes) {
-        throw Error(Code::invalid_argument, fmt::format("vtable.part_bytes is {}; it is 0 ({}) or at least {}",
+        throw Error(Code::invalid_argument, fmt::format("vtable.part_bytes is {}; it must be 0 ({}) or at least {}",
                                                         table.part_bytes, default_part_bytes, min_part_bytes));
     }
     return table;

@@ -81,7 +81,7 @@ std::shared_ptr<Optimizer> optimizer_of(const std::shared_ptr<Fsdp>& model, Make
 void step_in_backward(Ddp& model, Optimizer& optimizer) {
     if (optimizer.model() != &model) {
         throw Error(Code::invalid_argument,
-                    "the optimizer was not made from this model; only one that was can step in its backward pass");
+                    "the optimizer was not created from this model; only one that was can step in its backward pass");
     }
     model.step_in_backward(optimizer);
 }

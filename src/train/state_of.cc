@@ -40,7 +40,8 @@ Setting to_setting(const Json& value, const Setting& like, const std::string& na
             return list;
         }
     }
-    throw Error(Code::mismatch, fmt::format("the saved setting '{}' is {}, of another type", name, value.dump()));
+    throw Error(Code::mismatch,
+                fmt::format("the saved setting '{}' is {}, which has the wrong type", name, value.dump()));
 }
 
 constexpr const char* below_optimizer = ".param_groups.0.";
@@ -99,7 +100,7 @@ uint64_t unsigned_of(const Json& value, const std::string& name) {
         const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
         if (error == std::errc{} && end == digits.data() + digits.size()) return number;
     }
-    throw Error(Code::mismatch, fmt::format("the saved '{}' is {}, not an unsigned number", name, value.dump()));
+    throw Error(Code::mismatch, fmt::format("the saved '{}' is {}, not an unsigned integer", name, value.dump()));
 }
 
 // "<prefix>.epoch", "<prefix>.consumed" and the order that they are a position in.
@@ -140,7 +141,7 @@ class SamplerValues final : public StateSource {
         const auto take_bool = [&](const char* name, bool& out) {
             take(name, [&](const Json& value, const std::string& what) {
                 if (!value.is(Json::Kind::boolean)) {
-                    throw Error(Code::mismatch, fmt::format("the saved '{}' is {}", what, value.dump()));
+                    throw Error(Code::mismatch, fmt::format("the saved '{}' is {}, not a boolean", what, value.dump()));
                 }
                 out = value.as_bool();
             });

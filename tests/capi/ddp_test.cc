@@ -271,7 +271,7 @@ TEST(DdpApi, AnOptimizerThatStepsInBackwardMayGoAtAnyTime) {
             ASSERT_OK(tsr_ddp_sgd(ddp, &options, optimizer.out()));
             EXPECT_OK(tsr_ddp_step_in_backward(ddp, optimizer));
             EXPECT_FAILS(tsr_ddp_step_in_backward(ddp, optimizer), TSR_E_INVALID_STATE, "steps in backward");
-            EXPECT_FAILS(tsr_optimizer_step(optimizer), TSR_E_INVALID_STATE, "has made the step");
+            EXPECT_FAILS(tsr_optimizer_step(optimizer), TSR_E_INVALID_STATE, "the step is already done");
             EXPECT_OK(tsr_ddp_ready_all(ddp));
             EXPECT_FAILS(tsr_optimizer_set_lr(optimizer, 1), TSR_E_INVALID_STATE, "being reduced");
             if (round % 2 == 0) optimizer.reset();
@@ -295,10 +295,12 @@ TEST(DdpApi, AnOptimizerThatIsNotTheModelsDoesNotStepInBackwardThoughItHasItsGra
     {
         api::Owned<tsr_optimizer> strangers;
         ASSERT_OK(tsr_sgd_create(params.data(), grads.data(), grads.size(), nullptr, strangers.out()));
-        EXPECT_FAILS(tsr_ddp_step_in_backward(ddp, strangers), TSR_E_INVALID_ARGUMENT, "was not made from this model");
+        EXPECT_FAILS(tsr_ddp_step_in_backward(ddp, strangers), TSR_E_INVALID_ARGUMENT,
+                     "was not created from this model");
         api::Owned<tsr_optimizer> anothers;
         ASSERT_OK(tsr_ddp_sgd(other, nullptr, anothers.out()));
-        EXPECT_FAILS(tsr_ddp_step_in_backward(ddp, anothers), TSR_E_INVALID_ARGUMENT, "was not made from this model");
+        EXPECT_FAILS(tsr_ddp_step_in_backward(ddp, anothers), TSR_E_INVALID_ARGUMENT,
+                     "was not created from this model");
     }
     EXPECT_OK(tsr_ddp_ready_all(ddp));
     EXPECT_OK(tsr_ddp_wait(ddp));
@@ -365,7 +367,7 @@ TEST(DdpApi, TheRanksOfAHostShareTheParameters) {
         api::Owned<tsr_ddp> plain;
         ASSERT_OK(tsr_ddp_create(comm, params.data(), params.size(), &options, plain.out()));
         int64_t steps = -1;
-        EXPECT_FAILS(tsr_ddp_shared_step(plain, &steps), TSR_E_INVALID_STATE, "without share_params");
+        EXPECT_FAILS(tsr_ddp_shared_step(plain, &steps), TSR_E_INVALID_STATE, "create it with share_params");
         options.share_params = 1;
         options.find_unused = 1;
         api::Owned<tsr_ddp> ddp;
@@ -527,12 +529,12 @@ TEST(OptimizerApi, BadParametersAreRefused) {
     tsr_tensor g = grad.tensor();
     api::Owned<tsr_optimizer> optimizer;
     EXPECT_FAILS(tsr_adam_create(&param, &g, 1, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT,
-                 "shape [4], its gradient [3]");
+                 "shape [4], but its gradient has shape [3]");
     EXPECT_FAILS(tsr_adam_create(&param, nullptr, 1, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT,
                  "grads is NULL");
     EXPECT_FAILS(tsr_adam_create(nullptr, &g, 1, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT, "params is NULL");
     EXPECT_FAILS(tsr_adam_create(&param, &g, 0, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT,
-                 "without parameters");
+                 "the optimizer has no parameters");
     g.dtype = 0;
     EXPECT_FAILS(tsr_adam_create(&param, &g, 1, nullptr, optimizer.out()), TSR_E_INVALID_ARGUMENT,
                  "the gradient of parameter 0 (\"w\") has the unknown dtype 0");

@@ -261,9 +261,9 @@ def test_an_optimizer_steps_in_backward(ranks):
         ddp.wait()
         assert (mine["a"] == 0.75).all()
         assert optimizer.steps == 1
-        with pytest.raises(ts.InvalidState, match="has made the step"):
+        with pytest.raises(ts.InvalidState, match="the step is already done"):
             optimizer.step()
-        with pytest.raises(ts.InvalidArgument, match="was not made from this model"):
+        with pytest.raises(ts.InvalidArgument, match="was not created from this model"):
             ts.DDP(comm, params()).step_in_backward(optimizer)
 
     ranks(2, body)

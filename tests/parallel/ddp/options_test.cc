@@ -455,7 +455,7 @@ TEST(DdpOptionsTest, BadValuesAreNamed) {
                  {{.hook = static_cast<DdpHook>(9)}, "hook is 9"},
                  {{.join = static_cast<DdpJoin>(-1)}, "join is -1"},
                  {{.power_sgd_rank = 0}, "powersgd_rank is 0"},
-                 {{.power_sgd_start_step = -1}, "powersgd_start_step -1"},
+                 {{.power_sgd_start_step = -1}, "powersgd_start_step is -1"},
              }) {
             Model model = three_layers();
             EXPECT_THAT(expect_error([&] { const Ddp ddp(shared(comm), model.params(), given.options); },

@@ -547,7 +547,7 @@ TEST_F(DdpSharedCheckpoint, ThatOneRankCannotLoadIsLoadedByNone) {
         } catch (const Error& error) {
             ++(error.code() == Code::corrupt ? failed : aborted);
             if (comm.rank() == 0) {
-                EXPECT_THAT(error.what(), HasSubstr("place 1 of this host could not load"));
+                EXPECT_THAT(error.what(), HasSubstr("local rank 1 of this host could not load"));
             }
         }
         EXPECT_THAT(expect_error([&] { (void)ddp.shared_step(); }, Code::corrupt).what(),
