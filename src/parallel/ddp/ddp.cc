@@ -31,7 +31,7 @@ Ddp::Ddp(std::shared_ptr<Communicator> comm, std::vector<NamedTensor> params, co
     reducer_->zero_memory();
 }
 
-// Reductions that are still in the queue use the reducer, which they keep; nothing of this object.
+// Queued reductions keep the reducer alive and use nothing else of this object.
 Ddp::~Ddp() = default;
 
 const NamedTensor& Ddp::param(size_t index) const {
@@ -80,7 +80,7 @@ void Ddp::ready(size_t index) {
     }
     const size_t bucket = bucket_of_[index];
     const bool fills = bucket == step_.launched && step_.missing[bucket] == 1;
-    if (!fills && (step_.begun || options_.join == DdpJoin::off)) {  // it issues nothing
+    if (!fills && (step_.begun || options_.join == DdpJoin::off)) {  // nothing is issued
         begin_step();
         return count_ready(index);
     }
@@ -122,7 +122,7 @@ WorkPtr Ddp::submit(std::function<void()> job) {
     try {
         return comm_->submit_job(std::move(job));
     } catch (const Error& error) {
-        // What was issued before it in this step may be why, and says more.
+        // An earlier job of this step may be the cause, and its error says more.
         if (error.code() == Code::aborted) await_works();
         failed_ = error;
         throw;
@@ -144,7 +144,7 @@ void Ddp::launch(size_t bucket, Role role) {
         return;
     }
     const bool steps = stepping_->is_on();
-    std::vector<size_t> update;  // by the optimizer as soon as the bucket is reduced
+    std::vector<size_t> update;  // updated by the optimizer as soon as the bucket is reduced
     if (role == Role::own) {
         for (const size_t i : view.params) {
             if (has_grad_[i] == 0) {
@@ -162,7 +162,7 @@ void Ddp::launch(size_t bucket, Role role) {
         }));
 }
 
-// This rank adds nothing to a gradient that it does not have. If no rank has it, it will be as it was.
+// This rank contributes zeros for a gradient that it does not have. If no rank has it, the old values are restored.
 void Ddp::set_aside(size_t param) {
     const Tensor& grad = grads_[param];
     if (grad.size_bytes() == 0) return;
@@ -172,10 +172,10 @@ void Ddp::set_aside(size_t param) {
     std::memset(grad.data, 0, grad.size_bytes());
 }
 
-// The end of backward: what is not ready now is missing, or was not used.
+// End of backward: a gradient that is not ready now is missing or unused.
 void Ddp::close_step() {
-    std::vector<size_t> unsaid;  // this step
-    std::vector<size_t> absent;  // nor in a step without synchronisation before it
+    std::vector<size_t> unsaid;  // in this step
+    std::vector<size_t> absent;  // nor in an earlier step without synchronisation
     for (size_t i = 0; i < params_.size(); ++i) {
         if (step_.ready[i] != 0 || (!expected_.empty() && expected_[i] == 0)) continue;
         unsaid.push_back(i);
@@ -218,8 +218,8 @@ void Ddp::launch_used() {
     if (shares_used()) step_.works.push_back(submit([reducer = reducer_] { reducer->share_used(); }));
 }
 
-// After all else of the first step: every rank groups its buckets by what it learns from rank 0. What rank 0 has not seen
-// comes last.
+// Last in the first step: every rank groups its buckets by rank 0's order of arrival. Parameters that rank 0 did not
+// see come last.
 void Ddp::launch_order() {
     if (!learns_order()) return;
     step_.order = std::make_shared<std::vector<int64_t>>(step_.arrivals.begin(), step_.arrivals.end());
@@ -246,9 +246,9 @@ void Ddp::wait() {
 }
 
 void Ddp::await_works() {
-    // Each collective ends by its own deadline; this one only guards against a work that is never finished, such as a
-    // hook. PowerSGD takes three collectives a bucket.
-    constexpr milliseconds most = std::chrono::hours{24 * 365};  // more may not fit the clock
+    // Each collective has its own deadline; this one only guards against work that never finishes, such as a hook.
+    // PowerSGD needs three collectives per bucket.
+    constexpr milliseconds most = std::chrono::hours{24 * 365};  // a longer time may overflow the clock
     const auto deadline = Deadline::in(std::min(
         most, comm_->options().timeout * static_cast<int64_t>(3 * step_.works.size() + 1) + milliseconds{10000}));
     for (const WorkPtr& work : step_.works) {
@@ -269,14 +269,15 @@ void Ddp::finish_step(Role role) {
         std::fill(globally_used_.begin(), globally_used_.end(), char{1});
     }
     if (role == Role::own) {
-        // Backwards: of one that was set aside again, after its bucket could not be launched, the first counts.
+        // In reverse: if a gradient was set aside again because its bucket could not be launched, the first copy
+        // counts.
         for (auto one = step_.set_aside.rbegin(); one != step_.set_aside.rend(); ++one) {
             const auto& [param, bytes] = *one;
             if (globally_used_[param] == 0) std::memcpy(grads_[param].data, bytes.data(), bytes.size());
         }
         if (options_.static_graph && expected_.empty()) expected_ = has_grad_;
         if (stepping_->is_on()) {
-            std::vector<size_t> rest;  // whose bucket came before it was known what their gradient would be
+            std::vector<size_t> rest;  // their bucket was reduced before their gradients were known
             for (size_t i = 0; i < params_.size(); ++i) {
                 if (has_grad_[i] == 0) rest.push_back(i);
             }

@@ -12,7 +12,7 @@ namespace tsr {
 
 namespace {
 
-// What one copy cannot be combined with.
+// Rejects what cannot be combined with a shared copy.
 void check_shared(const std::vector<NamedTensor>& params, const DdpOptions& options) {
     const char* const other = options.find_unused             ? "find_unused"
                               : options.static_graph          ? "static_graph"

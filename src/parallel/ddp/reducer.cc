@@ -95,7 +95,7 @@ void Reducer::all_reduce(std::span<const Tensor> tensors, ReduceOp op, std::stri
     };
     const bool avg = op == ReduceOp::avg;
     const double before = options_.pre_divide;
-    // The transport divides as it sums, by all ranks.
+    // The transport itself divides by the number of all ranks.
     if (before == 1 && (!avg || divisor() == comm_->world_size())) return run(op);
     if (before != 1) {
         for (const Tensor& tensor : tensors) divide(tensor, before);
@@ -164,7 +164,7 @@ bool Reducer::can_reduce_parts() const {
 }
 
 void Reducer::reduce_slices(std::span<const ParamSlice> slices, DType dtype, const TakeSlice& take) {
-    // As much as the transport's blocks: a block of every rank stays in the second-level cache.
+    // The size of the transport's blocks: a block of every rank fits in the L2 cache.
     constexpr size_t block = size_t{16} << 10;
     alignas(64) std::array<std::byte, block> sum;
     std::vector<const std::byte*> sources(static_cast<size_t>(comm_->world_size()));

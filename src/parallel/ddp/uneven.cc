@@ -1,4 +1,4 @@
-// Ranks with different numbers of steps: who has no data left takes part in the others' steps until all have none.
+// Ranks with different numbers of steps: a rank without data joins the steps of the others until none has data left.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ void Ddp::take_part_until_all_joined(bool sync_params) {
                 shadow_step();
             }
         }
-        // Twice the steps, and whether this rank wants the parameters of who made most.
+        // Twice the number of steps, plus 1 if this rank wants the parameters of the rank with the most steps.
         const int64_t own = 2 * own_steps_ + (sync_params ? 1 : 0);
         std::vector<int64_t> all(static_cast<size_t>(comm_->world_size()));
         std::array<int64_t, 1> one{own};

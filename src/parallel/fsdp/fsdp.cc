@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t names_in_message = 8;
 
-// Of the ranks that give the same color.
+// A communicator of the ranks with the same color.
 std::shared_ptr<Communicator> own_communicator(Communicator& comm, const char* what, int color) {
     CommOptions options = inner_options(comm, fmt::format("/{}", what));
     options.bound = true;
@@ -91,7 +91,7 @@ Fsdp::Fsdp(const std::shared_ptr<Communicator>& comm, std::vector<FsdpUnit> unit
     take_values(units);
 }
 
-// Jobs that are still in the queue use what they share with this object; nothing of it.
+// Queued jobs use only what they share with this object, nothing of the object itself.
 Fsdp::~Fsdp() = default;
 
 // --- what there is
@@ -238,7 +238,7 @@ void Fsdp::give_back(size_t unit) {
     }
     if (one.memory == Memory::on_its_way) await_whole(unit);
 #ifndef NDEBUG
-    one.range.hide();  // finds out who uses a view that has ended
+    one.range.hide();  // catches uses of an invalid view
 #endif
     whole_slots_.give_back(one.slot);
     one.memory = Memory::none;
@@ -270,7 +270,7 @@ void Fsdp::reshard(size_t unit) {
     give_back(unit);
 }
 
-// The units that come next, as in the pass before; no memory is taken for them beyond what the options say.
+// Prefetches the next units, as in the previous pass, within the limits of the options.
 void Fsdp::prefetch(Pass pass, size_t current) {
     const int ahead = pass == Pass::forward ? options_.forward_prefetch : options_.backward_prefetch;
     int left = ahead;
@@ -278,7 +278,7 @@ void Fsdp::prefetch(Pass pass, size_t current) {
         for (size_t i = recorded_.size(); i < order_.size() && left > 0; ++i, --left) begin_whole(order_[i]);
         return;
     }
-    // Those of this forward whose backward is yet to come, the last first.
+    // The units of this forward whose backward is still to come, last first.
     for (auto unit = recorded_.rbegin(); unit != recorded_.rend() && left > 0; ++unit) {
         const UnitState& one = states_[*unit];
         if (*unit == current || one.backward != Backward::none || one.trained.empty()) continue;
@@ -338,7 +338,7 @@ void Fsdp::backward(size_t unit) {
     if (!one.trained.empty()) take_grad_slot(unit);
     await_whole(unit);
     for (const size_t param : one.trained) unused_[param] = 0;
-    // Last: what was interrupted goes on from where it was.
+    // Set last, so that an interrupted call resumes where it stopped.
     one.backward = one.is_reduced() ? Backward::begun_again : Backward::begun;
     if (!sync_ || one.sums) return;
     for (const size_t param : one.trained) mark_unwritten(grad(param));
@@ -346,7 +346,7 @@ void Fsdp::backward(size_t unit) {
 
 void Fsdp::take_grad_slot(size_t unit) {
     UnitState& one = states_[unit];
-    if (!one.grad_slot) {  // else they add up there, or this was interrupted
+    if (!one.grad_slot) {  // otherwise gradients accumulate there, or the call was interrupted
         one.grad_slot = grad_slots_.take(std::max(plan_->units[unit].grad_size, fsdp_alignment));
         one.clears_grads = !sync_;
     }
@@ -354,7 +354,7 @@ void Fsdp::take_grad_slot(size_t unit) {
     if (std::exchange(one.clears_grads, false)) std::memset(grads, 0, plan_->units[unit].grad_size);
 }
 
-// What lies there may be another unit's gradient.
+// Unwritten memory may hold another unit's gradient.
 void Fsdp::refuse_unwritten(size_t unit) const {
     const UnitState& one = states_[unit];
     if (!sync_ || one.sums) return;
@@ -436,7 +436,7 @@ void Fsdp::wait() {
     pass_ = Pass::none;
 }
 
-// An optimizer leaves a parameter that no rank has a gradient of.
+// Tells optimizers which parameters no rank has a gradient of; they leave those unchanged.
 void Fsdp::share_used() {
     if (!sharing_) {
         shared_used_ = std::make_shared<std::vector<uint8_t>>(written_);
@@ -497,7 +497,7 @@ void Fsdp::zero_grad() {
     give_up_gradients();
 }
 
-// Those of the shards, and what adds up whole or within replicas.
+// Clears the shards' gradients and what accumulates unsharded or within replicas.
 void Fsdp::give_up_gradients() {
     scatter_->forget_partial();
     std::memset(shard_grads_.get(), 0, plan_->shard_grad_size);
@@ -517,21 +517,22 @@ WorkPtr Fsdp::submit(Communicator& comm, std::function<void()> job) {
     try {
         return comm.submit_job(std::move(job));
     } catch (const Error& error) {
-        if (error.code() != Code::invalid_state) failed_ = error;  // else nothing has happened
+        if (error.code() != Code::invalid_state) failed_ = error;  // otherwise nothing has happened
         throw;
     }
 }
 
 void Fsdp::await(const WorkPtr& work) {
-    // Each collective ends by its own deadline; this one only guards against a work that is never finished. What is queued
-    // before it takes its time, too: three collectives a unit.
-    constexpr milliseconds most = std::chrono::hours{24 * 365};  // more may not fit the clock
+    // Each collective has its own deadline; this one only guards against work that never finishes. Jobs queued before
+    // it count too: three collectives per unit.
+    constexpr milliseconds most = std::chrono::hours{24 * 365};  // a longer time may overflow the clock
     const auto deadline = Deadline::in(
         std::min(most, comm_->options().timeout * static_cast<int64_t>(4 * states_.size() + 4) + milliseconds{10000}));
     try {
         work->wait(deadline);
     } catch (const Error& error) {
-        if (error.code() != Code::interrupted) failed_ = error;  // interrupted: it goes on; the caller may wait again
+        // An interrupted wait does not stop the work; the caller may wait again.
+        if (error.code() != Code::interrupted) failed_ = error;
         throw;
     }
 }
