@@ -1,5 +1,5 @@
-// tessera/checkpoint.h: savers and committed checkpoints. A callback may destroy the one that it serves, so what may call
-// one holds the object itself.
+// tessera/checkpoint.h: savers and committed checkpoints. A callback may destroy the object that it serves, so
+// functions that may call one hold the object.
 #include "tessera/checkpoint.h"
 
 #include "base/env.hpp"
@@ -89,7 +89,7 @@ SaverOptions saver_options_in(const tsr_saver_options* options) {
 
 constexpr tsr_open_options default_open_options{.struct_size = sizeof(tsr_open_options), .storage = nullptr};
 
-// A storage's files live as long as what uses them.
+// The files of a storage live as long as the object that uses them.
 struct SaverAndFiles {
     std::unique_ptr<FileSystem> files;
     std::unique_ptr<Saver> saver;
@@ -217,7 +217,7 @@ tsr_status tsr_saver_should_stop(tsr_saver* saver, int64_t step, int32_t told, i
         required(stop, "stop") = 0;
         const auto s = object_of(saver, "saver");
         const bool asked = flag(told, "told");
-        const bool preempted = preempt_requested();  // also tells the launcher that this rank asks
+        const bool preempted = preempt_requested();  // also tells the launcher that this rank polls
         *stop = s->should_stop(step, asked || preempted) ? 1 : 0;
     });
 }

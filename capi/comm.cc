@@ -51,7 +51,7 @@ void issue(Communicator& comm, const Request& request, tsr_work** work) {
     create(work, [&] { return comm.submit(request); });
 }
 
-// `n` tensors of the caller; one, as most calls have it, takes no allocation.
+// `n` tensors of the caller; a single one, the usual case, needs no allocation.
 class TensorList {
    public:
     TensorList(const tsr_tensor* tensors, size_t n, const char* what) {

@@ -43,7 +43,7 @@ FsdpOptions core_options(const tsr_fsdp_options* options) {
     return core;
 }
 
-// A parameter without data is one whose values come later.
+// A parameter without data gets its values later.
 NamedTensor param_in(const tsr_param& param, const std::string& unit, size_t index) {
     const std::string name = text(param.name, "a parameter's name");
     const std::string what = fmt::format("parameter {} (\"{}\") of unit \"{}\"", index, name, unit);

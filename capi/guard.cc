@@ -80,7 +80,7 @@ Tensor tensor_in(const tsr_tensor* tensor, const char* what) {
     }
     out.shape = Dims(std::span<const int64_t>(in.shape, static_cast<size_t>(in.ndim)));
     try {
-        check_shape(out.shape, out.dtype, {});  // what it is called is put together only for an error
+        check_shape(out.shape, out.dtype, {});  // its name is built only for an error
     } catch (const Error& error) {
         throw Error(Code::invalid_argument, fmt::format("{}{}", what, error.what()));
     }
@@ -106,7 +106,7 @@ std::vector<Tensor> tensors_in(const tsr_tensor* tensors, size_t n, const char* 
     if (n > 0) required(tensors, what);
     std::vector<Tensor> out;
     out.reserve(n);
-    // The usual single tensor costs no formatting of a name that only an error would show.
+    // The usual single tensor avoids formatting a name that only an error would show.
     if (n == 1) out.push_back(tensor_in(tensors, what));
     for (size_t i = 0; n > 1 && i < n; ++i) {
         out.push_back(tensor_in(&tensors[i], fmt::format("{}[{}]", what, i).c_str()));
@@ -125,7 +125,7 @@ tsr_tensor tensor_out(const Tensor& tensor) {
     return out;
 }
 
-// More is no struct of options, whatever version it is of: it was never set.
+// A larger struct_size cannot be valid in any version: it was never initialised.
 constexpr size_t most_struct_bytes = 4096;
 
 void read_options(const void* from, void* defaults, size_t own_size, const char* what) {

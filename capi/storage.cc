@@ -18,7 +18,7 @@ void check(const Reply& reply, int32_t returned, const char* what, const std::st
     reply.check(returned, [&] { return fmt::format("the storage's {} of '{}' failed", what, key); });
 }
 
-// The calling thread is in a callback while this lives.
+// Marks the calling thread as inside a callback while it lives.
 class InCallback {
    public:
     explicit InCallback(const Callbacks& callbacks) : callbacks_(&callbacks) { innermost_ = this; }
@@ -39,7 +39,7 @@ class InCallback {
 };
 thread_local const InCallback* InCallback::innermost_ = nullptr;
 
-// What the callbacks are, and the program's data, which goes when nothing uses it any more.
+// The callbacks and the program's data, which is destroyed when nothing uses it any more.
 struct Callbacks {
     tsr_storage_vtable table{};
     void* user_data = nullptr;
@@ -155,7 +155,7 @@ class VtableStorage final : public Storage {
         const int32_t returned = call(table().open, key.c_str(), &object, &size, reply.message());
         if (returned == TSR_E_NOT_FOUND) return nullptr;
         check(reply, returned, "open", key);
-        auto opened = std::make_unique<VtableObject>(callbacks_, key, object, size);  // closes it, whatever follows
+        auto opened = std::make_unique<VtableObject>(callbacks_, key, object, size);  // closes it even after an error
         check_size(size, key);
         return opened;
     }
@@ -191,7 +191,7 @@ class VtableStorage final : public Storage {
     }
 
    private:
-    // Called by the program: nothing may be thrown through it.
+    // Called by the program, so it must not throw.
     static void add_name(const char* name, void* names) noexcept {
         if (name != nullptr) static_cast<std::vector<std::string>*>(names)->emplace_back(name);
     }
@@ -250,7 +250,7 @@ tsr_status tsr_storage_create(const tsr_storage_vtable* vtable, void* user_data,
             callbacks->table = vtable_in(vtable);
             auto storage = std::make_shared<VtableStorage>(callbacks);
             callbacks->user_data = user_data;
-            callbacks->destroy = destroy_data;  // nothing can fail any more
+            callbacks->destroy = destroy_data;  // nothing can fail from here on
             return storage;
         });
     });

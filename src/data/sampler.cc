@@ -51,7 +51,7 @@ size_t Sampler::next(std::span<int64_t> indices) {
     return static_cast<size_t>(count);
 }
 
-// Steps over the end of an epoch, so that the position always names a sample that is still to come.
+// Moves past the end of an epoch, so that the position always names a sample still to be taken.
 void Sampler::move_to(int64_t epoch, int64_t consumed) {
     const int64_t left = length_ - consumed;
     const bool used_up = options_.drop_last ? left < world_size_ : left == 0;

@@ -11,7 +11,7 @@ namespace tsr {
 
 namespace {
 
-// Losses are f32 more often than not.
+// Losses are usually f32.
 bool is_scale(double value) { return value >= FLT_MIN && value <= FLT_MAX; }
 
 void check(const GradScalerOptions& options, const char* scale) {

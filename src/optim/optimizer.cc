@@ -170,7 +170,7 @@ double Optimizer::clip_grad_norm(double max_norm, double p) {
     refuse_if_others_step("its gradients cannot be clipped");
     if (gate_) gate_();
     double sum = power_sum(params_, p);
-    if (std::isnan(sum)) sum = std::numeric_limits<double>::infinity();  // which the largest of the ranks' is, too
+    if (std::isnan(sum)) sum = std::numeric_limits<double>::infinity();  // as the maximum over the ranks is, too
     if (together_) sum = together_(sum, std::isinf(p) ? Over::max : Over::sum);
     const double norm = std::isinf(p) || p == 1 ? sum : p == 2 ? std::sqrt(sum) : std::pow(sum, 1 / p);
     constexpr double eps = 1e-6;  // PyTorch's
@@ -199,7 +199,7 @@ bool Optimizer::unscale_grads(double scale) {
 
 void Optimizer::set_lr(double lr) {
     check_not_negative("lr", lr);
-    if (others_step_ && gate_) gate_();  // their thread reads it
+    if (others_step_ && gate_) gate_();  // their thread reads lr_
     lr_ = lr;
 }
 
@@ -210,7 +210,8 @@ Settings Optimizer::settings() const {
     return result;
 }
 
-// The count of steps that the moments of a parameter show; where they show none, `steps`, unless they were never written.
+// The step count stored in the moments of a parameter; if they store none, `steps`, or 0 if the moments were never
+// written.
 int64_t Optimizer::steps_of(size_t param, int64_t steps) const {
     bool is_written = moments_per_param_ == 0;
     for (size_t i = param * moments_per_param_; i < (param + 1) * moments_per_param_; ++i) {
@@ -221,7 +222,7 @@ int64_t Optimizer::steps_of(size_t param, int64_t steps) const {
     return is_written ? steps : 0;
 }
 
-// The count of steps that the moments show, which is `steps` if they may be of that one.
+// The step count stored in the moments; `steps` if the moments are consistent with it.
 int64_t Optimizer::of_moments(int64_t steps) const {
     std::optional<float> shown;
     for (const Moment& moment : moments_) {
@@ -238,7 +239,7 @@ int64_t Optimizer::of_moments(int64_t steps) const {
     const auto is_used = [](const Moment& moment) {
         return std::ranges::any_of(memory_of(moment.tensor), [](std::byte b) { return b != std::byte{0}; });
     };
-    return steps == 0 && std::ranges::any_of(moments_, is_used) ? 1 : steps;  // momentum is not overwritten then
+    return steps == 0 && std::ranges::any_of(moments_, is_used) ? 1 : steps;  // so that momentum is not overwritten
 }
 
 void Optimizer::load_settings(const Settings& settings) {

@@ -26,7 +26,7 @@ Json to_value(const Setting& setting) {
     return Json(std::move(list));
 }
 
-// Of the same type as `like`, which is the setting that it will replace.
+// Converts to the type of `like`, the setting that it will replace.
 Setting to_setting(const Json& value, const Setting& like, const std::string& name) {
     if (std::holds_alternative<bool>(like) && value.is(Json::Kind::boolean)) return value.as_bool();
     if (std::holds_alternative<int64_t>(like)) return int_of(value, name);
@@ -103,7 +103,7 @@ uint64_t unsigned_of(const Json& value, const std::string& name) {
     throw Error(Code::mismatch, fmt::format("the saved '{}' is {}, not an unsigned integer", name, value.dump()));
 }
 
-// "<prefix>.epoch", "<prefix>.consumed" and the order that they are a position in.
+// "<prefix>.epoch", "<prefix>.consumed" and the values that identify the order of samples.
 class SamplerValues final : public StateSource {
    public:
     SamplerValues(std::string prefix, std::shared_ptr<Sampler> sampler)
@@ -159,7 +159,7 @@ class SamplerValues final : public StateSource {
     std::shared_ptr<Sampler> sampler_;
 };
 
-// This rank's boxes of a larger tensor, one after the other in `tensor`; none if it is empty.
+// Adds this rank's boxes of a larger tensor, stored one after another in `tensor`; none if it is empty.
 void add_held(State& state, const std::string& name, const Tensor& tensor, const Held& held) {
     std::vector<Tensor> pieces;
     std::byte* at = tensor.data;
@@ -170,7 +170,7 @@ void add_held(State& state, const std::string& name, const Tensor& tensor, const
     state.add_sharded(name, held.layout, tensor.dtype, pieces, held.rank);
 }
 
-// `copy`: what the tensor lies in, if ranks of a host share it.
+// `copy`: the shared copy that contains the tensor, if ranks of a host share it.
 void add_whole(State& state, const std::string& name, const Tensor& tensor, const std::shared_ptr<SharedCopy>& copy) {
     if (copy) {
         state.add_shared(name, tensor, copy);
@@ -211,7 +211,7 @@ void add_optimizer(State& state, const std::string& prefix, const std::shared_pt
         }
     }
     part.add_barrier(optimizer->barrier());
-    // Shards of different steps are no model. Replicas may step on their own.
+    // Shards of different steps do not form a model. Replicas may step independently.
     const auto is_held = [](const OptimizerParam& param) { return param.held.has_value(); };
     if (std::ranges::any_of(optimizer->params(), is_held)) part.require_same(prefix + below_optimizer + "step");
     state.add_all(std::move(part));
